@@ -1,0 +1,228 @@
+// The contract of a codec: gradient segments in, a payload out, and back. A codec is a value with
+// options and no state, safe to use from many threads; it never sees a rank, and it allocates
+// nothing once its plan is made. docs/contracts.md shows how codecs not yet written fit in here.
+#pragma once
+
+#include <tersor/modes.h>
+#include <tersor/span.h>
+#include <tersor/spec.h>
+#include <tersor/stream.h>
+#include <tersor/threads.h>
+#include <tersor/wire.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor {
+
+/// One parameter's gradient, or a part of it: where it lies, not the values themselves.
+struct Segment {
+  std::size_t count = 0;          ///< values, from 0 to beyond 2^32
+  std::uint32_t parameter = 0;    ///< index of the parameter; random numbers depend on it
+  std::uint64_t first_index = 0;  ///< where the segment begins in its parameter, in values
+  std::size_t rows = 0;           ///< shape, for codecs that need one; 0: not known
+  std::size_t columns = 0;
+  /// A word in the gradient's memory; 0 there: send zeros and keep the state (a parameter that had
+  /// no gradient in this step). Null: active.
+  const std::uint32_t* active = nullptr;
+};
+
+/// What feedback carries from step to step for one segment. In and out may be one span (in place)
+/// or two (so that a step can be thrown away). f32 or bf16, as many values as the segment.
+struct SegmentState {
+  ConstValueSpan residual_in;
+  ValueSpan residual_out;
+  ConstValueSpan memory_in;  ///< a second span, for rules that need one (momentum correction)
+  ValueSpan memory_out;
+};
+
+/// The words of a state, in the gradient's memory, so that a replayed graph reads new ones.
+/// What is sent is p = gradient_factor · gradient + residual_factor · residual.
+struct StateWords {
+  std::uint32_t step = 0;
+  float gradient_factor = 1.0f;
+  float residual_factor = 1.0f;
+  std::uint32_t reserved = 0;
+  std::uint64_t overflows = 0;  ///< values that were finite and left the range of the wire's type
+};
+static_assert(sizeof(StateWords) == 24);
+
+/// What a call may use: threads on a host, a stream on a device, scratch memory of the plan's size.
+struct Execution {
+  Threads* threads = nullptr;  ///< null: the calling thread alone
+  StreamView stream;
+  ByteSpan
+      workspace;  ///< at least Plan::workspace_bytes, 64-byte aligned; lent until the call is done
+};
+
+/// How ranks may exchange what one round of a codec yields.
+enum class Exchange : std::uint8_t {
+  kNativeSum,      ///< bare values, added by the transport
+  kNativeMaximum,  ///< bare values, the largest kept by the transport
+  kTwoShot,        ///< frames to the owners of the parts, `reduce` there, then all-gather
+  kGather,         ///< frames to everybody, who decodes them all
+};
+
+/// One round of a codec, and the exchanges that it allows, best first.
+struct Round {
+  std::vector<Exchange> exchanges;
+  Dtype native_dtype = Dtype::kF32;  ///< of the bare values, where an exchange is native
+  std::size_t native_count = 0;      ///< how many bare values there are
+};
+
+/// What a plan is made from.
+struct PlanRequest {
+  std::span<const Segment> segments;
+  Dtype dtype = Dtype::kF32;  ///< of the gradient
+  std::size_t contributions =
+      1;  ///< how many ranks' values the codes must hold when they are added
+  Memory memory = Memory::kHost;
+  unsigned threads = 1;  ///< that `Execution::threads` will have
+};
+
+/// Sizes and rounds for one list of segments. Whoever keeps to it allocates nothing afterwards.
+struct Plan {
+  std::size_t frame_bytes = 0;      ///< capacity of a frame, header included; a multiple of 16
+  std::size_t workspace_bytes = 0;  ///< the most that any call of this plan needs
+  unsigned state_spans = 1;         ///< of the segment's count that feedback needs: 1 or 2
+  std::vector<Round> rounds;        ///< at least one
+};
+
+/// What a codec is able to do: asked instead of its type.
+struct CodecTraits {
+  bool fixed_bytes = true;    ///< payload bytes follow from the counts alone
+  bool divisible = true;      ///< a segment may be cut into chunks at multiples of 512 values
+  bool sums_payloads = true;  ///< contributions add; false: the codec combines them in its own way
+  bool portable_bytes =
+      true;               ///< the same bytes from every CPU and GPU; false: per instruction set
+  bool lossless = false;  ///< decode returns what was encoded, bit for bit
+};
+
+/// Who reads a frame: what its header must say.
+struct FrameIdentity {
+  std::uint64_t signature = 0;
+  Checksum checksum = Checksum::kOn;
+  std::uint8_t round = 0;
+};
+
+/// Where random numbers come from. Equal (key, step, parameter, index) give equal numbers anywhere.
+struct RandomSource {
+  std::uint64_t key = 0;   ///< of the rank and phase; made by whoever knows them
+  std::uint32_t step = 0;  ///< used where a call has no state words
+};
+
+/// Arguments of Codec::encode. Spans run parallel to `segments`.
+struct EncodeCall {
+  std::span<const Segment> segments;
+  std::span<const ConstValueSpan> gradients;
+  std::span<const SegmentState> states = {};  ///< empty: no feedback
+  const StateWords* words = nullptr;          ///< read; null: factors 1, step from `random`
+  StateWords* words_out = nullptr;  ///< written as words + 1 step, by the last call of an exchange
+  RandomSource random = {};
+  FrameIdentity identity = {};
+  Execution execution = {};
+};
+
+/// Arguments of Codec::decode: `factor` times the sum of the frames' values, taken in the frames'
+/// order in f32 and rounded once to the outputs' dtype, is assigned or added.
+struct DecodeCall {
+  std::span<const Segment> segments;
+  std::span<const ConstByteSpan> frames;
+  std::span<const ValueSpan> outputs;
+  DecodeMode mode = DecodeMode::kAssign;
+  float factor = 1.0f;
+  FrameIdentity identity = {};
+  Execution execution = {};
+  /// Where only a part of one segment is wanted (outputs[0] has as many values): its first value.
+  std::optional<std::uint64_t> window_first = {};
+};
+
+/// Arguments of Codec::reduce: several frames in, one out, in one pass. States are the owner's
+/// residuals, in units of the sum; empty: none are kept.
+struct ReduceCall {
+  std::span<const Segment> segments;
+  Dtype dtype = Dtype::kF32;  ///< of the gradient
+  std::span<const ConstByteSpan> frames;
+  std::span<const SegmentState> states = {};
+  const StateWords* words = nullptr;
+  StateWords* words_out = nullptr;
+  RandomSource random = {};
+  FrameIdentity identity = {};
+  Execution execution = {};
+};
+
+/// Turns gradients into payloads and back. Public functions check their arguments once
+/// (InvalidArgument, nothing touched) and call the codec's own part.
+class Codec {
+ public:
+  Codec(CodecSpec spec, std::uint16_t id) : spec_(std::move(spec)), id_(id) {}
+  virtual ~Codec() = default;
+  Codec(const Codec&) = delete;
+  Codec& operator=(const Codec&) = delete;
+
+  /// As asked for, with canonical options: equal specs are equal codecs.
+  const CodecSpec& spec() const { return spec_; }
+  std::uint16_t id() const { return id_; }
+  bool has_feedback() const { return spec_.feedback != Feedback::kNone; }
+  virtual CodecTraits traits() const = 0;
+
+  /// Sizes and rounds. Throws InvalidArgument where the codec cannot carry such segments.
+  Plan plan(const PlanRequest& request) const;
+
+  /// Writes one frame, of at most Plan::frame_bytes. True bytes stand in its header.
+  void encode(const EncodeCall& call, ByteSpan frame) const;
+
+  /// Reads frames. Throws WireError, with nothing written, where a frame is not what the call says;
+  /// whatever a frame holds, nothing outside of the spans is read or written.
+  void decode(const DecodeCall& call) const;
+
+  /// Adds frames in their order and encodes the sum. Only for codecs whose plan allows kTwoShot.
+  void reduce(const ReduceCall& call, ByteSpan frame) const;
+
+  /// Writes the bare values of a native round (Round::native_count of Round::native_dtype), each
+  /// times `factor`. No feedback: native sums carry none.
+  void encode_native(const EncodeCall& call, float factor, ValueSpan values) const;
+
+  /// Takes the bare values that came back from a native round.
+  void decode_native(const DecodeCall& call, ConstValueSpan values) const;
+
+  /// For codecs of several rounds: takes what came back of any round but the last (frames of a
+  /// gather, or bare values in `values`) into the workspace.
+  void absorb(const DecodeCall& call, ConstValueSpan values) const;
+
+ protected:
+  virtual Plan make_plan(const PlanRequest& request) const = 0;
+  virtual void do_encode(const EncodeCall& call, ByteSpan frame) const = 0;
+  virtual void do_decode(const DecodeCall& call) const = 0;
+  virtual void do_reduce(const ReduceCall& call, ByteSpan frame) const;
+  virtual void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const;
+  virtual void do_decode_native(const DecodeCall& call, ConstValueSpan values) const;
+  virtual void do_absorb(const DecodeCall& call, ConstValueSpan values) const;
+
+ private:
+  CodecSpec spec_;
+  std::uint16_t id_;
+};
+
+/// What the registry knows of a codec.
+struct CodecInfo {
+  std::string_view name;
+  std::uint16_t id;                    ///< on the wire, never reused
+  std::string_view summary;            ///< one line
+  std::vector<std::string_view> keys;  ///< "rounding=nearest|stochastic (nearest)"
+};
+
+/// All codecs that this build holds, in the registry's order.
+std::vector<CodecInfo> codecs();
+
+/// The codec of a spec. Throws InvalidArgument that lists the names, or the codec's keys or values,
+/// where one is wrong.
+std::shared_ptr<const Codec> make_codec(std::string_view spec);
+
+}  // namespace tersor

@@ -1,0 +1,89 @@
+// Views of values: a pointer, a count, a dtype, and whether the memory is on the host or on a
+// device.
+#pragma once
+
+#include <tersor/dtype.h>
+#include <tersor/error.h>
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+namespace tersor {
+
+/// Where memory lies.
+enum class Memory : unsigned char { kHost, kDevice };
+
+/// `count` values of one dtype at any element-aligned address. Owns nothing.
+/// `Byte` is `std::byte` or `const std::byte`; use ValueSpan and ConstValueSpan.
+template <typename Byte>
+class BasicValueSpan {
+ public:
+  BasicValueSpan() = default;
+
+  /// Throws InvalidArgument for a null pointer with a count.
+  BasicValueSpan(Byte* pointer, std::size_t count, Dtype dtype, Memory memory = Memory::kHost)
+      : pointer_(pointer), count_(count), dtype_(dtype), memory_(memory) {
+    if (pointer == nullptr && count != 0)
+      throw InvalidArgument("a span of " + std::to_string(count) + " values has a null pointer");
+  }
+
+  /// From anything that std::span takes: a vector or array of float, Bf16, F16, …
+  template <typename Range>
+  requires requires(Range& range) {
+    std::span(range);
+    DtypeOf<std::remove_cv_t<typename decltype(std::span(range))::element_type>>::value;
+  } &&(std::is_const_v<Byte> ||
+       !std::is_const_v<typename decltype(std::span(std::declval<Range&>()))::element_type>)
+      BasicValueSpan(Range&& range)  // NOLINT: implicit on purpose
+      : BasicValueSpan(
+            reinterpret_cast<Byte*>(std::span(range).data()), std::span(range).size(),
+            DtypeOf<std::remove_cv_t<typename decltype(std::span(range))::element_type>>::value) {
+  }
+
+  /// A mutable view converts to a const one.
+  operator BasicValueSpan<const std::byte>() const requires(!std::is_const_v<Byte>) {
+    return {pointer_, count_, dtype_, memory_};
+  }
+
+  Byte* pointer() const { return pointer_; }
+  std::size_t count() const { return count_; }
+  std::size_t bytes() const { return count_ * dtype_bytes(dtype_); }
+  Dtype dtype() const { return dtype_; }
+  Memory memory() const { return memory_; }
+  bool empty() const { return count_ == 0; }
+
+  /// The values [first, first + count). Throws InvalidArgument where they reach beyond the end.
+  BasicValueSpan subspan(std::size_t first, std::size_t count) const {
+    if (first > count_ || count > count_ - first)
+      throw InvalidArgument("values " + std::to_string(first) + " to " +
+                            std::to_string(first + count) + " lie outside a span of " +
+                            std::to_string(count_));
+    return {pointer_ == nullptr ? nullptr : pointer_ + first * dtype_bytes(dtype_), count, dtype_,
+            memory_};
+  }
+
+  /// The values as a std::span. Throws InvalidArgument for another type or for device memory.
+  template <typename T>
+  auto as() const {
+    using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
+    if (DtypeOf<T>::value != dtype_ || memory_ != Memory::kHost)
+      throw InvalidArgument("host values of type " + std::string(dtype_name(DtypeOf<T>::value)) +
+                            " asked for, but the span holds " + std::string(dtype_name(dtype_)) +
+                            (memory_ == Memory::kHost ? "" : " on a device"));
+    return std::span<Element>(reinterpret_cast<Element*>(pointer_), count_);
+  }
+
+ private:
+  Byte* pointer_ = nullptr;
+  std::size_t count_ = 0;
+  Dtype dtype_ = Dtype::kF32;
+  Memory memory_ = Memory::kHost;
+};
+
+using ValueSpan = BasicValueSpan<std::byte>;
+using ConstValueSpan = BasicValueSpan<const std::byte>;
+using ByteSpan = std::span<std::byte>;
+using ConstByteSpan = std::span<const std::byte>;
+
+}  // namespace tersor

@@ -1,0 +1,140 @@
+// The contract of a transport: ranks, and the movement of bytes between them. It sees no codec.
+// Every operation starts and gives back a handle; nothing waits that does not say so.
+#pragma once
+
+#include <tersor/span.h>
+#include <tersor/stream.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace tersor {
+
+using Clock = std::chrono::steady_clock;
+inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
+
+/// What each operation says of itself. All ranks must say the same, else all get a TransportError.
+struct Operation {
+  std::string_view name = "operation";  ///< for messages: "allreduce", …; must outlive the handle
+  std::uint64_t signature = 0;          ///< of the collective that it belongs to
+  /// Tells operations under way on one channel apart; from `reserve_tags`. Where
+  /// TransportTraits::ordered is set all ranks must also start them in one order.
+  std::uint32_t tag = 0;
+  std::chrono::milliseconds timeout = kDefaultTimeout;
+  StreamView stream = {};  ///< for device memory
+};
+
+/// An operation under way, owned by its handle. Implemented by transports.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual bool test() = 0;
+  virtual void wait_synchronize() = 0;
+  virtual ConstByteSpan received(int rank) const = 0;
+  virtual int source() const = 0;
+};
+
+/// A handle of an operation under way. Dropping it before it is done is allowed only while an error
+/// unwinds: the transport then keeps what the network below may still write to.
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
+
+  bool valid() const { return transfer_ != nullptr; }
+
+  /// True once done; moves things forward, never waits. Throws TransportError where it failed.
+  bool test() { return transfer_->test(); }
+
+  /// Blocks the calling thread until done or until the operation's timeout; then throws
+  /// TransportError that names operation, cause, and the rank whose message is missing.
+  void wait_synchronize() { transfer_->wait_synchronize(); }
+
+  /// The bytes that came from a rank: memory of the transport, valid as long as this handle.
+  /// On a device: valid for work queued on the operation's stream.
+  ConstByteSpan received(int rank) const { return transfer_->received(rank); }
+
+  /// Of `receive_any`: the rank whose message it is.
+  int source() const { return transfer_->source(); }
+
+ private:
+  std::unique_ptr<Transfer> transfer_;
+};
+
+/// What a transport is able to do: asked instead of its type.
+struct TransportTraits {
+  bool any_thread = true;     ///< may be called from any thread (one at a time for each channel)
+  bool ordered = false;       ///< operations must be started in the same order on all ranks
+  bool receive_any = true;    ///< `receive_any` is there
+  bool device = false;        ///< takes device memory
+  bool deterministic = true;  ///< native sums depend on nothing but the values
+};
+
+/// Bytes that one channel really moved for this rank, headers of the transport included.
+struct TransferCounters {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t sent_messages = 0;
+};
+
+/// Ranks and the movement of bytes. A fault (a peer gone, late, or calling something else) ends in
+/// TransportError on every rank and poisons the transport: every later call says so at once.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int ranks() const = 0;
+  virtual TransportTraits traits() const = 0;
+  /// Since the channel was made.
+  virtual TransferCounters counters() const = 0;
+
+  /// Tags for `count` operations. All ranks reserve in the same order.
+  virtual std::uint32_t reserve_tags(std::uint32_t count) = 0;
+
+  /// sends[r] goes to rank r (own entry ignored); at most capacities[r] bytes come from rank r.
+  /// The spans of bytes must outlive the handle's completion.
+  virtual Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+                            std::span<const std::size_t> capacities) = 0;
+
+  /// `send` goes to all others; at most `capacity` bytes come from each of them.
+  virtual Handle all_gather(const Operation& operation, ConstByteSpan send,
+                            std::size_t capacity) = 0;
+
+  virtual Handle send(const Operation& operation, int peer, ConstByteSpan bytes) = 0;
+  virtual Handle receive(const Operation& operation, int peer, std::size_t capacity) = 0;
+  /// From whichever rank sends with this tag first.
+  virtual Handle receive_any(const Operation& operation, std::size_t capacity) = 0;
+
+  /// In-place sum over ranks, of f32, f16, bf16, i8, i32 or u32. Each part is added in the order of
+  /// ranks owner + 1, …, owner, so the result depends on the values alone (but for NCCL).
+  virtual Handle sum(const Operation& operation, ValueSpan values) = 0;
+  /// In-place maximum over ranks, of the same types.
+  virtual Handle maximum(const Operation& operation, ValueSpan values) = 0;
+  virtual Handle barrier(const Operation& operation) = 0;
+
+  /// The same ranks with messages of their own. All ranks make their channels in the same order.
+  virtual std::unique_ptr<Transport> channel() = 0;
+  /// The ranks of `members` (ascending, this rank among them), numbered anew from 0. Called by all
+  /// members with the same list.
+  virtual std::unique_ptr<Transport> split(std::span<const int> members) = 0;
+
+  /// Moves what is under way; never waits.
+  virtual void progress() = 0;
+  /// Blocks until an operation of this channel is done, or `wake` was called, since the last
+  /// return, or `until` has come. May return early.
+  virtual void wait_activity(Clock::time_point until) = 0;
+  /// Ends a `wait_activity` of another thread.
+  virtual void wake() = 0;
+
+  /// Tells every peer that this rank gives up, and why; every call of theirs and ours then throws
+  /// TransportError with this cause.
+  virtual void poison(std::string_view cause) = 0;
+};
+
+}  // namespace tersor
