@@ -1,0 +1,34 @@
+# Switches CUDA on where nvcc works and off elsewhere, and says so in one line.
+# Afterwards TERSOR_HAS_CUDA is TRUE or FALSE.
+
+# Machine code for A100 and H100, PTX for what comes after. To be set before the language is enabled.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90")
+endif()
+
+set(TERSOR_HAS_CUDA FALSE)
+if(TERSOR_CUDA STREQUAL "AUTO")
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(TERSOR_NVCC nvcc PATHS /usr/local/cuda/bin /opt/cuda/bin)
+    mark_as_advanced(TERSOR_NVCC)
+    if(TERSOR_NVCC)
+      set(CMAKE_CUDA_COMPILER ${TERSOR_NVCC} CACHE FILEPATH "CUDA compiler")
+    endif()
+  endif()
+  if(CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
+    set(TERSOR_HAS_CUDA TRUE)
+  else()
+    message(STATUS "Tersor: CUDA off (no nvcc on PATH, in CUDACXX or in /usr/local/cuda/bin)")
+  endif()
+elseif(TERSOR_CUDA)
+  set(TERSOR_HAS_CUDA TRUE)
+else()
+  message(STATUS "Tersor: CUDA off (TERSOR_CUDA=${TERSOR_CUDA})")
+endif()
+
+if(TERSOR_HAS_CUDA)
+  enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  message(STATUS "Tersor: CUDA on (${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, "
+                 "architectures ${CMAKE_CUDA_ARCHITECTURES}, TERSOR_CUDA=${TERSOR_CUDA})")
+endif()

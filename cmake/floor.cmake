@@ -1,0 +1,51 @@
+# How every target of ours is compiled, and how the floors become one library.
+
+# Flags and include roots of all our targets; never exported. The bytes of a payload depend on
+# -ffp-contract=off and -fmad=false: fused multiply-add stands only where the formats ask for it.
+add_library(tersor_build INTERFACE)
+target_include_directories(tersor_build INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(
+  tersor_build
+  INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra>
+            # CMake 3.25 ignores CMAKE_CUDA_STANDARD 20 in silence.
+            $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>
+)
+if(TERSOR_WERROR)
+  target_compile_options(tersor_build INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+                                                $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+endif()
+if(TERSOR_HAS_CUDA)
+  target_compile_definitions(tersor_build INTERFACE TERSOR_HAS_CUDA=1)
+  target_link_libraries(tersor_build INTERFACE CUDA::cudart)
+endif()
+
+# tersor_add_floor(<target> <sources>…): the objects of one floor. A floor without sources is legal.
+function(tersor_add_floor target)
+  if(NOT ARGN)
+    add_library(${target} INTERFACE)
+    return()
+  endif()
+  add_library(${target} OBJECT ${ARGN})
+  target_link_libraries(${target} PRIVATE tersor_build tersor_headers Threads::Threads)
+  set_property(GLOBAL APPEND PROPERTY TERSOR_FLOORS ${target})
+endfunction()
+
+# The library that users link, made of the objects of all floors.
+function(tersor_compose)
+  get_property(floors GLOBAL PROPERTY TERSOR_FLOORS)
+  set(objects ${floors})
+  list(TRANSFORM objects REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
+  if(NOT floors)
+    add_library(tersor INTERFACE)
+    target_link_libraries(tersor INTERFACE tersor_headers Threads::Threads)
+  else()
+    add_library(tersor ${objects})
+    set_target_properties(tersor PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION}
+                                            SOVERSION ${PROJECT_VERSION_MAJOR})
+    target_link_libraries(tersor PUBLIC tersor_headers Threads::Threads PRIVATE hwy::hwy)
+    if(TERSOR_HAS_CUDA)
+      target_link_libraries(tersor PRIVATE CUDA::cudart)
+    endif()
+  endif()
+  add_library(tersor::tersor ALIAS tersor)
+endfunction()

@@ -1,0 +1,28 @@
+# Installation: one library, its headers, a CMake package and a pkg-config file.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/tersor)
+install(TARGETS tersor tersor_headers EXPORT tersor-targets)
+install(DIRECTORY include/tersor TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+install(EXPORT tersor-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+
+configure_package_config_file(
+  cmake/tersor-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/tersor-config.cmake
+  INSTALL_DESTINATION ${package_folder})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/tersor-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/tersor-config.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/tersor-config-version.cmake
+        DESTINATION ${package_folder})
+
+# What a static library of ours needs beside itself; a shared one brings it along.
+set(TERSOR_PC_LIBRARIES "")
+if(NOT BUILD_SHARED_LIBS)
+  set(TERSOR_PC_LIBRARIES "-lhwy -pthread")
+  if(TERSOR_HAS_CUDA)
+    string(APPEND TERSOR_PC_LIBRARIES " -L${CUDAToolkit_LIBRARY_DIR} -lcudart")
+  endif()
+endif()
+configure_file(cmake/tersor.pc.in tersor.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/tersor.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
