@@ -1,0 +1,112 @@
+// Collectives that carry encoded bytes: codec and transport meet here and nowhere else.
+// docs/algorithms.md says how each algorithm works and what its error is.
+#pragma once
+
+#include <tersor/codec.h>
+#include <tersor/modes.h>
+#include <tersor/transport.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tersor {
+
+/// How the ranks exchange what the codec yields.
+enum class Algorithm : std::uint8_t {
+  kAuto,     ///< native where the codec's values add on the wire; else by codec, count and ranks
+  kNative,   ///< the transport adds bare values (none, bf16, f16)
+  kTwoShot,  ///< shards to their owners, reduced there, then all-gather: two quantisations
+  kOneShot,  ///< all-gather of payloads, every rank adds all: one quantisation
+};
+
+/// "auto", "native", "two-shot" or "one-shot".
+std::string_view algorithm_name(Algorithm algorithm);
+/// The algorithm of a name. Throws InvalidArgument that lists the names.
+Algorithm parse_algorithm(std::string_view name);
+
+/// What error feedback keeps between calls: the caller's memory, zero at first, as it stands after
+/// the last step. All of one dtype, f32 or bf16.
+struct CollectiveState {
+  ValueSpan residual;           ///< as many values as this rank encodes
+  ValueSpan owner_residual;     ///< owned_count(...) values; needed by two-shot only
+  StateWords* words = nullptr;  ///< step and factors; the step is advanced by each call
+};
+
+/// What one call did. Bytes are the transport's own count.
+struct CollectiveStatistics {
+  Algorithm algorithm = Algorithm::kAuto;  ///< the one that was chosen
+  std::size_t chunks = 0;
+  std::uint64_t gradient_bytes = 0;
+  std::uint64_t sent_bytes = 0;
+  double encode_seconds = 0;  ///< reduce included
+  double decode_seconds = 0;
+  double wire_seconds = 0;  ///< in which at least one message was under way
+  double seconds = 0;
+  std::uint64_t overflows = 0;
+};
+
+/// Plans and buffers that calls with equal arguments use again: with one, a second call allocates
+/// nothing. Not for two calls at once.
+class CollectiveWorkspace {
+ public:
+  CollectiveWorkspace();
+  ~CollectiveWorkspace();
+  CollectiveWorkspace(CollectiveWorkspace&&) noexcept;
+  CollectiveWorkspace& operator=(CollectiveWorkspace&&) noexcept;
+
+  struct Cache;
+  Cache& cache() { return *cache_; }
+
+ private:
+  std::unique_ptr<Cache> cache_;
+};
+
+/// Values of a chunk over all parts: long gradients are cut, so that encode, wire and decode
+/// overlap.
+inline constexpr std::size_t kDefaultChunkCount = std::size_t{1} << 20;
+
+/// Options of all collectives. Ranks must pass equal ones (but for state, threads and outputs).
+struct CollectiveOptions {
+  std::string codec = "bf16";              ///< a spec; "+ef" needs `state`
+  Reduction reduction = Reduction::kSum;   ///< not used by allgather
+  Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce
+  const CollectiveState* state = nullptr;  ///< null: no feedback
+  std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
+  std::uint64_t seed = 0;                  ///< of stochastic rounding
+  std::uint32_t step = 0;                  ///< of stochastic rounding, where there is no state
+  std::size_t chunk_count = kDefaultChunkCount;  ///< values; rounded up to whole units of 512
+  Checksum checksum = Checksum::kOn;
+  std::chrono::milliseconds timeout = kDefaultTimeout;
+  Threads* threads = nullptr;                  ///< null: the calling thread alone
+  CollectiveWorkspace* workspace = nullptr;    ///< null: buffers live for one call
+  CollectiveStatistics* statistics = nullptr;  ///< filled where given
+};
+
+/// Sum or mean over ranks, in place, of host values (f32, bf16, f16; any count). Every rank ends
+/// with the same bits. Blocks the calling thread. One rank: nothing changes.
+/// Throws InvalidArgument (nothing changed), TransportError or WireError (values undefined,
+/// transport poisoned).
+void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options = {},
+               StreamView stream = {});
+
+/// Sum or mean over ranks of `input` (ranks equal shards, rank r's at r · shard.count()), of which
+/// this rank's shard is written to `shard`. One quantisation. With "+ef": `state.residual` has
+/// input.count() values, there is no owner's residual.
+void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
+                    const CollectiveOptions& options = {}, StreamView stream = {});
+
+/// Every rank's `shard`, decoded alike on all ranks, in rank order in `output` (ranks ·
+/// shard.count() values). One quantisation; "+ef": `state.residual` has shard.count() values.
+void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
+               const CollectiveOptions& options = {}, StreamView stream = {});
+
+/// How many values of a parameter's gradient `rank` owns in a two-shot allreduce: part s of
+/// U = ceil(count / 512) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
+/// (s + parameter) mod ranks.
+std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0);
+
+}  // namespace tersor

@@ -1,0 +1,136 @@
+// The GradientReducer: what a trainer links. Gradients are sent while the rest is computed.
+#pragma once
+
+#include <tersor/collectives.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor {
+
+/// Parameters whose name matches `pattern` (shell style: * and ?) travel by `codec`.
+struct ReducerRule {
+  std::string pattern;
+  std::string codec;
+};
+
+/// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
+struct ReducerOptions {
+  /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but 1-D
+  /// parameters and those under 4,096 values travel as bf16 (16-bit gradients as they are).
+  std::vector<ReducerRule> rules = {};
+  std::string codec = "bf16";
+  Reduction reduction = Reduction::kMean;
+  Algorithm algorithm = Algorithm::kAuto;
+  std::size_t bucket_bytes = std::size_t{1} << 20;  ///< of gradient; small ones share a message
+  std::size_t chunk_count = kDefaultChunkCount;     ///< values; longer parameters are cut
+  Dtype residual_dtype = Dtype::kF32;               ///< or bf16
+  std::uint64_t seed = 0;                           ///< of stochastic rounding
+  enum class Missing : std::uint8_t { kError, kInactive } missing = Missing::kError;
+  enum class Transactional : std::uint8_t { kOff, kOn } transactional = Transactional::kOff;
+  enum class Thread : std::uint8_t { kBackground, kCaller } thread = Thread::kBackground;
+  Checksum checksum = Checksum::kOn;
+  std::chrono::milliseconds timeout = kDefaultTimeout;
+  unsigned threads = 1;  ///< for codecs, beside the sending thread
+};
+
+/// Handle of one parameter's reduction in the current step; cheap to copy. Valid until the reducer
+/// goes away.
+class ReducerHandle {
+ public:
+  /// True once this parameter's gradient holds the result. Never waits.
+  bool test() const;
+  /// Waits for this parameter alone. Its step must have been flushed, or its order be known (not
+  /// the first step). Throws what ended the exchange.
+  void wait() const;
+
+ private:
+  friend class GradientReducer;
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+  std::uint32_t parameter_ = 0;
+  std::uint32_t step_ = 0;
+};
+
+/// What happened to one parameter, or to all. Seconds and bytes are sums since construction or
+/// `reset_statistics`; `steps` says over how many steps.
+struct ReducerStatistics {
+  std::string name;   ///< of the parameter; "" for all
+  std::string codec;  ///< and why it was chosen, in `reason`
+  std::string reason;
+  Algorithm algorithm = Algorithm::kAuto;
+  std::uint64_t steps = 0;
+  std::uint64_t gradient_bytes = 0;
+  std::uint64_t sent_bytes = 0;
+  double encode_seconds = 0;
+  double decode_seconds = 0;
+  double wire_seconds = 0;
+  double hidden_seconds = 0;   ///< of the exchange, while the trainer was not in wait()
+  double exposed_seconds = 0;  ///< in wait()
+  double relative_error = 0;  ///< |sent − decoded| / |sent| of this rank's last encode (+ef only)
+  double residual_norm = 0;
+  std::uint64_t steps_discarded = 0;
+  std::uint64_t overflows = 0;
+};
+
+/// Reduces a trainer's gradients over ranks, in the background, with residuals looked after.
+class GradientReducer {
+ public:
+  /// The transport must outlive the reducer, which uses a channel of its own.
+  GradientReducer(Transport& transport, ReducerOptions options);
+  ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+
+  /// Adds a parameter; before the first `ready`. Its gradient span must outlive the reducer or be
+  /// given anew in each `ready`. All ranks add the same ones in the same order. `rows` and
+  /// `columns` (0: a 1-D parameter) choose between 1-D and others.
+  void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
+
+  /// The gradient of this step is there: it may be sent from now on, and must be left alone until
+  /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument.
+  ReducerHandle ready(std::string_view name);
+  ReducerHandle ready(std::string_view name, ValueSpan gradient);
+
+  /// Ends the step without waiting. A parameter not ready is an error on all ranks, or inactive.
+  void flush();
+  /// Ends the step and waits: every gradient is the sum or mean now. Throws what ended the
+  /// exchange.
+  void wait();
+  /// Moves what is under way, where no thread does (Thread::kCaller). Never waits.
+  void progress();
+
+  /// The next step learns the order of sending again, from rank 0.
+  void relearn_order();
+
+  /// When a loss scale changes by `factor`: residuals are in the gradient's units.
+  void scale_residuals(float factor);
+  /// Brings back the residuals from before the last step (transactional only), after a skipped step
+  /// or an error.
+  void discard_step();
+
+  /// State of this rank: the same run goes on bit for bit from it, on as many ranks.
+  std::vector<std::byte> save_state() const;
+  /// The sum over ranks (a collective call): for any number of ranks.
+  std::vector<std::byte> save_portable_state() const;
+  /// Loads either. Throws InvalidArgument that names what does not fit (parameters, counts, ranks).
+  void load_state(std::span<const std::byte> state);
+
+  ReducerStatistics statistics() const;
+  std::vector<ReducerStatistics> parameter_statistics() const;
+  void reset_statistics();
+  /// What was decided and why, a line a parameter.
+  std::string explain() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tersor
