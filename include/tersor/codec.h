@@ -53,12 +53,18 @@ struct StateWords {
 };
 static_assert(sizeof(StateWords) == 24);
 
-/// What a call may use: threads on a host, a stream on a device, scratch memory of the plan's size.
+/// What a call may use: threads on a host, a stream on a device, scratch memory of the plan's
+/// sizes.
 struct Execution {
   Threads* threads = nullptr;  ///< null: the calling thread alone
   StreamView stream;
-  ByteSpan
-      workspace;  ///< at least Plan::workspace_bytes, 64-byte aligned; lent until the call is done
+  /// At least Plan::workspace_bytes, 64-byte aligned; lent until the call is done.
+  ByteSpan workspace;
+  /// At least Plan::kept_bytes, 64-byte aligned; the same memory for all calls of one exchange,
+  /// from the encode of round 0 to the last decode: what a codec of several rounds remembers in
+  /// between. Calls on parts of the plan's segments (two-shot) get it too; their lists are as long
+  /// as the plan's, empty parts included, so that segment i is segment i.
+  ByteSpan kept;
 };
 
 /// How ranks may exchange what one round of a codec yields.
@@ -86,12 +92,17 @@ struct PlanRequest {
   unsigned threads = 1;  ///< that `Execution::threads` will have
 };
 
-/// Sizes and rounds for one list of segments. Whoever keeps to it allocates nothing afterwards.
-struct Plan {
+/// What must be allocated for one list of segments.
+struct PlanSizes {
   std::size_t frame_bytes = 0;      ///< capacity of a frame, header included; a multiple of 16
   std::size_t workspace_bytes = 0;  ///< the most that any call of this plan needs
+  std::size_t kept_bytes = 0;       ///< of Execution::kept; 0 for codecs of one round
   unsigned state_spans = 1;         ///< of the segment's count that feedback needs: 1 or 2
-  std::vector<Round> rounds;        ///< at least one
+};
+
+/// Sizes and rounds for one list of segments. Whoever keeps to it allocates nothing afterwards.
+struct Plan : PlanSizes {
+  std::vector<Round> rounds;  ///< at least one
 };
 
 /// What a codec is able to do: asked instead of its type.
@@ -127,6 +138,7 @@ struct EncodeCall {
   RandomSource random = {};
   FrameIdentity identity = {};
   Execution execution = {};
+  std::size_t contributions = 1;  ///< as in the plan: codes that are added leave room for as many
 };
 
 /// Arguments of Codec::decode: `factor` times the sum of the frames' values, taken in the frames'
@@ -139,8 +151,13 @@ struct DecodeCall {
   float factor = 1.0f;
   FrameIdentity identity = {};
   Execution execution = {};
-  /// Where only a part of one segment is wanted (outputs[0] has as many values): its first value.
+  /// Where only a part of one segment is wanted (outputs[0] has as many values): its first value,
+  /// from the segment's start. For codecs that are not divisible; others have their segments cut.
   std::optional<std::uint64_t> window_first = {};
+  /// Where the codec keeps something of what came back (Plan::state_spans = 2, e.g. a warm start in
+  /// `memory_out`). Empty for all others.
+  std::span<const SegmentState> states = {};
+  std::size_t contributions = 1;  ///< as in the plan
 };
 
 /// Arguments of Codec::reduce: several frames in, one out, in one pass. States are the owner's
@@ -175,29 +192,36 @@ class Codec {
   /// Sizes and rounds. Throws InvalidArgument where the codec cannot carry such segments.
   Plan plan(const PlanRequest& request) const;
 
-  /// Writes one frame, of at most Plan::frame_bytes. True bytes stand in its header.
+  /// Writes one frame, of at most Plan::frame_bytes, to 16-byte aligned memory. True bytes stand in
+  /// its header.
   void encode(const EncodeCall& call, ByteSpan frame) const;
 
-  /// Reads frames. Throws WireError, with nothing written, where a frame is not what the call says;
-  /// whatever a frame holds, nothing outside of the spans is read or written.
+  /// Reads frames, at least one, each 16-byte aligned. Throws WireError, with nothing written,
+  /// where a frame is not what the call says; whatever a frame holds, nothing outside of the spans
+  /// is read or written.
   void decode(const DecodeCall& call) const;
 
   /// Adds frames in their order and encodes the sum. Only for codecs whose plan allows kTwoShot.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
   /// Writes the bare values of a native round (Round::native_count of Round::native_dtype), each
-  /// times `factor`. No feedback: native sums carry none.
+  /// made from p · factor. With states only where the codec has feedback and its plan still offers
+  /// a native exchange; the state then changes in the last round, as in `encode`.
   void encode_native(const EncodeCall& call, float factor, ValueSpan values) const;
 
-  /// Takes the bare values that came back from a native round.
+  /// Takes the bare values that came back from the last round, a native one: `factor` times their
+  /// meaning is assigned or added. `call.frames` is empty.
   void decode_native(const DecodeCall& call, ConstValueSpan values) const;
 
   /// For codecs of several rounds: takes what came back of any round but the last (frames of a
-  /// gather, or bare values in `values`) into the workspace.
+  /// gather, or bare values in `values`) into `call.execution.kept`.
   void absorb(const DecodeCall& call, ConstValueSpan values) const;
 
  protected:
-  virtual Plan make_plan(const PlanRequest& request) const = 0;
+  /// Called in every public function: allocates nothing. Throws InvalidArgument where the codec
+  /// cannot carry such segments.
+  virtual PlanSizes plan_sizes(const PlanRequest& request) const = 0;
+  virtual std::vector<Round> plan_rounds(const PlanRequest& request) const = 0;
   virtual void do_encode(const EncodeCall& call, ByteSpan frame) const = 0;
   virtual void do_decode(const DecodeCall& call) const = 0;
   virtual void do_reduce(const ReduceCall& call, ByteSpan frame) const;
@@ -213,9 +237,9 @@ class Codec {
 /// What the registry knows of a codec.
 struct CodecInfo {
   std::string_view name;
-  std::uint16_t id;                    ///< on the wire, never reused
-  std::string_view summary;            ///< one line
-  std::vector<std::string_view> keys;  ///< "rounding=nearest|stochastic (nearest)"
+  std::uint16_t id;               ///< on the wire, never reused
+  std::string_view summary;       ///< one line
+  std::vector<std::string> keys;  ///< "rounding=nearest|stochastic (nearest)"
 };
 
 /// All codecs that this build holds, in the registry's order.

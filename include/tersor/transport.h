@@ -27,6 +27,9 @@ struct Operation {
   std::uint32_t tag = 0;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   StreamView stream = {};  ///< for device memory
+  /// Owner of the bytes that are sent. A transport keeps it for as long as the network below may
+  /// read them, beyond the handle where an operation fails and cannot be called back.
+  std::shared_ptr<const void> keep_alive = {};
 };
 
 /// An operation under way, owned by its handle. Implemented by transports.
@@ -111,11 +114,13 @@ class Transport {
   /// From whichever rank sends with this tag first.
   virtual Handle receive_any(const Operation& operation, std::size_t capacity) = 0;
 
-  /// In-place sum over ranks, of f32, f16, bf16, i8, i32 or u32. Each part is added in the order of
-  /// ranks owner + 1, …, owner, so the result depends on the values alone (but for NCCL).
-  virtual Handle sum(const Operation& operation, ValueSpan values) = 0;
+  /// In-place sum over ranks, of f32, f16, bf16, i8, i32 or u32. parts[r], of any count, is owned
+  /// by rank r and added in the order of ranks r + 1, …, r (cyclic), so the result depends on the
+  /// values and the parts alone (but for NCCL). bf16 and f16 add in f32 and round at each hop.
+  /// The values must outlive the handle's completion.
+  virtual Handle sum(const Operation& operation, std::span<const ValueSpan> parts) = 0;
   /// In-place maximum over ranks, of the same types.
-  virtual Handle maximum(const Operation& operation, ValueSpan values) = 0;
+  virtual Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) = 0;
   virtual Handle barrier(const Operation& operation) = 0;
 
   /// The same ranks with messages of their own. All ranks make their channels in the same order.

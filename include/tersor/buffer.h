@@ -1,0 +1,43 @@
+// The owner of raw memory: what workspaces, residuals and messages live in.
+#pragma once
+
+#include <tersor/span.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace tersor {
+
+/// Bytes on the host (64-byte aligned) or on the current device, not initialised. Move only.
+class Buffer {
+ public:
+  Buffer() = default;
+  /// Throws OutOfMemory; CudaError for device memory in a build without CUDA.
+  explicit Buffer(std::size_t bytes, Memory memory = Memory::kHost);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  std::byte* pointer() const { return pointer_; }
+  std::size_t bytes() const { return bytes_; }
+  Memory memory() const { return memory_; }
+  ByteSpan span() const { return {pointer_, bytes_}; }
+  /// The first `count` values, as one dtype. Throws InvalidArgument where they do not fit.
+  ValueSpan values(std::size_t count, Dtype dtype) const;
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(pointer_, other.pointer_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(memory_, other.memory_);
+  }
+
+  std::byte* pointer_ = nullptr;
+  std::size_t bytes_ = 0;
+  Memory memory_ = Memory::kHost;
+};
+
+}  // namespace tersor
