@@ -1,0 +1,66 @@
+// The few operations of which every formula is made, for g++ and for nvcc: bit casts, the fused
+// multiply-add, the exact reciprocal. No other operation here or in the formulas may be fused.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define TERSOR_BODY __host__ __device__ __forceinline__
+#else
+#define TERSOR_BODY inline
+#endif
+
+namespace tersor::kernels {
+
+/// The bits of an f32 whose magnitude is infinite; greater ones without sign are NaNs.
+constexpr std::uint32_t kInfinityBits = 0x7f800000u;
+
+/// The NaN that formulas write into an f32.
+constexpr std::uint32_t kNanBits = 0x7fc00000u;
+
+TERSOR_BODY std::uint32_t bits_of(float value) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+#endif
+}
+
+TERSOR_BODY float float_of(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+#endif
+}
+
+/// The bits without sign: they order magnitudes as integers, NaNs above the infinity.
+TERSOR_BODY std::uint32_t magnitude_bits(float value) { return bits_of(value) & 0x7fffffffu; }
+
+TERSOR_BODY bool is_finite(float value) { return magnitude_bits(value) < kInfinityBits; }
+
+/// a · b + c, rounded once.
+TERSOR_BODY float fused_multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
+/// 1 / value as IEEE division gives it.
+TERSOR_BODY float reciprocal(float value) {
+#if defined(__CUDA_ARCH__)
+  return __frcp_rn(value);
+#else
+  return 1.0f / value;
+#endif
+}
+
+}  // namespace tersor::kernels
