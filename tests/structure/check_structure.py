@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Checks what the compiler does not: which floor includes which, and how long files and lines are.
+
+usage: check_structure.py REPOSITORY    prints every violation; exit status 1 where there is one
+"""
+import pathlib
+import re
+import sys
+
+# A file may include its own floor and those before it; the longest prefix of its path decides.
+FLOORS = ["include", "kernels", "codecs", "comm/transport", "comm"]
+TOP_FLOOR = len(FLOORS)
+TOP_FOLDERS = ["bench", "tests", "python_bindings"]
+EXTENSIONS = {".h", ".cc", ".cuh", ".cu"}
+MAX_LINES = 400
+MAX_COLUMNS = 100
+
+# Words that a folder must not know: a codec never sees a rank, a transport never sees a codec.
+FORBIDDEN = {
+    "kernels": r"tersor/(transport|inprocess|mpi|nccl|collectives|reducer)\.h",
+    "codecs": r"tersor/(transport|inprocess|mpi|nccl|collectives|reducer)\.h",
+    "comm/transport": r"tersor/(codec|codecs/.*|collectives|reducer)(\.h)?",
+}
+# Libraries that are named in one folder and one public header only.
+CONFINED = {"mpi.h": "mpi", "nccl.h": "nccl"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def floor_of(path):
+    """The floor of a path below the repository's root; None where it belongs to none."""
+    if path.split("/")[0] in TOP_FOLDERS:
+        return TOP_FLOOR
+    found = [floor for floor in FLOORS if path.startswith(floor + "/")]
+    return FLOORS.index(max(found, key=len)) if found else None
+
+
+def includes(text):
+    return INCLUDE.findall(text)
+
+
+def check_include(path, quote, name):
+    """What is wrong with one include, one sentence each."""
+    if ".." in name.split("/"):
+        yield f"includes {name}: no '..'"
+        return
+    target = "include/" + name if name.startswith("tersor/") else name
+    target_floor = floor_of(target)
+    if quote == '"' and (target_floor is None or name.startswith("tersor/")):
+        yield f'includes "{name}": write <tersor/…>, or a path from the root'
+    if target_floor is not None and target_floor > floor_of(path):
+        yield f"includes {name}: that is a floor above"
+    for folder, words in FORBIDDEN.items():
+        own = path.startswith(folder + "/")
+        if own and re.fullmatch(words, name):
+            yield f"includes {name}: {folder}/ must not know it"
+    library = CONFINED.get(name)
+    homes = (f"comm/transport/{library}/", f"include/tersor/{library}.h", "tests/", "bench/")
+    if library and not path.startswith(homes):
+        yield f"includes {name}: only comm/transport/{library}/ may"
+
+
+def check_text(text):
+    lines = text.split("\n")
+    if len(lines) - 1 > MAX_LINES:
+        yield f"has {len(lines) - 1} lines, more than {MAX_LINES}"
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_COLUMNS:
+            yield f"line {number} has {len(line)} columns, more than {MAX_COLUMNS}"
+
+
+def check_umbrella(root):
+    """tersor.h names no single codec, and no library that a user may not have, not even indirectly."""
+    seen, pending = set(), ["tersor/tersor.h"]
+    while pending:
+        name = pending.pop()
+        header = root / "include" / name
+        if name in seen or not header.is_file():
+            continue
+        seen.add(name)
+        pending += [found for _, found in includes(header.read_text()) if found.startswith("tersor/")]
+    for name in sorted(seen):
+        if name.startswith("tersor/codecs/") or name in ("tersor/mpi.h", "tersor/nccl.h"):
+            yield f"include/tersor/tersor.h: brings in {name}"
+
+
+def sources(root):
+    for top in ["include", "kernels", "codecs", "comm"] + TOP_FOLDERS:
+        for file in sorted((root / top).rglob("*")):
+            if file.suffix in EXTENSIONS and file.is_file():
+                yield file, file.relative_to(root).as_posix()
+
+
+def violations(root):
+    for file, path in sources(root):
+        text = file.read_text(encoding="utf-8")
+        found = list(check_text(text))
+        for quote, name in includes(text):
+            found += check_include(path, quote, name)
+        yield from (f"{path}: {sentence}" for sentence in found)
+    yield from check_umbrella(root)
+
+
+def main():
+    found = list(violations(pathlib.Path(sys.argv[1])))
+    print("\n".join(found) or "structure: nothing to complain about")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

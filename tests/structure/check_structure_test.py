@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""check_structure.py must see each kind of violation, and leave a good tree in peace."""
+import pathlib
+import tempfile
+import unittest
+
+import check_structure
+
+GOOD = {
+    "include/tersor/tersor.h": "#include <tersor/codec.h>\n",
+    "include/tersor/codec.h": "#include <vector>\n",
+    "kernels/int8/cpu.cc": '#include "kernels/int8/formulas.h"\n',
+    "codecs/int8.cc": '#include "kernels/int8/cpu.h"\n#include <tersor/codec.h>\n',
+    "comm/transport/mpi/mpi.cc": "#include <mpi.h>\n#include <tersor/transport.h>\n",
+    "comm/allreduce.cc": '#include "comm/transport/ring.h"\n#include "codecs/registry.h"\n',
+    "tests/codecs/int8_test.cc": '#include "bench/records.h"\n#include "tests/support/round_trip.h"\n',
+}
+
+# path, its text, and a part of the sentence that must come
+BAD = [
+    ("kernels/a.cc", '#include "codecs/registry.h"\n', "a floor above"),
+    ("codecs/a.cc", '#include "comm/allreduce.h"\n', "a floor above"),
+    ("codecs/a.cc", "#include <tersor/transport.h>\n", "must not know it"),
+    ("comm/transport/a.cc", '#include "comm/allreduce.h"\n', "a floor above"),
+    ("comm/transport/a.cc", "#include <tersor/codec.h>\n", "must not know it"),
+    ("comm/transport/a.cc", "#include <tersor/codecs/int8.h>\n", "must not know it"),
+    ("comm/a.cc", '#include "bench/train.h"\n', "a floor above"),
+    ("comm/a.cc", "  #  include <mpi.h>\n", "only comm/transport/mpi/ may"),
+    ("comm/a.cc", '#include "../codecs/registry.h"\n', "no '..'"),
+    ("include/tersor/a.h", '#include "kernels/a.h"\n', "a floor above"),
+    ("codecs/a.cc", '#include "tersor/codec.h"\n', "write <tersor/"),
+    ("codecs/a.cc", '#include "registry.h"\n', "a path from the root"),
+    ("bench/a.cc", "\n" * 401, "has 401 lines"),
+    ("bench/a.cc", "x" * 101, "line 1 has 101 columns"),
+    ("include/tersor/codec.h", "#include <tersor/codecs/int8.h>\n", "brings in tersor/codecs/int8.h"),
+    ("include/tersor/tersor.h", "#include <tersor/mpi.h>\n", "brings in tersor/mpi.h"),
+]
+
+
+def check(files):
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for path, text in {"include/tersor/codecs/int8.h": "", "include/tersor/mpi.h": "", **files}.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        return list(check_structure.violations(root))
+
+
+class CheckStructure(unittest.TestCase):
+    def test_a_good_tree_passes(self):
+        self.assertEqual(check(GOOD), [])
+
+    def test_each_violation_is_seen(self):
+        for path, text, sentence in BAD:
+            with self.subTest(path=path, text=text[:40]):
+                found = check({**GOOD, path: text})
+                self.assertEqual(len(found), 1, found)
+                self.assertIn(sentence, found[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
