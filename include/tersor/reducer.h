@@ -20,6 +20,21 @@ struct ReducerRule {
   std::string codec;
 };
 
+/// What a parameter that is not ready at the end of a step means: a mistake, or that it had no
+/// gradient: it then contributes zeros and keeps its residual.
+enum class MissingGradient : std::uint8_t { kError, kInactive };
+
+/// Whether the residuals from before the last step are kept, so that `discard_step` can bring them
+/// back; they then take twice the memory.
+enum class Transactions : std::uint8_t { kOff, kOn };
+
+/// Who sends: a thread of the reducer, or the caller inside `ready`, `progress` and `wait` (always
+/// so where the transport may not be called from any thread).
+enum class ProgressBy : std::uint8_t { kThread, kCaller };
+
+/// Whether each step encodes and decodes once more to measure the relative error: slow, for study.
+enum class MeasureError : std::uint8_t { kOff, kOn };
+
 /// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
 struct ReducerOptions {
   /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but 1-D
@@ -32,9 +47,10 @@ struct ReducerOptions {
   std::size_t chunk_count = kDefaultChunkCount;     ///< values; longer parameters are cut
   Dtype residual_dtype = Dtype::kF32;               ///< or bf16
   std::uint64_t seed = 0;                           ///< of stochastic rounding
-  enum class Missing : std::uint8_t { kError, kInactive } missing = Missing::kError;
-  enum class Transactional : std::uint8_t { kOff, kOn } transactional = Transactional::kOff;
-  enum class Thread : std::uint8_t { kBackground, kCaller } thread = Thread::kBackground;
+  MissingGradient missing = MissingGradient::kError;
+  Transactions transactions = Transactions::kOff;
+  ProgressBy progress = ProgressBy::kThread;
+  MeasureError measure_error = MeasureError::kOff;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   unsigned threads = 1;  ///< for codecs, beside the sending thread
@@ -71,7 +87,7 @@ struct ReducerStatistics {
   double encode_seconds = 0;
   double decode_seconds = 0;
   double wire_seconds = 0;
-  double hidden_seconds = 0;   ///< of the exchange, while the trainer was not in wait()
+  double hidden_seconds = 0;   ///< of wire_seconds, while the trainer was not in wait()
   double exposed_seconds = 0;  ///< in wait()
   double relative_error = 0;  ///< |sent − decoded| / |sent| of this rank's last encode (+ef only)
   double residual_norm = 0;

@@ -1,0 +1,76 @@
+// See choose.h.
+#include "comm/collectives/choose.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+namespace tersor {
+namespace {
+
+struct NamedAlgorithm {
+  std::string_view name;
+  Algorithm algorithm;
+};
+
+constexpr std::array kAlgorithms{NamedAlgorithm{"auto", Algorithm::kAuto},
+                                 NamedAlgorithm{"native", Algorithm::kNative},
+                                 NamedAlgorithm{"two-shot", Algorithm::kTwoShot},
+                                 NamedAlgorithm{"one-shot", Algorithm::kOneShot}};
+
+Exchange exchange_of(Algorithm algorithm) {
+  if (algorithm == Algorithm::kNative) return Exchange::kNativeSum;
+  return algorithm == Algorithm::kTwoShot ? Exchange::kTwoShot : Exchange::kGather;
+}
+
+bool allows(const Plan& plan, Algorithm algorithm) {
+  const auto& exchanges = plan.rounds.front().exchanges;
+  return std::find(exchanges.begin(), exchanges.end(), exchange_of(algorithm)) != exchanges.end();
+}
+
+[[noreturn]] void throw_unfit(const Codec& codec, const Plan& plan, Algorithm wanted) {
+  std::string fitting;
+  for (const NamedAlgorithm& entry : kAlgorithms)
+    if (entry.algorithm != Algorithm::kAuto && allows(plan, entry.algorithm))
+      fitting += (fitting.empty() ? "" : ", ") + std::string(entry.name);
+  throw InvalidArgument("codec " + codec.spec().text() + " cannot go " +
+                        std::string(algorithm_name(wanted)) + "; it can go " + fitting);
+}
+
+Algorithm automatic(const Plan& plan, const ChoiceRequest& request) {
+  const bool small = plan.frame_bytes <= kOneShotBytes;
+  if (small && allows(plan, Algorithm::kOneShot)) return Algorithm::kOneShot;
+  if (allows(plan, Algorithm::kNative)) return Algorithm::kNative;
+  const bool two_shot = request.ranks > 2 && allows(plan, Algorithm::kTwoShot);
+  return two_shot ? Algorithm::kTwoShot : Algorithm::kOneShot;
+}
+
+}  // namespace
+
+std::string_view algorithm_name(Algorithm algorithm) {
+  return kAlgorithms[static_cast<std::size_t>(algorithm)].name;
+}
+
+Algorithm parse_algorithm(std::string_view name) {
+  for (const NamedAlgorithm& entry : kAlgorithms)
+    if (entry.name == name) return entry.algorithm;
+  throw InvalidArgument("no algorithm is called \"" + std::string(name) +
+                        "\"; there are auto, native, two-shot and one-shot");
+}
+
+Algorithm choose_algorithm(const ChoiceRequest& request) {
+  const Segment segment{.count = request.count};
+  const Plan plan = request.codec->plan({.segments = {&segment, 1},
+                                         .dtype = request.dtype,
+                                         .contributions = static_cast<std::size_t>(request.ranks)});
+  if (request.wanted == Algorithm::kAuto) return automatic(plan, request);
+  if (!allows(plan, request.wanted)) throw_unfit(*request.codec, plan, request.wanted);
+  return request.wanted;
+}
+
+Flow flow_of(Algorithm algorithm) {
+  if (algorithm == Algorithm::kNative) return Flow::kNative;
+  return algorithm == Algorithm::kTwoShot ? Flow::kTwoShot : Flow::kOneShot;
+}
+
+}  // namespace tersor

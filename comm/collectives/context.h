@@ -1,0 +1,50 @@
+// What the steps of one exchange share, and what they count.
+#pragma once
+
+#include "comm/collectives/plan.h"
+
+#include <tersor/codec.h>
+#include <tersor/transport.h>
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace tersor {
+
+/// What was done for one slot since the counters were last cleared. Seconds and bytes of a frame
+/// are shared out among its slots by their counts.
+struct SlotCounters {
+  std::uint64_t sent_bytes = 0;
+  double encode_seconds = 0;
+  double decode_seconds = 0;
+};
+
+/// Everything that is fixed while an exchange runs.
+struct ExchangeContext {
+  Transport* transport = nullptr;
+  int rank = 0;
+  int ranks = 1;
+  std::span<const Slot> slots;
+  std::string_view name;  ///< of the operation, for messages
+  std::uint64_t signature = 0;
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0;             ///< where there are no words
+  const StateWords* words = nullptr;  ///< null: stateless
+  float factor = 1.0f;                ///< 1 / ranks for a mean
+  Checksum checksum = Checksum::kOn;
+  std::chrono::milliseconds timeout = kDefaultTimeout;
+  Threads* threads = nullptr;
+
+  std::vector<SlotCounters> counters = {};  ///< one a slot
+  std::uint64_t overflows = 0;
+};
+
+/// Seconds since `start`.
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace tersor

@@ -1,0 +1,215 @@
+// See messages.h.
+#include "comm/collectives/messages.h"
+
+#include "kernels/common/philox.h"
+
+#include <algorithm>
+
+namespace tersor {
+namespace {
+
+ConstValueSpan part(const ConstValueSpan& span, Range range) {
+  return span.empty() ? ConstValueSpan{} : span.subspan(range.first, range.count);
+}
+
+ValueSpan part(const ValueSpan& span, Range range) {
+  return span.empty() ? ValueSpan{} : span.subspan(range.first, range.count);
+}
+
+SegmentState part(const SegmentState& state, Range range) {
+  return {part(state.residual_in, range), part(state.residual_out, range),
+          part(state.memory_in, range), part(state.memory_out, range)};
+}
+
+// The owner's residual begins where its own part of the parameter does.
+SegmentState owner_part(const Slot& slot, Range range) {
+  return part(slot.owner, {range.first - slot.owner_first, range.count});
+}
+
+}  // namespace
+
+void Messages::gather_inputs(const FramePlan& frame, Phase phase) {
+  inputs_.clear();
+  states_.clear();
+  for (const Piece& piece : frame.pieces) {
+    const Slot& slot = context_.slots[piece.slot];
+    if (phase == Phase::kSender)
+      inputs_.push_back(slot.input.subspan(piece.range.first, piece.range.count));
+    const bool kept =
+        phase == Phase::kSender ? frame.codec->has_feedback() : !slot.owner.residual_out.empty();
+    if (!kept) continue;
+    states_.push_back(phase == Phase::kSender ? part(slot.residual, piece.range)
+                                              : owner_part(slot, piece.range));
+  }
+}
+
+void Messages::gather_outputs(const FramePlan& frame) {
+  outputs_.clear();
+  for (const Piece& piece : frame.pieces) {
+    const Slot& slot = context_.slots[piece.slot];
+    outputs_.push_back(slot.window ? slot.output
+                                   : slot.output.subspan(piece.range.first, piece.range.count));
+  }
+}
+
+// Takes the next frame out of each message; the codec checks it, this only finds where it ends.
+void Messages::next_frames(std::span<const ConstByteSpan> messages) {
+  frames_.clear();
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const std::size_t offset = std::min(offsets_[i], messages[i].size());
+    const ConstByteSpan rest = messages[i].subspan(offset);
+    const std::size_t bytes = frame_bytes(rest);
+    frames_.push_back(rest.first(bytes));
+    offsets_[i] = offset + align_up(bytes, kSectionAlignment);
+  }
+}
+
+RandomSource Messages::random(Phase phase) const {
+  const auto rank = static_cast<std::uint32_t>(context_.rank);
+  return {.key = kernels::noise_key(context_.seed, rank, static_cast<std::uint32_t>(phase)),
+          .step = context_.step};
+}
+
+FrameIdentity Messages::identity() const {
+  return {.signature = context_.signature, .checksum = context_.checksum, .round = 0};
+}
+
+Execution Messages::execution(ByteSpan workspace) const {
+  Execution execution;
+  execution.threads = context_.threads;
+  execution.workspace = workspace;
+  return execution;
+}
+
+void Messages::count_time(const FramePlan& frame, Work work, double seconds) {
+  double all = 0;
+  for (const Piece& piece : frame.pieces) all += static_cast<double>(piece.range.count);
+  for (const Piece& piece : frame.pieces) {
+    SlotCounters& counters = context_.counters[piece.slot];
+    const double share = seconds * static_cast<double>(piece.range.count) / all;
+    (work == Work::kEncode ? counters.encode_seconds : counters.decode_seconds) += share;
+  }
+}
+
+void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers) {
+  std::size_t all = 0;
+  for (const Piece& piece : frame.pieces) all += piece.range.count;
+  const double each = static_cast<double>(bytes) * peers / static_cast<double>(all);
+  for (const Piece& piece : frame.pieces)
+    context_.counters[piece.slot].sent_bytes +=
+        static_cast<std::uint64_t>(each * static_cast<double>(piece.range.count));
+}
+
+void Messages::count_overflows() {
+  const std::uint64_t before = context_.words == nullptr ? 0 : context_.words->overflows;
+  context_.overflows += words_out_.overflows - std::min(before, words_out_.overflows);
+  words_out_ = {};
+}
+
+std::size_t Messages::encode(const Lane& lane, ByteSpan message, ByteSpan workspace, int peers) {
+  std::size_t offset = 0;
+  for (const FramePlan& frame : lane.frames) {
+    const auto start = Clock::now();
+    gather_inputs(frame, Phase::kSender);
+    const ByteSpan target = message.subspan(offset, frame.frame_bytes);
+    frame.codec->encode({.segments = frame.segments,
+                         .gradients = inputs_,
+                         .states = states_,
+                         .words = context_.words,
+                         .words_out = &words_out_,
+                         .random = random(Phase::kSender),
+                         .identity = identity(),
+                         .execution = execution(workspace)},
+                        target);
+    const std::size_t bytes = frame_bytes(target);
+    offset += align_up(bytes, kSectionAlignment);
+    count_time(frame, Work::kEncode, seconds_since(start));
+    count_bytes(frame, bytes, peers);
+    count_overflows();
+  }
+  return offset;
+}
+
+std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> messages,
+                             ByteSpan sum, ByteSpan workspace) {
+  offsets_.assign(messages.size(), 0);
+  std::size_t offset = 0;
+  for (const FramePlan& frame : lane.frames) {
+    const auto start = Clock::now();
+    next_frames(messages);
+    gather_inputs(frame, Phase::kOwner);
+    const ByteSpan target = sum.subspan(offset, frame.frame_bytes);
+    frame.codec->reduce({.segments = frame.segments,
+                         .dtype = frame.dtype,
+                         .frames = frames_,
+                         .states = states_,
+                         .words = context_.words,
+                         .words_out = &words_out_,
+                         .random = random(Phase::kOwner),
+                         .identity = identity(),
+                         .execution = execution(workspace)},
+                        target);
+    const std::size_t bytes = frame_bytes(target);
+    offset += align_up(bytes, kSectionAlignment);
+    count_time(frame, Work::kEncode, seconds_since(start));
+    count_bytes(frame, bytes, context_.ranks - 1);
+    count_overflows();
+  }
+  return offset;
+}
+
+void Messages::decode(const Lane& lane, std::span<const ConstByteSpan> messages,
+                      ByteSpan workspace) {
+  offsets_.assign(messages.size(), 0);
+  for (const FramePlan& frame : lane.frames) {
+    const auto start = Clock::now();
+    next_frames(messages);
+    gather_outputs(frame);
+    frame.codec->decode({.segments = frame.segments,
+                         .frames = frames_,
+                         .outputs = outputs_,
+                         .mode = DecodeMode::kAssign,
+                         .factor = context_.factor,
+                         .identity = identity(),
+                         .execution = execution(workspace),
+                         .window_first = context_.slots[frame.pieces.front().slot].window});
+    count_time(frame, Work::kDecode, seconds_since(start));
+  }
+}
+
+void Messages::encode_native(const Lane& lane, ValueSpan values, ByteSpan workspace) {
+  if (lane.frames.empty()) return;
+  const FramePlan& frame = lane.frames.front();
+  const auto start = Clock::now();
+  gather_inputs(frame, Phase::kSender);
+  frame.codec->encode_native({.segments = frame.segments,
+                              .gradients = inputs_,
+                              .states = {},
+                              .words = nullptr,
+                              .words_out = &words_out_,
+                              .random = random(Phase::kSender),
+                              .identity = identity(),
+                              .execution = execution(workspace)},
+                             context_.factor, values);
+  count_time(frame, Work::kEncode, seconds_since(start));
+  count_overflows();
+}
+
+void Messages::decode_native(const Lane& lane, ConstValueSpan values, ByteSpan workspace) {
+  if (lane.frames.empty()) return;
+  const FramePlan& frame = lane.frames.front();
+  const auto start = Clock::now();
+  gather_outputs(frame);
+  frame.codec->decode_native({.segments = frame.segments,
+                              .frames = {},
+                              .outputs = outputs_,
+                              .mode = DecodeMode::kAssign,
+                              .factor = 1.0f,
+                              .identity = identity(),
+                              .execution = execution(workspace),
+                              .window_first = {}},
+                             values);
+  count_time(frame, Work::kDecode, seconds_since(start));
+}
+
+}  // namespace tersor

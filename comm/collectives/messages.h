@@ -1,0 +1,57 @@
+// Encodes lanes into messages and decodes messages into slots: the codec's calls, made ready.
+// A message is a lane's frames, one behind the other, each at a multiple of 16 bytes.
+#pragma once
+
+#include "comm/collectives/context.h"
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace tersor {
+
+/// Makes the codec's calls of one chunk at a time. Keeps its arrays, so that a second chunk of the
+/// same shape allocates nothing.
+class Messages {
+ public:
+  explicit Messages(ExchangeContext& context) : context_(context) {}
+
+  /// Encodes a lane's slots; returns the message's true bytes. `peers` is how many ranks it goes
+  /// to.
+  std::size_t encode(const Lane& lane, ByteSpan message, ByteSpan workspace, int peers);
+
+  /// Adds all ranks' messages of the lane that this rank owns and encodes the sum.
+  std::size_t reduce(const Lane& lane, std::span<const ConstByteSpan> messages, ByteSpan sum,
+                     ByteSpan workspace);
+
+  /// Adds the messages (one a rank, or the owner's alone) and assigns them to the slots' outputs.
+  void decode(const Lane& lane, std::span<const ConstByteSpan> messages, ByteSpan workspace);
+
+  /// Writes a lane's bare values; and takes them when they are summed.
+  void encode_native(const Lane& lane, ValueSpan values, ByteSpan workspace);
+  void decode_native(const Lane& lane, ConstValueSpan values, ByteSpan workspace);
+
+ private:
+  enum class Phase : std::uint32_t { kSender = 0, kOwner = 1 };
+  enum class Work { kEncode, kDecode };
+
+  void gather_inputs(const FramePlan& frame, Phase phase);
+  void gather_outputs(const FramePlan& frame);
+  void next_frames(std::span<const ConstByteSpan> messages);
+  RandomSource random(Phase phase) const;
+  FrameIdentity identity() const;
+  Execution execution(ByteSpan workspace) const;
+  void count_time(const FramePlan& frame, Work work, double seconds);
+  void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
+  void count_overflows();
+
+  ExchangeContext& context_;
+  StateWords words_out_;  ///< of each call; only its counter is used
+  std::vector<ConstValueSpan> inputs_;
+  std::vector<ValueSpan> outputs_;
+  std::vector<SegmentState> states_;
+  std::vector<ConstByteSpan> frames_;
+  std::vector<std::size_t> offsets_;  ///< of the next frame in each message
+};
+
+}  // namespace tersor

@@ -1,0 +1,42 @@
+// Who owns which values of a parameter: parts in units of 512 values, so that no block of a codec
+// and no counter of a random number is cut, and residuals stay where they are however parameters
+// are grouped into messages.
+#pragma once
+
+#include <tersor/align.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor {
+
+inline constexpr std::size_t kUnit = 512;  // values; every cut of a parameter is at a multiple
+
+/// The values [first, first + count) of a parameter.
+struct Range {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// Part `part` of `parts` of a parameter of `count` values; empty parts are legal.
+inline Range part_range(std::size_t count, int part, int parts) {
+  const std::size_t units = ceil_div(count, kUnit);
+  const auto edge = [&](int index) {
+    return std::min(count, units * static_cast<std::size_t>(index) / parts * kUnit);
+  };
+  return {edge(part), edge(part + 1) - edge(part)};
+}
+
+/// Which part of a parameter `rank` owns: owners rotate with the parameter's index.
+inline int owned_part(int rank, int ranks, std::uint32_t parameter) {
+  const auto shift = static_cast<int>(parameter % static_cast<std::uint32_t>(ranks));
+  return (rank - shift + ranks) % ranks;
+}
+
+/// The values of a parameter that `rank` owns.
+inline Range owned_range(std::size_t count, int rank, int ranks, std::uint32_t parameter) {
+  return part_range(count, owned_part(rank, ranks, parameter), ranks);
+}
+
+}  // namespace tersor

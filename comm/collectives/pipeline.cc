@@ -1,0 +1,108 @@
+// See pipeline.h.
+#include "comm/collectives/pipeline.h"
+
+#include <chrono>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestWait{50};
+
+}  // namespace
+
+Pipeline::Pipeline(ExchangeContext& context) : context_(context) {
+  for (unsigned i = 0; i < kWindow; ++i) {
+    tasks_.push_back(std::make_unique<ChunkTask>(context));
+    free_.push_back(tasks_.back().get());
+  }
+  active_.reserve(kWindow);
+}
+
+void Pipeline::prepare(const ChunkPlan& plan) {
+  for (const auto& task : tasks_) task->prepare(plan);
+}
+
+void Pipeline::submit(const ChunkPlan& plan, std::uint32_t tag, std::function<void()> on_done) {
+  queue_.push_back({&plan, tag, std::move(on_done)});
+}
+
+bool Pipeline::start_next() {
+  if (queue_.empty() || free_.empty()) return false;
+  Entry entry = std::move(queue_.front());
+  queue_.pop_front();
+  active_.push_back({free_.back(), std::move(entry.on_done)});
+  free_.pop_back();
+  active_.back().task->start(*entry.plan, entry.tag);
+  advance_task(active_.size() - 1);
+  return true;
+}
+
+void Pipeline::advance_task(std::size_t index) {
+  active_[index].task->advance();
+  if (active_[index].task->done()) retire(index);
+  update_wire_clock();
+}
+
+void Pipeline::retire(std::size_t index) {
+  Active finished = std::move(active_[index]);
+  active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(index));
+  free_.push_back(finished.task);
+  if (finished.on_done) finished.on_done();
+}
+
+bool Pipeline::advance_where(bool only_decodes) {
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (active_[i].task->only_decodes() != only_decodes || !active_[i].task->can_advance())
+      continue;
+    advance_task(i);
+    return true;
+  }
+  return false;
+}
+
+// What feeds the wire goes first: sums to be gathered, then new chunks; decoding last.
+bool Pipeline::advance() { return advance_where(false) || start_next() || advance_where(true); }
+
+void Pipeline::wait_activity(Clock::time_point until) { context_.transport->wait_activity(until); }
+
+void Pipeline::finish() {
+  try {
+    while (!idle()) {
+      if (advance()) continue;
+      // Handles keep their own deadlines: `can_advance` throws when one has passed.
+      wait_activity(Clock::now() + kLongestWait);
+    }
+  } catch (...) {
+    drop();
+    throw;
+  }
+}
+
+void Pipeline::drop() {
+  queue_.clear();
+  for (const Active& active : active_) {
+    active.task->drop();
+    free_.push_back(active.task);
+  }
+  active_.clear();
+  update_wire_clock();
+}
+
+void Pipeline::update_wire_clock() {
+  bool busy = false;
+  for (const Active& active : active_) busy |= active.task->on_wire();
+  if (busy == wire_busy_) return;
+  if (busy) {
+    wire_since_ = Clock::now();
+  } else {
+    wire_seconds_ += seconds_since(wire_since_);
+  }
+  wire_busy_ = busy;
+}
+
+double Pipeline::wire_seconds() const {
+  return wire_seconds_ + (wire_busy_ ? seconds_since(wire_since_) : 0.0);
+}
+
+}  // namespace tersor

@@ -1,0 +1,71 @@
+// Several chunks under way at once, so that encoding, wire and decoding overlap.
+#pragma once
+
+#include "comm/collectives/chunk.h"
+
+#include <tersor/transport.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace tersor {
+
+/// Drives chunks in the order of submission. The order in which operations start may differ between
+/// ranks (tags tell them apart), the values do not depend on it. One thread at a time.
+class Pipeline {
+ public:
+  /// `window` chunks under way hide what one of them computes; more cost memory.
+  static constexpr unsigned kWindow = 4;
+
+  explicit Pipeline(ExchangeContext& context);
+
+  /// Makes buffers for a plan, so that running it allocates nothing.
+  void prepare(const ChunkPlan& plan);
+
+  /// Queues a chunk. `on_done` (may be empty) runs on the driving thread.
+  void submit(const ChunkPlan& plan, std::uint32_t tag, std::function<void()> on_done = {});
+
+  bool idle() const { return queue_.empty() && active_.empty(); }
+  /// Does one stage's work, if any is there to do. Returns false where all waits for the wire.
+  bool advance();
+  /// Blocks until something may have moved, or `until`.
+  void wait_activity(Clock::time_point until);
+  /// Runs until all is done. Throws what ended it; the pipeline is empty then.
+  void finish();
+  /// Forgets everything, after an error.
+  void drop();
+
+  /// In which at least one message was under way, until now.
+  double wire_seconds() const;
+
+ private:
+  struct Entry {
+    const ChunkPlan* plan;
+    std::uint32_t tag;
+    std::function<void()> on_done;
+  };
+  struct Active {
+    ChunkTask* task;
+    std::function<void()> on_done;
+  };
+
+  bool start_next();
+  bool advance_where(bool only_decodes);
+  void advance_task(std::size_t index);
+  void retire(std::size_t index);
+  void update_wire_clock();
+
+  ExchangeContext& context_;
+  std::vector<std::unique_ptr<ChunkTask>> tasks_;
+  std::vector<ChunkTask*> free_;
+  std::vector<Active> active_;  ///< oldest first
+  std::deque<Entry> queue_;
+  bool wire_busy_ = false;
+  Clock::time_point wire_since_;
+  double wire_seconds_ = 0;
+};
+
+}  // namespace tersor
