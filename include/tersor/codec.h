@@ -28,8 +28,8 @@ struct Segment {
   std::uint64_t first_index = 0;  ///< where the segment begins in its parameter, in values
   std::size_t rows = 0;           ///< shape, for codecs that need one; 0: not known
   std::size_t columns = 0;
-  /// A word in the gradient's memory; 0 there: send zeros and keep the state (a parameter that had
-  /// no gradient in this step). Null: active.
+  /// A word in the gradient's memory; 0 there: `encode` sends zeros and keeps the state (a
+  /// parameter that had no gradient in this step). Null: active. Not looked at by any other call.
   const std::uint32_t* active = nullptr;
 };
 
@@ -43,7 +43,8 @@ struct SegmentState {
 };
 
 /// The words of a state, in the gradient's memory, so that a replayed graph reads new ones.
-/// What is sent is p = gradient_factor · gradient + residual_factor · residual.
+/// What is sent is p = gradient_factor · gradient + residual_factor · residual (by a reduction: sum
+/// + residual_factor · residual); without a residual it is the gradient (the sum) alone.
 struct StateWords {
   std::uint32_t step = 0;
   float gradient_factor = 1.0f;
@@ -214,7 +215,8 @@ class Codec {
   void decode_native(const DecodeCall& call, ConstValueSpan values) const;
 
   /// For codecs of several rounds: takes what came back of any round but the last (frames of a
-  /// gather, or bare values in `values`) into `call.execution.kept`.
+  /// gather, or bare values in `values`) into `call.execution.kept`. The outputs are those of the
+  /// decode to come, and stay untouched.
   void absorb(const DecodeCall& call, ConstValueSpan values) const;
 
  protected:

@@ -1,0 +1,190 @@
+// See checks.h.
+
+#include "codecs/checks.h"
+
+#include <tersor/error.h>
+
+#include <cstdint>
+#include <string>
+
+namespace tersor::encoding {
+namespace {
+
+constexpr std::size_t kWorkspaceAlignment = 64;
+
+[[noreturn]] void fail(const Codec& codec, const std::string& what) {
+  throw InvalidArgument("codec " + codec.spec().text() + ": " + what);
+}
+
+std::string segment_text(std::size_t index) { return "segment " + std::to_string(index); }
+
+bool is_aligned(const void* pointer, std::size_t alignment) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
+}
+
+void check_list(const Codec& codec, const char* what, std::size_t entries, std::size_t segments) {
+  if (entries != segments)
+    fail(codec, std::to_string(entries) + " " + what + " for " + std::to_string(segments) +
+                    " segments; give one for each");
+}
+
+void check_count(const Codec& codec, std::size_t index, std::size_t found, std::size_t expected) {
+  if (found != expected)
+    fail(codec, segment_text(index) + " has " + std::to_string(expected) + " values, its span " +
+                    std::to_string(found));
+}
+
+template <typename Span>
+void check_span(const Codec& codec, std::size_t index, const Span& span, Dtype dtype) {
+  check_memory(codec, span.memory());
+  if (!is_gradient_dtype(span.dtype()))
+    fail(codec, "gradients are f32, bf16 or f16, but " + segment_text(index) + " is " +
+                    std::string(dtype_name(span.dtype())));
+  if (span.dtype() != dtype)
+    fail(codec, "all segments of a call have one dtype, but " + segment_text(index) + " is " +
+                    std::string(dtype_name(span.dtype())) + " and segment 0 " +
+                    std::string(dtype_name(dtype)));
+  if (!is_aligned(span.pointer(), dtype_bytes(dtype)))
+    fail(codec, segment_text(index) + " does not begin at a multiple of its values' " +
+                    std::to_string(dtype_bytes(dtype)) + " bytes");
+}
+
+template <typename Span>
+Dtype check_spans(const Codec& codec, std::span<const Segment> segments,
+                  std::span<const Span> values) {
+  check_list(codec, "spans", values.size(), segments.size());
+  const Dtype dtype = values.empty() ? Dtype::kF32 : values.front().dtype();
+  for (std::size_t i = 0; i < values.size(); ++i) check_span(codec, i, values[i], dtype);
+  return dtype;
+}
+
+template <typename Span>
+void check_counts(const Codec& codec, std::span<const Segment> segments,
+                  std::span<const Span> values) {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    check_count(codec, i, values[i].count(), segments[i].count);
+}
+
+void check_window(const Codec& codec, const DecodeCall& call) {
+  if (codec.traits().divisible)
+    fail(codec, "reads no windows, since its segments may be cut; encode the part instead");
+  if (call.segments.size() != 1)
+    fail(codec, "a window is of one segment, not of " + std::to_string(call.segments.size()));
+  const std::size_t count = call.segments[0].count;
+  const std::size_t wanted = call.outputs[0].count();
+  if (*call.window_first > count || wanted > count - *call.window_first)
+    fail(codec, "a window of " + std::to_string(wanted) + " values from " +
+                    std::to_string(*call.window_first) + " on lies outside a segment of " +
+                    std::to_string(count));
+}
+
+void check_state_pair(const Codec& codec, std::size_t index, const ConstValueSpan& in,
+                      const ValueSpan& out) {
+  check_memory(codec, in.memory());
+  check_memory(codec, out.memory());
+  const bool known = in.dtype() == Dtype::kF32 || in.dtype() == Dtype::kBf16;
+  if (!known || out.dtype() != in.dtype())
+    fail(codec, "states are f32 or bf16, in and out alike; those of " + segment_text(index) +
+                    " are " + std::string(dtype_name(in.dtype())) + " and " +
+                    std::string(dtype_name(out.dtype())));
+  const std::size_t alignment = dtype_bytes(in.dtype());
+  if (!is_aligned(in.pointer(), alignment) || !is_aligned(out.pointer(), alignment))
+    fail(codec, "the state of " + segment_text(index) + " is not aligned to its values");
+}
+
+void check_state(const Codec& codec, std::size_t index, const SegmentState& state,
+                 std::size_t count, unsigned state_spans) {
+  check_state_pair(codec, index, state.residual_in, state.residual_out);
+  check_count(codec, index, state.residual_in.count(), count);
+  check_count(codec, index, state.residual_out.count(), count);
+  if (state_spans < 2) return;
+  check_state_pair(codec, index, state.memory_in, state.memory_out);
+  check_count(codec, index, state.memory_in.count(), count);
+  check_count(codec, index, state.memory_out.count(), count);
+}
+
+void check_state_list(const Codec& codec, std::span<const Segment> segments,
+                      std::span<const SegmentState> states, unsigned state_spans) {
+  if (states.empty()) return;
+  if (!codec.has_feedback())
+    fail(codec, "the call brings states, but the codec has no feedback; add \"+ef\" to its spec");
+  check_list(codec, "states", states.size(), segments.size());
+  for (std::size_t i = 0; i < states.size(); ++i)
+    check_state(codec, i, states[i], segments[i].count, state_spans);
+}
+
+template <typename Bytes>
+void check_room(const Codec& codec, const char* what, const Bytes& bytes, std::size_t needed,
+                std::size_t alignment) {
+  if (bytes.size() < needed)
+    fail(codec, std::string(what) + " of " + std::to_string(bytes.size()) +
+                    " bytes is too short; " + "this call needs " + std::to_string(needed) +
+                    " (see Codec::plan)");
+  if (needed != 0 && bytes.data() == nullptr) fail(codec, std::string(what) + " is null");
+  if (!is_aligned(bytes.data(), alignment))
+    fail(codec, std::string(what) + " does not begin at a multiple of " +
+                    std::to_string(alignment) + " bytes");
+}
+
+}  // namespace
+
+void check_memory(const Codec& codec, Memory memory) {
+  if (memory == Memory::kDevice)
+    throw CudaError("codec " + codec.spec().text() + ": this build of Tersor has no CUDA kernels " +
+                    "for it; give it host memory");
+}
+
+Dtype check_values(const Codec& codec, std::span<const Segment> segments,
+                   std::span<const ConstValueSpan> gradients) {
+  const Dtype dtype = check_spans(codec, segments, gradients);
+  check_counts(codec, segments, gradients);
+  return dtype;
+}
+
+Dtype check_outputs(const Codec& codec, const DecodeCall& call) {
+  const Dtype dtype = check_spans(codec, call.segments, call.outputs);
+  if (call.window_first)
+    check_window(codec, call);
+  else
+    check_counts(codec, call.segments, call.outputs);
+  return dtype;
+}
+
+void check_states(const Codec& codec, const EncodeCall& call, const PlanSizes& sizes) {
+  if (codec.has_feedback() && call.states.empty() && !call.segments.empty())
+    fail(codec,
+         "\"+ef\" keeps residuals, but the call brings no states; give it one SegmentState a "
+         "segment (a GradientReducer looks after them), or leave \"+ef\" out");
+  check_state_list(codec, call.segments, call.states, sizes.state_spans);
+}
+
+void check_states(const Codec& codec, const ReduceCall& call, const PlanSizes& sizes) {
+  check_state_list(codec, call.segments, call.states, sizes.state_spans);
+}
+
+void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution) {
+  check_room(codec, "a workspace", execution.workspace, sizes.workspace_bytes, kWorkspaceAlignment);
+  check_room(codec, "kept memory", execution.kept, sizes.kept_bytes, kWorkspaceAlignment);
+}
+
+void check_frame_room(const Codec& codec, const PlanSizes& sizes, ByteSpan frame) {
+  check_room(codec, "a frame", frame, sizes.frame_bytes, kSectionAlignment);
+}
+
+void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames) {
+  if (frames.empty()) fail(codec, "no frames to read");
+  for (const ConstByteSpan& frame : frames)
+    check_room(codec, "a frame", frame, 0, kSectionAlignment);
+}
+
+void check_native(const Codec& codec, ConstValueSpan values, Dtype dtype, std::size_t count) {
+  check_memory(codec, values.memory());
+  if (values.dtype() != dtype || values.count() != count)
+    fail(codec, "the bare values are " + std::to_string(count) + " of " +
+                    std::string(dtype_name(dtype)) + ", not " + std::to_string(values.count()) +
+                    " of " + std::string(dtype_name(values.dtype())));
+  if (!is_aligned(values.pointer(), dtype_bytes(dtype)))
+    fail(codec, "the bare values are not aligned to their type");
+}
+
+}  // namespace tersor::encoding

@@ -1,0 +1,41 @@
+// What the public functions of a codec check once, so that nothing below has to: parallel lists,
+// counts, dtypes, memory, pointers, states, room. All throw InvalidArgument (CudaError for device
+// memory) that names the value, the limit and what to do. Nothing is allocated where all is well.
+#pragma once
+
+#include <tersor/codec.h>
+
+#include <cstddef>
+#include <span>
+
+namespace tersor::encoding {
+
+/// Memory that this build has kernels for.
+void check_memory(const Codec& codec, Memory memory);
+
+/// One gradient a segment, all of one dtype, which is returned; f32 where there is none.
+Dtype check_values(const Codec& codec, std::span<const Segment> segments,
+                   std::span<const ConstValueSpan> gradients);
+
+/// One output a segment, or one window of the only segment, where the codec reads windows.
+Dtype check_outputs(const Codec& codec, const DecodeCall& call);
+
+/// States are there exactly where the codec has feedback, one a segment.
+void check_states(const Codec& codec, const EncodeCall& call, const PlanSizes& sizes);
+
+/// Owners may go without.
+void check_states(const Codec& codec, const ReduceCall& call, const PlanSizes& sizes);
+
+/// Room and alignment of workspace and kept memory.
+void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution);
+
+/// Room and alignment of a frame to be written.
+void check_frame_room(const Codec& codec, const PlanSizes& sizes, ByteSpan frame);
+
+/// Frames to be read: at least one, aligned. Their bytes are not looked at.
+void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames);
+
+/// The bare values of a native round.
+void check_native(const Codec& codec, ConstValueSpan values, Dtype dtype, std::size_t count);
+
+}  // namespace tersor::encoding

@@ -1,0 +1,127 @@
+// The public functions of a codec: check everything once, then call the codec's own part.
+
+#include <tersor/codec.h>
+
+#include "codecs/checks.h"
+
+#include <tersor/error.h>
+
+#include <limits>
+#include <string>
+
+namespace tersor {
+namespace {
+
+using namespace encoding;
+
+unsigned threads_of(const Execution& execution) {
+  return execution.threads == nullptr ? 1 : execution.threads->count();
+}
+
+void check_request(const Codec& codec, const PlanRequest& request) {
+  check_memory(codec, request.memory);
+  if (!is_gradient_dtype(request.dtype))
+    throw InvalidArgument("gradients are f32, bf16 or f16, not " +
+                          std::string(dtype_name(request.dtype)));
+  if (request.contributions == 0)
+    throw InvalidArgument("a plan is made for at least one contribution, not for 0");
+  if (request.segments.size() > std::numeric_limits<std::uint32_t>::max())
+    throw InvalidArgument("a frame holds at most 2^32 - 1 segments, not " +
+                          std::to_string(request.segments.size()));
+}
+
+/// What the plan of a call was made from; its lists are parallel and its values readable.
+PlanRequest checked(const Codec& codec, const EncodeCall& call) {
+  const PlanRequest request{.segments = call.segments,
+                            .dtype = check_values(codec, call.segments, call.gradients),
+                            .contributions = call.contributions,
+                            .threads = threads_of(call.execution)};
+  check_request(codec, request);
+  return request;
+}
+
+PlanRequest checked(const Codec& codec, const DecodeCall& call, std::size_t contributions) {
+  const PlanRequest request{.segments = call.segments,
+                            .dtype = check_outputs(codec, call),
+                            .contributions = contributions,
+                            .threads = threads_of(call.execution)};
+  check_request(codec, request);
+  return request;
+}
+
+[[noreturn]] void throw_unable(const Codec& codec, const char* what) {
+  throw InvalidArgument("codec " + codec.spec().text() + " " + what);
+}
+
+}  // namespace
+
+Plan Codec::plan(const PlanRequest& request) const {
+  check_request(*this, request);
+  return {plan_sizes(request), plan_rounds(request)};
+}
+
+void Codec::encode(const EncodeCall& call, ByteSpan frame) const {
+  const PlanSizes sizes = plan_sizes(checked(*this, call));
+  check_states(*this, call, sizes);
+  check_execution(*this, sizes, call.execution);
+  check_frame_room(*this, sizes, frame);
+  do_encode(call, frame.first(sizes.frame_bytes));
+}
+
+void Codec::decode(const DecodeCall& call) const {
+  check_frame_list(*this, call.frames);
+  const PlanRequest request = checked(*this, call, call.frames.size());
+  check_execution(*this, plan_sizes(request), call.execution);
+  do_decode(call);
+}
+
+void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
+  check_frame_list(*this, call.frames);
+  const PlanRequest request{.segments = call.segments,
+                            .dtype = call.dtype,
+                            .contributions = call.frames.size(),
+                            .threads = threads_of(call.execution)};
+  check_request(*this, request);
+  const PlanSizes sizes = plan_sizes(request);
+  check_states(*this, call, sizes);
+  check_execution(*this, sizes, call.execution);
+  check_frame_room(*this, sizes, frame);
+  do_reduce(call, frame.first(sizes.frame_bytes));
+}
+
+void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values) const {
+  const PlanSizes sizes = plan_sizes(checked(*this, call));
+  check_states(*this, call, sizes);
+  check_execution(*this, sizes, call.execution);
+  do_encode_native(call, factor, values);
+}
+
+void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
+  const PlanRequest request = checked(*this, call, call.contributions);
+  check_execution(*this, plan_sizes(request), call.execution);
+  do_decode_native(call, values);
+}
+
+void Codec::absorb(const DecodeCall& call, ConstValueSpan values) const {
+  const PlanRequest request = checked(*this, call, call.contributions);
+  check_execution(*this, plan_sizes(request), call.execution);
+  do_absorb(call, values);
+}
+
+void Codec::do_reduce(const ReduceCall&, ByteSpan) const {
+  throw_unable(*this, "does not reduce frames; gather them and decode them all");
+}
+
+void Codec::do_encode_native(const EncodeCall&, float, ValueSpan) const {
+  throw_unable(*this, "has no bare values that a transport may add; encode frames");
+}
+
+void Codec::do_decode_native(const DecodeCall&, ConstValueSpan) const {
+  throw_unable(*this, "has no bare values that a transport may add; decode frames");
+}
+
+void Codec::do_absorb(const DecodeCall&, ConstValueSpan) const {
+  throw_unable(*this, "has one round; there is nothing to absorb");
+}
+
+}  // namespace tersor

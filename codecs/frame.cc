@@ -1,0 +1,151 @@
+// See frame.h.
+
+#include "codecs/frame.h"
+
+#include "kernels/common/checksum.h"
+
+#include <tersor/align.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstring>
+#include <string>
+
+namespace tersor::encoding {
+namespace {
+
+/// Bytes of payload that one task sums.
+constexpr std::size_t kChecksumPiece = std::size_t{1} << 18;
+constexpr std::size_t kWord = sizeof(std::uint32_t);
+
+std::uint64_t payload_checksum(ConstByteSpan payload, Threads* threads) {
+  const std::size_t pieces = ceil_div(payload.size(), kChecksumPiece);
+  std::atomic<std::uint64_t> sum{0};
+  const auto add_piece = [&](std::size_t piece) {
+    const std::size_t first = piece * kChecksumPiece;
+    const std::size_t bytes = std::min(kChecksumPiece, payload.size() - first);
+    const std::size_t first_word = (sizeof(FrameHeader) + first) / kWord;
+    sum.fetch_add(kernels::checksum(payload.data() + first, bytes, first_word),
+                  std::memory_order_relaxed);
+  };
+  if (threads != nullptr && pieces > 1) {
+    threads->run(pieces, add_piece);
+  } else {
+    for (std::size_t piece = 0; piece < pieces; ++piece) add_piece(piece);
+  }
+  return sum;
+}
+
+std::uint64_t frame_checksum(FrameHeader header, ConstByteSpan payload, Threads* threads) {
+  header.checksum = 0;
+  std::array<std::byte, sizeof header> bytes;
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return kernels::checksum(bytes.data(), bytes.size(), 0) + payload_checksum(payload, threads);
+}
+
+std::string hexadecimal(std::uint64_t value) {
+  std::array<char, 16> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
+  return "0x" + std::string(digits.data(), end);
+}
+
+[[noreturn]] void throw_mismatch(const std::string& field, const std::string& found,
+                                 const std::string& expected) {
+  throw WireError("frame " + field + " is " + found + ", expected " + expected);
+}
+
+void expect_number(const char* field, std::uint64_t found, std::uint64_t expected) {
+  if (found != expected) throw_mismatch(field, std::to_string(found), std::to_string(expected));
+}
+
+void expect_bits(const char* field, std::uint64_t found, std::uint64_t expected) {
+  if (found != expected) throw_mismatch(field, hexadecimal(found), hexadecimal(expected));
+}
+
+std::string codec_text(std::uint16_t id) {
+  for (const CodecInfo& info : codecs())
+    if (info.id == id) return std::to_string(id) + " (" + std::string(info.name) + ")";
+  return std::to_string(id) + " (no codec of this build)";
+}
+
+std::string dtype_text(std::uint8_t dtype) {
+  const bool known = dtype <= static_cast<std::uint8_t>(Dtype::kU32);
+  return known ? std::string(dtype_name(static_cast<Dtype>(dtype))) : std::to_string(dtype);
+}
+
+std::uint64_t parameters_of(const FrameHeader& header) {
+  std::uint64_t bits;
+  std::memcpy(&bits, header.parameters, sizeof bits);
+  return bits;
+}
+
+void check_header(const FrameHeader& found, const FrameHeader& expected) {
+  if (found.codec_id != expected.codec_id)
+    throw_mismatch("codec_id", codec_text(found.codec_id), codec_text(expected.codec_id));
+  if (found.dtype != expected.dtype)
+    throw_mismatch("dtype", dtype_text(found.dtype), dtype_text(expected.dtype));
+  expect_number("round", found.round, expected.round);
+  expect_bits("flags", found.flags, expected.flags);
+  expect_number("segments", found.segments, expected.segments);
+  expect_number("count", found.count, expected.count);
+  expect_number("first_index", found.first_index, expected.first_index);
+  expect_bits("parameters", parameters_of(found), parameters_of(expected));
+  expect_number("payload_bytes", found.payload_bytes, expected.payload_bytes);
+  expect_bits("signature", found.signature, expected.signature);
+}
+
+}  // namespace
+
+FrameHeader frame_header(const FrameContent& content, const PayloadFormat& payload) {
+  FrameHeader header;
+  header.codec_id = content.codec.id();
+  header.dtype = static_cast<std::uint8_t>(content.dtype);
+  header.round = content.identity.round;
+  header.flags = payload.codec_flags;
+  if (content.identity.checksum == Checksum::kOn) header.flags |= kFrameHasChecksum;
+  header.segments = static_cast<std::uint32_t>(content.segments.size());
+  for (const Segment& segment : content.segments) header.count += segment.count;
+  if (!content.segments.empty()) header.first_index = content.segments.front().first_index;
+  header.payload_bytes = payload.bytes;
+  header.signature = content.identity.signature;
+  std::memcpy(header.parameters, payload.parameters.data(), sizeof header.parameters);
+  return header;
+}
+
+void seal_frame(FrameHeader header, ByteSpan frame, Threads* threads) {
+  if ((header.flags & kFrameHasChecksum) != 0)
+    header.checksum =
+        frame_checksum(header, payload_of(frame).first(header.payload_bytes), threads);
+  std::memcpy(frame.data(), &header, sizeof header);
+}
+
+void check_frame(const FrameHeader& expected, ConstByteSpan frame, Threads* threads) {
+  const FrameHeader found = read_frame_header(frame);
+  check_header(found, expected);
+  const ConstByteSpan rest = payload_of(frame);
+  if (rest.size() < found.payload_bytes)
+    throw WireError("frame is truncated: " + std::to_string(rest.size()) + " bytes follow its " +
+                    "header, expected " + std::to_string(found.payload_bytes));
+  const bool has_checksum = (found.flags & kFrameHasChecksum) != 0;
+  expect_bits("checksum", found.checksum,
+              has_checksum ? frame_checksum(found, rest.first(found.payload_bytes), threads) : 0);
+}
+
+void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
+                  Threads* threads) {
+  for (std::size_t i = 0; i < frames.size(); ++i) try {
+      check_frame(expected, frames[i], threads);
+    } catch (const WireError& error) {
+      if (frames.size() == 1) throw;
+      throw WireError("frame " + std::to_string(i) + " of " + std::to_string(frames.size()) + ": " +
+                      error.what());
+    }
+}
+
+void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
+  std::memset(payload.data() + begin, 0, end - begin);
+}
+
+}  // namespace tersor::encoding

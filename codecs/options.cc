@@ -1,0 +1,70 @@
+// See options.h.
+
+#include "codecs/options.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace tersor::encoding {
+namespace {
+
+[[noreturn]] void throw_unknown_key(const CodecInfo& codec, const std::string& key) {
+  std::string known;
+  for (const std::string& help : codec.keys) known += (known.empty() ? "" : ", ") + help;
+  throw InvalidArgument("codec " + std::string(codec.name) + " has no option \"" + key + "\"; " +
+                        (known.empty() ? "it has none" : "its options are: " + known));
+}
+
+bool has_key(const CodecInfo& codec, const std::string& key) {
+  return std::ranges::any_of(codec.keys,
+                             [&](const std::string& help) { return help.starts_with(key + "="); });
+}
+
+}  // namespace
+
+std::string number_text(double value) {
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return std::string(text.data(), end);
+}
+
+std::string Number::help() const {
+  return std::string(key) + "=(" + number_text(above) + ", " + number_text(most) + "] (" +
+         number_text(standard) + ")";
+}
+
+OptionReader::OptionReader(const CodecSpec& spec, const CodecInfo& codec)
+    : spec_(spec), canonical_{spec.name, {}, spec.feedback} {
+  for (const auto& option : spec.options)
+    if (!has_key(codec, option.first)) throw_unknown_key(codec, option.first);
+}
+
+double OptionReader::read(const Number& number) {
+  double value = number.standard;
+  if (const std::string* text = find(number.key)) {
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+    const bool whole = error == std::errc() && end == text->data() + text->size();
+    if (!whole || !(value > number.above && value <= number.most))
+      throw_wrong_value(number.key, *text, number.help());
+  }
+  keep(number.key, number_text(value));
+  return value;
+}
+
+const std::string* OptionReader::find(std::string_view key) const {
+  for (const auto& option : spec_.options)
+    if (option.first == key) return &option.second;
+  return nullptr;
+}
+
+void OptionReader::keep(std::string_view key, std::string text) {
+  canonical_.options.emplace_back(key, std::move(text));
+}
+
+void OptionReader::throw_wrong_value(std::string_view key, const std::string& text,
+                                     const std::string& help) const {
+  throw InvalidArgument("codec " + spec_.name + ": " + std::string(key) + " cannot be \"" + text +
+                        "\"; it takes " + help);
+}
+
+}  // namespace tersor::encoding

@@ -1,0 +1,82 @@
+// How a codec reads the options of its spec. Each option is declared once; its help, its default,
+// its errors and its canonical text follow from that.
+#pragma once
+
+#include <tersor/codec.h>
+#include <tersor/error.h>
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tersor::encoding {
+
+/// An option that is one of several words; the first one is the default.
+template <typename Value, std::size_t kWords>
+struct Choice {
+  std::string_view key;
+  std::array<std::pair<std::string_view, Value>, kWords> words;
+
+  /// "rounding=nearest|stochastic (nearest)"
+  std::string help() const {
+    std::string text = std::string(key) + "=";
+    for (const auto& word : words)
+      text += (&word == &words[0] ? "" : "|") + std::string(word.first);
+    return text + " (" + std::string(words[0].first) + ")";
+  }
+};
+
+/// An option that is a number above `above` and at most `most`.
+struct Number {
+  std::string_view key;
+  double above;
+  double most;
+  double standard;
+
+  /// "density=(0, 1] (0.01)"
+  std::string help() const;
+};
+
+/// The shortest text that reads back as the same number.
+std::string number_text(double value);
+
+/// Reads a spec's options one by one and puts together the canonical spec: options that differ from
+/// their default, in the order in which they were read.
+class OptionReader {
+ public:
+  /// `codec` gives the keys that messages list.
+  OptionReader(const CodecSpec& spec, const CodecInfo& codec);
+
+  /// Throws InvalidArgument that lists the words.
+  template <typename Value, std::size_t kWords>
+  Value read(const Choice<Value, kWords>& choice) {
+    const std::string* text = find(choice.key);
+    if (text == nullptr) return choice.words[0].second;
+    for (const auto& [word, value] : choice.words)
+      if (word == *text) {
+        if (word != choice.words[0].first) keep(choice.key, *text);
+        return value;
+      }
+    throw_wrong_value(choice.key, *text, choice.help());
+  }
+
+  /// Throws InvalidArgument that shows the range. The canonical spec always names it.
+  double read(const Number& number);
+
+  /// The canonical spec of what was read.
+  CodecSpec canonical() const { return canonical_; }
+
+ private:
+  const std::string* find(std::string_view key) const;
+  void keep(std::string_view key, std::string text);
+  [[noreturn]] void throw_wrong_value(std::string_view key, const std::string& text,
+                                      const std::string& help) const;
+
+  const CodecSpec& spec_;
+  CodecSpec canonical_;
+};
+
+}  // namespace tersor::encoding
