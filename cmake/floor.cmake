@@ -7,6 +7,10 @@ target_include_directories(tersor_build INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(
   tersor_build
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra>
+            # Designated initialisers leave out on purpose what has a default.
+            $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>
+            # GCC 12 sees overlaps in std::string that are not there (GCC bug 105651).
+            $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>
             # CMake 3.25 ignores CMAKE_CUDA_STANDARD 20 in silence.
             $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>
 )
