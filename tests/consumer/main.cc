@@ -12,5 +12,6 @@ int main() {
                       {.codec = "int8", .reduction = tersor::Reduction::kMean});
     if (gradient.back() < 1.49f || gradient.back() > 1.51f) throw tersor::Error("wrong mean");
   });
-  std::printf("%s: the mean of 0, 1, 2 and 3 arrived on every rank\n", codec->spec().text().c_str());
+  std::printf("%s: the mean of 0, 1, 2 and 3 arrived on every rank\n",
+              codec->spec().text().c_str());
 }
