@@ -40,7 +40,7 @@ bool Pipeline::start_next() {
 
 void Pipeline::advance_task(std::size_t index) {
   active_[index].task->advance();
-  if (active_[index].task->done()) retire(index);
+  if (active_[index].task->done()) return retire(index);
   update_wire_clock();
 }
 
@@ -48,6 +48,7 @@ void Pipeline::retire(std::size_t index) {
   Active finished = std::move(active_[index]);
   active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(index));
   free_.push_back(finished.task);
+  update_wire_clock();
   if (finished.on_done) finished.on_done();
 }
 

@@ -144,8 +144,9 @@ class GradientReducer {
   /// What was decided and why, a line a parameter.
   std::string explain() const;
 
- private:
   struct Impl;
+
+ private:
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,106 @@
+// See buckets.h. A *rider* is a small parameter without residual: it goes the way of its bucket,
+// whichever that is. Others only share a bucket with what goes their own way.
+#include "comm/reducer/buckets.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace tersor {
+namespace {
+
+constexpr std::size_t kRiderBytes = 64 * 1024;  // of gradient
+
+std::size_t bytes_of(const Slot& slot) { return slot.count * dtype_bytes(slot.dtype); }
+
+bool is_rider(const Slot& slot) {
+  return bytes_of(slot) <= kRiderBytes && !slot.codec->has_feedback() &&
+         slot.codec->traits().divisible;
+}
+
+bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.dtype == b.dtype; }
+
+/// A bucket that is being filled.
+class Filling {
+ public:
+  Filling(const PlanContext& context, const BucketOptions& options)
+      : context_(context), options_(options) {}
+
+  bool fits(std::uint32_t index) const {
+    if (slots_.empty()) return true;
+    const Slot& slot = context_.slots[index];
+    if (bytes_ + bytes_of(slot) > options_.bucket_bytes) return false;
+    if (is_rider(slot)) return flow_ != Flow::kNative || uniform_with(slot);
+    const Flow wanted = flow_for(slot);
+    if (wanted == Flow::kNative && !uniform_with(slot)) return false;
+    return !flow_.has_value() || *flow_ == wanted;
+  }
+
+  void add(std::uint32_t index) {
+    const Slot& slot = context_.slots[index];
+    slots_.push_back(index);
+    bytes_ += bytes_of(slot);
+    if (!is_rider(slot)) flow_ = flow_for(slot);
+  }
+
+  Bucket close() const {
+    Bucket bucket{.slots = slots_, .flow = flow_.value_or(riders_flow()), .chunks = {}};
+    if (slots_.size() == 1) {
+      bucket.chunks = plan_cut(context_, slots_.front(), bucket.flow, options_.chunk_count);
+    } else {
+      bucket.chunks.push_back(plan_whole(context_, slots_, bucket.flow));
+    }
+    return bucket;
+  }
+
+ private:
+  Flow flow_for(const Slot& slot) const {
+    return flow_of(preferred_algorithm(slot, context_.ranks, options_.algorithm));
+  }
+
+  bool uniform_with(const Slot& slot) const {
+    return std::all_of(slots_.begin(), slots_.end(), [&](std::uint32_t other) {
+      return equal_wire(context_.slots[other], slot);
+    });
+  }
+
+  // Nothing but riders: at once to everybody where that is little, else as the first one prefers.
+  Flow riders_flow() const {
+    const Slot& first = context_.slots[slots_.front()];
+    const Flow flow = flow_for(first);
+    if (options_.algorithm == Algorithm::kAuto && bytes_ <= kOneShotBytes) return Flow::kOneShot;
+    if (flow != Flow::kNative || uniform_with(first)) return flow;
+    return context_.ranks > 2 ? Flow::kTwoShot : Flow::kOneShot;
+  }
+
+  PlanContext context_;
+  BucketOptions options_;
+  std::vector<std::uint32_t> slots_;
+  std::size_t bytes_ = 0;
+  std::optional<Flow> flow_;  ///< of the first that is no rider
+};
+
+}  // namespace
+
+Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
+  constexpr std::size_t kAnyLargeCount = std::size_t{1} << 20;
+  return choose_algorithm({slot.codec.get(), slot.dtype, kAnyLargeCount, ranks, wanted});
+}
+
+std::vector<Bucket> make_buckets(const PlanContext& context, std::span<const std::uint32_t> order,
+                                 const BucketOptions& options) {
+  std::vector<Bucket> buckets;
+  Filling filling(context, options);
+  bool empty = true;
+  for (const std::uint32_t index : order) {
+    if (!filling.fits(index)) {
+      buckets.push_back(filling.close());
+      filling = Filling(context, options);
+    }
+    filling.add(index);
+    empty = false;
+  }
+  if (!empty) buckets.push_back(filling.close());
+  return buckets;
+}
+
+}  // namespace tersor

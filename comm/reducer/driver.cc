@@ -1,0 +1,176 @@
+// The sending side of a step: one thread at a time, the reducer's own or the trainer's.
+#include "comm/reducer/impl.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tersor {
+namespace {
+
+constexpr std::chrono::milliseconds kIdleWait{50};
+
+// Rank 0's order, where it is a permutation of all parameters.
+std::vector<std::uint32_t> parse_order(ConstByteSpan bytes, std::size_t parameters) {
+  std::vector<std::uint32_t> order(bytes.size() / sizeof(std::uint32_t));
+  if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(order[0]));
+  std::vector<std::uint32_t> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  bool valid = sorted.size() == parameters;
+  for (std::size_t i = 0; valid && i < parameters; ++i) valid = sorted[i] == i;
+  if (!valid) throw WireError("rank 0's order of sending is no order of the parameters");
+  return order;
+}
+
+}  // namespace
+
+void GradientReducer::Impl::start_thread() {
+  const bool own = options_.progress == ProgressBy::kThread && channel_->traits().any_thread;
+  if (own && context_.ranks > 1) thread_ = std::thread([this] { work(); });
+}
+
+GradientReducer::Impl::~Impl() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  channel_->wake();
+  thread_.join();
+}
+
+void GradientReducer::Impl::work() {
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_ || error_ != nullptr) return;
+    }
+    try {
+      if (!drive()) channel_->wait_activity(Clock::now() + kIdleWait);
+    } catch (...) {
+      return fail(std::current_exception());
+    }
+  }
+}
+
+// One piece of work; false where all waits for the wire or the trainer.
+bool GradientReducer::Impl::drive() {
+  if (learn_order()) return true;
+  while (true) {
+    std::uint32_t bucket;
+    {
+      const std::lock_guard lock(mutex_);
+      if (requested_.empty()) break;
+      bucket = requested_.front();
+      requested_.pop_front();
+    }
+    submit(bucket);
+  }
+  return pipeline_->advance();
+}
+
+void GradientReducer::Impl::submit(std::uint32_t index) {
+  const Bucket& bucket = buckets_[index];
+  const auto chunks = static_cast<std::uint32_t>(bucket.chunks.size());
+  std::uint32_t tag = channel_->reserve_tags(2 * chunks);
+  for (const ChunkPlan& chunk : bucket.chunks) {
+    pipeline_->submit(chunk, tag, [this, index] { chunk_done(index); });
+    tag += 2;
+  }
+}
+
+void GradientReducer::Impl::chunk_done(std::uint32_t index) {
+  if (--chunks_left_[index] != 0) return;
+  const std::lock_guard lock(mutex_);
+  for (const std::uint32_t slot : buckets_[index].slots) parameters_[slot].steps_done = step_ + 1;
+  buckets_done_ += 1;
+  if (closed_ && buckets_done_ == buckets_.size()) complete_step();
+  changed_.notify_all();
+}
+
+// The first step: rank 0 tells all in which order its parameters became ready.
+bool GradientReducer::Impl::learn_order() {
+  if (!order_handle_.valid()) {
+    const std::lock_guard lock(mutex_);
+    if (!order_wanted_) return false;
+    order_wanted_ = false;
+    order_bytes_.clear();
+    if (context_.rank == 0) order_bytes_ = sequence_;
+    order_handle_ = channel_->all_gather({.name = "gradient reducer (order)",
+                                          .signature = context_.signature,
+                                          .tag = channel_->reserve_tags(1),
+                                          .timeout = options_.timeout},
+                                         std::as_bytes(std::span(order_bytes_)),
+                                         slots_.size() * sizeof(std::uint32_t));
+  }
+  if (!order_handle_.test()) return false;
+  const std::vector<std::uint32_t> order =
+      context_.rank == 0 ? order_bytes_ : parse_order(order_handle_.received(0), slots_.size());
+  order_handle_ = {};
+  const std::lock_guard lock(mutex_);
+  adopt_order(order);
+  request_ready_buckets();
+  return true;
+}
+
+// Messages and buffers for an order; with `mutex_` held.
+void GradientReducer::Impl::adopt_order(std::vector<std::uint32_t> order) {
+  order_ = std::move(order);
+  buckets_ = make_buckets({slots_, context_.ranks, threads_.count()}, order_,
+                          {options_.algorithm, options_.bucket_bytes, options_.chunk_count});
+  chunks_left_.clear();
+  for (const Bucket& bucket : buckets_) {
+    chunks_left_.push_back(bucket.chunks.size());
+    for (const ChunkPlan& chunk : bucket.chunks) pipeline_->prepare(chunk);
+  }
+  order_known_ = true;
+}
+
+void GradientReducer::Impl::fail(std::exception_ptr error) {
+  pipeline_->drop();
+  order_handle_ = {};
+  try {
+    std::rethrow_exception(error);
+  } catch (const TransportError&) {
+  } catch (const std::exception& cause) {
+    channel_->poison(cause.what());  // the others would wait for us
+  }
+  const std::lock_guard lock(mutex_);
+  if (error_ == nullptr) error_ = error;
+  changed_.notify_all();
+}
+
+void GradientReducer::Impl::drive_or_fail() {
+  try {
+    if (!drive()) channel_->wait_activity(Clock::now() + kIdleWait);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+// Waits for the driving thread, or drives where there is none.
+void GradientReducer::Impl::wait_until(std::unique_lock<std::mutex>& lock,
+                                       const std::function<bool()>& is_done) {
+  while (!is_done()) {
+    rethrow();
+    if (thread_.joinable()) {
+      changed_.wait(lock);
+    } else {
+      lock.unlock();
+      drive_or_fail();
+      lock.lock();
+    }
+  }
+}
+
+void GradientReducer::Impl::progress() {
+  if (thread_.joinable() || pipeline_ == nullptr || context_.ranks == 1) return;
+  try {
+    while (drive()) {
+    }
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
+  }
+}
+
+}  // namespace tersor

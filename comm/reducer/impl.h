@@ -1,0 +1,153 @@
+// The GradientReducer's inside: parameters, the step under way, and the thread that drives it.
+//
+// A step is open while parameters become ready; `flush` closes it; it is complete when the last
+// bucket is back. The trainer's thread closes and waits, the driving thread (the reducer's own, or
+// the trainer's inside a call) sends. What both touch is guarded by `mutex_`.
+#pragma once
+
+#include "comm/collectives/pipeline.h"
+#include "comm/reducer/buckets.h"
+#include "comm/reducer/residuals.h"
+#include "comm/reducer/rules.h"
+#include "comm/reducer/state.h"
+
+#include <tersor/reducer.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tersor {
+
+struct ReducerHandle::Shared {
+  GradientReducer::Impl* reducer;
+};
+
+struct GradientReducer::Impl {
+  Impl(Transport& transport, ReducerOptions wanted);
+  ~Impl();
+
+  // Parameters (reducer.cc).
+  void add(std::string name, ValueSpan gradient, std::size_t rows, std::size_t columns);
+  std::uint32_t index_of(std::string_view name) const;
+
+  // The trainer's side of a step (steps.cc).
+  ReducerHandle ready(std::uint32_t parameter, std::optional<ValueSpan> gradient);
+  void flush();
+  void wait();
+  void wait_for(std::uint32_t parameter, std::uint32_t step);
+  bool test(std::uint32_t parameter, std::uint32_t step);
+  void progress();
+  void finish_steps();
+
+  // The driving side (driver.cc).
+  void work();
+  bool drive();
+  void drive_or_fail();
+  void wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done);
+  bool learn_order();
+  void adopt_order(std::vector<std::uint32_t> order);
+  void submit(std::uint32_t bucket);
+  void chunk_done(std::uint32_t bucket);
+  void fail(std::exception_ptr error);
+
+  // Checkpoints (checkpoint.cc).
+  ReducerState exact_state();
+  ReducerState portable_state();
+  void load(const ReducerState& state);
+  void check_state(const ReducerState& state) const;
+  void discard_step();
+  void scale_residuals(float factor);
+
+  // Statistics (statistics.cc).
+  ReducerStatistics total_statistics();
+  std::vector<ReducerStatistics> parameter_statistics();
+  void reset_statistics();
+  std::string explain();
+
+  struct Parameter {
+    std::string name;
+    std::string reason;
+    Algorithm algorithm = Algorithm::kAuto;
+    bool ready = false;
+    std::uint32_t steps_done = 0;
+    double relative_error = 0;
+  };
+
+  /// What is counted since the last reset, as of the last complete step.
+  struct Totals {
+    std::uint64_t steps = 0;
+    std::uint64_t sent_bytes = 0;
+    double wire_seconds = 0;
+    double exposed_seconds = 0;
+    std::uint64_t overflows = 0;
+    std::uint64_t discarded = 0;
+    std::vector<SlotCounters> slots;
+  };
+
+  // Steps, with `mutex_` held.
+  void finalize();
+  void start_thread();
+  void rethrow() const;
+  void bind_gradient(std::uint32_t parameter, ValueSpan gradient);
+  void bind_residuals();
+  void mark_missing();
+  void close_step();
+  void request_ready_buckets();
+  void complete_step();
+  bool bucket_ready(const Bucket& bucket) const;
+  void check_requested(std::uint32_t parameter) const;
+  std::uint64_t signature() const;
+  void snapshot_totals();
+
+  const ReducerOptions options_;
+  Rules rules_;
+  std::unique_ptr<Transport> channel_;  ///< of the driving thread
+  std::unique_ptr<Transport> control_;  ///< of the trainer's thread: checkpoints
+  Threads threads_;
+  std::vector<Slot> slots_;
+  std::vector<Parameter> parameters_;
+  std::map<std::string, std::uint32_t, std::less<>> names_;
+  std::vector<std::uint32_t> active_;  ///< one word a parameter, for codecs
+  Residuals residuals_;
+  StateWords words_;
+  ExchangeContext context_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool finalized_ = false;
+  bool stopping_ = false;
+  bool closed_ = false;  ///< the step under way was flushed
+  bool awaited_ = true;  ///< nobody flushed since the last wait
+  bool order_known_ = false;
+  bool order_wanted_ = false;            ///< the driver should learn it
+  std::uint32_t step_ = 0;               ///< complete ones; also the number of the one under way
+  std::vector<std::uint32_t> sequence_;  ///< of `ready` in this step
+  std::vector<std::uint32_t> order_;     ///< rank 0's
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> chunks_left_;  ///< of each bucket; the driver's
+  std::size_t next_bucket_ = 0;           ///< not yet requested
+  std::size_t buckets_done_ = 0;
+  std::deque<std::uint32_t> requested_;  ///< buckets for the driver
+  std::exception_ptr error_;
+  Totals totals_;
+  std::uint64_t sent_before_ = 0;  ///< the last reset
+  double wire_before_ = 0;
+
+  Handle order_handle_;  ///< the driver's
+  std::vector<std::uint32_t> order_bytes_;
+  std::thread thread_;
+};
+
+}  // namespace tersor

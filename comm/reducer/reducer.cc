@@ -1,0 +1,130 @@
+// The GradientReducer's face, and its parameters. The rest stands in steps.cc (the trainer's side),
+// driver.cc (the sending side), checkpoint.cc and statistics.cc.
+#include "comm/reducer/impl.h"
+
+#include <tersor/reducer.h>
+
+#include <utility>
+
+namespace tersor {
+namespace {
+
+unsigned generations(const ReducerOptions& options) {
+  return options.transactions == Transactions::kOn ? 2 : 1;
+}
+
+void check_options(const ReducerOptions& options) {
+  if (options.residual_dtype != Dtype::kF32 && options.residual_dtype != Dtype::kBf16)
+    throw InvalidArgument("residuals are f32 or bf16, not " +
+                          std::string(dtype_name(options.residual_dtype)));
+}
+
+}  // namespace
+
+GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
+    : options_(std::move(wanted)),
+      rules_(options_),
+      channel_(transport.channel()),
+      control_(transport.channel()),
+      threads_(options_.threads),
+      residuals_(options_.residual_dtype, generations(options_)) {
+  check_options(options_);
+  handle_->reducer = this;
+  context_.transport = channel_.get();
+  context_.rank = channel_->rank();
+  context_.ranks = channel_->ranks();
+  context_.name = "gradient reducer";
+  context_.seed = options_.seed;
+  context_.words = &words_;
+  context_.factor =
+      options_.reduction == Reduction::kMean ? 1.0f / static_cast<float>(context_.ranks) : 1.0f;
+  context_.checksum = options_.checksum;
+  context_.timeout = options_.timeout;
+  context_.threads = &threads_;
+}
+
+void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_t rows,
+                                std::size_t columns) {
+  const std::lock_guard lock(mutex_);
+  if (finalized_) throw InvalidArgument("add \"" + name + "\" before the first ready()");
+  if (gradient.memory() != Memory::kHost)
+    throw InvalidArgument("the gradient of \"" + name +
+                          "\" lies on a device, but this transport "
+                          "takes host memory");
+  RuleChoice choice = rules_.choose({name, gradient.count(), rows, columns, gradient.dtype()});
+  Slot slot{.parameter = static_cast<std::uint32_t>(slots_.size()),
+            .count = gradient.count(),
+            .rows = rows,
+            .columns = columns,
+            .dtype = gradient.dtype(),
+            .codec = std::move(choice.codec),
+            .input = gradient,
+            .output = gradient};
+  const Algorithm algorithm = preferred_algorithm(slot, context_.ranks, options_.algorithm);
+  if (!names_.emplace(name, slot.parameter).second)
+    throw InvalidArgument("a parameter \"" + name + "\" was added already");
+  parameters_.push_back(
+      {.name = std::move(name), .reason = std::move(choice.reason), .algorithm = algorithm});
+  slots_.push_back(std::move(slot));
+}
+
+std::uint32_t GradientReducer::Impl::index_of(std::string_view name) const {
+  const auto found = names_.find(name);
+  if (found == names_.end())
+    throw InvalidArgument("no parameter \"" + std::string(name) + "\" was added");
+  return found->second;
+}
+
+bool ReducerHandle::test() const { return shared_->reducer->test(parameter_, step_); }
+void ReducerHandle::wait() const { shared_->reducer->wait_for(parameter_, step_); }
+
+GradientReducer::GradientReducer(Transport& transport, ReducerOptions options)
+    : impl_(std::make_unique<Impl>(transport, std::move(options))) {}
+GradientReducer::~GradientReducer() = default;
+
+void GradientReducer::add(std::string name, ValueSpan gradient, std::size_t rows,
+                          std::size_t columns) {
+  impl_->add(std::move(name), gradient, rows, columns);
+}
+
+ReducerHandle GradientReducer::ready(std::string_view name) {
+  return impl_->ready(impl_->index_of(name), std::nullopt);
+}
+
+ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient) {
+  return impl_->ready(impl_->index_of(name), gradient);
+}
+
+void GradientReducer::flush() { impl_->flush(); }
+void GradientReducer::wait() { impl_->wait(); }
+void GradientReducer::progress() { impl_->progress(); }
+
+void GradientReducer::relearn_order() {
+  impl_->finish_steps();
+  const std::lock_guard lock(impl_->mutex_);
+  impl_->order_known_ = false;
+}
+
+void GradientReducer::scale_residuals(float factor) { impl_->scale_residuals(factor); }
+void GradientReducer::discard_step() { impl_->discard_step(); }
+
+std::vector<std::byte> GradientReducer::save_state() const {
+  return write_state(impl_->exact_state());
+}
+
+std::vector<std::byte> GradientReducer::save_portable_state() const {
+  return write_state(impl_->portable_state());
+}
+
+void GradientReducer::load_state(std::span<const std::byte> state) {
+  impl_->load(read_state(state));
+}
+
+ReducerStatistics GradientReducer::statistics() const { return impl_->total_statistics(); }
+std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
+  return impl_->parameter_statistics();
+}
+void GradientReducer::reset_statistics() { impl_->reset_statistics(); }
+std::string GradientReducer::explain() const { return impl_->explain(); }
+
+}  // namespace tersor

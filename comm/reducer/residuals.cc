@@ -1,0 +1,102 @@
+// See residuals.h.
+#include "comm/reducer/residuals.h"
+
+#include "kernels/common/convert.h"
+#include "kernels/common/elementwise.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace tersor {
+namespace {
+
+// A multiple of 64 bytes, so that the owner's values are as aligned as the sender's.
+std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
+
+}  // namespace
+
+void Residuals::add(std::size_t count, std::size_t owned_count) {
+  Entry entry{count, owned_count, {}};
+  const std::size_t bytes = (sender_room(count) + owned_count) * dtype_bytes(dtype_);
+  for (unsigned i = 0; i < generations_; ++i) {
+    entry.memory.emplace_back(bytes);
+    if (bytes != 0) std::memset(entry.memory.back().pointer(), 0, bytes);
+  }
+  entries_.push_back(std::move(entry));
+}
+
+ValueSpan Residuals::values(std::size_t parameter, unsigned generation, Range range) const {
+  const Buffer& memory = entries_[parameter].memory[generation];
+  return {memory.pointer() + range.first * dtype_bytes(dtype_), range.count, dtype_};
+}
+
+SegmentState Residuals::state(std::size_t parameter, Range range) const {
+  if (range.count == 0) return {};
+  return {values(parameter, current_, range), values(parameter, next(), range), {}, {}};
+}
+
+SegmentState Residuals::sender(std::size_t parameter) const {
+  return state(parameter, {0, entries_[parameter].count});
+}
+
+SegmentState Residuals::owner(std::size_t parameter) const {
+  const Entry& entry = entries_[parameter];
+  return state(parameter, {sender_room(entry.count), entry.owned_count});
+}
+
+ValueSpan Residuals::current_sender(std::size_t parameter) const {
+  const std::size_t count = entries_[parameter].count;
+  return count == 0 ? ValueSpan{} : values(parameter, current_, {0, count});
+}
+
+ValueSpan Residuals::current_owner(std::size_t parameter) const {
+  const Entry& entry = entries_[parameter];
+  if (entry.owned_count == 0) return {};
+  return values(parameter, current_, {sender_room(entry.count), entry.owned_count});
+}
+
+void Residuals::commit() {
+  current_ = next();
+  can_discard_ = generations_ > 1;
+}
+
+bool Residuals::discard() {
+  if (!can_discard_) return false;
+  current_ = next();
+  can_discard_ = false;
+  return true;
+}
+
+void Residuals::scale(float factor) {
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    for (unsigned generation = 0; generation < generations_; ++generation) {
+      const Entry& entry = entries_[i];
+      if (entry.count == 0) continue;
+      const ValueSpan all =
+          values(i, generation, {0, sender_room(entry.count) + entry.owned_count});
+      kernels::scale_values(all.pointer(), all.count(), dtype_, factor);
+    }
+}
+
+void Residuals::clear() {
+  for (Entry& entry : entries_)
+    for (Buffer& memory : entry.memory)
+      if (memory.bytes() != 0) std::memset(memory.pointer(), 0, memory.bytes());
+  can_discard_ = false;
+}
+
+double norm(ConstValueSpan values) {
+  if (values.empty()) return 0.0;
+  double squares = 0;
+  if (values.dtype() == Dtype::kF32) {
+    for (const float value : values.as<float>()) squares += double{value} * value;
+  } else {
+    for (const Bf16 value : values.as<Bf16>()) {
+      const double wide = kernels::to_f32(value);
+      squares += wide * wide;
+    }
+  }
+  return std::sqrt(squares);
+}
+
+}  // namespace tersor

@@ -1,0 +1,64 @@
+// The residuals of all parameters: the sender's, and of what this rank owns the owner's.
+#pragma once
+
+#include "comm/collectives/plan.h"
+
+#include <tersor/buffer.h>
+#include <tersor/codec.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tersor {
+
+/// One parameter's residual memory. Kept in two generations where steps can be thrown away: a step
+/// reads the current one and writes the other.
+class Residuals {
+ public:
+  Residuals(Dtype dtype, unsigned generations) : dtype_(dtype), generations_(generations) {}
+
+  /// Memory for one more parameter, zero at first. Counts of 0 keep nothing.
+  void add(std::size_t count, std::size_t owned_count);
+
+  std::size_t parameters() const { return entries_.size(); }
+  Dtype dtype() const { return dtype_; }
+
+  /// What the next step reads and writes.
+  SegmentState sender(std::size_t parameter) const;
+  SegmentState owner(std::size_t parameter) const;
+
+  /// What stands after the last step.
+  ValueSpan current_sender(std::size_t parameter) const;
+  ValueSpan current_owner(std::size_t parameter) const;
+
+  /// The step's writes count from now on.
+  void commit();
+  /// The last committed step's writes do not count. False where none is kept.
+  bool discard();
+
+  void scale(float factor);
+  void clear();
+
+ private:
+  struct Entry {
+    std::size_t count;
+    std::size_t owned_count;
+    std::vector<Buffer> memory;  ///< a generation each: sender's values, then owner's
+  };
+
+  ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
+  SegmentState state(std::size_t parameter, Range range) const;
+  unsigned next() const { return (current_ + 1) % generations_; }
+
+  Dtype dtype_;
+  unsigned generations_;
+  unsigned current_ = 0;
+  bool can_discard_ = false;
+  std::vector<Entry> entries_;
+};
+
+/// The Euclidean norm of f32 or bf16 values.
+double norm(ConstValueSpan values);
+
+}  // namespace tersor

@@ -1,0 +1,150 @@
+// See state.h. Little-endian: magic u32, version u32, form u8, reduction u8, ranks, rank, step u32,
+// order (count u64, u32 each), parameters (count u64; each: name, count u64, residual, owner),
+// FNV-1a over all of it u64. Texts and lists begin with their length as u64.
+#include "comm/reducer/state.h"
+
+#include <tersor/error.h>
+#include <tersor/wire.h>
+
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+namespace tersor {
+namespace {
+
+constexpr std::uint32_t kStateMagic = 0x54535254;  // "TRST" read as bytes
+constexpr std::uint32_t kStateVersion = 1;
+
+static_assert(std::endian::native == std::endian::little);
+
+std::uint64_t checksum_of(std::span<const std::byte> bytes) {
+  Signature hash;
+  return hash.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()))
+      .value();
+}
+
+class Writer {
+ public:
+  template <typename T>
+  void number(T value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    append(&value, sizeof(T));
+  }
+
+  template <typename T>
+  void list(std::span<const T> values) {
+    number(static_cast<std::uint64_t>(values.size()));
+    append(values.data(), values.size_bytes());
+  }
+
+  std::vector<std::byte> finish() {
+    number(checksum_of(bytes_));
+    return std::move(bytes_);
+  }
+
+ private:
+  void append(const void* source, std::size_t bytes) {
+    const auto* first = static_cast<const std::byte*>(source);
+    bytes_.insert(bytes_.end(), first, first + bytes);
+  }
+
+  std::vector<std::byte> bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  template <typename T>
+  T number() {
+    T value;
+    take(&value, sizeof(T));
+    return value;
+  }
+
+  template <typename List>
+  List list() {
+    const auto count = number<std::uint64_t>();
+    if (count > rest_.size() / sizeof(typename List::value_type)) throw_cut_off();
+    List values(static_cast<std::size_t>(count), {});
+    take(values.data(), values.size() * sizeof(typename List::value_type));
+    return values;
+  }
+
+ private:
+  [[noreturn]] static void throw_cut_off() {
+    throw InvalidArgument("the reducer's state is cut off");
+  }
+
+  void take(void* target, std::size_t bytes) {
+    if (bytes > rest_.size()) throw_cut_off();
+    if (bytes != 0) std::memcpy(target, rest_.data(), bytes);
+    rest_ = rest_.subspan(bytes);
+  }
+
+  std::span<const std::byte> rest_;
+};
+
+std::span<const std::byte> check_envelope(std::span<const std::byte> bytes) {
+  constexpr std::size_t kTrailer = sizeof(std::uint64_t);
+  if (bytes.size() < 2 * sizeof(std::uint32_t) + kTrailer)
+    throw InvalidArgument("these " + std::to_string(bytes.size()) +
+                          " bytes are no reducer's state");
+  Reader head(bytes);
+  if (head.number<std::uint32_t>() != kStateMagic)
+    throw InvalidArgument("these bytes are no reducer's state (the first four are others)");
+  const auto version = head.number<std::uint32_t>();
+  if (version != kStateVersion)
+    throw InvalidArgument("the reducer's state is of version " + std::to_string(version) +
+                          "; this build reads version " + std::to_string(kStateVersion));
+  const auto body = bytes.first(bytes.size() - kTrailer);
+  if (Reader(bytes.last(kTrailer)).number<std::uint64_t>() != checksum_of(body))
+    throw InvalidArgument("the reducer's state is damaged (its checksum is another)");
+  return body.subspan(2 * sizeof(std::uint32_t));
+}
+
+}  // namespace
+
+std::vector<std::byte> write_state(const ReducerState& state) {
+  Writer writer;
+  writer.number(kStateMagic);
+  writer.number(kStateVersion);
+  writer.number(state.form);
+  writer.number(state.reduction);
+  writer.number(state.ranks);
+  writer.number(state.rank);
+  writer.number(state.step);
+  writer.list(std::span<const std::uint32_t>(state.order));
+  writer.number(static_cast<std::uint64_t>(state.parameters.size()));
+  for (const ReducerState::Parameter& parameter : state.parameters) {
+    writer.list(std::span<const char>(parameter.name));
+    writer.number(parameter.count);
+    writer.list(std::span<const float>(parameter.residual));
+    writer.list(std::span<const float>(parameter.owner));
+  }
+  return writer.finish();
+}
+
+ReducerState read_state(std::span<const std::byte> bytes) {
+  Reader reader(check_envelope(bytes));
+  ReducerState state;
+  state.form = reader.number<ReducerState::Form>();
+  state.reduction = reader.number<Reduction>();
+  state.ranks = reader.number<std::uint32_t>();
+  state.rank = reader.number<std::uint32_t>();
+  state.step = reader.number<std::uint32_t>();
+  state.order = reader.list<std::vector<std::uint32_t>>();
+  const auto parameters = reader.number<std::uint64_t>();
+  for (std::uint64_t i = 0; i < parameters; ++i) {
+    ReducerState::Parameter parameter;
+    parameter.name = reader.list<std::string>();
+    parameter.count = reader.number<std::uint64_t>();
+    parameter.residual = reader.list<std::vector<float>>();
+    parameter.owner = reader.list<std::vector<float>>();
+    state.parameters.push_back(std::move(parameter));
+  }
+  return state;
+}
+
+}  // namespace tersor
