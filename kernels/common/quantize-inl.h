@@ -1,0 +1,309 @@
+// The loops of int8 and int4 for one instruction set; `Format` is Int8Format or Int4Format. A block
+// is read once: its p is kept in the first-level cache between its maximum and its codes. Bytes a
+// value, f32: encode 4 read and 1 (int4: 1/2) written; with feedback 4 more read and 4 more
+// written.
+#if defined(TERSOR_KERNELS_COMMON_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_COMMON_QUANTIZE_INL_H_
+#undef TERSOR_KERNELS_COMMON_QUANTIZE_INL_H_
+#else
+#define TERSOR_KERNELS_COMMON_QUANTIZE_INL_H_
+#endif
+
+#include "kernels/common/codes-inl.h"
+#include "kernels/common/feedback-inl.h"
+#include "kernels/common/float_mode.h"
+#include "kernels/common/noise-inl.h"
+#include "kernels/common/quantize.h"
+#include "kernels/common/quantize_formulas.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kGroup = 4 * kLanes;  // values whose codes are packed at once
+
+/// The bytes of a tile of codes, or of what `count` values of it take.
+template <class Format>
+constexpr std::size_t code_bytes(std::size_t count) {
+  return (count * Format::kBits + 7) / 8;
+}
+
+/// The largest magnitude of a block, while `value(index)` gives its vectors.
+template <class Format, class Value>
+HWY_INLINE std::uint32_t absmax_bits(Value&& value) {
+  const VI32 no_sign = hn::Set(I32(), 0x7fffffff);
+  VI32 most[4] = {hn::Zero(I32()), hn::Zero(I32()), hn::Zero(I32()), hn::Zero(I32())};
+  for (std::size_t i = 0; i < Format::kBlock; i += kGroup)
+    for (std::size_t k = 0; k < 4; ++k)
+      most[k] = hn::Max(most[k], hn::And(hn::BitCast(I32(), value(i + k * kLanes)), no_sign));
+  const VI32 all = hn::Max(hn::Max(most[0], most[1]), hn::Max(most[2], most[3]));
+  return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), all)));
+}
+
+/// Where one block goes. Each pointer has room for a whole block.
+template <typename E>
+struct BlockOutput {
+  std::int8_t* codes;  // one byte each
+  Pointer<const E> residual_in;
+  Pointer<E> residual_out;
+  const std::uint8_t* noise;  // null: nearest
+};
+
+/// The codes of kLanes values, and their new residual.
+template <typename Residual>  // a pointer, or Absent
+HWY_INLINE VI32 nearest_codes(VF32 p, VF32 scale, VF32 inverse, Residual residual) {
+  const VF32 magic = hn::Set(F32(), kNearestMagic);
+  const VF32 sum = fused(p, inverse, magic);
+  if constexpr (!std::is_same_v<Residual, Absent>)
+    store_values(hn::Sub(p, hn::Mul(hn::Sub(sum, magic), scale)), residual);
+  return hn::Sub(hn::BitCast(I32(), sum), hn::Set(I32(), kNearestBits));
+}
+
+template <typename Residual>
+HWY_INLINE VI32 stochastic_codes(VF32 p, VF32 scale, VF32 inverse, const std::uint8_t* noise,
+                                 Residual residual) {
+  const hn::Rebind<std::uint8_t, I32> narrow;
+  const VI32 random = hn::PromoteTo(I32(), hn::LoadU(narrow, noise));
+  const VI32 sum = hn::BitCast(I32(), fused(p, inverse, hn::Set(F32(), kStochasticMagic)));
+  const VI32 fraction = hn::Sub(sum, hn::Set(I32(), kStochasticBits));
+  const VI32 codes = hn::ShiftRight<8>(hn::Add(fraction, random));
+  if constexpr (!std::is_same_v<Residual, Absent>)
+    store_values(hn::Sub(p, hn::Mul(hn::ConvertTo(F32(), codes), scale)), residual);
+  return codes;
+}
+
+/// Codes and residual of a block that is not poisoned.
+template <class Format, typename E>
+HWY_INLINE void quantize_block(const float* p, const BlockScale& block, const BlockOutput<E>& out) {
+  const VF32 scale = hn::Set(F32(), block.scale);
+  const VF32 inverse = hn::Set(F32(), block.inverse);
+  const auto group = [&](auto&& codes_of) {
+    for (std::size_t i = 0; i < Format::kBlock; i += kGroup)
+      store_codes(codes_of(i), codes_of(i + kLanes), codes_of(i + 2 * kLanes),
+                  codes_of(i + 3 * kLanes), out.codes + i);
+  };
+  if (out.noise == nullptr)
+    group([&](std::size_t i) {
+      return nearest_codes(load_values(p + i), scale, inverse, out.residual_out + i);
+    });
+  else
+    group([&](std::size_t i) {
+      return stochastic_codes(load_values(p + i), scale, inverse, out.noise + i,
+                              out.residual_out + i);
+    });
+}
+
+/// All codes 0; the residual stays what it was.
+template <class Format, typename E>
+HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
+  std::fill_n(out.codes, Format::kBlock, std::int8_t{0});
+  if constexpr (!std::is_same_v<E, Absent>)
+    if (out.residual_out != out.residual_in)
+      std::copy_n(out.residual_in, Format::kBlock, out.residual_out);
+}
+
+/// Writes the blocks of a range in order.
+template <class Format, typename E>
+class Quantizer {
+ public:
+  template <class Arguments>  // QuantizeEncode or QuantizeReduce
+  explicit Quantizer(const Arguments& arguments)
+      : noise_(arguments.noise),
+        scales_(arguments.scales),
+        codes_(arguments.codes, arguments.store),
+        residual_(arguments.feedback.residual_out,
+                  residual_store(arguments.feedback, arguments.store)) {}
+
+  /// The block at `first`, of which `count` values are real; `absmax` is the largest magnitude of
+  /// p.
+  HWY_INLINE void write(std::size_t first, std::size_t count, const float* p, std::uint32_t absmax,
+                        Pointer<const E> residual_in) {
+    const BlockScale scale = block_scale<Format>(absmax);
+    *scales_++ = scale.scale;
+    std::byte* bytes = codes_.tile(code_bytes<Format>(count));
+    auto* codes = Format::kBits == 8 ? reinterpret_cast<std::int8_t*>(bytes) : wide_codes_;
+    const BlockOutput<E> out{codes, residual_in, residual_.tile(count),
+                             noise_.at(first, Format::kBlock)};
+    if (HWY_UNLIKELY(scale.poisoned))
+      poison_block<Format>(out);
+    else
+      quantize_block<Format>(p, scale, out);
+    if constexpr (Format::kBits == 4)
+      for (std::size_t i = 0; i < Format::kBlock; i += kNibbleStep)
+        pack_nibbles(wide_codes_ + i, bytes + i / 2);
+    codes_.take(code_bytes<Format>(count));
+    residual_.take(count);
+  }
+
+ private:
+  NoiseBytes noise_;
+  float* scales_;
+  Output<std::byte, code_bytes<Format>(Format::kBlock)> codes_;
+  Output<E, Format::kBlock> residual_;
+  alignas(kLine) std::int8_t wide_codes_[Format::kBits == 4 ? Format::kBlock : 1];
+};
+
+template <class Format, typename G, typename E>
+void encode_range(const QuantizeEncode& arguments) {
+  constexpr std::size_t kBlock = Format::kBlock;
+  constexpr bool kPlain =
+      std::is_same_v<G, float> && std::is_same_v<E, Absent>;  // p lies in memory
+  const Factors factors(arguments.feedback);
+  Input<G, kBlock> gradients(arguments.gradient, arguments.count);
+  Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
+  Quantizer<Format, E> quantizer(arguments);
+  alignas(kLine) float sums[kPlain ? 1 : kBlock];
+  for (std::size_t first = 0; first < arguments.count; first += kBlock) {
+    const G* gradient = gradients.tile(first);
+    const Pointer<const E> residual = residuals.tile(first);
+    const std::uint32_t absmax = absmax_bits<Format>([&](std::size_t i) {
+      const VF32 p = with_feedback(gradient + i, residual + i, factors);
+      if constexpr (!kPlain) hn::Store(p, F32(), sums + i);
+      return p;
+    });
+    const float* p;
+    if constexpr (kPlain)
+      p = gradient;
+    else
+      p = sums;
+    quantizer.write(first, std::min(kBlock, arguments.count - first), p, absmax, residual);
+  }
+}
+
+/// The payloads of a range, whose codes are lent in whole blocks.
+template <class Format>
+class Payloads {
+ public:
+  Payloads(std::span<const QuantizedView> views, std::size_t count)
+      : views_(views), count_(count) {}
+
+  std::size_t ranks() const { return views_.size(); }
+
+  /// sum + code · (scale · factor) for the kGroup values at `index` of the block at `first`.
+  HWY_INLINE void add(std::size_t rank, std::size_t first, std::size_t index, float factor,
+                      VF32 (&sum)[4]) {
+    alignas(kLine) std::int8_t room[Format::kBits == 4 ? kGroup : 1];
+    const std::int8_t* codes = wide_codes(rank, first, index, room);
+    const VF32 scale = scale_of(rank, first, factor);
+    for (std::size_t k = 0; k < 4; ++k)
+      sum[k] = fused(load_codes(codes + k * kLanes), scale, sum[k]);
+  }
+
+  /// code · (scale · factor); zeros where there is no payload.
+  HWY_INLINE void assign(std::size_t rank, std::size_t first, std::size_t index, float factor,
+                         VF32 (&sum)[4]) {
+    alignas(kLine) std::int8_t room[Format::kBits == 4 ? kGroup : 1];
+    const std::int8_t* codes = wide_codes(rank, first, index, room);
+    const VF32 scale = scale_of(rank, first, factor);
+    for (std::size_t k = 0; k < 4; ++k) sum[k] = hn::Mul(load_codes(codes + k * kLanes), scale);
+  }
+
+ private:
+  HWY_INLINE VF32 scale_of(std::size_t rank, std::size_t first, float factor) const {
+    return hn::Set(F32(), views_[rank].scales[first / Format::kBlock] * factor);
+  }
+
+  /// kGroup codes as one byte each; `room` is where nibbles are unpacked.
+  HWY_INLINE const std::int8_t* wide_codes(std::size_t rank, std::size_t first, std::size_t index,
+                                           [[maybe_unused]] std::int8_t* room) {
+    const std::byte* codes = block_codes(rank, first) + code_bytes<Format>(index);
+    if constexpr (Format::kBits == 8) return reinterpret_cast<const std::int8_t*>(codes);
+    for (std::size_t i = 0; i < kGroup; i += kNibbleStep) unpack_nibbles(codes + i / 2, room + i);
+    return room;
+  }
+
+  HWY_INLINE const std::byte* block_codes(std::size_t rank, std::size_t first) {
+    const std::byte* codes = views_[rank].codes + code_bytes<Format>(first);
+    return HWY_LIKELY(first + Format::kBlock <= count_) ? codes : padded(codes, count_ - first);
+  }
+
+  HWY_NOINLINE const std::byte* padded(const std::byte* codes, std::size_t count) {
+    const std::byte* end = codes + code_bytes<Format>(count);
+    std::fill(std::copy(codes, end, padded_), std::end(padded_), std::byte{});
+    return padded_;
+  }
+
+  const std::span<const QuantizedView> views_;
+  const std::size_t count_;
+  alignas(kLine) std::byte padded_[code_bytes<Format>(Format::kBlock)];
+};
+
+template <class Format, typename T>
+void decode_range(const QuantizeDecode& arguments) {
+  constexpr std::size_t kBlock = Format::kBlock;
+  const bool adds = arguments.mode == DecodeMode::kAdd;
+  const float factor = arguments.factor;
+  Payloads<Format> payloads(arguments.payloads, arguments.count);
+  Input<T, kBlock> olds(arguments.output, arguments.count);
+  Output<T, kBlock> output(arguments.output, adds ? Store::kCached : arguments.store);
+  for (std::size_t first = 0; first < arguments.count; first += kBlock) {
+    const std::size_t count = std::min(kBlock, arguments.count - first);
+    const T* old = adds ? olds.tile(first) : nullptr;
+    T* values = output.tile(count);
+    for (std::size_t i = 0; i < kBlock; i += kGroup) {
+      VF32 sum[4];
+      std::size_t rank = 0;
+      if (adds)
+        for (std::size_t k = 0; k < 4; ++k) sum[k] = load_values(old + i + k * kLanes);
+      else
+        payloads.assign(rank++, first, i, factor, sum);
+      for (; rank < payloads.ranks(); ++rank) payloads.add(rank, first, i, factor, sum);
+      for (std::size_t k = 0; k < 4; ++k) store_values(sum[k], values + i + k * kLanes);
+    }
+    output.take(count);
+  }
+}
+
+template <class Format, typename E>
+void reduce_range(const QuantizeReduce& arguments) {
+  constexpr std::size_t kBlock = Format::kBlock;
+  const Factors factors(arguments.feedback);
+  Payloads<Format> payloads(arguments.payloads, arguments.count);
+  Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
+  Quantizer<Format, E> quantizer(arguments);
+  alignas(kLine) float sums[kBlock];
+  for (std::size_t first = 0; first < arguments.count; first += kBlock) {
+    const Pointer<const E> residual = residuals.tile(first);
+    for (std::size_t i = 0; i < kBlock; i += kGroup) {
+      VF32 sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
+      for (std::size_t rank = 0; rank < payloads.ranks(); ++rank)
+        payloads.add(rank, first, i, 1.0f, sum);
+      for (std::size_t k = 0; k < 4; ++k)
+        hn::Store(add_residual(sum[k], residual + i + k * kLanes, factors), F32(),
+                  sums + i + k * kLanes);
+    }
+    const std::uint32_t absmax =
+        absmax_bits<Format>([&](std::size_t i) { return hn::Load(F32(), sums + i); });
+    quantizer.write(first, std::min(kBlock, arguments.count - first), sums, absmax, residual);
+  }
+}
+
+// The entry points, by types.
+
+template <class Format>
+void encode(const QuantizeEncode& arguments) {
+  const DefaultFloatMode mode;
+  visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
+    visit_residual(arguments.feedback, [&](auto residual) {
+      encode_range<Format, decltype(gradient), decltype(residual)>(arguments);
+    });
+  });
+}
+
+template <class Format>
+void decode(const QuantizeDecode& arguments) {
+  const DefaultFloatMode mode;
+  visit_gradient_dtype(arguments.dtype,
+                       [&](auto value) { decode_range<Format, decltype(value)>(arguments); });
+}
+
+template <class Format>
+void reduce(const QuantizeReduce& arguments) {
+  const DefaultFloatMode mode;
+  visit_residual(arguments.feedback,
+                 [&](auto residual) { reduce_range<Format, decltype(residual)>(arguments); });
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_COMMON_QUANTIZE_INL_H_

@@ -1,0 +1,18 @@
+// int8 on the CPU; what the arguments mean stands in kernels/common/quantize.h, the arithmetic in
+// kernels/common/quantize_formulas.h. Same bytes on every instruction set.
+#pragma once
+
+#include "kernels/common/quantize.h"
+
+namespace tersor::kernels {
+
+/// Quantises a range, with or without error feedback.
+void int8_encode(const QuantizeEncode& arguments);
+
+/// Decodes the sum of one or more payloads.
+void int8_decode(const QuantizeDecode& arguments);
+
+/// Adds payloads and quantises their sum.
+void int8_reduce(const QuantizeReduce& arguments);
+
+}  // namespace tersor::kernels
