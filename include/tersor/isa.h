@@ -22,8 +22,8 @@ std::vector<Isa> available_isas();
 /// that are.
 Isa current_isa();
 
-/// Forces one for the whole process (tests and benchmarks; not while a codec runs); nullopt: the
-/// best. Throws InvalidArgument where it is not available, and lists those that are.
+/// Forces one for the whole process (tests and benchmarks; not while a codec runs); nullopt: no
+/// longer. Throws InvalidArgument where it is not available, and lists those that are.
 void force_isa(std::optional<Isa> isa);
 
 /// The Isa of a name. Throws InvalidArgument that lists the names.

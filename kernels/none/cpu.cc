@@ -1,0 +1,71 @@
+// none on the CPU: the loops of kernels/common/cast-inl.h, once for each instruction set.
+
+#include "kernels/none/cpu.h"
+
+#include "kernels/common/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/none/cpu.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "kernels/common/cast-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+/// Copies what needs no arithmetic.
+template <typename T>
+void copy_range(const CastEncode& arguments) {
+  Input<T, kTile> gradients(arguments.gradient, arguments.count);
+  Output<T, kTile> values(arguments.values, arguments.store);
+  for (std::size_t first = 0; first < arguments.count; first += kTile) {
+    const std::size_t count = std::min(kTile, arguments.count - first);
+    std::copy_n(gradients.tile(first), kTile, values.tile(count));
+    values.take(count);
+  }
+}
+
+void none_encode_on(const CastEncode& arguments) {
+  const DefaultFloatMode mode;
+  visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
+    using T = decltype(gradient);
+    visit_residual(arguments.feedback, [&](auto residual) {
+      if constexpr (std::is_same_v<decltype(residual), Absent>)
+        copy_range<T>(arguments);
+      else
+        cast_encode_range<T, T, decltype(residual)>(arguments);
+    });
+  });
+}
+
+void none_decode_on(const CastDecode& arguments) {
+  const DefaultFloatMode mode;
+  visit_gradient_dtype(arguments.dtype, [&](auto value) {
+    cast_decode_range<decltype(value), decltype(value)>(arguments);
+  });
+}
+
+void none_reduce_on(const CastReduce& arguments, Dtype dtype) {
+  visit_gradient_dtype(dtype, [&](auto value) { cast_reduce<decltype(value)>(arguments); });
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/common/dispatch.h"
+
+namespace tersor::kernels {
+
+HWY_EXPORT(none_encode_on);
+HWY_EXPORT(none_decode_on);
+HWY_EXPORT(none_reduce_on);
+
+void none_encode(const CastEncode& arguments) { TERSOR_DISPATCH(none_encode_on)(arguments); }
+void none_decode(const CastDecode& arguments) { TERSOR_DISPATCH(none_decode_on)(arguments); }
+void none_reduce(const CastReduce& arguments, Dtype dtype) {
+  TERSOR_DISPATCH(none_reduce_on)(arguments, dtype);
+}
+
+}  // namespace tersor::kernels
+#endif

@@ -1,0 +1,18 @@
+// none: gradients as they are. The wire's type is the gradient's own. What the arguments mean
+// stands in kernels/common/cast.h.
+#pragma once
+
+#include "kernels/common/cast.h"
+
+namespace tersor::kernels {
+
+/// Copies a range bit for bit; with error feedback writes p, whose residual is 0 for an f32.
+void none_encode(const CastEncode& arguments);
+
+/// Decodes the sum of one or more payloads of the output's type.
+void none_decode(const CastDecode& arguments);
+
+/// Adds payloads of type `dtype` and rounds their sum to it.
+void none_reduce(const CastReduce& arguments, Dtype dtype);
+
+}  // namespace tersor::kernels
