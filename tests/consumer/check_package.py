@@ -35,7 +35,7 @@ def by_pkg_config(prefix, source, compiler):
     program = source.with_suffix(".program")
     run(compiler, "-std=c++20", *shlex.split(os.environ.get("CXXFLAGS", "")), source, "-o", program,
         *shlex.split(flags.stdout))
-    run(program)
+    run(program, env={**os.environ, "LD_LIBRARY_PATH": str(folder.parent)})  # where it is shared
 
 
 def readme_programs():
