@@ -74,13 +74,16 @@ class CastWriter {
 template <typename Wire, typename G, typename E>
 std::size_t cast_encode_range(const CastEncode& arguments) {
   const Factors factors(arguments.feedback);
+  const VF32 factor = hn::Set(F32(), arguments.factor);
   Input<G, kTile> gradients(arguments.gradient, arguments.count);
   CastWriter<Wire, E> writer(arguments);
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
     const G* gradient = gradients.tile(first);
     writer.write(first, std::min(kTile, arguments.count - first),
-                 [&](std::size_t i, Pointer<const E> residual)
-                     HWY_ATTR { return with_feedback(gradient + i, residual, factors); });
+                 [&](std::size_t i, Pointer<const E> residual) HWY_ATTR {
+                   const VF32 p = with_feedback(gradient + i, residual, factors);
+                   return std::is_same_v<E, Absent> ? hn::Mul(p, factor) : p;
+                 });
   }
   return writer.overflows();
 }

@@ -30,7 +30,7 @@ void none_encode_on(const CastEncode& arguments) {
   visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
     using T = decltype(gradient);
     visit_residual(arguments.feedback, [&](auto residual) {
-      if constexpr (std::is_same_v<decltype(residual), Absent>)
+      if (std::is_same_v<decltype(residual), Absent> && arguments.factor == 1)
         copy_range<T>(arguments);
       else
         cast_encode_range<T, T, decltype(residual)>(arguments);

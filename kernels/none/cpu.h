@@ -6,7 +6,8 @@
 
 namespace tersor::kernels {
 
-/// Copies a range bit for bit; with error feedback writes p, whose residual is 0 for an f32.
+/// Copies a range bit for bit, or multiplies it by a factor; with error feedback writes p, whose
+/// residual is 0 for an f32.
 void none_encode(const CastEncode& arguments);
 
 /// Decodes the sum of one or more payloads of the output's type.
