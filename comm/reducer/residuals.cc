@@ -74,7 +74,7 @@ void Residuals::scale(float factor) {
       if (entry.count == 0) continue;
       const ValueSpan all =
           values(i, generation, {0, sender_room(entry.count) + entry.owned_count});
-      kernels::scale_values(all.pointer(), all.count(), dtype_, factor);
+      kernels::scale_values(all.pointer(), dtype_, all.count(), factor);
     }
 }
 

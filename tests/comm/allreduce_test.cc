@@ -1,0 +1,226 @@
+// allreduce: every rank ends with the same bits, near the true sum, whatever the chunks are.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <string>
+#include <tuple>
+
+namespace tersor {
+namespace {
+
+using testing::exact_sum;
+using testing::gradients;
+using testing::on_ranks;
+using testing::squared_error;
+using testing::Values;
+
+struct Way {
+  std::string codec;
+  Algorithm algorithm;
+  double allowed;  // squared error of the sum, relative
+};
+
+std::ostream& operator<<(std::ostream& out, const Way& way) {
+  return out << way.codec << " " << algorithm_name(way.algorithm);
+}
+
+const Way kWays[] = {
+    {"none", Algorithm::kAuto, 1e-12},
+    {"none", Algorithm::kNative, 1e-12},
+    {"none", Algorithm::kTwoShot, 1e-12},
+    {"none", Algorithm::kOneShot, 1e-12},
+    {"bf16", Algorithm::kNative, 6e-5},
+    {"bf16", Algorithm::kTwoShot, 1e-5},
+    {"f16", Algorithm::kNative, 1e-6},
+    {"f16", Algorithm::kOneShot, 1e-6},
+    {"int8", Algorithm::kTwoShot, 3e-4},
+    {"int8", Algorithm::kOneShot, 2e-4},
+    {"int8:rounding=stochastic", Algorithm::kTwoShot, 6e-4},
+    {"int4", Algorithm::kTwoShot, 6e-2},
+    {"int4", Algorithm::kOneShot, 3e-2},
+    {"int4:rounding=stochastic", Algorithm::kOneShot, 6e-2},
+    {"topk:density=1", Algorithm::kOneShot, 1e-12},
+    {"topk:density=0.1,values=int8", Algorithm::kOneShot, 1.0},
+};
+
+class Allreduce : public ::testing::TestWithParam<std::tuple<Way, int>> {
+ protected:
+  static std::vector<Values> reduce(const std::vector<Values>& inputs, CollectiveOptions options) {
+    const Way& way = std::get<0>(GetParam());
+    options.codec = way.codec;
+    options.algorithm = way.algorithm;
+    return on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+      allreduce(transport, gradient, options);
+    });
+  }
+};
+
+TEST_P(Allreduce, EndsWithTheSameBitsNearTheSum) {
+  const auto& [way, ranks] = GetParam();
+  for (const std::size_t count : {0ul, 1ul, 255ul, 256ul, 257ul, 4099ul, 100003ul}) {
+    const auto inputs = gradients(ranks, count);
+    const auto outputs = reduce(inputs, {});
+    for (const Values& output : outputs) ASSERT_EQ(output, outputs.front()) << count;
+    if (ranks == 1) {
+      EXPECT_EQ(outputs.front(), inputs.front());
+    }
+    EXPECT_LE(squared_error(outputs.front(), exact_sum(inputs)), way.allowed) << count;
+  }
+}
+
+TEST_P(Allreduce, DependsNotOnTheChunks) {
+  const auto& [way, ranks] = GetParam();
+  const auto inputs = gradients(ranks, 50021, 7);
+  const auto whole = reduce(inputs, {.chunk_count = std::size_t{1} << 30});
+  for (const std::size_t chunk : {1ul, 4096ul, 20000ul})
+    EXPECT_EQ(reduce(inputs, {.chunk_count = chunk}), whole) << chunk;
+}
+
+TEST_P(Allreduce, AMeanIsTheSumOverRanks) {
+  const auto& [way, ranks] = GetParam();
+  const auto inputs = gradients(ranks, 3001, 3);
+  auto wanted = exact_sum(inputs);
+  for (double& value : wanted) value /= ranks;
+  const auto outputs = reduce(inputs, {.reduction = Reduction::kMean});
+  EXPECT_LE(squared_error(outputs.front(), wanted), way.allowed);
+}
+
+TEST_P(Allreduce, TakesHalfPrecisionGradients) {
+  const auto& [way, ranks] = GetParam();
+  std::vector<std::vector<Bf16>> halves(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank)
+    for (int i = 0; i < 1030; ++i)  // powers of two: exact in bf16, sums too
+      halves[static_cast<std::size_t>(rank)].push_back({static_cast<std::uint16_t>(0x3f80)});
+  run_ranks(ranks, {}, [&, &way = way](Transport& transport) {
+    auto& mine = halves[static_cast<std::size_t>(transport.rank())];
+    allreduce(transport, mine, {.codec = way.codec, .algorithm = way.algorithm});
+  });
+  if (way.codec.find("0.1") != std::string::npos || ranks > 4) return;
+  const float wanted = static_cast<float>(ranks);
+  for (const auto& one : halves)
+    for (const Bf16 value : one) {
+      ASSERT_NEAR(std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16), wanted,
+                  0.02f * wanted);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Allreduce,
+                         ::testing::Combine(::testing::ValuesIn(kWays),
+                                            ::testing::Values(1, 2, 3, 4, 8)));
+
+TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
+  for (const std::string codec : {"int8", "int4"}) {
+    double epsilon = 0;
+    for (const int ranks : {1, 2, 4, 16, 64}) {
+      const auto inputs = gradients(std::max(ranks, 2), 1 << 15, 11);
+      if (ranks == 1) {  // one quantisation: two ranks, each decodes both at once
+        const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+          allreduce(transport, gradient, {.codec = codec, .algorithm = Algorithm::kOneShot});
+        });
+        epsilon = squared_error(outputs.front(), exact_sum(inputs));
+        continue;
+      }
+      const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+        allreduce(transport, gradient, {.codec = codec, .algorithm = Algorithm::kTwoShot});
+      });
+      const double found = squared_error(outputs.front(), exact_sum(inputs));
+      EXPECT_LE(found, 2 * epsilon * 1.05) << codec << " on " << ranks << " ranks";
+      EXPECT_GE(found, 1.5 * epsilon) << codec << " on " << ranks << " ranks";
+    }
+  }
+}
+
+TEST(AllreduceFeedback, WhatIsNotSentIsKept) {
+  constexpr int kRanks = 4, kSteps = 6;
+  constexpr std::size_t kCount = 9001;
+  for (const std::string codec : {"int8+ef", "int4+ef", "topk:density=0.05+ef", "bf16+ef"}) {
+    std::vector<double> sent(kCount, 0.0), wanted(kCount, 0.0);
+    std::vector<Values> residuals(kRanks, Values(kCount)), owners(kRanks);
+    std::vector<StateWords> words(kRanks);
+    for (int rank = 0; rank < kRanks; ++rank)
+      owners[static_cast<std::size_t>(rank)].resize(owned_count(kCount, rank, kRanks, 5));
+    for (int step = 0; step < kSteps; ++step) {
+      const auto inputs = gradients(kRanks, kCount, 100 + static_cast<std::uint64_t>(step));
+      const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+        const auto rank = static_cast<std::size_t>(transport.rank());
+        const CollectiveState state{residuals[rank], owners[rank], &words[rank]};
+        allreduce(transport, gradient, {.codec = codec, .state = &state, .parameter = 5});
+      });
+      const auto sum = exact_sum(inputs);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        wanted[i] += sum[i];
+        sent[i] += outputs.front()[i];
+      }
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      EXPECT_EQ(words[index].step, kSteps);
+      for (std::size_t i = 0; i < kCount; ++i) sent[i] += residuals[index][i];
+    }
+    // Parameter 5 on 4 ranks: part s is owned by rank (s + 5) mod 4.
+    std::size_t next = 0;
+    for (int part = 0; part < kRanks; ++part)
+      for (const float value : owners[static_cast<std::size_t>((part + 5) % kRanks)])
+        sent[next++] += value;
+    for (std::size_t i = 0; i < kCount; ++i)
+      ASSERT_NEAR(sent[i], wanted[i], 2e-4) << codec << " at " << i;
+  }
+}
+
+TEST(AllreduceFeedback, WithoutAStateIsAnErrorThatSaysWhatToDo) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values gradient(1000, 1.0f);
+    try {
+      allreduce(transport, gradient, {.codec = "int8+ef"});
+      FAIL();
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("state"), std::string::npos) << error.what();
+    }
+  });
+}
+
+TEST(AllreduceFeedback, AnOwnersResidualOfAnotherCountIsAnError) {
+  run_ranks(4, {}, [](Transport& transport) {
+    Values gradient(100000, 1.0f), residual(100000);
+    StateWords words;
+    const CollectiveState state{residual, {}, &words};
+    EXPECT_THROW(allreduce(transport, gradient, {.codec = "int8+ef", .state = &state}),
+                 InvalidArgument);
+  });
+}
+
+TEST(AllreduceValues, AnOverflowReachesEveryRank) {
+  for (const std::string codec : {"none", "bf16", "int8", "int4", "topk:density=0.1"}) {
+    auto inputs = gradients(3, 5000);
+    inputs[1][777] = INFINITY;
+    const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+      allreduce(transport, gradient, {.codec = codec});
+    });
+    for (const Values& output : outputs) {
+      bool finite = true;
+      for (const float value : output) finite &= std::isfinite(value);
+      EXPECT_FALSE(finite) << codec;
+    }
+  }
+}
+
+TEST(AllreduceStatistics, CountWhatTheTransportSent) {
+  run_ranks(4, {}, [](Transport& transport) {
+    Values gradient = testing::gaussian(1 << 20, 3);
+    CollectiveStatistics none, int8;
+    allreduce(transport, gradient, {.codec = "none", .statistics = &none});
+    allreduce(transport, gradient, {.codec = "int8", .statistics = &int8});
+    EXPECT_EQ(none.algorithm, Algorithm::kNative);
+    EXPECT_EQ(int8.algorithm, Algorithm::kTwoShot);
+    EXPECT_NEAR(static_cast<double>(none.sent_bytes), 1.5 * 4 * (1 << 20), 0.01 * 6 * (1 << 20));
+    EXPECT_NEAR(static_cast<double>(none.sent_bytes) / static_cast<double>(int8.sent_bytes), 3.93,
+                0.03);
+  });
+}
+
+}  // namespace
+}  // namespace tersor

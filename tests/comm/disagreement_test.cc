@@ -1,0 +1,151 @@
+// Ranks that do not call the same, that throw, leave or stall: everybody gets an error in time.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+namespace tersor {
+namespace {
+
+using testing::gaussian;
+using testing::Values;
+
+using Call = std::function<void(Transport&)>;
+
+// How many ranks ended with a TransportError; their messages in `messages`.
+int failures(int ranks, const Call& call, std::vector<std::string>* messages = nullptr) {
+  std::mutex mutex;
+  int failed = 0;
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    try {
+      call(transport);
+    } catch (const TransportError& error) {
+      const std::lock_guard lock(mutex);
+      ++failed;
+      if (messages != nullptr) messages->push_back(error.what());
+    }
+  });
+  return failed;
+}
+
+void reduce(Transport& transport, std::size_t count, const CollectiveOptions& options) {
+  Values gradient = gaussian(count, 1);
+  allreduce(transport, gradient, options);
+}
+
+TEST(Disagreement, OnTheCodecEndsOnAllRanks) {
+  for (const int odd : {0, 2, 3})
+    EXPECT_EQ(failures(4,
+                       [&](Transport& transport) {
+                         reduce(transport, 70000,
+                                {.codec = transport.rank() == odd ? "int4" : "int8"});
+                       }),
+              4);
+}
+
+TEST(Disagreement, OnTheCountEndsOnAllRanks) {
+  EXPECT_EQ(failures(3,
+                     [](Transport& transport) {
+                       reduce(transport, transport.rank() == 1 ? 70001u : 70000u, {});
+                     }),
+            3);
+}
+
+TEST(Disagreement, OnTheDtypeEndsOnAllRanks) {
+  EXPECT_EQ(failures(2,
+                     [](Transport& transport) {
+                       if (transport.rank() == 1) return reduce(transport, 5000, {});
+                       std::vector<Bf16> gradient(5000);
+                       allreduce(transport, gradient);
+                     }),
+            2);
+}
+
+TEST(Disagreement, OnTheReductionEndsOnAllRanks) {
+  EXPECT_EQ(
+      failures(2,
+               [](Transport& transport) {
+                 reduce(transport, 5000,
+                        {.codec = "int8",
+                         .reduction = transport.rank() == 0 ? Reduction::kSum : Reduction::kMean});
+               }),
+      2);
+}
+
+TEST(Disagreement, OnTheOperationEndsOnAllRanks) {
+  EXPECT_EQ(failures(2,
+                     [](Transport& transport) {
+                       Values gradient(6000), shard(3000);
+                       if (transport.rank() == 0) return allreduce(transport, gradient);
+                       reduce_scatter(transport, gradient, shard);
+                     }),
+            2);
+}
+
+TEST(Disagreement, OnOneRankOnlyCallingEndsAtTheDeadlineNamingTheOther) {
+  std::vector<std::string> messages;
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(failures(
+                2,
+                [](Transport& transport) {
+                  if (transport.rank() == 1) {  // alive, but busy with something else
+                    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+                    return;
+                  }
+                  reduce(transport, 5000, {.timeout = std::chrono::milliseconds(200)});
+                },
+                &messages),
+            1);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_NE(messages[0].find("rank 1"), std::string::npos) << messages[0];
+  EXPECT_NE(messages[0].find("allreduce"), std::string::npos) << messages[0];
+}
+
+TEST(Disagreement, ARankThatThrowsEndsTheOthersAndItsErrorComesOut) {
+  std::atomic<int> others = 0;
+  try {
+    run_ranks(4, {}, [&](Transport& transport) {
+      if (transport.rank() == 2) throw std::logic_error("out of cheese");
+      try {
+        reduce(transport, 70000, {.codec = "int8"});
+      } catch (const TransportError& error) {
+        EXPECT_NE(std::string(error.what()).find("cheese"), std::string::npos) << error.what();
+        ++others;
+        throw;
+      }
+    });
+    FAIL();
+  } catch (const std::logic_error& error) {
+    EXPECT_STREQ(error.what(), "out of cheese");
+  }
+  EXPECT_EQ(others, 3);
+}
+
+TEST(Disagreement, APoisonedTransportSaysSoAtOnce) {
+  run_ranks(2, {}, [](Transport& transport) {
+    const std::string codec = transport.rank() == 0 ? "int8" : "int4";
+    EXPECT_THROW(reduce(transport, 5000, {.codec = codec}), TransportError);
+    EXPECT_THROW(reduce(transport, 5000, {}), TransportError);
+  });
+}
+
+TEST(Disagreement, AWrongCodecIsAnErrorBeforeAnythingIsSent) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values gradient(100, 2.0f);
+    EXPECT_THROW(allreduce(transport, gradient, {.codec = "int9"}), InvalidArgument);
+    EXPECT_THROW(allreduce(transport, gradient, {.codec = "int8", .algorithm = Algorithm::kNative}),
+                 InvalidArgument);
+    allreduce(transport, gradient, {.codec = "none"});  // the transport is as good as before
+    EXPECT_EQ(gradient.front(), 4.0f);
+  });
+}
+
+}  // namespace
+}  // namespace tersor

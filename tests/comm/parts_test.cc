@@ -1,0 +1,51 @@
+// Parts cover a parameter once, are cut at units, and their owners rotate.
+#include "comm/collectives/parts.h"
+
+#include <tersor/collectives.h>
+
+#include <gtest/gtest.h>
+
+namespace tersor {
+namespace {
+
+TEST(Parts, CoverEveryValueOnce) {
+  for (const std::size_t count : {0ul, 1ul, 511ul, 512ul, 513ul, 4096ul, 1000003ul})
+    for (const int parts : {1, 2, 3, 4, 8, 64}) {
+      std::size_t next = 0;
+      for (int part = 0; part < parts; ++part) {
+        const Range range = part_range(count, part, parts);
+        EXPECT_EQ(range.first, next);
+        EXPECT_TRUE(range.first % kUnit == 0 || range.first == count);
+        next = range.first + range.count;
+      }
+      EXPECT_EQ(next, count) << count << " values in " << parts << " parts";
+    }
+}
+
+TEST(Parts, DifferByAtMostAUnit) {
+  std::size_t least = 1000003, most = 0;
+  for (int part = 0; part < 7; ++part) {
+    least = std::min(least, part_range(1000003, part, 7).count);
+    most = std::max(most, part_range(1000003, part, 7).count);
+  }
+  EXPECT_LE(most - least, kUnit);
+}
+
+TEST(Parts, OwnersRotateWithTheParameter) {
+  for (std::uint32_t parameter = 0; parameter < 9; ++parameter)
+    for (int rank = 0; rank < 4; ++rank) {
+      const int part = owned_part(rank, 4, parameter);
+      EXPECT_EQ((part + static_cast<int>(parameter)) % 4, rank);
+    }
+  EXPECT_EQ(owned_count(512, 0, 4, 0) + owned_count(512, 1, 4, 0) + owned_count(512, 2, 4, 0) +
+                owned_count(512, 3, 4, 0),
+            512u);
+}
+
+TEST(Parts, ARankThatIsNotThereIsAnError) {
+  EXPECT_THROW(owned_count(10, 4, 4), InvalidArgument);
+  EXPECT_THROW(owned_count(10, -1, 4), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tersor

@@ -1,0 +1,66 @@
+// Ranks as threads and gradients that are the same on every machine: shared by the tests of comm/.
+#pragma once
+
+#include <tersor/tersor.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <vector>
+
+namespace tersor::testing {
+
+using Values = std::vector<float>;
+
+/// Standard normal values; equal arguments give equal values.
+inline Values gaussian(std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 generator(seed * 7919 + 17);
+  Values values(count);
+  for (std::size_t i = 0; i < count; i += 2) {
+    const double u = (static_cast<double>(generator() >> 11) + 0.5) * 0x1p-53;
+    const double v = (static_cast<double>(generator() >> 11) + 0.5) * 0x1p-53;
+    const double radius = std::sqrt(-2.0 * std::log(u));
+    values[i] = static_cast<float>(radius * std::cos(6.283185307179586 * v));
+    if (i + 1 < count) values[i + 1] = static_cast<float>(radius * std::sin(6.283185307179586 * v));
+  }
+  return values;
+}
+
+/// One gradient a rank.
+inline std::vector<Values> gradients(int ranks, std::size_t count, std::uint64_t seed = 1) {
+  std::vector<Values> all;
+  for (int rank = 0; rank < ranks; ++rank)
+    all.push_back(gaussian(count, seed * 1000 + static_cast<std::uint64_t>(rank)));
+  return all;
+}
+
+inline std::vector<double> exact_sum(const std::vector<Values>& all) {
+  std::vector<double> sum(all.front().size(), 0.0);
+  for (const Values& one : all)
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += one[i];
+  return sum;
+}
+
+/// |found − wanted|² / |wanted|².
+inline double squared_error(const Values& found, const std::vector<double>& wanted) {
+  double error = 0, energy = 0;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    error += (found[i] - wanted[i]) * (found[i] - wanted[i]);
+    energy += wanted[i] * wanted[i];
+  }
+  return energy == 0 ? error : error / energy;
+}
+
+/// Runs `body(transport, gradient)` on each rank over a copy of its gradient; returns the copies.
+inline std::vector<Values> on_ranks(const std::vector<Values>& inputs,
+                                    const std::function<void(Transport&, Values&)>& body) {
+  std::vector<Values> outputs = inputs;
+  run_ranks(static_cast<int>(inputs.size()), {}, [&](Transport& transport) {
+    body(transport, outputs[static_cast<std::size_t>(transport.rank())]);
+  });
+  return outputs;
+}
+
+}  // namespace tersor::testing
