@@ -27,7 +27,7 @@ std::uint64_t payload_checksum(ConstByteSpan payload, Threads* threads) {
     const std::size_t first = piece * kChecksumPiece;
     const std::size_t bytes = std::min(kChecksumPiece, payload.size() - first);
     const std::size_t first_word = (sizeof(FrameHeader) + first) / kWord;
-    sum.fetch_add(kernels::checksum(payload.data() + first, bytes, first_word),
+    sum.fetch_add(kernels::checksum(payload.data() + first, bytes / kWord, first_word),
                   std::memory_order_relaxed);
   };
   if (threads != nullptr && pieces > 1) {
@@ -42,7 +42,8 @@ std::uint64_t frame_checksum(FrameHeader header, ConstByteSpan payload, Threads*
   header.checksum = 0;
   std::array<std::byte, sizeof header> bytes;
   std::memcpy(bytes.data(), &header, sizeof header);
-  return kernels::checksum(bytes.data(), bytes.size(), 0) + payload_checksum(payload, threads);
+  return kernels::checksum(bytes.data(), bytes.size() / kWord, 0) +
+         payload_checksum(payload, threads);
 }
 
 std::string hexadecimal(std::uint64_t value) {

@@ -1,0 +1,91 @@
+// From the words of a codec's call to those of its kernels: feedback, noise, where to store, and
+// what an inactive segment does.
+#pragma once
+
+#include "codecs/slices.h"
+#include "kernels/common/arguments.h"
+
+#include <tersor/codec.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace tersor::encoding {
+
+/// The words that a call reads; kept apart from those that it writes, which may be the same.
+template <typename Call>  // EncodeCall or ReduceCall
+StateWords words_of(const Call& call) {
+  if (call.words != nullptr) return *call.words;
+  StateWords words;
+  words.step = call.random.step;
+  return words;
+}
+
+/// Writes the words of the next step, where they are asked for.
+inline void write_words(StateWords words, std::uint64_t overflows, StateWords* out) {
+  if (out == nullptr) return;
+  ++words.step;
+  words.overflows += overflows;
+  *out = words;
+}
+
+/// Feedback of a slice; none where there are no states.
+inline kernels::Feedback feedback_of(std::span<const SegmentState> states, const Slice& slice,
+                                     const StateWords& words) {
+  if (states.empty()) return {};
+  const SegmentState& state = states[slice.segment];
+  return {.residual_in = state.residual_in.subspan(slice.first, slice.count).pointer(),
+          .residual_out = state.residual_out.subspan(slice.first, slice.count).pointer(),
+          .dtype = state.residual_in.dtype(),
+          .gradient_factor = words.gradient_factor,
+          .residual_factor = words.residual_factor};
+}
+
+inline kernels::Noise noise_of(Rounding rounding, const RandomSource& random,
+                               const StateWords& words, const Segment& segment, std::size_t first) {
+  return {.rounding = rounding,
+          .key = random.key,
+          .step = words.step,
+          .parameter = segment.parameter,
+          .first_index = segment.first_index + first};
+}
+
+inline bool is_active(const Segment& segment) {
+  return segment.active == nullptr || *segment.active != 0;
+}
+
+/// An inactive segment's residual goes on as it is.
+inline void keep_residual(const kernels::Feedback& feedback, std::size_t count) {
+  if (feedback.residual_in != feedback.residual_out)
+    std::memcpy(feedback.residual_out, feedback.residual_in, count * dtype_bytes(feedback.dtype));
+}
+
+/// Outputs from here on go past the caches.
+inline constexpr std::size_t kStreamingBytes = std::size_t{32} << 20;
+
+inline kernels::Store store_for(std::size_t output_bytes) {
+  return output_bytes >= kStreamingBytes ? kernels::Store::kStreaming : kernels::Store::kCached;
+}
+
+/// The dtype of a call's checked list; f32 where it is empty, as the checks have it.
+template <typename Span>
+Dtype dtype_of(std::span<Span> values) {
+  return values.empty() ? Dtype::kF32 : values.front().dtype();
+}
+
+/// Values of all segments.
+inline std::size_t values_of(std::span<const Segment> segments) {
+  std::size_t count = 0;
+  for (const Segment& segment : segments) count += segment.count;
+  return count;
+}
+
+/// Bytes of all values of a list.
+inline std::size_t values_bytes(std::span<const ValueSpan> values) {
+  std::size_t bytes = 0;
+  for (const ValueSpan& span : values) bytes += span.bytes();
+  return bytes;
+}
+
+}  // namespace tersor::encoding

@@ -1,0 +1,30 @@
+// int8: joins its layout, its kernels and its name.
+
+#include "codecs/quantize_codec.h"
+#include "codecs/registry.h"
+#include "kernels/int8/cpu.h"
+
+#include <tersor/codecs/int8.h>
+
+namespace tersor::encoding {
+namespace {
+
+struct Int8Kernels {
+  using Layout = Int8Layout;
+  static constexpr std::uint16_t kId = kInt8CodecId;
+  static void encode(const kernels::QuantizeEncode& arguments) { kernels::int8_encode(arguments); }
+  static void decode(const kernels::QuantizeDecode& arguments) { kernels::int8_decode(arguments); }
+  static void reduce(const kernels::QuantizeReduce& arguments) { kernels::int8_reduce(arguments); }
+};
+
+}  // namespace
+
+CodecEntry int8_entry() {
+  return {{.name = "int8",
+           .id = kInt8CodecId,
+           .summary = "eight bits a value, a scale for 256 values (QSGD with absmax scaling)",
+           .keys = {kRoundingChoice.help()}},
+          make_quantize_codec<Int8Kernels>};
+}
+
+}  // namespace tersor::encoding

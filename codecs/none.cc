@@ -1,0 +1,35 @@
+// none: joins the gradient's own values, their kernels and the name.
+
+#include "codecs/cast_codec.h"
+#include "codecs/registry.h"
+#include "kernels/none/cpu.h"
+
+namespace tersor::encoding {
+namespace {
+
+struct NoneKernels {
+  static constexpr std::uint16_t kId = kNoneCodecId;
+  static constexpr bool kLossless = true;
+  static constexpr Dtype wire_dtype(Dtype gradient) { return gradient; }
+  static std::size_t encode(const kernels::CastEncode& arguments) {
+    kernels::none_encode(arguments);
+    return 0;
+  }
+  static void decode(const kernels::CastDecode& arguments) { kernels::none_decode(arguments); }
+  static std::size_t reduce(const kernels::CastReduce& arguments, Dtype wire) {
+    kernels::none_reduce(arguments, wire);
+    return 0;
+  }
+};
+
+}  // namespace
+
+CodecEntry none_entry() {
+  return {{.name = "none",
+           .id = kNoneCodecId,
+           .summary = "the gradient's values as they are; the baseline",
+           .keys = {}},
+          make_cast_codec<NoneKernels>};
+}
+
+}  // namespace tersor::encoding

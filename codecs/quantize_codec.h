@@ -1,0 +1,187 @@
+// int8 and int4: scales, then codes, for each segment. `Kernels` names the layout, the id and the
+// kernels of one of them.
+#pragma once
+
+#include "codecs/calls.h"
+#include "codecs/frame.h"
+#include "codecs/options.h"
+#include "codecs/slices.h"
+#include "kernels/common/quantize.h"
+
+#include <tersor/codec.h>
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <vector>
+
+namespace tersor::encoding {
+
+template <typename Kernels>
+class QuantizeCodec final : public Codec {
+ public:
+  using Layout = typename Kernels::Layout;
+
+  QuantizeCodec(CodecSpec spec, Rounding rounding)
+      : Codec(std::move(spec), Kernels::kId), rounding_(rounding) {}
+
+  CodecTraits traits() const override { return {}; }
+
+ protected:
+  PlanSizes plan_sizes(const PlanRequest& request) const override {
+    const std::size_t views =
+        ViewList<kernels::QuantizedView>::workspace_bytes(request.contributions, request.threads);
+    return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
+            .workspace_bytes = views};
+  }
+
+  std::vector<Round> plan_rounds(const PlanRequest&) const override {
+    return {{.exchanges = {Exchange::kTwoShot, Exchange::kGather}}};
+  }
+
+  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
+    const StateWords words = words_of(call);
+    const Output output{payload_of(frame), store_for(frame.size())};
+    for_each_slice(call.segments, call.execution.threads, segment_bytes,
+                   [&](const Slice& slice) { encode_slice(call, words, slice, output); });
+    seal_frame(header(call, dtype_of(call.gradients)), frame, call.execution.threads);
+    write_words(words, 0, call.words_out);
+  }
+
+  void do_decode(const DecodeCall& call) const override {
+    check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
+    const kernels::Store store = store_for(values_bytes(call.outputs));
+    for_each_slice(call.segments, call.execution.threads, segment_bytes,
+                   [&](const Slice& slice) { decode_slice(call, slice, store); });
+  }
+
+  void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
+    check_frames(header(call, call.dtype), call.frames, call.execution.threads);
+    const StateWords words = words_of(call);
+    const Output output{payload_of(frame), store_for(frame.size())};
+    for_each_slice(call.segments, call.execution.threads, segment_bytes,
+                   [&](const Slice& slice) { reduce_slice(call, words, slice, output); });
+    seal_frame(header(call, call.dtype), frame, call.execution.threads);
+    write_words(words, 0, call.words_out);
+  }
+
+ private:
+  struct Output {
+    ByteSpan payload;
+    kernels::Store store;
+  };
+
+  /// Where a slice's scales and codes lie in a payload.
+  template <typename Byte>
+  struct Place {
+    Byte* scales;
+    Byte* codes;
+  };
+
+  template <typename Byte>
+  static Place<Byte> place_of(std::span<Byte> payload, const Segment& segment, const Slice& slice) {
+    const Layout layout{segment.count};
+    Byte* start = payload.data() + slice.offset;
+    return {start + Layout{slice.first}.scales_bytes(),
+            start + layout.codes_offset() + Layout{slice.first}.codes_bytes()};
+  }
+
+  static std::size_t segment_bytes(const Segment& segment) { return Layout{segment.count}.bytes(); }
+
+  static std::size_t payload_bytes(std::span<const Segment> segments) {
+    std::size_t bytes = 0;
+    for (const Segment& segment : segments) bytes += segment_bytes(segment);
+    return bytes;
+  }
+
+  template <typename Call>
+  FrameHeader header(const Call& call, Dtype dtype) const {
+    return frame_header({*this, call.segments, dtype, call.identity},
+                        {.bytes = payload_bytes(call.segments)});
+  }
+
+  static void pad(ByteSpan payload, const Segment& segment, const Slice& slice) {
+    if (!slice.is_last) return;
+    const Layout layout{segment.count};
+    const std::size_t codes_end = layout.codes_offset() + layout.codes_bytes();
+    pad_section(payload, slice.offset + layout.scales_bytes(),
+                slice.offset + layout.codes_offset());
+    pad_section(payload, slice.offset + codes_end, slice.offset + layout.bytes());
+  }
+
+  void encode_slice(const EncodeCall& call, const StateWords& words, const Slice& slice,
+                    const Output& output) const {
+    const Segment& segment = call.segments[slice.segment];
+    const auto place = place_of(output.payload, segment, slice);
+    const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
+    const kernels::Feedback feedback = feedback_of(call.states, slice, words);
+    pad(output.payload, segment, slice);
+    if (!is_active(segment)) {
+      std::memset(place.scales, 0, Layout{slice.count}.scales_bytes());
+      std::memset(place.codes, 0, Layout{slice.count}.codes_bytes());
+      return keep_residual(feedback, slice.count);
+    }
+    Kernels::encode({.gradient = gradient.pointer(),
+                     .dtype = gradient.dtype(),
+                     .count = slice.count,
+                     .feedback = feedback,
+                     .noise = noise_of(rounding_, call.random, words, segment, slice.first),
+                     .scales = reinterpret_cast<float*>(place.scales),
+                     .codes = place.codes,
+                     .store = output.store});
+  }
+
+  using Views = ViewList<kernels::QuantizedView>;
+
+  template <typename Call>
+  static void view_slice(const Call& call, const Slice& slice, Views& views) {
+    for (std::size_t i = 0; i < call.frames.size(); ++i) {
+      const auto place = place_of(payload_of(call.frames[i]), call.segments[slice.segment], slice);
+      views[i] = {reinterpret_cast<const float*>(place.scales), place.codes};
+    }
+  }
+
+  void decode_slice(const DecodeCall& call, const Slice& slice, kernels::Store store) const {
+    Views views(call.frames.size(), call.execution.workspace, slice.task);
+    view_slice(call, slice, views);
+    const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
+    Kernels::decode({.payloads = views.span(),
+                     .count = slice.count,
+                     .factor = call.factor,
+                     .mode = call.mode,
+                     .output = output.pointer(),
+                     .dtype = output.dtype(),
+                     .store = store});
+  }
+
+  void reduce_slice(const ReduceCall& call, const StateWords& words, const Slice& slice,
+                    const Output& output) const {
+    Views views(call.frames.size(), call.execution.workspace, slice.task);
+    view_slice(call, slice, views);
+    const Segment& segment = call.segments[slice.segment];
+    const auto place = place_of(output.payload, segment, slice);
+    pad(output.payload, segment, slice);
+    Kernels::reduce({.payloads = views.span(),
+                     .count = slice.count,
+                     .feedback = feedback_of(call.states, slice, words),
+                     .noise = noise_of(rounding_, call.random, words, segment, slice.first),
+                     .scales = reinterpret_cast<float*>(place.scales),
+                     .codes = place.codes,
+                     .store = output.store});
+  }
+
+  Rounding rounding_;
+};
+
+/// The option that both have.
+inline constexpr Choice<Rounding, 2> kRoundingChoice = {
+    "rounding", {{{"nearest", Rounding::kNearest}, {"stochastic", Rounding::kStochastic}}}};
+
+template <typename Kernels>
+std::shared_ptr<const Codec> make_quantize_codec(const CodecSpec& spec, const CodecInfo& info) {
+  OptionReader reader(spec, info);
+  const Rounding rounding = reader.read(kRoundingChoice);
+  return std::make_shared<QuantizeCodec<Kernels>>(reader.canonical(), rounding);
+}
+
+}  // namespace tersor::encoding

@@ -1,0 +1,231 @@
+// topk: the largest values with their places; sizes, sections and checks around kernels/topk.
+
+#include "codecs/calls.h"
+#include "codecs/frame.h"
+#include "codecs/options.h"
+#include "codecs/registry.h"
+#include "kernels/topk/cpu.h"
+
+#include <tersor/codecs/topk.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+namespace tersor::encoding {
+namespace {
+
+constexpr std::size_t kWorkspacePart = 64;  // parts of the workspace begin at multiples of this
+
+constexpr Number kDensity = {.key = "density", .above = 0, .most = 1, .standard = 0.01};
+constexpr Choice<TopkValues, 3> kValues = {
+    "values",
+    {{{"f32", TopkValues::kF32}, {"bf16", TopkValues::kBf16}, {"int8", TopkValues::kInt8}}}};
+
+constexpr Dtype value_dtype(TopkValues values) {
+  if (values == TopkValues::kF32) return Dtype::kF32;
+  return values == TopkValues::kBf16 ? Dtype::kBf16 : Dtype::kI8;
+}
+
+/// The threads of a call, or the calling one alone.
+class CallThreads {
+ public:
+  explicit CallThreads(Threads* threads) : threads_(threads == nullptr ? own_ : *threads) {}
+  Threads& get() { return threads_; }
+
+ private:
+  Threads own_;
+  Threads& threads_;
+};
+
+class TopkCodec final : public Codec {
+ public:
+  TopkCodec(CodecSpec spec, TopkOptions options)
+      : Codec(std::move(spec), kTopkCodecId), options_(options) {}
+
+  CodecTraits traits() const override { return {.divisible = false}; }
+
+ protected:
+  PlanSizes plan_sizes(const PlanRequest& request) const override {
+    std::size_t encode_bytes = 0;
+    for (const Segment& segment : request.segments) {
+      const TopkLayout layout = layout_of(segment);
+      check_kept(layout);
+      encode_bytes = std::max(
+          encode_bytes, kernels::topk_workspace_bytes(layout.count, layout.kept, request.threads));
+    }
+    const std::size_t decode_bytes =
+        views_bytes(request.contributions) +
+        kernels::topk_decode_workspace_bytes(request.dtype, request.threads);
+    return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
+            .workspace_bytes = std::max(encode_bytes, decode_bytes)};
+  }
+
+  std::vector<Round> plan_rounds(const PlanRequest&) const override {
+    return {{.exchanges = {Exchange::kGather}}};
+  }
+
+  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
+    const StateWords words = words_of(call);
+    CallThreads threads(call.execution.threads);
+    ByteSpan rest = payload_of(frame);
+    for (std::size_t i = 0; i < call.segments.size(); ++i) {
+      const ByteSpan payload = rest.first(layout_of(call.segments[i]).bytes());
+      encode_segment(call, i, words, payload, threads.get());
+      rest = rest.subspan(payload.size());
+    }
+    seal_frame(header(call, dtype_of(call.gradients)), frame, call.execution.threads);
+    write_words(words, 0, call.words_out);
+  }
+
+  void do_decode(const DecodeCall& call) const override {
+    check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
+    check_places(call);
+    CallThreads threads(call.execution.threads);
+    std::size_t offset = 0;
+    for (std::size_t i = 0; i < call.segments.size(); ++i) {
+      decode_segment(call, i, offset, threads.get());
+      offset += layout_of(call.segments[i]).bytes();
+    }
+  }
+
+ private:
+  using Views = ViewList<kernels::TopkPayloadView>;
+
+  TopkLayout layout_of(const Segment& segment) const {
+    return {segment.count, topk_kept(segment.count, options_.density), options_.values};
+  }
+
+  void check_kept(const TopkLayout& layout) const {
+    if (layout.kept > std::numeric_limits<std::uint32_t>::max())
+      throw InvalidArgument("codec " + spec().text() + " would keep " +
+                            std::to_string(layout.kept) + " of " + std::to_string(layout.count) +
+                            " values; fewer than 2^32 fit a segment: lower the density");
+  }
+
+  std::size_t payload_bytes(std::span<const Segment> segments) const {
+    std::size_t bytes = 0;
+    for (const Segment& segment : segments) bytes += layout_of(segment).bytes();
+    return bytes;
+  }
+
+  static std::size_t views_bytes(std::size_t frames) {
+    return align_up(Views::workspace_bytes(frames, 1), kWorkspacePart);
+  }
+
+  template <typename Call>
+  FrameHeader header(const Call& call, Dtype dtype) const {
+    PayloadFormat format{.bytes = payload_bytes(call.segments)};
+    format.codec_flags = static_cast<std::uint16_t>(options_.values) << kCodecFlagShift;
+    static_assert(sizeof options_.density == sizeof format.parameters);
+    std::memcpy(format.parameters.data(), &options_.density, sizeof options_.density);
+    return frame_header({*this, call.segments, dtype, call.identity}, format);
+  }
+
+  static void pad(ByteSpan payload, const TopkLayout& layout) {
+    pad_section(payload, layout.first_bytes(), layout.index_offset());
+    pad_section(payload, layout.index_offset() + layout.index_bytes(), layout.scales_offset());
+    pad_section(payload, layout.scales_offset() + layout.scales_bytes(), layout.values_offset());
+    pad_section(payload, layout.values_offset() + layout.values_bytes(), layout.bytes());
+  }
+
+  void encode_segment(const EncodeCall& call, std::size_t index, const StateWords& words,
+                      ByteSpan payload, Threads& threads) const {
+    const Segment& segment = call.segments[index];
+    const TopkLayout layout = layout_of(segment);
+    const kernels::Feedback feedback =
+        feedback_of(call.states, {.segment = index, .first = 0, .count = segment.count}, words);
+    if (!is_active(segment)) {
+      pad_section(payload, 0, payload.size());
+      return keep_residual(feedback, segment.count);
+    }
+    pad(payload, layout);
+    kernels::topk_encode({.gradient = call.gradients[index].pointer(),
+                          .dtype = call.gradients[index].dtype(),
+                          .count = segment.count,
+                          .feedback = feedback,
+                          .k = layout.kept,
+                          .value_dtype = value_dtype(options_.values),
+                          .payload = sections<kernels::TopkPayload>(payload, layout),
+                          .workspace = call.execution.workspace},
+                         threads);
+  }
+
+  /// The sections of a segment's payload; View is TopkPayload or TopkPayloadView.
+  template <typename View, typename Byte>
+  static View sections(std::span<Byte> payload, const TopkLayout& layout) {
+    const auto at = [&]<typename T>(T*& pointer, std::size_t offset) {
+      pointer = reinterpret_cast<T*>(payload.data() + offset);
+    };
+    View view = {};
+    at(view.first, 0);
+    at(view.index_in_tile, layout.index_offset());
+    if (layout.values == TopkValues::kInt8) at(view.scales, layout.scales_offset());
+    view.values = payload.data() + layout.values_offset();
+    return view;
+  }
+
+  /// Places come from elsewhere: none may lie outside its segment.
+  void check_places(const DecodeCall& call) const {
+    std::size_t offset = 0;
+    for (std::size_t i = 0; i < call.segments.size(); ++i) {
+      const TopkLayout layout = layout_of(call.segments[i]);
+      for (std::size_t frame = 0; frame < call.frames.size(); ++frame) {
+        const auto view = sections<kernels::TopkPayloadView>(
+            payload_of(call.frames[frame]).subspan(offset), layout);
+        const char* wrong = kernels::topk_validate(view, layout.count, layout.kept);
+        if (wrong != nullptr)
+          throw WireError("frame " + std::to_string(frame) + " of " +
+                          std::to_string(call.frames.size()) + ", segment " + std::to_string(i) +
+                          ": " + wrong);
+      }
+      offset += layout.bytes();
+    }
+  }
+
+  void decode_segment(const DecodeCall& call, std::size_t index, std::size_t offset,
+                      Threads& threads) const {
+    const TopkLayout layout = layout_of(call.segments[index]);
+    Views views(call.frames.size(), call.execution.workspace, 0);
+    for (std::size_t i = 0; i < call.frames.size(); ++i)
+      views[i] =
+          sections<kernels::TopkPayloadView>(payload_of(call.frames[i]).subspan(offset), layout);
+    const ValueSpan& output = call.outputs[index];
+    const std::size_t begin = call.window_first.value_or(0);
+    kernels::topk_decode(
+        {.payloads = views.span(),
+         .value_dtype = value_dtype(options_.values),
+         .count = layout.count,
+         .begin = begin,
+         .end = begin + output.count(),
+         .factor = call.factor,
+         .mode = call.mode,
+         .output = output.pointer(),
+         .dtype = output.dtype(),
+         .workspace = call.execution.workspace.subspan(views_bytes(call.frames.size()))},
+        threads);
+  }
+
+  TopkOptions options_;
+};
+
+std::shared_ptr<const Codec> make_topk(const CodecSpec& spec, const CodecInfo& info) {
+  OptionReader reader(spec, info);
+  TopkOptions options;
+  options.density = reader.read(kDensity);
+  options.values = reader.read(kValues);
+  return std::make_shared<TopkCodec>(reader.canonical(), options);
+}
+
+}  // namespace
+
+CodecEntry topk_entry() {
+  return {{.name = "topk",
+           .id = kTopkCodecId,
+           .summary = "the largest values with their places, exactly; for use with +ef",
+           .keys = {kDensity.help(), kValues.help()}},
+          make_topk};
+}
+
+}  // namespace tersor::encoding

@@ -1,0 +1,32 @@
+/// none: the gradient's values as they are, in the gradient's own type; the baseline.
+///
+/// Payload  values  f32, bf16 or f16 [count], padded to 16 bytes
+/// Error    none without feedback; one rounding of p to the gradient's type with it
+/// NaNs and infinities travel as they are. Values add on the wire (native sum).
+#pragma once
+
+#include <tersor/align.h>
+#include <tersor/dtype.h>
+#include <tersor/wire.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor {
+
+inline constexpr std::uint16_t kNoneCodecId = 1;
+
+/// Where the only section of one segment's payload lies, of a codec that sends values of `dtype`:
+/// none (the gradient's dtype), bf16 and f16 (theirs).
+struct ValuesLayout {
+  std::size_t count;
+  Dtype dtype;
+
+  constexpr std::size_t values_bytes() const { return count * dtype_bytes(dtype); }
+  constexpr std::size_t bytes() const { return align_up(values_bytes(), kSectionAlignment); }
+};
+static_assert(ValuesLayout{5, Dtype::kF32}.bytes() == 32);
+static_assert(ValuesLayout{5, Dtype::kBf16}.bytes() == 16);
+static_assert(ValuesLayout{0, Dtype::kF16}.bytes() == 0);
+
+}  // namespace tersor

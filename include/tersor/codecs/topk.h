@@ -1,0 +1,81 @@
+/// topk: the k largest values by magnitude, exactly, with their places (Strom 2015; Lin et al.,
+/// Deep Gradient Compression, 2018; Stich et al., Sparsified SGD with Memory, 2018).
+///
+/// Payload  first          u32[tiles + 1]: where each tile of 65,536 values begins among the kept;
+///                         the last one is how many are kept, at most k
+///          index_in_tile  u16[k], in ascending order of index
+///          scales         f32[ceil(k / 256)], only where values are int8
+///          values         f32[k], bf16[k], or int8 codes [k]
+///          each padded to 16 bytes; unused places are 0
+/// Header   parameters: the density as f64; flags: the type of the values
+/// Chosen   the k largest magnitudes, ties to the lowest index, never a zero;
+///          k = min(count, max(1, ceil(density * count))) for each segment
+/// Error    what is not sent; with "+ef" it stays in the residual, and so does what rounding loses
+/// A tensor that holds a NaN or an infinity sends k NaNs at the indices 0 ... k - 1.
+#pragma once
+
+#include <tersor/align.h>
+#include <tersor/dtype.h>
+#include <tersor/wire.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor {
+
+inline constexpr std::uint16_t kTopkCodecId = 6;
+
+/// How the kept values travel. The number stands in the frame's flags, from kCodecFlagShift on.
+enum class TopkValues : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
+
+/// Options of the spec: topk[:density=(0, 1],values=f32|bf16|int8].
+struct TopkOptions {
+  double density = 0.01;
+  TopkValues values = TopkValues::kF32;
+};
+
+/// How many values of a segment are sent.
+constexpr std::size_t topk_kept(std::size_t count, double density) {
+  const double wanted = density * static_cast<double>(count);
+  const auto floor = static_cast<std::size_t>(wanted);
+  const std::size_t ceiling = floor + (static_cast<double>(floor) < wanted ? 1 : 0);
+  return std::min(count, std::max<std::size_t>(1, ceiling));
+}
+static_assert(topk_kept(0, 0.01) == 0 && topk_kept(1, 0.01) == 1 && topk_kept(101, 0.01) == 2);
+
+/// Where the sections of one segment's topk payload lie.
+struct TopkLayout {
+  static constexpr std::size_t kTile = 65536;  ///< values whose indices share a base
+  static constexpr std::size_t kBlock = 256;   ///< kept values that share a scale (int8)
+  std::size_t count;
+  std::size_t kept;  ///< k, the capacity
+  TopkValues values;
+
+  constexpr std::size_t tiles() const { return ceil_div(count, kTile); }
+  constexpr std::size_t blocks() const {
+    return values == TopkValues::kInt8 ? ceil_div(kept, kBlock) : 0;
+  }
+  constexpr std::size_t value_bytes() const {
+    return values == TopkValues::kF32 ? 4 : values == TopkValues::kBf16 ? 2 : 1;
+  }
+  constexpr std::size_t first_bytes() const { return (tiles() + 1) * sizeof(std::uint32_t); }
+  constexpr std::size_t index_offset() const { return align_up(first_bytes(), kSectionAlignment); }
+  constexpr std::size_t index_bytes() const { return kept * sizeof(std::uint16_t); }
+  constexpr std::size_t scales_offset() const {
+    return index_offset() + align_up(index_bytes(), kSectionAlignment);
+  }
+  constexpr std::size_t scales_bytes() const { return blocks() * sizeof(float); }
+  constexpr std::size_t values_offset() const {
+    return scales_offset() + align_up(scales_bytes(), kSectionAlignment);
+  }
+  constexpr std::size_t values_bytes() const { return kept * value_bytes(); }
+  constexpr std::size_t bytes() const {
+    return values_offset() + align_up(values_bytes(), kSectionAlignment);
+  }
+};
+static_assert(TopkLayout{1000, 10, TopkValues::kF32}.bytes() == 16 + 32 + 48);
+static_assert(TopkLayout{1000, 10, TopkValues::kInt8}.bytes() == 16 + 32 + 16 + 16);
+static_assert(TopkLayout{65537, 656, TopkValues::kBf16}.index_offset() == 16);
+
+}  // namespace tersor
