@@ -115,8 +115,10 @@ struct Threads::Pool {
   void work() {
     const kernels::DefaultFloatMode mode;
     std::uint32_t last_job = 0;
-    while (!stopping.load(std::memory_order_relaxed)) {
+    for (;;) {
+      // In this order: whoever has seen the state that stop() left sees `stopping`, too.
       std::uint32_t seen = state.load(std::memory_order_acquire);
+      if (stopping.load(std::memory_order_relaxed)) return;
       if ((seen & kOpen) == 0 || seen / kJob == last_job) {
         wait_for_change(state, seen, spin);
       } else if (state.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) {
