@@ -1,0 +1,208 @@
+"""The allreduce part of a report: time, speed-up over none and bus bandwidth against size."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import typing
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import drawing
+import units
+from page import Picture, Section, Table
+from palette import Palette, Theme, in_order
+from records import DTYPE_BYTES, AllreduceRecord
+
+Field = typing.Callable[[AllreduceRecord], float]
+
+
+def gradient_bytes(record: AllreduceRecord) -> int:
+    return record.count * DTYPE_BYTES.get(record.dtype, 4)
+
+
+class Setting(typing.NamedTuple):
+    """What must agree for two times to be compared."""
+
+    transport: str
+    link: str
+    ranks: int
+    dtype: str
+    parameters: int  # 0: one call, not through the reducer
+    backward_seconds: float
+
+    @property
+    def unit(self) -> str:
+        return "step" if self.parameters else "call"
+
+    def __str__(self) -> str:
+        where = f"{self.ranks} ranks, {self.transport}, link {self.link}, {self.dtype}"
+        if not self.parameters:
+            return f"Allreduce: {where}"
+        backward = units.seconds(self.backward_seconds)
+        return f"Reducer: {self.parameters} parameters, backward pass of {backward}; {where}"
+
+
+def _setting(r: AllreduceRecord) -> Setting:
+    through_reducer = (r.parameters or 0, r.backward_seconds or 0.0)
+    return Setting(r.transport, r.link, r.ranks, r.dtype, *through_reducer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """One setting; for each codec and algorithm its records by rising count."""
+
+    setting: Setting
+    curves: dict[tuple[str, str], list[AllreduceRecord]]
+
+    def label(self, key: tuple[str, str]) -> str:
+        """The algorithm is named only where a codec was run with several."""
+        codec, algorithm = key
+        several = sum(other == codec for other, _ in self.curves) > 1
+        return f"{codec} ({algorithm})" if several else codec
+
+    def variant(self, key: tuple[str, str]) -> int:
+        """Counts the algorithms of one codec, which share its colour."""
+        return [other for other in self.curves if other[0] == key[0]].index(key)
+
+    def speedup(self, record: AllreduceRecord) -> float | None:
+        """Over the fastest none of the same count."""
+        pairs = ((key, r) for key, curve in self.curves.items() for r in curve)
+        same = [r.seconds for key, r in pairs if key[0] == "none" and r.count == record.count]
+        return min(same) / record.seconds if same and record.seconds > 0 else None
+
+
+def sections(found: list[AllreduceRecord], palette: Palette) -> list[Section]:
+    groups = _by_setting(found)
+    several = len(groups) > 1
+    return [_section(g, palette, f"-{i}" if several else "") for i, g in enumerate(groups, start=1)]
+
+
+def _by_setting(found: list[AllreduceRecord]) -> list[Curves]:
+    groups = itertools.groupby(sorted(found, key=_setting), _setting)
+    return [Curves(setting, _curves(list(group))) for setting, group in groups]
+
+
+def _curves(group: list[AllreduceRecord]) -> dict[tuple[str, str], list[AllreduceRecord]]:
+    order = in_order({record.codec for record in group})
+    keys = {(record.codec, record.algorithm) for record in group}
+    ordered = sorted(keys, key=lambda key: (order.index(key[0]), key[1]))
+    return {key: _medians([r for r in group if (r.codec, r.algorithm) == key]) for key in ordered}
+
+
+def _medians(runs: list[AllreduceRecord]) -> list[AllreduceRecord]:
+    """The record of median time for each count, where one was measured several times."""
+    by_count = itertools.groupby(
+        sorted(runs, key=lambda r: (r.count, r.seconds)), lambda r: r.count
+    )
+    repeats = [list(group) for _, group in by_count]
+    return [group[(len(group) - 1) // 2] for group in repeats]
+
+
+def _section(group: Curves, palette: Palette, suffix: str) -> Section:
+    parts: list[Table | Picture] = [_table(group)]
+    if any(_can_draw(record) for curve in group.curves.values() for record in curve):
+        heading = "Time, speed-up and bus bandwidth against size"
+        draw = functools.partial(_draw, group, palette)
+        parts.append(Picture("allreduce" + suffix, heading, _caption(group), draw))
+    return Section(str(group.setting), _sentences(group), parts)
+
+
+def _can_draw(record: AllreduceRecord) -> bool:
+    """All axes are logarithmic; one rank has no bus bandwidth."""
+    return record.count > 0 and record.seconds > 0 and record.busbw > 0
+
+
+def _table(group: Curves) -> Table:
+    largest = max(record.count for curve in group.curves.values() for record in curve)
+    columns = ["codec", "gradient", "time", "vs none", "busbw (GB/s)", "bytes sent", "error"]
+    note = (
+        f"Time of one {group.setting.unit}. busbw: bytes of the gradient / time · "
+        "2(ranks − 1)/ranks, so it exceeds the link where bytes are saved. Bytes sent: by one "
+        "rank. Error: relative L2. Same bits: on all ranks."
+    )
+    if group.setting.parameters:
+        note += " Hidden: the share of the wire's time in which nobody waited."
+    return Table(
+        f"The largest gradient of each codec (up to {units.value_count(largest)} values)",
+        [*columns, "same bits"] + (["hidden"] if group.setting.parameters else []),
+        [_row(group, key, curve[-1]) for key, curve in group.curves.items()],
+        note,
+    )
+
+
+def _row(group: Curves, key: tuple[str, str], record: AllreduceRecord) -> list[str]:
+    error = units.ABSENT if record.relative_error is None else f"{record.relative_error:.1e}"
+    hidden = units.ABSENT if record.hidden is None else f"{100 * record.hidden:.0f} %"
+    cells = [
+        group.label(key),
+        units.short_bytes(gradient_bytes(record)),
+        units.seconds(record.seconds),
+        units.ratio(group.speedup(record)),
+        f"{record.busbw:.3g}",
+        units.byte_count(record.wire_bytes),
+        error,
+        "yes" if record.identical else "NO",
+    ]
+    return cells + ([hidden] if group.setting.parameters else [])
+
+
+def _sentences(group: Curves) -> list[str]:
+    """Names what does not pay, and any sum on which the ranks disagree."""
+    sentences = []
+    for key, curve in group.curves.items():
+        slower = [r for r in curve if key[0] != "none" and (group.speedup(r) or 1.0) < 1.0]
+        if slower:
+            sizes = ", ".join(units.short_bytes(gradient_bytes(r)) for r in slower)
+            sentences.append(f"{group.label(key)} does not pay at {sizes}: none is faster.")
+        if not all(record.identical for record in curve):
+            sentences.append(f"Wrong: ranks ended with different bits with {group.label(key)}.")
+    return sentences
+
+
+def _caption(group: Curves) -> str:
+    said = f"Time of a {group.setting.unit}, and how many times shorter it is than with none."
+    best = [(group.speedup(curve[-1]) or 0.0, key) for key, curve in group.curves.items()]
+    speedup, key = max(best, key=lambda pair: pair[0])
+    if speedup > 1.0:
+        largest = units.short_bytes(gradient_bytes(group.curves[key][-1]))
+        said += f" At {largest} {group.label(key)} gains most: {units.ratio(speedup)}."
+    return said + " All axes are logarithmic."
+
+
+def _draw(group: Curves, palette: Palette, theme: Theme) -> Figure:
+    def paint(figure: Figure) -> None:
+        time, speedup, bandwidth, legend = figure.subplots(2, 2).flat
+        _panel(time, group, palette, theme, lambda r: r.seconds)
+        drawing.log_axis(time.yaxis, units.short_seconds, 10)
+        time.set_title(f"Time of a {group.setting.unit}")
+        _speedup_panel(speedup, group, palette, theme)
+        _panel(bandwidth, group, palette, theme, lambda r: r.busbw)
+        drawing.log_axis(bandwidth.yaxis, lambda value: f"{value:g}", 10)
+        bandwidth.set_title("Bus bandwidth (GB/s)")
+        legend.axis("off")
+        legend.legend(*time.get_legend_handles_labels(), loc="center left", handlelength=3)
+
+    return drawing.figure(theme, (drawing.WIDTH, 7.0), paint)
+
+
+def _speedup_panel(axes: Axes, group: Curves, palette: Palette, theme: Theme) -> None:
+    """Empty where there is no `none` to compare with."""
+    if not any(codec == "none" for codec, _ in group.curves):
+        axes.axis("off")
+        return
+    axes.axhline(1, color=theme.quiet, linewidth=1.0, zorder=1)
+    _panel(axes, group, palette, theme, lambda r: group.speedup(r) or math.nan)
+    drawing.log_axis(axes.yaxis, lambda value: f"{value:g}×", 2)
+    axes.set_title("Speed-up over none")
+
+
+def _panel(axes: Axes, group: Curves, palette: Palette, theme: Theme, field: Field) -> None:
+    for key, curve in group.curves.items():
+        drawn = [record for record in curve if _can_draw(record)]
+        sizes = [gradient_bytes(record) for record in drawn]
+        style = drawing.line_style(palette[key[0]], theme, group.variant(key))
+        axes.plot(sizes, [field(r) for r in drawn], label=group.label(key), **style)
+    axes.set_xlabel("bytes of the gradient")
+    drawing.log_axis(axes.xaxis, units.short_bytes, 2)

@@ -1,0 +1,139 @@
+"""What a report is made of, and its two forms: a page with pictures and text for a terminal."""
+
+import base64
+import dataclasses
+import html
+import io
+import pathlib
+import string
+import textwrap
+import typing
+
+import palette
+
+if typing.TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 150
+TEXT_COLUMNS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The first column is a name, the others are figures."""
+
+    heading: str
+    columns: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """`draw` makes the figure in a theme's colours; drawn late, as the text form needs none."""
+
+    name: str  # of the PNG file
+    heading: str
+    caption: str
+    draw: typing.Callable[[palette.Theme], "Figure"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    heading: str
+    sentences: list[str]
+    parts: list[Table | Picture]
+
+
+def as_text(sections: list[Section]) -> str:
+    """Sentences and tables for a terminal."""
+    blocks = []
+    for section in sections:
+        blocks.append(f"{section.heading}\n{'=' * len(section.heading)}")
+        blocks += [table_text(part) for part in section.parts if isinstance(part, Table)]
+        if section.sentences:
+            blocks.append("\n".join(_wrapped(sentence, "- ") for sentence in section.sentences))
+    return "\n\n".join(blocks)
+
+
+def table_text(table: Table) -> str:
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    lines.insert(1, ["-" * width for width in widths])
+    body = ["  ".join(_padded(line, widths)).rstrip() for line in lines]
+    return "\n".join([table.heading, *body] + ([_wrapped(table.note, "")] if table.note else []))
+
+
+def _wrapped(text: str, lead: str) -> str:
+    indent = " " * len(lead)
+    return textwrap.fill(text, TEXT_COLUMNS, initial_indent=lead, subsequent_indent=indent)
+
+
+def _padded(cells: list[str], widths: list[int]) -> list[str]:
+    first, *others = zip(cells, widths)
+    return [first[0].ljust(first[1])] + [cell.rjust(width) for cell, width in others]
+
+
+def write(
+    folder: pathlib.Path, sections: list[Section], provenance: list[str]
+) -> list[pathlib.Path]:
+    """Writes the PNG files and index.html; returns their paths, the page first."""
+    pngs: list[pathlib.Path] = []
+    body = "".join(_section_html(section, folder, pngs) for section in sections)
+    template = (pathlib.Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    index = folder / "index.html"
+    facts = "".join(f"<p>{html.escape(line)}</p>" for line in provenance)
+    page = string.Template(template).substitute(body=body, provenance=facts)
+    index.write_text(page, encoding="utf-8")
+    return [index, *pngs]
+
+
+def _section_html(section: Section, folder: pathlib.Path, pngs: list[pathlib.Path]) -> str:
+    """What the section says stands below its first table."""
+    first, *others = [
+        _table_html(part) if isinstance(part, Table) else _picture_html(part, folder, pngs)
+        for part in section.parts
+    ]
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in section.sentences)
+    says = f'<ul class="says">{items}</ul>' if items else ""
+    heading = f"<h2>{html.escape(section.heading)}</h2>"
+    return f"<section>{heading}{first}{says}{''.join(others)}</section>\n"
+
+
+def _table_html(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    rows = "".join(f"<tr>{_row_html(row)}</tr>\n" for row in table.rows)
+    note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
+    body = f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
+    heading = f"<h3>{html.escape(table.heading)}</h3>"
+    return f'{heading}<div class="scroll"><table>{body}</table></div>{note}'
+
+
+def _row_html(row: list[str]) -> str:
+    name, *figures = map(html.escape, row)
+    return f"<th><code>{name}</code></th>" + "".join(f"<td>{figure}</td>" for figure in figures)
+
+
+def _picture_html(picture: Picture, folder: pathlib.Path, pngs: list[pathlib.Path]) -> str:
+    """The light picture is also a file; the dark one is for browsers that ask for dark pages."""
+    light, dark = (png(picture.draw(theme)) for theme in (palette.LIGHT, palette.DARK))
+    path = folder / f"{picture.name}.png"
+    path.write_bytes(light)
+    pngs.append(path)
+    heading = html.escape(picture.heading)
+    return (
+        f"<h3>{heading}</h3><figure><picture>"
+        f'<source media="(prefers-color-scheme: dark)" srcset="{_data_uri(dark)}">'
+        f'<img alt="{heading}" src="{_data_uri(light)}"></picture>'
+        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>\n"
+    )
+
+
+def png(figure: "Figure", dots_per_inch: int = DOTS_PER_INCH) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=dots_per_inch)
+    return stream.getvalue()
+
+
+def _data_uri(image: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")

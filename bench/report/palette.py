@@ -1,0 +1,92 @@
+"""One colour and one marker for a codec, the same in every picture, and the two page themes.
+
+Hues are Okabe and Ito's colour-blind-safe set, shifted where black or yellow would vanish on one of
+the two backgrounds. Members of one family (int8, int8+ef) share a hue in another lightness; markers
+tell all apart without colour. Specs that are not listed take the spare colours, in order of name.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    colour: str
+    marker: str
+
+
+STYLES = {
+    "none": Style("#868686", "o"),
+    "bf16": Style("#2f7fc1", "s"),
+    "f16": Style("#66b8e8", "p"),
+    "int8": Style("#e39a00", "D"),
+    "int8+ef": Style("#a86f00", "d"),
+    "int8:rounding=stochastic": Style("#f0bf5a", "h"),
+    "int4": Style("#74cbb0", "^"),
+    "int4+ef": Style("#009b72", "v"),
+    "int4:rounding=stochastic": Style("#5a8f3c", "<"),
+    "topk:density=0.01": Style("#f0986a", "X"),
+    "topk:density=0.01+ef": Style("#d2540a", "P"),
+    "topk:density=0.001": Style("#d08ad0", "8"),
+    "topk:density=0.001+ef": Style("#a8429c", "*"),
+}
+SPARE = (
+    Style("#8f6fd1", ">"),
+    Style("#7a5c3e", "H"),
+    Style("#c23b5e", "o"),
+    Style("#3fa7a7", "s"),
+    Style("#a3a021", "D"),
+    Style("#5566cc", "^"),
+    Style("#d97fa3", "X"),
+    Style("#4f7f4f", "P"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    name: str
+    ink: str
+    paper: str
+    grid: str
+    quiet: str  # text and bars of second rank
+
+
+LIGHT = Theme("light", ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d")
+DARK = Theme("dark", ink="#e6edf3", paper="#161b22", grid="#333b45", quiet="#9aa4af")
+
+
+def family(spec: str) -> str:
+    return spec.split(":")[0].split("+")[0]
+
+
+def without_feedback(spec: str) -> str:
+    return spec.removesuffix("+ef")
+
+
+def in_order(specs: set[str]) -> list[str]:
+    """As in STYLES, a family's unlisted members behind its listed ones, then other families."""
+    families = list(dict.fromkeys(family(spec) for spec in STYLES))
+    known = list(STYLES)
+
+    def key(spec: str) -> tuple[int, int, str]:
+        group = families.index(family(spec)) if family(spec) in families else len(families)
+        return group, known.index(spec) if spec in known else len(known), spec
+
+    return sorted(specs, key=key)
+
+
+class Palette:
+    """Styles for all codecs of one report. Made once, from every record, so that pictures agree."""
+
+    def __init__(self, specs: set[str]) -> None:
+        unlisted = [spec for spec in in_order(specs) if spec not in STYLES]
+        spare = {spec: SPARE[i % len(SPARE)] for i, spec in enumerate(unlisted)}
+        self._styles = {**STYLES, **spare}
+
+    def __getitem__(self, spec: str) -> Style:
+        return self._styles[spec]
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    """`share` of `colour`, the rest of `other`; both as #rrggbb."""
+    channels = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]))
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Turns the JSON records of tersor-bench into one self-contained page, PNG files and text tables.
+
+    tersor_report.py FILE.json... -o DIR       write DIR/index.html and DIR/*.png, print their paths
+    tersor_report.py FILE.json... --text       print the tables
+    tersor_report.py FILE.json... --picture P  write one picture of the training, for a README
+    tersor_report.py --check -o DIR            only check that a report could be written there
+
+records.py says what a record holds. On bad input or an unwritable folder: one line, status 2.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True  # the folder may be a source tree
+
+import records
+
+try:
+    import allreduce_section
+    import codecs_section
+    import page
+    import palette
+    import summary
+    import train_figures
+    import train_section
+except ImportError as error:
+    advice = f"apt-get install python3-matplotlib ({sys.executable} does not find it)"
+    print(f"tersor_report: {error}: {advice}", file=sys.stderr)
+    sys.exit(2)
+
+PICTURE_DOTS_PER_INCH = 200  # shown at 1,200 px, sharp on dense screens
+
+
+def main() -> int:
+    options = _options()
+    try:
+        _run(options)
+    except (records.ReportError, OSError) as error:
+        print(f"tersor_report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tersor_report",
+        description="Page, pictures and tables from tersor-bench's JSON records.",
+    )
+    path = pathlib.Path
+    parser.add_argument(
+        "files", nargs="*", type=path, metavar="FILE.json", help="records, in any mixture"
+    )
+    parser.add_argument(
+        "-o", "--output", type=path, metavar="DIR", help="where index.html and PNGs go"
+    )
+    parser.add_argument("--text", action="store_true", help="print the tables")
+    parser.add_argument(
+        "--picture", type=path, metavar="FILE.png", help="write one picture for a README"
+    )
+    parser.add_argument("--check", action="store_true", help="only check that DIR can be written")
+    options = parser.parse_args()
+    _refuse_contradictions(parser, options)
+    return options
+
+
+def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.check and options.output is None:
+        parser.error("--check needs -o DIR")
+    if not options.check and not options.files:
+        parser.error("no FILE.json given")
+    if not (options.output or options.text or options.picture):
+        parser.error("nothing to do: give -o DIR, --text or --picture FILE.png")
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Whatever can fail for lack of rights fails before anything is read or drawn."""
+    if options.output:
+        check_folder(options.output)
+    if options.check:
+        return
+    if options.picture:
+        check_folder(options.picture.parent)
+    found = records.load(options.files)
+    colours = palette.Palette({record.codec for record in found})
+    sections = _sections(found, colours)
+    if options.text:
+        print(page.as_text(sections))
+    if options.output:
+        for path in page.write(options.output, sections, _provenance(found, options.files)):
+            print(path)
+    if options.picture:
+        _write_picture(options.picture, found, colours)
+
+
+def check_folder(folder: pathlib.Path) -> None:
+    """Makes the folder if it is missing and tries to write there; ReportError if it cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise records.ReportError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _sections(found: list[records.Record], colours: palette.Palette) -> list[page.Section]:
+    trainings = summary.trainings(records.select(found, records.TrainRecord))
+    return [
+        *train_section.sections(trainings, colours),
+        *allreduce_section.sections(records.select(found, records.AllreduceRecord), colours),
+        *codecs_section.sections(records.select(found, records.CodecRecord), colours),
+    ]
+
+
+def _provenance(found: list[records.Record], files: list[pathlib.Path]) -> list[str]:
+    """Where the figures come from, as far as the records say."""
+    lines = []
+    for field, word in (("machine", "Machine"), ("date", "Measured"), ("commit", "Commit")):
+        values = sorted({getattr(record, field) for record in found} - {None})
+        lines += [f"{word}: {_listed(values)}"] if values else []
+    return [*lines, f"{len(found)} records from {', '.join(path.name for path in files)}"]
+
+
+def _listed(values: list[str]) -> str:
+    """Times of measurement are many: then the first and the last."""
+    return ", ".join(values) if len(values) < 3 else f"{values[0]} to {values[-1]}"
+
+
+def _write_picture(
+    path: pathlib.Path, found: list[records.Record], colours: palette.Palette
+) -> None:
+    trainings = summary.trainings(records.select(found, records.TrainRecord))
+    if len(trainings) != 1:
+        raise records.ReportError(
+            f"--picture needs train records of one setting (ranks and link), found {len(trainings)}"
+        )
+    figure = train_figures.overview(trainings[0], colours, palette.LIGHT)
+    path.write_bytes(page.png(figure, PICTURE_DOTS_PER_INCH))
+    print(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

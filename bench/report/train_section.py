@@ -1,0 +1,242 @@
+"""The training part of a report: the table that people look for, and what it plainly says."""
+
+import functools
+import statistics
+import typing
+
+import summary
+import train_figures
+import units
+from page import Picture, Section, Table
+from palette import Palette
+
+CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
+CLEAR_LOSS = 0.005  # accuracy; half a percentage point
+
+
+def sections(trainings: list[summary.Training], palette: Palette) -> list[Section]:
+    several = len(trainings) > 1
+    return [
+        _section(t, palette, f"-{i}" if several else "") for i, t in enumerate(trainings, start=1)
+    ]
+
+
+def _section(training: summary.Training, palette: Palette, suffix: str) -> Section:
+    parts = [
+        _headline(training),
+        *_pictures(training, palette, suffix),
+        *_feedback_table(training),
+        *_paired_parts(training, palette, suffix),
+    ]
+    heading = f"Training: {training.ranks} ranks, link {training.link}"
+    return Section(heading, [*_verdicts(training), *_warnings(training)], parts)
+
+
+def _headline(training: summary.Training) -> Table:
+    targets = [f"to {100 * target:g}\u00a0%" for target in summary.TARGETS]
+    columns = ["codec", "test accuracy", *targets, "bytes a step", "compression", "step"]
+    return Table(
+        "Accuracy, time and bytes",
+        [*columns, "speed vs none", "speed vs bf16"],
+        [_headline_row(training, codec) for codec in training.codecs],
+        "Accuracy: of the last epoch, mean ± standard deviation over seeds. To 80 %: wall-clock "
+        "time at the end of the first epoch that reaches it (n/m: only n of m seeds do; —: no seed "
+        "does). Bytes: sent by one rank. Compression: bytes of none / bytes of the codec. Speed: "
+        "wall-clock time of an epoch, baseline / codec.",
+    )
+
+
+def _headline_row(training: summary.Training, codec: str) -> list[str]:
+    runs = training.codecs[codec]
+    return [
+        codec,
+        accuracy_text(runs.accuracy),
+        *(time_text(runs, target) for target in summary.TARGETS),
+        units.byte_count(runs.step_mean("wire_bytes")),
+        units.ratio(training.compression(codec)),
+        units.seconds(runs.step_mean("step_seconds")),
+        units.ratio(training.speedup(codec, "none")),
+        units.ratio(training.speedup(codec, "bf16")),
+    ]
+
+
+def accuracy_text(spread: summary.Spread) -> str:
+    if spread.count < 2:
+        return units.percent(spread.mean)
+    return f"{100 * spread.mean:.2f} ± {100 * spread.deviation:.2f} %"
+
+
+def time_text(runs: summary.CodecRuns, target: float) -> str:
+    """Mean over the runs that reach the target, and how many do if not all."""
+    times = runs.seconds_to(target)
+    if not times:
+        return units.ABSENT
+    share = "" if len(times) == len(runs.runs) else f" ({len(times)}/{len(runs.runs)})"
+    return units.seconds(statistics.fmean(times)) + share
+
+
+def _verdicts(training: summary.Training) -> list[str]:
+    """Says for each codec whether it pays, against the faster of none and bf16."""
+    plain = [codec for codec in ("none", "bf16") if codec in training.codecs]
+    codecs = [codec for codec in training.codecs if codec not in plain]
+    if not plain:
+        return []
+    baseline = min(plain, key=lambda codec: training.codecs[codec].epoch_seconds)
+    sentences = [_verdict(training, "bf16", "none")] if len(plain) == 2 else []
+    sentences += [_verdict(training, codec, baseline) for codec in codecs]
+    if codecs and not any(_is_faster(training, codec, baseline) for codec in codecs):
+        setting = f"{training.ranks} ranks, link {training.link}"
+        lead = f"Compression does not pay here ({setting}): no codec is faster than {baseline}."
+        sentences.insert(0, lead)
+    return sentences
+
+
+def _is_faster(training: summary.Training, codec: str, baseline: str) -> bool:
+    return (training.speedup(codec, baseline) or 0.0) >= CLEAR_SPEEDUP
+
+
+def _verdict(training: summary.Training, codec: str, baseline: str) -> str:
+    speed = units.ratio(training.speedup(codec, baseline))
+    change = training.accuracy_change(codec, baseline)
+    what = f"{speed} the speed of {baseline}, accuracy {units.points(change)} points"
+    if not _is_faster(training, codec, baseline):
+        return f"{codec} does not pay here: {what}."
+    if change < -CLEAR_LOSS:
+        return f"{codec} buys speed with accuracy: {what}."
+    return f"{codec} pays: {what}."
+
+
+def _warnings(training: summary.Training) -> list[str]:
+    warnings = []
+    counts = sorted(training.epoch_counts())
+    if len(counts) > 1:
+        warnings.append(
+            f"Careful: the runs have different lengths ({counts[0]} to {counts[-1]} epochs), so "
+            "their last epochs are not alike."
+        )
+    seeds = sorted({len(runs.runs) for runs in training.codecs.values()})
+    if seeds == [1]:
+        warnings.append("One seed: differences of a few tenths of a point are noise.")
+    return warnings
+
+
+def _pictures(training: summary.Training, palette: Palette, suffix: str) -> list[Picture]:
+    def picture(name: str, heading: str, caption: str, draw: typing.Callable) -> Picture:
+        return Picture(name + suffix, heading, caption, functools.partial(draw, training, palette))
+
+    pictures = [
+        picture(
+            "accuracy-bytes",
+            "Accuracy against bytes sent",
+            _bytes_caption(training),
+            train_figures.accuracy_bytes,
+        ),
+        picture(
+            "accuracy-time",
+            "Accuracy against wall-clock time",
+            _time_caption(training),
+            train_figures.accuracy_time,
+        ),
+        picture(
+            "step-time",
+            "Where the time of a step goes",
+            _step_caption(training),
+            train_figures.step_time,
+        ),
+    ]
+    sent_none = any(runs.step_mean("wire_bytes") == 0 for runs in training.codecs.values())
+    return pictures[1:] if sent_none else pictures  # its axis is logarithmic
+
+
+def _bytes_caption(training: summary.Training) -> str:
+    front = ", ".join(training.pareto_front())
+    return (
+        "Each point is a codec after its last epoch; up and to the left is better, and bars are "
+        "one standard deviation over seeds. Ringed, on the dotted line, is the Pareto front: "
+        f"{front}. Whatever else was measured sends more or is less accurate than one of these. "
+        "Differences smaller than the bars are noise."
+    )
+
+
+def _time_caption(training: summary.Training) -> str:
+    said = "A marker is the end of an epoch; a band is one standard deviation over seeds. "
+    reached = [t for t in summary.TARGETS if any(r.seconds_to(t) for r in training.codecs.values())]
+    if not reached:
+        return said
+    times = {codec: runs.seconds_to(reached[-1]) for codec, runs in training.codecs.items()}
+    means = {codec: statistics.fmean(times[codec]) for codec in times if times[codec]}
+    first = min(means, key=lambda codec: means[codec])
+    said += f"First to {100 * reached[-1]:g} % is {first}, after {units.seconds(means[first])}"
+    if "none" in means and first != "none":
+        said += f"; none takes {units.seconds(means['none'])}"
+    return said + "."
+
+
+def _step_caption(training: summary.Training) -> str:
+    shares = [
+        f"{codec} {100 * _exposed_share(runs):.0f} %" for codec, runs in training.codecs.items()
+    ]
+    return (
+        "Upper bar: the step as it passes on the clock. Dark is communication that computing did "
+        f"not hide: {', '.join(shares)} of the step. Lower bar: all the work of communication, how "
+        "much of it was hidden, behind computing or (encode, wire and decode run at once) behind "
+        "each other."
+    )
+
+
+def _exposed_share(runs: summary.CodecRuns) -> float:
+    step = runs.step_mean("step_seconds")
+    return runs.step_mean("exposed_seconds") / step if step > 0 else 0.0
+
+
+def _feedback_table(training: summary.Training) -> list[Table]:
+    rows = [_feedback_row(training, *pair) for pair in training.feedback_pairs()]
+    if not rows:
+        return []
+    columns = ["codec", "without", "with feedback", "gain (points)", "pairs"]
+    note = (
+        "Gain: accuracy with minus without, mean ± standard deviation over pairs of the same seed."
+    )
+    return [Table("What error feedback brings", columns, rows, note)]
+
+
+def _feedback_row(training: summary.Training, without: str, fed: str) -> list[str]:
+    gains = list(training.paired(fed, without).values())
+    accuracies = [accuracy_text(training.codecs[codec].accuracy) for codec in (without, fed)]
+    return [without, *accuracies, _points_text(gains), str(len(gains))]
+
+
+def _points_text(differences: list[float]) -> str:
+    if not differences:
+        return units.ABSENT
+    spread = summary.Spread.of(differences)
+    if spread.count < 2:
+        return units.points(spread.mean)
+    return f"{units.points(spread.mean)} ± {100 * spread.deviation:.2f}"
+
+
+def _paired_parts(
+    training: summary.Training, palette: Palette, suffix: str
+) -> list[Table | Picture]:
+    """Differences to none for seeds that both have: the seed's own luck cancels out."""
+    pairs = {codec: list(training.paired(codec, "none").values()) for codec in training.codecs}
+    rows = [_paired_row(codec, diffs) for codec, diffs in pairs.items() if codec != "none"]
+    if not rows or max(map(len, pairs.values())) < 2:
+        return []
+    columns = ["codec", "difference (points)", "worst", "best", "pairs"]
+    note = "Accuracy of the last epoch minus that of none, mean ± standard deviation over pairs."
+    picture = Picture(
+        "accuracy-paired" + suffix,
+        "Accuracy against none, same seed: each pair",
+        "Each dot is one seed, trained with the codec and with none; the bar is their mean. Left "
+        "of the line the codec is worse.",
+        functools.partial(train_figures.paired, training, palette),
+    )
+    return [Table("Accuracy against none, same seed", columns, rows, note), picture]
+
+
+def _paired_row(codec: str, differences: list[float]) -> list[str]:
+    if not differences:
+        return [codec, *[units.ABSENT] * 3, "0"]
+    extremes = [units.points(min(differences)), units.points(max(differences))]
+    return [codec, _points_text(differences), *extremes, str(len(differences))]

@@ -1,0 +1,405 @@
+"""The report program: its numbers, its files, its errors. Needs a python3 with matplotlib."""
+
+import contextlib
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import typing
+import unittest
+
+REPORT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "report" / "tersor_report.py"
+sys.path.insert(0, str(REPORT.parent))
+sys.dont_write_bytecode = True
+
+import palette  # noqa: E402
+import records  # noqa: E402
+import summary  # noqa: E402
+import units  # noqa: E402
+
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+
+
+def train_record(**changes: typing.Any) -> dict[str, typing.Any]:
+    record = {
+        "benchmark": "train", "codec": "none", "seed": 1, "ranks": 4, "link": "1Gbit,50us",
+        "epoch": 1, "step_seconds": 0.04, "seconds": 10.0, "accuracy": 0.81, "loss": 0.5,
+        "wire_bytes": 4096.0, "compute_seconds": 0.01, "encode_seconds": 0.001,
+        "wire_seconds": 0.03, "decode_seconds": 0.001, "exposed_seconds": 0.024,
+    }  # fmt: skip
+    return {**record, **changes}
+
+
+def training(codec: str, accuracies: list[float], **changes: typing.Any) -> list[dict]:
+    """One run; an epoch takes `epoch_seconds`."""
+    epoch_seconds = changes.pop("epoch_seconds", 10.0)
+    return [
+        train_record(codec=codec, epoch=i, seconds=i * epoch_seconds, accuracy=accuracy, **changes)
+        for i, accuracy in enumerate(accuracies, start=1)
+    ]
+
+
+def sample_trainings() -> list[dict]:
+    """Two seeds each of none, bf16 (2 times as fast), topk+ef (4 times), topk without feedback."""
+    runs: list[dict] = []
+    for seed, shift in ((1, 0.0), (2, 0.01)):
+        runs += training("none", [0.81, 0.86, 0.88 + shift], seed=seed)
+        runs += training(
+            "bf16", [0.80, 0.86, 0.88 + shift], seed=seed, epoch_seconds=5.0, wire_bytes=2048.0
+        )
+        fast = {"seed": seed, "epoch_seconds": 2.5, "wire_bytes": 128.0}
+        runs += training("topk:density=0.01+ef", [0.79, 0.84, 0.865 + shift], **fast)
+        runs += training("topk:density=0.01", [0.70, 0.80, 0.84 + shift], **fast)
+    return runs
+
+
+def allreduce_record(codec: str, count: int, seconds: float) -> dict[str, typing.Any]:
+    algbw = 4 * count / seconds / 1e9
+    return {
+        "benchmark": "allreduce", "codec": codec, "algorithm": "two-shot", "transport": "inproc",
+        "link": "1Gbit,50us", "ranks": 4, "dtype": "f32", "count": count, "seconds": seconds,
+        "algbw": algbw, "busbw": 1.5 * algbw, "wire_bytes": 6 * count, "relative_error": None,
+        "identical": True,
+    }  # fmt: skip
+
+
+def codec_record(ratio: float | None, **changes: typing.Any) -> dict[str, typing.Any]:
+    record = {
+        "benchmark": "codecs", "codec": "int8", "operation": "encode", "dtype": "f32",
+        "count": 64 * 2**20, "isa": "AVX2", "threads": 2, "seconds": 0.01, "baseline": "read",
+        "baseline_seconds": 0.009, "ratio": ratio, "payload_bytes": 2**26, "relative_error": 0.004,
+    }  # fmt: skip
+    return {**record, **changes}
+
+
+class Folder(unittest.TestCase):
+    """A fresh folder for each test, and the program to run in it."""
+
+    def setUp(self) -> None:
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        self.folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+    def write(self, content: typing.Any, name: str = "in.json") -> pathlib.Path:
+        path = self.folder / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    def run_report(self, *arguments: typing.Any) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-B", str(REPORT), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+    def load(self, content: typing.Any) -> list[records.Record]:
+        return records.load([self.write(content)])
+
+    def training(self, content: list[dict]) -> summary.Training:
+        (only,) = summary.trainings(records.select(self.load(content), records.TrainRecord))
+        return only
+
+
+class Numbers(Folder):
+    def test_time_to_an_accuracy_is_the_end_of_the_first_epoch_that_reaches_it(self) -> None:
+        runs = self.training(training("none", [0.79, 0.80, 0.84, 0.80, 0.86])).codecs["none"]
+        self.assertEqual(runs.seconds_to(0.80), [20.0])
+        self.assertEqual(runs.seconds_to(0.85), [50.0])
+        self.assertEqual(runs.seconds_to(0.87), [])
+
+    def test_only_the_seeds_that_get_there_count(self) -> None:
+        both = training("none", [0.80, 0.88]) + training("none", [0.80, 0.84], seed=2)
+        runs = self.training(both).codecs["none"]
+        self.assertEqual(runs.seconds_to(0.88), [20.0])
+        self.assertEqual(len(runs.runs), 2)
+
+    def test_accuracy_is_that_of_the_last_epoch_whatever_the_order_of_records(self) -> None:
+        backwards = training("none", [0.9, 0.7]) + training("none", [0.9, 0.8], seed=2)
+        spread = self.training(backwards[::-1]).codecs["none"].accuracy
+        self.assertAlmostEqual(spread.mean, 0.75)
+        self.assertAlmostEqual(spread.deviation, 0.1 / 2**0.5)
+
+    def test_speed_and_compression_are_ratios_of_means(self) -> None:
+        found = self.training(sample_trainings())
+        self.assertAlmostEqual(found.speedup("topk:density=0.01+ef", "none"), 4.0)
+        self.assertAlmostEqual(found.speedup("topk:density=0.01+ef", "bf16"), 2.0)
+        self.assertAlmostEqual(found.compression("topk:density=0.01+ef"), 32.0)
+        self.assertIsNone(found.speedup("none", "int8"))
+
+    def test_pairs_are_of_the_same_seed(self) -> None:
+        found = self.training(
+            training("none", [0.88], seed=1)
+            + training("none", [0.90], seed=2)
+            + training("int8", [0.89], seed=2)
+            + training("int8", [0.50], seed=3)
+        )
+        self.assertEqual(list(found.paired("int8", "none")), [2])
+        self.assertAlmostEqual(found.accuracy_change("int8", "none"), -0.01)
+
+    def test_hidden_is_what_was_not_exposed_unless_the_record_says(self) -> None:
+        (record,) = self.load([train_record()])
+        self.assertAlmostEqual(record.hidden, 0.008)
+        (record,) = self.load([train_record(exposed_seconds=1.0)])
+        self.assertEqual(record.hidden, 0.0)
+        (record,) = self.load([train_record(hidden_seconds=0.002)])
+        self.assertEqual(record.hidden, 0.002)
+
+    def test_settings_are_not_mixed(self) -> None:
+        mixed = training("none", [0.8]) + training("none", [0.9], link="none")
+        found = summary.trainings(records.select(self.load(mixed), records.TrainRecord))
+        self.assertEqual([t.codecs["none"].accuracy.mean for t in found], [0.8, 0.9])
+
+    def test_units(self) -> None:
+        self.assertEqual(units.seconds(0.0123), "12.3 ms")
+        self.assertEqual(units.seconds(0.99996), "1.00 s")
+        self.assertEqual(units.byte_count(1536 * 1024), "1.50 MiB")
+        self.assertEqual(units.value_count(64 * 2**20), "64 Mi")
+        self.assertEqual(units.ratio(None), "—")
+
+
+class ParetoFront(unittest.TestCase):
+    def test_leaves_out_what_another_beats(self) -> None:
+        points = {"dear": (9, 0.9), "good": (4, 0.9), "poor": (5, 0.8), "small": (1, 0.5)}
+        self.assertEqual(summary.pareto_front(points), ["small", "good"])
+
+    def test_keeps_equals(self) -> None:
+        self.assertEqual(summary.pareto_front({"a": (1, 1), "b": (1, 1)}), ["a", "b"])
+
+    def test_of_equal_cost_only_the_best(self) -> None:
+        self.assertEqual(summary.pareto_front({"a": (1, 0.5), "b": (1, 0.6)}), ["b"])
+
+
+class Colours(unittest.TestCase):
+    def test_a_codec_keeps_its_colour_whoever_else_is_there(self) -> None:
+        alone, together = palette.Palette({"int8"}), palette.Palette({"none", "new", "int8"})
+        self.assertEqual(alone["int8"], together["int8"])
+
+    def test_no_two_alike(self) -> None:
+        specs = {*palette.STYLES, "new:a=1", "new:a=2", "other+ef"}
+        colours = {palette.Palette(specs)[spec].colour for spec in specs}
+        self.assertEqual(len(colours), len(specs))
+
+
+@unittest.skipUnless(HAS_MATPLOTLIB, "matplotlib is missing: apt-get install python3-matplotlib")
+class Page(Folder):
+    def report(self, content: typing.Any, *arguments: str) -> tuple[str, list[str]]:
+        """Writes the page; returns its text and the paths that were printed."""
+        result = self.run_report(self.write(content), "-o", self.folder / "out", *arguments)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        page = (self.folder / "out" / "index.html").read_text(encoding="utf-8")
+        return page, result.stdout.splitlines()
+
+    def test_prints_the_paths_of_files_that_are_there(self) -> None:
+        everything = sample_trainings()
+        everything += [allreduce_record("none", 1024, 1e-3), allreduce_record("int8", 1024, 5e-4)]
+        everything += [codec_record(0.9)]
+        _, paths = self.report(everything)
+        names = [pathlib.Path(path).name for path in paths]
+        self.assertEqual(names, [
+            "index.html", "accuracy-bytes.png", "accuracy-time.png", "step-time.png",
+            "accuracy-paired.png", "allreduce.png", "codecs.png",
+        ])  # fmt: skip
+        for path in paths[1:]:
+            self.assertTrue(pathlib.Path(path).read_bytes().startswith(b"\x89PNG"), path)
+
+    def test_the_page_loads_nothing(self) -> None:
+        page, _ = self.report(sample_trainings())
+        sources = re.findall(r'(?:src|href|srcset)\s*=\s*"([^"]{0,40})', page)
+        self.assertEqual(len(sources), 8)  # four pictures, light and dark
+        for source in sources:
+            self.assertTrue(source.startswith("data:image/png;base64,"), source)
+        self.assertNotRegex(page, r"<script|<link|@import|url\(")
+
+    def test_sections_only_where_records_are(self) -> None:
+        page, paths = self.report([codec_record(0.9)])
+        self.assertEqual(len(paths), 2)
+        self.assertNotIn("Training", page)
+
+    def test_text_from_records_is_escaped(self) -> None:
+        page, _ = self.report([codec_record(0.9, codec="<b>")])
+        self.assertIn("&lt;b&gt;", page)
+        self.assertNotIn("<b>", page)
+
+    def test_shows_machine_date_and_commit(self) -> None:
+        origin = {"machine": "two cores", "date": "2020-02-02", "commit": "abc123"}
+        page, _ = self.report([codec_record(0.9, **origin)])
+        for fact in origin.values():
+            self.assertIn(fact, page)
+
+    def test_one_epoch_one_rank_and_no_bytes_still_draw(self) -> None:
+        self.report([train_record(ranks=1, wire_bytes=0, exposed_seconds=0)])
+
+    def test_picture_for_a_readme(self) -> None:
+        path = self.folder / "new" / "picture.png"
+        result = self.run_report(self.write(sample_trainings()), "--picture", path)
+        self.assertEqual(result.stdout.strip(), str(path), result.stderr)
+        self.assertTrue(path.read_bytes().startswith(b"\x89PNG"))
+
+
+@unittest.skipUnless(HAS_MATPLOTLIB, "matplotlib is missing: apt-get install python3-matplotlib")
+class Text(Folder):
+    def text(self, content: typing.Any) -> str:
+        result = self.run_report(self.write(content), "--text")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        return result.stdout.replace("\u00a0", " ")
+
+    def row(self, text: str, name: str) -> list[str]:
+        (line, *_) = [line for line in text.splitlines() if line.split("  ")[0] == name]
+        return re.split(r"\s{2,}", line.strip())
+
+    def test_headline_row(self) -> None:
+        self.assertEqual(self.row(self.text(sample_trainings()), "topk:density=0.01+ef"), [
+            "topk:density=0.01+ef", "87.00 ± 0.71 %", "5.00 s", "7.50 s", "7.50 s (1/2)", "—",
+            "128 B", "32.0×", "40.0 ms", "4.00×", "2.00×",
+        ])  # fmt: skip
+
+    def test_feedback_and_paired_tables(self) -> None:
+        text = self.text(sample_trainings())
+        gain = "topk:density=0.01  84.50 ± 0.71 %  87.00 ± 0.71 %   +2.50 ± 0.00      2"
+        self.assertIn(gain, text)
+        paired = text[text.index("Accuracy against none, same seed") :]
+        self.assertEqual(self.row(paired, "bf16")[1:], ["+0.00 ± 0.00", "+0.00", "+0.00", "2"])
+        self.assertEqual(self.row(paired, "topk:density=0.01+ef")[1], "−1.50 ± 0.00")
+
+    def test_says_when_a_codec_pays_and_what_it_costs(self) -> None:
+        text = self.text(sample_trainings())
+        self.assertIn("bf16 pays: 2.00× the speed of none, accuracy +0.00 points.", text)
+        self.assertIn(
+            "topk:density=0.01+ef buys speed with accuracy: 2.00× the speed of bf16", text
+        )
+
+    def test_says_plainly_when_compression_does_not_pay(self) -> None:
+        slow = training("int8", [0.88], epoch_seconds=9.9) + training("none", [0.88])
+        text = self.text(slow)
+        self.assertIn("Compression does not pay here (4 ranks, link 1Gbit,50us)", text)
+        self.assertIn("int8 does not pay here: 1.01× the speed of none", text)
+
+    def test_faster_than_bf16_is_not_enough_where_none_is_faster_still(self) -> None:
+        runs = training("none", [0.88], epoch_seconds=5.0) + training("bf16", [0.88])
+        text = self.text(runs + training("int8", [0.88], epoch_seconds=8.0))
+        self.assertIn("int8 does not pay here: 0.62× the speed of none", text)
+
+    def test_warns_of_runs_of_different_length(self) -> None:
+        text = self.text(training("none", [0.8, 0.9]) + training("int8", [0.8]))
+        self.assertIn("different lengths (1 to 2 epochs)", text)
+
+    def test_allreduce_speedup_and_disagreement(self) -> None:
+        wrong = {**allreduce_record("int8", 1024, 4e-4), "identical": False}
+        text = self.text([allreduce_record("none", 1024, 1e-3), wrong])
+        self.assertEqual(self.row(text, "int8")[1:5], ["4 KiB", "400 µs", "2.50×", "0.0154"])
+        self.assertIn("Wrong: ranks ended with different bits with int8.", text)
+
+    def test_codecs_name_what_falls_short(self) -> None:
+        text = self.text([codec_record(0.84), codec_record(0.99, operation="decode")])
+        self.assertIn("1 of 2 figures with an aim fall short: int8 encode 0.84, aim 0.85.", text)
+
+    def test_a_record_may_bring_its_own_aim(self) -> None:
+        text = self.text([codec_record(0.84, aim=0.5, codec="new")])
+        self.assertIn("0 of 1 figures with an aim fall short.", text)
+
+    def test_aims_that_compare_two_records(self) -> None:
+        stochastic = codec_record(0.5, codec="int8:rounding=stochastic", seconds=0.02)
+        topk = {"codec": "topk:density=0.01", "operation": "reference nth_element"}
+        text = self.text([codec_record(0.9), stochastic, codec_record(0.1, baseline="x", **topk)])
+        text = " ".join(text.split())
+        self.assertIn("0.50 of nearest's speed (falls short of the aim, 0.80)", text)
+        self.assertIn("nth_element takes 10.0× as long as topk:density=0.01", text)
+        self.assertIn("0 of 1 figures with an aim", text)
+
+    def test_steps_through_the_reducer_stand_apart_from_calls(self) -> None:
+        call = allreduce_record("none", 1024, 1e-3)
+        step = {**call, "codec": "int8", "parameters": 32, "backward_seconds": 0.5, "hidden": 0.9}
+        text = self.text([call, step])
+        self.assertIn("Reducer: 32 parameters, backward pass of 500 ms; 4 ranks", text)
+        self.assertEqual(self.row(text, "int8")[3], "—")  # there is no step with none
+        self.assertEqual(self.row(text, "int8")[-1], "90 %")
+
+
+class BadInput(Folder):
+    def refused(self, content: typing.Any, *words: str) -> None:
+        path = self.write(content)
+        with self.assertRaises(records.ReportError) as caught:
+            records.load([path])
+        message = str(caught.exception)
+        self.assertNotIn("\n", message)
+        for word in words:
+            self.assertIn(word, message)
+
+    def test_names_file_record_and_field(self) -> None:
+        record = train_record()
+        del record["accuracy"]
+        self.refused([train_record(), record], "in.json: record 2", '"accuracy" is missing')
+
+    def test_wrong_types_and_ranges(self) -> None:
+        self.refused([train_record(epoch="1")], "record 1", '"epoch" is "1"', "a whole number")
+        self.refused([train_record(seed=True)], '"seed" is true', "a whole number")
+        self.refused([train_record(accuracy=88.2)], '"accuracy" is 88.2', "0 to 1")
+        self.refused([train_record(seconds=-1)], '"seconds" is -1', "at least 0")
+        self.refused([train_record(seconds=None)], '"seconds" is null', "a number")
+        self.refused([{**codec_record(1.0), "codec": 3}], '"codec" is 3', "text")
+
+    def test_not_records(self) -> None:
+        self.refused("{", "in.json", "not JSON")
+        self.refused({}, "in.json", "array")
+        self.refused([], "in.json", "no records")
+        self.refused([7], "record 1", "object")
+        self.refused([{}], "record 1", '"benchmark" is missing')
+        self.refused([{"benchmark": "x"}], "record 1", '"x"', "codecs, allreduce, train")
+
+    def test_numbers_that_are_none(self) -> None:
+        self.refused('[{"benchmark": "train", "codec": "a", "seed": 1e999}]', "seed", "Infinity")
+        text = json.dumps([train_record(accuracy=float("nan"))])
+        self.refused(text, '"accuracy" is nan')
+        self.load([train_record(loss=None)])  # a run that diverged
+
+    def test_the_same_run_twice(self) -> None:
+        self.refused([train_record(), train_record()], "two train records", "seed 1")
+
+    def test_bandwidth_in_another_unit(self) -> None:
+        record = allreduce_record("none", 1024, 1e-3)
+        self.refused([{**record, "algbw": record["algbw"] * 1e9}], '"algbw"', "GB/s")
+
+
+@unittest.skipUnless(HAS_MATPLOTLIB, "matplotlib is missing: apt-get install python3-matplotlib")
+class CommandLine(Folder):
+    def refused(self, *arguments: typing.Any) -> str:
+        result = self.run_report(*arguments)
+        self.assertEqual(result.returncode, 2, result)
+        self.assertNotIn("Traceback", result.stderr)
+        return result.stderr
+
+    def test_bad_records(self) -> None:
+        message = self.refused(self.write("["), "--text")
+        self.assertRegex(message, r"^tersor_report: .*in\.json: not JSON.*\n$")
+
+    def test_missing_file(self) -> None:
+        message = self.refused(self.folder / "none.json", "--text")
+        self.assertIn("none.json: No such file", message)
+
+    def test_unwritable_folder_comes_before_bad_records(self) -> None:
+        blocked = self.write("a file, not a folder", "blocked")
+        message = self.refused(self.write("["), "-o", blocked / "out")
+        self.assertIn(f"cannot write to {blocked}", message)
+        self.assertEqual(message.count("\n"), 1)
+
+    def test_check_needs_no_records(self) -> None:
+        result = self.run_report("--check", "-o", self.folder / "a" / "b")
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""))
+        self.assertEqual(list((self.folder / "a" / "b").iterdir()), [])
+        blocked = self.write("", "blocked")
+        self.assertIn("cannot write", self.refused("--check", "-o", blocked))
+
+    def test_nothing_to_do(self) -> None:
+        self.assertIn("FILE.json", self.refused("-o", self.folder))
+        self.assertIn("-o DIR", self.refused("--check"))
+        self.assertIn("nothing to do", self.refused(self.write([codec_record(0.9)])))
+
+    def test_a_picture_needs_one_training(self) -> None:
+        path = self.folder / "p.png"
+        message = self.refused(self.write([codec_record(0.9)]), "--picture", path)
+        self.assertIn("one setting", message)
+        self.assertFalse(path.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
