@@ -1,0 +1,118 @@
+// The candidates of all strips, in pages that tasks take as they need them; and passes over them, or
+// over p itself where they do not suffice. Inside kernels/topk only.
+#pragma once
+
+#include "kernels/topk/cpu_plan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+
+namespace tersor::kernels {
+
+class CandidateList {
+ public:
+  /// Where a task writes.
+  struct Cursor {
+    std::size_t at = 0;
+    std::size_t end = 0;
+  };
+
+  CandidateList(const TopkPlan& plan, const TopkWorkspace& workspace)
+      : plan_(plan), workspace_(workspace) {}
+
+  /// Forgets all candidates; not while a task runs.
+  void clear() {
+    next_page_.store(0, std::memory_order_relaxed);
+    too_many_.store(false, std::memory_order_relaxed);
+  }
+
+  /// Makes room for a strip; false where there is none left.
+  bool reserve(Cursor& cursor) {
+    if (cursor.end - cursor.at >= kTopkStripRoom) return true;
+    const std::size_t page = next_page_.fetch_add(1, std::memory_order_relaxed);
+    if (page >= plan_.pages) {
+      too_many_.store(true, std::memory_order_relaxed);
+      return false;
+    }
+    cursor = {page * plan_.page, (page + 1) * plan_.page};
+    return true;
+  }
+
+  TopkCandidates at(std::size_t place) const {
+    return {workspace_.candidates.value + place, workspace_.candidates.index + place};
+  }
+
+  /// True where a strip found no room: the list is not complete.
+  bool too_many() const { return too_many_.load(std::memory_order_relaxed); }
+
+ private:
+  const TopkPlan& plan_;
+  const TopkWorkspace& workspace_;
+  std::atomic<std::size_t> next_page_{0};
+  std::atomic<bool> too_many_{false};
+};
+
+/// The strips of a tile, as they lie in the gradient.
+template <typename Visitor>
+void for_each_strip(const TopkPlan& plan, std::size_t tile, Visitor&& visitor) {
+  const std::size_t end = std::min(plan.count, (tile + 1) * kTopkTile);
+  for (std::size_t begin = tile * kTopkTile; begin < end; begin += kTopkStrip)
+    visitor(TopkStrip{begin, std::min(kTopkStrip, end - begin)});
+}
+
+/// The stored candidates of a tile, in order, as few runs as possible.
+template <typename Visitor>
+void for_each_stored_run(const TopkPlan& plan, const TopkWorkspace& workspace, std::size_t tile,
+                         Visitor&& visitor) {
+  TopkRun merged{};
+  const auto visit = [&] {
+    const TopkCandidates& all = workspace.candidates;
+    if (merged.count != 0)
+      visitor(TopkRunView{all.value + merged.base, all.index + merged.base, merged.count});
+  };
+  for_each_strip(plan, tile, [&](TopkStrip strip) {
+    const TopkRun& run = workspace.runs[strip.begin / kTopkStrip];
+    if (run.state != TopkRun::kStored || run.count == 0) return;
+    if (run.base == merged.base + merged.count) {
+      merged.count += run.count;
+      return;
+    }
+    visit();
+    merged = run;
+  });
+  visit();
+}
+
+/// Where the passes after the scan find values: among the candidates, or, where `reread` is given,
+/// in p, which is computed again strip by strip.
+struct TopkSource {
+  const TopkPlan& plan;
+  const TopkWorkspace& workspace;
+  const TopkScan* reread = nullptr;
+
+  /// Visits all values of a tile whose keys are at least `low`, in order, and perhaps others.
+  /// A visited run stays until the next one.
+  template <typename Visitor>
+  void for_each_run(std::size_t tile, std::uint32_t low, TopkScratch& scratch,
+                    Visitor&& visitor) const {
+    if (reread == nullptr) return for_each_stored_run(plan, workspace, tile, visitor);
+    TopkScan scan = *reread;
+    scan.ladder.fill(low);
+    for_each_strip(plan, tile, [&](TopkStrip strip) {
+      const TopkCandidates out = scratch.candidates(0);
+      const std::size_t found = topk_scan_strip(scan, strip, out, scratch.tally);
+      visitor(TopkRunView{out.value, out.index, found});
+    });
+  }
+};
+
+/// Cuts a run into pieces that fit into a scratch.
+template <typename Visitor>
+void for_each_piece(const TopkRunView& run, Visitor&& visitor) {
+  for (std::size_t begin = 0; begin < run.count; begin += kTopkStrip)
+    visitor(TopkRunView{run.value + begin, run.index + begin,
+                        std::min(kTopkStrip, run.count - begin)});
+}
+
+}  // namespace tersor::kernels

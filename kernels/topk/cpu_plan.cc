@@ -1,0 +1,102 @@
+// Sizes of a top-k on the CPU, all known before the first value is read.
+#include "kernels/topk/cpu_plan.h"
+
+#include "kernels/topk/cpu.h"
+
+#include <tersor/align.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tersor::kernels {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+/// So many that the sample's share of the k is large enough, but at most a quarter of all values.
+std::size_t samples_of(std::size_t count, std::size_t k) {
+  using Tuning = TopkTuning;
+  if (count <= Tuning::kSampleAbove) return 0;
+  const double density = static_cast<double>(k) / static_cast<double>(count);
+  const double wanted = std::min(Tuning::kSampledChosen / density, double{Tuning::kMostSamples});
+  const std::size_t samples = std::min(static_cast<std::size_t>(wanted), count / 4);
+  const double rank = topk_sample_rank(static_cast<double>(samples) * density);
+  if (rank > static_cast<double>(samples) / 4) return 0;  // dense: a threshold would spare little
+  return align_up(samples, Tuning::kSampleGroup);
+}
+
+/// Twice what the threshold should let through.
+std::size_t capacity_of(const TopkPlan& plan) {
+  if (plan.samples == 0) return plan.count;
+  const double share = static_cast<double>(plan.samples) / static_cast<double>(plan.count);
+  const double expected = topk_sample_rank(static_cast<double>(plan.k) * share) / share;
+  return std::min(plan.count, 2 * std::max(plan.k, static_cast<std::size_t>(expected)));
+}
+
+std::size_t tasks_of(std::size_t count, std::size_t tiles, unsigned threads) {
+  if (threads <= 1 || count < 2 * TopkTuning::kTaskValues) return 1;
+  return std::min({tiles, count / TopkTuning::kTaskValues, threads * TopkTuning::kTasksAThread});
+}
+
+/// Hands out parts of a workspace one after the other.
+class Carver {
+ public:
+  explicit Carver(std::byte* memory) : memory_(memory) {}
+
+  template <typename T>
+  T* take(std::size_t elements) {
+    std::byte* place = memory_ == nullptr ? nullptr : memory_ + bytes_;
+    bytes_ += align_up(elements * sizeof(T), kAlignment);
+    return reinterpret_cast<T*>(place);
+  }
+
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* memory_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads) {
+  TopkPlan plan{};
+  plan.count = count;
+  plan.k = k;
+  plan.tiles = ceil_div(count, kTopkTile);
+  plan.tasks = tasks_of(count, plan.tiles, threads);
+  plan.samples = samples_of(count, k);
+  plan.capacity = capacity_of(plan);
+  // A page is left when a strip might not fit any more: all but kTopkStripRoom of it is used.
+  plan.page = plan.tasks == 1 ? plan.capacity + kTopkStripRoom
+                              : std::clamp(plan.capacity / (8 * plan.tasks), 2 * kTopkStripRoom,
+                                           TopkTuning::kMostPage);
+  plan.pages = plan.tasks == 1
+                   ? 1
+                   : ceil_div(plan.capacity, plan.page - kTopkStripRoom) + plan.tasks;
+  return plan;
+}
+
+TopkWorkspace topk_workspace(const TopkPlan& plan, std::byte* memory, std::size_t& bytes) {
+  Carver carver(memory);
+  const std::size_t candidates = plan.pages * plan.page + kTopkSlack;
+  TopkWorkspace workspace;
+  workspace.scratch = carver.take<TopkScratch>(plan.tasks);
+  workspace.runs = carver.take<TopkRun>(plan.strips());
+  workspace.tiles = carver.take<TopkTileCount>(plan.tiles);
+  workspace.samples = carver.take<float>(plan.samples + plan.tasks * kTopkSlack);
+  workspace.sample_histogram = carver.take<std::uint32_t>(plan.samples == 0 ? 0 : kTopkSampleBins);
+  workspace.chosen = carver.take<float>(plan.k);
+  workspace.candidates.value = carver.take<float>(candidates);
+  workspace.candidates.index = carver.take<std::uint16_t>(candidates);
+  bytes = carver.bytes();
+  return workspace;
+}
+
+std::size_t topk_workspace_bytes(std::size_t count, std::size_t k, unsigned threads) {
+  std::size_t bytes = 0;
+  topk_workspace(topk_plan(count, k, threads), nullptr, bytes);
+  return bytes + kAlignment - 1;
+}
+
+}  // namespace tersor::kernels

@@ -1,0 +1,85 @@
+// Residuals of single values.
+#include "kernels/topk/cpu_residual.h"
+
+#include "kernels/common/quantize_formulas.h"
+#include "kernels/int8/formulas.h"
+
+#include <cstring>
+
+namespace tersor::kernels {
+namespace {
+
+template <typename Visitor>
+void visit_residual_out(const Feedback& feedback, std::size_t begin, Visitor&& visitor) {
+  if (feedback.dtype == Dtype::kBf16)
+    visitor(static_cast<Bf16*>(feedback.residual_out) + begin);
+  else
+    visitor(static_cast<float*>(feedback.residual_out) + begin);
+}
+
+/// What the payload says at place `i` of the chosen.
+float decoded(const TopkSettle& settle, std::size_t i) {
+  const TopkPayload& payload = settle.task.payload;
+  switch (settle.task.value_dtype) {
+    case Dtype::kBf16: return to_f32(static_cast<const Bf16*>(payload.values)[i]);
+    case Dtype::kI8:
+      return code_value(static_cast<const std::int8_t*>(payload.values)[i],
+                        payload.scales[i / Int8Format::kBlock]);
+    default: return settle.chosen[i];
+  }
+}
+
+/// residual = (residual - a · g) / b in a range of values.
+void undo_range(const TopkScan& scan, std::size_t begin, std::size_t end) {
+  const Feedback& feedback = scan.feedback;
+  auto* residual = static_cast<float*>(feedback.residual_out);
+  visit_gradient_dtype(scan.dtype, [&]<typename G>(G) {
+    const auto* gradient = static_cast<const G*>(scan.gradient);
+    for (std::size_t i = begin; i < end; ++i)
+      residual[i] = topk_undo(residual[i], to_f32(gradient[i]), feedback.gradient_factor,
+                              feedback.residual_factor);
+  });
+}
+
+}  // namespace
+
+void topk_put(const Feedback& feedback, std::size_t tile, const TopkRunView& run) {
+  visit_residual_out(feedback, tile * kTopkTile, [&]<typename E>(E* residual) {
+    for (std::size_t i = 0; i < run.count; ++i)
+      residual[run.index[i]] = from_f32<E>(run.value[i]);
+  });
+}
+
+void topk_settle(const TopkSettle& settle, std::size_t tile) {
+  visit_residual_out(settle.task.feedback, tile * kTopkTile, [&]<typename E>(E* residual) {
+    for (std::size_t i = settle.begin; i < settle.end; ++i)
+      residual[settle.task.payload.index_in_tile[i]] =
+          from_f32<E>(settle.chosen[i] - decoded(settle, i));
+  });
+}
+
+void topk_undo_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& candidates,
+                     TopkPut put) {
+  const std::size_t tile_begin = strip.begin / kTopkTile * kTopkTile;
+  auto* residual = static_cast<float*>(scan.feedback.residual_out) + tile_begin;
+  std::size_t begin = strip.begin;
+  for (std::size_t i = 0; i < candidates.count; ++i) {
+    const std::size_t index = candidates.index[i];
+    if (topk_key(candidates.value[i]) < scan.limit) {
+      if (put == TopkPut::kYes) residual[index] = candidates.value[i];
+    } else {
+      undo_range(scan, begin, tile_begin + index);
+      begin = tile_begin + index + 1;
+    }
+  }
+  undo_range(scan, begin, strip.begin + strip.count);
+}
+
+void topk_copy_residual(const Feedback& feedback, std::size_t begin, std::size_t end) {
+  const std::size_t bytes = dtype_bytes(feedback.dtype);
+  std::memcpy(static_cast<std::byte*>(feedback.residual_out) + begin * bytes,
+              static_cast<const std::byte*>(feedback.residual_in) + begin * bytes,
+              (end - begin) * bytes);
+}
+
+}  // namespace tersor::kernels
