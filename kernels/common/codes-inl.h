@@ -8,6 +8,9 @@
 
 #include "kernels/common/simd-inl.h"
 #include "kernels/int4/formulas.h"
+#include "kernels/int8/formulas.h"
+
+#include <cstring>
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -35,13 +38,8 @@ HWY_INLINE void store_codes(VI32 a, VI32 b, VI32 c, VI32 d, std::int8_t* codes) 
 #endif
 }
 
-HWY_INLINE VF32 load_codes(const std::int8_t* codes) {
-  const hn::Rebind<std::int8_t, I32> narrow;
-  return hn::ConvertTo(F32(), hn::PromoteTo(I32(), hn::LoadU(narrow, codes)));
-}
-
 #if TERSOR_PORTABLE
-constexpr std::size_t kNibbleStep = 2;  // codes that the two functions below take at once
+constexpr std::size_t kNibbleStep = 2;  // codes that pack_nibbles takes at once
 #else
 using U16 = hn::Repartition<std::uint16_t, U32>;
 constexpr std::size_t kNibbleStep = 4 * kLanes;
@@ -61,21 +59,38 @@ HWY_INLINE void pack_nibbles(const std::int8_t* codes, std::byte* bytes) {
 #endif
 }
 
-/// The reverse.
-HWY_INLINE void unpack_nibbles(const std::byte* bytes, std::int8_t* codes) {
+/// kLanes codes of a block from `index` on, as f32.
+template <class Format>
+HWY_INLINE VF32 load_codes(const std::byte* block, std::size_t index);
+
+template <>
+HWY_INLINE VF32 load_codes<Int8Format>(const std::byte* block, std::size_t index) {
+  const hn::Rebind<std::int8_t, I32> narrow;
+  const auto* codes = reinterpret_cast<const std::int8_t*>(block) + index;
+  return hn::ConvertTo(F32(), hn::PromoteTo(I32(), hn::LoadU(narrow, codes)));
+}
+
+/// A word of four bits a lane is copied to its lanes; each moves its nibble to the top and back
+/// down, with the sign.
+template <>
+HWY_INLINE VF32 load_codes<Int4Format>(const std::byte* block, std::size_t index) {
 #if TERSOR_PORTABLE
-  const auto byte = static_cast<std::uint32_t>(*bytes);
-  codes[0] = static_cast<std::int8_t>(unpack_nibble(byte));
-  codes[1] = static_cast<std::int8_t>(unpack_nibble(byte >> 4));
+  const auto byte = static_cast<std::uint32_t>(block[index / 2]);
+  return hn::Set(F32(), static_cast<float>(unpack_nibble(byte >> (index % 2 * 4))));
 #else
-  const hn::Rebind<std::uint8_t, U16> narrow;
-  const hn::Repartition<std::uint8_t, U16> wide;
-  const auto packed = hn::LoadU(narrow, reinterpret_cast<const std::uint8_t*>(bytes));
-  const auto word = hn::PromoteTo(U16(), packed);
-  const auto nibbles = hn::And(hn::Or(word, hn::ShiftLeft<4>(word)), hn::Set(U16(), 0x0f0f));
-  const auto eight = hn::Set(wide, 8);
-  const auto code = hn::Sub(hn::Xor(hn::BitCast(wide, nibbles), eight), eight);
-  hn::StoreU(code, wide, reinterpret_cast<std::uint8_t*>(codes));
+  constexpr std::size_t kWord = kLanes < 8 ? kLanes : 8;  // nibbles in a word
+  std::uint32_t words[kLanes / kWord] = {};
+  std::memcpy(words, block + index / 2, kLanes / 2);
+#if HWY_TARGET == HWY_AVX3
+  const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(words[0]), 0xff00, words[1]);
+  const VU32 copies{both};
+#else
+  const VU32 copies = hn::Set(U32(), words[0]);
+#endif
+  const VU32 lane = hn::And(hn::Iota(U32(), 0), hn::Set(U32(), kWord - 1));
+  const VU32 shift = hn::Sub(hn::Set(U32(), 28), hn::ShiftLeft<2>(lane));
+  const VI32 codes = hn::ShiftRight<28>(hn::BitCast(I32(), hn::Shl(copies, shift)));
+  return hn::ConvertTo(F32(), codes);
 #endif
 }
 

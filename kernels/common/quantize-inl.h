@@ -178,39 +178,18 @@ class Payloads {
 
   std::size_t ranks() const { return views_.size(); }
 
-  /// sum + code · (scale · factor) for the kGroup values at `index` of the block at `first`.
-  HWY_INLINE void add(std::size_t rank, std::size_t first, std::size_t index, float factor,
-                      VF32 (&sum)[4]) {
-    alignas(kLine) std::int8_t room[Format::kBits == 4 ? kGroup : 1];
-    const std::int8_t* codes = wide_codes(rank, first, index, room);
-    const VF32 scale = scale_of(rank, first, factor);
+  /// sum[k] = update(codes, scale · factor, sum[k]) for the kGroup values at `index` of the block
+  /// at `first`, with the codes of one rank.
+  template <class Update>
+  HWY_INLINE void apply(std::size_t rank, std::size_t first, std::size_t index, float factor,
+                        VF32 (&sum)[4], Update&& update) {
+    const std::byte* codes = block_codes(rank, first);
+    const VF32 scale = hn::Set(F32(), views_[rank].scales[first / Format::kBlock] * factor);
     for (std::size_t k = 0; k < 4; ++k)
-      sum[k] = fused(load_codes(codes + k * kLanes), scale, sum[k]);
-  }
-
-  /// code · (scale · factor); zeros where there is no payload.
-  HWY_INLINE void assign(std::size_t rank, std::size_t first, std::size_t index, float factor,
-                         VF32 (&sum)[4]) {
-    alignas(kLine) std::int8_t room[Format::kBits == 4 ? kGroup : 1];
-    const std::int8_t* codes = wide_codes(rank, first, index, room);
-    const VF32 scale = scale_of(rank, first, factor);
-    for (std::size_t k = 0; k < 4; ++k) sum[k] = hn::Mul(load_codes(codes + k * kLanes), scale);
+      sum[k] = update(load_codes<Format>(codes, index + k * kLanes), scale, sum[k]);
   }
 
  private:
-  HWY_INLINE VF32 scale_of(std::size_t rank, std::size_t first, float factor) const {
-    return hn::Set(F32(), views_[rank].scales[first / Format::kBlock] * factor);
-  }
-
-  /// kGroup codes as one byte each; `room` is where nibbles are unpacked.
-  HWY_INLINE const std::int8_t* wide_codes(std::size_t rank, std::size_t first, std::size_t index,
-                                           [[maybe_unused]] std::int8_t* room) {
-    const std::byte* codes = block_codes(rank, first) + code_bytes<Format>(index);
-    if constexpr (Format::kBits == 8) return reinterpret_cast<const std::int8_t*>(codes);
-    for (std::size_t i = 0; i < kGroup; i += kNibbleStep) unpack_nibbles(codes + i / 2, room + i);
-    return room;
-  }
-
   HWY_INLINE const std::byte* block_codes(std::size_t rank, std::size_t first) {
     const std::byte* codes = views_[rank].codes + code_bytes<Format>(first);
     return HWY_LIKELY(first + Format::kBlock <= count_) ? codes : padded(codes, count_ - first);
@@ -219,6 +198,7 @@ class Payloads {
   HWY_NOINLINE const std::byte* padded(const std::byte* codes, std::size_t count) {
     const std::byte* end = codes + code_bytes<Format>(count);
     std::fill(std::copy(codes, end, padded_), std::end(padded_), std::byte{});
+    if (Format::kBits == 4 && count % 2 != 0) padded_[count / 2] &= std::byte{0x0f};
     return padded_;
   }
 
@@ -226,6 +206,9 @@ class Payloads {
   const std::size_t count_;
   alignas(kLine) std::byte padded_[code_bytes<Format>(Format::kBlock)];
 };
+
+HWY_INLINE VF32 add_codes(VF32 codes, VF32 scale, VF32 sum) { return fused(codes, scale, sum); }
+HWY_INLINE VF32 assign_codes(VF32 codes, VF32 scale, VF32) { return hn::Mul(codes, scale); }
 
 template <class Format, typename T>
 void decode_range(const QuantizeDecode& arguments) {
@@ -240,13 +223,14 @@ void decode_range(const QuantizeDecode& arguments) {
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
     for (std::size_t i = 0; i < kBlock; i += kGroup) {
-      VF32 sum[4];
+      VF32 sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
       std::size_t rank = 0;
       if (adds)
         for (std::size_t k = 0; k < 4; ++k) sum[k] = load_values(old + i + k * kLanes);
-      else
-        payloads.assign(rank++, first, i, factor, sum);
-      for (; rank < payloads.ranks(); ++rank) payloads.add(rank, first, i, factor, sum);
+      else if (payloads.ranks() > 0)
+        payloads.apply(rank++, first, i, factor, sum, assign_codes);
+      for (; rank < payloads.ranks(); ++rank)
+        payloads.apply(rank, first, i, factor, sum, add_codes);
       for (std::size_t k = 0; k < 4; ++k) store_values(sum[k], values + i + k * kLanes);
     }
     output.take(count);
@@ -266,7 +250,7 @@ void reduce_range(const QuantizeReduce& arguments) {
     for (std::size_t i = 0; i < kBlock; i += kGroup) {
       VF32 sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
       for (std::size_t rank = 0; rank < payloads.ranks(); ++rank)
-        payloads.add(rank, first, i, 1.0f, sum);
+        payloads.apply(rank, first, i, 1.0f, sum, add_codes);
       for (std::size_t k = 0; k < 4; ++k)
         hn::Store(add_residual(sum[k], residual + i + k * kLanes, factors), F32(),
                   sums + i + k * kLanes);
