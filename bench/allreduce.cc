@@ -1,0 +1,288 @@
+// `tersor-bench allreduce`: the collective on ranks of this process, over an emulated link, with
+// the columns of nccl-tests; or, with a backward pass, the GradientReducer. `none` and `bf16`
+// always run beside the codecs that are asked for.
+
+#include <fmt/format.h>
+#include <tersor/codec.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/allreduce_case.h"
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/records.h"
+#include "bench/table.h"
+
+namespace tersor::bench {
+namespace {
+
+struct AllreduceOptions {
+  std::vector<std::string> codecs = {"int8", "int4", "topk:density=0.01"};
+  std::string algorithm = "auto";
+  std::size_t min_bytes = 4 << 10;
+  std::size_t max_bytes = 64 << 20;
+  std::size_t factor = 4;
+  int ranks = 4;
+  std::string transport = "inproc";
+  std::string link = "none";
+  std::size_t chunk_count = kDefaultChunkCount;
+  std::size_t iterations = 0;
+  std::string dtype = "f32";
+  unsigned threads = 1;
+  std::size_t parameters = 0;  // 0: no reducer
+  std::string backward = "wire";
+  std::filesystem::path json;
+
+  bool through_reducer() const { return parameters != 0; }
+};
+
+/// What has to be beside every codec.
+constexpr const char* kReferences[] = {"none", "bf16"};
+
+std::vector<std::string> codecs_of(const AllreduceOptions& options) {
+  std::vector<std::string> codecs(std::begin(kReferences), std::end(kReferences));
+  for (const std::string& codec : options.codecs)
+    if (std::ranges::find(codecs, codec) == codecs.end()) codecs.push_back(codec);
+  return codecs;
+}
+
+std::vector<std::size_t> byte_counts(const AllreduceOptions& options) {
+  if (options.min_bytes > options.max_bytes)
+    throw InvalidArgument(
+        fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
+  std::vector<std::size_t> all;
+  for (std::size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor)
+    all.push_back(bytes);
+  return all;
+}
+
+/// The algorithm asked for, but for the references, which take their own where it does not fit.
+Algorithm algorithm_for(const AllreduceOptions& options, const std::string& codec) {
+  const bool asked = std::ranges::find(options.codecs, codec) != options.codecs.end();
+  return asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto;
+}
+
+AllreduceCase case_of(const AllreduceOptions& options, const std::string& codec) {
+  return {.codec = codec,
+          .algorithm = algorithm_for(options, codec),
+          .link = parse_link(options.link),
+          .chunk_count = options.chunk_count,
+          .threads = options.threads,
+          .iterations = options.iterations};
+}
+
+/// A row: what was measured, and through what.
+struct AllreduceRow {
+  std::string codec;
+  std::size_t count = 0;
+  Dtype dtype = Dtype::kF32;
+  BackwardPass pass = {};
+  AllreduceResult result = {};
+
+  double bytes() const { return static_cast<double>(count * dtype_bytes(dtype)); }
+  double algbw() const { return bytes() / result.seconds / 1e9; }
+  double busbw(int ranks) const { return algbw() * 2 * (ranks - 1) / ranks; }
+  /// The share of the wire's time in which nobody waited.
+  double hidden() const {
+    const double wire = result.wire_seconds;
+    return wire > 0 ? std::clamp(1 - result.exposed_seconds / wire, 0.0, 1.0) : 0.0;
+  }
+};
+
+Record record_of(const AllreduceOptions& options, const AllreduceRow& row) {
+  const AllreduceResult& result = row.result;
+  Record record = {{"benchmark", "allreduce"},
+                   {"codec", row.codec},
+                   {"algorithm", algorithm_name(result.algorithm)},
+                   {"transport", options.transport},
+                   {"link", options.link},
+                   {"ranks", options.ranks},
+                   {"dtype", options.dtype},
+                   {"count", row.count},
+                   {"seconds", result.seconds},
+                   {"algbw", row.algbw()},
+                   {"busbw", row.busbw(options.ranks)},
+                   {"wire_bytes", result.wire_bytes},
+                   {"relative_error", result.relative_error},
+                   {"identical", true},
+                   {"encode_seconds", result.encode_seconds},
+                   {"wire_seconds", result.wire_seconds},
+                   {"decode_seconds", result.decode_seconds},
+                   {"chunk_count", options.chunk_count},
+                   {"threads", options.threads}};
+  if (!options.through_reducer()) return record;
+  record["parameters"] = row.pass.parameters;
+  record["backward_seconds"] = row.pass.seconds;
+  record["exposed_seconds"] = result.exposed_seconds;
+  record["hidden"] = row.hidden();
+  return record;
+}
+
+Table table_for(const AllreduceOptions& options, const std::vector<std::string>& codecs) {
+  std::vector<Column> columns = {{"size", "B", 10},
+                                 {"count", "values", 10},
+                                 {"type"},
+                                 {"codec", "", longest(codecs), Align::kLeft},
+                                 {"algorithm", "", 9, Align::kLeft},
+                                 {"time", "us", 10},
+                                 {"algbw", "GB/s", 8},
+                                 {"busbw", "GB/s", 8},
+                                 {"wire", "B", 10},
+                                 {"error", "relative", 8},
+                                 {"identical"}};
+  if (options.through_reducer())
+    columns.insert(columns.end(), {{"backward", "us", 10},
+                                   {"wire", "us", 10},
+                                   {"exposed", "us", 10},
+                                   {"hidden", "of wire", 7}});
+  return Table(std::move(columns));
+}
+
+std::string microseconds(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
+
+std::vector<std::string> cells_of(const AllreduceOptions& options, const AllreduceRow& row) {
+  const AllreduceResult& result = row.result;
+  std::vector<std::string> cells = {fmt::format("{:.0f}", row.bytes()),
+                                    std::to_string(row.count),
+                                    options.dtype,
+                                    row.codec,
+                                    std::string(algorithm_name(result.algorithm)),
+                                    microseconds(result.seconds),
+                                    fmt::format("{:.3f}", row.algbw()),
+                                    fmt::format("{:.3f}", row.busbw(options.ranks)),
+                                    std::to_string(result.wire_bytes),
+                                    format_error(result.relative_error),
+                                    "yes"};
+  if (options.through_reducer())
+    cells.insert(cells.end(), {microseconds(row.pass.seconds), microseconds(result.wire_seconds),
+                               microseconds(result.exposed_seconds),
+                               fmt::format("{:.1f}%", 100 * row.hidden())});
+  return cells;
+}
+
+/// "wire": as long as the wire takes for the same codec, found by steps without a backward pass.
+double backward_seconds(const AllreduceOptions& options, const AllreduceCase& wanted,
+                        const RankGradients& gradients) {
+  if (options.backward != "wire") return std::stod(options.backward);
+  return measure_reducer(wanted, {options.parameters, 0.0}, gradients).wire_seconds;
+}
+
+AllreduceRow measure(const AllreduceOptions& options, const std::string& codec,
+                     const RankGradients& gradients) {
+  const AllreduceCase wanted = case_of(options, codec);
+  AllreduceRow row{.codec = codec, .count = gradients.count(), .dtype = gradients.dtype()};
+  if (options.through_reducer()) {
+    row.pass = {options.parameters, backward_seconds(options, wanted, gradients)};
+    row.result = measure_reducer(wanted, row.pass, gradients);
+  } else {
+    row.result = measure_allreduce(wanted, gradients);
+  }
+  return row;
+}
+
+void run_allreduce(const AllreduceOptions& options) {
+  const std::vector<std::string> codecs = codecs_of(options);
+  const Dtype dtype = parse_gradient_dtype(options.dtype);
+  const std::vector<std::size_t> sizes = byte_counts(options);
+  RecordFile records(options.json);
+  fmt::print("{}; {} ranks in this process, link {}; time = median of the slowest rank\n\n",
+             machine_name(), options.ranks, options.link);
+  const Table table = table_for(options, codecs);
+  table.print_head();
+  for (const std::size_t bytes : sizes) {
+    const std::size_t count = std::max<std::size_t>(bytes / dtype_bytes(dtype), 1);
+    const RankGradients gradients(count, dtype, options.ranks);
+    for (const std::string& codec : codecs) {
+      const AllreduceRow row = measure(options, codec, gradients);
+      table.print_row(cells_of(options, row));
+      records.add(record_of(options, row));
+    }
+  }
+}
+
+std::string checked_backward(const std::string& text) {
+  if (text == "wire" || CLI::NonNegativeNumber(text).empty()) return text;
+  throw InvalidArgument("give seconds, e.g. 0.5, or wire");
+}
+
+void add_size(CLI::App& command, const char* name, std::size_t& bytes, const char* help) {
+  command.add_option(name, bytes, help)
+      ->transform(size_suffix())
+      ->check(quiet(CLI::PositiveNumber))
+      ->type_name("BYTES")
+      ->capture_default_str();
+}
+
+void add_reducer_options(CLI::App& command, AllreduceOptions& options) {
+  const auto parameters =
+      command
+          .add_option("--parameters", options.parameters,
+                      "Go through the GradientReducer: as many equal parameters, ready one after "
+                      "the other")
+          ->check(quiet(CLI::PositiveNumber))
+          ->type_name("N");
+  command
+      .add_option("--backward", options.backward,
+                  "Seconds of the backward pass, a sleep; wire: as long as the wire takes")
+      ->transform(checked(checked_backward, ""))
+      ->needs(parameters)
+      ->type_name("SECONDS")
+      ->capture_default_str();
+}
+
+void add_options(CLI::App& command, AllreduceOptions& options) {
+  const auto algorithm = [](const std::string& name) {
+    return std::string(algorithm_name(parse_algorithm(name)));
+  };
+  add_codecs(command, options.codecs);
+  command.add_option("--algorithm", options.algorithm, "auto, native, two-shot or one-shot")
+      ->transform(checked(algorithm, ""))
+      ->type_name("ALGORITHM")
+      ->capture_default_str();
+  add_size(command, "--min", options.min_bytes, "Smallest gradient; K, M and G are 1024s");
+  add_size(command, "--max", options.max_bytes, "Largest gradient");
+  command.add_option("--factor", options.factor, "From one size to the next")
+      ->check(quiet(CLI::Range(2, 1024)))
+      ->type_name("N")
+      ->capture_default_str();
+  add_ranks(command, options.ranks);
+  command.add_option("--transport", options.transport, "inproc: ranks are threads of this process")
+      ->transform(one_of({"inproc"}))
+      ->type_name("NAME")
+      ->capture_default_str();
+  add_link(command, options.link);
+  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
+      ->transform(size_suffix())
+      ->check(quiet(CLI::PositiveNumber))
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--iterations", options.iterations,
+                  "Timed calls; 0: as many as fill about a second, 5 to 200")
+      ->type_name("N")
+      ->capture_default_str();
+  add_dtype(command, options.dtype);
+  command.add_option("--threads", options.threads, "Threads of each rank's codec")
+      ->check(quiet(CLI::Range(1, 1024)))
+      ->type_name("N")
+      ->capture_default_str();
+  add_reducer_options(command, options);
+  add_json(command, options.json);
+}
+
+}  // namespace
+
+void add_allreduce_command(CLI::App& program) {
+  const auto options = std::make_shared<AllreduceOptions>();
+  CLI::App* command = program.add_subcommand(
+      "allreduce", "Times the collective, or the GradientReducer beside a backward pass");
+  add_options(*command, *options);
+  command->callback([options] { run_allreduce(*options); });
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,55 @@
+// One measurement of `tersor-bench allreduce`: a codec and a count, called directly or through the
+// GradientReducer.
+#pragma once
+
+#include <tersor/collectives.h>
+#include <tersor/inprocess.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "bench/ranks.h"
+
+namespace tersor::bench {
+
+/// What is measured; count, dtype and ranks come with the gradients.
+struct AllreduceCase {
+  std::string codec;
+  Algorithm algorithm = Algorithm::kAuto;
+  Link link;
+  std::size_t chunk_count = kDefaultChunkCount;
+  unsigned threads = 1;        ///< of each rank
+  std::size_t iterations = 0;  ///< 0: as many as fill about a second
+  Checksum checksum = Checksum::kOn;
+};
+
+/// A backward pass that is a sleep, during which one parameter after the other is ready.
+struct BackwardPass {
+  std::size_t parameters = 1;
+  double seconds = 0;
+};
+
+/// Medians over iterations; times are those of the slowest rank, bytes those of the rank that sent
+/// most.
+struct AllreduceResult {
+  Algorithm algorithm = Algorithm::kAuto;  ///< the one that was used
+  double seconds = 0;
+  std::uint64_t wire_bytes = 0;  ///< sent by one rank in one call
+  double relative_error = 0;
+  double wire_seconds = 0;  ///< in which at least one message was under way
+  double encode_seconds = 0;
+  double decode_seconds = 0;
+  double exposed_seconds = 0;  ///< of a step, in `wait`; only with a backward pass
+};
+
+/// Times `allreduce`. The result of a first call is checked before the clock runs.
+/// Throws what the collective throws, and Error where a result is wrong.
+AllreduceResult measure_allreduce(const AllreduceCase& wanted, const RankGradients& gradients);
+
+/// Times steps of a GradientReducer, `pass.parameters` equal parameters in each.
+AllreduceResult measure_reducer(const AllreduceCase& wanted, const BackwardPass& pass,
+                                const RankGradients& gradients);
+
+}  // namespace tersor::bench

@@ -1,0 +1,75 @@
+// Options that several commands have.
+
+#include "bench/arguments.h"
+
+#include <fmt/format.h>
+#include <tersor/codec.h>
+#include <tersor/inprocess.h>
+
+#include <algorithm>
+
+namespace tersor::bench {
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  const auto check = [names](const std::string& name) {
+    if (std::ranges::find(names, name) != names.end()) return name;
+    throw InvalidArgument(fmt::format("no \"{}\"; there are: {}", name, fmt::join(names, " | ")));
+  };
+  return checked(check, "");
+}
+
+CLI::Validator quiet(CLI::Validator validator) { return validator.description(""); }
+
+CLI::Validator size_suffix() { return quiet(CLI::AsSizeValue(false)); }
+
+Dtype parse_gradient_dtype(const std::string& name) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    if (dtype_name(dtype) == name) return dtype;
+  throw InvalidArgument(fmt::format("no dtype \"{}\"; the dtypes are f32, bf16 and f16", name));
+}
+
+CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs) {
+  std::string help = "Codecs, each NAME[:key=value[,key=value]...][+ef]. Names and keys:";
+  for (const CodecInfo& codec : codecs())
+    help += fmt::format("\n  {:<5} {}", codec.name, fmt::join(codec.keys, ", "));
+  const auto canonical = [](const std::string& spec) { return make_codec(spec)->spec().text(); };
+  return command.add_option("--codec", specs, help)
+      ->transform(checked(canonical, ""))
+      ->type_name("SPEC")
+      ->capture_default_str();
+}
+
+CLI::Option* add_link(CLI::App& command, std::string& link) {
+  const auto canonical = [](const std::string& text) { return parse_link(text).text(); };
+  return command
+      .add_option("--link", link,
+                  "Link that each rank has, emulated: RATE[,LATENCY[,overhead=FACTOR]], e.g. "
+                  "1Gbit,50us, or none")
+      ->transform(checked(canonical, ""))
+      ->type_name("LINK")
+      ->capture_default_str();
+}
+
+CLI::Option* add_dtype(CLI::App& command, std::string& dtype) {
+  const auto check = [](const std::string& name) {
+    return std::string(dtype_name(parse_gradient_dtype(name)));
+  };
+  return command.add_option("--dtype", dtype, "Type of the gradient: f32, bf16 or f16")
+      ->transform(checked(check, ""))
+      ->type_name("DTYPE")
+      ->capture_default_str();
+}
+
+CLI::Option* add_ranks(CLI::App& command, int& ranks) {
+  return command.add_option("--ranks", ranks, "Ranks, each a thread of this process")
+      ->check(quiet(CLI::Range(1, 1024)))
+      ->type_name("N")
+      ->capture_default_str();
+}
+
+CLI::Option* add_json(CLI::App& command, std::filesystem::path& file) {
+  return command.add_option("--json", file, "Write the records here, as a JSON array")
+      ->type_name("FILE");
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,57 @@
+// Options that several commands have, on CLI11. Values are checked, by the library's own parsers,
+// before anything runs; what is wrong is answered with a list of what is right.
+#pragma once
+
+#include <tersor/dtype.h>
+
+#include <CLI/CLI.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace tersor::bench {
+
+/// --codec SPEC…; each becomes its canonical text.
+CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs);
+
+/// --link RATE[,LATENCY]|none
+CLI::Option* add_link(CLI::App& command, std::string& link);
+
+/// --dtype f32|bf16|f16
+CLI::Option* add_dtype(CLI::App& command, std::string& dtype);
+
+/// --ranks N, at least 1
+CLI::Option* add_ranks(CLI::App& command, int& ranks);
+
+/// --json FILE
+CLI::Option* add_json(CLI::App& command, std::filesystem::path& file);
+
+/// Accepts these names; an error lists them.
+CLI::Validator one_of(const std::vector<std::string>& names);
+
+/// The same check, but not shown in the help.
+CLI::Validator quiet(CLI::Validator validator);
+
+/// Numbers that take K, M, G (1024), e.g. 64K.
+CLI::Validator size_suffix();
+
+/// The gradient's dtype of a name. Throws InvalidArgument that lists them.
+Dtype parse_gradient_dtype(const std::string& name);
+
+/// A validator that puts an option's text through `parse`, which returns the text to use or throws.
+template <typename Parse>
+CLI::Validator checked(Parse parse, std::string type_name) {
+  const auto check = [parse](std::string& text) -> std::string {
+    try {
+      text = parse(text);
+      return {};
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  };
+  return CLI::Validator(check, std::move(type_name));
+}
+
+}  // namespace tersor::bench

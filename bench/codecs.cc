@@ -1,0 +1,298 @@
+// `tersor-bench codecs`: every operation of every codec against a plain loop over as many bytes.
+// Google Benchmark runs the cases; operation and baseline are timed in turns, and the medians over
+// its repetitions are what is reported.
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+#include <tersor/codec.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/arguments.h"
+#include "bench/codec_case.h"
+#include "bench/commands.h"
+#include "bench/records.h"
+#include "bench/table.h"
+#include "bench/timing.h"
+#include "bench/topk_operations.h"
+
+namespace tersor::bench {
+namespace {
+
+struct CodecsOptions {
+  std::vector<std::string> codecs = {"none",
+                                     "bf16",
+                                     "f16",
+                                     "int8",
+                                     "int4",
+                                     "int8:rounding=stochastic",
+                                     "int4:rounding=stochastic",
+                                     "topk:density=0.01",
+                                     "topk:density=0.001"};
+  std::vector<std::string> operations;
+  std::vector<std::size_t> counts;
+  std::string dtype = "f32";
+  std::vector<std::string> isas;
+  unsigned threads = 0;
+  std::string source = "normal";
+  std::string checksum = "on";
+  bool feedback = false;
+  int repetitions = 11;
+  std::filesystem::path json;
+};
+
+constexpr std::size_t kDefaultCount = std::size_t{1} << 26;
+constexpr const char* kBaselineCounter = "baseline_seconds";
+
+bool wants_feedback(const CodecsOptions& options, const std::string& spec) {
+  return options.feedback || parse_spec(spec).feedback != Feedback::kNone;
+}
+
+bool is_wanted(const CodecsOptions& options, const std::string& spec,
+               const std::string& operation) {
+  const auto& names = options.operations;
+  if (!names.empty()) return std::ranges::find(names, operation) != names.end();
+  return wants_feedback(options, spec) || !operation.starts_with("encode+feedback");
+}
+
+void add_cases(const CodecsOptions& options, CodecCase wanted, const std::string& spec,
+               std::vector<CodecCase>& cases) {
+  wanted.codec = with_feedback(spec, Feedback::kNone);
+  for (const std::string& operation : operations_of(wanted.codec, wanted.count, wanted.dtype)) {
+    wanted.operation = operation;
+    if (operation == kSelectReference) wanted.threads = 1;
+    const bool is_new = std::ranges::find(cases, wanted) == cases.end();
+    if (is_new && is_wanted(options, spec, operation)) cases.push_back(wanted);
+  }
+}
+
+/// Every combination that was asked for; those with one gradient stand together.
+std::vector<CodecCase> cases_of(const CodecsOptions& options) {
+  CodecCase wanted;
+  wanted.dtype = parse_gradient_dtype(options.dtype);
+  wanted.checksum = options.checksum == "on" ? Checksum::kOn : Checksum::kOff;
+  wanted.threads =
+      options.threads != 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
+  std::vector<CodecCase> cases;
+  for (const std::size_t count : options.counts)
+    for (const std::string& isa : options.isas)
+      for (const std::string& spec : options.codecs) {
+        wanted.count = count;
+        wanted.isa = parse_isa(isa);
+        add_cases(options, wanted, spec, cases);
+      }
+  if (cases.empty()) throw InvalidArgument("none of the codecs has the operations asked for");
+  return cases;
+}
+
+/// As the record and the table show it: with "+ef" where the operation keeps a residual.
+std::string shown_codec(const CodecCase& of) {
+  const bool feedback = of.operation.starts_with("encode+feedback") || of.operation == "reduce";
+  return feedback ? with_feedback(of.codec, Feedback::kResidual) : of.codec;
+}
+
+/// A case with what was measured.
+struct CodecResult {
+  CodecCase of;
+  CheckedOperation checked;
+  double seconds = 0;
+  double baseline_seconds = 0;
+
+  double ratio() const { return baseline_seconds / seconds; }
+  double gradient_bytes() const {
+    return static_cast<double>(of.count) * static_cast<double>(dtype_bytes(of.dtype));
+  }
+};
+
+Record record_of(const CodecResult& result) {
+  const CodecCase& of = result.of;
+  return {{"benchmark", "codecs"},
+          {"codec", shown_codec(of)},
+          {"operation", of.operation},
+          {"dtype", dtype_name(of.dtype)},
+          {"count", of.count},
+          {"isa", isa_name(of.isa)},
+          {"threads", of.threads},
+          {"seconds", result.seconds},
+          {"baseline", result.checked.baseline},
+          {"baseline_seconds", result.baseline_seconds},
+          {"ratio", result.ratio()},
+          {"payload_bytes", result.checked.payload_bytes},
+          {"workspace_bytes", result.checked.workspace_bytes},
+          {"relative_error", result.checked.relative_error},
+          {"checksum", of.checksum == Checksum::kOn}};
+}
+
+Table table_for(const std::vector<CodecCase>& cases) {
+  std::vector<std::string> codecs, operations;
+  for (const CodecCase& of : cases) {
+    codecs.push_back(shown_codec(of));
+    operations.push_back(of.operation);
+  }
+  return Table({{"codec", "", longest(codecs), Align::kLeft},
+                {"operation", "", longest(operations), Align::kLeft},
+                {"count", "values", 6},
+                {"isa", "", 8, Align::kLeft},
+                {"threads"},
+                {"time", "median", 8},
+                {"gradient", "GB/s", 8},
+                {"baseline", "", 8, Align::kLeft},
+                {"ratio", "to it", 6},
+                {"smaller", "by", 8},
+                {"error", "relative", 8}});
+}
+
+std::vector<std::string> cells_of(const CodecResult& result) {
+  const CodecCase& of = result.of;
+  const double payload = static_cast<double>(result.checked.payload_bytes);
+  return {shown_codec(of),
+          of.operation,
+          format_count(of.count),
+          std::string(isa_name(of.isa)),
+          std::to_string(of.threads),
+          format_seconds(result.seconds),
+          fmt::format("{:.2f}", result.gradient_bytes() / result.seconds / 1e9),
+          result.checked.baseline,
+          fmt::format("{:.3f}", result.ratio()),
+          fmt::format("{:.2f}x", result.gradient_bytes() / payload),
+          format_error(result.checked.relative_error)};
+}
+
+/// Turns what Google Benchmark measured of a case into a row and a record.
+class CodecReporter : public benchmark::BenchmarkReporter {
+ public:
+  CodecReporter(std::map<std::string, CodecResult>& results, const Table& table,
+                RecordFile& records)
+      : results_(results), table_(table), records_(records) {}
+
+  bool ReportContext(const Context&) override {
+    table_.print_head();
+    return true;
+  }
+
+  void ReportRuns(const std::vector<Run>& runs) override {
+    if (runs.front().error_occurred || runs.front().run_type != Run::RT_Iteration) return;
+    std::vector<double> seconds, baseline_seconds;
+    for (const Run& run : runs) {
+      seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
+      baseline_seconds.push_back(run.counters.at(kBaselineCounter).value);
+    }
+    CodecResult& result = results_.at(runs.front().run_name.function_name);
+    result.seconds = median(seconds);
+    result.baseline_seconds = median(baseline_seconds);
+    table_.print_row(cells_of(result));
+    records_.add(record_of(result));
+  }
+
+ private:
+  std::map<std::string, CodecResult>& results_;
+  const Table& table_;
+  RecordFile& records_;
+};
+
+std::string name_of(const CodecCase& of) {
+  return fmt::format("{} {} {} {} {} {}", of.codec, of.operation, dtype_name(of.dtype), of.count,
+                     isa_name(of.isa), of.threads);
+}
+
+/// One repetition: the operation, then its baseline. After an error nothing more is run.
+void run_case(benchmark::State& state, CodecCaseRunner& runner, CodecResult& result,
+              std::exception_ptr& failure) {
+  if (failure) return state.SkipWithError("skipped");
+  try {
+    result.checked = runner.prepare(result.of);
+    for (auto _ : state) {
+      state.SetIterationTime(runner.time_operation());
+      state.counters[kBaselineCounter] = runner.time_baseline();
+    }
+  } catch (const std::exception& error) {
+    state.SkipWithError(error.what());
+    failure = std::current_exception();
+  }
+}
+
+void run_codecs(CodecsOptions options) {
+  const SampleSource source(options.source);
+  if (options.counts.empty()) options.counts = {source.count().value_or(kDefaultCount)};
+  if (options.isas.empty()) options.isas = {std::string(isa_name(current_isa()))};
+  const std::vector<CodecCase> cases = cases_of(options);
+  RecordFile records(options.json);
+  CodecCaseRunner runner(source);
+  std::map<std::string, CodecResult> results;
+  std::exception_ptr failure;
+  for (const CodecCase& of : cases) {
+    CodecResult& result = results[name_of(of)];
+    result.of = of;
+    const auto run = [&](benchmark::State& state) { run_case(state, runner, result, failure); };
+    benchmark::RegisterBenchmark(name_of(of).c_str(), run)
+        ->Iterations(1)
+        ->Repetitions(options.repetitions)
+        ->UseManualTime();
+  }
+  fmt::print("{}; {} values; ratio = time of the baseline / time, as many bytes moved\n\n",
+             machine_name(), options.source);
+  const Table table = table_for(cases);
+  CodecReporter reporter(results, table, records);
+  benchmark::RunSpecifiedBenchmarks(&reporter);
+  benchmark::ClearRegisteredBenchmarks();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void add_options(CLI::App& command, CodecsOptions& options) {
+  const std::vector<std::string> names(operation_names().begin(), operation_names().end());
+  const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
+  add_codecs(command, options.codecs);
+  command
+      .add_option("--operation", options.operations,
+                  "Only these, of those that a codec has:\n  " +
+                      fmt::format("{}", fmt::join(names, "\n  ")))
+      ->transform(one_of(names))
+      ->type_name("NAME");
+  command
+      .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
+      ->transform(size_suffix())
+      ->check(quiet(CLI::PositiveNumber))
+      ->type_name("N");
+  add_dtype(command, options.dtype);
+  command.add_option("--isa", options.isas, "portable, avx2, avx512 or neon (the best one)")
+      ->transform(checked(isa, ""))
+      ->type_name("ISA");
+  command.add_option("--threads", options.threads, "Threads of a codec; 0: one a core")
+      ->check(quiet(CLI::Range(0, 1024)))
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--data", options.source,
+                  "normal, laplace, student (3 degrees of freedom) or FILE.npy")
+      ->type_name("DATA")
+      ->capture_default_str();
+  command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
+  command.add_option("--checksum", options.checksum, "Of the frames: on or off")
+      ->transform(one_of({"on", "off"}))
+      ->type_name("on|off")
+      ->capture_default_str();
+  command.add_option("--repetitions", options.repetitions, "Samples, of which the median is taken")
+      ->check(quiet(CLI::Range(1, 10000)))
+      ->type_name("N")
+      ->capture_default_str();
+  add_json(command, options.json);
+}
+
+}  // namespace
+
+void add_codecs_command(CLI::App& program) {
+  const auto options = std::make_shared<CodecsOptions>();
+  CLI::App* command = program.add_subcommand(
+      "codecs",
+      "Times encode, decode and reduce against a read, memcpy and triad of as many bytes");
+  add_options(*command, *options);
+  command->callback([options] { run_codecs(*options); });
+}
+
+}  // namespace tersor::bench

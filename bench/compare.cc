@@ -1,0 +1,106 @@
+// Norms in double over blocks that several threads take; the blocks' sums are added in order.
+
+#include "bench/compare.h"
+
+#include <tersor/align.h>
+#include <tersor/threads.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/common/convert.h"
+
+namespace tersor::bench {
+namespace {
+
+constexpr std::size_t kBlock = std::size_t{1} << 16;
+
+/// Squared sums of a block.
+struct Sums {
+  double difference = 0;
+  double expected = 0;
+};
+
+/// Calls `visit(first, last)` for blocks of [0, count) and adds what it returns.
+template <typename Visit>
+Sums sum_blocks(std::size_t count, Visit visit) {
+  std::vector<Sums> blocks(ceil_div(count, kBlock));
+  Threads threads(0);
+  threads.run(blocks.size(), [&](std::size_t block) {
+    blocks[block] = visit(block * kBlock, std::min(count, (block + 1) * kBlock));
+  });
+  Sums all;
+  for (const Sums& sums : blocks) {
+    all.difference += sums.difference;
+    all.expected += sums.expected;
+  }
+  return all;
+}
+
+double ratio(const Sums& sums) {
+  return sums.difference == 0 ? 0 : std::sqrt(sums.difference / sums.expected);
+}
+
+template <typename Expected>
+double error_of(Expected expected, ConstValueSpan actual) {
+  return visit_gradient_dtype(actual.dtype(), [&]<typename T>(T) {
+    const auto values = actual.as<T>();
+    return ratio(sum_blocks(actual.count(), [&](std::size_t first, std::size_t last) {
+      Sums sums;
+      for (std::size_t i = first; i < last; ++i) {
+        const double wanted = expected(i);
+        const double difference = kernels::to_f32(values[i]) - wanted;
+        sums.difference += difference * difference;
+        sums.expected += wanted * wanted;
+      }
+      return sums;
+    }));
+  });
+}
+
+}  // namespace
+
+double relative_error(ConstValueSpan expected, ConstValueSpan actual) {
+  return visit_gradient_dtype(expected.dtype(), [&]<typename T>(T) {
+    const auto values = expected.as<T>();
+    return error_of([values](std::size_t i) { return double{kernels::to_f32(values[i])}; }, actual);
+  });
+}
+
+double relative_error(std::span<const double> expected, ConstValueSpan actual) {
+  return error_of([expected](std::size_t i) { return expected[i]; }, actual);
+}
+
+double norm(ConstValueSpan values) {
+  return visit_gradient_dtype(values.dtype(), [&]<typename T>(T) {
+    const auto typed = values.as<T>();
+    const Sums sums = sum_blocks(values.count(), [&](std::size_t first, std::size_t last) {
+      Sums block;
+      for (std::size_t i = first; i < last; ++i) {
+        const double value = kernels::to_f32(typed[i]);
+        block.expected += value * value;
+      }
+      return block;
+    });
+    return std::sqrt(sums.expected);
+  });
+}
+
+void add_values(double factor, ConstValueSpan values, std::span<double> sum) {
+  visit_gradient_dtype(values.dtype(), [&]<typename T>(T) {
+    const auto typed = values.as<T>();
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += factor * kernels::to_f32(typed[i]);
+  });
+}
+
+void add_values(std::span<const float> addends, std::span<float> values) {
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] += addends[i];
+}
+
+bool same_bits(ConstByteSpan a, ConstByteSpan b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,29 @@
+// How far values are from what they should be.
+#pragma once
+
+#include <tersor/span.h>
+
+#include <span>
+
+namespace tersor::bench {
+
+/// |actual - expected| / |expected| in the Euclidean norm, in double; 0 where they are equal, NaN
+/// where a value is. Host values of f32, bf16 or f16, as many in both; all cores take part.
+double relative_error(ConstValueSpan expected, ConstValueSpan actual);
+
+/// The same against a reference in double.
+double relative_error(std::span<const double> expected, ConstValueSpan actual);
+
+/// The Euclidean norm.
+double norm(ConstValueSpan values);
+
+/// sum[i] += factor * values[i].
+void add_values(double factor, ConstValueSpan values, std::span<double> sum);
+
+/// values[i] += addends[i] in f32; f32 values both.
+void add_values(std::span<const float> addends, std::span<float> values);
+
+/// Whether they hold the same bits.
+bool same_bits(ConstByteSpan a, ConstByteSpan b);
+
+}  // namespace tersor::bench

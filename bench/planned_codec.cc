@@ -1,0 +1,102 @@
+// Fills in the arguments of a codec's calls for one gradient.
+
+#include "bench/planned_codec.h"
+
+#include <algorithm>
+#include <string>
+
+namespace tersor::bench {
+namespace {
+
+constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
+
+SegmentState in_place(ValueSpan residual) {
+  return {.residual_in = residual, .residual_out = residual, .memory_in = {}, .memory_out = {}};
+}
+
+}  // namespace
+
+PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
+    : codec_(make_codec(spec)), plan_for_(plan_for) {
+  segment_.count = plan_for.count;
+  const unsigned threads = plan_for.threads == nullptr ? 1 : plan_for.threads->count();
+  plan_ = codec_->plan({.segments = {&segment_, 1}, .dtype = plan_for.dtype, .threads = threads});
+  workspace_ = Buffer(plan_.workspace_bytes);
+  kept_ = Buffer(plan_.kept_bytes);
+}
+
+bool PlannedCodec::reduces() const {
+  return std::ranges::count(plan_.rounds.back().exchanges, Exchange::kTwoShot) != 0;
+}
+
+Execution PlannedCodec::execution() const {
+  return {.threads = plan_for_.threads,
+          .stream = {},
+          .workspace = workspace_.span(),
+          .kept = kept_.span()};
+}
+
+void PlannedCodec::encode(ConstValueSpan gradient, ByteSpan frame) const {
+  codec_->encode({.segments = {&segment_, 1},
+                  .gradients = {&gradient, 1},
+                  .random = kRandom,
+                  .identity = identity(),
+                  .execution = execution()},
+                 frame);
+}
+
+void PlannedCodec::encode(ConstValueSpan gradient, ValueSpan residual, StateWords& words,
+                          ByteSpan frame) const {
+  const SegmentState state = in_place(residual);
+  codec_->encode({.segments = {&segment_, 1},
+                  .gradients = {&gradient, 1},
+                  .states = {&state, 1},
+                  .words = &words,
+                  .words_out = &words,
+                  .random = kRandom,
+                  .identity = identity(),
+                  .execution = execution()},
+                 frame);
+}
+
+void PlannedCodec::decode(ConstByteSpan frame, ValueSpan output, DecodeMode mode,
+                          float factor) const {
+  codec_->decode({.segments = {&segment_, 1},
+                  .frames = {&frame, 1},
+                  .outputs = {&output, 1},
+                  .mode = mode,
+                  .factor = factor,
+                  .identity = identity(),
+                  .execution = execution()});
+}
+
+void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, ValueSpan residual,
+                          StateWords& words, ByteSpan frame) const {
+  const SegmentState state = in_place(residual);
+  codec_->reduce({.segments = {&segment_, 1},
+                  .dtype = plan_for_.dtype,
+                  .frames = frames,
+                  .states = {&state, 1},
+                  .words = &words,
+                  .words_out = &words,
+                  .random = kRandom,
+                  .identity = identity(),
+                  .execution = execution()},
+                 frame);
+}
+
+ConstByteSpan used_bytes(const Buffer& frame) {
+  return frame.span().first(frame_bytes(frame.span()));
+}
+
+std::size_t payload_bytes(const Buffer& frame) {
+  return used_bytes(frame).size() - sizeof(FrameHeader);
+}
+
+std::string with_feedback(std::string_view spec, Feedback feedback) {
+  CodecSpec parts = parse_spec(spec);
+  parts.feedback = feedback;
+  return parts.text();
+}
+
+}  // namespace tersor::bench

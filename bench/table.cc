@@ -1,0 +1,103 @@
+// Aligned tables, and how figures are written in them.
+
+#include "bench/table.h"
+
+#include <fmt/color.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+namespace tersor::bench {
+namespace {
+
+struct Unit {
+  double factor;
+  const char* name;
+};
+
+/// `value` in the largest unit that leaves it at least 1, with three digits.
+std::string in_units(double value, std::span<const Unit> units) {
+  const Unit* unit = &units.back();
+  for (const Unit& larger : units)
+    if (value >= larger.factor) {
+      unit = &larger;
+      break;
+    }
+  const double scaled = value / unit->factor;
+  const int digits = scaled < 9.995 ? 2 : scaled < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f} {}", scaled, digits, unit->name);
+}
+
+constexpr auto kSpace = "  ";
+
+}  // namespace
+
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
+  for (Column& column : columns_)
+    column.width = std::max({column.width, column.title.size(), column.unit.size()});
+}
+
+std::string Table::line(std::span<const std::string> cells) const {
+  std::string line;
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    if (i != 0) line += kSpace;
+    const bool left = columns_[i].align == Align::kLeft;
+    line += left ? fmt::format("{:<{}}", cells[i], columns_[i].width)
+                 : fmt::format("{:>{}}", cells[i], columns_[i].width);
+  }
+  return line.substr(0, line.find_last_not_of(' ') + 1);
+}
+
+void Table::print_head() const {
+  std::vector<std::string> titles, units, rules;
+  for (const Column& column : columns_) {
+    titles.push_back(column.title);
+    units.push_back(column.unit);
+    rules.push_back(std::string(column.width, '-'));
+  }
+  const auto bold = is_terminal() ? fmt::text_style(fmt::emphasis::bold) : fmt::text_style();
+  fmt::print("{}\n", fmt::styled(line(titles), bold));
+  if (longest(units) != 0) fmt::print("{}\n", line(units));
+  fmt::print("{}\n", line(rules));
+  std::fflush(stdout);
+}
+
+void Table::print_row(std::span<const std::string> cells) const {
+  fmt::print("{}\n", line(cells));
+  std::fflush(stdout);
+}
+
+std::size_t longest(std::span<const std::string> texts) {
+  std::size_t width = 0;
+  for (const std::string& text : texts) width = std::max(width, text.size());
+  return width;
+}
+
+bool is_terminal() { return isatty(STDOUT_FILENO) == 1; }
+
+std::string format_seconds(double seconds) {
+  constexpr Unit kUnits[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}};
+  return in_units(seconds, kUnits);
+}
+
+std::string format_bytes(double bytes) {
+  constexpr Unit kUnits[] = {{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}};
+  return bytes < 1024 ? fmt::format("{:.0f} B", bytes) : in_units(bytes, kUnits);
+}
+
+std::string format_count(std::size_t count) {
+  constexpr const char* kSuffixes[] = {"", "Ki", "Mi", "Gi", "Ti"};
+  std::size_t power = 0;
+  while (count != 0 && count % 1024 == 0 && power + 1 < std::size(kSuffixes)) {
+    count /= 1024;
+    ++power;
+  }
+  return fmt::format("{}{}", count, kSuffixes[power]);
+}
+
+std::string format_error(double error) { return error == 0 ? "0" : fmt::format("{:.2e}", error); }
+
+}  // namespace tersor::bench

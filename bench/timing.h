@@ -1,0 +1,43 @@
+// Clocks and medians.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+namespace tersor::bench {
+
+/// Seconds since it was made.
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// Seconds a call of `function`, over `calls` calls.
+template <typename Function>
+double seconds_per_call(std::size_t calls, Function&& function) {
+  const Stopwatch watch;
+  for (std::size_t call = 0; call < calls; ++call) function();
+  return watch.seconds() / static_cast<double>(calls);
+}
+
+/// How many calls of `seconds` take about `target_seconds`; at least 1.
+inline std::size_t calls_for(double seconds, double target_seconds) {
+  return static_cast<std::size_t>(std::clamp(std::ceil(target_seconds / seconds), 1.0, 1e6));
+}
+
+/// Of at least one value; the mean of the middle two of an even number.
+inline double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 != 0 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,234 @@
+// Top-k where its threshold misses, and by std::nth_element.
+
+#include "bench/topk_operations.h"
+
+#include <fmt/format.h>
+#include <tersor/codecs/topk.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "bench/codec_operations.h"
+#include "bench/compare.h"
+#include "kernels/common/convert.h"
+#include "kernels/topk/cpu.h"
+
+namespace tersor::bench {
+namespace {
+
+using kernels::TopkForce;
+using kernels::TopkPath;
+
+ConstByteSpan payload_of(const Buffer& frame) {
+  return used_bytes(frame).subspan(sizeof(FrameHeader));
+}
+
+/// What a frame of the codec says of its payload.
+TopkLayout layout_of(const Buffer& frame, std::size_t count) {
+  const FrameHeader header = read_frame_header(frame.span());
+  double density;
+  std::memcpy(&density, header.parameters, sizeof(density));
+  return {count, topk_kept(count, density),
+          static_cast<TopkValues>(header.flags >> kCodecFlagShift)};
+}
+
+Dtype value_dtype(TopkValues values) {
+  return values == TopkValues::kF32    ? Dtype::kF32
+         : values == TopkValues::kBf16 ? Dtype::kBf16
+                                       : Dtype::kI8;
+}
+
+/// A payload to write to, and what the codec writes for the same gradient.
+class TopkOperation : public CodecOperation {
+ protected:
+  explicit TopkOperation(const OperationInput& input)
+      : input_(input), codec_(input.codec, input.plan_for()), frame_(codec_.frame()) {
+    codec_.encode(input.step(0), frame_.span());
+    layout_ = layout_of(frame_, input.count);
+    payload_ = Buffer(layout_.bytes());
+    std::memset(payload_.pointer(), 0, payload_.bytes());
+    payload_bytes_ = payload_.bytes();
+  }
+
+  template <typename T>
+  T* section(std::size_t offset) const {
+    return reinterpret_cast<T*>(payload_.pointer() + offset);
+  }
+
+  void check_payload(std::string_view what) const {
+    if (!same_bits(payload_.span(), payload_of(frame_)))
+      throw Error(std::string(what) + ": the payload is not that of encode");
+  }
+
+  double error() const {
+    const ConstValueSpan gradient = input_.step(0);
+    const Buffer decoded(gradient.bytes());
+    const ValueSpan values = decoded.values(gradient.count(), gradient.dtype());
+    codec_.decode(used_bytes(frame_), values, DecodeMode::kAssign);
+    return relative_error(gradient, values);
+  }
+
+  OperationInput input_;
+  PlannedCodec codec_;
+  Buffer frame_;
+  TopkLayout layout_{};
+  Buffer payload_;
+};
+
+class ForcedFeedback : public TopkOperation {
+ public:
+  ForcedFeedback(const OperationInput& input, std::string_view name, TopkForce force,
+                 TopkPath expected)
+      : TopkOperation(input),
+        name_(name),
+        force_(force),
+        expected_(expected),
+        residual_(input.count * sizeof(float)),
+        workspace_(
+            kernels::topk_workspace_bytes(input.count, layout_.kept, input.threads->count())) {
+    std::memset(residual_.pointer(), 0, residual_.bytes());
+    workspace_bytes_ = workspace_.bytes();
+    baseline_ = triad_baseline(input.step(0).bytes() + 2 * residual_.bytes() + payload_bytes_);
+  }
+
+  double check() override {
+    run();
+    check_payload(name_);
+    if (path_ != expected_)
+      throw Error(fmt::format("{}: {} values are too few for another path", name_, input_.count));
+    return error();
+  }
+
+  void run() override {
+    const ConstValueSpan gradient = input_.step(step_++);
+    path_ = kernels::topk_encode({.gradient = gradient.pointer(),
+                                  .dtype = gradient.dtype(),
+                                  .count = gradient.count(),
+                                  .feedback = {residual_.pointer(), residual_.pointer()},
+                                  .k = layout_.kept,
+                                  .value_dtype = value_dtype(layout_.values),
+                                  .payload = sections(),
+                                  .workspace = workspace_.span(),
+                                  .force = force_},
+                                 *input_.threads)
+                .path;
+  }
+
+ private:
+  kernels::TopkPayload sections() const {
+    const bool has_scales = layout_.values == TopkValues::kInt8;
+    return {section<std::uint32_t>(0), section<std::uint16_t>(layout_.index_offset()),
+            section<void>(layout_.values_offset()),
+            has_scales ? section<float>(layout_.scales_offset()) : nullptr};
+  }
+
+  std::string name_;
+  TopkForce force_;
+  TopkPath expected_, path_ = TopkPath::kHit;
+  Buffer residual_, workspace_;
+  std::size_t step_ = 0;
+};
+
+/// The codec's encode on one thread.
+class EncodeBaseline : public Baseline {
+ public:
+  explicit EncodeBaseline(OperationInput input)
+      : input_(single_threaded(input)),
+        codec_(input_.codec, input_.plan_for()),
+        frame_(codec_.frame()) {}
+  std::string_view name() const override { return "encode"; }
+  void run(Threads&) override { codec_.encode(input_.step(0), frame_.span()); }
+
+ private:
+  static OperationInput single_threaded(OperationInput input) {
+    input.threads = nullptr;
+    return input;
+  }
+
+  OperationInput input_;
+  PlannedCodec codec_;
+  Buffer frame_;
+};
+
+class SelectReference : public TopkOperation {
+ public:
+  explicit SelectReference(const OperationInput& input)
+      : TopkOperation(input), indices_(input.count) {
+    workspace_bytes_ = indices_.size() * sizeof(indices_[0]);
+    baseline_ = std::make_unique<EncodeBaseline>(input);
+  }
+
+  double check() override {
+    run();
+    check_payload(kSelectReference);
+    return error();
+  }
+
+  void run() override {
+    const auto values = input_.step(0).as<float>();
+    std::iota(indices_.begin(), indices_.end(), std::uint32_t{0});
+    const auto kept = indices_.begin() + static_cast<std::ptrdiff_t>(layout_.kept);
+    std::nth_element(indices_.begin(), kept, indices_.end(),
+                     [values](std::uint32_t a, std::uint32_t b) {
+                       const auto key_a = kernels::magnitude_bits(values[a]);
+                       const auto key_b = kernels::magnitude_bits(values[b]);
+                       return key_a != key_b ? key_a > key_b : a < b;
+                     });
+    std::sort(indices_.begin(), kept);
+    write_payload(values);
+  }
+
+ private:
+  void write_payload(std::span<const float> values) const {
+    auto* first = section<std::uint32_t>(0);
+    auto* index_in_tile = section<std::uint16_t>(layout_.index_offset());
+    auto* kept_values = section<float>(layout_.values_offset());
+    std::size_t tile = 0;
+    for (std::size_t i = 0; i < layout_.kept; ++i) {
+      const std::uint32_t index = indices_[i];
+      for (; tile <= index / TopkLayout::kTile; ++tile) first[tile] = static_cast<std::uint32_t>(i);
+      index_in_tile[i] = static_cast<std::uint16_t>(index % TopkLayout::kTile);
+      kept_values[i] = values[index];
+    }
+    for (; tile <= layout_.tiles(); ++tile) first[tile] = static_cast<std::uint32_t>(layout_.kept);
+  }
+
+  std::vector<std::uint32_t> indices_;
+};
+
+bool sends_f32(const Codec& codec) {
+  const auto& options = codec.spec().options;
+  return std::ranges::none_of(options, [](const auto& option) {
+    return option.first == "values" && option.second != "f32";
+  });
+}
+
+}  // namespace
+
+bool has_topk_operation(std::string_view name, const PlannedCodec& codec) {
+  constexpr std::size_t kSampled = std::size_t{1} << 20, kIndexed = std::size_t{1} << 32;
+  if (codec.codec().id() != kTopkCodecId || codec.count() >= kIndexed) return false;
+  if (name != kSelectReference) return codec.count() >= kSampled;
+  return codec.dtype() == Dtype::kF32 && sends_f32(codec.codec());
+}
+
+std::unique_ptr<CodecOperation> make_forced_feedback(std::string_view name,
+                                                     const OperationInput& input) {
+  const auto make = [&](TopkForce force, TopkPath path) {
+    return std::make_unique<ForcedFeedback>(input, name, force, path);
+  };
+  if (name == kFeedbackMiss) return make(TopkForce::kTooFew, TopkPath::kGather);
+  if (name == kFeedbackOverflow) return make(TopkForce::kTooMany, TopkPath::kGather);
+  if (name == kFeedbackFarMiss) return make(TopkForce::kRadix, TopkPath::kRadix);
+  throw InvalidArgument(fmt::format("no operation \"{}\"", name));
+}
+
+std::unique_ptr<CodecOperation> make_select_reference(const OperationInput& input) {
+  return std::make_unique<SelectReference>(input);
+}
+
+}  // namespace tersor::bench

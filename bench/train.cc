@@ -1,0 +1,245 @@
+// `tersor-bench train`: accuracy against bytes and time, on real images, once for each codec and
+// seed. All codecs of a seed see the same images in the same order.
+
+#include <fmt/format.h>
+#include <tersor/codec.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <boost/timer/progress_display.hpp>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/records.h"
+#include "bench/report.h"
+#include "bench/table.h"
+#include "bench/training_run.h"
+
+namespace tersor::bench {
+namespace {
+
+/// A gigabit would hide behind the arithmetic of two cores: at this rate the uncompressed gradient
+/// of the recipe's network takes a real part of a step.
+constexpr const char* kDefaultLink = "200Mbit,50us";
+
+struct TrainOptions {
+  std::vector<std::string> codecs = {"none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef"};
+  int ranks = 4;
+  std::string link = kDefaultLink;
+  std::size_t epochs = trainer::TrainingRecipe{}.epochs;
+  std::size_t batch_images = trainer::TrainingRecipe{}.batch_images;
+  std::vector<std::uint64_t> seeds = {1};
+  std::string data_folder = trainer::kFashionMnistFolder;
+  std::filesystem::path json;
+  std::filesystem::path report_folder;
+  ReportProgram report;
+};
+
+TrainingRun run_of(const TrainOptions& options, const std::string& codec, std::uint64_t seed) {
+  TrainingRun run{.codec = codec,
+                  .seed = seed,
+                  .ranks = options.ranks,
+                  .link = parse_link(options.link),
+                  .recipe = {}};
+  run.recipe.epochs = options.epochs;
+  run.recipe.batch_images = options.batch_images;
+  run.recipe.warmup_epochs =
+      std::min(run.recipe.warmup_epochs, static_cast<double>(options.epochs) / 2);
+  return run;
+}
+
+Record record_of(const TrainingRun& run, const EpochResult& epoch) {
+  return {{"benchmark", "train"},
+          {"codec", run.codec},
+          {"seed", run.seed},
+          {"ranks", run.ranks},
+          {"link", run.link.text()},
+          {"epoch", epoch.epoch},
+          {"step_seconds", epoch.step_seconds},
+          {"seconds", epoch.seconds},
+          {"accuracy", epoch.accuracy},
+          {"loss", epoch.loss},
+          {"wire_bytes", epoch.wire_bytes},
+          {"compute_seconds", epoch.compute_seconds},
+          {"encode_seconds", epoch.encode_seconds},
+          {"wire_seconds", epoch.wire_seconds},
+          {"decode_seconds", epoch.decode_seconds},
+          {"exposed_seconds", epoch.exposed_seconds},
+          {"epochs", run.recipe.epochs},
+          {"batch", run.recipe.batch_images}};
+}
+
+/// A bar on a terminal, a line for each epoch in a log.
+class Progress {
+ public:
+  Progress(const TrainingRun& run, std::size_t steps) : run_(run) {
+    fmt::print("{}, seed {}, {} ranks, link {}\n", run.codec, run.seed, run.ranks, run.link.text());
+    std::fflush(stdout);
+    if (is_terminal())
+      bar_ = std::make_unique<boost::timer::progress_display>(steps, std::cout, "");
+  }
+
+  void step() {
+    if (bar_) ++*bar_;
+  }
+
+  void epoch(const EpochResult& result) {
+    if (bar_ && result.epoch != run_.recipe.epochs) return;
+    fmt::print("  epoch {:>2} of {}  accuracy {:.2f} %  loss {:.4f}  {} of training\n",
+               result.epoch, run_.recipe.epochs, 100 * result.accuracy, result.loss,
+               format_seconds(result.seconds));
+    std::fflush(stdout);
+  }
+
+ private:
+  const TrainingRun& run_;
+  std::unique_ptr<boost::timer::progress_display> bar_;
+};
+
+using Epochs = std::vector<EpochResult>;
+
+/// The mean over runs and epochs of a field.
+double mean_of(const std::vector<Epochs>& runs, double EpochResult::*field) {
+  double sum = 0, count = 0;
+  for (const Epochs& epochs : runs)
+    for (const EpochResult& epoch : epochs) {
+      sum += epoch.*field;
+      ++count;
+    }
+  return sum / count;
+}
+
+/// "88.82", with several seeds "88.82 +- 0.18": of the last epochs, in percent.
+std::string accuracy_text(const std::vector<Epochs>& runs) {
+  double mean = 0, squares = 0;
+  for (const Epochs& epochs : runs) mean += 100 * epochs.back().accuracy / std::size(runs);
+  if (runs.size() < 2) return fmt::format("{:.2f}", mean);
+  for (const Epochs& epochs : runs)
+    squares += std::pow(100 * epochs.back().accuracy - mean, 2) / (std::size(runs) - 1.0);
+  return fmt::format("{:.2f} ± {:.2f}", mean, std::sqrt(squares));
+}
+
+/// Mean time at the end of the first epoch that reaches an accuracy; "-" where a run does not.
+std::string time_to(const std::vector<Epochs>& runs, double accuracy) {
+  double sum = 0;
+  for (const Epochs& epochs : runs) {
+    const auto reached = std::ranges::find_if(
+        epochs, [accuracy](const EpochResult& epoch) { return epoch.accuracy >= accuracy; });
+    if (reached == epochs.end()) return "-";
+    sum += reached->seconds;
+  }
+  return format_seconds(sum / static_cast<double>(runs.size()));
+}
+
+constexpr double kTargets[] = {0.80, 0.85, 0.87, 0.88};
+
+std::vector<std::string> cells_of(const std::string& codec, const std::vector<Epochs>& runs) {
+  std::vector<std::string> cells = {codec, accuracy_text(runs)};
+  for (const double target : kTargets) cells.push_back(time_to(runs, target));
+  cells.push_back(format_bytes(mean_of(runs, &EpochResult::wire_bytes)));
+  for (const auto field :
+       {&EpochResult::step_seconds, &EpochResult::compute_seconds, &EpochResult::encode_seconds,
+        &EpochResult::wire_seconds, &EpochResult::decode_seconds, &EpochResult::exposed_seconds})
+    cells.push_back(format_seconds(mean_of(runs, field)));
+  const double work = mean_of(runs, &EpochResult::encode_seconds) +
+                      mean_of(runs, &EpochResult::wire_seconds) +
+                      mean_of(runs, &EpochResult::decode_seconds);
+  const double exposed = mean_of(runs, &EpochResult::exposed_seconds);
+  cells.push_back(work > 0 ? fmt::format("{:.0f}%", 100 * std::clamp(1 - exposed / work, 0.0, 1.0))
+                           : "-");
+  return cells;
+}
+
+/// All codecs side by side.
+void print_summary(const TrainOptions& options,
+                   const std::map<std::string, std::vector<Epochs>>& runs) {
+  std::vector<Column> columns = {{"codec", "", longest(options.codecs), Align::kLeft},
+                                 {"accuracy", "% of test", 13}};
+  for (const double target : kTargets)
+    columns.push_back({fmt::format("to {:.0f} %", 100 * target), "", 7});
+  for (const char* title : {"sent", "step", "compute", "encode", "wire", "decode", "exposed"})
+    columns.push_back({title, "a step", 8});
+  columns.push_back({"hidden", "of work", 6});
+  const Table table(std::move(columns));
+  fmt::print("\n");
+  table.print_head();
+  for (const std::string& codec : options.codecs) table.print_row(cells_of(codec, runs.at(codec)));
+  fmt::print(
+      "\nStep = compute + exposed. Hidden: of encode, wire and decode, what nobody waited "
+      "for.\n");
+}
+
+Epochs train_once(const TrainingRun& run, const trainer::TrainingData& data, RecordFile& records) {
+  Progress progress(run, total_steps(run, data));
+  const auto on_epoch = [&](const EpochResult& epoch) {
+    progress.epoch(epoch);
+    records.add(record_of(run, epoch));
+  };
+  return train(run, data, {.step = [&] { progress.step(); }, .epoch = on_epoch});
+}
+
+/// Where the records go: with a report but no file, beside the report.
+std::filesystem::path records_path(const TrainOptions& options) {
+  const bool beside_report = options.json.empty() && !options.report_folder.empty();
+  return beside_report ? options.report_folder / "train.json" : options.json;
+}
+
+void run_train(const TrainOptions& options) {
+  const bool draws = !options.report_folder.empty();
+  if (draws) check_report_folder(options.report, options.report_folder);
+  RecordFile records(records_path(options));
+  const trainer::TrainingData data = trainer::load_training_data(options.data_folder);
+  std::map<std::string, std::vector<Epochs>> runs;
+  for (const std::uint64_t seed : options.seeds)
+    for (const std::string& codec : options.codecs)
+      runs[codec].push_back(train_once(run_of(options, codec, seed), data, records));
+  print_summary(options, runs);
+  if (draws)
+    run_report(options.report,
+               {records_path(options).string(), "-o", options.report_folder.string()});
+}
+
+void add_options(CLI::App& command, TrainOptions& options) {
+  add_codecs(command, options.codecs);
+  add_ranks(command, options.ranks);
+  add_link(command, options.link);
+  command.add_option("--epochs", options.epochs, "Passes over the training images")
+      ->check(quiet(CLI::Range(1, 10000)))
+      ->type_name("N")
+      ->capture_default_str();
+  command.add_option("--batch", options.batch_images, "Images of a rank in a step")
+      ->check(quiet(CLI::PositiveNumber))
+      ->type_name("N")
+      ->capture_default_str();
+  command.add_option("--seed", options.seeds, "One run of each codec for each")
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--data-dir", options.data_folder,
+                  "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]")
+      ->type_name("DIR")
+      ->capture_default_str();
+  add_json(command, options.json);
+  command.add_option("--report", options.report_folder, "Draw the report here afterwards")
+      ->type_name("DIR");
+  command.add_option("--python", options.report.python, "Python 3 with matplotlib (found)")
+      ->type_name("PATH");
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& program) {
+  const auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = program.add_subcommand(
+      "train", "Trains an image classifier over an emulated link, once for each codec and seed");
+  add_options(*command, *options);
+  command->callback([options] { run_train(*options); });
+}
+
+}  // namespace tersor::bench
