@@ -1,0 +1,69 @@
+// Memory of messages: counted references to blocks that go back to a pool, so that a running
+// exchange allocates nothing.
+#pragma once
+
+#include <tersor/buffer.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace tersor::host {
+
+class BlockPool;
+
+/// One reference to a block of a pool; the last one gives it back. Copies share the bytes, which
+/// are written by whoever took the block and only read once it is shared.
+class Block {
+ public:
+  Block() = default;
+  Block(const Block& other);
+  Block(Block&& other) noexcept : slab_(std::exchange(other.slab_, nullptr)) {}
+  Block& operator=(Block other) noexcept {
+    std::swap(slab_, other.slab_);
+    return *this;
+  }
+  ~Block();
+
+  explicit operator bool() const { return slab_ != nullptr; }
+  ByteSpan writable() const;
+  ConstByteSpan bytes() const { return writable(); }
+
+ private:
+  friend class BlockPool;
+  struct Slab;
+  explicit Block(Slab* slab) : slab_(slab) {}
+
+  Slab* slab_ = nullptr;
+};
+
+/// Blocks by powers of two, 64-byte aligned. Grows with what is under way and keeps it.
+/// Outlives its blocks; safe to use from many threads.
+class BlockPool {
+ public:
+  BlockPool();
+  ~BlockPool();
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  /// A block of `bytes` bytes, not initialised; an empty one for 0. Throws OutOfMemory.
+  Block take(std::size_t bytes);
+
+ private:
+  friend class Block;
+  static constexpr unsigned kClasses = 64;
+  void give_back(Block::Slab* slab);
+  Block::Slab* reuse(unsigned size_class);
+  Block::Slab* make(unsigned size_class);
+
+  std::mutex mutex_;
+  std::array<Block::Slab*, kClasses> free_{};
+  std::vector<std::unique_ptr<Block::Slab>> slabs_;
+};
+
+}  // namespace tersor::host

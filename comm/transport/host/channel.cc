@@ -1,0 +1,146 @@
+// Implements channel.h: who waits, for how long, and what is said when it was too long.
+#include "comm/transport/host/channel.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace tersor::host {
+namespace {
+
+constexpr std::chrono::hours kLongestTimeout{24 * 365};  // so that deadlines do not overflow
+
+Clock::time_point deadline_of(const Operation& operation) {
+  return Clock::now() + std::min<std::chrono::milliseconds>(operation.timeout, kLongestTimeout);
+}
+
+/// "rank 2", "rank 1 and rank 3"
+std::string names(const Postman& postman, const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : " and ") + postman.name(rank);
+  return text;
+}
+
+}  // namespace
+
+HostTransfer::HostTransfer(std::shared_ptr<Channel> channel, const Operation& operation)
+    : channel_(std::move(channel)), operation_(operation), deadline_(deadline_of(operation)) {}
+
+HostTransfer::~HostTransfer() {
+  if (!done_) channel_->forget(*this);
+}
+
+bool HostTransfer::test() { return channel_->test(*this); }
+
+void HostTransfer::wait_synchronize() { channel_->wait(*this); }
+
+ConstByteSpan HostTransfer::received(int) const { return {}; }
+
+int HostTransfer::source() const {
+  throw InvalidArgument(std::string(operation_.name) + ": only receive_any has a source");
+}
+
+void HostTransfer::require_done() const {
+  if (!done_) throw InvalidArgument(std::string(operation_.name) + " is not done yet");
+}
+
+void HostTransfer::address(Batch& batch, std::uint32_t part, const Envelope& envelope) const {
+  batch.name = operation_.name;
+  batch.key = {.tag = operation_.tag, .part = part};
+  batch.envelope = envelope;
+  batch.keep_alive = operation_.keep_alive;
+}
+
+void HostTransfer::cancel(Batch& batch) const {
+  if (!batch.closed()) channel_->postman().cancel(batch);
+}
+
+void Channel::check(std::string_view name) const {
+  if (!postman_->faulty()) return;
+  throw TransportError(std::string(name) + ": the transport is poisoned: " + postman_->fault());
+}
+
+Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
+  check(transfer->operation().name);
+  under_way_.push_back(transfer.get());
+  transfer->begin();
+  step(*transfer);
+  return Handle(std::move(transfer));
+}
+
+bool Channel::step(HostTransfer& transfer) {
+  if (!transfer.step()) return false;
+  transfer.done_ = true;
+  ++completions_;
+  std::erase(under_way_, &transfer);
+  return true;
+}
+
+void Channel::forget(HostTransfer& transfer) { std::erase(under_way_, &transfer); }
+
+void Channel::step_all() {
+  postman_->progress();
+  for (std::size_t index = 0; index < under_way_.size();)
+    if (!step(*under_way_[index])) ++index;
+}
+
+void Channel::progress() {
+  step_all();
+  check("progress");
+}
+
+bool Channel::test(HostTransfer& transfer) {
+  if (transfer.done_) return true;
+  postman_->progress();
+  if (step(transfer)) return true;
+  check(transfer.operation_.name);
+  if (Clock::now() >= transfer.deadline_) fail_late(transfer);
+  return false;
+}
+
+void Channel::wait(HostTransfer& transfer) {
+  while (!transfer.done_) {
+    step_all();
+    if (transfer.done_) return;
+    check(transfer.operation_.name);
+    if (Clock::now() >= transfer.deadline_) fail_late(transfer);
+    postman_->wait(transfer.deadline_);
+  }
+}
+
+void Channel::wait_activity(Clock::time_point until) {
+  for (;;) {
+    progress();
+    const auto now = Clock::now();
+    HostTransfer* urgent = most_urgent();
+    if (urgent != nullptr && now >= urgent->deadline_) fail_late(*urgent);
+    if (woken_.exchange(false) || completions_ != reported_ || now >= until) break;
+    postman_->wait(urgent == nullptr ? until : std::min(until, urgent->deadline_));
+  }
+  reported_ = completions_;
+}
+
+void Channel::wake() {
+  woken_.store(true);
+  postman_->wake();
+}
+
+HostTransfer* Channel::most_urgent() const {
+  const auto first =
+      std::min_element(under_way_.begin(), under_way_.end(),
+                       [](auto* one, auto* other) { return one->deadline_ < other->deadline_; });
+  return first == under_way_.end() ? nullptr : *first;
+}
+
+void Channel::fail_late(const HostTransfer& transfer) {
+  const Operation& operation = transfer.operation_;
+  std::vector<int> culprits = transfer.missing();
+  for (int& rank : culprits) rank = postman_->culprit(rank, operation.tag);
+  std::sort(culprits.begin(), culprits.end());
+  culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
+  postman_->raise(std::string(operation.name) + " on " + postman_->name(rank()) +
+                  ": no message from " + names(*postman_, culprits) + " within " +
+                  std::to_string(operation.timeout.count()) + " ms");
+  throw TransportError(postman_->fault());
+}
+
+}  // namespace tersor::host

@@ -1,0 +1,59 @@
+// Implements exchange.h.
+#include "comm/transport/host/exchange.h"
+
+namespace tersor::host {
+
+Exchange::Exchange(std::shared_ptr<Channel> channel, const Operation& operation,
+                   const Envelope& envelope, std::size_t receives)
+    : HostTransfer(std::move(channel), operation), incoming_(receives) {
+  outgoing_.reserve(receives);
+  address(batch_, 0, envelope);
+}
+
+void Exchange::add_receive(int peer, std::size_t least_bytes, std::size_t capacity) {
+  Incoming& incoming = incoming_[added_++];
+  incoming.peer = peer;
+  incoming.least_bytes = least_bytes;
+  incoming.capacity = capacity;
+}
+
+void Exchange::begin() {
+  batch_.outgoing = outgoing_;
+  batch_.incoming = incoming_;
+  channel().postman().post(batch_);
+}
+
+std::vector<int> Exchange::missing() const {
+  std::vector<int> ranks;
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.arrived.load(std::memory_order_acquire)) continue;
+    if (incoming.peer != kAnyRank) {
+      ranks.push_back(incoming.peer);
+      continue;
+    }
+    for (int rank = 0; rank < channel().ranks(); ++rank)
+      if (rank != channel().rank()) ranks.push_back(rank);
+  }
+  for (const Outgoing& outgoing : outgoing_)
+    if (incoming_.empty()) ranks.push_back(outgoing.peer);
+  return ranks;
+}
+
+ConstByteSpan Exchange::payload_of(int rank) const {
+  for (const Incoming& incoming : incoming_)
+    if (incoming.source == rank) return incoming.payload.bytes();
+  return {};
+}
+
+ConstByteSpan Exchange::received(int rank) const {
+  require_done();
+  return payload_of(rank);
+}
+
+int Exchange::source() const {
+  require_done();
+  if (incoming_.size() != 1) return HostTransfer::source();
+  return incoming_.front().source;
+}
+
+}  // namespace tersor::host

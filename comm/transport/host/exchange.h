@@ -1,0 +1,40 @@
+// Operations of one batch: everything is sent at once, and done when all has come.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "comm/transport/host/channel.h"
+
+namespace tersor::host {
+
+/// all_to_all, all_gather, barrier, send, receive and receive_any.
+class Exchange : public HostTransfer {
+ public:
+  /// Of a transfer that will get `receives` calls of `add_receive` before it begins.
+  Exchange(std::shared_ptr<Channel> channel, const Operation& operation, const Envelope& envelope,
+           std::size_t receives);
+  ~Exchange() override { cancel(batch_); }
+
+  void add_send(int peer, ConstByteSpan payload) { outgoing_.push_back({peer, payload}); }
+  void add_receive(int peer, std::size_t least_bytes, std::size_t capacity);
+
+  void begin() override;
+  bool step() override { return batch_.closed(); }
+  std::vector<int> missing() const override;
+  ConstByteSpan received(int rank) const override;
+  int source() const override;
+
+ protected:
+  /// As `received`, while `step` still runs.
+  ConstByteSpan payload_of(int rank) const;
+
+ private:
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::size_t added_ = 0;  // of `incoming_`
+  Batch batch_;
+};
+
+}  // namespace tersor::host

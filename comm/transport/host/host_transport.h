@@ -1,0 +1,57 @@
+// The Transport of ranks on hosts, whatever carries their messages: all it needs is a Postman.
+#pragma once
+
+#include <tersor/transport.h>
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "comm/transport/host/channel.h"
+#include "comm/transport/host/combine.h"
+
+namespace tersor::host {
+
+class HostTransport final : public Transport {
+ public:
+  HostTransport(std::shared_ptr<Postman> postman, const TransportTraits& traits);
+  /// Tells peers that still wait for this rank.
+  ~HostTransport() override;
+  HostTransport(const HostTransport&) = delete;
+  HostTransport& operator=(const HostTransport&) = delete;
+
+  int rank() const override { return channel_->rank(); }
+  int ranks() const override { return channel_->ranks(); }
+  TransportTraits traits() const override { return traits_; }
+  TransferCounters counters() const override { return channel_->postman().counters(); }
+  std::uint32_t reserve_tags(std::uint32_t count) override;
+
+  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+                    std::span<const std::size_t> capacities) override;
+  Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
+  Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override;
+  Handle receive(const Operation& operation, int peer, std::size_t capacity) override;
+  Handle receive_any(const Operation& operation, std::size_t capacity) override;
+  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override;
+  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override;
+  Handle barrier(const Operation& operation) override;
+
+  std::unique_ptr<Transport> channel() override;
+  std::unique_ptr<Transport> split(std::span<const int> members) override;
+
+  void progress() override { channel_->progress(); }
+  void wait_activity(Clock::time_point until) override { channel_->wait_activity(until); }
+  void wake() override { channel_->wake(); }
+  void poison(std::string_view cause) override;
+
+ private:
+  void check_peer(const Operation& operation, int peer) const;
+  Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Call call);
+  std::unique_ptr<Transport> join(std::span<const int> members);
+
+  std::shared_ptr<Channel> channel_;
+  TransportTraits traits_;
+  std::uint32_t next_tag_ = 0;
+};
+
+}  // namespace tersor::host

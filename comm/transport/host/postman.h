@@ -1,0 +1,104 @@
+// What a host transport needs from the network below it: messages from one rank to another, started
+// without waiting. All else (exchanges, sums, deadlines, agreement, poisoning) is built on this in
+// HostTransport, so that in-process and MPI differ in their postman only.
+#pragma once
+
+#include <tersor/transport.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "comm/transport/host/block_pool.h"
+#include "comm/transport/host/envelope.h"
+
+namespace tersor::host {
+
+inline constexpr int kAnyRank = -1;
+
+/// Which messages of one sender and one channel meet: equal keys in the order of posting.
+struct MessageKey {
+  std::uint32_t tag = 0;   ///< of the operation
+  std::uint32_t part = 0;  ///< within the operation; the first message of a pair is part 0
+
+  friend bool operator==(const MessageKey&, const MessageKey&) = default;
+};
+
+/// A message to send. The payload is read until its batch is closed.
+struct Outgoing {
+  int peer = 0;
+  ConstByteSpan payload;
+};
+
+/// A message to come. The postman fills in `source` and `payload`, then sets `arrived`.
+struct Incoming {
+  int peer = 0;  ///< or kAnyRank
+  std::size_t least_bytes = 0;
+  std::size_t capacity = 0;
+
+  std::atomic<bool> arrived{false};
+  int source = kAnyRank;
+  Block payload;
+  void* ticket = nullptr;  ///< the postman's own
+};
+
+/// Messages of one operation that are posted together. Stays where it is from `post` until it is
+/// closed or cancelled.
+struct Batch {
+  std::string_view name;  ///< of the operation, for messages about it
+  MessageKey key;
+  Envelope envelope;  ///< of what is sent, and what must come, but for `bytes`
+  std::span<Outgoing> outgoing;
+  std::span<Incoming> incoming;
+  std::shared_ptr<const void> keep_alive;  ///< owner of the payloads that are sent, or null
+
+  /// Messages still under way; set by `post`. The postman touches nothing of a batch after it has
+  /// brought this to 0.
+  std::atomic<std::uint32_t> open{0};
+  bool closed() const { return open.load(std::memory_order_acquire) == 0; }
+};
+
+/// The messages of one rank on one channel. One thread at a time, but for `wake`, `raise`,
+/// `faulty`, `fault` and `counters`, which any thread may call.
+class Postman {
+ public:
+  virtual ~Postman() = default;
+
+  virtual int rank() const = 0;
+  virtual int ranks() const = 0;
+  /// How errors name a rank: "rank 2"; on a split also its number in the whole.
+  virtual std::string name(int rank) const = 0;
+  virtual TransferCounters counters() const = 0;
+
+  /// Starts the messages of a batch. A message that is not what the batch expects (`disagreement`)
+  /// never arrives: it ends in `raise`.
+  virtual void post(Batch& batch) = 0;
+  /// Forgets a batch that is not closed; its spans and its memory are not touched any more.
+  virtual void cancel(Batch& batch) = 0;
+
+  /// Moves what is under way; never waits.
+  virtual void progress() = 0;
+  /// Returns as soon as a batch was closed, a fault was raised or `wake` was called since the last
+  /// `progress`, or `until` has come. May return early.
+  virtual void wait(Clock::time_point until) = 0;
+  virtual void wake() = 0;
+
+  /// Records the cause of a fault and tells all ranks of all channels. The first cause stays.
+  virtual void raise(const std::string& cause) = 0;
+  virtual bool faulty() const = 0;
+  /// The first cause; empty where there is none.
+  virtual std::string fault() const = 0;
+  /// Which rank is to be named when `peer` sends nothing under a tag: itself, or whom it waits for.
+  virtual int culprit(int peer, std::uint32_t /*tag*/) const { return peer; }
+
+  /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.
+  virtual std::shared_ptr<Postman> join(std::span<const int> members) = 0;
+  /// This rank sends and takes no more: whoever still waits for it is told. Called once.
+  virtual void leave() = 0;
+};
+
+}  // namespace tersor::host

@@ -1,0 +1,223 @@
+// Implements ring.h.
+#include "comm/transport/host/ring.h"
+
+#include <tersor/align.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace tersor::host {
+namespace {
+
+std::size_t bytes_of_all(std::span<const ValueSpan> parts) {
+  std::size_t bytes = 0;
+  for (const ValueSpan& part : parts) bytes += part.bytes();
+  return bytes;
+}
+
+ConstByteSpan bytes_of(ConstValueSpan values) { return {values.pointer(), values.bytes()}; }
+
+void copy_values(ValueSpan into, ConstByteSpan from) {
+  if (!from.empty()) std::memcpy(into.pointer(), from.data(), from.size());
+}
+
+class Ring final : public HostTransfer {
+ public:
+  Ring(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work);
+  ~Ring() override;
+
+  void begin() override;
+  bool step() override;
+  std::vector<int> missing() const override {
+    return {neighbour(taken_ == messages_ ? 1 : ranks_ - 1)};
+  }
+
+ private:
+  int neighbour(int distance) const { return (channel().rank() + distance) % ranks_; }
+  /// The chunk of message `index` (sent where `shift` is 1, taken where it is 2).
+  ValueSpan chunk(std::size_t index, int shift) const;
+  bool may_send(std::size_t index) const;
+  void send_ready();
+  void post_receive(std::size_t index);
+  bool take_next();
+
+  std::vector<ValueSpan> parts_;
+  Combine combine_;
+  Envelope envelope_;
+  RingChunks chunks_;
+  int ranks_;
+  std::size_t messages_;  // that each rank sends, and takes
+  std::size_t window_;
+  std::size_t sent_ = 0;
+  std::size_t left_ = 0;  // of those sent, whose memory may be written again
+  std::size_t taken_ = 0;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::vector<Batch> sends_;
+  std::vector<Batch> receives_;
+};
+
+Ring::Ring(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work)
+    : HostTransfer(std::move(channel), operation),
+      parts_(work.parts.begin(), work.parts.end()),
+      combine_(work.combine),
+      envelope_(work.envelope),
+      chunks_(work.parts, work.envelope.dtype),
+      ranks_(static_cast<int>(work.parts.size())),
+      messages_(2 * (work.parts.size() - 1) * chunks_.chunks),
+      window_(std::min(messages_, RingTuning::kWindow)),
+      outgoing_(window_),
+      incoming_(window_),
+      sends_(window_),
+      receives_(window_) {}
+
+Ring::~Ring() {
+  for (Batch& batch : sends_) cancel(batch);
+  for (Batch& batch : receives_) cancel(batch);
+}
+
+ValueSpan Ring::chunk(std::size_t index, int shift) const {
+  const auto step = static_cast<int>(index / chunks_.chunks);
+  const int part = neighbour(2 * ranks_ - shift - step);
+  return chunks_.of(parts_[static_cast<std::size_t>(part)], index % chunks_.chunks);
+}
+
+void Ring::begin() {
+  for (std::size_t index = 0; index < window_; ++index) post_receive(index);
+  send_ready();
+}
+
+void Ring::post_receive(std::size_t index) {
+  const std::size_t slot = index % window_;
+  Incoming& incoming = incoming_[slot];
+  incoming.peer = neighbour(ranks_ - 1);
+  incoming.least_bytes = incoming.capacity = chunk(index, 2).bytes();
+  incoming.arrived.store(false, std::memory_order_relaxed);
+  Batch& batch = receives_[slot];
+  address(batch, static_cast<std::uint32_t>(index), envelope_);
+  batch.incoming = {&incoming, 1};
+  channel().postman().post(batch);
+}
+
+// A message of the first step needs nothing but room in the window; later ones wait for the chunk
+// that they pass on. The window moves with what has come, so nobody runs far ahead of the wire.
+bool Ring::may_send(std::size_t index) const {
+  if (index >= messages_ || index >= taken_ + window_) return false;
+  if (index >= chunks_.chunks + taken_) return false;
+  return index < window_ || left_ > index - window_;
+}
+
+void Ring::send_ready() {
+  while (left_ < sent_ && sends_[left_ % window_].closed()) ++left_;
+  for (; may_send(sent_); ++sent_) {
+    const std::size_t slot = sent_ % window_;
+    outgoing_[slot] = {neighbour(1), bytes_of(chunk(sent_, 1))};
+    Batch& batch = sends_[slot];
+    address(batch, static_cast<std::uint32_t>(sent_), envelope_);
+    batch.outgoing = {&outgoing_[slot], 1};
+    channel().postman().post(batch);
+    if (left_ == sent_ && batch.closed()) ++left_;
+  }
+}
+
+bool Ring::step() {
+  send_ready();
+  while (take_next()) send_ready();
+  return taken_ == messages_ && left_ == messages_;
+}
+
+// A whole part overwrites the values that this rank sent ranks - 1 steps before.
+bool Ring::take_next() {
+  if (taken_ == messages_ || !receives_[taken_ % window_].closed()) return false;
+  const std::size_t copied_from = messages_ / 2;
+  if (taken_ >= copied_from && left_ <= taken_ - copied_from) return false;
+  Incoming& incoming = incoming_[taken_ % window_];
+  const ValueSpan values = chunk(taken_, 2);
+  if (taken_ >= copied_from)
+    copy_values(values, incoming.payload.bytes());
+  else
+    combine_(values,
+             ConstValueSpan(incoming.payload.bytes().data(), values.count(), envelope_.dtype));
+  incoming.payload = {};
+  ++taken_;
+  if (taken_ + window_ <= messages_) post_receive(taken_ + window_ - 1);
+  return true;
+}
+
+/// Everybody's values come whole; each rank combines them in the ring's order.
+class Direct final : public Exchange {
+ public:
+  Direct(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work);
+  bool step() override;
+
+ private:
+  void combine_part(std::size_t part, std::size_t offset);
+
+  std::vector<ValueSpan> parts_;
+  Combine combine_;
+  Dtype dtype_;
+  std::vector<std::byte> own_;  // this rank's values, part after part
+};
+
+Direct::Direct(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work)
+    : Exchange(std::move(channel), operation, work.envelope, work.parts.size() - 1),
+      parts_(work.parts.begin(), work.parts.end()),
+      combine_(work.combine),
+      dtype_(work.envelope.dtype) {
+  own_.reserve(bytes_of_all(parts_));
+  for (const ValueSpan& part : parts_)
+    own_.insert(own_.end(), part.pointer(), part.pointer() + part.bytes());
+  const int own_rank = this->channel().rank();
+  for (int rank = 0; rank < this->channel().ranks(); ++rank) {
+    if (rank == own_rank) continue;
+    add_send(rank, own_);
+    add_receive(rank, own_.size(), own_.size());
+  }
+}
+
+bool Direct::step() {
+  if (!Exchange::step()) return false;
+  std::size_t offset = 0;
+  for (std::size_t part = 0; part < parts_.size(); offset += parts_[part++].bytes())
+    combine_part(part, offset);
+  return true;
+}
+
+void Direct::combine_part(std::size_t part, std::size_t offset) {
+  const ValueSpan values = parts_[part];
+  for (std::size_t distance = 1; distance <= parts_.size(); ++distance) {
+    const auto rank = static_cast<int>((part + distance) % parts_.size());
+    const ConstByteSpan all = rank == channel().rank() ? ConstByteSpan(own_) : payload_of(rank);
+    const ConstByteSpan theirs = all.subspan(offset, values.bytes());
+    if (distance == 1)
+      copy_values(values, theirs);
+    else
+      combine_(values, ConstValueSpan(theirs.data(), values.count(), dtype_));
+  }
+}
+
+}  // namespace
+
+RingChunks::RingChunks(std::span<const ValueSpan> parts, Dtype dtype) {
+  std::size_t longest = 0;
+  for (const ValueSpan& part : parts) longest = std::max(longest, part.count());
+  const std::size_t value_bytes = dtype_bytes(dtype);
+  chunk_count = std::clamp(ceil_div(longest, RingTuning::kChunksPerPart),
+                           RingTuning::kLeastChunkBytes / value_bytes,
+                           RingTuning::kMostChunkBytes / value_bytes);
+  chunks = std::max<std::size_t>(1, ceil_div(longest, chunk_count));
+}
+
+ValueSpan RingChunks::of(ValueSpan part, std::size_t chunk) const {
+  const std::size_t first = std::min(part.count(), chunk * chunk_count);
+  return part.subspan(first, std::min(chunk_count, part.count() - first));
+}
+
+std::unique_ptr<HostTransfer> make_reduction(std::shared_ptr<Channel> channel,
+                                             const Operation& operation, const RingWork& work) {
+  if (bytes_of_all(work.parts) <= RingTuning::kDirectBytes)
+    return std::make_unique<Direct>(std::move(channel), operation, work);
+  return std::make_unique<Ring>(std::move(channel), operation, work);
+}
+
+}  // namespace tersor::host
