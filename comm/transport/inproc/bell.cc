@@ -1,0 +1,71 @@
+// Implements bell.h.
+#include "comm/transport/inproc/bell.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+
+namespace tersor::inproc {
+namespace {
+
+constexpr std::chrono::microseconds kYielding{30};  // before a thread goes to sleep
+constexpr unsigned long kTimerSlack = 1'000;        // ns; a thread's ordinary slack is 50 us
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
+
+/// Timers of this thread are exact for as long as this lives.
+class ExactTimers {
+ public:
+  ExactTimers() : before_(prctl(PR_GET_TIMERSLACK)) { prctl(PR_SET_TIMERSLACK, kTimerSlack); }
+  ~ExactTimers() {
+    if (before_ > 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(before_));
+  }
+  ExactTimers(const ExactTimers&) = delete;
+  ExactTimers& operator=(const ExactTimers&) = delete;
+
+ private:
+  int before_;
+};
+
+timespec to_timespec(Clock::time_point time) {
+  const auto since_boot = time.time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(since_boot);
+  const std::chrono::nanoseconds rest = since_boot - seconds;
+  return {static_cast<time_t>(seconds.count()), static_cast<long>(rest.count())};
+}
+
+}  // namespace
+
+void Bell::ring() {
+  rings_.fetch_add(1);
+  if (asleep_.load()) syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+// While ranks do nothing but talk, lending the core is quicker than sleeping. Where others compute,
+// one turn of theirs uses up the time, and sleeping is better: a ring then interrupts them.
+void Bell::wait(std::uint32_t seen, Clock::time_point until, Patience patience) {
+  if (patience == Patience::kShort) {
+    const auto end = std::min(until, Clock::now() + kYielding);
+    while (rings() == seen && Clock::now() < end) sched_yield();
+    if (rings() == seen) sleep(seen, until);
+  } else if (rings() == seen) {
+    const ExactTimers exact;
+    sleep(seen, until);
+  }
+}
+
+void Bell::sleep(std::uint32_t seen, Clock::time_point until) {
+  const timespec time = to_timespec(until);
+  asleep_.store(true);
+  syscall(SYS_futex, &rings_, FUTEX_WAIT_BITSET_PRIVATE, seen, &time, nullptr,
+          FUTEX_BITSET_MATCH_ANY);
+  asleep_.store(false);
+}
+
+}  // namespace tersor::inproc

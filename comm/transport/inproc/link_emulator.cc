@@ -1,0 +1,128 @@
+// Implements link_emulator.h.
+#include "comm/transport/inproc/link_emulator.h"
+
+#include <tersor/align.h>
+
+#include <algorithm>
+
+namespace tersor::inproc {
+namespace {
+
+/// Bytes of the first `segments` segments of a flow.
+std::size_t bytes_of_first(const PacketQueue& flow, std::size_t segments) {
+  std::size_t bytes = 0;
+  for (const Packet* packet = flow.first; packet != nullptr && segments > 0;
+       packet = packet->next) {
+    const std::size_t own = ceil_div(packet->waiting, LinkEmulator::kSegmentBytes);
+    bytes += std::min(packet->waiting, segments * LinkEmulator::kSegmentBytes);
+    segments -= std::min(own, segments);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void PacketQueue::push(Packet& packet) {
+  packet.next = nullptr;
+  (empty() ? first : last->next) = &packet;
+  last = &packet;
+}
+
+Packet& PacketQueue::pop() {
+  Packet& packet = *first;
+  first = packet.next;
+  packet.next = nullptr;
+  return packet;
+}
+
+LinkEmulator::LinkEmulator(int ranks, const Link& link)
+    : per_byte_(8 * link.overhead / link.bits_per_second),
+      latency_(std::chrono::duration<double>(link.latency).count()),
+      egresses_(static_cast<std::size_t>(ranks)),
+      ingress_free_(egresses_.size(), 0),
+      departed_(egresses_.size()) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    Egress& egress = egresses_[static_cast<std::size_t>(rank)];
+    egress.flows.resize(egresses_.size());
+    egress.turn = rank;
+  }
+}
+
+void LinkEmulator::post(Packet& packet, Seconds now) {
+  Egress& egress = egresses_[static_cast<std::size_t>(packet.source)];
+  packet.waiting = packet.bytes;
+  packet.arrival = kNever;
+  egress.flows[static_cast<std::size_t>(packet.destination)].push(packet);
+  if (egress.current == nullptr) begin_segment(egress, now);
+}
+
+// Departures in the order of time over all ranks, because ingresses serve in that order.
+void LinkEmulator::depart_until(Seconds now) {
+  for (;;) {
+    Egress* next = nullptr;
+    for (Egress& egress : egresses_)
+      if (egress.current != nullptr && egress.free <= now &&
+          (next == nullptr || egress.free < next->free))
+        next = &egress;
+    if (next == nullptr) return;
+    finish_segment(*next);
+    begin_segment(*next, next->free);
+  }
+}
+
+void LinkEmulator::finish_segment(Egress& egress) {
+  Packet& packet = *egress.current;
+  const auto destination = static_cast<std::size_t>(packet.destination);
+  const Seconds arrive =
+      std::max(egress.free + latency_, ingress_free_[destination] + duration(egress.segment));
+  ingress_free_[destination] = arrive;
+  if (packet.waiting > 0) return;
+  packet.arrival = arrive;
+  departed_[destination].push(packet);
+}
+
+void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
+  egress.current = nullptr;
+  const auto flows = static_cast<int>(egress.flows.size());
+  for (int step = 1; step <= flows; ++step) {
+    const int destination = (egress.turn + step) % flows;
+    PacketQueue& flow = egress.flows[static_cast<std::size_t>(destination)];
+    if (flow.empty()) continue;
+    egress.turn = destination;
+    egress.current = flow.first;
+    break;
+  }
+  if (egress.current == nullptr) return;
+  Packet& packet = *egress.current;
+  egress.segment = std::min(packet.waiting, kSegmentBytes);
+  packet.waiting -= egress.segment;
+  if (packet.waiting == 0) egress.flows[static_cast<std::size_t>(packet.destination)].pop();
+  egress.free = now + duration(egress.segment);
+}
+
+// Of the k segments that its flow still sends up to the packet's end, the last one waits for at
+// least k - 1 segments of every other flow that has as many.
+Seconds LinkEmulator::departure(const Egress& egress, const Packet& packet) const {
+  if (packet.waiting == 0) return egress.free;
+  const PacketQueue& own = egress.flows[static_cast<std::size_t>(packet.destination)];
+  std::size_t segments = 0, bytes = 0;
+  for (const Packet* before = own.first;; before = before->next) {
+    segments += ceil_div(before->waiting, kSegmentBytes);
+    bytes += before->waiting;
+    if (before == &packet) break;
+  }
+  for (const PacketQueue& flow : egress.flows)
+    if (&flow != &own) bytes += bytes_of_first(flow, segments - 1);
+  return egress.free + duration(bytes);
+}
+
+Seconds LinkEmulator::earliest_arrival(const Packet& packet) const {
+  if (packet.arrival != kNever) return packet.arrival;
+  const Egress& egress = egresses_[static_cast<std::size_t>(packet.source)];
+  const std::size_t rest = packet.bytes % kSegmentBytes;
+  const Seconds last = duration(rest == 0 ? kSegmentBytes : rest);
+  return std::max(departure(egress, packet) + latency_,
+                  ingress_free_[static_cast<std::size_t>(packet.destination)] + last);
+}
+
+}  // namespace tersor::inproc

@@ -1,0 +1,167 @@
+// The messages of a world: sent, claimed by who waits for them, carried over the link, delivered.
+#include <algorithm>
+
+#include "comm/transport/inproc/world.h"
+
+namespace tersor::inproc {
+namespace {
+
+std::size_t wire_bytes(const host::Envelope& envelope) { return sizeof(envelope) + envelope.bytes; }
+
+bool waits_for(const host::Incoming& slot, int from) {
+  return slot.ticket == nullptr && !slot.arrived.load(std::memory_order_relaxed) &&
+         (slot.peer == from || slot.peer == host::kAnyRank);
+}
+
+void pair(Message& message, host::Batch& batch, host::Incoming& slot) {
+  message.batch = &batch;
+  message.slot = &slot;
+  slot.ticket = &message;
+}
+
+}  // namespace
+
+void World::post(Mailbox& box, host::Batch& batch, std::span<host::Block> payloads) {
+  batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
+  Rings rings;
+  const std::lock_guard lock(mutex_);
+  if (faulty()) return;
+  advance(rings);
+  for (std::size_t index = 0; index < payloads.size(); ++index)
+    send(box, batch, batch.outgoing[index], payloads[index], rings);
+  if (batch.incoming.empty()) return;
+  box.open.push_back(&batch);
+  for (host::Incoming& slot : batch.incoming) seek_message(box, batch, slot, rings);
+}
+
+void World::send(Mailbox& box, const host::Batch& batch, const host::Outgoing& outgoing,
+                 host::Block& payload, Rings& rings) {
+  if (gone(*box.group, outgoing.peer))
+    return raise_locked(std::string(batch.name) + " on " + box.group->name(box.rank) + ": " +
+                            box.group->name(outgoing.peer) + " left",
+                        rings);
+  Message& message = take_message();
+  message.envelope = batch.envelope;
+  message.envelope.bytes = outgoing.payload.size();
+  message.key = batch.key;
+  message.to = &box.group->mailboxes[static_cast<std::size_t>(outgoing.peer)];
+  message.from = box.rank;
+  message.payload = std::move(payload);
+  box.counters.sent_bytes += wire_bytes(message.envelope);
+  ++box.counters.sent_messages;
+  seek_slot(message);
+  if (!emulator_) return arrive(message, rings);
+  message.source = box.group->members[static_cast<std::size_t>(box.rank)];
+  message.destination = box.group->members[static_cast<std::size_t>(outgoing.peer)];
+  message.bytes = wire_bytes(message.envelope);
+  emulator_->post(message, now());
+  wake_for(message, rings);
+}
+
+void World::seek_slot(Message& message) {
+  for (host::Batch* batch : message.to->open) {
+    if (!(batch->key == message.key)) continue;
+    for (host::Incoming& slot : batch->incoming)
+      if (waits_for(slot, message.from)) return pair(message, *batch, slot);
+  }
+  message.to->unclaimed.push_back(&message);
+}
+
+void World::seek_message(Mailbox& box, host::Batch& batch, host::Incoming& slot, Rings& rings) {
+  const auto found =
+      std::find_if(box.unclaimed.begin(), box.unclaimed.end(), [&](const Message* message) {
+        return message->key == batch.key && waits_for(slot, message->from);
+      });
+  if (found == box.unclaimed.end()) {
+    if (abandoned(box, slot)) check_abandoned(box, rings);
+    return;
+  }
+  Message& message = **found;
+  box.unclaimed.erase(found);
+  pair(message, batch, slot);
+  if (message.there) deliver(message, rings);
+}
+
+void World::advance(Rings& rings) {
+  if (!emulator_) return;
+  emulator_->advance(now(), [&](Packet& packet) { arrive(static_cast<Message&>(packet), rings); });
+}
+
+void World::arrive(Message& message, Rings& rings) {
+  message.there = true;
+  if (message.slot != nullptr) deliver(message, rings);
+}
+
+void World::deliver(Message& message, Rings& rings) {
+  Mailbox& box = *message.to;
+  host::Batch& batch = *message.batch;
+  host::Incoming& slot = *message.slot;
+  const host::Expectation expected{batch.envelope, slot.least_bytes, slot.capacity};
+  if (!agrees(expected, message.envelope))
+    return raise_locked(
+        std::string(batch.name) + " on " + box.group->name(box.rank) + ": " +
+            disagreement(expected, message.envelope, box.group->name(message.from), batch.name),
+        rings);
+  box.counters.received_bytes += wire_bytes(message.envelope);
+  slot.source = message.from;
+  slot.payload = std::move(message.payload);
+  slot.ticket = nullptr;
+  recycle(message);
+  slot.arrived.store(true, std::memory_order_release);
+  if (batch.open.load(std::memory_order_relaxed) == 1) {
+    std::erase(box.open, &batch);
+    rings.add(box.bell);
+  }
+  batch.open.fetch_sub(1, std::memory_order_release);
+}
+
+void World::wake_for(const Message& message, Rings& rings) {
+  Mailbox& box = *message.to;
+  if (message.batch == nullptr || box.asleep_until == -kNever) return;
+  const Seconds closed = completion(*message.batch);
+  if (closed >= box.asleep_until) return;
+  box.asleep_until = closed;
+  rings.add(box.bell);
+}
+
+Seconds World::completion(const host::Batch& batch) const {
+  Seconds last = 0;
+  for (const host::Incoming& slot : batch.incoming) {
+    if (slot.arrived.load(std::memory_order_relaxed)) continue;
+    if (slot.ticket == nullptr) return kNever;
+    const auto& message = *static_cast<const Message*>(slot.ticket);
+    last = std::max(last, emulator_->earliest_arrival(message));
+  }
+  return last;
+}
+
+Seconds World::next_completion(const Mailbox& box) const {
+  Seconds first = kNever;
+  for (const host::Batch* batch : box.open) first = std::min(first, completion(*batch));
+  return first;
+}
+
+void World::cancel(Mailbox& box, host::Batch& batch) {
+  const std::lock_guard lock(mutex_);
+  std::erase(box.open, &batch);
+  for (host::Incoming& slot : batch.incoming) {
+    if (slot.ticket == nullptr) continue;
+    auto& message = *static_cast<Message*>(slot.ticket);
+    message.batch = nullptr;
+    message.slot = nullptr;
+    slot.ticket = nullptr;
+    box.unclaimed.push_back(&message);
+  }
+}
+
+Message& World::take_message() {
+  if (free_messages_.empty()) return messages_.emplace_back();
+  Message& message = *free_messages_.back();
+  free_messages_.pop_back();
+  message = {};
+  return message;
+}
+
+void World::recycle(Message& message) { free_messages_.push_back(&message); }
+
+}  // namespace tersor::inproc

@@ -1,0 +1,195 @@
+// Implements world.h: who is there, faults, and waiting. Messages: messages.cc.
+#include "comm/transport/inproc/world.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tersor::inproc {
+namespace {
+
+std::vector<int> all_ranks(int ranks) {
+  if (ranks < 1) throw InvalidArgument("a world has at least 1 rank, not " + std::to_string(ranks));
+  std::vector<int> members(static_cast<std::size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+}  // namespace
+
+Group::Group(std::vector<int> all_members, bool whole_world)
+    : members(std::move(all_members)), whole(whole_world), mailboxes(members.size()) {
+  int rank = 0;
+  for (Mailbox& box : mailboxes) {
+    box.group = this;
+    box.rank = rank++;
+  }
+}
+
+std::string Group::name(int rank) const {
+  const std::string text = "rank " + std::to_string(rank);
+  if (whole) return text;
+  const int world_rank = members[static_cast<std::size_t>(rank)];
+  return text + " of the split (" + std::to_string(world_rank) + " of all)";
+}
+
+World::Rings::~Rings() {
+  for (std::size_t index = 0; index < count_; ++index) bells_[index]->ring();
+}
+
+void World::Rings::add(Bell& bell) {
+  if (std::find(bells_.begin(), bells_.begin() + count_, &bell) != bells_.begin() + count_) return;
+  if (count_ == bells_.size())
+    bell.ring();
+  else
+    bells_[count_++] = &bell;
+}
+
+World::World(int ranks, const Link& link)
+    : everybody_(all_ranks(ranks), true),
+      claimed_(everybody_.members.size(), false),
+      transports_(everybody_.members.size(), 0) {
+  if (link.emulated()) emulator_.emplace(ranks, link);
+}
+
+void World::enter(Mailbox& box) {
+  box.presence = Mailbox::Presence::kHere;
+  ++transports_[static_cast<std::size_t>(box.group->members[static_cast<std::size_t>(box.rank)])];
+}
+
+Mailbox& World::claim(int rank) {
+  if (rank < 0 || rank >= ranks())
+    throw InvalidArgument("rank " + std::to_string(rank) + " of a world of " +
+                          std::to_string(ranks()) + " ranks");
+  const std::lock_guard lock(mutex_);
+  if (claimed_[static_cast<std::size_t>(rank)])
+    throw InvalidArgument("the transport of rank " + std::to_string(rank) +
+                          " was given out before");
+  claimed_[static_cast<std::size_t>(rank)] = true;
+  Mailbox& box = everybody_.mailboxes[static_cast<std::size_t>(rank)];
+  enter(box);
+  return box;
+}
+
+Mailbox& World::join(Mailbox& box, std::span<const int> members) {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> world_members;
+  int own = 0;
+  for (const int member : members) {
+    if (member == box.rank) own = static_cast<int>(world_members.size());
+    world_members.push_back(box.group->members[static_cast<std::size_t>(member)]);
+  }
+  const bool whole = box.group->whole && members.size() == box.group->members.size();
+  const int ordinal = box.joined[world_members]++;
+  auto& group = groups_[{box.group, world_members, ordinal}];
+  if (group == nullptr) group = std::make_unique<Group>(world_members, whole);
+  Mailbox& joined = group->mailboxes[static_cast<std::size_t>(own)];
+  enter(joined);
+  return joined;
+}
+
+void World::leave(Mailbox& box) {
+  Rings rings;
+  const std::lock_guard lock(mutex_);
+  box.presence = Mailbox::Presence::kLeft;
+  --transports_[static_cast<std::size_t>(box.group->members[static_cast<std::size_t>(box.rank)])];
+  for (Mailbox& other : everybody_.mailboxes) check_abandoned(other, rings);
+  for (auto& [key, group] : groups_)
+    for (Mailbox& other : group->mailboxes) check_abandoned(other, rings);
+}
+
+// A rank is gone from a group when its transport there is, or when all its transports are.
+bool World::gone(const Group& group, int rank) const {
+  const auto world_rank = static_cast<std::size_t>(group.members[static_cast<std::size_t>(rank)]);
+  return group.mailboxes[static_cast<std::size_t>(rank)].presence == Mailbox::Presence::kLeft ||
+         (claimed_[world_rank] && transports_[world_rank] == 0);
+}
+
+bool World::abandoned(const Mailbox& box, const host::Incoming& slot) const {
+  if (slot.ticket != nullptr || slot.arrived.load(std::memory_order_relaxed)) return false;
+  if (slot.peer != host::kAnyRank) return gone(*box.group, slot.peer);
+  for (const Mailbox& other : box.group->mailboxes)
+    if (&other != &box && !gone(*box.group, other.rank)) return false;
+  return true;
+}
+
+void World::check_abandoned(Mailbox& box, Rings& rings) {
+  for (const host::Batch* batch : box.open)
+    for (const host::Incoming& slot : batch->incoming)
+      if (abandoned(box, slot)) {
+        const std::string who =
+            slot.peer == host::kAnyRank ? "every other rank" : box.group->name(slot.peer);
+        return raise_locked(
+            std::string(batch->name) + " on " + box.group->name(box.rank) + ": " + who + " left",
+            rings);
+      }
+}
+
+void World::raise(const std::string& cause) {
+  Rings rings;
+  const std::lock_guard lock(mutex_);
+  raise_locked(cause, rings);
+}
+
+void World::raise_locked(std::string cause, Rings& rings) {
+  if (faulty()) return;
+  fault_ = std::move(cause);
+  faulty_.store(true, std::memory_order_release);
+  for (Mailbox& box : everybody_.mailboxes) rings.add(box.bell);
+  for (auto& [key, group] : groups_)
+    for (Mailbox& box : group->mailboxes) rings.add(box.bell);
+}
+
+std::string World::fault() const {
+  const std::lock_guard lock(mutex_);
+  return fault_;
+}
+
+// Follows who waits for whom under the tag, up to one who waits for nobody.
+int World::culprit(const Mailbox& box, int peer, std::uint32_t tag) const {
+  const std::lock_guard lock(mutex_);
+  int last = peer;
+  for (std::size_t hops = 0; hops < box.group->members.size(); ++hops) {
+    int next = last;
+    for (const host::Batch* batch : box.group->mailboxes[static_cast<std::size_t>(last)].open)
+      for (const host::Incoming& slot : batch->incoming)
+        if (batch->key.tag == tag && slot.ticket == nullptr && slot.peer != host::kAnyRank &&
+            !slot.arrived.load(std::memory_order_relaxed))
+          next = slot.peer;
+    if (next == last) return last;
+    last = next;
+  }
+  return peer;
+}
+
+TransferCounters World::counters(const Mailbox& box) const {
+  const std::lock_guard lock(mutex_);
+  return box.counters;
+}
+
+Clock::time_point World::time_of(Seconds seconds) const {
+  if (seconds == kNever) return Clock::time_point::max();
+  return start_ + std::chrono::ceil<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+void World::progress(Mailbox& box) {
+  if (!emulator_) return;
+  Rings rings;
+  const std::lock_guard lock(mutex_);
+  box.asleep_until = -kNever;
+  advance(rings);
+}
+
+// Over an emulated link a rank sleeps until its next batch can be closed at the earliest, then
+// looks again; whoever posts something that closes one earlier wakes it. Nobody else keeps time.
+void World::wait(Mailbox& box, std::uint32_t seen, Clock::time_point until) {
+  if (emulator_) {
+    Rings rings;
+    const std::lock_guard lock(mutex_);
+    advance(rings);
+    box.asleep_until = next_completion(box);
+    until = std::min(until, time_of(box.asleep_until));
+  }
+  box.bell.wait(seen, until, emulator_ ? Bell::Patience::kLong : Bell::Patience::kShort);
+}
+
+}  // namespace tersor::inproc
