@@ -1,0 +1,123 @@
+// What only the in-process transport promises: links as text, worlds, and run_ranks.
+#include <tersor/inprocess.h>
+
+#include <chrono>
+#include <stdexcept>
+
+#include "tests/transport/ranks.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(Link, ReadsRatesLatenciesAndOverhead) {
+  EXPECT_EQ(parse_link("1Gbit,50us").bits_per_second, 1e9);
+  EXPECT_EQ(parse_link("1Gbit,50us").latency, 50us);
+  EXPECT_EQ(parse_link("2.5Mbit").bits_per_second, 2.5e6);
+  EXPECT_EQ(parse_link("300Kbit,1ms").latency, 1ms);
+  EXPECT_EQ(parse_link("9600bit,2s").latency, 2s);
+  EXPECT_EQ(parse_link("25Gbit,10ns,overhead=1.046").overhead, 1.046);
+  EXPECT_EQ(parse_link("1Gbit").overhead, 1.0);
+  EXPECT_FALSE(parse_link("none").emulated());
+}
+
+TEST(Link, WritesWhatItReads) {
+  for (const char* text : {"none", "1Gbit", "1Gbit,50us", "100Mbit,1.5ms", "2.5Gbit,7ns",
+                           "25Gbit,10us,overhead=1.046", "9.6Kbit,0ns,overhead=2"})
+    EXPECT_EQ(parse_link(text).text(), text);
+  EXPECT_EQ(parse_link("1000Mbit,1000us").text(), "1Gbit,1ms");
+}
+
+TEST(Link, RefusesAnythingElseAndShowsTheGrammar) {
+  for (const char* text :
+       {"", "fast", "1", "1Gb", "Gbit", "0Gbit", "-1Gbit", "1Gbit,", "1Gbit,50", "1Gbit,-5us",
+        "1Gbit,50us,", "1Gbit,50us,1.05", "1Gbit,50us,overhead=0.5", "1Gbit,50us,overhead=",
+        "1Gbit,50us,overhead=1.1,x", "nanGbit", "infGbit", "1Gbit 50us", "none,50us"})
+    try {
+      parse_link(text);
+      ADD_FAILURE() << text;
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("RATE[,LATENCY[,overhead=FACTOR]]"),
+                std::string::npos);
+    }
+}
+
+TEST(InProcessWorld, GivesEachTransportOutOnce) {
+  InProcessWorld world(2);
+  EXPECT_EQ(world.ranks(), 2);
+  const auto first = world.transport(0);
+  EXPECT_THROW(world.transport(0), InvalidArgument);
+  EXPECT_THROW(world.transport(2), InvalidArgument);
+  EXPECT_THROW(world.transport(-1), InvalidArgument);
+  EXPECT_THROW(InProcessWorld(0), InvalidArgument);
+}
+
+// One thread may play all ranks, as long as it waits for nobody before all have started.
+TEST(InProcessWorld, OneThreadMayHoldAllRanks) {
+  InProcessWorld world(3);
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::vector<float>> values(3, std::vector<float>(50'000, 1.0f));
+  std::vector<Handle> handles;
+  for (int rank = 0; rank < 3; ++rank) transports.push_back(world.transport(rank));
+  for (std::size_t rank = 0; rank < 3; ++rank)
+    handles.push_back(transports[rank]->sum({.name = "sum"}, cut(values[rank], {1, 2, 49'997})));
+  for (bool done = false; !done;) {
+    done = true;
+    for (Handle& handle : handles) done = handle.test() && done;
+  }
+  for (const auto& sums : values) EXPECT_EQ(sums, std::vector<float>(50'000, 3.0f));
+}
+
+TEST(InProcessWorld, HandlesMayOutliveTransportAndWorld) {
+  Handle handle;
+  {
+    InProcessWorld world(2);
+    const auto one = world.transport(0);
+    const auto other = world.transport(1);
+    const auto bytes = pattern(100, 0, 1);
+    one->send({.name = "send"}, 1, bytes).wait_synchronize();
+    handle = other->receive({.name = "receive"}, 0, 100);
+    handle.wait_synchronize();
+  }
+  EXPECT_TRUE(same_bytes(handle.received(0), pattern(100, 0, 1)));
+}
+
+TEST(InProcessWorld, ResultsAreAskedForWhenDone) {
+  InProcessWorld world(2);
+  const auto one = world.transport(0);
+  Handle handle = one->receive({.name = "receive"}, 1, 8);
+  EXPECT_FALSE(handle.test());
+  EXPECT_THROW(handle.received(1), InvalidArgument);
+}
+
+TEST(RunRanks, ThrowsWhatARankThrew) {
+  EXPECT_THROW(run_ranks(3, {},
+                         [](Transport& transport) {
+                           if (transport.rank() == 1) throw std::domain_error("mine");
+                           transport.barrier({.name = "barrier"}).wait_synchronize();
+                         }),
+               std::domain_error);
+  EXPECT_THROW(run_ranks(2, {}, [](Transport&) { throw 7; }), int);
+}
+
+// The peer's error comes first in time, since the thrower's channel goes before it is caught.
+TEST(RunRanks, PrefersTheCauseToItsConsequences) {
+  EXPECT_THROW(run_ranks(2, {},
+                         [](Transport& transport) {
+                           struct Slow {
+                             std::unique_ptr<Transport> channel;
+                             ~Slow() {
+                               channel.reset();
+                               std::this_thread::sleep_for(50ms);
+                             }
+                           };
+                           const Slow own{transport.channel()};
+                           if (transport.rank() == 1) throw std::domain_error("mine");
+                           own.channel->barrier({.name = "barrier"}).wait_synchronize();
+                         }),
+               std::domain_error);
+}
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,293 @@
+// The emulated link against its formulas: in computed time to the last bit, and in real time.
+#include "comm/transport/inproc/link_emulator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <random>
+
+#include "tests/transport/ranks.h"
+
+namespace tersor::inproc {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr double kRate = 1e9 / 8;  // bytes a second
+constexpr Seconds kSegment = LinkEmulator::kSegmentBytes / kRate;
+
+/// Packets posted at given times; `finish` says when they arrive.
+class Simulation {
+ public:
+  Simulation(int ranks, const Link& link) : emulator_(ranks, link) {}
+
+  Packet& post(int source, int destination, std::size_t bytes, Seconds when = 0) {
+    Packet packet;
+    packet.source = source;
+    packet.destination = destination;
+    packet.bytes = bytes;
+    packets_.push_back(packet);
+    advance(when);
+    emulator_.post(packets_.back(), when);
+    return packets_.back();
+  }
+  void advance(Seconds when) {
+    emulator_.advance(when, [&](Packet& packet) { arrived_.push_back(&packet); });
+  }
+  void finish() { advance(1e9); }
+  const std::vector<Packet*>& arrived() const { return arrived_; }
+  const std::deque<Packet>& packets() const { return packets_; }
+  LinkEmulator& emulator() { return emulator_; }
+
+ private:
+  LinkEmulator emulator_;
+  std::deque<Packet> packets_;
+  std::vector<Packet*> arrived_;
+};
+
+const Link kGigabit{.bits_per_second = 1e9};
+
+TEST(LinkEmulator, OneMessageTakesItsBytesAndTheLatency) {
+  for (const std::size_t bytes : {1u, 100u, 16'384u, 16'385u, 10'000'000u}) {
+    Simulation link(2, {.bits_per_second = 1e9, .latency = 50us, .overhead = 1.046});
+    const Packet& packet = link.post(0, 1, bytes);
+    link.finish();
+    EXPECT_NEAR(packet.arrival, 1.046 * static_cast<double>(bytes) / kRate + 50e-6, 1e-12);
+  }
+}
+
+TEST(LinkEmulator, FlowsOfOneRankTakeTurns) {
+  Simulation link(4, kGigabit);
+  constexpr std::size_t kBytes = 100 * LinkEmulator::kSegmentBytes;
+  for (const int peer : {1, 2, 3}) link.post(0, peer, kBytes);
+  link.finish();
+  for (const Packet& packet : link.packets()) {
+    EXPECT_GE(packet.arrival, 298 * kSegment - 1e-12);
+    EXPECT_LE(packet.arrival, 300 * kSegment + 1e-12);
+  }
+  EXPECT_NEAR(link.arrived().back()->arrival, 300 * kSegment, 1e-12);
+}
+
+TEST(LinkEmulator, FlowsIntoOneRankShareItsIngress) {
+  Simulation link(4, {.bits_per_second = 1e9, .latency = 10us});
+  constexpr std::size_t kBytes = 100 * LinkEmulator::kSegmentBytes;
+  for (const int peer : {1, 2, 3}) link.post(peer, 0, kBytes);
+  link.finish();
+  EXPECT_NEAR(link.arrived().back()->arrival, 300 * kSegment + 10e-6, 1e-12);
+}
+
+TEST(LinkEmulator, BothDirectionsRunAtFullRate) {
+  Simulation link(2, kGigabit);
+  const Packet& one = link.post(0, 1, 1'000'000);
+  const Packet& other = link.post(1, 0, 1'000'000);
+  link.finish();
+  EXPECT_NEAR(one.arrival, 1e6 / kRate, 1e-12);
+  EXPECT_NEAR(other.arrival, 1e6 / kRate, 1e-12);
+}
+
+TEST(LinkEmulator, AllToAllTakesWhatEachRankSends) {
+  Simulation link(4, {.bits_per_second = 1e9, .latency = 50us});
+  constexpr std::size_t kBytes = 64 * LinkEmulator::kSegmentBytes;
+  for (int from = 0; from < 4; ++from)
+    for (int to = 0; to < 4; ++to)
+      if (from != to) link.post(from, to, kBytes);
+  link.finish();
+  EXPECT_NEAR(link.arrived().back()->arrival, 3 * 64 * kSegment + 50e-6, 2 * kSegment);
+}
+
+TEST(LinkEmulator, MessagesToOnePeerKeepTheirOrder) {
+  Simulation link(2, kGigabit);
+  const Packet& first = link.post(0, 1, 1'000'000);
+  const Packet& second = link.post(0, 1, 10);
+  link.finish();
+  EXPECT_NEAR(first.arrival, 1e6 / kRate, 1e-12);
+  EXPECT_NEAR(second.arrival, (1e6 + 10) / kRate, 1e-12);
+}
+
+TEST(LinkEmulator, AShortMessageToAnotherPeerWaitsForOneSegmentOnly) {
+  Simulation link(3, kGigabit);
+  link.post(0, 1, 100'000'000);
+  const Packet& brief = link.post(0, 2, 1000, 0.1);
+  link.finish();
+  EXPECT_LE(brief.arrival, 0.1 + kSegment + 1000 / kRate + 1e-12);
+}
+
+TEST(LinkEmulator, AnIdleLinkStartsAtOnce) {
+  Simulation link(2, kGigabit);
+  link.post(0, 1, 1000);
+  const Packet& late = link.post(0, 1, 1000, 5.0);
+  link.finish();
+  EXPECT_NEAR(late.arrival, 5.0 + 1000 / kRate, 1e-12);
+}
+
+struct Posting {
+  int source, destination;
+  std::size_t bytes;
+  Seconds when;
+};
+
+std::vector<Posting> random_postings(unsigned seed, int ranks) {
+  std::mt19937 random(seed);
+  std::vector<Posting> postings;
+  Seconds when = 0;
+  for (int index = 0; index < 120; ++index) {
+    const int source = static_cast<int>(random() % static_cast<unsigned>(ranks));
+    const int step = 1 + static_cast<int>(random() % static_cast<unsigned>(ranks - 1));
+    const std::size_t bytes = 1 + random() % (random() % 3 == 0 ? 400'000 : 3000);
+    postings.push_back({source, (source + step) % ranks, bytes, when});
+    when += static_cast<double>(random() % 1000) * 1e-6;
+  }
+  return postings;
+}
+
+// How often somebody looks must not matter, since the link moves only when somebody does.
+TEST(LinkEmulator, LookingMoreOftenChangesNothing) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    Simulation seldom(5, {.bits_per_second = 1e9, .latency = 30us});
+    Simulation often(5, {.bits_per_second = 1e9, .latency = 30us});
+    Seconds looked = 0;
+    for (const Posting& posting : random_postings(seed, 5)) {
+      for (; looked < posting.when; looked += 7e-6) often.advance(looked);
+      often.post(posting.source, posting.destination, posting.bytes, posting.when);
+      seldom.post(posting.source, posting.destination, posting.bytes, posting.when);
+    }
+    seldom.finish();
+    often.finish();
+    ASSERT_EQ(seldom.arrived().size(), 120u);
+    for (std::size_t index = 0; index < 120; ++index)
+      EXPECT_DOUBLE_EQ(seldom.packets()[index].arrival, often.packets()[index].arrival) << seed;
+  }
+}
+
+// Whoever sleeps until earliest_arrival never oversleeps, and comes close.
+TEST(LinkEmulator, NothingArrivesBeforeItsEarliestArrival) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    Simulation link(4, {.bits_per_second = 1e9, .latency = 30us});
+    std::vector<std::pair<const Packet*, Seconds>> promises;
+    for (const Posting& posting : random_postings(seed, 4)) {
+      link.post(posting.source, posting.destination, posting.bytes, posting.when);
+      for (const Packet& packet : link.packets())
+        promises.emplace_back(&packet, link.emulator().earliest_arrival(packet));
+    }
+    link.finish();
+    for (const auto& [packet, earliest] : promises)
+      EXPECT_LE(earliest, packet->arrival + 1e-12) << seed;
+  }
+}
+
+TEST(LinkEmulator, EarliestArrivalIsExactForAFlowOfItsOwn) {
+  Simulation link(2, {.bits_per_second = 1e9, .latency = 30us});
+  for (int index = 0; index < 10; ++index) link.post(0, 1, 50'000);
+  link.advance(1e-3);
+  std::vector<Seconds> earliest;
+  for (const Packet& packet : link.packets())
+    earliest.push_back(link.emulator().earliest_arrival(packet));
+  link.finish();
+  for (std::size_t index = 0; index < 10; ++index)
+    EXPECT_NEAR(earliest[index], link.packets()[index].arrival, 1e-12);
+}
+
+/// The least of some runs: a machine that does other things makes times longer, never shorter.
+template <typename Run>
+double best_seconds(Run&& run) {
+  double best = kNever;
+  for (int trial = 0; trial < 5; ++trial) best = std::min(best, run());
+  return best;
+}
+
+/// Seconds from a barrier until rank 0 .. ranks - 1 have all done `body`.
+double time_of(int ranks, const Link& link, const test::Body& body) {
+  std::vector<double> seconds(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, link, [&](Transport& transport) {
+    transport.barrier(test::operation_of(transport)).wait_synchronize();
+    const auto start = Clock::now();
+    body(transport);
+    seconds[static_cast<std::size_t>(transport.rank())] =
+        std::chrono::duration<double>(Clock::now() - start).count();
+  });
+  return *std::max_element(seconds.begin(), seconds.end());
+}
+
+void expect_time(double seconds, double formula) {
+  EXPECT_GE(seconds, formula * 0.98 - 1e-3);
+  EXPECT_LE(seconds, formula * 1.02 + 1e-3);
+  ::testing::Test::RecordProperty("seconds", std::to_string(seconds));
+}
+
+constexpr std::size_t kRealBytes = 4'000'000;
+
+/// All ranks below `senders.end` send to all in `receivers`, but not to themselves.
+double time_of_flows(const Link& link, std::vector<int> senders, std::vector<int> receivers) {
+  return best_seconds([&] {
+    return time_of(4, link, [&](Transport& transport) {
+      const std::vector<std::byte> bytes(kRealBytes);
+      std::vector<Handle> handles;
+      const auto among = [&](const std::vector<int>& ranks, int rank) {
+        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+      };
+      for (int peer = 0; peer < 4; ++peer) {
+        if (peer == transport.rank()) continue;
+        if (among(senders, transport.rank()) && among(receivers, peer))
+          handles.push_back(transport.send({.name = "flow", .tag = 50}, peer, bytes));
+        if (among(senders, peer) && among(receivers, transport.rank()))
+          handles.push_back(transport.receive({.name = "flow", .tag = 50}, peer, kRealBytes));
+      }
+      for (Handle& handle : handles) handle.wait_synchronize();
+    });
+  });
+}
+
+TEST(LinkInRealTime, OneMessage) {
+  expect_time(time_of_flows(kGigabit, {0}, {1}), kRealBytes / kRate);
+}
+
+TEST(LinkInRealTime, LatencyAndOverhead) {
+  const Link link{.bits_per_second = 1e9, .latency = 20ms, .overhead = 1.5};
+  expect_time(time_of_flows(link, {0}, {1}), 1.5 * kRealBytes / kRate + 20e-3);
+}
+
+TEST(LinkInRealTime, OneToAllOthers) {
+  expect_time(time_of_flows(kGigabit, {0}, {1, 2, 3}), 3 * kRealBytes / kRate);
+}
+
+TEST(LinkInRealTime, AllOthersToOne) {
+  expect_time(time_of_flows(kGigabit, {1, 2, 3}, {0}), 3 * kRealBytes / kRate);
+}
+
+TEST(LinkInRealTime, AllToAll) {
+  expect_time(time_of_flows(kGigabit, {0, 1, 2, 3}, {0, 1, 2, 3}), 3 * kRealBytes / kRate);
+}
+
+// The baseline of every ratio: what f32 costs without compression must be the wire's limit.
+TEST(LinkInRealTime, ASumTakesTheWiresLimit) {
+  constexpr std::size_t kCount = 16 << 20;
+  const double limit = 2 * 0.75 * kCount * sizeof(float) / kRate;
+  const double seconds = best_seconds([&] {
+    return time_of(4, {.bits_per_second = 1e9, .latency = 50us}, [&](Transport& transport) {
+      static std::vector<std::vector<float>> values(4, std::vector<float>(kCount));
+      auto& own = values[static_cast<std::size_t>(transport.rank())];
+      transport.sum({.name = "allreduce", .tag = 50}, test::cut(own, test::even_counts(kCount, 4)))
+          .wait_synchronize();
+    });
+  });
+  EXPECT_GE(seconds, limit);
+  EXPECT_LE(seconds, 1.03 * limit);
+}
+
+// Two channels of one rank share its link.
+TEST(LinkInRealTime, ChannelsShareTheLink) {
+  const double seconds = best_seconds([&] {
+    return time_of(2, kGigabit, [&](Transport& transport) {
+      const auto other = transport.channel();
+      const std::vector<std::byte> bytes(kRealBytes);
+      Handle one = transport.all_gather({.name = "one", .tag = 50}, bytes, kRealBytes);
+      Handle two = other->all_gather({.name = "two", .tag = 50}, bytes, kRealBytes);
+      one.wait_synchronize();
+      two.wait_synchronize();
+    });
+  });
+  expect_time(seconds, 2 * kRealBytes / kRate);
+}
+
+}  // namespace
+}  // namespace tersor::inproc
