@@ -34,13 +34,14 @@ void ChunkTask::drop() {
   stage_ = Stage::kDone;
 }
 
-Operation ChunkTask::operation(std::uint32_t phase) const {
+// The first exchange of any flow has the first tag, so that ranks that go another way meet there.
+Operation ChunkTask::operation(std::uint32_t phase, const std::shared_ptr<Buffer>& sent) const {
   return {.name = context_.name,
           .signature = context_.signature,
           .tag = tag_ + phase,
           .timeout = context_.timeout,
           .stream = {},
-          .keep_alive = phase == 0 ? sends_ : sum_};
+          .keep_alive = sent};
 }
 
 ByteSpan ChunkTask::message_space(int lane) const {
@@ -90,7 +91,7 @@ void ChunkTask::start_native() {
     parts_.push_back(values);
     offset += bytes;
   }
-  handle_ = context_.transport->sum(operation(0), parts_);
+  handle_ = context_.transport->sum(operation(0, sends_), parts_);
   stage_ = Stage::kGather;
 }
 
@@ -111,7 +112,7 @@ void ChunkTask::start_scatter() {
         messages_.encode(plan_->lanes[lane], message_space(lane), workspace_.span(), peers);
     outgoing_.push_back(message_space(lane).first(bytes));
   }
-  handle_ = context_.transport->all_to_all(operation(0), outgoing_, capacities_);
+  handle_ = context_.transport->all_to_all(operation(0, sends_), outgoing_, capacities_);
   stage_ = Stage::kScatter;
 }
 
@@ -142,8 +143,9 @@ void ChunkTask::encode_and_gather(const Lane& lane) {
 }
 
 void ChunkTask::start_gather(ConstByteSpan message, std::size_t capacity) {
+  const std::uint32_t phase = plan_->flow == Flow::kTwoShot ? 1 : 0;
   gathered_ = message;
-  handle_ = context_.transport->all_gather(operation(1), message, capacity);
+  handle_ = context_.transport->all_gather(operation(phase, sum_), message, capacity);
   stage_ = Stage::kGather;
 }
 

@@ -51,7 +51,7 @@ class ChunkTask {
   void finish_native();
   void collect(int own_rank, ConstByteSpan own);
   const Lane& own_lane() const { return plan_->lanes[context_.rank]; }
-  Operation operation(std::uint32_t phase) const;
+  Operation operation(std::uint32_t phase, const std::shared_ptr<Buffer>& sent) const;
   ByteSpan message_space(int lane) const;
 
   ExchangeContext& context_;

@@ -1,5 +1,5 @@
-// See buckets.h. A *rider* is a small parameter without residual: it goes the way of its bucket,
-// whichever that is. Others only share a bucket with what goes their own way.
+// See buckets.h. A *rider* is a small or 1-D parameter without residual: it goes the way of its
+// bucket, whichever that is. Others only share a bucket with what goes their own way.
 #include "comm/reducer/buckets.h"
 
 #include <algorithm>
@@ -8,13 +8,18 @@
 namespace tersor {
 namespace {
 
-constexpr std::size_t kRiderBytes = 64 * 1024;  // of gradient
+constexpr std::size_t kRiderCount = 4096;         // values of a rider of any shape
+constexpr std::size_t kVectorRiderBytes = 65536;  // of gradient, of one that is 1-D
 
 std::size_t bytes_of(const Slot& slot) { return slot.count * dtype_bytes(slot.dtype); }
 
+bool is_small(const Slot& slot) {
+  const bool vector = slot.rows <= 1 || slot.columns <= 1;
+  return slot.count < kRiderCount || (vector && bytes_of(slot) <= kVectorRiderBytes);
+}
+
 bool is_rider(const Slot& slot) {
-  return bytes_of(slot) <= kRiderBytes && !slot.codec->has_feedback() &&
-         slot.codec->traits().divisible;
+  return is_small(slot) && !slot.codec->has_feedback() && slot.codec->traits().divisible;
 }
 
 bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.dtype == b.dtype; }
