@@ -1,12 +1,14 @@
-// The emulated link against its formulas: in computed time to the last bit, and in real time.
+// The emulated link against its formulas, in computed time: to the last bit.
 #include "comm/transport/inproc/link_emulator.h"
+
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 #include <deque>
 #include <random>
-
-#include "tests/transport/ranks.h"
+#include <utility>
+#include <vector>
 
 namespace tersor::inproc {
 namespace {
@@ -185,108 +187,6 @@ TEST(LinkEmulator, EarliestArrivalIsExactForAFlowOfItsOwn) {
   link.finish();
   for (std::size_t index = 0; index < 10; ++index)
     EXPECT_NEAR(earliest[index], link.packets()[index].arrival, 1e-12);
-}
-
-/// The least of some runs: a machine that does other things makes times longer, never shorter.
-template <typename Run>
-double best_seconds(Run&& run) {
-  double best = kNever;
-  for (int trial = 0; trial < 5; ++trial) best = std::min(best, run());
-  return best;
-}
-
-/// Seconds from a barrier until rank 0 .. ranks - 1 have all done `body`.
-double time_of(int ranks, const Link& link, const test::Body& body) {
-  std::vector<double> seconds(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, link, [&](Transport& transport) {
-    transport.barrier(test::operation_of(transport)).wait_synchronize();
-    const auto start = Clock::now();
-    body(transport);
-    seconds[static_cast<std::size_t>(transport.rank())] =
-        std::chrono::duration<double>(Clock::now() - start).count();
-  });
-  return *std::max_element(seconds.begin(), seconds.end());
-}
-
-void expect_time(double seconds, double formula) {
-  EXPECT_GE(seconds, formula * 0.98 - 1e-3);
-  EXPECT_LE(seconds, formula * 1.02 + 1e-3);
-  ::testing::Test::RecordProperty("seconds", std::to_string(seconds));
-}
-
-constexpr std::size_t kRealBytes = 4'000'000;
-
-/// All ranks below `senders.end` send to all in `receivers`, but not to themselves.
-double time_of_flows(const Link& link, std::vector<int> senders, std::vector<int> receivers) {
-  return best_seconds([&] {
-    return time_of(4, link, [&](Transport& transport) {
-      const std::vector<std::byte> bytes(kRealBytes);
-      std::vector<Handle> handles;
-      const auto among = [&](const std::vector<int>& ranks, int rank) {
-        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-      };
-      for (int peer = 0; peer < 4; ++peer) {
-        if (peer == transport.rank()) continue;
-        if (among(senders, transport.rank()) && among(receivers, peer))
-          handles.push_back(transport.send({.name = "flow", .tag = 50}, peer, bytes));
-        if (among(senders, peer) && among(receivers, transport.rank()))
-          handles.push_back(transport.receive({.name = "flow", .tag = 50}, peer, kRealBytes));
-      }
-      for (Handle& handle : handles) handle.wait_synchronize();
-    });
-  });
-}
-
-TEST(LinkInRealTime, OneMessage) {
-  expect_time(time_of_flows(kGigabit, {0}, {1}), kRealBytes / kRate);
-}
-
-TEST(LinkInRealTime, LatencyAndOverhead) {
-  const Link link{.bits_per_second = 1e9, .latency = 20ms, .overhead = 1.5};
-  expect_time(time_of_flows(link, {0}, {1}), 1.5 * kRealBytes / kRate + 20e-3);
-}
-
-TEST(LinkInRealTime, OneToAllOthers) {
-  expect_time(time_of_flows(kGigabit, {0}, {1, 2, 3}), 3 * kRealBytes / kRate);
-}
-
-TEST(LinkInRealTime, AllOthersToOne) {
-  expect_time(time_of_flows(kGigabit, {1, 2, 3}, {0}), 3 * kRealBytes / kRate);
-}
-
-TEST(LinkInRealTime, AllToAll) {
-  expect_time(time_of_flows(kGigabit, {0, 1, 2, 3}, {0, 1, 2, 3}), 3 * kRealBytes / kRate);
-}
-
-// The baseline of every ratio: what f32 costs without compression must be the wire's limit.
-TEST(LinkInRealTime, ASumTakesTheWiresLimit) {
-  constexpr std::size_t kCount = 16 << 20;
-  const double limit = 2 * 0.75 * kCount * sizeof(float) / kRate;
-  const double seconds = best_seconds([&] {
-    return time_of(4, {.bits_per_second = 1e9, .latency = 50us}, [&](Transport& transport) {
-      static std::vector<std::vector<float>> values(4, std::vector<float>(kCount));
-      auto& own = values[static_cast<std::size_t>(transport.rank())];
-      transport.sum({.name = "allreduce", .tag = 50}, test::cut(own, test::even_counts(kCount, 4)))
-          .wait_synchronize();
-    });
-  });
-  EXPECT_GE(seconds, limit);
-  EXPECT_LE(seconds, 1.03 * limit);
-}
-
-// Two channels of one rank share its link.
-TEST(LinkInRealTime, ChannelsShareTheLink) {
-  const double seconds = best_seconds([&] {
-    return time_of(2, kGigabit, [&](Transport& transport) {
-      const auto other = transport.channel();
-      const std::vector<std::byte> bytes(kRealBytes);
-      Handle one = transport.all_gather({.name = "one", .tag = 50}, bytes, kRealBytes);
-      Handle two = other->all_gather({.name = "two", .tag = 50}, bytes, kRealBytes);
-      one.wait_synchronize();
-      two.wait_synchronize();
-    });
-  });
-  expect_time(seconds, 2 * kRealBytes / kRate);
 }
 
 }  // namespace
