@@ -1,0 +1,121 @@
+// bf16 and f16 against a reference in double precision, and what only they promise.
+
+#include "tests/support/codec_conformance.h"
+#include "tests/support/reference.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace tersor::test {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Bf16, CodecConformance,
+                         ::testing::Values(CodecCase{"bf16", 0x1p-8}, CodecCase{"bf16+ef", 0x1p-8}),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(F16, CodecConformance,
+                         ::testing::Values(CodecCase{"f16", 0x1p-11}, CodecCase{"f16+ef", 0x1p-11}),
+                         case_name);
+
+/// f32 values of all exponents, ties and neighbours of ties, infinities and NaNs.
+std::vector<float> all_kinds() {
+  std::vector<float> values;
+  for (std::uint32_t high = 0; high < 0x10000; high += 3)
+    for (const std::uint32_t low : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u})
+      values.push_back(from_bits(high << 16 | low));
+  return values;
+}
+
+std::vector<std::uint16_t> payload_of(const GuardedBytes& frame, std::size_t count) {
+  std::vector<std::uint16_t> values(count);
+  std::memcpy(values.data(), frame.span().data() + sizeof(FrameHeader), 2 * count);
+  return values;
+}
+
+TEST(Cast, RoundsToNearestEvenAndPassesOnWhatIsNotFinite) {
+  const std::vector<float> values = all_kinds();
+  for_each_isa([&] {
+    for (const auto& [spec, dtype] : {std::pair{"bf16", Dtype::kBf16}, {"f16", Dtype::kF16}}) {
+      CodecHarness harness(spec, {values.size()});
+      harness.set_gradient(values);
+      const GuardedBytes frame = harness.encode();
+      harness.decode({frame});
+      const std::vector<std::uint16_t> found = payload_of(frame, values.size());
+      for (std::size_t i = 0; i < values.size(); ++i)
+        ASSERT_EQ(found[i], narrow(values[i], dtype)) << spec << " " << values[i];
+      std::vector<float> expected = values;
+      for (float& value : expected) value = rounded(value, dtype);
+      EXPECT_TRUE(same_values(harness.output(), expected)) << spec;
+    }
+  });
+}
+
+TEST(Cast, F16CountsOverflowsAndKeepsTheirResidual) {
+  for_each_isa([] {
+    CodecHarness harness("f16+ef", {70'001, 3}, {.threads = 2});
+    std::vector<float> gradient = harness.gradient();
+    gradient[5] = 65'520.0f;
+    gradient[70'000] = -1e30f;
+    gradient[6] = 65'519.0f;  // rounds to the largest f16
+    gradient[7] = INFINITY;   // was no number before
+    harness.set_gradient(gradient);
+    harness.set_residual(std::vector<float>(70'001, 0.25f));
+    harness.words = {.residual_factor = 0, .overflows = 10};
+    StateWords next;
+    EncodeCall call = harness.encode_call();
+    call.words_out = &next;
+    harness.decode({harness.encode(call)});
+    EXPECT_EQ(next.overflows, 12u);
+    EXPECT_TRUE(std::isinf(harness.output()[5]) && std::isinf(harness.output()[70'000]));
+    EXPECT_EQ(harness.output()[6], 65'504.0f);
+    EXPECT_EQ(harness.residual_out()[5], 0.25f);
+    EXPECT_EQ(harness.residual_out()[70'000], 0.25f);
+    EXPECT_EQ(harness.residual_out()[7], 0.25f);
+    EXPECT_EQ(harness.residual_out()[6], 15.0f);
+  });
+}
+
+TEST(Cast, F16CountsOverflowsOfBareValuesAndOfSums) {
+  CodecHarness harness("f16", {4});
+  harness.set_gradient({60'000.0f, 1.0f, -60'000.0f, 1e9f});
+  GuardedValues bare(4, Dtype::kF16);
+  StateWords next;
+  EncodeCall call = harness.encode_call();
+  call.words_out = &next;
+  harness.codec().encode_native(call, 0.25f, bare.span());
+  EXPECT_EQ(next.overflows, 1u);
+  harness.set_gradient({60'000.0f, 1.0f, -60'000.0f, 0.0f});
+  const std::vector<GuardedBytes> frames(2, harness.encode());
+  ReduceCall reduce = harness.reduce_call(frames);
+  reduce.words_out = &next;
+  GuardedBytes target(harness.plan().frame_bytes);
+  harness.codec().reduce(reduce, target.span());
+  EXPECT_EQ(next.overflows, 2u);
+}
+
+TEST(Cast, SumsAreOfF32InTheOrderOfTheFrames) {
+  for_each_isa([] {
+    for (const auto& [spec, dtype] : {std::pair{"bf16", Dtype::kBf16}, {"f16", Dtype::kF16}}) {
+      const std::size_t count = 2000;
+      CodecHarness harness(spec, {count});
+      std::vector<GuardedBytes> frames;
+      std::vector<float> sum(count), mean(count);
+      for (std::uint64_t rank = 0; rank < 3; ++rank) {
+        harness.draw(rank);
+        frames.push_back(harness.encode());
+        const std::vector<float> gradient = harness.gradient();
+        for (std::size_t i = 0; i < count; ++i) {
+          const float value = rounded(gradient[i], dtype);
+          sum[i] += value;
+          mean[i] = rank == 0 ? value * 0.3f : std::fma(value, 0.3f, mean[i]);
+        }
+      }
+      harness.decode(frames, DecodeMode::kAssign, 0.3f);
+      EXPECT_TRUE(same_values(harness.output(), mean)) << spec;
+      const std::vector<std::uint16_t> reduced = payload_of(harness.reduce(frames), count);
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(reduced[i], narrow(sum[i], dtype)) << i;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,213 @@
+// The wire format pinned by files: tests/golden/*.bin are frames that every build must write byte
+// for byte, tests/golden/broken/*.bin frames that every build must refuse in these words.
+// docs/wire-format.md says how the gradients are made. A change of the format is a new version, not
+// a new file; TERSOR_WRITE_GOLDEN=1 writes those that are missing or differ, and the fuzz corpus.
+
+#include "tests/support/codec_harness.h"
+#include "tests/support/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+namespace tersor::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kTests = fs::path(__FILE__).parent_path().parent_path();
+
+struct Golden {
+  const char* name;
+  const char* spec;
+  std::vector<std::size_t> counts;
+  Dtype dtype = Dtype::kF32;
+  Checksum checksum = Checksum::kOn;
+};
+
+const std::vector<Golden> kGolden = {
+    {"none-f32", "none", {300}},
+    {"none-bf16", "none", {301}, Dtype::kBf16},
+    {"none-f16", "none", {301}, Dtype::kF16},
+    {"none-ef", "none+ef", {300}},
+    {"bf16", "bf16", {301}},
+    {"bf16-ef", "bf16+ef", {301}},
+    {"f16", "f16", {301}},
+    {"f16-ef", "f16+ef", {301}},
+    {"int8", "int8", {600}},
+    {"int8-bf16", "int8", {600}, Dtype::kBf16},
+    {"int8-ef", "int8+ef", {600}},
+    {"int8-stochastic", "int8:rounding=stochastic", {600}},
+    {"int8-segments", "int8", {0, 257, 1000}},
+    {"int8-unchecked", "int8", {600}, Dtype::kF32, Checksum::kOff},
+    {"int4", "int4", {601}},
+    {"int4-f16", "int4", {601}, Dtype::kF16},
+    {"int4-ef", "int4+ef", {601}},
+    {"int4-stochastic", "int4:rounding=stochastic+ef", {601}},
+    {"topk-f32", "topk:density=0.05", {1000}},
+    {"topk-ef", "topk:density=0.05+ef", {1000}},
+    {"topk-bf16", "topk:density=0.05,values=bf16+ef", {1000}},
+    {"topk-int8", "topk:density=0.3,values=int8", {1000}},
+    {"topk-segments", "topk:density=0.002", {0, 500, 140'000}},
+};
+
+/// Value i of stream s: 24 random bits and a random exponent, exact in f32.
+float golden_value(std::uint64_t stream, std::uint64_t i) {
+  const std::uint64_t random = mixed((stream << 32) + i);
+  const auto digits = static_cast<double>(static_cast<std::int64_t>(random >> 40) - (1 << 23));
+  return static_cast<float>(std::ldexp(digits, static_cast<int>(random & 15) - 31));
+}
+
+std::vector<float> golden_values(std::uint64_t stream, std::size_t count) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = golden_value(stream, i);
+  return values;
+}
+
+/// Segment j: parameter 7 + j, first_index 512 · j, gradient stream 2j, residual stream 2j + 1.
+CodecHarness harness_of(const Golden& golden) {
+  CodecHarness harness(golden.spec, golden.counts,
+                       {.dtype = golden.dtype, .checksum = golden.checksum});
+  harness.words = {.step = 3, .gradient_factor = 0.5f, .residual_factor = 1.5f};
+  harness.random = {.key = 0x0123456789abcdef};
+  harness.identity.signature = 0x1122334455667788;
+  for (std::size_t j = 0; j < golden.counts.size(); ++j) {
+    harness.segments[j].first_index = 512 * j;
+    harness.set_gradient(golden_values(2 * j, golden.counts[j]), j);
+    harness.set_residual(golden_values(2 * j + 1, golden.counts[j]), j);
+  }
+  return harness;
+}
+
+bool writes_golden() { return std::getenv("TERSOR_WRITE_GOLDEN") != nullptr; }
+
+GuardedBytes read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  GuardedBytes memory(bytes.size());
+  std::memcpy(memory.span().data(), bytes.data(), bytes.size());
+  return memory;
+}
+
+void write_file(const fs::path& path, ConstByteSpan bytes) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
+}
+
+void write_seed(const std::string& name, ConstByteSpan bytes) {
+  write_file(kTests / "fuzz/corpus/decode" / name, bytes);
+}
+
+TEST(Golden, FramesAreWrittenByteForByte) {
+  for (const Golden& golden : kGolden) {
+    const fs::path path = kTests / "golden" / (std::string(golden.name) + ".bin");
+    CodecHarness harness = harness_of(golden);
+    const GuardedBytes frame = harness.encode();
+    if (writes_golden()) {
+      write_file(path, frame.span());
+      write_seed(golden.name, frame.span());
+    }
+    const GuardedBytes expected = read_file(path);
+    EXPECT_TRUE(same_bytes(frame.span(), expected.span())) << golden.name;
+    harness.decode({expected});
+  }
+}
+
+TEST(Golden, FoldersHoldNothingElse) {
+  std::size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(kTests / "golden"))
+    files += entry.is_regular_file();
+  EXPECT_EQ(files, kGolden.size());
+}
+
+/// How a golden frame is broken, and what is said of it.
+struct Broken {
+  const char* name;
+  const char* golden;
+  void (*damage)(std::vector<std::byte>& bytes);
+  const char* error;
+};
+
+template <typename T>
+void overwrite(std::vector<std::byte>& bytes, std::size_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof value);
+  change_header(bytes, [](FrameHeader&) {});
+}
+
+const std::vector<Broken> kBroken = {
+    {"empty", "int8", [](auto& bytes) { bytes.clear(); }, "frame is truncated: 0 bytes"},
+    {"half-a-header", "int8", [](auto& bytes) { bytes.resize(40); },
+     "frame is truncated: 40 bytes, its header takes 64"},
+    {"short-payload", "int8", [](auto& bytes) { bytes.resize(bytes.size() - 16); },
+     "frame is truncated: 608 bytes follow its header, expected 624"},
+    {"magic", "int8", [](auto& bytes) { overwrite(bytes, 0, 'X'); }, "frame magic is"},
+    {"version", "int8", [](auto& bytes) { overwrite(bytes, 4, std::uint16_t{2}); },
+     "frame version is 2, expected 1"},
+    {"codec", "int8", [](auto& bytes) { overwrite(bytes, 6, std::uint16_t{5}); },
+     "frame codec_id is 5 (int4), expected 4 (int8)"},
+    {"dtype", "int8", [](auto& bytes) { overwrite(bytes, 8, std::uint8_t{2}); },
+     "frame dtype is f16, expected f32"},
+    {"round", "int8", [](auto& bytes) { overwrite(bytes, 9, std::uint8_t{1}); },
+     "frame round is 1, expected 0"},
+    {"flags", "int8", [](auto& bytes) { overwrite(bytes, 10, std::uint16_t{0x101}); },
+     "frame flags is 0x101, expected 0x1"},
+    {"unchecked", "int8", [](auto& bytes) { overwrite(bytes, 10, std::uint16_t{0}); },
+     "frame flags is 0x0, expected 0x1"},
+    {"segments", "int8-segments", [](auto& bytes) { overwrite(bytes, 12, 2u); },
+     "frame segments is 2, expected 3"},
+    {"count", "int8", [](auto& bytes) { overwrite(bytes, 16, std::uint64_t{601}); },
+     "frame count is 601, expected 600"},
+    {"first-index", "int8", [](auto& bytes) { overwrite(bytes, 24, std::uint64_t{512}); },
+     "frame first_index is 512, expected 0"},
+    {"payload-bytes", "int8", [](auto& bytes) { overwrite(bytes, 32, std::uint64_t{640}); },
+     "frame payload_bytes is 640, expected 624"},
+    {"signature", "int8", [](auto& bytes) { overwrite(bytes, 40, std::uint64_t{1}); },
+     "frame signature is 0x1, expected 0x1122334455667788"},
+    {"flipped-bit", "int8", [](auto& bytes) { bytes[400] ^= std::byte{4}; }, "frame checksum is"},
+    {"density", "topk-f32", [](auto& bytes) { overwrite(bytes, 48, 0.25); },
+     "frame parameters is 0x3fd0000000000000, expected 0x3fa999999999999a"},
+    {"topk-kept", "topk-f32", [](auto& bytes) { overwrite(bytes, 68, 51u); },
+     "frame 0 of 1, segment 0:"},
+    {"topk-falling", "topk-segments",
+     [](auto& bytes) { overwrite(bytes, 64 + 16 + 16 + 16 + 16 + 4, 400u); },
+     "frame 0 of 1, segment 2:"},
+    {"topk-index", "topk-f32", [](auto& bytes) { overwrite(bytes, 80 + 98, std::uint16_t{1000}); },
+     "frame 0 of 1, segment 0:"},
+    {"topk-order", "topk-f32", [](auto& bytes) { overwrite(bytes, 80, std::uint16_t{999}); },
+     "frame 0 of 1, segment 0:"},
+};
+
+const Golden& golden_of(const Broken& broken) {
+  for (const Golden& golden : kGolden)
+    if (std::string(golden.name) == broken.golden) return golden;
+  throw InvalidArgument(std::string("no golden frame ") + broken.golden);
+}
+
+void write_broken(const Broken& broken) {
+  const GuardedBytes good = read_file(kTests / "golden" / (std::string(broken.golden) + ".bin"));
+  std::vector<std::byte> bytes(good.span().begin(), good.span().end());
+  broken.damage(bytes);
+  write_file(kTests / "golden/broken" / (std::string(broken.name) + ".bin"), bytes);
+  write_seed(std::string("broken-") + broken.name, bytes);
+}
+
+TEST(Golden, BrokenFramesAreRefusedInTheseWords) {
+  for (const Broken& broken : kBroken) {
+    if (writes_golden()) write_broken(broken);
+    const fs::path path = kTests / "golden/broken" / (std::string(broken.name) + ".bin");
+    ASSERT_TRUE(fs::exists(path)) << path;
+    const GuardedBytes frame = read_file(path);
+    CodecHarness harness = harness_of(golden_of(broken));
+    const std::string error = error_of<WireError>([&] { harness.decode({frame}); });
+    EXPECT_NE(error.find(broken.error), std::string::npos) << broken.name << ": " << error;
+  }
+}
+
+}  // namespace
+}  // namespace tersor::test

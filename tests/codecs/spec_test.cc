@@ -1,0 +1,116 @@
+// Specs, options and the registry: what is read, what is refused, and what the message lists.
+
+#include "tests/support/codec_harness.h"
+
+#include <tersor/codec.h>
+#include <tersor/codecs/bf16.h>
+#include <tersor/codecs/f16.h>
+#include <tersor/codecs/int4.h>
+#include <tersor/codecs/int8.h>
+#include <tersor/codecs/none.h>
+#include <tersor/codecs/topk.h>
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <set>
+
+namespace tersor::test {
+namespace {
+
+std::string error_with(const std::string& spec) {
+  return error_of<InvalidArgument>([&] { make_codec(spec); });
+}
+
+bool says(const std::string& error, const std::string& words) {
+  return error.find(words) != std::string::npos;
+}
+
+TEST(Spec, TakesNamesOptionsAndFeedback) {
+  const CodecSpec spec = parse_spec("topk:density=0.01,values=bf16+ef");
+  EXPECT_EQ(spec.name, "topk");
+  EXPECT_EQ(spec.options, (decltype(spec.options){{"density", "0.01"}, {"values", "bf16"}}));
+  EXPECT_EQ(spec.feedback, Feedback::kResidual);
+  EXPECT_EQ(spec.text(), "topk:density=0.01,values=bf16+ef");
+  EXPECT_EQ(parse_spec("int8").text(), "int8");
+  EXPECT_EQ(parse_spec("int8").feedback, Feedback::kNone);
+  EXPECT_EQ(parse_spec("not_known_here+ef").name, "not_known_here");
+}
+
+TEST(Spec, ShowsTheGrammarWhereItIsMalformed) {
+  for (const char* text : {"", ":", "+ef", "int8:", "int8:rounding", "int8:=nearest", "int8:a=",
+                           "int8:a=b,", "int8:a=b,,c=d", "int8+", "int8+fe", "int8+ef+ef",
+                           "int8+ef:a=b", "in t8", "int8:a=b,a=c", "int8:a=b=c", "topk:x=1e+0"}) {
+    const std::string error = error_of<InvalidArgument>([&] { parse_spec(text); });
+    EXPECT_TRUE(says(error, "name[:key=value[,key=value]...][+ef]")) << text << ": " << error;
+  }
+}
+
+TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
+  const std::map<std::string, std::string> expected = {
+      {"none", "none"},
+      {"bf16+ef", "bf16+ef"},
+      {"int8:rounding=nearest", "int8"},
+      {"int8:rounding=stochastic+ef", "int8:rounding=stochastic+ef"},
+      {"topk", "topk:density=0.01"},
+      {"topk:density=0.0100+ef", "topk:density=0.01+ef"},
+      {"topk:density=1e-05", "topk:density=1e-05"},
+      {"topk:values=f32,density=0.5", "topk:density=0.5"},
+      {"topk:values=int8,density=1", "topk:density=1,values=int8"},
+  };
+  for (const auto& [text, canonical] : expected)
+    EXPECT_EQ(make_codec(text)->spec().text(), canonical);
+}
+
+TEST(Spec, UnknownCodecsListTheRightOnes) {
+  const std::string error = error_with("int9");
+  EXPECT_TRUE(says(error, "\"int9\"")) << error;
+  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk")) << error;
+}
+
+TEST(Spec, UnknownOptionsListTheRightOnes) {
+  EXPECT_TRUE(says(error_with("int8:round=nearest"), "rounding=nearest|stochastic (nearest)"));
+  EXPECT_TRUE(says(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
+  EXPECT_TRUE(says(error_with("none:density=1"), "it has none"));
+  EXPECT_TRUE(says(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
+}
+
+TEST(Spec, DensitiesLieAboveZeroAndUpToOne) {
+  for (const char* density : {"0", "-0.1", "1.0001", "nan", "inf", "x", "0.1x", "1e999", "0x1"})
+    EXPECT_TRUE(says(error_with(std::string("topk:density=") + density), "(0, 1]")) << density;
+  EXPECT_EQ(error_with("topk:density=1e-300"), "");
+}
+
+TEST(Registry, KnowsSixCodecsWithIdsOfTheirOwn) {
+  std::map<std::string, int> ids;
+  std::set<int> distinct;
+  for (const CodecInfo& info : codecs()) {
+    ids[std::string(info.name)] = info.id;
+    distinct.insert(info.id);
+    EXPECT_FALSE(info.summary.empty());
+    EXPECT_EQ(make_codec(info.name)->id(), info.id);
+    EXPECT_EQ(make_codec(std::string(info.name) + "+ef")->has_feedback(), true);
+  }
+  EXPECT_EQ(ids, (std::map<std::string, int>{{"none", kNoneCodecId},
+                                             {"bf16", kBf16CodecId},
+                                             {"f16", kF16CodecId},
+                                             {"int8", kInt8CodecId},
+                                             {"int4", kInt4CodecId},
+                                             {"topk", kTopkCodecId}}));
+  EXPECT_EQ(distinct, (std::set<int>{1, 2, 3, 4, 5, 6}));
+}
+
+TEST(Registry, FindsAWrongInstructionSetAtOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has chosen none yet
+  EXPECT_EXIT(
+      {
+        setenv("TERSOR_ISA", "sse9", 1);
+        force_isa(std::nullopt);
+        std::exit(says(error_with("int8"), "sse9") ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,265 @@
+// topk against a full sort, and what only this codec promises.
+
+#include "tests/support/codec_conformance.h"
+#include "tests/support/reference.h"
+
+#include <tersor/codecs/topk.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+namespace tersor::test {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Topk, CodecConformance,
+                         ::testing::Values(CodecCase{"topk", 1}, CodecCase{"topk+ef", 1},
+                                           CodecCase{"topk:density=0.1,values=bf16+ef", 1},
+                                           CodecCase{"topk:density=0.1,values=int8", 1},
+                                           CodecCase{"topk:density=0.003,values=int8+ef", 1},
+                                           CodecCase{"topk:density=1+ef", 0}),
+                         case_name);
+
+/// What is sent of one segment, made by sorting everything.
+struct Chosen {
+  std::vector<std::size_t> places;  // ascending
+  std::vector<float> values;        // as they are sent
+  std::vector<float> scales;        // int8
+  std::vector<int> codes;
+};
+
+/// The k largest magnitudes, ties to the lowest index, zeros never; of a poisoned one the first k.
+std::vector<std::size_t> places_of(const std::vector<float>& p, std::size_t kept) {
+  std::vector<std::size_t> places(p.size());
+  std::iota(places.begin(), places.end(), 0);
+  const bool poisoned = std::ranges::any_of(p, [](float v) { return !std::isfinite(v); });
+  if (!poisoned)
+    std::ranges::stable_sort(
+        places, [&](std::size_t a, std::size_t b) { return std::fabs(p[a]) > std::fabs(p[b]); });
+  places.resize(kept);
+  if (!poisoned) std::erase_if(places, [&](std::size_t place) { return p[place] == 0; });
+  std::ranges::sort(places);
+  return places;
+}
+
+Chosen choose(const std::vector<float>& p, std::size_t kept, TopkValues type) {
+  Chosen chosen{places_of(p, kept), {}, {}, {}};
+  const bool poisoned = std::ranges::any_of(p, [](float v) { return !std::isfinite(v); });
+  for (const std::size_t place : chosen.places)
+    chosen.values.push_back(poisoned ? std::nanf("") : p[place]);
+  if (type == TopkValues::kBf16)
+    for (float& value : chosen.values) value = rounded(value, Dtype::kBf16);
+  if (type != TopkValues::kInt8) return chosen;
+  const Quantized quantized = quantize({.levels = 127, .block = 256}, chosen.values, {});
+  chosen.scales = quantized.scales;
+  chosen.codes = quantized.codes;
+  for (std::size_t i = 0; i < chosen.values.size(); ++i)
+    chosen.values[i] = static_cast<float>(chosen.codes[i]) * chosen.scales[i / 256];
+  return chosen;
+}
+
+template <typename T>
+void put(std::vector<std::byte>& bytes, std::size_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof value);
+}
+
+std::vector<std::byte> payload_of(const Chosen& chosen, const TopkLayout& layout) {
+  std::vector<std::byte> bytes(layout.bytes());
+  for (std::size_t tile = 0; tile <= layout.tiles(); ++tile) {
+    const auto before = std::ranges::lower_bound(chosen.places, tile * 65536);
+    put(bytes, 4 * tile, static_cast<std::uint32_t>(before - chosen.places.begin()));
+  }
+  put(bytes, 4 * layout.tiles(), static_cast<std::uint32_t>(chosen.places.size()));
+  for (std::size_t i = 0; i < chosen.places.size(); ++i) {
+    put(bytes, layout.index_offset() + 2 * i, static_cast<std::uint16_t>(chosen.places[i] % 65536));
+    const std::size_t at = layout.values_offset() + i * layout.value_bytes();
+    if (layout.values == TopkValues::kF32) put(bytes, at, chosen.values[i]);
+    if (layout.values == TopkValues::kBf16) put(bytes, at, narrow(chosen.values[i], Dtype::kBf16));
+    if (layout.values == TopkValues::kInt8)
+      put(bytes, at, static_cast<std::int8_t>(chosen.codes[i]));
+  }
+  for (std::size_t i = 0; i < chosen.scales.size(); ++i)
+    put(bytes, layout.scales_offset() + 4 * i, chosen.scales[i]);
+  return bytes;
+}
+
+struct Variant {
+  const char* spec;
+  double density;
+  TopkValues values;
+};
+const Variant kVariants[] = {
+    {"topk", 0.01, TopkValues::kF32},
+    {"topk+ef", 0.01, TopkValues::kF32},
+    {"topk:density=0.3,values=bf16+ef", 0.3, TopkValues::kBf16},
+    {"topk:density=0.02,values=int8+ef", 0.02, TopkValues::kInt8},
+    {"topk:density=1,values=int8", 1, TopkValues::kInt8},
+};
+
+/// Compares frame, residual and decoded values with the reference.
+void expect_reference(const Variant& variant, const std::vector<float>& gradient) {
+  CodecHarness harness(variant.spec, {gradient.size()});
+  harness.set_gradient(gradient);
+  harness.decode({harness.encode()});
+  const GuardedBytes frame = harness.encode();
+  const TopkLayout layout{gradient.size(), topk_kept(gradient.size(), variant.density),
+                          variant.values};
+  const std::vector<float> sent = harness.sent();
+  const Chosen chosen = choose(sent, layout.kept, variant.values);
+  EXPECT_TRUE(same_bytes(frame.span().subspan(sizeof(FrameHeader)), payload_of(chosen, layout)));
+  std::vector<float> decoded(sent.size()), residual = sent;
+  for (std::size_t i = 0; i < chosen.places.size(); ++i) {
+    decoded[chosen.places[i]] = chosen.values[i];
+    residual[chosen.places[i]] = sent[chosen.places[i]] - chosen.values[i];
+  }
+  EXPECT_TRUE(same_values(harness.output(), decoded));
+  EXPECT_TRUE(!harness.has_states() || same_values(harness.residual_out(), residual));
+}
+
+std::vector<float> small_integers(std::size_t count) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i)
+    values[i] = static_cast<float>(static_cast<int>(mixed(i) % 9) - 4);
+  return values;
+}
+
+TEST(Topk, WritesTheBytesOfTheFormat) {
+  for_each_isa([] {
+    for (const Variant& variant : kVariants)
+      for (const std::size_t count : {0, 1, 2, 100, 257, 7919, 65'535, 65'536, 65'537, 200'003}) {
+        SCOPED_TRACE(std::string(variant.spec) + " " + std::to_string(count));
+        expect_reference(variant, gaussian(count, count));
+      }
+  });
+}
+
+TEST(Topk, TiesGoToTheLowestIndexAndZerosAreNeverChosen) {
+  for_each_isa([] {
+    for (const Variant& variant : kVariants) {
+      SCOPED_TRACE(variant.spec);
+      if (make_codec(variant.spec)->has_feedback()) continue;  // residuals would break the ties
+      for (const std::size_t count : {10, 1000, 70'000}) {
+        expect_reference(variant, small_integers(count));
+        expect_reference(variant, std::vector<float>(count, -2.0f));
+        expect_reference(variant, std::vector<float>(count, 0.0f));
+        std::vector<float> sparse(count, 0.0f);
+        sparse[count / 2] = 1e-40f;
+        expect_reference(variant, sparse);
+      }
+    }
+  });
+}
+
+TEST(Topk, WhatIsNotFinitePoisonsTheTensor) {
+  for_each_isa([] {
+    for (const float bad : {std::nanf(""), INFINITY}) {
+      CodecHarness harness("topk:density=0.02+ef", {1000, 500});
+      std::vector<float> gradient = harness.gradient();
+      gradient[900] = bad;
+      harness.set_gradient(gradient);
+      const std::vector<float> before = harness.residual_in();
+      harness.decode({harness.encode()});
+      const std::vector<float> decoded = harness.output();
+      for (std::size_t i = 0; i < 1000; ++i) ASSERT_EQ(std::isnan(decoded[i]), i < 20) << i;
+      EXPECT_EQ(harness.residual_out(), before);
+      EXPECT_TRUE(std::ranges::none_of(harness.output(1), [](float v) { return std::isnan(v); }));
+    }
+  });
+}
+
+TEST(Topk, AFirstStepIsLikeAnyOther) {
+  // However values are spread: nearly all equal, few large ones, or falling fast.
+  for_each_isa([] {
+    const std::size_t count = 150'000;
+    std::vector<float> spread = gaussian(count, 3);
+    for (std::size_t i = 0; i < count; ++i)
+      spread[i] = std::ldexp(spread[i], -static_cast<int>(mixed(i) % 90));
+    expect_reference(kVariants[0], spread);
+    std::vector<float> rare(count, 1e-3f);
+    for (std::size_t i = 0; i < count; i += 1013) rare[i] = static_cast<float>(i + 1);
+    expect_reference(kVariants[0], rare);
+    std::ranges::sort(spread);
+    expect_reference(kVariants[0], spread);
+  });
+}
+
+TEST(Topk, SumsFollowTheFormat) {
+  const std::size_t count = 70'000;
+  for_each_isa([] {
+    for (const Dtype dtype : kGradientDtypes) {
+      CodecHarness harness("topk:density=0.2", {count}, {.dtype = dtype});
+      std::vector<GuardedBytes> frames;
+      std::vector<float> expected(count);
+      for (std::uint64_t rank = 0; rank < 3; ++rank) {
+        harness.draw(rank);
+        frames.push_back(harness.encode());
+        const Chosen chosen = choose(harness.sent(), topk_kept(count, 0.2), TopkValues::kF32);
+        for (std::size_t i = 0; i < chosen.places.size(); ++i)
+          expected[chosen.places[i]] += chosen.values[i] * 0.3f;
+      }
+      for (float& value : expected) value = rounded(value, dtype);
+      harness.decode(frames, DecodeMode::kAssign, 0.3f);
+      EXPECT_TRUE(same_values(harness.output(), expected)) << dtype_name(dtype);
+    }
+  });
+}
+
+TEST(Topk, PlacesOutsideTheSegmentAreRefused) {
+  CodecHarness harness("topk:density=0.1", {66'000});
+  const GuardedBytes good = harness.encode();
+  const TopkLayout layout{66'000, 6600, TopkValues::kF32};
+  const auto error_with = [&](std::size_t offset, auto value) {
+    GuardedBytes bad = good;
+    std::memcpy(bad.span().data() + sizeof(FrameHeader) + offset, &value, sizeof value);
+    change_header(bad.span(), [](FrameHeader&) {});
+    const std::vector<float> marks = gaussian(66'000, 1);
+    harness.set_output(marks);
+    const std::string error = error_of<WireError>([&] { harness.decode({good, bad}); });
+    EXPECT_EQ(harness.output(), marks);
+    EXPECT_NE(error.find("frame 1 of 2, segment 0"), std::string::npos) << error;
+  };
+  error_with(0, std::uint32_t{1});                                   // does not begin at 0
+  error_with(4, std::uint32_t{6601});                                // beyond k
+  error_with(8, std::uint32_t{6601});                                // more than k kept
+  error_with(8, std::uint32_t{1});                                   // falls
+  error_with(layout.index_offset() + 2 * 6599, std::uint16_t{464});  // behind the last value
+  error_with(layout.index_offset() + 2 * 6599, std::uint16_t{65535});
+  std::uint16_t first;
+  std::memcpy(&first, good.span().data() + sizeof(FrameHeader) + layout.index_offset(), 2);
+  error_with(layout.index_offset() + 2, first);  // the same place twice
+}
+
+TEST(Topk, KeepsFromOneValueToAll) {
+  EXPECT_EQ(topk_kept(0, 0.5), 0u);
+  EXPECT_EQ(topk_kept(1, 1e-9), 1u);
+  EXPECT_EQ(topk_kept(1000, 0.01), 10u);
+  EXPECT_EQ(topk_kept(1001, 0.01), 11u);
+  EXPECT_EQ(topk_kept(7, 1), 7u);
+  const auto codec = make_codec("topk:density=1");
+  const Segment huge{.count = std::size_t{1} << 32};
+  EXPECT_THROW(codec->plan({.segments = {&huge, 1}}), InvalidArgument);
+}
+
+TEST(Topk, TheHeaderHoldsDensityAndType) {
+  const FrameHeader header =
+      read_frame_header(CodecHarness("topk:density=0.25,values=int8", {64}).encode().span());
+  double density;
+  std::memcpy(&density, header.parameters, sizeof density);
+  EXPECT_EQ(density, 0.25);
+  EXPECT_EQ(header.flags >> kCodecFlagShift, 2);
+}
+
+TEST(Topk, AnotherDensityIsRefused) {
+  CodecHarness some("topk:density=0.01", {100}), more("topk:density=0.0100001", {100});
+  const std::string error = error_of<WireError>([&] { some.decode({more.encode()}); });
+  EXPECT_NE(error.find("parameters"), std::string::npos) << error;
+}
+
+TEST(Topk, RoundIsAGather) {
+  const Plan plan = CodecHarness("topk", {1000}).plan();
+  EXPECT_EQ(plan.rounds.at(0).exchanges, (std::vector{Exchange::kGather}));
+}
+
+}  // namespace
+}  // namespace tersor::test

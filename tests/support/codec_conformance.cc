@@ -1,0 +1,338 @@
+// The conformance suite: what is encoded and decoded.
+
+#include "tests/support/codec_conformance.h"
+
+#include "tests/support/reference.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+namespace tersor::test {
+
+// The other files of the suite; named here so that a linker takes them out of the library.
+void link_conformance_feedback();
+void link_conformance_frames();
+void link_conformance_calls();
+
+CodecConformance::CodecConformance() {
+  link_conformance_feedback();
+  link_conformance_frames();
+  link_conformance_calls();
+}
+
+std::string case_name(const ::testing::TestParamInfo<CodecCase>& info) {
+  std::string name = info.param.spec;
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return name;
+}
+
+bool CodecConformance::allows(Exchange exchange) const {
+  const Plan plan = CodecHarness(spec(), {256}).plan();
+  const auto& exchanges = plan.rounds.front().exchanges;
+  return std::ranges::find(exchanges, exchange) != exchanges.end();
+}
+
+void for_each_isa(const std::function<void()>& body) {
+  for (const Isa isa : available_isas()) {
+    SCOPED_TRACE(std::string(isa_name(isa)));
+    const ForcedIsa forced(isa);
+    body();
+  }
+}
+
+namespace {
+
+double largest(const std::vector<float>& values) {
+  double most = 0;
+  for (const float value : values) most = std::max(most, std::fabs(static_cast<double>(value)));
+  return most;
+}
+
+/// What rounding to a dtype adds to an error, relative to the largest value.
+double rounding_error(Dtype dtype) {
+  return dtype == Dtype::kF32 ? 0x1p-23 : dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-10;
+}
+
+void expect_close(const std::vector<float>& found, const std::vector<float>& expected,
+                  double error) {
+  ASSERT_EQ(found.size(), expected.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    worst = std::max(worst, std::fabs(static_cast<double>(found[i]) - expected[i]));
+  EXPECT_LE(worst, error);
+}
+
+/// The frames of several ranks, each with gradients of its own.
+std::vector<GuardedBytes> frames_of_ranks(CodecHarness& harness, std::size_t ranks) {
+  std::vector<GuardedBytes> frames;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    harness.draw(100 + rank);
+    frames.push_back(harness.encode());
+  }
+  return frames;
+}
+
+TEST_P(CodecConformance, RoundTripStaysWithinTheError) {
+  for_each_isa([&] {
+    for (const Dtype dtype : kGradientDtypes)
+      for (const std::size_t count : kCounts) {
+        if (!is_quick(count, dtype)) continue;
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + " " + std::to_string(count));
+        CodecHarness harness(spec(), {count}, {.dtype = dtype});
+        harness.decode({harness.encode()});
+        const std::vector<float> sent = harness.sent();
+        const double error = GetParam().error + rounding_error(dtype);
+        expect_close(harness.output(), sent, error * largest(sent));
+        EXPECT_TRUE(harness.intact());
+      }
+  });
+}
+
+TEST_P(CodecConformance, SegmentsOfAFrameAreIndependent) {
+  const std::vector<std::size_t> counts = {0, 3, 256, 0, 1000, 65537, 131072, 0};
+  for_each_isa([&] {
+    CodecHarness all(spec(), counts);
+    const GuardedBytes frame = all.encode();
+    all.decode({frame});
+    ConstByteSpan rest = frame.span().subspan(sizeof(FrameHeader));
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      SCOPED_TRACE(i);
+      CodecHarness one(spec(), {counts[i]});
+      one.segments[0].parameter = all.segments[i].parameter;
+      one.set_gradient(all.gradient(i));
+      one.set_residual(all.residual_in(i));
+      const GuardedBytes single = one.encode();
+      one.decode({single});
+      const ConstByteSpan payload = single.span().subspan(sizeof(FrameHeader));
+      EXPECT_TRUE(same_bytes(rest.first(payload.size()), payload));
+      EXPECT_TRUE(same_values(all.output(i), one.output()));
+      EXPECT_TRUE(same_values(all.residual_out(i), one.residual_out()));
+      rest = rest.subspan(payload.size());
+    }
+    EXPECT_TRUE(rest.empty());
+  });
+}
+
+TEST_P(CodecConformance, AlignmentDoesNotMatter) {
+  for_each_isa([&] {
+    for (const Dtype dtype : kGradientDtypes)
+      for (const std::size_t count : {1, 257, 7919}) {
+        CodecHarness aligned(spec(), {static_cast<std::size_t>(count)}, {.dtype = dtype});
+        const GuardedBytes frame = aligned.encode();
+        aligned.decode({frame});
+        for (const std::size_t shift : {1, 2, 3, 7}) {
+          CodecHarness shifted(spec(), {static_cast<std::size_t>(count)},
+                               {.dtype = dtype, .shift = shift});
+          EXPECT_TRUE(same_bytes(shifted.encode().span(), frame.span())) << count << " " << shift;
+          shifted.decode({frame});
+          EXPECT_TRUE(same_values(shifted.output(), aligned.output())) << count << " " << shift;
+          EXPECT_TRUE(same_values(shifted.residual_out(), aligned.residual_out()));
+          EXPECT_TRUE(shifted.intact());
+        }
+      }
+  });
+}
+
+TEST_P(CodecConformance, ZerosStayZeros) {
+  for_each_isa([&] {
+    CodecHarness harness(spec(), {1000});
+    harness.set_gradient(std::vector<float>(1000, 0.0f));
+    harness.set_residual(std::vector<float>(1000, 0.0f));
+    harness.decode({harness.encode()});
+    EXPECT_EQ(harness.output(), std::vector<float>(1000, 0.0f));
+    EXPECT_EQ(harness.residual_out(), std::vector<float>(1000, 0.0f));
+  });
+}
+
+TEST_P(CodecConformance, WhatIsNotFiniteIsNeverHidden) {
+  for_each_isa([&] {
+    for (const Dtype dtype : kGradientDtypes)
+      for (const float bad : {std::nanf(""), INFINITY, -INFINITY})
+        for (const std::size_t place : {0, 300, 999}) {
+          CodecHarness harness(spec(), {1000}, {.dtype = dtype});
+          std::vector<float> gradient = harness.gradient();
+          gradient[place] = bad;
+          harness.set_gradient(gradient);
+          const std::vector<float> before = harness.residual_in();
+          harness.decode({harness.encode()});
+          const std::vector<float> decoded = harness.output();
+          const bool shown =
+              divisible() ? !std::isfinite(decoded[place])
+                          : std::ranges::any_of(decoded, [](float v) { return std::isnan(v); });
+          EXPECT_TRUE(shown) << bad << " at " << place;
+          if (!has_feedback()) continue;
+          EXPECT_EQ(harness.residual_out()[place], before[place]);
+          EXPECT_TRUE(std::ranges::all_of(harness.residual_out(),
+                                          [](float value) { return std::isfinite(value); }));
+        }
+  });
+}
+
+TEST_P(CodecConformance, DecodeAddsAndScales) {
+  for_each_isa([&] {
+    for (const Dtype dtype : kGradientDtypes) {
+      CodecHarness harness(spec(), {2000, 77}, {.dtype = dtype});
+      const std::vector<GuardedBytes> frames = {harness.encode()};
+      harness.decode(frames);
+      std::vector<float> expected = harness.output();
+      const std::vector<float> old = gaussian(expected.size(), 5);
+      for (const float factor : {1.0f, 0.25f, -3.0f}) {
+        harness.decode(frames, DecodeMode::kAssign, factor);
+        std::vector<float> assigned = expected;
+        for (float& value : assigned) value *= factor;
+        const double error = 2 * rounding_error(dtype) * (4 * largest(expected) + largest(old));
+        expect_close(harness.output(), assigned, error);
+        harness.set_output(old);
+        harness.decode(frames, DecodeMode::kAdd, factor);
+        for (std::size_t i = 0; i < old.size(); ++i) assigned[i] += old[i];
+        expect_close(harness.output(), assigned, error);
+      }
+      EXPECT_TRUE(harness.intact());
+    }
+  });
+}
+
+TEST_P(CodecConformance, SeveralFramesAreAddedInTheirOrder) {
+  for_each_isa([&] {
+    for (const std::size_t ranks : {2, 3, 8, 70}) {
+      CodecHarness harness(spec(), {700, 70'001}, {.contributions = ranks});
+      const std::vector<GuardedBytes> frames = frames_of_ranks(harness, ranks);
+      harness.decode(frames, DecodeMode::kAssign, 0.5f);
+      const std::vector<float> at_once = harness.outputs();
+      for (std::size_t i = 0; i < ranks; ++i)
+        harness.decode({frames[i]}, i == 0 ? DecodeMode::kAssign : DecodeMode::kAdd, 0.5f);
+      EXPECT_TRUE(same_values(at_once, harness.outputs())) << ranks;
+    }
+  });
+}
+
+/// The same frames as if they came from f32 gradients: all codecs but none send the same payload.
+std::vector<GuardedBytes> as_f32(std::vector<GuardedBytes> frames) {
+  for (GuardedBytes& frame : frames)
+    change_header(frame.span(), [](FrameHeader& header) { header.dtype = 0; });
+  return frames;
+}
+
+TEST_P(CodecConformance, SumsOf16BitGradientsAreRoundedOnce) {
+  if (make_codec(spec())->id() == 1) GTEST_SKIP() << "payloads of none depend on the dtype";
+  for_each_isa([&] {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      CodecHarness harness(spec(), {70'001}, {.dtype = dtype});
+      const std::vector<GuardedBytes> frames = frames_of_ranks(harness, 3);
+      CodecHarness wide(spec(), {70'001});
+      wide.decode(as_f32(frames), DecodeMode::kAssign, 0.3f);
+      harness.decode(frames, DecodeMode::kAssign, 0.3f);
+      std::vector<float> expected = wide.output();
+      for (float& value : expected) value = rounded(value, dtype);
+      EXPECT_TRUE(same_values(harness.output(), expected)) << dtype_name(dtype);
+    }
+  });
+}
+
+TEST_P(CodecConformance, ReduceIsDecodeAddEncode) {
+  if (!allows(Exchange::kTwoShot)) GTEST_SKIP() << spec() << " does not reduce";
+  for_each_isa([&] {
+    for (const std::size_t ranks : {1, 3, 70}) {
+      CodecHarness harness(spec(), {0, 700, 70'001}, {.contributions = ranks});
+      const std::vector<GuardedBytes> frames = frames_of_ranks(harness, ranks);
+      harness.words.gradient_factor = 1.0f;
+      harness.words.residual_factor = 0.75f;
+      const GuardedBytes reduced = harness.reduce(frames);
+      const std::vector<float> residual = harness.residuals_out();
+      harness.decode(frames);
+      for (std::size_t i = 0; i < harness.segments.size(); ++i)
+        harness.set_gradient(harness.output(i), i);
+      EXPECT_TRUE(same_bytes(harness.encode().span(), reduced.span())) << ranks;
+      EXPECT_TRUE(same_values(harness.residuals_out(), residual)) << ranks;
+    }
+  });
+}
+
+TEST_P(CodecConformance, ReduceWithoutOwnersResidual) {
+  if (!allows(Exchange::kTwoShot) || !has_feedback()) GTEST_SKIP() << spec() << " has no owner";
+  CodecHarness harness(spec(), {700});
+  const std::vector<GuardedBytes> frames = frames_of_ranks(harness, 3);
+  ReduceCall call = harness.reduce_call(frames);
+  call.states = {};
+  GuardedBytes reduced(harness.plan().frame_bytes);
+  harness.codec().reduce(call, reduced.span());
+  harness.set_residual(std::vector<float>(700, 0.0f));
+  EXPECT_TRUE(same_bytes(harness.reduce(frames).span(), reduced.span()));
+}
+
+TEST_P(CodecConformance, ChunksMakeTheSameValues) {
+  if (!divisible()) GTEST_SKIP() << spec() << " is never cut";
+  for_each_isa([&] {
+    const std::size_t count = 10'000;
+    CodecHarness whole(spec(), {count});
+    whole.segments[0].first_index = 512 * 5;
+    whole.decode({whole.encode()});
+    CodecHarness cut(spec(), {512, 1024, 4096 + 512, count - 6144});
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < cut.segments.size(); ++i) {
+      cut.segments[i].parameter = whole.segments[0].parameter;
+      cut.segments[i].first_index = whole.segments[0].first_index + first;
+      const std::vector<float> gradient = whole.gradient(), residual = whole.residual_in();
+      const std::size_t last = first + cut.segments[i].count;
+      cut.set_gradient({gradient.begin() + first, gradient.begin() + last}, i);
+      cut.set_residual({residual.begin() + first, residual.begin() + last}, i);
+      first = last;
+    }
+    cut.decode({cut.encode()});
+    EXPECT_TRUE(same_values(cut.outputs(), whole.outputs()));
+    EXPECT_TRUE(same_values(cut.residuals_out(), whole.residuals_out()));
+  });
+}
+
+TEST_P(CodecConformance, WindowsAreParts) {
+  if (divisible()) GTEST_SKIP() << spec() << " is cut instead";
+  for_each_isa([&] {
+    CodecHarness harness(spec(), {200'000});
+    const std::vector<GuardedBytes> frames = frames_of_ranks(harness, 3);
+    harness.decode(frames, DecodeMode::kAssign, 0.5f);
+    const std::vector<float> whole = harness.output();
+    for (const auto& [first, count] : {std::pair<std::size_t, std::size_t>{0, 0},
+                                       {0, 65'536},
+                                       {70'001, 99'999},
+                                       {199'999, 1},
+                                       {200'000, 0}}) {
+      GuardedValues window(count, Dtype::kF32, 1);
+      const ValueSpan span = window.span();
+      DecodeCall call = harness.decode_call(frames);
+      call.outputs = {&span, 1};
+      call.window_first = first;
+      call.factor = 0.5f;
+      harness.codec().decode(call);
+      const std::vector<float> part(whole.begin() + first, whole.begin() + first + count);
+      EXPECT_TRUE(same_values(window.floats(), part)) << first << " " << count;
+      EXPECT_TRUE(window.intact());
+    }
+  });
+}
+
+TEST_P(CodecConformance, BareValuesAreTheGradientTimesTheFactor) {
+  if (!allows(Exchange::kNativeSum)) GTEST_SKIP() << spec() << " has no native sum";
+  for_each_isa([&] {
+    for (const Dtype dtype : kGradientDtypes) {
+      CodecHarness harness(spec(), {300, 0, 5}, {.dtype = dtype});
+      const Round round = harness.plan().rounds.front();
+      ASSERT_EQ(round.native_count, 305u);
+      GuardedValues bare(round.native_count, round.native_dtype, 1);
+      harness.codec().encode_native(harness.encode_call(), 0.3f, bare.span());
+      std::vector<float> expected;
+      for (const std::size_t segment : {0, 2})
+        for (const float value : harness.gradient(segment))
+          expected.push_back(rounded(value * 0.3f, round.native_dtype));
+      EXPECT_TRUE(same_values(bare.floats(), expected));
+      harness.codec().decode_native(harness.decode_call({}), bare.span());
+      for (float& value : expected) value = rounded(value, dtype);
+      EXPECT_TRUE(same_values(harness.outputs(), expected));
+      EXPECT_TRUE(bare.intact() && harness.intact());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tersor::test

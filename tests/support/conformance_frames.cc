@@ -1,0 +1,209 @@
+// The conformance suite: frames that are damaged, foreign or cut short, and whose bytes they are.
+
+#include "tests/support/codec_conformance.h"
+#include "tests/support/reference.h"
+
+#include <cstring>
+#include <utility>
+
+namespace tersor::test {
+
+void link_conformance_frames() {}
+
+namespace {
+
+const std::vector<std::size_t> kSmall = {130, 0, 7};
+
+/// What decoding a frame says, and that nothing was written where it says something.
+std::string decode_error(CodecHarness& harness, const GuardedBytes& frame) {
+  const std::vector<float> marks = gaussian(harness.segments[0].count, 99);
+  harness.set_output(marks);
+  const std::string error = error_of<WireError>([&] { harness.decode({frame}); });
+  EXPECT_TRUE(error.empty() || harness.output() == marks);
+  EXPECT_TRUE(harness.intact());
+  return error;
+}
+
+TEST_P(CodecConformance, FramesAreTruncatedAtNoLength) {
+  CodecHarness harness(spec(), kSmall);
+  const GuardedBytes frame = harness.encode();
+  for (std::size_t bytes = 0; bytes < frame.span().size(); ++bytes) {
+    GuardedBytes part(bytes);
+    std::memcpy(part.span().data(), frame.span().data(), bytes);
+    EXPECT_FALSE(decode_error(harness, part).empty()) << bytes;
+  }
+  EXPECT_EQ(decode_error(harness, frame), "");
+}
+
+TEST_P(CodecConformance, LongerMemoryThanTheFrameIsFine) {
+  CodecHarness harness(spec(), kSmall);
+  const GuardedBytes frame = harness.encode();
+  GuardedBytes longer(frame.span().size() + 48);
+  std::memcpy(longer.span().data(), frame.span().data(), frame.span().size());
+  EXPECT_EQ(decode_error(harness, longer), "");
+}
+
+TEST_P(CodecConformance, ForeignHeadersAreRefusedByName) {
+  using Change = std::pair<const char*, void (*)(FrameHeader&)>;
+  const Change changes[] = {
+      {"magic", [](FrameHeader& header) { ++header.magic; }},
+      {"version", [](FrameHeader& header) { ++header.version; }},
+      {"codec_id", [](FrameHeader& header) { header.codec_id ^= 7; }},
+      {"codec_id", [](FrameHeader& header) { header.codec_id = 999; }},
+      {"dtype", [](FrameHeader& header) { header.dtype = 1; }},
+      {"dtype", [](FrameHeader& header) { header.dtype = 200; }},
+      {"round", [](FrameHeader& header) { header.round = 1; }},
+      {"flags", [](FrameHeader& header) { header.flags ^= 0x8000; }},
+      {"flags", [](FrameHeader& header) { header.flags ^= kFrameHasChecksum; }},
+      {"segments", [](FrameHeader& header) { --header.segments; }},
+      {"count", [](FrameHeader& header) { header.count += 1; }},
+      {"first_index", [](FrameHeader& header) { header.first_index = 512; }},
+      {"parameters", [](FrameHeader& header) { ++header.parameters[0]; }},
+      {"payload_bytes", [](FrameHeader& header) { header.payload_bytes += 16; }},
+      {"payload_bytes", [](FrameHeader& header) { header.payload_bytes = ~std::uint64_t{0}; }},
+      {"signature", [](FrameHeader& header) { header.signature ^= 1; }},
+  };
+  CodecHarness harness(spec(), kSmall);
+  const GuardedBytes frame = harness.encode();
+  for (const auto& [field, change] : changes) {
+    GuardedBytes foreign = frame;
+    change_header(foreign.span(), change);
+    const std::string error = decode_error(harness, foreign);
+    EXPECT_NE(error.find(std::string("frame ") + field), std::string::npos) << field << error;
+    EXPECT_NE(error.find("expected"), std::string::npos) << error;
+  }
+}
+
+TEST_P(CodecConformance, TheFrameThatIsWrongIsNamed) {
+  CodecHarness harness(spec(), kSmall);
+  const GuardedBytes good = harness.encode();
+  GuardedBytes bad = good;
+  change_header(bad.span(), [](FrameHeader& header) { ++header.count; });
+  const std::string error = error_of<WireError>([&] { harness.decode({good, good, bad}); });
+  EXPECT_NE(error.find("frame 2 of 3"), std::string::npos) << error;
+}
+
+TEST_P(CodecConformance, EveryFlippedBitIsFound) {
+  CodecHarness harness(spec(), kSmall);
+  GuardedBytes frame = harness.encode();
+  ASSERT_EQ(decode_error(harness, frame), "");
+  for (std::size_t bit = 0; bit < 8 * frame.span().size(); ++bit) {
+    std::byte& byte = frame.span()[bit / 8];
+    byte ^= std::byte{1} << bit % 8;
+    ASSERT_FALSE(decode_error(harness, frame).empty()) << bit;
+    byte ^= std::byte{1} << bit % 8;
+  }
+}
+
+TEST_P(CodecConformance, ChecksumsAreThoseOfTheFormat) {
+  CodecHarness harness(spec(), {0, 1000, 300'001}, {.threads = 3});
+  const GuardedBytes frame = harness.encode();
+  EXPECT_EQ(read_frame_header(frame.span()).checksum, frame_checksum(frame.span()));
+  CodecHarness without(spec(), {1000}, {.checksum = Checksum::kOff});
+  const FrameHeader header = read_frame_header(without.encode().span());
+  EXPECT_EQ(header.checksum, 0u);
+  EXPECT_EQ(header.flags & kFrameHasChecksum, 0);
+}
+
+/// Decodes, reduces and windows a frame whose payload may hold anything.
+void use_anyhow(CodecHarness& harness, const GuardedBytes& frame, bool reduces) {
+  error_of<WireError>([&] { harness.decode({frame}); });
+  error_of<WireError>([&] { harness.decode({frame, frame}, DecodeMode::kAdd, 0.5f); });
+  if (reduces) error_of<WireError>([&] { harness.reduce({frame, frame}); });
+  EXPECT_TRUE(harness.intact() && frame.intact());
+}
+
+TEST_P(CodecConformance, PayloadsOfAnyBytesTouchNothingOutside) {
+  const bool reduces = allows(Exchange::kTwoShot);
+  for_each_isa([&] {
+    for (const std::size_t count : {130, 66'000}) {
+      CodecHarness harness(spec(), {static_cast<std::size_t>(count)}, {.checksum = Checksum::kOff});
+      const GuardedBytes good = harness.encode();
+      for (std::uint64_t seed = 0; seed < 60; ++seed) {
+        GuardedBytes frame = good;
+        const ByteSpan payload = frame.span().subspan(sizeof(FrameHeader));
+        const std::size_t changes = seed % 3 == 0 ? payload.size() : 1 + seed;
+        for (std::size_t i = 0; i < changes && !payload.empty(); ++i)
+          payload[mixed(seed * 7919 + i) % payload.size()] =
+              static_cast<std::byte>(mixed(seed + 31 * i));
+        use_anyhow(harness, frame, reduces);
+      }
+    }
+  });
+}
+
+TEST_P(CodecConformance, FlippedBitsTouchNothingOutsideWithoutChecksum) {
+  const bool reduces = allows(Exchange::kTwoShot);
+  CodecHarness harness(spec(), kSmall, {.checksum = Checksum::kOff});
+  GuardedBytes frame = harness.encode();
+  for (std::size_t bit = 0; bit < 8 * frame.span().size(); ++bit) {
+    frame.span()[bit / 8] ^= std::byte{1} << bit % 8;
+    use_anyhow(harness, frame, reduces);
+    frame.span()[bit / 8] ^= std::byte{1} << bit % 8;
+  }
+}
+
+/// Everything that a codec writes, for one list of segments.
+struct Outcome {
+  std::vector<GuardedBytes> frames;
+  std::vector<std::vector<float>> values;
+
+  bool operator==(const Outcome& other) const {
+    for (std::size_t i = 0; i < frames.size(); ++i)
+      if (!same_bytes(frames[i].span(), other.frames[i].span())) return false;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!same_values(values[i], other.values[i])) return false;
+    return true;
+  }
+};
+
+Outcome outcome_of(CodecHarness& harness, bool reduces) {
+  Outcome outcome;
+  for (std::uint64_t rank = 0; rank < 3; ++rank) {
+    harness.draw(rank);
+    outcome.frames.push_back(harness.encode());
+    outcome.values.push_back(harness.residuals_out());
+  }
+  harness.decode(outcome.frames, DecodeMode::kAssign, 1.0f / 3);
+  outcome.values.push_back(harness.outputs());
+  harness.decode(outcome.frames, DecodeMode::kAdd, 0.7f);
+  outcome.values.push_back(harness.outputs());
+  if (reduces) outcome.frames.push_back(harness.reduce({outcome.frames}));
+  outcome.values.push_back(harness.residuals_out());
+  EXPECT_TRUE(harness.intact());
+  return outcome;
+}
+
+TEST_P(CodecConformance, EveryInstructionSetWritesTheSameBytes) {
+  const bool reduces = allows(Exchange::kTwoShot);
+  for (const Dtype dtype : kGradientDtypes)
+    for (const Dtype residual_dtype : {Dtype::kF32, Dtype::kBf16})
+      for (const std::size_t count : kCounts) {
+        if (!is_quick(count, dtype) || !is_quick(count, residual_dtype)) continue;
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + " " + std::to_string(count));
+        std::vector<Outcome> outcomes;
+        for_each_isa([&] {
+          CodecHarness harness(spec(), {count, 77},
+                               {.dtype = dtype, .residual_dtype = residual_dtype});
+          outcomes.push_back(outcome_of(harness, reduces));
+        });
+        for (const Outcome& outcome : outcomes) EXPECT_TRUE(outcome == outcomes.front());
+      }
+}
+
+TEST_P(CodecConformance, ThreadsDoNotMatter) {
+  const bool reduces = allows(Exchange::kTwoShot);
+  for (const Dtype dtype : kGradientDtypes) {
+    const std::size_t longest = dtype == Dtype::kF32 ? 1'000'001 : 200'001;
+    const std::vector<std::size_t> counts = {5, longest, 0, 70'000, 131'072};
+    CodecHarness alone(spec(), counts, {.dtype = dtype});
+    const Outcome expected = outcome_of(alone, reduces);
+    for (const unsigned threads : {2, 3}) {
+      CodecHarness several(spec(), counts, {.dtype = dtype, .threads = threads});
+      EXPECT_TRUE(outcome_of(several, reduces) == expected) << threads;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tersor::test
