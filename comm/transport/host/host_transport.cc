@@ -8,6 +8,7 @@
 
 #include "comm/transport/host/exchange.h"
 #include "comm/transport/host/ring.h"
+#include "kernels/common/elementwise.h"
 
 namespace tersor::host {
 namespace {
@@ -168,7 +169,7 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
   return channel_->start(
       make_reduction(channel_, operation,
                      {.parts = typed,
-                      .combine = call == Call::kSum ? add_values : maximum_values,
+                      .combine = call == Call::kSum ? kernels::add_values : kernels::maximum_values,
                       .envelope = envelope}));
 }
 

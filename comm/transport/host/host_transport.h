@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "comm/transport/host/channel.h"
-#include "comm/transport/host/combine.h"
 
 namespace tersor::host {
 

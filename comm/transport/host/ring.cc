@@ -136,8 +136,7 @@ bool Ring::take_next() {
   if (taken_ >= copied_from)
     copy_values(values, incoming.payload.bytes());
   else
-    combine_(values,
-             ConstValueSpan(incoming.payload.bytes().data(), values.count(), envelope_.dtype));
+    combine_(values.pointer(), incoming.payload.bytes().data(), values.dtype(), values.count());
   incoming.payload = {};
   ++taken_;
   if (taken_ + window_ <= messages_) post_receive(taken_ + window_ - 1);
@@ -155,15 +154,13 @@ class Direct final : public Exchange {
 
   std::vector<ValueSpan> parts_;
   Combine combine_;
-  Dtype dtype_;
   std::vector<std::byte> own_;  // this rank's values, part after part
 };
 
 Direct::Direct(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work)
     : Exchange(std::move(channel), operation, work.envelope, work.parts.size() - 1),
       parts_(work.parts.begin(), work.parts.end()),
-      combine_(work.combine),
-      dtype_(work.envelope.dtype) {
+      combine_(work.combine) {
   own_.reserve(bytes_of_all(parts_));
   for (const ValueSpan& part : parts_)
     own_.insert(own_.end(), part.pointer(), part.pointer() + part.bytes());
@@ -192,7 +189,7 @@ void Direct::combine_part(std::size_t part, std::size_t offset) {
     if (distance == 1)
       copy_values(values, theirs);
     else
-      combine_(values, ConstValueSpan(theirs.data(), values.count(), dtype_));
+      combine_(values.pointer(), theirs.data(), values.dtype(), values.count());
   }
 }
 

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "comm/transport/host/channel.h"
-#include "comm/transport/host/combine.h"
 #include "comm/transport/host/exchange.h"
 
 namespace tersor::host {
@@ -40,7 +39,11 @@ struct RingChunks {
   ValueSpan of(ValueSpan part, std::size_t chunk) const;
 };
 
-/// Parts of a sum, one a rank, and what becomes of two values that meet.
+/// What becomes of `count` values of one dtype that meet others: kernels::add_values, or
+/// kernels::maximum_values.
+using Combine = void (*)(void* into, const void* from, Dtype dtype, std::size_t count);
+
+/// Parts of a sum, one a rank, all of the envelope's dtype.
 struct RingWork {
   std::span<const ValueSpan> parts;
   Combine combine;
