@@ -58,7 +58,8 @@ class Handle {
   /// TransportError that names operation, cause, and the rank whose message is missing.
   void wait_synchronize() { transfer_->wait_synchronize(); }
 
-  /// The bytes that came from a rank: memory of the transport, valid as long as this handle.
+  /// The bytes that came from a rank: memory of the transport, 16-byte aligned, valid as long as
+  /// this handle; empty for this rank itself.
   /// On a device: valid for work queued on the operation's stream.
   ConstByteSpan received(int rank) const { return transfer_->received(rank); }
 
@@ -94,7 +95,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
   virtual TransportTraits traits() const = 0;
-  /// Since the channel was made.
+  /// Since the channel was made. May be called from any thread.
   virtual TransferCounters counters() const = 0;
 
   /// Tags for `count` operations. All ranks reserve in the same order.
@@ -129,16 +130,18 @@ class Transport {
   /// members with the same list.
   virtual std::unique_ptr<Transport> split(std::span<const int> members) = 0;
 
-  /// Moves what is under way; never waits.
+  /// Moves what is under way; never waits. Throws TransportError where the transport is poisoned.
   virtual void progress() = 0;
   /// Blocks until an operation of this channel is done, or `wake` was called, since the last
-  /// return, or `until` has come. May return early.
+  /// return, or `until` has come. May return early. Throws TransportError where the transport is
+  /// poisoned, or where an operation under way has reached its deadline.
   virtual void wait_activity(Clock::time_point until) = 0;
-  /// Ends a `wait_activity` of another thread.
+  /// Ends a `wait_activity` of another thread; one that comes before it is not lost.
   virtual void wake() = 0;
 
-  /// Tells every peer that this rank gives up, and why; every call of theirs and ours then throws
-  /// TransportError with this cause.
+  /// Tells every peer that this rank gives up, and why; every call of theirs and ours, on all
+  /// channels and splits, then throws TransportError with this cause. May be called from any
+  /// thread.
   virtual void poison(std::string_view cause) = 0;
 };
 
