@@ -14,6 +14,8 @@
 #include "kernels/common/simd-inl.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -43,6 +45,15 @@ inline Sums sum_piece(const std::byte* words, std::size_t count) {
 
 #else
 
+/// Modulo 2^64. GCC's own sum of AVX-512 lanes adds signed numbers, whose overflow is undefined.
+template <typename V>
+std::uint64_t sum_of_lanes(V values) {
+  const hn::DFromV<V> d;
+  HWY_ALIGN std::uint64_t lanes[hn::MaxLanes(d)];
+  hn::Store(values, d, lanes);
+  return std::accumulate(std::begin(lanes), std::end(lanes), std::uint64_t{0});
+}
+
 inline Sums sum_piece(const std::byte* words, std::size_t count) {
   const hn::Repartition<std::uint64_t, U32> wide;
   using V = hn::Vec<decltype(wide)>;
@@ -67,8 +78,8 @@ inline Sums sum_piece(const std::byte* words, std::size_t count) {
     weight = hn::Add(weight, next);
   }
   Sums sums = sum_words(words, j, count);
-  sums.plain += hn::GetLane(hn::SumOfLanes(wide, hn::Add(plain[0], plain[1])));
-  sums.weighted += hn::GetLane(hn::SumOfLanes(wide, hn::Add(weighted[0], weighted[1])));
+  sums.plain += sum_of_lanes(hn::Add(plain[0], plain[1]));
+  sums.weighted += sum_of_lanes(hn::Add(weighted[0], weighted[1]));
   return sums;
 }
 

@@ -15,84 +15,173 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Writes 4 · kLanes codes as one byte each. Codes fit, so saturating packs do not change them.
-HWY_INLINE void store_codes(VI32 a, VI32 b, VI32 c, VI32 d, std::int8_t* codes) {
-#if HWY_TARGET == HWY_AVX3
-  // Three packs and one permutation; Highway 1.0.3 has no such demotion of i16.
-  const __m512i ab = _mm512_packs_epi32(a.raw, b.raw);
-  const __m512i cd = _mm512_packs_epi32(c.raw, d.raw);
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(codes, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(ab, cd)));
-#elif HWY_TARGET == HWY_AVX2
-  const __m256i ab = _mm256_packs_epi32(a.raw, b.raw);
-  const __m256i cd = _mm256_packs_epi32(c.raw, d.raw);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
-#else
-  const hn::Rebind<std::int8_t, I32> narrow;
-  hn::StoreU(hn::DemoteTo(narrow, a), narrow, codes);
-  hn::StoreU(hn::DemoteTo(narrow, b), narrow, codes + kLanes);
-  hn::StoreU(hn::DemoteTo(narrow, c), narrow, codes + 2 * kLanes);
-  hn::StoreU(hn::DemoteTo(narrow, d), narrow, codes + 3 * kLanes);
-#endif
-}
+constexpr std::size_t kPackGroup = 8 * kLanes;  // codes that are packed at once
 
-#if TERSOR_PORTABLE
-constexpr std::size_t kNibbleStep = 2;  // codes that pack_nibbles takes at once
-#else
-using U16 = hn::Repartition<std::uint16_t, U32>;
-constexpr std::size_t kNibbleStep = 4 * kLanes;
-#endif
-
-/// kNibbleStep codes as half as many bytes, the even index in the low nibble.
-HWY_INLINE void pack_nibbles(const std::int8_t* codes, std::byte* bytes) {
-#if TERSOR_PORTABLE
-  *bytes = static_cast<std::byte>(kernels::pack_nibbles(codes[0], codes[1]));
-#else
-  const hn::Rebind<std::uint8_t, U16> narrow;
-  const auto pairs = hn::LoadU(U16(), reinterpret_cast<const std::uint16_t*>(codes));
-  const auto even = hn::And(pairs, hn::Set(U16(), 0x0f));
-  const auto odd = hn::And(hn::ShiftRight<4>(pairs), hn::Set(U16(), 0xf0));
-  const auto packed = hn::BitCast(hn::RebindToSigned<U16>(), hn::Or(even, odd));
-  hn::StoreU(hn::DemoteTo(narrow, packed), narrow, reinterpret_cast<std::uint8_t*>(bytes));
-#endif
-}
-
-/// kLanes codes of a block from `index` on, as f32.
+/// Writes kPackGroup codes of a block from `index` on: a byte each, or two to a byte.
 template <class Format>
-HWY_INLINE VF32 load_codes(const std::byte* block, std::size_t index);
+HWY_INLINE void store_codes(const VI32 (&codes)[8], std::byte* block, std::size_t index);
 
-template <>
-HWY_INLINE VF32 load_codes<Int8Format>(const std::byte* block, std::size_t index) {
-  const hn::Rebind<std::int8_t, I32> narrow;
-  const auto* codes = reinterpret_cast<const std::int8_t*>(block) + index;
-  return hn::ConvertTo(F32(), hn::PromoteTo(I32(), hn::LoadU(narrow, codes)));
-}
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
 
-/// A word of four bits a lane is copied to its lanes; each moves its nibble to the top and back
-/// down, with the sign.
-template <>
-HWY_INLINE VF32 load_codes<Int4Format>(const std::byte* block, std::size_t index) {
-#if TERSOR_PORTABLE
-  const auto byte = static_cast<std::uint32_t>(block[index / 2]);
-  return hn::Set(F32(), static_cast<float>(unpack_nibble(byte >> (index % 2 * 4))));
-#else
-  constexpr std::size_t kWord = kLanes < 8 ? kLanes : 8;  // nibbles in a word
-  std::uint32_t words[kLanes / kWord] = {};
-  std::memcpy(words, block + index / 2, kLanes / 2);
+// Intrinsics, since Highway 1.0.3 has neither the demotion of i16 pairs nor the sum of pairs of
+// bytes. Codes fit, so saturating packs do not change them, but they work in lanes of 16 bytes: of
+// vectors a, b, c, d they give a0-3 b0-3 c0-3 d0-3 a4-7 …, which a permutation then puts in order.
+
 #if HWY_TARGET == HWY_AVX3
-  const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(words[0]), 0xff00, words[1]);
-  const VU32 copies{both};
-#else
-  const VU32 copies = hn::Set(U32(), words[0]);
-#endif
-  const VU32 lane = hn::And(hn::Iota(U32(), 0), hn::Set(U32(), kWord - 1));
-  const VU32 shift = hn::Sub(hn::Set(U32(), 28), hn::ShiftLeft<2>(lane));
-  const VI32 codes = hn::ShiftRight<28>(hn::BitCast(I32(), hn::Shl(copies, shift)));
-  return hn::ConvertTo(F32(), codes);
-#endif
+
+using Bytes = __m512i;
+
+HWY_INLINE Bytes pack4(VI32 a, VI32 b, VI32 c, VI32 d) {
+  return _mm512_packs_epi16(_mm512_packs_epi32(a.raw, b.raw), _mm512_packs_epi32(c.raw, d.raw));
 }
+
+HWY_INLINE void store_in_order(Bytes packed, std::byte* target) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(target, _mm512_permutexvar_epi32(order, packed));
+}
+
+/// Pairs of codes become bytes: (even + 8) + 16 · (odd + 8), where the top bits of both nibbles are
+/// turned from an offset of 8 into a sign.
+HWY_INLINE void store_nibbles(Bytes low, Bytes high, std::byte* target) {
+  const __m512i eight = _mm512_set1_epi8(8);
+  const __m512i weights = _mm512_set1_epi16(0x1001);
+  const __m512i first = _mm512_maddubs_epi16(_mm512_add_epi8(low, eight), weights);
+  const __m512i second = _mm512_maddubs_epi16(_mm512_add_epi8(high, eight), weights);
+  const __m512i lanes = _mm512_packus_epi16(first, second);
+  const __m512i order = _mm512_set_epi16(31, 23, 15, 7, 30, 22, 14, 6, 29, 21, 13, 5, 28, 20, 12, 4,
+                                         27, 19, 11, 3, 26, 18, 10, 2, 25, 17, 9, 1, 24, 16, 8, 0);
+  const __m512i signs = _mm512_set1_epi8(static_cast<char>(0x88));
+  _mm512_storeu_si512(target, _mm512_permutexvar_epi16(order, _mm512_xor_si512(lanes, signs)));
+}
+
+#else
+
+using Bytes = __m256i;
+
+HWY_INLINE Bytes pack4(VI32 a, VI32 b, VI32 c, VI32 d) {
+  return _mm256_packs_epi16(_mm256_packs_epi32(a.raw, b.raw), _mm256_packs_epi32(c.raw, d.raw));
+}
+
+HWY_INLINE void store_in_order(Bytes packed, std::byte* target) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target),
+                      _mm256_permutevar8x32_epi32(packed, order));
+}
+
+/// As for AVX-512.
+HWY_INLINE void store_nibbles(Bytes low, Bytes high, std::byte* target) {
+  const __m256i eight = _mm256_set1_epi8(8);
+  const __m256i weights = _mm256_set1_epi16(0x1001);
+  const __m256i first = _mm256_maddubs_epi16(_mm256_add_epi8(low, eight), weights);
+  const __m256i second = _mm256_maddubs_epi16(_mm256_add_epi8(high, eight), weights);
+  const __m256i lanes = _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xd8);
+  const __m256i order = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+  const __m256i signs = _mm256_set1_epi8(static_cast<char>(0x88));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target),
+                      _mm256_xor_si256(_mm256_shuffle_epi8(lanes, order), signs));
+}
+
+#endif
+
+template <>
+HWY_INLINE void store_codes<Int8Format>(const VI32 (&codes)[8], std::byte* block,
+                                        std::size_t index) {
+  store_in_order(pack4(codes[0], codes[1], codes[2], codes[3]), block + index);
+  store_in_order(pack4(codes[4], codes[5], codes[6], codes[7]), block + index + 4 * kLanes);
+}
+
+template <>
+HWY_INLINE void store_codes<Int4Format>(const VI32 (&codes)[8], std::byte* block,
+                                        std::size_t index) {
+  store_nibbles(pack4(codes[0], codes[1], codes[2], codes[3]),
+                pack4(codes[4], codes[5], codes[6], codes[7]), block + index / 2);
+}
+
+#else
+
+template <>
+HWY_INLINE void store_codes<Int8Format>(const VI32 (&codes)[8], std::byte* block,
+                                        std::size_t index) {
+  const hn::Rebind<std::int8_t, I32> narrow;
+  auto* target = reinterpret_cast<std::int8_t*>(block) + index;
+  for (std::size_t k = 0; k < 8; ++k)
+    hn::StoreU(hn::DemoteTo(narrow, codes[k]), narrow, target + k * kLanes);
+}
+
+template <>
+HWY_INLINE void store_codes<Int4Format>(const VI32 (&codes)[8], std::byte* block,
+                                        std::size_t index) {
+  std::byte wide[kPackGroup];
+  store_codes<Int8Format>(codes, wide, 0);
+  for (std::size_t i = 0; i < kPackGroup; i += 2)
+    block[(index + i) / 2] = static_cast<std::byte>(
+        pack_nibbles(static_cast<std::int8_t>(wide[i]), static_cast<std::int8_t>(wide[i + 1])));
+}
+
+#endif
+
+/// 4 · kLanes codes of a block from `index` on, as f32.
+template <class Format>
+HWY_INLINE void load_codes(const std::byte* block, std::size_t index, VF32 (&codes)[4]);
+
+template <>
+HWY_INLINE void load_codes<Int8Format>(const std::byte* block, std::size_t index,
+                                       VF32 (&codes)[4]) {
+  const hn::Rebind<std::int8_t, I32> narrow;
+  const auto* bytes = reinterpret_cast<const std::int8_t*>(block) + index;
+  for (std::size_t k = 0; k < 4; ++k)
+    codes[k] = hn::ConvertTo(F32(), hn::PromoteTo(I32(), hn::LoadU(narrow, bytes + k * kLanes)));
+}
+
+#if HWY_TARGET == HWY_AVX3
+
+/// Each word of eight nibbles goes to eight lanes; each lane shifts its nibble down and looks its
+/// value up, for which the bits above it do not matter.
+template <>
+HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index,
+                                       VF32 (&codes)[4]) {
+  const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+  const __m512 value = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  const __m512i words = _mm512_castsi256_si512(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + index / 2)));
+  for (int k = 0; k < 4; ++k) {
+    const __m512i place = _mm512_add_epi32(word, _mm512_set1_epi32(2 * k));
+    const __m512i nibble = _mm512_srlv_epi32(_mm512_permutexvar_epi32(place, words), shift);
+    codes[k] = VF32{_mm512_permutexvar_ps(nibble, value)};
+  }
+}
+
+#elif TERSOR_PORTABLE
+
+template <>
+HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index,
+                                       VF32 (&codes)[4]) {
+  for (std::size_t k = 0; k < 4; ++k) {
+    const auto byte = static_cast<std::uint32_t>(block[(index + k) / 2]);
+    const std::int32_t code = unpack_nibble(byte >> ((index + k) % 2 * 4));
+    codes[k] = hn::Set(F32(), static_cast<float>(code));
+  }
+}
+
+#else
+
+/// A word of 4 or 8 nibbles goes to all lanes; each moves its nibble to the top and, with the sign,
+/// back down.
+template <>
+HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index,
+                                       VF32 (&codes)[4]) {
+  const VU32 shift = hn::Sub(hn::Set(U32(), 28), hn::ShiftLeft<2>(hn::Iota(U32(), 0)));
+  for (std::size_t k = 0; k < 4; ++k) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, block + (index + k * kLanes) / 2, kLanes / 2);
+    const VI32 top = hn::BitCast(I32(), hn::Shl(hn::Set(U32(), word), shift));
+    codes[k] = hn::ConvertTo(F32(), hn::ShiftRight<28>(top));
+  }
+}
+
+#endif
 
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -15,10 +15,27 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
+/// The keys of all rounds.
+struct RoundKeys {
+  explicit RoundKeys(std::uint64_t key) {
+    std::uint32_t key0 = static_cast<std::uint32_t>(key);
+    std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
+    for (auto& round : word) {
+      round[0] = key0;
+      round[1] = key1;
+      key0 += kPhiloxBump0;
+      key1 += kPhiloxBump1;
+    }
+  }
+
+  std::uint64_t word[kPhiloxRounds][2];
+};
+
 #if TERSOR_PORTABLE
 
 /// The 512 bytes of one unit: byte 128·w + 4·j + b is byte b of word w of counter j.
-inline void fill_unit(const Noise& noise, std::uint64_t unit, std::uint8_t* bytes) {
+inline void fill_unit(const Noise& noise, const RoundKeys&, std::uint64_t unit,
+                      std::uint8_t* bytes) {
   for (std::size_t j = 0; j < kNoiseUnitCounters; ++j) {
     const PhiloxWords words =
         noise_words(unit * kNoiseUnitCounters + j, noise.key, noise.step, noise.parameter);
@@ -43,28 +60,25 @@ HWY_INLINE VU64 product(VU64 a, VU32 multiplier) {
   return hn::MulEven(hn::BitCast(U32(), a), multiplier);
 }
 
-HWY_INLINE VectorWords philox(VectorWords counter, std::uint64_t key) {
+HWY_INLINE VectorWords philox(VectorWords counter, const RoundKeys& keys) {
   const VU32 multiplier0 = hn::Set(U32(), kPhiloxMultiplier0);
   const VU32 multiplier1 = hn::Set(U32(), kPhiloxMultiplier1);
-  std::uint32_t key0 = static_cast<std::uint32_t>(key);
-  std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
   VU64 w0 = counter.word[0], w1 = counter.word[1], w2 = counter.word[2], w3 = counter.word[3];
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const VU64 product0 = product(w0, multiplier0);
     const VU64 product1 = product(w2, multiplier1);
-    w0 = hn::Xor(hn::ShiftRight<32>(product1), hn::Xor(w1, hn::Set(U64(), key0)));
-    w2 = hn::Xor(hn::ShiftRight<32>(product0), hn::Xor(w3, hn::Set(U64(), key1)));
+    w0 = hn::Xor(hn::ShiftRight<32>(product1), hn::Xor(w1, hn::Set(U64(), keys.word[round][0])));
+    w2 = hn::Xor(hn::ShiftRight<32>(product0), hn::Xor(w3, hn::Set(U64(), keys.word[round][1])));
     w1 = product1;
     w3 = product0;
-    key0 += kPhiloxBump0;
-    key1 += kPhiloxBump1;
   }
   return {{w0, w1, w2, w3}};
 }
 
 /// The 512 bytes of one unit. Even and odd counters are computed apart, so that merging them puts
 /// their words in order.
-inline void fill_unit(const Noise& noise, std::uint64_t unit, std::uint8_t* bytes) {
+inline void fill_unit(const Noise& noise, const RoundKeys& keys, std::uint64_t unit,
+                      std::uint8_t* bytes) {
   const std::uint64_t first = unit * kNoiseUnitCounters;
   const VU64 twice = hn::Add(hn::Iota(U64(), 0), hn::Iota(U64(), 0));
   const VU64 high = hn::Set(U64(), first >> 32);
@@ -73,8 +87,8 @@ inline void fill_unit(const Noise& noise, std::uint64_t unit, std::uint8_t* byte
   for (std::size_t j = 0; j < kNoiseUnitCounters; j += kLanes) {
     const VU64 counter = hn::Add(hn::Set(U64(), static_cast<std::uint32_t>(first) + j), twice);
     const VU64 next = hn::Add(counter, hn::Set(U64(), 1));
-    const VectorWords even = philox({{counter, high, step, parameter}}, noise.key);
-    const VectorWords odd = philox({{next, high, step, parameter}}, noise.key);
+    const VectorWords even = philox({{counter, high, step, parameter}}, keys);
+    const VectorWords odd = philox({{next, high, step, parameter}}, keys);
     for (std::size_t w = 0; w < 4; ++w) {
       const VU32 words = hn::OddEven(hn::BitCast(U32(), hn::ShiftLeft<32>(odd.word[w])),
                                      hn::BitCast(U32(), even.word[w]));
@@ -88,7 +102,7 @@ inline void fill_unit(const Noise& noise, std::uint64_t unit, std::uint8_t* byte
 /// The bytes of consecutive elements, made when they are first asked for.
 class NoiseBytes {
  public:
-  explicit NoiseBytes(const Noise& noise) : noise_(noise) {}
+  explicit NoiseBytes(const Noise& noise) : noise_(noise), keys_(noise.key) {}
 
   /// The bytes of `count` ≤ 512 elements from first_index + position on; null for nearest rounding.
   /// Positions only grow.
@@ -110,10 +124,12 @@ class NoiseBytes {
       held_ = 0;
     }
     unit_ = unit;
-    for (; held_ < units; ++held_) fill_unit(noise_, unit + held_, bytes_ + held_ * kNoiseUnit);
+    for (; held_ < units; ++held_)
+      fill_unit(noise_, keys_, unit + held_, bytes_ + held_ * kNoiseUnit);
   }
 
   const Noise noise_;
+  const RoundKeys keys_;
   std::uint64_t unit_ = 0;
   std::size_t held_ = 0;  // units in the buffer: unit_ and, if 2, the next
   alignas(64) std::uint8_t bytes_[2 * kNoiseUnit];

@@ -27,22 +27,32 @@ constexpr std::size_t code_bytes(std::size_t count) {
   return (count * Format::kBits + 7) / 8;
 }
 
-/// The largest magnitude of a block, while `value(index)` gives its vectors.
-template <class Format, class Value>
-HWY_INLINE std::uint32_t absmax_bits(Value&& value) {
-  const VI32 no_sign = hn::Set(I32(), 0x7fffffff);
-  VI32 most[4] = {hn::Zero(I32()), hn::Zero(I32()), hn::Zero(I32()), hn::Zero(I32())};
-  for (std::size_t i = 0; i < Format::kBlock; i += kGroup)
-    for (std::size_t k = 0; k < 4; ++k)
-      most[k] = hn::Max(most[k], hn::And(hn::BitCast(I32(), value(i + k * kLanes)), no_sign));
-  const VI32 all = hn::Max(hn::Max(most[0], most[1]), hn::Max(most[2], most[3]));
-  return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), all)));
-}
+/// The largest magnitude of what it is shown, as bits.
+class Absmax {
+ public:
+  HWY_INLINE Absmax() {
+    for (VI32& most : most_) most = hn::Zero(I32());
+  }
+
+  /// `k` < 4: four maxima take turns, so that none waits for another.
+  HWY_INLINE void show(VF32 value, std::size_t k) {
+    const VI32 no_sign = hn::Set(I32(), 0x7fffffff);
+    most_[k] = hn::Max(most_[k], hn::And(hn::BitCast(I32(), value), no_sign));
+  }
+
+  HWY_INLINE std::uint32_t bits() const {
+    const VI32 all = hn::Max(hn::Max(most_[0], most_[1]), hn::Max(most_[2], most_[3]));
+    return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), all)));
+  }
+
+ private:
+  VI32 most_[4];
+};
 
 /// Where one block goes. Each pointer has room for a whole block.
 template <typename E>
 struct BlockOutput {
-  std::int8_t* codes;  // one byte each
+  std::byte* codes;
   Pointer<const E> residual_in;
   Pointer<E> residual_out;
   const std::uint8_t* noise;  // null: nearest
@@ -76,26 +86,23 @@ template <class Format, typename E>
 HWY_INLINE void quantize_block(const float* p, const BlockScale& block, const BlockOutput<E>& out) {
   const VF32 scale = hn::Set(F32(), block.scale);
   const VF32 inverse = hn::Set(F32(), block.inverse);
-  const auto group = [&](auto&& codes_of) {
-    for (std::size_t i = 0; i < Format::kBlock; i += kGroup)
-      store_codes(codes_of(i), codes_of(i + kLanes), codes_of(i + 2 * kLanes),
-                  codes_of(i + 3 * kLanes), out.codes + i);
-  };
-  if (out.noise == nullptr)
-    group([&](std::size_t i) {
-      return nearest_codes(load_values(p + i), scale, inverse, out.residual_out + i);
-    });
-  else
-    group([&](std::size_t i) {
-      return stochastic_codes(load_values(p + i), scale, inverse, out.noise + i,
-                              out.residual_out + i);
-    });
+  for (std::size_t i = 0; i < Format::kBlock; i += kPackGroup) {
+    VI32 codes[8];
+    if (out.noise == nullptr)
+      for (std::size_t k = 0, at = i; k < 8; ++k, at += kLanes)
+        codes[k] = nearest_codes(load_values(p + at), scale, inverse, out.residual_out + at);
+    else
+      for (std::size_t k = 0, at = i; k < 8; ++k, at += kLanes)
+        codes[k] = stochastic_codes(load_values(p + at), scale, inverse, out.noise + at,
+                                    out.residual_out + at);
+    store_codes<Format>(codes, out.codes, i);
+  }
 }
 
 /// All codes 0; the residual stays what it was.
 template <class Format, typename E>
 HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
-  std::fill_n(out.codes, Format::kBlock, std::int8_t{0});
+  std::fill_n(out.codes, code_bytes<Format>(Format::kBlock), std::byte{0});
   if constexpr (!std::is_same_v<E, Absent>)
     if (out.residual_out != out.residual_in)
       std::copy_n(out.residual_in, Format::kBlock, out.residual_out);
@@ -119,17 +126,12 @@ class Quantizer {
                         Pointer<const E> residual_in) {
     const BlockScale scale = block_scale<Format>(absmax);
     *scales_++ = scale.scale;
-    std::byte* bytes = codes_.tile(code_bytes<Format>(count));
-    auto* codes = Format::kBits == 8 ? reinterpret_cast<std::int8_t*>(bytes) : wide_codes_;
-    const BlockOutput<E> out{codes, residual_in, residual_.tile(count),
-                             noise_.at(first, Format::kBlock)};
+    const BlockOutput<E> out{codes_.tile(code_bytes<Format>(count)), residual_in,
+                             residual_.tile(count), noise_.at(first, Format::kBlock)};
     if (HWY_UNLIKELY(scale.poisoned))
       poison_block<Format>(out);
     else
       quantize_block<Format>(p, scale, out);
-    if constexpr (Format::kBits == 4)
-      for (std::size_t i = 0; i < Format::kBlock; i += kNibbleStep)
-        pack_nibbles(wide_codes_ + i, bytes + i / 2);
     codes_.take(code_bytes<Format>(count));
     residual_.take(count);
   }
@@ -139,7 +141,6 @@ class Quantizer {
   float* scales_;
   Output<std::byte, code_bytes<Format>(Format::kBlock)> codes_;
   Output<E, Format::kBlock> residual_;
-  alignas(kLine) std::int8_t wide_codes_[Format::kBits == 4 ? Format::kBlock : 1];
 };
 
 template <class Format, typename G, typename E>
@@ -155,17 +156,19 @@ void encode_range(const QuantizeEncode& arguments) {
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {
     const G* gradient = gradients.tile(first);
     const Pointer<const E> residual = residuals.tile(first);
-    const std::uint32_t absmax = absmax_bits<Format>([&](std::size_t i) {
-      const VF32 p = with_feedback(gradient + i, residual + i, factors);
-      if constexpr (!kPlain) hn::Store(p, F32(), sums + i);
-      return p;
-    });
+    Absmax absmax;
+    for (std::size_t i = 0; i < kBlock; i += kGroup)
+      for (std::size_t k = 0, at = i; k < 4; ++k, at += kLanes) {
+        const VF32 p = with_feedback(gradient + at, residual + at, factors);
+        if constexpr (!kPlain) hn::Store(p, F32(), sums + at);
+        absmax.show(p, k);
+      }
     const float* p;
     if constexpr (kPlain)
       p = gradient;
     else
       p = sums;
-    quantizer.write(first, std::min(kBlock, arguments.count - first), p, absmax, residual);
+    quantizer.write(first, std::min(kBlock, arguments.count - first), p, absmax.bits(), residual);
   }
 }
 
@@ -185,8 +188,9 @@ class Payloads {
                         VF32 (&sum)[4], Update&& update) {
     const std::byte* codes = block_codes(rank, first);
     const VF32 scale = hn::Set(F32(), views_[rank].scales[first / Format::kBlock] * factor);
-    for (std::size_t k = 0; k < 4; ++k)
-      sum[k] = update(load_codes<Format>(codes, index + k * kLanes), scale, sum[k]);
+    VF32 values[4];
+    load_codes<Format>(codes, index, values);
+    for (std::size_t k = 0; k < 4; ++k) sum[k] = update(values[k], scale, sum[k]);
   }
 
  private:
@@ -247,17 +251,19 @@ void reduce_range(const QuantizeReduce& arguments) {
   alignas(kLine) float sums[kBlock];
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {
     const Pointer<const E> residual = residuals.tile(first);
+    Absmax absmax;
     for (std::size_t i = 0; i < kBlock; i += kGroup) {
       VF32 sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
       for (std::size_t rank = 0; rank < payloads.ranks(); ++rank)
         payloads.apply(rank, first, i, 1.0f, sum, add_codes);
-      for (std::size_t k = 0; k < 4; ++k)
-        hn::Store(add_residual(sum[k], residual + i + k * kLanes, factors), F32(),
-                  sums + i + k * kLanes);
+      for (std::size_t k = 0, at = i; k < 4; ++k, at += kLanes) {
+        const VF32 p = add_residual(sum[k], residual + at, factors);
+        hn::Store(p, F32(), sums + at);
+        absmax.show(p, k);
+      }
     }
-    const std::uint32_t absmax =
-        absmax_bits<Format>([&](std::size_t i) { return hn::Load(F32(), sums + i); });
-    quantizer.write(first, std::min(kBlock, arguments.count - first), sums, absmax, residual);
+    quantizer.write(first, std::min(kBlock, arguments.count - first), sums, absmax.bits(),
+                    residual);
   }
 }
 
