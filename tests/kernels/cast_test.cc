@@ -1,0 +1,244 @@
+// none, bf16 and f16: every instruction set gives the values that the format defines.
+
+#include "kernels/bf16/cpu.h"
+#include "kernels/f16/cpu.h"
+#include "kernels/none/cpu.h"
+#include "tests/kernels/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+namespace tersor::kernels {
+namespace {
+
+using reference::ForcedIsa;
+
+/// A codec under a common signature; `wire` is the type of its values for a gradient of `dtype`.
+struct Codec {
+  const char* name;
+  Dtype (*wire)(Dtype dtype);
+  bool counts_overflows;
+  std::size_t (*encode)(const CastEncode&);
+  void (*decode)(const CastDecode&);
+  std::size_t (*reduce)(const CastReduce&, Dtype wire);
+};
+
+constexpr Codec kCodecs[] = {
+    {"none", [](Dtype dtype) { return dtype; }, false,
+     [](const CastEncode& arguments) -> std::size_t { return none_encode(arguments), 0; },
+     none_decode,
+     [](const CastReduce& arguments, Dtype wire) -> std::size_t {
+       return none_reduce(arguments, wire), 0;
+     }},
+    {"bf16", [](Dtype) { return Dtype::kBf16; }, false,
+     [](const CastEncode& arguments) -> std::size_t { return bf16_encode(arguments), 0; },
+     bf16_decode,
+     [](const CastReduce& arguments, Dtype) -> std::size_t { return bf16_reduce(arguments), 0; }},
+    {"f16", [](Dtype) { return Dtype::kF16; }, true, f16_encode, f16_decode,
+     [](const CastReduce& arguments, Dtype) { return f16_reduce(arguments); }},
+};
+constexpr std::size_t kCounts[] = {0, 1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1021, 4099};
+constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+
+[[maybe_unused]] void PrintTo(const Codec& codec, std::ostream* stream) { *stream << codec.name; }
+
+/// What a wire value of p is: rounded, with one NaN.
+void store_wire(float p, void* values, Dtype wire, std::size_t index) {
+  if (wire == Dtype::kF32 && std::isnan(p)) p = std::bit_cast<float>(0x7fc00000u);
+  reference::store(p, values, wire, index);
+}
+
+/// One range with its residual, margins and all.
+struct Range {
+  std::size_t count;
+  Dtype wire;
+  Store store = Store::kCached;
+  bool has_residual = false, in_place = false;
+  Dtype residual_dtype = Dtype::kF32;
+  std::size_t offset = 0;  // values from a line's start
+  float gradient_factor = 1, residual_factor = 1;
+  std::vector<std::byte> residual_in = {}, residual_out = {}, values = {};
+
+  std::byte* wire_values() { return values.data() + offset * dtype_bytes(wire); }
+  std::byte* old_residual() { return residual_in.data() + offset * dtype_bytes(residual_dtype); }
+  std::byte* new_residual() {
+    return (in_place ? residual_in : residual_out).data() + offset * dtype_bytes(residual_dtype);
+  }
+  Feedback feedback() {
+    if (!has_residual) return {};
+    return {old_residual(), new_residual(), residual_dtype, gradient_factor, residual_factor};
+  }
+
+  /// Writes p by the book; returns how many finite values became infinite.
+  std::size_t write(const std::vector<float>& p) {
+    std::size_t overflows = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const float old = has_residual ? reference::load(old_residual(), residual_dtype, i) : 0.0f;
+      store_wire(p[i], wire_values(), wire, i);
+      const float decoded = reference::load(wire_values(), wire, i);
+      overflows += std::isfinite(p[i]) && std::isinf(decoded);
+      if (has_residual)
+        reference::store(std::isfinite(decoded) ? reference::sum(p[i], -decoded) : old,
+                         new_residual(), residual_dtype, i);
+    }
+    return overflows;
+  }
+};
+
+class Cast : public ::testing::TestWithParam<std::tuple<Codec, Isa>> {
+ protected:
+  const Codec codec_ = std::get<0>(GetParam());
+  const ForcedIsa isa_{std::get<1>(GetParam())};
+  std::mt19937_64 random_{11};
+
+  std::vector<float> values(std::size_t count) {
+    auto values = reference::values_of_all_kinds(count, random_);
+    if (random_() % 2) reference::spoil(values, 50, random_);
+    return values;
+  }
+
+  Range random_range(std::size_t count, Dtype wire) {
+    Range range{count, wire};
+    range.store = random_() % 2 ? Store::kCached : Store::kStreaming;
+    range.has_residual = random_() % 3 != 0;
+    range.in_place = random_() % 2;
+    range.residual_dtype = random_() % 2 ? Dtype::kF32 : Dtype::kBf16;
+    range.offset = random_() % 2 ? 0 : random_() % 40;
+    if (random_() % 2) range.gradient_factor = 0.3f, range.residual_factor = -1.5f;
+    const auto residual = reference::values_of_all_kinds(count, random_);
+    range.residual_in = reference::as_bytes(residual, range.residual_dtype,
+                                            range.offset * dtype_bytes(range.residual_dtype));
+    range.residual_out.assign(range.residual_in.size(), std::byte{0xef});
+    range.values.assign((range.offset + count) * dtype_bytes(wire) + 64, std::byte{0xcd});
+    return range;
+  }
+};
+
+void expect_equal(const Range& got, const Range& want, const std::string& what) {
+  ASSERT_EQ(got.values, want.values) << what;
+  ASSERT_EQ(got.residual_in, want.residual_in) << what;
+  ASSERT_EQ(got.residual_out, want.residual_out) << what;
+}
+
+std::string describe(const Range& range) {
+  return "count " + std::to_string(range.count) + " wire " + std::string(dtype_name(range.wire)) +
+         " residual " +
+         (range.has_residual ? std::string(dtype_name(range.residual_dtype)) : "none") +
+         " in place " + std::to_string(range.in_place) + " offset " + std::to_string(range.offset) +
+         " store " + std::to_string(static_cast<int>(range.store));
+}
+
+TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
+  for (int round = 0; round < 30; ++round)
+    for (const std::size_t count : kCounts)
+      for (const Dtype dtype : kDtypes) {
+        Range got = random_range(count, codec_.wire(dtype));
+        const std::size_t offset = got.offset * dtype_bytes(dtype);
+        const auto gradient = reference::as_bytes(values(count), dtype, offset);
+        const float factor = random_() % 2 ? 1.0f : 0.25f / 3;  // without a residual only
+        Range want = got;
+        std::vector<float> p(count);
+        for (std::size_t i = 0; i < count; ++i) {
+          p[i] = reference::load(gradient.data() + offset, dtype, i);
+          if (!got.has_residual)
+            p[i] = reference::product(p[i], factor);
+          else
+            p[i] = reference::sum(
+                reference::product(got.gradient_factor, p[i]),
+                reference::product(got.residual_factor,
+                                   reference::load(got.old_residual(), got.residual_dtype, i)));
+        }
+        const std::size_t overflows = want.write(p);
+        if (codec_.name == std::string("none") && !got.has_residual && factor == 1)  // bit for bit
+          std::memcpy(want.wire_values(), gradient.data() + offset, count * dtype_bytes(dtype));
+        EXPECT_EQ(codec_.encode({.gradient = gradient.data() + offset,
+                                 .dtype = dtype,
+                                 .count = count,
+                                 .feedback = got.feedback(),
+                                 .values = got.wire_values(),
+                                 .factor = factor,
+                                 .store = got.store}),
+                  codec_.counts_overflows ? overflows : 0);
+        ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got)));
+      }
+}
+
+TEST_P(Cast, ReducesInTheOrderOfRanks) {
+  for (int round = 0; round < 5; ++round)
+    for (const std::size_t count : kCounts)
+      for (const std::size_t ranks : {1, 2, 5}) {
+        const Dtype wire = codec_.wire(kDtypes[random_() % 3]);
+        Range got = random_range(count, wire);
+        std::vector<std::vector<std::byte>> payloads;
+        std::vector<const void*> views;
+        for (std::size_t rank = 0; rank < ranks; ++rank)
+          payloads.push_back(reference::as_bytes(values(count), wire, 0));
+        for (const auto& payload : payloads) views.push_back(payload.data());
+        Range want = got;
+        std::vector<float> p(count);
+        for (std::size_t i = 0; i < count; ++i) {
+          for (const void* payload : views)
+            p[i] = reference::sum(p[i], reference::load(payload, wire, i));
+          if (got.has_residual)
+            p[i] = reference::sum(p[i], reference::product(got.residual_factor,
+                                                           reference::load(got.old_residual(),
+                                                                           got.residual_dtype, i)));
+        }
+        const std::size_t overflows = want.write(p);
+        EXPECT_EQ(codec_.reduce({views, count, got.feedback(), got.wire_values(), got.store}, wire),
+                  codec_.counts_overflows ? overflows : 0);
+        ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got)));
+      }
+}
+
+TEST_P(Cast, DecodesInOrderWithOneRounding) {
+  for (const std::size_t count : kCounts)
+    for (const Dtype dtype : kDtypes)
+      for (const std::size_t ranks : {0, 1, 2, 5})
+        for (const DecodeMode mode : {DecodeMode::kAssign, DecodeMode::kAdd}) {
+          const Dtype wire = codec_.wire(dtype);
+          const float factor = random_() % 2 ? 1.0f : 0.2f;
+          const std::size_t offset = random_() % 40 * dtype_bytes(dtype);
+          std::vector<std::vector<std::byte>> payloads;
+          std::vector<const void*> views;
+          for (std::size_t rank = 0; rank < ranks; ++rank)
+            payloads.push_back(reference::as_bytes(values(count), wire, 0));
+          for (const auto& payload : payloads) views.push_back(payload.data());
+          auto got = reference::as_bytes(values(count), dtype, offset);
+          auto want = got;
+          for (std::size_t i = 0; i < count; ++i) {
+            float sum = reference::load(want.data() + offset, dtype, i);
+            if (ranks == 0 && mode == DecodeMode::kAssign) sum = 0;
+            for (std::size_t rank = 0; rank < ranks; ++rank) {
+              const float value = reference::load(views[rank], wire, i);
+              sum = rank == 0 && mode == DecodeMode::kAssign ? reference::product(value, factor)
+                                                             : std::fma(value, factor, sum);
+            }
+            reference::store(sum, want.data() + offset, dtype, i);
+          }
+          codec_.decode({views, count, factor, mode, got.data() + offset, dtype,
+                         random_() % 2 ? Store::kCached : Store::kStreaming});
+          for (std::size_t i = 0; i < got.size() / dtype_bytes(dtype); ++i) {
+            const float a = reference::load(got.data(), dtype, i);
+            const float b = reference::load(want.data(), dtype, i);
+            ASSERT_TRUE((std::isnan(a) && std::isnan(b)) ||
+                        std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b))
+                << count << " " << dtype_name(dtype) << " ranks " << ranks << " value " << i << ": "
+                << a << ", not " << b;
+          }
+        }
+}
+
+std::string parameter_name(const ::testing::TestParamInfo<std::tuple<Codec, Isa>>& info) {
+  return std::string(std::get<0>(info.param).name) + "_" +
+         std::string(isa_name(std::get<1>(info.param)));
+}
+INSTANTIATE_TEST_SUITE_P(Cpu, Cast,
+                         ::testing::Combine(::testing::ValuesIn(kCodecs),
+                                            ::testing::ValuesIn(available_isas())),
+                         parameter_name);
+
+}  // namespace
+}  // namespace tersor::kernels

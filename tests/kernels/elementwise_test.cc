@@ -1,0 +1,147 @@
+// Sums, maxima and products in place, and the checksum, under every instruction set.
+
+#include "kernels/common/elementwise.h"
+#include "kernels/common/checksum.h"
+#include "tests/kernels/reference.h"
+
+#include <tersor/error.h>
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace tersor::kernels {
+namespace {
+
+using reference::ForcedIsa;
+
+constexpr std::size_t kCounts[] = {0, 1, 3, 15, 16, 17, 255, 256, 257, 1021};
+
+class Elementwise : public ::testing::TestWithParam<Isa> {
+ protected:
+  const ForcedIsa isa_{GetParam()};
+  std::mt19937_64 random_{7};
+
+  std::vector<float> values(std::size_t count) {
+    auto values = reference::values_of_all_kinds(count, random_);
+    reference::spoil(values, 40, random_);
+    return values;
+  }
+
+  /// Compares operation(left, right) in place with `expected` of each pair, NaNs as equal.
+  template <class Operation, class Expected>
+  void expect_each(Operation operation, Expected expected) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+      for (const std::size_t count : kCounts)
+        for (const std::size_t offset : {0, 1, 5}) {
+          const std::size_t bytes = offset * dtype_bytes(dtype);
+          auto got = reference::as_bytes(values(count), dtype, bytes);
+          const auto right = reference::as_bytes(values(count), dtype, bytes);
+          auto want = got;
+          for (std::size_t i = 0; i < count; ++i)
+            reference::store(expected(reference::load(got.data() + bytes, dtype, i),
+                                      reference::load(right.data() + bytes, dtype, i)),
+                             want.data() + bytes, dtype, i);
+          operation(got.data() + bytes, right.data() + bytes, dtype, count);
+          expect_same(got, want, dtype, count);
+        }
+  }
+
+  void expect_same(const std::vector<std::byte>& got, const std::vector<std::byte>& want,
+                   Dtype dtype, std::size_t count) {
+    for (std::size_t i = 0; i < got.size() / dtype_bytes(dtype); ++i) {
+      const float a = reference::load(got.data(), dtype, i);
+      const float b = reference::load(want.data(), dtype, i);
+      ASSERT_TRUE((std::isnan(a) && std::isnan(b)) ||
+                  std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b))
+          << dtype_name(dtype) << " count " << count << " value " << i << ": " << a << ", not "
+          << b;
+    }
+  }
+};
+
+TEST_P(Elementwise, AddsWithOneRounding) { expect_each(add_values, reference::sum); }
+
+TEST_P(Elementwise, ScalesWithOneRounding) {
+  for (const float factor : {0.25f, 1.0f / 3, -7.0f})
+    expect_each([&](void* values, const void*, Dtype dtype,
+                    std::size_t count) { scale_values(values, dtype, count, factor); },
+                [&](float value, float) { return reference::product(value, factor); });
+}
+
+TEST_P(Elementwise, TheMaximumKeepsNansAndPrefersPlusZero) {
+  const auto larger = [](float a, float b) {
+    if (std::isnan(a) || std::isnan(b)) return std::nanf("");
+    if (a == 0 && b == 0) return std::signbit(a) && std::signbit(b) ? -0.0f : 0.0f;
+    return std::max(a, b);
+  };
+  expect_each(maximum_values, larger);
+}
+
+template <typename T>
+void expect_integers(Dtype dtype, std::mt19937_64& random) {
+  for (const std::size_t count : kCounts) {
+    std::vector<T> left(count), right(count), sums(count), maxima(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      left[i] = static_cast<T>(random());
+      right[i] = static_cast<T>(random());
+      sums[i] = static_cast<T>(static_cast<std::uint64_t>(left[i]) +
+                               static_cast<std::uint64_t>(right[i]));
+      maxima[i] = std::max(left[i], right[i]);
+    }
+    auto sum = left;
+    add_values(sum.data(), right.data(), dtype, count);
+    EXPECT_EQ(sum, sums);
+    maximum_values(left.data(), right.data(), dtype, count);
+    EXPECT_EQ(left, maxima);
+  }
+}
+
+TEST_P(Elementwise, IntegersWrapAround) {
+  expect_integers<std::int8_t>(Dtype::kI8, random_);
+  expect_integers<std::int32_t>(Dtype::kI32, random_);
+  expect_integers<std::uint32_t>(Dtype::kU32, random_);
+}
+
+TEST_P(Elementwise, IntegersAreNotScaled) {
+  std::int32_t value = 1;
+  EXPECT_THROW(scale_values(&value, Dtype::kI32, 1, 2), InvalidArgument);
+}
+
+std::uint64_t checksum_by_the_book(const std::vector<std::uint32_t>& words, std::uint64_t first) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < words.size(); ++i) sum += words[i] * (2 * (first + i) + 1);
+  return sum;
+}
+
+TEST_P(Elementwise, TheChecksumMayBeSummedInPieces) {
+  for (const std::size_t count : {0, 1, 2, 15, 16, 17, 1000, 4099}) {
+    std::vector<std::uint32_t> words(count);
+    for (auto& word : words) word = static_cast<std::uint32_t>(random_());
+    for (const std::uint64_t first : {0ull, 13ull, (1ull << 40) + 3}) {
+      const std::uint64_t whole = checksum(words.data(), count, first);
+      EXPECT_EQ(whole, checksum_by_the_book(words, first)) << count;
+      for (const std::size_t cut : {count / 2, count / 3, count})
+        EXPECT_EQ(checksum(words.data(), cut, first) +
+                      checksum(words.data() + cut, count - cut, first + cut),
+                  whole);
+    }
+  }
+}
+
+TEST_P(Elementwise, TheChecksumSeesEveryFlippedBit) {
+  std::vector<std::uint32_t> words(67);
+  for (auto& word : words) word = static_cast<std::uint32_t>(random_());
+  const std::uint64_t sound = checksum(words.data(), words.size(), 0);
+  for (std::size_t bit = 0; bit < 32 * words.size(); ++bit) {
+    words[bit / 32] ^= 1u << bit % 32;
+    EXPECT_NE(checksum(words.data(), words.size(), 0), sound) << bit;
+    words[bit / 32] ^= 1u << bit % 32;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, Elementwise, ::testing::ValuesIn(available_isas()),
+                         [](const auto& info) { return std::string(isa_name(info.param)); });
+
+}  // namespace
+}  // namespace tersor::kernels
