@@ -50,7 +50,7 @@ struct CollectiveStatistics {
 };
 
 /// Plans and buffers that calls with equal arguments use again: with one, a second call allocates
-/// nothing. Not for two calls at once.
+/// no buffer. Not for two calls at once.
 class CollectiveWorkspace {
  public:
   CollectiveWorkspace();

@@ -1,0 +1,79 @@
+// In steady state a collective with a workspace allocates no buffer: nothing that grows with
+// counts.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+constexpr std::size_t kBufferBytes = 1024;  // handles and their lists are smaller
+
+std::atomic<bool> counting{false};
+std::atomic<std::size_t> allocations{0};
+
+void* allocate(std::size_t bytes) {
+  if (bytes >= kBufferBytes && counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
+  void* pointer = std::malloc(bytes == 0 ? 1 : bytes);
+  if (pointer == nullptr) throw std::bad_alloc();
+  return pointer;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return allocate(bytes); }
+void* operator new[](std::size_t bytes) { return allocate(bytes); }
+void operator delete(void* pointer) noexcept { std::free(pointer); }
+void operator delete[](void* pointer) noexcept { std::free(pointer); }
+void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
+void operator delete[](void* pointer, std::size_t) noexcept { std::free(pointer); }
+
+namespace tersor {
+namespace {
+
+using testing::Values;
+
+// Allocations of all ranks in `steps` calls, after some that warm up.
+template <typename Call>
+std::size_t count_allocations(Transport& transport, const Call& call) {
+  const auto meet = [&] {
+    transport.barrier({.name = "barrier", .tag = transport.reserve_tags(1)}).wait_synchronize();
+  };
+  for (int i = 0; i < 8; ++i) call();
+  meet();
+  if (transport.rank() == 0) {
+    allocations = 0;
+    counting = true;
+  }
+  meet();
+  for (int i = 0; i < 10; ++i) call();
+  meet();
+  if (transport.rank() == 0) counting = false;
+  meet();
+  return allocations;
+}
+
+class SteadyState : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(SteadyState, AnAllreduceAllocatesNoBuffer) {
+  run_ranks(3, {}, [](Transport& transport) {
+    Values gradient = testing::gaussian(200000, 1);
+    CollectiveWorkspace workspace;
+    const CollectiveOptions options{
+        .codec = GetParam(), .chunk_count = 1 << 16, .workspace = &workspace};
+    const std::size_t found =
+        count_allocations(transport, [&] { allreduce(transport, gradient, options); });
+    EXPECT_EQ(found, 0u) << "in 10 calls on 3 ranks";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, SteadyState,
+                         ::testing::Values("none", "bf16", "int8", "int4", "topk"));
+
+}  // namespace
+}  // namespace tersor
