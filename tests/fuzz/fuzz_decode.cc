@@ -43,14 +43,15 @@ class Bytes {
 };
 
 const std::vector<std::shared_ptr<const Codec>>& fuzzed_codecs() {
-  static const std::vector<std::shared_ptr<const Codec>> codecs = [] {
+  static const std::vector<std::shared_ptr<const Codec>> list = [] {
     std::vector<std::shared_ptr<const Codec>> made;
-    for (const char* spec : {"none", "bf16", "f16", "int8", "int4", "topk", "topk:density=0.05",
-                             "topk:density=0.3,values=int8", "topk:density=0.05,values=bf16"})
+    for (const CodecInfo& info : codecs()) made.push_back(make_codec(info.name));
+    for (const char* spec :
+         {"topk:density=0.05", "topk:density=0.3,values=int8", "topk:density=0.05,values=bf16"})
       made.push_back(make_codec(spec));
     return made;
   }();
-  return codecs;
+  return list;
 }
 
 /// The call that a header asks for, within bounds.

@@ -12,12 +12,13 @@
 
 namespace tersor::test {
 
-/// Bytes that begin `shift` behind a 64-byte boundary, with 64 guarded bytes before and after.
+/// Bytes that begin `shift` behind a 64-byte boundary, with 64 guarded bytes before and after; 0x5a
+/// at first, so that what was never written is seen.
 class GuardedBytes {
  public:
   explicit GuardedBytes(std::size_t bytes, std::size_t shift = 0)
       : bytes_(bytes), shift_(shift), memory_(bytes + shift + 4 * kGuard, kMark) {
-    std::memset(begin(), 0, bytes);
+    std::memset(begin(), 0x5a, bytes);
   }
   GuardedBytes(const GuardedBytes& other) : GuardedBytes(other.bytes_, other.shift_) {
     std::memcpy(begin(), other.begin(), bytes_);
@@ -50,7 +51,7 @@ class GuardedBytes {
   std::vector<std::byte> memory_;
 };
 
-/// Values of one dtype between guards, `shift` values behind a 64-byte boundary; 0 at first.
+/// Values of one dtype between guards, `shift` values behind a 64-byte boundary.
 class GuardedValues {
  public:
   GuardedValues(std::size_t count, Dtype dtype, std::size_t shift = 0)
