@@ -1,6 +1,7 @@
 // A network that takes its time: payloads are read from the sender's memory only when they are
-// delivered, at random later times and out of order, as MPI may do. Not a transport of its own: it
-// has no channels and cannot tell who left.
+// delivered, at random later times and out of order, and senders hear of that later still, as with
+// MPI. It checks that nobody writes to a payload in between. Not a transport of its own: it has no
+// channels and cannot tell who left.
 #pragma once
 
 #include <cstring>
@@ -21,16 +22,19 @@ class LateNetwork {
   int ranks() const { return ranks_; }
   void post(int rank, host::Batch& batch);
   void cancel(host::Batch& batch);
-  /// Delivers some of what has come for a rank.
-  void deliver_some(int rank);
+  /// Delivers some of what has come for a rank, and tells it of some that were delivered to others.
+  void move_some(int rank);
   void raise(const std::string& cause);
   std::string fault() const;
 
  private:
   struct Letter {
-    int from, to;
+    int from;
+    int to;
     host::Batch* batch;
     host::Outgoing* outgoing;
+    host::Block delivered = {};  // what was read; empty: not yet
+    bool read = false;
   };
   struct Wish {
     int rank;
@@ -39,7 +43,9 @@ class LateNetwork {
   };
   Letter* letter_for(const Wish& wish);
   bool fulfil(const Wish& wish);
-  void hand_over(const Letter& letter, const Wish& wish);
+  bool chance() { return random_() % 4 == 0; }
+  void hand_over(Letter& letter, const Wish& wish);
+  bool acknowledge(const Letter& letter);
 
   const int ranks_;
   mutable std::mutex mutex_;
@@ -66,34 +72,43 @@ inline void LateNetwork::cancel(host::Batch& batch) {
 
 inline LateNetwork::Letter* LateNetwork::letter_for(const Wish& wish) {
   for (Letter& letter : letters_)
-    if (letter.to == wish.rank && letter.from == wish.incoming->peer &&
+    if (!letter.read && letter.to == wish.rank && letter.from == wish.incoming->peer &&
         letter.batch->key == wish.batch->key)
       return &letter;
   return nullptr;
 }
 
-inline void LateNetwork::hand_over(const Letter& letter, const Wish& wish) {
+inline void LateNetwork::hand_over(Letter& letter, const Wish& wish) {
   const ConstByteSpan bytes = letter.outgoing->payload;
-  wish.incoming->payload = pool_.take(bytes.size());
-  if (!bytes.empty())
-    std::memcpy(wish.incoming->payload.writable().data(), bytes.data(), bytes.size());
+  letter.delivered = pool_.take(bytes.size());
+  if (!bytes.empty()) std::memcpy(letter.delivered.writable().data(), bytes.data(), bytes.size());
+  letter.read = true;
+  wish.incoming->payload = letter.delivered;
   wish.incoming->source = letter.from;
   wish.incoming->arrived = true;
   wish.batch->open.fetch_sub(1);
-  letter.batch->open.fetch_sub(1);
 }
 
 inline bool LateNetwork::fulfil(const Wish& wish) {
   Letter* letter = letter_for(wish);
-  if (letter == nullptr || random_() % 4 != 0) return false;
+  if (letter == nullptr || !chance()) return false;
   hand_over(*letter, wish);
-  letters_.remove_if([&](const Letter& other) { return &other == letter; });
   return true;
 }
 
-inline void LateNetwork::deliver_some(int rank) {
+inline bool LateNetwork::acknowledge(const Letter& letter) {
+  EXPECT_TRUE(same_bytes(letter.outgoing->payload, letter.delivered.bytes()))
+      << "rank " << letter.from << " wrote to what it was sending";
+  letter.batch->open.fetch_sub(1);
+  return true;
+}
+
+inline void LateNetwork::move_some(int rank) {
   const std::lock_guard lock(mutex_);
   wishes_.remove_if([&](const Wish& wish) { return wish.rank == rank && fulfil(wish); });
+  letters_.remove_if([&](const Letter& letter) {
+    return letter.read && letter.from == rank && random_() % 16 == 0 && acknowledge(letter);
+  });
 }
 
 inline void LateNetwork::raise(const std::string& cause) {
@@ -116,7 +131,7 @@ class LatePostman final : public host::Postman {
   TransferCounters counters() const override { return {}; }
   void post(host::Batch& batch) override { network_.post(rank_, batch); }
   void cancel(host::Batch& batch) override { network_.cancel(batch); }
-  void progress() override { network_.deliver_some(rank_); }
+  void progress() override { network_.move_some(rank_); }
   void wait(Clock::time_point) override { std::this_thread::yield(); }
   void wake() override {}
   void raise(const std::string& cause) override { network_.raise(cause); }

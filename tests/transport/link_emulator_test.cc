@@ -177,6 +177,18 @@ TEST(LinkEmulator, NothingArrivesBeforeItsEarliestArrival) {
   }
 }
 
+// A rank that waits for one of several flows must not wake for each of their segments.
+TEST(LinkEmulator, EarliestArrivalCountsTheTurnsOfOtherFlows) {
+  Simulation link(4, kGigabit);
+  for (const int peer : {1, 2, 3}) link.post(0, peer, 100 * LinkEmulator::kSegmentBytes);
+  std::vector<Seconds> earliest;
+  for (const Packet& packet : link.packets())
+    earliest.push_back(link.emulator().earliest_arrival(packet));
+  link.finish();
+  for (std::size_t index = 0; index < 3; ++index)
+    EXPECT_NEAR(earliest[index], link.packets()[index].arrival, 3 * kSegment);
+}
+
 TEST(LinkEmulator, EarliestArrivalIsExactForAFlowOfItsOwn) {
   Simulation link(2, {.bits_per_second = 1e9, .latency = 30us});
   for (int index = 0; index < 10; ++index) link.post(0, 1, 50'000);
