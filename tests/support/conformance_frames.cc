@@ -83,6 +83,24 @@ TEST_P(CodecConformance, TheFrameThatIsWrongIsNamed) {
   EXPECT_NE(error.find("frame 2 of 3"), std::string::npos) << error;
 }
 
+TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
+  if (!allows(Exchange::kTwoShot)) GTEST_SKIP() << spec() << " does not reduce";
+  CodecHarness harness(spec(), kSmall);
+  const GuardedBytes good = harness.encode();
+  GuardedBytes flipped = good, foreign = good, part(good.span().size() - 16), target = good;
+  flipped.span()[70] ^= std::byte{1};
+  change_header(foreign.span(), [](FrameHeader& header) { header.signature ^= 1; });
+  std::memcpy(part.span().data(), good.span().data(), part.span().size());
+  for (const GuardedBytes& bad : {flipped, foreign, part}) {
+    const std::vector<GuardedBytes> frames = {good, bad};
+    const std::vector<float> residuals = harness.residuals_out();
+    const ReduceCall call = harness.reduce_call(frames);
+    EXPECT_THROW(harness.codec().reduce(call, target.span()), WireError);
+    EXPECT_TRUE(same_bytes(target.span(), good.span()));
+    EXPECT_TRUE(same_values(harness.residuals_out(), residuals));
+  }
+}
+
 TEST_P(CodecConformance, EveryFlippedBitIsFound) {
   CodecHarness harness(spec(), kSmall);
   GuardedBytes frame = harness.encode();
@@ -189,6 +207,24 @@ TEST_P(CodecConformance, EveryInstructionSetWritesTheSameBytes) {
         });
         for (const Outcome& outcome : outcomes) EXPECT_TRUE(outcome == outcomes.front());
       }
+}
+
+TEST_P(CodecConformance, ManyFramesOnSeveralThreads) {
+  const bool reduces = allows(Exchange::kTwoShot);
+  std::vector<Outcome> outcomes;
+  for (const unsigned threads : {1, 3}) {
+    CodecHarness harness(spec(), {400'001}, {.threads = threads, .contributions = 70});
+    std::vector<GuardedBytes> frames;
+    for (std::uint64_t rank = 0; rank < 4; ++rank) {
+      harness.draw(rank);
+      frames.push_back(harness.encode());
+    }
+    while (frames.size() < 70) frames.push_back(frames[frames.size() % 4]);
+    harness.decode(frames);
+    outcomes.push_back({{}, {harness.outputs()}});
+    if (reduces) outcomes.back().frames.push_back(harness.reduce(frames));
+  }
+  EXPECT_TRUE(outcomes[0] == outcomes[1]);
 }
 
 TEST_P(CodecConformance, ThreadsDoNotMatter) {
