@@ -157,7 +157,7 @@ TEST(Reducer, RanksMayBeReadyInAnyOrder) {
   EXPECT_LE(squared_error_of_mean(results[0], 3, 3), 3e-3);
 }
 
-TEST(Reducer, SendsWhileTheTrainerComputes) {
+TEST(ReducerInRealTime, SendsWhileTheTrainerComputes) {
   const Link link = parse_link("1Gbit");
   run_ranks(2, link, [&](Transport& transport) {
     std::vector<Values> gradients(4, Values(1 << 18, 1.0f));  // 1 MiB each: 8.4 ms on the wire
