@@ -113,11 +113,11 @@ TEST_P(TransportConformance, ReceiveAnyTakesEveryRankOnce) {
 
 TEST_P(TransportConformance, BarrierHoldsUntilTheLastHasCome) {
   on_all_ranks([](Transport& transport) {
+    const auto start = Clock::now();  // before the last rank can have begun to dawdle
     transport.barrier(operation_of(transport)).wait_synchronize();
-    const auto start = Clock::now();
     if (transport.rank() == transport.ranks() - 1) std::this_thread::sleep_for(30ms);
     transport.barrier(operation_of(transport)).wait_synchronize();
-    EXPECT_GE(Clock::now() - start, 25ms);
+    EXPECT_GE(Clock::now() - start, 30ms);
   });
 }
 

@@ -103,16 +103,17 @@ TEST(RunRanks, ThrowsWhatARankThrew) {
 
 // The peer's error comes first in time, since the thrower's channel goes before it is caught.
 TEST(RunRanks, PrefersTheCauseToItsConsequences) {
+  struct SlowToUnwind {
+    std::unique_ptr<Transport> channel;
+    ~SlowToUnwind() {
+      const bool thrower = channel->rank() == 1;
+      channel.reset();
+      if (thrower) std::this_thread::sleep_for(50ms);
+    }
+  };
   EXPECT_THROW(run_ranks(2, {},
                          [](Transport& transport) {
-                           struct Slow {
-                             std::unique_ptr<Transport> channel;
-                             ~Slow() {
-                               channel.reset();
-                               std::this_thread::sleep_for(50ms);
-                             }
-                           };
-                           const Slow own{transport.channel()};
+                           const SlowToUnwind own{transport.channel()};
                            if (transport.rank() == 1) throw std::domain_error("mine");
                            own.channel->barrier({.name = "barrier"}).wait_synchronize();
                          }),
