@@ -1,5 +1,4 @@
-// What `tersor-bench train` trains and how: the network, the schedule, and why they are what they
-// are.
+// What `tersor-bench train` trains and how: the network, the schedule, and why they are so.
 //
 // The network is not the product. It has to be real (Fashion-MNIST, above 88 %), small enough for
 // four ranks on two cores, and honest about communication:
@@ -10,11 +9,10 @@
 //   5.4 ms for int8. With 128 images a rank the four ranks' forward and backward pass take 7 ms on
 //   two cores of a Zen 5 (3.5 ms one rank alone), 4 ms of them between the first gradient and the
 //   last. So f32 spends most of a step on the wire, and int8 can hide much of it.
-// - Momentum 0.5 with a rate of 0.15. In simulations of four ranks, momentum 0.9 with a rate of
-// 0.04
-//   gave f32 0.3 points more, but left top-k of 1 % with feedback 1.3 points behind f32 (two
-//   seeds); so they are level (three seeds). A residual is sent many steps late; long momentum adds
-//   to that.
+// - Momentum 0.5, rate 0.15. In simulations of four ranks, momentum 0.9 with a rate of 0.04 gave
+//   f32 0.3 points more, but left top-k of 1 % with feedback 1.3 points behind f32 (two seeds);
+//   with 0.5 they are level (three seeds). A residual is sent many steps late, and long momentum
+//   seems to add to that.
 #pragma once
 
 #include <cstddef>
