@@ -1,5 +1,6 @@
 // The trainer of the benchmark: data sets good and bad, gradients against finite differences, and
 // that the same seed gives the same run to the bit, alone or with other ranks beside it.
+// Long because each part of the trainer has its tests here.
 #include "bench/trainer/dataset.h"
 #include "bench/trainer/idx.h"
 #include "bench/trainer/momentum_sgd.h"

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr std::size_t kBufferBytes = 1024;  // handles and their lists are smaller
+constexpr std::size_t kBufferBytes = 8192;  // handles and their lists are smaller
 
 std::atomic<bool> counting{false};
 std::atomic<std::size_t> allocations{0};

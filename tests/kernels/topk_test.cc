@@ -1,5 +1,6 @@
 // Exact top-k on the CPU against a plain sort: the set, the order, the bytes and the residual, on
 // every path, instruction set and number of threads.
+// Long because each promise of the format has a test of its own.
 #include "kernels/topk/cpu.h"
 
 #include "kernels/common/quantize_formulas.h"
