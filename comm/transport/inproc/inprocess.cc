@@ -12,35 +12,36 @@
 namespace tersor {
 namespace {
 
-/// Keeps the exception that says most: the first that is not merely a peer's fault passed on.
-class FirstError {
+/// Keeps the first exception of its own kind and the first that may be a peer's fault passed on.
+class FirstErrors {
  public:
   void keep(std::exception_ptr error, bool passed_on) {
     const std::lock_guard lock(mutex_);
-    if (error_ != nullptr && (passed_on || !passed_on_)) return;
-    error_ = std::move(error);
-    passed_on_ = passed_on;
+    std::exception_ptr& first = passed_on ? passed_on_ : own_;
+    if (first == nullptr) first = std::move(error);
   }
+  /// Throws what says most, if there is anything.
   void rethrow() const {
-    if (error_ != nullptr) std::rethrow_exception(error_);
+    if (own_ != nullptr) std::rethrow_exception(own_);
+    if (passed_on_ != nullptr) std::rethrow_exception(passed_on_);
   }
 
  private:
   std::mutex mutex_;
-  std::exception_ptr error_;
-  bool passed_on_ = false;
+  std::exception_ptr own_;
+  std::exception_ptr passed_on_;
 };
 
 void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
-              FirstError& error) {
+              FirstErrors& errors) {
   try {
     body(transport);
   } catch (const std::exception& exception) {
     const bool passed_on = dynamic_cast<const TransportError*>(&exception) != nullptr;
-    error.keep(std::current_exception(), passed_on);
+    errors.keep(std::current_exception(), passed_on);
     transport.poison(exception.what());
   } catch (...) {
-    error.keep(std::current_exception(), false);
+    errors.keep(std::current_exception(), false);
     transport.poison("an exception of unknown type");
   }
 }
@@ -65,15 +66,15 @@ std::unique_ptr<Transport> InProcessWorld::transport(int rank) {
 
 void run_ranks(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
   InProcessWorld world(ranks, link);
-  FirstError error;
+  FirstErrors errors;
   std::vector<std::jthread> threads;
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < ranks; ++rank) transports.push_back(world.transport(rank));
   for (auto& transport : transports)
     threads.emplace_back(
-        [&body, &error, own = std::move(transport)] { run_rank(*own, body, error); });
+        [&body, &errors, own = std::move(transport)] { run_rank(*own, body, errors); });
   threads.clear();
-  error.rethrow();
+  errors.rethrow();
 }
 
 }  // namespace tersor
