@@ -46,9 +46,8 @@ constexpr const char* kReferences[] = {"none", "bf16"};
 
 std::vector<std::string> codecs_of(const AllreduceOptions& options) {
   std::vector<std::string> codecs(std::begin(kReferences), std::end(kReferences));
-  for (const std::string& codec : options.codecs)
-    if (std::ranges::find(codecs, codec) == codecs.end()) codecs.push_back(codec);
-  return codecs;
+  codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
+  return without_repeats(codecs);
 }
 
 std::vector<std::size_t> byte_counts(const AllreduceOptions& options) {

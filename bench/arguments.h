@@ -5,6 +5,7 @@
 #include <tersor/dtype.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -39,6 +40,15 @@ CLI::Validator size_suffix();
 
 /// The gradient's dtype of a name. Throws InvalidArgument that lists them.
 Dtype parse_gradient_dtype(const std::string& name);
+
+/// The values in their order, each once.
+template <typename T>
+std::vector<T> without_repeats(const std::vector<T>& values) {
+  std::vector<T> once;
+  for (const T& value : values)
+    if (std::ranges::find(once, value) == once.end()) once.push_back(value);
+  return once;
+}
 
 /// A validator that puts an option's text through `parse`, which returns the text to use or throws.
 template <typename Parse>

@@ -24,9 +24,8 @@
 namespace tersor::bench {
 namespace {
 
-/// A gigabit would hide behind the arithmetic of two cores: at this rate the uncompressed gradient
-/// of the recipe's network takes a real part of a step.
-constexpr const char* kDefaultLink = "200Mbit,50us";
+/// What the recipe was made for: bench/trainer/recipe.h says how its steps compare to this wire.
+constexpr const char* kDefaultLink = "1Gbit,50us";
 
 struct TrainOptions {
   std::vector<std::string> codecs = {"none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef"};
@@ -139,40 +138,72 @@ std::string time_to(const std::vector<Epochs>& runs, double accuracy) {
 
 constexpr double kTargets[] = {0.80, 0.85, 0.87, 0.88};
 
-std::vector<std::string> cells_of(const std::string& codec, const std::vector<Epochs>& runs) {
-  std::vector<std::string> cells = {codec, accuracy_text(runs)};
-  for (const double target : kTargets) cells.push_back(time_to(runs, target));
-  cells.push_back(format_bytes(mean_of(runs, &EpochResult::wire_bytes)));
-  for (const auto field :
-       {&EpochResult::step_seconds, &EpochResult::compute_seconds, &EpochResult::encode_seconds,
-        &EpochResult::wire_seconds, &EpochResult::decode_seconds, &EpochResult::exposed_seconds})
-    cells.push_back(format_seconds(mean_of(runs, field)));
-  const double work = mean_of(runs, &EpochResult::encode_seconds) +
-                      mean_of(runs, &EpochResult::wire_seconds) +
-                      mean_of(runs, &EpochResult::decode_seconds);
-  const double exposed = mean_of(runs, &EpochResult::exposed_seconds);
-  cells.push_back(work > 0 ? fmt::format("{:.0f}%", 100 * std::clamp(1 - exposed / work, 0.0, 1.0))
-                           : "-");
-  return cells;
+std::string mean_time(const std::vector<Epochs>& runs, double EpochResult::*field) {
+  return format_seconds(mean_of(runs, field));
 }
 
-/// All codecs side by side.
-void print_summary(const TrainOptions& options,
-                   const std::map<std::string, std::vector<Epochs>>& runs) {
+/// The share of encode, wire and decode that nobody waited for.
+std::string hidden_text(const std::vector<Epochs>& runs) {
+  double work = 0;
+  for (const auto field :
+       {&EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds})
+    work += mean_of(runs, field);
+  if (work == 0) return "-";
+  const double exposed = mean_of(runs, &EpochResult::exposed_seconds);
+  return fmt::format("{:.0f} %", 100 * std::clamp(1 - exposed / work, 0.0, 1.0));
+}
+
+using RunsOfCodecs = std::map<std::string, std::vector<Epochs>>;
+
+/// How good, how soon, how many bytes.
+void print_accuracies(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   std::vector<Column> columns = {{"codec", "", longest(options.codecs), Align::kLeft},
                                  {"accuracy", "% of test", 13}};
   for (const double target : kTargets)
     columns.push_back({fmt::format("to {:.0f} %", 100 * target), "", 7});
-  for (const char* title : {"sent", "step", "compute", "encode", "wire", "decode", "exposed"})
-    columns.push_back({title, "a step", 8});
-  columns.push_back({"hidden", "of work", 6});
+  columns.insert(columns.end(), {{"sent", "a step", 8}, {"step", "mean", 8}});
   const Table table(std::move(columns));
-  fmt::print("\n");
   table.print_head();
-  for (const std::string& codec : options.codecs) table.print_row(cells_of(codec, runs.at(codec)));
-  fmt::print(
-      "\nStep = compute + exposed. Hidden: of encode, wire and decode, what nobody waited "
-      "for.\n");
+  for (const std::string& codec : options.codecs) {
+    const std::vector<Epochs>& runs = runs_of.at(codec);
+    std::vector<std::string> cells = {codec, accuracy_text(runs)};
+    for (const double target : kTargets) cells.push_back(time_to(runs, target));
+    cells.push_back(format_bytes(mean_of(runs, &EpochResult::wire_bytes)));
+    cells.push_back(mean_time(runs, &EpochResult::step_seconds));
+    table.print_row(cells);
+  }
+}
+
+/// Where the time of a step went.
+void print_times(const TrainOptions& options, const RunsOfCodecs& runs_of) {
+  const Table table({{"codec", "", longest(options.codecs), Align::kLeft},
+                     {"step", "mean", 8},
+                     {"compute", "of step", 8},
+                     {"exposed", "of step", 8},
+                     {"encode", "work", 8},
+                     {"wire", "work", 8},
+                     {"decode", "work", 8},
+                     {"hidden", "of work", 7}});
+  table.print_head();
+  for (const std::string& codec : options.codecs) {
+    const std::vector<Epochs>& runs = runs_of.at(codec);
+    std::vector<std::string> cells = {codec};
+    for (const auto field :
+         {&EpochResult::step_seconds, &EpochResult::compute_seconds, &EpochResult::exposed_seconds,
+          &EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds})
+      cells.push_back(mean_time(runs, field));
+    cells.push_back(hidden_text(runs));
+    table.print_row(cells);
+  }
+}
+
+/// All codecs side by side.
+void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
+  fmt::print("\n");
+  print_accuracies(options, runs_of);
+  fmt::print("\nWhere a step's time went: compute, and what was exposed of the communication\n\n");
+  print_times(options, runs_of);
+  fmt::print("\n");
 }
 
 Epochs train_once(const TrainingRun& run, const trainer::TrainingData& data, RecordFile& records) {
@@ -190,12 +221,14 @@ std::filesystem::path records_path(const TrainOptions& options) {
   return beside_report ? options.report_folder / "train.json" : options.json;
 }
 
-void run_train(const TrainOptions& options) {
+void run_train(TrainOptions options) {
+  options.codecs = without_repeats(options.codecs);
+  options.seeds = without_repeats(options.seeds);
   const bool draws = !options.report_folder.empty();
   if (draws) check_report_folder(options.report, options.report_folder);
   RecordFile records(records_path(options));
   const trainer::TrainingData data = trainer::load_training_data(options.data_folder);
-  std::map<std::string, std::vector<Epochs>> runs;
+  RunsOfCodecs runs;
   for (const std::uint64_t seed : options.seeds)
     for (const std::string& codec : options.codecs)
       runs[codec].push_back(train_once(run_of(options, codec, seed), data, records));
@@ -211,6 +244,7 @@ void add_options(CLI::App& command, TrainOptions& options) {
   add_link(command, options.link);
   command.add_option("--epochs", options.epochs, "Passes over the training images")
       ->check(quiet(CLI::Range(1, 10000)))
+      ->take_last()
       ->type_name("N")
       ->capture_default_str();
   command.add_option("--batch", options.batch_images, "Images of a rank in a step")
@@ -221,12 +255,13 @@ void add_options(CLI::App& command, TrainOptions& options) {
       ->type_name("N")
       ->capture_default_str();
   command
-      .add_option("--data-dir", options.data_folder,
+      .add_option("--data,--data-dir", options.data_folder,
                   "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]")
       ->type_name("DIR")
       ->capture_default_str();
   add_json(command, options.json);
   command.add_option("--report", options.report_folder, "Draw the report here afterwards")
+      ->take_last()
       ->type_name("DIR");
   command.add_option("--python", options.report.python, "Python 3 with matplotlib (found)")
       ->type_name("PATH");

@@ -1,0 +1,92 @@
+// The command line: help, and bad arguments, which end in exit code 2 and a list of the good ones
+// before anything runs.
+#include <map>
+
+#include "tests/bench/program.h"
+
+namespace tersor::bench {
+namespace {
+
+const std::map<std::string, std::vector<std::string>> kOptions = {
+    {"codecs",
+     {"--codec", "--operation", "--count", "--dtype", "--isa", "--threads", "--data", "--feedback",
+      "--checksum", "--repetitions", "--json"}},
+    {"allreduce",
+     {"--codec", "--algorithm", "--min", "--max", "--factor", "--ranks", "--transport", "--link",
+      "--chunk", "--iterations", "--dtype", "--threads", "--parameters", "--backward", "--json"}},
+    {"train",
+     {"--codec", "--ranks", "--link", "--epochs", "--batch", "--seed", "--data", "--json",
+      "--report", "--python"}},
+    {"report", {"--output", "--text", "--picture", "--python"}},
+};
+
+TEST(Arguments, HelpNamesEveryCommandAndOption) {
+  const Outcome program = run({"--help"});
+  EXPECT_EQ(program.code, 0);
+  for (const auto& [command, options] : kOptions) {
+    EXPECT_NE(program.output.find(command), std::string::npos) << command;
+    const Outcome outcome = run({command, "--help"});
+    EXPECT_EQ(outcome.code, 0);
+    for (const std::string& option : options)
+      EXPECT_NE(outcome.output.find(option), std::string::npos) << command << " " << option;
+  }
+}
+
+/// Runs what is wrong and looks for each of `wanted` in the message.
+void expect_usage_error(const std::vector<std::string>& arguments,
+                        const std::vector<std::string>& wanted) {
+  const Outcome outcome = run(arguments);
+  EXPECT_EQ(outcome.code, 2) << ::testing::PrintToString(arguments);
+  for (const std::string& word : wanted)
+    EXPECT_NE(outcome.error.find(word), std::string::npos) << word << " in: " << outcome.error;
+}
+
+TEST(Arguments, AnUnknownOptionListsTheOptions) {
+  for (const auto& [command, options] : kOptions) {
+    std::vector<std::string> wanted = options;
+    wanted.push_back("--wrong");
+    expect_usage_error({command, "--wrong", "1"}, wanted);
+  }
+}
+
+TEST(Arguments, AnUnknownCommandListsTheCommands) {
+  expect_usage_error({"wrong"}, {"wrong", "codecs", "allreduce", "train", "report"});
+  expect_usage_error({}, {"codecs", "allreduce", "train", "report"});
+}
+
+TEST(Arguments, AnUnknownCodecListsTheCodecsOrTheKeys) {
+  for (const std::string command : {"codecs", "allreduce", "train"}) {
+    expect_usage_error({command, "--codec", "int9"}, {"int9", "none", "bf16", "int8", "topk"});
+    expect_usage_error({command, "--codec", "topk:k=3"}, {"\"k\"", "density", "values"});
+    expect_usage_error({command, "--codec", "topk:density=2"}, {"density", "2"});
+  }
+}
+
+TEST(Arguments, OtherBadValuesListTheGoodOnes) {
+  expect_usage_error({"codecs", "--dtype", "f64"}, {"f64", "f32", "bf16", "f16"});
+  expect_usage_error({"codecs", "--isa", "mmx"}, {"mmx", "portable", "avx2", "avx512"});
+  expect_usage_error({"codecs", "--data", "cauchy"}, {"cauchy", "normal", "laplace", "student"});
+  expect_usage_error({"codecs", "--operation", "squeeze"}, {"squeeze", "encode", "decode-add"});
+  expect_usage_error({"codecs", "--count", "64Q"}, {"--count", "q unit"});
+  expect_usage_error({"codecs", "--count", "0"}, {"--count"});
+  expect_usage_error({"allreduce", "--link", "fast"}, {"fast", "RATE", "none"});
+  expect_usage_error({"allreduce", "--algorithm", "ring"}, {"ring", "two-shot", "one-shot"});
+  expect_usage_error({"allreduce", "--transport", "mpi"}, {"mpi", "inproc"});
+  expect_usage_error({"allreduce", "--backward", "1"}, {"--backward", "--parameters"});
+  expect_usage_error({"allreduce", "--min", "1M", "--max", "1K"}, {"--min", "--max"});
+  expect_usage_error({"train", "--ranks", "0"}, {"--ranks"});
+}
+
+TEST(Arguments, AnUnwritableFileIsFoundBeforeTheRun) {
+  expect_usage_error({"codecs", "--json", "/proc/none/records.json"}, {"/proc/none/records.json"});
+}
+
+TEST(Arguments, WhatACodecCannotDoIsTheCallersFault) {
+  const Outcome outcome = run({"allreduce", "--codec", "topk", "--algorithm", "two-shot", "--max",
+                               "4K", "--iterations", "1"});
+  EXPECT_EQ(outcome.code, 2) << outcome.error;
+  EXPECT_NE(outcome.error.find("two-shot"), std::string::npos) << outcome.error;
+}
+
+}  // namespace
+}  // namespace tersor::bench
