@@ -15,11 +15,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kPackGroup = 8 * kLanes;  // codes that are packed at once
+constexpr std::size_t kVectors = 8;                // that are packed or unpacked at once
+constexpr std::size_t kGroup = kVectors * kLanes;  // values in them
 
-/// Writes kPackGroup codes of a block from `index` on: a byte each, or two to a byte.
+/// Writes kGroup codes of a block from `index` on: a byte each, or two to a byte.
 template <class Format>
-HWY_INLINE void store_codes(const VI32 (&codes)[8], std::byte* block, std::size_t index);
+HWY_INLINE void store_codes(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index);
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
 
@@ -85,14 +86,14 @@ HWY_INLINE void store_nibbles(Bytes low, Bytes high, std::byte* target) {
 #endif
 
 template <>
-HWY_INLINE void store_codes<Int8Format>(const VI32 (&codes)[8], std::byte* block,
+HWY_INLINE void store_codes<Int8Format>(const VI32 (&codes)[kVectors], std::byte* block,
                                         std::size_t index) {
   store_in_order(pack4(codes[0], codes[1], codes[2], codes[3]), block + index);
   store_in_order(pack4(codes[4], codes[5], codes[6], codes[7]), block + index + 4 * kLanes);
 }
 
 template <>
-HWY_INLINE void store_codes<Int4Format>(const VI32 (&codes)[8], std::byte* block,
+HWY_INLINE void store_codes<Int4Format>(const VI32 (&codes)[kVectors], std::byte* block,
                                         std::size_t index) {
   store_nibbles(pack4(codes[0], codes[1], codes[2], codes[3]),
                 pack4(codes[4], codes[5], codes[6], codes[7]), block + index / 2);
@@ -101,36 +102,36 @@ HWY_INLINE void store_codes<Int4Format>(const VI32 (&codes)[8], std::byte* block
 #else
 
 template <>
-HWY_INLINE void store_codes<Int8Format>(const VI32 (&codes)[8], std::byte* block,
+HWY_INLINE void store_codes<Int8Format>(const VI32 (&codes)[kVectors], std::byte* block,
                                         std::size_t index) {
   const hn::Rebind<std::int8_t, I32> narrow;
   auto* target = reinterpret_cast<std::int8_t*>(block) + index;
-  for (std::size_t k = 0; k < 8; ++k)
+  for (std::size_t k = 0; k < kVectors; ++k)
     hn::StoreU(hn::DemoteTo(narrow, codes[k]), narrow, target + k * kLanes);
 }
 
 template <>
-HWY_INLINE void store_codes<Int4Format>(const VI32 (&codes)[8], std::byte* block,
+HWY_INLINE void store_codes<Int4Format>(const VI32 (&codes)[kVectors], std::byte* block,
                                         std::size_t index) {
-  std::byte wide[kPackGroup];
+  std::byte wide[kGroup];
   store_codes<Int8Format>(codes, wide, 0);
-  for (std::size_t i = 0; i < kPackGroup; i += 2)
+  for (std::size_t i = 0; i < kGroup; i += 2)
     block[(index + i) / 2] = static_cast<std::byte>(
         pack_nibbles(static_cast<std::int8_t>(wide[i]), static_cast<std::int8_t>(wide[i + 1])));
 }
 
 #endif
 
-/// 4 · kLanes codes of a block from `index` on, as f32.
+/// kGroup codes of a block from `index` on, as f32.
 template <class Format>
-HWY_INLINE void load_codes(const std::byte* block, std::size_t index, VF32 (&codes)[4]);
+HWY_INLINE void load_codes(const std::byte* block, std::size_t index, VF32 (&codes)[kVectors]);
 
 template <>
 HWY_INLINE void load_codes<Int8Format>(const std::byte* block, std::size_t index,
-                                       VF32 (&codes)[4]) {
+                                       VF32 (&codes)[kVectors]) {
   const hn::Rebind<std::int8_t, I32> narrow;
   const auto* bytes = reinterpret_cast<const std::int8_t*>(block) + index;
-  for (std::size_t k = 0; k < 4; ++k)
+  for (std::size_t k = 0; k < kVectors; ++k)
     codes[k] = hn::ConvertTo(F32(), hn::PromoteTo(I32(), hn::LoadU(narrow, bytes + k * kLanes)));
 }
 
@@ -140,13 +141,12 @@ HWY_INLINE void load_codes<Int8Format>(const std::byte* block, std::size_t index
 /// value up, for which the bits above it do not matter.
 template <>
 HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index,
-                                       VF32 (&codes)[4]) {
+                                       VF32 (&codes)[kVectors]) {
   const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
   const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
   const __m512 value = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-  const __m512i words = _mm512_castsi256_si512(
-      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + index / 2)));
-  for (int k = 0; k < 4; ++k) {
+  const __m512i words = _mm512_loadu_si512(block + index / 2);
+  for (int k = 0; k < static_cast<int>(kVectors); ++k) {
     const __m512i place = _mm512_add_epi32(word, _mm512_set1_epi32(2 * k));
     const __m512i nibble = _mm512_srlv_epi32(_mm512_permutexvar_epi32(place, words), shift);
     codes[k] = VF32{_mm512_permutexvar_ps(nibble, value)};
@@ -157,8 +157,8 @@ HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index
 
 template <>
 HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index,
-                                       VF32 (&codes)[4]) {
-  for (std::size_t k = 0; k < 4; ++k) {
+                                       VF32 (&codes)[kVectors]) {
+  for (std::size_t k = 0; k < kVectors; ++k) {
     const auto byte = static_cast<std::uint32_t>(block[(index + k) / 2]);
     const std::int32_t code = unpack_nibble(byte >> ((index + k) % 2 * 4));
     codes[k] = hn::Set(F32(), static_cast<float>(code));
@@ -171,9 +171,9 @@ HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index
 /// back down.
 template <>
 HWY_INLINE void load_codes<Int4Format>(const std::byte* block, std::size_t index,
-                                       VF32 (&codes)[4]) {
+                                       VF32 (&codes)[kVectors]) {
   const VU32 shift = hn::Sub(hn::Set(U32(), 28), hn::ShiftLeft<2>(hn::Iota(U32(), 0)));
-  for (std::size_t k = 0; k < 4; ++k) {
+  for (std::size_t k = 0; k < kVectors; ++k) {
     std::uint32_t word = 0;
     std::memcpy(&word, block + (index + k * kLanes) / 2, kLanes / 2);
     const VI32 top = hn::BitCast(I32(), hn::Shl(hn::Set(U32(), word), shift));

@@ -19,8 +19,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kGroup = 4 * kLanes;  // values whose codes are packed at once
-
 /// The bytes of a tile of codes, or of what `count` values of it take.
 template <class Format>
 constexpr std::size_t code_bytes(std::size_t count) {
@@ -34,10 +32,10 @@ class Absmax {
     for (VI32& most : most_) most = hn::Zero(I32());
   }
 
-  /// `k` < 4: four maxima take turns, so that none waits for another.
+  /// The k-th value. Four maxima take turns, so that none waits for another.
   HWY_INLINE void show(VF32 value, std::size_t k) {
     const VI32 no_sign = hn::Set(I32(), 0x7fffffff);
-    most_[k] = hn::Max(most_[k], hn::And(hn::BitCast(I32(), value), no_sign));
+    most_[k % 4] = hn::Max(most_[k % 4], hn::And(hn::BitCast(I32(), value), no_sign));
   }
 
   HWY_INLINE std::uint32_t bits() const {
@@ -86,13 +84,13 @@ template <class Format, typename E>
 HWY_INLINE void quantize_block(const float* p, const BlockScale& block, const BlockOutput<E>& out) {
   const VF32 scale = hn::Set(F32(), block.scale);
   const VF32 inverse = hn::Set(F32(), block.inverse);
-  for (std::size_t i = 0; i < Format::kBlock; i += kPackGroup) {
-    VI32 codes[8];
+  for (std::size_t i = 0; i < Format::kBlock; i += kGroup) {
+    VI32 codes[kVectors];
     if (out.noise == nullptr)
-      for (std::size_t k = 0, at = i; k < 8; ++k, at += kLanes)
+      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes)
         codes[k] = nearest_codes(load_values(p + at), scale, inverse, out.residual_out + at);
     else
-      for (std::size_t k = 0, at = i; k < 8; ++k, at += kLanes)
+      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes)
         codes[k] = stochastic_codes(load_values(p + at), scale, inverse, out.noise + at,
                                     out.residual_out + at);
     store_codes<Format>(codes, out.codes, i);
@@ -158,7 +156,7 @@ void encode_range(const QuantizeEncode& arguments) {
     const Pointer<const E> residual = residuals.tile(first);
     Absmax absmax;
     for (std::size_t i = 0; i < kBlock; i += kGroup)
-      for (std::size_t k = 0, at = i; k < 4; ++k, at += kLanes) {
+      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 p = with_feedback(gradient + at, residual + at, factors);
         if constexpr (!kPlain) hn::Store(p, F32(), sums + at);
         absmax.show(p, k);
@@ -185,12 +183,12 @@ class Payloads {
   /// at `first`, with the codes of one rank.
   template <class Update>
   HWY_INLINE void apply(std::size_t rank, std::size_t first, std::size_t index, float factor,
-                        VF32 (&sum)[4], Update&& update) {
+                        VF32 (&sum)[kVectors], Update&& update) {
     const std::byte* codes = block_codes(rank, first);
     const VF32 scale = hn::Set(F32(), views_[rank].scales[first / Format::kBlock] * factor);
-    VF32 values[4];
+    VF32 values[kVectors];
     load_codes<Format>(codes, index, values);
-    for (std::size_t k = 0; k < 4; ++k) sum[k] = update(values[k], scale, sum[k]);
+    for (std::size_t k = 0; k < kVectors; ++k) sum[k] = update(values[k], scale, sum[k]);
   }
 
  private:
@@ -227,15 +225,16 @@ void decode_range(const QuantizeDecode& arguments) {
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
     for (std::size_t i = 0; i < kBlock; i += kGroup) {
-      VF32 sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
+      VF32 sum[kVectors];
+      for (VF32& zero : sum) zero = hn::Zero(F32());
       std::size_t rank = 0;
       if (adds)
-        for (std::size_t k = 0; k < 4; ++k) sum[k] = load_values(old + i + k * kLanes);
+        for (std::size_t k = 0; k < kVectors; ++k) sum[k] = load_values(old + i + k * kLanes);
       else if (payloads.ranks() > 0)
         payloads.apply(rank++, first, i, factor, sum, assign_codes);
       for (; rank < payloads.ranks(); ++rank)
         payloads.apply(rank, first, i, factor, sum, add_codes);
-      for (std::size_t k = 0; k < 4; ++k) store_values(sum[k], values + i + k * kLanes);
+      for (std::size_t k = 0; k < kVectors; ++k) store_values(sum[k], values + i + k * kLanes);
     }
     output.take(count);
   }
@@ -253,10 +252,11 @@ void reduce_range(const QuantizeReduce& arguments) {
     const Pointer<const E> residual = residuals.tile(first);
     Absmax absmax;
     for (std::size_t i = 0; i < kBlock; i += kGroup) {
-      VF32 sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
+      VF32 sum[kVectors];
+      for (VF32& zero : sum) zero = hn::Zero(F32());
       for (std::size_t rank = 0; rank < payloads.ranks(); ++rank)
         payloads.apply(rank, first, i, 1.0f, sum, add_codes);
-      for (std::size_t k = 0, at = i; k < 4; ++k, at += kLanes) {
+      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 p = add_residual(sum[k], residual + at, factors);
         hn::Store(p, F32(), sums + at);
         absmax.show(p, k);

@@ -231,6 +231,23 @@ TEST_P(Cast, DecodesInOrderWithOneRounding) {
         }
 }
 
+TEST(F16, CountsFromTheMidpointBeyondTheLargestOn) {
+  const float largest = std::nextafter(65520.0f, 0.0f);
+  const float gradient[] = {65520.0f, -65520.0f, largest, -largest, 3e38f, INFINITY, std::nanf("")};
+  for (const Isa isa : available_isas()) {
+    const ForcedIsa forced(isa);
+    F16 values[7];
+    EXPECT_EQ(f16_encode({.gradient = gradient,
+                          .dtype = Dtype::kF32,
+                          .count = 7,
+                          .feedback = {},
+                          .values = values}),
+              3u)
+        << isa_name(isa);
+    EXPECT_EQ(values[2].bits, 0x7bff) << isa_name(isa);
+  }
+}
+
 std::string parameter_name(const ::testing::TestParamInfo<std::tuple<Codec, Isa>>& info) {
   return std::string(std::get<0>(info.param).name) + "_" +
          std::string(isa_name(std::get<1>(info.param)));
