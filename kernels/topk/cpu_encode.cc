@@ -6,6 +6,7 @@
 // is rejected is put back. Where the threshold missed, all candidates are put back, and p is read
 // again from the residual (f32) or computed again. A residual that would not hold p exactly, or from
 // which the old one could not be computed, is written in a second pass, when all is known.
+// Long because the four ways to find the set share one state.
 #include "kernels/bf16/cpu.h"
 #include "kernels/int8/cpu.h"
 #include "kernels/int8/formulas.h"

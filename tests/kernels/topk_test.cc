@@ -524,12 +524,17 @@ TEST_F(TopkPoison, AnOverflowOfBf16CountsAsNotFinite) {
 
 // Sizes and errors.
 
+// 1/16 of the gradient beside the payload, where counts are large; each thread more than two has
+// pages of its own.
 TEST(TopkWorkspace, IsSmallBesideTheGradient) {
+  constexpr std::size_t kBytesAThread = std::size_t{1} << 19;
   for (const std::size_t count : {std::size_t{1} << 24, std::size_t{1} << 26, std::size_t{1} << 33})
     for (const double density : {1e-6, 1e-3, 0.01})
       for (const unsigned threads : {1u, 2u, 16u}) {
         const std::size_t k = k_of(count, density);
-        EXPECT_LE(topk_workspace_bytes(count, k, threads), count * 4 / 16 + 6 * k)
+        const bool strict = count >= std::size_t{1} << 26 && threads <= 2;
+        const std::size_t room = strict ? 0 : threads * kBytesAThread;
+        EXPECT_LE(topk_workspace_bytes(count, k, threads), count * 4 / 16 + 6 * k + room)
             << count << " values, k " << k << ", threads " << threads;
       }
 }
