@@ -1,4 +1,5 @@
-// See allocations.h: operator new and delete that count.
+// See allocations.h: operator new and delete that count. Sanitizers have their own: nothing is
+// counted under them.
 
 #include "tests/support/allocations.h"
 
@@ -10,15 +11,18 @@ namespace {
 
 std::atomic<std::size_t> calls{0};
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 void* counted(std::size_t bytes, std::size_t alignment) {
   ++calls;
   const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
   if (void* memory = std::aligned_alloc(alignment, whole == 0 ? alignment : whole)) return memory;
   throw std::bad_alloc();
 }
+#endif
 
 }  // namespace
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<std::size_t>(alignment));
@@ -27,6 +31,7 @@ void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+#endif
 
 namespace tersor::test {
 
