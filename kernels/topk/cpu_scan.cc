@@ -110,7 +110,7 @@ HWY_INLINE VI32 keys_of(VF32 p) {
 
 /// A bound for hn::Gt; keys and bounds fit into 31 bits.
 HWY_INLINE VI32 before(std::uint32_t key) {
-  return hn::Set(I32(), static_cast<std::int32_t>(key) - 1);
+  return hn::Set(I32(), static_cast<std::int32_t>(key - 1));
 }
 
 HWY_INLINE VI32 counted(VI32 sum, VI32 keys, VI32 bound) {

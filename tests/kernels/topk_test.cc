@@ -223,7 +223,8 @@ Outcome reference(const Case& test) {
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  if (a.size() != b.size()) return false;
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 constexpr TopkForce kForces[] = {TopkForce::kNothing, TopkForce::kTooFew, TopkForce::kTooMany,
