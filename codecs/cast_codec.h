@@ -48,7 +48,8 @@ class CastCodec final : public Codec {
     const Dtype dtype = dtype_of(call.gradients);
     const Dtype wire = Kernels::wire_dtype(dtype);
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), wire, 1.0f, store_for(frame.size())};
+    const Output output{payload_of(frame), wire, 1.0f,
+                        store_for(frame.size() + bytes_of(call.gradients))};
     std::atomic<std::uint64_t> overflows{0};
     for_each_slice(call.segments, call.execution.threads, SegmentBytes{wire},
                    [&](const Slice& slice) {
@@ -62,7 +63,7 @@ class CastCodec final : public Codec {
   void do_decode(const DecodeCall& call) const override {
     const Dtype dtype = dtype_of(call.outputs);
     check_frames(header(call, dtype), call.frames, call.execution.threads);
-    const kernels::Store store = store_for(values_bytes(call.outputs));
+    const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_slice(call.segments, call.execution.threads, SegmentBytes{Kernels::wire_dtype(dtype)},
                    [&](const Slice& slice) {
                      Views views(call.frames.size(), call.execution.workspace, slice.task);
@@ -75,7 +76,8 @@ class CastCodec final : public Codec {
     check_frames(header(call, call.dtype), call.frames, call.execution.threads);
     const Dtype wire = Kernels::wire_dtype(call.dtype);
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), wire, 1.0f, store_for(frame.size())};
+    const Output output{payload_of(frame), wire, 1.0f,
+                        store_for(frame.size() + bytes_of(call.frames))};
     std::atomic<std::uint64_t> overflows{0};
     for_each_slice(call.segments, call.execution.threads, SegmentBytes{wire},
                    [&](const Slice& slice) {
@@ -92,8 +94,10 @@ class CastCodec final : public Codec {
     const Dtype wire = Kernels::wire_dtype(dtype_of(call.gradients));
     check_native(*this, values, wire, values_of(call.segments));
     const StateWords words = words_of(call);
-    const Output output{
-        {values.pointer(), values.bytes()}, wire, factor, store_for(values.bytes())};
+    const Output output{{values.pointer(), values.bytes()},
+                        wire,
+                        factor,
+                        store_for(values.bytes() + bytes_of(call.gradients))};
     std::atomic<std::uint64_t> overflows{0};
     for_each_slice(call.segments, call.execution.threads, BareBytes{wire}, [&](const Slice& slice) {
       overflows += encode_slice(call, words, slice, output);
@@ -104,7 +108,7 @@ class CastCodec final : public Codec {
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
     const Dtype wire = Kernels::wire_dtype(dtype_of(call.outputs));
     check_native(*this, values, wire, values_of(call.segments));
-    const kernels::Store store = store_for(values_bytes(call.outputs));
+    const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     for_each_slice(call.segments, call.execution.threads, BareBytes{wire}, [&](const Slice& slice) {
       const void* bare = values.pointer() + slice.offset + first_byte(slice, wire);
       decode_slice(call, slice, {&bare, 1}, store);

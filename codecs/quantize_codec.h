@@ -41,7 +41,7 @@ class QuantizeCodec final : public Codec {
 
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), store_for(frame.size())};
+    const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.gradients))};
     for_each_slice(call.segments, call.execution.threads, segment_bytes,
                    [&](const Slice& slice) { encode_slice(call, words, slice, output); });
     seal_frame(header(call, dtype_of(call.gradients)), frame, call.execution.threads);
@@ -50,7 +50,7 @@ class QuantizeCodec final : public Codec {
 
   void do_decode(const DecodeCall& call) const override {
     check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
-    const kernels::Store store = store_for(values_bytes(call.outputs));
+    const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_slice(call.segments, call.execution.threads, segment_bytes,
                    [&](const Slice& slice) { decode_slice(call, slice, store); });
   }
@@ -58,7 +58,7 @@ class QuantizeCodec final : public Codec {
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
     check_frames(header(call, call.dtype), call.frames, call.execution.threads);
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), store_for(frame.size())};
+    const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.frames))};
     for_each_slice(call.segments, call.execution.threads, segment_bytes,
                    [&](const Slice& slice) { reduce_slice(call, words, slice, output); });
     seal_frame(header(call, call.dtype), frame, call.execution.threads);

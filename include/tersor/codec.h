@@ -113,7 +113,7 @@ struct CodecTraits {
   bool sums_payloads = true;  ///< contributions add; false: the codec combines them in its own way
   bool portable_bytes =
       true;               ///< the same bytes from every CPU and GPU; false: per instruction set
-  bool lossless = false;  ///< decode returns what was encoded, bit for bit
+  bool lossless = false;  ///< decode returns what was encoded, but for the bits of a NaN
 };
 
 /// Who reads a frame: what its header must say.
