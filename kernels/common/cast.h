@@ -16,7 +16,7 @@ struct CastEncode {
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
   Feedback feedback;
-  void* values;  // `count` values of the wire's type
+  void* values;      // `count` values of the wire's type
   float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
   Store store = Store::kCached;
 };

@@ -118,8 +118,7 @@ class Quantizer {
         residual_(arguments.feedback.residual_out,
                   residual_store(arguments.feedback, arguments.store)) {}
 
-  /// The block at `first`, of which `count` values are real; `absmax` is the largest magnitude of
-  /// p.
+  /// The block at `first`, of which `count` values are real, with the bits of its largest |p|.
   HWY_INLINE void write(std::size_t first, std::size_t count, const float* p, std::uint32_t absmax,
                         Pointer<const E> residual_in) {
     const BlockScale scale = block_scale<Format>(absmax);
@@ -144,8 +143,8 @@ class Quantizer {
 template <class Format, typename G, typename E>
 void encode_range(const QuantizeEncode& arguments) {
   constexpr std::size_t kBlock = Format::kBlock;
-  constexpr bool kPlain =
-      std::is_same_v<G, float> && std::is_same_v<E, Absent>;  // p lies in memory
+  // Where p lies in memory already, it is read twice instead of being copied.
+  constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
   const Factors factors(arguments.feedback);
   Input<G, kBlock> gradients(arguments.gradient, arguments.count);
   Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);

@@ -16,6 +16,10 @@ namespace tersor::kernels::HWY_NAMESPACE {
 /// Copies what needs no arithmetic.
 template <typename T>
 void copy_range(const CastEncode& arguments) {
+  if (arguments.store == Store::kCached && arguments.count > 0) {
+    std::memmove(arguments.values, arguments.gradient, arguments.count * sizeof(T));
+    return;
+  }
   Input<T, kTile> gradients(arguments.gradient, arguments.count);
   Output<T, kTile> values(arguments.values, arguments.store);
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
