@@ -1,5 +1,5 @@
-// Exact top-k with error feedback on the CPU: one pass over the gradient, the same bytes whatever the
-// instruction set, the threads and the path. And the sum of several such payloads.
+// Exact top-k with error feedback on the CPU: one pass over the gradient, the same bytes whatever
+// the instruction set, the threads and the path. And the sum of several such payloads.
 #pragma once
 
 #include "kernels/common/arguments.h"
@@ -56,11 +56,11 @@ struct TopkResult {
 std::size_t topk_workspace_bytes(std::size_t count, std::size_t k, unsigned threads);
 
 /// Writes the payload, in ascending order of index, unused places 0, and leaves p - decoded in the
-/// residual. Where p holds a value that is not finite, the payload is k NaNs at the indices 0 … k - 1
-/// and the residual keeps its old values; in place and f32 to one rounding where p is finite: they
-/// come back as (p - a · g) / b.
-/// Residuals of bf16 in place need a second pass over the gradient, since p is not read back exactly.
-/// Throws InvalidArgument for another dtype, a k out of range or a workspace that is too short.
+/// residual. Where p holds a value that is not finite, the payload is k NaNs at the indices 0 … k -
+/// 1 and the residual keeps its old values; in place and f32 to one rounding where p is finite:
+/// they come back as (p - a · g) / b. Residuals of bf16 in place need a second pass over the
+/// gradient, since p is not read back exactly. Throws InvalidArgument for another dtype, a k out of
+/// range or a workspace that is too short.
 TopkResult topk_encode(const TopkEncode& task, Threads& threads);
 
 /// The sections of a payload that came from elsewhere.
@@ -71,13 +71,14 @@ struct TopkPayloadView {
   const float* scales = nullptr;
 };
 
-/// What is wrong with a payload's `first` and `index_in_tile`, as a sentence; null where topk_decode
-/// may be called. Reads first[tiles + 1], and index_in_tile[k] only as far as `first` is sound.
+/// What is wrong with a payload's `first` and `index_in_tile`, as a sentence; null where
+/// topk_decode may be called. Reads first[tiles + 1], and index_in_tile[k] only as far as `first`
+/// is sound.
 const char* topk_validate(const TopkPayloadView& payload, std::size_t count, std::size_t k);
 
 /// The sum of the payloads, in their order, in f32 and rounded once into the output:
-/// acc = +0 or the old value; for each payload acc = acc + value · factor, both rounded, where an int8
-/// value is code · scale, rounded.
+/// acc = +0 or the old value; for each payload acc = acc + value · factor, both rounded, where an
+/// int8 value is code · scale, rounded.
 struct TopkDecode {
   std::span<const TopkPayloadView> payloads;  // each one validated
   Dtype value_dtype;                          // f32, bf16 or i8
@@ -86,8 +87,8 @@ struct TopkDecode {
   std::size_t end;
   float factor = 1;
   DecodeMode mode = DecodeMode::kAssign;
-  void* output;  // end - begin values of `dtype`, element-aligned
-  Dtype dtype;   // f32, bf16 or f16
+  void* output;                    // end - begin values of `dtype`, element-aligned
+  Dtype dtype;                     // f32, bf16 or f16
   std::span<std::byte> workspace;  // topk_decode_workspace_bytes; any alignment
 };
 

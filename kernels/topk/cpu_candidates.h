@@ -1,5 +1,5 @@
-// The candidates of all strips, in pages that tasks take as they need them; and passes over them, or
-// over p itself where they do not suffice. Inside kernels/topk only.
+// The candidates of all strips, in pages that tasks take as they need them; and passes over them,
+// or over p itself where they do not suffice. Inside kernels/topk only.
 #pragma once
 
 #include "kernels/topk/cpu_plan.h"
@@ -98,11 +98,22 @@ struct TopkSource {
                     Visitor&& visitor) const {
     if (reread == nullptr) return for_each_stored_run(plan, workspace, tile, visitor);
     TopkScan scan = *reread;
-    scan.ladder.fill(low);
+    scan.ladder = {low, low, low};
     for_each_strip(plan, tile, [&](TopkStrip strip) {
       const TopkCandidates out = scratch.candidates(0);
       const std::size_t found = topk_scan_strip(scan, strip, out, scratch.tally);
       visitor(TopkRunView{out.value, out.index, found});
+    });
+  }
+
+  /// The same for visitors that need no indices: what they see may have none.
+  template <typename Visitor>
+  void for_each_values(std::size_t tile, TopkScratch& scratch, Visitor&& visitor) const {
+    if (reread == nullptr) return for_each_stored_run(plan, workspace, tile, visitor);
+    for_each_strip(plan, tile, [&](TopkStrip strip) {
+      float* p = scratch.candidates(0).value;
+      topk_compute(*reread, strip, p);
+      visitor(TopkRunView{p, nullptr, strip.count});
     });
   }
 };
@@ -111,7 +122,7 @@ struct TopkSource {
 template <typename Visitor>
 void for_each_piece(const TopkRunView& run, Visitor&& visitor) {
   for (std::size_t begin = 0; begin < run.count; begin += kTopkStrip)
-    visitor(TopkRunView{run.value + begin, run.index + begin,
+    visitor(TopkRunView{run.value + begin, run.index == nullptr ? nullptr : run.index + begin,
                         std::min(kTopkStrip, run.count - begin)});
 }
 

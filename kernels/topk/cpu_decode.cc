@@ -103,9 +103,8 @@ class Decoder {
     } else if (task_.value_dtype == Dtype::kI8) {
       const auto* codes = static_cast<const std::int8_t*>(payload.values);
       const float* scales = payload.scales;
-      add_kept(index, kept, factor, sum, [=](std::size_t i) {
-        return code_value(codes[i], scales[i / Int8Format::kBlock]);
-      });
+      add_kept(index, kept, factor, sum,
+               [=](std::size_t i) { return code_value(codes[i], scales[i / Int8Format::kBlock]); });
     } else {
       const auto* values = static_cast<const float*>(payload.values);
       add_kept(index, kept, factor, sum, [=](std::size_t i) { return values[i]; });
@@ -113,10 +112,8 @@ class Decoder {
   }
 
   void widen(const void* values, std::size_t count, float* sum) const {
-    const CastDecode cast{.payloads = {&values, 1},
-                          .count = count,
-                          .output = sum,
-                          .dtype = Dtype::kF32};
+    const CastDecode cast{
+        .payloads = {&values, 1}, .count = count, .output = sum, .dtype = Dtype::kF32};
     if (task_.dtype == Dtype::kBf16)
       bf16_decode(cast);
     else
@@ -124,11 +121,8 @@ class Decoder {
   }
 
   void narrow(const float* sum, std::size_t count, void* output) const {
-    const CastEncode cast{.gradient = sum,
-                          .dtype = Dtype::kF32,
-                          .count = count,
-                          .feedback = {},
-                          .values = output};
+    const CastEncode cast{
+        .gradient = sum, .dtype = Dtype::kF32, .count = count, .feedback = {}, .values = output};
     if (task_.dtype == Dtype::kBf16)
       bf16_encode(cast);
     else

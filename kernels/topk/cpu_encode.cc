@@ -1,11 +1,11 @@
 // Top-k with error feedback on the CPU. A sample gives a threshold that is almost surely a little
-// too low; one pass computes p, writes the residual and keeps the candidates that reach it; the k-th
-// key is found among them; what reaches that is sent.
+// too low; one pass computes p, writes the residual and keeps the candidates that reach it; the
+// k-th key is found among them; what reaches that is sent.
 //
 // In the hope that a candidate will be sent, the pass leaves there what remains after sending; what
 // is rejected is put back. Where the threshold missed, all candidates are put back, and p is read
-// again from the residual (f32) or computed again. A residual that would not hold p exactly, or from
-// which the old one could not be computed, is written in a second pass, when all is known.
+// again from the residual (f32) or computed again. A residual that would not hold p exactly, or
+// from which the old one could not be computed, is written in a second pass, when all is known.
 // Long because the four ways to find the set share one state.
 #include "kernels/bf16/cpu.h"
 #include "kernels/int8/cpu.h"
@@ -25,12 +25,24 @@ namespace tersor::kernels {
 namespace {
 
 constexpr std::uint32_t kBeyondKeys = 0x80000000u;
+constexpr std::uint32_t kSomeTies = 0xffffffffu;  // no key
+
+struct TileRange {
+  std::size_t begin;
+  std::size_t end;
+};
 
 /// What is chosen: keys above `key`, and the first `ties` that equal it.
 struct Cut {
   std::uint32_t key;
   std::size_t ties;
 };
+
+/// What the ranks in the sample are multiplied by.
+double scale_of(TopkForce force) {
+  if (force == TopkForce::kTooFew) return 0.6;
+  return force == TopkForce::kTooMany ? 4.0 : 1.0;
+}
 
 class Encoder {
  public:
@@ -45,32 +57,37 @@ class Encoder {
   TopkScan rereading() const;
 
   template <typename Visitor>
+  void for_each_task(Visitor&& visitor);
+  template <typename Visitor>
   void for_each_tile(Visitor&& visitor);
 
-  void scan(const TopkScan& scan);
-  void scan_task(const TopkScan& scan, std::size_t task);
+  TopkTally scan(const TopkScan& scan);
+  void scan_tiles(const TopkScan& scan, TileRange tiles, TopkScratch& scratch);
   void scan_into_list(const TopkScan& scan, TopkStrip strip, CandidateList::Cursor& cursor,
                       TopkScratch& scratch);
   bool undoes() const;
 
-  Cut select();
-  bool list_suffices(const TopkBracket& bracket) const;
+  Cut select(const TopkTally& tally);
   void put_back();
-  void gather(std::uint32_t low);
+  template <typename KeysOf>
+  void correct(TopkCorrection correction, TileRange tiles, TopkScratch& scratch, KeysOf&& keys_of);
+  void gather(TopkBracket& bracket, const TopkTally& tally);
 
   void count_tiles(std::uint32_t key);
   void place_tiles(Cut cut);
   void emit(Cut cut);
   void emit_tile(Cut cut, std::size_t tile, TopkScratch& scratch);
+  std::uint32_t lowest_chosen(Cut cut, std::size_t tile) const;
   void emit_with_some_ties(Cut cut, std::size_t tile, TopkScratch& scratch);
-  void put_back_rejected(std::uint32_t low, std::size_t tile, TopkScratch& scratch);
+  bool guessed() const;
+  void correct_guess(Cut cut, TileRange tiles, TopkScratch& scratch);
   void fill_unused();
 
   void encode_values();
   void encode_block(std::size_t begin, std::size_t count);
   void write_residual();
 
-  TopkResult poison();
+  TopkResult poison(std::size_t non_finite);
   void restore_residual();
 
   const TopkEncode& task_;
@@ -83,7 +100,7 @@ class Encoder {
   TopkScan scan_;
   TopkScan reread_;
   TopkSource source_;
-  TopkTally tally_;
+  TopkSample sample_;
   TopkPath path_ = TopkPath::kHit;
   float* chosen_;  // p of what is sent
 };
@@ -118,6 +135,7 @@ Encoder::Encoder(const TopkEncode& task, Threads& threads)
                                                       : Dtype::kF32),
             .clear = clear_of()},
       source_{plan_, workspace_},
+      sample_(scan_, plan_, workspace_, threads),
       chosen_(task.value_dtype == Dtype::kF32 ? static_cast<float*>(task.payload.values)
                                               : workspace_.chosen) {
   if (writes_ != Writes::kInTheScan) scan_.feedback.residual_out = nullptr;
@@ -152,19 +170,10 @@ TopkScan Encoder::rereading() const {
 }
 
 TopkResult Encoder::run() {
-  const double scale = task_.force == TopkForce::kTooFew    ? 0.6
-                       : task_.force == TopkForce::kTooMany ? 4.0
-                                                            : 1.0;
-  scan_.ladder = topk_ladder(scan_, plan_, workspace_, scale, threads_);
-  scan(scan_);
-  for (std::size_t task = 0; task < plan_.tasks; ++task) {
-    const TopkTally& part = workspace_.scratch[task].tally;
-    for (std::size_t rung = 0; rung < kTopkRungs; ++rung)
-      tally_.reached[rung] += part.reached[rung];
-    tally_.non_finite += part.non_finite;
-  }
-  if (tally_.non_finite != 0) return poison();
-  const Cut cut = select();
+  scan_.ladder = sample_.ladder(scale_of(task_.force));
+  const TopkTally tally = scan(scan_);
+  if (tally.non_finite != 0) return poison(tally.non_finite);
+  const Cut cut = select(tally);
   count_tiles(cut.key);
   place_tiles(cut);
   emit(cut);
@@ -174,25 +183,41 @@ TopkResult Encoder::run() {
   return {payload_.first[plan_.tiles], path_, 0};
 }
 
-/// Calls visitor(tile, scratch) for each tile, in parallel.
+/// Calls visitor(tiles, scratch) for each task, in parallel.
 template <typename Visitor>
-void Encoder::for_each_tile(Visitor&& visitor) {
+void Encoder::for_each_task(Visitor&& visitor) {
   threads_.run(plan_.tasks, [&](std::size_t task) {
-    for (std::size_t tile = plan_.tiles_before(task); tile < plan_.tiles_before(task + 1); ++tile)
-      visitor(tile, workspace_.scratch[task]);
+    visitor(TileRange{plan_.tiles_before(task), plan_.tiles_before(task + 1)},
+            workspace_.scratch[task]);
   });
 }
 
-void Encoder::scan(const TopkScan& scan) {
-  list_.clear();
-  threads_.run(plan_.tasks, [&](std::size_t task) { scan_task(scan, task); });
+/// Calls visitor(tile, scratch) for each tile, in parallel.
+template <typename Visitor>
+void Encoder::for_each_tile(Visitor&& visitor) {
+  for_each_task([&](TileRange tiles, TopkScratch& scratch) {
+    for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) visitor(tile, scratch);
+  });
 }
 
-void Encoder::scan_task(const TopkScan& scan, std::size_t task) {
-  TopkScratch& scratch = workspace_.scratch[task];
+TopkTally Encoder::scan(const TopkScan& scan) {
+  list_.clear();
+  for_each_task([&](TileRange tiles, TopkScratch& scratch) { scan_tiles(scan, tiles, scratch); });
+  TopkTally sum;
+  for (std::size_t task = 0; task < plan_.tasks; ++task) {
+    const TopkTally& part = workspace_.scratch[task].tally;
+    sum.threshold += part.threshold;
+    sum.guess += part.guess;
+    sum.above += part.above;
+    sum.non_finite += part.non_finite;
+  }
+  return sum;
+}
+
+void Encoder::scan_tiles(const TopkScan& scan, TileRange tiles, TopkScratch& scratch) {
   scratch.tally = {};
   CandidateList::Cursor cursor;
-  for (std::size_t tile = plan_.tiles_before(task); tile < plan_.tiles_before(task + 1); ++tile)
+  for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile)
     for_each_strip(plan_, tile,
                    [&](TopkStrip strip) { scan_into_list(scan, strip, cursor, scratch); });
 }
@@ -207,8 +232,7 @@ void Encoder::scan_into_list(const TopkScan& scan, TopkStrip strip, CandidateLis
   if (!room) one.clear = TopkClear::kNothing;
   const std::size_t found = topk_scan_strip(one, strip, out, scratch.tally);
   TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
-  run = {cursor.at, static_cast<std::uint32_t>(found),
-         room ? TopkRun::kStored : TopkRun::kTooMany};
+  run = {cursor.at, static_cast<std::uint32_t>(found), room ? TopkRun::kStored : TopkRun::kTooMany};
   if (room) cursor.at += found;
   if (scratch.tally.non_finite == bad_before || !undoes()) return;
   topk_undo_strip(one, strip, {out.value, out.index, found},
@@ -221,52 +245,64 @@ bool Encoder::undoes() const {
   return writes_ == Writes::kInTheScan && task_.feedback.residual_in == task_.feedback.residual_out;
 }
 
-bool Encoder::list_suffices(const TopkBracket& bracket) const {
-  return !list_.too_many() && scan_.ladder[kTopkThreshold] <= bracket.keys.low &&
-         task_.force != TopkForce::kRadix;
-}
-
-Cut Encoder::select() {
-  TopkBracket bracket = task_.force == TopkForce::kRadix
-                            ? topk_widest_bracket(tally_, scan_.limit, plan_.k)
-                            : topk_bracket(scan_.ladder, tally_, scan_.limit, plan_.k);
-  if (!list_suffices(bracket)) {
+Cut Encoder::select(const TopkTally& tally) {
+  TopkBracket bracket{{kTopkSmallestKey, scan_.limit}, plan_.count, 0};
+  if (task_.force != TopkForce::kRadix) {
+    topk_learn(bracket, scan_.ladder.threshold, tally.threshold, plan_.k);
+    topk_learn(bracket, scan_.ladder.guess, tally.guess, plan_.k);
+    topk_learn(bracket, scan_.ladder.above, tally.above, plan_.k);
+  }
+  const bool hit = scan_.ladder.threshold <= bracket.keys.low && !list_.too_many();
+  if (!hit || task_.force == TopkForce::kRadix) {
     put_back();
     source_.reread = &reread_;
-    path_ = TopkPath::kGather;
+    if (task_.force != TopkForce::kRadix) gather(bracket, tally);
   }
-  while (true) {
-    const bool fits = bracket.reached <= plan_.capacity && task_.force != TopkForce::kRadix;
-    if (source_.reread != nullptr && fits) gather(bracket.keys.low);
-    if (bracket.single()) break;
-    if (source_.reread != nullptr) path_ = TopkPath::kRadix;
-    bracket = topk_narrow(source_, bracket, threads_);
-  }
-  if (task_.force == TopkForce::kRadix) path_ = TopkPath::kRadix;
+  while (!bracket.single()) bracket = topk_narrow(source_, bracket, threads_);
   return {bracket.keys.low, bracket.reached < plan_.k ? plan_.k : plan_.k - bracket.above};
 }
 
 /// Makes the residual p everywhere.
 void Encoder::put_back() {
+  path_ = TopkPath::kRadix;
   if (scan_.clear == TopkClear::kNothing) return;
-  for_each_tile([&](std::size_t tile, TopkScratch&) {
-    for_each_stored_run(plan_, workspace_, tile, [&](const TopkRunView& run) {
-      topk_put(scan_.feedback, tile, run);
-    });
+  const auto taken = [&](std::size_t) -> TopkKeys { return {scan_.ladder.guess, kBeyondKeys}; };
+  for_each_task([&](TileRange tiles, TopkScratch& scratch) {
+    correct(TopkCorrection::kPut, tiles, scratch, taken);
   });
 }
 
-void Encoder::gather(std::uint32_t low) {
+/// Corrects the residual of all candidates of a tile whose keys are in keys_of(tile).
+template <typename KeysOf>
+void Encoder::correct(TopkCorrection correction, TileRange tiles, TopkScratch& scratch,
+                      KeysOf&& keys_of) {
+  TopkCorrections corrections(scan_, correction, scratch);
+  for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    const TopkKeys keys = keys_of(tile);
+    for_each_stored_run(plan_, workspace_, tile, [&](const TopkRunView& run) {
+      for_each_piece(run, [&](const TopkRunView& piece) { corrections.add(tile, piece, keys); });
+    });
+  }
+}
+
+/// Reads p once more, with a better threshold: the lower end of the bracket, where few enough
+/// values reach it, else what the sample says now that its error is known.
+void Encoder::gather(TopkBracket& bracket, const TopkTally& tally) {
+  std::uint32_t low = bracket.keys.low;
+  if (bracket.reached > plan_.capacity)
+    low = std::clamp(sample_.threshold_after(tally.threshold), low, bracket.keys.high - 1);
   TopkScan scan_again = reread_;
-  scan_again.ladder.fill(low);
-  scan(scan_again);
-  source_.reread = list_.too_many() ? &reread_ : nullptr;
+  scan_again.ladder = {low, low, low};
+  topk_learn(bracket, low, scan(scan_again).threshold, plan_.k);
+  if (list_.too_many() || bracket.keys.low < low) return;
+  source_.reread = nullptr;
+  path_ = TopkPath::kGather;
 }
 
 void Encoder::count_tiles(std::uint32_t key) {
   for_each_tile([&](std::size_t tile, TopkScratch& scratch) {
     TopkTileCount sum{};
-    source_.for_each_run(tile, key, scratch, [&](const TopkRunView& run) {
+    source_.for_each_values(tile, scratch, [&](const TopkRunView& run) {
       const TopkTileCount part = topk_count(run, key);
       sum.larger += part.larger;
       sum.equal += part.equal;
@@ -288,53 +324,64 @@ void Encoder::place_tiles(Cut cut) {
 }
 
 void Encoder::emit(Cut cut) {
-  for_each_tile(
-      [&](std::size_t tile, TopkScratch& scratch) { emit_tile(cut, tile, scratch); });
+  for_each_task([&](TileRange tiles, TopkScratch& scratch) {
+    for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) emit_tile(cut, tile, scratch);
+    if (guessed()) correct_guess(cut, tiles, scratch);
+  });
 }
 
 void Encoder::emit_tile(Cut cut, std::size_t tile, TopkScratch& scratch) {
-  const TopkTileCount& found = workspace_.tiles[tile];
+  const std::uint32_t low = lowest_chosen(cut, tile);
+  if (low == kSomeTies) return emit_with_some_ties(cut, tile, scratch);
   std::size_t at = payload_.first[tile];
   const std::size_t end = payload_.first[tile + 1];
-  const std::size_t ties = end - at - found.larger;
-  if (ties != 0 && ties != found.equal) return emit_with_some_ties(cut, tile, scratch);
-  const std::uint32_t low = ties == found.equal ? cut.key : cut.key + 1;
   source_.for_each_run(tile, low, scratch, [&](const TopkRunView& run) {
-    at += topk_select(run, {low, kBeyondKeys}, {chosen_ + at, payload_.index_in_tile + at},
-                      end - at);
+    at +=
+        topk_select(run, {low, kBeyondKeys}, {chosen_ + at, payload_.index_in_tile + at}, end - at);
   });
-  if (path_ == TopkPath::kHit) put_back_rejected(low, tile, scratch);
+}
+
+/// From which key on all values of a tile are chosen; kSomeTies where the ties run out in it.
+std::uint32_t Encoder::lowest_chosen(Cut cut, std::size_t tile) const {
+  const TopkTileCount& found = workspace_.tiles[tile];
+  const std::size_t ties = payload_.first[tile + 1] - payload_.first[tile] - found.larger;
+  if (ties == found.equal) return cut.key;
+  return ties == 0 ? cut.key + 1 : kSomeTies;
 }
 
 /// The one tile in which the ties run out.
 void Encoder::emit_with_some_ties(Cut cut, std::size_t tile, TopkScratch& scratch) {
   std::size_t at = payload_.first[tile];
   std::size_t ties = payload_.first[tile + 1] - at - workspace_.tiles[tile].larger;
-  const auto emit_run = [&](const TopkRunView& run) {
+  source_.for_each_run(tile, cut.key, scratch, [&](const TopkRunView& run) {
     for (std::size_t i = 0; i < run.count; ++i) {
       const std::uint32_t key = topk_key(run.value[i]);
-      if (key < cut.key || (key == cut.key && ties == 0)) {
-        if (path_ == TopkPath::kHit && scan_.clear != TopkClear::kNothing)
-          topk_put(scan_.feedback, tile, {run.value + i, run.index + i, 1});
-        continue;
-      }
+      const bool is_chosen = key > cut.key || (key == cut.key && ties != 0);
+      if (guessed() && is_chosen != (key >= scan_.ladder.guess))
+        topk_correct(scan_, is_chosen ? TopkCorrection::kTake : TopkCorrection::kPut, tile,
+                     {run.value + i, run.index + i, 1});
+      if (!is_chosen) continue;
       ties -= key == cut.key;
       chosen_[at] = run.value[i];
       payload_.index_in_tile[at++] = run.index[i];
     }
-  };
-  source_.for_each_run(tile, cut.key, scratch, emit_run);
+  });
 }
 
-void Encoder::put_back_rejected(std::uint32_t low, std::size_t tile, TopkScratch& scratch) {
-  if (scan_.clear == TopkClear::kNothing) return;
-  const TopkCandidates rejected = scratch.candidates(1);
-  const auto put_piece = [&](const TopkRunView& piece) {
-    const std::size_t found = topk_select(piece, {0, low}, rejected, kTopkStripRoom);
-    topk_put(scan_.feedback, tile, {rejected.value, rejected.index, found});
+/// Whether the residual holds what remains of all candidates from the guess on.
+bool Encoder::guessed() const {
+  return path_ == TopkPath::kHit && scan_.clear != TopkClear::kNothing;
+}
+
+/// What lies between the guess and the lowest key that was chosen.
+void Encoder::correct_guess(Cut cut, TileRange tiles, TopkScratch& scratch) {
+  const std::uint32_t guess = scan_.ladder.guess;
+  const auto wrong = [&](std::size_t tile) -> TopkKeys {
+    const std::uint32_t low = lowest_chosen(cut, tile);
+    if (low == kSomeTies) return {0, 0};
+    return {std::min(low, guess), std::max(low, guess)};
   };
-  for_each_stored_run(plan_, workspace_, tile,
-                      [&](const TopkRunView& run) { for_each_piece(run, put_piece); });
+  correct(cut.key < guess ? TopkCorrection::kTake : TopkCorrection::kPut, tiles, scratch, wrong);
 }
 
 void Encoder::fill_unused() {
@@ -372,11 +419,10 @@ void Encoder::encode_block(std::size_t begin, std::size_t count) {
 
 /// What is not in the residual yet: all of p, or what remains of the chosen values.
 void Encoder::write_residual() {
-  const bool settled = path_ == TopkPath::kHit && scan_.clear != TopkClear::kNothing;
-  if (writes_ == Writes::kNever || settled) return;
+  if (writes_ == Writes::kNever || guessed()) return;
   TopkScan writing = scan_;
   writing.feedback = task_.feedback;
-  writing.ladder.fill(kInfinityBits);
+  writing.ladder = {kInfinityBits, kInfinityBits, kInfinityBits};
   for_each_tile([&](std::size_t tile, TopkScratch& scratch) {
     if (writes_ == Writes::kAfterwards)
       for_each_strip(plan_, tile, [&](TopkStrip strip) {
@@ -386,7 +432,7 @@ void Encoder::write_residual() {
   });
 }
 
-TopkResult Encoder::poison() {
+TopkResult Encoder::poison(std::size_t non_finite) {
   for (std::size_t tile = 0; tile <= plan_.tiles; ++tile)
     payload_.first[tile] = static_cast<std::uint32_t>(std::min(plan_.k, tile * kTopkTile));
   for (std::size_t i = 0; i < plan_.k; ++i)
@@ -394,7 +440,7 @@ TopkResult Encoder::poison() {
   std::fill_n(chosen_, plan_.k, float_of(kNanBits));
   encode_values();
   restore_residual();
-  return {plan_.k, TopkPath::kPoison, tally_.non_finite};
+  return {plan_.k, TopkPath::kPoison, non_finite};
 }
 
 void Encoder::restore_residual() {

@@ -34,8 +34,10 @@ std::size_t capacity_of(const TopkPlan& plan) {
 }
 
 std::size_t tasks_of(std::size_t count, std::size_t tiles, unsigned threads) {
-  if (threads <= 1 || count < 2 * TopkTuning::kTaskValues) return 1;
-  return std::min({tiles, count / TopkTuning::kTaskValues, threads * TopkTuning::kTasksAThread});
+  const std::size_t least = std::max<std::size_t>(1, ceil_div(tiles, TopkTuning::kMostTaskTiles));
+  if (threads <= 1) return least;
+  const std::size_t most = std::min(tiles, count / TopkTuning::kTaskValues);
+  return std::max(least, std::min(most, threads * TopkTuning::kTasksAThread));
 }
 
 /// Hands out parts of a workspace one after the other.
@@ -71,9 +73,8 @@ TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads) {
   plan.page = plan.tasks == 1 ? plan.capacity + kTopkStripRoom
                               : std::clamp(plan.capacity / (8 * plan.tasks), 2 * kTopkStripRoom,
                                            TopkTuning::kMostPage);
-  plan.pages = plan.tasks == 1
-                   ? 1
-                   : ceil_div(plan.capacity, plan.page - kTopkStripRoom) + plan.tasks;
+  plan.pages =
+      plan.tasks == 1 ? 1 : ceil_div(plan.capacity, plan.page - kTopkStripRoom) + plan.tasks;
   return plan;
 }
 
@@ -84,8 +85,9 @@ TopkWorkspace topk_workspace(const TopkPlan& plan, std::byte* memory, std::size_
   workspace.scratch = carver.take<TopkScratch>(plan.tasks);
   workspace.runs = carver.take<TopkRun>(plan.strips());
   workspace.tiles = carver.take<TopkTileCount>(plan.tiles);
-  workspace.samples = carver.take<float>(plan.samples + plan.tasks * kTopkSlack);
-  workspace.sample_histogram = carver.take<std::uint32_t>(plan.samples == 0 ? 0 : kTopkSampleBins);
+  workspace.samples = carver.take<float>(plan.samples);
+  workspace.top_samples =
+      carver.take<float>(std::min(plan.samples, TopkTuning::kMostTopSamples) + kTopkSlack);
   workspace.chosen = carver.take<float>(plan.k);
   workspace.candidates.value = carver.take<float>(candidates);
   workspace.candidates.index = carver.take<std::uint16_t>(candidates);

@@ -14,16 +14,17 @@ namespace tersor::kernels {
 /// The numbers that were tuned.
 struct TopkTuning {
   static constexpr std::size_t kSampleAbove = 16384;  // counts up to here are not sampled
-  static constexpr double kSampledChosen = 1024;      // sampled values that are among the k
-  static constexpr std::size_t kMostSamples = std::size_t{1} << 18;
-  static constexpr std::size_t kSampleGroup = 16;     // values read at one place: a cache line of f32
+  static constexpr double kSampledChosen = 512;       // sampled values that are among the k
+  static constexpr std::size_t kMostSamples = std::size_t{1} << 17;
+  static constexpr std::size_t kSampleGroup = 32;  // values read at one place: two lines of f32
+  static constexpr std::size_t kMostTopSamples = 16384;             // that are looked at one by one
   static constexpr std::size_t kTaskValues = std::size_t{1} << 18;  // a task has at least as many
+  static constexpr std::size_t kMostTaskTiles = 32768;
   static constexpr std::size_t kTasksAThread = 4;
-  static constexpr std::size_t kMostPage = 65536;     // candidates
+  static constexpr std::size_t kMostPage = 65536;  // candidates
 };
 
 constexpr std::size_t kTopkBins = 4096;
-constexpr std::size_t kTopkSampleBins = 65536;
 
 struct TopkPlan {
   std::size_t count;
@@ -53,9 +54,8 @@ struct TopkRun {
 struct alignas(64) TopkScratch {
   std::array<float, kTopkStripRoom> value[2];
   std::array<std::uint16_t, kTopkStripRoom> index[2];
-  std::array<std::uint64_t, kTopkBins> histogram;
+  std::array<std::uint32_t, kTopkBins> histogram;  // a task has fewer than 2^32 values
   TopkTally tally;
-  std::size_t samples;
 
   TopkCandidates candidates(std::size_t which) {
     return {value[which].data(), index[which].data()};
@@ -67,9 +67,9 @@ struct TopkWorkspace {
   float* chosen;              // [k], for values that are not f32
   TopkRun* runs;              // [strips]
   TopkTileCount* tiles;       // [tiles]
-  float* samples;             // [samples + tasks · kTopkSlack]
-  std::uint32_t* sample_histogram;
-  TopkScratch* scratch;  // [tasks]
+  float* samples;             // [samples]
+  float* top_samples;         // [kMostTopSamples + kTopkSlack]
+  TopkScratch* scratch;       // [tasks]
 };
 
 /// The parts of a workspace that begins at `memory`, 64-byte aligned; null only measures. `bytes`

@@ -21,11 +21,13 @@ void visit_residual_out(const Feedback& feedback, std::size_t begin, Visitor&& v
 float decoded(const TopkSettle& settle, std::size_t i) {
   const TopkPayload& payload = settle.task.payload;
   switch (settle.task.value_dtype) {
-    case Dtype::kBf16: return to_f32(static_cast<const Bf16*>(payload.values)[i]);
+    case Dtype::kBf16:
+      return to_f32(static_cast<const Bf16*>(payload.values)[i]);
     case Dtype::kI8:
       return code_value(static_cast<const std::int8_t*>(payload.values)[i],
                         payload.scales[i / Int8Format::kBlock]);
-    default: return settle.chosen[i];
+    default:
+      return settle.chosen[i];
   }
 }
 
@@ -41,20 +43,44 @@ void undo_range(const TopkScan& scan, std::size_t begin, std::size_t end) {
   });
 }
 
+/// Scattered stores wait for their lines one after the other, unless all are asked for first.
+template <typename E>
+void prefetch(const E* residual, const std::uint16_t* index, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) __builtin_prefetch(residual + index[i], 1);
+}
+
 }  // namespace
 
-void topk_put(const Feedback& feedback, std::size_t tile, const TopkRunView& run) {
-  visit_residual_out(feedback, tile * kTopkTile, [&]<typename E>(E* residual) {
-    for (std::size_t i = 0; i < run.count; ++i)
-      residual[run.index[i]] = from_f32<E>(run.value[i]);
+void topk_correct(const TopkScan& scan, TopkCorrection correction, std::size_t tile,
+                  const TopkRunView& run) {
+  visit_residual_out(scan.feedback, tile * kTopkTile, [&]<typename E>(E* residual) {
+    for (std::size_t i = 0; i < run.count; ++i) {
+      const float p = run.value[i];
+      residual[run.index[i]] =
+          from_f32<E>(correction == TopkCorrection::kPut ? p : topk_remainder(scan.clear, p));
+    }
   });
 }
 
+void TopkCorrections::add(std::size_t tile, const TopkRunView& piece, TopkKeys keys) {
+  const TopkCandidates found = scratch_.candidates(buffer_);
+  const TopkRunView next{found.value, found.index, topk_select(piece, keys, found, kTopkStripRoom)};
+  visit_residual_out(scan_.feedback, tile * kTopkTile,
+                     [&](auto* residual) { prefetch(residual, next.index, next.count); });
+  write();
+  tile_ = tile;
+  waiting_ = next;
+  buffer_ = 1 - buffer_;
+}
+
+void TopkCorrections::write() { topk_correct(scan_, correction_, tile_, waiting_); }
+
 void topk_settle(const TopkSettle& settle, std::size_t tile) {
+  const std::uint16_t* index = settle.task.payload.index_in_tile;
   visit_residual_out(settle.task.feedback, tile * kTopkTile, [&]<typename E>(E* residual) {
+    prefetch(residual, index + settle.begin, settle.end - settle.begin);
     for (std::size_t i = settle.begin; i < settle.end; ++i)
-      residual[settle.task.payload.index_in_tile[i]] =
-          from_f32<E>(settle.chosen[i] - decoded(settle, i));
+      residual[index[i]] = from_f32<E>(settle.chosen[i] - decoded(settle, i));
   });
 }
 

@@ -1,17 +1,42 @@
-// Writes residuals of single values: what was wrongly taken away is put back, what was sent is taken
-// away, and a poisoned step is undone. Inside kernels/topk only.
+// Writes residuals of single values: what was wrongly taken away is put back, what was sent is
+// taken away, and a poisoned step is undone. Inside kernels/topk only.
 #pragma once
 
 #include "kernels/topk/cpu.h"
-#include "kernels/topk/cpu_scan.h"
+#include "kernels/topk/cpu_plan.h"
 
 #include <cstddef>
 #include <cstdint>
 
 namespace tersor::kernels {
 
-/// residual_out = value at each place of a run in tile `tile`.
-void topk_put(const Feedback& feedback, std::size_t tile, const TopkRunView& run);
+/// residual_out = p, or what remains of p when it is sent (TopkScan::clear).
+enum class TopkCorrection { kPut, kTake };
+void topk_correct(const TopkScan& scan, TopkCorrection correction, std::size_t tile,
+                  const TopkRunView& run);
+
+/// Corrects many places; lines of one batch are fetched while the one before is written.
+class TopkCorrections {
+ public:
+  TopkCorrections(const TopkScan& scan, TopkCorrection correction, TopkScratch& scratch)
+      : scan_(scan), correction_(correction), scratch_(scratch) {}
+  ~TopkCorrections() { write(); }
+  TopkCorrections(const TopkCorrections&) = delete;
+  TopkCorrections& operator=(const TopkCorrections&) = delete;
+
+  /// The candidates of a piece (for_each_piece) of a tile whose keys are in the range.
+  void add(std::size_t tile, const TopkRunView& piece, TopkKeys keys);
+
+ private:
+  void write();
+
+  const TopkScan& scan_;
+  TopkCorrection correction_;
+  TopkScratch& scratch_;
+  std::size_t buffer_ = 0;
+  std::size_t tile_ = 0;
+  TopkRunView waiting_{};
+};
 
 /// residual_out = p - decoded at the chosen values [begin, end), all in tile `tile`; `chosen` are
 /// their p, at places [begin, end).

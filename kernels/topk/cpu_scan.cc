@@ -1,6 +1,8 @@
-// The loops of top-k over values, one source for all instruction sets. A scan reads the gradient and
-// the residual once and writes the residual once; candidates are rare, so vectors without one leave
-// early, and all that only candidates need is done behind that branch.
+// The loops of top-k over values, one source for all instruction sets. A scan reads the gradient
+// and the residual once and writes the residual once, strip by strip. Branches that nobody can
+// foresee are kept out of the loop over values: it writes p everywhere and notes the places of
+// candidates, bit by bit; then the candidates are looked at one by one.
+// Long because one source holds the loops of all instruction sets and dtypes.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/topk/cpu_scan.cc"
@@ -15,29 +17,41 @@
 #include "kernels/common/simd-inl.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
+namespace {
 
 struct NoResidual {};
 
-/// Calls `visitor(E{})` with the residual's type: float, Bf16 or NoResidual.
+/// Calls `visitor(G{}, E{})` with the gradient's type and the residual's: float, Bf16 or
+/// NoResidual.
 template <typename Visitor>
-std::size_t visit_residual_type(const Feedback& feedback, Visitor&& visitor) {
-  if (feedback.residual_in == nullptr) return visitor(NoResidual{});
-  return feedback.dtype == Dtype::kBf16 ? visitor(Bf16{}) : visitor(float{});
+void visit_types(const TopkScan& scan, Visitor&& visitor) {
+  visit_gradient_dtype(scan.dtype, [&](auto g) {
+    if (scan.feedback.residual_in == nullptr)
+      visitor(g, NoResidual{});
+    else if (scan.feedback.dtype == Dtype::kBf16)
+      visitor(g, Bf16{});
+    else
+      visitor(g, float{});
+  });
 }
 
 /// Where the values of one strip lie. `E` is the residual's type, or NoResidual.
 template <typename G, typename E>
 struct Strip {
+  static constexpr bool kHasResidual = !std::is_same_v<E, NoResidual>;
+
   Strip(const TopkScan& scan_, TopkStrip strip)
       : scan(scan_),
         gradient(static_cast<const G*>(scan.gradient) + strip.begin),
         residual(offset(static_cast<const E*>(scan.feedback.residual_in), strip.begin)),
         output(offset(static_cast<E*>(scan.feedback.residual_out), strip.begin)),
+        count(strip.count),
         first_index(strip.begin % kTopkTile) {}
 
   template <typename T>
@@ -49,51 +63,59 @@ struct Strip {
   const G* gradient;
   const E* residual;
   E* output;
+  std::size_t count;
   std::size_t first_index;
 };
 
 // One value at a time: the portable code, and the tail of a strip for all others.
 
-/// What the residual becomes at a candidate.
-HWY_INLINE float cleared(const TopkScan& scan, float p, float old) {
-  if (topk_key(p) >= scan.limit) return old;
-  if (scan.clear == TopkClear::kWhole) return 0.0f;
-  if (scan.clear == TopkClear::kBf16) return p - to_f32(from_f32<Bf16>(p));
-  return p;
-}
-
 template <typename G, typename E>
-HWY_INLINE float value_at(const Strip<G, E>& strip, std::size_t i, float& old) {
+HWY_INLINE float value_at(const Strip<G, E>& strip, std::size_t i) {
   const float g = to_f32(strip.gradient[i]);
-  if constexpr (std::is_same_v<E, NoResidual>) {
+  if constexpr (!Strip<G, E>::kHasResidual)
     return g;
-  } else {
-    old = to_f32(strip.residual[i]);
+  else {
     const float sent = strip.scan.feedback.gradient_factor * g;
-    const float kept = strip.scan.feedback.residual_factor * old;
+    const float kept = strip.scan.feedback.residual_factor * to_f32(strip.residual[i]);
     return sent + kept;
   }
 }
 
-/// Scans values [begin, end) of the strip; `found` candidates are there already.
+/// The residual at a candidate, where `old` was, becomes what remains if it is sent.
 template <typename G, typename E>
-std::size_t scan_values(const Strip<G, E>& strip, TopkStrip range, TopkCandidates out,
-                        TopkTally& tally, std::size_t found) {
-  const TopkLadder& ladder = strip.scan.ladder;
-  for (std::size_t i = range.begin; i < range.begin + range.count; ++i) {
-    float old = 0;
-    const float p = value_at(strip, i, old);
-    const std::uint32_t key = topk_key(p);
-    for (std::size_t rung = 0; rung < kTopkRungs; ++rung)
-      tally.reached[rung] += key >= ladder[rung];
-    tally.non_finite += key >= strip.scan.limit;
-    const bool candidate = key >= ladder[kTopkThreshold];
-    if constexpr (!std::is_same_v<E, NoResidual>)
-      if (strip.output != nullptr)
-        strip.output[i] = from_f32<E>(candidate ? cleared(strip.scan, p, old) : p);
+HWY_INLINE void settle_candidate(const Strip<G, E>& strip, std::size_t i, float p, E old) {
+  const TopkScan& scan = strip.scan;
+  const std::uint32_t key = topk_key(p);
+  if (key >= scan.limit)
+    strip.output[i] = old;
+  else if (scan.clear != TopkClear::kNothing && key >= scan.ladder.guess)
+    strip.output[i] = from_f32<E>(topk_remainder(scan.clear, p));
+}
+
+HWY_INLINE void tally_candidate(const TopkScan& scan, float p, TopkTally& tally) {
+  const std::uint32_t key = topk_key(p);
+  tally.guess += key >= scan.ladder.guess;
+  tally.above += key >= scan.ladder.above;
+  tally.non_finite += key >= scan.limit;
+}
+
+/// Scans the values [begin, strip.count); `found` candidates are there already.
+template <typename G, typename E>
+std::size_t scan_values(const Strip<G, E>& strip, std::size_t begin, std::size_t found,
+                        TopkCandidates out, TopkTally& tally) {
+  for (std::size_t i = begin; i < strip.count; ++i) {
+    const float p = value_at(strip, i);
+    const bool candidate = topk_key(p) >= strip.scan.ladder.threshold;
+    if constexpr (Strip<G, E>::kHasResidual)
+      if (strip.output != nullptr) {
+        const E old = strip.residual[i];
+        strip.output[i] = from_f32<E>(p);
+        if (candidate) settle_candidate(strip, i, p, old);
+      }
     if (!candidate) continue;
     out.value[found] = p;
     out.index[found++] = static_cast<std::uint16_t>(strip.first_index + i);
+    tally_candidate(strip.scan, p, tally);
   }
   return found;
 }
@@ -108,21 +130,154 @@ HWY_INLINE VI32 keys_of(VF32 p) {
   return hn::BitCast(I32(), hn::And(hn::BitCast(U32(), p), hn::Set(U32(), 0x7fffffffu)));
 }
 
-/// A bound for hn::Gt; keys and bounds fit into 31 bits.
+/// A bound for hn::Gt; keys fit into 31 bits.
 HWY_INLINE VI32 before(std::uint32_t key) {
   return hn::Set(I32(), static_cast<std::int32_t>(key - 1));
 }
 
-HWY_INLINE VI32 counted(VI32 sum, VI32 keys, VI32 bound) {
-  return hn::Sub(sum, hn::VecFromMask(I32(), hn::Gt(keys, bound)));
+constexpr std::size_t kAhead = 1024;  // values that are asked for before they are needed
+constexpr std::size_t kBlock = 512;   // values, after which the candidates before are looked at
+constexpr std::size_t kWord = 64;
+constexpr std::uint64_t kLastBit = std::uint64_t{1} << 63;
+
+struct TopkRunRange {
+  std::size_t begin;
+  std::size_t end;
+};
+
+/// Notes the places of candidates, in order. Up to kTopkSlack places behind the last one are
+/// overwritten: words hold few bits, so four are always looked for, and only more cost a branch.
+class Places {
+ public:
+  Places(std::uint16_t* places, std::size_t first_index) : places_(places), base_(first_index) {}
+
+  HWY_INLINE void add(std::uint64_t word) {
+    const auto many = static_cast<std::size_t>(std::popcount(word));
+    std::uint16_t* places = places_ + count_;
+    for (std::size_t j = 0; j < 4; ++j) places[j] = next(word);
+    for (std::size_t j = 4; j < many; ++j) places[j] = next(word);
+    count_ += many;
+    base_ += kWord;
+  }
+
+  std::size_t count() const { return count_; }
+
+ private:
+  HWY_INLINE std::uint16_t next(std::uint64_t& word) const {
+    // The last bit stands for "none": a zero would cost std::countr_zero a branch.
+    const auto bit = static_cast<std::size_t>(std::countr_zero(word | kLastBit));
+    word &= word - 1;
+    return static_cast<std::uint16_t>(base_ + bit);
+  }
+
+  std::uint16_t* places_;
+  std::size_t base_;
+  std::size_t count_ = 0;
+};
+
+template <typename Mask>
+HWY_INLINE std::uint64_t bits_of_mask(Mask mask) {
+  std::uint8_t bytes[8] = {};
+  hn::StoreMaskBits(I32(), mask, bytes);
+  std::uint64_t bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
 }
 
-HWY_INLINE std::size_t total(VI32 sum) {
-  return static_cast<std::size_t>(hn::GetLane(hn::SumOfLanes(I32(), sum)));
+/// The loop over the values of one strip. An f32 residual may be written in place: then the old
+/// ones are kept in `kept`, and p is read back; otherwise p can be computed again.
+template <typename G, typename E>
+class VectorScan {
+ public:
+  explicit VectorScan(const Strip<G, E>& strip)
+      : strip_(strip),
+        a_(hn::Set(F32(), strip.scan.feedback.gradient_factor)),
+        b_(hn::Set(F32(), strip.scan.feedback.residual_factor)),
+        threshold_(before(strip.scan.ladder.threshold)) {}
+
+  /// p at place `i`, and the old residual.
+  HWY_INLINE VF32 values_at(std::size_t i, VF32& old) const {
+    const VF32 g = load_values(strip_.gradient + i);
+    if constexpr (!Strip<G, E>::kHasResidual)
+      return g;
+    else {
+      old = load_values(strip_.residual + i);
+      return hn::Add(hn::Mul(a_, g), hn::Mul(b_, old));
+    }
+  }
+
+  /// Scans the values [begin, end), whole vectors of them: writes p to the residual and notes the
+  /// places of candidates.
+  template <bool kWrites>
+  HWY_INLINE void run(std::size_t begin, std::size_t end, Places& found, float* kept) const {
+    for (; begin + kWord <= end; begin += kWord) found.add(word<kWrites>(begin, kWord, kept));
+    if (begin < end) found.add(word<kWrites>(begin, end - begin, kept));
+  }
+
+ private:
+  /// One bit a value that says "candidate".
+  template <bool kWrites>
+  HWY_INLINE std::uint64_t word(std::size_t begin, std::size_t count, float* kept) const {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < count; i += kLanes) {
+      prefetch(begin + i + kAhead);
+      VF32 old = hn::Zero(F32());
+      const VF32 p = values_at(begin + i, old);
+      bits |= bits_of_mask(hn::Gt(keys_of(p), threshold_)) << i;
+      if constexpr (kWrites) {
+        if constexpr (std::is_same_v<E, float>) hn::Store(old, F32(), kept + begin + i);
+        store_values(p, strip_.output + begin + i);
+      }
+    }
+    return bits;
+  }
+
+  HWY_INLINE void prefetch(std::size_t i) const {
+    __builtin_prefetch(strip_.gradient + i);
+    if constexpr (Strip<G, E>::kHasResidual) __builtin_prefetch(strip_.residual + i, 1);
+  }
+
+  const Strip<G, E>& strip_;
+  VF32 a_, b_;
+  VI32 threshold_;
+};
+
+/// Looks at the candidates [begin, end) of a strip, whose places are known.
+template <bool kWrites, typename G, typename E>
+HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range, const float* kept,
+                                  TopkCandidates out, TopkTally& tally) {
+  for (std::size_t j = range.begin; j < range.end; ++j) {
+    const std::size_t i = out.index[j] - strip.first_index;
+    float p;
+    if constexpr (kWrites && std::is_same_v<E, float>) {
+      p = strip.output[i];
+      settle_candidate(strip, i, p, kept[i]);
+    } else {
+      p = value_at(strip, i);
+      if constexpr (kWrites) settle_candidate(strip, i, p, strip.residual[i]);
+    }
+    out.value[j] = p;
+    tally_candidate(strip.scan, p, tally);
+  }
 }
 
-HWY_INLINE std::size_t count_from(VI32 keys, std::uint32_t key) {
-  return hn::CountTrue(I32(), hn::Gt(keys, before(key)));
+/// Scans as many values as fill whole vectors. The candidates of a block are looked at while the
+/// values of the next one are on their way.
+template <bool kWrites, typename G, typename E>
+std::size_t scan_vectors(const Strip<G, E>& strip, std::size_t count, TopkCandidates out,
+                         TopkTally& tally) {
+  alignas(64) float kept[kWrites && std::is_same_v<E, float> ? kTopkStrip : 1];
+  const VectorScan<G, E> vectors(strip);
+  Places places(out.index, strip.first_index);
+  std::size_t finished = 0;
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t ready = places.count();
+    vectors.template run<kWrites>(begin, std::min(begin + kBlock, count), places, kept);
+    finish_candidates<kWrites>(strip, {finished, ready}, kept, out, tally);
+    finished = ready;
+  }
+  finish_candidates<kWrites>(strip, {finished, places.count()}, kept, out, tally);
+  return places.count();
 }
 
 /// Stores the lanes of a mask side by side; the places behind them are overwritten.
@@ -130,108 +285,9 @@ template <typename Mask>
 HWY_INLINE void store_lanes(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
   const hn::Rebind<std::uint16_t, F32> narrow;
   hn::StoreU(hn::Compress(p, mask), F32(), out.value);
+  if (out.index == nullptr) return;
   hn::StoreU(hn::DemoteTo(narrow, hn::Compress(index, hn::RebindMask(I32(), mask))), narrow,
              out.index);
-}
-
-HWY_INLINE VF32 rounding_loss(VF32 p) {
-  const VU32 bits = hn::BitCast(U32(), p);
-  const VU32 even = hn::And(hn::ShiftRight<16>(bits), hn::Set(U32(), 1));
-  const VU32 rounded = hn::And(hn::Add(bits, hn::Add(even, hn::Set(U32(), 0x7fff))),
-                               hn::Set(U32(), 0xffff0000u));
-  return hn::Sub(p, hn::BitCast(F32(), rounded));
-}
-
-/// The residual of a vector that holds candidates.
-template <typename Mask>
-HWY_INLINE VF32 cleared(const TopkScan& scan, VF32 p, VF32 old, Mask candidates) {
-  const auto bad = hn::RebindMask(F32(), hn::Gt(keys_of(p), before(scan.limit)));
-  VF32 next = p;
-  if (scan.clear == TopkClear::kWhole) next = hn::IfThenZeroElse(candidates, p);
-  if (scan.clear == TopkClear::kBf16) next = hn::IfThenElse(candidates, rounding_loss(p), p);
-  return hn::IfThenElse(bad, old, next);
-}
-
-template <typename G, typename E>
-HWY_INLINE VF32 values_at(const Strip<G, E>& strip, std::size_t i, VF32 a, VF32 b, VF32& old) {
-  const VF32 g = load_values(strip.gradient + i);
-  if constexpr (std::is_same_v<E, NoResidual>) {
-    return g;
-  } else {
-    old = load_values(strip.residual + i);
-    return hn::Add(hn::Mul(a, g), hn::Mul(b, old));
-  }
-}
-
-template <typename G, typename E, bool kWrites>
-std::size_t scan_vectors(const Strip<G, E>& strip, std::size_t count, TopkCandidates out,
-                         TopkTally& tally) {
-  const TopkScan& scan = strip.scan;
-  const VF32 a = hn::Set(F32(), scan.feedback.gradient_factor);
-  const VF32 b = hn::Set(F32(), scan.feedback.residual_factor);
-  const VI32 bound = before(scan.ladder[kTopkThreshold]);
-  const VI32 bound0 = before(scan.ladder[0]), bound1 = before(scan.ladder[1]);
-  const VI32 bound2 = before(scan.ladder[2]), bound3 = before(scan.ladder[3]);
-  VI32 sum0 = hn::Zero(I32()), sum1 = sum0, sum2 = sum0, sum3 = sum0;
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < count; i += kLanes) {
-    VF32 old = hn::Zero(F32());
-    const VF32 p = values_at(strip, i, a, b, old);
-    const VI32 keys = keys_of(p);
-    sum0 = counted(sum0, keys, bound0);
-    sum1 = counted(sum1, keys, bound1);
-    sum2 = counted(sum2, keys, bound2);
-    sum3 = counted(sum3, keys, bound3);
-    if constexpr (kWrites) store_values(p, strip.output + i);
-    const auto candidates = hn::Gt(keys, bound);
-    if (HWY_LIKELY(hn::AllFalse(I32(), candidates))) continue;
-    const auto mask = hn::RebindMask(F32(), candidates);
-    if constexpr (kWrites) store_values(cleared(scan, p, old, mask), strip.output + i);
-    const auto index = hn::Iota(I32(), static_cast<std::int32_t>(strip.first_index + i));
-    store_lanes(p, index, mask, {out.value + found, out.index + found});
-    found += hn::CountTrue(I32(), candidates);
-    for (std::size_t rung = kTopkThreshold + 1; rung < kTopkRungs; ++rung)
-      tally.reached[rung] += count_from(keys, scan.ladder[rung]);
-    tally.non_finite += count_from(keys, scan.limit);
-  }
-  tally.reached[0] += total(sum0);
-  tally.reached[1] += total(sum1);
-  tally.reached[2] += total(sum2);
-  tally.reached[3] += total(sum3);
-  tally.reached[kTopkThreshold] += found;
-  return found;
-}
-
-#endif  // !TERSOR_PORTABLE
-
-template <typename G, typename E>
-std::size_t scan_typed(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
-                       TopkTally& tally) {
-  const Strip<G, E> pointers(scan, strip);
-  std::size_t done = 0, found = 0;
-#if !TERSOR_PORTABLE
-  done = strip.count / kLanes * kLanes;
-  constexpr bool kCanWrite = !std::is_same_v<E, NoResidual>;
-  found = kCanWrite && scan.feedback.residual_out != nullptr
-              ? scan_vectors<G, E, kCanWrite>(pointers, done, out, tally)
-              : scan_vectors<G, E, false>(pointers, done, out, tally);
-#endif
-  return scan_values(pointers, {done, strip.count - done}, out, tally, found);
-}
-
-std::size_t scan_strip(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
-                       TopkTally& tally) {
-  return visit_gradient_dtype(scan.dtype, [&](auto g) {
-    return visit_residual_type(scan.feedback, [&](auto e) {
-      return scan_typed<decltype(g), decltype(e)>(scan, strip, out, tally);
-    });
-  });
-}
-
-#if !TERSOR_PORTABLE
-template <typename Mask>
-HWY_INLINE Mask lanes_in_range(VI32 key, TopkKeys keys) {
-  return hn::AndNot(hn::Gt(key, before(keys.high)), hn::Gt(key, before(keys.low)));
 }
 
 /// The same without touching what lies behind the lanes.
@@ -242,37 +298,101 @@ void store_lanes_only(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
   store_lanes(p, index, mask, {value, position});
   const std::size_t count = hn::CountTrue(F32(), mask);
   std::memcpy(out.value, value, count * sizeof(float));
-  std::memcpy(out.index, position, count * sizeof(std::uint16_t));
+  if (out.index != nullptr) std::memcpy(out.index, position, count * sizeof(std::uint16_t));
 }
-#endif
 
-std::size_t select(const TopkRunView& run, TopkKeys keys, TopkCandidates out, std::size_t room) {
-  std::size_t i = 0, found = 0;
-#if !TERSOR_PORTABLE
+/// The selection from as many values as fill whole vectors.
+std::size_t select_vectors(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
+                           std::size_t room) {
   const hn::Rebind<std::uint16_t, F32> narrow;
-  for (; i + kLanes <= run.count; i += kLanes) {
+  const VI32 low = before(keys.low), high = before(keys.high);
+  std::size_t found = 0;
+  for (std::size_t i = 0; i + kLanes <= run.count; i += kLanes) {
     const VF32 p = load_values(run.value + i);
-    const auto chosen = lanes_in_range<hn::Mask<I32>>(keys_of(p), keys);
+    const auto chosen = hn::AndNot(hn::Gt(keys_of(p), high), hn::Gt(keys_of(p), low));
     if (hn::AllFalse(I32(), chosen)) continue;
-    const VI32 index = hn::PromoteTo(I32(), hn::LoadU(narrow, run.index + i));
+    VI32 index = hn::Zero(I32());
+    if (run.index != nullptr) index = hn::PromoteTo(I32(), hn::LoadU(narrow, run.index + i));
     const auto mask = hn::RebindMask(F32(), chosen);
-    const TopkCandidates place{out.value + found, out.index + found};
+    const TopkCandidates place{out.value + found,
+                               run.index == nullptr ? nullptr : out.index + found};
     if (HWY_LIKELY(found + kLanes <= room))
       store_lanes(p, index, mask, place);
     else
       store_lanes_only(p, index, mask, place);
     found += hn::CountTrue(I32(), chosen);
   }
+  return found;
+}
+
+HWY_INLINE VI32 counted(VI32 sum, VI32 keys, VI32 bound) {
+  return hn::Sub(sum, hn::VecFromMask(I32(), hn::Gt(keys, bound)));
+}
+
+HWY_INLINE std::size_t total(VI32 sum) {
+  return static_cast<std::size_t>(hn::GetLane(hn::SumOfLanes(I32(), sum)));
+}
+
+#endif  // !TERSOR_PORTABLE
+
+template <typename G, typename E>
+void compute(const Strip<G, E>& strip, float* out) {
+  std::size_t i = 0;
+#if !TERSOR_PORTABLE
+  const VectorScan<G, E> vectors(strip);
+  VF32 old = hn::Zero(F32());
+  for (; i + kLanes <= strip.count; i += kLanes) store_values(vectors.values_at(i, old), out + i);
+#endif
+  for (; i < strip.count; ++i) out[i] = value_at(strip, i);
+}
+
+template <typename G, typename E>
+std::size_t scan_strip(const Strip<G, E>& strip, TopkCandidates out, TopkTally& tally) {
+  std::size_t done = 0, found = 0;
+#if !TERSOR_PORTABLE
+  done = strip.count / kLanes * kLanes;
+  constexpr bool kCanWrite = Strip<G, E>::kHasResidual;
+  found = kCanWrite && strip.output != nullptr ? scan_vectors<kCanWrite>(strip, done, out, tally)
+                                               : scan_vectors<false>(strip, done, out, tally);
+#endif
+  found = scan_values(strip, done, found, out, tally);
+  tally.threshold += found;
+  return found;
+}
+
+}  // namespace
+
+void topk_compute_on(const TopkScan& scan, TopkStrip strip, float* out) {
+  visit_types(scan,
+              [&](auto g, auto e) { compute(Strip<decltype(g), decltype(e)>(scan, strip), out); });
+}
+
+std::size_t topk_scan_strip_on(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
+                               TopkTally& tally) {
+  std::size_t found = 0;
+  visit_types(scan, [&](auto g, auto e) {
+    found = scan_strip(Strip<decltype(g), decltype(e)>(scan, strip), out, tally);
+  });
+  return found;
+}
+
+std::size_t topk_select_on(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
+                           [[maybe_unused]] std::size_t room) {
+  std::size_t i = 0, found = 0;
+#if !TERSOR_PORTABLE
+  i = run.count / kLanes * kLanes;
+  found = select_vectors(run, keys, out, room);
 #endif
   for (; i < run.count; ++i) {
-    if (!in_range(run.value[i], keys) || found >= room) continue;
+    if (!in_range(run.value[i], keys)) continue;
     out.value[found] = run.value[i];
-    out.index[found++] = run.index[i];
+    if (run.index != nullptr) out.index[found] = run.index[i];
+    ++found;
   }
   return found;
 }
 
-TopkTileCount count(const TopkRunView& run, std::uint32_t key) {
+TopkTileCount topk_count_on(const TopkRunView& run, std::uint32_t key) {
   std::size_t i = 0, larger = 0, equal = 0;
 #if !TERSOR_PORTABLE
   const VI32 bound = before(key), bound_above = before(key + 1);
@@ -298,22 +418,27 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tersor::kernels {
 
-HWY_EXPORT(scan_strip);
-HWY_EXPORT(select);
-HWY_EXPORT(count);
+HWY_EXPORT(topk_compute_on);
+HWY_EXPORT(topk_scan_strip_on);
+HWY_EXPORT(topk_select_on);
+HWY_EXPORT(topk_count_on);
+
+void topk_compute(const TopkScan& scan, TopkStrip strip, float* out) {
+  TERSOR_DISPATCH(topk_compute_on)(scan, strip, out);
+}
 
 std::size_t topk_scan_strip(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
                             TopkTally& tally) {
-  return TERSOR_DISPATCH(scan_strip)(scan, strip, out, tally);
+  return TERSOR_DISPATCH(topk_scan_strip_on)(scan, strip, out, tally);
 }
 
 std::size_t topk_select(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
                         std::size_t room) {
-  return TERSOR_DISPATCH(select)(run, keys, out, room);
+  return TERSOR_DISPATCH(topk_select_on)(run, keys, out, room);
 }
 
 TopkTileCount topk_count(const TopkRunView& run, std::uint32_t key) {
-  return TERSOR_DISPATCH(count)(run, key);
+  return TERSOR_DISPATCH(topk_count_on)(run, key);
 }
 
 }  // namespace tersor::kernels

@@ -5,7 +5,6 @@
 #include "kernels/common/arguments.h"
 #include "kernels/topk/formulas.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,20 +17,27 @@ constexpr std::size_t kTopkSlack = 16;
 /// Places that a strip may need, whatever it holds.
 constexpr std::size_t kTopkStripRoom = kTopkStrip + kTopkSlack;
 
-/// Keys in ascending order at which the scan counts; the one at kTopkThreshold makes candidates.
-constexpr std::size_t kTopkRungs = 7;
-constexpr std::size_t kTopkThreshold = 4;
-using TopkLadder = std::array<std::uint32_t, kTopkRungs>;
+/// The keys that matter to a scan, in ascending order.
+struct TopkLadder {
+  std::uint32_t threshold;  // from here values are candidates
+  std::uint32_t guess;      // from here they will probably be sent
+  std::uint32_t above;      // from here they are almost surely fewer than k
+};
 
-/// What the scan leaves in the residual at a candidate, in the hope that it will be sent.
+/// What the scan leaves in the residual where a value will probably be sent.
 enum class TopkClear : std::uint8_t { kNothing, kWhole, kBf16 };  // p, 0, p - bf16(p)
+
+/// What remains of a value when it is sent as f32 (kWhole) or bf16.
+inline float topk_remainder(TopkClear clear, float p) {
+  return clear == TopkClear::kWhole ? 0.0f : p - to_f32(from_f32<Bf16>(p));
+}
 
 struct TopkScan {
   const void* gradient;
   Dtype dtype;
   Feedback feedback;  // no residual_out: nothing is written
   TopkLadder ladder;
-  std::uint32_t limit = kInfinityBits;  // not below the threshold
+  std::uint32_t limit = kInfinityBits;  // not below the ladder
   TopkClear clear = TopkClear::kNothing;
 };
 
@@ -54,9 +60,11 @@ struct TopkRunView {
   std::size_t count;
 };
 
-/// How many keys reach each rung, and how many reach the limit.
+/// How many keys reach each one of the ladder, and how many the limit.
 struct TopkTally {
-  std::array<std::uint64_t, kTopkRungs> reached{};
+  std::uint64_t threshold = 0;
+  std::uint64_t guess = 0;
+  std::uint64_t above = 0;
   std::uint64_t non_finite = 0;
 };
 
@@ -71,14 +79,18 @@ struct TopkTileCount {
   std::uint32_t equal;
 };
 
-/// Computes p, writes the residual (p, at candidates what `clear` says, the old value where p is not
-/// finite), adds to the tally and writes the candidates: at most strip.count, in order; up to
-/// kTopkSlack places behind them are overwritten. Returns how many they are.
+/// Computes p and writes it to `out`.
+void topk_compute(const TopkScan& scan, TopkStrip strip, float* out);
+
+/// Computes p, writes the residual (p; from the guess on what `clear` says; the old value where p
+/// is not finite), adds to the tally and writes the candidates: at most strip.count, in order; up
+/// to kTopkSlack places behind them are overwritten. Returns how many they are.
 std::size_t topk_scan_strip(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
                             TopkTally& tally);
 
-/// Copies the candidates whose keys are in the range, in order; writes nothing beyond `room` places,
-/// which must suffice. Returns how many they are.
+/// Copies the candidates whose keys are in the range, in order; writes nothing beyond `room`
+/// places, which must suffice. A run without indices (null) has none copied. Returns how many they
+/// are.
 std::size_t topk_select(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
                         std::size_t room);
 

@@ -8,7 +8,7 @@ namespace tersor::kernels {
 namespace {
 
 constexpr std::size_t kFewBins = 256;
-constexpr std::size_t kFewKeys = 16384;  // up to here, clearing many bins would cost more
+constexpr std::size_t kKeysABin = 32;  // at least: more bins cost more than they spare
 
 struct Bins {
   std::size_t count;
@@ -16,7 +16,8 @@ struct Bins {
 };
 
 Bins bins_of(const TopkBracket& bracket) {
-  const std::size_t count = bracket.reached - bracket.above <= kFewKeys ? kFewBins : kTopkBins;
+  const std::size_t inside = bracket.reached - bracket.above;
+  const std::size_t count = std::clamp(std::bit_ceil(inside / kKeysABin), kFewBins, kTopkBins);
   const auto width = std::bit_width(bracket.keys.high - bracket.keys.low - 1);
   const auto digit = static_cast<int>(std::bit_width(count - 1));
   return {count, static_cast<unsigned>(std::max(0, static_cast<int>(width) - digit))};
@@ -28,15 +29,16 @@ void count_bins(const TopkSource& source, const TopkBracket& bracket, Bins bins,
   const TopkCandidates inside = scratch.candidates(1);
   const std::uint32_t low = bracket.keys.low;
   std::fill_n(scratch.histogram.begin(), bins.count, 0);
-  const auto count_piece = [&](const TopkRunView& piece) {
+  const auto count_piece = [&](TopkRunView piece) {
+    piece.index = nullptr;
     const std::size_t found = topk_select(piece, bracket.keys, inside, kTopkStripRoom);
     for (std::size_t i = 0; i < found; ++i)
       ++scratch.histogram[(topk_key(inside.value[i]) - low) >> bins.shift];
   };
   const TopkPlan& plan = source.plan;
   for (std::size_t tile = plan.tiles_before(task); tile < plan.tiles_before(task + 1); ++tile)
-    source.for_each_run(tile, low, scratch,
-                        [&](const TopkRunView& run) { for_each_piece(run, count_piece); });
+    source.for_each_values(tile, scratch,
+                           [&](const TopkRunView& run) { for_each_piece(run, count_piece); });
 }
 
 std::size_t sum_of(const TopkSource& source, std::size_t bin) {
@@ -48,26 +50,16 @@ std::size_t sum_of(const TopkSource& source, std::size_t bin) {
 
 }  // namespace
 
-TopkBracket topk_bracket(const TopkLadder& ladder, const TopkTally& tally, std::uint32_t limit,
-                         std::size_t k) {
-  TopkBracket bracket = topk_widest_bracket(tally, limit, k);
-  if (bracket.single()) return bracket;
-  for (std::size_t rung = 0; rung < kTopkRungs; ++rung) {
-    if (tally.reached[rung] < k) {
-      bracket.keys.high = ladder[rung];
-      bracket.above = tally.reached[rung];
-      break;
-    }
-    bracket.keys.low = ladder[rung];
-    bracket.reached = tally.reached[rung];
+void topk_learn(TopkBracket& bracket, std::uint32_t key, std::size_t reached, std::size_t k) {
+  if (reached >= k && key >= bracket.keys.low) {
+    bracket.keys.low = key;
+    bracket.reached = reached;
+  } else if (reached < k && key == kTopkSmallestKey) {
+    bracket = {{key, key + 1}, reached, 0};
+  } else if (reached < k && key <= bracket.keys.high) {
+    bracket.keys.high = key;
+    bracket.above = reached;
   }
-  return bracket;
-}
-
-TopkBracket topk_widest_bracket(const TopkTally& tally, std::uint32_t limit, std::size_t k) {
-  const std::size_t not_zero = tally.reached[0];
-  if (not_zero < k) return {{kTopkSmallestKey, kTopkSmallestKey + 1}, not_zero, 0};
-  return {{kTopkSmallestKey, limit}, not_zero, 0};
 }
 
 TopkBracket topk_narrow(const TopkSource& source, const TopkBracket& bracket, Threads& threads) {
@@ -75,10 +67,12 @@ TopkBracket topk_narrow(const TopkSource& source, const TopkBracket& bracket, Th
   threads.run(source.plan.tasks,
               [&](std::size_t task) { count_bins(source, bracket, bins, task); });
   std::size_t bin = bins.count - 1, above = bracket.above, inside = sum_of(source, bin);
-  while (above + inside < source.plan.k) {
+  while (above + inside < source.plan.k && bin > 0) {
     above += inside;
     inside = sum_of(source, --bin);
   }
+  if (above + inside < source.plan.k)
+    return {{kTopkSmallestKey, kTopkSmallestKey + 1}, above + inside, 0};
   const std::uint32_t low = bracket.keys.low + static_cast<std::uint32_t>(bin << bins.shift);
   const std::uint32_t high = low + (std::uint32_t{1} << bins.shift);
   return {{low, std::min(high, bracket.keys.high)}, above + inside, above};

@@ -1,4 +1,4 @@
-// Finds the k-th key: from the counts of the scan to a bracket, from there by histograms to one key.
+// Finds the k-th key: counts at some keys give a bracket, histograms narrow it to one key.
 // Inside kernels/topk only.
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace tersor::kernels {
 
-/// The k-th key is one of `keys`; `reached` keys of p are at least keys.low, `above` at least
-/// keys.high: above < k <= reached. Where fewer than k values are not zero, reached < k, and the
-/// bracket is the smallest key alone.
+/// The k-th key is one of `keys`. Of p's keys, `above` are at least keys.high, and fewer than k; at
+/// most `reached` are at least keys.low. Where fewer than k values are not zero, reached < k and
+/// the bracket is the smallest key alone.
 struct TopkBracket {
   TopkKeys keys;
   std::size_t reached;
@@ -19,12 +19,8 @@ struct TopkBracket {
   bool single() const { return keys.high - keys.low == 1; }
 };
 
-/// The narrowest bracket that the scan's counts give. Nothing in p may have been beyond `limit`.
-TopkBracket topk_bracket(const TopkLadder& ladder, const TopkTally& tally, std::uint32_t limit,
-                         std::size_t k);
-
-/// The same without the rungs in between: all keys of values that are not zero.
-TopkBracket topk_widest_bracket(const TopkTally& tally, std::uint32_t limit, std::size_t k);
+/// Makes use of the fact that exactly `reached` keys are at least `key`.
+void topk_learn(TopkBracket& bracket, std::uint32_t key, std::size_t reached, std::size_t k);
 
 /// Narrows a bracket that is not a single key by a pass over its values.
 TopkBracket topk_narrow(const TopkSource& source, const TopkBracket& bracket, Threads& threads);

@@ -1,7 +1,7 @@
 // Top-k with error feedback: what CPU and GPU both compute, one value at a time. No loops.
 //
-// With p = a · g + b · e (Feedback of kernels/common/arguments.h; p = g where there is no residual),
-// chosen are the k largest keys, ties to the lowest index; zeros are never chosen.
+// With p = a · g + b · e (Feedback of kernels/common/arguments.h; p = g where there is no
+// residual), chosen are the k largest keys, ties to the lowest index; zeros are never chosen.
 #pragma once
 
 #include "kernels/common/convert.h"
@@ -26,7 +26,8 @@ TERSOR_BODY std::uint32_t topk_key(float p) { return magnitude_bits(p); }
 /// Keys from here poison the tensor: NaN and infinity, and where values or residuals are bf16, what
 /// rounds to infinity there. (It would be sent as an infinity, or stay in the residual for ever.)
 TERSOR_BODY std::uint32_t topk_limit(Dtype value_dtype, Dtype residual_dtype) {
-  return value_dtype == Dtype::kBf16 || residual_dtype == Dtype::kBf16 ? 0x7f7f8000u : kInfinityBits;
+  return value_dtype == Dtype::kBf16 || residual_dtype == Dtype::kBf16 ? 0x7f7f8000u
+                                                                       : kInfinityBits;
 }
 
 /// The old residual to one rounding, where p has overwritten it.
