@@ -40,14 +40,12 @@ std::vector<Section> plain_sections(Dtype wire) {
 }
 
 bool repeats(ConstByteSpan large, ConstByteSpan small, const Section& section) {
-  for (std::size_t first = 0; first < section.large_bytes; first += section.pattern_bytes) {
-    const std::size_t bytes = std::min(section.pattern_bytes, section.large_bytes - first);
-    // The last block, where it is not whole, may have another scale; the values' tail is enough.
-    if (bytes < section.pattern_bytes) return true;
+  // The last pattern is not whole, and its last block may have another scale: it is left out.
+  const std::size_t end = section.large_bytes - section.pattern_bytes;
+  for (std::size_t first = 0; first + section.pattern_bytes <= end; first += section.pattern_bytes)
     if (std::memcmp(large.data() + section.large_offset + first,
-                    small.data() + section.small_offset, bytes) != 0)
+                    small.data() + section.small_offset, section.pattern_bytes) != 0)
       return false;
-  }
   return true;
 }
 
