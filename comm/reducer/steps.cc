@@ -174,7 +174,7 @@ void GradientReducer::Impl::finish_steps() {
 }
 
 void GradientReducer::Impl::check_requested(std::uint32_t parameter) const {
-  if (!order_known_ && !order_wanted_)
+  if (!order_known_ && !closed_)
     throw InvalidArgument(
         "in the first step everything is sent at its end: flush() before waiting "
         "for \"" +
