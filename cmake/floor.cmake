@@ -12,7 +12,7 @@ target_compile_options(
             # GCC 12 sees overlaps in std::string that are not there (GCC bug 105651).
             $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>
             # CMake 3.25 ignores CMAKE_CUDA_STANDARD 20 in silence.
-            $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>
+            $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;--expt-relaxed-constexpr;--diag-suppress=554;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>
 )
 if(TERSOR_WERROR)
   target_compile_options(tersor_build INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>

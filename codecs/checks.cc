@@ -2,6 +2,9 @@
 
 #include "codecs/checks.h"
 
+#include "codecs/device.h"
+#include "kernels/common/device.h"
+
 #include <tersor/error.h>
 
 #include <cstdint>
@@ -126,12 +129,122 @@ void check_room(const Codec& codec, const char* what, const Bytes& bytes, std::s
                     std::to_string(alignment) + " bytes");
 }
 
+/// Holds the places of a call against the memory that it says to lie in.
+class PlaceCheck {
+ public:
+  PlaceCheck(const Codec& codec, Memory memory) : codec_(codec), memory_(memory) {}
+
+  template <typename Span>
+  void values(const char* what, std::span<Span> list) const {
+    for (std::size_t i = 0; i < list.size(); ++i) span(what, i, list[i]);
+  }
+
+  void states(std::span<const SegmentState> list) const {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      span("residual", i, list[i].residual_in);
+      span("residual", i, list[i].residual_out);
+      if (!list[i].memory_in.empty()) span("memory", i, list[i].memory_in);
+      if (!list[i].memory_out.empty()) span("memory", i, list[i].memory_out);
+    }
+  }
+
+  void pointer(const char* what, std::size_t segment, const void* pointer) const {
+    if (memory_ == Memory::kHost || pointer == nullptr) return;
+    try {
+      kernels::check_device_pointer(pointer);
+    } catch (const InvalidArgument& error) {
+      fail(codec_, std::string(what) + " of " + segment_text(segment) + ": " + error.what());
+    }
+  }
+
+  void bytes(const char* what, ConstByteSpan bytes) const {
+    if (memory_ == Memory::kHost || bytes.data() == nullptr) return;
+    try {
+      kernels::check_device_pointer(bytes.data());
+    } catch (const InvalidArgument& error) {
+      fail(codec_, std::string(what) + ": " + error.what());
+    }
+  }
+
+  void frames(std::span<const ConstByteSpan> list) const {
+    if (memory_ == Memory::kHost) return;
+    if (list.size() > kernels::kMostDeviceFrames)
+      fail(codec_, "a call on a device reads at most " +
+                       std::to_string(kernels::kMostDeviceFrames) + " frames, not " +
+                       std::to_string(list.size()));
+    for (const ConstByteSpan& frame : list) bytes("a frame", frame);
+  }
+
+  void words(const StateWords* in, const StateWords* out) const {
+    if (!is_aligned(in, alignof(StateWords)) || !is_aligned(out, alignof(StateWords)))
+      fail(codec_, "state words do not begin at a multiple of 8 bytes");
+    bytes("the state words", {reinterpret_cast<const std::byte*>(in), sizeof *in});
+    bytes("the next state words", {reinterpret_cast<const std::byte*>(out), sizeof *out});
+  }
+
+  void execution(const Execution& execution) const {
+    if (memory_ == Memory::kHost) return;
+    kernels::check_stream(execution.stream);
+    bytes("the workspace", execution.workspace);
+    bytes("the kept memory", execution.kept);
+    bytes("the fault record",
+          {reinterpret_cast<const std::byte*>(execution.fault), sizeof(FrameFault)});
+  }
+
+ private:
+  template <typename Span>
+  void span(const char* what, std::size_t segment, const Span& span) const {
+    if (span.memory() != memory_)
+      fail(codec_, std::string("the call is ") + place(memory_) + ", but the " + what + " of " +
+                       segment_text(segment) + " lies " + place(span.memory()));
+    if (!span.empty()) pointer(what, segment, span.pointer());
+  }
+
+  static const char* place(Memory memory) {
+    return memory == Memory::kHost ? "on the host" : "on a device";
+  }
+
+  const Codec& codec_;
+  Memory memory_;
+};
+
 }  // namespace
 
 void check_memory(const Codec& codec, Memory memory) {
-  if (memory == Memory::kDevice)
-    throw CudaError("codec " + codec.spec().text() + ": this build of Tersor has no CUDA kernels " +
-                    "for it; give it host memory");
+  if (memory == Memory::kHost) return;
+  try {
+    kernels::require_device();
+  } catch (const CudaError& error) {
+    throw CudaError("codec " + codec.spec().text() + ": " + error.what());
+  }
+}
+
+void check_places(const Codec& codec, const EncodeCall& call, ConstByteSpan frame) {
+  const PlaceCheck check(codec, memory_of(call));
+  check.values("gradient", call.gradients);
+  check.states(call.states);
+  for (std::size_t i = 0; i < call.segments.size(); ++i)
+    check.pointer("the word active", i, call.segments[i].active);
+  check.words(call.words, call.words_out);
+  check.execution(call.execution);
+  check.bytes("the frame", frame);
+}
+
+void check_places(const Codec& codec, const DecodeCall& call) {
+  const PlaceCheck check(codec, memory_of(call));
+  check.values("output", call.outputs);
+  check.states(call.states);
+  check.execution(call.execution);
+  check.frames(call.frames);
+}
+
+void check_places(const Codec& codec, const ReduceCall& call, ConstByteSpan frame) {
+  const PlaceCheck check(codec, memory_of(call));
+  check.states(call.states);
+  check.words(call.words, call.words_out);
+  check.execution(call.execution);
+  check.frames(call.frames);
+  check.bytes("the frame", frame);
 }
 
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,

@@ -10,8 +10,14 @@
 
 namespace tersor::encoding {
 
-/// Memory that this build has kernels for.
+/// Memory that this build, and for a device this machine, has kernels for.
 void check_memory(const Codec& codec, Memory memory);
+
+/// All of a call lies in one memory: its lists of values, and on a device whatever else it points
+/// to. Run after the other checks.
+void check_places(const Codec& codec, const EncodeCall& call, ConstByteSpan frame);
+void check_places(const Codec& codec, const DecodeCall& call);
+void check_places(const Codec& codec, const ReduceCall& call, ConstByteSpan frame);
 
 /// One gradient a segment, all of one dtype, which is returned; f32 where there is none.
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,

@@ -3,6 +3,7 @@
 #include <tersor/codec.h>
 
 #include "codecs/checks.h"
+#include "codecs/device.h"
 
 #include <tersor/error.h>
 
@@ -35,6 +36,7 @@ PlanRequest checked(const Codec& codec, const EncodeCall& call) {
   const PlanRequest request{.segments = call.segments,
                             .dtype = check_values(codec, call.segments, call.gradients),
                             .contributions = call.contributions,
+                            .memory = memory_of(call),
                             .threads = threads_of(call.execution)};
   check_request(codec, request);
   return request;
@@ -44,6 +46,7 @@ PlanRequest checked(const Codec& codec, const DecodeCall& call, std::size_t cont
   const PlanRequest request{.segments = call.segments,
                             .dtype = check_outputs(codec, call),
                             .contributions = contributions,
+                            .memory = memory_of(call),
                             .threads = threads_of(call.execution)};
   check_request(codec, request);
   return request;
@@ -65,6 +68,7 @@ void Codec::encode(const EncodeCall& call, ByteSpan frame) const {
   check_states(*this, call, sizes);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
+  check_places(*this, call, frame);
   do_encode(call, frame.first(sizes.frame_bytes));
 }
 
@@ -72,6 +76,7 @@ void Codec::decode(const DecodeCall& call) const {
   check_frame_list(*this, call.frames);
   const PlanRequest request = checked(*this, call, call.frames.size());
   check_execution(*this, plan_sizes(request), call.execution);
+  check_places(*this, call);
   do_decode(call);
 }
 
@@ -80,12 +85,14 @@ void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
   const PlanRequest request{.segments = call.segments,
                             .dtype = call.dtype,
                             .contributions = call.frames.size(),
+                            .memory = memory_of(call),
                             .threads = threads_of(call.execution)};
   check_request(*this, request);
   const PlanSizes sizes = plan_sizes(request);
   check_states(*this, call, sizes);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
+  check_places(*this, call, frame);
   do_reduce(call, frame.first(sizes.frame_bytes));
 }
 
@@ -93,12 +100,14 @@ void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values
   const PlanSizes sizes = plan_sizes(checked(*this, call));
   check_states(*this, call, sizes);
   check_execution(*this, sizes, call.execution);
+  check_places(*this, call, {});
   do_encode_native(call, factor, values);
 }
 
 void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
   const PlanRequest request = checked(*this, call, call.contributions);
   check_execution(*this, plan_sizes(request), call.execution);
+  check_places(*this, call);
   do_decode_native(call, values);
 }
 

@@ -2,6 +2,8 @@
 
 #include "codecs/frame.h"
 
+#include "codecs/device.h"
+
 #include "kernels/common/checksum.h"
 
 #include <tersor/align.h>
@@ -97,6 +99,17 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
   expect_bits("signature", found.signature, expected.signature);
 }
 
+/// What check_header says of a fault's headers, or of their first fields.
+[[noreturn]] void throw_where_headers_differ(const FrameFault& fault, const std::string& frame) {
+  try {
+    ConstByteSpan bytes(reinterpret_cast<const std::byte*>(&fault.found), sizeof fault.found);
+    check_header(read_frame_header(bytes), fault.expected);
+  } catch (const WireError& error) {
+    throw WireError(frame + error.what());
+  }
+  throw WireError(frame + "its header is another one");
+}
+
 }  // namespace
 
 FrameHeader frame_header(const FrameContent& content, const PayloadFormat& payload) {
@@ -134,6 +147,15 @@ void check_frame(const FrameHeader& expected, ConstByteSpan frame, Threads* thre
               has_checksum ? frame_checksum(found, rest.first(found.payload_bytes), threads) : 0);
 }
 
+void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames) {
+  const std::size_t needed = sizeof(FrameHeader) + expected.payload_bytes;
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    if (frames[i].size() < needed)
+      throw WireError("frame " + std::to_string(i) + " of " + std::to_string(frames.size()) +
+                      " is truncated: " + std::to_string(frames[i].size()) +
+                      " bytes, expected " + std::to_string(needed));
+}
+
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                   Threads* threads) {
   for (std::size_t i = 0; i < frames.size(); ++i) try {
@@ -150,3 +172,22 @@ void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
 }
 
 }  // namespace tersor::encoding
+
+namespace tersor {
+
+void throw_if_faulty(const FrameFault& fault) {
+  const std::string frame = "frame " + std::to_string(fault.frame) + " of a call on a device: ";
+  switch (fault.kind) {
+    case FrameFault::kNone:
+      return;
+    case FrameFault::kHeader:
+      encoding::throw_where_headers_differ(fault, frame);
+    case FrameFault::kChecksum:
+      throw WireError(frame + "checksum is " + encoding::hexadecimal(fault.found.checksum) +
+                      ", expected " + encoding::hexadecimal(fault.checksum));
+    default:
+      throw WireError(frame + "places of kept values are damaged");
+  }
+}
+
+}  // namespace tersor

@@ -3,6 +3,7 @@
 #include "codecs/quantize_codec.h"
 #include "codecs/registry.h"
 #include "kernels/int4/cpu.h"
+#include "kernels/int4/device.h"
 
 #include <tersor/codecs/int4.h>
 
@@ -15,6 +16,16 @@ struct Int4Kernels {
   static void encode(const kernels::QuantizeEncode& arguments) { kernels::int4_encode(arguments); }
   static void decode(const kernels::QuantizeDecode& arguments) { kernels::int4_decode(arguments); }
   static void reduce(const kernels::QuantizeReduce& arguments) { kernels::int4_reduce(arguments); }
+
+  static constexpr auto device_encode = [](auto&&... arguments) {
+    kernels::int4_device_encode(arguments...);
+  };
+  static constexpr auto device_decode = [](auto&&... arguments) {
+    kernels::int4_device_decode(arguments...);
+  };
+  static constexpr auto device_reduce = [](auto&&... arguments) {
+    kernels::int4_device_reduce(arguments...);
+  };
 };
 
 }  // namespace

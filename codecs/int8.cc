@@ -3,6 +3,7 @@
 #include "codecs/quantize_codec.h"
 #include "codecs/registry.h"
 #include "kernels/int8/cpu.h"
+#include "kernels/int8/device.h"
 
 #include <tersor/codecs/int8.h>
 
@@ -15,6 +16,16 @@ struct Int8Kernels {
   static void encode(const kernels::QuantizeEncode& arguments) { kernels::int8_encode(arguments); }
   static void decode(const kernels::QuantizeDecode& arguments) { kernels::int8_decode(arguments); }
   static void reduce(const kernels::QuantizeReduce& arguments) { kernels::int8_reduce(arguments); }
+
+  static constexpr auto device_encode = [](auto&&... arguments) {
+    kernels::int8_device_encode(arguments...);
+  };
+  static constexpr auto device_decode = [](auto&&... arguments) {
+    kernels::int8_device_decode(arguments...);
+  };
+  static constexpr auto device_reduce = [](auto&&... arguments) {
+    kernels::int8_device_reduce(arguments...);
+  };
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "codecs/calls.h"
+#include "codecs/device.h"
 #include "codecs/frame.h"
 #include "codecs/options.h"
 #include "codecs/slices.h"
@@ -21,6 +22,7 @@ template <typename Kernels>
 class QuantizeCodec final : public Codec {
  public:
   using Layout = typename Kernels::Layout;
+  using Views = ViewList<kernels::QuantizedView>;
 
   QuantizeCodec(CodecSpec spec, Rounding rounding)
       : Codec(std::move(spec), Kernels::kId), rounding_(rounding) {}
@@ -29,10 +31,12 @@ class QuantizeCodec final : public Codec {
 
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {
-    const std::size_t views =
-        ViewList<kernels::QuantizedView>::workspace_bytes(request.contributions, request.threads);
+    const std::size_t workspace =
+        request.memory == Memory::kDevice
+            ? kernels::device_frames_bytes(request.contributions)
+            : Views::workspace_bytes(request.contributions, request.threads);
     return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
-            .workspace_bytes = views};
+            .workspace_bytes = workspace};
   }
 
   std::vector<Round> plan_rounds(const PlanRequest&) const override {
@@ -40,6 +44,10 @@ class QuantizeCodec final : public Codec {
   }
 
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return Kernels::device_encode(
+            call, rounding_, device_frame(frame, header(call, dtype_of(call.gradients))));
     const StateWords words = words_of(call);
     const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.gradients))};
     for_each_slice(call.segments, call.execution.threads, segment_bytes,
@@ -49,6 +57,12 @@ class QuantizeCodec final : public Codec {
   }
 
   void do_decode(const DecodeCall& call) const override {
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) {
+        const FrameHeader expected = header(call, dtype_of(call.outputs));
+        check_frame_bytes(expected, call.frames);
+        return Kernels::device_decode(call, expected);
+      }
     check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_slice(call.segments, call.execution.threads, segment_bytes,
@@ -56,6 +70,12 @@ class QuantizeCodec final : public Codec {
   }
 
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) {
+        const FrameHeader expected = header(call, call.dtype);
+        check_frame_bytes(expected, call.frames);
+        return Kernels::device_reduce(call, rounding_, device_frame(frame, expected), expected);
+      }
     check_frames(header(call, call.dtype), call.frames, call.execution.threads);
     const StateWords words = words_of(call);
     const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.frames))};
@@ -130,8 +150,6 @@ class QuantizeCodec final : public Codec {
                      .codes = place.codes,
                      .store = output.store});
   }
-
-  using Views = ViewList<kernels::QuantizedView>;
 
   template <typename Call>
   static void view_slice(const Call& call, const Slice& slice, Views& views) {

@@ -55,7 +55,9 @@ struct StateWords {
 static_assert(sizeof(StateWords) == 24);
 
 /// What a call may use: threads on a host, a stream on a device, scratch memory of the plan's
-/// sizes.
+/// sizes. A call on a device is queued on its stream and returns at once: all memory that it names
+/// on the device (gradients, states, words, frames, workspace, fault) stays as it is until the
+/// stream has come past it; lists of segments and spans are copied.
 struct Execution {
   Threads* threads = nullptr;  ///< null: the calling thread alone
   StreamView stream;
@@ -66,6 +68,12 @@ struct Execution {
   /// between. Calls on parts of the plan's segments (two-shot) get it too; their lists are as long
   /// as the plan's, empty parts included, so that segment i is segment i.
   ByteSpan kept;
+  /// Where the call's memory lies, for calls whose lists are empty or bring no values (`reduce`
+  /// without states). Others take it from their spans, all of which lie in one memory.
+  Memory memory = Memory::kHost;
+  /// Device calls: where a frame that is not what the call says is reported. Null: nowhere, the
+  /// values are NaN all the same.
+  FrameFault* fault = nullptr;
 };
 
 /// How ranks may exchange what one round of a codec yields.
@@ -199,7 +207,8 @@ class Codec {
 
   /// Reads frames, at least one, each 16-byte aligned. Throws WireError, with nothing written,
   /// where a frame is not what the call says; whatever a frame holds, nothing outside of the spans
-  /// is read or written.
+  /// is read or written. On a device nobody waits for what a frame holds: the outputs are NaN then,
+  /// and `execution.fault` says why.
   void decode(const DecodeCall& call) const;
 
   /// Adds frames in their order and encodes the sum. Only for codecs whose plan allows kTwoShot.

@@ -1,5 +1,7 @@
-// A view of the caller's CUDA stream; host calls leave it at its default.
+// CUDA streams: a view of the caller's, and an owner. Host calls leave the view at its default.
 #pragma once
+
+#include <utility>
 
 namespace tersor {
 
@@ -7,6 +9,28 @@ namespace tersor {
 /// Null is the legacy default stream.
 struct StreamView {
   void* handle = nullptr;
+};
+
+/// A stream of the current device that does not wait for the legacy default stream. Move only; it
+/// outlives what was queued on it. Makes no use of it by itself.
+class Stream {
+ public:
+  /// Throws CudaError where there is no device, or this build has no CUDA.
+  Stream();
+  ~Stream();
+  Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Stream& operator=(Stream&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+
+  StreamView view() const { return {handle_}; }
+
+  /// Waits until all that was queued is done. Throws CudaError where something of it failed.
+  void synchronize() const;
+
+ private:
+  void* handle_ = nullptr;
 };
 
 }  // namespace tersor

@@ -53,6 +53,25 @@ FrameHeader read_frame_header(ConstByteSpan frame);
 /// Throws WireError where the header does not fit or claims more than there is.
 std::size_t frame_bytes(ConstByteSpan frame);
 
+/// What calls on a device found wrong with frames (they write NaNs instead of sums). Lies in device
+/// memory, zeros at first, and is the caller's to read and to clear; see Execution::fault.
+struct FrameFault {
+  enum Kind : std::uint32_t { kNone, kHeader, kChecksum, kPlaces };
+
+  std::uint32_t times = 0;     ///< how often a block of threads met a fault; the rest is of the first
+  std::uint32_t kind = kNone;
+  std::uint32_t frame = 0;     ///< its place in the call's list
+  std::uint32_t reserved = 0;
+  std::uint64_t checksum = 0;  ///< what it should have been
+  FrameHeader found = {};
+  FrameHeader expected = {};
+};
+static_assert(sizeof(FrameFault) == 152 && std::is_trivially_copyable_v<FrameFault>);
+
+/// Takes a copy on the host. Throws WireError that says what a host call would have said; returns
+/// where there was no fault.
+void throw_if_faulty(const FrameFault& fault);
+
 /// FNV-1a (64 bits) over what ranks must agree on. Two collectives that differ in anything that
 /// `add` was given differ here, and the transport tells the ranks so.
 class Signature {

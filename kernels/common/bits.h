@@ -6,10 +6,18 @@
 #include <cstdint>
 #include <cstring>
 
+// TERSOR_BODY marks formulas, which hosts and devices compute; TERSOR_DEVICE what only kernels call:
+// under nvcc device code, under g++ (the tests' emulator of a device) plain functions.
 #if defined(__CUDACC__)
 #define TERSOR_BODY __host__ __device__ __forceinline__
+#define TERSOR_DEVICE __device__ __forceinline__
+#define TERSOR_UNROLL _Pragma("unroll")
+#define TERSOR_UNROLL_4 _Pragma("unroll 4")
 #else
 #define TERSOR_BODY inline
+#define TERSOR_DEVICE inline
+#define TERSOR_UNROLL _Pragma("GCC unroll 32")
+#define TERSOR_UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 
 namespace tersor::kernels {

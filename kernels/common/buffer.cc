@@ -2,6 +2,8 @@
 #include <tersor/align.h>
 #include <tersor/buffer.h>
 
+#include "kernels/common/device.h"
+
 #if TERSOR_HAS_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -26,8 +28,10 @@ std::byte* allocate_host(std::size_t bytes) {
 
 #if TERSOR_HAS_CUDA
 std::byte* allocate_device(std::size_t bytes) {
+  kernels::require_device();
   void* pointer = nullptr;
   const cudaError_t status = cudaMalloc(&pointer, bytes);
+  (void)cudaGetLastError();
   if (status == cudaErrorMemoryAllocation) throw_out_of_memory(bytes, "device");
   if (status != cudaSuccess)
     throw CudaError(std::string("device memory: ") + cudaGetErrorString(status));
@@ -37,7 +41,8 @@ std::byte* allocate_device(std::size_t bytes) {
 void free_device(std::byte* pointer) { cudaFree(pointer); }
 #else
 std::byte* allocate_device(std::size_t) {
-  throw CudaError("device memory asked for, but this build of Tersor has no CUDA");
+  kernels::require_device();
+  return nullptr;
 }
 
 void free_device(std::byte*) {}

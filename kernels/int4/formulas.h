@@ -3,11 +3,14 @@
 
 #include "kernels/common/quantize_formulas.h"
 
+#include <tersor/codecs/int4.h>
+
 #include <cstddef>
 
 namespace tersor::kernels {
 
 struct Int4Format {
+  using Layout = Int4Layout;
   static constexpr float kLevels = 7;
   static constexpr std::size_t kBlock = 128;  // values that share a scale
   static constexpr unsigned kBits = 4;        // of a code

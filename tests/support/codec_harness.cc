@@ -34,7 +34,7 @@ std::vector<float> joined(const std::vector<GuardedValues>& parts) {
 }
 
 void assign(GuardedValues& target, const std::vector<float>& values) {
-  const GuardedValues source(values, target.span().dtype());
+  const GuardedValues source(values, target.span().dtype(), 0, Memory::kHost);
   std::memcpy(target.span().pointer(), source.span().pointer(), source.bytes().size());
 }
 
@@ -69,25 +69,26 @@ void change_header(ByteSpan frame, const std::function<void(FrameHeader&)>& chan
 
 CodecHarness::CodecHarness(std::string_view spec, const std::vector<std::size_t>& counts,
                            const HarnessOptions& options)
-    : codec_(make_codec(spec)), options_(options) {
+    : codec_(spec), options_(options) {
   identity.checksum = options.checksum;
   identity.signature = 0x1122334455667788;
   if (options.threads > 1) threads_ = std::make_unique<Threads>(options.threads);
   for (std::size_t i = 0; i < counts.size(); ++i) {
     segments.push_back({.count = counts[i], .parameter = static_cast<std::uint32_t>(7 + i)});
-    gradients_.emplace_back(counts[i], options.dtype, options.shift);
-    outputs_.emplace_back(counts[i], options.dtype, options.shift);
-    residuals_in_.emplace_back(counts[i], options.residual_dtype, options.shift);
-    residuals_out_.emplace_back(counts[i], options.residual_dtype, options.shift);
+    gradients_.emplace_back(counts[i], options.dtype, options.shift, options.memory);
+    outputs_.emplace_back(counts[i], options.dtype, options.shift, options.memory);
+    residuals_in_.emplace_back(counts[i], options.residual_dtype, options.shift, options.memory);
+    residuals_out_.emplace_back(counts[i], options.residual_dtype, options.shift, options.memory);
   }
   draw(options.seed);
-  workspace_.emplace(plan().workspace_bytes);
+  workspace_.emplace(plan().workspace_bytes, 0, options.memory);
 }
 
 Plan CodecHarness::plan() const {
-  return codec_->plan({.segments = segments,
+  return codec_.plan({.segments = segments,
                        .dtype = options_.dtype,
                        .contributions = options_.contributions,
+                       .memory = options_.memory,
                        .threads = options_.threads});
 }
 
@@ -119,6 +120,7 @@ Execution CodecHarness::execution() {
   Execution execution;
   execution.threads = threads_.get();
   execution.workspace = workspace_->span();
+  execution.memory = options_.memory;
   return execution;
 }
 
@@ -168,8 +170,8 @@ ReduceCall CodecHarness::reduce_call(const std::vector<GuardedBytes>& frames) {
 GuardedBytes CodecHarness::encode() { return encode(encode_call()); }
 
 GuardedBytes CodecHarness::encode(const EncodeCall& call) {
-  GuardedBytes frame(plan().frame_bytes);
-  codec_->encode(call, frame.span());
+  GuardedBytes frame(plan().frame_bytes, 0, options_.memory);
+  codec_.encode(call, frame.span());
   return frame;
 }
 
@@ -177,12 +179,12 @@ void CodecHarness::decode(const std::vector<GuardedBytes>& frames, DecodeMode mo
   DecodeCall call = decode_call(frames);
   call.mode = mode;
   call.factor = factor;
-  codec_->decode(call);
+  codec_.decode(call);
 }
 
 GuardedBytes CodecHarness::reduce(const std::vector<GuardedBytes>& frames) {
-  GuardedBytes frame(plan().frame_bytes);
-  codec_->reduce(reduce_call(frames), frame.span());
+  GuardedBytes frame(plan().frame_bytes, 0, options_.memory);
+  codec_.reduce(reduce_call(frames), frame.span());
   return frame;
 }
 

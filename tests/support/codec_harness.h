@@ -2,6 +2,7 @@
 // one dtype in guarded memory, on which encode, decode and reduce are one line each.
 #pragma once
 
+#include "tests/support/codec_under_test.h"
 #include "tests/support/guarded.h"
 
 #include <tersor/codec.h>
@@ -28,6 +29,7 @@ struct HarnessOptions {
   Checksum checksum = Checksum::kOn;
   float scale = 1.0f;  ///< the gradient's magnitude
   std::size_t contributions = 4;
+  Memory memory = default_memory();
 };
 
 /// Segments with what belongs to them. Gradients are Gaussian, residuals a tenth of that.
@@ -36,9 +38,9 @@ class CodecHarness {
   CodecHarness(std::string_view spec, const std::vector<std::size_t>& counts,
                const HarnessOptions& options = {});
 
-  const Codec& codec() const { return *codec_; }
+  const CodecUnderTest& codec() const { return codec_; }
   Plan plan() const;
-  bool has_states() const { return codec_->has_feedback(); }
+  bool has_states() const { return codec_.has_feedback(); }
 
   /// The calls, ready to be changed before they are made.
   EncodeCall encode_call();
@@ -83,7 +85,7 @@ class CodecHarness {
  private:
   Execution execution();
 
-  std::shared_ptr<const Codec> codec_;
+  CodecUnderTest codec_;
   HarnessOptions options_;
   std::unique_ptr<Threads> threads_;
   std::vector<GuardedValues> gradients_, residuals_in_, residuals_out_, outputs_;

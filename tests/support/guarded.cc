@@ -9,11 +9,38 @@
 
 namespace tersor::test {
 
-GuardedValues::GuardedValues(const std::vector<float>& values, Dtype dtype, std::size_t shift)
-    : GuardedValues(values.size(), dtype, shift) {
+GuardedBytes::GuardedBytes(std::size_t bytes, std::size_t shift, Memory memory)
+    : bytes_(bytes), shift_(shift), memory_(memory) {
+  const bool on_host = memory == Memory::kHost;
+  block_ = on_host ? new std::byte[block_bytes()] : test_device()->allocate(block_bytes());
+  std::fill_n(block_, block_bytes(), kMark);
+  std::memset(begin(), 0x5a, bytes);
+  if (!on_host) test_device()->declare(begin(), bytes);
+}
+
+GuardedBytes::~GuardedBytes() {
+  if (block_ == nullptr) return;
+  if (memory_ == Memory::kHost) {
+    delete[] block_;
+    return;
+  }
+  test_device()->withdraw(begin());
+  test_device()->release(block_);
+}
+
+bool GuardedBytes::intact() const {
+  const std::byte* const first = begin();
+  for (const std::byte* byte = block_; byte < block_ + block_bytes(); ++byte)
+    if ((byte < first || byte >= first + bytes_) && *byte != kMark) return false;
+  return true;
+}
+
+GuardedValues::GuardedValues(const std::vector<float>& values, Dtype dtype, std::size_t shift,
+                             Memory memory)
+    : GuardedValues(values.size(), dtype, shift, memory) {
   for (std::size_t i = 0; i < count_; ++i)
     if (dtype == Dtype::kF32)
-      span().as<float>()[i] = values[i];
+      reinterpret_cast<float*>(span().pointer())[i] = values[i];
     else
       reinterpret_cast<std::uint16_t*>(span().pointer())[i] = narrow(values[i], dtype);
 }
@@ -22,7 +49,7 @@ std::vector<float> GuardedValues::floats() const {
   std::vector<float> values(count_);
   for (std::size_t i = 0; i < count_; ++i)
     values[i] = dtype_ == Dtype::kF32
-                    ? span().as<float>()[i]
+                    ? reinterpret_cast<const float*>(span().pointer())[i]
                     : widen(reinterpret_cast<const std::uint16_t*>(span().pointer())[i], dtype_);
   return values;
 }

@@ -1,0 +1,134 @@
+// See device.h, <tersor/stream.h>.
+#include "kernels/common/device.h"
+
+#include <tersor/error.h>
+#include <tersor/stream.h>
+
+#if TERSOR_HAS_CUDA
+#include "kernels/common/cuda_error.h"
+#include "kernels/common/device_image.h"
+
+#include <atomic>
+#endif
+
+namespace tersor {
+#if TERSOR_HAS_CUDA
+
+namespace kernels {
+namespace {
+
+constexpr const char* kWithoutCuda = "; give it host memory";
+
+/// Throws where no device can be used at all.
+void require_driver() {
+  int devices = 0;
+  const cudaError_t status = cudaGetDeviceCount(&devices);
+  if (status == cudaErrorInsufficientDriver)
+    throw CudaError(std::string("device memory asked for, but there is no NVIDIA driver, or one "
+                                "older than CUDA ") +
+                    std::to_string(CUDART_VERSION / 1000) + "." +
+                    std::to_string(CUDART_VERSION % 1000 / 10) + kWithoutCuda);
+  if (status == cudaErrorNoDevice || (status == cudaSuccess && devices == 0))
+    throw CudaError(std::string("device memory asked for, but this machine has no NVIDIA GPU") +
+                    kWithoutCuda);
+  check_cuda(status, "looking for devices");
+}
+
+/// Throws where the device has no kernel to run.
+void require_image(int device) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel());
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  throw CudaError("device " + std::to_string(device) + " has compute capability " +
+                  std::to_string(major) + "." + std::to_string(minor) +
+                  ", but this build of Tersor holds kernels for " TERSOR_CUDA_ARCHITECTURES
+                  "; build it with -DCMAKE_CUDA_ARCHITECTURES=" +
+                  std::to_string(10 * major + minor) + " (" + cudaGetErrorString(status) + ")");
+}
+
+}  // namespace
+
+void require_device() {
+  static std::atomic<std::uint64_t> known{0};  // a bit for each of the first 64 devices
+  int device = 0;
+  const cudaError_t status = cudaGetDevice(&device);
+  const std::uint64_t bit = status == cudaSuccess && device < 64 ? std::uint64_t{1} << device : 0;
+  if ((known & bit) != 0) return;
+  require_driver();
+  check_cuda(status, "asking for the current device");
+  require_image(device);
+  known |= bit;
+}
+
+void check_device_pointer(const void* pointer) {
+  cudaPointerAttributes attributes{};
+  const cudaError_t status = cudaPointerGetAttributes(&attributes, pointer);
+  (void)cudaGetLastError();
+  int device = 0, pageable = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  if (status != cudaSuccess || attributes.type == cudaMemoryTypeUnregistered) {
+    cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device);
+    if (pageable != 0) return;
+    throw InvalidArgument("given as device memory, but the pointer is to the host's");
+  }
+  if (attributes.type == cudaMemoryTypeDevice && attributes.device != device)
+    throw InvalidArgument("it lies on device " + std::to_string(attributes.device) +
+                          ", but the current one is " + std::to_string(device) +
+                          "; call cudaSetDevice first");
+}
+
+void check_stream(StreamView stream) {
+  int device = 0, own = 0;
+  if (stream.handle == nullptr) return;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  check_cuda(cudaStreamGetDevice(static_cast<cudaStream_t>(stream.handle), &own),
+             "asking for a stream's device");
+  if (own != device)
+    throw InvalidArgument("the stream belongs to device " + std::to_string(own) +
+                          ", but the current one is " + std::to_string(device) +
+                          "; call cudaSetDevice first");
+}
+
+}  // namespace kernels
+
+Stream::Stream() {
+  kernels::require_device();
+  cudaStream_t stream = nullptr;
+  kernels::check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                      "making a stream");
+  handle_ = stream;
+}
+
+Stream::~Stream() {
+  if (handle_ != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(handle_));
+}
+
+void Stream::synchronize() const {
+  kernels::check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(handle_)),
+                      "waiting for a stream");
+}
+
+#else
+
+namespace kernels {
+
+void require_device() {
+  throw CudaError("device memory asked for, but this build of Tersor has no CUDA; build it where "
+                  "nvcc is found, or give it host memory");
+}
+
+void check_device_pointer(const void*) { require_device(); }
+void check_stream(StreamView) { require_device(); }
+
+}  // namespace kernels
+
+Stream::Stream() { kernels::require_device(); }
+Stream::~Stream() = default;
+void Stream::synchronize() const {}
+
+#endif
+}  // namespace tersor

@@ -1,0 +1,19 @@
+// What a call asks of the machine before it queues kernels: a build with CUDA, a driver, a device
+// that the kernels were built for, pointers and a stream of that device.
+#pragma once
+
+#include <tersor/stream.h>
+
+namespace tersor::kernels {
+
+/// Throws CudaError where this build has no CUDA, or the machine no driver or no device, or the
+/// current device needs kernels that this build does not hold; the message says which.
+void require_device();
+
+/// Throws InvalidArgument where `pointer` is not memory that the current device can reach.
+void check_device_pointer(const void* pointer);
+
+/// Throws InvalidArgument where the stream belongs to another device than the current one.
+void check_stream(StreamView stream);
+
+}  // namespace tersor::kernels

@@ -1,0 +1,139 @@
+// How kernel bodies reach memory: loads, stores and atomics of 1, 2, 4, 8 or 16 bytes. On a device
+// each is one instruction. Under g++ each tells the tests' emulator first, which knows every span
+// and what other threads did to it.
+#pragma once
+
+#include "kernels/common/bits.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace tersor::kernels {
+
+/// 8 and 16 bytes that move at once; pointers to them are aligned to that.
+struct alignas(8) Words64 {
+  std::uint32_t word[2];
+};
+struct alignas(16) Words128 {
+  std::uint32_t word[4];
+};
+
+#if !defined(__CUDACC__)
+
+enum class Access : std::uint8_t { kRead, kWrite, kAtomic };
+
+/// What the emulator of the tests checks; not part of the library.
+void emulated_access(const void* pointer, std::size_t bytes, Access access);
+void emulated_index(std::size_t index, std::size_t count);
+
+template <typename T>
+inline T load(const T* pointer) {
+  emulated_access(pointer, sizeof(T), Access::kRead);
+  T value;
+  std::memcpy(&value, pointer, sizeof value);
+  return value;
+}
+
+template <typename T>
+inline T load_input(const T* pointer) {
+  return load(pointer);
+}
+
+template <typename T>
+inline T load_fresh(const T* pointer) {
+  return load(pointer);
+}
+
+template <typename T>
+inline void store(T* pointer, const T& value) {
+  emulated_access(pointer, sizeof(T), Access::kWrite);
+  std::memcpy(pointer, &value, sizeof value);
+}
+
+/// The value before. T is u32 or u64.
+template <typename T>
+inline T atomic_add(T* pointer, T value) {
+  emulated_access(pointer, sizeof(T), Access::kAtomic);
+  const T before = *pointer;
+  *pointer = before + value;
+  return before;
+}
+
+#else
+
+template <typename T>
+__device__ __forceinline__ T load(const T* pointer) {
+  return *pointer;
+}
+
+/// For memory that no thread of the launch writes: past the first-level cache.
+template <typename T>
+__device__ __forceinline__ T load_input(const T* pointer) {
+  return __ldg(pointer);
+}
+template <>
+__device__ __forceinline__ Words64 load_input(const Words64* pointer) {
+  Words64 value;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+      : "=r"(value.word[0]), "=r"(value.word[1])
+      : "l"(pointer));
+  return value;
+}
+template <>
+__device__ __forceinline__ Words128 load_input(const Words128* pointer) {
+  Words128 value;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+      : "l"(pointer));
+  return value;
+}
+
+/// For memory that other blocks of the launch wrote, in the block that came last.
+template <typename T>
+__device__ __forceinline__ T load_fresh(const T* pointer) {
+  return __ldcg(pointer);
+}
+
+template <typename T>
+__device__ __forceinline__ void store(T* pointer, const T& value) {
+  *pointer = value;
+}
+
+__device__ __forceinline__ std::uint32_t atomic_add(std::uint32_t* pointer, std::uint32_t value) {
+  return atomicAdd(pointer, value);
+}
+__device__ __forceinline__ std::uint64_t atomic_add(std::uint64_t* pointer, std::uint64_t value) {
+  static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
+  return atomicAdd(reinterpret_cast<unsigned long long*>(pointer), value);
+}
+
+#endif
+
+/// Memory that the threads of a block share; what it holds at first is not known. Kernels name
+/// theirs in a struct Shared. On the host, two threads that meet at one element between two
+/// barriers (unless both read or both add), and an element read before it was written, are errors.
+template <typename T, unsigned kCount>
+class SharedArray {
+ public:
+  static constexpr unsigned kElements = kCount;
+
+  TERSOR_DEVICE T get(std::size_t index) const { return load(at(index)); }
+  TERSOR_DEVICE void set(std::size_t index, T value) { store(at(index), value); }
+  TERSOR_DEVICE T add(std::size_t index, T value) { return atomic_add(at(index), value); }
+
+ private:
+  TERSOR_DEVICE T* at(std::size_t index) {
+#if !defined(__CUDACC__)
+    emulated_index(index, kCount);
+#endif
+    return values_ + index;
+  }
+  TERSOR_DEVICE const T* at(std::size_t index) const {
+    return const_cast<SharedArray*>(this)->at(index);
+  }
+
+  T values_[kCount];
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,123 @@
+// See pair.h.
+
+#include "tests/device/pair.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace tersor::test {
+namespace {
+
+HarnessOptions in(Memory memory, HarnessOptions options) {
+  options.memory = memory;
+  return options;
+}
+
+void expect_same_frame(const GuardedBytes& host, const GuardedBytes& device) {
+  const ConstByteSpan a = host.span(), b = device.span();
+  ASSERT_EQ(a.size(), b.size());
+  const auto first = std::ranges::mismatch(a, b).in1;
+  EXPECT_TRUE(first == a.end()) << "frames differ at byte " << first - a.begin() << " of "
+                                << a.size() << " (the payload begins at "
+                                << sizeof(FrameHeader) << ")";
+}
+
+void expect_same(const std::vector<float>& host, const std::vector<float>& device,
+                 const char* what) {
+  ASSERT_EQ(host.size(), device.size());
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    if (same_values({host[i]}, {device[i]})) continue;
+    ADD_FAILURE() << what << " " << i << " of " << host.size() << ": " << host[i]
+                  << " on the host, " << device[i] << " on the device";
+    return;
+  }
+}
+
+bool same_words(const StateWords& a, const StateWords& b) {
+  return a.step == b.step && a.gradient_factor == b.gradient_factor &&
+         a.residual_factor == b.residual_factor && a.overflows == b.overflows;
+}
+
+bool reduces(const CodecHarness& harness) {
+  const Plan plan = harness.plan();
+  const auto& exchanges = plan.rounds.front().exchanges;
+  return std::ranges::find(exchanges, Exchange::kTwoShot) != exchanges.end();
+}
+
+}  // namespace
+
+Pair::Pair(std::string_view spec, const std::vector<std::size_t>& counts, HarnessOptions options)
+    : host_(spec, counts, in(Memory::kHost, options)),
+      device_(spec, counts, in(Memory::kDevice, options)) {}
+
+void Pair::for_each(const std::function<void(CodecHarness&)>& body) {
+  body(host_);
+  body(device_);
+}
+
+void Pair::expect_same_encode() {
+  const GuardedBytes host = host_.encode(), device = device_.encode();
+  expect_same_frame(host, device);
+  expect_same_residuals();
+  expect_intact();
+}
+
+Pair::Frames Pair::make_frames(std::size_t frames) {
+  Frames made;
+  for (std::size_t i = 0; i < frames; ++i) {
+    if (i != 0) for_each([&](CodecHarness& harness) { harness.draw(10 + i); });
+    made.host.push_back(host_.encode());
+    GuardedBytes& copy = made.device.emplace_back(made.host.back().span().size());
+    std::memcpy(copy.span().data(), made.host.back().span().data(), copy.span().size());
+  }
+  return made;
+}
+
+void Pair::expect_same_decode(std::size_t frames) {
+  const Frames made = make_frames(frames);
+  for (const DecodeMode mode : {DecodeMode::kAssign, DecodeMode::kAdd})
+    for (const float factor : {1.0f, 0.3f}) {
+      for_each([&](CodecHarness& harness) {
+        for (std::size_t i = 0; i < harness.segments.size(); ++i)
+          harness.set_output(gaussian(harness.segments[i].count, 3 + i), i);
+      });
+      host_.decode(made.host, mode, factor);
+      device_.decode(made.device, mode, factor);
+      expect_same(host_.outputs(), device_.outputs(), "decoded value");
+    }
+  expect_intact();
+}
+
+void Pair::expect_same_reduce(std::size_t frames) {
+  if (!reduces(host_)) return;
+  const Frames made = make_frames(frames);
+  expect_same_frame(host_.reduce(made.host), device_.reduce(made.device));
+  expect_same_residuals();
+  expect_intact();
+}
+
+void Pair::expect_same_words() {
+  for (const bool in_place : {true, false}) {
+    StateWords written[2];
+    StateWords* next = written;
+    for_each([&](CodecHarness& harness) {
+      harness.words = {.step = 41, .gradient_factor = 2, .residual_factor = 0.5f, .overflows = 3};
+      EncodeCall call = harness.encode_call();
+      call.words_out = in_place ? &harness.words : next;
+      harness.encode(call);
+      *next++ = *call.words_out;
+    });
+    EXPECT_TRUE(same_words(written[0], written[1])) << "in place: " << in_place;
+    EXPECT_EQ(written[1].step, 42u);
+  }
+}
+
+void Pair::expect_same_residuals() const {
+  if (host_.has_states()) expect_same(host_.residuals_out(), device_.residuals_out(), "residual");
+}
+
+void Pair::expect_intact() const { EXPECT_TRUE(host_.intact() && device_.intact()); }
+
+}  // namespace tersor::test

@@ -1,0 +1,162 @@
+// A device writes the bytes that the CPU writes: frames, residuals, words and decoded values, for all
+// codecs, types, roundings, counts and distances from an aligned address.
+
+#include "tests/device/pair.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace tersor::test {
+namespace {
+
+const std::vector<const char*> kSpecs = {"int8",
+                                         "int8+ef",
+                                         "int8:rounding=stochastic",
+                                         "int8:rounding=stochastic+ef",
+                                         "int4",
+                                         "int4+ef",
+                                         "int4:rounding=stochastic",
+                                         "int4:rounding=stochastic+ef"};
+
+class SameBytes : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::string spec() const { return GetParam(); }
+
+  /// Runs `body` on a pair for each type of gradient and residual.
+  template <typename Body>
+  void for_each_type(const std::vector<std::size_t>& counts, HarnessOptions options, Body&& body) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+      for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
+        if (residual == Dtype::kBf16 && !make_codec(spec())->has_feedback()) continue;
+        options.dtype = dtype;
+        options.residual_dtype = residual;
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + ", residual " +
+                     std::string(dtype_name(residual)));
+        Pair pair(spec(), counts, options);
+        body(pair);
+      }
+  }
+};
+
+TEST_P(SameBytes, AnyCount) {
+  for (const std::size_t count : {1, 2, 3, 31, 127, 128, 129, 255, 256, 257, 511, 512, 513, 7919})
+    for_each_type({count}, {}, [&](Pair& pair) {
+      SCOPED_TRACE(count);
+      pair.expect_same_encode();
+      pair.expect_same_decode();
+    });
+}
+
+TEST_P(SameBytes, AnyStart) {
+  for (const std::size_t shift : {1, 2, 3, 5})
+    for_each_type({2'000, 1}, {.shift = shift}, [&](Pair& pair) {
+      SCOPED_TRACE(shift);
+      pair.expect_same_encode();
+      pair.expect_same_decode();
+    });
+}
+
+TEST_P(SameBytes, ManySegments) {
+  std::vector<std::size_t> counts;
+  for (std::size_t i = 0; i < 40; ++i) counts.push_back(i * 37 % 700);
+  for_each_type(counts, {}, [](Pair& pair) {
+    pair.expect_same_encode();
+    pair.expect_same_decode();
+  });
+}
+
+TEST_P(SameBytes, Nothing) {
+  for_each_type({}, {}, [](Pair& pair) { pair.expect_same_encode(); });
+  for_each_type({0, 0}, {}, [](Pair& pair) {
+    pair.expect_same_encode();
+    pair.expect_same_decode();
+  });
+}
+
+TEST_P(SameBytes, ResidualsInPlaceAndFactors) {
+  for_each_type({3'000, 77}, {}, [](Pair& pair) {
+    pair.for_each([](CodecHarness& harness) {
+      harness.share_residuals();
+      harness.words.gradient_factor = 0.5f;
+      harness.words.residual_factor = 3.0f;
+      harness.words.step = 99;
+    });
+    pair.expect_same_encode();
+  });
+}
+
+TEST_P(SameBytes, PartsOfAParameter) {
+  for (const std::uint64_t first : {512u, 1u, 770u, 0xfffffff1u})
+    for_each_type({1'500, 5}, {}, [&](Pair& pair) {
+      SCOPED_TRACE(first);
+      pair.for_each([&](CodecHarness& harness) {
+        for (Segment& segment : harness.segments) segment.first_index = first;
+      });
+      pair.expect_same_encode();
+    });
+}
+
+TEST_P(SameBytes, NoChecksum) {
+  for_each_type({3'000}, {.checksum = Checksum::kOff}, [](Pair& pair) {
+    pair.expect_same_encode();
+    pair.expect_same_decode();
+  });
+}
+
+TEST_P(SameBytes, HardValues) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::vector<float>> rows = {
+      {0, 0, 0, 0},          {-0.0f, 0, -0.0f, 0},       {1e-45f, -1e-45f, 1e-40f, 0},
+      {0x1p-100f, 0, 0, 0},  {0x1p-94f, -0x1p-93f, 0, 0}, {3e38f, 1, -1, 1e-3f},
+      {nan, 1, 2, 3},        {kInfinity, 1, 2, 3},        {-kInfinity, nan, 0, 5},
+      {65504, 65520, -1, 0}, {1, 1, 1, 1},                {127, -127, 7, -7}};
+  for_each_type({700}, {}, [&](Pair& pair) {
+    for (const std::vector<float>& row : rows) {
+      SCOPED_TRACE(row[0]);
+      std::vector<float> values = gaussian(700, 5, 1e-3f);
+      for (std::size_t i = 0; i < 300; ++i) values[i] = row[i % row.size()];
+      pair.for_each([&](CodecHarness& harness) { harness.set_gradient(values); });
+      pair.expect_same_encode();
+      pair.expect_same_decode();
+    }
+  });
+}
+
+TEST_P(SameBytes, InactiveSegments) {
+  const std::uint32_t no = 0, yes = 1;
+  for_each_type({1'000, 30, 600}, {}, [&](Pair& pair) {
+    pair.for_each([&](CodecHarness& harness) {
+      harness.segments[0].active = &no;
+      harness.segments[1].active = &yes;
+      harness.segments[2].active = &no;
+    });
+    pair.expect_same_encode();
+  });
+}
+
+TEST_P(SameBytes, SeveralFrames) {
+  for_each_type({2'100, 9}, {}, [](Pair& pair) {
+    pair.expect_same_decode(3);
+    pair.expect_same_reduce(1);
+    pair.expect_same_reduce(5);
+  });
+}
+
+TEST_P(SameBytes, WordsOfTheNextStep) {
+  for_each_type({600}, {}, [](Pair& pair) {
+    pair.expect_same_words();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(kSpecs),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name)
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tersor::test

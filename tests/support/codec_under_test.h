@@ -1,0 +1,35 @@
+// A codec as harnesses call it: on the host as it is; on a device with everything that a call reads
+// put there first, and waited for, so that tests are the same for both.
+#pragma once
+
+#include <tersor/codec.h>
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+namespace tersor::test {
+
+class CodecUnderTest {
+ public:
+  explicit CodecUnderTest(std::string_view spec) : codec_(make_codec(spec)) {}
+
+  const CodecSpec& spec() const { return codec_->spec(); }
+  std::uint16_t id() const { return codec_->id(); }
+  bool has_feedback() const { return codec_->has_feedback(); }
+  CodecTraits traits() const { return codec_->traits(); }
+  Plan plan(const PlanRequest& request) const { return codec_->plan(request); }
+
+  void encode(const EncodeCall& call, ByteSpan frame) const;
+  /// What a device says of a frame is thrown as a WireError, as on the host.
+  void decode(const DecodeCall& call) const;
+  void reduce(const ReduceCall& call, ByteSpan frame) const;
+  void encode_native(const EncodeCall& call, float factor, ValueSpan values) const;
+  void decode_native(const DecodeCall& call, ConstValueSpan values) const;
+  void absorb(const DecodeCall& call, ConstValueSpan values) const { codec_->absorb(call, values); }
+
+ private:
+  std::shared_ptr<const Codec> codec_;
+};
+
+}  // namespace tersor::test
