@@ -3,6 +3,7 @@
 #include "codecs/cast_codec.h"
 #include "codecs/registry.h"
 #include "kernels/bf16/cpu.h"
+#include "kernels/bf16/device.h"
 
 #include <tersor/codecs/bf16.h>
 
@@ -21,6 +22,23 @@ struct Bf16Kernels {
   static std::size_t reduce(const kernels::CastReduce& arguments, Dtype) {
     kernels::bf16_reduce(arguments);
     return 0;
+  }
+
+  static void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) {
+    kernels::bf16_device_encode(call, frame);
+  }
+  static void device_encode_native(const EncodeCall& call, float factor, ValueSpan values) {
+    kernels::bf16_device_encode_native(call, factor, values);
+  }
+  static void device_decode(const DecodeCall& call, const FrameHeader& expected) {
+    kernels::bf16_device_decode(call, expected);
+  }
+  static void device_decode_native(const DecodeCall& call, ConstValueSpan values) {
+    kernels::bf16_device_decode_native(call, values);
+  }
+  static void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame,
+                            const FrameHeader& expected) {
+    kernels::bf16_device_reduce(call, frame, expected);
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "codecs/calls.h"
 #include "codecs/checks.h"
+#include "codecs/device.h"
 #include "codecs/frame.h"
 #include "codecs/options.h"
 #include "codecs/slices.h"
@@ -31,8 +32,12 @@ class CastCodec final : public Codec {
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {
     const Dtype wire = Kernels::wire_dtype(request.dtype);
+    const std::size_t workspace =
+        request.memory == Memory::kDevice
+            ? kernels::device_frames_bytes(request.contributions)
+            : Views::workspace_bytes(request.contributions, request.threads);
     return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments, wire),
-            .workspace_bytes = Views::workspace_bytes(request.contributions, request.threads)};
+            .workspace_bytes = workspace};
   }
 
   std::vector<Round> plan_rounds(const PlanRequest& request) const override {
@@ -46,6 +51,9 @@ class CastCodec final : public Codec {
 
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
     const Dtype dtype = dtype_of(call.gradients);
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return Kernels::device_encode(call, device_frame(frame, header(call, dtype)));
     const Dtype wire = Kernels::wire_dtype(dtype);
     const StateWords words = words_of(call);
     const Output output{payload_of(frame), wire, 1.0f,
@@ -62,6 +70,11 @@ class CastCodec final : public Codec {
 
   void do_decode(const DecodeCall& call) const override {
     const Dtype dtype = dtype_of(call.outputs);
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) {
+        check_frame_bytes(header(call, dtype), call.frames);
+        return Kernels::device_decode(call, header(call, dtype));
+      }
     check_frames(header(call, dtype), call.frames, call.execution.threads);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_slice(call.segments, call.execution.threads, SegmentBytes{Kernels::wire_dtype(dtype)},
@@ -73,6 +86,12 @@ class CastCodec final : public Codec {
   }
 
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) {
+        const FrameHeader expected = header(call, call.dtype);
+        check_frame_bytes(expected, call.frames);
+        return Kernels::device_reduce(call, device_frame(frame, expected), expected);
+      }
     check_frames(header(call, call.dtype), call.frames, call.execution.threads);
     const Dtype wire = Kernels::wire_dtype(call.dtype);
     const StateWords words = words_of(call);
@@ -93,6 +112,9 @@ class CastCodec final : public Codec {
     check_no_feedback();
     const Dtype wire = Kernels::wire_dtype(dtype_of(call.gradients));
     check_native(*this, values, wire, values_of(call.segments));
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return Kernels::device_encode_native(call, factor, values);
     const StateWords words = words_of(call);
     const Output output{{values.pointer(), values.bytes()},
                         wire,
@@ -108,6 +130,8 @@ class CastCodec final : public Codec {
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
     const Dtype wire = Kernels::wire_dtype(dtype_of(call.outputs));
     check_native(*this, values, wire, values_of(call.segments));
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) return Kernels::device_decode_native(call, values);
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     for_each_slice(call.segments, call.execution.threads, BareBytes{wire}, [&](const Slice& slice) {
       const void* bare = values.pointer() + slice.offset + first_byte(slice, wire);

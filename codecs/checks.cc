@@ -158,7 +158,7 @@ class PlaceCheck {
   }
 
   void bytes(const char* what, ConstByteSpan bytes) const {
-    if (memory_ == Memory::kHost || bytes.data() == nullptr) return;
+    if (memory_ == Memory::kHost || bytes.data() == nullptr || bytes.empty()) return;
     try {
       kernels::check_device_pointer(bytes.data());
     } catch (const InvalidArgument& error) {
@@ -245,6 +245,10 @@ void check_places(const Codec& codec, const ReduceCall& call, ConstByteSpan fram
   check.execution(call.execution);
   check.frames(call.frames);
   check.bytes("the frame", frame);
+}
+
+void check_place(const Codec& codec, Memory memory, ConstValueSpan bare_values) {
+  PlaceCheck(codec, memory).values("bare values", std::span(&bare_values, 1));
 }
 
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,

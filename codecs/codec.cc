@@ -101,6 +101,7 @@ void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values
   check_states(*this, call, sizes);
   check_execution(*this, sizes, call.execution);
   check_places(*this, call, {});
+  check_place(*this, memory_of(call), values);
   do_encode_native(call, factor, values);
 }
 
@@ -108,6 +109,7 @@ void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
   const PlanRequest request = checked(*this, call, call.contributions);
   check_execution(*this, plan_sizes(request), call.execution);
   check_places(*this, call);
+  check_place(*this, memory_of(call), values);
   do_decode_native(call, values);
 }
 

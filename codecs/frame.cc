@@ -99,15 +99,32 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
   expect_bits("signature", found.signature, expected.signature);
 }
 
-/// What check_header says of a fault's headers, or of their first fields.
-[[noreturn]] void throw_where_headers_differ(const FrameFault& fault, const std::string& frame) {
-  try {
-    ConstByteSpan bytes(reinterpret_cast<const std::byte*>(&fault.found), sizeof fault.found);
-    check_header(read_frame_header(bytes), fault.expected);
-  } catch (const WireError& error) {
-    throw WireError(frame + error.what());
+void expect_payload(std::size_t found, std::size_t expected) {
+  if (found < expected)
+    throw WireError("frame is truncated: " + std::to_string(found) + " bytes follow its " +
+                    "header, expected " + std::to_string(expected));
+}
+
+[[noreturn]] void throw_fault(const FrameFault& fault) {
+  if (fault.kind == FrameFault::kHeader) {
+    check_header(read_frame_header(std::as_bytes(std::span(&fault.found, 1))), fault.expected);
+    throw WireError("frame header is another one than the call's");
   }
-  throw WireError(frame + "its header is another one");
+  if (fault.kind == FrameFault::kChecksum)
+    throw_mismatch("checksum", hexadecimal(fault.found.checksum), hexadecimal(fault.detail));
+  throw WireError("frame has a fault of an unknown kind");
+}
+
+/// Calls `check`, and names the frame of a list in what it throws.
+template <typename Check>
+void name_frame(std::size_t frame, std::size_t frames, const Check& check) {
+  try {
+    check();
+  } catch (const WireError& error) {
+    if (frames == 1) throw;
+    throw WireError("frame " + std::to_string(frame) + " of " + std::to_string(frames) + ": " +
+                    error.what());
+  }
 }
 
 }  // namespace
@@ -139,32 +156,24 @@ void check_frame(const FrameHeader& expected, ConstByteSpan frame, Threads* thre
   const FrameHeader found = read_frame_header(frame);
   check_header(found, expected);
   const ConstByteSpan rest = payload_of(frame);
-  if (rest.size() < found.payload_bytes)
-    throw WireError("frame is truncated: " + std::to_string(rest.size()) + " bytes follow its " +
-                    "header, expected " + std::to_string(found.payload_bytes));
+  expect_payload(rest.size(), found.payload_bytes);
   const bool has_checksum = (found.flags & kFrameHasChecksum) != 0;
   expect_bits("checksum", found.checksum,
               has_checksum ? frame_checksum(found, rest.first(found.payload_bytes), threads) : 0);
 }
 
 void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames) {
-  const std::size_t needed = sizeof(FrameHeader) + expected.payload_bytes;
   for (std::size_t i = 0; i < frames.size(); ++i)
-    if (frames[i].size() < needed)
-      throw WireError("frame " + std::to_string(i) + " of " + std::to_string(frames.size()) +
-                      " is truncated: " + std::to_string(frames[i].size()) +
-                      " bytes, expected " + std::to_string(needed));
+    name_frame(i, frames.size(), [&] {
+      if (frames[i].size() < sizeof(FrameHeader)) read_frame_header(frames[i]);  // throws
+      expect_payload(frames[i].size() - sizeof(FrameHeader), expected.payload_bytes);
+    });
 }
 
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                   Threads* threads) {
-  for (std::size_t i = 0; i < frames.size(); ++i) try {
-      check_frame(expected, frames[i], threads);
-    } catch (const WireError& error) {
-      if (frames.size() == 1) throw;
-      throw WireError("frame " + std::to_string(i) + " of " + std::to_string(frames.size()) + ": " +
-                      error.what());
-    }
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    name_frame(i, frames.size(), [&] { check_frame(expected, frames[i], threads); });
 }
 
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
@@ -176,18 +185,12 @@ void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
 namespace tersor {
 
 void throw_if_faulty(const FrameFault& fault) {
-  const std::string frame = "frame " + std::to_string(fault.frame) + " of a call on a device: ";
-  switch (fault.kind) {
-    case FrameFault::kNone:
-      return;
-    case FrameFault::kHeader:
-      encoding::throw_where_headers_differ(fault, frame);
-    case FrameFault::kChecksum:
-      throw WireError(frame + "checksum is " + encoding::hexadecimal(fault.found.checksum) +
-                      ", expected " + encoding::hexadecimal(fault.checksum));
-    default:
-      throw WireError(frame + "places of kept values are damaged");
-  }
+  if (fault.kind == FrameFault::kNone) return;
+  if (fault.kind == FrameFault::kPlaces)
+    throw WireError("frame " + std::to_string(fault.frame) + " of " + std::to_string(fault.frames) +
+                    ", segment " + std::to_string(fault.detail) +
+                    ": the places of its kept values are damaged");
+  encoding::name_frame(fault.frame, fault.frames, [&] { encoding::throw_fault(fault); });
 }
 
 }  // namespace tersor

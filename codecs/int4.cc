@@ -17,15 +17,17 @@ struct Int4Kernels {
   static void decode(const kernels::QuantizeDecode& arguments) { kernels::int4_decode(arguments); }
   static void reduce(const kernels::QuantizeReduce& arguments) { kernels::int4_reduce(arguments); }
 
-  static constexpr auto device_encode = [](auto&&... arguments) {
-    kernels::int4_device_encode(arguments...);
-  };
-  static constexpr auto device_decode = [](auto&&... arguments) {
-    kernels::int4_device_decode(arguments...);
-  };
-  static constexpr auto device_reduce = [](auto&&... arguments) {
-    kernels::int4_device_reduce(arguments...);
-  };
+  static void device_encode(const EncodeCall& call, Rounding rounding,
+                            const kernels::DeviceFrame& frame) {
+    kernels::int4_device_encode(call, rounding, frame);
+  }
+  static void device_decode(const DecodeCall& call, const FrameHeader& expected) {
+    kernels::int4_device_decode(call, expected);
+  }
+  static void device_reduce(const ReduceCall& call, Rounding rounding,
+                            const kernels::DeviceFrame& frame, const FrameHeader& expected) {
+    kernels::int4_device_reduce(call, rounding, frame, expected);
+  }
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "codecs/cast_codec.h"
 #include "codecs/registry.h"
 #include "kernels/none/cpu.h"
+#include "kernels/none/device.h"
 
 namespace tersor::encoding {
 namespace {
@@ -19,6 +20,23 @@ struct NoneKernels {
   static std::size_t reduce(const kernels::CastReduce& arguments, Dtype wire) {
     kernels::none_reduce(arguments, wire);
     return 0;
+  }
+
+  static void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) {
+    kernels::none_device_encode(call, frame);
+  }
+  static void device_encode_native(const EncodeCall& call, float factor, ValueSpan values) {
+    kernels::none_device_encode_native(call, factor, values);
+  }
+  static void device_decode(const DecodeCall& call, const FrameHeader& expected) {
+    kernels::none_device_decode(call, expected);
+  }
+  static void device_decode_native(const DecodeCall& call, ConstValueSpan values) {
+    kernels::none_device_decode_native(call, values);
+  }
+  static void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame,
+                            const FrameHeader& expected) {
+    kernels::none_device_reduce(call, frame, expected);
   }
 };
 

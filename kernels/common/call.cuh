@@ -150,15 +150,17 @@ struct FrameList {
   const std::uint64_t* checksums = nullptr;  // [frames], the payloads' part; null: not checked
   FrameFault* fault = nullptr;
   std::uint32_t frames = 0;
+  std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: bare values, of which nothing is known
   const std::byte* frame[kMost];
 
   TERSOR_DEVICE const std::byte* payload(unsigned index) const {
-    return frame[index] + sizeof(FrameHeader);
+    return frame[index] + header_bytes;
   }
 
   /// A barrier; false where a frame is not what the call says.
   template <class Block>
   TERSOR_DEVICE bool check(const Block& block) const {
+    if (header_bytes == 0) return true;
     bool wrong = false;
     for (unsigned i = block.thread_rank(); i < frames; i += block.threads())
       wrong |= !check_frame(i);
@@ -166,11 +168,12 @@ struct FrameList {
   }
 
   /// The first fault stays.
-  TERSOR_DEVICE void report(unsigned index, std::uint32_t kind, std::uint64_t checksum) const {
+  TERSOR_DEVICE void report(unsigned index, std::uint32_t kind, std::uint64_t detail) const {
     if (fault == nullptr || atomic_add(&fault->times, 1u) != 0) return;
     store(&fault->kind, kind);
     store(&fault->frame, index);
-    store(&fault->checksum, checksum);
+    store(&fault->frames, frames);
+    store(&fault->detail, detail);
     for (unsigned word = 0; word < kHeaderWords; ++word) {
       store(words_of(&fault->found) + word, load(words_of(frame[index]) + word));
       store(words_of(&fault->expected) + word, words_of(&expected)[word]);

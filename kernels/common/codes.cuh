@@ -5,6 +5,7 @@
 #include "kernels/common/philox.h"
 #include "kernels/common/quantize_formulas.h"
 #include "kernels/common/row.cuh"
+#include "kernels/common/units.cuh"
 
 #include <tersor/modes.h>
 
@@ -12,13 +13,6 @@
 #include <cstdint>
 
 namespace tersor::kernels {
-
-/// What a warp codes at a time: 512 values, in chunks of one row a thread.
-constexpr unsigned kUnitValues = kNoiseUnit;
-template <unsigned kRow>
-constexpr unsigned kChunkValues = 32 * kRow;
-template <unsigned kRow>
-constexpr unsigned kUnitChunks = kUnitValues / kChunkValues<kRow>;
 
 /// Bytes of a row's codes.
 template <class Format, unsigned kRow>

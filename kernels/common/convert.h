@@ -1,9 +1,15 @@
-// f32 <-> bf16 and f16, one value at a time: to nearest even, every NaN becomes 0x7fff.
+// f32 <-> bf16 and f16, one value at a time: to nearest even, every NaN becomes 0x7fff. Devices have
+// an instruction for each (PTX ISA, cvt), which does the same.
 #pragma once
 
 #include "kernels/common/bits.h"
 
 #include <tersor/dtype.h>
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
 
 namespace tersor::kernels {
 
@@ -16,21 +22,32 @@ TERSOR_BODY float bf16_to_f32(std::uint16_t bits) {
 }
 
 TERSOR_BODY std::uint16_t f32_to_bf16(float value) {
+#if defined(__CUDA_ARCH__)
+  return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+#else
   const std::uint32_t bits = bits_of(value);
   if (magnitude_bits(value) > kInfinityBits) return kNarrowNanBits;
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+#endif
 }
 
 TERSOR_BODY float f16_to_f32(std::uint16_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __half2float(__ushort_as_half(bits));
+#else
   const std::uint32_t sign = (bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;
   if (magnitude > 0x7c00u) return float_of(sign | kNanBits | magnitude << 13);
   if (magnitude == 0x7c00u) return float_of(sign | kInfinityBits);
   if (magnitude >= 0x0400u) return float_of(sign | ((magnitude << 13) + 0x38000000u));
   return float_of(sign | bits_of(static_cast<float>(magnitude) * 0x1p-24f));
+#endif
 }
 
 TERSOR_BODY std::uint16_t f32_to_f16(float value) {
+#if defined(__CUDA_ARCH__)
+  return __half_as_ushort(__float2half_rn(value));
+#else
   const std::uint32_t magnitude = magnitude_bits(value);
   const std::uint32_t sign = bits_of(value) >> 16 & 0x8000u;
   if (magnitude > kInfinityBits) return kNarrowNanBits;
@@ -41,6 +58,7 @@ TERSOR_BODY std::uint16_t f32_to_f16(float value) {
   }
   const std::uint32_t even = magnitude >> 13 & 1u;
   return static_cast<std::uint16_t>(sign | (magnitude - 0x38000000u + 0xfffu + even) >> 13);
+#endif
 }
 
 TERSOR_BODY float to_f32(float value) { return value; }

@@ -9,6 +9,7 @@
 
 #include "kernels/common/call.cuh"
 #include "kernels/common/codes.cuh"
+#include "kernels/common/units.cuh"
 
 #include <tersor/align.h>
 
@@ -19,22 +20,6 @@
 namespace tersor::kernels {
 
 constexpr unsigned kQuantizeThreads = 256;
-
-/// Where a thread's rows of a unit lie in their segment.
-template <unsigned kRow>
-struct UnitPlace {
-  std::size_t first;  // of the unit
-  std::size_t count;  // of the segment
-  unsigned thread;
-
-  TERSOR_DEVICE std::size_t position(unsigned chunk) const {
-    return first + chunk * kChunkValues<kRow> + thread * kRow;
-  }
-  TERSOR_DEVICE RowPlace row(unsigned chunk, bool aligned) const {
-    const std::size_t at = position(chunk);
-    return {at, at < count ? count - at : 0, aligned};
-  }
-};
 
 /// The largest magnitude, as bits, of the block in which this thread's row of each chunk lies.
 template <class Format, unsigned kRow, class Warp>
@@ -157,15 +142,6 @@ struct QuantizeUnit {
     pad_scales();
   }
 };
-
-/// Calls visit(unit) for each unit of this warp.
-template <class Block, class Visit>
-TERSOR_DEVICE void for_each_unit(const Block& block, std::uint32_t units, const Visit& visit) {
-  const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
-  for (std::size_t unit = static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
-       unit < units; unit += stride)
-    visit(static_cast<std::uint32_t>(unit));
-}
 
 template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
 struct QuantizeEncodeKernel {

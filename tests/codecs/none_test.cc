@@ -35,7 +35,8 @@ TEST(None, BareValuesMayLieInTheGradientItself) {
   CodecHarness harness("none", {1000});
   const std::vector<float> before = harness.gradient();
   const EncodeCall call = harness.encode_call();
-  const ValueSpan own(const_cast<std::byte*>(call.gradients[0].pointer()), 1000, Dtype::kF32);
+  const ValueSpan own(const_cast<std::byte*>(call.gradients[0].pointer()), 1000, Dtype::kF32,
+                      default_memory());
   harness.codec().encode_native(call, 1.0f, own);
   EXPECT_EQ(harness.gradient(), before);
   harness.codec().encode_native(call, 0.5f, own);

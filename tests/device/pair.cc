@@ -98,6 +98,29 @@ void Pair::expect_same_reduce(std::size_t frames) {
   expect_intact();
 }
 
+void Pair::expect_same_native() {
+  if (host_.plan().rounds.front().exchanges.front() != Exchange::kNativeSum) return;
+  const Round round = host_.plan().rounds.front();
+  for (const float factor : {1.0f, 0.25f})
+    for (const std::size_t shift : {0, 1}) {
+      GuardedValues bare[2] = {{round.native_count, round.native_dtype, shift, Memory::kHost},
+                               {round.native_count, round.native_dtype, shift, Memory::kDevice}};
+      GuardedValues* next = bare;
+      for_each([&](CodecHarness& harness) {
+        harness.codec().encode_native(harness.encode_call(), factor, next->span());
+        DecodeCall call = harness.decode_call({});
+        call.factor = 0.5f;
+        harness.codec().decode_native(call, next->span());
+        ++next;
+      });
+      expect_same(bare[0].floats(), bare[1].floats(), "bare value");
+      EXPECT_TRUE(same_bytes(bare[0].bytes(), bare[1].bytes()));
+      EXPECT_TRUE(bare[0].intact() && bare[1].intact());
+      expect_same(host_.outputs(), device_.outputs(), "value decoded from bare ones");
+    }
+  expect_intact();
+}
+
 void Pair::expect_same_words() {
   for (const bool in_place : {true, false}) {
     StateWords written[2];

@@ -22,6 +22,8 @@ class Pair {
   void expect_same_decode(std::size_t frames = 1);
   /// Frames and the owner's residuals; nothing where the codec does not reduce.
   void expect_same_reduce(std::size_t frames);
+  /// Bare values, with factors, and what they decode to; nothing where the codec has none.
+  void expect_same_native();
   /// What encode writes for the next step, in place and elsewhere.
   void expect_same_words();
 

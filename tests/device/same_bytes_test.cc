@@ -10,7 +10,13 @@
 namespace tersor::test {
 namespace {
 
-const std::vector<const char*> kSpecs = {"int8",
+const std::vector<const char*> kSpecs = {"none",
+                                         "none+ef",
+                                         "bf16",
+                                         "bf16+ef",
+                                         "f16",
+                                         "f16+ef",
+                                         "int8",
                                          "int8+ef",
                                          "int8:rounding=stochastic",
                                          "int8:rounding=stochastic+ef",
@@ -142,6 +148,12 @@ TEST_P(SameBytes, SeveralFrames) {
     pair.expect_same_reduce(1);
     pair.expect_same_reduce(5);
   });
+}
+
+TEST_P(SameBytes, BareValues) {
+  for (const std::size_t shift : {0, 1})
+    for_each_type({2'100, 9, 0, 300}, {.shift = shift},
+                  [](Pair& pair) { pair.expect_same_native(); });
 }
 
 TEST_P(SameBytes, WordsOfTheNextStep) {

@@ -35,6 +35,7 @@ bool CodecConformance::allows(Exchange exchange) const {
 }
 
 void for_each_isa(const std::function<void()>& body) {
+  if (test_device() != nullptr) return body();  // a device has one
   for (const Isa isa : available_isas()) {
     SCOPED_TRACE(std::string(isa_name(isa)));
     const ForcedIsa forced(isa);
@@ -77,8 +78,9 @@ std::vector<GuardedBytes> frames_of_ranks(CodecHarness& harness, std::size_t ran
 TEST_P(CodecConformance, RoundTripStaysWithinTheError) {
   for_each_isa([&] {
     for (const Dtype dtype : kGradientDtypes)
-      for (const std::size_t count : kCounts) {
-        if (!is_quick(count, dtype)) continue;
+      for (const std::size_t wanted : kCounts) {
+        const std::size_t count = affordable(wanted);
+        if (!is_quick(wanted, dtype)) continue;
         SCOPED_TRACE(std::string(dtype_name(dtype)) + " " + std::to_string(count));
         CodecHarness harness(spec(), {count}, {.dtype = dtype});
         harness.decode({harness.encode()});

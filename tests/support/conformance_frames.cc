@@ -3,6 +3,8 @@
 #include "tests/support/codec_conformance.h"
 #include "tests/support/reference.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -14,12 +16,19 @@ namespace {
 
 const std::vector<std::size_t> kSmall = {130, 0, 7};
 
+/// On a device, what a kernel found wrong makes values NaN; what the host found changes nothing.
+bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<float>& before) {
+  if (values == before) return true;
+  return test_device() != nullptr &&
+         std::ranges::any_of(values, [](float value) { return std::isnan(value); });
+}
+
 /// What decoding a frame says, and that nothing was written where it says something.
 std::string decode_error(CodecHarness& harness, const GuardedBytes& frame) {
   const std::vector<float> marks = gaussian(harness.segments[0].count, 99);
   harness.set_output(marks);
   const std::string error = error_of<WireError>([&] { harness.decode({frame}); });
-  EXPECT_TRUE(error.empty() || harness.output() == marks);
+  EXPECT_TRUE(error.empty() || is_untouched_or_nan(harness.output(), marks));
   EXPECT_TRUE(harness.intact());
   return error;
 }
@@ -83,6 +92,18 @@ TEST_P(CodecConformance, TheFrameThatIsWrongIsNamed) {
   EXPECT_NE(error.find("frame 2 of 3"), std::string::npos) << error;
 }
 
+/// Of a reduction on a device that found a frame wrong: a sound frame of NaNs, residuals kept; or
+/// where the host found it, the bytes of before.
+void expect_poison(CodecHarness& harness, const GuardedBytes& frame) {
+  harness.decode({frame});
+  const std::vector<float> values = harness.output();
+  const bool poisoned = std::ranges::all_of(values, [](float value) { return std::isnan(value); });
+  if (poisoned && harness.has_states()) {
+    EXPECT_TRUE(same_values(harness.residual_out(), harness.residual_in()));
+  }
+  EXPECT_TRUE(poisoned || std::ranges::none_of(values, [](float v) { return std::isnan(v); }));
+}
+
 TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
   if (!allows(Exchange::kTwoShot)) GTEST_SKIP() << spec() << " does not reduce";
   CodecHarness harness(spec(), kSmall);
@@ -96,16 +117,23 @@ TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
     const std::vector<float> residuals = harness.residuals_out();
     const ReduceCall call = harness.reduce_call(frames);
     EXPECT_THROW(harness.codec().reduce(call, target.span()), WireError);
+    if (test_device() != nullptr) {
+      expect_poison(harness, target);
+      continue;
+    }
     EXPECT_TRUE(same_bytes(target.span(), good.span()));
     EXPECT_TRUE(same_values(harness.residuals_out(), residuals));
   }
 }
 
+/// Every bit; on a slow device every eleventh.
+std::size_t bit_stride() { return affordable(200'000) == 200'000 ? 1 : 11; }
+
 TEST_P(CodecConformance, EveryFlippedBitIsFound) {
   CodecHarness harness(spec(), kSmall);
   GuardedBytes frame = harness.encode();
   ASSERT_EQ(decode_error(harness, frame), "");
-  for (std::size_t bit = 0; bit < 8 * frame.span().size(); ++bit) {
+  for (std::size_t bit = 0; bit < 8 * frame.span().size(); bit += bit_stride()) {
     std::byte& byte = frame.span()[bit / 8];
     byte ^= std::byte{1} << bit % 8;
     ASSERT_FALSE(decode_error(harness, frame).empty()) << bit;
@@ -114,7 +142,7 @@ TEST_P(CodecConformance, EveryFlippedBitIsFound) {
 }
 
 TEST_P(CodecConformance, ChecksumsAreThoseOfTheFormat) {
-  CodecHarness harness(spec(), {0, 1000, 300'001}, {.threads = 3});
+  CodecHarness harness(spec(), {0, 1000, affordable(300'001)}, {.threads = 3});
   const GuardedBytes frame = harness.encode();
   EXPECT_EQ(read_frame_header(frame.span()).checksum, frame_checksum(frame.span()));
   CodecHarness without(spec(), {1000}, {.checksum = Checksum::kOff});
@@ -154,7 +182,7 @@ TEST_P(CodecConformance, FlippedBitsTouchNothingOutsideWithoutChecksum) {
   const bool reduces = allows(Exchange::kTwoShot);
   CodecHarness harness(spec(), kSmall, {.checksum = Checksum::kOff});
   GuardedBytes frame = harness.encode();
-  for (std::size_t bit = 0; bit < 8 * frame.span().size(); ++bit) {
+  for (std::size_t bit = 0; bit < 8 * frame.span().size(); bit += bit_stride()) {
     frame.span()[bit / 8] ^= std::byte{1} << bit % 8;
     use_anyhow(harness, frame, reduces);
     frame.span()[bit / 8] ^= std::byte{1} << bit % 8;
@@ -193,6 +221,7 @@ Outcome outcome_of(CodecHarness& harness, bool reduces) {
 }
 
 TEST_P(CodecConformance, EveryInstructionSetWritesTheSameBytes) {
+  if (test_device() != nullptr) GTEST_SKIP() << "a device has one instruction set";
   const bool reduces = allows(Exchange::kTwoShot);
   for (const Dtype dtype : kGradientDtypes)
     for (const Dtype residual_dtype : {Dtype::kF32, Dtype::kBf16})
@@ -213,7 +242,7 @@ TEST_P(CodecConformance, ManyFramesOnSeveralThreads) {
   const bool reduces = allows(Exchange::kTwoShot);
   std::vector<Outcome> outcomes;
   for (const unsigned threads : {1, 3}) {
-    CodecHarness harness(spec(), {400'001}, {.threads = threads, .contributions = 70});
+    CodecHarness harness(spec(), {affordable(400'001)}, {.threads = threads, .contributions = 70});
     std::vector<GuardedBytes> frames;
     for (std::uint64_t rank = 0; rank < 4; ++rank) {
       harness.draw(rank);
@@ -228,6 +257,7 @@ TEST_P(CodecConformance, ManyFramesOnSeveralThreads) {
 }
 
 TEST_P(CodecConformance, ThreadsDoNotMatter) {
+  if (test_device() != nullptr) GTEST_SKIP() << "host threads do nothing on a device";
   const bool reduces = allows(Exchange::kTwoShot);
   for (const Dtype dtype : kGradientDtypes) {
     const std::size_t longest = dtype == Dtype::kF32 ? 1'000'001 : 200'001;

@@ -35,6 +35,9 @@ TestDevice* test_device();
 /// To be called before main; `why` is what there is instead of a device.
 void set_test_device(TestDevice* device, std::string why = "");
 
+/// `count`, or as many as are affordable on an emulated device.
+std::size_t affordable(std::size_t count);
+
 /// Memory in which harnesses lay out their spans: the device's, where there is one.
 Memory default_memory();
 

@@ -1,0 +1,118 @@
+// See device_memory.h.
+
+#include "tests/gpu/device_memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tersor::test {
+namespace {
+
+constexpr StateWords kFirstWords;
+
+}  // namespace
+
+Buffer to_device(ConstByteSpan host) {
+  Buffer copy(host.size(), Memory::kDevice);
+  check_cuda(cudaMemcpy(copy.pointer(), host.data(), host.size(), cudaMemcpyHostToDevice));
+  return copy;
+}
+
+std::vector<std::byte> to_host(const Buffer& device) {
+  std::vector<std::byte> copy(device.bytes());
+  check_cuda(cudaMemcpy(copy.data(), device.pointer(), copy.size(), cudaMemcpyDeviceToHost));
+  return copy;
+}
+
+DeviceCodec::DeviceCodec(std::string_view spec, const std::vector<float>& gradient,
+                         Checksum checksum)
+    : codec_(make_codec(spec)),
+      segment_{.count = gradient.size(), .parameter = 3},
+      identity_{.signature = 5, .checksum = checksum},
+      plan_(codec_->plan({.segments = {&segment_, 1}, .contributions = 2,
+                          .memory = Memory::kDevice})),
+      gradient_(to_device(std::as_bytes(std::span(gradient)))),
+      residual_(to_device(std::vector<std::byte>(gradient_.bytes()))),
+      output_(to_device(std::vector<std::byte>(gradient_.bytes()))),
+      words_(to_device(std::as_bytes(std::span(&kFirstWords, 1)))),
+      frame_(to_device(std::vector<std::byte>(plan_.frame_bytes))),
+      sum_(to_device(std::vector<std::byte>(plan_.frame_bytes))),
+      workspace_(plan_.workspace_bytes, Memory::kDevice) {}
+
+Execution DeviceCodec::execution(const Stream& stream) const {
+  Execution execution;
+  execution.stream = stream.view();
+  execution.workspace = workspace_.span();
+  execution.memory = Memory::kDevice;
+  return execution;
+}
+
+void DeviceCodec::encode(const Stream& stream) {
+  const ConstValueSpan gradient = gradient_.values(segment_.count, Dtype::kF32);
+  const ValueSpan residual = residual_.values(segment_.count, Dtype::kF32);
+  const SegmentState state{residual, residual, {}, {}};
+  auto* words = reinterpret_cast<StateWords*>(words_.pointer());
+  EncodeCall call{.segments = {&segment_, 1}, .gradients = {&gradient, 1}};
+  if (codec_->has_feedback()) call.states = {&state, 1};
+  call.words = call.words_out = words;
+  call.random.key = 17;
+  call.identity = identity_;
+  call.execution = execution(stream);
+  codec_->encode(call, frame_.span());
+}
+
+void DeviceCodec::decode(const Stream& stream) {
+  const ConstByteSpan frame = frame_.span();
+  const ValueSpan output = output_.values(segment_.count, Dtype::kF32);
+  codec_->decode({.segments = {&segment_, 1},
+                  .frames = {&frame, 1},
+                  .outputs = {&output, 1},
+                  .identity = identity_,
+                  .execution = execution(stream)});
+}
+
+void DeviceCodec::reduce(const Stream& stream) {
+  const ConstByteSpan frames[2] = {frame_.span(), frame_.span()};
+  codec_->reduce({.segments = {&segment_, 1},
+                  .frames = frames,
+                  .random = {.key = 18},
+                  .identity = identity_,
+                  .execution = execution(stream)},
+                 sum_.span());
+}
+
+StateWords DeviceCodec::words() const {
+  const std::vector<std::byte> bytes = to_host(words_);
+  StateWords words;
+  std::memcpy(&words, bytes.data(), sizeof words);
+  return words;
+}
+
+bool DeviceCodec::reduces() const {
+  const auto& exchanges = plan_.rounds.front().exchanges;
+  return std::ranges::find(exchanges, Exchange::kTwoShot) != exchanges.end();
+}
+
+Graph::Graph(const Stream& stream, const std::function<void()>& body) {
+  const auto handle = static_cast<cudaStream_t>(stream.view().handle);
+  check_cuda(cudaStreamBeginCapture(handle, cudaStreamCaptureModeGlobal));
+  try {
+    body();
+  } catch (...) {
+    cudaStreamEndCapture(handle, &graph_);
+    throw;
+  }
+  check_cuda(cudaStreamEndCapture(handle, &graph_));
+  check_cuda(cudaGraphInstantiate(&executable_, graph_, 0));
+}
+
+Graph::~Graph() {
+  if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+  if (graph_ != nullptr) cudaGraphDestroy(graph_);
+}
+
+void Graph::replay(const Stream& stream) const {
+  check_cuda(cudaGraphLaunch(executable_, static_cast<cudaStream_t>(stream.view().handle)));
+}
+
+}  // namespace tersor::test

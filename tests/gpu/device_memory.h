@@ -1,0 +1,67 @@
+// Plain device memory and captured graphs for tests that show what managed memory would hide.
+#pragma once
+
+#include "tests/support/codec_harness.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+#include <tersor/buffer.h>
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+namespace tersor::test {
+
+inline void check_cuda(cudaError_t status) {
+  if (status != cudaSuccess) throw CudaError(cudaGetErrorString(status));
+}
+
+/// A copy of the host's bytes on the device.
+Buffer to_device(ConstByteSpan host);
+/// The bytes of device memory, once nothing is queued any more.
+std::vector<std::byte> to_host(const Buffer& device);
+
+/// One codec with one segment in plain device memory, called on a stream.
+class DeviceCodec {
+ public:
+  DeviceCodec(std::string_view spec, const std::vector<float>& gradient,
+              Checksum checksum = Checksum::kOn);
+
+  void encode(const Stream& stream);
+  void decode(const Stream& stream);
+  void reduce(const Stream& stream);  ///< its own frame, twice
+
+  std::vector<std::byte> frame() const { return to_host(frame_); }
+  std::vector<std::byte> sum() const { return to_host(sum_); }
+  std::vector<std::byte> output() const { return to_host(output_); }
+  std::vector<std::byte> residual() const { return to_host(residual_); }
+  StateWords words() const;
+  bool reduces() const;
+
+ private:
+  Execution execution(const Stream& stream) const;
+
+  std::shared_ptr<const Codec> codec_;
+  Segment segment_;
+  FrameIdentity identity_;
+  Plan plan_;
+  Buffer gradient_, residual_, output_, words_, frame_, sum_, workspace_;
+};
+
+/// What `body` queues, as a graph. Capture forbids whatever would wait or allocate, in all threads.
+class Graph {
+ public:
+  Graph(const Stream& stream, const std::function<void()>& body);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void replay(const Stream& stream) const;
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace tersor::test

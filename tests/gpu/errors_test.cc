@@ -1,0 +1,80 @@
+// What a GPU's user gets wrong, and what the machine lacks, is said before a kernel is queued.
+
+#include "tests/gpu/device_memory.h"
+
+#include <vector>
+
+namespace tersor::test {
+namespace {
+
+int attribute(cudaDeviceAttr which) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, 0));
+  return value;
+}
+
+std::string encode_error(ConstValueSpan gradient, ByteSpan frame, StreamView stream = {}) {
+  const auto codec = make_codec("int8");
+  const Segment segment{.count = gradient.count()};
+  EncodeCall call{.segments = {&segment, 1}, .gradients = {&gradient, 1}};
+  const Buffer workspace(64, Memory::kDevice);
+  call.execution.workspace = workspace.span();
+  call.execution.stream = stream;
+  return error_of<InvalidArgument>([&] { codec->encode(call, frame); });
+}
+
+TEST(GpuErrors, AHostPointerGivenAsDeviceMemory) {
+  if (attribute(cudaDevAttrPageableMemoryAccess) != 0)
+    GTEST_SKIP() << "this device reads the host's memory";
+  const std::vector<float> host(1000);
+  const Buffer frame(4096, Memory::kDevice), gradient(4000, Memory::kDevice);
+  std::vector<std::byte> host_frame(4096 + 16);
+  auto* aligned = host_frame.data() + (16 - reinterpret_cast<std::uintptr_t>(host_frame.data()) % 16);
+  const ConstValueSpan wrong(reinterpret_cast<const std::byte*>(host.data()), 1000, Dtype::kF32,
+                             Memory::kDevice);
+  EXPECT_NE(encode_error(wrong, frame.span()).find("the pointer is to the host's"),
+            std::string::npos);
+  EXPECT_NE(encode_error(gradient.values(1000, Dtype::kF32), {aligned, 4096})
+                .find("the frame: given as device memory"),
+            std::string::npos);
+}
+
+TEST(GpuErrors, AForeignStream) {
+  int devices = 0;
+  check_cuda(cudaGetDeviceCount(&devices));
+  if (devices < 2) GTEST_SKIP() << "there is one device only";
+  check_cuda(cudaSetDevice(1));
+  const Stream foreign;
+  check_cuda(cudaSetDevice(0));
+  const Buffer frame(4096, Memory::kDevice), gradient(4000, Memory::kDevice);
+  const std::string error =
+      encode_error(gradient.values(1000, Dtype::kF32), frame.span(), foreign.view());
+  EXPECT_NE(error.find("the stream belongs to device 1"), std::string::npos) << error;
+}
+
+TEST(GpuErrors, AnImpossibleSize) {
+  EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemory);
+  const Buffer still_works(4096, Memory::kDevice);
+  EXPECT_NE(still_works.pointer(), nullptr);
+  const Segment segment{.count = std::size_t{1} << 40};
+  EXPECT_THROW(make_codec("topk:density=0.5")->plan({.segments = {&segment, 1},
+                                                     .memory = Memory::kDevice}),
+               InvalidArgument);
+}
+
+TEST(GpuErrors, MixedMemoryIsNamed) {
+  std::vector<float> host(300);
+  const Buffer gradient(1200, Memory::kDevice), frame(2048, Memory::kDevice);
+  const Segment segment{.count = 300};
+  const ConstValueSpan values = gradient.values(300, Dtype::kF32);
+  const SegmentState state{ConstValueSpan(host), ValueSpan(host), {}, {}};
+  EncodeCall call{.segments = {&segment, 1}, .gradients = {&values, 1}, .states = {&state, 1}};
+  const Buffer workspace(64, Memory::kDevice);
+  call.execution.workspace = workspace.span();
+  const std::string error = error_of<InvalidArgument>(
+      [&] { make_codec("int8+ef")->encode(call, frame.span()); });
+  EXPECT_NE(error.find("the residual of segment 0 lies on the host"), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace tersor::test

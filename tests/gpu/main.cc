@@ -1,0 +1,96 @@
+// Chooses the GPU as the device of these tests; where there is none, each test is skipped by name and
+// says why.
+
+#include "tests/support/test_device.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+#include <tersor/buffer.h>
+
+#include <iostream>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+namespace tersor::test {
+namespace {
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// Managed memory, kept for reuse; a stream of its own.
+class Gpu final : public TestDevice {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    auto known = free_.find(bytes);
+    if (known != free_.end()) {
+      std::byte* memory = known->second;
+      free_.erase(known);
+      return memory;
+    }
+    void* memory = nullptr;
+    check(cudaMallocManaged(&memory, bytes));
+    bytes_[static_cast<std::byte*>(memory)] = bytes;
+    return static_cast<std::byte*>(memory);
+  }
+  void release(std::byte* memory) override { free_.emplace(bytes_.at(memory), memory); }
+
+  void declare(std::byte*, std::size_t) override {}
+  void withdraw(std::byte*) override {}
+  void prepare(const std::byte*, std::size_t, Use) override {}
+  StreamView stream() override { return stream_.view(); }
+  void synchronize() override { stream_.synchronize(); }
+  bool is_fast() const override { return true; }
+
+ private:
+  Stream stream_;
+  std::map<std::byte*, std::size_t> bytes_;
+  std::multimap<std::size_t, std::byte*> free_;
+};
+
+/// Skips each test as it begins.
+class SkipAll : public ::testing::EmptyTestEventListener {
+ public:
+  explicit SkipAll(std::string why) : why_(std::move(why)) {}
+
+  void OnTestStart(const ::testing::TestInfo&) override { GTEST_SKIP() << why_; }
+
+ private:
+  std::string why_;
+};
+
+std::string missing_gpu() {
+  try {
+    const Stream stream;
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+void print_gpu() {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, 0));
+  std::cout << "on " << properties.name << ", compute capability " << properties.major << '.'
+            << properties.minor << std::endl;
+}
+
+}  // namespace
+}  // namespace tersor::test
+
+int main(int argc, char** argv) {
+  using namespace tersor::test;
+  ::testing::InitGoogleTest(&argc, argv);
+  if (::testing::GTEST_FLAG(list_tests)) return RUN_ALL_TESTS();
+  const std::string missing = missing_gpu();
+  if (!missing.empty()) {
+    set_test_device(nullptr, missing);
+    ::testing::UnitTest::GetInstance()->listeners().Append(new SkipAll(missing));
+    return RUN_ALL_TESTS();
+  }
+  static Gpu* const gpu = new Gpu;  // outlives the static objects of tests
+  set_test_device(gpu);
+  print_gpu();
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,89 @@
+// Calls are queued: captured as graphs, on several streams at once, without a wait or an allocation.
+
+#include "tests/gpu/device_memory.h"
+
+namespace tersor::test {
+namespace {
+
+class OnStream : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::string spec() const { return GetParam(); }
+  static constexpr std::size_t kCount = 300'007;
+};
+
+void run_all(DeviceCodec& codec, const Stream& stream) {
+  codec.encode(stream);
+  codec.decode(stream);
+  if (codec.reduces()) codec.reduce(stream);
+}
+
+void expect_same(const DeviceCodec& a, const DeviceCodec& b) {
+  EXPECT_TRUE(a.frame() == b.frame());
+  EXPECT_TRUE(a.output() == b.output());
+  EXPECT_TRUE(a.sum() == b.sum());
+  EXPECT_TRUE(a.residual() == b.residual());
+  EXPECT_EQ(a.words().step, b.words().step);
+}
+
+/// Replays advance the step, so that each draws new random numbers and sends what was left before.
+TEST_P(OnStream, GraphsGiveTheBytesOfCalls) {
+  const Stream stream;
+  const std::vector<float> gradient = gaussian(kCount, 1);
+  DeviceCodec called(spec(), gradient), replayed(spec(), gradient);
+  for (int step = 0; step < 3; ++step) run_all(called, stream);
+  stream.synchronize();
+  run_all(replayed, stream);  // the first call finds out what it needs to know of the device
+  const Graph graph(stream, [&] { run_all(replayed, stream); });
+  for (int step = 1; step < 3; ++step) graph.replay(stream);
+  stream.synchronize();
+  expect_same(called, replayed);
+  EXPECT_EQ(replayed.words().step, 3u);
+}
+
+/// Global capture forbids every call that waits or allocates.
+TEST_P(OnStream, SecondCallsNeitherWaitNorAllocate) {
+  const Stream stream;
+  DeviceCodec codec(spec(), gaussian(kCount, 2), Checksum::kOff);
+  run_all(codec, stream);
+  stream.synchronize();
+  std::size_t before = 0, after = 0, all = 0;
+  check_cuda(cudaMemGetInfo(&before, &all));
+  EXPECT_NO_THROW(Graph(stream, [&] { run_all(codec, stream); }));
+  for (int i = 0; i < 10; ++i) run_all(codec, stream);
+  check_cuda(cudaMemGetInfo(&after, &all));
+  EXPECT_GE(after, before);
+  stream.synchronize();
+}
+
+TEST_P(OnStream, TwoStreamsAtOnce) {
+  const Stream streams[2];
+  const Stream alone;
+  std::vector<DeviceCodec> together, apart;
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    together.emplace_back(spec(), gaussian(kCount, i));
+    apart.emplace_back(spec(), gaussian(kCount, i));
+  }
+  for (int step = 0; step < 20; ++step)
+    for (int i = 0; i < 2; ++i) run_all(together[i], streams[i]);
+  for (int i = 0; i < 2; ++i) {
+    streams[i].synchronize();
+    for (int step = 0; step < 20; ++step) run_all(apart[i], alone);
+    alone.synchronize();
+    expect_same(together[i], apart[i]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, OnStream,
+                         ::testing::Values("none", "bf16+ef", "f16+ef", "int8", "int8+ef",
+                                           "int8:rounding=stochastic+ef", "int4+ef",
+                                           "int4:rounding=stochastic", "topk+ef",
+                                           "topk:density=0.001,values=int8+ef"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name)
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tersor::test
