@@ -3,11 +3,14 @@
 #pragma once
 
 #include <tersor/codec.h>
+#include <tersor/buffer.h>
+#include <tersor/codec.h>
 #include <tersor/collectives.h>
 #include <tersor/error.h>
 #include <tersor/inprocess.h>
 #include <tersor/isa.h>
 #include <tersor/reducer.h>
 #include <tersor/span.h>
+#include <tersor/stream.h>
 #include <tersor/threads.h>
 #include <tersor/transport.h>

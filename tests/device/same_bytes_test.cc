@@ -10,22 +10,16 @@
 namespace tersor::test {
 namespace {
 
-const std::vector<const char*> kSpecs = {"none",
-                                         "none+ef",
-                                         "bf16",
-                                         "bf16+ef",
-                                         "f16",
-                                         "f16+ef",
-                                         "int8",
-                                         "int8+ef",
-                                         "int8:rounding=stochastic",
-                                         "int8:rounding=stochastic+ef",
-                                         "int4",
-                                         "int4+ef",
-                                         "int4:rounding=stochastic",
-                                         "int4:rounding=stochastic+ef"};
+/// Every codec of the registry, with and without feedback, and these options of theirs.
+std::vector<std::string> specs() {
+  std::vector<std::string> all = {"int8:rounding=stochastic", "int8:rounding=stochastic+ef",
+                                  "int4:rounding=stochastic", "int4:rounding=stochastic+ef"};
+  for (const CodecInfo& info : codecs())
+    for (const char* feedback : {"", "+ef"}) all.push_back(std::string(info.name) + feedback);
+  return all;
+}
 
-class SameBytes : public ::testing::TestWithParam<const char*> {
+class SameBytes : public ::testing::TestWithParam<std::string> {
  protected:
   std::string spec() const { return GetParam(); }
 
@@ -70,6 +64,26 @@ TEST_P(SameBytes, ManySegments) {
     pair.expect_same_encode();
     pair.expect_same_decode();
   });
+}
+
+/// More segments than one launch takes, and more than short parameters hold.
+TEST_P(SameBytes, SeveralLaunches) {
+  std::vector<std::size_t> counts;
+  for (std::size_t i = 0; i < 1'100; ++i) counts.push_back(i % 7);
+  Pair pair(spec(), counts, {});
+  pair.expect_same_encode();
+  pair.expect_same_decode();
+  pair.expect_same_reduce(2);
+  pair.for_each([](CodecHarness& harness) {
+    for (Segment& segment : harness.segments) segment.first_index = 3;  // random bytes one by one
+  });
+  pair.expect_same_encode();
+}
+
+TEST_P(SameBytes, ManyFrames) {
+  Pair pair(spec(), {600, 70}, {.contributions = 20});
+  pair.expect_same_decode(20);
+  pair.expect_same_reduce(20);
 }
 
 TEST_P(SameBytes, Nothing) {
@@ -162,7 +176,7 @@ TEST_P(SameBytes, WordsOfTheNextStep) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(kSpecs),
+INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(specs()),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name)
