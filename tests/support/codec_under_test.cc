@@ -102,10 +102,15 @@ class DeviceParts {
   std::vector<OnDevice<std::uint32_t>> active_;
 };
 
-/// As the spans say, or where there are none, the execution.
+Memory memory_of(const ConstValueSpan& span) { return span.memory(); }
+Memory memory_of(const SegmentState& state) { return state.residual_in.memory(); }
+
+/// As the spans say, or where there are none, the execution; programs without a device under test
+/// hand everything on.
 template <typename Spans>
 bool is_device_call(const Spans& spans, const Execution& execution) {
-  return is_on_device(spans.empty() ? execution.memory : spans.front().memory());
+  if (test_device() == nullptr) return false;
+  return is_on_device(spans.empty() ? execution.memory : memory_of(spans.front()));
 }
 
 void prepare_frames(std::span<const ConstByteSpan> frames) {
@@ -142,7 +147,7 @@ void CodecUnderTest::decode(const DecodeCall& call) const {
 }
 
 void CodecUnderTest::reduce(const ReduceCall& call, ByteSpan frame) const {
-  if (!is_on_device(call.execution.memory)) return codec_->reduce(call, frame);
+  if (!is_device_call(call.states, call.execution)) return codec_->reduce(call, frame);
   ReduceCall copy = call;
   DeviceParts parts(copy);
   parts.copy_words(copy);
