@@ -17,7 +17,13 @@ const std::vector<const char*> kSpecs = {"int8",
                                          "int4",
                                          "int4+ef",
                                          "int4:rounding=stochastic",
-                                         "int4:rounding=stochastic+ef"};
+                                         "int4:rounding=stochastic+ef",
+                                         "topk",
+                                         "topk+ef",
+                                         "topk:density=0.1,values=bf16+ef",
+                                         "topk:density=0.1,values=int8",
+                                         "topk:density=0.003,values=int8+ef",
+                                         "topk:density=1+ef"};
 
 class SameBytes : public ::testing::TestWithParam<const char*> {
  protected:
