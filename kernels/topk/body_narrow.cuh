@@ -19,7 +19,7 @@ namespace tersor::kernels {
 template <typename G, typename E, unsigned kDigit>
 struct TopkNarrowKernel {
   static constexpr unsigned kThreads = kTopkThreads;
-  static constexpr unsigned kResident = 4;
+  static constexpr unsigned kResident = kDigit == 0 ? 3 : 4;  // the first one gathers, too
   static constexpr bool kScans = true;
   static constexpr unsigned kBins = kTopkDigitBins[kDigit];
   static constexpr unsigned kFirstBin = kTopkDigitBin[kDigit];
