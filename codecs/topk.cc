@@ -1,10 +1,12 @@
 // topk: the largest values with their places; sizes, sections and checks around kernels/topk.
 
 #include "codecs/calls.h"
+#include "codecs/device.h"
 #include "codecs/frame.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/topk/cpu.h"
+#include "kernels/topk/device.h"
 
 #include <tersor/codecs/topk.h>
 
@@ -48,18 +50,13 @@ class TopkCodec final : public Codec {
 
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {
-    std::size_t encode_bytes = 0;
+    std::size_t workspace_bytes = decode_workspace_bytes(request);
     for (const Segment& segment : request.segments) {
-      const TopkLayout layout = layout_of(segment);
-      check_kept(layout);
-      encode_bytes = std::max(
-          encode_bytes, kernels::topk_workspace_bytes(layout.count, layout.kept, request.threads));
+      check_kept(layout_of(segment));
+      workspace_bytes = std::max(workspace_bytes, encode_workspace_bytes(request, segment));
     }
-    const std::size_t decode_bytes =
-        views_bytes(request.contributions) +
-        kernels::topk_decode_workspace_bytes(request.dtype, request.threads);
     return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
-            .workspace_bytes = std::max(encode_bytes, decode_bytes)};
+            .workspace_bytes = workspace_bytes};
   }
 
   std::vector<Round> plan_rounds(const PlanRequest&) const override {
@@ -67,6 +64,10 @@ class TopkCodec final : public Codec {
   }
 
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return kernels::topk_device_encode(
+            call, options_, device_frame(frame, header(call, dtype_of(call.gradients))));
     const StateWords words = words_of(call);
     CallThreads threads(call.execution.threads);
     ByteSpan rest = payload_of(frame);
@@ -80,6 +81,12 @@ class TopkCodec final : public Codec {
   }
 
   void do_decode(const DecodeCall& call) const override {
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) {
+        const FrameHeader expected = header(call, dtype_of(call.outputs));
+        check_frame_bytes(expected, call.frames);
+        return kernels::topk_device_decode(call, options_, expected);
+      }
     check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
     check_places(call);
     CallThreads threads(call.execution.threads);
@@ -102,6 +109,22 @@ class TopkCodec final : public Codec {
       throw InvalidArgument("codec " + spec().text() + " would keep " +
                             std::to_string(layout.kept) + " of " + std::to_string(layout.count) +
                             " values; fewer than 2^32 fit a segment: lower the density");
+  }
+
+  /// Segments are encoded one after the other, in the same workspace.
+  std::size_t encode_workspace_bytes(const PlanRequest& request, const Segment& segment) const {
+    if constexpr (kHasDeviceKernels)
+      if (request.memory == Memory::kDevice)
+        return kernels::topk_device_workspace_bytes(segment.count, options_.density);
+    const TopkLayout layout = layout_of(segment);
+    return kernels::topk_workspace_bytes(layout.count, layout.kept, request.threads);
+  }
+
+  static std::size_t decode_workspace_bytes(const PlanRequest& request) {
+    if (request.memory == Memory::kDevice)
+      return kernels::device_frames_bytes(request.contributions);
+    return views_bytes(request.contributions) +
+           kernels::topk_decode_workspace_bytes(request.dtype, request.threads);
   }
 
   std::size_t payload_bytes(std::span<const Segment> segments) const {

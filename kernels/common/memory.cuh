@@ -46,7 +46,7 @@ inline T load_fresh(const T* pointer) {
 }
 
 template <typename T>
-inline void store(T* pointer, const T& value) {
+inline void store(T* pointer, T value) {
   emulated_access(pointer, sizeof(T), Access::kWrite);
   std::memcpy(pointer, &value, sizeof value);
 }
@@ -96,7 +96,7 @@ __device__ __forceinline__ T load_fresh(const T* pointer) {
 }
 
 template <typename T>
-__device__ __forceinline__ void store(T* pointer, const T& value) {
+__device__ __forceinline__ void store(T* pointer, T value) {
   *pointer = value;
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/common/arguments.h"
 #include "kernels/topk/formulas.h"
+#include "kernels/topk/path.h"
 
 #include <tersor/threads.h>
 
@@ -12,17 +13,6 @@
 #include <span>
 
 namespace tersor::kernels {
-
-/// Which way the k-th key was found. The payload never depends on it.
-enum class TopkPath : std::uint8_t {
-  kHit,     // the sampled threshold was a little low, as it should be: one pass
-  kGather,  // it missed, but the pass counted enough to know a better one: p is read once more
-  kRadix,   // it missed by far: histograms of p by digits of the key
-  kPoison,  // p holds a value that is not finite
-};
-
-/// Makes the sampled threshold miss; for tests and benchmarks.
-enum class TopkForce : std::uint8_t { kNothing, kTooFew, kTooMany, kRadix };
 
 /// Where the sections of a payload lie; 4-byte aligned (index_in_tile: 2).
 struct TopkPayload {

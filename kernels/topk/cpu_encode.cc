@@ -38,12 +38,6 @@ struct Cut {
   std::size_t ties;
 };
 
-/// What the ranks in the sample are multiplied by.
-double scale_of(TopkForce force) {
-  if (force == TopkForce::kTooFew) return 0.6;
-  return force == TopkForce::kTooMany ? 4.0 : 1.0;
-}
-
 class Encoder {
  public:
   Encoder(const TopkEncode& task, Threads& threads);
@@ -170,7 +164,7 @@ TopkScan Encoder::rereading() const {
 }
 
 TopkResult Encoder::run() {
-  scan_.ladder = sample_.ladder(scale_of(task_.force));
+  scan_.ladder = sample_.ladder(topk_rank_scale(task_.force));
   const TopkTally tally = scan(scan_);
   if (tally.non_finite != 0) return poison(tally.non_finite);
   const Cut cut = select(tally);

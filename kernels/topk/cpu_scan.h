@@ -29,7 +29,7 @@ enum class TopkClear : std::uint8_t { kNothing, kWhole, kBf16 };  // p, 0, p - b
 
 /// What remains of a value when it is sent as f32 (kWhole) or bf16.
 inline float topk_remainder(TopkClear clear, float p) {
-  return clear == TopkClear::kWhole ? 0.0f : p - to_f32(from_f32<Bf16>(p));
+  return clear == TopkClear::kWhole ? 0.0f : topk_bf16_remainder(p);
 }
 
 struct TopkScan {

@@ -36,6 +36,9 @@ TERSOR_BODY float topk_undo(float p, float gradient, float gradient_factor, floa
   return (p - sent) / residual_factor;
 }
 
+/// What remains in the residual of a value that is sent as bf16.
+TERSOR_BODY float topk_bf16_remainder(float p) { return p - to_f32(from_f32<Bf16>(p)); }
+
 /// What a payload's value adds to the output; `value` is f32, or bf16 widened, or code · scale.
 TERSOR_BODY float topk_contribution(float value, float factor) { return value * factor; }
 

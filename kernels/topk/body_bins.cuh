@@ -1,0 +1,70 @@
+// Histograms of keys: counted in shared memory, added up in device memory, and the bin found in
+// which the value of a rank lies, counted from the largest.
+#pragma once
+
+#include "kernels/common/memory.cuh"
+#include "kernels/topk/device_plan.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// Shared memory for find_bin.
+struct TopkBinShared {
+  SharedArray<std::uint64_t, 3> place;
+};
+
+/// Where the value of a rank lies. `total` counts all bins; the rest holds where it reaches the
+/// rank.
+struct TopkBinPlace {
+  std::uint32_t bin;
+  std::uint64_t above;   // values in the bins above it
+  std::uint64_t inside;  // values in it
+  std::uint64_t total;
+};
+
+template <unsigned kBins, class Block, class Bins>
+TERSOR_DEVICE void clear_bins(const Block& block, Bins& bins) {
+  for (unsigned bin = block.thread_rank(); bin < kBins; bin += block.threads()) bins.set(bin, 0);
+  block.sync();
+}
+
+/// A barrier, then adds the block's bins to those in device memory.
+template <unsigned kBins, class Block, class Bins>
+TERSOR_DEVICE void add_bins(const Block& block, const Bins& bins, std::uint64_t* sums) {
+  block.sync();
+  for (unsigned bin = block.thread_rank(); bin < kBins; bin += block.threads()) {
+    const std::uint32_t count = bins.get(bin);
+    if (count != 0) atomic_add(sums + bin, std::uint64_t{count});
+  }
+}
+
+/// For a block of kTopkThreads; `count_of(bin)` is read twice. Each thread owns a few neighbouring
+/// bins, the first one the highest.
+template <unsigned kBins, class Block, class CountOf>
+TERSOR_DEVICE TopkBinPlace find_bin(const Block& block, TopkBinShared& shared, std::uint64_t rank,
+                                    const CountOf& count_of) {
+  constexpr unsigned kMine = (kBins + kTopkThreads - 1) / kTopkThreads;
+  const unsigned first = block.thread_rank() * kMine;  // from the highest bin
+  std::uint64_t mine = 0;
+  TERSOR_UNROLL_4 for (unsigned i = 0; i < kMine; ++i) {
+    if (first + i < kBins) mine += count_of(kBins - 1 - (first + i));
+  }
+  std::uint64_t total;
+  std::uint64_t above = block.exclusive_sum(mine, total);
+  if (above < rank && rank <= above + mine) {
+    unsigned bin = kBins - 1 - first;
+    std::uint64_t inside = count_of(bin);
+    for (; above + inside < rank; inside = count_of(--bin)) above += inside;
+    shared.place.set(0, bin);
+    shared.place.set(1, above);
+    shared.place.set(2, inside);
+  }
+  block.sync();
+  if (total < rank) return {0, 0, 0, total};
+  return {static_cast<std::uint32_t>(shared.place.get(0)), shared.place.get(1), shared.place.get(2),
+          total};
+}
+
+}  // namespace tersor::kernels

@@ -1,0 +1,235 @@
+// The sum of several payloads, in their order, in f32 and rounded once.
+//
+// Grid: a block takes 4,096 outputs of one segment at a time, in shared memory between the one read
+// (where values are added) and the one write. Reads 2 bytes a place and 4, 2 or 1 a value of each
+// frame, writes each output once.
+//
+// No byte of a frame is trusted. A block looks for its places in those of their tile by bisection,
+// and adds what it finds only where the places are its own and ascend. Bisection cuts any list, in
+// whatever order, into consecutive pieces: so each place of a tile is some block's to look at, and
+// none that is wrong is passed over.
+#pragma once
+
+#include "kernels/common/call.cuh"
+#include "kernels/common/quantize_formulas.h"
+#include "kernels/common/row.cuh"
+#include "kernels/topk/formulas.h"
+
+#include <tersor/codecs/topk.h>
+#include <tersor/modes.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// Outputs that a block takes at a time. A segment's first unit begins at its value 0, or at the
+/// last multiple of this that is not behind the window.
+constexpr std::size_t kTopkDecodeUnit = 4096;
+static_assert(kTopkTile % kTopkDecodeUnit == 0);
+
+struct TopkDecodeEntry {
+  void* output;         // of value `begin`
+  std::uint64_t count;  // of the segment
+  std::uint64_t begin;  // values [begin, end) are wanted
+  std::uint64_t end;
+  std::uint64_t offset;  // of the segment's sections, in bytes from the payload's beginning
+  std::uint32_t kept;
+  std::uint32_t first_unit;
+};
+
+/// One payload's sections of a segment.
+struct TopkSections {
+  const std::byte* payload;
+  TopkLayout layout;
+
+  TERSOR_DEVICE std::uint32_t first(std::size_t tile) const {
+    return load_input(reinterpret_cast<const std::uint32_t*>(payload) + tile);
+  }
+  TERSOR_DEVICE std::uint32_t index_in_tile(std::size_t place) const {
+    return load_input(reinterpret_cast<const std::uint16_t*>(payload + layout.index_offset()) +
+                      place);
+  }
+  TERSOR_DEVICE float value(std::size_t place) const {
+    const std::byte* values = payload + layout.values_offset();
+    if (layout.values == TopkValues::kF32)
+      return load_input(reinterpret_cast<const float*>(values) + place);
+    if (layout.values == TopkValues::kBf16)
+      return bf16_to_f32(load_input(reinterpret_cast<const std::uint16_t*>(values) + place));
+    const auto* scales = reinterpret_cast<const float*>(payload + layout.scales_offset());
+    return code_value(load_input(reinterpret_cast<const std::int8_t*>(values) + place),
+                      load_input(scales + place / TopkLayout::kBlock));
+  }
+
+  /// The first place from `low` on, below `high`, whose index is `index` or more.
+  TERSOR_DEVICE std::uint32_t lower_bound(std::uint32_t low, std::uint32_t high,
+                                          std::uint32_t index) const {
+    while (low < high) {
+      const std::uint32_t middle = low + (high - low) / 2;
+      if (index_in_tile(middle) < index)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
+};
+
+/// A block's outputs: the segment's values [first, last), of [unit, unit + kTopkDecodeUnit).
+struct TopkDecodeUnit {
+  const TopkDecodeEntry& segment;
+  std::size_t unit;
+  std::size_t first;
+  std::size_t last;
+
+  TERSOR_DEVICE TopkDecodeUnit(const TopkDecodeEntry& entry, std::uint32_t number)
+      : segment(entry),
+        unit((entry.begin / kTopkDecodeUnit + (number - entry.first_unit)) * kTopkDecodeUnit),
+        first(unit < entry.begin ? entry.begin : unit),
+        last(unit + kTopkDecodeUnit < entry.end ? unit + kTopkDecodeUnit : entry.end) {}
+
+  TERSOR_DEVICE std::size_t values() const { return last - first; }
+  /// Whether these are the segment's last values, so that places behind them are wrong ones.
+  TERSOR_DEVICE bool ends_segment() const { return unit + kTopkDecodeUnit >= segment.count; }
+};
+
+template <typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
+struct TopkDecodeKernel {
+  static constexpr unsigned kThreads = 256;
+  static constexpr unsigned kResident = 6;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(T);
+  struct Shared {
+    SharedArray<float, kTopkDecodeUnit> sum;
+  };
+
+  SegmentTable<TopkDecodeEntry, kMostSegments> table;
+  FrameList<kMostFrames> list;
+  TopkValues values;
+  float factor;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
+    const bool sound = list.check(block);
+    for (std::size_t i = block.rank(); i < table.units; i += block.blocks()) {
+      const auto number = static_cast<std::uint32_t>(i);
+      decode_unit(block, shared, TopkDecodeUnit(table.find(number), number), sound);
+      block.sync();
+    }
+  }
+
+ private:
+  /// Places [begin, end) of a payload.
+  struct Slice {
+    std::uint32_t begin, end;
+    bool sound;
+  };
+
+  /// Rows lie so in shared memory that neighbouring threads meet neighbouring words.
+  TERSOR_DEVICE static unsigned slot(unsigned value) {
+    return value % kRow * (kTopkDecodeUnit / kRow) + value / kRow;
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void decode_unit(const Block& block, Shared& shared, const TopkDecodeUnit& unit,
+                                 bool sound) const {
+    load_outputs(block, shared, unit);
+    for (unsigned index = 0; sound && index < list.frames; ++index) {
+      const TopkSections frame{list.payload(index) + unit.segment.offset,
+                               {unit.segment.count, unit.segment.kept, values}};
+      const Slice slice = slice_of(frame, unit);
+      sound = !block.any(!is_sound(block, frame, unit, slice));
+      if (sound)
+        add(block, shared, frame, unit, slice);
+      else if (block.thread_rank() == 0)
+        list.report(index, FrameFault::kPlaces, 0);
+    }
+    block.sync();
+    store_outputs(block, shared, unit, sound);
+  }
+
+  template <class Block, class Visit>
+  TERSOR_DEVICE static void for_each_row(const Block& block, const TopkDecodeUnit& unit,
+                                         const Visit& visit) {
+    const T* output = static_cast<const T*>(unit.segment.output);
+    const std::size_t begin = unit.first - unit.segment.begin;
+    const bool aligned = is_aligned_for<T, kRow>(output + begin);
+    for (unsigned i = block.thread_rank() * kRow; i < unit.values(); i += block.threads() * kRow)
+      visit(i, RowPlace{i, unit.values() - i, aligned});
+  }
+  TERSOR_DEVICE static T* output_of(const TopkDecodeUnit& unit) {
+    return static_cast<T*>(unit.segment.output) + (unit.first - unit.segment.begin);
+  }
+
+  template <class Block>
+  TERSOR_DEVICE static void load_outputs(const Block& block, Shared& shared,
+                                         const TopkDecodeUnit& unit) {
+    for_each_row(block, unit, [&](unsigned first, RowPlace place) {
+      float row[kRow] = {};
+      if constexpr (kMode == DecodeMode::kAdd)
+        load_row<Load::kAny>(static_cast<const T*>(output_of(unit)), place, row);
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) shared.sum.set(slot(first + i), row[i]);
+    });
+  }
+
+  template <class Block>
+  TERSOR_DEVICE static void store_outputs(const Block& block, const Shared& shared,
+                                          const TopkDecodeUnit& unit, bool sound) {
+    for_each_row(block, unit, [&](unsigned first, RowPlace place) {
+      float row[kRow];
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+        const float sum = shared.sum.get(slot(first + i));
+        row[i] = sound ? sum : float_of(kNanBits);
+      }
+      store_row(row, output_of(unit), place);
+    });
+  }
+
+  /// Where the places of a unit lie in a frame, a window's whole unit; nowhere where `first` is not
+  /// sound.
+  TERSOR_DEVICE static Slice slice_of(const TopkSections& frame, const TopkDecodeUnit& unit) {
+    const std::size_t tile = unit.unit / kTopkTile;
+    const auto index = static_cast<std::uint32_t>(unit.unit % kTopkTile);
+    const std::uint32_t begin = frame.first(tile), end = frame.first(tile + 1);
+    const bool sound = begin <= end && end <= frame.layout.kept && (tile != 0 || begin == 0);
+    if (!sound) return {0, 0, false};
+    return {frame.lower_bound(begin, end, index),
+            unit.ends_segment() ? end : frame.lower_bound(begin, end, index + kTopkDecodeUnit),
+            true};
+  }
+
+  /// Whether the places that this thread looks at ascend, and are the unit's. The first ones in a
+  /// slice are compared with those before by their range.
+  template <class Block>
+  TERSOR_DEVICE static bool is_sound(const Block& block, const TopkSections& frame,
+                                     const TopkDecodeUnit& unit, Slice slice) {
+    const std::size_t tile_first = unit.unit / kTopkTile * kTopkTile;
+    const std::size_t left = unit.segment.count - unit.unit;
+    const auto low = static_cast<std::uint32_t>(unit.unit - tile_first);
+    const auto high =
+        low + static_cast<std::uint32_t>(left < kTopkDecodeUnit ? left : kTopkDecodeUnit);
+    bool sound = slice.sound;
+    for (std::size_t i = std::size_t{slice.begin} + block.thread_rank(); i < slice.end;
+         i += block.threads()) {
+      const std::uint32_t index = frame.index_in_tile(i);
+      sound &= index >= low && index < high;
+      if (i != slice.begin) sound &= frame.index_in_tile(i - 1) < index;
+    }
+    return sound;
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void add(const Block& block, Shared& shared, const TopkSections& frame,
+                         const TopkDecodeUnit& unit, Slice slice) const {
+    const std::size_t tile_first = unit.unit / kTopkTile * kTopkTile;
+    for (std::size_t i = std::size_t{slice.begin} + block.thread_rank(); i < slice.end;
+         i += block.threads()) {
+      const std::size_t place = tile_first + frame.index_in_tile(i);
+      if (place < unit.first || place >= unit.last) continue;  // outside of the window
+      const unsigned at = slot(static_cast<unsigned>(place - unit.first));
+      shared.sum.set(at, shared.sum.get(at) + topk_contribution(frame.value(i), factor));
+    }
+  }
+};
+
+}  // namespace tersor::kernels

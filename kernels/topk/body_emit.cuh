@@ -1,0 +1,220 @@
+// What is sent: values, places and what remains of them in the residual. Also everything else that
+// a payload holds, the frame's header, and what is done where nothing can be sent: NaNs in place of
+// a segment that holds poison, zeros for one that is not active, and the old residual for both.
+//
+// Grid: blocks of 128 threads, a warp a part. Reads 8 bytes a candidate and writes 6 a value that
+// is sent (values in f32), 4 at its place in the residual. Where all of p is read, 4 bytes a value
+// (8, where the residual does not hold p), and where the residual is written only now, those too.
+#pragma once
+
+#include "kernels/topk/body_count.cuh"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+template <typename G, typename E>
+struct TopkEmitKernel {
+  static constexpr unsigned kThreads = 128;
+  static constexpr unsigned kResident = 8;
+  static constexpr bool kScans = false;
+  using Reader = TopkReader<G, E>;
+  struct Shared {};
+
+  TopkTask<G, E> task;
+  TopkTarget target;
+  std::size_t block_parts;  // of a block that counted
+  FrameSeal seal;
+  NextWords next;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
+    next.write(block);
+    const Reader reader(task.tensor);
+    const std::uint32_t path = load(&task.memory.control->path);
+    if (path == kTopkIdle) return stay_idle(block, reader);
+    write_padding(block);
+    if (path == std::uint32_t(TopkPath::kPoison)) return write_poison(block, reader);
+    const bool reads_all = path == std::uint32_t(TopkPath::kRadix) || reader.writes_afterwards();
+    const TopkCut cut = TopkCut::load_from(task.memory.control);
+    const std::size_t stride = std::size_t{block.blocks()} * block.warps();
+    for (std::size_t part = std::size_t{block.rank()} * block.warps() + block.warp_rank();
+         part < task.plan.parts; part += stride)
+      send_part(block.warp(), reader, part, cut, reads_all);
+    write_unused(block);
+  }
+
+ private:
+  /// Keys before a value in the segment.
+  struct Before {
+    std::uint64_t larger, equal;
+  };
+
+  // One part.
+
+  template <class Warp>
+  TERSOR_DEVICE void send_part(const Warp& warp, const Reader& reader, std::size_t part,
+                               TopkCut cut, bool reads_all) const {
+    const TopkPartRun* run = task.memory.runs + part;
+    const TopkBlockBase* base = task.memory.bases + part / block_parts;
+    Before before{load_input(&base->larger) + load_input(&run->larger),
+                  load_input(&base->equal) + load_input(&run->equal)};
+    if (warp.thread_rank() == 0) write_first(part, cut.sent(before.larger, before.equal));
+    if (reads_all)
+      for_each_warp_row(warp, reader, part, [&](const auto& row, unsigned index) {
+        send_row(warp, reader, row, part * kTopkPart + index, cut, before);
+      });
+    else
+      for_each_warp_candidate(warp, task.memory,
+                              {load_input(&run->base), load_input(&run->count), 0, 0, 0},
+                              [&](const auto& row, unsigned index) {
+                                send_row(warp, reader, row, part * kTopkPart + index, cut, before);
+                              });
+  }
+
+  TERSOR_DEVICE void write_first(std::size_t part, std::uint64_t kept_before) const {
+    constexpr std::size_t kParts = kTopkTile / kTopkPart;
+    if (part % kParts == 0)
+      store(target.first() + part / kParts, static_cast<std::uint32_t>(kept_before));
+    if (part == 0)
+      store(target.first() + target.layout.tiles(), load_input(&task.memory.control->kept));
+  }
+
+  /// Sends what is chosen of a row, the first of which is value `first`. Rows of one value are
+  /// candidates; longer ones are all that there is, and where the residual waits it is written.
+  template <unsigned kRow, class Warp>
+  TERSOR_DEVICE void send_row(const Warp& warp, const Reader& reader, const float (&row)[kRow],
+                              std::size_t first, TopkCut cut, Before& before) const {
+    const bool writes_row = kRow != 1 && reader.writes_afterwards();
+    const bool writes_one = reader.writes_in_scan() && target.layout.values != TopkValues::kInt8;
+    float left[kRow];
+    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) left[i] = row[i];
+    bool any = false;
+    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) any |= topk_key(row[i]) >= cut.key;
+    if (warp.ballot(any) != 0) {
+      Before mine = count_row(warp, row, cut, before);
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+        const bool larger = cut.larger(row[i]), equal = cut.equal(row[i]);
+        if (larger || (equal && mine.equal < cut.ties)) {
+          left[i] = send(cut.sent(mine.larger, mine.equal), first + i, row[i]);
+          if (writes_one) reader.store_residual_at(first + i, left[i]);
+        }
+        mine.larger += larger;
+        mine.equal += equal;
+      }
+    }
+    if constexpr (kRow == Reader::kRow)
+      if (writes_row) reader.store_residual(reader.place(first), left);
+  }
+
+  /// Keys before this thread's row; `before` goes on to the next one of the warp.
+  template <unsigned kRow, class Warp>
+  TERSOR_DEVICE static Before count_row(const Warp& warp, const float (&row)[kRow], TopkCut cut,
+                                        Before& before) {
+    const std::uint32_t below = (1u << warp.thread_rank()) - 1;
+    Before mine = before;
+    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      const std::uint32_t larger = warp.ballot(cut.larger(row[i]));
+      const std::uint32_t equal = warp.ballot(cut.equal(row[i]));
+      mine.larger += count_bits(larger & below);
+      mine.equal += count_bits(equal & below);
+      before.larger += count_bits(larger);
+      before.equal += count_bits(equal);
+    }
+    return mine;
+  }
+
+  /// Writes a value that is sent; returns what remains of it. Of int8 all does, until its block's
+  /// scale is known.
+  TERSOR_DEVICE float send(std::uint64_t place, std::size_t index, float p) const {
+    store(target.index_in_tile() + place, static_cast<std::uint16_t>(index % kTopkTile));
+    write_value(place, p);
+    if (target.layout.values == TopkValues::kF32) return 0;
+    return target.layout.values == TopkValues::kBf16 ? topk_bf16_remainder(p) : p;
+  }
+
+  TERSOR_DEVICE void write_value(std::uint64_t place, float p) const {
+    switch (target.layout.values) {
+      case TopkValues::kF32:
+        return store(target.template values<float>() + place, p);
+      case TopkValues::kBf16:
+        return store(target.template values<std::uint16_t>() + place, f32_to_bf16(p));
+      case TopkValues::kInt8:
+        return store(task.memory.chosen + place, p);
+    }
+  }
+
+  // What is there once.
+
+  /// Calls visit(i) for [begin, end), in parallel over the grid.
+  template <class Block, class Visit>
+  TERSOR_DEVICE static void for_each(const Block& block, std::size_t begin, std::size_t end,
+                                     const Visit& visit) {
+    const std::size_t stride = std::size_t{block.blocks()} * block.threads();
+    for (std::size_t i = begin + std::size_t{block.rank()} * block.threads() + block.thread_rank();
+         i < end; i += stride)
+      visit(i);
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void write_zeros(const Block& block, std::size_t begin, std::size_t end) const {
+    for_each(block, begin, end, [&](std::size_t i) { store(target.payload + i, std::byte{0}); });
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void write_padding(const Block& block) const {
+    const TopkLayout& layout = target.layout;
+    write_zeros(block, layout.first_bytes(), layout.index_offset());
+    write_zeros(block, layout.index_offset() + layout.index_bytes(), layout.scales_offset());
+    write_zeros(block, layout.scales_offset() + layout.scales_bytes(), layout.values_offset());
+    write_zeros(block, layout.values_offset() + layout.values_bytes(), layout.bytes());
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void write_unused(const Block& block) const {
+    for_each(block, load_input(&task.memory.control->kept), task.plan.k, [&](std::size_t i) {
+      store(target.index_in_tile() + i, std::uint16_t{0});
+      write_value(i, 0.0f);
+    });
+  }
+
+  // Where nothing is sent.
+
+  template <class Block>
+  TERSOR_DEVICE void stay_idle(const Block& block, const Reader& reader) const {
+    write_zeros(block, 0, target.layout.bytes());
+    if (Reader::kHasResidual && !reader.is_in_place()) copy_residual(block, reader);
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void copy_residual(const Block& block, const Reader& reader) const {
+    for_each_row<Reader>(block, task.tensor.count,
+                         [&](std::size_t first) { reader.copy_residual(reader.place(first)); });
+  }
+
+  /// k NaNs at the indices 0 … k - 1, and the old residual.
+  template <class Block>
+  TERSOR_DEVICE void write_poison(const Block& block, const Reader& reader) const {
+    const std::size_t k = task.plan.k;
+    for_each(block, 0, target.layout.tiles() + 1, [&](std::size_t tile) {
+      const std::size_t before = tile * kTopkTile;
+      store(target.first() + tile, static_cast<std::uint32_t>(before < k ? before : k));
+    });
+    for_each(block, 0, k, [&](std::size_t i) {
+      store(target.index_in_tile() + i, static_cast<std::uint16_t>(i % kTopkTile));
+      write_value(i, float_of(kNanBits));
+    });
+    if (!reader.writes_in_scan()) return;
+    if (!reader.is_in_place()) return copy_residual(block, reader);
+    for_each_row<Reader>(block, task.tensor.count, [&](std::size_t first) {
+      if (load_input(&task.memory.runs[first / kTopkPart].undone) != 0) return;
+      float sum[Reader::kRow];
+      reader.load_sum_again(reader.place(first), sum);
+      reader.undo(reader.place(first), sum);
+    });
+  }
+};
+
+}  // namespace tersor::kernels

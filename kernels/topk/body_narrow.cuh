@@ -1,0 +1,128 @@
+// From a range of keys to the k-th key itself: a digit of it a launch. Where a range is known, 13
+// bits are left, and one launch finds them among the candidates; else there are three, over the
+// candidates or over all of p. The first launch also gathers, where the scan's threshold missed
+// but a better one is known.
+//
+// Grid: parts of 4,096 values (or candidates) a block. Reads 8 bytes a candidate; to gather or over
+// all of p 4 bytes a value (8, where the residual does not hold p). Launches that have nothing to
+// do leave at once.
+#pragma once
+
+#include "kernels/topk/body_scan.cuh"
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+template <typename G, typename E, unsigned kDigit>
+struct TopkNarrowKernel {
+  static constexpr unsigned kThreads = kTopkThreads;
+  static constexpr unsigned kResident = kDigit == 0 ? 3 : 4;  // the first one gathers, too
+  static constexpr bool kScans = true;
+  static constexpr unsigned kBins = kTopkDigitBins[kDigit];
+  static constexpr unsigned kFirstBin = kTopkDigitBin[kDigit];
+  static constexpr unsigned kNextShift =
+      kDigit + 1 < kTopkDigits ? kTopkDigitShift[(kDigit + 1) % kTopkDigits] : kTopkDone;
+  using Reader = TopkReader<G, E>;
+  using Rows = TopkPartRows<Reader>;
+
+  struct Shared {
+    SharedArray<std::uint32_t, kBins> bins;
+    typename TopkList<Reader>::Shared list;
+    TopkBinShared place;
+  };
+
+  /// Keys [base, base + (kBins << shift)), cut into bins.
+  struct Range {
+    std::uint32_t base, shift;
+  };
+
+  TopkTask<G, E> task;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
+    TopkControl* control = task.memory.control;
+    const std::uint32_t path = load(&control->path);
+    if (path == std::uint32_t(TopkPath::kPoison) || path == kTopkIdle) return;
+    if constexpr (kDigit == 0)
+      if (path == std::uint32_t(TopkPath::kGather)) return gather(block, shared);
+    const Range range{load(&control->base), load(&control->shift)};
+    if (range.shift == kTopkDone || (kDigit == 0 && range.shift != kTopkFirstShift)) return;
+    clear_bins<kBins>(block, shared.bins);
+    if (path == std::uint32_t(TopkPath::kRadix))
+      count_tensor(block, shared, range);
+    else
+      count_list(block, shared, range);
+    add_bins<kBins>(block, shared.bins, sums());
+    if (!block.is_last(&control->ticket[TopkControl::kNarrowed + kDigit])) return;
+    const std::uint64_t rank = load(&control->rank);
+    const TopkBinPlace place = find_bin<kBins>(
+        block, shared.place, rank, [&](unsigned bin) { return load_fresh(sums() + bin); });
+    if (block.thread_rank() == 0) narrow(range, rank, place);
+  }
+
+ private:
+  TERSOR_DEVICE std::uint64_t* sums() const { return task.memory.control->digit + kFirstBin; }
+
+  /// Rebuilds the list. The scan has counted how many reach the new threshold: they fit.
+  template <class Block>
+  TERSOR_DEVICE void gather(const Block& block, Shared& shared) const {
+    TopkControl* control = task.memory.control;
+    const Reader reader(task.tensor);
+    const TopkList<Reader> list{task.memory, &control->gathered, task.plan.capacity};
+    const std::uint32_t threshold = load(&control->threshold);
+    for (std::size_t part = block.rank(); part < task.plan.parts; part += block.blocks()) {
+      Rows rows;
+      rows.load_again(reader, part, block.thread_rank());
+      list.append(block, shared.list, part, rows, threshold, 0);
+    }
+  }
+
+  TERSOR_DEVICE static void count(Shared& shared, Range range, std::uint32_t key) {
+    const std::uint32_t bin = (key - range.base) >> range.shift;
+    if (key >= range.base && bin < kBins) shared.bins.add(bin, 1);
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void count_tensor(const Block& block, Shared& shared, Range range) const {
+    const Reader reader(task.tensor);
+    for (std::size_t part = block.rank(); part < task.plan.parts; part += block.blocks()) {
+      Rows rows;
+      rows.load_again(reader, part, block.thread_rank());
+      TERSOR_UNROLL for (unsigned row = 0; row < Rows::kRows; ++row) {
+        TERSOR_UNROLL for (unsigned i = 0; i < Rows::kRow; ++i)
+            count(shared, range, topk_key(rows.value[row][i]));
+      }
+    }
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void count_list(const Block& block, Shared& shared, Range range) const {
+    const std::uint64_t listed = load(&task.memory.control->listed);
+    const std::uint64_t stride = std::uint64_t{block.blocks()} * block.threads();
+    TERSOR_UNROLL_4 for (std::uint64_t i =
+                             std::uint64_t{block.rank()} * block.threads() + block.thread_rank();
+                         i < listed; i += stride)
+        count(shared, range, topk_key(load_input(&task.memory.candidates[i].value)));
+  }
+
+  /// Once per launch: the digit is found. Only the first one may have fewer than k keys: all that
+  /// are not zero are sent then.
+  TERSOR_DEVICE void narrow(Range range, std::uint64_t rank, const TopkBinPlace& place) const {
+    TopkControl* control = task.memory.control;
+    const bool takes_all = place.total < rank;
+    const std::uint32_t key =
+        takes_all ? kTopkSmallestKey : range.base + (place.bin << range.shift);
+    const std::uint64_t left = takes_all ? kTopkAllTies : rank - place.above;
+    const bool is_done = takes_all || range.shift == 0;
+    store(&control->base, key);
+    store(&control->rank, left);
+    store(&control->key, key);
+    store(&control->ties, static_cast<std::uint32_t>(left));
+    store(&control->shift, is_done ? std::uint32_t{kTopkDone} : kNextShift);
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,128 @@
+// The sample: a threshold that is almost surely a little below the k-th key, from this step's p.
+//
+// Grid: a row of 16 bytes of the gradient a thread, at a jittered place of each of equal strata, or
+// all rows where the segment is small. Reads gradient and residual there, writes p to the
+// workspace. The last block finds the order statistic in two histograms: of all samples by coarse
+// bins, of one bin by fine ones.
+#pragma once
+
+#include "kernels/common/philox.h"
+#include "kernels/topk/body_bins.cuh"
+#include "kernels/topk/body_tensor.cuh"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+template <typename G, typename E>
+struct TopkSampleKernel {
+  static constexpr unsigned kThreads = kTopkThreads;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = true;
+  using Reader = TopkReader<G, E>;
+  static constexpr unsigned kRow = Reader::kRow;
+
+  struct Shared {
+    SharedArray<std::uint32_t, kTopkFineBins> bins;
+    TopkBinShared place;
+  };
+  static_assert(kTopkCoarseBins <= kTopkFineBins);
+
+  TopkTask<G, E> task;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
+    TopkControl* control = task.memory.control;
+    const bool is_idle = task.tensor.active != nullptr && load(task.tensor.active) == 0;
+    if (is_idle) {
+      if (block.rank() == 0 && block.thread_rank() == 0) store(&control->path, kTopkIdle);
+      return;
+    }
+    clear_bins<kTopkCoarseBins>(block, shared.bins);
+    sample(block, shared);
+    add_bins<kTopkCoarseBins>(block, shared.bins, control->coarse);
+    if (!block.is_last(&control->ticket[TopkControl::kSampled])) return;
+    const std::uint32_t threshold = find_threshold(block, shared);
+    if (block.thread_rank() != 0) return;
+    store(&control->threshold, threshold);
+    store(&control->low, threshold > kTopkOctave ? threshold - kTopkOctave : kTopkSmallestKey);
+  }
+
+  TERSOR_DEVICE std::size_t rows() const { return task.plan.samples / kRow; }
+
+ private:
+  /// Zeros are not counted: they are never sent.
+  TERSOR_DEVICE static void count(Shared& shared, std::uint32_t key, std::uint32_t bin) {
+    if (key >= kTopkSmallestKey) shared.bins.add(bin, 1);
+  }
+
+  TERSOR_DEVICE std::size_t first_of(std::size_t row) const {
+    if (task.plan.samples_all()) return row * kRow;
+    const std::size_t stratum = task.tensor.count / rows();
+    const std::size_t jitter = splitmix64(row) % (stratum - kRow + 1);
+    return (stratum * row + jitter) / kRow * kRow;
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void sample(const Block& block, Shared& shared) const {
+    const Reader reader(task.tensor);
+    const std::size_t stride = std::size_t{block.blocks()} * block.threads();
+    for (std::size_t row = std::size_t{block.rank()} * block.threads() + block.thread_rank();
+         row < rows(); row += stride) {
+      float p[kRow];
+      reader.load_sum(reader.place(first_of(row)), p);
+      store_row(p, task.memory.samples, {row * kRow, kRow, true});
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i)
+          count(shared, topk_key(p[i]), topk_key(p[i]) >> kTopkCoarseShift);
+    }
+  }
+
+  /// The lower edge of the fine bin in which the rank lies; the smallest key where fewer values
+  /// than that are not zero.
+  template <class Block>
+  TERSOR_DEVICE std::uint32_t find_threshold(const Block& block, Shared& shared) const {
+    const std::uint64_t* coarse = task.memory.control->coarse;
+    const TopkBinPlace octant =
+        find_bin<kTopkCoarseBins>(block, shared.place, task.plan.rank,
+                                  [&](unsigned bin) { return load_fresh(coarse + bin); });
+    if (octant.total < task.plan.rank) return kTopkSmallestKey;
+    clear_bins<kTopkFineBins>(block, shared.bins);
+    count_fine(block, shared, octant.bin);
+    block.sync();
+    const TopkBinPlace fine =
+        find_bin<kTopkFineBins>(block, shared.place, task.plan.rank - octant.above,
+                                [&](unsigned bin) { return shared.bins.get(bin); });
+    const std::uint32_t key = (octant.bin << kTopkCoarseShift) + (fine.bin << kTopkFineShift);
+    return key < kTopkSmallestKey ? kTopkSmallestKey : key;
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void count_fine(const Block& block, Shared& shared, std::uint32_t coarse) const {
+    constexpr unsigned kAtOnce = 4;  // loads that do not wait for each other
+    for (std::size_t first = block.thread_rank(); first < rows();
+         first += kAtOnce * block.threads()) {
+      float p[kAtOnce][kRow];
+      TERSOR_UNROLL for (unsigned i = 0; i < kAtOnce; ++i)
+          load_sample(first + i * block.threads(), p[i]);
+      TERSOR_UNROLL for (unsigned i = 0; i < kAtOnce; ++i) count_fine_row(shared, coarse, p[i]);
+    }
+  }
+
+  TERSOR_DEVICE void load_sample(std::size_t row, float (&p)[kRow]) const {
+    const bool exists = row < rows();
+    load_row<Load::kAny>(static_cast<const float*>(task.memory.samples),
+                         {row * kRow, exists ? kRow : 0, exists}, p);
+  }
+
+  TERSOR_DEVICE static void count_fine_row(Shared& shared, std::uint32_t coarse,
+                                           const float (&p)[kRow]) {
+    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      const std::uint32_t key = topk_key(p[i]);
+      if (key >> kTopkCoarseShift == coarse)
+        count(shared, key, key >> kTopkFineShift & (kTopkFineBins - 1));
+    }
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,223 @@
+// The scan: the one pass over a segment, and the list of candidates that it makes.
+//
+// Grid: as many blocks of 256 threads as are resident, each taking parts of 4,096 values in turns,
+// 16 a thread. Reads 4 bytes a value of the gradient and 4 of the residual, writes 4 of the
+// residual (f32), and 8 a candidate. The last block chooses how to go on.
+#pragma once
+
+#include "kernels/topk/body_bins.cuh"
+#include "kernels/topk/body_tensor.cuh"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// Appends the candidates of whole parts to the list, each in order of index: one atomic a part. A
+/// part that finds no room stores nothing; its candidates are counted all the same.
+template <class Reader>
+struct TopkList {
+  static constexpr std::uint32_t kNoRoom = 0xffffffffu;
+  static constexpr unsigned kRow = Reader::kRow;
+  static constexpr unsigned kRows = TopkPartRows<Reader>::kRows;
+  // In one sum over the block: candidates in the first rows of all threads, in the second ones …,
+  // each in 12 bits, and values that are poison in the highest 16.
+  static constexpr unsigned kFieldBits = 12, kPoisonShift = 48;
+  static constexpr std::uint64_t kField = (1u << kFieldBits) - 1;
+  static_assert(kTopkThreads * kRow <= kField && kRows * kFieldBits <= kPoisonShift);
+  using Shared = SharedArray<std::uint32_t, 1>;
+
+  const TopkDeviceMemory& memory;
+  std::uint64_t* found;
+  std::uint32_t capacity;
+
+  /// Returns how many of the part's values are poison; all threads are told.
+  template <class Block>
+  TERSOR_DEVICE std::uint32_t append(const Block& block, Shared& shared, std::size_t part,
+                                     const TopkPartRows<Reader>& rows, std::uint32_t threshold,
+                                     std::uint32_t poisonous) const {
+    std::uint64_t counts = static_cast<std::uint64_t>(poisonous) << kPoisonShift;
+    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
+      std::uint64_t in_row = 0;
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) in_row +=
+          topk_key(rows.value[row][i]) >= threshold;
+      counts += in_row << (row * kFieldBits);
+    }
+    std::uint64_t total;
+    const std::uint64_t before = block.exclusive_sum(counts, total);
+    const auto poison = static_cast<std::uint32_t>(total >> kPoisonShift);
+    std::uint32_t candidates = 0;
+    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) candidates += field(total, row);
+    if (block.thread_rank() == 0) shared.set(0, reserve(part, candidates, poison));
+    if (candidates == 0) return poison;
+    block.sync();
+    const std::uint32_t base = shared.get(0);
+    if (base != kNoRoom) write(rows, threshold, base, before, total, block.thread_rank());
+    return poison;
+  }
+
+ private:
+  TERSOR_DEVICE static std::uint32_t field(std::uint64_t counts, unsigned row) {
+    return static_cast<std::uint32_t>(counts >> (row * kFieldBits) & kField);
+  }
+
+  TERSOR_DEVICE std::uint32_t reserve(std::size_t part, std::uint32_t candidates,
+                                      std::uint32_t poison) const {
+    const std::uint64_t base = candidates == 0 ? 0 : atomic_add(found, std::uint64_t{candidates});
+    const bool fits = base + candidates <= capacity;
+    TopkPartRun* run = memory.runs + part;
+    store(&run->base, fits ? static_cast<std::uint32_t>(base) : 0u);
+    store(&run->count, static_cast<std::uint16_t>(fits ? candidates : 0));
+    store(&run->undone, static_cast<std::uint16_t>(poison != 0));
+    return fits ? static_cast<std::uint32_t>(base) : kNoRoom;
+  }
+
+  TERSOR_DEVICE void write(const TopkPartRows<Reader>& rows, std::uint32_t threshold,
+                           std::uint32_t base, std::uint64_t before, std::uint64_t total,
+                           unsigned thread) const {
+    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
+      std::uint32_t place = base + field(before, row);
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+        const float p = rows.value[row][i];
+        if (topk_key(p) < threshold) continue;
+        const auto index = static_cast<std::uint32_t>(rows.first_of(0, row, thread) + i);
+        store(reinterpret_cast<Words64*>(memory.candidates + place++), Words64{bits_of(p), index});
+      }
+      base += field(total, row);
+    }
+  }
+};
+static_assert(sizeof(TopkCandidate) == sizeof(Words64));
+
+template <typename G, typename E>
+struct TopkScanKernel {
+  static constexpr unsigned kThreads = kTopkThreads;
+  static constexpr unsigned kResident = 3;
+  static constexpr bool kScans = true;
+  using Reader = TopkReader<G, E>;
+  using Rows = TopkPartRows<Reader>;
+  static constexpr unsigned kRow = Rows::kRow, kRows = Rows::kRows;
+
+  struct Shared {
+    SharedArray<std::uint32_t, kTopkWindowBins> window;
+    typename TopkList<Reader>::Shared list;
+    TopkBinShared place;
+  };
+
+  TopkTask<G, E> task;
+  TopkForce force;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
+    TopkControl* control = task.memory.control;
+    if (load(&control->path) == kTopkIdle) return;
+    clear_bins<kTopkWindowBins>(block, shared.window);
+    scan_parts(block, shared);
+    add_bins<kTopkWindowBins>(block, shared.window, control->window);
+    if (!block.is_last(&control->ticket[TopkControl::kScanned])) return;
+    const TopkBinPlace place =
+        find_bin<kTopkWindowBins>(block, shared.place, task.plan.k,
+                                  [&](unsigned bin) { return load_fresh(control->window + bin); });
+    if (block.thread_rank() == 0) choose(place);
+  }
+
+ private:
+  template <class Block>
+  TERSOR_DEVICE void scan_parts(const Block& block, Shared& shared) const {
+    TopkControl* control = task.memory.control;
+    const Reader reader(task.tensor);
+    const TopkList<Reader> list{task.memory, &control->found, task.plan.capacity};
+    const std::uint32_t threshold = load(&control->threshold), low = load(&control->low);
+    std::uint64_t poisonous = 0;
+    for (std::size_t part = block.rank(); part < task.plan.parts; part += block.blocks()) {
+      Rows rows;
+      const std::uint32_t mine = read_part(reader, part, block.thread_rank(), rows);
+      count_window(shared, rows, low);
+      const std::uint32_t all = list.append(block, shared.list, part, rows, threshold, mine);
+      poisonous += all;
+      if (all != 0 && reader.writes_in_scan() && reader.is_in_place())
+        undo(reader, part, block.thread_rank(), rows);
+    }
+    if (block.thread_rank() == 0 && poisonous != 0) atomic_add(&control->poisonous, poisonous);
+  }
+
+  /// Reads p, and writes the residual as if nothing were sent; where p is poison the old one stays.
+  /// Returns how many values are.
+  TERSOR_DEVICE std::uint32_t read_part(const Reader& reader, std::size_t part, unsigned thread,
+                                        Rows& rows) const {
+    float residual[kRows][kRow];
+    std::uint32_t poisonous = 0;
+    const bool writes = reader.writes_in_scan();
+    Rows::for_each(reader, part, thread, [&](unsigned row, RowPlace place) {
+      reader.load_gradient(place, rows.value[row]);
+    });
+    Rows::for_each(reader, part, thread, [&](unsigned row, RowPlace place) {
+      reader.load_residual(place, residual[row]);
+    });
+    Rows::for_each(reader, part, thread, [&](unsigned row, RowPlace place) {
+      reader.add_feedback(rows.value[row], residual[row]);
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+        const float p = rows.value[row][i];
+        const bool is_poison = topk_key(p) >= task.tensor.limit && i < place.left;
+        poisonous += is_poison;
+        if constexpr (Reader::kHasResidual) residual[row][i] = is_poison ? residual[row][i] : p;
+      }
+      if (writes) reader.store_residual(place, residual[row]);
+    });
+    return poisonous;
+  }
+
+  TERSOR_DEVICE static void count_window(Shared& shared, const Rows& rows, std::uint32_t low) {
+    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+        const std::uint32_t key = topk_key(rows.value[row][i]);
+        if (key < low) continue;
+        const std::uint32_t bin = (key - low) >> kTopkWindowShift;
+        shared.window.add(bin < kTopkWindowBins ? bin : kTopkWindowBins - 1, 1);
+      }
+    }
+  }
+
+  TERSOR_DEVICE static void undo(const Reader& reader, std::size_t part, unsigned thread,
+                                 const Rows& rows) {
+    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
+        reader.undo(reader.place(Rows::first_of(part, row, thread)), rows.value[row]);
+  }
+
+  /// How to go on. `place` is the k-th key's in the window, or that of none.
+  TERSOR_DEVICE void choose(const TopkBinPlace& place) const {
+    TopkControl* control = task.memory.control;
+    const std::uint32_t threshold = load(&control->threshold), low = load(&control->low);
+    const std::uint64_t found = load_fresh(&control->found);
+    // Fewer than k values are not zero, and all of them are to be sent …
+    const bool takes_all = place.total < task.plan.k && low == kTopkSmallestKey;
+    // … or it is known in which bin the k-th key lies; the last one has no end.
+    const bool is_known = place.total >= task.plan.k && place.bin != kTopkWindowBins - 1;
+    const std::uint32_t edge = takes_all ? kTopkSmallestKey : low + (place.bin << kTopkWindowShift);
+    const std::uint64_t reached = takes_all ? place.total : place.above + place.inside;
+
+    const bool hits =
+        found <= task.plan.capacity && (found >= task.plan.k || threshold == kTopkSmallestKey);
+    const bool gathers = (takes_all || is_known) && reached <= task.plan.capacity;
+    TopkPath path = hits ? TopkPath::kHit : gathers ? TopkPath::kGather : TopkPath::kRadix;
+    if (force == TopkForce::kRadix) path = TopkPath::kRadix;
+    if (load_fresh(&control->poisonous) != 0) path = TopkPath::kPoison;
+    store(&control->path, static_cast<std::uint32_t>(path));
+    store(&control->listed, path == TopkPath::kHit ? found : reached);
+    if (path == TopkPath::kGather) store(&control->threshold, edge);
+    if (path != TopkPath::kRadix && takes_all) return take_all();
+    const bool is_within = path != TopkPath::kRadix && is_known;
+    store(&control->base, is_within ? edge : std::uint32_t{kTopkSmallestKey});
+    store(&control->shift, is_within ? 0u : std::uint32_t{kTopkFirstShift});
+    store(&control->rank, is_within ? task.plan.k - place.above : std::uint64_t{task.plan.k});
+  }
+
+  TERSOR_DEVICE void take_all() const {
+    TopkControl* control = task.memory.control;
+    store(&control->shift, kTopkDone);
+    store(&control->key, kTopkSmallestKey);
+    store(&control->ties, kTopkAllTies);
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,100 @@
+// int8 values: the scales and codes of what was chosen, and what remains of it in the residual.
+//
+// Grid: a warp takes 256 chosen values at a time. Reads 4 bytes a value that is sent, writes 1 and
+// 4 at its place in the residual; 4 bytes a scale.
+#pragma once
+
+#include "kernels/int8/formulas.h"
+#include "kernels/topk/body_tensor.cuh"
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+template <typename E>
+struct TopkSettleKernel {
+  static constexpr unsigned kThreads = 256;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kBlock = Int8Format::kBlock;
+  static constexpr unsigned kMine = kBlock / 32;  // values of a thread
+  static_assert(kBlock == TopkLayout::kBlock);
+  struct Shared {};
+
+  const TopkControl* control;
+  const float* chosen;
+  E* residual_out;
+  TopkTarget target;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const std::uint32_t path = load_input(&control->path);
+    if (path == kTopkIdle) return;
+    const std::size_t kept =
+        path == std::uint32_t(TopkPath::kPoison) ? 0 : load_input(&control->kept);
+    const std::size_t stride = std::size_t{block.blocks()} * block.warps();
+    for (std::size_t i = std::size_t{block.rank()} * block.warps() + block.warp_rank();
+         i < target.layout.blocks(); i += stride)
+      settle(block.warp(), i, kept);
+  }
+
+ private:
+  template <class Warp>
+  TERSOR_DEVICE void settle(const Warp& warp, std::size_t index, std::size_t kept) const {
+    const std::size_t begin = index * kBlock;
+    const std::size_t k = target.layout.kept;
+    float p[kMine];
+    std::uint32_t most = 0;
+    TERSOR_UNROLL for (unsigned i = 0; i < kMine; ++i) {
+      const std::size_t place = begin + i * 32 + warp.thread_rank();
+      p[i] = place < k ? load_input(chosen + place) : 0.0f;
+      most = topk_key(p[i]) > most ? topk_key(p[i]) : most;
+    }
+    const BlockScale scale = block_scale<Int8Format>(warp.maximum(most));
+    if (warp.thread_rank() == 0) store(target.scales() + index, scale.scale);
+    const Tiles tiles = begin < kept ? tiles_of(begin, kept) : Tiles{0, 0};
+    TERSOR_UNROLL for (unsigned i = 0; i < kMine; ++i) {
+      const std::size_t place = begin + i * 32 + warp.thread_rank();
+      const std::int32_t code = scale.poisoned ? 0 : nearest_code(nearest_sum(p[i], scale.inverse));
+      if (place < k)
+        store(target.template values<std::int8_t>() + place, static_cast<std::int8_t>(code));
+      if (place < kept) correct(tiles, place, p[i] - code_value(code, scale.scale));
+    }
+  }
+
+  /// Tiles [low, high], in which the values of a block lie.
+  struct Tiles {
+    std::size_t low, high;
+  };
+
+  TERSOR_DEVICE Tiles tiles_of(std::size_t begin, std::size_t kept) const {
+    const Tiles all{0, target.layout.tiles() - 1};
+    if constexpr (std::is_same_v<E, NoResidual>) return all;
+    const std::size_t end = begin + kBlock < kept ? begin + kBlock : kept;
+    return {tile_of(all, begin), tile_of(all, end - 1)};
+  }
+
+  /// The last tile whose first value is not behind `place`.
+  TERSOR_DEVICE std::size_t tile_of(Tiles tiles, std::size_t place) const {
+    while (tiles.low < tiles.high) {
+      const std::size_t middle = (tiles.low + tiles.high + 1) / 2;
+      if (load_input(target.first() + middle) <= place)
+        tiles.low = middle;
+      else
+        tiles.high = middle - 1;
+    }
+    return tiles.low;
+  }
+
+  TERSOR_DEVICE void correct(Tiles tiles, std::size_t place, float remainder) const {
+    if constexpr (!std::is_same_v<E, NoResidual>) {
+      const std::size_t first = tile_of(tiles, place) * kTopkTile;
+      store(residual_out + first + load_input(target.index_in_tile() + place),
+            from_f32<E>(remainder));
+    }
+  }
+};
+
+}  // namespace tersor::kernels

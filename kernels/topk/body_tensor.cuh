@@ -1,0 +1,208 @@
+// A segment as the kernels of top-k read and write it, row by row: what would be sent, p = a · g +
+// b · e, and the residual. Where p is read more than once, it comes from the residual, if that
+// holds it exactly, and is computed again if not.
+#pragma once
+
+#include "kernels/common/call.cuh"
+#include "kernels/common/row.cuh"
+#include "kernels/topk/device_plan.h"
+
+#include <tersor/codecs/topk.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+/// `E` is the residual's type, or NoResidual.
+template <typename G, typename E>
+struct TopkTensor {
+  const G* gradient;
+  const E* residual_in;
+  E* residual_out;
+  const std::uint32_t* active;
+  CallWords words;
+  std::uint64_t count;
+  std::uint32_t limit;  // keys from here are poison
+};
+
+/// Where a segment's payload lies, and what it looks like.
+struct TopkTarget {
+  std::byte* payload;
+  TopkLayout layout;
+
+  TERSOR_DEVICE std::uint32_t* first() const { return reinterpret_cast<std::uint32_t*>(payload); }
+  TERSOR_DEVICE std::uint16_t* index_in_tile() const {
+    return reinterpret_cast<std::uint16_t*>(payload + layout.index_offset());
+  }
+  TERSOR_DEVICE float* scales() const {
+    return reinterpret_cast<float*>(payload + layout.scales_offset());
+  }
+  template <typename T>
+  TERSOR_DEVICE T* values() const {
+    return reinterpret_cast<T*>(payload + layout.values_offset());
+  }
+};
+
+/// What all kernels of a segment carry.
+template <typename G, typename E>
+struct TopkTask {
+  TopkTensor<G, E> tensor;
+  TopkDevicePlan plan;
+  TopkDeviceMemory memory;
+};
+
+/// Reads and writes rows of a segment. `first` is always a row's first value, counted from the
+/// segment's start; what lies behind its end counts as 0 and is not written.
+template <typename G, typename E>
+class TopkReader {
+ public:
+  static constexpr unsigned kRow = 16 / sizeof(G);
+  static constexpr bool kHasResidual = !std::is_same_v<E, NoResidual>;
+  static constexpr bool kKeepsSums = std::is_same_v<E, float>;  // the residual can hold p
+  using Row = float[kRow];
+
+  TERSOR_DEVICE explicit TopkReader(const TopkTensor<G, E>& tensor)
+      : tensor_(tensor), gradient_aligned_(is_aligned_for<G, kRow>(tensor.gradient)) {
+    if constexpr (kHasResidual) {
+      a_ = tensor.words.gradient_factor();
+      b_ = tensor.words.residual_factor();
+      residual_aligned_ = is_aligned_for<E, kRow>(tensor.residual_in) &&
+                          is_aligned_for<E, kRow>(tensor.residual_out);
+    }
+  }
+
+  TERSOR_DEVICE bool is_in_place() const { return tensor_.residual_in == tensor_.residual_out; }
+
+  /// Whether the scan may write the residual: the old one must come back where p is poison. In
+  /// place it does so by arithmetic, if it does; otherwise it is written when all is known.
+  TERSOR_DEVICE bool writes_in_scan() const {
+    if constexpr (!kHasResidual) return false;
+    return !is_in_place() || (kKeepsSums && b_ != 0);
+  }
+  TERSOR_DEVICE bool writes_afterwards() const { return kHasResidual && !writes_in_scan(); }
+
+  /// True where rows of [first, first + values) are whole and aligned.
+  TERSOR_DEVICE bool is_plain(std::size_t first, std::size_t values) const {
+    return gradient_aligned_ && (!kHasResidual || residual_aligned_) &&
+           first + values <= tensor_.count;
+  }
+
+  TERSOR_DEVICE RowPlace place(std::size_t first) const {
+    return {first, first < tensor_.count ? tensor_.count - first : 0, false};
+  }
+  TERSOR_DEVICE static RowPlace plain_place(std::size_t first) { return {first, kRow, true}; }
+
+  TERSOR_DEVICE void load_gradient(RowPlace place, Row& row) const {
+    place.aligned |= gradient_aligned_;
+    load_row<Load::kInput>(tensor_.gradient, place, row);
+  }
+  TERSOR_DEVICE void load_residual(RowPlace place, Row& row) const {
+    if constexpr (kHasResidual) {
+      place.aligned |= residual_aligned_;
+      load_row<Load::kAny>(tensor_.residual_in, place, row);
+    }
+  }
+  TERSOR_DEVICE void store_residual(RowPlace place, const Row& row) const {
+    if constexpr (kHasResidual) {
+      place.aligned |= residual_aligned_;
+      store_row(row, tensor_.residual_out, place);
+    }
+  }
+  TERSOR_DEVICE void store_residual_at(std::size_t place, float value) const {
+    if constexpr (kHasResidual) store(tensor_.residual_out + place, from_f32<E>(value));
+  }
+
+  /// p of a gradient's row.
+  TERSOR_DEVICE void add_feedback(Row& row, const Row& residual) const {
+    if constexpr (kHasResidual)
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) row[i] = a_ * row[i] + b_ * residual[i];
+  }
+
+  TERSOR_DEVICE void load_sum(RowPlace place, Row& row) const {
+    load_gradient(place, row);
+    if constexpr (kHasResidual) {
+      Row residual;
+      load_residual(place, residual);
+      add_feedback(row, residual);
+    }
+  }
+
+  /// p after the scan. What was poison may be anything.
+  TERSOR_DEVICE void load_sum_again(RowPlace place, Row& row) const {
+    if constexpr (kKeepsSums) {
+      place.aligned |= residual_aligned_;
+      if (writes_in_scan())
+        return load_row<Load::kAny>(static_cast<const E*>(tensor_.residual_out), place, row);
+    }
+    load_sum(place, row);
+  }
+
+  /// In place, where the residual holds p of a row: the old values, to one rounding.
+  TERSOR_DEVICE void undo(RowPlace place, const Row& row) const {
+    if constexpr (kKeepsSums) {
+      Row gradient;
+      load_gradient(place, gradient);
+      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+        if (i < place.left && topk_key(row[i]) < tensor_.limit)
+          store_residual_at(place.first + i, topk_undo(row[i], gradient[i], a_, b_));
+      }
+    }
+  }
+
+  /// Not in place: the old values, bit by bit.
+  TERSOR_DEVICE void copy_residual(RowPlace place) const {
+    if constexpr (kHasResidual) copy_row<E, kRow>(tensor_.residual_in, tensor_.residual_out, place);
+  }
+
+ private:
+  const TopkTensor<G, E>& tensor_;
+  float a_ = 1, b_ = 1;
+  bool gradient_aligned_;
+  bool residual_aligned_ = false;
+};
+
+/// Calls visit(first) for the first value of every row of the segment, in parallel over the grid.
+template <class Reader, class Block, class Visit>
+TERSOR_DEVICE void for_each_row(const Block& block, std::size_t count, const Visit& visit) {
+  const std::size_t stride = std::size_t{block.blocks()} * block.threads() * Reader::kRow;
+  for (std::size_t first =
+           (std::size_t{block.rank()} * block.threads() + block.thread_rank()) * Reader::kRow;
+       first < count; first += stride)
+    visit(first);
+}
+
+/// The rows of a part that one thread of a block of kTopkThreads holds.
+template <class Reader>
+struct TopkPartRows {
+  static constexpr unsigned kRow = Reader::kRow;
+  static constexpr unsigned kRows = kTopkPart / kTopkThreads / kRow;
+  static constexpr unsigned kRowStep = kTopkThreads * kRow;  // values between a thread's rows
+
+  float value[kRows][kRow];
+
+  TERSOR_DEVICE static std::size_t first_of(std::size_t part, unsigned row, unsigned thread) {
+    return part * kTopkPart + row * kRowStep + thread * kRow;
+  }
+
+  /// Calls visit(row, place); all places of a plain part are known to be whole.
+  template <class Visit>
+  TERSOR_DEVICE static void for_each(const Reader& reader, std::size_t part, unsigned thread,
+                                     const Visit& visit) {
+    if (reader.is_plain(part * kTopkPart, kTopkPart)) {
+      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
+          visit(row, Reader::plain_place(first_of(part, row, thread)));
+    } else {
+      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
+          visit(row, reader.place(first_of(part, row, thread)));
+    }
+  }
+
+  TERSOR_DEVICE void load_again(const Reader& reader, std::size_t part, unsigned thread) {
+    for_each(reader, part, thread,
+             [&](unsigned row, RowPlace place) { reader.load_sum_again(place, value[row]); });
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,223 @@
+// Top-k on a device: eight launches a segment, one behind the other on the stream, of which those
+// that turn out not to be needed leave at once. All decisions are made on the device.
+//
+//   clear    what the launches tell each other (no kernel)
+//   sample   a threshold, almost surely a little below the k-th key
+//   scan     the one pass: residual, candidates, window; chooses the path
+//   narrow   three times: a better list of candidates, or a digit of the k-th key
+//   count    where in the payload each part of the segment begins
+//   emit     values, places, what remains; the frame's header
+//   settle   int8 only: scales, codes and what remains
+//
+// With a checksum the whole call ends with one more.
+
+#include "kernels/common/device_call.cuh"
+#include "kernels/topk/body_decode.cuh"
+#include "kernels/topk/body_emit.cuh"
+#include "kernels/topk/body_narrow.cuh"
+#include "kernels/topk/body_sample.cuh"
+#include "kernels/topk/body_scan.cuh"
+#include "kernels/topk/body_settle.cuh"
+#include "kernels/topk/device.h"
+
+#include <tersor/align.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+namespace {
+
+/// Writes a frame's header where no segment has values.
+struct TopkSealKernel {
+  static constexpr unsigned kThreads = 32;
+  static constexpr unsigned kResident = 1;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  FrameSeal seal;
+  NextWords next;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
+    next.write(block);
+  }
+};
+
+TopkLayout layout_of(std::size_t count, const TopkOptions& options) {
+  return {count, topk_kept(count, options.density), options.values};
+}
+
+/// What the last segment's launches write besides.
+struct TopkEnding {
+  FrameSeal seal;
+  NextWords next;
+};
+
+/// The launches of one segment.
+template <typename G, typename E>
+class TopkLaunches {
+ public:
+  TopkLaunches(Queue& queue, const TopkTask<G, E>& task, const TopkTarget& target)
+      : queue_(queue), task_(task), target_(target) {}
+
+  void run(TopkForce force, const TopkEnding& ending) {
+    queue_.zero(task_.memory.control, sizeof(TopkControl));
+    const TopkSampleKernel<G, E> sample{task_};
+    launch(sample, task_.plan.samples, kTopkThreads * TopkReader<G, E>::kRow);
+    launch(TopkScanKernel<G, E>{task_, force}, task_.plan.parts, 1);
+    launch(TopkNarrowKernel<G, E, 0>{task_}, task_.plan.parts, 1);
+    launch(TopkNarrowKernel<G, E, 1>{task_}, task_.plan.parts, 1);
+    launch(TopkNarrowKernel<G, E, 2>{task_}, task_.plan.parts, 1);
+    send(ending);
+  }
+
+ private:
+  template <class Kernel>
+  void launch(const Kernel& kernel, std::size_t tasks, unsigned tasks_a_block) {
+    queue_.launch(kernel, queue_.blocks_for<Kernel>(tasks, tasks_a_block));
+  }
+
+  void send(const TopkEnding& ending) {
+    using Count = TopkCountKernel<G, E>;
+    const std::size_t parts = task_.plan.parts;
+    const unsigned blocks = static_cast<unsigned>(
+        std::min<std::size_t>(queue_.blocks_for<Count>(parts, 4), kTopkMostBlocks));
+    const std::size_t block_parts = ceil_div(parts, blocks);
+    queue_.launch(Count{task_, block_parts}, blocks);
+    launch(TopkEmitKernel<G, E>{task_, target_, block_parts, ending.seal, ending.next}, parts, 4);
+    if (target_.layout.values != TopkValues::kInt8) return;
+    const TopkSettleKernel<E> settle{task_.memory.control, task_.memory.chosen,
+                                     task_.tensor.residual_out, target_};
+    launch(settle, target_.layout.blocks(), settle.kThreads / kWarpThreads);
+  }
+
+  Queue& queue_;
+  const TopkTask<G, E>& task_;
+  const TopkTarget& target_;
+};
+
+template <typename G, typename E>
+TopkTensor<G, E> tensor_of(const EncodeCall& call, std::size_t index, const TopkOptions& options) {
+  const EncodeEntry entry = encode_entry(call, index, 0);
+  const Dtype values = options.values == TopkValues::kBf16 ? Dtype::kBf16 : Dtype::kF32;
+  const Dtype residual = std::is_same_v<E, Bf16> ? Dtype::kBf16 : Dtype::kF32;
+  return {.gradient = static_cast<const G*>(entry.gradient),
+          .residual_in = static_cast<const E*>(entry.residual_in),
+          .residual_out = static_cast<E*>(entry.residual_out),
+          .active = entry.active,
+          .words = words_of_call(call),
+          .count = entry.count,
+          .limit = topk_limit(values, residual)};
+}
+
+/// Segments before this one have something to send, those from it on have not.
+std::size_t sending_segments(std::span<const Segment> segments) {
+  std::size_t end = segments.size();
+  while (end != 0 && segments[end - 1].count == 0) --end;
+  return end;
+}
+
+template <typename G, typename E>
+void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& options,
+                     const DeviceFrame& frame, TopkForce force) {
+  const std::size_t last = sending_segments(call.segments);
+  const TopkEnding ending{seal_of(frame), next_words_of_call(call)};
+  std::byte* payload = frame.frame + sizeof(FrameHeader);
+  for (std::size_t i = 0; i < call.segments.size(); ++i) {
+    const TopkTarget target{payload, layout_of(call.segments[i].count, options)};
+    payload += target.layout.bytes();
+    if (target.layout.count == 0) {
+      queue.zero(target.payload, target.layout.bytes());
+      continue;
+    }
+    TopkTask<G, E> task;
+    task.tensor = tensor_of<G, E>(call, i, options);
+    task.plan = topk_device_plan(target.layout.count, target.layout.kept, force);
+    std::size_t bytes;
+    task.memory = topk_device_memory(task.plan, call.execution.workspace.data(), bytes);
+    TopkLaunches<G, E>(queue, task, target).run(force, i + 1 == last ? ending : TopkEnding{});
+  }
+  if (last == 0) queue.launch(TopkSealKernel{ending.seal, ending.next}, 1);
+}
+
+/// The part of a segment that a call wants.
+TopkDecodeEntry decode_entry_of(const DecodeCall& call, std::size_t index, std::uint64_t offset,
+                                const TopkOptions& options) {
+  const std::size_t count = call.segments[index].count;
+  const std::uint64_t begin = call.window_first.value_or(0);
+  return {.output = call.outputs[index].pointer(),
+          .count = count,
+          .begin = begin,
+          .end = begin + call.outputs[index].count(),
+          .offset = offset,
+          .kept = static_cast<std::uint32_t>(topk_kept(count, options.density)),
+          .first_unit = 0};
+}
+
+std::size_t units_of(const TopkDecodeEntry& entry) {
+  if (entry.begin == entry.end) return 0;
+  return ceil_div(entry.end, kTopkDecodeUnit) - entry.begin / kTopkDecodeUnit;
+}
+
+template <class Kernel>
+void decode_segments(Queue& queue, const DecodeCall& call, const TopkOptions& options,
+                     const FrameHeader& expected) {
+  Kernel kernel;
+  kernel.list =
+      list_frames<decltype(kernel.list)::kFrames>(queue, call.frames, expected, call.execution);
+  kernel.values = options.values;
+  kernel.factor = call.factor;
+  const auto entry_of = [&](std::size_t i, std::uint64_t offset) {
+    return decode_entry_of(call, i, offset, options);
+  };
+  const auto sizes_of = [&](const Segment& segment) -> SegmentSizes {
+    const auto index = static_cast<std::size_t>(&segment - call.segments.data());
+    return {layout_of(segment.count, options).bytes(), units_of(entry_of(index, 0))};
+  };
+  for_each_table(kernel.table, call.segments, sizes_of, entry_of, [&](LaunchPlace) {
+    queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, 1));
+  });
+}
+
+}  // namespace
+
+std::size_t topk_device_workspace_bytes(std::size_t count, double density) {
+  if (count == 0) return 0;
+  std::size_t bytes;
+  topk_device_memory(topk_device_plan(count, topk_kept(count, density)), nullptr, bytes);
+  return bytes;
+}
+
+void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
+                        const DeviceFrame& frame, TopkForce force) {
+  Queue queue(call.execution.stream);
+  prepare_next_words(queue, call);
+  const Dtype dtype = call.gradients.empty() ? Dtype::kF32 : call.gradients.front().dtype();
+  visit_value_type(dtype, [&]<typename G>(G) {
+    visit_residual_type(call.states, [&]<typename E>(E) {
+      encode_segments<G, E>(queue, call, options, frame, force);
+    });
+  });
+  add_checksum(queue, frame);
+}
+
+void topk_device_decode(const DecodeCall& call, const TopkOptions& options,
+                        const FrameHeader& expected) {
+  Queue queue(call.execution.stream);
+  const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
+  visit_value_type(dtype, [&]<typename T>(T) {
+    visit_list_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+      if (call.mode == DecodeMode::kAssign)
+        decode_segments<TopkDecodeKernel<T, DecodeMode::kAssign, segments(), frames()>>(
+            queue, call, options, expected);
+      else
+        decode_segments<TopkDecodeKernel<T, DecodeMode::kAdd, segments(), frames()>>(
+            queue, call, options, expected);
+    });
+  });
+}
+
+}  // namespace tersor::kernels

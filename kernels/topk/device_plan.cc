@@ -1,0 +1,66 @@
+// See device_plan.h. Sizes and addresses only: no device is needed.
+#include "kernels/topk/device_plan.h"
+
+#include <tersor/align.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tersor::kernels {
+namespace {
+
+constexpr double kSampledChosen = 256;  // sampled values that are among the k
+constexpr std::size_t kMostSamples = std::size_t{1} << 18;
+constexpr std::size_t kLongestRow = 8;
+constexpr std::size_t kAlignment = 64;
+constexpr double kMostCandidates = 4294967294.0;
+
+/// Candidates that will do almost surely: 2 k, more where so few are sampled that the threshold has
+/// to be far too low. (4.75 standard deviations of what the threshold's rank stands for.)
+std::uint32_t capacity_of(const TopkDevicePlan& plan, double expected) {
+  const double rank = topk_sample_rank(expected);
+  const double k = plan.k;
+  const double most = std::max(2.0, (rank + 4.75 * std::sqrt(rank)) / expected) * k + 64;
+  return static_cast<std::uint32_t>(
+      std::min({most, static_cast<double>(plan.count), kMostCandidates}));
+}
+
+}  // namespace
+
+TopkDevicePlan topk_device_plan(std::size_t count, std::size_t k, TopkForce force) {
+  const double density = static_cast<double>(k) / static_cast<double>(count);
+  const auto wanted =
+      static_cast<std::size_t>(std::min(std::ceil(kSampledChosen / density), 0x1p18));
+  static_assert(kMostSamples == 0x1p18);
+  TopkDevicePlan plan{.count = count,
+                      .k = static_cast<std::uint32_t>(k),
+                      .capacity = 0,
+                      .parts = ceil_div(count, kTopkPart),
+                      .samples = align_up(std::min(count, wanted), kLongestRow),
+                      .rank = 0};
+  const double expected = density * static_cast<double>(std::min(plan.samples, count));
+  plan.capacity = capacity_of(plan, expected);
+  const double ranked = expected * topk_rank_scale(force);
+  const double rank = plan.samples_all() ? ranked : topk_sample_rank(ranked);
+  plan.rank = static_cast<std::uint32_t>(std::clamp(std::ceil(rank), 1.0, kMostCandidates));
+  return plan;
+}
+
+TopkDeviceMemory topk_device_memory(const TopkDevicePlan& plan, std::byte* workspace,
+                                    std::size_t& bytes) {
+  bytes = 0;
+  const auto take = [&]<typename T>(T*& part, std::size_t count) {
+    part = reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(workspace) + bytes);
+    bytes += align_up(count * sizeof(T), kAlignment);
+  };
+  TopkDeviceMemory memory;
+  take(memory.control, 1);
+  take(memory.bases, std::min(plan.parts, kTopkMostBlocks));
+  take(memory.runs, plan.parts);
+  take(memory.candidates, plan.capacity);
+  take(memory.samples, plan.samples);
+  take(memory.chosen, plan.k);
+  return memory;
+}
+
+}  // namespace tersor::kernels

@@ -1,0 +1,409 @@
+// topk on a device where it is hardest: every way to find the k-th key with every kind of residual
+// and value, gradients that are not like any sample of them, windows, and payloads that lie.
+
+#include "kernels/topk/device.h"
+#include "kernels/topk/device_plan.h"
+#include "tests/device/pair.h"
+
+#include <tersor/error.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <random>
+
+namespace tersor::test {
+namespace {
+
+using kernels::TopkForce;
+using kernels::TopkPath;
+using Use = TestDevice::Use;
+
+constexpr std::array kForces = {TopkForce::kNothing, TopkForce::kTooFew, TopkForce::kTooMany,
+                                TopkForce::kRadix};
+
+/// What becomes of the residual.
+struct ResidualMode {
+  const char* name;
+  Dtype dtype = Dtype::kF32;
+  bool in_place = false;
+  float factor = 3.0f;
+};
+
+/// One segment with its options, on the host and on the device.
+class ForcedPair {
+ public:
+  ForcedPair(TopkOptions options, std::size_t count, HarnessOptions layout,
+             const ResidualMode* mode)
+      : options_(options),
+        host_(spec(options, mode != nullptr), {count}, at(Memory::kHost, layout, mode)),
+        device_(spec(options, mode != nullptr), {count}, at(Memory::kDevice, layout, mode)) {
+    for_each([&](CodecHarness& harness) {
+      if (mode == nullptr) return;
+      if (mode->in_place) harness.share_residuals();
+      harness.words = {.step = 5, .gradient_factor = 0.5f, .residual_factor = mode->factor};
+    });
+  }
+
+  template <typename Body>
+  void for_each(const Body& body) {
+    body(host_);
+    body(device_);
+  }
+
+  void set(const std::vector<float>& gradient, const std::vector<float>& residual) {
+    for_each([&](CodecHarness& harness) {
+      harness.set_gradient(gradient);
+      harness.set_residual(residual);
+    });
+  }
+
+  /// Frames and residuals; residuals in place go on from what they are.
+  void expect_same_encode(TopkForce force) {
+    const GuardedBytes host = host_.encode();
+    const GuardedBytes device = encode_on_device(force, host);
+    EXPECT_TRUE(same_bytes(host.span(), device.span()));
+    if (host_.has_states()) {
+      EXPECT_TRUE(same_values(host_.residuals_out(), device_.residuals_out()));
+    }
+    EXPECT_TRUE(device_.intact());
+  }
+
+  TopkPath path() const { return path_; }
+
+ private:
+  static std::string spec(const TopkOptions& options, bool feedback) {
+    constexpr const char* kNames[] = {"f32", "bf16", "int8"};
+    return "topk:density=" + std::to_string(options.density) +
+           ",values=" + kNames[static_cast<int>(options.values)] + (feedback ? "+ef" : "");
+  }
+
+  static HarnessOptions at(Memory memory, HarnessOptions layout, const ResidualMode* mode) {
+    layout.memory = memory;
+    if (mode != nullptr) layout.residual_dtype = mode->dtype;
+    return layout;
+  }
+
+  static void prepare(const void* begin, std::size_t bytes, Use use) {
+    if (bytes != 0) test_device()->prepare(static_cast<const std::byte*>(begin), bytes, use);
+  }
+
+  /// The kernels' entry point itself, which can be forced.
+  GuardedBytes encode_on_device(TopkForce force, const GuardedBytes& expected) {
+    EncodeCall call = device_.encode_call();
+    GuardedBytes words(sizeof(StateWords), 0, Memory::kDevice);
+    std::memcpy(words.span().data(), &device_.words, sizeof(StateWords));
+    prepare(words.span().data(), sizeof(StateWords), Use::kInput);
+    call.words = reinterpret_cast<const StateWords*>(words.span().data());
+    call.execution.stream = test_device()->stream();
+    const ByteSpan workspace = call.execution.workspace;
+    prepare(workspace.data(), workspace.size(), Use::kOutput);
+    for (const ConstValueSpan& gradient : call.gradients)
+      prepare(gradient.pointer(), gradient.bytes(), Use::kInput);
+    for (const SegmentState& state : call.states) {
+      prepare(state.residual_out.pointer(), state.residual_out.bytes(), Use::kOutput);
+      prepare(state.residual_in.pointer(), state.residual_in.bytes(), Use::kInput);
+    }
+    GuardedBytes frame(expected.span().size(), 0, Memory::kDevice);
+    prepare(frame.span().data(), frame.span().size(), Use::kOutput);
+    kernels::topk_device_encode(call, options_,
+                                {frame.span().data(), read_frame_header(expected.span())}, force);
+    test_device()->synchronize();
+    std::uint32_t path;
+    std::memcpy(&path, workspace.data() + offsetof(kernels::TopkControl, path), sizeof path);
+    path_ = static_cast<TopkPath>(path);
+    return frame;
+  }
+
+  TopkOptions options_;
+  CodecHarness host_, device_;
+  TopkPath path_ = TopkPath::kHit;
+};
+
+constexpr ResidualMode kModes[] = {
+    {.name = "f32"},
+    {.name = "f32 in place", .in_place = true},
+    {.name = "f32 in place, not to be undone", .in_place = true, .factor = 0.0f},
+    {.name = "bf16", .dtype = Dtype::kBf16},
+    {.name = "bf16 in place", .dtype = Dtype::kBf16, .in_place = true}};
+
+/// Calls body(mode) for no feedback (null) and each kind of it.
+template <typename Body>
+void for_each_mode(const Body& body) {
+  body(static_cast<const ResidualMode*>(nullptr));
+  for (const ResidualMode& mode : kModes) {
+    SCOPED_TRACE(mode.name);
+    body(&mode);
+  }
+}
+
+constexpr TopkOptions kOptions[] = {{.density = 0.1, .values = TopkValues::kF32},
+                                    {.density = 0.1, .values = TopkValues::kBf16},
+                                    {.density = 0.1, .values = TopkValues::kInt8}};
+
+/// Gradients of one kind.
+struct Data {
+  const char* name;
+  std::function<float(std::size_t i, std::size_t count, float gaussian)> value;
+};
+
+std::vector<float> make(const Data& data, std::size_t count, std::uint64_t seed) {
+  const std::vector<float> random = gaussian(count, seed);
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = data.value(i, count, random[i]);
+  return values;
+}
+
+std::vector<Data> hard_data() {
+  constexpr float kHuge = 3.4e38f;  // rounds to infinity as bf16
+  const auto at_one = [](float special) {
+    return [special](std::size_t i, std::size_t count, float x) {
+      return i == count / 3 ? special : x;
+    };
+  };
+  return {{"ties", [](auto, auto, float x) { return std::round(x); }},
+          {"all equal", [](auto i, auto, float) { return i % 2 == 0 ? 2.5f : -2.5f; }},
+          {"all zero", [](auto i, auto, float) { return i % 2 == 0 ? 0.0f : -0.0f; }},
+          {"few are not zero", [](auto i, auto, float x) { return i % 97 == 0 ? x : 0.0f; }},
+          {"as many as are sent", [](auto i, auto, float x) { return i % 10 == 3 ? x : 0.0f; }},
+          {"a few more than are sent", [](auto i, auto, float x) { return i % 9 == 0 ? x : 0.0f; }},
+          {"denormal", [](auto, auto, float x) { return x * 1e-40f; }},
+          {"all magnitudes", [](auto, auto, float x) { return std::ldexp(x, int(40 * x)); }},
+          {"one that is huge", at_one(1e30f)},
+          {"one that bf16 cannot hold", at_one(kHuge)},
+          {"NaN", at_one(std::numeric_limits<float>::quiet_NaN())},
+          {"infinity", at_one(-std::numeric_limits<float>::infinity())},
+          {"ascending", [](auto i, auto, float) { return static_cast<float>(i); }},
+          {"descending", [](auto i, auto n, float) { return static_cast<float>(n - i); }},
+          {"all large ones together",
+           [](auto i, auto n, float x) { return i > n * 4 / 5 ? 9 * x : x; }}};
+}
+
+TEST(TopkOnADevice, EveryPathWithEveryResidual) {
+  constexpr TopkPath kPaths[] = {TopkPath::kHit, TopkPath::kGather, TopkPath::kGather,
+                                 TopkPath::kRadix};
+  for (const TopkOptions& options : kOptions)
+    for_each_mode([&](const ResidualMode* mode) {
+      ForcedPair pair(options, 15'000, {}, mode);
+      for (std::size_t i = 0; i < kForces.size(); ++i) {
+        SCOPED_TRACE("forced " + std::to_string(i));
+        pair.for_each([&](CodecHarness& harness) { harness.draw(i); });
+        pair.expect_same_encode(kForces[i]);
+        EXPECT_EQ(pair.path(), kPaths[i]);
+      }
+    });
+}
+
+TEST(TopkOnADevice, HardGradients) {
+  for (const Data& data : hard_data())
+    for (const TopkOptions& options : kOptions)
+      for_each_mode([&](const ResidualMode* mode) {
+        SCOPED_TRACE(data.name);
+        const std::size_t count = 5'000;
+        ForcedPair pair(options, count, {.shift = 1}, mode);
+        pair.set(make(data, count, 1), make(data, count, 2));
+        for (const TopkForce force : {TopkForce::kNothing, TopkForce::kRadix}) {
+          pair.expect_same_encode(force);
+          pair.set(make(data, count, 3), gaussian(count, 4));
+        }
+      });
+}
+
+TEST(TopkOnADevice, PathsThatNobodyForces) {
+  const auto data = hard_data();
+  const auto path_of = [&](const char* name, std::size_t count) {
+    ForcedPair pair(kOptions[0], count, {}, nullptr);
+    const auto kind = std::ranges::find_if(
+        data, [&](const Data& one) { return std::strcmp(one.name, name) == 0; });
+    const std::vector<float> values = make(*kind, count, 1);
+    pair.set(values, values);
+    pair.expect_same_encode(TopkForce::kNothing);
+    return pair.path();
+  };
+  EXPECT_EQ(path_of("few are not zero", 20'000), TopkPath::kHit);
+  EXPECT_EQ(path_of("a few more than are sent", 20'000), TopkPath::kHit);
+  EXPECT_EQ(path_of("all equal", 20'000), TopkPath::kRadix);
+  EXPECT_EQ(path_of("NaN", 20'000), TopkPath::kPoison);
+}
+
+TEST(TopkOnADevice, AnyCountAndDensity) {
+  const ResidualMode in_place{.name = "", .in_place = true};
+  for (const double density : {0.01, 0.2, 1.0, 1e-6})
+    for (const std::size_t count : {1, 4095, 4096, 4097, 12'289})
+      for (const TopkForce force : kForces) {
+        SCOPED_TRACE(std::to_string(count) + " at " + std::to_string(density));
+        ForcedPair pair({.density = density}, count, {.shift = count % 4}, &in_place);
+        pair.expect_same_encode(force);
+      }
+}
+
+TEST(TopkOnADevice, NarrowGradients) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16})
+    for (const TopkForce force : kForces)
+      for_each_mode([&](const ResidualMode* mode) {
+        ForcedPair pair(kOptions[2], 9'001, {.dtype = dtype, .shift = 3}, mode);
+        pair.expect_same_encode(force);
+      });
+}
+
+TEST(TopkOnADevice, ManyTiles) {
+  for (const char* spec : {"topk+ef", "topk:density=0.001,values=int8+ef"})
+    for (const std::size_t count : {65'535, 65'537, 200'003}) {
+      SCOPED_TRACE(std::string(spec) + " of " + std::to_string(count));
+      Pair pair(spec, {0, count, 0}, {.dtype = Dtype::kBf16});
+      pair.expect_same_encode();
+      if (count != 200'003) pair.expect_same_decode(2);
+    }
+}
+
+TEST(TopkOnADevice, PoisonInOneOfManyTiles) {
+  for (const bool in_place : {true, false}) {
+    const ResidualMode mode{.name = "", .in_place = in_place};
+    ForcedPair pair({.density = 0.5}, 70'000, {}, &mode);
+    std::vector<float> gradient = gaussian(70'000, 1);
+    gradient[66'000] = std::numeric_limits<float>::infinity();
+    gradient[5'000] = std::numeric_limits<float>::quiet_NaN();
+    pair.set(gradient, gaussian(70'000, 2));
+    pair.expect_same_encode(TopkForce::kNothing);
+    EXPECT_EQ(pair.path(), TopkPath::kPoison);
+  }
+}
+
+/// Frames of one segment in host and device memory, and harnesses to decode them.
+class Decoders {
+ public:
+  Decoders(const char* spec, std::size_t count, Dtype dtype)
+      : host_(spec, {count}, {.dtype = dtype, .memory = Memory::kHost}),
+        device_(spec, {count}, {.dtype = dtype, .memory = Memory::kDevice}) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      host_.draw(i);
+      host_frames_.push_back(host_.encode());
+      GuardedBytes& copy =
+          frames_.emplace_back(host_frames_.back().span().size(), 0, Memory::kDevice);
+      std::memcpy(copy.span().data(), host_frames_.back().span().data(), copy.span().size());
+    }
+  }
+
+  void expect_same_window(std::size_t first, std::size_t count, DecodeMode mode) {
+    const auto decode = [&](CodecHarness& harness, const std::vector<GuardedBytes>& frames) {
+      harness.set_output(gaussian(harness.segments[0].count, 3));
+      DecodeCall call = harness.decode_call(frames);
+      const std::array window = {call.outputs[0].subspan(0, count)};
+      call.outputs = window;
+      call.window_first = first;
+      call.mode = mode;
+      call.factor = 0.3f;
+      harness.codec().decode(call);
+      return harness.outputs();
+    };
+    EXPECT_TRUE(same_values(decode(host_, host_frames_), decode(device_, frames_)))
+        << count << " values from " << first << " on";
+    EXPECT_TRUE(device_.intact());
+  }
+
+  /// What the device says of the second frame after `damage`; frames are whole again afterwards.
+  std::string complaint(const std::function<void(ByteSpan payload)>& damage) {
+    const ByteSpan frame = frames_[1].span();
+    damage(frame.subspan(sizeof(FrameHeader)));
+    change_header(frame, [](FrameHeader&) {});
+    const std::string said =
+        error_of<WireError>([&] { device_.decode(frames_, DecodeMode::kAssign); });
+    EXPECT_TRUE(device_.intact());
+    std::memcpy(frame.data(), host_frames_[1].span().data(), frame.size());
+    return said;
+  }
+
+  std::vector<float> outputs() const { return device_.outputs(); }
+  /// Which of the units of 4,096 outputs are NaN.
+  std::vector<std::size_t> poisoned_units() const {
+    std::vector<std::size_t> units;
+    const std::vector<float> values = outputs();
+    for (std::size_t i = 0; i < values.size(); i += 4096) {
+      if (!std::isnan(values[i])) continue;
+      units.push_back(i / 4096);
+      for (std::size_t j = i; j < std::min(values.size(), i + 4096); ++j)
+        EXPECT_TRUE(std::isnan(values[j])) << j;
+    }
+    return units;
+  }
+
+ private:
+  CodecHarness host_, device_;
+  std::vector<GuardedBytes> host_frames_, frames_;
+};
+
+TEST(TopkOnADevice, Windows) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kF16}) {
+    Decoders decoders("topk:density=0.02,values=bf16", 70'001, dtype);
+    for (const std::size_t first : {0, 1, 512, 4095, 4096, 65'535, 65'536, 70'000})
+      for (const std::size_t count : {0, 1, 513, 9'000})
+        if (first + count <= 70'001)
+          for (const DecodeMode mode : {DecodeMode::kAssign, DecodeMode::kAdd})
+            decoders.expect_same_window(first, count, mode);
+  }
+}
+
+/// Writes one number of a section.
+template <typename T>
+std::function<void(ByteSpan)> put(std::size_t offset, std::size_t index, T value) {
+  return [=](ByteSpan payload) {
+    std::memcpy(payload.data() + offset + index * sizeof(T), &value, sizeof value);
+  };
+}
+
+TEST(TopkOnADevice, PlacesThatAreNotSound) {
+  const TopkLayout layout{70'001, 701, TopkValues::kF32};
+  const std::size_t index = layout.index_offset();
+  const auto set_first = [](std::size_t tile, std::uint32_t value) { return put(0, tile, value); };
+  const auto set_index = [&](std::size_t place, std::size_t value) {
+    return put(index, place, static_cast<std::uint16_t>(value));
+  };
+  Decoders decoders("topk", layout.count, Dtype::kF32);
+  const auto poisoned = [&](const std::function<void(ByteSpan)>& damage) {
+    const std::string said = decoders.complaint(damage);
+    EXPECT_NE(said.find("frame 1"), std::string::npos) << said;
+    return decoders.poisoned_units();
+  };
+  using Units = std::vector<std::size_t>;
+  EXPECT_EQ(decoders.complaint([](ByteSpan) {}), "");
+  EXPECT_EQ(decoders.poisoned_units(), Units{});
+  Units first_tile(16), second_tile = {16, 17}, all(18);
+  std::iota(first_tile.begin(), first_tile.end(), 0);
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ(poisoned(set_first(0, 1)), first_tile);
+  EXPECT_EQ(poisoned(set_first(1, 702)), all);
+  EXPECT_EQ(poisoned(set_first(1, 0xffffffffu)), all);
+  EXPECT_EQ(poisoned(set_first(2, 702)), second_tile);
+  EXPECT_EQ(poisoned(set_first(2, 0)), second_tile);
+  EXPECT_EQ(poisoned(set_index(0, 65'535)).size(), 1u);
+  EXPECT_EQ(poisoned(set_index(1, 0)).size(), 1u);
+  EXPECT_EQ(poisoned(set_index(700, 4'465)), Units{17});
+  EXPECT_EQ(poisoned(set_index(700, 65'535)), Units{17});
+  EXPECT_EQ(poisoned([&](ByteSpan payload) {  // one that is there twice
+              std::memcpy(payload.data() + index + 2, payload.data() + index, 2);
+            })
+                .size(),
+            1u);
+}
+
+TEST(TopkOnADevice, AnyBytesAtAll) {
+  Decoders decoders("topk:density=0.01,values=int8", 70'001, Dtype::kBf16);
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    EXPECT_NE(decoders.complaint([&](ByteSpan payload) {
+      const std::size_t from = seed % 2 == 0 ? 0 : 16;  // everything, or all but `first`
+      for (std::byte& byte : payload.subspan(from)) byte = std::byte(random());
+    }),
+              "");
+  }
+}
+
+}  // namespace
+}  // namespace tersor::test
