@@ -216,7 +216,7 @@ TEST(Topk, PlacesOutsideTheSegmentAreRefused) {
     const std::vector<float> marks = gaussian(66'000, 1);
     harness.set_output(marks);
     const std::string error = error_of<WireError>([&] { harness.decode({good, bad}); });
-    EXPECT_EQ(harness.output(), marks);
+    EXPECT_TRUE(is_untouched_or_nan(harness.output(), marks));
     EXPECT_NE(error.find("frame 1 of 2, segment 0"), std::string::npos) << error;
   };
   error_with(0, std::uint32_t{1});                                   // does not begin at 0

@@ -16,13 +16,6 @@ namespace {
 
 const std::vector<std::size_t> kSmall = {130, 0, 7};
 
-/// On a device, what a kernel found wrong makes values NaN; what the host found changes nothing.
-bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<float>& before) {
-  if (values == before) return true;
-  return test_device() != nullptr &&
-         std::ranges::any_of(values, [](float value) { return std::isnan(value); });
-}
-
 /// What decoding a frame says, and that nothing was written where it says something.
 std::string decode_error(CodecHarness& harness, const GuardedBytes& frame) {
   const std::vector<float> marks = gaussian(harness.segments[0].count, 99);

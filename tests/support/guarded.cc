@@ -54,6 +54,12 @@ std::vector<float> GuardedValues::floats() const {
   return values;
 }
 
+bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<float>& before) {
+  if (values == before) return true;
+  return test_device() != nullptr &&
+         std::ranges::any_of(values, [](float value) { return std::isnan(value); });
+}
+
 bool same_bytes(ConstByteSpan a, ConstByteSpan b) { return std::ranges::equal(a, b); }
 
 bool same_values(const std::vector<float>& a, const std::vector<float>& b) {

@@ -85,6 +85,10 @@ class GuardedValues {
 /// True where both hold the same bytes.
 bool same_bytes(ConstByteSpan a, ConstByteSpan b);
 
+/// What decoding a damaged frame leaves of an output: on a device, what a kernel found wrong makes
+/// values NaN; what the host found changes nothing.
+bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<float>& before);
+
 /// True where both hold the same values bit for bit, all NaNs being equal.
 bool same_values(const std::vector<float>& a, const std::vector<float>& b);
 
