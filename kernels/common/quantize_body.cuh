@@ -3,8 +3,8 @@
 //
 // Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
 // Bytes a value, f32: encode 4 read and 1 (int4: 1/2) written, with feedback 4 more of each; decode
-// 1 (1/2) read a frame and 4 written; reduce 1 (1/2) read a frame, 1 (1/2) written, with the owner's
-// residual 4 more of each. One scale of 4 bytes a block besides.
+// 1 (1/2) read a frame and 4 written; reduce 1 (1/2) read a frame, 1 (1/2) written, with the
+// owner's residual 4 more of each. One scale of 4 bytes a block besides.
 #pragma once
 
 #include "kernels/common/call.cuh"
@@ -20,6 +20,13 @@
 namespace tersor::kernels {
 
 constexpr unsigned kQuantizeThreads = 256;
+
+/// Blocks on a multiprocessor: as many as need no spills. Noise of any element takes a counter a
+/// value, feedback a second row of each chunk.
+template <typename E, NoiseKind kKind>
+constexpr unsigned kQuantizeResident = kKind == NoiseKind::kAny        ? 2
+                                       : std::is_same_v<E, NoResidual> ? 4
+                                                                       : 3;
 
 /// The largest magnitude, as bits, of the block in which this thread's row of each chunk lies.
 template <class Format, unsigned kRow, class Warp>
@@ -55,9 +62,11 @@ TERSOR_DEVICE void block_maxima(const Warp& warp, const float (&p)[kUnitChunks<k
 
 /// A row's codes, and what they decode to where a residual wants it.
 template <class Format, NoiseKind kKind, unsigned kRow>
-TERSOR_DEVICE RowBytes<kRowCodeBytes<Format, kRow>> quantize_row(
-    const float (&p)[kRow], const BlockScale& scale, const RowNoise<kKind, kRow>& noise,
-    unsigned chunk, float (&decoded)[kRow]) {
+TERSOR_DEVICE RowBytes<kRowCodeBytes<Format, kRow>> quantize_row(const float (&p)[kRow],
+                                                                 const BlockScale& scale,
+                                                                 const RowNoise<kKind, kRow>& noise,
+                                                                 unsigned chunk,
+                                                                 float (&decoded)[kRow]) {
   constexpr unsigned kByte = kKind == NoiseKind::kNone ? 0 : 1;  // of a sum that holds the code
   std::uint32_t sums[kRow];
   TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
@@ -146,7 +155,7 @@ struct QuantizeUnit {
 template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
 struct QuantizeEncodeKernel {
   static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = std::is_same_v<E, NoResidual> ? 4 : 3;
+  static constexpr unsigned kResident = kQuantizeResident<E, kKind>;
   static constexpr bool kScans = false;
   static constexpr unsigned kRow = 16 / sizeof(G);
   struct Shared {};
@@ -289,7 +298,7 @@ struct QuantizeDecodeKernel {
 template <class Format, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
 struct QuantizeReduceKernel {
   static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = 3;
+  static constexpr unsigned kResident = kKind == NoiseKind::kAny ? 2 : 3;
   static constexpr bool kScans = false;
   static constexpr unsigned kRow = 8;
   struct Shared {};

@@ -1,0 +1,175 @@
+"""Instructions of one turn of a kernel's main loop, along the path that most turns take.
+
+The rule. The path of a loop (a strongly connected part of the flow graph) begins where the loop is
+entered and ends at an edge back. Of all paths that one is taken which, in this order,
+  1. calls nothing, adds nothing atomically, stores no padding and enters no loop without global
+     memory (the search for a segment in a list of several);
+  2. has the widest accesses, again by the sum of squares: whole aligned rows win over the same
+     values one by one, and what is written over what is left out;
+  3. does most of what every block needs once (reciprocals, maxima and shuffles of a warp);
+  4. is longest.
+The main loop is the outermost one whose path stores to global memory (those that check headers only
+load) and has the widest accesses; where a loop merely goes round another one, that one.
+Each instruction on the path counts once for the warp, predicated ones too: they take an issue slot.
+A loop within the loop (the frames of a decode or reduce) is measured by the same rule, and apart.
+"""
+
+import dataclasses
+import typing
+
+from machine_code import FlowGraph, Instruction
+
+Weight = tuple[int, int, int, int]
+WORK = {"MUFU", "REDUX", "SHFL"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """One turn along its hot path."""
+
+    instructions: int  # without those of inner loops
+    load_bytes: int  # of one thread, by loads of 4 bytes and more
+    wide_load_bytes: int  # by loads of 8 bytes and more
+    stores: int  # how many, those of inner loops included
+    weight: Weight
+    path: tuple[int, ...]  # indices of its own instructions
+    inner: tuple["Loop", ...]
+
+
+def main_loop(code: typing.Sequence[Instruction]) -> Loop | None:
+    """None where no loop reaches global memory."""
+    graph = FlowGraph(code)
+    parts = [p for p in _components(range(len(code)), graph.successors) if len(p) > 1]
+    loops = [_measure(part, graph) for part in parts]
+    loop = max(loops, key=_importance, default=None)
+    if loop is None or loop.weight[1] == 0:
+        return None
+    while loop.inner and not any(code[i].global_bytes for i in loop.path):
+        loop = max(loop.inner, key=_importance)
+    return loop
+
+
+def _importance(loop: Loop) -> tuple[bool, int]:
+    return loop.stores > 0, loop.weight[1]
+
+
+def _weigh(instruction: Instruction) -> Weight:
+    rare = instruction.name in ("CALL", "ATOM", "ATOMG") or instruction.pads
+    return (-int(rare), instruction.global_bytes**2, int(instruction.name in WORK), 1)
+
+
+def _add(a: Weight, b: Weight) -> Weight:
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+
+
+def _measure(part: list[int], graph: FlowGraph) -> Loop:
+    """The hot path of a loop, whose inner loops are taken as single steps."""
+    inside = set(part)
+    header = _entry(part, graph)
+    edges = [
+        [j for j in graph.successors[i] if j in inside and j != header]
+        for i in range(len(graph.code))
+    ]
+    steps = _components(part, edges)  # what follows comes first
+    step_of = {i: number for number, step in enumerate(steps) for i in step}
+    inner = {
+        number: _measure(step, graph)
+        for number, step in enumerate(steps)
+        if len(step) > 1 or step[0] in edges[step[0]]
+    }
+    best: dict[int, tuple[Weight, int | None]] = {}
+    for number, step in enumerate(steps):
+        weight = _weigh_loop(inner[number]) if number in inner else _weigh(graph.code[step[0]])
+        following = {step_of[j] for i in step for j in edges[i]} - {number}
+        options = [(best[j][0], j) for j in following if j in best]
+        if any(header in graph.successors[i] for i in step):
+            options.append(((0, 0, 0, 0), -1))
+        if options:
+            most, j = max(options)
+            best[number] = (_add(weight, most), j if j >= 0 else None)
+    return _follow(step_of[header], best, steps, inner, graph)
+
+
+def _follow(
+    number: int | None,
+    best: dict[int, tuple[Weight, int | None]],
+    steps: list[list[int]],
+    inner: dict[int, Loop],
+    graph: FlowGraph,
+) -> Loop:
+    weight = best[number][0] if number is not None else (0, 0, 0, 0)
+    path: list[int] = []
+    loops: list[Loop] = []
+    while number is not None:
+        if number in inner:
+            loops.append(inner[number])
+        else:
+            path.append(steps[number][0])
+        number = best[number][1]
+    loads = [graph.code[i].global_bytes for i in path if graph.code[i].loads]
+    return Loop(
+        instructions=len(path),
+        load_bytes=sum(width for width in loads if width >= 4),
+        wide_load_bytes=sum(width for width in loads if width >= 8),
+        stores=sum(graph.code[i].stores for i in path) + sum(loop.stores for loop in loops),
+        weight=weight,
+        path=tuple(path),
+        inner=tuple(loop for loop in loops if loop.weight[1] > 0),
+    )
+
+
+def _weigh_loop(loop: Loop) -> Weight:
+    return (-int(loop.weight[1] == 0) + loop.weight[0], *loop.weight[1:3], 0)
+
+
+def _entry(part: list[int], graph: FlowGraph) -> int:
+    """Where a loop is entered from outside; the first place, should there be several."""
+    inside = set(part)
+    entered = {
+        j
+        for i, following in enumerate(graph.successors)
+        if i not in inside
+        for j in following
+        if j in inside
+    }
+    return min(entered or inside)
+
+
+def _components(nodes: typing.Iterable[int], edges: list[list[int]]) -> list[list[int]]:
+    """Strongly connected components, what follows before what leads there (Tarjan 1972)."""
+    order: dict[int, int] = {}
+    low: dict[int, int] = {}
+    waiting: list[int] = []
+    on_stack: set[int] = set()
+    found: list[list[int]] = []
+
+    def enter(node: int) -> tuple[int, typing.Iterator[int]]:
+        order[node] = low[node] = len(order)
+        waiting.append(node)
+        on_stack.add(node)
+        return node, iter(edges[node])
+
+    def leave(node: int) -> None:
+        if low[node] != order[node]:
+            return
+        first = waiting.index(node)
+        found.append(sorted(waiting[first:]))
+        on_stack.difference_update(waiting[first:])
+        del waiting[first:]
+
+    for root in nodes:
+        work = [] if root in order else [enter(root)]
+        while work:
+            node, following = work[-1]
+            for other in following:
+                if other not in order:
+                    work.append(enter(other))
+                    break
+                if other in on_stack:
+                    low[node] = min(low[node], order[other])
+            else:
+                work.pop()
+                leave(node)
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+    return found

@@ -1,0 +1,158 @@
+"""What a kernel is by its name: short names, and of the kernels that decide about speed what they
+compute, the bytes that a value costs in memory and the values of a loop's turn."""
+
+import dataclasses
+import re
+
+UNIT_VALUES = 16  # of one thread; a warp takes 512 (kUnitValues)
+REDUCED_FRAMES = 8
+FEW = "16"  # the lists' shortest length (kFewSegments, kFewFrames): what a large tensor takes
+
+BYTES = {"float": 4.0, "F16": 2.0, "Bf16": 2.0, "NoResidual": 0.0}
+CODE_BYTES = {"Int8Format": 1 + 4 / 256, "Int4Format": 1 / 2 + 4 / 128}
+WORDS = {
+    "float": "f32", "F16": "f16", "Bf16": "bf16", "NoResidual": "no residual",
+    "Int8Format": "int8", "Int4Format": "int4",
+}  # fmt: skip
+NOISES = {"0": "", "1": " stochastic", "2": " stochastic, any start"}
+ADDS = {"0": "", "1": " add"}  # DecodeMode
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A main kernel: what it does, and what a value of it costs."""
+
+    title: str
+    bytes_a_value: float
+    frames: int = 0  # that a loop within the main one goes over
+    frame_load_bytes: float = 0  # of one thread and frame: codes or values, and scales
+    values: int = UNIT_VALUES  # of a thread in one turn; 0: as many as its wide loads hold
+    input_bytes: float = 4  # of a value, in wide loads, where `values` is 0
+
+
+def shorten(demangled: str) -> str:
+    """`QuantizeDecodeKernel<Int8Format, float, 0, 16, 16>` of a function's demangled name."""
+    inner = re.search(r"run_kernel<(.*)>\s*(?:\(|$)", demangled)
+    name = inner[1] if inner else demangled.split("(")[0]
+    name = re.sub(r"\(anonymous namespace\)::|\b\w+::", "", name)
+    name = re.sub(r"\(\w+\)(\d+)", r"\1", name)  # values of enumerations
+    return re.sub(r"\b(\d+)u\b", r"\1", name).replace(" >", ">").strip()
+
+
+def work_of(short_name: str) -> Work | None:
+    """None for what is no main kernel."""
+    kernel, _, rest = short_name.partition("<")
+    arguments = [argument.strip() for argument in rest.rstrip(">").split(",")]
+    maker = MAKERS.get(kernel)
+    try:
+        return maker(*arguments) if maker else None
+    except (KeyError, TypeError, ValueError):  # a struct of that name with other arguments
+        return None
+
+
+def _feedback(residual: str) -> str:
+    return "" if residual == "NoResidual" else f" + feedback {WORDS[residual]}"
+
+
+def _quantize_encode(codec: str, value: str, residual: str, noise: str, most: str) -> Work | None:
+    if most != FEW or noise == "2":
+        return None
+    title = f"{WORDS[codec]} encode {WORDS[value]}{NOISES[noise]}{_feedback(residual)}"
+    return Work(title, BYTES[value] + CODE_BYTES[codec] + 2 * BYTES[residual])
+
+
+def _quantize_decode(codec: str, value: str, mode: str, most: str, frames: str) -> Work | None:
+    if (most, frames) != (FEW, FEW):
+        return None
+    row = 16 // int(BYTES[value])
+    moved = BYTES[value] * (1 + int(mode))
+    return Work(
+        f"{WORDS[codec]} decode{ADDS[mode]} {WORDS[value]}",
+        CODE_BYTES[codec] + moved,
+        frames=1,
+        frame_load_bytes=_frame_load_bytes(codec, row),
+    )
+
+
+def _quantize_reduce(codec: str, residual: str, noise: str, most: str, frames: str) -> Work | None:
+    if (most, frames) != (FEW, FEW) or noise == "2":
+        return None
+    return Work(
+        f"{WORDS[codec]} reduce of {REDUCED_FRAMES}{NOISES[noise]}{_feedback(residual)}",
+        (REDUCED_FRAMES + 1) * CODE_BYTES[codec] + 2 * BYTES[residual],
+        frames=REDUCED_FRAMES,
+        frame_load_bytes=_frame_load_bytes(codec, 8),
+    )
+
+
+def _frame_load_bytes(codec: str, row: int) -> float:
+    rows = UNIT_VALUES // row
+    return UNIT_VALUES * int(2 * CODE_BYTES[codec]) / 2 + 4 * rows
+
+
+def _cast_encode(wire: str, value: str, residual: str, most: str) -> Work | None:
+    if most != FEW:
+        return None
+    title = f"{WORDS[wire]} encode {WORDS[value]}{_feedback(residual)}"
+    return Work(title, BYTES[value] + BYTES[wire] + 2 * BYTES[residual])
+
+
+def _cast_decode(wire: str, value: str, mode: str, most: str, frames: str) -> Work | None:
+    if (most, frames) != (FEW, FEW):
+        return None
+    return Work(
+        f"{WORDS[wire]} decode{ADDS[mode]} {WORDS[value]}",
+        BYTES[wire] + BYTES[value] * (1 + int(mode)),
+        frames=1,
+        frame_load_bytes=UNIT_VALUES * BYTES[wire],
+    )
+
+
+def _cast_reduce(wire: str, residual: str, most: str, frames: str) -> Work | None:
+    if (most, frames) != (FEW, FEW):
+        return None
+    return Work(
+        f"{WORDS[wire]} reduce of {REDUCED_FRAMES}{_feedback(residual)}",
+        (REDUCED_FRAMES + 1) * BYTES[wire] + 2 * BYTES[residual],
+        frames=REDUCED_FRAMES,
+        frame_load_bytes=UNIT_VALUES * BYTES[wire],
+    )
+
+
+def _copy(value: str, most: str) -> Work | None:
+    return Work(f"copy {WORDS[value]}", 2 * BYTES[value]) if most == FEW else None
+
+
+def _checksum(most: str) -> Work | None:
+    return Work("checksum, a word of 4 bytes", 4, values=0) if most == FEW else None
+
+
+def _topk_scan(value: str, residual: str) -> Work:
+    read = BYTES[value] + BYTES[residual]
+    title = f"topk scan {WORDS[value]}{_feedback(residual)}"
+    return Work(title, read + BYTES[residual], values=0, input_bytes=read)
+
+
+MAKERS = {
+    "QuantizeEncodeKernel": _quantize_encode,
+    "QuantizeDecodeKernel": _quantize_decode,
+    "QuantizeReduceKernel": _quantize_reduce,
+    "CastEncodeKernel": _cast_encode,
+    "CastDecodeKernel": _cast_decode,
+    "CastReduceKernel": _cast_reduce,
+    "CopyKernel": _copy,
+    "ChecksumKernel": _checksum,
+    "TopkScanKernel": _topk_scan,
+}
+
+# What the tables show unless all are asked for.
+SHOWN = (
+    "int8 encode f32", "int8 encode bf16", "int8 encode f32 stochastic",
+    "int8 encode f32 + feedback f32", "int8 encode f32 stochastic + feedback f32",
+    "int4 encode f32", "int4 encode bf16", "int4 encode bf16 stochastic",
+    "int4 encode f32 + feedback f32", "int4 encode bf16 + feedback bf16",
+    "int8 decode f32", "int8 decode add f32", "int4 decode f32", "int4 decode bf16",
+    "int8 reduce of 8 + feedback f32", "int4 reduce of 8 + feedback f32",
+    "bf16 encode f32", "bf16 decode f32", "checksum, a word of 4 bytes",
+    "topk scan f32 + feedback f32",
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""cuobjdump and the demangler: where they are, and what they say of object files."""
+
+import glob
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import typing
+
+PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
+PACKAGES = "lib/python3*/site-packages/nvidia/*/bin"  # where the pip packages put their programs
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+class ReportError(Exception):
+    """What the caller can mend."""
+
+
+class MissingTool(ReportError):
+    """A program that is not installed."""
+
+
+class Usage(typing.NamedTuple):
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    local_bytes: int
+
+
+def find_cuobjdump(environments: typing.Iterable[pathlib.Path]) -> str:
+    """`environments`: Python's virtual ones that may hold it."""
+    folders = [pathlib.Path(folder) for folder in (*_path(), *PLACES)]
+    for environment in (*environments, pathlib.Path(sys.prefix)):
+        folders += [pathlib.Path(folder) for folder in glob.glob(f"{environment}/{PACKAGES}")]
+    for folder in folders:
+        if os.access(folder / "cuobjdump", os.X_OK):
+            return str(folder / "cuobjdump")
+    raise MissingTool(
+        "no cuobjdump on PATH, in CUDA's bin or in build/venv; to get one: python3 -m venv "
+        "build/venv && build/venv/bin/pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+    )
+
+
+def _path() -> list[str]:
+    return os.environ.get("PATH", "").split(os.pathsep)
+
+
+class ObjectDump:
+    """cuobjdump, for one architecture. It finds nvdisasm in its own folder."""
+
+    def __init__(self, program: str, architecture: str) -> None:
+        self.program, self.architecture = program, architecture
+
+    def usages(self, file: pathlib.Path) -> dict[str, Usage]:
+        """What each function of a file takes, by its mangled name."""
+        return parse_usages(self._run("-res-usage", file))
+
+    def machine_code(self, file: pathlib.Path, functions: list[str]) -> str:
+        return self._run("-sass", "-fun", ",".join(functions), file) if functions else ""
+
+    def _run(self, *arguments: str | pathlib.Path) -> str:
+        path = os.pathsep.join([str(pathlib.Path(self.program).parent), *_path()])
+        command = [self.program, "-arch", self.architecture, *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False
+        )
+        if done.returncode != 0 and "does not contain device code" not in done.stdout + done.stderr:
+            raise ReportError(f"cuobjdump {arguments[-1]}: {done.stderr.strip() or 'failed'}")
+        return done.stdout
+
+
+def parse_usages(text: str) -> dict[str, Usage]:
+    usages = {}
+    function = ""
+    for line in text.splitlines():
+        if line.strip().startswith("Function "):
+            function = line.strip().removeprefix("Function ").rstrip(":")
+        elif (found := USAGE.search(line)) and function:
+            usages[function] = Usage(*(int(number) for number in found.groups()))
+            function = ""
+    return usages
+
+
+def demangle(names: list[str]) -> list[str]:
+    """The names as they are where no demangler is found."""
+    program = shutil.which("c++filt") or shutil.which("cu++filt")
+    if program is None or not names:
+        return names
+    text = "\n".join(names) + "\n"
+    done = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
