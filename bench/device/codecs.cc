@@ -24,7 +24,6 @@ namespace tersor::bench {
 namespace {
 
 constexpr std::uint64_t kSeed = 1;
-constexpr std::size_t kSampled = std::size_t{1} << 20;  // values from which top-k can miss
 
 struct DeviceCase {
   std::string codec;  ///< without "+ef"
@@ -56,8 +55,7 @@ constexpr std::string_view kOperations[] = {
 bool has_operation(std::string_view name, const PlannedCodec& codec, bool feedback) {
   if (is_without_us(name)) return has_operation_without_us(name, codec);
   if (name == kFeedback) return feedback;
-  if (name == kFeedbackFarMiss)
-    return has_topk_operation(name, codec) && codec.count() >= kSampled;
+  if (name == kFeedbackFarMiss) return has_topk_operation(name, codec);
   if (name == kReduce) return feedback && codec.reduces();
   if (name == kMultiTensor || name == kMultiTensorGraph) return codec.codec().traits().divisible;
   return true;

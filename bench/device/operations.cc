@@ -232,10 +232,10 @@ ConstValueSpan DeviceGradients::at(std::size_t call) const {
 void require_same(ConstByteSpan host, ConstByteSpan device, StreamView stream,
                   std::string_view what) {
   const Buffer copy = on_host(device.first(std::min(host.size(), device.size())), stream);
-  const auto [a, b] = std::ranges::mismatch(host, copy.span());
-  if (a != host.end())
-    throw Error(fmt::format("{} that the device wrote differs from the CPU's at byte {} of {}",
-                            what, a - host.begin(), host.size()));
+  if (same_bits(host, copy.span())) return;
+  const auto first = std::ranges::mismatch(host, copy.span()).in1;
+  throw Error(fmt::format("{} that the device wrote differs from the CPU's at byte {} of {}", what,
+                          first - host.begin(), host.size()));
 }
 
 std::unique_ptr<DeviceOperation> make_codec_operation(std::string_view name,
