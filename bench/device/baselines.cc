@@ -14,6 +14,7 @@ namespace tersor::bench {
 namespace {
 
 constexpr double kSampleSeconds = 3e-3;
+constexpr double kWarmUpSeconds = 0.1;    // in which the clocks rise
 constexpr std::size_t kMostCalls = 1000;  // of a sample: about as many as a queue holds
 constexpr int kPattern = 0x5a;
 constexpr std::size_t kHalfAlignment = 256;
@@ -81,6 +82,10 @@ std::vector<double> time_in_turns(StreamView stream, const std::vector<TimedCall
   DeviceClock clock(stream);
   std::vector<std::size_t> counts;
   for (const TimedCall& call : calls) counts.push_back(calls_of(clock, call));
+  const Stopwatch warm_up;
+  while (warm_up.seconds() < kWarmUpSeconds)
+    for (std::size_t i = 0; i < calls.size(); ++i)
+      clock.seconds_per_call(calls[i].queue, counts[i]);
   std::vector<std::vector<double>> samples(calls.size());
   for (int repetition = 0; repetition < repetitions; ++repetition)
     for (std::size_t i = 0; i < calls.size(); ++i)
