@@ -211,7 +211,8 @@ void run_codecs(CodecsOptions options) {
 
 void run_on_device(const CodecsOptions& options) {
   if (!options.isas.empty())
-    throw InvalidArgument("--isa chooses among a CPU's instruction sets; leave it out with --device cuda");
+    throw InvalidArgument(
+        "--isa chooses among a CPU's instruction sets; leave it out with --device cuda");
   const Stream stream;  // throws CudaError where this build or this machine has no CUDA
 #if TERSOR_HAS_CUDA
   run_codecs_on_device(options, stream.view());
@@ -270,8 +271,7 @@ void add_options(CLI::App& command, CodecsOptions& options) {
 void add_codecs_command(CLI::App& program) {
   const auto options = std::make_shared<CodecsOptions>();
   CLI::App* command = program.add_subcommand(
-      "codecs",
-      "Times encode, decode and reduce against plain loops over memory of as many bytes");
+      "codecs", "Times encode, decode and reduce against plain loops over memory of as many bytes");
   add_options(*command, *options);
   command->callback([options] {
     if (options->device == "cuda") return run_on_device(*options);

@@ -39,8 +39,7 @@ struct CodecsOptions {
 /// Whether operations that keep residuals are measured for a codec.
 bool wants_feedback(const CodecsOptions& options, const std::string& spec);
 /// Whether an operation that a codec has is measured.
-bool is_wanted(const CodecsOptions& options, const std::string& spec,
-               const std::string& operation);
+bool is_wanted(const CodecsOptions& options, const std::string& spec, const std::string& operation);
 /// As records and tables show it: with "+ef" where the operation keeps a residual.
 std::string shown_codec(const std::string& codec, const std::string& operation);
 

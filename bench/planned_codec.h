@@ -1,5 +1,5 @@
-// A codec, planned for one gradient on a host or a device, with the scratch memory that the plan asks for: what is timed
-// is one call without any allocation.
+// A codec, planned for one gradient on a host or a device, with the scratch memory that the plan
+// asks for: what is timed is one call without any allocation.
 #pragma once
 
 #include <tersor/buffer.h>

@@ -32,9 +32,9 @@ struct Arena {
 
   void copy() {
     const ByteSpan bytes = buffers.at(call++);
-    check_cuda(cudaMemcpyAsync(bytes.data() + half, bytes.data(), half, cudaMemcpyDeviceToDevice,
-                               stream),
-               "queueing a copy");
+    check_cuda(
+        cudaMemcpyAsync(bytes.data() + half, bytes.data(), half, cudaMemcpyDeviceToDevice, stream),
+        "queueing a copy");
   }
   void read() {
     queue_read(buffers.at(call++).data(), buffers.bytes(),

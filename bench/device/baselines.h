@@ -16,8 +16,8 @@ namespace tersor::bench {
 struct TimedCall {
   std::string name;
   std::function<void()> queue;
-  std::size_t calls = 0;        ///< of one sample; 0: as many as take a few milliseconds
-  std::size_t calls_inside = 1; ///< that one `queue` stands for
+  std::size_t calls = 0;         ///< of one sample; 0: as many as take a few milliseconds
+  std::size_t calls_inside = 1;  ///< that one `queue` stands for
 };
 
 enum class WithMemset : std::uint8_t { kNo, kYes };

@@ -1,5 +1,5 @@
-// `tersor-bench codecs --device cuda`: every operation of every codec on the current device, in turns
-// with a copy and a read of as many bytes, and beside what a user would do without Tersor.
+// `tersor-bench codecs --device cuda`: every operation of every codec on the current device, in
+// turns with a copy and a read of as many bytes, and beside what a user would do without Tersor.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -104,9 +104,9 @@ class DeviceBenchmark {
     const bool feedback = accepts_feedback(codec, plan_for);
     for (const std::string_view name : kOperations) {
       if (!has_operation(name, planned, feedback)) continue;
-      const DeviceCase wanted{codec, std::string(name),
-                              is_launch_operation(name) ? launch_operation_count(name, dtype_)
-                                                        : count};
+      const DeviceCase wanted{
+          codec, std::string(name),
+          is_launch_operation(name) ? launch_operation_count(name, dtype_) : count};
       const bool is_new = std::ranges::find(cases, wanted) == cases.end();
       if (is_new && is_wanted(options_, spec, wanted.operation)) cases.push_back(wanted);
     }

@@ -5,9 +5,9 @@
 
 #include "bench/device/gpu.h"
 
+#include <thrust/iterator/counting_iterator.h>
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_select.cuh>
-#include <thrust/iterator/counting_iterator.h>
 
 #include <algorithm>
 
@@ -110,15 +110,16 @@ void CubTopk::queue_select(cudaStream_t stream) {
 void CubTopk::queue(const CubTopkCall& call, cudaStream_t stream) {
   const auto count = static_cast<unsigned>(count_);
   const bool sorts = kind_ == CubTopkKind::kSort;
-  add_kernel<<<grid(count), kThreads, 0, stream>>>(call.gradient, call.residual, count,
-                                                   as<std::uint32_t>(keys_),
-                                                   as<std::uint32_t>(indices_));
+  add_kernel<<<grid(count), kThreads, 0, stream>>>(
+      call.gradient, call.residual, count, as<std::uint32_t>(keys_), as<std::uint32_t>(indices_));
   check_cuda(cudaGetLastError(), "launching a sum");
-  if (sorts) queue_sort(stream);
-  else queue_select(stream);
-  take_kernel<<<grid(kept_), kThreads, 0, stream>>>(
-      as<const std::uint32_t>(sorted_indices_), kept_,
-      sorts ? nullptr : as<const unsigned>(selected_), call);
+  if (sorts)
+    queue_sort(stream);
+  else
+    queue_select(stream);
+  take_kernel<<<grid(kept_), kThreads, 0, stream>>>(as<const std::uint32_t>(sorted_indices_), kept_,
+                                                    sorts ? nullptr : as<const unsigned>(selected_),
+                                                    call);
   check_cuda(cudaGetLastError(), "launching a gather");
 }
 

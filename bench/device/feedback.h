@@ -20,8 +20,8 @@ struct HostState {
   SegmentState in_place() const;
 };
 
-/// Residuals of f32 on a device, one for each set of buffers, all with the same values at first, and
-/// the words of all.
+/// Residuals of f32 on a device, one for each set of buffers, all with the same values at first,
+/// and the words of all.
 class DeviceState {
  public:
   DeviceState(const DeviceInput& input, std::size_t sets);
@@ -49,8 +49,9 @@ double feedback_error(ConstValueSpan gradient, ConstValueSpan residual, ConstVal
 /// The same error of what the codec sends for that gradient on the host.
 double host_feedback_error(const DeviceInput& input, ConstValueSpan residual);
 
-/// "encode+feedback" and, for top-k, "encode+feedback, far miss": the latter on values of nearly one
-/// magnitude, whose k-th can be found by its digits only. Throws InvalidArgument for other names.
+/// "encode+feedback" and, for top-k, "encode+feedback, far miss": the latter on values of nearly
+/// one magnitude, whose k-th can be found by its digits only. Throws InvalidArgument for other
+/// names.
 std::unique_ptr<DeviceOperation> make_feedback_operation(std::string_view name,
                                                          const DeviceInput& input);
 

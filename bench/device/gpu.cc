@@ -96,7 +96,8 @@ ValueSpan RotatedBuffer::values(std::size_t call, Dtype dtype) const {
 
 void RotatedBuffer::fill(ConstByteSpan from, StreamView stream) {
   copy_bytes(from, at(0), stream);
-  for (std::size_t set = 1; set < sets_; ++set) copy_bytes(at(0).first(from.size()), at(set), stream);
+  for (std::size_t set = 1; set < sets_; ++set)
+    copy_bytes(at(0).first(from.size()), at(set), stream);
 }
 
 }  // namespace tersor::bench

@@ -108,7 +108,9 @@ class MultiTensor : public DeviceOperation {
     ++call_;
   }
 
-  TimedCall timed() override { return in_turn({"list", [this] { queue(); }}); }
+  TimedCall timed() override {
+    return in_turn({"list", [this] { queue(); }});
+  }
 
   std::vector<TimedCall> references() override {
     std::vector<TimedCall> calls = {in_turn({"flat", [this] { queue_flat(); }})};
@@ -148,7 +150,9 @@ class SmallEncode : public DeviceOperation {
 
   double check() override { return encode_->check(); }
   void queue() override { encode_->queue(); }
-  TimedCall timed() override { return in_row({"calls", [this] { queue(); }}); }
+  TimedCall timed() override {
+    return in_row({"calls", [this] { queue(); }});
+  }
   std::vector<TimedCall> references() override { return {in_row(empty_kernel(input_.stream))}; }
 
  private:

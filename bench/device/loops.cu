@@ -50,8 +50,8 @@ unsigned blocks_for(std::size_t items) {
   check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
              "asking for the multiprocessors");
   const std::size_t resident = static_cast<std::size_t>(multiprocessors) * kResident;
-  return static_cast<unsigned>(std::clamp<std::size_t>((items + kThreads - 1) / kThreads, 1,
-                                                       resident));
+  return static_cast<unsigned>(
+      std::clamp<std::size_t>((items + kThreads - 1) / kThreads, 1, resident));
 }
 
 }  // namespace

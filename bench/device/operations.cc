@@ -125,8 +125,8 @@ class DeviceReduce : public DeviceOperation {
                    input.plan_on_device(kDeviceReducedFrames)) {
     payload_bytes_ = on_device_.plan().frame_bytes - sizeof(FrameHeader);
     workspace_bytes_ = on_device_.plan().workspace_bytes;
-    useful_bytes_ = reduce_bytes(kDeviceReducedFrames, input.host.count * sizeof(float),
-                                 payload_bytes_);
+    useful_bytes_ =
+        reduce_bytes(kDeviceReducedFrames, input.host.count * sizeof(float), payload_bytes_);
     state_ = std::make_unique<DeviceState>(input, sets());
     reduced_ = std::make_unique<RotatedBuffer>(sets(), on_device_.plan().frame_bytes);
     for (std::size_t rank = 0; rank < kDeviceReducedFrames; ++rank) encode_rank(rank);

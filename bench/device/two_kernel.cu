@@ -72,7 +72,7 @@ void queue_kernels(const TwoKernelCall& call, cudaStream_t stream) {
   scale_kernel<<<grid(call.count, kThreads / kWarp * kBlock), kThreads, 0, stream>>>(
       gradient, call.count, call.scales);
   code_kernel<<<grid(call.count, kThreads * 4), kThreads, 0, stream>>>(gradient, call.count,
-                                                                      call.scales, call.codes);
+                                                                       call.scales, call.codes);
   check_cuda(cudaGetLastError(), "launching two kernels");
 }
 

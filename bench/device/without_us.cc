@@ -23,11 +23,12 @@ namespace {
 
 constexpr std::size_t kCubValues = std::size_t{1} << 31;
 
-/// Throws Error unless both errors are the same, but for ties and for the rounding of what is decoded.
+/// Throws Error unless both errors are the same, but for ties and for the rounding of what is
+/// decoded.
 void require_like(double error, double of_codec, std::string_view what) {
   if (!(std::abs(error - of_codec) <= 0.05 * of_codec))
-    throw Error(fmt::format("{}: relative error {:.4g}, but the codec's is {:.4g}", what, error,
-                            of_codec));
+    throw Error(
+        fmt::format("{}: relative error {:.4g}, but the codec's is {:.4g}", what, error, of_codec));
 }
 
 class TwoKernels : public DeviceOperation {

@@ -1,5 +1,6 @@
-// `tersor-bench codecs --device cuda` as far as it goes without a GPU: arguments, what is said where
-// there is none, the bytes that operations must move, and how many sets of buffers they go round.
+// `tersor-bench codecs --device cuda` as far as it goes without a GPU: arguments, what is said
+// where there is none, the bytes that operations must move, and how many sets of buffers they go
+// round.
 #include <tersor/codecs/int4.h>
 #include <tersor/codecs/int8.h>
 #include <tersor/codecs/topk.h>
