@@ -150,14 +150,20 @@ def _with_checksum() -> collections.abc.Iterator[Figure]:
 
 def summary(records: list[Record], steps: list[dict[str, typing.Any]], gpu: str) -> str:
     """The page: what was run, then every figure."""
-    lines = ["# GPU check", "", f"GPU: {gpu}", "", "| step | result | seconds |", "| --- | --- | ---: |"]
+    lines = ["# GPU check", "", f"GPU: {gpu}", ""]
+    lines += ["| step | result | seconds |", "| --- | --- | ---: |"]
     lines += [f"| {s['name']} | {s['result']} | {s['seconds']:.0f} |" for s in steps]
     measured = [measure(figure, records) for figure in figures()]
     counts = {v: sum(m.verdict == v for m in measured) for v in ("met", "missed", "not run")}
     said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-    lines += ["", f"Figures: {said}.", "", "| figure | measured | aim | |", "| --- | ---: | ---: | --- |"]
-    lines += [f"| {m.name} | {_number(m.value)} | {_number(m.aim)} | {m.verdict} |" for m in measured]
+    lines += ["", f"Figures: {said}.", ""]
+    lines += ["| figure | measured | aim | |", "| --- | ---: | ---: | --- |", *map(_row, measured)]
     return "\n".join(lines) + "\n"
+
+
+def _row(found: Measured) -> str:
+    value, aim = _number(found.value), _number(found.aim)
+    return f"| {found.name} | {value} | {aim} | {found.verdict} |"
 
 
 def _number(value: float | None) -> str:

@@ -65,6 +65,7 @@ double DeviceClock::seconds_per_call(const std::function<void()>& queue, std::si
 
 CallGraph::CallGraph(StreamView stream, const std::function<void()>& call, std::size_t calls)
     : stream_(cuda_stream(stream)) {
+  call();  // what is done once, like loading a kernel, is not for a capture
   check_cuda(cudaStreamSynchronize(stream_), "waiting before a capture");
   check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
              "beginning a capture");

@@ -234,7 +234,7 @@ void require_same(ConstByteSpan host, ConstByteSpan device, StreamView stream,
   const Buffer copy = on_host(device.first(std::min(host.size(), device.size())), stream);
   if (same_bits(host, copy.span())) return;
   const auto first = std::ranges::mismatch(host, copy.span()).in1;
-  throw Error(fmt::format("{} that the device wrote differs from the CPU's at byte {} of {}", what,
+  throw Error(fmt::format("{}: what the device wrote differs from the CPU's at byte {} of {}", what,
                           first - host.begin(), host.size()));
 }
 
