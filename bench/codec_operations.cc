@@ -12,12 +12,12 @@
 
 #include "bench/compare.h"
 #include "bench/topk_operations.h"
+#include "bench/useful_bytes.h"
 
 namespace tersor::bench {
 namespace {
 
-constexpr std::string_view kEncode = "encode", kFeedback = "encode+feedback", kDecode = "decode",
-                           kDecodeAdd = "decode-add", kReduce = "reduce";
+constexpr std::size_t kCacheLine = 64;
 constexpr std::string_view kNames[] = {kEncode,           kFeedback,        kFeedbackMiss,
                                        kFeedbackOverflow, kFeedbackFarMiss, kDecode,
                                        kDecodeAdd,        kReduce,          kSelectReference};
@@ -39,18 +39,6 @@ Buffer zeros(std::size_t count) {
 
 ValueSpan as_f32(const Buffer& buffer) {
   return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32);
-}
-
-/// Bytes of the cache lines in which anything is not zero: what adding them must touch.
-std::size_t touched_bytes(ConstByteSpan values) {
-  constexpr std::size_t kLine = 64;
-  std::size_t touched = 0;
-  for (std::size_t first = 0; first < values.size(); first += kLine) {
-    const ConstByteSpan line = values.subspan(first, std::min(kLine, values.size() - first));
-    if (std::ranges::any_of(line, [](std::byte byte) { return byte != std::byte{}; }))
-      touched += line.size();
-  }
-  return touched;
 }
 
 class EncodeOperation : public CodecOperation {
@@ -93,7 +81,7 @@ class FeedbackOperation : public CodecOperation {
     payload_bytes_ = bench::payload_bytes(frame_);
     workspace_bytes_ = codec_.plan().workspace_bytes;
     const ConstValueSpan gradient = input_.step(0);
-    baseline_ = triad_baseline(gradient.bytes() + 2 * residual_.bytes() + payload_bytes_);
+    baseline_ = triad_baseline(feedback_bytes(gradient.bytes(), residual_.bytes(), payload_bytes_));
     check_same_payload(gradient);
     const Buffer decoded(gradient.bytes());
     const ValueSpan output = decoded.values(gradient.count(), gradient.dtype());
@@ -105,7 +93,7 @@ class FeedbackOperation : public CodecOperation {
   }
 
   void run() override {
-    codec_.encode(input_.step(words_.step), as_f32(residual_), words_, frame_.span());
+    codec_.encode(input_.step(words_.step), in_place(as_f32(residual_)), &words_, frame_.span());
   }
 
  private:
@@ -158,8 +146,9 @@ class DecodeOperation : public CodecOperation {
     require_within(error, codec_.codec().traits().lossless ? 0.0 : 1.0, "decode");
     if (mode_ == DecodeMode::kAdd) check_sum(values);
     baseline_ = mode_ == DecodeMode::kAssign
-                    ? copy_baseline(payload_bytes_ + gradient_.bytes())
-                    : triad_baseline(payload_bytes_ + 2 * touched_bytes(decoded.span()));
+                    ? copy_baseline(decode_bytes(gradient_.bytes(), payload_bytes_))
+                    : triad_baseline(decode_add_bytes(touched_bytes(decoded.span(), kCacheLine),
+                                                      payload_bytes_));
     return error;
   }
 
@@ -209,9 +198,7 @@ class ReduceOperation : public CodecOperation {
     run();
     payload_bytes_ = bench::payload_bytes(reduced_);
     workspace_bytes_ = reducer_.plan().workspace_bytes;
-    std::size_t moved = payload_bytes_ + 2 * residual_.bytes();
-    for (const ConstByteSpan frame : frames_) moved += frame.size() - sizeof(FrameHeader);
-    baseline_ = triad_baseline(moved);
+    baseline_ = triad_baseline(reduce_bytes(kReducedFrames, residual_.bytes(), payload_bytes_));
     const Buffer decoded(gradient_.bytes());
     const ValueSpan values = decoded.values(gradient_.count(), gradient_.dtype());
     codec_.decode(used_bytes(reduced_), values, DecodeMode::kAssign);
@@ -219,7 +206,9 @@ class ReduceOperation : public CodecOperation {
     return relative_error(exact_sum(), values);
   }
 
-  void run() override { reducer_.reduce(frames_, as_f32(residual_), words_, reduced_.span()); }
+  void run() override {
+    reducer_.reduce(frames_, in_place(as_f32(residual_)), &words_, reduced_.span());
+  }
 
  private:
   /// The gradient, rotated by a share of its count.
@@ -262,15 +251,6 @@ class ReduceOperation : public CodecOperation {
   StateWords words_;
 };
 
-bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
-  try {
-    PlannedCodec(with_feedback(spec, Feedback::kResidual), plan_for);
-    return true;
-  } catch (const InvalidArgument&) {
-    return false;
-  }
-}
-
 bool has_operation(std::string_view name, const PlannedCodec& codec, bool feedback) {
   if (name == kFeedback) return feedback;
   if (name == kReduce) return feedback && codec.reduces();
@@ -280,10 +260,19 @@ bool has_operation(std::string_view name, const PlannedCodec& codec, bool feedba
 
 }  // namespace
 
-ConstValueSpan OperationInput::step(std::size_t index) const {
+ConstValueSpan step_of(ConstValueSpan gradient, std::size_t count, std::size_t index) {
   constexpr std::size_t kStride = 512;  // values: keeps the alignment
   const std::size_t places = (gradient.count() - count) / kStride + 1;
   return gradient.subspan(index * 2654435761u % places * kStride, count);
+}
+
+bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
+  try {
+    PlannedCodec(with_feedback(spec, Feedback::kResidual), plan_for);
+    return true;
+  } catch (const InvalidArgument&) {
+    return false;
+  }
 }
 
 std::span<const std::string_view> operation_names() { return kNames; }

@@ -18,6 +18,9 @@
 
 namespace tersor::bench {
 
+/// The `count` values of a longer gradient that call number `index` takes.
+ConstValueSpan step_of(ConstValueSpan gradient, std::size_t count, std::size_t index);
+
 /// What an operation works on. The gradient outlives it and may be longer than `count`: each call
 /// with feedback then takes another `count` of its values, as each step of a training would.
 struct OperationInput {
@@ -27,7 +30,7 @@ struct OperationInput {
   Checksum checksum = Checksum::kOn;
   Threads* threads = nullptr;
 
-  ConstValueSpan step(std::size_t index) const;
+  ConstValueSpan step(std::size_t index) const { return step_of(gradient, count, index); }
   PlanFor plan_for() const { return {count, gradient.dtype(), checksum, threads}; }
 };
 
@@ -51,11 +54,20 @@ class CodecOperation {
   std::size_t workspace_bytes_ = 0;
 };
 
+inline constexpr std::string_view kEncode = "encode";
+inline constexpr std::string_view kFeedback = "encode+feedback";
+inline constexpr std::string_view kDecode = "decode";
+inline constexpr std::string_view kDecodeAdd = "decode-add";
+inline constexpr std::string_view kReduce = "reduce";
+
 /// How many ranks' frames "reduce" adds.
 inline constexpr std::size_t kReducedFrames = 4;
 
 /// All names, in the order in which they are measured.
 std::span<const std::string_view> operation_names();
+
+/// Whether a codec may keep residuals.
+bool accepts_feedback(const std::string& spec, const PlanFor& plan_for);
 
 /// Those that a codec has, for `count` values of `dtype`.
 std::vector<std::string> operations_of(const std::string& spec, std::size_t count, Dtype dtype);

@@ -1,13 +1,16 @@
 // `tersor-bench codecs`: every operation of every codec against a plain loop over as many bytes.
 // Google Benchmark runs the cases; operation and baseline are timed in turns, and the medians over
-// its repetitions are what is reported.
+// its repetitions are what is reported. With --device cuda bench/device does it all.
 
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <tersor/codec.h>
+#include <tersor/error.h>
+#include <tersor/stream.h>
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,7 +19,9 @@
 
 #include "bench/arguments.h"
 #include "bench/codec_case.h"
+#include "bench/codecs_options.h"
 #include "bench/commands.h"
+#include "bench/device/names.h"
 #include "bench/records.h"
 #include "bench/table.h"
 #include "bench/timing.h"
@@ -25,41 +30,7 @@
 namespace tersor::bench {
 namespace {
 
-struct CodecsOptions {
-  std::vector<std::string> codecs = {"none",
-                                     "bf16",
-                                     "f16",
-                                     "int8",
-                                     "int4",
-                                     "int8:rounding=stochastic",
-                                     "int4:rounding=stochastic",
-                                     "topk:density=0.01",
-                                     "topk:density=0.001"};
-  std::vector<std::string> operations;
-  std::vector<std::size_t> counts;
-  std::string dtype = "f32";
-  std::vector<std::string> isas;
-  unsigned threads = 0;
-  std::string source = "normal";
-  std::string checksum = "on";
-  bool feedback = false;
-  int repetitions = 11;
-  std::filesystem::path json;
-};
-
-constexpr std::size_t kDefaultCount = std::size_t{1} << 26;
 constexpr const char* kBaselineCounter = "baseline_seconds";
-
-bool wants_feedback(const CodecsOptions& options, const std::string& spec) {
-  return options.feedback || parse_spec(spec).feedback != Feedback::kNone;
-}
-
-bool is_wanted(const CodecsOptions& options, const std::string& spec,
-               const std::string& operation) {
-  const auto& names = options.operations;
-  if (!names.empty()) return std::ranges::find(names, operation) != names.end();
-  return wants_feedback(options, spec) || !operation.starts_with("encode+feedback");
-}
 
 void add_cases(const CodecsOptions& options, CodecCase wanted, const std::string& spec,
                std::vector<CodecCase>& cases) {
@@ -91,12 +62,6 @@ std::vector<CodecCase> cases_of(const CodecsOptions& options) {
   return cases;
 }
 
-/// As the record and the table show it: with "+ef" where the operation keeps a residual.
-std::string shown_codec(const CodecCase& of) {
-  const bool feedback = of.operation.starts_with("encode+feedback") || of.operation == "reduce";
-  return feedback ? with_feedback(of.codec, Feedback::kResidual) : of.codec;
-}
-
 /// A case with what was measured.
 struct CodecResult {
   CodecCase of;
@@ -113,7 +78,7 @@ struct CodecResult {
 Record record_of(const CodecResult& result) {
   const CodecCase& of = result.of;
   return {{"benchmark", "codecs"},
-          {"codec", shown_codec(of)},
+          {"codec", shown_codec(of.codec, of.operation)},
           {"operation", of.operation},
           {"dtype", dtype_name(of.dtype)},
           {"count", of.count},
@@ -132,7 +97,7 @@ Record record_of(const CodecResult& result) {
 Table table_for(const std::vector<CodecCase>& cases) {
   std::vector<std::string> codecs, operations;
   for (const CodecCase& of : cases) {
-    codecs.push_back(shown_codec(of));
+    codecs.push_back(shown_codec(of.codec, of.operation));
     operations.push_back(of.operation);
   }
   return Table({{"codec", "", longest(codecs), Align::kLeft},
@@ -151,7 +116,7 @@ Table table_for(const std::vector<CodecCase>& cases) {
 std::vector<std::string> cells_of(const CodecResult& result) {
   const CodecCase& of = result.of;
   const double payload = static_cast<double>(result.checked.payload_bytes);
-  return {shown_codec(of),
+  return {shown_codec(of.codec, of.operation),
           of.operation,
           format_count(of.count),
           std::string(isa_name(of.isa)),
@@ -244,10 +209,27 @@ void run_codecs(CodecsOptions options) {
   if (failure) std::rethrow_exception(failure);
 }
 
+void run_on_device(const CodecsOptions& options) {
+  if (!options.isas.empty())
+    throw InvalidArgument(
+        "--isa chooses among a CPU's instruction sets; leave it out with --device cuda");
+  const Stream stream;  // throws CudaError where this build or this machine has no CUDA
+#if TERSOR_HAS_CUDA
+  run_codecs_on_device(options, stream.view());
+#endif
+}
+
 void add_options(CLI::App& command, CodecsOptions& options) {
-  const std::vector<std::string> names(operation_names().begin(), operation_names().end());
+  std::vector<std::string> names(operation_names().begin(), operation_names().end());
+  names.insert(names.end(), std::begin(kDeviceOnlyOperations), std::end(kDeviceOnlyOperations));
   const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
   add_codecs(command, options.codecs);
+  command
+      .add_option("--device", options.device,
+                  "cpu, or cuda: device memory and the current GPU, with baselines of its own")
+      ->transform(one_of({"cpu", "cuda"}))
+      ->type_name("cpu|cuda")
+      ->capture_default_str();
   command
       .add_option("--operation", options.operations,
                   "Only these, of those that a codec has:\n  " +
@@ -269,7 +251,7 @@ void add_options(CLI::App& command, CodecsOptions& options) {
       ->capture_default_str();
   command
       .add_option("--data", options.source,
-                  "normal, laplace, student (3 degrees of freedom) or FILE.npy")
+                  "normal, laplace, student (3 degrees of freedom), narrow or FILE.npy")
       ->type_name("DATA")
       ->capture_default_str();
   command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
@@ -289,10 +271,12 @@ void add_options(CLI::App& command, CodecsOptions& options) {
 void add_codecs_command(CLI::App& program) {
   const auto options = std::make_shared<CodecsOptions>();
   CLI::App* command = program.add_subcommand(
-      "codecs",
-      "Times encode, decode and reduce against a read, memcpy and triad of as many bytes");
+      "codecs", "Times encode, decode and reduce against plain loops over memory of as many bytes");
   add_options(*command, *options);
-  command->callback([options] { run_codecs(*options); });
+  command->callback([options] {
+    if (options->device == "cuda") return run_on_device(*options);
+    run_codecs(*options);
+  });
 }
 
 }  // namespace tersor::bench

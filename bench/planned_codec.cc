@@ -10,19 +10,25 @@ namespace {
 
 constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
 
-SegmentState in_place(ValueSpan residual) {
-  return {.residual_in = residual, .residual_out = residual, .memory_in = {}, .memory_out = {}};
-}
-
 }  // namespace
+
+SegmentState in_place(ValueSpan residual) { return residual_from(residual, residual); }
+
+SegmentState residual_from(ConstValueSpan before, ValueSpan after) {
+  return {.residual_in = before, .residual_out = after, .memory_in = {}, .memory_out = {}};
+}
 
 PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
     : codec_(make_codec(spec)), plan_for_(plan_for) {
   segment_.count = plan_for.count;
   const unsigned threads = plan_for.threads == nullptr ? 1 : plan_for.threads->count();
-  plan_ = codec_->plan({.segments = {&segment_, 1}, .dtype = plan_for.dtype, .threads = threads});
-  workspace_ = Buffer(plan_.workspace_bytes);
-  kept_ = Buffer(plan_.kept_bytes);
+  plan_ = codec_->plan({.segments = {&segment_, 1},
+                        .dtype = plan_for.dtype,
+                        .contributions = plan_for.contributions,
+                        .memory = plan_for.memory,
+                        .threads = threads});
+  workspace_ = Buffer(plan_.workspace_bytes, plan_for.memory);
+  kept_ = Buffer(plan_.kept_bytes, plan_for.memory);
 }
 
 bool PlannedCodec::reduces() const {
@@ -31,9 +37,10 @@ bool PlannedCodec::reduces() const {
 
 Execution PlannedCodec::execution() const {
   return {.threads = plan_for_.threads,
-          .stream = {},
+          .stream = plan_for_.stream,
           .workspace = workspace_.span(),
-          .kept = kept_.span()};
+          .kept = kept_.span(),
+          .memory = plan_for_.memory};
 }
 
 void PlannedCodec::encode(ConstValueSpan gradient, ByteSpan frame) const {
@@ -45,14 +52,13 @@ void PlannedCodec::encode(ConstValueSpan gradient, ByteSpan frame) const {
                  frame);
 }
 
-void PlannedCodec::encode(ConstValueSpan gradient, ValueSpan residual, StateWords& words,
+void PlannedCodec::encode(ConstValueSpan gradient, const SegmentState& state, StateWords* words,
                           ByteSpan frame) const {
-  const SegmentState state = in_place(residual);
   codec_->encode({.segments = {&segment_, 1},
                   .gradients = {&gradient, 1},
                   .states = {&state, 1},
-                  .words = &words,
-                  .words_out = &words,
+                  .words = words,
+                  .words_out = words,
                   .random = kRandom,
                   .identity = identity(),
                   .execution = execution()},
@@ -70,15 +76,14 @@ void PlannedCodec::decode(ConstByteSpan frame, ValueSpan output, DecodeMode mode
                   .execution = execution()});
 }
 
-void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, ValueSpan residual,
-                          StateWords& words, ByteSpan frame) const {
-  const SegmentState state = in_place(residual);
+void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, const SegmentState& state,
+                          StateWords* words, ByteSpan frame) const {
   codec_->reduce({.segments = {&segment_, 1},
                   .dtype = plan_for_.dtype,
                   .frames = frames,
                   .states = {&state, 1},
-                  .words = &words,
-                  .words_out = &words,
+                  .words = words,
+                  .words_out = words,
                   .random = kRandom,
                   .identity = identity(),
                   .execution = execution()},

@@ -1,5 +1,5 @@
-// A codec, planned for one gradient, with the scratch memory that the plan asks for: what is timed
-// is one call without any allocation.
+// A codec, planned for one gradient on a host or a device, with the scratch memory that the plan
+// asks for: what is timed is one call without any allocation.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -13,12 +13,15 @@
 
 namespace tersor::bench {
 
-/// What a codec is planned for.
+/// What a codec is planned for. Its calls take spans of this memory.
 struct PlanFor {
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
   Checksum checksum = Checksum::kOn;
   Threads* threads = nullptr;
+  Memory memory = Memory::kHost;
+  StreamView stream = {};         ///< where calls on a device are queued
+  std::size_t contributions = 1;  ///< frames that a call may bring
 };
 
 class PlannedCodec {
@@ -32,14 +35,15 @@ class PlannedCodec {
   const Plan& plan() const { return plan_; }
   /// Whether frames of several ranks may be reduced to one.
   bool reduces() const;
-  /// A buffer that holds a frame.
-  Buffer frame() const { return Buffer(plan_.frame_bytes); }
+  /// A buffer of that memory that holds a frame.
+  Buffer frame() const { return Buffer(plan_.frame_bytes, plan_for_.memory); }
 
   void encode(ConstValueSpan gradient, ByteSpan frame) const;
-  /// With feedback, in place; advances the step in `words`.
-  void encode(ConstValueSpan gradient, ValueSpan residual, StateWords& words, ByteSpan frame) const;
+  /// With feedback; advances the step in `words`, which lie where the gradient does.
+  void encode(ConstValueSpan gradient, const SegmentState& state, StateWords* words,
+              ByteSpan frame) const;
   void decode(ConstByteSpan frame, ValueSpan output, DecodeMode mode, float factor = 1.0f) const;
-  void reduce(std::span<const ConstByteSpan> frames, ValueSpan residual, StateWords& words,
+  void reduce(std::span<const ConstByteSpan> frames, const SegmentState& state, StateWords* words,
               ByteSpan frame) const;
 
  private:
@@ -53,9 +57,13 @@ class PlannedCodec {
   Buffer workspace_, kept_;
 };
 
-/// The bytes of a frame that count: header and true payload.
+/// A state whose residual is written where it is read, or elsewhere.
+SegmentState in_place(ValueSpan residual);
+SegmentState residual_from(ConstValueSpan before, ValueSpan after);
+
+/// The bytes of a frame on the host that count: header and true payload.
 ConstByteSpan used_bytes(const Buffer& frame);
-/// True bytes of a frame's payload.
+/// True bytes of its payload.
 std::size_t payload_bytes(const Buffer& frame);
 
 /// The spec with or without "+ef".

@@ -29,6 +29,13 @@ struct LaplaceDistribution {
   }
 };
 
+/// From 1 to 1 + 2^-10, a span in which 13 bits differ.
+struct NarrowDistribution {
+  float operator()(std::mt19937_64& engine) {
+    return 1.0f + static_cast<float>(engine() % 8192) * 0x1p-23f;
+  }
+};
+
 template <typename Distribution>
 void draw(std::span<float> values, std::mt19937_64& engine, Distribution distribution) {
   for (float& value : values) value = distribution(engine);
@@ -37,11 +44,12 @@ void draw(std::span<float> values, std::mt19937_64& engine, Distribution distrib
 void draw_block(const std::string& name, std::span<float> values, std::mt19937_64 engine) {
   if (name == "normal") return draw(values, engine, std::normal_distribution<float>());
   if (name == "laplace") return draw(values, engine, LaplaceDistribution());
+  if (name == "narrow") return draw(values, engine, NarrowDistribution());
   draw(values, engine, std::student_t_distribution<float>(3.0f));
 }
 
 bool is_distribution(const std::string& name) {
-  return name == "normal" || name == "laplace" || name == "student";
+  return name == "normal" || name == "laplace" || name == "student" || name == "narrow";
 }
 
 void store(std::span<const float> values, ValueSpan destination) {
@@ -56,7 +64,7 @@ SampleSource::SampleSource(const std::string& name) : name_(name) {
   if (is_distribution(name)) return;
   if (!name.ends_with(".npy"))
     throw InvalidArgument(
-        fmt::format("no data \"{}\"; give normal, laplace, student or FILE.npy", name));
+        fmt::format("no data \"{}\"; give normal, laplace, student, narrow or FILE.npy", name));
   file_ = read_npy(name);
   if (file_.empty()) throw InvalidArgument(name + ": holds no values");
 }

@@ -16,8 +16,9 @@ namespace tersor::bench {
 /// Where values come from.
 class SampleSource {
  public:
-  /// "normal", "laplace" (both of variance 1), "student" (Student's t, 3 degrees of freedom), or
-  /// the name of a .npy file. Throws InvalidArgument for any other name or a bad file.
+  /// "normal", "laplace" (both of variance 1), "student" (Student's t, 3 degrees of freedom),
+  /// "narrow" (nearly one magnitude, in which no sample finds top-k's threshold), or the name of a
+  /// .npy file. Throws InvalidArgument for any other name or a bad file.
   explicit SampleSource(const std::string& name = "normal");
 
   const std::string& name() const { return name_; }

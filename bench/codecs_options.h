@@ -1,0 +1,49 @@
+// The options of `tersor-bench codecs`.
+#pragma once
+
+#include <tersor/stream.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace tersor::bench {
+
+/// Values of a gradient where neither --count nor a file says how many.
+inline constexpr std::size_t kDefaultCount = std::size_t{1} << 26;
+
+struct CodecsOptions {
+  std::vector<std::string> codecs = {"none",
+                                     "bf16",
+                                     "f16",
+                                     "int8",
+                                     "int4",
+                                     "int8:rounding=stochastic",
+                                     "int4:rounding=stochastic",
+                                     "topk:density=0.01",
+                                     "topk:density=0.001"};
+  std::string device = "cpu";
+  std::vector<std::string> operations;
+  std::vector<std::size_t> counts;
+  std::string dtype = "f32";
+  std::vector<std::string> isas;
+  unsigned threads = 0;
+  std::string source = "normal";
+  std::string checksum = "on";
+  bool feedback = false;
+  int repetitions = 11;
+  std::filesystem::path json;
+};
+
+/// Whether operations that keep residuals are measured for a codec.
+bool wants_feedback(const CodecsOptions& options, const std::string& spec);
+/// Whether an operation that a codec has is measured.
+bool is_wanted(const CodecsOptions& options, const std::string& spec, const std::string& operation);
+/// As records and tables show it: with "+ef" where the operation keeps a residual.
+std::string shown_codec(const std::string& codec, const std::string& operation);
+
+/// Measures on the current CUDA device, with calls on this stream. For builds with CUDA only.
+void run_codecs_on_device(const CodecsOptions& options, StreamView stream);
+
+}  // namespace tersor::bench

@@ -1,0 +1,41 @@
+// The bytes that an operation must read and write, at least: what its speed is measured by. Never
+// those that a slower way of doing it happens to move.
+#pragma once
+
+#include <tersor/span.h>
+
+#include <cstddef>
+
+namespace tersor::bench {
+
+/// Reads the gradient, writes the payload.
+constexpr std::size_t encode_bytes(std::size_t gradient, std::size_t payload) {
+  return gradient + payload;
+}
+
+/// Reads gradient and residual, writes residual and payload, in one pass.
+constexpr std::size_t feedback_bytes(std::size_t gradient, std::size_t residual,
+                                     std::size_t payload) {
+  return gradient + 2 * residual + payload;
+}
+
+/// Reads the payload, writes all values.
+constexpr std::size_t decode_bytes(std::size_t values, std::size_t payload) {
+  return payload + values;
+}
+
+/// Reads the payload, reads and writes the values that it touches.
+constexpr std::size_t decode_add_bytes(std::size_t touched, std::size_t payload) {
+  return payload + 2 * touched;
+}
+
+/// Reads `frames` payloads and the owner's residual, writes residual and one payload.
+constexpr std::size_t reduce_bytes(std::size_t frames, std::size_t residual, std::size_t payload) {
+  return frames * payload + 2 * residual + payload;
+}
+
+/// Bytes of the lines (of a cache, or of what a memory moves at least) in which anything is not
+/// zero: what adding these values must touch. Host memory.
+std::size_t touched_bytes(ConstByteSpan values, std::size_t line_bytes);
+
+}  // namespace tersor::bench

@@ -1,0 +1,128 @@
+// `tersor-bench codecs --device cuda` as far as it goes without a GPU: arguments, what is said
+// where there is none, the bytes that operations must move, and how many sets of buffers they go
+// round.
+#include <tersor/codecs/int4.h>
+#include <tersor/codecs/int8.h>
+#include <tersor/codecs/topk.h>
+#include <tersor/error.h>
+#include <tersor/stream.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "bench/codecs_options.h"
+#include "bench/device/names.h"
+#include "bench/rotation.h"
+#include "bench/samples.h"
+#include "bench/useful_bytes.h"
+#include "tests/bench/program.h"
+
+namespace tersor::bench {
+namespace {
+
+class DeviceCodecs : public ProgramTest {};
+
+/// What keeps this machine from using a device; empty where nothing does.
+std::string why_no_device() {
+  try {
+    const Stream stream;
+    return {};
+  } catch (const CudaError& error) {
+    return error.what();
+  }
+}
+
+TEST_F(DeviceCodecs, WithoutADeviceOneLineSaysWhy) {
+  const std::string reason = why_no_device();
+  if (reason.empty()) GTEST_SKIP() << "this machine has a GPU";
+  const Outcome outcome = run({"codecs", "--device", "cuda", "--json", path("none.json")});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_EQ(outcome.error, "tersor-bench: " + reason + "\n");
+  EXPECT_TRUE(outcome.output.empty()) << outcome.output;
+  EXPECT_FALSE(std::filesystem::exists(path("none.json")));
+}
+
+TEST_F(DeviceCodecs, RecordsHaveEveryFieldOnAGpu) {
+  if (!why_no_device().empty()) GTEST_SKIP() << "needs a GPU: " << why_no_device();
+  const Json records = records_of({"codecs", "--device", "cuda", "--codec", "int8+ef", "--count",
+                                   "1M", "--repetitions", "2", "--checksum", "off"});
+  for (const Json& record : records) {
+    expect_fields(record, {"device", "codec", "operation", "dtype", "count", "isa", "threads",
+                           "seconds", "useful_bytes", "baseline", "baseline_seconds", "ratio",
+                           "payload_bytes", "workspace_bytes", "relative_error"});
+    EXPECT_GT(record["ratio"].get<double>(), 0);
+  }
+}
+
+TEST_F(DeviceCodecs, WrongArgumentsAreAnsweredWithTheRightOnes) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"codecs", "--device", "tpu"}, "cpu | cuda"},
+      {{"codecs", "--device", "cuda", "--isa", "portable"}, "--isa"},
+      {{"codecs", "--device", "cuda", "--operation", "sort"}, "multi-tensor"},
+      {{"codecs", "--codec", "int8", "--operation", "small"}, "none of the codecs"},
+  };
+  for (const auto& [arguments, message] : wrong) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments.back();
+    EXPECT_NE(outcome.error.find(message), std::string::npos) << outcome.error;
+  }
+}
+
+TEST(UsefulBytes, FollowFromTheLayouts) {
+  constexpr std::size_t kCount = std::size_t{1} << 26, kF32 = 4 * kCount, kBf16 = 2 * kCount;
+  const std::size_t int8 = Int8Layout{kCount}.bytes(), int4 = Int4Layout{kCount}.bytes();
+  const auto a_value = [](std::size_t bytes) {
+    return static_cast<double>(bytes) / static_cast<double>(kCount);
+  };
+  EXPECT_DOUBLE_EQ(a_value(encode_bytes(kF32, int8)), 4 + 1 + 4.0 / 256);
+  EXPECT_DOUBLE_EQ(a_value(decode_bytes(kF32, int8)), 4 + 1 + 4.0 / 256);
+  EXPECT_DOUBLE_EQ(a_value(encode_bytes(kBf16, int4)), 2 + 0.5 + 4.0 / 128);
+  EXPECT_DOUBLE_EQ(a_value(feedback_bytes(kF32, kF32, int8)), 12 + 1 + 4.0 / 256);
+  EXPECT_DOUBLE_EQ(a_value(feedback_bytes(kF32, kF32, int4)), 12 + 0.5 + 4.0 / 128);
+  EXPECT_DOUBLE_EQ(a_value(reduce_bytes(8, kF32, int8)), 8 + 9 * (1 + 4.0 / 256));
+  EXPECT_DOUBLE_EQ(a_value(reduce_bytes(8, kF32, int4)), 8 + 9 * (0.5 + 4.0 / 128));
+  EXPECT_DOUBLE_EQ(a_value(decode_add_bytes(kF32, int8)), 8 + 1 + 4.0 / 256);
+  const std::size_t kept = topk_kept(kCount, 0.01);
+  const std::size_t topk = TopkLayout{kCount, kept, TopkValues::kF32}.bytes();
+  EXPECT_EQ(feedback_bytes(kF32, kF32, topk), 12 * kCount + topk);
+  EXPECT_NEAR(a_value(topk), 0.06, 1e-3);
+}
+
+TEST(UsefulBytes, OnlyTouchedLinesAreCounted) {
+  std::vector<std::byte> values(100);
+  EXPECT_EQ(touched_bytes(values, 32), 0u);
+  values[33] = values[40] = std::byte{1};
+  EXPECT_EQ(touched_bytes(values, 32), 32u);
+  values[99] = std::byte{1};  // the last line is a short one
+  EXPECT_EQ(touched_bytes(values, 32), 32u + 4u);
+}
+
+TEST(Rotation, SetsAreLargerThanTheCache) {
+  constexpr std::size_t kCache = 50 << 20;
+  for (const std::size_t bytes : {std::size_t{1} << 20, std::size_t{5} << 20, kCache, 4 * kCache}) {
+    const std::size_t sets = rotation_sets(kCache, bytes);
+    EXPECT_GE(sets * bytes, 4 * kCache) << bytes;
+    EXPECT_GE(sets, 2u);
+  }
+  EXPECT_EQ(rotation_sets(kCache, std::size_t{1} << 40), 2u);
+  EXPECT_LE(rotation_sets(kCache, 0), 4096u);
+}
+
+TEST(Samples, NarrowValuesShareThirteenBits) {
+  const SampleSource source("narrow");
+  const Buffer drawn = sample_buffer(source, 100'000, Dtype::kF32, 3);
+  const auto values = drawn.values(100'000, Dtype::kF32).as<float>();
+  const auto [least, most] = std::ranges::minmax(values);
+  EXPECT_GE(least, 1.0f);
+  EXPECT_LT(most, 1.0f + 0x1p-10f);
+  EXPECT_GT(most - least, 0x1p-11f);
+}
+
+TEST(DeviceNames, FeedbackIsShownInTheCodec) {
+  EXPECT_EQ(shown_codec("topk:density=0.01", std::string(kCubSort)), "topk:density=0.01+ef");
+  EXPECT_EQ(shown_codec("int8", std::string(kTwoKernels)), "int8");
+  EXPECT_EQ(shown_codec("int8", "reduce"), "int8+ef");
+}
+
+}  // namespace
+}  // namespace tersor::bench

@@ -1,0 +1,167 @@
+"""scripts/gpu-check without a GPU: what it makes of records, and that no step stops it."""
+
+import json
+import pathlib
+import stat
+import subprocess
+import sys
+import tempfile
+import typing
+import unittest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+sys.dont_write_bytecode = True
+
+import gpu_figures  # noqa: E402
+
+MI = 2**20
+
+# Stands in for tersor-bench: writes the records of the file beside it that its arguments ask for.
+FAKE_BENCH = """#!/usr/bin/env python3
+import json, pathlib, sys
+words = sys.argv[1:]
+def after(name):
+    rest = words[words.index(name) + 1:]
+    ends = [i for i, word in enumerate(rest) if word.startswith("--")]
+    return rest[: ends[0]] if ends else rest
+counts = {"64M": 64 * 2**20, "128M": 128 * 2**20, "256M": 256 * 2**20}
+known = json.loads(pathlib.Path(__file__).with_name("records.json").read_text())
+found = [r for r in known if r["operation"] in after("--operation")
+         and r["count"] == counts[after("--count")[0]]
+         and r["codec"].replace("+ef", "") in [c.replace("+ef", "") for c in after("--codec")]
+         and r["dtype"] == after("--dtype")[0]
+         and r["checksum"] == (after("--checksum")[0] == "on")]
+pathlib.Path(after("--json")[0]).write_text(json.dumps(found))
+print("tersor-bench: half way, the device went away" if not found else "a table")
+sys.exit(0 if found else 1)
+"""
+
+FAKE_TESTS = """#!/usr/bin/env python3
+import json, pathlib, sys
+file = next(w for w in sys.argv if w.startswith("--gtest_output=json:")).split(":", 1)[1]
+cases = [{"name": "A", "classname": "S", "result": "COMPLETED"},
+         {"name": "B", "classname": "S", "result": "SKIPPED"}]
+if FAILS: cases.append({"name": "C", "classname": "S", "failures": [{}]})
+pathlib.Path(file).write_text(json.dumps({"testsuites": [{"testsuite": cases}]}))
+sys.exit(1 if FAILS else 0)
+"""
+
+
+def record(codec: str, operation: str, **changes: typing.Any) -> gpu_figures.Record:
+    base = {
+        "benchmark": "codecs", "device": "GPU", "codec": codec, "operation": operation,
+        "dtype": "f32", "count": 64 * MI, "seconds": 1e-4, "ratio": 0.95, "read_ratio": 0.9,
+        "checksum": False,
+    }  # fmt: skip
+    return {**base, **changes}
+
+
+RECORDS = [
+    record("int8", "encode", seconds=1e-4, ratio=0.95),
+    record("int8", "encode (two kernels, plain CUDA)", seconds=1.5e-4),
+    record("int8", "decode", ratio=0.87, memset_ratio=0.8),
+    record("int8:rounding=stochastic", "encode", seconds=1.04e-4),
+    record("int4", "encode", count=128 * MI, dtype="bf16", ratio=0.881),
+    record("topk:density=0.01+ef", "encode+feedback", count=256 * MI, seconds=1e-3, ratio=0.8),
+    record("topk:density=0.01+ef", "encode+feedback (CUB sort)", count=256 * MI, seconds=6e-3),
+]
+
+
+class Figures(unittest.TestCase):
+    def measured(self, records: list[gpu_figures.Record]) -> dict[str, gpu_figures.Measured]:
+        return {f.name: gpu_figures.measure(f, records) for f in gpu_figures.figures()}
+
+    def test_each_has_a_name_of_its_own(self) -> None:
+        figures = gpu_figures.figures()
+        self.assertEqual(len({f.name for f in figures}), len(figures))
+
+    def test_met_missed_and_not_run(self) -> None:
+        found = self.measured(RECORDS)
+        verdicts = {
+            "int8 encode, of a copy": "met",
+            "int8 decode, of a copy": "missed",
+            "int8 decode, of a memset": "",
+            "int8 stochastic encode, of nearest's speed": "met",
+            "int8 encode, times two kernels' speed": "missed",
+            "bf16 to int4 encode, of a copy": "met",
+            "topk 0.01 encode with feedback, 1 GiB, of a copy": "met",
+            "topk 0.01, 1 GiB, times CUB sort's speed": "met",
+            "topk 0.001, 1 GiB, times CUB sort's speed": "not run",
+            "int8, 500 tensors, of one flat tensor's speed": "not run",
+        }
+        for name, verdict in verdicts.items():
+            self.assertEqual(found[name].verdict, verdict, name)
+
+    def test_times_are_divided_the_right_way_round(self) -> None:
+        found = self.measured(RECORDS)
+        self.assertAlmostEqual(found["int8 encode, times two kernels' speed"].value, 1.5)
+        stochastic = found["int8 stochastic encode, of nearest's speed"].value
+        self.assertAlmostEqual(stochastic, 1 / 1.04)
+
+    def test_the_last_of_repeated_records_counts(self) -> None:
+        again = [*RECORDS, record("int8", "encode", ratio=0.5)]
+        self.assertEqual(self.measured(again)["int8 encode, of a copy"].verdict, "missed")
+
+    def test_with_checksum_is_another_case(self) -> None:
+        only = [record("int8", "encode", checksum=True)]
+        self.assertEqual(self.measured(only)["int8 encode, of a copy"].verdict, "not run")
+
+
+class Program(unittest.TestCase):
+    """The whole command on programs that stand in for ours."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "bin").mkdir()
+
+    def install(self, name: str, text: str) -> None:
+        program = self.folder / "bin" / name
+        program.write_text(text)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    def install_bench(self) -> None:
+        self.install("tersor-bench", FAKE_BENCH)
+        (self.folder / "bin" / "records.json").write_text(json.dumps(RECORDS))
+
+    def check(self) -> tuple[int, dict[str, typing.Any], str]:
+        out = self.folder / "out"
+        done = subprocess.run(
+            [SCRIPTS / "gpu-check", "--build", self.folder, "--out", out, "--quick"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        self.assertTrue((out / "summary.md").exists(), done.stderr)
+        summary = json.loads((out / "summary.json").read_text())
+        return done.returncode, summary, done.stdout
+
+    def test_records_of_all_runs_come_together(self) -> None:
+        self.install("tersor_gpu_test", FAKE_TESTS.replace("FAILS", "False"))
+        self.install_bench()
+        status, summary, output = self.check()
+        self.assertEqual(status, 0)
+        verdicts = [f["verdict"] for f in summary["figures"]]
+        self.assertEqual((verdicts.count("met"), verdicts.count("missed")), (5, 2))
+        records = json.loads((self.folder / "out" / "records.json").read_text())
+        self.assertEqual(len(records), len(RECORDS))
+        self.assertIn("1 passed, 0 failed, 1 skipped", output)
+        self.assertIn("went away", (self.folder / "out" / "log.txt").read_text())
+
+    def test_a_failed_test_shows_at_the_end_and_stops_nothing(self) -> None:
+        self.install("tersor_gpu_test", FAKE_TESTS.replace("FAILS", "True"))
+        self.install_bench()
+        status, summary, output = self.check()
+        self.assertEqual(status, 1)
+        self.assertTrue(summary["failed"])
+        self.assertIn("S.C", output)
+        self.assertIn("met", [f["verdict"] for f in summary["figures"]])
+
+    def test_without_programs_nothing_was_run(self) -> None:
+        status, summary, _ = self.check()
+        self.assertEqual(status, 2)
+        self.assertEqual({f["verdict"] for f in summary["figures"]}, {"", "not run"} - {""})
+
+
+if __name__ == "__main__":
+    unittest.main()
