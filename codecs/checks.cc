@@ -5,10 +5,13 @@
 #include "codecs/device.h"
 #include "kernels/common/device.h"
 
+#include <tersor/align.h>
+
 #include <tersor/error.h>
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace tersor::encoding {
 namespace {
@@ -136,16 +139,23 @@ class PlaceCheck {
 
   template <typename Span>
   void values(const char* what, std::span<Span> list) const {
-    for (std::size_t i = 0; i < list.size(); ++i) span(what, i, list[i]);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      same_memory(what, i, list[i]);
+      if (is_asked_about(i, list.size())) pointer_of(what, i, list[i]);
+    }
   }
 
   void states(std::span<const SegmentState> list) const {
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      span("residual", i, list[i].residual_in);
-      span("residual", i, list[i].residual_out);
-      if (!list[i].memory_in.empty()) span("memory", i, list[i].memory_in);
-      if (!list[i].memory_out.empty()) span("memory", i, list[i].memory_out);
-    }
+    for (std::size_t i = 0; i < list.size(); ++i)
+      for (const auto& [what, span] :
+           {std::pair<const char*, ConstValueSpan>{"residual", list[i].residual_in},
+            {"residual", list[i].residual_out},
+            {"memory", list[i].memory_in},
+            {"memory", list[i].memory_out}}) {
+        if (span.empty()) continue;
+        same_memory(what, i, span);
+        if (is_asked_about(i, list.size())) pointer_of(what, i, span);
+      }
   }
 
   void pointer(const char* what, std::size_t segment, const void* pointer) const {
@@ -155,6 +165,11 @@ class PlaceCheck {
     } catch (const InvalidArgument& error) {
       fail(codec_, std::string(what) + " of " + segment_text(segment) + ": " + error.what());
     }
+  }
+
+  void active_words(std::span<const Segment> segments) const {
+    for (std::size_t i = 0; i < segments.size(); ++i)
+      if (is_asked_about(i, segments.size())) pointer("the word active", i, segments[i].active);
   }
 
   void bytes(const char* what, ConstByteSpan bytes) const {
@@ -192,12 +207,23 @@ class PlaceCheck {
   }
 
  private:
+  /// Asking the runtime about a pointer takes longer than coding a small segment: of long lists
+  /// some are taken.
+  static bool is_asked_about(std::size_t index, std::size_t entries) {
+    constexpr std::size_t kAsked = 16;
+    return index % ceil_div(entries, kAsked) == 0 || index + 1 == entries;
+  }
+
   template <typename Span>
-  void span(const char* what, std::size_t segment, const Span& span) const {
+  void pointer_of(const char* what, std::size_t segment, const Span& span) const {
+    if (!span.empty()) pointer(what, segment, static_cast<const void*>(span.pointer()));
+  }
+
+  template <typename Span>
+  void same_memory(const char* what, std::size_t segment, const Span& span) const {
     if (span.memory() != memory_)
       fail(codec_, std::string("the call is ") + place(memory_) + ", but the " + what + " of " +
                        segment_text(segment) + " lies " + place(span.memory()));
-    if (!span.empty()) pointer(what, segment, span.pointer());
   }
 
   static const char* place(Memory memory) {
@@ -223,8 +249,7 @@ void check_places(const Codec& codec, const EncodeCall& call, ConstByteSpan fram
   const PlaceCheck check(codec, memory_of(call));
   check.values("gradient", call.gradients);
   check.states(call.states);
-  for (std::size_t i = 0; i < call.segments.size(); ++i)
-    check.pointer("the word active", i, call.segments[i].active);
+  check.active_words(call.segments);
   check.words(call.words, call.words_out);
   check.execution(call.execution);
   check.bytes("the frame", frame);

@@ -1,6 +1,6 @@
 // A device made of fibres: runs kernel bodies on the CPU, one block after the other in an order
-// shuffled by a seed, the threads of a block in turns. It knows every span of device memory and each
-// access to it, and stops at
+// shuffled by a seed, the threads of a block in turns. It knows every span of device memory and
+// each access to it, and stops at
 //   - an access outside of all spans, or of an element of shared memory that does not exist
 //   - two threads on one byte with no barrier in between (two blocks: at all), unless both read or
 //     both are atomic
@@ -28,10 +28,10 @@ class EmulatorError : public std::runtime_error {
 
 /// What all launches of this program share.
 struct Settings {
-  std::uint64_t seed = 1;        ///< of the order of blocks and threads; grows with each launch
-  std::uint8_t poison = 0xcd;    ///< what shared memory holds at first
-  unsigned most_blocks = 3;      ///< of a launch: fewer than tasks, so that blocks do several
-  std::size_t launches = 0;      ///< counted
+  std::uint64_t seed = 1;      ///< of the order of blocks and threads; grows with each launch
+  std::uint8_t poison = 0xcd;  ///< what shared memory holds at first
+  unsigned most_blocks = 3;    ///< of a launch: fewer than tasks, so that blocks do several
+  std::size_t launches = 0;    ///< counted
 };
 Settings& settings();
 

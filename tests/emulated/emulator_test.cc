@@ -1,5 +1,5 @@
-// The emulator finds what it is there to find: each broken body here is caught, with the kernel, the
-// thread and the place in the message; the sound ones pass under every order of threads.
+// The emulator finds what it is there to find: each broken body here is caught, with the kernel,
+// the thread and the place in the message; the sound ones pass under every order of threads.
 
 #include "kernels/common/memory.cuh"
 #include "kernels/common/queue.cuh"
@@ -202,8 +202,8 @@ TEST(Emulator, GroupsComputeWhatTheySay) {
     store(out + 64 + rank, static_cast<std::uint32_t>(total));
     store(out + 128 + rank, block.warp().ballot(rank % 3 == 0));
     store(out + 192 + rank, block.warp().maximum(rank ^ 21));
-    store(out + 256 + rank, block.warp().shuffle_xor(rank, 16) +
-                                static_cast<std::uint32_t>(block.warp().sum(1)));
+    store(out + 256 + rank,
+          block.warp().shuffle_xor(rank, 16) + static_cast<std::uint32_t>(block.warp().sum(1)));
   };
   EXPECT_EQ(fault_of(body), "");
   for (std::uint32_t i = 0; i < 64; ++i) {

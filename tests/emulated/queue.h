@@ -42,9 +42,7 @@ class Queue {
                    }});
   }
 
-  void zero(void* pointer, std::size_t bytes) {
-    emulator::clear(pointer, bytes);
-  }
+  void zero(void* pointer, std::size_t bytes) { emulator::clear(pointer, bytes); }
 };
 
 }  // namespace tersor::kernels
