@@ -4,6 +4,9 @@
 #include "kernels/topk/device.h"
 #include "kernels/topk/device_plan.h"
 #include "tests/device/pair.h"
+#if TERSOR_EMULATED
+#include "tests/emulated/emulator.h"
+#endif
 
 #include <gtest/gtest.h>
 
@@ -228,6 +231,16 @@ TEST(TopkOnADevice, PathsThatNobodyForces) {
   EXPECT_EQ(path_of("all equal", 20'000), TopkPath::kRadix);
   EXPECT_EQ(path_of("NaN", 20'000), TopkPath::kPoison);
 }
+
+#if TERSOR_EMULATED
+TEST(TopkOnADevice, FewLaunches) {
+  CodecHarness harness("topk+ef", {20'000});
+  const std::size_t before = emulator::settings().launches;
+  harness.encode();
+  // Beside them the control words are cleared: nine operations of the stream.
+  EXPECT_EQ(emulator::settings().launches - before, 8u);
+}
+#endif
 
 TEST(TopkOnADevice, AnyCountAndDensity) {
   const ResidualMode in_place{.name = "", .in_place = true};
