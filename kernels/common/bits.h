@@ -53,6 +53,15 @@ TERSOR_BODY std::uint32_t magnitude_bits(float value) { return bits_of(value) & 
 
 TERSOR_BODY bool is_finite(float value) { return magnitude_bits(value) < kInfinityBits; }
 
+/// How many bits are set.
+TERSOR_BODY unsigned count_bits(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<unsigned>(__popc(bits));
+#else
+  return static_cast<unsigned>(__builtin_popcount(bits));
+#endif
+}
+
 /// a · b + c, rounded once.
 TERSOR_BODY float fused_multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)

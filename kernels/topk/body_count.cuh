@@ -12,12 +12,6 @@
 
 namespace tersor::kernels {
 
-#if defined(__CUDACC__)
-TERSOR_DEVICE unsigned count_bits(std::uint32_t bits) { return __popc(bits); }
-#else
-inline unsigned count_bits(std::uint32_t bits) { return __builtin_popcount(bits); }
-#endif
-
 /// What is sent: keys above `key`, and the first `ties` that equal it.
 struct TopkCut {
   std::uint32_t key;

@@ -4,10 +4,10 @@
 // (where values are added) and the one write. Reads 2 bytes a place and 4, 2 or 1 a value of each
 // frame, writes each output once.
 //
-// No byte of a frame is trusted. A block looks for its places in those of their tile by bisection,
-// and adds what it finds only where the places are its own and ascend. Bisection cuts any list, in
-// whatever order, into consecutive pieces: so each place of a tile is some block's to look at, and
-// none that is wrong is passed over.
+// No byte of a frame is trusted. A block searches for its places among those of their tile, and
+// adds what it finds only where the places are its own and ascend. The search for a larger index
+// never ends before the one for a smaller index, whatever the list holds, so that units cut it into
+// consecutive pieces: each place of a tile is some block's to look at, and none is passed over.
 #pragma once
 
 #include "kernels/common/call.cuh"
@@ -61,15 +61,20 @@ struct TopkSections {
                       load_input(scales + place / TopkLayout::kBlock));
   }
 
-  /// The first place from `low` on, below `high`, whose index is `index` or more.
-  TERSOR_DEVICE std::uint32_t lower_bound(std::uint32_t low, std::uint32_t high,
+  /// The first place from `low` on, below `high`, whose index is `index` or more. A warp looks at
+  /// 32 places at a time: each look costs as much as a load takes to arrive.
+  template <class Warp>
+  TERSOR_DEVICE std::uint32_t lower_bound(const Warp& warp, std::uint32_t low, std::uint32_t high,
                                           std::uint32_t index) const {
     while (low < high) {
-      const std::uint32_t middle = low + (high - low) / 2;
-      if (index_in_tile(middle) < index)
-        low = middle + 1;
-      else
-        high = middle;
+      const std::uint32_t step = (high - low + 31) / 32;
+      const std::uint64_t probe = low + std::uint64_t{warp.thread_rank() + 1} * step - 1;
+      const std::uint32_t smaller = warp.ballot(probe < high && index_in_tile(probe) < index);
+      const unsigned leading = count_bits(smaller & ~(smaller + 1));  // smaller ones without a gap
+      const std::uint64_t end = low + std::uint64_t{leading + 1} * step - 1;
+      low += leading * step;
+      high = end < high ? static_cast<std::uint32_t>(end) : high;
+      high = leading == 32 ? low : high;
     }
     return low;
   }
@@ -137,7 +142,7 @@ struct TopkDecodeKernel {
     for (unsigned index = 0; sound && index < list.frames; ++index) {
       const TopkSections frame{list.payload(index) + unit.segment.offset,
                                {unit.segment.count, unit.segment.kept, values}};
-      const Slice slice = slice_of(frame, unit);
+      const Slice slice = slice_of(block.warp(), frame, unit);
       sound = !block.any(!is_sound(block, frame, unit, slice));
       if (sound)
         add(block, shared, frame, unit, slice);
@@ -187,15 +192,18 @@ struct TopkDecodeKernel {
 
   /// Where the places of a unit lie in a frame, a window's whole unit; nowhere where `first` is not
   /// sound.
-  TERSOR_DEVICE static Slice slice_of(const TopkSections& frame, const TopkDecodeUnit& unit) {
+  template <class Warp>
+  TERSOR_DEVICE static Slice slice_of(const Warp& warp, const TopkSections& frame,
+                                      const TopkDecodeUnit& unit) {
     const std::size_t tile = unit.unit / kTopkTile;
     const auto index = static_cast<std::uint32_t>(unit.unit % kTopkTile);
     const std::uint32_t begin = frame.first(tile), end = frame.first(tile + 1);
     const bool sound = begin <= end && end <= frame.layout.kept && (tile != 0 || begin == 0);
     if (!sound) return {0, 0, false};
-    return {frame.lower_bound(begin, end, index),
-            unit.ends_segment() ? end : frame.lower_bound(begin, end, index + kTopkDecodeUnit),
-            true};
+    return {
+        frame.lower_bound(warp, begin, end, index),
+        unit.ends_segment() ? end : frame.lower_bound(warp, begin, end, index + kTopkDecodeUnit),
+        true};
   }
 
   /// Whether the places that this thread looks at ascend, and are the unit's. The first ones in a

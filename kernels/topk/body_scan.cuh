@@ -145,25 +145,30 @@ struct TopkScanKernel {
   /// Returns how many values are.
   TERSOR_DEVICE std::uint32_t read_part(const Reader& reader, std::size_t part, unsigned thread,
                                         Rows& rows) const {
-    float residual[kRows][kRow];
     std::uint32_t poisonous = 0;
-    const bool writes = reader.writes_in_scan();
-    Rows::for_each(reader, part, thread, [&](unsigned row, RowPlace place) {
-      reader.load_gradient(place, rows.value[row]);
-    });
-    Rows::for_each(reader, part, thread, [&](unsigned row, RowPlace place) {
-      reader.load_residual(place, residual[row]);
-    });
-    Rows::for_each(reader, part, thread, [&](unsigned row, RowPlace place) {
-      reader.add_feedback(rows.value[row], residual[row]);
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
-        const float p = rows.value[row][i];
-        const bool is_poison = topk_key(p) >= task.tensor.limit && i < place.left;
-        poisonous += is_poison;
-        if constexpr (Reader::kHasResidual) residual[row][i] = is_poison ? residual[row][i] : p;
+    Rows::with_places(reader, part, thread, [&](const auto& place_of) {
+      float residual[kRows][kRow];
+      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
+        reader.load_gradient(place_of(row), rows.value[row]);
+        reader.load_residual(place_of(row), residual[row]);
       }
-      if (writes) reader.store_residual(place, residual[row]);
+      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) poisonous +=
+          combine(reader, place_of(row), rows.value[row], residual[row]);
     });
+    return poisonous;
+  }
+
+  /// A row becomes p, and so does its residual.
+  TERSOR_DEVICE std::uint32_t combine(const Reader& reader, RowPlace place, float (&row)[kRow],
+                                      float (&residual)[kRow]) const {
+    std::uint32_t poisonous = 0;
+    reader.add_feedback(row, residual);
+    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      const bool is_poison = topk_key(row[i]) >= task.tensor.limit && i < place.left;
+      poisonous += is_poison;
+      if constexpr (Reader::kHasResidual) residual[i] = is_poison ? residual[i] : row[i];
+    }
+    if (reader.writes_in_scan()) reader.store_residual(place, residual);
     return poisonous;
   }
 

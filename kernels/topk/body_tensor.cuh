@@ -186,22 +186,22 @@ struct TopkPartRows {
     return part * kTopkPart + row * kRowStep + thread * kRow;
   }
 
-  /// Calls visit(row, place); all places of a plain part are known to be whole.
+  /// Calls visit(place_of) with where each row lies; of a plain part all are known to be whole, so
+  /// that nothing stands between the loads of one row and those of the next.
   template <class Visit>
-  TERSOR_DEVICE static void for_each(const Reader& reader, std::size_t part, unsigned thread,
-                                     const Visit& visit) {
-    if (reader.is_plain(part * kTopkPart, kTopkPart)) {
-      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
-          visit(row, Reader::plain_place(first_of(part, row, thread)));
-    } else {
-      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
-          visit(row, reader.place(first_of(part, row, thread)));
-    }
+  TERSOR_DEVICE static void with_places(const Reader& reader, std::size_t part, unsigned thread,
+                                        const Visit& visit) {
+    if (reader.is_plain(part * kTopkPart, kTopkPart))
+      visit([&](unsigned row) { return Reader::plain_place(first_of(part, row, thread)); });
+    else
+      visit([&](unsigned row) { return reader.place(first_of(part, row, thread)); });
   }
 
   TERSOR_DEVICE void load_again(const Reader& reader, std::size_t part, unsigned thread) {
-    for_each(reader, part, thread,
-             [&](unsigned row, RowPlace place) { reader.load_sum_again(place, value[row]); });
+    with_places(reader, part, thread, [&](const auto& place_of) {
+      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
+          reader.load_sum_again(place_of(row), value[row]);
+    });
   }
 };
 

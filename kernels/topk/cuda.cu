@@ -1,5 +1,6 @@
-// Top-k on a device: eight launches a segment, one behind the other on the stream, of which those
-// that turn out not to be needed leave at once. All decisions are made on the device.
+// Top-k on a device: eight operations a segment (nine with int8 values), one behind the other on
+// the stream, of which those that turn out not to be needed leave at once. All decisions are made
+// on the device.
 //
 //   clear    what the launches tell each other (no kernel)
 //   sample   a threshold, almost surely a little below the k-th key
