@@ -1,5 +1,5 @@
-// Codes between registers and the bytes of a payload, a row (4 or 8 values) at a time, and the random
-// bytes that a row needs. `Format` is Int8Format or Int4Format.
+// Codes between registers and the bytes of a payload, a row (4 or 8 values) at a time, and the
+// random bytes that a row needs. `Format` is Int8Format or Int4Format.
 #pragma once
 
 #include "kernels/common/philox.h"
@@ -16,7 +16,7 @@ namespace tersor::kernels {
 
 /// Bytes of a row's codes.
 template <class Format, unsigned kRow>
-constexpr unsigned kRowCodeBytes = kRow * Format::kBits / 8;
+constexpr unsigned kRowCodeBytes = kRow* Format::kBits / 8;
 
 /// Where random bytes come from: none for nearest rounding; a counter for 16 values where the
 /// segment begins at a multiple of 512 in its parameter; else one for each value.
@@ -50,23 +50,29 @@ TERSOR_DEVICE float float_of_small(std::int32_t value) {
   return float_of(kNearestBits + static_cast<std::uint32_t>(value)) - kNearestMagic;
 }
 
+/// Byte `index` of a word, less `kBias`, as a float: put into the low bits of 2^23 it is added.
+template <unsigned kBias>
+TERSOR_DEVICE float float_of_byte(std::uint32_t word, unsigned index) {
+  return float_of(byte_permute(word, 0x4b000000u, 0x7440u + index)) - (8388608.0f + kBias);
+}
+
 /// Codes of a row as the bytes of a payload. `sums` are words of which byte `kByte` holds the code
-/// (int8), or codes (int4).
-template <class Format, unsigned kRow, unsigned kByte>
+/// (int8), or codes plus `kBase` (int4).
+template <class Format, unsigned kRow, unsigned kByte, std::uint32_t kBase>
 TERSOR_DEVICE RowBytes<kRowCodeBytes<Format, kRow>> pack_codes(const std::uint32_t (&sums)[kRow]) {
   RowBytes<kRowCodeBytes<Format, kRow>> row;
   if constexpr (Format::kBits == 8) {
     std::uint32_t word[kRow / 4];
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow / 4; ++i) word[i] =
-        gather_bytes<kByte>(sums + 4 * i);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow / 4; ++i) word[i] = gather_bytes<kByte>(sums + 4 * i);
     static_assert(sizeof word == sizeof row);
     std::memcpy(&row, word, sizeof row);
   } else {
     // Nibbles by Horner's rule, biased by 8 so that none borrows from the next.
     std::uint32_t nibbles = 0;
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) nibbles =
-        nibbles * 16 + sums[kRow - 1 - i];
-    nibbles = (nibbles + 0x88888888u) ^ 0x88888888u;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) nibbles = nibbles * 16 + sums[kRow - 1 - i];
+    nibbles = (nibbles + (0x88888888u - 0x11111111u * kBase)) ^ 0x88888888u;
     static_assert(sizeof row <= sizeof nibbles);
     std::memcpy(&row, &nibbles, sizeof row);
   }
@@ -80,15 +86,16 @@ TERSOR_DEVICE void unpack_codes(const RowBytes<kRowCodeBytes<Format, kRow>>& row
   if constexpr (Format::kBits == 8) {
     std::uint32_t word[kRow / 4];
     std::memcpy(word, &row, sizeof row);
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) values[i] = float_of_small(
-        static_cast<std::int8_t>(word[i / 4] >> (8 * (i % 4)) & 0xff));
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i)
+      values[i] = float_of_byte<128>(word[i / 4] ^ 0x80808080u, i % 4);
   } else {
     std::uint32_t nibbles = 0;
     std::memcpy(&nibbles, &row, sizeof row);
     nibbles ^= 0x88888888u;
-    // 0x4b000000 are the bits of 2^23: or-ing a nibble in adds it.
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) values[i] =
-        float_of((nibbles >> (4 * i) & 0xfu) | 0x4b000000u) - 8388616.0f;
+    const std::uint32_t half[2] = {nibbles & 0x0f0f0f0fu, nibbles >> 4 & 0x0f0f0f0fu};
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) values[i] = float_of_byte<8>(half[i % 2], i / 2);
   }
 }
 
@@ -134,8 +141,8 @@ class RowNoise<NoiseKind::kUnits, kRow> {
     const unsigned thread = warp.thread_rank();
     if constexpr (kRow == 4) {
       const PhiloxWords words = noise_words(first + thread, key, step, parameter);
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < 4; ++chunk) word_[chunk][0] =
-          words.word[chunk];
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < 4; ++chunk) word_[chunk][0] = words.word[chunk];
     } else {
       // Threads t and t + 16 own halves of the same two counters: each makes one and gives the
       // other what it does not need itself.
@@ -144,9 +151,10 @@ class RowNoise<NoiseKind::kUnits, kRow> {
       const PhiloxWords words = noise_words(first + counter, key, step, parameter);
       const std::uint32_t mine[2] = {low ? words.word[0] : words.word[1],
                                      low ? words.word[2] : words.word[3]};
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < 2; ++chunk) {
-        const std::uint32_t other = warp.shuffle_xor(
-            low ? words.word[2 * chunk + 1] : words.word[2 * chunk], 16);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < 2; ++chunk) {
+        const std::uint32_t other =
+            warp.shuffle_xor(low ? words.word[2 * chunk + 1] : words.word[2 * chunk], 16);
         word_[chunk][0] = low ? mine[chunk] : other;
         word_[chunk][1] = low ? other : mine[chunk];
       }

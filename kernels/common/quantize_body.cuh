@@ -9,6 +9,7 @@
 
 #include "kernels/common/call.cuh"
 #include "kernels/common/codes.cuh"
+#include "kernels/common/quantize_decode_body.cuh"
 #include "kernels/common/units.cuh"
 
 #include <tersor/align.h>
@@ -18,8 +19,6 @@
 #include <type_traits>
 
 namespace tersor::kernels {
-
-constexpr unsigned kQuantizeThreads = 256;
 
 /// Blocks on a multiprocessor: as many as need no spills. Noise of any element takes a counter a
 /// value, feedback a second row of each chunk.
@@ -32,27 +31,40 @@ constexpr unsigned kQuantizeResident = kKind == NoiseKind::kAny        ? 2
 template <class Format, unsigned kRow, class Warp>
 TERSOR_DEVICE void block_maxima(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
                                 std::uint32_t (&maxima)[kUnitChunks<kRow>]) {
+  // As signed numbers the bits have the largest positive value on top, as unsigned ones the largest
+  // negative: of a maximum of each only the sign must go.
   constexpr unsigned kChunk = kChunkValues<kRow>;
-  TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-    std::uint32_t most = 0;
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
-      const std::uint32_t bits = magnitude_bits(p[chunk][i]);
-      most = bits > most ? bits : most;
+  TERSOR_UNROLL
+  for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    std::uint32_t negative = bits_of(p[chunk][0]);
+    std::int32_t positive = static_cast<std::int32_t>(negative);
+    TERSOR_UNROLL
+    for (unsigned i = 1; i < kRow; ++i) {
+      const std::uint32_t bits = bits_of(p[chunk][i]);
+      const std::int32_t number = static_cast<std::int32_t>(bits);
+      negative = bits > negative ? bits : negative;
+      positive = number > positive ? number : positive;
     }
+    const std::uint32_t a = negative & 0x7fffffffu;
+    const std::uint32_t b = static_cast<std::uint32_t>(positive) & 0x7fffffffu;
+    const std::uint32_t most = a > b ? a : b;
     maxima[chunk] = most;
   }
   if constexpr (Format::kBlock == 2 * kChunk) {
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; chunk += 2) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; chunk += 2) {
       const std::uint32_t a = maxima[chunk], b = maxima[chunk + 1];
       maxima[chunk] = maxima[chunk + 1] = warp.maximum(a > b ? a : b);
     }
   } else if constexpr (Format::kBlock == kChunk) {
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) maxima[chunk] =
-        warp.maximum(maxima[chunk]);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      maxima[chunk] = warp.maximum(maxima[chunk]);
   } else {
     static_assert(2 * Format::kBlock == kChunk);
     const bool low = warp.thread_rank() < 16;
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const std::uint32_t first = warp.maximum(low ? maxima[chunk] : 0);
       const std::uint32_t second = warp.maximum(low ? 0 : maxima[chunk]);
       maxima[chunk] = low ? first : second;
@@ -67,23 +79,26 @@ TERSOR_DEVICE RowBytes<kRowCodeBytes<Format, kRow>> quantize_row(const float (&p
                                                                  const RowNoise<kKind, kRow>& noise,
                                                                  unsigned chunk,
                                                                  float (&decoded)[kRow]) {
-  constexpr unsigned kByte = kKind == NoiseKind::kNone ? 0 : 1;  // of a sum that holds the code
+  constexpr bool kNearest = kKind == NoiseKind::kNone;
+  constexpr unsigned kByte = kNearest ? 0 : 1;  // of a sum that holds the code
+  // What sums hold beside the code. The bytes of int8 know nothing of it.
+  constexpr std::uint32_t kBase = kNearest ? kNearestBits : kStochasticBits >> 8;
   std::uint32_t sums[kRow];
-  TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
-    if constexpr (kKind == NoiseKind::kNone) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i) {
+    if constexpr (kNearest) {
       const float sum = nearest_sum(p[i], scale.inverse);
       decoded[i] = nearest_value(sum, scale.scale);
-      sums[i] = bits_of(sum) - kNearestBits;
+      sums[i] = bits_of(sum);
     } else {
-      const std::uint32_t bits =
-          bits_of(fused_multiply_add(p[i], scale.inverse, kStochasticMagic)) - kStochasticBits;
-      const std::uint32_t sum = bits + noise.at(chunk, i);
-      const std::int32_t code = static_cast<std::int32_t>(sum) >> 8;
-      decoded[i] = float_of_small(code) * scale.scale;
-      sums[i] = Format::kBits == 8 ? sum : static_cast<std::uint32_t>(code);
+      const std::uint32_t sum =
+          bits_of(fused_multiply_add(p[i], scale.inverse, kStochasticMagic)) + noise.at(chunk, i);
+      const std::uint32_t code = sum >> 8;  // plus kBase
+      decoded[i] = (float_of(code + (kNearestBits - kBase)) - kNearestMagic) * scale.scale;
+      sums[i] = Format::kBits == 8 ? sum : code;
     }
   }
-  return pack_codes<Format, kRow, kByte>(sums);
+  return pack_codes<Format, kRow, kByte, kBase>(sums);
 }
 
 /// What encode and reduce do with p: codes, scales and residual of one unit.
@@ -98,10 +113,38 @@ struct QuantizeUnit {
   bool aligned;  // the residual's rows
   bool keeps;    // all codes and scales are 0, the residual stays
 
-  TERSOR_DEVICE void store_scale(unsigned chunk, float scale) const {
-    const std::size_t position = place.position(chunk);
-    if (position % Format::kBlock == 0 && position < place.count)
-      store(reinterpret_cast<float*>(sections) + position / Format::kBlock, scale);
+  template <class Warp>
+  TERSOR_DEVICE void write(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
+                           const RowNoise<kKind, kRow>& noise) const {
+    std::uint32_t maxima[kUnitChunks<kRow>];
+    block_maxima<Format, kRow>(warp, p, maxima);
+    BlockScale scales[kUnitChunks<kRow>];
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const bool shares = Format::kBlock > kChunkValues<kRow> && chunk % 2 == 1;
+      scales[chunk] =
+          shares ? scales[chunk - 1] : block_scale<Format>(keeps ? kInfinityBits : maxima[chunk]);
+    }
+    store_scales(scales);
+    float left[kUnitChunks<kRow>][kRow];
+    quantize(p, scales, noise, left);
+    if constexpr (kFeedback) store_residual(scales, left);
+    pad_scales();
+  }
+
+ private:
+  static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
+
+  TERSOR_DEVICE void store_scales(const BlockScale (&scales)[kUnitChunks<kRow>]) const {
+    constexpr unsigned kChunk = kChunkValues<kRow>;
+    const unsigned row = place.thread * kRow, end = place.values();
+    if (row % Format::kBlock != 0) return;
+    float* to = reinterpret_cast<float*>(sections) + (place.first + row) / Format::kBlock;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      if (chunk * kChunk % Format::kBlock == 0 && place.index(chunk) < end)
+        store(to + chunk * kChunk / Format::kBlock, keeps ? 0.0f : scales[chunk].scale);
+    }
   }
 
   /// The padding of the scales is written with the segment's last unit.
@@ -112,43 +155,41 @@ struct QuantizeUnit {
       store(reinterpret_cast<float*>(sections) + block, 0.0f);
   }
 
-  TERSOR_DEVICE void store_codes(unsigned chunk,
-                                 const RowBytes<kRowCodeBytes<Format, kRow>>& codes) const {
-    const Layout layout{place.count};
-    const std::size_t byte = place.position(chunk) * Format::kBits / 8;
-    if (byte < layout.bytes() - layout.codes_offset())
-      codes.store_to(sections + layout.codes_offset() + byte);
-  }
-
-  /// A chunk's codes and residual.
-  TERSOR_DEVICE void write_chunk(unsigned chunk, const float (&p)[kRow], const BlockScale& scale,
-                                 const RowNoise<kKind, kRow>& noise) const {
-    float decoded[kRow];
-    auto codes = quantize_row<Format>(p, scale, noise, chunk, decoded);
-    if (scale.poisoned) codes = {};
-    store_codes(chunk, codes);
-    store_scale(chunk, keeps ? 0.0f : scale.scale);
-    if constexpr (!std::is_same_v<E, NoResidual>) {
-      const RowPlace row = place.row(chunk, aligned);
-      if (scale.poisoned) {
-        if (residual_in != residual_out) copy_row<E, kRow>(residual_in, residual_out, row);
-        return;
-      }
-      float left[kRow];
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) left[i] = p[i] - decoded[i];
-      store_row(left, residual_out, row);
+  /// Writes the codes with their padding, and returns what they leave of p.
+  TERSOR_DEVICE void quantize(const float (&p)[kUnitChunks<kRow>][kRow],
+                              const BlockScale (&scales)[kUnitChunks<kRow>],
+                              const RowNoise<kKind, kRow>& noise,
+                              float (&left)[kUnitChunks<kRow>][kRow]) const {
+    std::byte* to =
+        sections + Layout{place.count}.codes_offset() + place.position(0) * Format::kBits / 8;
+    const unsigned end = (place.values() * Format::kBits + 127) / 128 * 16;  // bytes of the unit
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      float decoded[kRow];
+      auto codes = quantize_row<Format>(p[chunk], scales[chunk], noise, chunk, decoded);
+      if (scales[chunk].poisoned) codes = {};
+      if (place.index(chunk) * Format::kBits / 8 < end)
+        codes.store_to(to + chunk * kChunkValues<kRow> * Format::kBits / 8);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) left[chunk][i] = p[chunk][i] - decoded[i];
     }
   }
 
-  template <class Warp>
-  TERSOR_DEVICE void write(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
-                           const RowNoise<kKind, kRow>& noise) const {
-    std::uint32_t maxima[kUnitChunks<kRow>];
-    block_maxima<Format, kRow>(warp, p, maxima);
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) write_chunk(
-        chunk, p[chunk], keeps ? BlockScale{0.0f, 0.0f, true} : block_scale<Format>(maxima[chunk]),
-        noise);
-    pad_scales();
+  /// The residual of poisoned blocks stays.
+  TERSOR_DEVICE void store_residual(const BlockScale (&scales)[kUnitChunks<kRow>],
+                                    const float (&left)[kUnitChunks<kRow>][kRow]) const {
+    bool poisoned = false;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) poisoned |= scales[chunk].poisoned;
+    if (!poisoned) return store_rows(left, residual_out, place, aligned);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const RowPlace row = place.row(chunk, aligned);
+      if (!scales[chunk].poisoned)
+        store_row(left[chunk], residual_out, row);
+      else if (residual_in != residual_out)
+        copy_row<E, kRow>(residual_in, residual_out, row);
+    }
   }
 };
 
@@ -205,91 +246,14 @@ struct QuantizeEncodeKernel {
                                       float (&p)[kUnitChunks<kRow>][kRow]) {
     const auto* gradient = static_cast<const G*>(segment.gradient);
     const bool aligned = is_aligned_for<G, kRow>(gradient);
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-        load_row<Load::kInput>(gradient, out.place.row(chunk, aligned), p[chunk]);
+    load_rows<Load::kInput>(gradient, out.place, aligned, p);
     if constexpr (!std::is_same_v<E, NoResidual>) {
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        float residual[kRow];
-        load_row<Load::kAny>(out.residual_in, out.place.row(chunk, out.aligned), residual);
-        TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) p[chunk][i] =
-            a * p[chunk][i] + b * residual[i];
-      }
-    }
-  }
-};
-
-/// One frame's codes and scales of a segment.
-template <class Format, unsigned kRow>
-struct QuantizedSections {
-  using Layout = typename Format::Layout;
-  const std::byte* sections;
-  Layout layout;
-
-  /// The row at `position`, as whole numbers, and its scale; zeros behind the segment's end.
-  TERSOR_DEVICE float load_row(std::size_t position, float (&codes)[kRow]) const {
-    RowBytes<kRowCodeBytes<Format, kRow>> row = {};
-    float scale = 0;
-    if (position < layout.count) {
-      row = decltype(row)::template load_from<Load::kInput>(sections + layout.codes_offset() +
-                                                            position * Format::kBits / 8);
-      scale = load_input(reinterpret_cast<const float*>(sections) + position / Format::kBlock);
-    }
-    unpack_codes<Format, kRow>(row, codes);
-    return scale;
-  }
-};
-
-template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
-struct QuantizeDecodeKernel {
-  static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
-  static constexpr unsigned kRow = 16 / sizeof(T);
-  struct Shared {};
-
-  SegmentTable<DecodeEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
-  float factor;
-
-  template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    const bool sound = list.check(block);
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const DecodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      decode_unit(segment, {first, segment.count, block.warp().thread_rank()}, sound);
-    });
-  }
-
- private:
-  TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, const UnitPlace<kRow>& place,
-                                 bool sound) const {
-    auto* output = static_cast<T*>(segment.output);
-    const bool aligned = is_aligned_for<T, kRow>(output);
-    float sum[kUnitChunks<kRow>][kRow] = {};
-    if constexpr (kMode == DecodeMode::kAdd)
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-          load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
-    if (sound) add_frames(segment, place, sum);
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] =
-          sound ? sum[chunk][i] : float_of(kNanBits);
-      store_row(sum[chunk], output, place.row(chunk, aligned));
-    }
-  }
-
-  /// The first one is assigned as a product, where nothing was there before: -0 stays -0.
-  TERSOR_DEVICE void add_frames(const DecodeEntry& segment, const UnitPlace<kRow>& place,
-                                float (&sum)[kUnitChunks<kRow>][kRow]) const {
-    for (unsigned index = 0; index < list.frames; ++index) {
-      const QuantizedSections<Format, kRow> frame{list.payload(index) + segment.offset,
-                                                  {segment.count}};
-      const bool assigns = kMode == DecodeMode::kAssign && index == 0;
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        float codes[kRow];
-        const float scale = frame.load_row(place.position(chunk), codes) * factor;
-        TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] =
-            assigns ? codes[i] * scale : fused_multiply_add(codes[i], scale, sum[chunk][i]);
+      float residual[kUnitChunks<kRow>][kRow];
+      load_rows<Load::kAny>(out.residual_in, out.place, out.aligned, residual);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
       }
     }
   }
@@ -323,7 +287,7 @@ struct QuantizeReduceKernel {
       const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
       const Unit out = place_unit(segment, first, block.warp().thread_rank());
       float p[kUnitChunks<kRow>][kRow] = {};
-      if (sound) add_frames(segment, out.place, p);
+      if (sound) add_all_frames(segment, out.place, p);
       add_residual(out, b, p);
       if (!sound) poison(p);
       const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
@@ -349,38 +313,49 @@ struct QuantizeReduceKernel {
   }
 
   /// Codes behind the segment's end may be anything in a frame that came from elsewhere.
-  TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
-                                float (&sum)[kUnitChunks<kRow>][kRow]) const {
-    TERSOR_UNROLL_4 for (unsigned index = 0; index < list.frames; ++index) {
-      const QuantizedSections<Format, kRow> frame{list.payload(index) + segment.offset,
-                                                  {segment.count}};
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        float codes[kRow];
-        const float scale = frame.load_row(place.position(chunk), codes);
-        TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] =
-            fused_multiply_add(codes[i], scale, sum[chunk][i]);
-      }
-    }
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+  TERSOR_DEVICE void add_all_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
+                                    float (&sum)[kUnitChunks<kRow>][kRow]) const {
+    const QuantizedRows<Format, kRow> rows(place, segment.offset);
+    if (place.is_whole()) return add_frames<UnitKind::kWhole>(rows, sum);
+    add_frames<UnitKind::kPart>(rows, sum);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const std::size_t left = place.row(chunk, false).left;
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] =
-          i < left ? sum[chunk][i] : 0.0f;
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] = i < left ? sum[chunk][i] : 0.0f;
+    }
+  }
+
+  template <UnitKind kUnit>
+  TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows,
+                                float (&sum)[kUnitChunks<kRow>][kRow]) const {
+    TERSOR_UNROLL_4
+    for (unsigned index = 0; index < list.frames; ++index) {
+      float codes[kUnitChunks<kRow>][kRow], scales[kUnitChunks<kRow>];
+      rows.template load<kUnit>(list.payload(index), codes, scales);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i)
+          sum[chunk][i] = fused_multiply_add(codes[chunk][i], scales[chunk], sum[chunk][i]);
+      }
     }
   }
 
   TERSOR_DEVICE static void poison(float (&p)[kUnitChunks<kRow>][kRow]) {
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) p[chunk][0] =
-        float_of(kNanBits);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) p[chunk][0] = float_of(kNanBits);
   }
 
   TERSOR_DEVICE static void add_residual(const Unit& out, float b,
                                          float (&p)[kUnitChunks<kRow>][kRow]) {
     if constexpr (!std::is_same_v<E, NoResidual>) {
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        float residual[kRow];
-        load_row<Load::kAny>(out.residual_in, out.place.row(chunk, out.aligned), residual);
-        TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) p[chunk][i] =
-            p[chunk][i] + b * residual[i];
+      float residual[kUnitChunks<kRow>][kRow];
+      load_rows<Load::kAny>(out.residual_in, out.place, out.aligned, residual);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
       }
     }
   }

@@ -4,10 +4,12 @@ The rule. The path of a loop (a strongly connected part of the flow graph) begin
 entered and ends at an edge back. Of all paths that one is taken which, in this order,
   1. calls nothing, adds nothing atomically, stores no padding and enters no loop without global
      memory (the search for a segment in a list of several);
-  2. has the widest accesses, again by the sum of squares: whole aligned rows win over the same
-     values one by one, and what is written over what is left out;
+  2. has the widest accesses to it, by the sum of the squares of their bytes: whole aligned rows win
+     over the same values one by one, and what is written over what is left out. Of loads those
+     count that the bodies use for whole rows: of 8 bytes and more, or of inputs (CONSTANT). Of
+     stores those of 8 bytes and more, or without a predicate (rows value by value have one each);
   3. does most of what every block needs once (reciprocals, maxima and shuffles of a warp);
-  4. is longest.
+  4. is shortest.
 The main loop is the outermost one whose path stores to global memory (those that check headers only
 load) and has the widest accesses; where a loop merely goes round another one, that one.
 Each instruction on the path counts once for the warp, predicated ones too: they take an issue slot.
@@ -31,6 +33,7 @@ class Loop:
     load_bytes: int  # of one thread, by loads of 4 bytes and more
     wide_load_bytes: int  # by loads of 8 bytes and more
     stores: int  # how many, those of inner loops included
+    reaches_memory: bool
     weight: Weight
     path: tuple[int, ...]  # indices of its own instructions
     inner: tuple["Loop", ...]
@@ -42,7 +45,7 @@ def main_loop(code: typing.Sequence[Instruction]) -> Loop | None:
     parts = [p for p in _components(range(len(code)), graph.successors) if len(p) > 1]
     loops = [_measure(part, graph) for part in parts]
     loop = max(loops, key=_importance, default=None)
-    if loop is None or loop.weight[1] == 0:
+    if loop is None or not loop.reaches_memory:
         return None
     while loop.inner and not any(code[i].global_bytes for i in loop.path):
         loop = max(loop.inner, key=_importance)
@@ -55,7 +58,16 @@ def _importance(loop: Loop) -> tuple[bool, int]:
 
 def _weigh(instruction: Instruction) -> Weight:
     rare = instruction.name in ("CALL", "ATOM", "ATOMG") or instruction.pads
-    return (-int(rare), instruction.global_bytes**2, int(instruction.name in WORK), 1)
+    return (-int(rare), _width(instruction) ** 2, int(instruction.name in WORK), -1)
+
+
+def _width(instruction: Instruction) -> int:
+    width = instruction.global_bytes
+    if instruction.loads:
+        whole = "CONSTANT" in instruction.opcode
+    else:
+        whole = not instruction.predicate
+    return width if whole or width >= 8 else 0
 
 
 def _add(a: Weight, b: Weight) -> Weight:
@@ -114,12 +126,14 @@ def _follow(
         stores=sum(graph.code[i].stores for i in path) + sum(loop.stores for loop in loops),
         weight=weight,
         path=tuple(path),
-        inner=tuple(loop for loop in loops if loop.weight[1] > 0),
+        reaches_memory=any(graph.code[i].global_bytes for i in path)
+        or any(loop.reaches_memory for loop in loops),
+        inner=tuple(loop for loop in loops if loop.reaches_memory),
     )
 
 
 def _weigh_loop(loop: Loop) -> Weight:
-    return (-int(loop.weight[1] == 0) + loop.weight[0], *loop.weight[1:3], 0)
+    return (-int(not loop.reaches_memory) + loop.weight[0], *loop.weight[1:3], 0)
 
 
 def _entry(part: list[int], graph: FlowGraph) -> int:

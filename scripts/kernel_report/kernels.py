@@ -3,6 +3,7 @@ compute, the bytes that a value costs in memory and the values of a loop's turn.
 
 import dataclasses
 import re
+import typing
 
 UNIT_VALUES = 16  # of one thread; a warp takes 512 (kUnitValues)
 REDUCED_FRAMES = 8
@@ -133,7 +134,7 @@ def _topk_scan(value: str, residual: str) -> Work:
     return Work(title, read + BYTES[residual], values=0, input_bytes=read)
 
 
-MAKERS = {
+MAKERS: dict[str, typing.Callable[..., Work | None]] = {
     "QuantizeEncodeKernel": _quantize_encode,
     "QuantizeDecodeKernel": _quantize_decode,
     "QuantizeReduceKernel": _quantize_reduce,
