@@ -46,8 +46,8 @@ class QuantizeCodec final : public Codec {
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice)
-        return Kernels::device_encode(
-            call, rounding_, device_frame(frame, header(call, dtype_of(call.gradients))));
+        return Kernels::device_encode(call, rounding_,
+                                      device_frame(frame, header(call, dtype_of(call.gradients))));
     const StateWords words = words_of(call);
     const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.gradients))};
     for_each_slice(call.segments, call.execution.threads, segment_bytes,

@@ -2,7 +2,6 @@
 // ranks in one process. <tersor/mpi.h> and <tersor/nccl.h> stand apart.
 #pragma once
 
-#include <tersor/codec.h>
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
 #include <tersor/collectives.h>

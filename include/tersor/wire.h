@@ -58,11 +58,11 @@ std::size_t frame_bytes(ConstByteSpan frame);
 struct FrameFault {
   enum Kind : std::uint32_t { kNone, kHeader, kChecksum, kPlaces };
 
-  std::uint32_t times = 0;     ///< how often a block of threads met a fault; the rest is of the first
+  std::uint32_t times = 0;  ///< how often a block of threads met a fault; the rest is of the first
   std::uint32_t kind = kNone;
-  std::uint32_t frame = 0;     ///< its place in the call's list
-  std::uint32_t frames = 0;    ///< how many the list has
-  std::uint64_t detail = 0;    ///< the checksum that it should have, or the segment of the places
+  std::uint32_t frame = 0;   ///< its place in the call's list
+  std::uint32_t frames = 0;  ///< how many the list has
+  std::uint64_t detail = 0;  ///< the checksum that it should have, or the segment of the places
   FrameHeader found = {};
   FrameHeader expected = {};
 };

@@ -1,7 +1,7 @@
 // bf16 on a device: the kernels of kernels/common/cast_body.cuh.
 
-#include "kernels/common/cast_device.cuh"
 #include "kernels/bf16/device.h"
+#include "kernels/common/cast_device.cuh"
 
 namespace tersor::kernels {
 namespace {
@@ -31,7 +31,7 @@ void bf16_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
 }
 
 void bf16_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
-                       const FrameHeader& expected) {
+                        const FrameHeader& expected) {
   cast_device_reduce<Bf16Cast>(call, frame, expected);
 }
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-// TERSOR_BODY marks formulas, which hosts and devices compute; TERSOR_DEVICE what only kernels call:
-// under nvcc device code, under g++ (the tests' emulator of a device) plain functions.
+// TERSOR_BODY marks formulas, which hosts and devices compute; TERSOR_DEVICE what only kernels
+// call: under nvcc device code, under g++ (the tests' emulator of a device) plain functions.
 #if defined(__CUDACC__)
 #define TERSOR_BODY __host__ __device__ __forceinline__
 #define TERSOR_DEVICE __device__ __forceinline__

@@ -201,10 +201,9 @@ struct FrameList {
       report(index, FrameFault::kHeader, 0);
       return false;
     }
-    const std::uint64_t claimed = load(words_of(frame[index]) + kChecksumWord) |
-                                  static_cast<std::uint64_t>(
-                                      load(words_of(frame[index]) + kChecksumWord + 1))
-                                      << 32;
+    const std::uint64_t claimed =
+        load(words_of(frame[index]) + kChecksumWord) |
+        static_cast<std::uint64_t>(load(words_of(frame[index]) + kChecksumWord + 1)) << 32;
     sum = checksums == nullptr ? 0 : sum + load(checksums + index);
     if (claimed == sum) return true;
     report(index, FrameFault::kChecksum, sum);

@@ -56,7 +56,8 @@ struct CastUnit {
                                      const float (&residual)[kRow]) const {
     const RowPlace row = place.row(chunk, values_aligned);
     unsigned overflows = 0;
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
       p[i] = i < row.left && !inactive ? wire_value<Wire>(p[i]) : 0.0f;
       if constexpr (kCounts)
         overflows += magnitude_bits(p[i]) >= kF16OverflowBits && is_finite(p[i]);
@@ -76,7 +77,8 @@ struct CastUnit {
   TERSOR_DEVICE void store_residual(unsigned chunk, const float (&p)[kRow],
                                     const float (&residual)[kRow]) const {
     float left[kRow];
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
       const float decoded = to_f32(from_f32<Wire>(p[i]));
       left[i] = !inactive && is_finite(decoded) ? p[i] - decoded : residual[i];
     }
@@ -153,13 +155,16 @@ struct CastEncodeKernel {
     const auto* gradient = static_cast<const G*>(segment.gradient);
     const bool aligned = is_aligned_for<G, kRow>(gradient);
     float p[kUnitChunks<kRow>][kRow], residual[kUnitChunks<kRow>][kRow];
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       load_row<Load::kAny>(gradient, place.row(chunk, aligned), p[chunk]);
       out.load_residual(chunk, residual[chunk]);
     }
     unsigned overflows = 0;
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
         if constexpr (Unit::kFeedback)
           p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
         else
@@ -202,8 +207,9 @@ struct CopyKernel {
     auto* to = reinterpret_cast<T*>(target.values + segment.offset);
     const bool aligned = is_aligned_for<T, kRow>(from) && is_aligned_for<T, kRow>(to);
     const bool inactive = segment.active != nullptr && load(segment.active) == 0;
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-        copy_row(from, to, place.row(chunk, aligned), inactive);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      copy_row(from, to, place.row(chunk, aligned), inactive);
     if (place.count - place.first <= kUnitValues) pad(to, place);
   }
 
@@ -254,14 +260,16 @@ struct CastDecodeKernel {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
     float sum[kUnitChunks<kRow>][kRow] = {};
-    if constexpr (kMode == DecodeMode::kAdd)
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-          load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
+    if constexpr (kMode == DecodeMode::kAdd) TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
     if (sound)
       for (unsigned index = 0; index < list.frames; ++index) add_frame(index, segment, place, sum);
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] =
-          sound ? sum[chunk][i] : float_of(kNanBits);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] = sound ? sum[chunk][i] : float_of(kNanBits);
       store_row(sum[chunk], output, place.row(chunk, aligned));
     }
   }
@@ -273,11 +281,14 @@ struct CastDecodeKernel {
     const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
     const bool aligned = is_aligned_for<Wire, kRow>(values);
     const bool assigns = kMode == DecodeMode::kAssign && index == 0;
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       float row[kRow];
       load_row<Load::kAny>(values, place.row(chunk, aligned), row);
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] =
-          assigns ? row[i] * factor : fused_multiply_add(row[i], factor, sum[chunk][i]);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] =
+            assigns ? row[i] * factor : fused_multiply_add(row[i], factor, sum[chunk][i]);
     }
   }
 };
@@ -336,9 +347,11 @@ struct CastReduceKernel {
     float p[kUnitChunks<kRow>][kRow] = {}, residual[kUnitChunks<kRow>][kRow];
     if (sound) add_frames(segment, place, p);
     unsigned overflows = 0;
-    TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       out.load_residual(chunk, residual[chunk]);
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
         if constexpr (Unit::kFeedback) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
         p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
       }
@@ -349,12 +362,15 @@ struct CastReduceKernel {
 
   TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
                                 float (&sum)[kUnitChunks<kRow>][kRow]) const {
-    TERSOR_UNROLL_4 for (unsigned index = 0; index < list.frames; ++index) {
+    TERSOR_UNROLL_4
+    for (unsigned index = 0; index < list.frames; ++index) {
       const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
-      TERSOR_UNROLL for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
         float row[kRow];
         load_row<Load::kInput>(values, place.row(chunk, true), row);
-        TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] = sum[chunk][i] + row[i];
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] = sum[chunk][i] + row[i];
       }
     }
   }

@@ -21,8 +21,8 @@ inline auto cast_sizes(Dtype wire, Padding padding) {
 /// The launches of a call that writes wire values. Nobody reads the step, so the last one advances
 /// it.
 template <class Kernel, class Call, class EntryOf>
-void launch_cast(Queue& queue, Kernel& kernel, const Call& call, Dtype wire,
-                 const FrameSeal& seal, const EntryOf& entry_of) {
+void launch_cast(Queue& queue, Kernel& kernel, const Call& call, Dtype wire, const FrameSeal& seal,
+                 const EntryOf& entry_of) {
   prepare_next_words(queue, call);
   kernel.target.overflows = call.words_out == nullptr ? nullptr : &call.words_out->overflows;
   for_each_table(kernel.table, call.segments, cast_sizes(wire, kernel.target.padding), entry_of,
@@ -151,15 +151,14 @@ void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
   visit_value_type(call.dtype, [&]<typename G>(G) {
     using Wire = typename Format::template Wire<G>;
     visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_list_lengths(
-          call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
-            CastReduceKernel<Wire, E, segments(), frames()> kernel;
-            kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
-            const CastDestination to = framed(frame);
-            kernel.target = {to.values, to.padding, nullptr};
-            kernel.words = words_of_call(call);
-            launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.seal, entry_of);
-          });
+      visit_list_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+        CastReduceKernel<Wire, E, segments(), frames()> kernel;
+        kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
+        const CastDestination to = framed(frame);
+        kernel.target = {to.values, to.padding, nullptr};
+        kernel.words = words_of_call(call);
+        launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.seal, entry_of);
+      });
     });
   });
   add_checksum(queue, frame);

@@ -27,8 +27,8 @@ struct ChecksumKernel {
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    const std::size_t first = static_cast<std::size_t>(block.rank()) * block.warps() +
-                              block.warp_rank();
+    const std::size_t first =
+        static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
     const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
     for (std::uint32_t index = 0; index < frames; ++index) {
       std::uint64_t sum = 0;
@@ -43,7 +43,8 @@ struct ChecksumKernel {
   TERSOR_DEVICE std::uint64_t sum_piece(const std::byte* frame, std::size_t begin,
                                         unsigned thread) const {
     std::uint64_t sum = 0;
-    TERSOR_UNROLL for (unsigned i = 0; i < kLoads; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kLoads; ++i) {
       const std::size_t byte = begin + (i * 32 + thread) * sizeof(Words128);
       if (byte < payload_bytes) sum += sum_words(frame, sizeof(FrameHeader) + byte);
     }
@@ -53,8 +54,8 @@ struct ChecksumKernel {
   TERSOR_DEVICE static std::uint64_t sum_words(const std::byte* frame, std::size_t byte) {
     const Words128 words = load_input(reinterpret_cast<const Words128*>(frame + byte));
     std::uint64_t sum = 0;
-    TERSOR_UNROLL for (unsigned i = 0; i < 4; ++i) sum +=
-        words.word[i] * (2 * (byte / 4 + i) + 1);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < 4; ++i) sum += words.word[i] * (2 * (byte / 4 + i) + 1);
     return sum;
   }
 };

@@ -1,5 +1,5 @@
-// f32 <-> bf16 and f16, one value at a time: to nearest even, every NaN becomes 0x7fff. Devices have
-// an instruction for each (PTX ISA, cvt), which does the same.
+// f32 <-> bf16 and f16, one value at a time: to nearest even, every NaN becomes 0x7fff. Devices
+// have an instruction for each (PTX ISA, cvt), which does the same.
 #pragma once
 
 #include "kernels/common/bits.h"

@@ -28,9 +28,9 @@ std::size_t resident_blocks(const void* kernel, unsigned threads) {
   std::size_t& blocks = known[{device, kernel}];
   if (blocks != 0) return blocks;
   int on_each = 0, multiprocessors = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel,
-                                                           static_cast<int>(threads), 0),
-             "asking how many blocks of a kernel are resident");
+  check_cuda(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_each, kernel, static_cast<int>(threads), 0),
+      "asking how many blocks of a kernel are resident");
   check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
              "asking for the number of multiprocessors");
   return blocks = static_cast<std::size_t>(on_each) * static_cast<std::size_t>(multiprocessors);

@@ -1,5 +1,5 @@
-// The CUDA runtime's errors as exceptions, and what the launcher asks of the runtime. For builds with
-// CUDA only.
+// The CUDA runtime's errors as exceptions, and what the launcher asks of the runtime. For builds
+// with CUDA only.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -98,8 +98,7 @@ void check_stream(StreamView stream) {
 Stream::Stream() {
   kernels::require_device();
   cudaStream_t stream = nullptr;
-  kernels::check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                      "making a stream");
+  kernels::check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
   handle_ = stream;
 }
 
@@ -117,8 +116,9 @@ void Stream::synchronize() const {
 namespace kernels {
 
 void require_device() {
-  throw CudaError("device memory asked for, but this build of Tersor has no CUDA; build it where "
-                  "nvcc is found, or give it host memory");
+  throw CudaError(
+      "device memory asked for, but this build of Tersor has no CUDA; build it where "
+      "nvcc is found, or give it host memory");
 }
 
 void check_device_pointer(const void*) { require_device(); }

@@ -81,8 +81,7 @@ inline FrameSeal seal_of(const DeviceFrame& frame) {
   FrameSeal seal{frame.frame, frame.header};
   seal.header.checksum = 0;
   if ((frame.header.flags & kFrameHasChecksum) != 0)
-    seal.header.checksum =
-        checksum(&seal.header, sizeof seal.header / sizeof(std::uint32_t), 0);
+    seal.header.checksum = checksum(&seal.header, sizeof seal.header / sizeof(std::uint32_t), 0);
   return seal;
 }
 

@@ -1,5 +1,5 @@
-// The thread groups of a device: what kernel bodies are templates over. The tests have groups of the
-// same members made of fibres. Every thread of a group calls its members, and all in one order.
+// The thread groups of a device: what kernel bodies are templates over. The tests have groups of
+// the same members made of fibres. Every thread of a group calls its members, and all in one order.
 #pragma once
 
 #if defined(__CUDACC__)

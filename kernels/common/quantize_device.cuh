@@ -1,5 +1,5 @@
-// How int8 and int4 are launched on a device: types and lists of a call become kernels. One launch a
-// call for up to 500 segments; with checksums one more that reads the payload again.
+// How int8 and int4 are launched on a device: types and lists of a call become kernels. One launch
+// a call for up to 500 segments; with checksums one more that reads the payload again.
 #pragma once
 
 #include "kernels/common/device_call.cuh"
@@ -34,13 +34,13 @@ void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const Devic
   kernel.words = words_of_call(call);
   kernel.key = call.random.key;
   prepare_next_words(queue, call);
-  for_each_table(kernel.table, call.segments, quantize_sizes<Format>, entry_of,
-                 [&](LaunchPlace place) {
-                   kernel.seal = place.is_first ? seal_of(frame) : FrameSeal{};
-                   kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
-                   queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units,
-                                                                 Kernel::kThreads / kWarpThreads));
-                 });
+  for_each_table(
+      kernel.table, call.segments, quantize_sizes<Format>, entry_of, [&](LaunchPlace place) {
+        kernel.seal = place.is_first ? seal_of(frame) : FrameSeal{};
+        kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
+        queue.launch(kernel,
+                     queue.blocks_for<Kernel>(kernel.table.units, Kernel::kThreads / kWarpThreads));
+      });
   add_checksum(queue, frame);
   if (!kAdvances && call.words_out != nullptr)
     queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
@@ -64,10 +64,9 @@ void quantize_device_encode(const EncodeCall& call, Rounding rounding, const Dev
       visit_noise(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
         visit_quantize_lengths<kKind>(call.segments.size(), 0, [&](auto segments, auto) {
           QuantizeEncodeKernel<Format, G, E, kKind, segments()> kernel;
-          launch_quantize<Format, kKind>(queue, kernel, call, frame,
-                                         [&](std::size_t i, std::uint64_t offset) {
-                                           return encode_entry(call, i, offset);
-                                         });
+          launch_quantize<Format, kKind>(
+              queue, kernel, call, frame,
+              [&](std::size_t i, std::uint64_t offset) { return encode_entry(call, i, offset); });
         });
       });
     });
@@ -84,10 +83,9 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
           call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
             QuantizeReduceKernel<Format, E, kKind, segments(), frames()> kernel;
             kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
-            launch_quantize<Format, kKind>(queue, kernel, call, frame,
-                                           [&](std::size_t i, std::uint64_t offset) {
-                                             return reduce_entry(call, i, offset);
-                                           });
+            launch_quantize<Format, kKind>(
+                queue, kernel, call, frame,
+                [&](std::size_t i, std::uint64_t offset) { return reduce_entry(call, i, offset); });
           });
     });
   });
@@ -99,8 +97,8 @@ void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected)
   const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
   const auto launch = [&](auto& kernel) {
     using Kernel = std::remove_reference_t<decltype(kernel)>;
-    kernel.list = list_frames<decltype(kernel.list)::kFrames>(queue, call.frames, expected,
-                                                              call.execution);
+    kernel.list =
+        list_frames<decltype(kernel.list)::kFrames>(queue, call.frames, expected, call.execution);
     kernel.factor = call.factor;
     for_each_table(
         kernel.table, call.segments, quantize_sizes<Format>,

@@ -1,5 +1,6 @@
-// Rows: the few consecutive values that one thread of a warp owns, in registers as f32. A row that is
-// whole and aligned moves 8 or 16 bytes at a time, any other one value by value, by the same thread.
+// Rows: the few consecutive values that one thread of a warp owns, in registers as f32. A row that
+// is whole and aligned moves 8 or 16 bytes at a time, any other one value by value, by the same
+// thread.
 #pragma once
 
 #include "kernels/common/convert.h"
@@ -44,14 +45,15 @@ struct alignas(kBytes % 16 == 0 ? 16 : kBytes) RowBytes {
   template <Load kLoad>
   TERSOR_DEVICE static RowBytes load_from(const void* pointer) {
     RowBytes row;
-    TERSOR_UNROLL for (unsigned i = 0; i < kUnits; ++i) row.unit[i] =
-        load_unit<kLoad>(static_cast<const Unit*>(pointer) + i);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kUnits; ++i)
+      row.unit[i] = load_unit<kLoad>(static_cast<const Unit*>(pointer) + i);
     return row;
   }
 
   TERSOR_DEVICE void store_to(void* pointer) const {
-    TERSOR_UNROLL for (unsigned i = 0; i < kUnits; ++i)
-        store(static_cast<Unit*>(pointer) + i, unit[i]);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kUnits; ++i) store(static_cast<Unit*>(pointer) + i, unit[i]);
   }
 
   Unit unit[kUnits];
@@ -59,7 +61,8 @@ struct alignas(kBytes % 16 == 0 ? 16 : kBytes) RowBytes {
 
 /// The bits of a value of 16 or 32 bits, and back.
 template <typename T>
-TERSOR_DEVICE T value_of_bits(std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits) {
+TERSOR_DEVICE T
+value_of_bits(std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits) {
   if constexpr (sizeof(T) == 4)
     return float_of(bits);
   else
@@ -77,7 +80,8 @@ TERSOR_DEVICE void unpack_row(const RowBytes<kValues * sizeof(T)>& row, float (&
   std::uint32_t word[kValues * sizeof(T) / 4];
   static_assert(sizeof word == sizeof row);
   std::memcpy(word, &row, sizeof row);
-  TERSOR_UNROLL for (unsigned i = 0; i < kValues; ++i) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
     if constexpr (sizeof(T) == 4)
       values[i] = float_of(word[i]);
     else
@@ -88,7 +92,8 @@ TERSOR_DEVICE void unpack_row(const RowBytes<kValues * sizeof(T)>& row, float (&
 template <typename T, unsigned kValues>
 TERSOR_DEVICE RowBytes<kValues * sizeof(T)> pack_row(const float (&values)[kValues]) {
   std::uint32_t word[kValues * sizeof(T) / 4] = {};
-  TERSOR_UNROLL for (unsigned i = 0; i < kValues; ++i) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
     const std::uint32_t bits = bits_of_value(from_f32<T>(values[i]));
     if constexpr (sizeof(T) == 4)
       word[i] = bits;
@@ -113,15 +118,16 @@ TERSOR_DEVICE void load_row(const T* values, RowPlace place, float (&row)[kValue
   const T* from = values + place.first;
   if (place.aligned && place.left >= kValues)
     return unpack_row<T>(RowBytes<kValues * sizeof(T)>::template load_from<kLoad>(from), row);
-  TERSOR_UNROLL for (unsigned i = 0; i < kValues; ++i) row[i] =
-      i < place.left ? to_f32(load(from + i)) : 0.0f;
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) row[i] = i < place.left ? to_f32(load(from + i)) : 0.0f;
 }
 
 template <typename T, unsigned kValues>
 TERSOR_DEVICE void store_row(const float (&row)[kValues], T* values, RowPlace place) {
   T* to = values + place.first;
   if (place.aligned && place.left >= kValues) return pack_row<T>(row).store_to(to);
-  TERSOR_UNROLL for (unsigned i = 0; i < kValues; ++i) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
     if (i < place.left) store(to + i, from_f32<T>(row[i]));
   }
 }
@@ -129,7 +135,8 @@ TERSOR_DEVICE void store_row(const float (&row)[kValues], T* values, RowPlace pl
 /// Copies a row bit by bit.
 template <typename T, unsigned kValues>
 TERSOR_DEVICE void copy_row(const T* from, T* to, RowPlace place) {
-  TERSOR_UNROLL for (unsigned i = 0; i < kValues; ++i) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
     if (i < place.left) store(to + place.first + i, load(from + place.first + i));
   }
 }

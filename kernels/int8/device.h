@@ -1,4 +1,5 @@
-// int8 on a device: the same bytes as on the CPU. Queued on the call's stream; the call was checked.
+// int8 on a device: the same bytes as on the CPU. Queued on the call's stream; the call was
+// checked.
 #pragma once
 
 #include "kernels/common/device_frame.h"

@@ -31,7 +31,7 @@ void none_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
 }
 
 void none_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
-                       const FrameHeader& expected) {
+                        const FrameHeader& expected) {
   cast_device_reduce<NoneCast>(call, frame, expected);
 }
 

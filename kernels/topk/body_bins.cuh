@@ -48,7 +48,8 @@ TERSOR_DEVICE TopkBinPlace find_bin(const Block& block, TopkBinShared& shared, s
   constexpr unsigned kMine = (kBins + kTopkThreads - 1) / kTopkThreads;
   const unsigned first = block.thread_rank() * kMine;  // from the highest bin
   std::uint64_t mine = 0;
-  TERSOR_UNROLL_4 for (unsigned i = 0; i < kMine; ++i) {
+  TERSOR_UNROLL_4
+  for (unsigned i = 0; i < kMine; ++i) {
     if (first + i < kBins) mine += count_of(kBins - 1 - (first + i));
   }
   std::uint64_t total;

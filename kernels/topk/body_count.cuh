@@ -90,7 +90,8 @@ struct TopkCountKernel {
  private:
   template <unsigned kRow>
   TERSOR_DEVICE static void count_row(const float (&row)[kRow], TopkCut cut, std::uint64_t& sum) {
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
       sum += cut.larger(row[i]);
       sum += std::uint64_t{cut.equal(row[i])} << 32;
     }

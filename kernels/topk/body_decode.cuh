@@ -173,7 +173,8 @@ struct TopkDecodeKernel {
       float row[kRow] = {};
       if constexpr (kMode == DecodeMode::kAdd)
         load_row<Load::kAny>(static_cast<const T*>(output_of(unit)), place, row);
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) shared.sum.set(slot(first + i), row[i]);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) shared.sum.set(slot(first + i), row[i]);
     });
   }
 
@@ -182,7 +183,8 @@ struct TopkDecodeKernel {
                                           const TopkDecodeUnit& unit, bool sound) {
     for_each_row(block, unit, [&](unsigned first, RowPlace place) {
       float row[kRow];
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
         const float sum = shared.sum.get(slot(first + i));
         row[i] = sound ? sum : float_of(kNanBits);
       }

@@ -90,12 +90,15 @@ struct TopkEmitKernel {
     const bool writes_row = kRow != 1 && reader.writes_afterwards();
     const bool writes_one = reader.writes_in_scan() && target.layout.values != TopkValues::kInt8;
     float left[kRow];
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) left[i] = row[i];
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) left[i] = row[i];
     bool any = false;
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) any |= topk_key(row[i]) >= cut.key;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) any |= topk_key(row[i]) >= cut.key;
     if (warp.ballot(any) != 0) {
       Before mine = count_row(warp, row, cut, before);
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
         const bool larger = cut.larger(row[i]), equal = cut.equal(row[i]);
         if (larger || (equal && mine.equal < cut.ties)) {
           left[i] = send(cut.sent(mine.larger, mine.equal), first + i, row[i]);
@@ -115,7 +118,8 @@ struct TopkEmitKernel {
                                         Before& before) {
     const std::uint32_t below = (1u << warp.thread_rank()) - 1;
     Before mine = before;
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
       const std::uint32_t larger = warp.ballot(cut.larger(row[i]));
       const std::uint32_t equal = warp.ballot(cut.equal(row[i]));
       mine.larger += count_bits(larger & below);

@@ -91,9 +91,11 @@ struct TopkNarrowKernel {
     for (std::size_t part = block.rank(); part < task.plan.parts; part += block.blocks()) {
       Rows rows;
       rows.load_again(reader, part, block.thread_rank());
-      TERSOR_UNROLL for (unsigned row = 0; row < Rows::kRows; ++row) {
-        TERSOR_UNROLL for (unsigned i = 0; i < Rows::kRow; ++i)
-            count(shared, range, topk_key(rows.value[row][i]));
+      TERSOR_UNROLL
+      for (unsigned row = 0; row < Rows::kRows; ++row) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < Rows::kRow; ++i)
+          count(shared, range, topk_key(rows.value[row][i]));
       }
     }
   }
@@ -102,10 +104,10 @@ struct TopkNarrowKernel {
   TERSOR_DEVICE void count_list(const Block& block, Shared& shared, Range range) const {
     const std::uint64_t listed = load(&task.memory.control->listed);
     const std::uint64_t stride = std::uint64_t{block.blocks()} * block.threads();
-    TERSOR_UNROLL_4 for (std::uint64_t i =
-                             std::uint64_t{block.rank()} * block.threads() + block.thread_rank();
-                         i < listed; i += stride)
-        count(shared, range, topk_key(load_input(&task.memory.candidates[i].value)));
+    TERSOR_UNROLL_4
+    for (std::uint64_t i = std::uint64_t{block.rank()} * block.threads() + block.thread_rank();
+         i < listed; i += stride)
+      count(shared, range, topk_key(load_input(&task.memory.candidates[i].value)));
   }
 
   /// Once per launch: the digit is found. Only the first one may have fewer than k keys: all that

@@ -73,8 +73,9 @@ struct TopkSampleKernel {
       float p[kRow];
       reader.load_sum(reader.place(first_of(row)), p);
       store_row(p, task.memory.samples, {row * kRow, kRow, true});
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i)
-          count(shared, topk_key(p[i]), topk_key(p[i]) >> kTopkCoarseShift);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        count(shared, topk_key(p[i]), topk_key(p[i]) >> kTopkCoarseShift);
     }
   }
 
@@ -103,9 +104,10 @@ struct TopkSampleKernel {
     for (std::size_t first = block.thread_rank(); first < rows();
          first += kAtOnce * block.threads()) {
       float p[kAtOnce][kRow];
-      TERSOR_UNROLL for (unsigned i = 0; i < kAtOnce; ++i)
-          load_sample(first + i * block.threads(), p[i]);
-      TERSOR_UNROLL for (unsigned i = 0; i < kAtOnce; ++i) count_fine_row(shared, coarse, p[i]);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kAtOnce; ++i) load_sample(first + i * block.threads(), p[i]);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kAtOnce; ++i) count_fine_row(shared, coarse, p[i]);
     }
   }
 
@@ -117,7 +119,8 @@ struct TopkSampleKernel {
 
   TERSOR_DEVICE static void count_fine_row(Shared& shared, std::uint32_t coarse,
                                            const float (&p)[kRow]) {
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
       const std::uint32_t key = topk_key(p[i]);
       if (key >> kTopkCoarseShift == coarse)
         count(shared, key, key >> kTopkFineShift & (kTopkFineBins - 1));

@@ -37,17 +37,19 @@ struct TopkList {
                                      const TopkPartRows<Reader>& rows, std::uint32_t threshold,
                                      std::uint32_t poisonous) const {
     std::uint64_t counts = static_cast<std::uint64_t>(poisonous) << kPoisonShift;
-    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
+    TERSOR_UNROLL
+    for (unsigned row = 0; row < kRows; ++row) {
       std::uint64_t in_row = 0;
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) in_row +=
-          topk_key(rows.value[row][i]) >= threshold;
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) in_row += topk_key(rows.value[row][i]) >= threshold;
       counts += in_row << (row * kFieldBits);
     }
     std::uint64_t total;
     const std::uint64_t before = block.exclusive_sum(counts, total);
     const auto poison = static_cast<std::uint32_t>(total >> kPoisonShift);
     std::uint32_t candidates = 0;
-    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) candidates += field(total, row);
+    TERSOR_UNROLL
+    for (unsigned row = 0; row < kRows; ++row) candidates += field(total, row);
     if (block.thread_rank() == 0) shared.set(0, reserve(part, candidates, poison));
     if (candidates == 0) return poison;
     block.sync();
@@ -75,9 +77,11 @@ struct TopkList {
   TERSOR_DEVICE void write(const TopkPartRows<Reader>& rows, std::uint32_t threshold,
                            std::uint32_t base, std::uint64_t before, std::uint64_t total,
                            unsigned thread) const {
-    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
+    TERSOR_UNROLL
+    for (unsigned row = 0; row < kRows; ++row) {
       std::uint32_t place = base + field(before, row);
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
         const float p = rows.value[row][i];
         if (topk_key(p) < threshold) continue;
         const auto index = static_cast<std::uint32_t>(rows.first_of(0, row, thread) + i);
@@ -148,12 +152,14 @@ struct TopkScanKernel {
     std::uint32_t poisonous = 0;
     Rows::with_places(reader, part, thread, [&](const auto& place_of) {
       float residual[kRows][kRow];
-      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
+      TERSOR_UNROLL
+      for (unsigned row = 0; row < kRows; ++row) {
         reader.load_gradient(place_of(row), rows.value[row]);
         reader.load_residual(place_of(row), residual[row]);
       }
-      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) poisonous +=
-          combine(reader, place_of(row), rows.value[row], residual[row]);
+      TERSOR_UNROLL
+      for (unsigned row = 0; row < kRows; ++row)
+        poisonous += combine(reader, place_of(row), rows.value[row], residual[row]);
     });
     return poisonous;
   }
@@ -163,7 +169,8 @@ struct TopkScanKernel {
                                       float (&residual)[kRow]) const {
     std::uint32_t poisonous = 0;
     reader.add_feedback(row, residual);
-    TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
       const bool is_poison = topk_key(row[i]) >= task.tensor.limit && i < place.left;
       poisonous += is_poison;
       if constexpr (Reader::kHasResidual) residual[i] = is_poison ? residual[i] : row[i];
@@ -173,8 +180,10 @@ struct TopkScanKernel {
   }
 
   TERSOR_DEVICE static void count_window(Shared& shared, const Rows& rows, std::uint32_t low) {
-    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row) {
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+    TERSOR_UNROLL
+    for (unsigned row = 0; row < kRows; ++row) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
         const std::uint32_t key = topk_key(rows.value[row][i]);
         if (key < low) continue;
         const std::uint32_t bin = (key - low) >> kTopkWindowShift;
@@ -185,8 +194,9 @@ struct TopkScanKernel {
 
   TERSOR_DEVICE static void undo(const Reader& reader, std::size_t part, unsigned thread,
                                  const Rows& rows) {
-    TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
-        reader.undo(reader.place(Rows::first_of(part, row, thread)), rows.value[row]);
+    TERSOR_UNROLL
+    for (unsigned row = 0; row < kRows; ++row)
+      reader.undo(reader.place(Rows::first_of(part, row, thread)), rows.value[row]);
   }
 
   /// How to go on. `place` is the k-th key's in the window, or that of none.

@@ -47,7 +47,8 @@ struct TopkSettleKernel {
     const std::size_t k = target.layout.kept;
     float p[kMine];
     std::uint32_t most = 0;
-    TERSOR_UNROLL for (unsigned i = 0; i < kMine; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kMine; ++i) {
       const std::size_t place = begin + i * 32 + warp.thread_rank();
       p[i] = place < k ? load_input(chosen + place) : 0.0f;
       most = topk_key(p[i]) > most ? topk_key(p[i]) : most;
@@ -55,7 +56,8 @@ struct TopkSettleKernel {
     const BlockScale scale = block_scale<Int8Format>(warp.maximum(most));
     if (warp.thread_rank() == 0) store(target.scales() + index, scale.scale);
     const Tiles tiles = begin < kept ? tiles_of(begin, kept) : Tiles{0, 0};
-    TERSOR_UNROLL for (unsigned i = 0; i < kMine; ++i) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kMine; ++i) {
       const std::size_t place = begin + i * 32 + warp.thread_rank();
       const std::int32_t code = scale.poisoned ? 0 : nearest_code(nearest_sum(p[i], scale.inverse));
       if (place < k)

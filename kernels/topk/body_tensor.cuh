@@ -116,8 +116,8 @@ class TopkReader {
 
   /// p of a gradient's row.
   TERSOR_DEVICE void add_feedback(Row& row, const Row& residual) const {
-    if constexpr (kHasResidual)
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) row[i] = a_ * row[i] + b_ * residual[i];
+    if constexpr (kHasResidual) TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) row[i] = a_ * row[i] + b_ * residual[i];
   }
 
   TERSOR_DEVICE void load_sum(RowPlace place, Row& row) const {
@@ -144,7 +144,8 @@ class TopkReader {
     if constexpr (kKeepsSums) {
       Row gradient;
       load_gradient(place, gradient);
-      TERSOR_UNROLL for (unsigned i = 0; i < kRow; ++i) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
         if (i < place.left && topk_key(row[i]) < tensor_.limit)
           store_residual_at(place.first + i, topk_undo(row[i], gradient[i], a_, b_));
       }
@@ -199,8 +200,8 @@ struct TopkPartRows {
 
   TERSOR_DEVICE void load_again(const Reader& reader, std::size_t part, unsigned thread) {
     with_places(reader, part, thread, [&](const auto& place_of) {
-      TERSOR_UNROLL for (unsigned row = 0; row < kRows; ++row)
-          reader.load_sum_again(place_of(row), value[row]);
+      TERSOR_UNROLL
+      for (unsigned row = 0; row < kRows; ++row) reader.load_sum_again(place_of(row), value[row]);
     });
   }
 };

@@ -20,8 +20,8 @@ void expect_same_frame(const GuardedBytes& host, const GuardedBytes& device) {
   ASSERT_EQ(a.size(), b.size());
   const auto first = std::ranges::mismatch(a, b).in1;
   EXPECT_TRUE(first == a.end()) << "frames differ at byte " << first - a.begin() << " of "
-                                << a.size() << " (the payload begins at "
-                                << sizeof(FrameHeader) << ")";
+                                << a.size() << " (the payload begins at " << sizeof(FrameHeader)
+                                << ")";
 }
 
 void expect_same(const std::vector<float>& host, const std::vector<float>& device,

@@ -12,10 +12,11 @@ namespace {
 
 /// Every codec of the registry, with and without feedback, and these options of theirs.
 std::vector<std::string> specs() {
-  std::vector<std::string> all = {"int8:rounding=stochastic", "int8:rounding=stochastic+ef",
-                                  "int4:rounding=stochastic", "int4:rounding=stochastic+ef",
-                                  "topk:density=0.1,values=bf16+ef", "topk:density=0.1,values=int8",
-                                  "topk:density=0.003,values=int8+ef", "topk:density=1+ef"};
+  std::vector<std::string> all = {
+      "int8:rounding=stochastic",          "int8:rounding=stochastic+ef",
+      "int4:rounding=stochastic",          "int4:rounding=stochastic+ef",
+      "topk:density=0.1,values=bf16+ef",   "topk:density=0.1,values=int8",
+      "topk:density=0.003,values=int8+ef", "topk:density=1+ef"};
   for (const CodecInfo& info : codecs())
     for (const char* feedback : {"", "+ef"}) all.push_back(std::string(info.name) + feedback);
   return all;
@@ -130,11 +131,18 @@ TEST_P(SameBytes, NoChecksum) {
 TEST_P(SameBytes, HardValues) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<std::vector<float>> rows = {
-      {0, 0, 0, 0},          {-0.0f, 0, -0.0f, 0},       {1e-45f, -1e-45f, 1e-40f, 0},
-      {0x1p-100f, 0, 0, 0},  {0x1p-94f, -0x1p-93f, 0, 0}, {3e38f, 1, -1, 1e-3f},
-      {nan, 1, 2, 3},        {kInfinity, 1, 2, 3},        {-kInfinity, nan, 0, 5},
-      {65504, 65520, -1, 0}, {1, 1, 1, 1},                {127, -127, 7, -7}};
+  const std::vector<std::vector<float>> rows = {{0, 0, 0, 0},
+                                                {-0.0f, 0, -0.0f, 0},
+                                                {1e-45f, -1e-45f, 1e-40f, 0},
+                                                {0x1p-100f, 0, 0, 0},
+                                                {0x1p-94f, -0x1p-93f, 0, 0},
+                                                {3e38f, 1, -1, 1e-3f},
+                                                {nan, 1, 2, 3},
+                                                {kInfinity, 1, 2, 3},
+                                                {-kInfinity, nan, 0, 5},
+                                                {65504, 65520, -1, 0},
+                                                {1, 1, 1, 1},
+                                                {127, -127, 7, -7}};
   for_each_type({700}, {}, [&](Pair& pair) {
     for (const std::vector<float>& row : rows) {
       SCOPED_TRACE(row[0]);
@@ -174,18 +182,15 @@ TEST_P(SameBytes, BareValues) {
 }
 
 TEST_P(SameBytes, WordsOfTheNextStep) {
-  for_each_type({600}, {}, [](Pair& pair) {
-    pair.expect_same_words();
-  });
+  for_each_type({600}, {}, [](Pair& pair) { pair.expect_same_words(); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(specs()),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name)
-                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(specs()), [](const auto& info) {
+  std::string name = info.param;
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return name;
+});
 
 }  // namespace
 }  // namespace tersor::test

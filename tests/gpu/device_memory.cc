@@ -29,8 +29,8 @@ DeviceCodec::DeviceCodec(std::string_view spec, const std::vector<float>& gradie
     : codec_(make_codec(spec)),
       segment_{.count = gradient.size(), .parameter = 3},
       identity_{.signature = 5, .checksum = checksum},
-      plan_(codec_->plan({.segments = {&segment_, 1}, .contributions = 2,
-                          .memory = Memory::kDevice})),
+      plan_(codec_->plan(
+          {.segments = {&segment_, 1}, .contributions = 2, .memory = Memory::kDevice})),
       gradient_(to_device(std::as_bytes(std::span(gradient)))),
       residual_(to_device(std::vector<std::byte>(gradient_.bytes()))),
       output_(to_device(std::vector<std::byte>(gradient_.bytes()))),

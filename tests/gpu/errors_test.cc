@@ -29,7 +29,8 @@ TEST(GpuErrors, AHostPointerGivenAsDeviceMemory) {
   const std::vector<float> host(1000);
   const Buffer frame(4096, Memory::kDevice), gradient(4000, Memory::kDevice);
   std::vector<std::byte> host_frame(4096 + 16);
-  auto* aligned = host_frame.data() + (16 - reinterpret_cast<std::uintptr_t>(host_frame.data()) % 16);
+  auto* aligned =
+      host_frame.data() + (16 - reinterpret_cast<std::uintptr_t>(host_frame.data()) % 16);
   const ConstValueSpan wrong(reinterpret_cast<const std::byte*>(host.data()), 1000, Dtype::kF32,
                              Memory::kDevice);
   EXPECT_NE(encode_error(wrong, frame.span()).find("the pointer is to the host's"),
@@ -57,9 +58,9 @@ TEST(GpuErrors, AnImpossibleSize) {
   const Buffer still_works(4096, Memory::kDevice);
   EXPECT_NE(still_works.pointer(), nullptr);
   const Segment segment{.count = std::size_t{1} << 40};
-  EXPECT_THROW(make_codec("topk:density=0.5")->plan({.segments = {&segment, 1},
-                                                     .memory = Memory::kDevice}),
-               InvalidArgument);
+  EXPECT_THROW(
+      make_codec("topk:density=0.5")->plan({.segments = {&segment, 1}, .memory = Memory::kDevice}),
+      InvalidArgument);
 }
 
 TEST(GpuErrors, MixedMemoryIsNamed) {
@@ -71,8 +72,8 @@ TEST(GpuErrors, MixedMemoryIsNamed) {
   EncodeCall call{.segments = {&segment, 1}, .gradients = {&values, 1}, .states = {&state, 1}};
   const Buffer workspace(64, Memory::kDevice);
   call.execution.workspace = workspace.span();
-  const std::string error = error_of<InvalidArgument>(
-      [&] { make_codec("int8+ef")->encode(call, frame.span()); });
+  const std::string error =
+      error_of<InvalidArgument>([&] { make_codec("int8+ef")->encode(call, frame.span()); });
   EXPECT_NE(error.find("the residual of segment 0 lies on the host"), std::string::npos) << error;
 }
 

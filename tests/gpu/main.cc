@@ -1,5 +1,5 @@
-// Chooses the GPU as the device of these tests; where there is none, each test is skipped by name and
-// says why.
+// Chooses the GPU as the device of these tests; where there is none, each test is skipped by name
+// and says why.
 
 #include "tests/support/test_device.h"
 

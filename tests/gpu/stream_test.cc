@@ -1,4 +1,5 @@
-// Calls are queued: captured as graphs, on several streams at once, without a wait or an allocation.
+// Calls are queued: captured as graphs, on several streams at once, without a wait or an
+// allocation.
 
 #include "tests/gpu/device_memory.h"
 

@@ -22,7 +22,8 @@ TEST(GpuValues, ConversionsOfAllKindsOfNumbers) {
     DeviceCodec device(spec, patterns, Checksum::kOff);
     device.encode(stream);
     stream.synchronize();
-    CodecHarness host(spec, {patterns.size()}, {.checksum = Checksum::kOff, .memory = Memory::kHost});
+    CodecHarness host(spec, {patterns.size()},
+                      {.checksum = Checksum::kOff, .memory = Memory::kHost});
     host.set_gradient(patterns);
     const GuardedBytes frame = host.encode();
     const auto found = device.frame();
@@ -46,8 +47,8 @@ TEST(GpuValues, MoreThanFourThousandMillion) {
                         2 * kTail, cudaMemcpyHostToDevice));
   const auto codec = make_codec("int8");
   const Segment segment{.count = kCount};
-  const Plan plan = codec->plan({.segments = {&segment, 1}, .dtype = Dtype::kBf16,
-                                 .memory = Memory::kDevice});
+  const Plan plan =
+      codec->plan({.segments = {&segment, 1}, .dtype = Dtype::kBf16, .memory = Memory::kDevice});
   const Buffer frame(plan.frame_bytes, Memory::kDevice), workspace(64, Memory::kDevice);
   const ConstValueSpan values = gradient.values(kCount, Dtype::kBf16);
   EncodeCall call{.segments = {&segment, 1}, .gradients = {&values, 1}};
@@ -55,14 +56,15 @@ TEST(GpuValues, MoreThanFourThousandMillion) {
   call.execution.workspace = workspace.span();
   codec->encode(call, frame.span());
   std::vector<std::byte> codes(kTail);
-  check_cuda(cudaMemcpy(codes.data(),
-                        frame.pointer() + sizeof(FrameHeader) + Int8Layout{kCount}.codes_offset() +
-                            kCount - kTail,
-                        kTail, cudaMemcpyDeviceToHost));
+  check_cuda(cudaMemcpy(
+      codes.data(),
+      frame.pointer() + sizeof(FrameHeader) + Int8Layout{kCount}.codes_offset() + kCount - kTail,
+      kTail, cudaMemcpyDeviceToHost));
   CodecHarness host("int8", {kTail}, {.dtype = Dtype::kBf16, .memory = Memory::kHost});
   host.set_gradient(tail);
   const GuardedBytes expected = host.encode();
-  const auto* first = expected.span().data() + sizeof(FrameHeader) + Int8Layout{kTail}.codes_offset();
+  const auto* first =
+      expected.span().data() + sizeof(FrameHeader) + Int8Layout{kTail}.codes_offset();
   EXPECT_TRUE(std::equal(codes.begin(), codes.end(), first));
 }
 

@@ -86,10 +86,10 @@ CodecHarness::CodecHarness(std::string_view spec, const std::vector<std::size_t>
 
 Plan CodecHarness::plan() const {
   return codec_.plan({.segments = segments,
-                       .dtype = options_.dtype,
-                       .contributions = options_.contributions,
-                       .memory = options_.memory,
-                       .threads = options_.threads});
+                      .dtype = options_.dtype,
+                      .contributions = options_.contributions,
+                      .memory = options_.memory,
+                      .threads = options_.threads});
 }
 
 void CodecHarness::draw(std::uint64_t seed) {

@@ -60,7 +60,8 @@ class DeviceParts {
   explicit DeviceParts(Call& call) {
     call.execution.stream = test_device()->stream();
     call.execution.memory = Memory::kDevice;
-    if (call.execution.fault == nullptr) call.execution.fault = fault_.emplace(FrameFault{}).pointer();
+    if (call.execution.fault == nullptr)
+      call.execution.fault = fault_.emplace(FrameFault{}).pointer();
     prepare(call.execution.workspace, Use::kOutput);
     copy_active(call);
   }
@@ -73,8 +74,8 @@ class DeviceParts {
     host_words_ = call.words_out;
     if (!in_place) next_words_.emplace(StateWords{});
     call.words_out = (in_place ? words_ : next_words_)->pointer();
-    if (!in_place) prepare(reinterpret_cast<const std::byte*>(call.words_out), sizeof(StateWords),
-                           Use::kOutput);
+    if (!in_place)
+      prepare(reinterpret_cast<const std::byte*>(call.words_out), sizeof(StateWords), Use::kOutput);
   }
 
   /// Waits, and brings back what the call wrote.
@@ -159,7 +160,8 @@ void CodecUnderTest::reduce(const ReduceCall& call, ByteSpan frame) const {
 }
 
 void CodecUnderTest::encode_native(const EncodeCall& call, float factor, ValueSpan values) const {
-  if (!is_device_call(call.gradients, call.execution)) return codec_->encode_native(call, factor, values);
+  if (!is_device_call(call.gradients, call.execution))
+    return codec_->encode_native(call, factor, values);
   EncodeCall copy = call;
   DeviceParts parts(copy);
   parts.copy_words(copy);

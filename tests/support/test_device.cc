@@ -25,9 +25,7 @@ TestDevice* test_device() {
   return choice().device;
 }
 
-void set_test_device(TestDevice* device, std::string why) {
-  choice() = {device, std::move(why)};
-}
+void set_test_device(TestDevice* device, std::string why) { choice() = {device, std::move(why)}; }
 
 std::size_t affordable(std::size_t count) {
   const bool slow = test_device() != nullptr && !test_device()->is_fast();
