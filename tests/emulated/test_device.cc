@@ -31,6 +31,7 @@ class EmulatedDevice final : public TestDevice {
   StreamView stream() override { return {}; }
   void synchronize() override {}
   bool is_fast() const override { return false; }
+  std::size_t launches() const override { return emulator::settings().launches; }
 
  private:
   std::map<std::byte*, std::unique_ptr<emulator::Region>> regions_;

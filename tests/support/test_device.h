@@ -26,6 +26,8 @@ class TestDevice {
   virtual void synchronize() = 0;
   /// Whether large counts are affordable.
   virtual bool is_fast() const = 0;
+  /// Kernels launched so far; 0 where nobody counts.
+  virtual std::size_t launches() const { return 0; }
 };
 
 /// Null where a program tests on the host alone. Throws std::runtime_error that says why, where
