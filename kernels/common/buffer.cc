@@ -31,7 +31,7 @@ std::byte* allocate_device(std::size_t bytes) {
   kernels::require_device();
   void* pointer = nullptr;
   const cudaError_t status = cudaMalloc(&pointer, bytes);
-  (void)cudaGetLastError();
+  if (status != cudaSuccess) (void)cudaGetLastError();  // said here
   if (status == cudaErrorMemoryAllocation) throw_out_of_memory(bytes, "device");
   if (status != cudaSuccess)
     throw CudaError(std::string("device memory: ") + cudaGetErrorString(status));

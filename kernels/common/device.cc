@@ -50,6 +50,13 @@ void require_image(int device) {
                   std::to_string(10 * major + minor) + " (" + cudaGetErrorString(status) + ")");
 }
 
+/// While a stream is captured nothing else is asked of it: that could end the capture.
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "asking whether a stream is captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
 void require_device() {
@@ -67,7 +74,7 @@ void require_device() {
 void check_device_pointer(const void* pointer) {
   cudaPointerAttributes attributes{};
   const cudaError_t status = cudaPointerGetAttributes(&attributes, pointer);
-  (void)cudaGetLastError();
+  if (status != cudaSuccess) (void)cudaGetLastError();  // said below
   int device = 0, pageable = 0;
   check_cuda(cudaGetDevice(&device), "asking for the current device");
   if (status != cudaSuccess || attributes.type == cudaMemoryTypeUnregistered) {
@@ -82,11 +89,11 @@ void check_device_pointer(const void* pointer) {
 }
 
 void check_stream(StreamView stream) {
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
   int device = 0, own = 0;
-  if (stream.handle == nullptr) return;
+  if (handle == nullptr || is_capturing(handle)) return;
   check_cuda(cudaGetDevice(&device), "asking for the current device");
-  check_cuda(cudaStreamGetDevice(static_cast<cudaStream_t>(stream.handle), &own),
-             "asking for a stream's device");
+  check_cuda(cudaStreamGetDevice(handle, &own), "asking for a stream's device");
   if (own != device)
     throw InvalidArgument("the stream belongs to device " + std::to_string(own) +
                           ", but the current one is " + std::to_string(device) +
