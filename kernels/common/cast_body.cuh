@@ -260,9 +260,11 @@ struct CastDecodeKernel {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
     float sum[kUnitChunks<kRow>][kRow] = {};
-    if constexpr (kMode == DecodeMode::kAdd) TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-      load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
+    if constexpr (kMode == DecodeMode::kAdd) {
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+        load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
+    }
     if (sound)
       for (unsigned index = 0; index < list.frames; ++index) add_frame(index, segment, place, sum);
     TERSOR_UNROLL

@@ -116,8 +116,10 @@ class TopkReader {
 
   /// p of a gradient's row.
   TERSOR_DEVICE void add_feedback(Row& row, const Row& residual) const {
-    if constexpr (kHasResidual) TERSOR_UNROLL
-    for (unsigned i = 0; i < kRow; ++i) row[i] = a_ * row[i] + b_ * residual[i];
+    if constexpr (kHasResidual) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) row[i] = a_ * row[i] + b_ * residual[i];
+    }
   }
 
   TERSOR_DEVICE void load_sum(RowPlace place, Row& row) const {
