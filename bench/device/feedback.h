@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "bench/device/operations.h"
+#include "bench/device/operation.h"
 
 namespace tersor::bench {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "bench/device/names.h"
-#include "bench/device/operations.h"
+#include "bench/device/operation.h"
 
 namespace tersor::bench {
 
