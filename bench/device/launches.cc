@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bench/compare.h"
+#include "bench/device/operations.h"
 #include "bench/useful_bytes.h"
 
 namespace tersor::bench {

@@ -1,6 +1,6 @@
-// An operation on a device as `tersor-bench codecs --device cuda` times it. Each holds what it yields
-// against the CPU's codec, byte for byte, before it is timed; calls take turns on several sets of
-// buffers, so that none finds its input in the cache.
+// An operation on a device as `tersor-bench codecs --device cuda` times it. Each holds what it
+// yields against the CPU's codec, byte for byte, before it is timed; calls take turns on several
+// sets of buffers, so that none finds its input in the cache.
 #pragma once
 
 #include <tersor/span.h>
