@@ -18,6 +18,7 @@
 #include <tersor/codecs/topk.h>
 #include <tersor/modes.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,7 +37,11 @@ struct TopkDecodeEntry {
   std::uint64_t offset;  // of the segment's sections, in bytes from the payload's beginning
   std::uint32_t kept;
   std::uint32_t first_unit;
+  std::uint32_t segment;  // its place in the call's list
+  std::uint32_t reserved;
 };
+/// As many as fit kernel parameters beside the frames.
+constexpr unsigned kTopkMostDecoded = 420;
 
 /// One payload's sections of a segment.
 struct TopkSections {
@@ -101,14 +106,14 @@ struct TopkDecodeUnit {
 template <typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
 struct TopkDecodeKernel {
   static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 6;
+  static constexpr unsigned kResident = 5;
   static constexpr bool kScans = false;
   static constexpr unsigned kRow = 16 / sizeof(T);
   struct Shared {
     SharedArray<float, kTopkDecodeUnit> sum;
   };
 
-  SegmentTable<TopkDecodeEntry, kMostSegments> table;
+  SegmentTable<TopkDecodeEntry, std::min(kMostSegments, kTopkMostDecoded)> table;
   FrameList<kMostFrames> list;
   TopkValues values;
   float factor;
@@ -147,7 +152,7 @@ struct TopkDecodeKernel {
       if (sound)
         add(block, shared, frame, unit, slice);
       else if (block.thread_rank() == 0)
-        list.report(index, FrameFault::kPlaces, 0);
+        list.report(index, FrameFault::kPlaces, unit.segment.segment);
     }
     block.sync();
     store_outputs(block, shared, unit, sound);

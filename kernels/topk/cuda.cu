@@ -155,7 +155,9 @@ TopkDecodeEntry decode_entry_of(const DecodeCall& call, std::size_t index, std::
           .end = begin + call.outputs[index].count(),
           .offset = offset,
           .kept = static_cast<std::uint32_t>(topk_kept(count, options.density)),
-          .first_unit = 0};
+          .first_unit = 0,
+          .segment = static_cast<std::uint32_t>(index),
+          .reserved = 0};
 }
 
 std::size_t units_of(const TopkDecodeEntry& entry) {
