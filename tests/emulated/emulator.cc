@@ -143,7 +143,9 @@ void run_block(BlockState& state, std::mt19937_64& random) {
   static boost::context::pooled_fixedsize_stack stacks(kStackBytes);
   const unsigned threads = state.launch->threads;
   Storage shared(state.launch->shared_bytes);
-  std::memset(shared.begin, settings().poison, state.launch->shared_bytes);
+  const auto inverse = static_cast<std::uint8_t>(~settings().poison);
+  std::memset(shared.begin, state.launch_number % 2 == 0 ? settings().poison : inverse,
+              state.launch->shared_bytes);
   const Region region(shared.begin, state.launch->shared_bytes, Written::kNo, "shared memory");
   state.all.expected = threads;
   state.warps.assign(threads / kWarp, {.expected = kWarp});

@@ -29,7 +29,7 @@ class EmulatorError : public std::runtime_error {
 /// What all launches of this program share.
 struct Settings {
   std::uint64_t seed = 1;      ///< of the order of blocks and threads; grows with each launch
-  std::uint8_t poison = 0xcd;  ///< what shared memory holds at first
+  std::uint8_t poison = 0xcd;  ///< of shared memory; every other launch its inverse
   unsigned most_blocks = 3;    ///< of a launch: fewer than tasks, so that blocks do several
   std::size_t launches = 0;    ///< counted
 };
