@@ -113,6 +113,22 @@ struct QuantizeUnit {
   bool aligned;  // the residual's rows
   bool keeps;    // all codes and scales are 0, the residual stays
 
+  /// Of an EncodeEntry or a ReduceEntry.
+  template <class Entry>
+  TERSOR_DEVICE static QuantizeUnit of(const Entry& segment, const UnitPlace<kRow>& place,
+                                       std::byte* payload, bool keeps) {
+    bool aligned = false;
+    if constexpr (kFeedback)
+      aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
+                is_aligned_for<E, kRow>(segment.residual_out);
+    return {place,
+            payload + segment.offset,
+            static_cast<const E*>(segment.residual_in),
+            static_cast<E*>(segment.residual_out),
+            aligned,
+            keeps};
+  }
+
   template <class Warp>
   TERSOR_DEVICE void write(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
                            const RowNoise<kKind, kRow>& noise) const {
@@ -217,7 +233,9 @@ struct QuantizeEncodeKernel {
     for_each_unit(block, table.units, [&](std::uint32_t unit) {
       const EncodeEntry& segment = table.find(unit);
       const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      const Unit out = place_unit(segment, first, block.warp().thread_rank());
+      const bool inactive = segment.active != nullptr && load(segment.active) == 0;
+      const Unit out =
+          Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, inactive);
       float p[kUnitChunks<kRow>][kRow];
       load_unit(segment, out, a, b, p);
       const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
@@ -228,20 +246,6 @@ struct QuantizeEncodeKernel {
   }
 
  private:
-  TERSOR_DEVICE Unit place_unit(const EncodeEntry& segment, std::size_t first,
-                                unsigned thread) const {
-    bool aligned = false;
-    if constexpr (!std::is_same_v<E, NoResidual>)
-      aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
-                is_aligned_for<E, kRow>(segment.residual_out);
-    return {{first, segment.count, thread},
-            payload + segment.offset,
-            static_cast<const E*>(segment.residual_in),
-            static_cast<E*>(segment.residual_out),
-            aligned,
-            segment.active != nullptr && load(segment.active) == 0};
-  }
-
   TERSOR_DEVICE static void load_unit(const EncodeEntry& segment, const Unit& out, float a, float b,
                                       float (&p)[kUnitChunks<kRow>][kRow]) {
     const auto* gradient = static_cast<const G*>(segment.gradient);
@@ -285,7 +289,8 @@ struct QuantizeReduceKernel {
     for_each_unit(block, table.units, [&](std::uint32_t unit) {
       const ReduceEntry& segment = table.find(unit);
       const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      const Unit out = place_unit(segment, first, block.warp().thread_rank());
+      const Unit out =
+          Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, false);
       float p[kUnitChunks<kRow>][kRow] = {};
       if (sound) add_all_frames(segment, out.place, p);
       add_residual(out, b, p);
@@ -298,20 +303,6 @@ struct QuantizeReduceKernel {
   }
 
  private:
-  TERSOR_DEVICE Unit place_unit(const ReduceEntry& segment, std::size_t first,
-                                unsigned thread) const {
-    bool aligned = false;
-    if constexpr (!std::is_same_v<E, NoResidual>)
-      aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
-                is_aligned_for<E, kRow>(segment.residual_out);
-    return {{first, segment.count, thread},
-            payload + segment.offset,
-            static_cast<const E*>(segment.residual_in),
-            static_cast<E*>(segment.residual_out),
-            aligned,
-            false};
-  }
-
   /// Codes behind the segment's end may be anything in a frame that came from elsewhere.
   TERSOR_DEVICE void add_all_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
                                     float (&sum)[kUnitChunks<kRow>][kRow]) const {
