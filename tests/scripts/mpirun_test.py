@@ -44,9 +44,12 @@ class Options(unittest.TestCase):
         self.assertNotIn("--enable-recovery", words)
 
     def test_messages_go_over_tcp_where_asked(self) -> None:
-        for option, network in (("--tcp", "lo"), ("--tcp=10.0.0.0/24", "10.0.0.0/24")):
-            words = self.words(option, 2, "program")
-            self.assertEqual(words[words.index("btl") + 1], "self,tcp")
+        for options, ways, network in (
+            (["--tcp"], "self,tcp", "lo"),
+            (["--network", "eth7"], "self,vader,tcp", "eth7"),
+        ):
+            words = self.words(*options, 2, "program")
+            self.assertEqual(words[words.index("btl") + 1], ways)
             self.assertEqual(words[words.index("btl_tcp_if_include") + 1], network)
 
     def test_other_ways_come_from_the_environment(self) -> None:
@@ -71,8 +74,8 @@ class Complaints(unittest.TestCase):
             ("two", "program"): "'two' is no number of ranks",
             ("2",): "nothing to run",
             ("--udp", "2", "program"): "unknown option --udp",
-            ("--tcp=", "2", "program"): "unknown option --tcp=",
-            ("--pass",): "--pass needs an option",
+            ("--network",): "--network needs a word",
+            ("--pass",): "--pass needs a word",
         }
         for words, sentence in wrong.items():
             done = start(*words)
