@@ -6,6 +6,7 @@
 #include <tersor/transport.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -93,7 +94,11 @@ class Postman {
   /// The first cause; empty where there is none.
   virtual std::string fault() const = 0;
   /// Which rank is to be named when `peer` sends nothing under a tag: itself, or whom it waits for.
-  virtual int culprit(int peer, std::uint32_t /*tag*/) const { return peer; }
+  /// May ask, and take up to `patience` for each answer.
+  virtual int culprit(int peer, std::uint32_t /*tag*/,
+                      std::chrono::milliseconds /*patience*/) const {
+    return peer;
+  }
 
   /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.
   virtual std::shared_ptr<Postman> join(std::span<const int> members) = 0;

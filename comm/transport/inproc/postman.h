@@ -29,7 +29,7 @@ class InProcessPostman final : public host::Postman {
   void raise(const std::string& cause) override { world_->raise(cause); }
   bool faulty() const override { return world_->faulty(); }
   std::string fault() const override { return world_->fault(); }
-  int culprit(int peer, std::uint32_t tag) const override {
+  int culprit(int peer, std::uint32_t tag, std::chrono::milliseconds) const override {
     return world_->culprit(box_, peer, tag);
   }
 
