@@ -40,7 +40,8 @@ inline Fabric in_process_fabric(const std::string& name, const std::string& link
 /// Every transport that all the suites run on: one line each.
 inline std::vector<Fabric> fabrics() {
   return {in_process_fabric("InProcess", "none"),
-          in_process_fabric("EmulatedLink", "10Gbit,20us,overhead=1.046")};
+          in_process_fabric("EmulatedLink", "10Gbit,20us,overhead=1.046"),
+          in_process_fabric("SharedHosts", "10Gbit,20us,per_host=3")};
 }
 
 inline std::string fabric_name(const ::testing::TestParamInfo<Fabric>& info) {

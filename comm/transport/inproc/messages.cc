@@ -50,12 +50,12 @@ void World::send(Mailbox& box, const host::Batch& batch, const host::Outgoing& o
   box.counters.sent_bytes += wire_bytes(message.envelope);
   ++box.counters.sent_messages;
   seek_slot(message);
-  if (!emulator_) return arrive(message, rings);
-  message.source = box.group->members[static_cast<std::size_t>(box.rank)];
-  message.destination = box.group->members[static_cast<std::size_t>(outgoing.peer)];
+  message.source = host_of(box.group->members[static_cast<std::size_t>(box.rank)]);
+  message.destination = host_of(box.group->members[static_cast<std::size_t>(outgoing.peer)]);
   message.bytes = wire_bytes(message.envelope);
+  if (!emulator_ || message.source == message.destination) return arrive(message, rings);
   emulator_->post(message, now());
-  wake_for(message, rings);
+  if (message.batch != nullptr) wake_for(*message.to, *message.batch, rings);
 }
 
 void World::seek_slot(Message& message) {
@@ -106,19 +106,20 @@ void World::deliver(Message& message, Rings& rings) {
   slot.source = message.from;
   slot.payload = std::move(message.payload);
   slot.ticket = nullptr;
-  recycle(message);
   slot.arrived.store(true, std::memory_order_release);
   if (batch.open.load(std::memory_order_relaxed) == 1) {
     std::erase(box.open, &batch);
     rings.add(box.bell);
+  } else if (message.source == message.destination) {
+    wake_for(box, batch, rings);  // nobody knew that this one would come now
   }
+  recycle(message);
   batch.open.fetch_sub(1, std::memory_order_release);
 }
 
-void World::wake_for(const Message& message, Rings& rings) {
-  Mailbox& box = *message.to;
-  if (message.batch == nullptr || box.asleep_until == -kNever) return;
-  const Seconds closed = completion(*message.batch);
+void World::wake_for(Mailbox& box, const host::Batch& batch, Rings& rings) {
+  if (box.asleep_until == -kNever) return;  // awake, or the world has no link
+  const Seconds closed = completion(batch);
   if (closed >= box.asleep_until) return;
   box.asleep_until = closed;
   rings.add(box.bell);
