@@ -29,6 +29,8 @@ class MpiTransport final : public Transport {
   /// `any_thread` where MPI was initialised with MPI_THREAD_MULTIPLE. With less, only the thread
   /// that made this transport may use it.
   TransportTraits traits() const override { return transport_->traits(); }
+  /// By MPI's own word on who shares memory.
+  std::vector<int> hosts() const override { return transport_->hosts(); }
   TransferCounters counters() const override { return transport_->counters(); }
 
   std::uint32_t reserve_tags(std::uint32_t count) override {

@@ -31,6 +31,36 @@ TEST_P(TransportConformance, KnowsItsRanks) {
   });
 }
 
+TEST_P(TransportConformance, NumbersHostsByTheirLowestRanks) {
+  on_all_ranks([](Transport& transport) {
+    const std::vector<int> hosts = transport.hosts();
+    ASSERT_EQ(hosts.size(), static_cast<std::size_t>(transport.ranks()));
+    int next = 0;
+    for (const int host : hosts) {
+      EXPECT_GE(host, 0);
+      EXPECT_LE(host, next);
+      next += host == next;
+    }
+    EXPECT_EQ(transport.channel()->hosts(), hosts);
+  });
+}
+
+// Ranks that share a host in the whole share one in a part, and no others do.
+TEST_P(TransportConformance, SplitsKnowTheHostsOfTheirMembers) {
+  run(8, [](Transport& transport) {
+    const std::vector<int> members = {1, 4, 5, 7};
+    const std::vector<int> whole = transport.hosts();
+    if (std::find(members.begin(), members.end(), transport.rank()) == members.end()) return;
+    const std::vector<int> hosts = transport.split(members)->hosts();
+    ASSERT_EQ(hosts.size(), members.size());
+    EXPECT_EQ(hosts.front(), 0);
+    for (std::size_t one = 0; one < members.size(); ++one)
+      for (std::size_t other = 0; other < members.size(); ++other)
+        EXPECT_EQ(hosts[one] == hosts[other], whole[static_cast<std::size_t>(members[one])] ==
+                                                  whole[static_cast<std::size_t>(members[other])]);
+  });
+}
+
 TEST_P(TransportConformance, AllGatherBringsEverybodysBytes) {
   on_all_ranks([](Transport& transport) {
     for (const std::size_t bytes : kBytes) {

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/transport/host/block_pool.h"
 #include "comm/transport/host/envelope.h"
@@ -73,6 +74,8 @@ class Postman {
   virtual int ranks() const = 0;
   /// How errors name a rank: "rank 2"; on a split also its number in the whole.
   virtual std::string name(int rank) const = 0;
+  /// As Transport::hosts. Where the network cannot tell, each rank is on a host of its own.
+  virtual std::vector<int> hosts() const;
   virtual TransferCounters counters() const = 0;
 
   /// Starts the messages of a batch. A message that is not what the batch expects (`disagreement`)

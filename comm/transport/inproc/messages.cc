@@ -39,12 +39,12 @@ void World::send(Mailbox& box, const host::Batch& batch, const host::Outgoing& o
   box.counters.sent_bytes += wire_bytes(message.envelope);
   ++box.counters.sent_messages;
   message.to->letters.claim(message);
-  if (!emulator_) return arrive(message, rings);
-  message.source = box.group->members[static_cast<std::size_t>(box.rank)];
-  message.destination = box.group->members[static_cast<std::size_t>(outgoing.peer)];
+  message.source = host_of(box.group->members[static_cast<std::size_t>(box.rank)]);
+  message.destination = host_of(box.group->members[static_cast<std::size_t>(outgoing.peer)]);
   message.bytes = wire_bytes(message.envelope);
+  if (!emulator_ || message.source == message.destination) return arrive(message, rings);
   emulator_->post(message, now());
-  wake_for(message, rings);
+  if (message.batch != nullptr) wake_for(*message.to, *message.batch, rings);
 }
 
 void World::seek_message(Mailbox& box, host::Batch& batch, host::Incoming& slot, Rings& rings) {
@@ -73,14 +73,17 @@ void World::deliver(Message& message, Rings& rings) {
                             ": " + host::Letterbox::misfit(message, box.group->name(message.from)),
                         rings);
   box.counters.received_bytes += wire_bytes(message.envelope);
-  if (box.letters.deliver(message)) rings.add(box.bell);
+  host::Batch& batch = *message.batch;
+  if (box.letters.deliver(message))
+    rings.add(box.bell);
+  else if (message.source == message.destination)
+    wake_for(box, batch, rings);  // nobody knew that this one would come now
   recycle(message);
 }
 
-void World::wake_for(const Message& message, Rings& rings) {
-  Mailbox& box = *message.to;
-  if (message.batch == nullptr || box.asleep_until == -kNever) return;
-  const Seconds closed = completion(*message.batch);
+void World::wake_for(Mailbox& box, const host::Batch& batch, Rings& rings) {
+  if (box.asleep_until == -kNever) return;  // awake, or the world has no link
+  const Seconds closed = completion(batch);
   if (closed >= box.asleep_until) return;
   box.asleep_until = closed;
   rings.add(box.bell);

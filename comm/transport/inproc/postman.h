@@ -17,6 +17,7 @@ class InProcessPostman final : public host::Postman {
   int rank() const override { return box_.rank; }
   int ranks() const override { return static_cast<int>(box_.group->members.size()); }
   std::string name(int rank) const override { return box_.group->name(rank); }
+  std::vector<int> hosts() const override { return world_->hosts(*box_.group); }
   TransferCounters counters() const override { return world_->counters(box_); }
 
   void post(host::Batch& batch) override;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/transport/host/hosts.h"
+
 namespace tersor::inproc {
 namespace {
 
@@ -12,6 +14,12 @@ std::vector<int> all_ranks(int ranks) {
   std::vector<int> members(static_cast<std::size_t>(ranks));
   std::iota(members.begin(), members.end(), 0);
   return members;
+}
+
+int checked_ranks_per_host(const Link& link) {
+  if (link.ranks_per_host < 1)
+    throw InvalidArgument("a host has at least 1 rank, not " + std::to_string(link.ranks_per_host));
+  return link.ranks_per_host;
 }
 
 }  // namespace
@@ -38,10 +46,17 @@ void World::Rings::add(host::Bell& bell) {
 }
 
 World::World(int ranks, const Link& link)
-    : everybody_(all_ranks(ranks), true),
+    : ranks_per_host_(checked_ranks_per_host(link)),
+      everybody_(all_ranks(ranks), true),
       claimed_(everybody_.members.size(), false),
       transports_(everybody_.members.size(), 0) {
-  if (link.emulated()) emulator_.emplace(ranks, link);
+  if (link.emulated()) emulator_.emplace(host_of(ranks - 1) + 1, link);
+}
+
+std::vector<int> World::hosts(const Group& group) const {
+  std::vector<int> names;
+  for (const int member : group.members) names.push_back(host_of(member));
+  return host::number_hosts(names);
 }
 
 void World::enter(Mailbox& box) {

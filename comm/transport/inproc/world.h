@@ -65,6 +65,7 @@ class World {
   World(int ranks, const Link& link);
 
   int ranks() const { return static_cast<int>(claimed_.size()); }
+  std::vector<int> hosts(const Group& group) const;
   host::BlockPool& pool() { return pool_; }
 
   /// The mailbox of a rank in the group of all. Throws InvalidArgument the second time.
@@ -96,6 +97,8 @@ class World {
     std::size_t count_ = 0;
   };
 
+  int host_of(int world_rank) const { return world_rank / ranks_per_host_; }
+
   // All below: with the lock held.
   Seconds now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   Clock::time_point time_of(Seconds seconds) const;
@@ -111,7 +114,7 @@ class World {
   void seek_message(Mailbox& box, host::Batch& batch, host::Incoming& slot, Rings& rings);
   void arrive(Message& message, Rings& rings);
   void deliver(Message& message, Rings& rings);
-  void wake_for(const Message& message, Rings& rings);
+  void wake_for(Mailbox& box, const host::Batch& batch, Rings& rings);
   Seconds completion(const host::Batch& batch) const;
   Seconds next_completion(const Mailbox& box) const;
   Message& take_message();
@@ -122,7 +125,8 @@ class World {
   const Clock::time_point start_ = Clock::now();
   host::BlockPool pool_;
   mutable std::mutex mutex_;
-  std::optional<LinkEmulator> emulator_;
+  const int ranks_per_host_;
+  std::optional<LinkEmulator> emulator_;  // its nodes are hosts
   Group everybody_;
   std::map<GroupKey, std::unique_ptr<Group>> groups_;
   std::vector<bool> claimed_;    // by rank of the world

@@ -16,6 +16,7 @@ class MpiPostman final : public host::Postman {
   int ranks() const override { return static_cast<int>(box_.members.size()); }
   std::string name(int rank) const override { return box_.name(rank); }
   TransferCounters counters() const override { return world_->counters(box_); }
+  std::vector<int> hosts() const override { return world_->hosts(box_); }
 
   void post(host::Batch& batch) override { world_->post(box_, batch); }
   void cancel(host::Batch& batch) override { world_->cancel(box_, batch); }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <numeric>
 
+#include "comm/transport/host/hosts.h"
 #include "comm/transport/mpi/library.h"
 #include "comm/transport/mpi/state.h"
 
@@ -16,9 +17,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kYielding = 100us;      // without news, before a waiting thread takes naps
-constexpr auto kNap = 50us;            // MPI moves nothing while nobody calls it
-constexpr auto kToldWithin = 200ms;    // a fault reaches whoever listens
+constexpr auto kYielding = 100us;    // without news, before a waiting thread takes naps
+constexpr auto kNap = 50us;          // MPI moves nothing while nobody calls it
+constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens
 constexpr auto kGoodbyeWithin = 1s;
 
 MPI_Comm duplicate(MPI_Comm communicator) {
@@ -27,6 +28,21 @@ MPI_Comm duplicate(MPI_Comm communicator) {
   check(MPI_Comm_dup(communicator, &own), "MPI_Comm_dup");
   check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return own;
+}
+
+/// For each rank the lowest rank that it shares memory with.
+std::vector<int> host_names(MPI_Comm communicator) {
+  MPI_Comm host = MPI_COMM_NULL;
+  int name = 0, ranks = 0;
+  check(MPI_Comm_rank(communicator, &name), "MPI_Comm_rank");
+  check(MPI_Comm_size(communicator, &ranks), "MPI_Comm_size");
+  check(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, name, MPI_INFO_NULL, &host),
+        "MPI_Comm_split_type");
+  check(MPI_Bcast(&name, 1, MPI_INT, 0, host), "MPI_Bcast");
+  check(MPI_Comm_free(&host), "MPI_Comm_free");
+  std::vector<int> names(static_cast<std::size_t>(ranks));
+  check(MPI_Allgather(&name, 1, MPI_INT, names.data(), 1, MPI_INT, communicator), "MPI_Allgather");
+  return names;
 }
 
 /// The same number on all ranks that make the same channel.
@@ -39,9 +55,11 @@ std::uint64_t channel_id(const Box& parent, std::span<const int> members, int or
 
 }  // namespace
 
+// What is collective comes before the wire, which takes every message that comes.
 World::World(MPI_Comm communicator) {
   state_ = std::make_unique<State>(duplicate(communicator));
   thread_level_ = thread_level();
+  host_names_ = host_names(state_->communicator);
   wire_ = &state_->wire.emplace(state_->communicator, state_->pool,
                                 [this](Arrival arrival) { take(std::move(arrival)); });
   everybody_ = &box_of(Signature().value());
@@ -196,6 +214,13 @@ void World::announce() {
 void World::pump_until_quiet(Clock::time_point until) {
   while (!wire_->quiet() && Clock::now() < until)
     if (!wire_->poll()) sched_yield();
+}
+
+std::vector<int> World::hosts(const Box& box) const {
+  std::vector<int> names;
+  for (const int member : box.members)
+    names.push_back(host_names_[static_cast<std::size_t>(member)]);
+  return host::number_hosts(names);
 }
 
 TransferCounters World::counters(const Box& box) const {

@@ -79,6 +79,7 @@ class World {
   /// Asks along who waits for whom under the tag, up to one who waits for nobody or is silent.
   int culprit(Box& box, Question question);
   TransferCounters counters(const Box& box) const;
+  std::vector<int> hosts(const Box& box) const;
 
  private:
   struct State;  // what must live on where MPI still may touch it
@@ -118,8 +119,9 @@ class World {
   std::unique_ptr<State> state_;
   Wire* wire_ = nullptr;  // the state's
   Box* everybody_ = nullptr;
-  int present_ = 0;     // channels that are not left
-  std::set<int> gone_;  // processes that left all channels, by rank of the communicator
+  std::vector<int> host_names_;  // by rank of the communicator: the lowest rank on its host
+  int present_ = 0;              // channels that are not left
+  std::set<int> gone_;           // processes that left all channels, by rank of the communicator
   std::uint32_t questions_ = 0;
   std::map<std::uint32_t, int> answers_;
   std::string fault_;
