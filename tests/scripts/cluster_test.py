@@ -262,7 +262,10 @@ class Hosts(Case):
         self.addCleanup(sleeper.kill)
         while "sleep" not in pathlib.Path(f"/proc/{sleeper.pid}/cmdline").read_text().split("\0"):
             time.sleep(0.01)  # until it has entered the namespace
+        trace = pathlib.Path(tempfile.gettempdir(), f"ompi.{name}0.0")  # as a killed mpirun leaves
+        trace.mkdir()
         self.assertEqual(cluster("down", TERSOR_CLUSTER=name).returncode, 0)
+        self.assertFalse(trace.exists())
         self.assertEqual(sleeper.wait(timeout=10), -9)
         self.assertFalse([found for found in namespaces() if found.startswith(name)])
         self.assertTrue(self.succeeds("status"))  # the other cluster's hosts are there
