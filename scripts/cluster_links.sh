@@ -111,7 +111,7 @@ make_namespace() {
     [ ! -e "$file" ] || echo 1 >"$file"; done'
 }
 
-# Finds out, on the hub's loopback, whether the kernel can do what it will be told to.
+# Finds out, on the hub's bridge, whether the kernel can do what it will be told to.
 check_kernel() {
   try_queue "${shape[@]}" || complain "this kernel has no ${shape[0]}: load it" \
     "(modprobe sch_${shape[0]}), or go without a rate (--rate none)"
@@ -119,17 +119,18 @@ check_kernel() {
     "this kernel has no netem: load it (modprobe sch_netem), or go without --delay and --loss"
 }
 
-try_queue() { tc -n "$hub" qdisc add dev lo root "$@" && tc -n "$hub" qdisc del dev lo root; }
+try_queue() { tc -n "$hub" qdisc add dev links root "$@" && tc -n "$hub" qdisc del dev links root; }
 
 make_hub() {
   local bridge
   make_namespace "$hub"
-  check_kernel
   for bridge in links control; do
-    ip -n "$hub" link add "$bridge" type bridge
+    ip -n "$hub" link add "$bridge" type bridge ||
+      complain "this kernel has no bridges: load them (modprobe bridge veth)"
     ip -n "$hub" link set "$bridge" up
   done
   ip -n "$hub" address add "$control_network.254/24" dev control
+  check_kernel
 }
 
 # connect NUMBER INTERFACE BRIDGE NETWORK
