@@ -153,8 +153,8 @@ shape_link() {
   [[ -z $loss ]] || ip -n "$prefix$1" link set eth0 gso_max_segs 1 # else 64 KiB are lost at once
 }
 
-# Windows that fill any link, since the kernel's own end at a few MiB; and the congestion control that
-# was asked for, by the route: for a whole namespace a kernel grants only those it allows everybody.
+# Windows that fill any link, since the kernel's own end at a few MiB; and the congestion control
+# that was asked for, by the route: for a whole namespace a kernel grants only what it grants all.
 tune_tcp() {
   ip netns exec "$prefix$1" sh -c 'cd /proc/sys/net/ipv4 && echo 4096 65536 67108864 >tcp_wmem &&
     echo 4096 131072 67108864 >tcp_rmem'

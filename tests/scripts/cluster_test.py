@@ -1,5 +1,5 @@
-"""scripts/cluster: what it refuses, that hosts are shaped, counted, cut and joined, and that nothing
-is left behind. Its hosts have a name of their own, beside any other cluster."""
+"""scripts/cluster: what it refuses, that hosts are shaped, counted, cut and joined, and that
+nothing is left behind. Its hosts have a name of their own, beside any other cluster."""
 
 import collections
 import os
@@ -28,7 +28,7 @@ with socket.create_server(("", 5000)) as server:
     connection.sendall(b"!")
 """
 
-# Sends as many bytes as it is told; prints the seconds until the answer and TCP's congestion control.
+# Sends as many bytes as it is told; prints the seconds until the answer and TCP's control.
 CLIENT = """
 import socket, sys, time
 with socket.create_connection((sys.argv[1], 5000), timeout=10) as connection:
@@ -115,7 +115,8 @@ class WithoutRoot(Case):
             os.chmod(folder, 0o755)
             for words in ("up 2", "run true", "counters", "cut 0", "status", "down"):
                 done = subprocess.run(
-                    ["setpriv", "--reuid=65534", "--clear-groups", copy / "cluster", *words.split()],
+                    ["setpriv", "--reuid=65534", "--clear-groups",
+                     copy / "cluster", *words.split()],
                     capture_output=True, text=True, timeout=60, check=False,
                 )  # fmt: skip
                 self.refused("only root", done=done)
@@ -220,7 +221,7 @@ class Hosts(Case):
         least = count * 8 / self.RATE
         self.assertEqual(congestion, "reno")
         self.assertGreater(min(seconds, again), 0.95 * least)
-        self.assertLess(min(seconds, again), 3 * least)  # a busy machine may be late; an unlimited one is not
+        self.assertLess(min(seconds, again), 3 * least)  # a busy machine may be late
         sent = after[1].sent - before[1].sent
         self.assertGreater(sent, 2 * count * 1514 / 1460)
         self.assertLess(sent, 2 * count * 1.15)
