@@ -32,7 +32,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 64 && std::is_trivially_copyable_v<Head>);
 
-inline constexpr std::size_t kWholeBytes = 64 * 1024;
+inline constexpr std::size_t kWholeBytes = 63 * 1024;
 
 /// Whether a payload travels with its head.
 inline bool travels_whole(std::uint64_t payload_bytes) {
