@@ -239,7 +239,9 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
     return std::string(algorithm_name(parse_algorithm(name)));
   };
   add_codecs(command, options.codecs);
-  command.add_option("--algorithm", options.algorithm, "auto, native, two-shot or one-shot")
+  command
+      .add_option("--algorithm", options.algorithm,
+                  "auto, native, two-shot, one-shot or hierarchical")
       ->transform(checked(algorithm, ""))
       ->type_name("ALGORITHM")
       ->capture_default_str();

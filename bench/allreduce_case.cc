@@ -27,10 +27,7 @@ class AllreduceRank {
   AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Transport& transport)
       : transport_(transport), input_(input), storage_(input.bytes()), threads_(wanted.threads) {
     const bool feedback = make_codec(wanted.codec)->has_feedback();
-    if (feedback) {
-      residual_ = zeros(input.count());
-      owner_residual_ = zeros(owned_count(input.count(), transport.rank(), transport.ranks()));
-    }
+    if (feedback) make_residuals(wanted);
     state_ = {.residual = f32(residual_), .owner_residual = f32(owner_residual_), .words = &words_};
     options_ = {.codec = wanted.codec,
                 .algorithm = wanted.algorithm,
@@ -49,6 +46,19 @@ class AllreduceRank {
   const CollectiveStatistics& statistics() const { return statistics_; }
 
  private:
+  void make_residuals(const AllreduceCase& wanted) {
+    const std::size_t count = input_.count();
+    const int rank = transport_.rank();
+    if (wanted.algorithm == Algorithm::kHierarchical) {
+      const std::vector<int> hosts = transport_.hosts();
+      residual_ = zeros(encoded_count(count, rank, hosts));
+      owner_residual_ = zeros(owned_count(count, rank, hosts));
+    } else {
+      residual_ = zeros(count);
+      owner_residual_ = zeros(owned_count(count, rank, transport_.ranks()));
+    }
+  }
+
   static ValueSpan f32(const Buffer& buffer) {
     return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32);
   }
