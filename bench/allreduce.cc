@@ -127,7 +127,7 @@ Table table_for(const AllreduceOptions& options, const std::vector<std::string>&
                                  {"count", "values", 10},
                                  {"type"},
                                  {"codec", "", longest(codecs), Align::kLeft},
-                                 {"algorithm", "", 9, Align::kLeft},
+                                 {"algorithm", "", 12, Align::kLeft},
                                  {"time", "us", 10},
                                  {"algbw", "GB/s", 8},
                                  {"busbw", "GB/s", 8},
