@@ -137,7 +137,7 @@ Table table_for(const AllreduceOptions& options, const std::vector<std::string>&
                                  {"count", "values", 10},
                                  {"type"},
                                  {"codec", "", longest(codecs), Align::kLeft},
-                                 {"algorithm", "", 9, Align::kLeft},
+                                 {"algorithm", "", 12, Align::kLeft},
                                  {"time", "us", 10},
                                  {"algbw", "GB/s", 8},
                                  {"busbw", "GB/s", 8},
@@ -254,7 +254,9 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
     return std::string(algorithm_name(parse_algorithm(name)));
   };
   add_codecs(command, options.codecs);
-  command.add_option("--algorithm", options.algorithm, "auto, native, two-shot or one-shot")
+  command
+      .add_option("--algorithm", options.algorithm,
+                  "auto, native, two-shot, one-shot or hierarchical")
       ->transform(checked(algorithm, ""))
       ->type_name("ALGORITHM")
       ->capture_default_str();

@@ -32,11 +32,7 @@ class AllreduceRank {
         threads_(wanted.threads) {
     if (by_library_) return;
     const bool feedback = make_codec(wanted.codec)->has_feedback();
-    if (feedback) {
-      residual_ = zeros(input.count());
-      owner_residual_ =
-          zeros(owned_count(input.count(), rank.transport().rank(), rank.transport().ranks()));
-    }
+    if (feedback) make_residuals(wanted);
     state_ = {.residual = f32(residual_), .owner_residual = f32(owner_residual_), .words = &words_};
     options_ = {.codec = wanted.codec,
                 .algorithm = wanted.algorithm,
@@ -58,6 +54,19 @@ class AllreduceRank {
   const CollectiveStatistics& statistics() const { return statistics_; }
 
  private:
+  void make_residuals(const AllreduceCase& wanted) {
+    const std::size_t count = input_.count();
+    const int rank = rank_.transport().rank();
+    if (wanted.algorithm == Algorithm::kHierarchical) {
+      const std::vector<int> hosts = rank_.transport().hosts();
+      residual_ = zeros(encoded_count(count, rank, hosts));
+      owner_residual_ = zeros(owned_count(count, rank, hosts));
+    } else {
+      residual_ = zeros(count);
+      owner_residual_ = zeros(owned_count(count, rank, rank_.transport().ranks()));
+    }
+  }
+
   static ValueSpan f32(const Buffer& buffer) {
     return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32);
   }

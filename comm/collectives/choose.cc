@@ -16,7 +16,8 @@ struct NamedAlgorithm {
 constexpr std::array kAlgorithms{NamedAlgorithm{"auto", Algorithm::kAuto},
                                  NamedAlgorithm{"native", Algorithm::kNative},
                                  NamedAlgorithm{"two-shot", Algorithm::kTwoShot},
-                                 NamedAlgorithm{"one-shot", Algorithm::kOneShot}};
+                                 NamedAlgorithm{"one-shot", Algorithm::kOneShot},
+                                 NamedAlgorithm{"hierarchical", Algorithm::kHierarchical}};
 
 Exchange exchange_of(Algorithm algorithm) {
   if (algorithm == Algorithm::kNative) return Exchange::kNativeSum;
@@ -24,6 +25,7 @@ Exchange exchange_of(Algorithm algorithm) {
 }
 
 bool allows(const Plan& plan, Algorithm algorithm) {
+  if (algorithm == Algorithm::kHierarchical) return true;
   const auto& exchanges = plan.rounds.front().exchanges;
   return std::find(exchanges.begin(), exchanges.end(), exchange_of(algorithm)) != exchanges.end();
 }
@@ -55,7 +57,7 @@ Algorithm parse_algorithm(std::string_view name) {
   for (const NamedAlgorithm& entry : kAlgorithms)
     if (entry.name == name) return entry.algorithm;
   throw InvalidArgument("no algorithm is called \"" + std::string(name) +
-                        "\"; there are auto, native, two-shot and one-shot");
+                        "\"; there are auto, native, two-shot, one-shot and hierarchical");
 }
 
 Algorithm choose_algorithm(const ChoiceRequest& request) {
@@ -63,7 +65,8 @@ Algorithm choose_algorithm(const ChoiceRequest& request) {
   const Plan plan = request.codec->plan({.segments = {&segment, 1},
                                          .dtype = request.dtype,
                                          .contributions = static_cast<std::size_t>(request.ranks)});
-  if (request.wanted == Algorithm::kAuto) return automatic(plan, request);
+  if (request.wanted == Algorithm::kAuto || request.wanted == Algorithm::kHierarchical)
+    return automatic(plan, request);
   if (!allows(plan, request.wanted)) throw_unfit(*request.codec, plan, request.wanted);
   return request.wanted;
 }

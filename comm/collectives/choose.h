@@ -24,11 +24,12 @@ struct ChoiceRequest {
 };
 
 /// Native where the values add on the wire; one-shot for codecs that cannot reduce, for two ranks
-/// (the same bytes, one quantisation) and for small messages; else two-shot.
+/// (the same bytes, one quantisation) and for small messages; else two-shot. For kHierarchical what
+/// goes on between the hosts, of which `ranks` is the number.
 /// Throws InvalidArgument where the wanted algorithm does not fit the codec.
 Algorithm choose_algorithm(const ChoiceRequest& request);
 
-/// The flow of an allreduce by `algorithm` (not kAuto).
+/// The flow of an allreduce by `algorithm` (neither kAuto nor kHierarchical).
 Flow flow_of(Algorithm algorithm);
 
 }  // namespace tersor

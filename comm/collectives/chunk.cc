@@ -22,8 +22,10 @@ void ChunkTask::prepare(const ChunkPlan& plan) {
   if (workspace_.bytes() < plan.workspace_bytes()) workspace_ = Buffer(plan.workspace_bytes());
 }
 
-void ChunkTask::start(const ChunkPlan& plan, std::uint32_t tag) {
+void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag) {
   prepare(plan);
+  context_ = &context;
+  messages_.bind(context);
   plan_ = &plan;
   tag_ = tag;
   stage_ = Stage::kEncode;
@@ -36,10 +38,10 @@ void ChunkTask::drop() {
 
 // The first exchange of any flow has the first tag, so that ranks that go another way meet there.
 Operation ChunkTask::operation(std::uint32_t phase, const std::shared_ptr<Buffer>& sent) const {
-  return {.name = context_.name,
-          .signature = context_.signature,
+  return {.name = context_->name,
+          .signature = context_->signature,
           .tag = tag_ + phase,
-          .timeout = context_.timeout,
+          .timeout = context_->timeout,
           .stream = {},
           .keep_alive = sent};
 }
@@ -85,13 +87,13 @@ void ChunkTask::start_native() {
     ValueSpan values(sends_->pointer() + offset, plan_->native_counts[i], plan_->native_dtype);
     if (plan_->in_place && !lane.frames.empty()) {
       const Piece& piece = lane.frames.front().pieces.front();
-      values = context_.slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
+      values = context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
     }
     messages_.encode_native(lane, values, workspace_.span());
     parts_.push_back(values);
     offset += bytes;
   }
-  handle_ = context_.transport->sum(operation(0, sends_), parts_);
+  handle_ = context_->transport->sum(operation(0, sends_), parts_);
   stage_ = Stage::kGather;
 }
 
@@ -105,25 +107,25 @@ void ChunkTask::finish_native() {
 
 void ChunkTask::start_scatter() {
   outgoing_.clear();
-  capacities_.assign(context_.ranks, own_lane().message_bytes);
-  for (int lane = 0; lane < context_.ranks; ++lane) {
-    const int peers = lane == context_.rank ? 0 : 1;
+  capacities_.assign(context_->ranks, own_lane().message_bytes);
+  for (int lane = 0; lane < context_->ranks; ++lane) {
+    const int peers = lane == context_->rank ? 0 : 1;
     const std::size_t bytes =
         messages_.encode(plan_->lanes[lane], message_space(lane), workspace_.span(), peers);
     outgoing_.push_back(message_space(lane).first(bytes));
   }
-  handle_ = context_.transport->all_to_all(operation(0, sends_), outgoing_, capacities_);
+  handle_ = context_->transport->all_to_all(operation(0, sends_), outgoing_, capacities_);
   stage_ = Stage::kScatter;
 }
 
 void ChunkTask::collect(int own_rank, ConstByteSpan own) {
   received_.clear();
-  for (int rank = 0; rank < context_.ranks; ++rank)
+  for (int rank = 0; rank < context_->ranks; ++rank)
     received_.push_back(rank == own_rank ? own : handle_.received(rank));
 }
 
 void ChunkTask::finish_scatter() {
-  collect(context_.rank, outgoing_[context_.rank]);
+  collect(context_->rank, outgoing_[context_->rank]);
   if (plan_->flow == Flow::kScatter) {
     messages_.decode(own_lane(), received_, workspace_.span());
     handle_ = {};
@@ -137,7 +139,7 @@ void ChunkTask::finish_scatter() {
 
 void ChunkTask::encode_and_gather(const Lane& lane) {
   const std::size_t bytes =
-      messages_.encode(lane, sends_->span(), workspace_.span(), context_.ranks - 1);
+      messages_.encode(lane, sends_->span(), workspace_.span(), context_->ranks - 1);
   std::swap(sends_, sum_);  // what is gathered stands in `sum_`
   start_gather(sum_->span().first(bytes), plan_->largest_lane());
 }
@@ -145,16 +147,16 @@ void ChunkTask::encode_and_gather(const Lane& lane) {
 void ChunkTask::start_gather(ConstByteSpan message, std::size_t capacity) {
   const std::uint32_t phase = plan_->flow == Flow::kTwoShot ? 1 : 0;
   gathered_ = message;
-  handle_ = context_.transport->all_gather(operation(phase, sum_), message, capacity);
+  handle_ = context_->transport->all_gather(operation(phase, sum_), message, capacity);
   stage_ = Stage::kGather;
 }
 
 void ChunkTask::finish_gather() {
-  collect(context_.rank, gathered_);
+  collect(context_->rank, gathered_);
   if (plan_->flow == Flow::kOneShot) {
     messages_.decode(plan_->lanes.front(), received_, workspace_.span());
   } else {
-    for (int lane = 0; lane < context_.ranks; ++lane)
+    for (int lane = 0; lane < context_->ranks; ++lane)
       messages_.decode(plan_->lanes[lane], std::span(received_).subspan(lane, 1),
                        workspace_.span());
   }

@@ -15,20 +15,18 @@ namespace tersor {
 /// `advance` whenever `can_advance`. Buffers grow to what `prepare` is given and then stay.
 class ChunkTask {
  public:
-  explicit ChunkTask(ExchangeContext& context) : context_(context), messages_(context) {}
-
   /// Makes the buffers large enough for a plan.
   void prepare(const ChunkPlan& plan);
 
-  /// Binds a chunk; its operations use `tag` and `tag` + 1. The plan outlives the task.
-  void start(const ChunkPlan& plan, std::uint32_t tag);
+  /// Binds a chunk; its operations use `tag` and `tag` + 1. Context and plan outlive the task.
+  void start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag);
 
   /// True while messages of it are under way.
   bool on_wire() const { return stage_ != Stage::kEncode && stage_ != Stage::kDone; }
   bool done() const { return stage_ == Stage::kDone; }
   /// True where nothing remains but to decode: other chunks' sends go first.
   bool only_decodes() const { return stage_ == Stage::kGather; }
-  const ChunkPlan* plan() const { return plan_; }
+  Transport& transport() const { return *context_->transport; }
 
   /// True where `advance` has work to do, because what it waited for is there.
   bool can_advance();
@@ -50,11 +48,11 @@ class ChunkTask {
   void finish_gather();
   void finish_native();
   void collect(int own_rank, ConstByteSpan own);
-  const Lane& own_lane() const { return plan_->lanes[context_.rank]; }
+  const Lane& own_lane() const { return plan_->lanes[context_->rank]; }
   Operation operation(std::uint32_t phase, const std::shared_ptr<Buffer>& sent) const;
   ByteSpan message_space(int lane) const;
 
-  ExchangeContext& context_;
+  ExchangeContext* context_ = nullptr;
   Messages messages_;
   const ChunkPlan* plan_ = nullptr;
   Stage stage_ = Stage::kDone;

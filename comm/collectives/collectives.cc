@@ -1,7 +1,6 @@
 // allreduce, reduce_scatter and allgather: check, prepare (or find what an equal call prepared),
 // bind this call's memory, run.
-#include "comm/collectives/choose.h"
-#include "comm/collectives/pipeline.h"
+#include "comm/collectives/prepared.h"
 
 #include <tersor/collectives.h>
 
@@ -12,101 +11,6 @@
 
 namespace tersor {
 namespace {
-
-enum class Kind : std::uint8_t { kAllreduce, kReduceScatter, kAllgather };
-
-constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allgather"};
-
-/// What a prepared collective depends on: an equal call may use it again.
-struct Key {
-  const Transport* transport = nullptr;
-  Kind kind = Kind::kAllreduce;
-  std::string codec;
-  Dtype dtype = Dtype::kF32;
-  std::size_t count = 0;  ///< of a slot
-  Reduction reduction = Reduction::kSum;
-  Algorithm algorithm = Algorithm::kAuto;
-  std::uint32_t parameter = 0;
-  std::size_t chunk_count = 0;
-  unsigned threads = 1;
-
-  bool operator==(const Key&) const = default;
-};
-
-/// Plans, buffers and context of one shape of call.
-struct Prepared {
-  explicit Prepared(Key wanted) : key(std::move(wanted)), codec(make_codec(key.codec)) {}
-
-  Key key;
-  std::shared_ptr<const Codec> codec;
-  Algorithm algorithm = Algorithm::kAuto;
-  std::vector<Slot> slots;
-  std::vector<ChunkPlan> chunks;
-  ExchangeContext context;
-  std::unique_ptr<Pipeline> pipeline;
-};
-
-std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& options) {
-  Signature signature;
-  signature.add(static_cast<std::uint8_t>(prepared.key.kind))
-      .add(options.reduction)
-      .add(prepared.algorithm)
-      .add(static_cast<std::uint32_t>(prepared.context.ranks))
-      .add(static_cast<std::uint64_t>(options.chunk_count));
-  for (const Slot& slot : prepared.slots)
-    signature.add(slot.dtype)
-        .add(static_cast<std::uint64_t>(slot.count))
-        .add(slot.first_index)
-        .add(prepared.codec->spec().text());
-  return signature.value();
-}
-
-void make_slots(Prepared& prepared, int slots) {
-  for (int i = 0; i < slots; ++i)
-    prepared.slots.push_back({.parameter = prepared.key.parameter,
-                              .count = prepared.key.count,
-                              .first_index = prepared.key.count * static_cast<std::uint64_t>(i),
-                              .dtype = prepared.key.dtype,
-                              .codec = prepared.codec});
-}
-
-// A codec that cannot be cut chooses among all values: each rank gathers all and keeps its shard.
-bool gathers_whole(const Prepared& prepared) {
-  return prepared.key.kind == Kind::kReduceScatter && !prepared.codec->traits().divisible;
-}
-
-void make_plans(Prepared& prepared) {
-  const PlanContext plan{prepared.slots, prepared.context.ranks, prepared.key.threads};
-  if (prepared.key.kind == Kind::kAllreduce || gathers_whole(prepared)) {
-    prepared.chunks = plan_cut(plan, 0, flow_of(prepared.algorithm), prepared.key.chunk_count);
-  } else {
-    const Flow flow = prepared.key.kind == Kind::kAllgather ? Flow::kGather : Flow::kScatter;
-    prepared.chunks = plan_lanes(plan, flow, prepared.key.chunk_count);
-  }
-}
-
-std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const CollectiveOptions& options) {
-  auto prepared = std::make_unique<Prepared>(std::move(key));
-  prepared->context.rank = transport.rank();
-  prepared->context.ranks = transport.ranks();
-  prepared->context.name = kKindNames[static_cast<int>(prepared->key.kind)];
-  const bool single = prepared->key.kind == Kind::kAllreduce || gathers_whole(*prepared);
-  if (gathers_whole(*prepared)) prepared->key.count *= transport.ranks();
-  make_slots(*prepared, single ? 1 : transport.ranks());
-  prepared->algorithm =
-      prepared->key.kind == Kind::kAllreduce
-          ? choose_algorithm({prepared->codec.get(), prepared->key.dtype, prepared->key.count,
-                              transport.ranks(), options.algorithm})
-          : Algorithm::kOneShot;
-  make_plans(*prepared);
-  prepared->context.slots = prepared->slots;
-  prepared->context.counters.resize(prepared->slots.size());
-  prepared->context.signature = signature_of(*prepared, options);
-  prepared->pipeline = std::make_unique<Pipeline>(prepared->context);
-  for (const ChunkPlan& chunk : prepared->chunks) prepared->pipeline->prepare(chunk);
-  if (gathers_whole(*prepared)) prepared->key.count /= transport.ranks();
-  return prepared;
-}
 
 void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
   ExchangeContext& context = prepared.context;
@@ -121,6 +25,7 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   context.threads = options.threads;
   context.overflows = 0;
   for (SlotCounters& counters : context.counters) counters = {};
+  if (prepared.hierarchy != nullptr) prepared.hierarchy->bind(context);
 }
 
 SegmentState in_place(const ValueSpan& residual) { return {residual, residual, {}, {}}; }
@@ -132,8 +37,37 @@ void check_state(const ValueSpan& residual, std::size_t count, std::string_view 
                         std::to_string(count));
 }
 
+/// What this rank keeps of an allreduce's slot.
+StateRanges allreduce_ranges(const Prepared& prepared) {
+  const Slot& slot = prepared.slots.front();
+  const ExchangeContext& context = prepared.context;
+  if (prepared.hierarchy != nullptr)
+    return prepared.hierarchy->groups().state_ranges(slot.count, context.rank, slot.parameter);
+  return {{0, slot.count}, owned_range(slot.count, context.rank, context.ranks, slot.parameter)};
+}
+
+bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {
+  return options.state != nullptr && prepared.codec->has_feedback();
+}
+
+void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) {
+  if (!keeps_state(prepared, options)) return;
+  const StateRanges ranges = allreduce_ranges(prepared);
+  Slot& slot = prepared.slots.front();
+  check_state(options.state->residual, ranges.encoded.count,
+              prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
+  slot.residual = in_place(options.state->residual);
+  slot.residual_first = ranges.encoded.first;
+  if (prepared.flow != Flow::kTwoShot) return;
+  check_state(options.state->owner_residual, ranges.owned.count,
+              "owner_residual (see owned_count)");
+  slot.owner = in_place(options.state->owner_residual);
+  slot.owner_first = ranges.owned.first;
+}
+
+/// Of collectives whose slots are shards.
 void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded) {
-  if (options.state == nullptr || !prepared.codec->has_feedback()) return;
+  if (!keeps_state(prepared, options)) return;
   const CollectiveState& state = *options.state;
   check_state(state.residual, encoded, "residual");
   std::size_t offset = 0;
@@ -144,13 +78,6 @@ void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_
     slot.residual = in_place(state.residual.subspan(offset, slot.count));
     offset += slot.count;
   }
-  if (prepared.algorithm != Algorithm::kTwoShot) return;
-  Slot& slot = prepared.slots.front();
-  const Range owned =
-      owned_range(slot.count, prepared.context.rank, prepared.context.ranks, slot.parameter);
-  check_state(state.owner_residual, owned.count, "owner_residual (see owned_count)");
-  slot.owner = in_place(state.owner_residual);
-  slot.owner_first = owned.first;
 }
 
 void advance_words(const CollectiveOptions& options, std::uint64_t overflows) {
@@ -173,16 +100,25 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
   }
 }
 
+std::uint64_t sent_bytes(const Prepared& prepared, const Transport& transport) {
+  const std::uint64_t whole = transport.counters().sent_bytes;
+  return prepared.hierarchy == nullptr ? whole : whole + prepared.hierarchy->sent_bytes();
+}
+
+void submit(Prepared& prepared, Transport& transport) {
+  const auto chunks = static_cast<std::uint32_t>(prepared.chunks.size());
+  std::uint32_t tag = transport.reserve_tags(kTagsOfRoute * chunks);
+  for (const Route& chunk : prepared.chunks) {
+    prepared.pipeline->submit(chunk, tag);
+    tag += kTagsOfRoute;
+  }
+}
+
 void run(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
   const auto start = Clock::now();
-  const std::uint64_t sent = transport.counters().sent_bytes;
+  const std::uint64_t sent = sent_bytes(prepared, transport);
   const double wire = prepared.pipeline->wire_seconds();
-  std::uint32_t tag =
-      transport.reserve_tags(static_cast<std::uint32_t>(2 * prepared.chunks.size()));
-  for (const ChunkPlan& chunk : prepared.chunks) {
-    prepared.pipeline->submit(chunk, tag);
-    tag += 2;
-  }
+  submit(prepared, transport);
   try {
     prepared.pipeline->finish();
   } catch (const TransportError&) {
@@ -191,10 +127,11 @@ void run(Prepared& prepared, Transport& transport, const CollectiveOptions& opti
     transport.poison(error.what());  // the others would wait for us
     throw;
   }
+  if (prepared.hierarchy != nullptr) prepared.hierarchy->collect(prepared.context);
   advance_words(options, prepared.context.overflows);
   if (options.statistics == nullptr) return;
   fill_statistics(prepared, *options.statistics);
-  options.statistics->sent_bytes = transport.counters().sent_bytes - sent;
+  options.statistics->sent_bytes = sent_bytes(prepared, transport) - sent;
   options.statistics->wire_seconds = prepared.pipeline->wire_seconds() - wire;
   options.statistics->seconds = seconds_since(start);
 }
@@ -234,6 +171,7 @@ void check_feedback(const Codec& codec, const CollectiveOptions& options) {
 }  // namespace
 
 struct CollectiveWorkspace::Cache {
+  KnownHierarchy hierarchy;
   std::unique_ptr<Prepared> prepared;
 };
 
@@ -248,13 +186,13 @@ namespace {
 class Lease {
  public:
   Lease(Transport& transport, Key key, const CollectiveOptions& options) {
-    std::unique_ptr<Prepared>& place =
-        options.workspace == nullptr ? own_ : options.workspace->cache().prepared;
-    if (place == nullptr || !(place->key == key)) {
-      place = nullptr;
-      place = prepare(transport, std::move(key), options);
+    CollectiveWorkspace::Cache& cache =
+        options.workspace == nullptr ? own_ : options.workspace->cache();
+    if (cache.prepared == nullptr || !(cache.prepared->key == key)) {
+      cache.prepared = nullptr;
+      cache.prepared = prepare(transport, std::move(key), options, cache.hierarchy);
     }
-    prepared_ = place.get();
+    prepared_ = cache.prepared.get();
     check_feedback(*prepared_->codec, options);
     bind_call(*prepared_, transport, options);
   }
@@ -263,7 +201,7 @@ class Lease {
   Prepared& operator*() { return *prepared_; }
 
  private:
-  std::unique_ptr<Prepared> own_;
+  CollectiveWorkspace::Cache own_;
   Prepared* prepared_;
 };
 
@@ -278,7 +216,9 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
           .algorithm = options.algorithm,
           .parameter = options.parameter,
           .chunk_count = options.chunk_count,
-          .threads = options.threads == nullptr ? 1 : options.threads->count()};
+          .threads = options.threads == nullptr ? 1 : options.threads->count(),
+          .hosts = {options.hosts.begin(), options.hosts.end()},
+          .host_codec = options.host_codec};
 }
 
 }  // namespace
@@ -291,7 +231,7 @@ void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions
   Slot& slot = call->slots.front();
   slot.input = gradient;
   slot.output = gradient;
-  bind_state(*call, options, gradient.count());
+  bind_allreduce_state(*call, options);
   run(*call, transport, options);
 }
 
@@ -307,7 +247,7 @@ void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
   const auto rank = static_cast<std::size_t>(transport.rank());
   Slot& own = call->slots.size() == 1 ? call->slots.front() : call->slots[rank];
   own.output = shard;
-  if (gathers_whole(*call)) own.window = rank * shard.count();
+  if (call->gathers_whole()) own.window = rank * shard.count();
   bind_state(*call, options, input.count());
   run(*call, transport, options);
 }
@@ -324,13 +264,6 @@ void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
   call->slots[static_cast<std::size_t>(transport.rank())].input = shard;
   bind_state(*call, options, shard.count());
   run(*call, transport, options);
-}
-
-std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter) {
-  if (ranks < 1 || rank < 0 || rank >= ranks)
-    throw InvalidArgument("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                          " does not exist");
-  return owned_range(count, rank, ranks, parameter).count;
 }
 
 }  // namespace tersor

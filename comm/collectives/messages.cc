@@ -21,6 +21,10 @@ SegmentState part(const SegmentState& state, Range range) {
           part(state.memory_in, range), part(state.memory_out, range)};
 }
 
+SegmentState sender_part(const Slot& slot, Range range) {
+  return part(slot.residual, {range.first - slot.residual_first, range.count});
+}
+
 // The owner's residual begins where its own part of the parameter does.
 SegmentState owner_part(const Slot& slot, Range range) {
   return part(slot.owner, {range.first - slot.owner_first, range.count});
@@ -32,13 +36,13 @@ void Messages::gather_inputs(const FramePlan& frame, Phase phase) {
   inputs_.clear();
   states_.clear();
   for (const Piece& piece : frame.pieces) {
-    const Slot& slot = context_.slots[piece.slot];
+    const Slot& slot = context_->slots[piece.slot];
     if (phase == Phase::kSender)
       inputs_.push_back(slot.input.subspan(piece.range.first, piece.range.count));
     const bool kept =
         phase == Phase::kSender ? frame.codec->has_feedback() : !slot.owner.residual_out.empty();
     if (!kept) continue;
-    states_.push_back(phase == Phase::kSender ? part(slot.residual, piece.range)
+    states_.push_back(phase == Phase::kSender ? sender_part(slot, piece.range)
                                               : owner_part(slot, piece.range));
   }
 }
@@ -46,7 +50,7 @@ void Messages::gather_inputs(const FramePlan& frame, Phase phase) {
 void Messages::gather_outputs(const FramePlan& frame) {
   outputs_.clear();
   for (const Piece& piece : frame.pieces) {
-    const Slot& slot = context_.slots[piece.slot];
+    const Slot& slot = context_->slots[piece.slot];
     outputs_.push_back(slot.window ? slot.output
                                    : slot.output.subspan(piece.range.first, piece.range.count));
   }
@@ -65,18 +69,18 @@ void Messages::next_frames(std::span<const ConstByteSpan> messages) {
 }
 
 RandomSource Messages::random(Phase phase) const {
-  const auto rank = static_cast<std::uint32_t>(context_.rank);
-  return {.key = kernels::noise_key(context_.seed, rank, static_cast<std::uint32_t>(phase)),
-          .step = context_.step};
+  const auto rank = static_cast<std::uint32_t>(context_->rank);
+  return {.key = kernels::noise_key(context_->seed, rank, static_cast<std::uint32_t>(phase)),
+          .step = context_->step};
 }
 
 FrameIdentity Messages::identity() const {
-  return {.signature = context_.signature, .checksum = context_.checksum, .round = 0};
+  return {.signature = context_->signature, .checksum = context_->checksum, .round = 0};
 }
 
 Execution Messages::execution(ByteSpan workspace) const {
   Execution execution;
-  execution.threads = context_.threads;
+  execution.threads = context_->threads;
   execution.workspace = workspace;
   return execution;
 }
@@ -85,7 +89,7 @@ void Messages::count_time(const FramePlan& frame, Work work, double seconds) {
   double all = 0;
   for (const Piece& piece : frame.pieces) all += static_cast<double>(piece.range.count);
   for (const Piece& piece : frame.pieces) {
-    SlotCounters& counters = context_.counters[piece.slot];
+    SlotCounters& counters = context_->counters[piece.slot];
     const double share = seconds * static_cast<double>(piece.range.count) / all;
     (work == Work::kEncode ? counters.encode_seconds : counters.decode_seconds) += share;
   }
@@ -96,13 +100,13 @@ void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers)
   for (const Piece& piece : frame.pieces) all += piece.range.count;
   const double each = static_cast<double>(bytes) * peers / static_cast<double>(all);
   for (const Piece& piece : frame.pieces)
-    context_.counters[piece.slot].sent_bytes +=
+    context_->counters[piece.slot].sent_bytes +=
         static_cast<std::uint64_t>(each * static_cast<double>(piece.range.count));
 }
 
 void Messages::count_overflows() {
-  const std::uint64_t before = context_.words == nullptr ? 0 : context_.words->overflows;
-  context_.overflows += words_out_.overflows - std::min(before, words_out_.overflows);
+  const std::uint64_t before = context_->words == nullptr ? 0 : context_->words->overflows;
+  context_->overflows += words_out_.overflows - std::min(before, words_out_.overflows);
   words_out_ = {};
 }
 
@@ -115,7 +119,7 @@ std::size_t Messages::encode(const Lane& lane, ByteSpan message, ByteSpan worksp
     frame.codec->encode({.segments = frame.segments,
                          .gradients = inputs_,
                          .states = states_,
-                         .words = context_.words,
+                         .words = context_->words,
                          .words_out = &words_out_,
                          .random = random(Phase::kSender),
                          .identity = identity(),
@@ -143,7 +147,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> me
                          .dtype = frame.dtype,
                          .frames = frames_,
                          .states = states_,
-                         .words = context_.words,
+                         .words = context_->words,
                          .words_out = &words_out_,
                          .random = random(Phase::kOwner),
                          .identity = identity(),
@@ -152,7 +156,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> me
     const std::size_t bytes = frame_bytes(target);
     offset += align_up(bytes, kSectionAlignment);
     count_time(frame, Work::kEncode, seconds_since(start));
-    count_bytes(frame, bytes, context_.ranks - 1);
+    count_bytes(frame, bytes, context_->ranks - 1);
     count_overflows();
   }
   return offset;
@@ -169,10 +173,10 @@ void Messages::decode(const Lane& lane, std::span<const ConstByteSpan> messages,
                          .frames = frames_,
                          .outputs = outputs_,
                          .mode = DecodeMode::kAssign,
-                         .factor = context_.factor,
+                         .factor = context_->factor,
                          .identity = identity(),
                          .execution = execution(workspace),
-                         .window_first = context_.slots[frame.pieces.front().slot].window});
+                         .window_first = context_->slots[frame.pieces.front().slot].window});
     count_time(frame, Work::kDecode, seconds_since(start));
   }
 }
@@ -190,7 +194,7 @@ void Messages::encode_native(const Lane& lane, ValueSpan values, ByteSpan worksp
                               .random = random(Phase::kSender),
                               .identity = identity(),
                               .execution = execution(workspace)},
-                             context_.factor, values);
+                             context_->factor, values);
   count_time(frame, Work::kEncode, seconds_since(start));
   count_overflows();
 }

@@ -14,7 +14,8 @@ namespace tersor {
 /// same shape allocates nothing.
 class Messages {
  public:
-  explicit Messages(ExchangeContext& context) : context_(context) {}
+  /// Whose calls are to be made from now on.
+  void bind(ExchangeContext& context) { context_ = &context; }
 
   /// Encodes a lane's slots; returns the message's true bytes. `peers` is how many ranks it goes
   /// to.
@@ -45,7 +46,7 @@ class Messages {
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
 
-  ExchangeContext& context_;
+  ExchangeContext* context_ = nullptr;
   StateWords words_out_;  ///< of each call; only its counter is used
   std::vector<ConstValueSpan> inputs_;
   std::vector<ValueSpan> outputs_;

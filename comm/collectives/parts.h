@@ -39,4 +39,10 @@ inline Range owned_range(std::size_t count, int rank, int ranks, std::uint32_t p
   return part_range(count, owned_part(rank, ranks, parameter), ranks);
 }
 
+/// The same of a range that begins at a multiple of kUnit.
+inline Range owned_range(Range whole, int rank, int ranks, std::uint32_t parameter) {
+  const Range owned = owned_range(whole.count, rank, ranks, parameter);
+  return {whole.first + owned.first, owned.count};
+}
+
 }  // namespace tersor

@@ -1,6 +1,7 @@
 // See pipeline.h.
 #include "comm/collectives/pipeline.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -8,23 +9,24 @@ namespace tersor {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestWait{50};
+constexpr std::chrono::microseconds kLongestDeafness{50};  // to all transports but one
 
 }  // namespace
 
 Pipeline::Pipeline(ExchangeContext& context) : context_(context) {
   for (unsigned i = 0; i < kWindow; ++i) {
-    tasks_.push_back(std::make_unique<ChunkTask>(context));
+    tasks_.push_back(std::make_unique<RouteTask>());
     free_.push_back(tasks_.back().get());
   }
   active_.reserve(kWindow);
 }
 
-void Pipeline::prepare(const ChunkPlan& plan) {
-  for (const auto& task : tasks_) task->prepare(plan);
+void Pipeline::prepare(const Route& route) {
+  for (const auto& task : tasks_) task->prepare(route);
 }
 
-void Pipeline::submit(const ChunkPlan& plan, std::uint32_t tag, std::function<void()> on_done) {
-  queue_.push_back({&plan, tag, std::move(on_done)});
+void Pipeline::submit(const Route& route, std::uint32_t tag, std::function<void()> on_done) {
+  queue_.push_back({&route, tag, std::move(on_done)});
 }
 
 bool Pipeline::start_next() {
@@ -33,7 +35,7 @@ bool Pipeline::start_next() {
   queue_.pop_front();
   active_.push_back({free_.back(), std::move(entry.on_done)});
   free_.pop_back();
-  active_.back().task->start(*entry.plan, entry.tag);
+  active_.back().task->start(*entry.route, entry.tag);
   advance_task(active_.size() - 1);
   return true;
 }
@@ -65,7 +67,16 @@ bool Pipeline::advance_where(bool only_decodes) {
 // What feeds the wire goes first: sums to be gathered, then new chunks; decoding last.
 bool Pipeline::advance() { return advance_where(false) || start_next() || advance_where(true); }
 
-void Pipeline::wait_activity(Clock::time_point until) { context_.transport->wait_activity(until); }
+// A transport hears of its own messages only. Where some are under way on a part of it, that part
+// is waited for, and soon all others are looked after too.
+void Pipeline::wait_activity(Clock::time_point until) {
+  for (const Active& active : active_) {
+    Transport& transport = active.task->transport();
+    if (!active.task->on_wire() || &transport == context_.transport) continue;
+    return transport.wait_activity(std::min(until, Clock::now() + kLongestDeafness));
+  }
+  context_.transport->wait_activity(until);
+}
 
 void Pipeline::finish() {
   try {

@@ -1,7 +1,7 @@
 // Several chunks under way at once, so that encoding, wire and decoding overlap.
 #pragma once
 
-#include "comm/collectives/chunk.h"
+#include "comm/collectives/route.h"
 
 #include <tersor/transport.h>
 
@@ -22,11 +22,12 @@ class Pipeline {
 
   explicit Pipeline(ExchangeContext& context);
 
-  /// Makes buffers for a plan, so that running it allocates nothing.
-  void prepare(const ChunkPlan& plan);
+  /// Makes buffers for a route, so that running it allocates nothing.
+  void prepare(const Route& route);
 
   /// Queues a chunk. `on_done` (may be empty) runs on the driving thread.
-  void submit(const ChunkPlan& plan, std::uint32_t tag, std::function<void()> on_done = {});
+  /// The chunk takes `kTagsOfRoute` tags, from `tag` on.
+  void submit(const Route& route, std::uint32_t tag, std::function<void()> on_done = {});
 
   bool idle() const { return queue_.empty() && active_.empty(); }
   /// Does one stage's work, if any is there to do. Returns false where all waits for the wire.
@@ -43,12 +44,12 @@ class Pipeline {
 
  private:
   struct Entry {
-    const ChunkPlan* plan;
+    const Route* route;
     std::uint32_t tag;
     std::function<void()> on_done;
   };
   struct Active {
-    ChunkTask* task;
+    RouteTask* task;
     std::function<void()> on_done;
   };
 
@@ -59,8 +60,8 @@ class Pipeline {
   void update_wire_clock();
 
   ExchangeContext& context_;
-  std::vector<std::unique_ptr<ChunkTask>> tasks_;
-  std::vector<ChunkTask*> free_;
+  std::vector<std::unique_ptr<RouteTask>> tasks_;
+  std::vector<RouteTask*> free_;
   std::vector<Active> active_;  ///< oldest first
   std::deque<Entry> queue_;
   bool wire_busy_ = false;

@@ -8,16 +8,18 @@ namespace {
 
 bool has_owners(Flow flow) { return flow == Flow::kTwoShot || flow == Flow::kNative; }
 
-FramePlan& frame_for(Lane& lane, const Slot& slot) {
+FramePlan& frame_for(Lane& lane, const Slot& slot, const Codec* codec) {
   for (FramePlan& frame : lane.frames)
-    if (frame.codec == slot.codec.get() && frame.dtype == slot.dtype) return frame;
-  lane.frames.push_back({.codec = slot.codec.get(), .dtype = slot.dtype});
+    if (frame.codec == codec && frame.dtype == slot.dtype) return frame;
+  lane.frames.push_back({.codec = codec, .dtype = slot.dtype});
   return lane.frames.back();
 }
 
-void add_piece(Lane& lane, const Slot& slot, Piece piece) {
+void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
   if (piece.range.count == 0) return;
-  FramePlan& frame = frame_for(lane, slot);
+  const Slot& slot = context.slots[piece.slot];
+  FramePlan& frame =
+      frame_for(lane, slot, context.codec == nullptr ? slot.codec.get() : context.codec);
   frame.pieces.push_back(piece);
   const bool whole = piece.range.count == slot.count;
   frame.segments.push_back({.count = piece.range.count,
@@ -25,7 +27,18 @@ void add_piece(Lane& lane, const Slot& slot, Piece piece) {
                             .first_index = slot.first_index + piece.range.first,
                             .rows = whole ? slot.rows : 0,
                             .columns = whole ? slot.columns : 0,
-                            .active = slot.active});
+                            .active = context.carried == Carried::kOwn ? slot.active : nullptr});
+}
+
+/// What of a slot travels in the exchange.
+Range carried_range(const PlanContext& context, const Slot& slot) {
+  return owned_range(slot.count, context.sharding.shard, context.sharding.shards, slot.parameter);
+}
+
+/// What of a slot travels in a lane.
+Range lane_range(const PlanContext& context, const Slot& slot, Flow flow, int lane) {
+  const Range carried = carried_range(context, slot);
+  return has_owners(flow) ? owned_range(carried, lane, context.ranks, slot.parameter) : carried;
 }
 
 void size_frame(FramePlan& frame, const PlanContext& context, Round& round) {
@@ -99,12 +112,8 @@ ChunkPlan plan_whole(const PlanContext& context, std::span<const std::uint32_t> 
   ChunkPlan chunk = empty_chunk(context, flow);
   for (const std::uint32_t index : slots) {
     const Slot& slot = context.slots[index];
-    for (int lane = 0; lane < static_cast<int>(chunk.lanes.size()); ++lane) {
-      const Range range = has_owners(flow)
-                              ? owned_range(slot.count, lane, context.ranks, slot.parameter)
-                              : Range{0, slot.count};
-      add_piece(chunk.lanes[lane], slot, {index, range});
-    }
+    for (int lane = 0; lane < static_cast<int>(chunk.lanes.size()); ++lane)
+      add_piece(chunk.lanes[lane], context, {index, lane_range(context, slot, flow, lane)});
   }
   size_chunk(chunk, context);
   return chunk;
@@ -114,23 +123,31 @@ std::vector<ChunkPlan> plan_cut(const PlanContext& context, std::uint32_t index,
                                 std::size_t chunk_count) {
   const Slot& slot = context.slots[index];
   const int lanes = flow == Flow::kOneShot ? 1 : context.ranks;
-  const std::size_t longest = align_up(ceil_div(slot.count, lanes), kUnit);
+  const std::size_t count = carried_range(context, slot).count;
+  const std::size_t longest = align_up(ceil_div(count, lanes), kUnit);
   const std::size_t step = slot.codec->traits().divisible
                                ? align_up(std::max<std::size_t>(chunk_count / lanes, 1), kUnit)
-                               : std::max(slot.count, kUnit);
+                               : std::max(count, kUnit);
   std::vector<ChunkPlan> chunks;
   for (std::size_t offset = 0; offset < std::max<std::size_t>(longest, 1); offset += step) {
     ChunkPlan chunk = empty_chunk(context, flow);
     for (int lane = 0; lane < lanes; ++lane) {
-      const Range whole = has_owners(flow)
-                              ? owned_range(slot.count, lane, context.ranks, slot.parameter)
-                              : Range{0, slot.count};
-      add_piece(chunk.lanes[lane], slot, {index, cut(whole, offset, step)});
+      const Range whole = lane_range(context, slot, flow, lane);
+      add_piece(chunk.lanes[lane], context, {index, cut(whole, offset, step)});
     }
     size_chunk(chunk, context);
     chunks.push_back(std::move(chunk));
   }
   return chunks;
+}
+
+ChunkPlan plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes,
+                      Flow flow) {
+  ChunkPlan chunk = empty_chunk(context, flow);
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane)
+    for (const Piece& piece : lanes[lane]) add_piece(chunk.lanes[lane], context, piece);
+  size_chunk(chunk, context);
+  return chunk;
 }
 
 std::vector<ChunkPlan> plan_lanes(const PlanContext& context, Flow flow, std::size_t chunk_count) {
@@ -143,7 +160,7 @@ std::vector<ChunkPlan> plan_lanes(const PlanContext& context, Flow flow, std::si
     ChunkPlan chunk = empty_chunk(context, flow);
     for (std::uint32_t lane = 0; lane < context.slots.size(); ++lane) {
       const Slot& slot = context.slots[lane];
-      add_piece(chunk.lanes[lane], slot, {lane, cut({0, slot.count}, offset, step)});
+      add_piece(chunk.lanes[lane], context, {lane, cut({0, slot.count}, offset, step)});
     }
     size_chunk(chunk, context);
     chunks.push_back(std::move(chunk));

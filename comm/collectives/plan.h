@@ -39,11 +39,12 @@ struct Slot {
   Dtype dtype = Dtype::kF32;
   std::shared_ptr<const Codec> codec;
 
-  ConstValueSpan input = {};    ///< what this rank contributes
-  ValueSpan output = {};        ///< where the result goes; may be the input's memory
-  SegmentState residual = {};   ///< the sender's, over the whole slot; empty: none
-  SegmentState owner = {};      ///< the owner's, over the range that this rank owns; empty: none
-  std::size_t owner_first = 0;  ///< where that range begins
+  ConstValueSpan input = {};       ///< what this rank contributes
+  ValueSpan output = {};           ///< where the result goes; may be the input's memory
+  SegmentState residual = {};      ///< the sender's, over what this rank encodes; empty: none
+  std::size_t residual_first = 0;  ///< where that begins
+  SegmentState owner = {};         ///< the owner's, over what this rank owns; empty: none
+  std::size_t owner_first = 0;     ///< where that begins
   const std::uint32_t* active = nullptr;
   std::optional<std::uint64_t> window =
       {};  ///< only this part is decoded (output's count), from here
@@ -84,11 +85,23 @@ struct ChunkPlan {
   std::size_t workspace_bytes() const;
 };
 
+/// Which part of every slot an exchange carries: all of it, unless it is one of a hierarchy.
+struct Sharding {
+  int shard = 0;
+  int shards = 1;
+};
+
+/// Whose values an exchange carries: this rank's own, or those that its host has added.
+enum class Carried : std::uint8_t { kOwn, kOfHost };
+
 /// What all chunks of an exchange have in common.
 struct PlanContext {
   std::span<const Slot> slots;
   int ranks = 1;
   unsigned threads = 1;
+  Sharding sharding = {};
+  Carried carried = Carried::kOwn;
+  const Codec* codec = nullptr;  ///< of all slots; null: their own
 };
 
 /// The chunk that these slots make up whole, uncut.
@@ -98,6 +111,10 @@ ChunkPlan plan_whole(const PlanContext& context, std::span<const std::uint32_t> 
 /// codec allows it; else one chunk.
 std::vector<ChunkPlan> plan_cut(const PlanContext& context, std::uint32_t slot, Flow flow,
                                 std::size_t chunk_count);
+
+/// The chunk whose lane r has these pieces: lanes[r].
+ChunkPlan plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes,
+                      Flow flow);
 
 /// Chunks of a collective whose lane r is slot r (reduce_scatter, allgather).
 std::vector<ChunkPlan> plan_lanes(const PlanContext& context, Flow flow, std::size_t chunk_count);

@@ -27,12 +27,12 @@ bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.d
 /// A bucket that is being filled.
 class Filling {
  public:
-  Filling(const PlanContext& context, const BucketOptions& options)
-      : context_(context), options_(options) {}
+  Filling(const Router& router, const BucketOptions& options)
+      : router_(&router), options_(options) {}
 
   bool fits(std::uint32_t index) const {
     if (slots_.empty()) return true;
-    const Slot& slot = context_.slots[index];
+    const Slot& slot = slot_at(index);
     if (bytes_ + bytes_of(slot) > options_.bucket_bytes) return false;
     if (is_rider(slot)) return flow_ != Flow::kNative || uniform_with(slot);
     const Flow wanted = flow_for(slot);
@@ -41,7 +41,7 @@ class Filling {
   }
 
   void add(std::uint32_t index) {
-    const Slot& slot = context_.slots[index];
+    const Slot& slot = slot_at(index);
     slots_.push_back(index);
     bytes_ += bytes_of(slot);
     if (!is_rider(slot)) flow_ = flow_for(slot);
@@ -50,34 +50,35 @@ class Filling {
   Bucket close() const {
     Bucket bucket{.slots = slots_, .flow = flow_.value_or(riders_flow()), .chunks = {}};
     if (slots_.size() == 1) {
-      bucket.chunks = plan_cut(context_, slots_.front(), bucket.flow, options_.chunk_count);
+      bucket.chunks = router_->cut(slots_.front(), bucket.flow, options_.chunk_count);
     } else {
-      bucket.chunks.push_back(plan_whole(context_, slots_, bucket.flow));
+      bucket.chunks.push_back(router_->whole(slots_, bucket.flow));
     }
     return bucket;
   }
 
  private:
+  const Slot& slot_at(std::uint32_t index) const { return router_->slots()[index]; }
+
   Flow flow_for(const Slot& slot) const {
-    return flow_of(preferred_algorithm(slot, context_.ranks, options_.algorithm));
+    return flow_of(preferred_algorithm(slot, router_->ranks(), options_.algorithm));
   }
 
   bool uniform_with(const Slot& slot) const {
-    return std::all_of(slots_.begin(), slots_.end(), [&](std::uint32_t other) {
-      return equal_wire(context_.slots[other], slot);
-    });
+    return std::all_of(slots_.begin(), slots_.end(),
+                       [&](std::uint32_t other) { return equal_wire(slot_at(other), slot); });
   }
 
   // Nothing but riders: at once to everybody where that is little, else as the first one prefers.
   Flow riders_flow() const {
-    const Slot& first = context_.slots[slots_.front()];
+    const Slot& first = slot_at(slots_.front());
     const Flow flow = flow_for(first);
     if (options_.algorithm == Algorithm::kAuto && bytes_ <= kOneShotBytes) return Flow::kOneShot;
     if (flow != Flow::kNative || uniform_with(first)) return flow;
-    return context_.ranks > 2 ? Flow::kTwoShot : Flow::kOneShot;
+    return router_->ranks() > 2 ? Flow::kTwoShot : Flow::kOneShot;
   }
 
-  PlanContext context_;
+  const Router* router_;
   BucketOptions options_;
   std::vector<std::uint32_t> slots_;
   std::size_t bytes_ = 0;
@@ -91,15 +92,15 @@ Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
   return choose_algorithm({slot.codec.get(), slot.dtype, kAnyLargeCount, ranks, wanted});
 }
 
-std::vector<Bucket> make_buckets(const PlanContext& context, std::span<const std::uint32_t> order,
+std::vector<Bucket> make_buckets(const Router& router, std::span<const std::uint32_t> order,
                                  const BucketOptions& options) {
   std::vector<Bucket> buckets;
-  Filling filling(context, options);
+  Filling filling(router, options);
   bool empty = true;
   for (const std::uint32_t index : order) {
     if (!filling.fits(index)) {
       buckets.push_back(filling.close());
-      filling = Filling(context, options);
+      filling = Filling(router, options);
     }
     filling.add(index);
     empty = false;

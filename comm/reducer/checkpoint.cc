@@ -18,7 +18,7 @@ std::vector<float> to_floats(ConstValueSpan values) {
   return floats;
 }
 
-void from_floats(const std::vector<float>& floats, float factor, ValueSpan values) {
+void from_floats(std::span<const float> floats, float factor, ValueSpan values) {
   if (values.empty()) return;
   visit_gradient_dtype(values.dtype(), [&](auto tag) {
     using T = decltype(tag);
@@ -36,12 +36,43 @@ void check_count(std::string_view name, std::string_view what, std::size_t found
                         std::to_string(wanted));
 }
 
-// What a residual must be multiplied by so that its contribution to the result stays the same: a
-// sum over `new_ranks` equal shares of it must be what `state.ranks` ranks would have added.
-float portable_factor(const ReducerState& state, Reduction reduction, int new_ranks) {
-  const auto ranks = reduction == Reduction::kMean ? static_cast<float>(state.ranks)
-                                                   : static_cast<float>(new_ranks);
-  return 1.0f / ranks;
+/// By how many ranks a new run encodes each value, and divides a mean.
+struct NewRun {
+  int encoding_ranks;
+  int ranks;
+};
+
+// What a residual must be multiplied by so that its contribution to the result stays the same: the
+// equal shares of it, one on each rank that encodes it, must add up to what the old run would have
+// added.
+float portable_factor(const ReducerState& state, Reduction reduction, const NewRun& run) {
+  const double shares = run.encoding_ranks;
+  if (reduction == Reduction::kSum) return static_cast<float>(1.0 / shares);
+  return static_cast<float>(run.ranks / (shares * state.ranks));
+}
+
+void check_place(const ReducerState::Parameter& found, const Slot& slot) {
+  if (found.residual.empty() || found.residual_first == slot.residual_first) return;
+  throw InvalidArgument("the state's residual of \"" + found.name + "\" begins at value " +
+                        std::to_string(found.residual_first) + ", this rank's at " +
+                        std::to_string(slot.residual_first) +
+                        ": the ranks were on other hosts; use save_portable_state()");
+}
+
+/// A rank's own residuals at their places in the whole parameter, the rest 0.
+std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot) {
+  std::vector<float> whole(slot.codec->has_feedback() ? slot.count : 0);
+  std::copy(own.residual.begin(), own.residual.end(),
+            whole.begin() + static_cast<std::ptrdiff_t>(slot.residual_first));
+  for (std::size_t i = 0; i < own.owner.size(); ++i) whole[slot.owner_first + i] += own.owner[i];
+  return whole;
+}
+
+/// This rank's part of a residual of the whole parameter.
+std::span<const float> own_part(const std::vector<float>& whole, const Slot& slot,
+                                std::size_t count) {
+  return count == 0 ? std::span<const float>{}
+                    : std::span(whole).subspan(slot.residual_first, count);
 }
 
 }  // namespace
@@ -58,9 +89,11 @@ ReducerState GradientReducer::Impl::exact_state() {
                      .order = order_known_ ? order_ : std::vector<std::uint32_t>{},
                      .parameters = {}};
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    state.parameters.push_back({parameters_[i].name, slots_[i].count,
-                                to_floats(residuals_.current_sender(i)),
-                                to_floats(residuals_.current_owner(i))});
+    state.parameters.push_back({.name = parameters_[i].name,
+                                .count = slots_[i].count,
+                                .residual_first = slots_[i].residual_first,
+                                .residual = to_floats(residuals_.current_sender(i)),
+                                .owner = to_floats(residuals_.current_owner(i))});
   return state;
 }
 
@@ -71,8 +104,8 @@ ReducerState GradientReducer::Impl::portable_state() {
   std::vector<float> all;
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     ReducerState::Parameter& parameter = state.parameters[i];
-    for (std::size_t j = 0; j < parameter.owner.size(); ++j)
-      parameter.residual[slots_[i].owner_first + j] += parameter.owner[j];
+    parameter.residual = spread(parameter, slots_[i]);
+    parameter.residual_first = 0;
     parameter.owner.clear();
     all.insert(all.end(), parameter.residual.begin(), parameter.residual.end());
   }
@@ -114,11 +147,13 @@ void GradientReducer::Impl::check_state(const ReducerState& state) const {
                             parameter.name + "\" with " + std::to_string(parameter.count) +
                             " values, this reducer's is \"" + parameters_[i].name + "\" with " +
                             std::to_string(slots_[i].count));
+    const std::size_t whole = slots_[i].codec->has_feedback() ? slots_[i].count : 0;
     check_count(parameter.name, "residual", parameter.residual.size(),
-                residuals_.current_sender(i).count());
-    if (exact)
-      check_count(parameter.name, "owner's residual", parameter.owner.size(),
-                  residuals_.current_owner(i).count());
+                exact ? residuals_.current_sender(i).count() : whole);
+    if (!exact) continue;
+    check_count(parameter.name, "owner's residual", parameter.owner.size(),
+                residuals_.current_owner(i).count());
+    check_place(parameter, slots_[i]);
   }
 }
 
@@ -129,9 +164,12 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   check_state(state);
   residuals_.clear();
   const bool exact = state.form == ReducerState::Form::kExact;
-  const float factor = exact ? 1.0f : portable_factor(state, options_.reduction, context_.ranks);
+  const NewRun run{encoding_ranks(), context_.ranks};
+  const float factor = exact ? 1.0f : portable_factor(state, options_.reduction, run);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    from_floats(state.parameters[i].residual, factor, residuals_.current_sender(i));
+    const ValueSpan residual = residuals_.current_sender(i);
+    const std::vector<float>& values = state.parameters[i].residual;
+    from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual);
     if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i));
   }
   words_.step = state.step;

@@ -45,7 +45,7 @@ void GradientReducer::Impl::work() {
       if (stopping_ || error_ != nullptr) return;
     }
     try {
-      if (!drive()) channel_->wait_activity(Clock::now() + kIdleWait);
+      if (!drive()) pipeline_->wait_activity(Clock::now() + kIdleWait);
     } catch (...) {
       return fail(std::current_exception());
     }
@@ -71,10 +71,10 @@ bool GradientReducer::Impl::drive() {
 void GradientReducer::Impl::submit(std::uint32_t index) {
   const Bucket& bucket = buckets_[index];
   const auto chunks = static_cast<std::uint32_t>(bucket.chunks.size());
-  std::uint32_t tag = channel_->reserve_tags(2 * chunks);
-  for (const ChunkPlan& chunk : bucket.chunks) {
+  std::uint32_t tag = channel_->reserve_tags(kTagsOfRoute * chunks);
+  for (const Route& chunk : bucket.chunks) {
     pipeline_->submit(chunk, tag, [this, index] { chunk_done(index); });
-    tag += 2;
+    tag += kTagsOfRoute;
   }
 }
 
@@ -115,12 +115,13 @@ bool GradientReducer::Impl::learn_order() {
 // Messages and buffers for an order; with `mutex_` held.
 void GradientReducer::Impl::adopt_order(std::vector<std::uint32_t> order) {
   order_ = std::move(order);
-  buckets_ = make_buckets({slots_, context_.ranks, threads_.count()}, order_,
-                          {options_.algorithm, options_.bucket_bytes, options_.chunk_count});
+  const Router router(context_, hierarchy_.get(), threads_.count());
+  buckets_ =
+      make_buckets(router, order_, {algorithm_, options_.bucket_bytes, options_.chunk_count});
   chunks_left_.clear();
   for (const Bucket& bucket : buckets_) {
     chunks_left_.push_back(bucket.chunks.size());
-    for (const ChunkPlan& chunk : bucket.chunks) pipeline_->prepare(chunk);
+    for (const Route& chunk : bucket.chunks) pipeline_->prepare(chunk);
   }
   order_known_ = true;
 }
@@ -141,7 +142,7 @@ void GradientReducer::Impl::fail(std::exception_ptr error) {
 
 void GradientReducer::Impl::drive_or_fail() {
   try {
-    if (!drive()) channel_->wait_activity(Clock::now() + kIdleWait);
+    if (!drive()) pipeline_->wait_activity(Clock::now() + kIdleWait);
   } catch (...) {
     fail(std::current_exception());
   }

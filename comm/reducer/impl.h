@@ -5,6 +5,7 @@
 // the trainer's inside a call) sends. What both touch is guarded by `mutex_`.
 #pragma once
 
+#include "comm/collectives/hierarchy.h"
 #include "comm/collectives/pipeline.h"
 #include "comm/reducer/buckets.h"
 #include "comm/reducer/residuals.h"
@@ -108,12 +109,21 @@ struct GradientReducer::Impl {
   void check_requested(std::uint32_t parameter) const;
   std::uint64_t signature() const;
   void snapshot_totals();
+  std::uint64_t sent_bytes() const;
+
+  // The way between ranks (reducer.cc).
+  void find_hierarchy();
+  int encoding_ranks() const;
+  StateRanges state_ranges(const Slot& slot) const;
 
   const ReducerOptions options_;
   Rules rules_;
   std::unique_ptr<Transport> channel_;  ///< of the driving thread
   std::unique_ptr<Transport> control_;  ///< of the trainer's thread: checkpoints
   Threads threads_;
+  Algorithm algorithm_;                             ///< of what is encoded
+  std::unique_ptr<Hierarchy> hierarchy_;            ///< null: all ranks exchange with all
+  std::shared_ptr<const Codec> single_host_codec_;  ///< of all, where a hierarchy has one host
   std::vector<Slot> slots_;
   std::vector<Parameter> parameters_;
   std::map<std::string, std::uint32_t, std::less<>> names_;

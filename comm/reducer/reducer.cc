@@ -27,6 +27,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
       channel_(transport.channel()),
       control_(transport.channel()),
       threads_(options_.threads),
+      algorithm_(options_.algorithm),
       residuals_(options_.residual_dtype, generations(options_)) {
   check_options(options_);
   handle_->reducer = this;
@@ -41,6 +42,33 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.checksum = options_.checksum;
   context_.timeout = options_.timeout;
   context_.threads = &threads_;
+  find_hierarchy();
+}
+
+// On one host all that goes is the host's own sum; hosts of one rank each are ranks as any.
+void GradientReducer::Impl::find_hierarchy() {
+  if (algorithm_ != Algorithm::kHierarchical) return;
+  algorithm_ = Algorithm::kAuto;
+  auto codec = make_host_codec(options_.host_codec);
+  HostGroups groups(options_.hosts.empty() ? channel_->hosts() : options_.hosts, context_.ranks);
+  if (groups.hosts() == 1) single_host_codec_ = std::move(codec);
+  if (groups.hosts() == 1 || groups.hosts() == groups.ranks()) return;
+  if (options_.measure_error == MeasureError::kOn)
+    throw InvalidArgument(
+        "measure_error needs ranks that encode their own gradients: use another algorithm than "
+        "hierarchical");
+  hierarchy_ = std::make_unique<Hierarchy>(*channel_, std::move(groups), std::move(codec));
+}
+
+/// How many ranks encode each value.
+int GradientReducer::Impl::encoding_ranks() const {
+  return hierarchy_ == nullptr ? context_.ranks : hierarchy_->groups().hosts();
+}
+
+StateRanges GradientReducer::Impl::state_ranges(const Slot& slot) const {
+  if (hierarchy_ != nullptr)
+    return hierarchy_->groups().state_ranges(slot.count, context_.rank, slot.parameter);
+  return {{0, slot.count}, owned_range(slot.count, context_.rank, context_.ranks, slot.parameter)};
 }
 
 void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_t rows,
@@ -52,6 +80,7 @@ void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_
                           "\" lies on a device, but this transport "
                           "takes host memory");
   RuleChoice choice = rules_.choose({name, gradient.count(), rows, columns, gradient.dtype()});
+  if (single_host_codec_ != nullptr) choice = {single_host_codec_, "all ranks share a host"};
   Slot slot{.parameter = static_cast<std::uint32_t>(slots_.size()),
             .count = gradient.count(),
             .rows = rows,
@@ -60,7 +89,7 @@ void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_
             .codec = std::move(choice.codec),
             .input = gradient,
             .output = gradient};
-  const Algorithm algorithm = preferred_algorithm(slot, context_.ranks, options_.algorithm);
+  const Algorithm algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
   if (!names_.emplace(name, slot.parameter).second)
     throw InvalidArgument("a parameter \"" + name + "\" was added already");
   parameters_.push_back(

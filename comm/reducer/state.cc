@@ -1,6 +1,6 @@
 // See state.h. Little-endian: magic u32, version u32, form u8, reduction u8, ranks, rank, step u32,
-// order (count u64, u32 each), parameters (count u64; each: name, count u64, residual, owner),
-// FNV-1a over all of it u64. Texts and lists begin with their length as u64.
+// order (count u64, u32 each), parameters (count u64; each: name, count u64, first u64, residual,
+// owner), FNV-1a over all of it u64. Texts and lists begin with their length as u64.
 #include "comm/reducer/state.h"
 
 #include <tersor/error.h>
@@ -14,7 +14,7 @@ namespace tersor {
 namespace {
 
 constexpr std::uint32_t kStateMagic = 0x54535254;  // "TRST" read as bytes
-constexpr std::uint32_t kStateVersion = 1;
+constexpr std::uint32_t kStateVersion = 2;
 
 static_assert(std::endian::native == std::endian::little);
 
@@ -120,6 +120,7 @@ std::vector<std::byte> write_state(const ReducerState& state) {
   for (const ReducerState::Parameter& parameter : state.parameters) {
     writer.list(std::span<const char>(parameter.name));
     writer.number(parameter.count);
+    writer.number(parameter.residual_first);
     writer.list(std::span<const float>(parameter.residual));
     writer.list(std::span<const float>(parameter.owner));
   }
@@ -140,6 +141,7 @@ ReducerState read_state(std::span<const std::byte> bytes) {
     ReducerState::Parameter parameter;
     parameter.name = reader.list<std::string>();
     parameter.count = reader.number<std::uint64_t>();
+    parameter.residual_first = reader.number<std::uint64_t>();
     parameter.residual = reader.list<std::vector<float>>();
     parameter.owner = reader.list<std::vector<float>>();
     state.parameters.push_back(std::move(parameter));

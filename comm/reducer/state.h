@@ -17,9 +17,10 @@ struct ReducerState {
 
   struct Parameter {
     std::string name;
-    std::uint64_t count = 0;      ///< of the parameter
-    std::vector<float> residual;  ///< this rank's, or senders' and owners' summed over ranks
-    std::vector<float> owner;     ///< this rank's own part; empty in the portable form
+    std::uint64_t count = 0;           ///< of the parameter
+    std::uint64_t residual_first = 0;  ///< value that this rank's residual begins at
+    std::vector<float> residual;       ///< this rank's, or senders' and owners' summed over ranks
+    std::vector<float> owner;          ///< this rank's own part; empty in the portable form
   };
 
   Form form = Form::kExact;

@@ -8,11 +8,17 @@ namespace tersor {
 
 // When a step is complete: the driver has nothing under way, so its counters stand still.
 void GradientReducer::Impl::snapshot_totals() {
+  if (hierarchy_ != nullptr) hierarchy_->collect(context_);
   totals_.steps += 1;
   totals_.overflows = context_.overflows;
-  totals_.sent_bytes = channel_->counters().sent_bytes - sent_before_;
+  totals_.sent_bytes = sent_bytes() - sent_before_;
   totals_.wire_seconds = pipeline_->wire_seconds() - wire_before_;
   totals_.slots = context_.counters;
+}
+
+std::uint64_t GradientReducer::Impl::sent_bytes() const {
+  const std::uint64_t whole = channel_->counters().sent_bytes;
+  return hierarchy_ == nullptr ? whole : whole + hierarchy_->sent_bytes();
 }
 
 void GradientReducer::Impl::reset_statistics() {
@@ -21,7 +27,7 @@ void GradientReducer::Impl::reset_statistics() {
   totals_ = {};
   totals_.slots.resize(slots_.size());
   if (pipeline_ == nullptr) return;
-  sent_before_ = channel_->counters().sent_bytes;
+  sent_before_ = sent_bytes();
   wire_before_ = pipeline_->wire_seconds();
   context_.overflows = 0;
   for (SlotCounters& counters : context_.counters) counters = {};
@@ -94,6 +100,9 @@ std::string GradientReducer::Impl::explain() {
             std::string(dtype_name(slots_[i].dtype)) + " as " + slots_[i].codec->spec().text() +
             " (" + parameters_[i].reason + "), " +
             std::string(algorithm_name(parameters_[i].algorithm)) + "\n";
+  if (hierarchy_ != nullptr)
+    text += "encoded between " + std::to_string(encoding_ranks()) + " hosts, added as " +
+            options_.host_codec + " within them\n";
   if (order_known_)
     text += std::to_string(slots_.size()) + " parameters in " + std::to_string(buckets_.size()) +
             " messages, in rank 0's order of the first step\n";

@@ -16,16 +16,18 @@ void GradientReducer::Impl::finalize() {
     Slot& slot = slots_[i];
     slot.active = &active_[i];
     const bool kept = slot.codec->has_feedback();
-    const Range owned = owned_range(slot.count, context_.rank, context_.ranks, slot.parameter);
+    const StateRanges ranges = state_ranges(slot);
     const bool owns = kept && parameters_[i].algorithm == Algorithm::kTwoShot;
-    residuals_.add(kept ? slot.count : 0, owns ? owned.count : 0);
-    slot.owner_first = owned.first;
+    residuals_.add(kept ? ranges.encoded.count : 0, owns ? ranges.owned.count : 0);
+    slot.residual_first = ranges.encoded.first;
+    slot.owner_first = ranges.owned.first;
   }
   bind_residuals();
   context_.slots = slots_;
   context_.counters.resize(slots_.size());
   totals_.slots.resize(slots_.size());
   context_.signature = signature();
+  if (hierarchy_ != nullptr) hierarchy_->bind(context_);
   pipeline_ = std::make_unique<Pipeline>(context_);
   start_thread();
 }
@@ -51,6 +53,7 @@ std::uint64_t GradientReducer::Impl::signature() const {
         .add(std::uint64_t{0})
         .add(slots_[i].codec->spec().text())
         .add(parameters_[i].name);
+  if (hierarchy_ != nullptr) add_groups(signature, hierarchy_->groups(), options_.host_codec);
   return signature.value();
 }
 

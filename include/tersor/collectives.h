@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,9 +22,12 @@ enum class Algorithm : std::uint8_t {
   kNative,   ///< the transport adds bare values (none, bf16, f16)
   kTwoShot,  ///< shards to their owners, reduced there, then all-gather: two quantisations
   kOneShot,  ///< all-gather of payloads, every rank adds all: one quantisation
+  /// Ranks of one host first, uncompressed; then between hosts by the codec, as kAuto goes; then
+  /// back. On one host a native sum; with one rank a host as kAuto.
+  kHierarchical,
 };
 
-/// "auto", "native", "two-shot" or "one-shot".
+/// "auto", "native", "two-shot", "one-shot" or "hierarchical".
 std::string_view algorithm_name(Algorithm algorithm);
 /// The algorithm of a name. Throws InvalidArgument that lists the names.
 Algorithm parse_algorithm(std::string_view name);
@@ -31,7 +35,7 @@ Algorithm parse_algorithm(std::string_view name);
 /// What error feedback keeps between calls: the caller's memory, zero at first, as it stands after
 /// the last step. All of one dtype, f32 or bf16.
 struct CollectiveState {
-  ValueSpan residual;           ///< as many values as this rank encodes
+  ValueSpan residual;  ///< as many values as this rank encodes; hierarchical: encoded_count(...)
   ValueSpan owner_residual;     ///< owned_count(...) values; needed by two-shot only
   StateWords* words = nullptr;  ///< step and factors; the step is advanced by each call
 };
@@ -50,7 +54,8 @@ struct CollectiveStatistics {
 };
 
 /// Plans and buffers that calls with equal arguments use again: with one, a second call allocates
-/// no buffer. Not for two calls at once.
+/// no buffer. Keeps the splits of a hierarchical allreduce too, and so goes before its transport.
+/// Not for two calls at once.
 class CollectiveWorkspace {
  public:
   CollectiveWorkspace();
@@ -74,6 +79,9 @@ struct CollectiveOptions {
   std::string codec = "bf16";              ///< a spec; "+ef" needs `state`
   Reduction reduction = Reduction::kSum;   ///< not used by allgather
   Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce
+  /// Hierarchical: the host of each rank, equal numbers share one. Empty: Transport::hosts().
+  std::span<const int> hosts = {};
+  std::string host_codec = "none";         ///< hierarchical: within a host; none or bf16
   const CollectiveState* state = nullptr;  ///< null: no feedback
   std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
   std::uint64_t seed = 0;                  ///< of stochastic rounding
@@ -108,5 +116,16 @@ void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
 /// U = ceil(count / 512) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
 /// (s + parameter) mod ranks.
 std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0);
+
+/// Of a hierarchical allreduce: how many values `rank` encodes for other hosts, and how many it
+/// owns there where that exchange is two-shot. hosts[r] is the host of rank r. With L ranks on the
+/// smallest host, the rank of place j < L on its host encodes the values that rank j of L owns; the
+/// hosts' ranks of place j, in the order of ranks, own parts of these by the rule above. 0 on a
+/// rank of place L or more, and on a single host.
+/// Throw InvalidArgument where there is no such rank.
+std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
+                          std::uint32_t parameter = 0);
+std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
+                        std::uint32_t parameter = 0);
 
 }  // namespace tersor

@@ -33,6 +33,7 @@ enum class Transactions : std::uint8_t { kOff, kOn };
 enum class ProgressBy : std::uint8_t { kThread, kCaller };
 
 /// Whether each step encodes and decodes once more to measure the relative error: slow, for study.
+/// Not hierarchically: nobody encodes a gradient of its own there.
 enum class MeasureError : std::uint8_t { kOff, kOn };
 
 /// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
@@ -43,6 +44,10 @@ struct ReducerOptions {
   std::string codec = "bf16";
   Reduction reduction = Reduction::kMean;
   Algorithm algorithm = Algorithm::kAuto;
+  /// As in CollectiveOptions: the host of each rank (empty: Transport::hosts()), and the codec
+  /// within a host.
+  std::vector<int> hosts = {};
+  std::string host_codec = "none";
   std::size_t bucket_bytes = std::size_t{1} << 20;  ///< of gradient; small ones share a message
   std::size_t chunk_count = kDefaultChunkCount;     ///< values; longer parameters are cut
   Dtype residual_dtype = Dtype::kF32;               ///< or bf16

@@ -110,7 +110,8 @@ class Transport {
   virtual Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
                             std::span<const std::size_t> capacities) = 0;
 
-  /// `send` goes to all others; at most `capacity` bytes come from each of them.
+  /// `send` goes to all others; at most `capacity` bytes come from each of them. All ranks give the
+  /// same capacity.
   virtual Handle all_gather(const Operation& operation, ConstByteSpan send,
                             std::size_t capacity) = 0;
 

@@ -1,6 +1,6 @@
 // A reducer's state: the same run goes on bit for bit, another number of ranks loses nothing, steps
 // can be thrown away.
-#include "tests/comm/ranks.h"
+#include "tests/comm/training.h"
 
 #include <tersor/tersor.h>
 
@@ -11,38 +11,10 @@
 namespace tersor {
 namespace {
 
-using testing::gaussian;
+using testing::drain;
+using testing::kCount;
+using testing::Training;
 using testing::Values;
-
-constexpr std::size_t kCount = 20000;
-
-/// One rank's reducer with one parameter and what came back of each step.
-struct Training {
-  Training(Transport& transport, const ReducerOptions& options)
-      : rank(transport.rank()), gradient(kCount), reducer(transport, options) {
-    reducer.add("w", gradient, 100, 200);
-  }
-
-  const Values& step(int index) {
-    const Values values = gaussian(kCount, static_cast<std::uint64_t>(index * 100 + rank));
-    std::copy(values.begin(), values.end(), gradient.begin());
-    reducer.ready("w");
-    reducer.wait();
-    return gradient;
-  }
-
-  // A step of zeros: what comes back is what residuals still held, in part.
-  const Values& empty_step() {
-    std::fill(gradient.begin(), gradient.end(), 0.0f);
-    reducer.ready("w");
-    reducer.wait();
-    return gradient;
-  }
-
-  int rank;
-  Values gradient;
-  GradientReducer reducer;
-};
 
 class Checkpoint : public ::testing::TestWithParam<std::string> {};
 
@@ -60,21 +32,6 @@ TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
     }
     EXPECT_EQ(second.reducer.save_state(), first.reducer.save_state());
   });
-}
-
-// What a run still owes after the last real step: all that empty steps bring back.
-std::vector<double> drain(Training& run) {
-  std::vector<double> rest(kCount, 0.0);
-  for (int i = 0; i < 400; ++i) {
-    const Values& values = run.empty_step();
-    double largest = 0;
-    for (std::size_t j = 0; j < kCount; ++j) {
-      rest[j] += values[j];
-      largest = std::max(largest, std::abs(static_cast<double>(values[j])));
-    }
-    if (largest == 0) break;
-  }
-  return rest;
 }
 
 TEST_P(Checkpoint, AnotherNumberOfRanksKeepsTheContribution) {

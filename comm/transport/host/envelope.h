@@ -20,6 +20,7 @@ enum class Call : std::uint8_t {
   kSum = 4,
   kMaximum = 5,
   kBarrier = 6,
+  kGatherInRounds = 7,
 };
 
 /// 32 bytes, little-endian, counted like the payload behind them.

@@ -8,6 +8,7 @@
 
 #include "comm/transport/host/exchange.h"
 #include "comm/transport/host/ring.h"
+#include "comm/transport/host/rounds.h"
 #include "kernels/common/elementwise.h"
 
 namespace tersor::host {
@@ -104,6 +105,10 @@ Handle HostTransport::all_to_all(const Operation& operation, std::span<const Con
 
 Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                  std::size_t capacity) {
+  const RoundsTuning tuning = channel_->postman().rounds_tuning();
+  if (ranks() >= tuning.least_ranks && capacity <= tuning.most_bytes)
+    return channel_->start(make_gather_in_rounds(
+        channel_, operation, {send, capacity, envelope_of(operation, Call::kGatherInRounds)}));
   auto exchange =
       make_exchange(channel_, operation, Call::kAllGather, static_cast<std::size_t>(ranks()) - 1);
   for_each_peer(*channel_, [&](int peer) {

@@ -1,0 +1,85 @@
+// See hosts.h.
+#include "comm/collectives/hosts.h"
+
+#include "comm/transport/host/hosts.h"
+
+#include <tersor/collectives.h>
+
+#include <algorithm>
+#include <string>
+
+namespace tersor {
+namespace {
+
+void check_rank(int rank, int ranks) {
+  if (ranks < 1 || rank < 0 || rank >= ranks)
+    throw InvalidArgument("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                          " does not exist");
+}
+
+StateRanges ranges_of(std::size_t count, int rank, std::span<const int> hosts,
+                      std::uint32_t parameter) {
+  const int ranks = static_cast<int>(hosts.size());
+  check_rank(rank, ranks);
+  return HostGroups(hosts, ranks).state_ranges(count, rank, parameter);
+}
+
+}  // namespace
+
+HostGroups::HostGroups(std::span<const int> hosts, int ranks)
+    : host_of_(host::number_hosts(hosts)) {
+  if (hosts.size() != static_cast<std::size_t>(ranks))
+    throw InvalidArgument("hosts name the hosts of " + std::to_string(hosts.size()) +
+                          " ranks, but there are " + std::to_string(ranks) +
+                          "; give one number a rank");
+  members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) +
+                  1);
+  for (int rank = 0; rank < ranks; ++rank)
+    members_[static_cast<std::size_t>(host_of_[static_cast<std::size_t>(rank)])].push_back(rank);
+  shards_ = ranks;
+  for (const std::vector<int>& members : members_)
+    shards_ = std::min(shards_, static_cast<int>(members.size()));
+}
+
+const std::vector<int>& HostGroups::neighbours(int rank) const {
+  return members_[static_cast<std::size_t>(host_of_[static_cast<std::size_t>(rank)])];
+}
+
+int HostGroups::place(int rank) const { return index_in(neighbours(rank), rank); }
+
+std::vector<int> HostGroups::owners(int shard) const {
+  std::vector<int> ranks;
+  for (const std::vector<int>& members : members_)
+    ranks.push_back(members[static_cast<std::size_t>(shard)]);
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t parameter) const {
+  if (!encodes(rank)) return {};
+  const Range shard = owned_range(count, place(rank), shards_, parameter);
+  const int among_owners = index_in(owners(place(rank)), rank);
+  return {shard, owned_range(shard, among_owners, hosts(), parameter)};
+}
+
+int index_in(std::span<const int> ascending, int value) {
+  return static_cast<int>(std::lower_bound(ascending.begin(), ascending.end(), value) -
+                          ascending.begin());
+}
+
+std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
+                          std::uint32_t parameter) {
+  return ranges_of(count, rank, hosts, parameter).encoded.count;
+}
+
+std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
+                        std::uint32_t parameter) {
+  return ranges_of(count, rank, hosts, parameter).owned.count;
+}
+
+std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter) {
+  check_rank(rank, ranks);
+  return owned_range(count, rank, ranks, parameter).count;
+}
+
+}  // namespace tersor

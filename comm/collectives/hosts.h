@@ -1,0 +1,54 @@
+// Ranks grouped by host, and what each of them owns in a hierarchical allreduce.
+//
+// A parameter is cut into *shards*, as many as the host of fewest ranks has: the rank at place j
+// among its *neighbours* (the ranks of its host) owns shard j there. The owners of one shard, one a
+// host, exchange it between the hosts.
+#pragma once
+
+#include "comm/collectives/parts.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tersor {
+
+/// What one rank encodes of a parameter, and what it owns in a two-shot allreduce.
+struct StateRanges {
+  Range encoded;
+  Range owned;
+};
+
+class HostGroups {
+ public:
+  /// hosts[r] is the host of rank r; any numbers, equal ones share a host. Throws InvalidArgument
+  /// where there is not one for each rank.
+  HostGroups(std::span<const int> hosts, int ranks);
+
+  int ranks() const { return static_cast<int>(host_of_.size()); }
+  int hosts() const { return static_cast<int>(members_.size()); }
+  int shards() const { return shards_; }
+  /// Hosts by rank, numbered from 0 by their lowest ranks.
+  std::span<const int> numbers() const { return host_of_; }
+
+  /// The ranks of a rank's host, ascending, itself among them.
+  const std::vector<int>& neighbours(int rank) const;
+  int place(int rank) const;
+  /// The owners of a shard, ascending, one a host.
+  std::vector<int> owners(int shard) const;
+  /// Whether a rank owns a shard that it exchanges with other hosts.
+  bool encodes(int rank) const { return hosts() > 1 && place(rank) < shards_; }
+
+  StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter) const;
+
+ private:
+  std::vector<int> host_of_;
+  std::vector<std::vector<int>> members_;  // of each host
+  int shards_ = 0;
+};
+
+/// Where a value stands in an ascending list that holds it.
+int index_in(std::span<const int> ascending, int value);
+
+}  // namespace tersor

@@ -1,0 +1,125 @@
+// See prepared.h.
+#include "comm/collectives/prepared.h"
+
+#include "comm/collectives/choose.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allgather"};
+
+std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& options,
+                           const std::optional<HostGroups>& groups) {
+  Signature signature;
+  signature.add(static_cast<std::uint8_t>(prepared.key.kind))
+      .add(options.reduction)
+      .add(prepared.algorithm)
+      .add(static_cast<std::uint32_t>(prepared.context.ranks))
+      .add(static_cast<std::uint64_t>(options.chunk_count));
+  for (const Slot& slot : prepared.slots)
+    signature.add(slot.dtype)
+        .add(static_cast<std::uint64_t>(slot.count))
+        .add(slot.first_index)
+        .add(prepared.codec->spec().text());
+  if (groups) add_groups(signature, *groups, options.host_codec);
+  return signature.value();
+}
+
+void make_slots(Prepared& prepared, int slots) {
+  const std::size_t count =
+      prepared.gathers_whole() ? prepared.key.count * prepared.context.ranks : prepared.key.count;
+  for (int i = 0; i < slots; ++i)
+    prepared.slots.push_back({.parameter = prepared.key.parameter,
+                              .count = count,
+                              .first_index = count * static_cast<std::uint64_t>(i),
+                              .dtype = prepared.key.dtype,
+                              .codec = prepared.codec});
+}
+
+/// The groups of a hierarchical call. None where there is nothing to climb: on one host all that
+/// goes is the host's own sum, and hosts of one rank each are ranks as any.
+std::optional<HostGroups> find_groups(Prepared& prepared, const Transport& transport) {
+  const Key& key = prepared.key;
+  if (key.kind != Kind::kAllreduce || key.algorithm != Algorithm::kHierarchical) return {};
+  auto host_codec = make_host_codec(key.host_codec);
+  HostGroups groups(key.hosts.empty() ? transport.hosts() : key.hosts, transport.ranks());
+  if (groups.hosts() > 1 && groups.hosts() < groups.ranks()) return groups;
+  if (groups.hosts() == 1) prepared.codec = std::move(host_codec);
+  return {};
+}
+
+/// Decides which way the values go.
+void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
+  prepared.algorithm = Algorithm::kOneShot;
+  if (prepared.key.kind != Kind::kAllreduce) return;
+  const auto shards = groups ? static_cast<std::size_t>(groups->shards()) : 1;
+  prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
+                                         .dtype = prepared.key.dtype,
+                                         .count = ceil_div(prepared.key.count, shards),
+                                         .ranks = groups ? groups->hosts() : prepared.context.ranks,
+                                         .wanted = prepared.key.algorithm});
+  prepared.flow = flow_of(prepared.algorithm);
+  if (groups) prepared.algorithm = Algorithm::kHierarchical;
+}
+
+std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& prepared,
+                                          HostGroups groups, KnownHierarchy& known) {
+  const std::string& codec = prepared.key.host_codec;
+  const bool same = known.transport == &transport &&
+                    known.hierarchy->codec().spec().text() == codec &&
+                    std::ranges::equal(known.hierarchy->groups().numbers(), groups.numbers());
+  if (!same) {
+    agree(transport, prepared.context);
+    known = {&transport,
+             std::make_shared<Hierarchy>(transport, std::move(groups), make_host_codec(codec))};
+  }
+  return known.hierarchy;
+}
+
+void make_plans(Prepared& prepared) {
+  if (prepared.hierarchy != nullptr) prepared.hierarchy->bind(prepared.context);
+  if (prepared.key.kind == Kind::kAllreduce || prepared.gathers_whole()) {
+    const Router router(prepared.context, prepared.hierarchy.get(), prepared.key.threads);
+    prepared.chunks = router.cut(0, prepared.flow, prepared.key.chunk_count);
+  } else {
+    const Flow flow = prepared.key.kind == Kind::kAllgather ? Flow::kGather : Flow::kScatter;
+    const PlanContext plan{prepared.slots, prepared.context.ranks, prepared.key.threads};
+    prepared.chunks =
+        direct_routes(prepared.context, plan_lanes(plan, flow, prepared.key.chunk_count));
+  }
+}
+
+void make_context(Prepared& prepared, const Transport& transport,
+                  const CollectiveOptions& options) {
+  ExchangeContext& context = prepared.context;
+  context.rank = transport.rank();
+  context.ranks = transport.ranks();
+  context.name = kKindNames[static_cast<int>(prepared.key.kind)];
+  context.timeout = options.timeout;
+}
+
+}  // namespace
+
+std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const CollectiveOptions& options,
+                                  KnownHierarchy& known) {
+  auto prepared = std::make_unique<Prepared>(std::move(key));
+  make_context(*prepared, transport, options);
+  auto groups = find_groups(*prepared, transport);
+  const bool single = prepared->key.kind == Kind::kAllreduce || prepared->gathers_whole();
+  make_slots(*prepared, single ? 1 : transport.ranks());
+  choose_way(*prepared, groups);
+  prepared->context.slots = prepared->slots;
+  prepared->context.counters.resize(prepared->slots.size());
+  prepared->context.signature = signature_of(*prepared, options, groups);
+  if (groups) prepared->hierarchy = find_hierarchy(transport, *prepared, *std::move(groups), known);
+  make_plans(*prepared);
+  prepared->pipeline = std::make_unique<Pipeline>(prepared->context);
+  for (const Route& chunk : prepared->chunks) prepared->pipeline->prepare(chunk);
+  return prepared;
+}
+
+}  // namespace tersor

@@ -1,0 +1,68 @@
+// What a collective needs before anything moves: codec, way, plans and buffers; equal calls use it
+// again.
+#pragma once
+
+#include "comm/collectives/hierarchy.h"
+#include "comm/collectives/pipeline.h"
+
+#include <tersor/collectives.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tersor {
+
+enum class Kind : std::uint8_t { kAllreduce, kReduceScatter, kAllgather };
+
+/// What a prepared collective depends on: an equal call may use it again.
+struct Key {
+  const Transport* transport = nullptr;
+  Kind kind = Kind::kAllreduce;
+  std::string codec;
+  Dtype dtype = Dtype::kF32;
+  std::size_t count = 0;  ///< of a slot
+  Reduction reduction = Reduction::kSum;
+  Algorithm algorithm = Algorithm::kAuto;
+  std::uint32_t parameter = 0;
+  std::size_t chunk_count = 0;
+  unsigned threads = 1;
+  std::vector<int> hosts;  ///< as given
+  std::string host_codec;
+
+  bool operator==(const Key&) const = default;
+};
+
+/// Plans, buffers and context of one shape of call.
+struct Prepared {
+  explicit Prepared(Key wanted) : key(std::move(wanted)), codec(make_codec(key.codec)) {}
+
+  /// A codec that cannot be cut chooses among all values: each rank gathers all and keeps its
+  /// shard.
+  bool gathers_whole() const {
+    return key.kind == Kind::kReduceScatter && !codec->traits().divisible;
+  }
+
+  Key key;
+  std::shared_ptr<const Codec> codec;
+  Algorithm algorithm = Algorithm::kAuto;
+  Flow flow = Flow::kOneShot;  ///< of what is encoded
+  std::vector<Slot> slots;
+  ExchangeContext context;
+  std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all
+  std::vector<Route> chunks;
+  std::unique_ptr<Pipeline> pipeline;
+};
+
+/// A hierarchy, for as long as calls name the same groups.
+struct KnownHierarchy {
+  const Transport* transport = nullptr;
+  std::shared_ptr<Hierarchy> hierarchy;
+};
+
+/// Throws InvalidArgument where the options fit neither each other nor the ranks.
+std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const CollectiveOptions& options,
+                                  KnownHierarchy& known);
+
+}  // namespace tersor

@@ -1,0 +1,216 @@
+// The GradientReducer over a hierarchy: the same bits everywhere, no value lost, and checkpoints.
+#include "tests/comm/training.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+namespace tersor {
+namespace {
+
+using testing::drain;
+using testing::gaussian;
+using testing::kCount;
+using testing::Training;
+using testing::Values;
+
+using Hosts = std::vector<int>;
+
+ReducerOptions hierarchical(const Hosts& hosts, const std::string& codec = "int8+ef") {
+  ReducerOptions options;
+  options.codec = codec;
+  options.algorithm = Algorithm::kHierarchical;
+  options.hosts = hosts;
+  return options;
+}
+
+struct Layer {
+  std::string name;
+  std::size_t rows, columns;
+};
+
+const Layer kLayers[] = {{"large", 300, 400}, {"bias", 1, 400}, {"small", 20, 30},
+                         {"wide", 64, 512},   {"scale", 1, 1},  {"empty", 0, 0}};
+
+/// Gradients of all layers after some steps on this rank.
+std::vector<Values> train(Transport& transport, const ReducerOptions& options, int steps) {
+  std::vector<Values> gradients;
+  GradientReducer reducer(transport, options);
+  for (const Layer& layer : kLayers) gradients.emplace_back(layer.rows * layer.columns);
+  for (std::size_t i = 0; i < gradients.size(); ++i)
+    reducer.add(kLayers[i].name, gradients[i], kLayers[i].rows, kLayers[i].columns);
+  for (int step = 0; step < steps; ++step) {
+    for (std::size_t i = gradients.size(); i-- > 0;) {
+      const auto seed = static_cast<std::uint64_t>((step * 100 + transport.rank()) * 10) + i;
+      const Values fresh = gaussian(gradients[i].size(), seed);
+      std::copy(fresh.begin(), fresh.end(), gradients[i].begin());
+      reducer.ready(kLayers[i].name);
+    }
+    reducer.wait();
+  }
+  return gradients;
+}
+
+std::vector<std::vector<Values>> train_all(const Hosts& hosts, const ReducerOptions& options) {
+  std::vector<std::vector<Values>> results(hosts.size());
+  run_ranks(static_cast<int>(hosts.size()), {}, [&](Transport& transport) {
+    results[static_cast<std::size_t>(transport.rank())] = train(transport, options, 4);
+  });
+  return results;
+}
+
+class HierarchicalReducer : public ::testing::TestWithParam<Hosts> {};
+
+INSTANTIATE_TEST_SUITE_P(Hosts, HierarchicalReducer,
+                         ::testing::Values(Hosts{0, 0}, Hosts{0, 1}, Hosts{0, 0, 1},
+                                           Hosts{0, 1, 1, 0}, Hosts{0, 0, 0, 1, 1, 2},
+                                           Hosts{0, 0, 1, 1, 2, 2, 3}));
+
+TEST_P(HierarchicalReducer, EndsWithTheSameBitsWhoeverSends) {
+  for (const std::string codec : {"none", "int8+ef", "topk:density=0.1+ef"}) {
+    ReducerOptions options = hierarchical(GetParam(), codec);
+    options.chunk_count = 8192;
+    const auto by_thread = train_all(GetParam(), options);
+    for (const auto& gradients : by_thread) ASSERT_EQ(gradients, by_thread.front()) << codec;
+    options.progress = ProgressBy::kCaller;
+    EXPECT_EQ(train_all(GetParam(), options), by_thread) << codec;
+  }
+}
+
+// Four steps of a sum, and what the residuals still bring back, are what went in.
+TEST_P(HierarchicalReducer, LosesNothing) {
+  const Hosts& hosts = GetParam();
+  ReducerOptions options = hierarchical(hosts);
+  options.reduction = Reduction::kSum;
+  std::vector<double> wanted(kCount, 0.0);
+  for (int step = 0; step < 4; ++step)
+    for (int rank = 0; rank < static_cast<int>(hosts.size()); ++rank) {
+      const Values values = gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank));
+      for (std::size_t i = 0; i < kCount; ++i) wanted[i] += values[i];
+    }
+  run_ranks(static_cast<int>(hosts.size()), {}, [&](Transport& transport) {
+    Training run(transport, options);
+    std::vector<double> found(kCount, 0.0);
+    for (int step = 0; step < 4; ++step) {
+      const Values& sum = run.step(step);
+      for (std::size_t i = 0; i < kCount; ++i) found[i] += sum[i];
+    }
+    const auto rest = drain(run);
+    for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(found[i] + rest[i], wanted[i], 2e-3) << i;
+  });
+}
+
+TEST_P(HierarchicalReducer, ACheckpointGoesOnBitForBit) {
+  run_ranks(static_cast<int>(GetParam().size()), {}, [](Transport& transport) {
+    const ReducerOptions options = hierarchical(GetParam());
+    Training first(transport, options);
+    for (int step = 0; step < 3; ++step) first.step(step);
+    const auto state = first.reducer.save_state();
+    Training second(transport, options);
+    second.reducer.load_state(state);
+    for (int step = 3; step < 5; ++step) {
+      const Values wanted = first.step(step);
+      EXPECT_EQ(second.step(step), wanted) << step;
+    }
+  });
+}
+
+/// What a portable state brings back in a run of these options.
+std::vector<double> drained(const std::vector<std::byte>& state, int ranks,
+                            const ReducerOptions& options) {
+  std::vector<double> found;
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    Training run(transport, options);
+    run.reducer.load_state(state);
+    const auto rest = drain(run);
+    if (transport.rank() == 0) found = rest;
+  });
+  return found;
+}
+
+double squared_distance(const std::vector<double>& one, const std::vector<double>& other) {
+  double sum = 0;
+  for (std::size_t i = 0; i < one.size(); ++i) sum += (one[i] - other[i]) * (one[i] - other[i]);
+  return sum;
+}
+
+TEST(HierarchicalCheckpoint, OtherRanksAndHostsKeepTheContribution) {
+  for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
+    const auto options = [&](const Hosts& hosts) {
+      ReducerOptions wanted = hierarchical(hosts);
+      wanted.reduction = reduction;
+      return wanted;
+    };
+    std::vector<std::byte> state;
+    std::vector<double> wanted;
+    run_ranks(5, {}, [&](Transport& transport) {
+      Training run(transport, options({0, 0, 1, 1, 1}));
+      for (int step = 0; step < 3; ++step) run.step(step);
+      const auto portable = run.reducer.save_portable_state();
+      const auto rest = drain(run);
+      if (transport.rank() == 0) {
+        state = portable;
+        wanted = rest;
+      }
+    });
+    const double energy = squared_distance(wanted, std::vector<double>(kCount, 0.0));
+    ASSERT_GT(energy, 0.0);
+    ReducerOptions flat{.codec = "int8+ef", .reduction = reduction};
+    EXPECT_LE(squared_distance(drained(state, 3, flat), wanted), 1e-6 * energy);
+    const Hosts others{0, 1, 2, 0, 1, 2, 0};
+    EXPECT_LE(squared_distance(drained(state, 7, options(others)), wanted), 1e-6 * energy);
+  }
+}
+
+// An exact state belongs to its place on a host: as many values may be others.
+TEST(HierarchicalCheckpoint, OtherPlacesAreRefused) {
+  std::vector<std::vector<std::byte>> states(4);
+  run_ranks(4, {}, [&](Transport& transport) {
+    Training run(transport, hierarchical({0, 0, 1, 1}));
+    run.step(0);
+    states[static_cast<std::size_t>(transport.rank())] = run.reducer.save_state();
+  });
+  run_ranks(4, {}, [&](Transport& transport) {
+    Training run(transport, hierarchical({0, 1, 0, 1}));
+    const auto& state = states[static_cast<std::size_t>(transport.rank())];
+    if (transport.rank() == 0 || transport.rank() == 3) return;
+    EXPECT_THROW(run.reducer.load_state(state), InvalidArgument);
+  });
+}
+
+TEST(HierarchicalReducerOptions, SayWhatDoesNotFit) {
+  run_ranks(4, {}, [](Transport& transport) {
+    ReducerOptions options = hierarchical({0, 0, 1, 1});
+    options.measure_error = MeasureError::kOn;
+    EXPECT_THROW(GradientReducer(transport, options), InvalidArgument);
+    EXPECT_THROW(GradientReducer(transport, hierarchical({0, 0, 1})), InvalidArgument);
+  });
+}
+
+TEST(HierarchicalReducerOptions, RanksThatGroupOtherwiseAllHearOfIt) {
+  std::atomic<int> failed{0}, running{4};
+  run_ranks(4, {}, [&](Transport& transport) {
+    ReducerOptions options = hierarchical({0, 0, 1, 1});
+    if (transport.rank() == 2) options.hosts = {0, 1, 0, 1};
+    options.timeout = std::chrono::seconds(60);
+    Training run(transport, options);
+    const auto start = Clock::now();
+    try {
+      run.step(0);
+    } catch (const TransportError&) {
+      ++failed;
+    }
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+    --running;
+    while (running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  EXPECT_EQ(failed, 4);
+}
+
+}  // namespace
+}  // namespace tersor

@@ -1,0 +1,171 @@
+// all_gather in rounds, on numbers of ranks of all kinds: what comes, how many messages it takes,
+// and how it ends where ranks stall or disagree.
+#include "comm/transport/host/rounds.h"
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <optional>
+#include <thread>
+
+#include "comm/transport/inproc/postman.h"
+#include "comm/transport/inproc/world.h"
+#include "tests/transport/ranks.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+using host::Channel;
+using RankBody = std::function<void(const std::shared_ptr<Channel>&)>;
+
+/// Runs ranks that speak through channels, on threads; returns the text of each one's
+/// TransportError. All stay until the last one has ended.
+std::vector<std::string> on_channels(int ranks, const Link& link, const RankBody& body) {
+  const auto world = std::make_shared<inproc::World>(ranks, link);
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  std::atomic<int> running{ranks};
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      const auto channel = std::make_shared<Channel>(
+          std::make_shared<inproc::InProcessPostman>(world, world->claim(rank)));
+      try {
+        body(channel);
+      } catch (const TransportError& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+      }
+      --running;
+      while (running > 0) std::this_thread::sleep_for(100us);
+    });
+  threads.clear();
+  return errors;
+}
+
+/// What a rank gathers; signature and timeout of all.
+struct Gather {
+  ConstByteSpan send = {};
+  std::size_t capacity = 0;
+  std::uint32_t tag = 0;
+  std::uint64_t signature = 42;
+  std::chrono::milliseconds timeout = 20s;
+};
+
+Handle start(const std::shared_ptr<Channel>& channel, const Gather& gather) {
+  host::Envelope envelope;
+  envelope.call = host::Call::kGatherInRounds;
+  envelope.signature = gather.signature;
+  const Operation operation{.name = "allgather",
+                            .signature = gather.signature,
+                            .tag = gather.tag,
+                            .timeout = gather.timeout};
+  return channel->start(
+      make_gather_in_rounds(channel, operation, {gather.send, gather.capacity, envelope}));
+}
+
+std::size_t length_of(int rank, std::size_t most) {
+  return most * static_cast<std::size_t>(rank * 7 % 5) / 4;
+}
+
+void expect_lengths_and_patterns(const Handle& handle, const Channel& channel, std::size_t most) {
+  for (int rank = 0; rank < channel.ranks(); ++rank) {
+    const ConstByteSpan came = handle.received(rank);
+    const std::size_t wanted = rank == channel.rank() ? 0 : length_of(rank, most);
+    EXPECT_TRUE(same_bytes(came, pattern(wanted, rank, 0))) << "rank " << rank;
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(came.data()) % 16, 0u) << "rank " << rank;
+  }
+}
+
+class GatherInRounds : public ::testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Links, GatherInRounds, ::testing::Values("none", "10Gbit,20us"));
+
+TEST_P(GatherInRounds, BringsEverybodysBytes) {
+  for (const int ranks : {2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33})
+    for (const std::size_t most : {0u, 1u, 17u, 1000u}) {
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << most << " bytes");
+      const auto errors = on_channels(ranks, parse_link(GetParam()), [&](const auto& channel) {
+        const auto send = pattern(length_of(channel->rank(), most), channel->rank(), 0);
+        Handle handle = start(channel, {.send = send, .capacity = most});
+        handle.wait_synchronize();
+        expect_lengths_and_patterns(handle, *channel, most);
+        const auto rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
+        EXPECT_EQ(channel->postman().counters().sent_messages, static_cast<unsigned>(rounds));
+      });
+      for (const std::string& error : errors) EXPECT_EQ(error, "");
+    }
+}
+
+TEST_P(GatherInRounds, SeveralMayBeUnderWayInAnyOrder) {
+  const auto errors = on_channels(7, parse_link(GetParam()), [&](const auto& channel) {
+    std::array<std::vector<std::byte>, 4> sends;
+    std::array<Handle, 4> handles;
+    for (std::uint32_t step = 0; step < 4; ++step) {
+      const std::uint32_t tag = channel->rank() % 2 == 0 ? step : 3 - step;
+      sends[tag] = pattern(100 + tag, channel->rank(), static_cast<int>(tag));
+      handles[tag] = start(channel, {.send = sends[tag], .capacity = 200, .tag = tag});
+    }
+    for (std::uint32_t tag = 0; tag < 4; ++tag) {
+      handles[tag].wait_synchronize();
+      for (int rank = 0; rank < 7; ++rank)
+        if (rank != channel->rank()) {
+          EXPECT_TRUE(same_bytes(handles[tag].received(rank),
+                                 pattern(100 + tag, rank, static_cast<int>(tag))));
+        }
+    }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+void expect_all_say(const std::vector<std::string>& errors, const std::string& part,
+                    std::optional<int> but = std::nullopt) {
+  for (std::size_t rank = 0; rank < errors.size(); ++rank)
+    if (static_cast<int>(rank) != but) {
+      EXPECT_NE(errors[rank].find(part), std::string::npos) << rank << ": " << errors[rank];
+    }
+}
+
+TEST_P(GatherInRounds, AStalledRankIsNamedThoughFewWaitForIt) {
+  const auto errors = on_channels(11, parse_link(GetParam()), [](const auto& channel) {
+    const auto send = pattern(10, channel->rank(), 0);
+    if (channel->rank() == 4) return;
+    start(channel, {.send = send, .capacity = 10, .timeout = 200ms}).wait_synchronize();
+  });
+  expect_all_say(errors, "allgather", 4);
+  expect_all_say(errors, "no message from rank 4 within 200 ms", 4);
+}
+
+TEST_P(GatherInRounds, AnotherSignatureEndsOnAllRanks) {
+  const auto errors = on_channels(6, parse_link(GetParam()), [](const auto& channel) {
+    const std::uint64_t signature = channel->rank() == 2 ? 43 : 42;
+    start(channel, {.capacity = 10, .signature = signature}).wait_synchronize();
+  });
+  expect_all_say(errors, "with another signature");
+}
+
+TEST_P(GatherInRounds, MoreThanTheCapacityEndsOnAllRanks) {
+  const auto errors = on_channels(6, parse_link(GetParam()), [](const auto& channel) {
+    const std::vector<std::byte> send(channel->rank() == 1 ? 300 : 200);
+    start(channel, {.send = send, .capacity = 200}).wait_synchronize();
+  });
+  expect_all_say(errors, "rank 1 sends 300 bytes where this rank takes at most 200");
+}
+
+// A whole transport chooses it by itself where that was measured to be quicker.
+TEST(GatherTuning, LittleAmongManyRanksTakesFewMessages) {
+  const host::RoundsTuning tuning;
+  std::atomic<int> wrong{0};
+  run_ranks(tuning.least_ranks, {}, [&](Transport& transport) {
+    const auto send = pattern(tuning.most_bytes, transport.rank(), 0);
+    Handle handle = transport.all_gather(operation_of(transport), send, send.size());
+    handle.wait_synchronize();
+    for (const int rank : peers_of(transport))
+      wrong += !same_bytes(handle.received(rank), pattern(send.size(), rank, 0));
+    EXPECT_EQ(transport.counters().sent_messages, 8u);
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace tersor::test
