@@ -43,8 +43,8 @@ CLI::Option* add_link(CLI::App& command, std::string& link) {
   const auto canonical = [](const std::string& text) { return parse_link(text).text(); };
   return command
       .add_option("--link", link,
-                  "Link that each rank has, emulated: RATE[,LATENCY[,overhead=FACTOR]], e.g. "
-                  "1Gbit,50us, or none")
+                  "Link that each host has, emulated: RATE[,LATENCY][,overhead=FACTOR]"
+                  "[,per_host=RANKS], e.g. 1Gbit,50us, or none[,per_host=RANKS]")
       ->transform(checked(canonical, ""))
       ->type_name("LINK")
       ->capture_default_str();

@@ -7,6 +7,11 @@ install(TARGETS tersor tersor_headers EXPORT tersor-targets)
 install(DIRECTORY include/tersor TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 install(EXPORT tersor-targets NAMESPACE tersor:: DESTINATION ${package_folder})
 
+if(TERSOR_HAS_MPI)
+  install(TARGETS tersor_mpi EXPORT tersor-mpi-targets)
+  install(EXPORT tersor-mpi-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+endif()
+
 configure_package_config_file(
   cmake/tersor-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/tersor-config.cmake
   INSTALL_DESTINATION ${package_folder})

@@ -12,27 +12,30 @@
 
 namespace tersor {
 
-/// The link that each rank has, full duplex: messages travel in segments of 16 KiB, several flows
-/// take turns, and waiting is real. docs/benchmarks.md has the formulas.
+/// The link that each host has, full duplex: messages travel in segments of 16 KiB, several flows
+/// take turns, and waiting is real. Ranks of one host share its link, and what they send each other
+/// arrives at once. docs/benchmarks.md has the formulas.
 struct Link {
   double bits_per_second = 0;  ///< each way; 0: no emulation, messages arrive at once
   std::chrono::nanoseconds latency{0};
-  double overhead = 1.0;  ///< bytes on the wire for each byte sent; 1.046 is TCP/IP on Ethernet
+  double overhead = 1.0;   ///< bytes on the wire for each byte sent; 1.046 is TCP/IP on Ethernet
+  int ranks_per_host = 1;  ///< ranks r of equal r / ranks_per_host share a host
 
   bool emulated() const { return bits_per_second > 0; }
-  /// As `parse_link` reads it: "1Gbit,50us", "none".
+  /// As `parse_link` reads it: "1Gbit,50us", "none,per_host=2".
   std::string text() const;
 };
 
-/// Reads RATE[,LATENCY[,overhead=FACTOR]], e.g. "1Gbit,50us", "100Mbit",
-/// "25Gbit,10us,overhead=1.046", or "none". Units: bit, Kbit, Mbit, Gbit (1000); ns, us, ms, s.
+/// Reads RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. "1Gbit,50us", "100Mbit",
+/// "25Gbit,10us,overhead=1.046", "1Gbit,50us,per_host=2", "none". Units: bit, Kbit, Mbit, Gbit
+/// (1000); ns, us, ms, s.
 /// Throws InvalidArgument that shows the grammar.
 Link parse_link(std::string_view text);
 
 /// A group of ranks in this process. Outlives the transports that it hands out.
 class InProcessWorld {
  public:
-  /// Throws InvalidArgument for fewer than 1 rank.
+  /// Throws InvalidArgument for fewer than 1 rank, in all or on a host.
   explicit InProcessWorld(int ranks, Link link = {});
   ~InProcessWorld();
 

@@ -12,6 +12,7 @@
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace tersor {
 
@@ -94,6 +95,9 @@ class Transport {
 
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
+  /// For each rank the number of its host; ranks of equal numbers share a machine. Hosts count from
+  /// 0 in the order of their lowest ranks, so all ranks get the same answer.
+  virtual std::vector<int> hosts() const = 0;
   virtual TransportTraits traits() const = 0;
   /// Since the channel was made. May be called from any thread.
   virtual TransferCounters counters() const = 0;

@@ -46,6 +46,7 @@ class FaultyTransport final : public Transport {
   int rank() const override { return inner_->rank(); }
   int ranks() const override { return inner_->ranks(); }
   TransportTraits traits() const override { return inner_->traits(); }
+  std::vector<int> hosts() const override { return inner_->hosts(); }
   TransferCounters counters() const override { return inner_->counters(); }
   std::uint32_t reserve_tags(std::uint32_t count) override { return inner_->reserve_tags(count); }
 

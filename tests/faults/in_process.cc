@@ -5,29 +5,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <thread>
 
+#include "tests/faults/thread_count.h"
 #include "tests/faults/verdict.h"
 
 namespace tersor::faults {
 namespace {
 
 using namespace std::chrono_literals;
-
-std::ptrdiff_t count_threads() {
-  const std::filesystem::directory_iterator tasks("/proc/self/task");
-  return std::distance(begin(tasks), end(tasks));
-}
-
-/// Threads that were joined leave the kernel's list a moment later.
-std::ptrdiff_t threads_left(std::ptrdiff_t before) {
-  const auto until = Clock::now() + kTolerance;
-  while (count_threads() > before && Clock::now() < until) std::this_thread::sleep_for(1ms);
-  return count_threads();
-}
 
 /// Counts the ranks whose part is over; transports stay until all are.
 class Gathering {

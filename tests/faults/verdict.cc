@@ -30,6 +30,10 @@ class Judge {
     return report_.message.find(words) != std::string::npos;
   }
   bool says_operation() const;
+  bool passed_on() const;
+  std::string late() const {
+    return " within " + std::to_string(scenario_.timeout.count()) + " ms";
+  }
   void complain(const std::string& what);
 
   const Scenario& scenario_;
@@ -67,6 +71,14 @@ void Judge::check_ending() {
     complain("should have ended with " + std::string(ending_name(allowed.front())));
 }
 
+// Whoever waits for a rank that has finished a `pass`, or never begun it, may name that rank too:
+// who waits for whom is followed within one operation only.
+bool Judge::passed_on() const {
+  const auto end = scenario_.steps.begin() + static_cast<std::ptrdiff_t>(fault().step) + 1;
+  return std::any_of(scenario_.steps.begin(), end,
+                     [](const Step& step) { return step.work == Work::kPass; });
+}
+
 // A reducer goes away while the exception is on its way to who poisons the transport.
 std::vector<std::string> Judge::causes() const {
   const std::string who = culprit_name();
@@ -82,8 +94,7 @@ std::vector<std::string> Judge::causes() const {
     case FaultKind::kDamage:
       return {"frame of " + who};
     default:
-      return {"no message from " + who + " within " + std::to_string(scenario_.timeout.count()) +
-              " ms"};
+      return {"no message from " + (passed_on() ? "" : who + late())};
   }
 }
 

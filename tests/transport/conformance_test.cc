@@ -13,30 +13,52 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::array<int, 5> kRanks = {1, 2, 3, 4, 8};
 constexpr std::array<std::size_t, 6> kBytes = {0, 1, 255, 257, 65'537, 1 << 20};
 
-class TransportConformance : public ::testing::TestWithParam<Fabric> {
- protected:
-  /// The body on 1, 2, 3, 4 and 8 ranks.
-  void on_all_ranks(const Body& body) const {
-    for (const int ranks : kRanks) {
-      SCOPED_TRACE(::testing::Message() << ranks << " ranks");
-      GetParam().run(ranks, body);
-    }
-  }
-};
+class TransportConformance : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportConformance, ::testing::ValuesIn(fabrics()),
                          fabric_name);
 
+// Every rank there is once: it gets what the others call themselves.
 TEST_P(TransportConformance, KnowsItsRanks) {
-  std::array<std::atomic<int>, 8> seen{};
-  GetParam().run(8, [&](Transport& transport) {
-    EXPECT_EQ(transport.ranks(), 8);
-    ++seen[static_cast<std::size_t>(transport.rank())];
+  on_all_ranks([](Transport& transport) {
+    const auto own = static_cast<std::byte>(transport.rank());
+    Handle handle = transport.all_gather(operation_of(transport), {&own, 1}, 1);
+    handle.wait_synchronize();
+    for (const int rank : peers_of(transport))
+      EXPECT_EQ(handle.received(rank).front(), static_cast<std::byte>(rank));
   });
-  for (const auto& times : seen) EXPECT_EQ(times, 1);
+}
+
+TEST_P(TransportConformance, NumbersHostsByTheirLowestRanks) {
+  on_all_ranks([](Transport& transport) {
+    const std::vector<int> hosts = transport.hosts();
+    ASSERT_EQ(hosts.size(), static_cast<std::size_t>(transport.ranks()));
+    int next = 0;
+    for (const int host : hosts) {
+      EXPECT_GE(host, 0);
+      EXPECT_LE(host, next);
+      next += host == next;
+    }
+    EXPECT_EQ(transport.channel()->hosts(), hosts);
+  });
+}
+
+// Ranks that share a host in the whole share one in a part, and no others do.
+TEST_P(TransportConformance, SplitsKnowTheHostsOfTheirMembers) {
+  run(8, [](Transport& transport) {
+    const std::vector<int> members = {1, 4, 5, 7};
+    const std::vector<int> whole = transport.hosts();
+    if (std::find(members.begin(), members.end(), transport.rank()) == members.end()) return;
+    const std::vector<int> hosts = transport.split(members)->hosts();
+    ASSERT_EQ(hosts.size(), members.size());
+    EXPECT_EQ(hosts.front(), 0);
+    for (std::size_t one = 0; one < members.size(); ++one)
+      for (std::size_t other = 0; other < members.size(); ++other)
+        EXPECT_EQ(hosts[one] == hosts[other], whole[static_cast<std::size_t>(members[one])] ==
+                                                  whole[static_cast<std::size_t>(members[other])]);
+  });
 }
 
 TEST_P(TransportConformance, AllGatherBringsEverybodysBytes) {
@@ -181,7 +203,7 @@ TEST_P(TransportConformance, ProgressAloneFinishesOperations) {
 }
 
 TEST_P(TransportConformance, WaitActivityEndsInTime) {
-  GetParam().run(1, [](Transport& transport) {
+  run(1, [](Transport& transport) {
     const auto start = Clock::now();
     transport.wait_activity(start + 20ms);
     EXPECT_GE(Clock::now() - start, 0ms);
@@ -190,7 +212,7 @@ TEST_P(TransportConformance, WaitActivityEndsInTime) {
 }
 
 TEST_P(TransportConformance, WakeEndsTheWaitingOfAnotherThread) {
-  GetParam().run(2, [](Transport& transport) {
+  run(2, [](Transport& transport) {
     if (!transport.traits().any_thread) GTEST_SKIP() << "one thread only";
     const auto start = Clock::now();
     std::jthread trainer([&] {
@@ -230,7 +252,7 @@ TEST_P(TransportConformance, ChannelsDoNotMeet) {
 }
 
 TEST_P(TransportConformance, ChannelsMayBeUsedFromThreadsOfTheirOwn) {
-  GetParam().run(3, [](Transport& transport) {
+  run(3, [](Transport& transport) {
     if (!transport.traits().any_thread) GTEST_SKIP() << "one thread only";
     const auto own = transport.channel();
     const auto talk = [](Transport& channel, std::size_t bytes) {
@@ -247,7 +269,7 @@ TEST_P(TransportConformance, ChannelsMayBeUsedFromThreadsOfTheirOwn) {
 }
 
 TEST_P(TransportConformance, SplitsRunSideBySide) {
-  GetParam().run(8, [](Transport& transport) {
+  run(8, [](Transport& transport) {
     // Odd and even ranks; then halves of these; and all of them in between.
     std::vector<int> members;
     for (int rank = transport.rank() % 2; rank < 8; rank += 2) members.push_back(rank);
@@ -273,7 +295,7 @@ TEST_P(TransportConformance, SplitsRunSideBySide) {
 
 // Only some ranks split; what all do afterwards still meets.
 TEST_P(TransportConformance, ASplitOfSomeDoesNotDisturbTheRest) {
-  GetParam().run(4, [](Transport& transport) {
+  run(4, [](Transport& transport) {
     std::unique_ptr<Transport> some;
     if (transport.rank() < 2) some = transport.split(std::vector<int>{0, 1});
     const auto channel = transport.channel();
@@ -286,7 +308,7 @@ TEST_P(TransportConformance, ASplitOfSomeDoesNotDisturbTheRest) {
 }
 
 TEST_P(TransportConformance, ReceivedBytesAreAlignedAndLiveAsLongAsTheHandle) {
-  GetParam().run(3, [](Transport& transport) {
+  run(3, [](Transport& transport) {
     std::vector<Handle> kept;
     for (int round = 0; round < 20; ++round) {
       const auto send = pattern(777, transport.rank(), round);
@@ -302,35 +324,36 @@ TEST_P(TransportConformance, ReceivedBytesAreAlignedAndLiveAsLongAsTheHandle) {
   });
 }
 
-// 32 bytes stand before every message.
 TEST_P(TransportConformance, CountsExactlyWhatItMoved) {
-  on_all_ranks([](Transport& transport) {
+  const std::size_t head = GetParam().head_bytes;
+  on_all_ranks([&](Transport& transport) {
     const auto others = static_cast<std::uint64_t>(transport.ranks()) - 1;
     const auto own = transport.channel();
     const auto send = pattern(1001, transport.rank(), 0);
     own->all_gather(operation_of(*own), send, 5000).wait_synchronize();
-    EXPECT_EQ(own->counters().sent_bytes, others * (1001 + 32));
-    EXPECT_EQ(own->counters().received_bytes, others * (1001 + 32));
+    EXPECT_EQ(own->counters().sent_bytes, others * (1001 + head));
+    EXPECT_EQ(own->counters().received_bytes, others * (1001 + head));
     EXPECT_EQ(own->counters().sent_messages, others);
     own->barrier(operation_of(*own)).wait_synchronize();
-    EXPECT_EQ(own->counters().sent_bytes, others * (1001 + 64));
+    EXPECT_EQ(own->counters().sent_bytes, others * (1001 + 2 * head));
     EXPECT_EQ(transport.counters().sent_bytes, 0u);
   });
 }
 
 TEST_P(TransportConformance, ASumMovesTwoParts) {
-  GetParam().run(4, [](Transport& transport) {
+  run(4, [this](Transport& transport) {
     constexpr std::size_t kCount = 4 * 250'000;
     std::vector<float> values(kCount, 1.0f);
     transport.sum(operation_of(transport), cut(values, even_counts(kCount, 4))).wait_synchronize();
     const TransferCounters counters = transport.counters();
-    EXPECT_EQ(counters.sent_bytes, 6 * 250'000 * sizeof(float) + 32 * counters.sent_messages);
+    EXPECT_EQ(counters.sent_bytes,
+              6 * 250'000 * sizeof(float) + GetParam().head_bytes * counters.sent_messages);
     EXPECT_EQ(counters.received_bytes, counters.sent_bytes);
   });
 }
 
 TEST_P(TransportConformance, RefusesWhatCannotBe) {
-  GetParam().run(2, [](Transport& transport) {
+  run(2, [](Transport& transport) {
     const Operation operation{.name = "test"};
     const std::vector<ConstByteSpan> sends(3);
     const std::vector<std::size_t> capacities(2);

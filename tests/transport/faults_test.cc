@@ -1,6 +1,5 @@
 // What every transport must do when ranks disagree, stall, leave or throw: every rank ends with an
 // error that names who, in which operation, and why. Nobody hangs, nobody gets a wrong sum.
-#include <array>
 #include <chrono>
 #include <stdexcept>
 
@@ -11,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-class TransportFaults : public ::testing::TestWithParam<Fabric> {};
+class TransportFaults : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportFaults, ::testing::ValuesIn(fabrics()), fabric_name);
 
@@ -168,7 +167,7 @@ TEST_P(TransportFaults, AMessageLongerThanTheCapacityEndsOnAllRanks) {
 }
 
 TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {
-  GetParam().run(2, [](Transport& transport) {
+  run(2, [](Transport& transport) {
     const auto channel = transport.channel();
     Handle open = transport.receive({.name = "first", .tag = 1}, 1 - transport.rank(), 8);
     Handle waiting = channel->barrier({.name = "first"});
@@ -215,30 +214,19 @@ TEST_P(TransportFaults, TheFirstCauseStays) {
 }
 
 TEST_P(TransportFaults, ARankThatThrowsIsHeardEverywhere) {
-  std::array<std::string, 4> heard;
-  try {
-    GetParam().run(4, [&](Transport& transport) {
-      if (transport.rank() == 3) throw std::out_of_range("no such image");
-      try {
-        call(transport, 2, {.name = "allreduce", .timeout = 20s}, 70'000);
-      } catch (const TransportError& error) {
-        heard[static_cast<std::size_t>(transport.rank())] = error.what();
-        throw;
-      }
-    });
-    FAIL() << "the exception was lost";
-  } catch (const std::out_of_range& error) {
-    EXPECT_STREQ(error.what(), "no such image");
-  }
-  for (int rank = 0; rank < 3; ++rank)
-    EXPECT_TRUE(contains(heard[static_cast<std::size_t>(rank)], "rank 3 gave up: no such image"))
-        << heard[static_cast<std::size_t>(rank)];
+  const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
+    if (transport.rank() == 3) throw std::out_of_range("no such image");
+    call(transport, 2, {.name = "allreduce", .timeout = 20s}, 70'000);
+  });
+  EXPECT_EQ(errors[3], "no such image");
+  for (std::size_t rank = 0; rank < 3; ++rank)
+    EXPECT_TRUE(contains(errors[rank], "rank 3 gave up: no such image")) << errors[rank];
 }
 
 TEST_P(TransportFaults, ARankThatLeavesIsNamed) {
   for (int which = 0; which < kCalls; ++which)
     for (const int leaver : {0, 2}) try {
-        GetParam().run(3, [&](Transport& transport) {
+        run(3, [&](Transport& transport) {
           if (transport.rank() == leaver) return;
           call(transport, which, {.name = "allreduce", .timeout = 20s}, 70'000);
         });
@@ -283,21 +271,14 @@ TEST_P(TransportFaults, WhoLeftALongTimeAgoIsNamedAtOnce) {
 }
 
 TEST_P(TransportFaults, ALeftChannelIsNoticedThoughTheRankIsThere) {
-  std::atomic<bool> noticed{false};
   const std::string error = error_after_leaving(
       GetParam(),
-      [&](Transport& transport) {
+      [](Transport& transport) {
         transport.channel().reset();
-        while (!noticed) std::this_thread::sleep_for(1ms);
+        while (true) transport.wait_activity(Clock::now() + 20s);  // until it is poisoned
       },
-      [&](Transport& transport) {
-        const auto channel = transport.channel();
-        try {
-          channel->barrier({.name = "reducer", .timeout = 20s}).wait_synchronize();
-        } catch (const TransportError&) {
-          noticed = true;
-          throw;
-        }
+      [](Transport& transport) {
+        transport.channel()->barrier({.name = "reducer", .timeout = 20s}).wait_synchronize();
       });
   EXPECT_TRUE(contains(error, "reducer on rank 0: rank 1 left")) << error;
 }
@@ -315,7 +296,7 @@ TEST_P(TransportFaults, ReceiveAnyEndsWhenEverybodyLeft) {
 // What was sent before leaving still arrives.
 TEST_P(TransportFaults, LeavingAfterTheLastMessageIsNoFault) {
   for (int round = 0; round < 20; ++round)
-    GetParam().run(4, [](Transport& transport) {
+    run(4, [](Transport& transport) {
       call(transport, 2, operation_of(transport), 100'000);
       if (transport.rank() == 0) {
         transport.send({.name = "last", .tag = 100}, 1, pattern(100'000, 0, 1)).wait_synchronize();

@@ -1,6 +1,7 @@
 // What only the in-process transport promises: links as text, worlds, and run_ranks.
 #include <tersor/inprocess.h>
 
+#include <array>
 #include <chrono>
 #include <stdexcept>
 
@@ -22,24 +23,66 @@ TEST(Link, ReadsRatesLatenciesAndOverhead) {
   EXPECT_FALSE(parse_link("none").emulated());
 }
 
+TEST(Link, ReadsHowManyRanksShareAHost) {
+  EXPECT_EQ(parse_link("1Gbit").ranks_per_host, 1);
+  EXPECT_EQ(parse_link("1Gbit,per_host=2").ranks_per_host, 2);
+  EXPECT_EQ(parse_link("1Gbit,50us,per_host=16").ranks_per_host, 16);
+  EXPECT_EQ(parse_link("1Gbit,50us,per_host=16").latency, 50us);
+  EXPECT_EQ(parse_link("1Gbit,overhead=2,per_host=3").ranks_per_host, 3);
+  EXPECT_EQ(parse_link("1Gbit,overhead=2,per_host=3").overhead, 2);
+  EXPECT_FALSE(parse_link("none,per_host=4").emulated());
+  EXPECT_EQ(parse_link("none,per_host=4").ranks_per_host, 4);
+}
+
 TEST(Link, WritesWhatItReads) {
-  for (const char* text : {"none", "1Gbit", "1Gbit,50us", "100Mbit,1.5ms", "2.5Gbit,7ns",
-                           "25Gbit,10us,overhead=1.046", "9.6Kbit,0ns,overhead=2"})
+  for (const char* text :
+       {"none", "1Gbit", "1Gbit,50us", "100Mbit,1.5ms", "2.5Gbit,7ns", "25Gbit,10us,overhead=1.046",
+        "9.6Kbit,0ns,overhead=2", "none,per_host=2", "1Gbit,per_host=2", "1Gbit,50us,per_host=3",
+        "1Gbit,50us,overhead=1.5,per_host=3"})
     EXPECT_EQ(parse_link(text).text(), text);
   EXPECT_EQ(parse_link("1000Mbit,1000us").text(), "1Gbit,1ms");
 }
 
 TEST(Link, RefusesAnythingElseAndShowsTheGrammar) {
-  for (const char* text :
-       {"", "fast", "1", "1Gb", "Gbit", "0Gbit", "-1Gbit", "1Gbit,", "1Gbit,50", "1Gbit,-5us",
-        "1Gbit,50us,", "1Gbit,50us,1.05", "1Gbit,50us,overhead=0.5", "1Gbit,50us,overhead=",
-        "1Gbit,50us,overhead=1.1,x", "nanGbit", "infGbit", "1Gbit 50us", "none,50us"})
+  for (const char* text : {"",
+                           "fast",
+                           "1",
+                           "1Gb",
+                           "Gbit",
+                           "0Gbit",
+                           "-1Gbit",
+                           "1Gbit,",
+                           "1Gbit,50",
+                           "1Gbit,-5us",
+                           "1Gbit,50us,",
+                           "1Gbit,50us,1.05",
+                           "1Gbit,50us,overhead=0.5",
+                           "1Gbit,50us,overhead=",
+                           "1Gbit,50us,overhead=1.1,x",
+                           "nanGbit",
+                           "infGbit",
+                           "1Gbit 50us",
+                           "none,50us",
+                           "nonesuch",
+                           "none,",
+                           "none,overhead=2",
+                           "none,per_host=2,",
+                           "1Gbit,per_host=0",
+                           "1Gbit,per_host=-1",
+                           "1Gbit,per_host=",
+                           "1Gbit,per_host=1.5",
+                           "1Gbit,per_host=2,50us",
+                           "per_host=2",
+                           "1Gbit,per_host=2,per_host=2",
+                           "1Gbit,per_host=2,overhead=2",
+                           "1Gbit,per_host=99999999999"})
     try {
       parse_link(text);
       ADD_FAILURE() << text;
     } catch (const InvalidArgument& error) {
-      EXPECT_NE(std::string(error.what()).find("RATE[,LATENCY[,overhead=FACTOR]]"),
-                std::string::npos);
+      EXPECT_NE(
+          std::string(error.what()).find("RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS]"),
+          std::string::npos);
     }
 }
 
@@ -51,6 +94,20 @@ TEST(InProcessWorld, GivesEachTransportOutOnce) {
   EXPECT_THROW(world.transport(2), InvalidArgument);
   EXPECT_THROW(world.transport(-1), InvalidArgument);
   EXPECT_THROW(InProcessWorld(0), InvalidArgument);
+  EXPECT_THROW(InProcessWorld(2, {.ranks_per_host = 0}), InvalidArgument);
+}
+
+TEST(InProcessWorld, PutsRanksOnHosts) {
+  run_ranks(5, parse_link("none,per_host=2"), [](Transport& transport) {
+    EXPECT_EQ(transport.hosts(), (std::vector<int>{0, 0, 1, 1, 2}));
+    if (transport.rank() < 2) return;
+    const auto split = transport.split(std::array{2, 3, 4});
+    EXPECT_EQ(split->hosts(), (std::vector<int>{0, 0, 1}));
+    EXPECT_EQ(split->channel()->hosts(), (std::vector<int>{0, 0, 1}));
+  });
+  run_ranks(3, {}, [](Transport& transport) {
+    EXPECT_EQ(transport.hosts(), (std::vector<int>{0, 1, 2}));
+  });
 }
 
 // One thread may play all ranks, as long as it waits for nobody before all have started.

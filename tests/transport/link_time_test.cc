@@ -18,7 +18,9 @@ constexpr bool kSanitized = false;
 #endif
 
 constexpr double kRate = 1e9 / 8;  // bytes a second
+constexpr int kRanks = 4;
 const Link kGigabit{.bits_per_second = 1e9};
+const Link kPairs{.bits_per_second = 1e9, .ranks_per_host = 2};  // ranks 0 and 1, 2 and 3
 constexpr std::size_t kBytes = 4'000'000;
 
 class LinkInRealTime : public ::testing::Test {
@@ -57,7 +59,10 @@ double time_of(int ranks, const Link& link, const Body& body) {
   return std::chrono::duration<double>(*std::max_element(ends.begin(), ends.end()) - start).count();
 }
 
-double longest(double formula) { return formula * 1.02 + 1e-3; }
+// On quiet cores it is within 2 %. Where a machine has other work, copies and wakes come late: what
+// is held to here still tells a flow that shares the link from one that does not.
+constexpr double kSlack = 1.10;
+double longest(double formula) { return formula * kSlack + 1e-3; }
 
 void expect_time(double seconds, double formula) {
   EXPECT_GE(seconds, formula);
@@ -72,12 +77,12 @@ struct Flows {
 
 void expect_flows(const Link& link, const Flows& flows, double formula) {
   const double seconds = best_seconds(longest(formula), [&] {
-    return time_of(4, link, [&](Transport& transport) {
+    return time_of(kRanks, link, [&](Transport& transport) {
       std::vector<Handle> handles;
       const auto among = [&](const std::vector<int>& ranks, int rank) {
         return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
       };
-      for (int peer = 0; peer < 4; ++peer) {
+      for (int peer = 0; peer < kRanks; ++peer) {
         if (peer == transport.rank()) continue;
         if (among(flows.senders, transport.rank()) && among(flows.receivers, peer))
           handles.push_back(transport.send({.name = "flow", .tag = 50}, peer, payload()));
@@ -109,11 +114,53 @@ TEST_F(LinkInRealTime, AllToAll) {
   expect_flows(kGigabit, {{0, 1, 2, 3}, {0, 1, 2, 3}}, 3 * kBytes / kRate);
 }
 
+TEST_F(LinkInRealTime, RanksOfOneHostShareItsLink) {
+  expect_flows(kPairs, {{0, 1}, {2}}, 2 * kBytes / kRate);
+  expect_flows(kPairs, {{0}, {2, 3}}, 2 * kBytes / kRate);
+  expect_flows(kPairs, {{0, 2}, {0, 2}}, kBytes / kRate);
+}
+
+TEST_F(LinkInRealTime, WhatStaysOnAHostNeedsNoLink) {
+  const double formula = kBytes / kRate;
+  const double seconds = best_seconds(0.5 * formula, [&] {
+    return time_of(kRanks, kPairs, [&](Transport& transport) {
+      const int neighbour = transport.rank() ^ 1;
+      Handle sent = transport.send({.name = "flow", .tag = 50}, neighbour, payload());
+      transport.receive({.name = "flow", .tag = 50}, neighbour, kBytes).wait_synchronize();
+      sent.wait_synchronize();
+    });
+  });
+  EXPECT_LE(seconds, 0.5 * formula);
+}
+
+// Rank 0 goes to sleep with its neighbour's message not yet sent and the other one on its way:
+// whoever brings the neighbour's must tell it when to look again. Nobody else looks.
+TEST_F(LinkInRealTime, AMessageFromTheHostDoesNotLetOneFromTheLinkWait) {
+  const double formula = kBytes / kRate;
+  const double seconds = best_seconds(longest(formula), [&] {
+    double of_rank_0 = 0;
+    run_ranks(3, kPairs, [&](Transport& transport) {
+      const Clock::time_point start = Clock::now();
+      if (transport.rank() == 1) std::this_thread::sleep_for(10ms);
+      std::vector<ConstByteSpan> sends(3);
+      if (transport.rank() == 1) sends[0] = ConstByteSpan(payload()).first(1);
+      if (transport.rank() == 2) sends[0] = payload();
+      const std::vector<std::size_t> capacities(3, kBytes);
+      Handle handle = transport.all_to_all({.name = "to 0", .tag = 50}, sends, capacities);
+      if (transport.rank() != 0) return std::this_thread::sleep_for(100ms);
+      handle.wait_synchronize();
+      of_rank_0 = std::chrono::duration<double>(Clock::now() - start).count();
+    });
+    return of_rank_0;
+  });
+  EXPECT_LE(seconds, longest(formula));
+}
+
 // The baseline of every ratio: what f32 costs without compression must be the wire's limit.
 TEST_F(LinkInRealTime, ASumTakesTheWiresLimit) {
   constexpr std::size_t kCount = 16 << 20;
   const double limit = 2 * 0.75 * kCount * sizeof(float) / kRate;
-  const double seconds = best_seconds(1.03 * limit, [&] {
+  const double seconds = best_seconds(kSlack * limit, [&] {
     return time_of(4, {.bits_per_second = 1e9, .latency = 50us}, [&](Transport& transport) {
       static std::vector<std::vector<float>> values(4, std::vector<float>(kCount));
       auto& own = values[static_cast<std::size_t>(transport.rank())];
@@ -122,7 +169,7 @@ TEST_F(LinkInRealTime, ASumTakesTheWiresLimit) {
     });
   });
   EXPECT_GE(seconds, limit);
-  EXPECT_LE(seconds, 1.03 * limit);
+  EXPECT_LE(seconds, kSlack * limit);
 }
 
 // Two channels of one rank share its link.

@@ -23,10 +23,17 @@ namespace tersor::test {
 
 using Body = std::function<void(Transport&)>;
 
-/// A transport under test: how to run a body on each of so many ranks.
+/// A transport under test: how to run a body on each of so many ranks. Where ranks are processes, a
+/// test runs in each of them, and a body on one rank in each.
 struct Fabric {
   std::string name;
   std::function<void(int ranks, const Body& body)> run;
+  std::size_t head_bytes = 32;  ///< that stand before every message
+  int most_ranks = 64;
+  /// Of processes: where a body waits until all ranks are there, and how all processes learn what
+  /// each rank wrote to its entry, after the run. Null where ranks are threads.
+  std::function<void()> meet = {};
+  std::function<void(std::vector<std::string>& of_ranks)> share = {};
 
   friend std::ostream& operator<<(std::ostream& out, const Fabric& fabric) {
     return out << fabric.name;
@@ -37,11 +44,8 @@ inline Fabric in_process_fabric(const std::string& name, const std::string& link
   return {name, [link](int ranks, const Body& body) { run_ranks(ranks, parse_link(link), body); }};
 }
 
-/// Every transport that all the suites run on: one line each.
-inline std::vector<Fabric> fabrics() {
-  return {in_process_fabric("InProcess", "none"),
-          in_process_fabric("EmulatedLink", "10Gbit,20us,overhead=1.046")};
-}
+/// Every transport that all the suites run on: defined once for each test program.
+std::vector<Fabric> fabrics();
 
 inline std::string fabric_name(const ::testing::TestParamInfo<Fabric>& info) {
   return info.param.name;
@@ -101,8 +105,26 @@ inline std::vector<std::size_t> even_counts(std::size_t count, int ranks) {
   return counts;
 }
 
-/// How the ranks of a faulty run ended: the text of each rank's TransportError, empty where it had
-/// none. Transports live until all ranks have ended, so that no rank is named for leaving.
+/// A suite that runs on every fabric.
+class OnFabric : public ::testing::TestWithParam<Fabric> {
+ protected:
+  void run(int ranks, const Body& body) const {
+    if (ranks > GetParam().most_ranks) GTEST_SKIP() << "needs " << ranks << " ranks";
+    GetParam().run(ranks, body);
+  }
+  /// The body on 1, 2, 3, 4 and 8 ranks, as far as there are so many.
+  void on_all_ranks(const Body& body) const {
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+      if (ranks > GetParam().most_ranks) continue;
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks");
+      GetParam().run(ranks, body);
+    }
+  }
+};
+
+/// How the ranks of a faulty run ended: the text of each rank's error, empty where it had none. A
+/// rank that throws anything else poisons its transport. Transports live until all ranks have
+/// ended, so that no rank is named for leaving.
 inline std::vector<std::string> errors_of(const Fabric& fabric, int ranks, const Body& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::atomic<int> running{ranks};
@@ -111,10 +133,15 @@ inline std::vector<std::string> errors_of(const Fabric& fabric, int ranks, const
       body(transport);
     } catch (const TransportError& error) {
       errors[static_cast<std::size_t>(transport.rank())] = error.what();
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(transport.rank())] = error.what();
+      transport.poison(error.what());
     }
     --running;
+    if (fabric.meet != nullptr) return fabric.meet();
     while (running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
+  if (fabric.share != nullptr) fabric.share(errors);
   return errors;
 }
 

@@ -14,15 +14,7 @@
 namespace tersor::test {
 namespace {
 
-class TransportSum : public ::testing::TestWithParam<Fabric> {
- protected:
-  void on_all_ranks(const Body& body) const {
-    for (const int ranks : {1, 2, 3, 4, 8}) {
-      SCOPED_TRACE(::testing::Message() << ranks << " ranks");
-      GetParam().run(ranks, body);
-    }
-  }
-};
+class TransportSum : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportSum, ::testing::ValuesIn(fabrics()), fabric_name);
 INSTANTIATE_TEST_SUITE_P(Late, TransportSum, ::testing::Values(late_fabric()), fabric_name);
@@ -172,7 +164,7 @@ TEST_P(TransportSum, PartsMayBeAsUnequalAsTheyLike) {
 }
 
 TEST_P(TransportSum, PartsMayBeUnaligned) {
-  GetParam().run(3, [](Transport& transport) {
+  run(3, [](Transport& transport) {
     std::vector<std::byte> memory(3 * 40'002 + 2);
     const ValueSpan values(memory.data() + 2, memory.size() / 2 - 1, Dtype::kBf16);
     for (std::size_t i = 0; i < values.count(); ++i) {
@@ -190,7 +182,7 @@ TEST_P(TransportSum, PartsMayBeUnaligned) {
 }
 
 TEST_P(TransportSum, IntegersWrapAround) {
-  GetParam().run(2, [](Transport& transport) {
+  run(2, [](Transport& transport) {
     std::vector<std::int8_t> values = {100, -100};
     transport.sum(operation_of(transport), cut(values, {1, 1})).wait_synchronize();
     EXPECT_EQ(values, (std::vector<std::int8_t>{-56, 56}));
@@ -220,7 +212,7 @@ TEST_P(TransportSum, NotANumberOnOneRankReachesAll) {
 
 // One rank dawdles between two steps: what it sends must be what it had, not what came meanwhile.
 TEST_P(TransportSum, ALateRankChangesNothing) {
-  GetParam().run(3, [](Transport& transport) {
+  run(3, [](Transport& transport) {
     constexpr std::size_t kCount = 600'000;
     for (int late = 0; late < 3; ++late) {
       std::vector<float> values(kCount, static_cast<float>(transport.rank() + 1));

@@ -19,12 +19,11 @@ struct Block::Slab {
   Buffer memory;
   BlockPool* pool;
   unsigned size_class;
-  std::size_t bytes = 0;  // of what is in it now
   std::atomic<std::uint32_t> references{0};
   Slab* next = nullptr;  // in the list of free ones
 };
 
-Block::Block(const Block& other) : slab_(other.slab_) {
+Block::Block(const Block& other) : slab_(other.slab_), bytes_(other.bytes_) {
   if (slab_ != nullptr) slab_->references.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -33,8 +32,10 @@ Block::~Block() {
   if (slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slab_->pool->give_back(slab_);
 }
 
-ByteSpan Block::writable() const {
-  return slab_ == nullptr ? ByteSpan() : slab_->memory.span().first(slab_->bytes);
+Block Block::part(std::size_t first, std::size_t count) const {
+  Block block = *this;
+  block.bytes_ = bytes_.subspan(first, count);
+  return block;
 }
 
 BlockPool::BlockPool() = default;
@@ -45,9 +46,8 @@ Block BlockPool::take(std::size_t bytes) {
   const unsigned size_class = class_of(bytes);
   Block::Slab* slab = reuse(size_class);
   if (slab == nullptr) slab = make(size_class);
-  slab->bytes = bytes;
   slab->references.store(1, std::memory_order_relaxed);
-  return Block(slab);
+  return Block(slab, slab->memory.span().first(bytes));
 }
 
 Block::Slab* BlockPool::reuse(unsigned size_class) {

@@ -23,23 +23,28 @@ class Block {
  public:
   Block() = default;
   Block(const Block& other);
-  Block(Block&& other) noexcept : slab_(std::exchange(other.slab_, nullptr)) {}
+  Block(Block&& other) noexcept
+      : slab_(std::exchange(other.slab_, nullptr)), bytes_(std::exchange(other.bytes_, {})) {}
   Block& operator=(Block other) noexcept {
     std::swap(slab_, other.slab_);
+    std::swap(bytes_, other.bytes_);
     return *this;
   }
   ~Block();
 
   explicit operator bool() const { return slab_ != nullptr; }
-  ByteSpan writable() const;
-  ConstByteSpan bytes() const { return writable(); }
+  ByteSpan writable() const { return bytes_; }
+  ConstByteSpan bytes() const { return bytes_; }
+  /// One reference more, to a part of the bytes.
+  Block part(std::size_t first, std::size_t count) const;
 
  private:
   friend class BlockPool;
   struct Slab;
-  explicit Block(Slab* slab) : slab_(slab) {}
+  Block(Slab* slab, ByteSpan bytes) : slab_(slab), bytes_(bytes) {}
 
   Slab* slab_ = nullptr;
+  ByteSpan bytes_;
 };
 
 /// Blocks by powers of two, 64-byte aligned. Grows with what is under way and keeps it.

@@ -7,6 +7,7 @@
 namespace tersor::host {
 namespace {
 
+constexpr std::chrono::milliseconds kLongestQuestion{250};  // who is there answers sooner
 constexpr std::chrono::hours kLongestTimeout{24 * 365};  // so that deadlines do not overflow
 
 Clock::time_point deadline_of(const Operation& operation) {
@@ -137,7 +138,8 @@ HostTransfer* Channel::most_urgent() const {
 void Channel::fail_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   std::vector<int> culprits = transfer.missing();
-  for (int& rank : culprits) rank = postman_->culprit(rank, operation.tag);
+  const auto patience = std::min(operation.timeout / 2, kLongestQuestion);
+  for (int& rank : culprits) rank = postman_->culprit(rank, operation.tag, patience);
   std::sort(culprits.begin(), culprits.end());
   culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
   postman_->raise(std::string(operation.name) + " on " + postman_->name(rank()) +

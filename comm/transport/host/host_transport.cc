@@ -82,6 +82,8 @@ HostTransport::HostTransport(std::shared_ptr<Postman> postman, const TransportTr
 
 HostTransport::~HostTransport() { channel_->postman().leave(); }
 
+std::vector<int> HostTransport::hosts() const { return channel_->postman().hosts(); }
+
 std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
   const std::uint32_t first = next_tag_;
   next_tag_ += count;

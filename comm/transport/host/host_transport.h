@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "comm/transport/host/channel.h"
 
@@ -21,6 +22,7 @@ class HostTransport final : public Transport {
 
   int rank() const override { return channel_->rank(); }
   int ranks() const override { return channel_->ranks(); }
+  std::vector<int> hosts() const override;
   TransportTraits traits() const override { return traits_; }
   TransferCounters counters() const override { return channel_->postman().counters(); }
   std::uint32_t reserve_tags(std::uint32_t count) override;

@@ -6,12 +6,14 @@
 #include <tersor/transport.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/transport/host/block_pool.h"
 #include "comm/transport/host/envelope.h"
@@ -72,6 +74,8 @@ class Postman {
   virtual int ranks() const = 0;
   /// How errors name a rank: "rank 2"; on a split also its number in the whole.
   virtual std::string name(int rank) const = 0;
+  /// As Transport::hosts. Where the network cannot tell, each rank is on a host of its own.
+  virtual std::vector<int> hosts() const;
   virtual TransferCounters counters() const = 0;
 
   /// Starts the messages of a batch. A message that is not what the batch expects (`disagreement`)
@@ -93,7 +97,11 @@ class Postman {
   /// The first cause; empty where there is none.
   virtual std::string fault() const = 0;
   /// Which rank is to be named when `peer` sends nothing under a tag: itself, or whom it waits for.
-  virtual int culprit(int peer, std::uint32_t /*tag*/) const { return peer; }
+  /// May ask, and take up to `patience` for each answer.
+  virtual int culprit(int peer, std::uint32_t /*tag*/,
+                      std::chrono::milliseconds /*patience*/) const {
+    return peer;
+  }
 
   /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.
   virtual std::shared_ptr<Postman> join(std::span<const int> members) = 0;

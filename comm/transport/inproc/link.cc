@@ -1,4 +1,4 @@
-// Links as text: RATE[,LATENCY[,overhead=FACTOR]].
+// Links as text: RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS].
 #include <tersor/error.h>
 #include <tersor/inprocess.h>
 
@@ -18,14 +18,16 @@ struct Unit {
 
 // The larger ones first: text() takes the first that leaves at least 1.
 constexpr std::array<Unit, 4> kRates{{{"Gbit", 1e9}, {"Mbit", 1e6}, {"Kbit", 1e3}, {"bit", 1}}};
+constexpr std::string_view kOverhead = "overhead=", kPerHost = "per_host=";
 constexpr std::array<Unit, 4> kTimes{{{"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}}};
 
 [[noreturn]] void refuse(std::string_view text) {
   throw InvalidArgument("\"" + std::string(text) +
-                        "\" is no link: write RATE[,LATENCY[,overhead=FACTOR]], e.g. 1Gbit,50us or "
-                        "100Mbit or 25Gbit,10us,overhead=1.046, or none; rates above 0 in bit, "
-                        "Kbit, Mbit or Gbit, latencies in ns, us, ms or s, an overhead of at least "
-                        "1");
+                        "\" is no link: write RATE|none[,LATENCY][,overhead=FACTOR]"
+                        "[,per_host=RANKS], e.g. 1Gbit,50us or 25Gbit,10us,overhead=1.046 or "
+                        "100Mbit,per_host=2 or none; rates above 0 in bit, Kbit, Mbit or Gbit, "
+                        "latencies in ns, us, ms or s, an overhead of at least 1, at least 1 rank "
+                        "a host; what is none has neither latency nor overhead");
 }
 
 /// The number that `text` begins with, of at least `least`; the rest stays in `text`.
@@ -47,19 +49,62 @@ std::optional<double> parse_quantity(std::string_view text, std::span<const Unit
 }
 
 std::optional<double> parse_overhead(std::string_view text) {
-  constexpr std::string_view kKey = "overhead=";
-  if (!text.starts_with(kKey)) return std::nullopt;
-  text.remove_prefix(kKey.size());
   const auto factor = take_number(text, 1);
   return text.empty() ? factor : std::nullopt;
 }
 
-/// The text up to the next comma, and takes both away.
-std::string_view take_field(std::string_view& text) {
-  const auto comma = text.find(',');
-  const auto field = text.substr(0, comma);
-  text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
-  return field;
+std::optional<int> parse_ranks(std::string_view text) {
+  int ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && ranks >= 1 ? std::optional(ranks) : std::nullopt;
+}
+
+std::optional<std::chrono::nanoseconds> parse_latency(std::string_view text) {
+  const auto latency = parse_quantity(text, kTimes);
+  if (!latency || *latency > 1e18) return std::nullopt;
+  return std::chrono::nanoseconds(std::llround(*latency));
+}
+
+/// The fields of a text, taken one after the other; a comma begins another one.
+class Fields {
+ public:
+  explicit Fields(std::string_view text) : rest_(text) {}
+
+  bool left() const { return left_; }
+  bool next_is(std::string_view key) const { return left_ && rest_.starts_with(key); }
+  std::string_view take(std::string_view key = {}) {
+    const auto comma = rest_.find(',');
+    const auto field = rest_.substr(0, comma).substr(key.size());
+    left_ = comma != std::string_view::npos;
+    rest_.remove_prefix(left_ ? comma + 1 : rest_.size());
+    return field;
+  }
+
+ private:
+  std::string_view rest_;
+  bool left_ = true;
+};
+
+/// Puts a parsed field into its place; false where there was nothing to put.
+template <typename T>
+bool put(T& place, const std::optional<T>& value) {
+  if (value) place = *value;
+  return value.has_value();
+}
+
+/// Rate, latency and overhead, in this order; the last two may be missing.
+bool read_emulation(Link& link, Fields& fields) {
+  const auto rate = parse_quantity(fields.take(), kRates);
+  if (!rate || *rate <= 0) return false;
+  link.bits_per_second = *rate;
+  const bool named = fields.next_is(kOverhead) || fields.next_is(kPerHost);
+  if (fields.left() && !named && !put(link.latency, parse_latency(fields.take()))) return false;
+  return !fields.next_is(kOverhead) || put(link.overhead, parse_overhead(fields.take(kOverhead)));
+}
+
+bool read_hosts(Link& link, Fields& fields) {
+  return !fields.next_is(kPerHost) || put(link.ranks_per_host, parse_ranks(fields.take(kPerHost)));
 }
 
 std::string number_text(double number) {
@@ -75,32 +120,30 @@ std::string quantity_text(double value, std::span<const Unit> units) {
   return number_text(value) + std::string(units.back().name);
 }
 
+std::string emulation_text(const Link& link) {
+  if (!link.emulated()) return "none";
+  std::string text = quantity_text(link.bits_per_second, kRates);
+  if (link.latency.count() != 0 || link.overhead != 1)
+    text.append(",").append(quantity_text(static_cast<double>(link.latency.count()), kTimes));
+  if (link.overhead != 1) text.append(",").append(kOverhead).append(number_text(link.overhead));
+  return text;
+}
+
 }  // namespace
 
 std::string Link::text() const {
-  if (!emulated()) return "none";
-  std::string text = quantity_text(bits_per_second, kRates);
-  if (latency.count() != 0 || overhead != 1)
-    text.append(",").append(quantity_text(static_cast<double>(latency.count()), kTimes));
-  if (overhead != 1) text.append(",overhead=").append(number_text(overhead));
+  std::string text = emulation_text(*this);
+  if (ranks_per_host != 1) text.append(",").append(kPerHost).append(std::to_string(ranks_per_host));
   return text;
 }
 
 Link parse_link(std::string_view text) {
-  if (text == "none") return {};
-  const bool dangling = text.ends_with(',');
-  std::string_view rest = text;
-  const auto rate = parse_quantity(take_field(rest), kRates);
-  if (!rate || *rate <= 0 || dangling) refuse(text);
-  Link link{.bits_per_second = *rate};
-  if (rest.empty()) return link;
-  const auto latency = parse_quantity(take_field(rest), kTimes);
-  if (!latency || *latency > 1e18) refuse(text);
-  link.latency = std::chrono::nanoseconds(std::llround(*latency));
-  if (rest.empty()) return link;
-  const auto overhead = parse_overhead(rest);
-  if (!overhead) refuse(text);
-  link.overhead = *overhead;
+  Link link;
+  Fields fields(text);
+  const bool none = fields.take() == "none";
+  if (!none) fields = Fields(text);
+  if ((!none && !read_emulation(link, fields)) || !read_hosts(link, fields) || fields.left())
+    refuse(text);
   return link;
 }
 

@@ -35,16 +35,16 @@ Packet& PacketQueue::pop() {
   return packet;
 }
 
-LinkEmulator::LinkEmulator(int ranks, const Link& link)
+LinkEmulator::LinkEmulator(int hosts, const Link& link)
     : per_byte_(8 * link.overhead / link.bits_per_second),
       latency_(std::chrono::duration<double>(link.latency).count()),
-      egresses_(static_cast<std::size_t>(ranks)),
+      egresses_(static_cast<std::size_t>(hosts)),
       ingress_free_(egresses_.size(), 0),
       departed_(egresses_.size()) {
-  for (int rank = 0; rank < ranks; ++rank) {
-    Egress& egress = egresses_[static_cast<std::size_t>(rank)];
+  for (int host = 0; host < hosts; ++host) {
+    Egress& egress = egresses_[static_cast<std::size_t>(host)];
     egress.flows.resize(egresses_.size());
-    egress.turn = rank;
+    egress.turn = host;
   }
 }
 
@@ -56,7 +56,7 @@ void LinkEmulator::post(Packet& packet, Seconds now) {
   if (egress.current == nullptr) begin_segment(egress, now);
 }
 
-// Departures in the order of time over all ranks, because ingresses serve in that order.
+// Departures in the order of time over all hosts, because ingresses serve in that order.
 void LinkEmulator::depart_until(Seconds now) {
   for (;;) {
     Egress* next = nullptr;

@@ -1,7 +1,7 @@
 // When messages arrive over the emulated link, computed and not waited for: time is an argument.
 //
-// Each rank has an egress and an ingress of the link's rate, full duplex. Messages of one rank to
-// one other are a flow, first in first out; the flows of a rank take turns, a segment of 16 KiB
+// Each host has an egress and an ingress of the link's rate, full duplex. Messages of one host to
+// one other are a flow, first in first out; the flows of a host take turns, a segment of 16 KiB
 // each. A segment of s bytes (times the overhead) behaves so:
 //   depart = max(now, egress free) + s / rate
 //   arrive = max(depart + latency, ingress free + s / rate)
@@ -21,7 +21,7 @@ inline constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 
 /// One message on the link. Stays where it is until it has arrived.
 struct Packet {
-  int source = 0;
+  int source = 0;  ///< host
   int destination = 0;
   std::size_t bytes = 0;     ///< all of them, envelope included
   std::size_t waiting = 0;   ///< of these, not yet in a segment that has begun to depart
@@ -43,7 +43,7 @@ class LinkEmulator {
  public:
   static constexpr std::size_t kSegmentBytes = 16 * 1024;
 
-  LinkEmulator(int ranks, const Link& link);
+  LinkEmulator(int hosts, const Link& link);
 
   /// Starts a packet of at least one byte. Call `advance(now, …)` first.
   void post(Packet& packet, Seconds now);

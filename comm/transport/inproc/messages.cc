@@ -8,17 +8,6 @@ namespace {
 
 std::size_t wire_bytes(const host::Envelope& envelope) { return sizeof(envelope) + envelope.bytes; }
 
-bool waits_for(const host::Incoming& slot, int from) {
-  return slot.ticket == nullptr && !slot.arrived.load(std::memory_order_relaxed) &&
-         (slot.peer == from || slot.peer == host::kAnyRank);
-}
-
-void pair(Message& message, host::Batch& batch, host::Incoming& slot) {
-  message.batch = &batch;
-  message.slot = &slot;
-  slot.ticket = &message;
-}
-
 }  // namespace
 
 void World::post(Mailbox& box, host::Batch& batch, std::span<host::Block> payloads) {
@@ -30,7 +19,7 @@ void World::post(Mailbox& box, host::Batch& batch, std::span<host::Block> payloa
   for (std::size_t index = 0; index < payloads.size(); ++index)
     send(box, batch, batch.outgoing[index], payloads[index], rings);
   if (batch.incoming.empty()) return;
-  box.open.push_back(&batch);
+  box.letters.open(batch);
   for (host::Incoming& slot : batch.incoming) seek_message(box, batch, slot, rings);
 }
 
@@ -49,37 +38,22 @@ void World::send(Mailbox& box, const host::Batch& batch, const host::Outgoing& o
   message.payload = std::move(payload);
   box.counters.sent_bytes += wire_bytes(message.envelope);
   ++box.counters.sent_messages;
-  seek_slot(message);
-  if (!emulator_) return arrive(message, rings);
-  message.source = box.group->members[static_cast<std::size_t>(box.rank)];
-  message.destination = box.group->members[static_cast<std::size_t>(outgoing.peer)];
+  message.to->letters.claim(message);
+  message.source = host_of(box.group->members[static_cast<std::size_t>(box.rank)]);
+  message.destination = host_of(box.group->members[static_cast<std::size_t>(outgoing.peer)]);
   message.bytes = wire_bytes(message.envelope);
+  if (!emulator_ || message.source == message.destination) return arrive(message, rings);
   emulator_->post(message, now());
-  wake_for(message, rings);
-}
-
-void World::seek_slot(Message& message) {
-  for (host::Batch* batch : message.to->open) {
-    if (!(batch->key == message.key)) continue;
-    for (host::Incoming& slot : batch->incoming)
-      if (waits_for(slot, message.from)) return pair(message, *batch, slot);
-  }
-  message.to->unclaimed.push_back(&message);
+  if (message.batch != nullptr) wake_for(*message.to, *message.batch, rings);
 }
 
 void World::seek_message(Mailbox& box, host::Batch& batch, host::Incoming& slot, Rings& rings) {
-  const auto found =
-      std::find_if(box.unclaimed.begin(), box.unclaimed.end(), [&](const Message* message) {
-        return message->key == batch.key && waits_for(slot, message->from);
-      });
-  if (found == box.unclaimed.end()) {
-    if (abandoned(box, slot)) check_abandoned(box, rings);
-    return;
+  host::Letter* letter = box.letters.seek(batch, slot);
+  if (letter == nullptr) {
+    if (gone(box, slot.peer)) check_abandoned(box, rings);
+  } else if (letter->there) {
+    deliver(static_cast<Message&>(*letter), rings);
   }
-  Message& message = **found;
-  box.unclaimed.erase(found);
-  pair(message, batch, slot);
-  if (message.there) deliver(message, rings);
 }
 
 void World::advance(Rings& rings) {
@@ -94,31 +68,22 @@ void World::arrive(Message& message, Rings& rings) {
 
 void World::deliver(Message& message, Rings& rings) {
   Mailbox& box = *message.to;
-  host::Batch& batch = *message.batch;
-  host::Incoming& slot = *message.slot;
-  const host::Expectation expected{batch.envelope, slot.least_bytes, slot.capacity};
-  if (!agrees(expected, message.envelope))
-    return raise_locked(
-        std::string(batch.name) + " on " + box.group->name(box.rank) + ": " +
-            disagreement(expected, message.envelope, box.group->name(message.from), batch.name),
-        rings);
+  if (!host::Letterbox::fits(message))
+    return raise_locked(std::string(message.batch->name) + " on " + box.group->name(box.rank) +
+                            ": " + host::Letterbox::misfit(message, box.group->name(message.from)),
+                        rings);
   box.counters.received_bytes += wire_bytes(message.envelope);
-  slot.source = message.from;
-  slot.payload = std::move(message.payload);
-  slot.ticket = nullptr;
-  recycle(message);
-  slot.arrived.store(true, std::memory_order_release);
-  if (batch.open.load(std::memory_order_relaxed) == 1) {
-    std::erase(box.open, &batch);
+  host::Batch& batch = *message.batch;
+  if (box.letters.deliver(message))
     rings.add(box.bell);
-  }
-  batch.open.fetch_sub(1, std::memory_order_release);
+  else if (message.source == message.destination)
+    wake_for(box, batch, rings);  // nobody knew that this one would come now
+  recycle(message);
 }
 
-void World::wake_for(const Message& message, Rings& rings) {
-  Mailbox& box = *message.to;
-  if (message.batch == nullptr || box.asleep_until == -kNever) return;
-  const Seconds closed = completion(*message.batch);
+void World::wake_for(Mailbox& box, const host::Batch& batch, Rings& rings) {
+  if (box.asleep_until == -kNever) return;  // awake, or the world has no link
+  const Seconds closed = completion(batch);
   if (closed >= box.asleep_until) return;
   box.asleep_until = closed;
   rings.add(box.bell);
@@ -129,7 +94,8 @@ Seconds World::completion(const host::Batch& batch) const {
   for (const host::Incoming& slot : batch.incoming) {
     if (slot.arrived.load(std::memory_order_relaxed)) continue;
     if (slot.ticket == nullptr) return kNever;
-    const auto& message = *static_cast<const Message*>(slot.ticket);
+    const auto& message =
+        static_cast<const Message&>(*static_cast<const host::Letter*>(slot.ticket));
     last = std::max(last, emulator_->earliest_arrival(message));
   }
   return last;
@@ -137,21 +103,14 @@ Seconds World::completion(const host::Batch& batch) const {
 
 Seconds World::next_completion(const Mailbox& box) const {
   Seconds first = kNever;
-  for (const host::Batch* batch : box.open) first = std::min(first, completion(*batch));
+  for (const host::Batch* batch : box.letters.batches())
+    first = std::min(first, completion(*batch));
   return first;
 }
 
 void World::cancel(Mailbox& box, host::Batch& batch) {
   const std::lock_guard lock(mutex_);
-  std::erase(box.open, &batch);
-  for (host::Incoming& slot : batch.incoming) {
-    if (slot.ticket == nullptr) continue;
-    auto& message = *static_cast<Message*>(slot.ticket);
-    message.batch = nullptr;
-    message.slot = nullptr;
-    slot.ticket = nullptr;
-    box.unclaimed.push_back(&message);
-  }
+  box.letters.cancel(batch);
 }
 
 Message& World::take_message() {

@@ -17,6 +17,7 @@ class InProcessPostman final : public host::Postman {
   int rank() const override { return box_.rank; }
   int ranks() const override { return static_cast<int>(box_.group->members.size()); }
   std::string name(int rank) const override { return box_.group->name(rank); }
+  std::vector<int> hosts() const override { return world_->hosts(*box_.group); }
   TransferCounters counters() const override { return world_->counters(box_); }
 
   void post(host::Batch& batch) override;
@@ -29,7 +30,7 @@ class InProcessPostman final : public host::Postman {
   void raise(const std::string& cause) override { world_->raise(cause); }
   bool faulty() const override { return world_->faulty(); }
   std::string fault() const override { return world_->fault(); }
-  int culprit(int peer, std::uint32_t tag) const override {
+  int culprit(int peer, std::uint32_t tag, std::chrono::milliseconds) const override {
     return world_->culprit(box_, peer, tag);
   }
 

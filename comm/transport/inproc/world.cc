@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/transport/host/hosts.h"
+
 namespace tersor::inproc {
 namespace {
 
@@ -12,6 +14,12 @@ std::vector<int> all_ranks(int ranks) {
   std::vector<int> members(static_cast<std::size_t>(ranks));
   std::iota(members.begin(), members.end(), 0);
   return members;
+}
+
+int checked_ranks_per_host(const Link& link) {
+  if (link.ranks_per_host < 1)
+    throw InvalidArgument("a host has at least 1 rank, not " + std::to_string(link.ranks_per_host));
+  return link.ranks_per_host;
 }
 
 }  // namespace
@@ -25,18 +33,11 @@ Group::Group(std::vector<int> all_members, bool whole_world)
   }
 }
 
-std::string Group::name(int rank) const {
-  const std::string text = "rank " + std::to_string(rank);
-  if (whole) return text;
-  const int world_rank = members[static_cast<std::size_t>(rank)];
-  return text + " of the split (" + std::to_string(world_rank) + " of all)";
-}
-
 World::Rings::~Rings() {
   for (std::size_t index = 0; index < count_; ++index) bells_[index]->ring();
 }
 
-void World::Rings::add(Bell& bell) {
+void World::Rings::add(host::Bell& bell) {
   if (std::find(bells_.begin(), bells_.begin() + count_, &bell) != bells_.begin() + count_) return;
   if (count_ == bells_.size())
     bell.ring();
@@ -45,10 +46,17 @@ void World::Rings::add(Bell& bell) {
 }
 
 World::World(int ranks, const Link& link)
-    : everybody_(all_ranks(ranks), true),
+    : ranks_per_host_(checked_ranks_per_host(link)),
+      everybody_(all_ranks(ranks), true),
       claimed_(everybody_.members.size(), false),
       transports_(everybody_.members.size(), 0) {
-  if (link.emulated()) emulator_.emplace(ranks, link);
+  if (link.emulated()) emulator_.emplace(host_of(ranks - 1) + 1, link);
+}
+
+std::vector<int> World::hosts(const Group& group) const {
+  std::vector<int> names;
+  for (const int member : group.members) names.push_back(host_of(member));
+  return host::number_hosts(names);
 }
 
 void World::enter(Mailbox& box) {
@@ -104,24 +112,22 @@ bool World::gone(const Group& group, int rank) const {
          (claimed_[world_rank] && transports_[world_rank] == 0);
 }
 
-bool World::abandoned(const Mailbox& box, const host::Incoming& slot) const {
-  if (slot.ticket != nullptr || slot.arrived.load(std::memory_order_relaxed)) return false;
-  if (slot.peer != host::kAnyRank) return gone(*box.group, slot.peer);
+// Whether nobody is left whom a slot for `peer` could hear of.
+bool World::gone(const Mailbox& box, int peer) const {
+  if (peer != host::kAnyRank) return gone(*box.group, peer);
   for (const Mailbox& other : box.group->mailboxes)
     if (&other != &box && !gone(*box.group, other.rank)) return false;
   return true;
 }
 
 void World::check_abandoned(Mailbox& box, Rings& rings) {
-  for (const host::Batch* batch : box.open)
-    for (const host::Incoming& slot : batch->incoming)
-      if (abandoned(box, slot)) {
-        const std::string who =
-            slot.peer == host::kAnyRank ? "every other rank" : box.group->name(slot.peer);
-        return raise_locked(
-            std::string(batch->name) + " on " + box.group->name(box.rank) + ": " + who + " left",
-            rings);
-      }
+  const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
+  if (!found.has_value()) return;
+  const std::string who =
+      found->peer == host::kAnyRank ? "every other rank" : box.group->name(found->peer);
+  raise_locked(
+      std::string(found->operation) + " on " + box.group->name(box.rank) + ": " + who + " left",
+      rings);
 }
 
 void World::raise(const std::string& cause) {
@@ -149,13 +155,8 @@ int World::culprit(const Mailbox& box, int peer, std::uint32_t tag) const {
   const std::lock_guard lock(mutex_);
   int last = peer;
   for (std::size_t hops = 0; hops < box.group->members.size(); ++hops) {
-    int next = last;
-    for (const host::Batch* batch : box.group->mailboxes[static_cast<std::size_t>(last)].open)
-      for (const host::Incoming& slot : batch->incoming)
-        if (batch->key.tag == tag && slot.ticket == nullptr && slot.peer != host::kAnyRank &&
-            !slot.arrived.load(std::memory_order_relaxed))
-          next = slot.peer;
-    if (next == last) return last;
+    const int next = box.group->mailboxes[static_cast<std::size_t>(last)].letters.awaited(tag);
+    if (next == host::kAnyRank) return last;
     last = next;
   }
   return peer;
@@ -189,7 +190,8 @@ void World::wait(Mailbox& box, std::uint32_t seen, Clock::time_point until) {
     box.asleep_until = next_completion(box);
     until = std::min(until, time_of(box.asleep_until));
   }
-  box.bell.wait(seen, until, emulator_ ? Bell::Patience::kLong : Bell::Patience::kShort);
+  box.bell.wait(seen, until,
+                emulator_ ? host::Bell::Patience::kLong : host::Bell::Patience::kShort);
 }
 
 }  // namespace tersor::inproc

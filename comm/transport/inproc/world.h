@@ -19,8 +19,9 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/transport/host/bell.h"
+#include "comm/transport/host/letterbox.h"
 #include "comm/transport/host/postman.h"
-#include "comm/transport/inproc/bell.h"
 #include "comm/transport/inproc/link_emulator.h"
 
 namespace tersor::inproc {
@@ -29,15 +30,8 @@ struct Group;
 struct Mailbox;
 
 /// A message from its sending until it is delivered. Its payload is a copy of the sender's bytes.
-struct Message : Packet {
-  host::Envelope envelope;
-  host::MessageKey key;
+struct Message : Packet, host::Letter {
   Mailbox* to = nullptr;
-  int from = 0;  // rank in the group
-  host::Block payload;
-  bool there = false;              // has come over the link
-  host::Batch* batch = nullptr;    // that waits for it, or null
-  host::Incoming* slot = nullptr;  // in that batch
 };
 
 /// Where one rank of one group waits.
@@ -47,18 +41,19 @@ struct Mailbox {
   Group* group = nullptr;
   int rank = 0;  // in the group
   Presence presence = Presence::kExpected;
-  std::vector<host::Batch*> open;          // that still wait for something, in the order of posting
-  std::vector<Message*> unclaimed;         // that no batch waits for yet, in the order of sending
+  host::Letterbox letters;
   Seconds asleep_until = -kNever;          // when its thread looks again by itself
   std::map<std::vector<int>, int> joined;  // how many groups it made, by members
   TransferCounters counters;
-  Bell bell;  // rings when a batch is closed, on faults and on `wake`
+  host::Bell bell;  // rings when a batch is closed, on faults and on `wake`
 };
 
 /// Ranks with messages of their own: a channel, or a part of one.
 struct Group {
   Group(std::vector<int> all_members, bool whole_world);
-  std::string name(int rank) const;
+  std::string name(int rank) const {
+    return host::rank_name(rank, members[static_cast<std::size_t>(rank)], whole);
+  }
 
   std::vector<int> members;  // ranks of the world
   bool whole;
@@ -70,6 +65,7 @@ class World {
   World(int ranks, const Link& link);
 
   int ranks() const { return static_cast<int>(claimed_.size()); }
+  std::vector<int> hosts(const Group& group) const;
   host::BlockPool& pool() { return pool_; }
 
   /// The mailbox of a rank in the group of all. Throws InvalidArgument the second time.
@@ -94,30 +90,31 @@ class World {
   class Rings {
    public:
     ~Rings();
-    void add(Bell& bell);
+    void add(host::Bell& bell);
 
    private:
-    std::array<Bell*, 32> bells_;
+    std::array<host::Bell*, 32> bells_;
     std::size_t count_ = 0;
   };
+
+  int host_of(int world_rank) const { return world_rank / ranks_per_host_; }
 
   // All below: with the lock held.
   Seconds now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   Clock::time_point time_of(Seconds seconds) const;
   void enter(Mailbox& box);
   bool gone(const Group& group, int rank) const;
-  bool abandoned(const Mailbox& box, const host::Incoming& slot) const;
+  bool gone(const Mailbox& box, int peer) const;
   void check_abandoned(Mailbox& box, Rings& rings);
   void raise_locked(std::string cause, Rings& rings);
 
   void advance(Rings& rings);
   void send(Mailbox& box, const host::Batch& batch, const host::Outgoing& outgoing,
             host::Block& payload, Rings& rings);
-  void seek_slot(Message& message);
   void seek_message(Mailbox& box, host::Batch& batch, host::Incoming& slot, Rings& rings);
   void arrive(Message& message, Rings& rings);
   void deliver(Message& message, Rings& rings);
-  void wake_for(const Message& message, Rings& rings);
+  void wake_for(Mailbox& box, const host::Batch& batch, Rings& rings);
   Seconds completion(const host::Batch& batch) const;
   Seconds next_completion(const Mailbox& box) const;
   Message& take_message();
@@ -128,7 +125,8 @@ class World {
   const Clock::time_point start_ = Clock::now();
   host::BlockPool pool_;
   mutable std::mutex mutex_;
-  std::optional<LinkEmulator> emulator_;
+  const int ranks_per_host_;
+  std::optional<LinkEmulator> emulator_;  // its nodes are hosts
   Group everybody_;
   std::map<GroupKey, std::unique_ptr<Group>> groups_;
   std::vector<bool> claimed_;    // by rank of the world

@@ -1,5 +1,5 @@
 // Implements bell.h.
-#include "comm/transport/inproc/bell.h"
+#include "comm/transport/host/bell.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include <chrono>
 #include <ctime>
 
-namespace tersor::inproc {
+namespace tersor::host {
 namespace {
 
 constexpr std::chrono::microseconds kYielding{30};  // before a thread goes to sleep
@@ -68,4 +68,4 @@ void Bell::sleep(std::uint32_t seen, Clock::time_point until) {
   asleep_.store(false);
 }
 
-}  // namespace tersor::inproc
+}  // namespace tersor::host

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace tersor::inproc {
+namespace tersor::host {
 
 class Bell {
  public:
@@ -26,4 +26,4 @@ class Bell {
   std::atomic<bool> asleep_{false};
 };
 
-}  // namespace tersor::inproc
+}  // namespace tersor::host

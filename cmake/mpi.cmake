@@ -1,0 +1,13 @@
+# Whether MPI is there: sets TERSOR_HAS_MPI.
+set(TERSOR_HAS_MPI OFF)
+if(TERSOR_MPI STREQUAL "AUTO")
+  find_package(MPI QUIET COMPONENTS CXX)
+elseif(TERSOR_MPI)
+  find_package(MPI REQUIRED COMPONENTS CXX)
+endif()
+if(TERSOR_MPI AND MPI_CXX_FOUND)
+  set(TERSOR_HAS_MPI ON)
+  message(STATUS "Tersor: MPI on (${MPI_CXX_LIBRARY_VERSION_STRING})")
+else()
+  message(STATUS "Tersor: MPI off (TERSOR_MPI=${TERSOR_MPI})")
+endif()

@@ -1,0 +1,97 @@
+// Implements letterbox.h.
+#include "comm/transport/host/letterbox.h"
+
+#include <algorithm>
+
+namespace tersor::host {
+namespace {
+
+void pair(Letter& letter, Batch& batch, Incoming& slot) {
+  letter.batch = &batch;
+  letter.slot = &slot;
+  slot.ticket = &letter;
+}
+
+Expectation expectation_of(const Letter& letter) {
+  return {letter.batch->envelope, letter.slot->least_bytes, letter.slot->capacity};
+}
+
+}  // namespace
+
+bool Letterbox::claim(Letter& letter) {
+  for (Batch* batch : open_) {
+    if (!(batch->key == letter.key)) continue;
+    for (Incoming& slot : batch->incoming) {
+      if (!waits_for(slot, letter.from)) continue;
+      pair(letter, *batch, slot);
+      return true;
+    }
+  }
+  unclaimed_.push_back(&letter);
+  return false;
+}
+
+Letter* Letterbox::seek(Batch& batch, Incoming& slot) {
+  const auto found = std::find_if(unclaimed_.begin(), unclaimed_.end(), [&](const Letter* letter) {
+    return letter->key == batch.key && waits_for(slot, letter->from);
+  });
+  if (found == unclaimed_.end()) return nullptr;
+  Letter* letter = *found;
+  unclaimed_.erase(found);
+  pair(*letter, batch, slot);
+  return letter;
+}
+
+void Letterbox::cancel(Batch& batch) {
+  std::erase(open_, &batch);
+  for (Incoming& slot : batch.incoming) {
+    if (slot.ticket == nullptr) continue;
+    auto& letter = *static_cast<Letter*>(slot.ticket);
+    letter.batch = nullptr;
+    letter.slot = nullptr;
+    slot.ticket = nullptr;
+    unclaimed_.push_back(&letter);
+  }
+}
+
+bool Letterbox::fits(const Letter& letter) {
+  return agrees(expectation_of(letter), letter.envelope);
+}
+
+std::string Letterbox::misfit(const Letter& letter, std::string_view sender) {
+  return disagreement(expectation_of(letter), letter.envelope, sender, letter.batch->name);
+}
+
+bool Letterbox::deliver(Letter& letter) {
+  Batch& batch = *letter.batch;
+  Incoming& slot = *letter.slot;
+  slot.source = letter.from;
+  slot.payload = std::move(letter.payload);
+  slot.ticket = nullptr;
+  letter.batch = nullptr;
+  letter.slot = nullptr;
+  slot.arrived.store(true, std::memory_order_release);
+  return close_one(batch);
+}
+
+bool Letterbox::close_one(Batch& batch) {
+  const bool last = batch.open.load(std::memory_order_relaxed) == 1;
+  if (last) std::erase(open_, &batch);
+  batch.open.fetch_sub(1, std::memory_order_release);
+  return last;
+}
+
+int Letterbox::awaited(std::uint32_t tag) const {
+  int rank = kAnyRank;
+  for (const Batch* batch : open_)
+    for (const Incoming& slot : batch->incoming)
+      if (batch->key.tag == tag && waits(slot) && slot.peer != kAnyRank) rank = slot.peer;
+  return rank;
+}
+
+std::string rank_name(int rank, int world_rank, bool whole) {
+  const std::string text = "rank " + std::to_string(rank);
+  return whole ? text : text + " of the split (" + std::to_string(world_rank) + " of all)";
+}
+
+}  // namespace tersor::host

@@ -1,0 +1,83 @@
+// Where one rank of one channel takes its messages: pairs what came with the batches that wait for
+// it, whatever carried it. Not safe by itself to use from many threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/transport/host/postman.h"
+
+namespace tersor::host {
+
+/// A message from the moment that its receiver knows of it until it is delivered.
+struct Letter {
+  Envelope envelope;
+  MessageKey key;
+  int from = 0;              // rank in the channel
+  Block payload;             // whole once `there`
+  bool there = false;        // all of it has come
+  Batch* batch = nullptr;    // that waits for it, or null
+  Incoming* slot = nullptr;  // in that batch
+};
+
+/// Letters and batches meet here by sender and key, each in the order of coming.
+class Letterbox {
+ public:
+  /// Gives a letter to the first slot that waits for it; else keeps it until one does. True where
+  /// it found a slot.
+  bool claim(Letter& letter);
+  /// A batch that waits from now on, but for what `seek` finds.
+  void open(Batch& batch) { open_.push_back(&batch); }
+  /// The letter that came before its slot, now paired with it; null where there is none.
+  Letter* seek(Batch& batch, Incoming& slot);
+  /// Parts a batch from its letters, which then wait for another one.
+  void cancel(Batch& batch);
+
+  /// Whether a paired letter is what its slot waits for.
+  static bool fits(const Letter& letter);
+  /// Where it does not: how it differs; `sender` is the name of its rank.
+  static std::string misfit(const Letter& letter, std::string_view sender);
+  /// Fills the slot of a letter that is there. True where that closed its batch.
+  bool deliver(Letter& letter);
+  /// Counts one message less of a batch that is under way. True where that closed it.
+  bool close_one(Batch& batch);
+
+  std::span<Batch* const> batches() const { return open_; }
+
+  /// What waits for somebody of whom `gone(rank)` is true (a rank, or kAnyRank).
+  struct InVain {
+    std::string_view operation;
+    int peer;
+  };
+  template <typename Gone>
+  std::optional<InVain> in_vain(Gone&& gone) const {
+    for (const Batch* batch : open_)
+      for (const Incoming& slot : batch->incoming)
+        if (waits(slot) && gone(slot.peer)) return InVain{batch->name, slot.peer};
+    return std::nullopt;
+  }
+
+  /// Whom this rank waits for under a tag; `kAnyRank` where it waits for nobody.
+  int awaited(std::uint32_t tag) const;
+
+ private:
+  static bool waits(const Incoming& slot) {
+    return slot.ticket == nullptr && !slot.arrived.load(std::memory_order_relaxed);
+  }
+  static bool waits_for(const Incoming& slot, int from) {
+    return waits(slot) && (slot.peer == from || slot.peer == kAnyRank);
+  }
+
+  std::vector<Batch*> open_;        // that still wait for something, in the order of posting
+  std::vector<Letter*> unclaimed_;  // that no batch waits for yet, in the order of sending
+};
+
+/// "rank 2"; of a split also its number in the whole.
+std::string rank_name(int rank, int world_rank, bool whole);
+
+}  // namespace tersor::host

@@ -1,0 +1,64 @@
+// Implements library.h.
+#include "comm/transport/mpi/library.h"
+
+#include <tersor/error.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+
+namespace tersor::mpi {
+namespace {
+
+std::atomic<bool> poisoned{false};
+
+}  // namespace
+
+void check(int code, std::string_view call) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw TransportError(std::string(call) +
+                       " failed: " + std::string(text.data(), static_cast<std::size_t>(length)));
+}
+
+bool running() {
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+void check_communicator(MPI_Comm communicator) {
+  if (!running())
+    throw InvalidArgument(
+        "MPI is not initialised, or finalised already: a transport lives between MPI_Init and "
+        "MPI_Finalize (tersor::MpiSession calls both)");
+  if (communicator == MPI_COMM_NULL)
+    throw InvalidArgument(
+        "MPI_COMM_NULL has no ranks: ranks that are not members make no transport");
+  int between_groups = 0;
+  check(MPI_Comm_test_inter(communicator, &between_groups), "MPI_Comm_test_inter");
+  if (between_groups != 0)
+    throw InvalidArgument(
+        "an inter-communicator has two groups of ranks: make one of them with MPI_Intercomm_merge");
+}
+
+int thread_level() {
+  int level = MPI_THREAD_SINGLE;
+  check(MPI_Query_thread(&level), "MPI_Query_thread");
+  return level;
+}
+
+std::string_view thread_level_name(int level) {
+  if (level == MPI_THREAD_MULTIPLE) return "MPI_THREAD_MULTIPLE";
+  if (level == MPI_THREAD_SERIALIZED) return "MPI_THREAD_SERIALIZED";
+  return level == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
+}
+
+bool any_poisoned() { return poisoned.load(); }
+
+void note_poisoned() { poisoned.store(true); }
+
+}  // namespace tersor::mpi

@@ -1,0 +1,301 @@
+// Implements world.h: who is there, faults, and waiting. Messages: messages.cc.
+#include "comm/transport/mpi/world.h"
+
+#include <sched.h>
+#include <tersor/wire.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "comm/transport/host/hosts.h"
+#include "comm/transport/mpi/library.h"
+#include "comm/transport/mpi/state.h"
+
+namespace tersor::mpi {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kYielding = 100us;    // without news, before a waiting thread takes naps
+constexpr auto kNap = 50us;          // MPI moves nothing while nobody calls it
+constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens
+constexpr auto kGoodbyeWithin = 1s;
+
+MPI_Comm duplicate(MPI_Comm communicator) {
+  check_communicator(communicator);
+  MPI_Comm own = MPI_COMM_NULL;
+  check(MPI_Comm_dup(communicator, &own), "MPI_Comm_dup");
+  check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return own;
+}
+
+/// For each rank the lowest rank that it shares memory with.
+std::vector<int> host_names(MPI_Comm communicator) {
+  MPI_Comm host = MPI_COMM_NULL;
+  int name = 0, ranks = 0;
+  check(MPI_Comm_rank(communicator, &name), "MPI_Comm_rank");
+  check(MPI_Comm_size(communicator, &ranks), "MPI_Comm_size");
+  check(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, name, MPI_INFO_NULL, &host),
+        "MPI_Comm_split_type");
+  check(MPI_Bcast(&name, 1, MPI_INT, 0, host), "MPI_Bcast");
+  check(MPI_Comm_free(&host), "MPI_Comm_free");
+  std::vector<int> names(static_cast<std::size_t>(ranks));
+  check(MPI_Allgather(&name, 1, MPI_INT, names.data(), 1, MPI_INT, communicator), "MPI_Allgather");
+  return names;
+}
+
+/// The same number on all ranks that make the same channel.
+std::uint64_t channel_id(const Box& parent, std::span<const int> members, int ordinal) {
+  Signature signature;
+  signature.add(parent.id).add(ordinal);
+  for (const int member : members) signature.add(member);
+  return signature.value();
+}
+
+}  // namespace
+
+// What is collective comes before the wire, which takes every message that comes.
+World::World(MPI_Comm communicator) {
+  state_ = std::make_unique<State>(duplicate(communicator));
+  thread_level_ = thread_level();
+  host_names_ = host_names(state_->communicator);
+  wire_ = &state_->wire.emplace(state_->communicator, state_->pool,
+                                [this](Arrival arrival) { take(std::move(arrival)); });
+  everybody_ = &box_of(Signature().value());
+  everybody_->members.resize(static_cast<std::size_t>(wire_->ranks()));
+  std::iota(everybody_->members.begin(), everybody_->members.end(), 0);
+  everybody_->rank = wire_->rank();
+  present_ = 1;
+}
+
+// A communicator that some still use, and requests that MPI cannot end, are left to it.
+World::~World() {
+  if (running() && said_goodbye()) {
+    state_->wire.reset();
+    MPI_Comm_free(&state_->communicator);
+  } else {
+    state_.release();
+  }
+}
+
+// Waits a moment for the others, so that nothing of theirs is lost; true where all is over.
+bool World::said_goodbye() {
+  const std::lock_guard lock(mutex_);
+  const auto until = Clock::now() + kGoodbyeWithin;
+  const auto over = [this] {
+    return static_cast<int>(gone_.size()) == wire_->ranks() - 1 && wire_->quiet();
+  };
+  while (right_thread() && !faulty() && !over() && Clock::now() < until)
+    if (!poll()) sched_yield();
+  return right_thread() && !faulty() && over();
+}
+
+bool World::right_thread() const {
+  return thread_level_ >= MPI_THREAD_SERIALIZED || std::this_thread::get_id() == made_by_;
+}
+
+void World::check_thread() const {
+  if (right_thread()) return;
+  throw InvalidArgument("MPI was initialised with " +
+                        std::string(thread_level_name(thread_level_)) +
+                        ": only the thread that made this transport may use it; initialise with "
+                        "MPI_THREAD_MULTIPLE for more");
+}
+
+Box& World::box_of(std::uint64_t id) {
+  auto& box = state_->boxes[id];
+  if (box == nullptr) {
+    box = std::make_unique<Box>();
+    box->id = id;
+  }
+  return *box;
+}
+
+Box& World::join(Box& box, std::span<const int> members) {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> of_all;
+  for (const int member : members) of_all.push_back(box.members[static_cast<std::size_t>(member)]);
+  Box& joined = box_of(channel_id(box, of_all, box.joined[of_all]++));
+  joined.whole = box.whole && members.size() == box.members.size();
+  joined.rank =
+      static_cast<int>(std::find(members.begin(), members.end(), box.rank) - members.begin());
+  joined.members = std::move(of_all);
+  ++present_;
+  return joined;
+}
+
+// Without a running MPI there is nobody left to tell.
+void World::leave(Box& box) {
+  if (!running()) return;
+  const std::lock_guard lock(mutex_);
+  --present_;
+  if (faulty() || !right_thread()) return;
+  Head head = head_of(box, Kind::kLeave);
+  head.part = present_ == 0 ? 1 : 0;
+  try {
+    for (int peer = 0; peer < wire_->ranks(); ++peer) {
+      const bool member = std::binary_search(box.members.begin(), box.members.end(), peer);
+      if (peer != wire_->rank() && (member || head.part == 1)) wire_->send(peer, head, {});
+    }
+    poll();
+  } catch (const TransportError& error) {
+    raise_locked(error.what());
+  }
+}
+
+void World::take_leave(const Head& head, int peer) {
+  Box& box = box_of(head.channel);
+  box.left.insert(head.from);
+  if (head.part == 1) gone_.insert(peer);
+  for (auto& [id, other] : state_->boxes) check_abandoned(*other);
+}
+
+// A rank is gone from a channel when it left it, or when its process left all.
+bool World::gone_from(const Box& box, int rank) const {
+  return box.left.contains(rank) || gone_.contains(box.members[static_cast<std::size_t>(rank)]);
+}
+
+bool World::gone(const Box& box, int peer) const {
+  if (peer != host::kAnyRank) return gone_from(box, peer);
+  for (int rank = 0; rank < static_cast<int>(box.members.size()); ++rank)
+    if (rank != box.rank && !gone_from(box, rank)) return false;
+  return true;
+}
+
+void World::check_abandoned(Box& box) {
+  if (box.members.empty()) return;  // nobody here has joined it yet
+  const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
+  if (!found.has_value()) return;
+  const std::string who =
+      found->peer == host::kAnyRank ? "every other rank" : box.name(found->peer);
+  raise_locked(std::string(found->operation) + " on " + box.name(box.rank) + ": " + who + " left");
+}
+
+void World::raise(const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  raise_locked(cause);
+}
+
+void World::raise_locked(const std::string& cause) {
+  if (faulty()) return;
+  poison_locked(cause);
+  announce();
+}
+
+void World::poison_locked(const std::string& cause) {
+  if (faulty()) return;
+  note_poisoned();
+  fault_ = cause;
+  faulty_.store(true, std::memory_order_release);
+  for (auto& [id, box] : state_->boxes) box->bell.ring();
+}
+
+std::string World::fault() const {
+  const std::lock_guard lock(mutex_);
+  return fault_;
+}
+
+// Tells everybody, on a thread that MPI lets in; those who are gone cannot hold it up for long.
+void World::announce() {
+  unannounced_ = !right_thread();
+  if (unannounced_ || !running()) return;
+  const std::string text = fault_.substr(0, kWholeBytes / 2);
+  try {
+    for (int peer = 0; peer < wire_->ranks(); ++peer)
+      if (peer != wire_->rank())
+        wire_->send(peer, head_of(*everybody_, Kind::kFault), std::as_bytes(std::span(text)));
+    pump_until_quiet(Clock::now() + kToldWithin);
+  } catch (const TransportError&) {
+    // MPI itself is broken: they will find out at their deadline.
+  }
+}
+
+void World::pump_until_quiet(Clock::time_point until) {
+  while (!wire_->quiet() && Clock::now() < until)
+    if (!wire_->poll()) sched_yield();
+}
+
+std::vector<int> World::hosts(const Box& box) const {
+  std::vector<int> names;
+  for (const int member : box.members)
+    names.push_back(host_names_[static_cast<std::size_t>(member)]);
+  return host::number_hosts(names);
+}
+
+TransferCounters World::counters(const Box& box) const {
+  const std::lock_guard lock(mutex_);
+  return box.counters;
+}
+
+// True where something moved. An error of MPI is a fault like any other.
+bool World::poll() {
+  if (faulty()) {
+    if (unannounced_) announce();
+    return false;
+  }
+  try {
+    return wire_->poll();
+  } catch (const TransportError& error) {
+    raise_locked(error.what());
+    return true;
+  }
+}
+
+void World::progress() {
+  check_thread();
+  const std::lock_guard lock(mutex_);
+  while (poll()) {
+  }
+}
+
+void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
+  check_thread();
+  auto news = Clock::now();
+  for (auto now = news; box.bell.rings() == seen && now < until; now = Clock::now()) {
+    bool moved = false;
+    {
+      const std::lock_guard lock(mutex_);
+      moved = poll();
+    }
+    if (moved)
+      news = now;
+    else if (now - news < kYielding)
+      sched_yield();
+    else
+      box.bell.wait(seen, std::min(until, now + kNap), host::Bell::Patience::kLong);
+  }
+}
+
+int World::culprit(Box& box, Question question) {
+  const int peer = question.peer;
+  for (std::size_t hops = 0; hops < box.members.size(); ++hops) {
+    const int next = ask(box, question);
+    if (next == host::kAnyRank) return question.peer;
+    question.peer = next;
+  }
+  return peer;
+}
+
+// Whom a rank waits for; nobody where it is silent.
+int World::ask(Box& box, const Question& question) {
+  std::unique_lock lock(mutex_);
+  if (question.peer == box.rank) return box.letters.awaited(question.tag);
+  if (faulty() || !right_thread()) return host::kAnyRank;
+  Head head = head_of(box, Kind::kQuestion);
+  head.tag = question.tag;
+  head.part = ++questions_;
+  wire_->send(box.members[static_cast<std::size_t>(question.peer)], head, {});
+  const auto until = Clock::now() + question.patience;
+  while (!faulty() && Clock::now() < until) {
+    const auto found = answers_.find(head.part);
+    if (found != answers_.end()) return found->second;
+    if (poll()) continue;
+    lock.unlock();
+    sched_yield();
+    lock.lock();
+  }
+  return host::kAnyRank;
+}
+
+}  // namespace tersor::mpi

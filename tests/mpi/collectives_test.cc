@@ -1,0 +1,116 @@
+// Collectives between processes end with the bits that they have between threads.
+#include <gtest/gtest.h>
+#include <mpi.h>
+#include <tersor/mpi.h>
+#include <tersor/tersor.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/comm/ranks.h"
+
+namespace tersor {
+namespace {
+
+using testing::gradients;
+using testing::on_ranks;
+using testing::Values;
+
+constexpr std::array kCodecs = {
+    "none", "bf16", "f16", "int8", "int4:rounding=stochastic", "topk:density=0.02"};
+constexpr std::size_t kCount = 300'001;
+
+int world_ranks() {
+  int ranks = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  return ranks;
+}
+
+void expect_same_bits(const Values& one, const Values& other, std::string_view what) {
+  ASSERT_EQ(one.size(), other.size());
+  EXPECT_EQ(std::memcmp(one.data(), other.data(), one.size() * sizeof(float)), 0) << what;
+}
+
+TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  const auto inputs = gradients(transport.ranks(), kCount);
+  const auto own = static_cast<std::size_t>(transport.rank());
+  for (const char* codec : kCodecs)
+    for (const std::size_t chunk_count : {kDefaultChunkCount, std::size_t{50'000}}) {
+      const CollectiveOptions options{.codec = codec, .chunk_count = chunk_count};
+      const auto wanted = on_ranks(
+          inputs, [&](Transport& threads, Values& values) { allreduce(threads, values, options); });
+      Values values = inputs[own];
+      allreduce(transport, values, options);
+      expect_same_bits(values, wanted[own], codec);
+    }
+}
+
+TEST(MpiCollectives, ScatterAndGatherHaveTheBitsOfThreads) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  const std::size_t shard = 40'000, ranks = static_cast<std::size_t>(transport.ranks());
+  const auto inputs = gradients(transport.ranks(), shard * ranks);
+  const auto both = [&](Transport& any, Values& values) {
+    Values part(shard);
+    reduce_scatter(any, ConstValueSpan(values), part, {.codec = "int8"});
+    allgather(any, ConstValueSpan(part), values, {.codec = "int4"});
+  };
+  const auto wanted = on_ranks(inputs, both);
+  const auto own = static_cast<std::size_t>(transport.rank());
+  Values values = inputs[own];
+  both(transport, values);
+  expect_same_bits(values, wanted[own], "int8, int4");
+}
+
+/// Some steps of a reducer with feedback; returns the last gradients.
+std::vector<Values> reduce_steps(Transport& transport, ProgressBy progress) {
+  constexpr std::array<std::size_t, 3> kCounts = {70'000, 5'000, 130};
+  std::vector<Values> layers;
+  for (const std::size_t count : kCounts) layers.emplace_back(count);
+  GradientReducer reducer(transport, {.codec = "int4+ef", .progress = progress});
+  for (std::size_t layer = 0; layer < layers.size(); ++layer)
+    reducer.add("layer" + std::to_string(layer), layers[layer], 10, kCounts[layer] / 10);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    for (std::size_t layer = layers.size(); layer-- > 0;) {
+      layers[layer] = testing::gaussian(
+          kCounts[layer], step * 100 + layer * 10 + static_cast<std::uint64_t>(transport.rank()));
+      reducer.ready("layer" + std::to_string(layer), layers[layer]);
+      if (progress == ProgressBy::kCaller) reducer.progress();
+    }
+    reducer.wait();
+  }
+  return layers;
+}
+
+TEST(MpiCollectives, ReducerHasTheBitsOfThreads) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  std::vector<std::vector<Values>> wanted(static_cast<std::size_t>(transport.ranks()));
+  run_ranks(transport.ranks(), {}, [&](Transport& threads) {
+    wanted[static_cast<std::size_t>(threads.rank())] = reduce_steps(threads, ProgressBy::kThread);
+  });
+  for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller}) {
+    const auto layers = reduce_steps(transport, progress);
+    for (std::size_t layer = 0; layer < layers.size(); ++layer)
+      expect_same_bits(layers[layer], wanted[static_cast<std::size_t>(transport.rank())][layer],
+                       "layer");
+  }
+}
+
+// The instruction set of one rank differs; the bytes are the same.
+TEST(MpiCollectives, RanksMayHaveOtherInstructionSets) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  const auto inputs = gradients(transport.ranks(), kCount);
+  const auto own = static_cast<std::size_t>(transport.rank());
+  const CollectiveOptions options{.codec = "int8:rounding=stochastic"};
+  Values usual = inputs[own], mixed = inputs[own];
+  allreduce(transport, usual, options);
+  if (transport.rank() == 0) force_isa(available_isas().front());
+  allreduce(transport, mixed, options);
+  force_isa(std::nullopt);
+  expect_same_bits(mixed, usual, "another instruction set");
+}
+
+}  // namespace
+}  // namespace tersor

@@ -1,0 +1,108 @@
+// What only the transport between processes promises.
+#include <gtest/gtest.h>
+#include <mpi.h>
+#include <tersor/buffer.h>
+#include <tersor/mpi.h>
+#include <unistd.h>
+
+#include <numeric>
+#include <thread>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+bool multiple() {
+  int level = 0;
+  MPI_Query_thread(&level);
+  return level == MPI_THREAD_MULTIPLE;
+}
+
+TEST(MpiTransport, SaysWhichThreadsMayCall) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  EXPECT_EQ(transport.traits().any_thread, multiple());
+}
+
+TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  if (transport.traits().any_thread) GTEST_SKIP() << "MPI lets all threads in";
+  std::jthread([&] {
+    try {
+      transport.progress();
+      ADD_FAILURE() << "no error";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("MPI_THREAD_MULTIPLE"), std::string::npos);
+    }
+  }).join();
+  transport.barrier({.name = "test"}).wait_synchronize();
+}
+
+TEST(MpiTransport, RefusesNoCommunicator) {
+  EXPECT_THROW(MpiTransport transport(MPI_COMM_NULL), InvalidArgument);
+}
+
+TEST(MpiTransport, RefusesTwoGroups) {
+  int rank = 0, ranks = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  if (ranks < 2) GTEST_SKIP() << "needs 2 ranks";
+  MPI_Comm half = MPI_COMM_NULL, between = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+  MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 7, &between);
+  EXPECT_THROW(MpiTransport transport(between), InvalidArgument);
+  MPI_Comm_free(&between);
+  MPI_Comm_free(&half);
+}
+
+TEST(MpiTransport, ASecondSessionIsRefused) { EXPECT_THROW(MpiSession session, InvalidArgument); }
+
+// The caller's own messages, with any tag and from any rank, never meet ours.
+TEST(MpiTransport, LeavesTheCallersMessagesAlone) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  const int ranks = transport.ranks(), rank = transport.rank();
+  int got = -1;
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Irecv(&got, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &request);
+  for (int round = 0; round < 5; ++round)
+    transport.barrier({.name = "test", .tag = transport.reserve_tags(1)}).wait_synchronize();
+  MPI_Send(&rank, 1, MPI_INT, (rank + 1) % ranks, 1, MPI_COMM_WORLD);
+  MPI_Wait(&request, MPI_STATUS_IGNORE);
+  EXPECT_EQ(got, (rank + ranks - 1) % ranks);
+}
+
+std::size_t available_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
+         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// More bytes than MPI counts in an int. Every 4096th is looked at.
+TEST(MpiTransport, CarriesMoreThanTwoGibibytes) {
+  constexpr std::size_t kBytes = (std::size_t{1} << 31) + 12'345;
+  if (available_bytes() < 4 * kBytes) GTEST_SKIP() << "needs 9 GB of memory";
+  MpiTransport transport(MPI_COMM_WORLD);
+  if (transport.ranks() < 2) GTEST_SKIP() << "needs 2 ranks";
+  if (transport.rank() == 0) {
+    const auto buffer = std::make_shared<Buffer>(kBytes);
+    for (std::size_t i = 0; i < kBytes; i += 4096) buffer->pointer()[i] = std::byte(i / 4096 % 251);
+    transport.send({.name = "test", .keep_alive = buffer}, 1, buffer->span()).wait_synchronize();
+  } else if (transport.rank() == 1) {
+    Handle handle = transport.receive({.name = "test"}, 0, kBytes);
+    handle.wait_synchronize();
+    const ConstByteSpan bytes = handle.received(0);
+    ASSERT_EQ(bytes.size(), kBytes);
+    for (std::size_t i = 0; i < kBytes; i += 4096)
+      ASSERT_EQ(bytes[i], std::byte(i / 4096 % 251)) << i;
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST(MpiTransport, ManyInARowLeaveNothingBehind) {
+  for (int round = 0; round < 50; ++round) {
+    MpiTransport transport(MPI_COMM_WORLD);
+    const auto channel = transport.channel();
+    channel->barrier({.name = "test"}).wait_synchronize();
+  }
+}
+
+}  // namespace
+}  // namespace tersor
