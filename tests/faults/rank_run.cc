@@ -54,6 +54,7 @@ class RankRun {
 RankReport RankRun::run() {
   try {
     call_steps();
+    if (report_.ending == Ending::kCompleted) call_once_more();
   } catch (const TransportError& error) {
     finish(Ending::kTransportError, error);
   } catch (const WireError& error) {

@@ -30,7 +30,7 @@ class Judge {
     return report_.message.find(words) != std::string::npos;
   }
   bool says_operation() const;
-  bool passed_on() const;
+  bool may_drift() const;
   std::string late() const {
     return " within " + std::to_string(scenario_.timeout.count()) + " ms";
   }
@@ -62,6 +62,8 @@ std::vector<Ending> Judge::endings() const {
   if (fault().kind == FaultKind::kThrow) return {Ending::kOther};
   if (fault().kind == FaultKind::kRefused) return {Ending::kInvalidArgument};
   if (fault().kind == FaultKind::kLeave) return {Ending::kLeft};
+  // What had come before the others gave up, a rank that wakes up may still take.
+  if (fault().kind == FaultKind::kStop) return {Ending::kTransportError, Ending::kCompleted};
   return {Ending::kTransportError};
 }
 
@@ -71,11 +73,10 @@ void Judge::check_ending() {
     complain("should have ended with " + std::string(ending_name(allowed.front())));
 }
 
-// Whoever waits for a rank that has finished a `pass`, or never begun it, may name that rank too:
-// who waits for whom is followed within one operation only.
-bool Judge::passed_on() const {
-  const auto end = scenario_.steps.begin() + static_cast<std::ptrdiff_t>(fault().step) + 1;
-  return std::any_of(scenario_.steps.begin(), end,
+// Who waits for whom is followed within one operation. After a `pass` ranks may be in several, and
+// one that waits in another is named too.
+bool Judge::may_drift() const {
+  return std::any_of(scenario_.steps.begin(), scenario_.steps.end(),
                      [](const Step& step) { return step.work == Work::kPass; });
 }
 
@@ -94,17 +95,17 @@ std::vector<std::string> Judge::causes() const {
     case FaultKind::kDamage:
       return {"frame of " + who};
     default:
-      return {"no message from " + (passed_on() ? "" : who + late())};
+      return {"no message from " + (may_drift() ? "" : who + late())};
   }
 }
 
-// The operation is the one that this rank called; or the fault's, where that was heard of first.
+// The operation is this rank's own; or another rank's, which may be behind or ahead.
 bool Judge::says_operation() const {
-  const std::size_t own = report_.digests.size();
-  for (const std::size_t step : {own, own + 1, fault().step})
-    if (step < scenario_.steps.size() && says(std::string(work_name(scenario_.steps[step].work))))
-      return true;
-  return says("channel");  // where a reducer was about to be made
+  const auto from = scenario_.steps.begin() +
+                    static_cast<std::ptrdiff_t>(std::min(report_.digests.size(), fault().step));
+  return says("channel") ||  // where a reducer was about to be made
+         std::any_of(from, scenario_.steps.end(),
+                     [this](const Step& step) { return says(std::string(work_name(step.work))); });
 }
 
 void Judge::check_message() {
@@ -136,10 +137,11 @@ std::vector<std::string> judge(const Scenario& scenario, int rank, const RankRep
   Judge judge(scenario, rank, report);
   judge.check_results(sound);
   judge.check_ending();
-  if (report.ending == Ending::kLeft || report.ending == Ending::kCompleted) return judge.take();
+  if (report.ending == Ending::kLeft) return judge.take();
+  judge.check_later();
+  if (report.ending == Ending::kCompleted) return judge.take();
   if (rank != scenario.fault.rank) judge.check_message();
   judge.check_time(fault_at);
-  judge.check_later();
   return judge.take();
 }
 
