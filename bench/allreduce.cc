@@ -1,6 +1,6 @@
-// `tersor-bench allreduce`: the collective on ranks of this process, over an emulated link, with
-// the columns of nccl-tests; or, with a backward pass, the GradientReducer. `none` and `bf16`
-// always run beside the codecs that are asked for.
+// `tersor-bench allreduce`: the collective on threads over an emulated link, or on the processes of
+// mpirun, with the columns of nccl-tests; or, with a backward pass, the GradientReducer. `none` and
+// `bf16` always run beside the codecs that are asked for, and so does the library's own sum.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -27,9 +27,7 @@ struct AllreduceOptions {
   std::size_t min_bytes = 4 << 10;
   std::size_t max_bytes = 64 << 20;
   std::size_t factor = 4;
-  int ranks = 4;
-  std::string transport = "inproc";
-  std::string link = "none";
+  FleetOptions fleet;
   std::size_t chunk_count = kDefaultChunkCount;
   std::size_t iterations = 0;
   std::string dtype = "f32";
@@ -44,8 +42,11 @@ struct AllreduceOptions {
 /// What has to be beside every codec.
 constexpr const char* kReferences[] = {"none", "bf16"};
 
-std::vector<std::string> codecs_of(const AllreduceOptions& options) {
-  std::vector<std::string> codecs(std::begin(kReferences), std::end(kReferences));
+std::vector<std::string> codecs_of(const AllreduceOptions& options, const Fleet& fleet) {
+  std::vector<std::string> codecs;
+  if (fleet.library() && !options.through_reducer() && options.dtype == "f32")
+    codecs.push_back(*fleet.library());
+  codecs.insert(codecs.end(), std::begin(kReferences), std::end(kReferences));
   codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
   return without_repeats(codecs);
 }
@@ -66,10 +67,13 @@ Algorithm algorithm_for(const AllreduceOptions& options, const std::string& code
   return asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto;
 }
 
-AllreduceCase case_of(const AllreduceOptions& options, const std::string& codec) {
+/// A codec's case, or that of the sum of the library below (its name stands for a codec).
+AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
+                      const std::string& codec) {
+  if (codec == fleet.library())
+    return {.codec = codec, .iterations = options.iterations, .by_library = true};
   return {.codec = codec,
           .algorithm = algorithm_for(options, codec),
-          .link = parse_link(options.link),
           .chunk_count = options.chunk_count,
           .threads = options.threads,
           .iterations = options.iterations};
@@ -78,6 +82,7 @@ AllreduceCase case_of(const AllreduceOptions& options, const std::string& codec)
 /// A row: what was measured, and through what.
 struct AllreduceRow {
   std::string codec;
+  bool by_library = false;
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
   BackwardPass pass = {};
@@ -93,19 +98,24 @@ struct AllreduceRow {
   }
 };
 
-Record record_of(const AllreduceOptions& options, const AllreduceRow& row) {
+/// "library": nobody says which way it went.
+std::string_view algorithm_of(const AllreduceRow& row) {
+  return row.by_library ? "library" : algorithm_name(row.result.algorithm);
+}
+
+Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow& row) {
   const AllreduceResult& result = row.result;
   Record record = {{"benchmark", "allreduce"},
                    {"codec", row.codec},
-                   {"algorithm", algorithm_name(result.algorithm)},
-                   {"transport", options.transport},
-                   {"link", options.link},
-                   {"ranks", options.ranks},
+                   {"algorithm", algorithm_of(row)},
+                   {"transport", options.fleet.transport},
+                   {"link", options.fleet.link},
+                   {"ranks", ranks},
                    {"dtype", options.dtype},
                    {"count", row.count},
                    {"seconds", result.seconds},
                    {"algbw", row.algbw()},
-                   {"busbw", row.busbw(options.ranks)},
+                   {"busbw", row.busbw(ranks)},
                    {"wire_bytes", result.wire_bytes},
                    {"relative_error", result.relative_error},
                    {"identical", true},
@@ -144,16 +154,17 @@ Table table_for(const AllreduceOptions& options, const std::vector<std::string>&
 
 std::string microseconds(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
 
-std::vector<std::string> cells_of(const AllreduceOptions& options, const AllreduceRow& row) {
+std::vector<std::string> cells_of(const AllreduceOptions& options, int ranks,
+                                  const AllreduceRow& row) {
   const AllreduceResult& result = row.result;
   std::vector<std::string> cells = {fmt::format("{:.0f}", row.bytes()),
                                     std::to_string(row.count),
                                     options.dtype,
                                     row.codec,
-                                    std::string(algorithm_name(result.algorithm)),
+                                    std::string(algorithm_of(row)),
                                     microseconds(result.seconds),
                                     fmt::format("{:.3f}", row.algbw()),
-                                    fmt::format("{:.3f}", row.busbw(options.ranks)),
+                                    fmt::format("{:.3f}", row.busbw(ranks)),
                                     std::to_string(result.wire_bytes),
                                     format_error(result.relative_error),
                                     "yes"};
@@ -165,41 +176,45 @@ std::vector<std::string> cells_of(const AllreduceOptions& options, const Allredu
 }
 
 /// "wire": as long as the wire takes for the same codec, found by steps without a backward pass.
-double backward_seconds(const AllreduceOptions& options, const AllreduceCase& wanted,
+double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const AllreduceCase& wanted,
                         const RankGradients& gradients) {
   if (options.backward != "wire") return std::stod(options.backward);
-  return measure_reducer(wanted, {options.parameters, 0.0}, gradients).wire_seconds;
+  return measure_reducer(fleet, wanted, {options.parameters, 0.0}, gradients).wire_seconds;
 }
 
-AllreduceRow measure(const AllreduceOptions& options, const std::string& codec,
+AllreduceRow measure(const AllreduceOptions& options, Fleet& fleet, const std::string& codec,
                      const RankGradients& gradients) {
-  const AllreduceCase wanted = case_of(options, codec);
-  AllreduceRow row{.codec = codec, .count = gradients.count(), .dtype = gradients.dtype()};
+  const AllreduceCase wanted = case_of(options, fleet, codec);
+  AllreduceRow row{.codec = codec,
+                   .by_library = wanted.by_library,
+                   .count = gradients.count(),
+                   .dtype = gradients.dtype()};
   if (options.through_reducer()) {
-    row.pass = {options.parameters, backward_seconds(options, wanted, gradients)};
-    row.result = measure_reducer(wanted, row.pass, gradients);
+    row.pass = {options.parameters, backward_seconds(options, fleet, wanted, gradients)};
+    row.result = measure_reducer(fleet, wanted, row.pass, gradients);
   } else {
-    row.result = measure_allreduce(wanted, gradients);
+    row.result = measure_allreduce(fleet, wanted, gradients);
   }
   return row;
 }
 
 void run_allreduce(const AllreduceOptions& options) {
-  const std::vector<std::string> codecs = codecs_of(options);
-  const Dtype dtype = parse_gradient_dtype(options.dtype);
   const std::vector<std::size_t> sizes = byte_counts(options);
-  RecordFile records(options.json);
-  fmt::print("{}; {} ranks in this process, link {}; time = median of the slowest rank\n\n",
-             machine_name(), options.ranks, options.link);
+  const auto fleet = make_fleet(options.fleet);
+  const std::vector<std::string> codecs = codecs_of(options, *fleet);
+  const Dtype dtype = parse_gradient_dtype(options.dtype);
+  const int ranks = fleet->ranks();
+  RecordFile records(fleet->leads() ? options.json : "");
+  fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
   const Table table = table_for(options, codecs);
   table.print_head();
   for (const std::size_t bytes : sizes) {
     const std::size_t count = std::max<std::size_t>(bytes / dtype_bytes(dtype), 1);
-    const RankGradients gradients(count, dtype, options.ranks);
+    const RankGradients gradients(count, dtype, ranks, fleet->only_rank());
     for (const std::string& codec : codecs) {
-      const AllreduceRow row = measure(options, codec, gradients);
-      table.print_row(cells_of(options, row));
-      records.add(record_of(options, row));
+      const AllreduceRow row = measure(options, *fleet, codec, gradients);
+      table.print_row(cells_of(options, ranks, row));
+      records.add(record_of(options, ranks, row));
     }
   }
 }
@@ -249,12 +264,7 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
       ->check(quiet(CLI::Range(2, 1024)))
       ->type_name("N")
       ->capture_default_str();
-  add_ranks(command, options.ranks);
-  command.add_option("--transport", options.transport, "inproc: ranks are threads of this process")
-      ->transform(one_of({"inproc"}))
-      ->type_name("NAME")
-      ->capture_default_str();
-  add_link(command, options.link);
+  add_fleet(command, options.fleet);
   command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
       ->transform(size_suffix())
       ->check(quiet(CLI::PositiveNumber))

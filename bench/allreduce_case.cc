@@ -1,4 +1,4 @@
-// Ranks as threads that call `allreduce` in step, each from a fresh copy of its gradient.
+// Ranks that call `allreduce` in step, each from a fresh copy of its gradient.
 
 #include "bench/allreduce_case.h"
 
@@ -24,12 +24,18 @@ Buffer zeros(std::size_t count) {
 /// What one rank needs for its calls: all of it made before the first.
 class AllreduceRank {
  public:
-  AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Transport& transport)
-      : transport_(transport), input_(input), storage_(input.bytes()), threads_(wanted.threads) {
+  AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Rank& rank)
+      : rank_(rank),
+        by_library_(wanted.by_library),
+        input_(input),
+        storage_(input.bytes()),
+        threads_(wanted.threads) {
+    if (by_library_) return;
     const bool feedback = make_codec(wanted.codec)->has_feedback();
     if (feedback) {
       residual_ = zeros(input.count());
-      owner_residual_ = zeros(owned_count(input.count(), transport.rank(), transport.ranks()));
+      owner_residual_ =
+          zeros(owned_count(input.count(), rank.transport().rank(), rank.transport().ranks()));
     }
     state_ = {.residual = f32(residual_), .owner_residual = f32(owner_residual_), .words = &words_};
     options_ = {.codec = wanted.codec,
@@ -43,7 +49,10 @@ class AllreduceRank {
   }
 
   void restore() { std::memcpy(storage_.pointer(), input_.pointer(), input_.bytes()); }
-  void call() { allreduce(transport_, gradient(), options_); }
+  void call() {
+    if (by_library_) return rank_.library_sum(gradient());
+    allreduce(rank_.transport(), gradient(), options_);
+  }
 
   ValueSpan gradient() const { return storage_.values(input_.count(), input_.dtype()); }
   const CollectiveStatistics& statistics() const { return statistics_; }
@@ -53,7 +62,8 @@ class AllreduceRank {
     return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32);
   }
 
-  Transport& transport_;
+  Rank& rank_;
+  bool by_library_;
   ConstValueSpan input_;
   Buffer storage_;
   Threads threads_;
@@ -65,91 +75,80 @@ class AllreduceRank {
   CollectiveOptions options_;
 };
 
-/// What the ranks of one measurement share.
-struct Shared {
-  Shared(const AllreduceCase& wanted_case, const RankGradients& rank_gradients)
-      : wanted(wanted_case),
-        gradients(rank_gradients),
-        meeting(gradients.ranks()),
-        results(static_cast<std::size_t>(gradients.ranks())),
-        seconds(results.size()),
-        statistics(results.size()),
-        iterations(wanted.iterations) {}
-
-  const AllreduceCase& wanted;
-  const RankGradients& gradients;
-  Meeting meeting;
-  std::vector<ConstByteSpan> results;
-  std::vector<std::vector<double>> seconds;
-  std::vector<std::vector<CollectiveStatistics>> statistics;
-  std::size_t iterations;
-  double relative_error = 0;
-};
-
-/// Rank 0 looks at what all ranks ended with; the others wait.
-void check_first_call(Shared& shared, AllreduceRank& rank, std::size_t index,
-                      Meeting::Member& member) {
-  rank.restore();
-  member.meet();
-  rank.call();
-  shared.results[index] = {rank.gradient().pointer(), rank.gradient().bytes()};
-  member.meet();
-  if (index == 0) {
-    shared.relative_error = check_sum(shared.gradients, shared.wanted.codec, rank.gradient());
-    check_identical(shared.results, shared.wanted.codec);
-  }
-  member.meet();
+/// Rank 0 looks at what it ended with; all compare their bits. Returns the relative error.
+double check_first_call(const AllreduceCase& wanted, const RankGradients& gradients, Rank& rank,
+                        AllreduceRank& caller) {
+  caller.restore();
+  rank.meet();
+  caller.call();
+  check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, wanted.codec);
+  const std::string_view codec = wanted.by_library ? "none" : std::string_view(wanted.codec);
+  return rank.from_first(rank.first() ? check_sum(gradients, codec, caller.gradient()) : 0.0);
 }
 
-double time_call(AllreduceRank& rank, Meeting::Member& member) {
-  rank.restore();
-  member.meet();
+double time_call(AllreduceRank& caller, Rank& rank) {
+  caller.restore();
+  rank.meet();
   const Stopwatch watch;
-  rank.call();
+  caller.call();
   const double seconds = watch.seconds();
-  member.meet();
+  rank.meet();
   return seconds;
 }
 
-void run_rank(Shared& shared, Transport& transport) {
-  const auto index = static_cast<std::size_t>(transport.rank());
-  Meeting::Member member(shared.meeting);
-  AllreduceRank rank(shared.wanted, shared.gradients.of(transport.rank()), transport);
-  check_first_call(shared, rank, index, member);
-  double seconds = 0;
-  for (int call = 0; call < kWarmUps; ++call) seconds = time_call(rank, member);
-  if (index == 0 && shared.iterations == 0) shared.iterations = iterations_for(seconds);
-  member.meet();
-  for (std::size_t i = 0; i < shared.iterations; ++i) {
-    shared.seconds[index].push_back(time_call(rank, member));
-    shared.statistics[index].push_back(rank.statistics());
-  }
-}
+/// One rank's calls.
+struct Calls {
+  std::vector<double> seconds;
+  std::vector<CollectiveStatistics> statistics;
+};
 
 /// The median over iterations of the largest value over ranks.
 template <typename Field>
-double median_of_largest(const Shared& shared, Field field) {
-  std::vector<std::vector<double>> values(shared.statistics.size());
-  for (std::size_t rank = 0; rank < values.size(); ++rank)
-    for (const CollectiveStatistics& call : shared.statistics[rank])
-      values[rank].push_back(static_cast<double>(call.*field));
-  return median_of_slowest(values);
+double median_of_largest(Rank& rank, const Calls& calls, Field field) {
+  std::vector<double> values;
+  for (const CollectiveStatistics& call : calls.statistics)
+    values.push_back(static_cast<double>(call.*field));
+  return median_of_slowest(rank.gather(std::span<const double>(values)));
+}
+
+AllreduceResult result_of(Rank& rank, const Calls& calls, double relative_error) {
+  using Call = CollectiveStatistics;
+  return {
+      .algorithm = calls.statistics.back().algorithm,
+      .seconds = median_of_slowest(rank.gather(std::span<const double>(calls.seconds))),
+      .wire_bytes = static_cast<std::uint64_t>(median_of_largest(rank, calls, &Call::sent_bytes)),
+      .relative_error = relative_error,
+      .wire_seconds = median_of_largest(rank, calls, &Call::wire_seconds),
+      .encode_seconds = median_of_largest(rank, calls, &Call::encode_seconds),
+      .decode_seconds = median_of_largest(rank, calls, &Call::decode_seconds)};
+}
+
+AllreduceResult measure_rank(const AllreduceCase& wanted, const RankGradients& gradients,
+                             Rank& rank) {
+  AllreduceRank caller(wanted, gradients.of(rank.index()), rank);
+  const double error = check_first_call(wanted, gradients, rank, caller);
+  double seconds = 0;
+  for (int call = 0; call < kWarmUps; ++call) seconds = time_call(caller, rank);
+  const std::size_t iterations =
+      rank.from_first(wanted.iterations == 0 ? iterations_for(seconds) : wanted.iterations);
+  Calls calls;
+  for (std::size_t i = 0; i < iterations; ++i) {
+    calls.seconds.push_back(time_call(caller, rank));
+    calls.statistics.push_back(caller.statistics());
+  }
+  return result_of(rank, calls, error);
 }
 
 }  // namespace
 
-AllreduceResult measure_allreduce(const AllreduceCase& wanted, const RankGradients& gradients) {
-  Shared shared(wanted, gradients);
-  run_ranks(gradients.ranks(), wanted.link,
-            [&](Transport& transport) { run_rank(shared, transport); });
-  using Call = CollectiveStatistics;
-  return {.algorithm = shared.statistics[0].back().algorithm,
-          .seconds = median_of_slowest(shared.seconds),
-          .wire_bytes = static_cast<std::uint64_t>(median_of_largest(shared, &Call::sent_bytes)),
-          .relative_error = shared.relative_error,
-          .wire_seconds = median_of_largest(shared, &Call::wire_seconds),
-          .encode_seconds = median_of_largest(shared, &Call::encode_seconds),
-          .decode_seconds = median_of_largest(shared, &Call::decode_seconds)};
+AllreduceResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
+                                  const RankGradients& gradients) {
+  AllreduceResult result;
+  fleet.run([&](Rank& rank) {
+    const AllreduceResult own = measure_rank(wanted, gradients, rank);
+    if (rank.stores()) result = own;
+  });
+  return result;
 }
 
 }  // namespace tersor::bench

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <tersor/collectives.h>
-#include <tersor/inprocess.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,11 +17,11 @@ namespace tersor::bench {
 struct AllreduceCase {
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
-  Link link;
   std::size_t chunk_count = kDefaultChunkCount;
   unsigned threads = 1;        ///< of each rank
   std::size_t iterations = 0;  ///< 0: as many as fill about a second
   Checksum checksum = Checksum::kOn;
+  bool by_library = false;  ///< `Rank::library_sum` instead of ours; the codec is its name
 };
 
 /// A backward pass that is a sleep, during which one parameter after the other is ready.
@@ -46,10 +45,11 @@ struct AllreduceResult {
 
 /// Times `allreduce`. The result of a first call is checked before the clock runs.
 /// Throws what the collective throws, and Error where a result is wrong.
-AllreduceResult measure_allreduce(const AllreduceCase& wanted, const RankGradients& gradients);
+AllreduceResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
+                                  const RankGradients& gradients);
 
 /// Times steps of a GradientReducer, `pass.parameters` equal parameters in each.
-AllreduceResult measure_reducer(const AllreduceCase& wanted, const BackwardPass& pass,
+AllreduceResult measure_reducer(Fleet& fleet, const AllreduceCase& wanted, const BackwardPass& pass,
                                 const RankGradients& gradients);
 
 }  // namespace tersor::bench

@@ -43,8 +43,9 @@ CLI::Option* add_link(CLI::App& command, std::string& link) {
   const auto canonical = [](const std::string& text) { return parse_link(text).text(); };
   return command
       .add_option("--link", link,
-                  "Link that each host has, emulated: RATE[,LATENCY][,overhead=FACTOR]"
-                  "[,per_host=RANKS], e.g. 1Gbit,50us, or none[,per_host=RANKS]")
+                  "Link that each host has, emulated between threads: "
+                  "RATE[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. 1Gbit,50us, or "
+                  "none[,per_host=RANKS]; over MPI only a name for the record")
       ->transform(checked(canonical, ""))
       ->type_name("LINK")
       ->capture_default_str();
@@ -60,11 +61,18 @@ CLI::Option* add_dtype(CLI::App& command, std::string& dtype) {
       ->capture_default_str();
 }
 
-CLI::Option* add_ranks(CLI::App& command, int& ranks) {
-  return command.add_option("--ranks", ranks, "Ranks, each a thread of this process")
-      ->check(quiet(CLI::Range(1, 1024)))
-      ->type_name("N")
+void add_fleet(CLI::App& command, FleetOptions& fleet) {
+  command
+      .add_option("--transport", fleet.transport,
+                  fmt::format("{}: ranks are threads of this process, or started by mpirun",
+                              fmt::join(transport_names(), " or ")))
+      ->transform(one_of(transport_names()))
+      ->type_name("NAME")
       ->capture_default_str();
+  command.add_option("--ranks", fleet.ranks, "Threads, 4 unless given; mpirun has its own -n")
+      ->check(quiet(CLI::Range(1, 1024)))
+      ->type_name("N");
+  add_link(command, fleet.link);
 }
 
 CLI::Option* add_json(CLI::App& command, std::filesystem::path& file) {

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/fleet.h"
+
 namespace tersor::bench {
 
 /// --codec SPEC…; each becomes its canonical text.
@@ -20,11 +22,11 @@ CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs);
 /// --link RATE[,LATENCY]|none
 CLI::Option* add_link(CLI::App& command, std::string& link);
 
+/// --transport NAME, --ranks N (at least 1), --link
+void add_fleet(CLI::App& command, FleetOptions& fleet);
+
 /// --dtype f32|bf16|f16
 CLI::Option* add_dtype(CLI::App& command, std::string& dtype);
-
-/// --ranks N, at least 1
-CLI::Option* add_ranks(CLI::App& command, int& ranks);
 
 /// --json FILE
 CLI::Option* add_json(CLI::App& command, std::filesystem::path& file);

@@ -103,4 +103,18 @@ bool same_bits(ConstByteSpan a, ConstByteSpan b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
+// Words are mixed by their place, as in SplitMix64 (Steele, Lea and Flood 2014).
+std::uint64_t fingerprint(ConstByteSpan bytes) {
+  std::uint64_t sum = bytes.size();
+  for (std::size_t first = 0; first < bytes.size(); first += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + first, std::min(sizeof(word), bytes.size() - first));
+    word += (first + 1) * 0x9e3779b97f4a7c15u;
+    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
+    word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
+    sum += word ^ (word >> 31);
+  }
+  return sum;
+}
+
 }  // namespace tersor::bench

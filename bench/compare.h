@@ -3,6 +3,7 @@
 
 #include <tersor/span.h>
 
+#include <cstdint>
 #include <span>
 
 namespace tersor::bench {
@@ -25,5 +26,9 @@ void add_values(std::span<const float> addends, std::span<float> values);
 
 /// Whether they hold the same bits.
 bool same_bits(ConstByteSpan a, ConstByteSpan b);
+
+/// A number that tells bits apart: equal for the same ones, else different but for a chance of
+/// about 2^-64. For ranks that cannot see each other's memory.
+std::uint64_t fingerprint(ConstByteSpan bytes);
 
 }  // namespace tersor::bench

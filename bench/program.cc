@@ -7,8 +7,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/commands.h"
@@ -46,7 +48,15 @@ std::string what_was_wrong(const CLI::App& program, const CLI::ParseError& error
   return fmt::format("not known here: {}", fmt::join(unknown, " "));
 }
 
+/// False for the processes of mpirun but the first, which speaks for all of wrong usage.
+bool speaks() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+    if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
+  return true;
+}
+
 int report_usage(const CLI::App& program, const std::string& message) {
+  if (!speaks()) return kUsage;
   const CLI::App& command = chosen(program);
   const bool is_program = &command == &program;
   fmt::print(stderr, "tersor-bench{}: {}\n", is_program ? "" : " " + command.get_name(), message);
@@ -64,7 +74,7 @@ int parse_and_run(CLI::App& program, int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return report_usage(program, what_was_wrong(program, error));
   } catch (const InvalidArgument& error) {
-    fmt::print(stderr, "tersor-bench: {}\n", error.what());
+    if (speaks()) fmt::print(stderr, "tersor-bench: {}\n", error.what());
     return kUsage;
   } catch (const std::exception& error) {
     fmt::print(stderr, "tersor-bench: {}\n", error.what());

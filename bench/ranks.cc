@@ -42,13 +42,25 @@ double rounding_limit(Dtype dtype, int ranks) {
 
 }  // namespace
 
-RankGradients::RankGradients(std::size_t count, Dtype dtype, int ranks)
-    : dtype_(dtype), sum_(count) {
+RankGradients::RankGradients(std::size_t count, Dtype dtype, int ranks,
+                             std::optional<int> only_rank)
+    : count_(count), dtype_(dtype), storage_(static_cast<std::size_t>(ranks)) {
   const SampleSource source("normal");
+  const bool knows_sum = only_rank.value_or(0) == 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    storage_.push_back(sample_buffer(source, count, dtype, static_cast<std::uint64_t>(rank) + 1));
-    add_values(1.0, of(rank), sum_);
+    const bool here = only_rank.value_or(rank) == rank;
+    if (!here && !knows_sum) continue;
+    Buffer& place = storage_[static_cast<std::size_t>(rank)];
+    place = sample_buffer(source, count, dtype, static_cast<std::uint64_t>(rank) + 1);
+    if (knows_sum) add_to_sum(of(rank));
+    if (!here) place = {};
   }
+}
+
+void RankGradients::add_to_sum(ConstValueSpan gradient) {
+  sum_.resize(count_);
+  add_values(1.0, gradient, sum_);
+  norms_ += bench::norm(gradient);
 }
 
 ConstValueSpan RankGradients::of(int rank) const {
@@ -60,8 +72,7 @@ double RankGradients::error_limit(std::string_view codec) const {
   const double rounding = rounding_limit(dtype_, ranks());
   if (count() < kFew) return 1 + rounding;
   const double of_codec = codec_error(codec, of(0));
-  double sent = 0;
-  for (int rank = 0; rank < ranks(); ++rank) sent += of_codec * bench::norm(of(rank));
+  const double sent = of_codec * norms_;
   const double of_sum = norm(sum_);
   return 3 * (sent + of_codec * (of_sum + sent)) / of_sum + rounding;
 }
@@ -73,10 +84,12 @@ double check_sum(const RankGradients& gradients, std::string_view codec, ConstVa
   return error;
 }
 
-void check_identical(std::span<const ConstByteSpan> of_ranks, std::string_view codec) {
-  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
-    if (!same_bits(of_ranks[0], of_ranks[rank]))
-      throw Error(fmt::format("{}: ranks 0 and {} ended with different bits", codec, rank));
+void check_identical(Rank& rank, ConstByteSpan own, std::string_view codec) {
+  const std::uint64_t print = fingerprint(own);
+  const auto all = rank.gather(std::span(&print, 1));
+  for (std::size_t other = 1; other < all.size(); ++other)
+    if (all[0] != all[other])
+      throw Error(fmt::format("{}: ranks 0 and {} ended with different bits", codec, other));
 }
 
 double median_of_slowest(std::span<const std::vector<double>> per_rank) {

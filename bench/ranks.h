@@ -1,53 +1,30 @@
-// What measurements over several ranks share: gradients with a known sum, and a place where the
-// ranks, threads of this process, meet between two calls.
+// What measurements over several ranks share: gradients with a known sum, checks of what they were
+// reduced to, and the times of the slowest.
 #pragma once
 
 #include <tersor/buffer.h>
 #include <tersor/dtype.h>
 #include <tersor/span.h>
 
-#include <barrier>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "bench/fleet.h"
 #include "bench/samples.h"
 
 namespace tersor::bench {
 
-/// Where ranks meet. A rank that throws leaves, so that the others do not wait for it: the
-/// transport tells them why.
-class Meeting {
- public:
-  explicit Meeting(int ranks) : barrier_(ranks) {}
-
-  /// One rank's part in it.
-  class Member {
-   public:
-    explicit Member(Meeting& meeting) : barrier_(meeting.barrier_) {}
-    ~Member() { barrier_.arrive_and_drop(); }
-    Member(const Member&) = delete;
-    Member& operator=(const Member&) = delete;
-
-    /// Returns once all ranks are here.
-    void meet() { barrier_.arrive_and_wait(); }
-
-   private:
-    std::barrier<>& barrier_;
-  };
-
- private:
-  std::barrier<> barrier_;
-};
-
 /// A gradient for each rank, drawn from the normal distribution, and what the codec's error on
-/// their sum may be.
+/// their sum may be. Only rank 0 knows the sum.
 class RankGradients {
  public:
-  RankGradients(std::size_t count, Dtype dtype, int ranks);
+  /// Of all ranks, or of `only_rank` where that is in a process of its own.
+  RankGradients(std::size_t count, Dtype dtype, int ranks, std::optional<int> only_rank = {});
 
-  std::size_t count() const { return sum_.size(); }
+  std::size_t count() const { return count_; }
   Dtype dtype() const { return dtype_; }
   int ranks() const { return static_cast<int>(storage_.size()); }
   ConstValueSpan of(int rank) const;
@@ -60,17 +37,21 @@ class RankGradients {
   double error_limit(std::string_view codec) const;
 
  private:
+  void add_to_sum(ConstValueSpan gradient);
+
+  std::size_t count_;
   Dtype dtype_;
-  std::vector<Buffer> storage_;
+  std::vector<Buffer> storage_;  // of each rank that is here
   std::vector<double> sum_;
+  double norms_ = 0;  // of all ranks' gradients, added up
 };
 
 /// Throws Error unless `actual` is the sum of the gradients to within the limit. Returns its
 /// relative error.
 double check_sum(const RankGradients& gradients, std::string_view codec, ConstValueSpan actual);
 
-/// Throws Error unless all ranks hold the same bits.
-void check_identical(std::span<const ConstByteSpan> of_ranks, std::string_view codec);
+/// Throws Error on all ranks unless all hold the same bits.
+void check_identical(Rank& rank, ConstByteSpan own, std::string_view codec);
 
 /// `per_rank[rank][iteration]`: the median over iterations of the slowest rank's time.
 double median_of_slowest(std::span<const std::vector<double>> per_rank);

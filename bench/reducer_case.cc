@@ -1,4 +1,4 @@
-// Ranks as threads that train nothing: their backward pass is a sleep, which takes no core from the
+// Ranks that train nothing: their backward pass is a sleep, which takes no core from the
 // codecs, and at equal intervals one parameter after the other is ready for the GradientReducer.
 
 #include <fmt/format.h>
@@ -74,94 +74,82 @@ class ReducerRank {
   std::vector<std::string> names_;
 };
 
-/// What the ranks of one measurement share.
-struct Shared {
-  Shared(const AllreduceCase& wanted_case, const RankGradients& rank_gradients)
-      : wanted(wanted_case),
-        gradients(rank_gradients),
-        meeting(gradients.ranks()),
-        results(static_cast<std::size_t>(gradients.ranks())),
-        steps(results.size()),
-        exposed(results.size()),
-        statistics(results.size()),
-        iterations(wanted.iterations) {}
-
-  const AllreduceCase& wanted;
-  const RankGradients& gradients;
-  Meeting meeting;
-  std::vector<ConstByteSpan> results;
-  std::vector<std::vector<double>> steps, exposed;
-  std::vector<ReducerStatistics> statistics;
-  std::size_t iterations;
-  Algorithm algorithm = Algorithm::kAuto;
-  double relative_error = 0;
-};
-
-StepTimes time_step(ReducerRank& rank, Meeting::Member& member) {
-  rank.restore();
-  member.meet();
-  const StepTimes times = rank.step();
-  member.meet();
+StepTimes time_step(ReducerRank& caller, Rank& rank) {
+  caller.restore();
+  rank.meet();
+  const StepTimes times = caller.step();
+  rank.meet();
   return times;
 }
 
 /// The first step also teaches the reducer the order of the parameters.
-void check_first_step(Shared& shared, ReducerRank& rank, std::size_t index,
-                      Meeting::Member& member) {
-  shared.results[index] = {rank.gradient().pointer(), rank.gradient().bytes()};
-  time_step(rank, member);
-  if (index == 0) {
-    shared.relative_error = check_sum(shared.gradients, shared.wanted.codec, rank.gradient());
-    check_identical(shared.results, shared.wanted.codec);
-  }
-  member.meet();
-}
-
-void run_rank(Shared& shared, const BackwardPass& pass, Transport& transport) {
-  const auto index = static_cast<std::size_t>(transport.rank());
-  Meeting::Member member(shared.meeting);
-  ReducerRank rank(shared.wanted, pass, shared.gradients.of(transport.rank()), transport);
-  check_first_step(shared, rank, index, member);
-  StepTimes times;
-  for (int step = 0; step < kWarmUps; ++step) times = time_step(rank, member);
-  if (index == 0 && shared.iterations == 0) shared.iterations = iterations_for(times.step);
-  rank.reducer().reset_statistics();
-  member.meet();
-  for (std::size_t i = 0; i < shared.iterations; ++i) {
-    times = time_step(rank, member);
-    shared.steps[index].push_back(times.step);
-    shared.exposed[index].push_back(times.exposed);
-  }
-  shared.statistics[index] = rank.reducer().statistics();
-  if (index == 0) shared.algorithm = rank.reducer().parameter_statistics().front().algorithm;
-  member.meet();
+double check_first_step(const AllreduceCase& wanted, const RankGradients& gradients, Rank& rank,
+                        ReducerRank& caller) {
+  time_step(caller, rank);
+  check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, wanted.codec);
+  return rank.from_first(rank.first() ? check_sum(gradients, wanted.codec, caller.gradient())
+                                      : 0.0);
 }
 
 /// The largest over ranks of a sum over all steps, for one step.
 template <typename Field>
-double largest_a_step(const Shared& shared, Field field) {
+double largest_a_step(Rank& rank, const ReducerStatistics& statistics, Field field) {
+  const double own = static_cast<double>(statistics.*field) / static_cast<double>(statistics.steps);
   double largest = 0;
-  for (const ReducerStatistics& rank : shared.statistics)
-    largest = std::max(largest, static_cast<double>(rank.*field) / static_cast<double>(rank.steps));
+  for (const auto& each : rank.gather(std::span(&own, 1)))
+    largest = std::max(largest, each.front());
   return largest;
+}
+
+/// One rank's steps.
+struct Steps {
+  std::vector<double> seconds, exposed;
+};
+
+AllreduceResult result_of(Rank& rank, const Steps& steps, GradientReducer& reducer, double error) {
+  using Statistics = ReducerStatistics;
+  const Statistics all = reducer.statistics();
+  const auto largest = [&](auto field) { return largest_a_step(rank, all, field); };
+  return {
+      .algorithm = reducer.parameter_statistics().front().algorithm,
+      .seconds = median_of_slowest(rank.gather(std::span<const double>(steps.seconds))),
+      .wire_bytes = static_cast<std::uint64_t>(largest(&Statistics::sent_bytes)),
+      .relative_error = error,
+      .wire_seconds = largest(&Statistics::wire_seconds),
+      .encode_seconds = largest(&Statistics::encode_seconds),
+      .decode_seconds = largest(&Statistics::decode_seconds),
+      .exposed_seconds = median_of_slowest(rank.gather(std::span<const double>(steps.exposed)))};
+}
+
+AllreduceResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pass,
+                             const RankGradients& gradients, Rank& rank) {
+  ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
+  const double error = check_first_step(wanted, gradients, rank, caller);
+  StepTimes times;
+  for (int step = 0; step < kWarmUps; ++step) times = time_step(caller, rank);
+  const std::size_t iterations =
+      rank.from_first(wanted.iterations == 0 ? iterations_for(times.step) : wanted.iterations);
+  caller.reducer().reset_statistics();
+  rank.meet();
+  Steps steps;
+  for (std::size_t i = 0; i < iterations; ++i) {
+    times = time_step(caller, rank);
+    steps.seconds.push_back(times.step);
+    steps.exposed.push_back(times.exposed);
+  }
+  return result_of(rank, steps, caller.reducer(), error);
 }
 
 }  // namespace
 
-AllreduceResult measure_reducer(const AllreduceCase& wanted, const BackwardPass& pass,
+AllreduceResult measure_reducer(Fleet& fleet, const AllreduceCase& wanted, const BackwardPass& pass,
                                 const RankGradients& gradients) {
-  Shared shared(wanted, gradients);
-  run_ranks(gradients.ranks(), wanted.link,
-            [&](Transport& transport) { run_rank(shared, pass, transport); });
-  using Steps = ReducerStatistics;
-  return {.algorithm = shared.algorithm,
-          .seconds = median_of_slowest(shared.steps),
-          .wire_bytes = static_cast<std::uint64_t>(largest_a_step(shared, &Steps::sent_bytes)),
-          .relative_error = shared.relative_error,
-          .wire_seconds = largest_a_step(shared, &Steps::wire_seconds),
-          .encode_seconds = largest_a_step(shared, &Steps::encode_seconds),
-          .decode_seconds = largest_a_step(shared, &Steps::decode_seconds),
-          .exposed_seconds = median_of_slowest(shared.exposed)};
+  AllreduceResult result;
+  fleet.run([&](Rank& rank) {
+    const AllreduceResult own = measure_rank(wanted, pass, gradients, rank);
+    if (rank.stores()) result = own;
+  });
+  return result;
 }
 
 }  // namespace tersor::bench

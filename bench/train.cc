@@ -29,8 +29,7 @@ constexpr const char* kDefaultLink = "1Gbit,50us";
 
 struct TrainOptions {
   std::vector<std::string> codecs = {"none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef"};
-  int ranks = 4;
-  std::string link = kDefaultLink;
+  FleetOptions fleet{.link = kDefaultLink};
   std::size_t epochs = trainer::TrainingRecipe{}.epochs;
   std::size_t batch_images = trainer::TrainingRecipe{}.batch_images;
   std::vector<std::uint64_t> seeds = {1};
@@ -41,11 +40,7 @@ struct TrainOptions {
 };
 
 TrainingRun run_of(const TrainOptions& options, const std::string& codec, std::uint64_t seed) {
-  TrainingRun run{.codec = codec,
-                  .seed = seed,
-                  .ranks = options.ranks,
-                  .link = parse_link(options.link),
-                  .recipe = {}};
+  TrainingRun run{.codec = codec, .seed = seed, .recipe = {}};
   run.recipe.epochs = options.epochs;
   run.recipe.batch_images = options.batch_images;
   run.recipe.warmup_epochs =
@@ -53,12 +48,14 @@ TrainingRun run_of(const TrainOptions& options, const std::string& codec, std::u
   return run;
 }
 
-Record record_of(const TrainingRun& run, const EpochResult& epoch) {
+Record record_of(const TrainOptions& options, int ranks, const TrainingRun& run,
+                 const EpochResult& epoch) {
   return {{"benchmark", "train"},
           {"codec", run.codec},
           {"seed", run.seed},
-          {"ranks", run.ranks},
-          {"link", run.link.text()},
+          {"transport", options.fleet.transport},
+          {"ranks", ranks},
+          {"link", options.fleet.link},
           {"epoch", epoch.epoch},
           {"step_seconds", epoch.step_seconds},
           {"seconds", epoch.seconds},
@@ -77,8 +74,8 @@ Record record_of(const TrainingRun& run, const EpochResult& epoch) {
 /// A bar on a terminal, a line for each epoch in a log.
 class Progress {
  public:
-  Progress(const TrainingRun& run, std::size_t steps) : run_(run) {
-    fmt::print("{}, seed {}, {} ranks, link {}\n", run.codec, run.seed, run.ranks, run.link.text());
+  Progress(const Fleet& fleet, const TrainingRun& run, std::size_t steps) : run_(run) {
+    fmt::print("{}, seed {}, {}\n", run.codec, run.seed, fleet.text());
     std::fflush(stdout);
     if (is_terminal())
       bar_ = std::make_unique<boost::timer::progress_display>(steps, std::cout, "");
@@ -206,13 +203,14 @@ void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
 }
 
-Epochs train_once(const TrainingRun& run, const trainer::TrainingData& data, RecordFile& records) {
-  Progress progress(run, total_steps(run, data));
+Epochs train_once(const TrainOptions& options, Fleet& fleet, const TrainingRun& run,
+                  const trainer::TrainingData& data, RecordFile& records) {
+  Progress progress(fleet, run, total_steps(run, data, fleet.ranks()));
   const auto on_epoch = [&](const EpochResult& epoch) {
     progress.epoch(epoch);
-    records.add(record_of(run, epoch));
+    records.add(record_of(options, fleet.ranks(), run, epoch));
   };
-  return train(run, data, {.step = [&] { progress.step(); }, .epoch = on_epoch});
+  return train(fleet, run, data, {.step = [&] { progress.step(); }, .epoch = on_epoch});
 }
 
 /// Where the records go: with a report but no file, beside the report.
@@ -221,18 +219,24 @@ std::filesystem::path records_path(const TrainOptions& options) {
   return beside_report ? options.report_folder / "train.json" : options.json;
 }
 
-void run_train(TrainOptions options) {
-  options.codecs = without_repeats(options.codecs);
-  options.seeds = without_repeats(options.seeds);
-  const bool draws = !options.report_folder.empty();
-  if (draws) check_report_folder(options.report, options.report_folder);
-  RecordFile records(records_path(options));
+RunsOfCodecs train_all(const TrainOptions& options, Fleet& fleet) {
+  RecordFile records(fleet.leads() ? records_path(options) : "");
   const trainer::TrainingData data = trainer::load_training_data(options.data_folder);
   RunsOfCodecs runs;
   for (const std::uint64_t seed : options.seeds)
     for (const std::string& codec : options.codecs)
-      runs[codec].push_back(train_once(run_of(options, codec, seed), data, records));
-  print_summary(options, runs);
+      runs[codec].push_back(
+          train_once(options, fleet, run_of(options, codec, seed), data, records));
+  return runs;
+}
+
+void run_train(TrainOptions options) {
+  options.codecs = without_repeats(options.codecs);
+  options.seeds = without_repeats(options.seeds);
+  const auto fleet = make_fleet(options.fleet);
+  const bool draws = fleet->leads() && !options.report_folder.empty();
+  if (draws) check_report_folder(options.report, options.report_folder);
+  print_summary(options, train_all(options, *fleet));
   if (draws)
     run_report(options.report,
                {records_path(options).string(), "-o", options.report_folder.string()});
@@ -240,8 +244,7 @@ void run_train(TrainOptions options) {
 
 void add_options(CLI::App& command, TrainOptions& options) {
   add_codecs(command, options.codecs);
-  add_ranks(command, options.ranks);
-  add_link(command, options.link);
+  add_fleet(command, options.fleet);
   command.add_option("--epochs", options.epochs, "Passes over the training images")
       ->check(quiet(CLI::Range(1, 10000)))
       ->take_last()
@@ -272,7 +275,7 @@ void add_options(CLI::App& command, TrainOptions& options) {
 void add_train_command(CLI::App& program) {
   const auto options = std::make_shared<TrainOptions>();
   CLI::App* command = program.add_subcommand(
-      "train", "Trains an image classifier over an emulated link, once for each codec and seed");
+      "train", "Trains an image classifier on several ranks, once for each codec and seed");
   add_options(*command, *options);
   command->callback([options] { run_train(*options); });
 }

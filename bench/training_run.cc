@@ -19,33 +19,15 @@
 namespace tersor::bench {
 namespace {
 
-/// Sums over the steps of an epoch of one rank.
+/// Sums over the steps of an epoch of one rank, and what its reducer counted.
 struct RankEpoch {
   double step_seconds = 0;
   double exposed_seconds = 0;
   double loss = 0;
-  ReducerStatistics reducer;
-};
-
-/// What the ranks of a run share.
-struct Shared {
-  Shared(const TrainingRun& training, const trainer::TrainingData& training_data,
-         const TrainingObserver& training_observer)
-      : run(training),
-        data(training_data),
-        observer(training_observer),
-        meeting(training.ranks),
-        epochs(static_cast<std::size_t>(training.ranks)),
-        weights(epochs.size()) {}
-
-  const TrainingRun& run;
-  const trainer::TrainingData& data;
-  const TrainingObserver& observer;
-  Meeting meeting;
-  std::vector<RankEpoch> epochs;  // of each rank, the current one
-  std::vector<ConstByteSpan> weights;
-  double seconds = 0;
-  std::vector<EpochResult> results;
+  double sent_bytes = 0;
+  double encode_seconds = 0;
+  double wire_seconds = 0;
+  double decode_seconds = 0;
 };
 
 std::vector<std::size_t> widths(const TrainingRun& run, const trainer::TrainingData& data) {
@@ -55,9 +37,10 @@ std::vector<std::size_t> widths(const TrainingRun& run, const trainer::TrainingD
   return all;
 }
 
-trainer::Shard make_shard(const TrainingRun& run, const trainer::TrainingData& data, int rank) {
+trainer::Shard make_shard(const TrainingRun& run, const trainer::TrainingData& data, int rank,
+                          int ranks) {
   return {data.train.count(),
-          {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(run.ranks)},
+          {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(ranks)},
           run.recipe.batch_images,
           run.seed};
 }
@@ -73,7 +56,7 @@ class TrainingRank {
       : recipe_(run.recipe),
         data_(data),
         network_(widths(run, data), run.seed),
-        shard_(make_shard(run, data, transport.rank())),
+        shard_(make_shard(run, data, transport.rank(), transport.ranks())),
         optimizer_(network_.parameters(), run.recipe.momentum),
         reducer_(transport, reducer_options(run)) {
     for (const trainer::Parameter& parameter : network_.parameters())
@@ -112,85 +95,91 @@ class TrainingRank {
 };
 
 /// The means over ranks and steps of what the ranks summed up.
-EpochResult mean_over_ranks(const Shared& shared, std::size_t steps) {
+EpochResult mean_over_ranks(const std::vector<std::vector<RankEpoch>>& of_ranks,
+                            std::size_t steps) {
   EpochResult mean;
-  const double share =
-      1.0 / (static_cast<double>(shared.epochs.size()) * static_cast<double>(steps));
-  for (const RankEpoch& rank : shared.epochs) {
+  const double share = 1.0 / (static_cast<double>(of_ranks.size()) * static_cast<double>(steps));
+  for (const auto& own : of_ranks) {
+    const RankEpoch& rank = own.front();
     mean.loss += share * rank.loss;
     mean.step_seconds += share * rank.step_seconds;
     mean.exposed_seconds += share * rank.exposed_seconds;
-    mean.wire_bytes += share * static_cast<double>(rank.reducer.sent_bytes);
-    mean.encode_seconds += share * rank.reducer.encode_seconds;
-    mean.wire_seconds += share * rank.reducer.wire_seconds;
-    mean.decode_seconds += share * rank.reducer.decode_seconds;
+    mean.wire_bytes += share * rank.sent_bytes;
+    mean.encode_seconds += share * rank.encode_seconds;
+    mean.wire_seconds += share * rank.wire_seconds;
+    mean.decode_seconds += share * rank.decode_seconds;
   }
   mean.compute_seconds = mean.step_seconds - mean.exposed_seconds;
   return mean;
 }
 
-/// Trains an epoch and returns how long it took until all ranks were through.
-double train_epoch(Shared& shared, TrainingRank& rank, std::size_t index, Meeting::Member& member) {
-  RankEpoch& sums = shared.epochs[index];
-  sums = {};
-  rank.reducer().reset_statistics();
-  member.meet();
-  const Stopwatch watch;
-  for (std::size_t step = 0; step < rank.steps(); ++step) {
-    rank.step(sums);
-    if (index == 0 && shared.observer.step) shared.observer.step();
-  }
-  member.meet();
-  const double seconds = watch.seconds();
-  sums.reducer = rank.reducer().statistics();
-  member.meet();
-  return seconds;
+void add_statistics(RankEpoch& epoch, const ReducerStatistics& statistics) {
+  epoch.sent_bytes = static_cast<double>(statistics.sent_bytes);
+  epoch.encode_seconds = statistics.encode_seconds;
+  epoch.wire_seconds = statistics.wire_seconds;
+  epoch.decode_seconds = statistics.decode_seconds;
 }
 
-/// Rank 0, while the others wait: how good the network is now.
-void conclude_epoch(Shared& shared, TrainingRank& rank, double seconds) {
-  shared.seconds += seconds;
-  EpochResult result = mean_over_ranks(shared, rank.steps());
-  result.epoch = shared.results.size() + 1;
-  result.seconds = shared.seconds;
-  result.accuracy = rank.accuracy();
-  shared.results.push_back(result);
-  if (shared.observer.epoch) shared.observer.epoch(result);
+/// Trains an epoch; its time is that until all ranks were through.
+EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserver& observer) {
+  RankEpoch sums;
+  trainer.reducer().reset_statistics();
+  rank.meet();
+  const Stopwatch watch;
+  for (std::size_t step = 0; step < trainer.steps(); ++step) {
+    trainer.step(sums);
+    if (rank.first() && observer.step) observer.step();
+  }
+  rank.meet();
+  const double seconds = watch.seconds();
+  add_statistics(sums, trainer.reducer().statistics());
+  EpochResult result =
+      mean_over_ranks(rank.gather(std::span<const RankEpoch>(&sums, 1)), trainer.steps());
+  result.seconds = seconds;
+  return result;
 }
 
 /// Ranks that have drifted apart would train different networks.
-void check_weights(Shared& shared, TrainingRank& rank, std::size_t index, Meeting::Member& member) {
-  for (const trainer::Parameter& parameter : rank.parameters()) {
-    shared.weights[index] = std::as_bytes(std::span(parameter.values));
-    member.meet();
-    if (index == 0) check_identical(shared.weights, shared.run.codec + ", " + parameter.name);
-    member.meet();
-  }
+void check_weights(TrainingRank& trainer, Rank& rank, const std::string& codec) {
+  for (const trainer::Parameter& parameter : trainer.parameters())
+    check_identical(rank, std::as_bytes(std::span(parameter.values)),
+                    codec + ", " + parameter.name);
 }
 
-void run_rank(Shared& shared, Transport& transport) {
-  const auto index = static_cast<std::size_t>(transport.rank());
-  Meeting::Member member(shared.meeting);
-  TrainingRank rank(shared.run, shared.data, transport);
-  for (std::size_t epoch = 0; epoch < shared.run.recipe.epochs; ++epoch) {
-    const double seconds = train_epoch(shared, rank, index, member);
-    if (index == 0) conclude_epoch(shared, rank, seconds);
-    member.meet();
+/// All epochs of one rank; rank 0 says after each how good the network is, while the others wait.
+std::vector<EpochResult> train_rank(const TrainingRun& run, const trainer::TrainingData& data,
+                                    const TrainingObserver& observer, Rank& rank) {
+  TrainingRank trainer(run, data, rank.transport());
+  std::vector<EpochResult> results;
+  double seconds = 0;
+  for (std::size_t epoch = 1; epoch <= run.recipe.epochs; ++epoch) {
+    results.push_back(train_epoch(trainer, rank, observer));
+    EpochResult& result = results.back();
+    result.epoch = epoch;
+    result.seconds = seconds += result.seconds;
+    if (rank.first()) result.accuracy = trainer.accuracy();
+    if (rank.first() && observer.epoch) observer.epoch(result);
+    rank.meet();
   }
-  check_weights(shared, rank, index, member);
+  check_weights(trainer, rank, run.codec);
+  return results;
 }
 
 }  // namespace
 
-std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& data) {
-  return make_shard(run, data, 0).steps_per_epoch() * run.recipe.epochs;
+std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& data, int ranks) {
+  return make_shard(run, data, 0, ranks).steps_per_epoch() * run.recipe.epochs;
 }
 
-std::vector<EpochResult> train(const TrainingRun& run, const trainer::TrainingData& data,
+std::vector<EpochResult> train(Fleet& fleet, const TrainingRun& run,
+                               const trainer::TrainingData& data,
                                const TrainingObserver& observer) {
-  Shared shared(run, data, observer);
-  run_ranks(run.ranks, run.link, [&](Transport& transport) { run_rank(shared, transport); });
-  return shared.results;
+  std::vector<EpochResult> results;
+  fleet.run([&](Rank& rank) {
+    auto own = train_rank(run, data, observer, rank);
+    if (rank.stores()) results = std::move(own);
+  });
+  return results;
 }
 
 }  // namespace tersor::bench

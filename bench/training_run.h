@@ -1,7 +1,5 @@
-// One training of the perceptron on ranks of this process, its gradients reduced by one codec.
+// One training of the perceptron on several ranks, its gradients reduced by one codec.
 #pragma once
-
-#include <tersor/inprocess.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/fleet.h"
 #include "bench/trainer/dataset.h"
 #include "bench/trainer/recipe.h"
 
@@ -18,8 +17,6 @@ namespace tersor::bench {
 struct TrainingRun {
   std::string codec;
   std::uint64_t seed = 1;
-  int ranks = 4;
-  Link link;
   trainer::TrainingRecipe recipe;
 };
 
@@ -46,11 +43,11 @@ struct TrainingObserver {
 };
 
 /// Steps of all epochs.
-std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& data);
+std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& data, int ranks);
 
 /// Trains, and returns the epochs. All ranks see the same seed and end with the same weights; Error
 /// where they do not. Throws what the reducer throws.
-std::vector<EpochResult> train(const TrainingRun& run, const trainer::TrainingData& data,
-                               const TrainingObserver& observer);
+std::vector<EpochResult> train(Fleet& fleet, const TrainingRun& run,
+                               const trainer::TrainingData& data, const TrainingObserver& observer);
 
 }  // namespace tersor::bench

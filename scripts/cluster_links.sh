@@ -111,7 +111,7 @@ make_namespace() {
     [ ! -e "$file" ] || echo 1 >"$file"; done'
 }
 
-# Finds out, on the hub's loopback, whether the kernel can do what it will be told to.
+# Finds out, on the hub's bridge, whether the kernel can do what it will be told to.
 check_kernel() {
   try_queue "${shape[@]}" || complain "this kernel has no ${shape[0]}: load it" \
     "(modprobe sch_${shape[0]}), or go without a rate (--rate none)"
@@ -119,17 +119,18 @@ check_kernel() {
     "this kernel has no netem: load it (modprobe sch_netem), or go without --delay and --loss"
 }
 
-try_queue() { tc -n "$hub" qdisc add dev lo root "$@" && tc -n "$hub" qdisc del dev lo root; }
+try_queue() { tc -n "$hub" qdisc add dev links root "$@" && tc -n "$hub" qdisc del dev links root; }
 
 make_hub() {
   local bridge
   make_namespace "$hub"
-  check_kernel
   for bridge in links control; do
-    ip -n "$hub" link add "$bridge" type bridge
+    ip -n "$hub" link add "$bridge" type bridge ||
+      complain "this kernel has no bridges: load them (modprobe bridge veth)"
     ip -n "$hub" link set "$bridge" up
   done
   ip -n "$hub" address add "$control_network.254/24" dev control
+  check_kernel
 }
 
 # connect NUMBER INTERFACE BRIDGE NETWORK
@@ -152,8 +153,8 @@ shape_link() {
   [[ -z $loss ]] || ip -n "$prefix$1" link set eth0 gso_max_segs 1 # else 64 KiB are lost at once
 }
 
-# Windows that fill any link, since the kernel's own end at a few MiB; and the congestion control that
-# was asked for, by the route: for a whole namespace a kernel grants only those it allows everybody.
+# Windows that fill any link, since the kernel's own end at a few MiB; and the congestion control
+# that was asked for, by the route: for a whole namespace a kernel grants only what it grants all.
 tune_tcp() {
   ip netns exec "$prefix$1" sh -c 'cd /proc/sys/net/ipv4 && echo 4096 65536 67108864 >tcp_wmem &&
     echo 4096 131072 67108864 >tcp_rmem'

@@ -1,8 +1,12 @@
 // `tersor-bench allreduce` on small sizes: the records, that the link is felt, and the reducer.
 #include <tersor/error.h>
 
+#include <algorithm>
+#include <atomic>
 #include <set>
 
+#include "bench/compare.h"
+#include "bench/fleet.h"
 #include "bench/ranks.h"
 #include "tests/bench/program.h"
 
@@ -79,11 +83,53 @@ TEST(RankGradients, AWrongSumIsNotTimed) {
   EXPECT_THROW(check_sum(gradients, "none", one_rank), Error);
 }
 
-TEST(RankGradients, RanksThatDifferAreSeen) {
-  const std::vector<std::byte> a(4), b(4, std::byte{1});
-  const std::vector<ConstByteSpan> same = {a, a, a}, other = {a, a, b};
-  EXPECT_NO_THROW(check_identical(same, "int8"));
-  EXPECT_THROW(check_identical(other, "int8"), Error);
+TEST(RankGradients, OneRankAloneHasItsOwnGradientAndTheFirstTheSum) {
+  const RankGradients all(1000, Dtype::kF32, 3), first(1000, Dtype::kF32, 3, 0);
+  const RankGradients last(1000, Dtype::kF32, 3, 2);
+  EXPECT_TRUE(std::ranges::equal(first.sum(), all.sum()));
+  EXPECT_EQ(first.error_limit("int8"), all.error_limit("int8"));
+  EXPECT_TRUE(std::ranges::equal(last.of(2).as<float>(), all.of(2).as<float>()));
+  EXPECT_TRUE(last.sum().empty());
+}
+
+TEST(Fleet, RanksThatDifferAreSeenByAll) {
+  const auto fleet = make_thread_fleet(3, {});
+  std::atomic<int> seen{0};
+  fleet->run([&](Rank& rank) {
+    const std::vector<std::byte> same(9);
+    std::vector<std::byte> other(9);
+    EXPECT_NO_THROW(check_identical(rank, same, "int8"));
+    if (rank.index() == 2) other.back() = std::byte{1};
+    try {
+      check_identical(rank, other, "int8");
+    } catch (const Error&) {
+      ++seen;
+    }
+  });
+  EXPECT_EQ(seen, 3);
+}
+
+TEST(Fleet, GathersInTheOrderOfRanks) {
+  make_thread_fleet(4, {})->run([](Rank& rank) {
+    const int own[] = {rank.index(), 10 * rank.index()};
+    const auto all = rank.gather(std::span<const int>(own));
+    for (int other = 0; other < 4; ++other)
+      EXPECT_EQ(all[static_cast<std::size_t>(other)], (std::vector<int>{other, 10 * other}));
+    EXPECT_EQ(rank.from_first(own[0] + 5), 5);
+  });
+}
+
+TEST(Fingerprint, TellsBitsAndTheirPlacesApart) {
+  std::vector<std::byte> bytes(100);
+  std::set<std::uint64_t> prints = {fingerprint(bytes)};
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = std::byte{1};
+    prints.insert(fingerprint(bytes));
+    bytes[i] = std::byte{0};
+  }
+  bytes.pop_back();
+  prints.insert(fingerprint(bytes));
+  EXPECT_EQ(prints.size(), 102u);
 }
 
 TEST(RankGradients, TheSlowestRankOfTheMedianIterationCounts) {

@@ -15,7 +15,7 @@ const std::map<std::string, std::vector<std::string>> kOptions = {
      {"--codec", "--algorithm", "--min", "--max", "--factor", "--ranks", "--transport", "--link",
       "--chunk", "--iterations", "--dtype", "--threads", "--parameters", "--backward", "--json"}},
     {"train",
-     {"--codec", "--ranks", "--link", "--epochs", "--batch", "--seed", "--data", "--json",
+     {"--codec", "--transport", "--ranks", "--link", "--epochs", "--batch", "--seed", "--data", "--json",
       "--report", "--python"}},
     {"report", {"--output", "--text", "--picture", "--python"}},
 };

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Installs a build into a folder of its own and builds user programs against the copy: the project
 beside this file by find_package, the same source and every program of the README by pkg-config.
+With --mpi, instead, the two trainers of the folder mpi, which must learn the same.
 
-usage: check_package.py BUILD COMPILER    CXXFLAGS is handed on
+usage: check_package.py BUILD COMPILER [--mpi]    CXXFLAGS is handed on
+Exit status 77 where --mpi finds no MPI.
 """
 import os
 import pathlib
@@ -14,6 +16,10 @@ import sys
 
 CONSUMER = pathlib.Path(__file__).resolve().parent
 REPOSITORY = CONSUMER.parent.parent
+SKIPPED = 77
+RANKS = 2
+# How far apart the losses may be, of the loss: int8's error is noise that training averages out.
+LOSS_TOLERANCE = 0.005
 
 
 def run(*command, **options):
@@ -21,20 +27,34 @@ def run(*command, **options):
     subprocess.run(list(map(str, command)), check=True, **options)
 
 
-def by_find_package(prefix, work, compiler):
-    run("cmake", "-S", CONSUMER, "-B", work / "cmake", f"-DCMAKE_PREFIX_PATH={prefix}",
-        f"-DCMAKE_CXX_COMPILER={compiler}")
+def output_of(*command, **options):
+    print("+", shlex.join(map(str, command)), flush=True)
+    return subprocess.run(list(map(str, command)), check=True, text=True, stdout=subprocess.PIPE,
+                          **options).stdout
+
+
+def install(build, work):
+    """The prefix of a fresh installation."""
+    shutil.rmtree(work, ignore_errors=True)
+    run("cmake", "--install", build, "--prefix", work / "prefix", stdout=subprocess.DEVNULL)
+    return work / "prefix"
+
+
+def build_project(source, prefix, work, compiler):
+    """Builds a project that finds the package; where its programs are."""
+    run("cmake", "-S", source, "-B", work / "cmake", f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release")
     run("cmake", "--build", work / "cmake")
-    run(work / "cmake" / "consumer")
+    return work / "cmake"
 
 
 def by_pkg_config(prefix, source, compiler):
     folder = next(prefix.rglob("tersor.pc")).parent
-    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "tersor"], check=True, text=True,
-                           stdout=subprocess.PIPE, env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
+    flags = output_of("pkg-config", "--cflags", "--libs", "tersor",
+                      env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
     program = source.with_suffix(".program")
     run(compiler, "-std=c++20", *shlex.split(os.environ.get("CXXFLAGS", "")), source, "-o", program,
-        *shlex.split(flags.stdout))
+        *shlex.split(flags))
     run(program, env={**os.environ, "LD_LIBRARY_PATH": str(folder.parent)})  # where it is shared
 
 
@@ -46,19 +66,48 @@ def readme_programs():
     return [block for block in blocks if "int main(" in block]
 
 
-def main():
-    build, compiler = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+def check_programs(build, compiler):
     work = build / "package"
-    shutil.rmtree(work, ignore_errors=True)
-    prefix = work / "prefix"
-    run("cmake", "--install", build, "--prefix", prefix, stdout=subprocess.DEVNULL)
-    by_find_package(prefix, work, compiler)
+    prefix = install(build, work)
+    run(build_project(CONSUMER, prefix, work, compiler) / "consumer")
     programs = [(CONSUMER / "main.cc").read_text()] + readme_programs()
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"
         source.write_text(text)
         by_pkg_config(prefix, source, compiler)
     print(f"package: {1 + len(programs)} programs built against {prefix} and run")
+
+
+def losses(trainer):
+    """Before training and after, as the trainer's rank 0 prints them."""
+    printed = output_of(REPOSITORY / "scripts" / "mpirun", RANKS, trainer)
+    print(printed, end="")
+    found = re.fullmatch(rf"{RANKS} ranks: loss (\S+), after \d+ steps (\S+)\n", printed)
+    return float(found[1]), float(found[2])
+
+
+def check_trainers(build, compiler):
+    work = build / "package-mpi"
+    prefix = install(build, work)
+    if not any(prefix.rglob("tersor-mpi-targets.cmake")) or not shutil.which("mpirun"):
+        print("package: skipped: this build has no tersor::mpi, or this machine no mpirun")
+        return SKIPPED
+    programs = build_project(CONSUMER / "mpi", prefix, work, compiler)
+    first, plain = losses(programs / "trainer")
+    same_first, with_tersor = losses(programs / "trainer_tersor")
+    if first != same_first or not plain < 0.1 * first:
+        sys.exit("package: the trainers do not start alike, or do not learn")
+    if not abs(with_tersor - plain) <= LOSS_TOLERANCE * plain:
+        sys.exit(f"package: loss {with_tersor} with Tersor, {plain} without")
+    print("package: both trainers learnt the same")
+    return 0
+
+
+def main():
+    build, compiler = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+    if sys.argv[3:] == ["--mpi"]:
+        sys.exit(check_trainers(build, compiler))
+    check_programs(build, compiler)
 
 
 if __name__ == "__main__":

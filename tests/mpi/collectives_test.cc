@@ -22,12 +22,6 @@ constexpr std::array kCodecs = {
     "none", "bf16", "f16", "int8", "int4:rounding=stochastic", "topk:density=0.02"};
 constexpr std::size_t kCount = 300'001;
 
-int world_ranks() {
-  int ranks = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  return ranks;
-}
-
 void expect_same_bits(const Values& one, const Values& other, std::string_view what) {
   ASSERT_EQ(one.size(), other.size());
   EXPECT_EQ(std::memcmp(one.data(), other.data(), one.size() * sizeof(float)), 0) << what;

@@ -1,0 +1,101 @@
+// Ranks as threads, and the choice between them and processes.
+
+#include "bench/fleet.h"
+
+#include <fmt/format.h>
+#include <tersor/error.h>
+
+#include <barrier>
+
+#if TERSOR_HAS_MPI
+#include "bench/mpi/process_fleet.h"
+#endif
+
+namespace tersor::bench {
+namespace {
+
+constexpr int kDefaultRanks = 4;
+
+/// Where ranks meet. A rank that throws leaves, so that the others do not wait for it: the
+/// transport tells them why.
+struct Meeting {
+  explicit Meeting(int ranks) : barrier(ranks), bytes(static_cast<std::size_t>(ranks)) {}
+
+  std::barrier<> barrier;
+  std::vector<std::vector<std::byte>> bytes;  // of each rank
+};
+
+class ThreadRank final : public Rank {
+ public:
+  ThreadRank(Transport& transport, Meeting& meeting) : transport_(transport), meeting_(meeting) {}
+  ~ThreadRank() override { meeting_.barrier.arrive_and_drop(); }
+  ThreadRank(const ThreadRank&) = delete;
+  ThreadRank& operator=(const ThreadRank&) = delete;
+
+  Transport& transport() override { return transport_; }
+  bool stores() override { return first(); }
+  void meet() override { meeting_.barrier.arrive_and_wait(); }
+
+  std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own) override {
+    meeting_.bytes[static_cast<std::size_t>(index())].assign(own.begin(), own.end());
+    meet();
+    auto all = meeting_.bytes;
+    meet();
+    return all;
+  }
+
+  void library_sum(ValueSpan) override {
+    throw InvalidArgument("threads have no library that sums for them");
+  }
+
+ private:
+  Transport& transport_;
+  Meeting& meeting_;
+};
+
+class ThreadFleet final : public Fleet {
+ public:
+  ThreadFleet(int ranks, const Link& link) : ranks_(ranks), link_(link) {}
+
+  int ranks() const override { return ranks_; }
+  std::string text() const override {
+    return fmt::format("{} ranks in this process, link {}", ranks_, link_.text());
+  }
+  bool leads() const override { return true; }
+  std::optional<int> only_rank() const override { return std::nullopt; }
+
+  void run(const std::function<void(Rank&)>& body) override {
+    Meeting meeting(ranks_);
+    run_ranks(ranks_, link_, [&](Transport& transport) {
+      ThreadRank rank(transport, meeting);
+      body(rank);
+    });
+  }
+
+ private:
+  int ranks_;
+  Link link_;
+};
+
+}  // namespace
+
+std::unique_ptr<Fleet> make_thread_fleet(int ranks, const Link& link) {
+  return std::make_unique<ThreadFleet>(ranks, link);
+}
+
+std::vector<std::string> transport_names() {
+#if TERSOR_HAS_MPI
+  return {"inproc", "mpi"};
+#else
+  return {"inproc"};
+#endif
+}
+
+std::unique_ptr<Fleet> make_fleet(const FleetOptions& options) {
+#if TERSOR_HAS_MPI
+  if (options.transport == "mpi") return make_process_fleet(options);
+#endif
+  return make_thread_fleet(options.ranks.value_or(kDefaultRanks), parse_link(options.link));
+}
+
+}  // namespace tersor::bench

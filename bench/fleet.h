@@ -1,0 +1,91 @@
+// The ranks that a measurement runs on: threads of this process, or processes that mpirun started.
+// The measurements above see no difference.
+#pragma once
+
+#include <tersor/inprocess.h>
+#include <tersor/transport.h>
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tersor::bench {
+
+/// One rank of a running measurement, and where it meets the others, whose messages stay apart from
+/// those that are measured.
+class Rank {
+ public:
+  virtual ~Rank() = default;
+
+  virtual Transport& transport() = 0;
+  int index() { return transport().rank(); }
+  /// Rank 0, which checks and reports.
+  bool first() { return index() == 0; }
+  /// The one rank of each process that stores the results there.
+  virtual bool stores() = 0;
+
+  /// Returns once all ranks are here.
+  virtual void meet() = 0;
+  /// Everybody's bytes, as many from each, in the order of ranks.
+  virtual std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own) = 0;
+  /// The sum over ranks by the library below, in place: f32 values. Throws InvalidArgument where
+  /// there is none.
+  virtual void library_sum(ValueSpan values) = 0;
+
+  /// Everybody's values, as many from each, in the order of ranks.
+  template <typename T>
+  std::vector<std::vector<T>> gather(std::span<const T> own) {
+    std::vector<std::vector<T>> all;
+    for (const auto& bytes : gather_bytes(std::as_bytes(own))) {
+      all.emplace_back(own.size());
+      if (!bytes.empty()) std::memcpy(all.back().data(), bytes.data(), bytes.size());
+    }
+    return all;
+  }
+  /// Rank 0's value, on all ranks.
+  template <typename T>
+  T from_first(T own) {
+    return gather(std::span<const T>(&own, 1)).front().front();
+  }
+};
+
+class Fleet {
+ public:
+  virtual ~Fleet() = default;
+
+  virtual int ranks() const = 0;
+  /// "4 ranks in this process, link 1Gbit,50us"
+  virtual std::string text() const = 0;
+  /// Whether rank 0 is in this process: the others print nothing and write no files.
+  virtual bool leads() const = 0;
+  /// The only rank in this process; nullopt where all are.
+  virtual std::optional<int> only_rank() const = 0;
+  /// Whether `Rank::library_sum` is there, and what it is called.
+  virtual std::optional<std::string> library() const { return std::nullopt; }
+  /// Runs `body` once for each rank in this process. Throws what a rank threw.
+  virtual void run(const std::function<void(Rank&)>& body) = 0;
+};
+
+/// Ranks as threads over an emulated link.
+std::unique_ptr<Fleet> make_thread_fleet(int ranks, const Link& link);
+
+/// What the command line asks for.
+struct FleetOptions {
+  std::string transport = "inproc";  ///< or "mpi", where this build has it
+  std::optional<int> ranks = {};     ///< of threads, 4 unless given; mpirun knows its own
+  std::string link = "none";
+};
+
+/// Throws InvalidArgument for a transport that this build lacks, and for ranks that mpirun did not
+/// start.
+std::unique_ptr<Fleet> make_fleet(const FleetOptions& options);
+
+/// Transports that `make_fleet` knows.
+std::vector<std::string> transport_names();
+
+}  // namespace tersor::bench

@@ -1,0 +1,52 @@
+"""The MPI trainer with Tersor differs from the one without by the README's lines, and no more."""
+
+import difflib
+import pathlib
+import re
+import unittest
+
+CONSUMER = pathlib.Path(__file__).resolve().parent
+README = CONSUMER.parents[1] / "README.md"
+
+
+def code_lines(text):
+    """Without comments, blank lines and indentation."""
+    lines = (re.sub(r"//.*", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def changes():
+    """The lines that the plain trainer loses, and those that it gains."""
+    before, after = (
+        code_lines((CONSUMER / "mpi" / name).read_text())
+        for name in ("trainer.cc", "trainer_tersor.cc")
+    )
+    lines = list(difflib.ndiff(before, after))
+    return [
+        [line[2:] for line in lines if line.startswith(sign)] for sign in ("- ", "+ ")
+    ]  # fmt: skip
+
+
+def readme_lines():
+    blocks = re.findall(r"^```cpp\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    return [code_lines(block) for block in blocks if "MpiTransport" in block]
+
+
+class Difference(unittest.TestCase):
+    def test_five_lines_and_their_headers_are_added(self) -> None:
+        _, added = changes()
+        headers = [line for line in added if line.startswith("#include <tersor/")]
+        self.assertEqual((len(headers), len(added) - len(headers)), (2, 5))
+
+    def test_the_averaging_by_hand_is_all_that_goes(self) -> None:
+        removed, _ = changes()
+        self.assertLessEqual(len(removed), 5)
+        self.assertIn("MPI_Allreduce", "".join(removed))
+
+    def test_the_readme_shows_the_same_lines(self) -> None:
+        _, added = changes()
+        self.assertEqual(readme_lines(), [added])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,31 @@
+"""scripts/cluster on a kernel that has netem: delay and loss."""
+
+import re
+import unittest
+
+from cluster_test import HAS_IPROUTE, ROOT, Case, cluster, up_or_skip
+
+
+@unittest.skipUnless(ROOT and HAS_IPROUTE, "needs root and iproute2")
+class Impaired(Case):
+    def setUp(self) -> None:
+        self.addCleanup(cluster, "down")
+
+    def test_a_delay_is_added_on_each_way(self) -> None:
+        done = up_or_skip(2, "--rate", "100mbit", "--delay", "20ms")
+        self.assertIn("delay 20ms", done.stdout)
+        self.send(1)  # finds out who has which address
+        seconds, _ = self.send(1)
+        self.assertGreater(seconds, 0.95 * 2 * 0.020)
+        self.assertLess(seconds, 0.5)
+
+    def test_packets_are_lost_one_by_one(self) -> None:
+        up_or_skip(2, "--rate", "100mbit", "--loss", "10%")
+        self.send(1_000_000)  # about 700 packets
+        dropped = re.findall(r"dropped=(\d+)", cluster("counters").stdout)
+        self.assertGreater(int(dropped[0]), 20)
+        self.assertLess(int(dropped[0]), 200)
+
+
+if __name__ == "__main__":
+    unittest.main()
