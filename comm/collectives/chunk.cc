@@ -127,7 +127,7 @@ void ChunkTask::collect(int own_rank, ConstByteSpan own) {
 void ChunkTask::finish_scatter() {
   collect(context_->rank, outgoing_[context_->rank]);
   if (plan_->flow == Flow::kScatter) {
-    messages_.decode(own_lane(), received_, workspace_.span());
+    messages_.decode(own_lane(), received_, 0, workspace_.span());
     handle_ = {};
     stage_ = Stage::kDone;
     return;
@@ -154,10 +154,10 @@ void ChunkTask::start_gather(ConstByteSpan message, std::size_t capacity) {
 void ChunkTask::finish_gather() {
   collect(context_->rank, gathered_);
   if (plan_->flow == Flow::kOneShot) {
-    messages_.decode(plan_->lanes.front(), received_, workspace_.span());
+    messages_.decode(plan_->lanes.front(), received_, 0, workspace_.span());
   } else {
     for (int lane = 0; lane < context_->ranks; ++lane)
-      messages_.decode(plan_->lanes[lane], std::span(received_).subspan(lane, 1),
+      messages_.decode(plan_->lanes[lane], std::span(received_).subspan(lane, 1), lane,
                        workspace_.span());
   }
   handle_ = {};

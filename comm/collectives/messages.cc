@@ -3,7 +3,10 @@
 
 #include "kernels/common/philox.h"
 
+#include <tersor/error.h>
+
 #include <algorithm>
+#include <string>
 
 namespace tersor {
 namespace {
@@ -57,14 +60,37 @@ void Messages::gather_outputs(const FramePlan& frame) {
 }
 
 // Takes the next frame out of each message; the codec checks it, this only finds where it ends.
-void Messages::next_frames(std::span<const ConstByteSpan> messages) {
+void Messages::next_frames(std::span<const ConstByteSpan> messages, int first_rank) {
   frames_.clear();
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const std::size_t offset = std::min(offsets_[i], messages[i].size());
-    const ConstByteSpan rest = messages[i].subspan(offset);
-    const std::size_t bytes = frame_bytes(rest);
-    frames_.push_back(rest.first(bytes));
-    offsets_[i] = offset + align_up(bytes, kSectionAlignment);
+  for (std::size_t i = 0; i < messages.size(); ++i) try {
+      const std::size_t offset = std::min(offsets_[i], messages[i].size());
+      const ConstByteSpan rest = messages[i].subspan(offset);
+      const std::size_t bytes = frame_bytes(rest);
+      frames_.push_back(rest.first(bytes));
+      offsets_[i] = offset + align_up(bytes, kSectionAlignment);
+    } catch (const WireError& error) {
+      throw_damaged(first_rank + static_cast<int>(i), error);
+    }
+}
+
+void Messages::throw_damaged(int rank, const WireError& error) const {
+  throw WireError(std::string(context_->name) + " on rank " + std::to_string(context_->rank) +
+                  ": the frame of rank " + std::to_string(rank) + ": " + error.what());
+}
+
+// A codec knows no ranks. Where it refuses the frames, each is read alone to find whose is at
+// fault; what that leaves in the outputs does not matter any more.
+template <typename Read>
+void Messages::read_frames(int first_rank, const Read& read) {
+  try {
+    read(std::span<const ConstByteSpan>(frames_));
+  } catch (const WireError&) {
+    for (std::size_t i = 0; i < frames_.size(); ++i) try {
+        read(std::span<const ConstByteSpan>(frames_).subspan(i, 1));
+      } catch (const WireError& error) {
+        throw_damaged(first_rank + static_cast<int>(i), error);
+      }
+    throw;
   }
 }
 
@@ -140,19 +166,21 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> me
   std::size_t offset = 0;
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
-    next_frames(messages);
+    next_frames(messages, 0);
     gather_inputs(frame, Phase::kOwner);
     const ByteSpan target = sum.subspan(offset, frame.frame_bytes);
-    frame.codec->reduce({.segments = frame.segments,
-                         .dtype = frame.dtype,
-                         .frames = frames_,
-                         .states = states_,
-                         .words = context_->words,
-                         .words_out = &words_out_,
-                         .random = random(Phase::kOwner),
-                         .identity = identity(),
-                         .execution = execution(workspace)},
-                        target);
+    read_frames(0, [&](std::span<const ConstByteSpan> frames) {
+      frame.codec->reduce({.segments = frame.segments,
+                           .dtype = frame.dtype,
+                           .frames = frames,
+                           .states = states_,
+                           .words = context_->words,
+                           .words_out = &words_out_,
+                           .random = random(Phase::kOwner),
+                           .identity = identity(),
+                           .execution = execution(workspace)},
+                          target);
+    });
     const std::size_t bytes = frame_bytes(target);
     offset += align_up(bytes, kSectionAlignment);
     count_time(frame, Work::kEncode, seconds_since(start));
@@ -162,21 +190,23 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> me
   return offset;
 }
 
-void Messages::decode(const Lane& lane, std::span<const ConstByteSpan> messages,
+void Messages::decode(const Lane& lane, std::span<const ConstByteSpan> messages, int first_rank,
                       ByteSpan workspace) {
   offsets_.assign(messages.size(), 0);
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
-    next_frames(messages);
+    next_frames(messages, first_rank);
     gather_outputs(frame);
-    frame.codec->decode({.segments = frame.segments,
-                         .frames = frames_,
-                         .outputs = outputs_,
-                         .mode = DecodeMode::kAssign,
-                         .factor = context_->factor,
-                         .identity = identity(),
-                         .execution = execution(workspace),
-                         .window_first = context_->slots[frame.pieces.front().slot].window});
+    read_frames(first_rank, [&](std::span<const ConstByteSpan> frames) {
+      frame.codec->decode({.segments = frame.segments,
+                           .frames = frames,
+                           .outputs = outputs_,
+                           .mode = DecodeMode::kAssign,
+                           .factor = context_->factor,
+                           .identity = identity(),
+                           .execution = execution(workspace),
+                           .window_first = context_->slots[frame.pieces.front().slot].window});
+    });
     count_time(frame, Work::kDecode, seconds_since(start));
   }
 }

@@ -21,12 +21,15 @@ class Messages {
   /// to.
   std::size_t encode(const Lane& lane, ByteSpan message, ByteSpan workspace, int peers);
 
-  /// Adds all ranks' messages of the lane that this rank owns and encodes the sum.
+  /// Adds all ranks' messages of the lane that this rank owns and encodes the sum. Throws WireError
+  /// that names the operation and the rank whose frame is damaged; so does `decode`.
   std::size_t reduce(const Lane& lane, std::span<const ConstByteSpan> messages, ByteSpan sum,
                      ByteSpan workspace);
 
-  /// Adds the messages (one a rank, or the owner's alone) and assigns them to the slots' outputs.
-  void decode(const Lane& lane, std::span<const ConstByteSpan> messages, ByteSpan workspace);
+  /// Adds the messages (one a rank, or that of `first_rank` alone) and assigns them to the slots'
+  /// outputs.
+  void decode(const Lane& lane, std::span<const ConstByteSpan> messages, int first_rank,
+              ByteSpan workspace);
 
   /// Writes a lane's bare values; and takes them when they are summed.
   void encode_native(const Lane& lane, ValueSpan values, ByteSpan workspace);
@@ -38,13 +41,16 @@ class Messages {
 
   void gather_inputs(const FramePlan& frame, Phase phase);
   void gather_outputs(const FramePlan& frame);
-  void next_frames(std::span<const ConstByteSpan> messages);
+  void next_frames(std::span<const ConstByteSpan> messages, int first_rank);
   RandomSource random(Phase phase) const;
   FrameIdentity identity() const;
   Execution execution(ByteSpan workspace) const;
   void count_time(const FramePlan& frame, Work work, double seconds);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
+  template <typename Read>
+  void read_frames(int first_rank, const Read& read);
+  [[noreturn]] void throw_damaged(int rank, const WireError& error) const;
 
   ExchangeContext* context_ = nullptr;
   StateWords words_out_;  ///< of each call; only its counter is used

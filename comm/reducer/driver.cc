@@ -17,7 +17,8 @@ std::vector<std::uint32_t> parse_order(ConstByteSpan bytes, std::size_t paramete
   std::sort(sorted.begin(), sorted.end());
   bool valid = sorted.size() == parameters;
   for (std::size_t i = 0; valid && i < parameters; ++i) valid = sorted[i] == i;
-  if (!valid) throw WireError("rank 0's order of sending is no order of the parameters");
+  if (!valid)
+    throw WireError("gradient reducer: rank 0's order of sending is no order of the parameters");
   return order;
 }
 
@@ -45,7 +46,7 @@ void GradientReducer::Impl::work() {
       if (stopping_ || error_ != nullptr) return;
     }
     try {
-      if (!drive()) pipeline_->wait_activity(Clock::now() + kIdleWait);
+      drive_or_wait();
     } catch (...) {
       return fail(std::current_exception());
     }
@@ -66,6 +67,18 @@ bool GradientReducer::Impl::drive() {
     submit(bucket);
   }
   return pipeline_->advance();
+}
+
+// A fault that is heard of while nothing is under way is told in the reducer's name.
+void GradientReducer::Impl::drive_or_wait() {
+  if (drive()) return;
+  const bool idle = pipeline_->idle() && !order_handle_.valid();
+  try {
+    pipeline_->wait_activity(Clock::now() + kIdleWait);
+  } catch (const TransportError& error) {
+    if (!idle) throw;
+    throw TransportError(std::string(context_.name) + ": " + error.what());
+  }
 }
 
 void GradientReducer::Impl::submit(std::uint32_t index) {
@@ -142,7 +155,7 @@ void GradientReducer::Impl::fail(std::exception_ptr error) {
 
 void GradientReducer::Impl::drive_or_fail() {
   try {
-    if (!drive()) pipeline_->wait_activity(Clock::now() + kIdleWait);
+    drive_or_wait();
   } catch (...) {
     fail(std::current_exception());
   }

@@ -53,6 +53,7 @@ struct GradientReducer::Impl {
   // The driving side (driver.cc).
   void work();
   bool drive();
+  void drive_or_wait();
   void drive_or_fail();
   void wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done);
   bool learn_order();

@@ -67,6 +67,18 @@ TEST_P(TransportFaults, AStalledRankIsNamedAtTheDeadline) {
     }
 }
 
+// Everybody has begun, and in a ring everybody waits for somebody then.
+TEST_P(TransportFaults, ARankThatStopsWithinASumIsNamed) {
+  const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
+    std::vector<float> values(100'000);
+    Handle handle = transport.sum({.name = "allreduce", .tag = 9, .timeout = 300ms},
+                                  cut(values, even_counts(100'000, 4)));
+    if (transport.rank() == 2) std::this_thread::sleep_for(1s);
+    handle.wait_synchronize();
+  });
+  expect_all_fail(errors, {"allreduce", "no message from rank 2 within 300 ms"});
+}
+
 TEST_P(TransportFaults, AllStalledRanksAreNamed) {
   const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
     if (transport.rank() % 2 == 1) return;

@@ -84,9 +84,12 @@ void Channel::step_all() {
     if (!step(*under_way_[index])) ++index;
 }
 
+// A fault that ended something is told in the name of what has waited longest.
 void Channel::progress() {
+  const std::string_view name =
+      under_way_.empty() ? "progress" : under_way_.front()->operation().name;
   step_all();
-  check("progress");
+  check(name);
 }
 
 bool Channel::test(HostTransfer& transfer) {

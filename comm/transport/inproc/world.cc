@@ -159,7 +159,18 @@ int World::culprit(const Mailbox& box, int peer, std::uint32_t tag) const {
     if (next == host::kAnyRank) return last;
     last = next;
   }
-  return peer;
+  return most_absent(box);
+}
+
+// All wait for each other, so one of them does not look at what has come: the one whose thread has
+// been elsewhere for longest.
+int World::most_absent(const Mailbox& box) const {
+  const auto& boxes = box.group->mailboxes;
+  return std::min_element(boxes.begin(), boxes.end(),
+                          [](const Mailbox& one, const Mailbox& other) {
+                            return one.absent_since.load() < other.absent_since.load();
+                          })
+      ->rank;
 }
 
 TransferCounters World::counters(const Mailbox& box) const {
@@ -173,6 +184,7 @@ Clock::time_point World::time_of(Seconds seconds) const {
 }
 
 void World::progress(Mailbox& box) {
+  box.absent_since.store(now());
   if (!emulator_) return;
   Rings rings;
   const std::lock_guard lock(mutex_);
@@ -190,6 +202,7 @@ void World::wait(Mailbox& box, std::uint32_t seen, Clock::time_point until) {
     box.asleep_until = next_completion(box);
     until = std::min(until, time_of(box.asleep_until));
   }
+  box.absent_since.store(kNever);
   box.bell.wait(seen, until,
                 emulator_ ? host::Bell::Patience::kLong : host::Bell::Patience::kShort);
 }

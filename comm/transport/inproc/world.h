@@ -43,6 +43,7 @@ struct Mailbox {
   Presence presence = Presence::kExpected;
   host::Letterbox letters;
   Seconds asleep_until = -kNever;          // when its thread looks again by itself
+  std::atomic<Seconds> absent_since = 0;   // when its thread last called; kNever while it waits
   std::map<std::vector<int>, int> joined;  // how many groups it made, by members
   TransferCounters counters;
   host::Bell bell;  // rings when a batch is closed, on faults and on `wake`
@@ -107,6 +108,7 @@ class World {
   bool gone(const Mailbox& box, int peer) const;
   void check_abandoned(Mailbox& box, Rings& rings);
   void raise_locked(std::string cause, Rings& rings);
+  int most_absent(const Mailbox& box) const;
 
   void advance(Rings& rings);
   void send(Mailbox& box, const host::Batch& batch, const host::Outgoing& outgoing,

@@ -1,0 +1,181 @@
+// Draws a scenario from a seed. Only integers of one generator decide, so that a seed means the
+// same everywhere.
+#include "tests/faults/scenario.h"
+
+#include <algorithm>
+#include <random>
+#include <span>
+
+namespace tersor::faults {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Faults that only a deadline finds get a short one, and little to do before it. The others are
+// told of at once, so theirs is never reached, however busy the machine is.
+constexpr milliseconds kShortInThreads{800};
+constexpr milliseconds kShortInProcesses{1500};
+constexpr milliseconds kLong{60'000};
+constexpr unsigned kFewBits = 14;   // a step has fewer than 2^15 values under a short deadline,
+constexpr unsigned kManyBits = 19;  // and fewer than 2^20, 4 MiB, else
+
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : generator_(seed) {}
+
+  std::size_t below(std::size_t limit) { return static_cast<std::size_t>(generator_() % limit); }
+  bool chance(std::size_t one_in) { return below(one_in) == 0; }
+
+  template <typename T, std::size_t count>
+  T pick(const T (&choices)[count]) {
+    return choices[below(count)];
+  }
+
+  /// From 1 on; every number of bits is as likely as any other.
+  std::size_t values(unsigned most_bits) {
+    const std::size_t least = std::size_t{1} << below(most_bits + 1);
+    return least + below(least);
+  }
+
+ private:
+  std::mt19937_64 generator_;
+};
+
+constexpr const char* kCodecs[] = {"none", "bf16", "f16", "int8", "int4", "topk"};
+constexpr const char* kFramedCodecs[] = {"int8", "int4", "topk"};  // never go as bare values
+constexpr const char* kTrainerCodecs[] = {"none", "bf16",    "int8",   "int4",
+                                          "topk", "int8+ef", "topk+ef"};
+
+Algorithm draw_algorithm(Draw& draw, const std::string& codec) {
+  constexpr Algorithm kSparse[] = {Algorithm::kAuto, Algorithm::kOneShot};
+  constexpr Algorithm kDense[] = {Algorithm::kAuto, Algorithm::kTwoShot, Algorithm::kOneShot};
+  constexpr Algorithm kBare[] = {Algorithm::kAuto, Algorithm::kNative, Algorithm::kTwoShot,
+                                 Algorithm::kOneShot};
+  if (codec == "topk") return draw.pick(kSparse);
+  return codec == "int8" || codec == "int4" ? draw.pick(kDense) : draw.pick(kBare);
+}
+
+Step draw_collective(Draw& draw, std::string codec, unsigned most_bits) {
+  constexpr Work kCollectives[] = {Work::kAllreduce, Work::kAllreduce, Work::kReduceScatter,
+                                   Work::kAllgather};
+  Step step{.work = draw.pick(kCollectives), .codec = std::move(codec)};
+  step.algorithm = draw_algorithm(draw, step.codec);
+  step.reduction = draw.chance(2) ? Reduction::kMean : Reduction::kSum;
+  step.dtype = draw.chance(4) ? Dtype::kBf16 : Dtype::kF32;
+  step.count = draw.values(most_bits);
+  return step;
+}
+
+Step draw_raw(Draw& draw, unsigned most_bits) {
+  constexpr Work kRaw[] = {Work::kGather,  Work::kExchange, Work::kSum,
+                           Work::kMaximum, Work::kBarrier,  Work::kPass};
+  Step step{.work = draw.pick(kRaw)};
+  if (step.work == Work::kBarrier) return step;
+  step.dtype = draw.chance(3) ? Dtype::kBf16 : Dtype::kF32;
+  step.count = draw.values(most_bits);
+  return step;
+}
+
+Step draw_step(Draw& draw, bool trains, unsigned most_bits) {
+  if (trains && !draw.chance(3)) return {.work = Work::kReducerStep, .codec = {}};
+  if (draw.chance(3)) return draw_raw(draw, most_bits);
+  return draw_collective(draw, draw.pick(kCodecs), most_bits);
+}
+
+Trainer draw_trainer(Draw& draw, unsigned most_bits) {
+  Trainer trainer;
+  trainer.codec = draw.pick(kTrainerCodecs);
+  trainer.progress = draw.chance(2) ? ProgressBy::kCaller : ProgressBy::kThread;
+  for (std::size_t parameters = 2 + draw.below(4); parameters > 0; --parameters)
+    trainer.counts.push_back(draw.values(most_bits - 1));
+  return trainer;
+}
+
+FaultKind draw_kind(Draw& draw, Home home) {
+  constexpr FaultKind kInThreads[] = {FaultKind::kThrow,    FaultKind::kRefused,  FaultKind::kLeave,
+                                      FaultKind::kDisagree, FaultKind::kDisagree, FaultKind::kStop,
+                                      FaultKind::kDamage};
+  constexpr FaultKind kInProcesses[] = {
+      FaultKind::kThrow, FaultKind::kRefused, FaultKind::kLeave,   FaultKind::kDisagree,
+      FaultKind::kStop,  FaultKind::kDamage,  FaultKind::kSuspend, FaultKind::kKill};
+  return home == Home::kThreads ? draw.pick(kInThreads) : draw.pick(kInProcesses);
+}
+
+/// Whether a fault of this kind can befall a rank within a step.
+bool may_come_within(FaultKind kind) { return kind == FaultKind::kThrow || is_silent(kind); }
+
+Fault draw_fault(Draw& draw, FaultKind kind, const Scenario& scenario) {
+  Fault fault{.kind = kind,
+              .rank = static_cast<int>(draw.below(static_cast<std::size_t>(scenario.ranks))),
+              .step = draw.below(scenario.steps.size()),
+              .choice = static_cast<std::uint32_t>(draw.below(1u << 20))};
+  if (may_come_within(kind) && draw.chance(2))
+    fault.operation = static_cast<unsigned>(draw.below(3)) + 1;
+  return fault;
+}
+
+bool is_reducer_step(const Step& step) { return step.work == Work::kReducerStep; }
+
+/// Gives the fault a step that it can befall: frames to damage, or arguments to disagree on, which
+/// a reducer has in its first step only.
+void fit_step(Draw& draw, Scenario& scenario, unsigned most_bits) {
+  const auto befallen = scenario.steps.begin() + static_cast<std::ptrdiff_t>(scenario.fault.step);
+  const bool knows_reducer = std::any_of(scenario.steps.begin(), befallen, is_reducer_step);
+  if (scenario.fault.kind == FaultKind::kDamage)
+    *befallen = draw_collective(draw, draw.pick(kFramedCodecs), most_bits);
+  else if (scenario.fault.kind == FaultKind::kDisagree && knows_reducer)
+    *befallen = draw_collective(draw, draw.pick(kCodecs), most_bits);
+}
+
+}  // namespace
+
+Step with_other_arguments(const Step& step, std::uint32_t choice) {
+  Step other = step;
+  if (is_raw(step.work)) {
+    if (choice % 2 == 0)
+      other.signature = 1;
+    else
+      other.work = step.work == Work::kBarrier ? Work::kGather : Work::kBarrier;
+    return other;
+  }
+  switch (choice % 5) {
+    case 0:
+      other.codec = step.codec == "int8" ? "topk" : "int8";
+      other.algorithm = Algorithm::kAuto;
+      break;
+    case 1:
+      other.count = step.count + 1;
+      break;
+    case 2:
+      other.dtype = step.dtype == Dtype::kF32 ? Dtype::kF16 : Dtype::kF32;
+      break;
+    case 3:
+      other.work = step.work == Work::kAllgather ? Work::kAllreduce : Work::kAllgather;
+      break;
+    default:
+      other.reduction = step.reduction == Reduction::kSum ? Reduction::kMean : Reduction::kSum;
+  }
+  return other;
+}
+
+Scenario draw_scenario(std::uint64_t seed, Home home) {
+  Draw draw(seed);
+  Scenario scenario{.seed = seed};
+  const FaultKind kind = draw_kind(draw, home);
+  const unsigned most_bits = is_silent(kind) ? kFewBits : kManyBits;
+  scenario.ranks = 2 + static_cast<int>(draw.below(4));
+  if (draw.chance(3)) scenario.link = "10Gbit,20us,overhead=1.046";
+  scenario.timeout = kLong;
+  if (is_silent(kind))
+    scenario.timeout = home == Home::kThreads ? kShortInThreads : kShortInProcesses;
+  scenario.trainer = draw_trainer(draw, most_bits);
+  const bool trains = draw.chance(3);
+  for (std::size_t steps = 1 + draw.below(6); steps > 0; --steps)
+    scenario.steps.push_back(draw_step(draw, trains, most_bits));
+  scenario.fault = draw_fault(draw, kind, scenario);
+  fit_step(draw, scenario, most_bits);
+  scenario.steps.push_back({.work = Work::kBarrier});  // where everybody meets the fault
+  return scenario;
+}
+
+}  // namespace tersor::faults

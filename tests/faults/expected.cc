@@ -1,0 +1,118 @@
+// What a sound run yields, computed without the library: in double precision, from the inputs.
+#include <algorithm>
+#include <string_view>
+
+#include "tests/faults/caller.h"
+
+namespace tersor::faults {
+namespace {
+
+/// SplitMix64 (Steele et al. 2014).
+std::uint64_t mixed(std::uint64_t state) {
+  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
+  state = (state ^ (state >> 27)) * 0x94d049bb133111ebu;
+  return state ^ (state >> 31);
+}
+
+std::size_t input_count(const Scenario& scenario, const Step& step) {
+  const auto ranks = static_cast<std::size_t>(scenario.ranks);
+  if (step.work == Work::kReducerStep) return scenario.trainer.count();
+  const bool for_each_rank = step.work == Work::kReduceScatter || step.work == Work::kExchange;
+  return for_each_rank ? step.count * ranks : step.count;
+}
+
+bool is_mean(const Step& step) {
+  const bool reduces = step.work == Work::kAllreduce || step.work == Work::kReduceScatter;
+  return step.work == Work::kReducerStep || (reduces && step.reduction == Reduction::kMean);
+}
+
+std::vector<Values> all_inputs(const Scenario& scenario, std::size_t step) {
+  std::vector<Values> inputs;
+  for (int rank = 0; rank < scenario.ranks; ++rank)
+    inputs.push_back(input_of(scenario, step, rank));
+  return inputs;
+}
+
+std::vector<double> reduced(const std::vector<Values>& inputs, const Step& step) {
+  std::vector<double> result(inputs.front().begin(), inputs.front().end());
+  for (std::size_t rank = 1; rank < inputs.size(); ++rank)
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      const double value = inputs[rank][i];
+      result[i] = step.work == Work::kMaximum ? std::max(result[i], value) : result[i] + value;
+    }
+  for (double& value : result)
+    if (is_mean(step)) value /= static_cast<double>(inputs.size());
+  return result;
+}
+
+std::vector<double> gathered(const std::vector<Values>& inputs, std::size_t first,
+                             std::size_t count) {
+  std::vector<double> result;
+  for (const Values& input : inputs) {
+    const auto begin = input.begin() + static_cast<std::ptrdiff_t>(first);
+    result.insert(result.end(), begin, begin + static_cast<std::ptrdiff_t>(count));
+  }
+  return result;
+}
+
+/// The largest |error|² / |values|² of encoding uniformly distributed values once, generously.
+double unit_error(std::string_view codec) {
+  if (codec.starts_with("topk")) return 1.01;  // keeps few, and the largest first
+  if (codec.starts_with("int4")) return 5e-2;
+  if (codec.starts_with("int8")) return 1e-3;
+  return codec == "none" ? 1e-12 : 1e-4;
+}
+
+}  // namespace
+
+Values input_of(const Scenario& scenario, std::size_t step, int rank) {
+  Values values(input_count(scenario, scenario.steps[step]));
+  const std::uint64_t start =
+      mixed(scenario.seed * 1000 + step * 10 + static_cast<std::uint64_t>(rank));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint64_t bits = mixed(start + i * 0x9e3779b97f4a7c15u) >> 40;  // 24 of them
+    values[i] = static_cast<float>(bits) * 0x1p-23f - 1.0f;
+  }
+  return values;
+}
+
+std::vector<double> exact_result(const Scenario& scenario, std::size_t index, int rank) {
+  const Step& step = scenario.steps[index];
+  const auto inputs = all_inputs(scenario, index);
+  const auto own = static_cast<std::size_t>(rank);
+  switch (step.work) {
+    case Work::kAllgather:
+    case Work::kGather:
+      return gathered(inputs, 0, step.count);
+    case Work::kExchange:
+      return gathered(inputs, own * step.count, step.count);
+    case Work::kPass: {
+      const Values& before = inputs[(own + inputs.size() - 1) % inputs.size()];
+      return {before.begin(), before.end()};
+    }
+    case Work::kReduceScatter: {
+      const auto sum = reduced(inputs, step);
+      const auto begin = sum.begin() + static_cast<std::ptrdiff_t>(own * step.count);
+      return {begin, begin + static_cast<std::ptrdiff_t>(step.count)};
+    }
+    default:
+      return reduced(inputs, step);
+  }
+}
+
+// Errors of the ranks' codes add up, and so does what feedback brings from earlier steps.
+double error_bound(const Scenario& scenario, std::size_t index) {
+  const Step& step = scenario.steps[index];
+  const bool trains = step.work == Work::kReducerStep;
+  const std::string_view codec = trains ? scenario.trainer.codec : step.codec;
+  double unit = unit_error(codec);
+  if (trains || step.dtype != Dtype::kF32) unit = std::max(unit, unit_error("bf16"));
+  double energy = 0;
+  for (const Values& input : all_inputs(scenario, index))
+    for (const double value : input) energy += value * value;
+  if (is_mean(step)) energy /= scenario.ranks * scenario.ranks;
+  const auto before = static_cast<double>(codec.ends_with("+ef") ? index + 1 : 1);
+  return unit * scenario.ranks * energy * before * before;
+}
+
+}  // namespace tersor::faults

@@ -1,0 +1,71 @@
+// Implements faulty_transport.h.
+#include "tests/faults/faulty_transport.h"
+
+#include <utility>
+
+namespace tersor::faults {
+
+void Trap::set(unsigned operations, Action action) {
+  const std::lock_guard lock(mutex_);
+  left_ = operations;
+  action_ = std::move(action);
+}
+
+void Trap::spring() {
+  Action action;
+  {
+    const std::lock_guard lock(mutex_);
+    action = std::exchange(action_, {});
+  }
+  if (action) action();
+}
+
+void Trap::damage_next(std::uint32_t bit) {
+  const std::lock_guard lock(mutex_);
+  bit_ = bit;
+}
+
+void Trap::count_operation() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!action_ || --left_ != 0) return;
+  }
+  spring();
+}
+
+ConstByteSpan Trap::pass(ConstByteSpan bytes) {
+  const std::lock_guard lock(mutex_);
+  if (!bit_ || bytes.empty()) return bytes;
+  const std::size_t bit = *std::exchange(bit_, std::nullopt) % (bytes.size() * 8);
+  auto& copy = damaged_.emplace_back(bytes.begin(), bytes.end());
+  copy[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+  return copy;
+}
+
+Handle FaultyTransport::started(Handle handle) {
+  trap_->count_operation();
+  return handle;
+}
+
+Handle FaultyTransport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+                                   std::span<const std::size_t> capacities) {
+  std::vector<ConstByteSpan> passed(sends.begin(), sends.end());
+  for (std::size_t peer = 0; peer < passed.size(); ++peer)
+    if (static_cast<int>(peer) != rank()) passed[peer] = trap_->pass(passed[peer]);
+  return started(inner_->all_to_all(operation, passed, capacities));
+}
+
+Handle FaultyTransport::all_gather(const Operation& operation, ConstByteSpan send,
+                                   std::size_t capacity) {
+  return started(inner_->all_gather(operation, trap_->pass(send), capacity));
+}
+
+std::unique_ptr<Transport> FaultyTransport::channel() {
+  return std::make_unique<FaultyTransport>(inner_->channel(), trap_);
+}
+
+std::unique_ptr<Transport> FaultyTransport::split(std::span<const int> members) {
+  return std::make_unique<FaultyTransport>(inner_->split(members), trap_);
+}
+
+}  // namespace tersor::faults

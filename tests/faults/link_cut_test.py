@@ -1,0 +1,115 @@
+"""Hosts in network namespaces, and the link of one is cut in the middle of a transfer: everybody is
+told within the deadline, and those who still reach each other are told whose link it is. Skipped
+where there is no MPI, no root, or where the kernel lets nobody make such hosts.
+
+TERSOR_MPI_STREAM is the program that transfers.
+"""
+import json
+import os
+import pathlib
+import queue
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import unittest
+
+CLUSTER = pathlib.Path(__file__).resolve().parents[2] / "scripts/cluster"
+PROGRAM = os.environ.get("TERSOR_MPI_STREAM", "")
+PREFIX = f"tersorcut{os.getpid()}"
+HOSTS = 3
+CUT = 1
+TIMEOUT_MS = 1500
+TOLERANCE_SECONDS = 10
+STEPS_BEFORE = 2
+PATIENCE_SECONDS = 90
+
+
+def cluster(*words):
+    return subprocess.run(
+        [CLUSTER, *map(str, words)], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "TERSOR_CLUSTER": PREFIX},
+    )  # fmt: skip
+
+
+@unittest.skipUnless(PROGRAM, "built without MPI")
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun: install openmpi-bin")
+@unittest.skipUnless(os.geteuid() == 0, "only root may make hosts of network namespaces")
+@unittest.skipUnless(shutil.which("ip") and shutil.which("tc"), "there is no iproute2")
+class LinkCut(unittest.TestCase):
+    def setUp(self):
+        done = cluster("up", HOSTS, "--rate", "100mbit")
+        self.addCleanup(cluster, "down")
+        if done.returncode == 2:
+            self.skipTest("no cluster on this machine: " + done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def start(self):
+        """Starts the transfers; what the ranks print comes through a queue."""
+        process = subprocess.Popen(
+            [CLUSTER, "run", "--recover", PROGRAM, str(TIMEOUT_MS)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env={**os.environ, "TERSOR_CLUSTER": PREFIX},
+        )  # fmt: skip
+        self.addCleanup(self.end, process)
+        self.lines = queue.Queue()
+        self.noise = []
+        threading.Thread(target=self.listen, args=[process.stdout], daemon=True).start()
+
+    def end(self, process):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def listen(self, output):
+        with output:
+            for line in output:
+                try:
+                    self.lines.put(json.loads(line))
+                except ValueError:
+                    self.noise.append(line)
+
+    def next_line(self):
+        try:
+            return self.lines.get(timeout=PATIENCE_SECONDS)
+        except queue.Empty:
+            self.fail("the ranks say nothing any more:\n" + "".join(self.noise))
+
+    def wait_for_steps(self):
+        begun = set()
+        while len(begun) < HOSTS:
+            line = self.next_line()
+            self.assertEqual(line["event"], "step", line)
+            if line["step"] == STEPS_BEFORE:
+                begun.add(line["rank"])
+
+    def ends(self):
+        found = {}
+        while len(found) < HOSTS:
+            line = self.next_line()
+            if line["event"] == "end":
+                found[line["rank"]] = line
+        return found
+
+    def test_everybody_is_told_within_the_deadline(self):
+        self.start()
+        self.wait_for_steps()
+        time.sleep(0.1)  # a transfer takes 0.45 s
+        self.assertEqual(cluster("cut", CUT).returncode, 0)
+        for rank, end in self.ends().items():
+            with self.subTest(rank=rank, end=end):
+                self.check(rank, end)
+
+    def check(self, rank, end):
+        self.assertIn("allreduce", end["message"])
+        self.assertIn(f"within {TIMEOUT_MS} ms", end["message"])
+        self.assertLess(end["seconds"], TIMEOUT_MS / 1000 + TOLERANCE_SECONDS)
+        self.assertIn("the transport is poisoned", end["later"])
+        self.assertLess(end["later_seconds"], TOLERANCE_SECONDS)
+        if rank != CUT:  # who is cut off cannot tell whose link it is
+            self.assertIn(f"no message from rank {CUT} within", end["message"])
+
+
+if __name__ == "__main__":
+    unittest.main()

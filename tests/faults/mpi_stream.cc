@@ -1,0 +1,73 @@
+// Sums long gradients among processes until something ends it, and tells what, in lines of JSON:
+// for faults of the network, which nobody inside can make. usage: mpirun -n RANKS mpi_stream
+// TIMEOUT_MS
+#include <mpi.h>
+#include <tersor/collectives.h>
+#include <tersor/mpi.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace tersor;
+using nlohmann::json;
+
+constexpr std::size_t kCount = std::size_t{1} << 20;  // 4 MiB
+
+void print(const json& line) { std::cout << line.dump() + "\n" << std::flush; }
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Every rank brings ones, so the sum is known. False where it is wrong.
+bool sum_once(Transport& transport, const CollectiveOptions& options) {
+  std::vector<float> gradient(kCount, 1.0f);
+  allreduce(transport, gradient, options);
+  return gradient == std::vector<float>(kCount, static_cast<float>(transport.ranks()));
+}
+
+/// The error of one call; empty where there is none.
+std::string error_of(Transport& transport, const CollectiveOptions& options) try {
+  return sum_once(transport, options) ? "" : "a wrong sum";
+} catch (const Error& error) {
+  return error.what();
+}
+
+/// Sums until the first error, then once more.
+void stream(Transport& transport, const CollectiveOptions& options) {
+  std::string error;
+  Clock::time_point begun;
+  for (int step = 0; error.empty(); ++step) {
+    print({{"event", "step"}, {"rank", transport.rank()}, {"step", step}, {"pid", getpid()}});
+    begun = Clock::now();
+    error = error_of(transport, options);
+  }
+  json line = {{"event", "end"},
+               {"rank", transport.rank()},
+               {"message", error},
+               {"seconds", seconds_since(begun)}};
+  const auto later = Clock::now();
+  line["later"] = error_of(transport, options);
+  line["later_seconds"] = seconds_since(later);
+  print(line);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: mpi_stream TIMEOUT_MS\n";
+    return 2;
+  }
+  int level = MPI_THREAD_SINGLE;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+  MpiTransport transport(MPI_COMM_WORLD);
+  stream(transport, {.codec = "none", .timeout = std::chrono::milliseconds(std::stoi(argv[1]))});
+  _exit(0);  // MPI_Finalize would wait for those who cannot be reached
+}

@@ -1,0 +1,67 @@
+// What a scenario says of itself. How one is drawn: draw.cc.
+#include "tests/faults/scenario.h"
+
+#include <array>
+#include <numeric>
+
+namespace tersor::faults {
+namespace {
+
+constexpr std::array<std::string_view, 10> kWorkNames = {
+    "allreduce", "reduce_scatter", "allgather", "gather", "exchange",
+    "sum",       "maximum",        "barrier",   "pass",   "gradient reducer"};
+constexpr std::array<std::string_view, 9> kFaultNames = {"no fault", "throws",    "is refused",
+                                                         "leaves",   "disagrees", "stops",
+                                                         "damage",   "is killed", "is suspended"};
+
+std::string step_text(const Step& step) {
+  std::string text(work_name(step.work));
+  if (step.work == Work::kBarrier || step.work == Work::kReducerStep) return text;
+  text += " of " + std::to_string(step.count) + " " + std::string(dtype_name(step.dtype));
+  if (is_raw(step.work)) return text;
+  return text + " by " + step.codec + " " + std::string(algorithm_name(step.algorithm));
+}
+
+std::string fault_text(const Fault& fault) {
+  std::string text =
+      "rank " + std::to_string(fault.rank) + " " + std::string(fault_name(fault.kind)) + " ";
+  text +=
+      fault.operation ? "after " + std::to_string(*fault.operation) + " operations of" : "before";
+  return text + " step " + std::to_string(fault.step) + ", choice " + std::to_string(fault.choice);
+}
+
+}  // namespace
+
+std::string_view work_name(Work work) { return kWorkNames[static_cast<std::size_t>(work)]; }
+
+bool is_raw(Work work) { return work >= Work::kGather && work <= Work::kPass; }
+
+std::string_view fault_name(FaultKind kind) { return kFaultNames[static_cast<std::size_t>(kind)]; }
+
+bool is_silent(FaultKind kind) { return kind == FaultKind::kStop || is_fatal(kind); }
+
+bool is_fatal(FaultKind kind) { return kind == FaultKind::kKill || kind == FaultKind::kSuspend; }
+
+std::size_t Trainer::count() const {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+Scenario Scenario::sound() const {
+  Scenario copy = *this;
+  copy.fault = {};
+  copy.link = "none";
+  copy.timeout = std::chrono::minutes(2);
+  return copy;
+}
+
+std::string Scenario::text() const {
+  std::string text = "seed " + std::to_string(seed) + ": " + std::to_string(ranks) +
+                     " ranks, link " + link + ", deadline " + std::to_string(timeout.count()) +
+                     " ms, " + fault_text(fault) + "; trainer: " + trainer.codec +
+                     (trainer.progress == ProgressBy::kThread ? " by thread;" : " by caller;");
+  for (std::size_t index = 0; index < steps.size(); ++index)
+    text += " [" + std::to_string(index) + "] " + step_text(steps[index]);
+  return text;
+}
+
+}  // namespace tersor::faults

@@ -1,0 +1,148 @@
+// Implements `judge` of verdict.h.
+#include "tests/faults/verdict.h"
+
+#include <algorithm>
+
+namespace tersor::faults {
+namespace {
+
+class Judge {
+ public:
+  Judge(const Scenario& scenario, int rank, const RankReport& report)
+      : scenario_(scenario), rank_(rank), report_(report) {}
+
+  void check_results(const std::vector<std::uint64_t>& sound);
+  void check_ending();
+  void check_message();
+  void check_time(Clock::time_point fault_at);
+  void check_later();
+
+  std::vector<std::string> take() { return std::move(complaints_); }
+
+ private:
+  const Fault& fault() const { return scenario_.fault; }
+  bool culprit() const { return rank_ == fault().rank; }
+  std::string culprit_name() const { return "rank " + std::to_string(fault().rank); }
+  std::vector<Ending> endings() const;
+  /// Of which the message must have one.
+  std::vector<std::string> causes() const;
+  bool says(const std::string& words) const {
+    return report_.message.find(words) != std::string::npos;
+  }
+  bool says_operation() const;
+  bool may_drift() const;
+  std::string late() const {
+    return " within " + std::to_string(scenario_.timeout.count()) + " ms";
+  }
+  void complain(const std::string& what);
+
+  const Scenario& scenario_;
+  int rank_;
+  const RankReport& report_;
+  std::vector<std::string> complaints_;
+};
+
+void Judge::complain(const std::string& what) {
+  complaints_.push_back("rank " + std::to_string(rank_) + " " + what + "; it ended with " +
+                        std::string(ending_name(report_.ending)) + " \"" + report_.message +
+                        "\" after " + std::to_string(report_.digests.size()) + " steps");
+}
+
+void Judge::check_results(const std::vector<std::uint64_t>& sound) {
+  for (std::size_t step = 0; step < report_.digests.size(); ++step)
+    if (report_.digests[step] != sound[step])
+      complain("had a wrong result of step " + std::to_string(step));
+}
+
+std::vector<Ending> Judge::endings() const {
+  if (!culprit()) {
+    if (fault().kind == FaultKind::kDamage) return {Ending::kTransportError, Ending::kWireError};
+    return {Ending::kTransportError};
+  }
+  if (fault().kind == FaultKind::kThrow) return {Ending::kOther};
+  if (fault().kind == FaultKind::kRefused) return {Ending::kInvalidArgument};
+  if (fault().kind == FaultKind::kLeave) return {Ending::kLeft};
+  // What had come before the others gave up, a rank that wakes up may still take.
+  if (fault().kind == FaultKind::kStop) return {Ending::kTransportError, Ending::kCompleted};
+  return {Ending::kTransportError};
+}
+
+void Judge::check_ending() {
+  const auto allowed = endings();
+  if (std::find(allowed.begin(), allowed.end(), report_.ending) == allowed.end())
+    complain("should have ended with " + std::string(ending_name(allowed.front())));
+}
+
+// Who waits for whom is followed within one operation. After a `pass` ranks may be in several, and
+// one that waits in another is named too.
+bool Judge::may_drift() const {
+  return std::any_of(scenario_.steps.begin(), scenario_.steps.end(),
+                     [](const Step& step) { return step.work == Work::kPass; });
+}
+
+// A reducer goes away while the exception is on its way to who poisons the transport.
+std::vector<std::string> Judge::causes() const {
+  const std::string who = culprit_name();
+  switch (fault().kind) {
+    case FaultKind::kThrow:
+      return {who + " gave up: " + std::string(kThrownText), who + " left"};
+    case FaultKind::kRefused:
+      return {who + " gave up: ", who + " left"};
+    case FaultKind::kLeave:
+      return {who + " left"};
+    case FaultKind::kDisagree:
+      return {" calls ", " sends "};
+    case FaultKind::kDamage:
+      return {"frame of " + who};
+    default:
+      return {"no message from " + (may_drift() ? "" : who + late())};
+  }
+}
+
+// The operation is this rank's own; or another rank's, which may be behind or ahead.
+bool Judge::says_operation() const {
+  const auto from = scenario_.steps.begin() +
+                    static_cast<std::ptrdiff_t>(std::min(report_.digests.size(), fault().step));
+  return says("channel") ||  // where a reducer was about to be made
+         std::any_of(from, scenario_.steps.end(),
+                     [this](const Step& step) { return says(std::string(work_name(step.work))); });
+}
+
+void Judge::check_message() {
+  if (!says_operation()) complain("does not name the operation");
+  if (!says(culprit_name())) complain("does not name " + culprit_name());
+  const auto wanted = causes();
+  if (std::none_of(wanted.begin(), wanted.end(), [&](const auto& cause) { return says(cause); }))
+    complain("does not say \"" + wanted.front() + "\"");
+}
+
+void Judge::check_time(Clock::time_point fault_at) {
+  auto limit = std::max(report_.begun, fault_at) + kTolerance;
+  if (is_silent(fault().kind)) limit += scenario_.timeout;
+  if (report_.ended > limit) complain("was told too late");
+}
+
+void Judge::check_later() {
+  if (report_.later.find("the transport is poisoned") == std::string::npos)
+    complain("was not told of the poison by one more call: \"" + report_.later + "\"");
+  if (report_.later_seconds > std::chrono::duration<double>(kTolerance).count())
+    complain("was told of the poison too late");
+}
+
+}  // namespace
+
+std::vector<std::string> judge(const Scenario& scenario, int rank, const RankReport& report,
+                               const std::vector<std::uint64_t>& sound,
+                               Clock::time_point fault_at) {
+  Judge judge(scenario, rank, report);
+  judge.check_results(sound);
+  judge.check_ending();
+  if (report.ending == Ending::kLeft) return judge.take();
+  judge.check_later();
+  if (report.ending == Ending::kCompleted) return judge.take();
+  if (rank != scenario.fault.rank) judge.check_message();
+  judge.check_time(fault_at);
+  return judge.take();
+}
+
+}  // namespace tersor::faults
