@@ -1,5 +1,6 @@
-// See model.h. A chunk's *stages* are summed into three figures: `work` of the codec, `wire`, in
-// which the sender's link is busy, and `latency`, in which nothing of this chunk moves.
+// See model.h. A chunk's *stages* are summed into: `work` of the codec, `wire`, in which the
+// sender's link is busy, and `latency`, in which nothing of this chunk moves. `moving` is what the
+// core does for the bytes sent, which is part of the wire's time where a chunk is alone.
 #include "comm/tuning/model.h"
 
 #include "comm/collectives/parts.h"
@@ -20,6 +21,7 @@ struct Stages {
   double work = 0;
   double wire = 0;
   double latency = 0;
+  double moving = 0;
   double bytes = 0;
 
   double chain() const { return work + wire + latency; }
@@ -68,7 +70,9 @@ void add_exchange(Stages& stages, const Network& network, int ranks, double byte
                              sharing * (bytes + kEnvelopeBytes) * network.link.seconds_per_byte);
   stages.wire += std::max(away, near * message_seconds(network.local, bytes));
   stages.latency += far > 0 ? network.link.latency : network.local.latency;
-  stages.bytes += (ranks - 1) * (bytes + kEnvelopeBytes);
+  const double all = (ranks - 1) * (bytes + kEnvelopeBytes);
+  stages.moving += all * network.link.core_seconds_per_byte;
+  stages.bytes += all;
 }
 
 /// The slowest hop of a ring over all ranks. Only one rank of a host sends to the next host.
@@ -102,9 +106,11 @@ Stages ring_sum(const CostFigures& figures, int ranks, double part_bytes) {
   const double step = std::max(messages * busy, busy + passed_on);
   const double seconds = (steps - 1) * step + messages * busy + passed_on;
   const double wire = steps * messages * busy;
+  const double sent = steps * messages * (bytes + kEnvelopeBytes);
   return {.wire = wire,
           .latency = seconds - wire,
-          .bytes = steps * messages * (bytes + kEnvelopeBytes)};
+          .moving = sent * (link.core_seconds_per_byte + figures.add_seconds_per_byte / 2),
+          .bytes = sent};
 }
 
 Stages native(const CostQuestion& question, const CostFigures& figures, const Shape& shape) {
@@ -152,8 +158,8 @@ Stages stages_of(const CostQuestion& question, const CostFigures& figures, const
 /// Several chunks: what is scarcest decides how soon one follows the other.
 Prediction pipelined(Stages stages, double chunks, double crowding) {
   stages.work *= crowding;
-  const double apart =
-      std::max({stages.work, stages.wire, stages.chain() / double{Pipeline::kWindow}});
+  const double apart = std::max({stages.work + crowding * stages.moving, stages.wire,
+                                 stages.chain() / double{Pipeline::kWindow}});
   return {.seconds = stages.chain() + (chunks - 1) * apart,
           .work_seconds = chunks * stages.work,
           .sent_bytes = chunks * stages.bytes};
@@ -199,6 +205,7 @@ void check_link(const LinkFigures& link, std::string_view name) {
   check_cost(link.latency, "a latency" + of);
   check_cost(link.seconds_per_byte, "seconds a byte" + of);
   check_cost(link.seconds_per_message, "seconds a message" + of);
+  check_cost(link.core_seconds_per_byte, "a core's seconds a byte" + of);
 }
 
 std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype) {

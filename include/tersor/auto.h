@@ -24,6 +24,7 @@ struct LinkFigures {
   double latency = 0;              ///< seconds, one way, software included
   double seconds_per_byte = 0;     ///< of what a rank sends; it receives as much at the same time
   double seconds_per_message = 0;  ///< beside latency and bytes, of each message that a rank sends
+  double core_seconds_per_byte = 0;  ///< of each byte sent: what the codecs' core does for it
 };
 
 /// Options of a Tuner. All ranks must pass equal ones (but for the file).
