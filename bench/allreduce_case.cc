@@ -26,7 +26,8 @@ class AllreduceRank {
  public:
   AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Transport& transport)
       : transport_(transport), input_(input), storage_(input.bytes()), threads_(wanted.threads) {
-    const bool feedback = make_codec(wanted.codec)->has_feedback();
+    if (wanted.codec == kAutoCodec) tuner_ = std::make_unique<Tuner>(transport, wanted.automatic);
+    const bool feedback = tuner_ == nullptr && make_codec(wanted.codec)->has_feedback();
     if (feedback) {
       residual_ = zeros(input.count());
       owner_residual_ = zeros(owned_count(input.count(), transport.rank(), transport.ranks()));
@@ -39,8 +40,19 @@ class AllreduceRank {
                 .checksum = wanted.checksum,
                 .threads = &threads_,
                 .workspace = &workspace_,
-                .statistics = &statistics_};
+                .statistics = &statistics_,
+                .tuner = tuner_.get()};
   }
+
+  /// False while codec auto still tries several ways.
+  bool settled() const {
+    return tuner_ == nullptr || tuner_->settled(input_.dtype(), input_.count());
+  }
+  std::string codec() const {
+    return tuner_ == nullptr ? options_.codec
+                             : tuner_->choose(input_.dtype(), input_.count()).codec;
+  }
+  std::string explanation() const { return tuner_ == nullptr ? "" : tuner_->explain(); }
 
   void restore() { std::memcpy(storage_.pointer(), input_.pointer(), input_.bytes()); }
   void call() { allreduce(transport_, gradient(), options_); }
@@ -55,6 +67,7 @@ class AllreduceRank {
 
   Transport& transport_;
   ConstValueSpan input_;
+  std::unique_ptr<Tuner> tuner_;
   Buffer storage_;
   Threads threads_;
   Buffer residual_, owner_residual_;
@@ -84,6 +97,7 @@ struct Shared {
   std::vector<std::vector<CollectiveStatistics>> statistics;
   std::size_t iterations;
   double relative_error = 0;
+  std::string codec, explanation;
 };
 
 /// Rank 0 looks at what all ranks ended with; the others wait.
@@ -95,8 +109,10 @@ void check_first_call(Shared& shared, AllreduceRank& rank, std::size_t index,
   shared.results[index] = {rank.gradient().pointer(), rank.gradient().bytes()};
   member.meet();
   if (index == 0) {
-    shared.relative_error = check_sum(shared.gradients, shared.wanted.codec, rank.gradient());
-    check_identical(shared.results, shared.wanted.codec);
+    shared.codec = rank.codec();
+    shared.relative_error = check_sum(shared.gradients, shared.codec, rank.gradient());
+    check_identical(shared.results, shared.codec);
+    shared.explanation = rank.explanation();
   }
   member.meet();
 }
@@ -115,6 +131,7 @@ void run_rank(Shared& shared, Transport& transport) {
   const auto index = static_cast<std::size_t>(transport.rank());
   Meeting::Member member(shared.meeting);
   AllreduceRank rank(shared.wanted, shared.gradients.of(transport.rank()), transport);
+  while (!rank.settled()) time_call(rank, member);
   check_first_call(shared, rank, index, member);
   double seconds = 0;
   for (int call = 0; call < kWarmUps; ++call) seconds = time_call(rank, member);
@@ -143,13 +160,15 @@ AllreduceResult measure_allreduce(const AllreduceCase& wanted, const RankGradien
   run_ranks(gradients.ranks(), wanted.link,
             [&](Transport& transport) { run_rank(shared, transport); });
   using Call = CollectiveStatistics;
-  return {.algorithm = shared.statistics[0].back().algorithm,
+  return {.codec = shared.codec,
+          .algorithm = shared.statistics[0].back().algorithm,
           .seconds = median_of_slowest(shared.seconds),
           .wire_bytes = static_cast<std::uint64_t>(median_of_largest(shared, &Call::sent_bytes)),
           .relative_error = shared.relative_error,
           .wire_seconds = median_of_largest(shared, &Call::wire_seconds),
           .encode_seconds = median_of_largest(shared, &Call::encode_seconds),
-          .decode_seconds = median_of_largest(shared, &Call::decode_seconds)};
+          .decode_seconds = median_of_largest(shared, &Call::decode_seconds),
+          .explanation = shared.explanation};
 }
 
 }  // namespace tersor::bench

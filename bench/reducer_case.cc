@@ -34,6 +34,7 @@ class ReducerRank {
         input_(input),
         storage_(input.bytes()),
         reducer_(transport, {.rules = {{"*", wanted.codec}},
+                             .automatic = wanted.automatic,
                              .reduction = Reduction::kSum,
                              .algorithm = wanted.algorithm,
                              .chunk_count = wanted.chunk_count,
@@ -95,6 +96,7 @@ struct Shared {
   std::size_t iterations;
   Algorithm algorithm = Algorithm::kAuto;
   double relative_error = 0;
+  std::string codec, explanation;
 };
 
 StepTimes time_step(ReducerRank& rank, Meeting::Member& member) {
@@ -111,8 +113,10 @@ void check_first_step(Shared& shared, ReducerRank& rank, std::size_t index,
   shared.results[index] = {rank.gradient().pointer(), rank.gradient().bytes()};
   time_step(rank, member);
   if (index == 0) {
-    shared.relative_error = check_sum(shared.gradients, shared.wanted.codec, rank.gradient());
-    check_identical(shared.results, shared.wanted.codec);
+    shared.codec = rank.reducer().parameter_statistics().front().codec;
+    shared.explanation = rank.reducer().explain();
+    shared.relative_error = check_sum(shared.gradients, shared.codec, rank.gradient());
+    check_identical(shared.results, shared.codec);
   }
   member.meet();
 }
@@ -154,14 +158,16 @@ AllreduceResult measure_reducer(const AllreduceCase& wanted, const BackwardPass&
   run_ranks(gradients.ranks(), wanted.link,
             [&](Transport& transport) { run_rank(shared, pass, transport); });
   using Steps = ReducerStatistics;
-  return {.algorithm = shared.algorithm,
+  return {.codec = shared.codec,
+          .algorithm = shared.algorithm,
           .seconds = median_of_slowest(shared.steps),
           .wire_bytes = static_cast<std::uint64_t>(largest_a_step(shared, &Steps::sent_bytes)),
           .relative_error = shared.relative_error,
           .wire_seconds = largest_a_step(shared, &Steps::wire_seconds),
           .encode_seconds = largest_a_step(shared, &Steps::encode_seconds),
           .decode_seconds = largest_a_step(shared, &Steps::decode_seconds),
-          .exposed_seconds = median_of_slowest(shared.exposed)};
+          .exposed_seconds = median_of_slowest(shared.exposed),
+          .explanation = shared.explanation};
 }
 
 }  // namespace tersor::bench
