@@ -34,6 +34,8 @@ struct AllreduceOptions {
   unsigned threads = 1;
   std::size_t parameters = 0;  // 0: no reducer
   std::string backward = "wire";
+  std::vector<std::string> allowed = AutoOptions{}.codecs;
+  bool explain = false;
   std::filesystem::path json;
 
   bool through_reducer() const { return parameters != 0; }
@@ -76,7 +78,8 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
           .algorithm = algorithm_for(options, codec),
           .chunk_count = options.chunk_count,
           .threads = options.threads,
-          .iterations = options.iterations};
+          .iterations = options.iterations,
+          .automatic = {.codecs = options.allowed, .threads = options.threads}};
 }
 
 /// A row: what was measured, and through what.
@@ -124,6 +127,7 @@ Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow&
                    {"decode_seconds", result.decode_seconds},
                    {"chunk_count", options.chunk_count},
                    {"threads", options.threads}};
+  if (row.codec == kAutoCodec) record["chosen"] = result.codec;
   if (!options.through_reducer()) return record;
   record["parameters"] = row.pass.parameters;
   record["backward_seconds"] = row.pass.seconds;
@@ -132,11 +136,23 @@ Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow&
   return record;
 }
 
+/// "auto: int8"
+std::string codec_text(const std::string& codec, const std::string& chosen) {
+  return codec == kAutoCodec ? fmt::format("{}: {}", codec, chosen) : codec;
+}
+
+std::size_t codec_width(const AllreduceOptions& options, std::vector<std::string> codecs) {
+  if (std::ranges::find(codecs, kAutoCodec) != codecs.end())
+    for (const std::string& chosen : options.allowed)
+      codecs.push_back(codec_text(std::string(kAutoCodec), chosen));
+  return longest(codecs);
+}
+
 Table table_for(const AllreduceOptions& options, const std::vector<std::string>& codecs) {
   std::vector<Column> columns = {{"size", "B", 10},
                                  {"count", "values", 10},
                                  {"type"},
-                                 {"codec", "", longest(codecs), Align::kLeft},
+                                 {"codec", "", codec_width(options, codecs), Align::kLeft},
                                  {"algorithm", "", 12, Align::kLeft},
                                  {"time", "us", 10},
                                  {"algbw", "GB/s", 8},
@@ -160,7 +176,7 @@ std::vector<std::string> cells_of(const AllreduceOptions& options, int ranks,
   std::vector<std::string> cells = {fmt::format("{:.0f}", row.bytes()),
                                     std::to_string(row.count),
                                     options.dtype,
-                                    row.codec,
+                                    codec_text(row.codec, result.codec),
                                     std::string(algorithm_of(row)),
                                     microseconds(result.seconds),
                                     fmt::format("{:.3f}", row.algbw()),
@@ -215,6 +231,7 @@ void run_allreduce(const AllreduceOptions& options) {
       const AllreduceRow row = measure(options, *fleet, codec, gradients);
       table.print_row(cells_of(options, ranks, row));
       records.add(record_of(options, ranks, row));
+      if (options.explain) fmt::print("{}", row.result.explanation);
     }
   }
 }
@@ -253,7 +270,9 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
   const auto algorithm = [](const std::string& name) {
     return std::string(algorithm_name(parse_algorithm(name)));
   };
-  add_codecs(command, options.codecs);
+  add_codecs(command, options.codecs, Automatic::kTaken);
+  add_allowed(command, options.allowed);
+  command.add_flag("--explain", options.explain, "Print why auto, or the reducer, chose so");
   command
       .add_option("--algorithm", options.algorithm,
                   "auto, native, two-shot, one-shot or hierarchical")

@@ -31,7 +31,9 @@ class AllreduceRank {
         storage_(input.bytes()),
         threads_(wanted.threads) {
     if (by_library_) return;
-    const bool feedback = make_codec(wanted.codec)->has_feedback();
+    if (wanted.codec == kAutoCodec)
+      tuner_ = std::make_unique<Tuner>(rank.transport(), wanted.automatic);
+    const bool feedback = tuner_ == nullptr && make_codec(wanted.codec)->has_feedback();
     if (feedback) make_residuals(wanted);
     state_ = {.residual = f32(residual_), .owner_residual = f32(owner_residual_), .words = &words_};
     options_ = {.codec = wanted.codec,
@@ -41,8 +43,21 @@ class AllreduceRank {
                 .checksum = wanted.checksum,
                 .threads = &threads_,
                 .workspace = &workspace_,
-                .statistics = &statistics_};
+                .statistics = &statistics_,
+                .tuner = tuner_.get()};
   }
+
+  /// False while codec auto still tries several ways.
+  bool settled() const {
+    return tuner_ == nullptr || tuner_->settled(input_.dtype(), input_.count());
+  }
+  /// What carries the values: none's, where the library does.
+  std::string codec() const {
+    if (by_library_) return "none";
+    return tuner_ == nullptr ? options_.codec
+                             : tuner_->choose(input_.dtype(), input_.count()).codec;
+  }
+  std::string explanation() const { return tuner_ == nullptr ? "" : tuner_->explain(); }
 
   void restore() { std::memcpy(storage_.pointer(), input_.pointer(), input_.bytes()); }
   void call() {
@@ -74,6 +89,7 @@ class AllreduceRank {
   Rank& rank_;
   bool by_library_;
   ConstValueSpan input_;
+  std::unique_ptr<Tuner> tuner_;
   Buffer storage_;
   Threads threads_;
   Buffer residual_, owner_residual_;
@@ -85,13 +101,12 @@ class AllreduceRank {
 };
 
 /// Rank 0 looks at what it ended with; all compare their bits. Returns the relative error.
-double check_first_call(const AllreduceCase& wanted, const RankGradients& gradients, Rank& rank,
-                        AllreduceRank& caller) {
+double check_first_call(const RankGradients& gradients, Rank& rank, AllreduceRank& caller) {
   caller.restore();
   rank.meet();
   caller.call();
-  check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, wanted.codec);
-  const std::string_view codec = wanted.by_library ? "none" : std::string_view(wanted.codec);
+  const std::string codec = caller.codec();
+  check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, codec);
   return rank.from_first(rank.first() ? check_sum(gradients, codec, caller.gradient()) : 0.0);
 }
 
@@ -135,7 +150,8 @@ AllreduceResult result_of(Rank& rank, const Calls& calls, double relative_error)
 AllreduceResult measure_rank(const AllreduceCase& wanted, const RankGradients& gradients,
                              Rank& rank) {
   AllreduceRank caller(wanted, gradients.of(rank.index()), rank);
-  const double error = check_first_call(wanted, gradients, rank, caller);
+  while (!caller.settled()) time_call(caller, rank);
+  const double error = check_first_call(gradients, rank, caller);
   double seconds = 0;
   for (int call = 0; call < kWarmUps; ++call) seconds = time_call(caller, rank);
   const std::size_t iterations =
@@ -145,7 +161,10 @@ AllreduceResult measure_rank(const AllreduceCase& wanted, const RankGradients& g
     calls.seconds.push_back(time_call(caller, rank));
     calls.statistics.push_back(caller.statistics());
   }
-  return result_of(rank, calls, error);
+  AllreduceResult result = result_of(rank, calls, error);
+  result.codec = caller.codec();
+  result.explanation = caller.explanation();
+  return result;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // GradientReducer.
 #pragma once
 
+#include <tersor/auto.h>
 #include <tersor/collectives.h>
 
 #include <cstddef>
@@ -21,7 +22,8 @@ struct AllreduceCase {
   unsigned threads = 1;        ///< of each rank
   std::size_t iterations = 0;  ///< 0: as many as fill about a second
   Checksum checksum = Checksum::kOn;
-  bool by_library = false;  ///< `Rank::library_sum` instead of ours; the codec is its name
+  bool by_library = false;     ///< `Rank::library_sum` instead of ours; the codec is its name
+  AutoOptions automatic = {};  ///< of codec auto
 };
 
 /// A backward pass that is a sleep, during which one parameter after the other is ready.
@@ -33,6 +35,7 @@ struct BackwardPass {
 /// Medians over iterations; times are those of the slowest rank, bytes those of the rank that sent
 /// most.
 struct AllreduceResult {
+  std::string codec = {};                  ///< the one that was used
   Algorithm algorithm = Algorithm::kAuto;  ///< the one that was used
   double seconds = 0;
   std::uint64_t wire_bytes = 0;  ///< sent by one rank in one call
@@ -40,7 +43,8 @@ struct AllreduceResult {
   double wire_seconds = 0;  ///< in which at least one message was under way
   double encode_seconds = 0;
   double decode_seconds = 0;
-  double exposed_seconds = 0;  ///< of a step, in `wait`; only with a backward pass
+  double exposed_seconds = 0;    ///< of a step, in `wait`; only with a backward pass
+  std::string explanation = {};  ///< codec auto's
 };
 
 /// Times `allreduce`. The result of a first call is checked before the clock runs.

@@ -3,6 +3,7 @@
 #include "bench/arguments.h"
 
 #include <fmt/format.h>
+#include <tersor/auto.h>
 #include <tersor/codec.h>
 #include <tersor/inprocess.h>
 
@@ -28,11 +29,24 @@ Dtype parse_gradient_dtype(const std::string& name) {
   throw InvalidArgument(fmt::format("no dtype \"{}\"; the dtypes are f32, bf16 and f16", name));
 }
 
-CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs) {
+CLI::Option* add_allowed(CLI::App& command, std::vector<std::string>& specs) {
+  const auto canonical = [](const std::string& spec) { return make_codec(spec)->spec().text(); };
+  return command.add_option("--allow", specs, "Codecs that auto may choose beside none and bf16")
+      ->transform(checked(canonical, ""))
+      ->type_name("SPEC")
+      ->capture_default_str();
+}
+
+CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs, Automatic automatic) {
   std::string help = "Codecs, each NAME[:key=value[,key=value]...][+ef]. Names and keys:";
   for (const CodecInfo& codec : codecs())
     help += fmt::format("\n  {:<5} {}", codec.name, fmt::join(codec.keys, ", "));
-  const auto canonical = [](const std::string& spec) { return make_codec(spec)->spec().text(); };
+  if (automatic == Automatic::kTaken)
+    help += "\n  auto  whichever of none, bf16 and --allow is quickest";
+  const auto canonical = [automatic](const std::string& spec) {
+    const bool takes = automatic == Automatic::kTaken && spec == kAutoCodec;
+    return takes ? spec : make_codec(spec)->spec().text();
+  };
   return command.add_option("--codec", specs, help)
       ->transform(checked(canonical, ""))
       ->type_name("SPEC")

@@ -16,8 +16,15 @@
 
 namespace tersor::bench {
 
+/// Whether a command takes "auto" for a codec.
+enum class Automatic : std::uint8_t { kRefused, kTaken };
+
 /// --codec SPEC…; each becomes its canonical text.
-CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs);
+CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs,
+                        Automatic automatic = Automatic::kRefused);
+
+/// --allow SPEC…: what codec auto may choose beside none and bf16.
+CLI::Option* add_allowed(CLI::App& command, std::vector<std::string>& specs);
 
 /// --link RATE[,LATENCY]|none
 CLI::Option* add_link(CLI::App& command, std::string& link);

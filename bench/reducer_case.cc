@@ -34,6 +34,7 @@ class ReducerRank {
         input_(input),
         storage_(input.bytes()),
         reducer_(transport, {.rules = {{"*", wanted.codec}},
+                             .automatic = wanted.automatic,
                              .reduction = Reduction::kSum,
                              .algorithm = wanted.algorithm,
                              .chunk_count = wanted.chunk_count,
@@ -83,12 +84,11 @@ StepTimes time_step(ReducerRank& caller, Rank& rank) {
 }
 
 /// The first step also teaches the reducer the order of the parameters.
-double check_first_step(const AllreduceCase& wanted, const RankGradients& gradients, Rank& rank,
-                        ReducerRank& caller) {
+double check_first_step(const RankGradients& gradients, Rank& rank, ReducerRank& caller) {
   time_step(caller, rank);
-  check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, wanted.codec);
-  return rank.from_first(rank.first() ? check_sum(gradients, wanted.codec, caller.gradient())
-                                      : 0.0);
+  const std::string codec = caller.reducer().parameter_statistics().front().codec;
+  check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, codec);
+  return rank.from_first(rank.first() ? check_sum(gradients, codec, caller.gradient()) : 0.0);
 }
 
 /// The largest over ranks of a sum over all steps, for one step.
@@ -110,21 +110,23 @@ AllreduceResult result_of(Rank& rank, const Steps& steps, GradientReducer& reduc
   using Statistics = ReducerStatistics;
   const Statistics all = reducer.statistics();
   const auto largest = [&](auto field) { return largest_a_step(rank, all, field); };
-  return {
-      .algorithm = reducer.parameter_statistics().front().algorithm,
-      .seconds = median_of_slowest(rank.gather(std::span<const double>(steps.seconds))),
-      .wire_bytes = static_cast<std::uint64_t>(largest(&Statistics::sent_bytes)),
-      .relative_error = error,
-      .wire_seconds = largest(&Statistics::wire_seconds),
-      .encode_seconds = largest(&Statistics::encode_seconds),
-      .decode_seconds = largest(&Statistics::decode_seconds),
-      .exposed_seconds = median_of_slowest(rank.gather(std::span<const double>(steps.exposed)))};
+  const Statistics first = reducer.parameter_statistics().front();
+  return {.codec = first.codec,
+          .algorithm = first.algorithm,
+          .seconds = median_of_slowest(rank.gather(std::span<const double>(steps.seconds))),
+          .wire_bytes = static_cast<std::uint64_t>(largest(&Statistics::sent_bytes)),
+          .relative_error = error,
+          .wire_seconds = largest(&Statistics::wire_seconds),
+          .encode_seconds = largest(&Statistics::encode_seconds),
+          .decode_seconds = largest(&Statistics::decode_seconds),
+          .exposed_seconds = median_of_slowest(rank.gather(std::span<const double>(steps.exposed))),
+          .explanation = reducer.explain()};
 }
 
 AllreduceResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pass,
                              const RankGradients& gradients, Rank& rank) {
   ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
-  const double error = check_first_step(wanted, gradients, rank, caller);
+  const double error = check_first_step(gradients, rank, caller);
   StepTimes times;
   for (int step = 0; step < kWarmUps; ++step) times = time_step(caller, rank);
   const std::size_t iterations =

@@ -1,7 +1,7 @@
 """The records that `tersor-bench … --json FILE` writes, read and checked.
 
-A file is a JSON array of objects. `benchmark` says which kind an object is: codecs, allreduce or
-train. Every field of that kind's class below must be there, but for those with a default; other
+A file is a JSON array of objects. `benchmark` says which kind an object is: codecs, allreduce,
+predict or train. Every field of that kind's class below must be there, but for those with a default; other
 fields are ignored. `count` is values, `*_seconds` and `seconds` are seconds, `*_bytes` are bytes. A
 field that may be None may be null, which is how a JSON library writes a NaN.
 
@@ -13,6 +13,9 @@ allreduce  One call. `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tes
            rank. `identical`: all ranks ended with the same bits. Through the reducer: `parameters`
            became ready one after the other in `backward_seconds`, `seconds` is of the whole step,
            and `hidden` is the share of the wire's time in which nobody waited, 0 to 1.
+predict    One call as the cost model sees it: nothing was measured. `hosts` share a link each;
+           `wire_bytes`: sent by one rank. Records of allreduce with the same link, dtype, count and
+           ranks are drawn beside it.
 train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 1. `seconds`: wall
            clock from the start of training to the end of this epoch. `step_seconds`: the mean step
            of this epoch. `wire_bytes`: what one rank sent in a step (mean). Compute, encode, wire,
@@ -84,6 +87,19 @@ class AllreduceRecord(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictRecord(Record):
+    algorithm: str
+    link: str
+    ranks: int = _range(low=1)
+    hosts: int = _range(low=1)
+    dtype: str
+    count: int = _range()
+    seconds: float = _range()
+    busbw: float = _range()
+    wire_bytes: float = _range()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
     seed: int = _range()
     ranks: int = _range(low=1)
@@ -116,6 +132,7 @@ class TrainRecord(Record):
 KINDS: dict[str, type[Record]] = {
     "codecs": CodecRecord,
     "allreduce": AllreduceRecord,
+    "predict": PredictRecord,
     "train": TrainRecord,
 }
 NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}

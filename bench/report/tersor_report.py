@@ -23,6 +23,7 @@ try:
     import codecs_section
     import page
     import palette
+    import predict_section
     import summary
     import train_figures
     import train_section
@@ -109,6 +110,11 @@ def _sections(found: list[records.Record], colours: palette.Palette) -> list[pag
     return [
         *train_section.sections(trainings, colours),
         *allreduce_section.sections(records.select(found, records.AllreduceRecord), colours),
+        *predict_section.sections(
+            records.select(found, records.PredictRecord),
+            records.select(found, records.AllreduceRecord),
+            colours,
+        ),
         *codecs_section.sections(records.select(found, records.CodecRecord), colours),
     ]
 

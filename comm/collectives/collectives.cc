@@ -1,7 +1,9 @@
 // allreduce, reduce_scatter and allgather: check, prepare (or find what an equal call prepared),
 // bind this call's memory, run.
 #include "comm/collectives/prepared.h"
+#include "comm/tuning/automatic.h"
 
+#include <tersor/auto.h>
 #include <tersor/collectives.h>
 
 #include <cstring>
@@ -226,6 +228,7 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
 void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options,
                StreamView) {
   check_host(gradient, "the gradient");
+  if (options.codec == kAutoCodec) return allreduce_automatically(transport, gradient, options);
   Lease call(transport, make_key(transport, Kind::kAllreduce, gradient, options), options);
   if (transport.ranks() == 1) return;
   Slot& slot = call->slots.front();
@@ -237,6 +240,7 @@ void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions
 
 void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
                     const CollectiveOptions& options, StreamView) {
+  refuse_automatic(options, "reduce_scatter");
   check_host(input, "the input");
   check_host(shard, "the shard");
   check_shards(input, shard, transport.ranks());
@@ -254,6 +258,7 @@ void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
 
 void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
                const CollectiveOptions& options, StreamView) {
+  refuse_automatic(options, "allgather");
   check_host(shard, "the shard");
   check_host(output, "the output");
   check_shards(output, shard, transport.ranks());

@@ -38,6 +38,8 @@ struct Slot {
   std::size_t columns = 0;
   Dtype dtype = Dtype::kF32;
   std::shared_ptr<const Codec> codec;
+  Algorithm algorithm = Algorithm::kAuto;  ///< chosen for this slot; kAuto: as for all
+  std::size_t chunk_count = 0;             ///< values, chosen for this slot; 0: as for all
 
   ConstValueSpan input = {};       ///< what this rank contributes
   ValueSpan output = {};           ///< where the result goes; may be the input's memory

@@ -50,7 +50,9 @@ class Filling {
   Bucket close() const {
     Bucket bucket{.slots = slots_, .flow = flow_.value_or(riders_flow()), .chunks = {}};
     if (slots_.size() == 1) {
-      bucket.chunks = router_->cut(slots_.front(), bucket.flow, options_.chunk_count);
+      const std::size_t chosen = router_->slots()[slots_.front()].chunk_count;
+      bucket.chunks =
+          router_->cut(slots_.front(), bucket.flow, chosen != 0 ? chosen : options_.chunk_count);
     } else {
       bucket.chunks.push_back(router_->whole(slots_, bucket.flow));
     }
@@ -89,7 +91,9 @@ class Filling {
 
 Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
   constexpr std::size_t kAnyLargeCount = std::size_t{1} << 20;
-  return choose_algorithm({slot.codec.get(), slot.dtype, kAnyLargeCount, ranks, wanted});
+  const bool chosen = slot.algorithm != Algorithm::kAuto;
+  return choose_algorithm(
+      {slot.codec.get(), slot.dtype, kAnyLargeCount, ranks, chosen ? slot.algorithm : wanted});
 }
 
 std::vector<Bucket> make_buckets(const Router& router, std::span<const std::uint32_t> order,

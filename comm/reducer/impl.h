@@ -40,6 +40,7 @@ struct GradientReducer::Impl {
   // Parameters (reducer.cc).
   void add(std::string name, ValueSpan gradient, std::size_t rows, std::size_t columns);
   std::uint32_t index_of(std::string_view name) const;
+  void choose_codec(const std::string& name, Slot& slot, std::string& reason);
 
   // The trainer's side of a step (steps.cc).
   ReducerHandle ready(std::uint32_t parameter, std::optional<ValueSpan> gradient);
@@ -119,6 +120,8 @@ struct GradientReducer::Impl {
 
   const ReducerOptions options_;
   Rules rules_;
+  std::unique_ptr<Tuner> own_tuner_;
+  Tuner* tuner_ = nullptr;              ///< where "auto" is asked for
   std::unique_ptr<Transport> channel_;  ///< of the driving thread
   std::unique_ptr<Transport> control_;  ///< of the trainer's thread: checkpoints
   Threads threads_;

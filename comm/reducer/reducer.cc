@@ -4,6 +4,7 @@
 
 #include <tersor/reducer.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tersor {
@@ -19,6 +20,16 @@ void check_options(const ReducerOptions& options) {
                           std::string(dtype_name(options.residual_dtype)));
 }
 
+// "auto" chooses the algorithm too.
+bool wants_tuner(const ReducerOptions& options) {
+  bool wanted = options.rules.empty() && options.codec == kAutoCodec;
+  for (const ReducerRule& rule : options.rules) wanted |= rule.codec == kAutoCodec;
+  if (wanted && options.algorithm != Algorithm::kAuto)
+    throw InvalidArgument("codec auto chooses the algorithm too: leave it at auto, not " +
+                          std::string(algorithm_name(options.algorithm)));
+  return wanted;
+}
+
 }  // namespace
 
 GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
@@ -30,6 +41,11 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
       algorithm_(options_.algorithm),
       residuals_(options_.residual_dtype, generations(options_)) {
   check_options(options_);
+  if (wants_tuner(options_)) {
+    if (options_.tuner == nullptr)
+      own_tuner_ = std::make_unique<Tuner>(transport, options_.automatic);
+    tuner_ = options_.tuner != nullptr ? options_.tuner : own_tuner_.get();
+  }
   handle_->reducer = this;
   context_.transport = channel_.get();
   context_.rank = channel_->rank();
@@ -71,6 +87,22 @@ StateRanges GradientReducer::Impl::state_ranges(const Slot& slot) const {
   return {{0, slot.count}, owned_range(slot.count, context_.rank, context_.ranks, slot.parameter)};
 }
 
+// By rule, or by the tuner: for a parameter that shares a message as if it were all of it, since it
+// adds bytes to the message and no latency.
+void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, std::string& reason) {
+  RuleChoice choice = rules_.choose({name, slot.count, slot.rows, slot.columns, slot.dtype});
+  if (single_host_codec_ != nullptr) choice = {single_host_codec_, "all ranks share a host"};
+  slot.codec = std::move(choice.codec);
+  reason = std::move(choice.reason);
+  if (slot.codec != nullptr) return;
+  const std::size_t message = options_.bucket_bytes / dtype_bytes(slot.dtype);
+  AutoChoice way = tuner_->predict(slot.dtype, std::max(slot.count, message));
+  slot.codec = rules_.codec(way.codec);
+  slot.algorithm = way.algorithm;
+  slot.chunk_count = way.chunk_count;
+  reason += ", auto";
+}
+
 void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_t rows,
                                 std::size_t columns) {
   const std::lock_guard lock(mutex_);
@@ -79,21 +111,20 @@ void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_
     throw InvalidArgument("the gradient of \"" + name +
                           "\" lies on a device, but this transport "
                           "takes host memory");
-  RuleChoice choice = rules_.choose({name, gradient.count(), rows, columns, gradient.dtype()});
-  if (single_host_codec_ != nullptr) choice = {single_host_codec_, "all ranks share a host"};
   Slot slot{.parameter = static_cast<std::uint32_t>(slots_.size()),
             .count = gradient.count(),
             .rows = rows,
             .columns = columns,
             .dtype = gradient.dtype(),
-            .codec = std::move(choice.codec),
             .input = gradient,
             .output = gradient};
+  std::string reason;
+  choose_codec(name, slot, reason);
   const Algorithm algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
   if (!names_.emplace(name, slot.parameter).second)
     throw InvalidArgument("a parameter \"" + name + "\" was added already");
   parameters_.push_back(
-      {.name = std::move(name), .reason = std::move(choice.reason), .algorithm = algorithm});
+      {.name = std::move(name), .reason = std::move(reason), .algorithm = algorithm});
   slots_.push_back(std::move(slot));
 }
 

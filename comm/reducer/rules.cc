@@ -18,6 +18,7 @@ Rules::Rules(const ReducerOptions& options) : options_(options) {
 }
 
 std::shared_ptr<const Codec> Rules::codec(const std::string& spec) {
+  if (spec == kAutoCodec) return nullptr;
   std::shared_ptr<const Codec>& known = codecs_[spec];
   if (known == nullptr) known = make_codec(spec);
   return known;

@@ -21,7 +21,7 @@ struct RuleSubject {
 };
 
 struct RuleChoice {
-  std::shared_ptr<const Codec> codec;
+  std::shared_ptr<const Codec> codec;  ///< null: "auto", a Tuner chooses
   std::string reason;
 };
 
@@ -34,9 +34,11 @@ class Rules {
   /// Throws InvalidArgument where no rule matches.
   RuleChoice choose(const RuleSubject& subject);
 
+  /// Equal specs give one codec; null for "auto".
+  std::shared_ptr<const Codec> codec(const std::string& spec);
+
  private:
   RuleChoice by_default(const RuleSubject& subject);
-  std::shared_ptr<const Codec> codec(const std::string& spec);
 
   const ReducerOptions& options_;
   std::map<std::string, std::shared_ptr<const Codec>> codecs_;

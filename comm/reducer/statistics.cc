@@ -106,6 +106,7 @@ std::string GradientReducer::Impl::explain() {
   if (order_known_)
     text += std::to_string(slots_.size()) + " parameters in " + std::to_string(buckets_.size()) +
             " messages, in rank 0's order of the first step\n";
+  if (own_tuner_ != nullptr) text += own_tuner_->explain();
   return text;
 }
 

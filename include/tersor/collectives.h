@@ -16,6 +16,8 @@
 
 namespace tersor {
 
+class Tuner;
+
 /// How the ranks exchange what the codec yields.
 enum class Algorithm : std::uint8_t {
   kAuto,     ///< native where the codec's values add on the wire; else by codec, count and ranks
@@ -76,7 +78,7 @@ inline constexpr std::size_t kDefaultChunkCount = std::size_t{1} << 20;
 
 /// Options of all collectives. Ranks must pass equal ones (but for state, threads and outputs).
 struct CollectiveOptions {
-  std::string codec = "bf16";              ///< a spec; "+ef" needs `state`
+  std::string codec = "bf16";              ///< a spec; "+ef" needs `state`, "auto" `tuner`
   Reduction reduction = Reduction::kSum;   ///< not used by allgather
   Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce
   /// Hierarchical: the host of each rank, equal numbers share one. Empty: Transport::hosts().
@@ -92,6 +94,7 @@ struct CollectiveOptions {
   Threads* threads = nullptr;                  ///< null: the calling thread alone
   CollectiveWorkspace* workspace = nullptr;    ///< null: buffers live for one call
   CollectiveStatistics* statistics = nullptr;  ///< filled where given
+  Tuner* tuner = nullptr;                      ///< who chooses, where `codec` is "auto" (auto.h)
 };
 
 /// Sum or mean over ranks, in place, of host values (f32, bf16, f16; any count). Every rank ends

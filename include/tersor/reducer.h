@@ -1,6 +1,7 @@
 // The GradientReducer: what a trainer links. Gradients are sent while the rest is computed.
 #pragma once
 
+#include <tersor/auto.h>
 #include <tersor/collectives.h>
 
 #include <chrono>
@@ -14,7 +15,8 @@
 
 namespace tersor {
 
-/// Parameters whose name matches `pattern` (shell style: * and ?) travel by `codec`.
+/// Parameters whose name matches `pattern` (shell style: * and ?) travel by `codec`; "auto": by
+/// what a Tuner predicts to be quickest for each.
 struct ReducerRule {
   std::string pattern;
   std::string codec;
@@ -41,7 +43,9 @@ struct ReducerOptions {
   /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but 1-D
   /// parameters and those under 4,096 values travel as bf16 (16-bit gradients as they are).
   std::vector<ReducerRule> rules = {};
-  std::string codec = "bf16";
+  std::string codec = "bf16";  ///< a spec, or "auto"
+  AutoOptions automatic = {};  ///< of the Tuner that the reducer makes where "auto" is asked for
+  Tuner* tuner = nullptr;      ///< used instead of one of its own; must outlive the last `add`
   Reduction reduction = Reduction::kMean;
   Algorithm algorithm = Algorithm::kAuto;
   /// As in CollectiveOptions: the host of each rank (empty: Transport::hosts()), and the codec

@@ -15,8 +15,8 @@ const std::map<std::string, std::vector<std::string>> kOptions = {
      {"--codec", "--algorithm", "--min", "--max", "--factor", "--ranks", "--transport", "--link",
       "--chunk", "--iterations", "--dtype", "--threads", "--parameters", "--backward", "--json"}},
     {"train",
-     {"--codec", "--transport", "--ranks", "--link", "--epochs", "--batch", "--seed", "--data", "--json",
-      "--report", "--python"}},
+     {"--codec", "--transport", "--ranks", "--link", "--epochs", "--batch", "--seed", "--data",
+      "--json", "--report", "--python"}},
     {"report", {"--output", "--text", "--picture", "--python"}},
 };
 

@@ -66,6 +66,14 @@ def allreduce_record(codec: str, count: int, seconds: float) -> dict[str, typing
     }  # fmt: skip
 
 
+def predict_record(ranks: int, codec: str, seconds: float) -> dict[str, typing.Any]:
+    return {
+        "benchmark": "predict", "codec": codec, "algorithm": "two-shot", "link": "1Gbit,50us",
+        "ranks": ranks, "hosts": ranks, "dtype": "f32", "count": 1024, "seconds": seconds,
+        "busbw": 0.1, "wire_bytes": 6 * 1024,
+    }  # fmt: skip
+
+
 def codec_record(ratio: float | None, **changes: typing.Any) -> dict[str, typing.Any]:
     record = {
         "benchmark": "codecs", "codec": "int8", "operation": "encode", "dtype": "f32",
@@ -201,6 +209,17 @@ class Page(Folder):
         ])  # fmt: skip
         for path in paths[1:]:
             self.assertTrue(pathlib.Path(path).read_bytes().startswith(b"\x89PNG"), path)
+
+    def test_predictions_say_what_they_are_and_what_was_measured(self) -> None:
+        predicted = [predict_record(n, c, n * s) for n in (2, 4, 8) for c, s in
+                     (("none", 1e-3), ("int8", 3e-4))]  # fmt: skip
+        page, paths = self.report(predicted)
+        self.assertEqual(pathlib.Path(paths[1]).name, "predict.png")
+        self.assertIn("not measurements", page)
+        self.assertIn("Nothing here was measured", page)
+        page, _ = self.report([*predicted, allreduce_record("none", 1024, 5e-3)])
+        self.assertIn("1 of the points were measured too", page)
+        self.assertIn("-20.00 %", page.replace("\u2212", "-"))
 
     def test_the_page_loads_nothing(self) -> None:
         page, _ = self.report(sample_trainings())
@@ -344,7 +363,7 @@ class BadInput(Folder):
         self.refused([], "in.json", "no records")
         self.refused([7], "record 1", "object")
         self.refused([{}], "record 1", '"benchmark" is missing')
-        self.refused([{"benchmark": "x"}], "record 1", '"x"', "codecs, allreduce, train")
+        self.refused([{"benchmark": "x"}], "record 1", '"x"', "codecs, allreduce, predict, train")
 
     def test_numbers_that_are_none(self) -> None:
         self.refused('[{"benchmark": "train", "codec": "a", "seed": 1e999}]', "seed", "Infinity")

@@ -1,0 +1,303 @@
+// `tersor-bench predict`: the cost model for any number of ranks and any link, with the codecs'
+// speeds of this machine. Nothing is sent.
+
+#include <fmt/format.h>
+#include <tersor/auto.h>
+#include <tersor/error.h>
+#include <tersor/inprocess.h>
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/records.h"
+#include "bench/table.h"
+#include "comm/tuning/codec_speed.h"
+#include "comm/tuning/link_probe.h"
+#include "comm/tuning/model.h"
+
+namespace tersor::bench {
+namespace {
+
+struct PredictOptions {
+  std::vector<std::string> codecs = {"none", "bf16", "int8", "int4", "topk:density=0.01"};
+  std::string ranks = "8..4096";
+  std::string link = "1Gbit,50us";
+  std::string local = "100Gbit,2us";
+  int hosts = 0;  // 0: a host each rank
+  std::vector<std::size_t> bytes = {64 << 20};
+  std::string dtype = "f32";
+  std::size_t chunk_count = kDefaultChunkCount;
+  double message_seconds = -1;  // below 0: measured
+  double crowding = 1;
+  std::string speeds_file;
+  std::filesystem::path json;
+};
+
+constexpr int kMostRanks = 1 << 20;
+
+int parse_ranks(std::string_view text) {
+  int ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
+  if (error != std::errc() || end != text.data() + text.size() || ranks < 1 || ranks > kMostRanks)
+    throw InvalidArgument(fmt::format(
+        "\"{}\" are no ranks: write 8, or 8..4096 for 8, 16, … 4096, up to {}", text, kMostRanks));
+  return ranks;
+}
+
+/// "8..64" is 8, 16, 32, 64.
+std::vector<int> parse_rank_range(const std::string& text) {
+  const auto dots = text.find("..");
+  if (dots == std::string::npos) return {parse_ranks(text)};
+  const int first = parse_ranks(text.substr(0, dots)), last = parse_ranks(text.substr(dots + 2));
+  if (first > last) throw InvalidArgument(fmt::format("in \"{}\" the first is the larger", text));
+  std::vector<int> all;
+  for (int ranks = first; ranks <= last; ranks *= 2) all.push_back(ranks);
+  return all;
+}
+
+LinkFigures figures_of(const std::string& text, double message_seconds) {
+  const Link link = parse_link(text);
+  if (!link.emulated()) throw InvalidArgument("predict needs a link with a rate, e.g. 1Gbit,50us");
+  return {.latency = std::chrono::duration<double>(link.latency).count(),
+          .seconds_per_byte = 8 * link.overhead / link.bits_per_second,
+          .seconds_per_message = message_seconds};
+}
+
+/// What a message costs beside latency and bytes, between two threads of this process.
+double measured_message_seconds() {
+  double seconds = 0;
+  run_ranks(2, {}, [&](Transport& transport) {
+    const LinkFigures figures = probe_link(transport, kDefaultTimeout);
+    if (transport.rank() == 0) seconds = figures.seconds_per_message;
+  });
+  return seconds;
+}
+
+/// A row: a codec by its quickest way.
+struct PredictRow {
+  std::string codec;
+  std::string algorithm;
+  int ranks = 1;
+  int hosts = 1;
+  std::size_t count = 0;
+  double bytes = 0;
+  Prediction prediction = {};
+
+  double algbw() const { return bytes / std::max(prediction.seconds, 1e-12) / 1e9; }
+  double busbw() const { return algbw() * 2 * (ranks - 1) / ranks; }
+};
+
+/// Predicts for one set of options; keeps what was measured.
+class Predictor {
+ public:
+  explicit Predictor(const PredictOptions& options)
+      : options_(options),
+        dtype_(parse_gradient_dtype(options.dtype)),
+        speeds_(speeds_path(options.speeds_file)),
+        message_seconds_(options.message_seconds >= 0 ? options.message_seconds
+                                                      : measured_message_seconds()),
+        link_(figures_of(options.link, message_seconds_)),
+        local_(figures_of(options.local, message_seconds_)),
+        add_seconds_(measure_adding()) {}
+
+  PredictRow predict(const std::string& spec, int ranks, std::size_t count) {
+    const auto codec = make_codec(spec);
+    const CostFigures costs = figures(spec, ranks);
+    CostQuestion question{.codec = codec.get(),
+                          .dtype = dtype_,
+                          .count = count,
+                          .ranks = ranks,
+                          .chunk_count = options_.chunk_count};
+    PredictRow row{.codec = spec,
+                   .ranks = ranks,
+                   .hosts = ranks / costs.network.ranks_per_host,
+                   .count = count,
+                   .bytes = static_cast<double>(count * dtype_bytes(dtype_))};
+    for (const Algorithm algorithm : possible_algorithms(*codec, dtype_)) {
+      question.algorithm = algorithm;
+      keep_quicker(row, predict_allreduce(question, costs), std::string(algorithm_name(algorithm)));
+      if (algorithm == Algorithm::kTwoShot && costs.network.ranks_per_host > 1)
+        keep_quicker(row, predict_hierarchical(question, costs), "hierarchical");
+    }
+    return row;
+  }
+
+  std::string figures_text() const {
+    return fmt::format(
+        "Predicted, not measured: link {}{}; {} a message; codecs as quick as on this machine:\n"
+        "{}\n{}{}\n\n",
+        options_.link, options_.hosts > 0 ? ", within hosts " + options_.local : "",
+        format_seconds(message_seconds_), machine_name(), speeds_.note(),
+        options_.crowding > 1 ? fmt::format("; {} ranks a core", options_.crowding) : "");
+  }
+
+ private:
+  static void keep_quicker(PredictRow& row, const Prediction& prediction, std::string algorithm) {
+    if (!row.algorithm.empty() && prediction.seconds >= row.prediction.seconds) return;
+    row.prediction = prediction;
+    row.algorithm = std::move(algorithm);
+  }
+
+  CostFigures figures(const std::string& spec, int ranks) {
+    if (options_.hosts > 0 && ranks % options_.hosts != 0)
+      throw InvalidArgument(fmt::format("{} ranks do not fill {} hosts", ranks, options_.hosts));
+    const int near = options_.hosts > 0 ? ranks / options_.hosts : 1;
+    return {.network = {.link = link_, .local = local_, .ranks_per_host = near},
+            .codec = speeds_.costs(spec, dtype_),
+            .add_seconds_per_byte = add_seconds_,
+            .crowding = options_.crowding};
+  }
+
+  const PredictOptions& options_;
+  Dtype dtype_;
+  CodecSpeeds speeds_;
+  double message_seconds_;
+  LinkFigures link_, local_;
+  double add_seconds_;
+};
+
+Record record_of(const PredictOptions& options, const PredictRow& row) {
+  return {{"benchmark", "predict"},
+          {"codec", row.codec},
+          {"algorithm", row.algorithm},
+          {"link", options.link},
+          {"local", options.local},
+          {"ranks", row.ranks},
+          {"hosts", row.hosts},
+          {"dtype", options.dtype},
+          {"count", row.count},
+          {"seconds", row.prediction.seconds},
+          {"work_seconds", row.prediction.work_seconds},
+          {"wire_bytes", row.prediction.sent_bytes},
+          {"algbw", row.algbw()},
+          {"busbw", row.busbw()},
+          {"chunk_count", options.chunk_count},
+          {"crowding", options.crowding}};
+}
+
+Table table_for(const std::vector<std::string>& codecs) {
+  return Table({{"ranks", "", 6},
+                {"hosts", "", 6},
+                {"size", "", 9},
+                {"codec", "", longest(codecs), Align::kLeft},
+                {"algorithm", "", 12, Align::kLeft},
+                {"predicted", "time", 9},
+                {"vs none", "", 7},
+                {"busbw", "GB/s", 8},
+                {"sent", "by a rank", 9}});
+}
+
+std::vector<std::string> cells_of(const PredictRow& row, double none_seconds) {
+  const double seconds = row.prediction.seconds;
+  return {std::to_string(row.ranks),
+          std::to_string(row.hosts),
+          format_bytes(row.bytes),
+          row.codec,
+          row.algorithm,
+          format_seconds(seconds),
+          seconds > 0 ? fmt::format("{:.2f}x", none_seconds / seconds) : "-",
+          fmt::format("{:.3f}", row.busbw()),
+          format_bytes(row.prediction.sent_bytes)};
+}
+
+void run_predict(const PredictOptions& options) {
+  const std::vector<std::string> codecs = without_repeats(options.codecs);
+  const std::size_t value_bytes = dtype_bytes(parse_gradient_dtype(options.dtype));
+  RecordFile records(options.json);
+  Predictor predictor(options);
+  fmt::print("{}", predictor.figures_text());
+  const Table table = table_for(codecs);
+  table.print_head();
+  for (const std::size_t bytes : options.bytes)
+    for (const int ranks : parse_rank_range(options.ranks)) {
+      const std::size_t count = std::max<std::size_t>(bytes / value_bytes, 1);
+      const double none = predictor.predict("none", ranks, count).prediction.seconds;
+      for (const std::string& codec : codecs) {
+        const PredictRow row = predictor.predict(codec, ranks, count);
+        table.print_row(cells_of(row, none));
+        records.add(record_of(options, row));
+      }
+    }
+}
+
+CLI::Validator link_text() {
+  return checked([](const std::string& text) { return parse_link(text).text(); }, "");
+}
+
+void add_place_options(CLI::App& command, PredictOptions& options) {
+  const auto check = [](const std::string& text) {
+    parse_rank_range(text);
+    return text;
+  };
+  command.add_option("--ranks", options.ranks, "Ranks: 8, or 8..4096 for 8, 16, … 4096")
+      ->transform(checked(check, ""))
+      ->type_name("N|FIRST..LAST")
+      ->capture_default_str();
+  command
+      .add_option("--hosts", options.hosts,
+                  "Hosts, over which ranks are spread evenly and whose link they share; without "
+                  "it each rank has a host")
+      ->check(quiet(CLI::Range(1, kMostRanks)))
+      ->type_name("N");
+  command.add_option("--link", options.link, "Link of each host: RATE[,LATENCY[,overhead=FACTOR]]")
+      ->transform(link_text())
+      ->type_name("LINK")
+      ->capture_default_str();
+  command.add_option("--local", options.local, "Between ranks of one host, with --hosts")
+      ->transform(link_text())
+      ->type_name("LINK")
+      ->capture_default_str();
+}
+
+void add_cost_options(CLI::App& command, PredictOptions& options) {
+  command
+      .add_option("--message", options.message_seconds,
+                  "Seconds that a message costs beside latency and bytes; without it, what is "
+                  "measured between two threads")
+      ->check(quiet(CLI::NonNegativeNumber))
+      ->type_name("SECONDS");
+  command.add_option("--crowding", options.crowding, "Ranks that share a core while they encode")
+      ->check(quiet(CLI::Range(0.0, 1024.0)))
+      ->type_name("F")
+      ->capture_default_str();
+  command
+      .add_option("--speeds", options.speeds_file,
+                  "File of the codecs' speeds; none: measure them now and keep nothing")
+      ->type_name("FILE");
+}
+
+void add_options(CLI::App& command, PredictOptions& options) {
+  add_codecs(command, options.codecs);
+  add_place_options(command, options);
+  command.add_option("--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s")
+      ->transform(size_suffix())
+      ->check(quiet(CLI::PositiveNumber))
+      ->type_name("BYTES")
+      ->capture_default_str();
+  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
+      ->transform(size_suffix())
+      ->check(quiet(CLI::PositiveNumber))
+      ->type_name("N")
+      ->capture_default_str();
+  add_dtype(command, options.dtype);
+  add_cost_options(command, options);
+  add_json(command, options.json);
+}
+
+}  // namespace
+
+void add_predict_command(CLI::App& program) {
+  const auto options = std::make_shared<PredictOptions>();
+  CLI::App* command = program.add_subcommand(
+      "predict", "Predicts how long an allreduce takes on any number of ranks");
+  add_options(*command, *options);
+  command->callback([options] { run_predict(*options); });
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,204 @@
+"""The predicted part of a report: time and speed-up against ranks or size, measured points on top."""
+
+import functools
+import itertools
+import typing
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+import drawing
+import units
+from allreduce_section import gradient_bytes
+from page import Picture, Section, Table
+from palette import Palette, Theme, in_order
+from records import AllreduceRecord, PredictRecord
+
+Either = PredictRecord | AllreduceRecord
+
+
+class Setting(typing.NamedTuple):
+    """What is the same in one picture; what is left over is its horizontal axis."""
+
+    link: str
+    hosts: int  # 0: a host each rank
+    dtype: str
+    ranks: int  # 0: the ranks vary
+    count: int  # 0: the count varies
+
+    def __str__(self) -> str:
+        where = f"link {self.link}, {self.dtype}"
+        hosts = f"{self.hosts} hosts" if self.hosts else "a host each rank"
+        if self.ranks:
+            return f"Predicted allreduce: {self.ranks} ranks, {hosts}, {where}"
+        size = units.short_bytes(self.count * (4 if self.dtype == "f32" else 2))
+        return f"Predicted allreduce: {size} on more and more ranks, {hosts}, {where}"
+
+
+class Group(typing.NamedTuple):
+    setting: Setting
+    predicted: list[PredictRecord]
+    measured: list[AllreduceRecord]
+
+    @property
+    def codecs(self) -> list[str]:
+        return in_order({record.codec for record in self.predicted})
+
+    def place(self, record: Either) -> int:
+        return gradient_bytes(record) if self.setting.ranks else record.ranks
+
+    def curve(self, codec: str, found: typing.Sequence[Either]) -> list[Either]:
+        return sorted((r for r in found if r.codec == codec), key=self.place)
+
+    def speedup(self, record: Either, found: typing.Sequence[Either]) -> float | None:
+        """Over `none` of the same kind: predicted over predicted, measured over measured."""
+        place = self.place(record)
+        same = [r.seconds for r in found if r.codec == "none" and self.place(r) == place]
+        return min(same) / record.seconds if same and record.seconds > 0 else None
+
+    def measurement(self, record: PredictRecord) -> AllreduceRecord | None:
+        place = self.place(record)
+        same = [r for r in self.measured if r.codec == record.codec and self.place(r) == place]
+        return min(same, key=lambda r: r.seconds) if same else None
+
+
+def sections(
+    predicted: list[PredictRecord], measured: list[AllreduceRecord], palette: Palette
+) -> list[Section]:
+    groups = _groups(predicted, [record for record in measured if not record.parameters])
+    several = len(groups) > 1
+    return [_section(g, palette, f"-{i}" if several else "") for i, g in enumerate(groups, start=1)]
+
+
+def _groups(predicted: list[PredictRecord], measured: list[AllreduceRecord]) -> list[Group]:
+    """Against ranks where they vary, else against size."""
+    vary = len({record.ranks for record in predicted}) > 1
+    drawn = [record for record in predicted if record.seconds > 0]
+    key = functools.partial(_setting, vary)
+    return [
+        Group(setting, list(group), [r for r in measured if _fits(setting, r)])
+        for setting, group in itertools.groupby(sorted(drawn, key=key), key)
+    ]
+
+
+def _setting(vary: bool, record: PredictRecord) -> Setting:
+    hosts = 0 if record.hosts == record.ranks else record.hosts
+    ranks, count = (0, record.count) if vary else (record.ranks, 0)
+    return Setting(record.link, hosts, record.dtype, ranks, count)
+
+
+def _fits(setting: Setting, record: AllreduceRecord) -> bool:
+    return (
+        not setting.hosts
+        and (record.link, record.dtype) == (setting.link, setting.dtype)
+        and setting.ranks in (0, record.ranks)
+        and setting.count in (0, record.count)
+        and record.seconds > 0
+    )
+
+
+def _section(group: Group, palette: Palette, suffix: str) -> Section:
+    axis = "size" if group.setting.ranks else "ranks"
+    heading = f"Predicted time and speed-up against {axis}"
+    picture = Picture(
+        "predict" + suffix, heading, _caption(group), functools.partial(_draw, group, palette)
+    )
+    return Section(str(group.setting), _sentences(group), [_table(group), picture])
+
+
+def _sentences(group: Group) -> list[str]:
+    """How far the model was from what was measured, where anything was."""
+    pairs = [(r, group.measurement(r)) for r in group.predicted]
+    ratios = [r.seconds / m.seconds for r, m in pairs if m is not None]
+    if not ratios:
+        return ["Nothing here was measured: all figures come from the cost model."]
+    low, high = units.percent(min(ratios) - 1), units.percent(max(ratios) - 1)
+    said = f"{len(ratios)} of the points were measured too"
+    return [f"{said}; predicted / measured − 1: {low} to {high}."]
+
+
+def _table(group: Group) -> Table:
+    places = sorted({group.place(record) for record in group.predicted})
+    shown = [record for record in group.predicted if group.place(record) in (places[0], places[-1])]
+    order = group.codecs
+    shown.sort(key=lambda record: (group.place(record), order.index(record.codec)))
+    return Table(
+        "The first and the last " + ("size" if group.setting.ranks else "number of ranks"),
+        ["codec", "ranks", "gradient", "way", "predicted", "vs none", "bytes sent", "measured"],
+        [_row(group, record) for record in shown],
+        "Predicted by the cost model from the link, and from codecs as quick as on the machine that "
+        "predicted. vs none: of predicted times. Bytes sent: by one rank.",
+    )
+
+
+def _row(group: Group, record: PredictRecord) -> list[str]:
+    measured = group.measurement(record)
+    return [
+        record.codec,
+        str(record.ranks),
+        units.short_bytes(gradient_bytes(record)),
+        record.algorithm,
+        units.seconds(record.seconds),
+        units.ratio(group.speedup(record, group.predicted)),
+        units.byte_count(record.wire_bytes),
+        units.seconds(measured.seconds) if measured else units.ABSENT,
+    ]
+
+
+def _caption(group: Group) -> str:
+    said = "Lines are predictions of the cost model, not measurements."
+    if group.measured:
+        said += " Large hollow markers were measured."
+    return said + " All axes are logarithmic."
+
+
+def _draw(group: Group, palette: Palette, theme: Theme) -> Figure:
+    def paint(figure: Figure) -> None:
+        time, speedup, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": (4, 4, 2)})
+        _panel(time, group, palette, theme, lambda record, _: record.seconds)
+        drawing.log_axis(time.yaxis, units.short_seconds, 10)
+        time.set_title("Time of a call, predicted")
+        speedup.axhline(1, color=theme.quiet, linewidth=1.0, zorder=1)
+        _panel(speedup, group, palette, theme, group.speedup)
+        drawing.log_axis(speedup.yaxis, lambda value: f"{value:g}×", 2)
+        speedup.set_title("Speed-up over none, predicted")
+        legend.axis("off")
+        legend.legend(handles=_legend(group, palette, theme), loc="center left")
+
+    return drawing.figure(theme, (drawing.WIDTH, 4.6), paint)
+
+
+def _legend(group: Group, palette: Palette, theme: Theme) -> list[Line2D]:
+    lines = [
+        Line2D([], [], color=palette[codec].colour, label=f"{codec} (predicted)")
+        for codec in group.codecs
+    ]
+    if group.measured:
+        hollow = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
+        lines.append(Line2D([], [], color=theme.ink, label="measured", **hollow))
+    return lines
+
+
+def _panel(
+    axes: Axes,
+    group: Group,
+    palette: Palette,
+    theme: Theme,
+    field: typing.Callable[[Either, typing.Sequence[Either]], float | None],
+) -> None:
+    for codec in group.codecs:
+        style = palette[codec]
+        for found, look in (
+            (group.predicted, {"linestyle": "-"}),
+            (group.measured, {"linestyle": "none", "marker": style.marker, "markersize": 9,
+                              "markerfacecolor": "none", "markeredgewidth": 1.8, "zorder": 3}),
+        ):
+            points = [(group.place(r), field(r, found)) for r in group.curve(codec, found)]
+            drawn = [(place, value) for place, value in points if value is not None]
+            if drawn:
+                axes.plot(*zip(*drawn), color=style.colour, **look)
+    against_size = bool(group.setting.ranks)
+    axes.set_xlabel("bytes of the gradient" if against_size else "ranks")
+    write = units.short_bytes if against_size else lambda value: f"{value:g}"
+    drawing.log_axis(axes.xaxis, write, 2)

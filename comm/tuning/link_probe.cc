@@ -1,0 +1,140 @@
+// See link_probe.h. All ranks send to all at once, as the collectives do, so that what is measured
+// is what they will meet: both directions busy, and as many ranks on a core as there are.
+#include "comm/tuning/link_probe.h"
+
+#include "comm/collectives/context.h"
+#include "comm/transport/host/envelope.h"
+
+#include <algorithm>
+#include <ctime>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+constexpr std::size_t kTinyBytes = 16;
+constexpr std::size_t kFirstBytes = 4096;                 // to each peer
+constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // to each peer
+constexpr std::size_t kApart = 64;    // other bytes for each peer: nothing is sent to two at once
+constexpr double kLongEnough = 2e-3;  // seconds of an exchange
+constexpr double kLatencies = 16;     // or so many: ranks begin up to one apart
+constexpr std::size_t kRepeats = 3;
+constexpr std::size_t kTinyRepeats = 15;
+constexpr int kBurst = 8;  // exchanges at once
+constexpr std::size_t kEnvelopeBytes = sizeof(host::Envelope);
+
+/// Of the calling thread: what its core did.
+double core_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+Operation operation_of(Transport& transport, std::chrono::milliseconds timeout) {
+  return {.name = "auto", .tag = transport.reserve_tags(1), .timeout = timeout};
+}
+
+/// All values as one part: there are few.
+std::vector<ValueSpan> as_parts(const Transport& transport, std::span<float> values) {
+  std::vector<ValueSpan> parts(static_cast<std::size_t>(transport.ranks()));
+  parts.front() = values;
+  return parts;
+}
+
+struct ExchangeTimes {
+  double seconds = 0;
+  double core_seconds = 0;
+};
+
+/// The exchanges of one probe.
+class Probe {
+ public:
+  Probe(Transport& transport, std::chrono::milliseconds timeout)
+      : transport_(transport),
+        timeout_(timeout),
+        memory_(kMostBytes + kApart * static_cast<std::size_t>(transport.ranks())) {}
+
+  double peers() const { return transport_.ranks() - 1; }
+
+  /// Each rank sends `bytes` to every other, `burst` times at once: the shortest of some. Each is
+  /// the mean over ranks, from which it falls out that one rank began before another.
+  ExchangeTimes exchange(std::size_t bytes, int burst, std::size_t repeats) {
+    std::vector<float> times(2 * repeats);
+    for (std::size_t repeat = 0; repeat < repeats; ++repeat) {
+      const ExchangeTimes own = exchange_once(bytes, burst);
+      times[repeat] = static_cast<float>(own.seconds);
+      times[repeats + repeat] = static_cast<float>(own.core_seconds);
+    }
+    transport_.sum(operation_of(transport_, timeout_), as_parts(transport_, times))
+        .wait_synchronize();
+    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(repeats);
+    const double share = 1.0 / transport_.ranks();
+    return {share * double{*std::min_element(times.begin(), middle)},
+            share * double{*std::min_element(middle, times.end())}};
+  }
+
+ private:
+  ExchangeTimes exchange_once(std::size_t bytes, int burst) {
+    transport_.barrier(operation_of(transport_, timeout_)).wait_synchronize();
+    const auto start = Clock::now();
+    const double core_start = core_seconds();
+    std::vector<Handle> handles;
+    for (int i = 0; i < burst; ++i) handles.push_back(begin(bytes));
+    for (Handle& handle : handles) handle.wait_synchronize();
+    return {seconds_since(start), core_seconds() - core_start};
+  }
+
+  Handle begin(std::size_t bytes) {
+    const auto ranks = static_cast<std::size_t>(transport_.ranks());
+    std::vector<ConstByteSpan> sends;
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      sends.push_back(ConstByteSpan(memory_).subspan(rank * kApart, bytes));
+    const std::vector<std::size_t> capacities(ranks, bytes);
+    return transport_.all_to_all(operation_of(transport_, timeout_), sends, capacities);
+  }
+
+  Transport& transport_;
+  std::chrono::milliseconds timeout_;
+  std::vector<std::byte> memory_;
+};
+
+// Bytes grow until an exchange takes long against latency and the clock; all ranks see the same
+// time and so stop at the same bytes.
+ExchangeTimes times_per_byte(Probe& probe, const ExchangeTimes& tiny) {
+  ExchangeTimes times;
+  std::size_t bytes = kFirstBytes;
+  for (;; bytes *= 2) {
+    times = probe.exchange(bytes, 1, kRepeats);
+    if (bytes >= kMostBytes || times.seconds > std::max(kLongEnough, kLatencies * tiny.seconds))
+      break;
+  }
+  const double more = probe.peers() * static_cast<double>(bytes - kTinyBytes);
+  return {std::max(0.0, times.seconds - tiny.seconds) / more,
+          std::max(0.0, times.core_seconds - tiny.core_seconds) / more};
+}
+
+}  // namespace
+
+void agree_on_largest(Transport& transport, std::span<float> values,
+                      std::chrono::milliseconds timeout) {
+  transport.maximum(operation_of(transport, timeout), as_parts(transport, values))
+      .wait_synchronize();
+}
+
+LinkFigures probe_link(Transport& transport, std::chrono::milliseconds timeout) {
+  if (transport.ranks() == 1) return {};
+  Probe probe(transport, timeout);
+  probe.exchange(kTinyBytes, 1, 2);  // the first messages of a channel are slower
+  const ExchangeTimes tiny = probe.exchange(kTinyBytes, 1, kTinyRepeats);
+  const ExchangeTimes burst = probe.exchange(kTinyBytes, kBurst, kTinyRepeats);
+  const ExchangeTimes per_byte = times_per_byte(probe, tiny);
+  const double bytes_seconds = double{kTinyBytes + kEnvelopeBytes} * per_byte.seconds;
+  const double further = std::max(0.0, burst.seconds - tiny.seconds) / (kBurst - 1);
+  const double per_message = std::max(0.0, further / probe.peers() - bytes_seconds);
+  return {.latency = std::max(0.0, tiny.seconds - probe.peers() * (per_message + bytes_seconds)),
+          .seconds_per_byte = per_byte.seconds,
+          .seconds_per_message = per_message,
+          .core_seconds_per_byte = per_byte.core_seconds};
+}
+
+}  // namespace tersor

@@ -1,0 +1,184 @@
+// Times codecs for the cost model: each call on few and on many values, which gives its cost a call
+// and a value.
+#include "comm/collectives/context.h"
+#include "comm/tuning/codec_speed.h"
+#include "kernels/common/convert.h"
+#include "kernels/common/elementwise.h"
+
+#include <tersor/buffer.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+constexpr std::size_t kFew = 1024;  // values
+constexpr std::size_t kMany = std::size_t{1} << 20;
+constexpr std::size_t kFrames = 4;  // of a reduce
+constexpr double kTarget = 2e-3;    // seconds that one figure may take
+constexpr int kLeastCalls = 3, kMostCalls = 200;
+
+/// The shortest of several calls: what disturbs a call only makes it longer.
+template <typename Function>
+double shortest(Function&& function) {
+  const auto start = Clock::now();
+  double best = std::numeric_limits<double>::infinity();
+  for (int call = 0; call < kMostCalls; ++call) {
+    const auto before = Clock::now();
+    function();
+    best = std::min(best, seconds_since(before));
+    if (call + 1 >= kLeastCalls && seconds_since(start) > kTarget) break;
+  }
+  return best;
+}
+
+/// Two points make a line; neither of its figures is negative.
+WorkCost line_through(double few_seconds, double many_seconds) {
+  const double per_value = std::max(0.0, (many_seconds - few_seconds) / double{kMany - kFew});
+  return {std::max(0.0, few_seconds - per_value * double{kFew}), per_value};
+}
+
+Buffer zeros(std::size_t bytes) {
+  Buffer buffer(bytes);
+  if (bytes != 0) std::memset(buffer.pointer(), 0, bytes);
+  return buffer;
+}
+
+// Sums of four uniform numbers: near enough to a normal distribution for a sparse codec's choice.
+void fill(ValueSpan values) {
+  std::uint64_t state = 0x9e3779b97f4a7c15;
+  const auto uniform = [&state] {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
+  };
+  visit_gradient_dtype(values.dtype(), [&](auto tag) {
+    for (auto& value : values.as<decltype(tag)>())
+      value = kernels::from_f32<decltype(tag)>(uniform() + uniform() + uniform() + uniform());
+  });
+}
+
+/// A codec and all memory that its calls need for one gradient.
+class CodecRun {
+ public:
+  CodecRun(const std::string& spec, Dtype dtype, std::size_t count)
+      : segment_{.count = count},
+        codec_(make_codec(spec)),
+        plan_(codec_->plan({.segments = {&segment_, 1}, .dtype = dtype, .contributions = kFrames})),
+        gradient_memory_(count * dtype_bytes(dtype)),
+        output_memory_(zeros(count * dtype_bytes(dtype))),
+        residual_memory_(zeros(codec_->has_feedback() ? count * sizeof(float) : 0)),
+        native_memory_(zeros(plan_.rounds.front().native_count * sizeof(float))),
+        frame_(plan_.frame_bytes),
+        sum_(plan_.frame_bytes),
+        workspace_(plan_.workspace_bytes),
+        gradient_(gradient_memory_.values(count, dtype)),
+        output_(output_memory_.values(count, dtype)) {
+    fill(gradient_memory_.values(count, dtype));
+    execution_.workspace = workspace_.span();
+    const ValueSpan residual =
+        residual_memory_.values(residual_memory_.bytes() / sizeof(float), Dtype::kF32);
+    state_ = {residual, residual, {}, {}};
+    encode();
+    frames_.assign(kFrames, frame_.span().first(frame_bytes(frame_.span())));
+  }
+
+  bool allows(Exchange exchange) const {
+    const auto& all = plan_.rounds.front().exchanges;
+    return std::find(all.begin(), all.end(), exchange) != all.end();
+  }
+
+  void encode() { codec_->encode(encode_call(), frame_.span()); }
+  void decode(std::size_t frames) { codec_->decode(decode_call(std::span(frames_).first(frames))); }
+  void reduce() {
+    codec_->reduce({.segments = {&segment_, 1},
+                    .dtype = gradient_.dtype(),
+                    .frames = frames_,
+                    .execution = execution_},
+                   sum_.span());
+  }
+  void encode_native() { codec_->encode_native(encode_call(), 1.0f, native_values()); }
+  void decode_native() { codec_->decode_native(decode_call({}), native_values()); }
+
+ private:
+  EncodeCall encode_call() {
+    EncodeCall call{.segments = {&segment_, 1},
+                    .gradients = {&gradient_, 1},
+                    .words_out = &words_,
+                    .execution = execution_};
+    if (codec_->has_feedback()) call.states = {&state_, 1};
+    return call;
+  }
+
+  DecodeCall decode_call(std::span<const ConstByteSpan> frames) const {
+    return {.segments = {&segment_, 1},
+            .frames = frames,
+            .outputs = {&output_, 1},
+            .execution = execution_};
+  }
+
+  ValueSpan native_values() const {
+    const Round& round = plan_.rounds.front();
+    return native_memory_.values(round.native_count, round.native_dtype);
+  }
+
+  Segment segment_;
+  std::shared_ptr<const Codec> codec_;
+  Plan plan_;
+  Buffer gradient_memory_, output_memory_, residual_memory_, native_memory_;
+  Buffer frame_, sum_, workspace_;
+  ConstValueSpan gradient_;
+  ValueSpan output_;
+  SegmentState state_;
+  StateWords words_;
+  Execution execution_;
+  std::vector<ConstByteSpan> frames_;
+};
+
+/// The cost of one kind of call, found on a small and on a large gradient.
+template <typename Call>
+WorkCost cost_of(CodecRun& few, CodecRun& many, Call call) {
+  return line_through(shortest([&] { call(few); }), shortest([&] { call(many); }));
+}
+
+WorkCost shared_out(WorkCost cost, double among) {
+  return {cost.per_call / among, cost.per_value / among};
+}
+
+/// What each payload after the first adds to a decode.
+WorkCost further(WorkCost all, WorkCost first) {
+  return shared_out({std::max(0.0, all.per_call - first.per_call),
+                     std::max(0.0, all.per_value - first.per_value)},
+                    kFrames - 1);
+}
+
+// The gradient's own values travel where a codec writes them as they are.
+bool travels_itself(const std::string& spec) { return make_codec(spec)->traits().lossless; }
+
+}  // namespace
+
+CodecCosts measure_codec(const std::string& spec, Dtype dtype) {
+  CodecRun few(spec, dtype, kFew), many(spec, dtype, kMany);
+  CodecCosts costs;
+  costs.encode = cost_of(few, many, [](CodecRun& run) { run.encode(); });
+  costs.decode = cost_of(few, many, [](CodecRun& run) { run.decode(1); });
+  const WorkCost all = cost_of(few, many, [](CodecRun& run) { run.decode(kFrames); });
+  costs.decode_more = further(all, costs.decode);
+  if (many.allows(Exchange::kTwoShot))
+    costs.reduce = shared_out(cost_of(few, many, [](CodecRun& run) { run.reduce(); }), kFrames);
+  if (!many.allows(Exchange::kNativeSum) || travels_itself(spec)) return costs;
+  costs.encode_native = cost_of(few, many, [](CodecRun& run) { run.encode_native(); });
+  costs.decode_native = cost_of(few, many, [](CodecRun& run) { run.decode_native(); });
+  return costs;
+}
+
+double measure_adding() {
+  const Buffer sums = zeros(kMany * sizeof(float)), values = zeros(kMany * sizeof(float));
+  const double seconds =
+      shortest([&] { kernels::add_values(sums.pointer(), values.pointer(), Dtype::kF32, kMany); });
+  return seconds / static_cast<double>(sums.bytes());
+}
+
+}  // namespace tersor

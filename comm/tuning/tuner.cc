@@ -1,0 +1,199 @@
+// See tuner.h.
+#include "comm/tuning/tuner.h"
+
+#include "comm/tuning/link_probe.h"
+#include "comm/tuning/text.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <span>
+
+namespace tersor {
+namespace {
+
+// Longer chunks than the default gain next to nothing, and their buffers fall out of the caches.
+constexpr std::size_t kChunkCounts[] = {kDefaultChunkCount, kDefaultChunkCount / 4};
+
+/// Equal on ranks that share a machine's cores.
+std::uint64_t machine_number() {
+  std::string name;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> name;
+  if (name.empty()) {
+    std::array<char, 256> host{};
+    gethostname(host.data(), host.size() - 1);
+    name = host.data();
+  }
+  return std::hash<std::string>()(name);
+}
+
+void append(std::vector<float>& figures, CodecCosts costs) {
+  for (const WorkCost* cost : fields_of(costs)) {
+    figures.push_back(static_cast<float>(cost->per_call));
+    figures.push_back(static_cast<float>(cost->per_value));
+  }
+}
+
+CodecCosts take(std::span<const float>& figures) {
+  CodecCosts costs;
+  for (WorkCost* cost : fields_of(costs)) {
+    *cost = {double{figures[0]}, double{figures[1]}};
+    figures = figures.subspan(2);
+  }
+  return costs;
+}
+
+AutoOptions checked(AutoOptions options) {
+  for (std::string& spec : options.codecs) {
+    if (spec == kAutoCodec) throw InvalidArgument("auto cannot choose itself");
+    spec = make_codec(spec)->spec().text();
+  }
+  if (options.threads == 0) throw InvalidArgument("a rank lends at least 1 thread to its codecs");
+  if (options.link) check_link(*options.link, "the link");
+  return options;
+}
+
+}  // namespace
+
+Tuner::Impl::Impl(Transport& transport, AutoOptions wanted)
+    : options_(checked(std::move(wanted))), channel_(transport.channel()) {
+  find_machines();
+  link_ = options_.link ? *options_.link : probe_link(*channel_, options_.timeout);
+  if (measures_) speeds_ = std::make_unique<CodecSpeeds>(speeds_path(options_.speeds_file));
+  learn(Dtype::kF32);
+}
+
+// Who measures, and how many ranks share a core when all of them encode.
+void Tuner::Impl::find_machines() {
+  const std::uint64_t own = machine_number();
+  const Handle handle = [&] {
+    Handle started = channel_->all_gather(
+        {.name = "auto (machines)", .tag = channel_->reserve_tags(1), .timeout = options_.timeout},
+        std::as_bytes(std::span(&own, 1)), sizeof(own));
+    started.wait_synchronize();
+    return started;
+  }();
+  int together = 1;
+  for (int rank = 0; rank < channel_->ranks(); ++rank) {
+    if (rank == channel_->rank()) continue;
+    std::uint64_t other = 0;
+    std::memcpy(&other, handle.received(rank).data(), sizeof(other));
+    if (other != own) continue;
+    ++together;
+    if (rank < channel_->rank()) measures_ = false;
+  }
+  const auto cores = static_cast<double>(std::max(1l, sysconf(_SC_NPROCESSORS_ONLN)));
+  auto crowding = static_cast<float>(std::max(1.0, together * options_.threads / cores));
+  agree_on_largest(*channel_, {&crowding, 1}, options_.timeout);
+  crowding_ = double{crowding} / options_.threads;
+}
+
+// 16-bit gradients are no shorter as bf16.
+std::vector<std::string> Tuner::Impl::candidates(Dtype dtype) const {
+  std::vector<std::string> specs = {"none"};
+  if (dtype == Dtype::kF32) specs.emplace_back("bf16");
+  for (const std::string& spec : options_.codecs)
+    if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(spec);
+  return specs;
+}
+
+// The slowest machine's speeds, which all ranks then hold alike.
+void Tuner::Impl::learn(Dtype dtype) {
+  const std::vector<std::string> specs = candidates(dtype);
+  if (costs_.contains({specs.front(), dtype})) return;
+  std::vector<float> figures;
+  for (const std::string& spec : specs)
+    append(figures, measures_ ? speeds_->costs(spec, dtype) : CodecCosts{});
+  figures.push_back(measures_ ? static_cast<float>(measure_adding()) : 0.0f);
+  agree_on_largest(*channel_, figures, options_.timeout);
+  std::span<const float> rest = figures;
+  for (const std::string& spec : specs) costs_[{spec, dtype}] = take(rest);
+  add_seconds_per_byte_ = double{rest.front()};
+}
+
+// The quickest chunk length of each way.
+void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& question,
+                                   std::vector<Alternative>& all) {
+  const CostFigures figures{.network = {.link = link_},
+                            .codec = costs_.at({spec, question.dtype}),
+                            .add_seconds_per_byte = add_seconds_per_byte_,
+                            .crowding = crowding_};
+  for (const Algorithm algorithm : possible_algorithms(*question.codec, question.dtype)) {
+    Alternative best{{spec, algorithm, kDefaultChunkCount}, INFINITY};
+    for (const std::size_t chunk_count : kChunkCounts) {
+      CostQuestion cut = question;
+      cut.algorithm = algorithm;
+      cut.chunk_count = chunk_count;
+      const double seconds = predict_allreduce(cut, figures).seconds;
+      if (seconds < best.predicted) best = {{spec, algorithm, chunk_count}, seconds};
+    }
+    all.push_back(std::move(best));
+  }
+}
+
+std::vector<Alternative> Tuner::Impl::alternatives(Dtype dtype, std::size_t count) {
+  learn(dtype);
+  std::vector<Alternative> all;
+  for (const std::string& spec : candidates(dtype)) {
+    const auto codec = make_codec(spec);
+    add_alternatives(
+        spec, {.codec = codec.get(), .dtype = dtype, .count = count, .ranks = channel_->ranks()},
+        all);
+  }
+  return all;
+}
+
+Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
+  const auto found = trials_.find({dtype, count});
+  if (found != trials_.end()) return found->second;
+  for (const std::string& spec : options_.codecs)
+    if (make_codec(spec)->has_feedback())
+      throw InvalidArgument("auto cannot choose " + spec +
+                            " in an allreduce, which keeps no residual from codec to codec; use a "
+                            "GradientReducer, or leave out +ef");
+  return trials_.emplace(Shape{dtype, count}, Trials(alternatives(dtype, count))).first->second;
+}
+
+void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
+  Trials& tried = trials(dtype, count);
+  if (channel_->ranks() == 1 || !tried.add(seconds)) return;
+  auto slowest = static_cast<float>(tried.median());
+  agree_on_largest(*channel_, {&slowest, 1}, options_.timeout);
+  tried.agree(double{slowest});
+}
+
+AutoChoice Tuner::Impl::predict(Dtype dtype, std::size_t count) {
+  std::vector<Alternative>& known = predicted_[{dtype, count}];
+  if (known.empty()) known = Trials(alternatives(dtype, count)).alternatives();
+  return known.front().choice;
+}
+
+Tuner::Tuner(Transport& transport, AutoOptions options)
+    : impl_(std::make_unique<Impl>(transport, std::move(options))) {}
+Tuner::~Tuner() = default;
+
+AutoChoice Tuner::choose(Dtype dtype, std::size_t count) {
+  return impl_->trials(dtype, count).current().choice;
+}
+
+void Tuner::record(Dtype dtype, std::size_t count, double seconds) {
+  impl_->record(dtype, count, seconds);
+}
+
+bool Tuner::settled(Dtype dtype, std::size_t count) const {
+  const auto found = impl_->trials_.find({dtype, count});
+  return found != impl_->trials_.end() &&
+         (impl_->channel_->ranks() == 1 || found->second.settled());
+}
+
+AutoChoice Tuner::predict(Dtype dtype, std::size_t count) { return impl_->predict(dtype, count); }
+
+const LinkFigures& Tuner::link() const { return impl_->link_; }
+std::string Tuner::explain() const { return impl_->explain(); }
+
+}  // namespace tersor

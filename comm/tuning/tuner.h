@@ -1,0 +1,47 @@
+// The inside of a Tuner: figures that all ranks hold alike, and a Trials for each kind of gradient.
+#pragma once
+
+#include "comm/tuning/codec_speed.h"
+#include "comm/tuning/trials.h"
+
+#include <tersor/auto.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tersor {
+
+struct Tuner::Impl {
+  using Shape = std::pair<Dtype, std::size_t>;  ///< of a gradient: its dtype and count
+
+  Impl(Transport& transport, AutoOptions wanted);
+
+  Trials& trials(Dtype dtype, std::size_t count);
+  void record(Dtype dtype, std::size_t count, double seconds);
+  AutoChoice predict(Dtype dtype, std::size_t count);
+  std::string explain() const;
+
+  void find_machines();
+  void learn(Dtype dtype);
+  std::vector<Alternative> alternatives(Dtype dtype, std::size_t count);
+  void add_alternatives(const std::string& spec, const CostQuestion& question,
+                        std::vector<Alternative>& all);
+  std::vector<std::string> candidates(Dtype dtype) const;
+
+  AutoOptions options_;
+  std::unique_ptr<Transport> channel_;
+  bool measures_ = true;  ///< the lowest rank of its machine measures for all ranks there
+  double crowding_ = 1;
+  double add_seconds_per_byte_ = 0;
+  LinkFigures link_;
+  std::unique_ptr<CodecSpeeds> speeds_;                        ///< of a rank that measures
+  std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on
+  std::map<Shape, Trials> trials_;
+  std::map<Shape, std::vector<Alternative>> predicted_;  ///< asked of `predict`
+};
+
+}  // namespace tersor

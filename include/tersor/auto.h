@@ -1,0 +1,88 @@
+// Codec "auto": a Tuner measures the link and the codecs once, and then says for each gradient
+// which codec, algorithm and chunk length are quickest. docs/algorithms.md has the formulas.
+#pragma once
+
+#include <tersor/collectives.h>
+#include <tersor/dtype.h>
+#include <tersor/transport.h>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor {
+
+/// The spec by which CollectiveOptions, ReducerOptions and rules ask for a choice.
+inline constexpr std::string_view kAutoCodec = "auto";
+
+/// What a link costs, as each of its ranks sees it while all of them send.
+struct LinkFigures {
+  double latency = 0;              ///< seconds, one way, software included
+  double seconds_per_byte = 0;     ///< of what a rank sends; it receives as much at the same time
+  double seconds_per_message = 0;  ///< beside latency and bytes, of each message that a rank sends
+  double core_seconds_per_byte = 0;  ///< of each byte sent: what the codecs' core does for it
+};
+
+/// Options of a Tuner. All ranks must pass equal ones (but for the file).
+struct AutoOptions {
+  /// Specs that may be chosen beside `none` and `bf16`, which always may. Those with "+ef" only in
+  /// a GradientReducer, which keeps their residuals.
+  std::vector<std::string> codecs = {"int8"};
+  /// The link's figures, where they are known; else they are measured.
+  std::optional<LinkFigures> link = {};
+  /// Where measured speeds of codecs are kept from run to run: a path; "none": nowhere. Empty: the
+  /// environment's TERSOR_CODEC_SPEEDS, else codec-speeds in the folder tersor of XDG_CACHE_HOME or
+  /// ~/.cache. A file that is damaged or of another machine is not used; one that cannot be written
+  /// is no error.
+  std::string speeds_file = {};
+  unsigned threads = 1;  ///< that each rank lends to its codecs
+  std::chrono::milliseconds timeout = kDefaultTimeout;
+};
+
+/// How a gradient is to travel.
+struct AutoChoice {
+  std::string codec;
+  Algorithm algorithm = Algorithm::kAuto;
+  std::size_t chunk_count = kDefaultChunkCount;
+};
+
+/// Chooses for all gradients of one transport. All ranks get the same answers: every figure that a
+/// choice depends on was reduced over ranks. One thread at a time.
+class Tuner {
+ public:
+  /// A collective call: measures the link (milliseconds) and, for f32, the codecs that no file
+  /// knows (tens of milliseconds each). Throws InvalidArgument where an option is wrong.
+  explicit Tuner(Transport& transport, AutoOptions options = {});
+  ~Tuner();
+  Tuner(const Tuner&) = delete;
+  Tuner& operator=(const Tuner&) = delete;
+
+  /// What the next allreduce of such a gradient should do. The first calls try what the model
+  /// predicts to be about as quick as its best; then the quickest stays until another is clearly
+  /// (5 %) quicker. The first call for a dtype is a collective one.
+  AutoChoice choose(Dtype dtype, std::size_t count);
+  /// How long the allreduce took that went as `choose` said. All ranks call it after each one; now
+  /// and then it is a collective call.
+  void record(Dtype dtype, std::size_t count, double seconds);
+  /// True once trying is over for such gradients.
+  bool settled(Dtype dtype, std::size_t count) const;
+
+  /// What the model alone says, among all codecs, those with "+ef" too. Nothing is tried.
+  AutoChoice predict(Dtype dtype, std::size_t count);
+
+  const LinkFigures& link() const;
+  /// The figures, and for each gradient that was asked for every alternative with its predicted
+  /// and measured time, and why it was taken or left.
+  std::string explain() const;
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tersor

@@ -1,0 +1,90 @@
+// `tersor-bench predict`, and codec auto in `allreduce`: the records, what is refused, and that the
+// model tells what the emulated link will take.
+#include <map>
+
+#include "tests/bench/program.h"
+
+namespace tersor::bench {
+namespace {
+
+class Predict : public ProgramTest {};
+class PredictRealTime : public ProgramTest {};  // holds a clock to what was predicted
+
+TEST_F(Predict, MoreRanksAndFewerBytes) {
+  const Json records = records_of({"predict", "--ranks", "8..64", "--codec", "none", "int8",
+                                   "--bytes", "1M", "64M", "--speeds", path("speeds")});
+  ASSERT_EQ(records.size(), 2u * 4 * 2);
+  for (const Json& record : records)
+    expect_fields(record, {"codec", "algorithm", "link", "ranks", "hosts", "dtype", "count",
+                           "seconds", "work_seconds", "wire_bytes", "algbw", "busbw"});
+  EXPECT_EQ(records[0]["ranks"], 8);
+  EXPECT_EQ(records[7]["ranks"], 64);
+  EXPECT_LT(records[9]["seconds"].get<double>(), 0.35 * records[8]["seconds"].get<double>())
+      << "int8 against none, 64 MiB";
+}
+
+TEST_F(Predict, HostsShareTheirLink) {
+  const std::vector<std::string> common = {"predict", "--ranks", "32",  "--codec",
+                                           "int8",    "--bytes", "64M", "--speeds"};
+  auto alone = common, together = common;
+  alone.push_back(path("speeds"));
+  together.insert(together.end(), {path("speeds"), "--hosts", "4"});
+  const Json one = records_of(alone), shared = records_of(together);
+  EXPECT_EQ(one[0]["hosts"], 32);
+  EXPECT_EQ(shared[0]["hosts"], 4);
+  EXPECT_EQ(shared[0]["algorithm"], "hierarchical");
+}
+
+TEST_F(Predict, NonsenseIsAnswered) {
+  const std::map<std::string, std::vector<std::string>> wrong = {
+      {"are no ranks", {"--ranks", "0"}},
+      {"the larger", {"--ranks", "8..4"}},
+      {"do not fill", {"--ranks", "9", "--hosts", "4"}},
+      {"is no link", {"--link", "fast"}},
+      {"needs a link", {"--link", "none"}},
+      {"no codec", {"--codec", "auto"}},
+      {"crowding", {"--crowding", "nan"}},
+  };
+  for (const auto& [words, arguments] : wrong) {
+    std::vector<std::string> all = {"predict", "--speeds", path("speeds")};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const Outcome outcome = run(all);
+    EXPECT_EQ(outcome.code, 2) << words;
+    EXPECT_NE(outcome.error.find(words), std::string::npos) << outcome.error;
+  }
+}
+
+TEST_F(Predict, AutoIsMeasuredBesideTheOthers) {
+  const Json records =
+      records_of({"allreduce", "--codec", "auto", "--allow", "int8", "int4", "--min", "16K",
+                  "--max", "16K", "--ranks", "2", "--iterations", "2"});
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[2]["codec"], "auto");
+  EXPECT_NE(records[2].value("chosen", ""), "");
+  EXPECT_NE(records[2]["algorithm"], "auto");
+  const Outcome outcome = run({"allreduce", "--codec", "auto", "--min", "4K", "--max", "4K",
+                               "--iterations", "1", "--explain"});
+  EXPECT_EQ(outcome.code, 0) << outcome.error;
+  EXPECT_NE(outcome.output.find("predicted"), std::string::npos) << outcome.output;
+}
+
+TEST_F(PredictRealTime, TheModelTellsWhatTheLinkTakes) {
+  for (const std::string ranks : {"2", "3", "4"})
+    for (const std::string link : {"50Mbit,100us", "200Mbit,100us", "1Gbit,50us"}) {
+      const Json predicted =
+          records_of({"predict", "--ranks", ranks, "--link", link, "--codec", "none", "int8",
+                      "--bytes", "1M", "4M", "--crowding", "2", "--speeds", path("speeds")});
+      const Json measured = records_of({"allreduce", "--ranks", ranks, "--link", link, "--codec",
+                                        "int8", "--min", "1M", "--max", "4M", "--iterations", "3"});
+      for (const Json& one : predicted)
+        for (const Json& other : measured) {
+          if (one["codec"] != other["codec"] || one["count"] != other["count"]) continue;
+          const double ratio = one["seconds"].get<double>() / other["seconds"].get<double>();
+          EXPECT_GT(ratio, 0.75) << one << other;
+          EXPECT_LT(ratio, 1.2) << one << other;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tersor::bench

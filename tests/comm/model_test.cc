@@ -1,0 +1,106 @@
+// The cost model: its limits, where the right answer is known without it.
+#include "comm/tuning/model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace tersor {
+namespace {
+
+constexpr double kGbit = 8e-9;  // seconds a byte
+
+CostFigures figures(double seconds_per_byte, double latency = 50e-6) {
+  const WorkCost work{1e-7, 1e-10};
+  return {.network = {.link = {latency, seconds_per_byte, 1e-6}},
+          .codec = {work, work, work, work, work, work},
+          .add_seconds_per_byte = 1e-10};
+}
+
+double seconds_of(const std::string& spec, Algorithm algorithm, std::size_t count, int ranks,
+                  const CostFigures& costs) {
+  const auto codec = make_codec(spec);
+  return predict_allreduce(
+             {.codec = codec.get(), .algorithm = algorithm, .count = count, .ranks = ranks}, costs)
+      .seconds;
+}
+
+TEST(CostModel, OneRankAndNoValuesCostNothing) {
+  EXPECT_EQ(seconds_of("int8", Algorithm::kTwoShot, 1 << 20, 1, figures(kGbit)), 0);
+  EXPECT_EQ(seconds_of("int8", Algorithm::kTwoShot, 0, 4, figures(kGbit)), 0);
+}
+
+TEST(CostModel, LongGradientsTakeTheWiresTime) {
+  for (const int ranks : {2, 4, 8, 64}) {
+    const std::size_t count = std::size_t{1} << 26;
+    const double wire = 2.0 * (ranks - 1) / ranks * 4 * static_cast<double>(count) * kGbit;
+    const double native = seconds_of("none", Algorithm::kNative, count, ranks, figures(kGbit));
+    EXPECT_NEAR(native / wire, 1, 0.05) << ranks;
+    const double two_shot = seconds_of("int8", Algorithm::kTwoShot, count, ranks, figures(kGbit));
+    EXPECT_NEAR(two_shot / wire * 3.94, 1, 0.05) << ranks;
+  }
+}
+
+TEST(CostModel, ShortGradientsTakeLatencies) {
+  const double latency = 1e-3;
+  const CostFigures slow = figures(1e-12, latency);
+  EXPECT_NEAR(seconds_of("int8", Algorithm::kOneShot, 256, 4, slow), latency, 0.05 * latency);
+  EXPECT_NEAR(seconds_of("int8", Algorithm::kTwoShot, 256, 4, slow), 2 * latency, 0.1 * latency);
+  EXPECT_NEAR(seconds_of("none", Algorithm::kNative, 256, 4, slow), latency, 0.05 * latency);
+  EXPECT_NEAR(seconds_of("none", Algorithm::kNative, 16384, 4, slow), 6 * latency, 0.2 * latency);
+}
+
+TEST(CostModel, NothingGetsQuickerByMoreOfAnything) {
+  for (const char* spec : {"none", "bf16", "int8", "topk:density=0.01"}) {
+    const auto codec = make_codec(spec);
+    for (const Algorithm algorithm : possible_algorithms(*codec, Dtype::kF32)) {
+      double before = 0;
+      for (std::size_t count = 512; count <= std::size_t{1} << 28; count *= 2) {
+        const double now = seconds_of(spec, algorithm, count, 4, figures(kGbit));
+        EXPECT_GE(now, before) << spec << " " << algorithm_name(algorithm) << " " << count;
+        before = now;
+      }
+      const double base = seconds_of(spec, algorithm, 1 << 22, 4, figures(kGbit));
+      EXPECT_GT(seconds_of(spec, algorithm, 1 << 22, 4, figures(2 * kGbit)), base) << spec;
+      EXPECT_GT(seconds_of(spec, algorithm, 1 << 22, 4, figures(kGbit, 1e-3)), base) << spec;
+      EXPECT_GT(seconds_of(spec, algorithm, 1 << 22, 8, figures(kGbit)), 0.9 * base) << spec;
+    }
+  }
+}
+
+TEST(CostModel, ChunksHideWorkBehindTheWire) {
+  CostFigures balanced = figures(kGbit);
+  for (WorkCost* cost : fields_of(balanced.codec)) cost->per_value = 2e-9;
+  const auto codec = make_codec("int8");
+  CostQuestion question{.codec = codec.get(), .count = std::size_t{1} << 24, .ranks = 4};
+  const double cut = predict_allreduce(question, balanced).seconds;
+  question.chunk_count = question.count;
+  const Prediction whole = predict_allreduce(question, balanced);
+  EXPECT_LT(cut, 0.8 * whole.seconds);
+  EXPECT_GT(cut, whole.work_seconds);
+}
+
+TEST(CostModel, HierarchySparesASharedLink) {
+  CostFigures shared = figures(kGbit);
+  shared.network.ranks_per_host = 8;
+  shared.network.local = {1e-6, kGbit / 100, 1e-7};
+  const auto codec = make_codec("int8");
+  const CostQuestion question{.codec = codec.get(), .count = 1 << 24, .ranks = 32};
+  EXPECT_LT(predict_hierarchical(question, shared).seconds,
+            0.5 * predict_allreduce(question, shared).seconds);
+  const double wire = 2 * 0.75 * 1.02 * (1 << 24) * kGbit;  // each host's link carries this
+  EXPECT_NEAR(predict_hierarchical(question, shared).seconds / wire, 1, 0.15);
+}
+
+TEST(CostModel, NonsenseIsRefused) {
+  for (const double nonsense : {-1.0, std::nan(""), HUGE_VAL}) {
+    EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 4, figures(nonsense)),
+                 InvalidArgument);
+    EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 4, figures(kGbit, nonsense)),
+                 InvalidArgument);
+  }
+  EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 0, figures(kGbit)), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tersor

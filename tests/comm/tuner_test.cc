@@ -1,0 +1,196 @@
+// Codec "auto" over the in-process transport: what it measures, that all ranks decide alike, and
+// what it refuses.
+#include "tests/comm/ranks.h"
+
+#include "comm/tuning/link_probe.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+
+namespace tersor {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::gaussian;
+using testing::Values;
+
+constexpr LinkFigures kSlow{.latency = 1e-4, .seconds_per_byte = 8e-8, .seconds_per_message = 1e-6};
+constexpr LinkFigures kInfinite{};
+
+AutoOptions given(const LinkFigures& link, std::vector<std::string> codecs = {"int8"}) {
+  return {.codecs = std::move(codecs), .link = link, .speeds_file = "none"};
+}
+
+/// What each rank would choose.
+std::vector<std::string> choices(int ranks, const AutoOptions& options, std::size_t count,
+                                 Dtype dtype = Dtype::kF32) {
+  std::vector<std::string> all(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    Tuner tuner(transport, options);
+    const AutoChoice choice = tuner.predict(dtype, count);
+    all[static_cast<std::size_t>(transport.rank())] =
+        choice.codec + " " + std::string(algorithm_name(choice.algorithm)) + " " +
+        std::to_string(choice.chunk_count);
+  });
+  return all;
+}
+
+TEST(Tuner, ASlowLinkTakesTheFewestBytesThatAreAllowed) {
+  const std::size_t count = 1 << 22;
+  EXPECT_EQ(choices(4, given(kSlow), count)[0].substr(0, 5), "int8 ");
+  EXPECT_EQ(choices(4, given(kSlow, {"int8", "int4"}), count)[0].substr(0, 5), "int4 ");
+  EXPECT_EQ(choices(4, given(kSlow, {}), count)[0].substr(0, 5), "bf16 ");
+  EXPECT_EQ(choices(2, given(kSlow, {"topk:density=0.01+ef"}), count)[0].substr(0, 5), "topk:");
+}
+
+TEST(Tuner, AnInfiniteLinkTakesNoCodec) {
+  EXPECT_EQ(choices(4, given(kInfinite), 1 << 22)[0].substr(0, 5), "none ");
+  EXPECT_EQ(choices(2, given(kSlow, {}), 1 << 20, Dtype::kBf16)[0].substr(0, 5), "none ")
+      << "a 16-bit gradient is no shorter as bf16";
+}
+
+TEST(Tuner, AllRanksDecideAlike) {
+  for (const int ranks : {1, 2, 3, 4})
+    for (const std::size_t count : {0, 1, 1000, 100'000, 4'000'000}) {
+      AutoOptions measured{.codecs = {"int8", "int4"}, .speeds_file = "none"};
+      const std::vector<std::string> all = choices(ranks, measured, count);
+      for (const std::string& one : all) EXPECT_EQ(one, all[0]) << ranks << " " << count;
+    }
+}
+
+TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
+  const auto inputs = testing::gradients(3, 60'000);
+  std::string explanation;
+  const auto outputs = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+    Tuner tuner(transport, {.speeds_file = "none"});
+    CollectiveWorkspace workspace;
+    CollectiveStatistics statistics;
+    const Values start = values;
+    for (int call = 0; !tuner.settled(Dtype::kF32, values.size()); ++call) {
+      ASSERT_LT(call, 1000);
+      values = start;
+      const AutoChoice choice = tuner.choose(Dtype::kF32, values.size());
+      allreduce(
+          transport, values,
+          {.codec = "auto", .workspace = &workspace, .statistics = &statistics, .tuner = &tuner});
+      EXPECT_EQ(statistics.algorithm, choice.algorithm);
+    }
+    if (transport.rank() == 0) explanation = tuner.explain();
+  });
+  EXPECT_LT(testing::squared_error(outputs[0], testing::exact_sum(inputs)), 1e-3);
+  for (const Values& output : outputs) EXPECT_EQ(output, outputs[0]);
+  for (const char* word : {"3 ranks", "latency", "60000 values of f32", "predicted", "measured",
+                           "taken", "left", "bf16 native", "int8 two-shot"})
+    EXPECT_NE(explanation.find(word), std::string::npos) << word << "\n" << explanation;
+}
+
+TEST(Tuner, WrongOptionsAreRefusedBeforeAnythingMoves) {
+  run_ranks(2, {}, [](Transport& transport) {
+    EXPECT_THROW(Tuner(transport, {.codecs = {"int9"}}), InvalidArgument);
+    EXPECT_THROW(Tuner(transport, {.codecs = {"auto"}}), InvalidArgument);
+    EXPECT_THROW(Tuner(transport, {.threads = 0}), InvalidArgument);
+    for (const double nonsense : {-1.0, HUGE_VAL, std::nan("")}) {
+      EXPECT_THROW(Tuner(transport, given({.latency = nonsense})), InvalidArgument);
+      EXPECT_THROW(Tuner(transport, given({.seconds_per_byte = nonsense})), InvalidArgument);
+    }
+    Values values(100), output(200);
+    EXPECT_THROW(allreduce(transport, values, {.codec = "auto"}), InvalidArgument);
+    EXPECT_THROW(reduce_scatter(transport, output, values, {.codec = "auto"}), InvalidArgument);
+    EXPECT_THROW(allgather(transport, values, output, {.codec = "auto"}), InvalidArgument);
+    Tuner feedback(transport, given(kSlow, {"int8+ef"}));
+    EXPECT_THROW(allreduce(transport, values, {.codec = "auto", .tuner = &feedback}),
+                 InvalidArgument);
+    EXPECT_THROW(allreduce(transport, values,
+                           {.codec = "auto", .algorithm = Algorithm::kOneShot, .tuner = &feedback}),
+                 InvalidArgument);
+    EXPECT_THROW(GradientReducer(transport, {.codec = "auto", .algorithm = Algorithm::kOneShot}),
+                 InvalidArgument);
+  });
+}
+
+TEST(Tuner, ARankThatStaysAwayEndsInAnErrorWithinTheDeadline) {
+  const auto start = Clock::now();
+  EXPECT_THROW(run_ranks(3, {},
+                         [](Transport& transport) {
+                           if (transport.rank() == 1) {
+                             const auto channel = transport.channel();
+                             while (Clock::now() < Clock::time_point::max()) channel->progress();
+                           }
+                           Tuner tuner(transport, {.speeds_file = "none", .timeout = 200ms});
+                         }),
+               TransportError);
+  EXPECT_LT(Clock::now() - start, 5s);
+}
+
+TEST(TunedReducer, ChoosesForLargeParametersAndKeepsRanksEqual) {
+  const auto inputs = testing::gradients(4, 300'000);
+  std::vector<std::string> explanations(4);
+  const auto outputs = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+    GradientReducer reducer(transport,
+                            {.codec = "auto", .automatic = given(kSlow, {"int8", "int4+ef"})});
+    const ValueSpan all(values);
+    reducer.add("weight", all.subspan(0, 250'000), 500, 500);
+    reducer.add("bias", all.subspan(250'000, 500));
+    reducer.add("last", all.subspan(250'500, 49'500), 495, 100);
+    for (int step = 0; step < 3; ++step) {
+      for (const char* name : {"last", "bias", "weight"}) reducer.ready(name);
+      reducer.wait();
+    }
+    explanations[static_cast<std::size_t>(transport.rank())] = reducer.explain();
+    const auto statistics = reducer.parameter_statistics();
+    EXPECT_EQ(statistics[0].codec, "int4+ef") << reducer.explain();
+    EXPECT_EQ(statistics[1].codec, "bf16") << "a small 1-D parameter goes by the default rule";
+    EXPECT_EQ(statistics[2].codec, "int4+ef");
+  });
+  for (const Values& output : outputs) EXPECT_EQ(output, outputs[0]);
+  for (const char* word : {"weight", "auto", "int4+ef two-shot", "predicted"})
+    EXPECT_NE(explanations[0].find(word), std::string::npos) << word << "\n" << explanations[0];
+}
+
+TEST(TunedReducerRealTime, ASlowEmulatedLinkGetsInt8) {
+  std::vector<std::string> codecs(2);
+  run_ranks(2, parse_link("100Mbit,100us"), [&](Transport& transport) {
+    Values values = gaussian(1 << 20, 3);
+    GradientReducer reducer(transport,
+                            {.rules = {{"*", "auto"}}, .automatic = {.speeds_file = "none"}});
+    reducer.add("weight", values, 1024, 1024);
+    reducer.ready("weight");
+    reducer.wait();
+    codecs[static_cast<std::size_t>(transport.rank())] = reducer.parameter_statistics()[0].codec;
+  });
+  EXPECT_EQ(codecs, (std::vector<std::string>{"int8", "int8"}));
+}
+
+LinkFigures probed(int ranks, const Link& link) {
+  LinkFigures found;
+  run_ranks(ranks, link, [&](Transport& transport) {
+    const LinkFigures own = probe_link(transport, 10s);
+    if (transport.rank() == 0) found = own;
+  });
+  return found;
+}
+
+// The better of some probes: other programs on the machine take their cores from some.
+TEST(LinkProbeRealTime, FindsTheLinkThatWasSet) {
+  for (const int ranks : {2, 3, 4})
+    for (const char* text : {"100Mbit,1ms", "1Gbit,500us"}) {
+      const Link link = parse_link(text);
+      const double latency = std::chrono::duration<double>(link.latency).count();
+      double rate_error = HUGE_VAL, latency_error = HUGE_VAL;
+      for (int attempt = 0; attempt < 5; ++attempt) {
+        const LinkFigures found = probed(ranks, link);
+        rate_error =
+            std::min(rate_error, std::abs(8 / found.seconds_per_byte / link.bits_per_second - 1));
+        latency_error = std::min(latency_error, std::abs(found.latency - latency));
+      }
+      EXPECT_LT(rate_error, 0.05) << text << " " << ranks;
+      EXPECT_LT(latency_error, 0.05 * latency + 40e-6) << text << " " << ranks;
+    }
+}
+
+}  // namespace
+}  // namespace tersor
