@@ -71,7 +71,7 @@ TEST(Arguments, OtherBadValuesListTheGoodOnes) {
   expect_usage_error({"codecs", "--count", "0"}, {"--count"});
   expect_usage_error({"allreduce", "--link", "fast"}, {"fast", "RATE", "none"});
   expect_usage_error({"allreduce", "--algorithm", "ring"}, {"ring", "two-shot", "one-shot"});
-  expect_usage_error({"allreduce", "--transport", "mpi"}, {"mpi", "inproc"});
+  expect_usage_error({"allreduce", "--transport", "pigeon"}, {"mpi", "inproc"});
   expect_usage_error({"allreduce", "--backward", "1"}, {"--backward", "--parameters"});
   expect_usage_error({"allreduce", "--min", "1M", "--max", "1K"}, {"--min", "--max"});
   expect_usage_error({"train", "--ranks", "0"}, {"--ranks"});
