@@ -243,7 +243,7 @@ void run_train(TrainOptions options) {
 }
 
 void add_options(CLI::App& command, TrainOptions& options) {
-  add_codecs(command, options.codecs);
+  add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
   command.add_option("--epochs", options.epochs, "Passes over the training images")
       ->check(quiet(CLI::Range(1, 10000)))

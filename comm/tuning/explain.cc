@@ -40,8 +40,9 @@ std::string predicted_text(const std::vector<Alternative>& all) {
 
 std::string Tuner::Impl::explain() const {
   std::string text = "auto: " + std::to_string(channel_->ranks()) + " ranks; link of " +
-                     rate_text(link_.seconds_per_byte) + ", " + seconds_text(link_.latency) +
-                     " of latency and " + seconds_text(link_.seconds_per_message) + " a message (" +
+                     rate_text(network_.link.seconds_per_byte) + ", " +
+                     seconds_text(network_.link.latency) + " of latency and " +
+                     seconds_text(network_.link.seconds_per_message) + " a message (" +
                      (options_.link ? "as given" : "measured") + ")\n";
   text += measures_ ? speeds_->note() : "codec speeds from the lowest rank of this machine";
   text += "\n";

@@ -12,6 +12,9 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <numeric>
+#include <optional>
 #include <span>
 
 namespace tersor {
@@ -48,6 +51,26 @@ CodecCosts take(std::span<const float>& figures) {
   return costs;
 }
 
+/// Of each rank its place among those of its host; nothing where every rank has a host of its own,
+/// all share one, or hosts have unequal numbers of ranks.
+std::optional<std::vector<int>> places_on_hosts(const std::vector<int>& hosts) {
+  std::map<int, int> ranks_of;
+  std::vector<int> places;
+  for (const int host : hosts) places.push_back(ranks_of[host]++);
+  const int least = ranks_of.begin()->second;
+  const bool even = std::all_of(ranks_of.begin(), ranks_of.end(),
+                                [&](const auto& entry) { return entry.second == least; });
+  if (ranks_of.size() == 1 || least == 1 || !even) return std::nullopt;
+  return places;
+}
+
+std::vector<int> ranks_with(const std::vector<int>& of_ranks, int value) {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank)
+    if (of_ranks[rank] == value) ranks.push_back(static_cast<int>(rank));
+  return ranks;
+}
+
 AutoOptions checked(AutoOptions options) {
   for (std::string& spec : options.codecs) {
     if (spec == kAutoCodec) throw InvalidArgument("auto cannot choose itself");
@@ -63,7 +86,7 @@ AutoOptions checked(AutoOptions options) {
 Tuner::Impl::Impl(Transport& transport, AutoOptions wanted)
     : options_(checked(std::move(wanted))), channel_(transport.channel()) {
   find_machines();
-  link_ = options_.link ? *options_.link : probe_link(*channel_, options_.timeout);
+  find_network();
   if (measures_) speeds_ = std::make_unique<CodecSpeeds>(speeds_path(options_.speeds_file));
   learn(Dtype::kF32);
 }
@@ -116,10 +139,49 @@ void Tuner::Impl::learn(Dtype dtype) {
   add_seconds_per_byte_ = double{rest.front()};
 }
 
+// Where several ranks share each host, in equal numbers: a host's link, which one rank of each has
+// for itself while it is measured, and what lies within hosts. Else all ranks are alike.
+void Tuner::Impl::find_network() {
+  std::vector<int> everybody(static_cast<std::size_t>(channel_->ranks()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const std::vector<int> hosts = channel_->hosts();
+  const auto places = places_on_hosts(hosts);
+  if (options_.link.has_value() || !places.has_value()) {
+    network_.link = options_.link ? *options_.link : probe(everybody);
+    return;
+  }
+  network_.ranks_per_host = 1 + *std::max_element(places->begin(), places->end());
+  network_.local = probe(ranks_with(hosts, hosts[static_cast<std::size_t>(channel_->rank())]));
+  network_.link = probe(ranks_with(*places, 0));
+}
+
+// What lies between the members, measured by those; all ranks get the largest figures of any group.
+LinkFigures Tuner::Impl::probe(const std::vector<int>& members) {
+  LinkFigures own;
+  if (std::binary_search(members.begin(), members.end(), channel_->rank()))
+    own = probe_link(*channel_->split(members), options_.timeout);
+  std::array<float, 4> figures = {
+      static_cast<float>(own.latency), static_cast<float>(own.seconds_per_byte),
+      static_cast<float>(own.seconds_per_message), static_cast<float>(own.core_seconds_per_byte)};
+  agree_on_largest(*channel_, figures, options_.timeout);
+  return {figures[0], figures[1], figures[2], figures[3]};
+}
+
+// Encoded between hosts only; as chunks go, the default length.
+void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuestion question,
+                                   const CostFigures& figures, std::vector<Alternative>& all) {
+  const auto ways = possible_algorithms(*question.codec, question.dtype);
+  if (std::find(ways.begin(), ways.end(), Algorithm::kTwoShot) == ways.end()) return;
+  question.chunk_count = kDefaultChunkCount;
+  Alternative& way = all.emplace_back();
+  way.choice = {spec, Algorithm::kHierarchical, kDefaultChunkCount};
+  way.predicted = predict_hierarchical(question, figures).seconds;
+}
+
 // The quickest chunk length of each way.
 void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& question,
                                    std::vector<Alternative>& all) {
-  const CostFigures figures{.network = {.link = link_},
+  const CostFigures figures{.network = network_,
                             .codec = costs_.at({spec, question.dtype}),
                             .add_seconds_per_byte = add_seconds_per_byte_,
                             .crowding = crowding_};
@@ -134,6 +196,7 @@ void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& 
     }
     all.push_back(std::move(best));
   }
+  if (figures.network.ranks_per_host > 1) add_hierarchical(spec, question, figures, all);
 }
 
 std::vector<Alternative> Tuner::Impl::alternatives(Dtype dtype, std::size_t count) {
@@ -167,9 +230,16 @@ void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
   tried.agree(double{slowest});
 }
 
+// Of the ways that one gradient may go by itself: hierarchical is for all of a reducer's or none.
 AutoChoice Tuner::Impl::predict(Dtype dtype, std::size_t count) {
   std::vector<Alternative>& known = predicted_[{dtype, count}];
-  if (known.empty()) known = Trials(alternatives(dtype, count)).alternatives();
+  if (known.empty()) {
+    std::vector<Alternative> all = alternatives(dtype, count);
+    std::erase_if(all, [](const Alternative& way) {
+      return way.choice.algorithm == Algorithm::kHierarchical;
+    });
+    known = Trials(std::move(all)).alternatives();
+  }
   return known.front().choice;
 }
 
@@ -193,7 +263,7 @@ bool Tuner::settled(Dtype dtype, std::size_t count) const {
 
 AutoChoice Tuner::predict(Dtype dtype, std::size_t count) { return impl_->predict(dtype, count); }
 
-const LinkFigures& Tuner::link() const { return impl_->link_; }
+const LinkFigures& Tuner::link() const { return impl_->network_.link; }
 std::string Tuner::explain() const { return impl_->explain(); }
 
 }  // namespace tersor

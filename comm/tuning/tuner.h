@@ -26,9 +26,13 @@ struct Tuner::Impl {
   std::string explain() const;
 
   void find_machines();
+  void find_network();
+  LinkFigures probe(const std::vector<int>& members);
   void learn(Dtype dtype);
   std::vector<Alternative> alternatives(Dtype dtype, std::size_t count);
   void add_alternatives(const std::string& spec, const CostQuestion& question,
+                        std::vector<Alternative>& all);
+  void add_hierarchical(const std::string& spec, CostQuestion question, const CostFigures& figures,
                         std::vector<Alternative>& all);
   std::vector<std::string> candidates(Dtype dtype) const;
 
@@ -37,7 +41,7 @@ struct Tuner::Impl {
   bool measures_ = true;  ///< the lowest rank of its machine measures for all ranks there
   double crowding_ = 1;
   double add_seconds_per_byte_ = 0;
-  LinkFigures link_;
+  Network network_;
   std::unique_ptr<CodecSpeeds> speeds_;                        ///< of a rank that measures
   std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on
   std::map<Shape, Trials> trials_;

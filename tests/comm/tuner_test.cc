@@ -175,6 +175,28 @@ LinkFigures probed(int ranks, const Link& link) {
 }
 
 // The better of some probes: other programs on the machine take their cores from some.
+// Two hosts of two ranks: only half as many bytes leave a host where its ranks add theirs first.
+TEST(TunerRealTime, RanksThatShareHostsGoHierarchically) {
+  const Link link{.bits_per_second = 1e9, .latency = 50us, .ranks_per_host = 2};
+  const std::size_t count = 1 << 21;
+  std::vector<Values> results(4);
+  run_ranks(4, link, [&](Transport& transport) {
+    Tuner tuner(transport, {.speeds_file = "none"});
+    EXPECT_GT(tuner.link().seconds_per_byte * 1e9 / 8, 0.75) << "the host's link, not a share of it";
+    Values values;
+    for (int call = 0; call == 0 || !tuner.settled(Dtype::kF32, count); ++call) {
+      values = gaussian(count, static_cast<std::uint64_t>(transport.rank()));
+      allreduce(transport, values, {.codec = "auto", .tuner = &tuner});
+    }
+    EXPECT_EQ(tuner.choose(Dtype::kF32, count).algorithm, Algorithm::kHierarchical)
+        << tuner.explain();
+    EXPECT_NE(tuner.predict(Dtype::kF32, count).algorithm, Algorithm::kHierarchical);
+    results[static_cast<std::size_t>(transport.rank())] = values;
+  });
+  for (int rank = 1; rank < 4; ++rank)
+    EXPECT_EQ(results[0], results[static_cast<std::size_t>(rank)]);
+}
+
 TEST(LinkProbeRealTime, FindsTheLinkThatWasSet) {
   for (const int ranks : {2, 3, 4})
     for (const char* text : {"100Mbit,1ms", "1Gbit,500us"}) {
