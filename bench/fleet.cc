@@ -95,6 +95,9 @@ std::unique_ptr<Fleet> make_fleet(const FleetOptions& options) {
 #if TERSOR_HAS_MPI
   if (options.transport == "mpi") return make_process_fleet(options);
 #endif
+  if (options.transport != "inproc")
+    throw InvalidArgument(fmt::format("no transport \"{}\"; there are: {}", options.transport,
+                                      fmt::join(transport_names(), ", ")));
   return make_thread_fleet(options.ranks.value_or(kDefaultRanks), parse_link(options.link));
 }
 

@@ -5,6 +5,7 @@
 #include <tersor/inprocess.h>
 #include <tersor/transport.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -43,7 +44,8 @@ class Rank {
     std::vector<std::vector<T>> all;
     for (const auto& bytes : gather_bytes(std::as_bytes(own))) {
       all.emplace_back(own.size());
-      if (!bytes.empty()) std::memcpy(all.back().data(), bytes.data(), bytes.size());
+      const std::size_t fits = std::min(bytes.size(), own.size_bytes());  // a rank that failed
+      if (fits != 0) std::memcpy(all.back().data(), bytes.data(), fits);
     }
     return all;
   }

@@ -16,7 +16,7 @@ namespace tersor {
 class MpiTransport final : public Transport {
  public:
   /// Duplicates `communicator`, so that no message of ours meets one of the caller's: a collective
-  /// call. MPI must live until this transport and all its channels and splits are gone.
+  /// call. MPI must live until this transport and all its channels, splits and handles are gone.
   /// Throws InvalidArgument where MPI is not initialised or already finalised, for MPI_COMM_NULL
   /// and for an inter-communicator; TransportError where MPI reports an error.
   explicit MpiTransport(MPI_Comm communicator);
@@ -82,11 +82,15 @@ class MpiSession {
   MpiSession();
   /// As above, for launchers that hand something over in the arguments.
   MpiSession(int* argument_count, char*** arguments);
-  /// Does not finalise where a transport was poisoned: MPI would wait for ranks that are gone. Such
-  /// a process ends with what mpirun then says of it.
+  /// Does not finalise where a transport was poisoned, or a rank does not come to its end within
+  /// 300 s: MPI would wait for ranks that are gone. Such a process ends with what mpirun then says
+  /// of it.
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
+
+ private:
+  MPI_Comm meeting_ = MPI_COMM_NULL;  // of all processes, at the end
 };
 
 }  // namespace tersor

@@ -29,7 +29,8 @@ struct Operation {
   std::chrono::milliseconds timeout = kDefaultTimeout;
   StreamView stream = {};  ///< for device memory
   /// Owner of the bytes that are sent. A transport keeps it for as long as the network below may
-  /// read them, beyond the handle where an operation fails and cannot be called back.
+  /// read them, beyond the handle where an operation fails and cannot be called back. Giving it up
+  /// must not call the transport.
   std::shared_ptr<const void> keep_alive = {};
 };
 
@@ -89,6 +90,7 @@ struct TransferCounters {
 
 /// Ranks and the movement of bytes. A fault (a peer gone, late, or calling something else) ends in
 /// TransportError on every rank and poisons the transport: every later call says so at once.
+/// Handles end before the transport that they came from.
 class Transport {
  public:
   virtual ~Transport() = default;

@@ -8,7 +8,7 @@ namespace tersor::host {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestQuestion{250};  // who is there answers sooner
-constexpr std::chrono::hours kLongestTimeout{24 * 365};  // so that deadlines do not overflow
+constexpr std::chrono::hours kLongestTimeout{24 * 365};     // so that deadlines do not overflow
 
 Clock::time_point deadline_of(const Operation& operation) {
   return Clock::now() + std::min<std::chrono::milliseconds>(operation.timeout, kLongestTimeout);
@@ -64,6 +64,7 @@ Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
   check(transfer->operation().name);
   under_way_.push_back(transfer.get());
   transfer->begin();
+  check(transfer->operation().name);
   step(*transfer);
   return Handle(std::move(transfer));
 }
@@ -138,8 +139,11 @@ HostTransfer* Channel::most_urgent() const {
 void Channel::fail_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   std::vector<int> culprits = transfer.missing();
-  const auto patience = std::min(operation.timeout / 2, kLongestQuestion);
-  for (int& rank : culprits) rank = postman_->culprit(rank, operation.tag, patience);
+  const auto until = Clock::now() + std::min(operation.timeout / 2, kLongestQuestion);
+  for (int& rank : culprits) {
+    const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
+    rank = postman_->culprit(rank, operation.tag, std::max(left, std::chrono::milliseconds(0)));
+  }
   std::sort(culprits.begin(), culprits.end());
   culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
   postman_->raise(std::string(operation.name) + " on " + postman_->name(rank()) +

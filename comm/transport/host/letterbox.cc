@@ -42,16 +42,19 @@ Letter* Letterbox::seek(Batch& batch, Incoming& slot) {
   return letter;
 }
 
+// They were sent before all that nobody claimed yet.
 void Letterbox::cancel(Batch& batch) {
   std::erase(open_, &batch);
+  std::vector<Letter*> parted;
   for (Incoming& slot : batch.incoming) {
     if (slot.ticket == nullptr) continue;
     auto& letter = *static_cast<Letter*>(slot.ticket);
     letter.batch = nullptr;
     letter.slot = nullptr;
     slot.ticket = nullptr;
-    unclaimed_.push_back(&letter);
+    parted.push_back(&letter);
   }
+  unclaimed_.insert(unclaimed_.begin(), parted.begin(), parted.end());
 }
 
 bool Letterbox::fits(const Letter& letter) {

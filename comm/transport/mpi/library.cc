@@ -43,6 +43,13 @@ void check_communicator(MPI_Comm communicator) {
   if (between_groups != 0)
     throw InvalidArgument(
         "an inter-communicator has two groups of ranks: make one of them with MPI_Intercomm_merge");
+  int main_thread = 1;
+  check(MPI_Is_thread_main(&main_thread), "MPI_Is_thread_main");
+  if (main_thread == 0 && thread_level() < MPI_THREAD_SERIALIZED)
+    throw InvalidArgument("MPI was initialised with " +
+                          std::string(thread_level_name(thread_level())) +
+                          ": only the thread that did so may make a transport; initialise with "
+                          "MPI_THREAD_MULTIPLE for more");
 }
 
 int thread_level() {

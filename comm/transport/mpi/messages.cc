@@ -34,7 +34,7 @@ void World::post(Box& box, host::Batch& batch) {
   try {
     for (const host::Outgoing& outgoing : batch.outgoing) send(box, batch, outgoing);
     for (host::Incoming& slot : batch.incoming) seek_letter(box, batch, slot);
-  } catch (const TransportError& error) {
+  } catch (const std::exception& error) {
     raise_locked(error.what());
   }
 }
@@ -60,13 +60,13 @@ void World::send_owned(Box& box, host::Batch& batch, const host::Outgoing& outgo
                        const Head& head) {
   auto job = std::make_shared<Job>();
   job->keep_alive = batch.keep_alive;
-  job->batch = &batch;
   job->done = [this, &box](Job& done, const MPI_Status&) {
     if (done.batch != nullptr && box.letters.close_one(*done.batch)) box.bell.ring();
   };
   const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
-  if (wire_->send_from(peer, head, outgoing.payload, job))
-    batch.open.fetch_add(1, std::memory_order_relaxed);
+  if (!wire_->send_from(peer, head, outgoing.payload, job)) return;
+  job->batch = &batch;
+  batch.open.fetch_add(1, std::memory_order_relaxed);
 }
 
 void World::seek_letter(Box& box, host::Batch& batch, host::Incoming& slot) {

@@ -1,6 +1,7 @@
 // Implements requests.h.
 #include "comm/transport/mpi/requests.h"
 
+#include <exception>
 #include <utility>
 
 #include "comm/transport/mpi/library.h"
@@ -51,9 +52,14 @@ bool Requests::poll() {
   int count = test_some();
   if (count == 0) count = test_some();
   if (count == 0) return false;
-  for (Finished& finished : take_finished(count))
-    if (--finished.job->open == 0 && finished.job->done)
-      finished.job->done(*finished.job, finished.status);
+  std::exception_ptr error;  // the first; the others are done all the same
+  for (Finished& finished : take_finished(count)) try {
+      if (--finished.job->open == 0 && finished.job->done)
+        finished.job->done(*finished.job, finished.status);
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+    }
+  if (error != nullptr) std::rethrow_exception(error);
   return true;
 }
 

@@ -1,6 +1,9 @@
 // Implements <tersor/mpi.h>.
 #include <tersor/mpi.h>
 
+#include <chrono>
+#include <thread>
+
 #include "comm/transport/host/host_transport.h"
 #include "comm/transport/mpi/library.h"
 #include "comm/transport/mpi/postman.h"
@@ -16,15 +19,35 @@ std::unique_ptr<Transport> make_transport(MPI_Comm communicator) {
       std::make_shared<mpi::MpiPostman>(std::move(world), everybody), traits);
 }
 
-void initialise(int* argument_count, char*** arguments) {
-  int before = 0;
+/// Initialises MPI and returns a communicator of all processes.
+MPI_Comm initialise(int* argument_count, char*** arguments) {
+  int before = 0, after = 0;
   MPI_Initialized(&before);
+  MPI_Finalized(&after);
+  if (after != 0) throw InvalidArgument("MPI was finalised, and cannot be initialised again");
   if (before != 0)
     throw InvalidArgument(
         "MPI was initialised before: make a tersor::MpiTransport over your own communicator");
   int level = MPI_THREAD_SINGLE;
   mpi::check(MPI_Init_thread(argument_count, arguments, MPI_THREAD_MULTIPLE, &level),
              "MPI_Init_thread");
+  MPI_Comm all = MPI_COMM_NULL;
+  mpi::check(MPI_Comm_dup(MPI_COMM_WORLD, &all), "MPI_Comm_dup");
+  mpi::check(MPI_Comm_set_errhandler(all, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return all;
+}
+
+/// Whether all processes come here in time: MPI_Finalize itself would wait for the dead for ever.
+bool everybody_comes(MPI_Comm meeting) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (MPI_Ibarrier(meeting, &request) != MPI_SUCCESS) return false;
+  const auto until = Clock::now() + kDefaultTimeout;
+  int here = 0;
+  while (here == 0 && Clock::now() < until) {
+    if (MPI_Test(&request, &here, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+    if (here == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return here != 0;
 }
 
 }  // namespace
@@ -33,14 +56,15 @@ MpiTransport::MpiTransport(MPI_Comm communicator) : transport_(make_transport(co
 
 MpiTransport::~MpiTransport() = default;
 
-MpiSession::MpiSession() { initialise(nullptr, nullptr); }
+MpiSession::MpiSession() : meeting_(initialise(nullptr, nullptr)) {}
 
-MpiSession::MpiSession(int* argument_count, char*** arguments) {
-  initialise(argument_count, arguments);
-}
+MpiSession::MpiSession(int* argument_count, char*** arguments)
+    : meeting_(initialise(argument_count, arguments)) {}
 
 MpiSession::~MpiSession() {
-  if (mpi::running() && !mpi::any_poisoned()) MPI_Finalize();
+  if (!mpi::running() || mpi::any_poisoned() || !everybody_comes(meeting_)) return;
+  MPI_Comm_free(&meeting_);
+  MPI_Finalize();
 }
 
 }  // namespace tersor

@@ -71,9 +71,8 @@ void Wire::post_head() {
 }
 
 void Wire::head_came(const Job& job, const MPI_Status& status) {
-  Arrival arrival = parse(job.memory, status);
   post_head();
-  take_in_order(std::move(arrival));
+  take_in_order(parse(job.memory, status));
 }
 
 Arrival Wire::parse(const host::Block& memory, const MPI_Status& status) {
@@ -112,8 +111,10 @@ int Wire::rest_tag(const Head& head) const {
   return kFirstRestTag + static_cast<int>(head.sequence % rest_tags_);
 }
 
-void Wire::send_head(int peer, Head& head, ConstByteSpan payload) {
-  head.sequence = sent_[static_cast<std::size_t>(peer)]++;
+// A head that could not be sent takes no number: what follows must not wait for it.
+std::shared_ptr<const Job> Wire::send_head(int peer, Head& head, ConstByteSpan payload) {
+  std::uint32_t& sent = sent_[static_cast<std::size_t>(peer)];
+  head.sequence = sent;
   auto job = std::make_shared<Job>();
   job->memory = pool_.take(sizeof(Head) + payload.size());
   std::byte* bytes = job->memory.writable().data();
@@ -123,7 +124,9 @@ void Wire::send_head(int peer, Head& head, ConstByteSpan payload) {
   check(MPI_Isend(bytes, static_cast<int>(sizeof(Head) + payload.size()), MPI_BYTE, peer, kHeadTag,
                   communicator_, &request),
         "MPI_Isend");
-  requests_.add(std::move(job), request);
+  ++sent;
+  requests_.add(job, request);
+  return job;
 }
 
 void Wire::send_rest(int peer, const Head& head, ConstByteSpan payload,
@@ -137,7 +140,7 @@ void Wire::send_rest(int peer, const Head& head, ConstByteSpan payload,
   });
 }
 
-void Wire::send(int peer, Head head, ConstByteSpan payload) {
+std::shared_ptr<const Job> Wire::send(int peer, Head head, ConstByteSpan payload) {
   head.envelope.bytes = payload.size();
   if (travels_whole(payload.size())) return send_head(peer, head, payload);
   auto job = std::make_shared<Job>();
@@ -145,6 +148,7 @@ void Wire::send(int peer, Head head, ConstByteSpan payload) {
   std::memcpy(job->memory.writable().data(), payload.data(), payload.size());
   send_head(peer, head, {});
   send_rest(peer, head, job->memory.bytes(), job);
+  return job;
 }
 
 bool Wire::send_from(int peer, Head head, ConstByteSpan payload, const std::shared_ptr<Job>& job) {

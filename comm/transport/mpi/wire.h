@@ -38,17 +38,17 @@ class Wire {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  /// Sends a copy of the payload.
-  void send(int peer, Head head, ConstByteSpan payload);
-  /// Sends `job.memory`, or else the bytes at `payload`, which `job.keep_alive` owns; a short one
-  /// is copied and the job forgotten. Returns whether the job is under way.
+  /// Sends a copy of the payload; the job has left when it is no more `open`.
+  std::shared_ptr<const Job> send(int peer, Head head, ConstByteSpan payload);
+  /// Sends the bytes at `payload`, which `job.keep_alive` owns; a short one is copied and the job
+  /// forgotten. Returns whether the job is under way.
   bool send_from(int peer, Head head, ConstByteSpan payload, const std::shared_ptr<Job>& job);
   /// Receives the payload that did not travel with its head.
   void receive_rest(const Arrival& arrival, ByteSpan into, const std::shared_ptr<Job>& job);
 
   bool poll() { return requests_.poll(); }
   void forget(const host::Batch& batch) { requests_.forget(batch); }
-  /// True once all that was sent has left.
+  /// True once all that was sent has left, and all that was agreed on has come.
   bool quiet() const { return requests_.idle_but(heads_); }
 
  private:
@@ -56,7 +56,7 @@ class Wire {
   void head_came(const Job& job, const MPI_Status& status);
   Arrival parse(const host::Block& memory, const MPI_Status& status);
   void take_in_order(Arrival arrival);
-  void send_head(int peer, Head& head, ConstByteSpan payload);
+  std::shared_ptr<const Job> send_head(int peer, Head& head, ConstByteSpan payload);
   void send_rest(int peer, const Head& head, ConstByteSpan payload,
                  const std::shared_ptr<Job>& job);
   int rest_tag(const Head& head) const;

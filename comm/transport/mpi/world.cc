@@ -19,8 +19,9 @@ using namespace std::chrono_literals;
 
 constexpr auto kYielding = 100us;    // without news, before a waiting thread takes naps
 constexpr auto kNap = 50us;          // MPI moves nothing while nobody calls it
-constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens
-constexpr auto kGoodbyeWithin = 1s;
+constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens, if nothing is queued
+constexpr auto kGoodbyeWithin = 1s;  // for the others to say theirs
+constexpr auto kLeavesWithin = 10s;  // for what was sent to leave
 
 MPI_Comm duplicate(MPI_Comm communicator) {
   check_communicator(communicator);
@@ -79,23 +80,34 @@ World::~World() {
   }
 }
 
-// Waits a moment for the others, so that nothing of theirs is lost; true where all is over.
+// Waits a moment for the others, and for what was sent, so that nothing is lost; true where all is
+// over.
 bool World::said_goodbye() {
+  note_use();
   const std::lock_guard lock(mutex_);
-  const auto until = Clock::now() + kGoodbyeWithin;
+  if (!right_thread()) return false;
+  const auto start = Clock::now();
   const auto over = [this] {
     return static_cast<int>(gone_.size()) == wire_->ranks() - 1 && wire_->quiet();
   };
-  while (right_thread() && !faulty() && !over() && Clock::now() < until)
+  while (!faulty() && !over() &&
+         Clock::now() < start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin))
     if (!poll()) sched_yield();
-  return right_thread() && !faulty() && over();
+  if (faulty()) tell_until(Clock::now() + kGoodbyeWithin);
+  return !faulty() && over();
 }
 
-bool World::right_thread() const {
-  return thread_level_ >= MPI_THREAD_SERIALIZED || std::this_thread::get_id() == made_by_;
+// Where MPI lets several threads in, one at a time, whoever calls is the one.
+void World::note_use() {
+  if (thread_level_ == MPI_THREAD_SERIALIZED) user_ = std::this_thread::get_id();
 }
 
-void World::check_thread() const {
+bool World::right_thread() const { return any_thread() || std::this_thread::get_id() == user_; }
+
+void World::check_thread() {
+  if (!running())
+    throw InvalidArgument("MPI was finalised: transports and handles end before MPI_Finalize");
+  note_use();
   if (right_thread()) return;
   throw InvalidArgument("MPI was initialised with " +
                         std::string(thread_level_name(thread_level_)) +
@@ -128,9 +140,11 @@ Box& World::join(Box& box, std::span<const int> members) {
 // Without a running MPI there is nobody left to tell.
 void World::leave(Box& box) {
   if (!running()) return;
+  note_use();
   const std::lock_guard lock(mutex_);
   --present_;
-  if (faulty() || !right_thread()) return;
+  if (!right_thread()) return;
+  if (faulty()) return tell_more();
   Head head = head_of(box, Kind::kLeave);
   head.part = present_ == 0 ? 1 : 0;
   try {
@@ -139,7 +153,7 @@ void World::leave(Box& box) {
       if (peer != wire_->rank() && (member || head.part == 1)) wire_->send(peer, head, {});
     }
     poll();
-  } catch (const TransportError& error) {
+  } catch (const std::exception& error) {
     raise_locked(error.what());
   }
 }
@@ -147,7 +161,8 @@ void World::leave(Box& box) {
 void World::take_leave(const Head& head, int peer) {
   Box& box = box_of(head.channel);
   box.left.insert(head.from);
-  if (head.part == 1) gone_.insert(peer);
+  if (head.part != 1) return check_abandoned(box);
+  gone_.insert(peer);
   for (auto& [id, other] : state_->boxes) check_abandoned(*other);
 }
 
@@ -196,24 +211,46 @@ std::string World::fault() const {
   return fault_;
 }
 
-// Tells everybody, on a thread that MPI lets in; those who are gone cannot hold it up for long.
+// Tells everybody, on a thread that MPI lets in; those who are gone cannot hold it up for long, and
+// keep nobody else from hearing of it.
 void World::announce() {
   unannounced_ = !right_thread();
   if (unannounced_ || !running()) return;
   const std::string text = fault_.substr(0, kWholeBytes / 2);
+  for (int peer = 0; peer < wire_->ranks(); ++peer) {
+    if (peer == wire_->rank()) continue;
+    try {
+      told_.push_back(
+          wire_->send(peer, head_of(*everybody_, Kind::kFault), std::as_bytes(std::span(text))));
+    } catch (const std::exception&) {
+      // This one will find out at its deadline.
+    }
+  }
+  tell_until(Clock::now() + kToldWithin);
+}
+
+bool World::told() const {
+  return std::all_of(told_.begin(), told_.end(), [](const auto& job) { return job->open == 0; });
+}
+
+// A fault may stand in line behind much that was sent before: it moves while anybody calls.
+void World::tell_more() {
+  if (!right_thread()) return;
+  if (unannounced_) return announce();
+  if (told()) return;
   try {
-    for (int peer = 0; peer < wire_->ranks(); ++peer)
-      if (peer != wire_->rank())
-        wire_->send(peer, head_of(*everybody_, Kind::kFault), std::as_bytes(std::span(text)));
-    pump_until_quiet(Clock::now() + kToldWithin);
-  } catch (const TransportError&) {
-    // MPI itself is broken: they will find out at their deadline.
+    wire_->poll();
+  } catch (const std::exception&) {
+    // The fault is known here; who cannot be told finds out at the deadline.
   }
 }
 
-void World::pump_until_quiet(Clock::time_point until) {
-  while (!wire_->quiet() && Clock::now() < until)
-    if (!wire_->poll()) sched_yield();
+void World::tell_until(Clock::time_point until) {
+  if (unannounced_) announce();
+  while (!told() && Clock::now() < until) {
+    tell_more();
+    sched_yield();
+  }
 }
 
 std::vector<int> World::hosts(const Box& box) const {
@@ -231,12 +268,12 @@ TransferCounters World::counters(const Box& box) const {
 // True where something moved. An error of MPI is a fault like any other.
 bool World::poll() {
   if (faulty()) {
-    if (unannounced_) announce();
+    tell_more();
     return false;
   }
   try {
     return wire_->poll();
-  } catch (const TransportError& error) {
+  } catch (const std::exception& error) {
     raise_locked(error.what());
     return true;
   }
@@ -281,15 +318,18 @@ int World::culprit(Box& box, Question question) {
 int World::ask(Box& box, const Question& question) {
   std::unique_lock lock(mutex_);
   if (question.peer == box.rank) return box.letters.awaited(question.tag);
-  if (faulty() || !right_thread()) return host::kAnyRank;
+  if (faulty() || !right_thread() || !running()) return host::kAnyRank;
   Head head = head_of(box, Kind::kQuestion);
   head.tag = question.tag;
   head.part = ++questions_;
-  wire_->send(box.members[static_cast<std::size_t>(question.peer)], head, {});
+  try {
+    wire_->send(box.members[static_cast<std::size_t>(question.peer)], head, {});
+  } catch (const std::exception&) {
+    return host::kAnyRank;  // as silent as can be
+  }
   const auto until = Clock::now() + question.patience;
   while (!faulty() && Clock::now() < until) {
-    const auto found = answers_.find(head.part);
-    if (found != answers_.end()) return found->second;
+    if (auto found = answers_.extract(head.part)) return found.mapped();
     if (poll()) continue;
     lock.unlock();
     sched_yield();

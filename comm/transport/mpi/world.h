@@ -84,8 +84,9 @@ class World {
  private:
   struct State;  // what must live on where MPI still may touch it
 
+  void note_use();
   bool right_thread() const;
-  void check_thread() const;
+  void check_thread();
 
   bool said_goodbye();
 
@@ -110,10 +111,12 @@ class World {
   void raise_locked(const std::string& cause);
   void poison_locked(const std::string& cause);
   void announce();
-  void pump_until_quiet(Clock::time_point until);
+  bool told() const;
+  void tell_more();
+  void tell_until(Clock::time_point until);
   int ask(Box& box, const Question& question);
 
-  const std::thread::id made_by_ = std::this_thread::get_id();
+  std::atomic<std::thread::id> user_ = std::this_thread::get_id();
   int thread_level_;
   mutable std::mutex mutex_;
   std::unique_ptr<State> state_;
@@ -126,6 +129,7 @@ class World {
   std::map<std::uint32_t, int> answers_;
   std::string fault_;
   std::atomic<bool> faulty_{false};
+  std::vector<std::shared_ptr<const Job>> told_;  // messages of the fault
   bool unannounced_ = false;  // the fault is not yet told: raised on a thread that MPI keeps out
 };
 
