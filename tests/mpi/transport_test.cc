@@ -5,7 +5,9 @@
 #include <tersor/mpi.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -35,6 +37,30 @@ TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
     }
   }).join();
   transport.barrier({.name = "test"}).wait_synchronize();
+}
+
+TEST(MpiTransport, IsMadeByTheMainThreadWhereMpiLetsInNoOther) {
+  if (multiple()) GTEST_SKIP() << "MPI lets all threads in";
+  std::jthread([] {
+    EXPECT_THROW(MpiTransport transport(MPI_COMM_WORLD), InvalidArgument);
+  }).join();
+}
+
+// What another thread says, whether MPI lets it in or not, is told at the next call at the latest.
+TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
+  const auto start = Clock::now();
+  MpiTransport transport(MPI_COMM_WORLD);
+  if (transport.ranks() == 1) GTEST_SKIP() << "needs 2 ranks";
+  if (transport.rank() == 0) std::jthread([&] { transport.poison("the disk is full"); }).join();
+  try {
+    transport.barrier({.name = "test", .timeout = std::chrono::seconds(60)}).wait_synchronize();
+    ADD_FAILURE() << "no error";
+  } catch (const TransportError& error) {
+    EXPECT_NE(std::string(error.what()).find("rank 0 gave up: the disk is full"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
+  MPI_Barrier(MPI_COMM_WORLD);
 }
 
 TEST(MpiTransport, RefusesNoCommunicator) {

@@ -57,6 +57,7 @@ void HostTransfer::cancel(Batch& batch) const {
 
 void Channel::check(std::string_view name) const {
   if (!postman_->faulty()) return;
+  postman_->progress();  // the others may not have heard of it yet
   throw TransportError(std::string(name) + ": the transport is poisoned: " + postman_->fault());
 }
 
