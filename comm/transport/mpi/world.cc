@@ -17,8 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kYielding = 100us;    // without news, before a waiting thread takes naps
-constexpr auto kNap = 50us;          // MPI moves nothing while nobody calls it
 constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens, if nothing is queued
 constexpr auto kGoodbyeWithin = 1s;  // for the others to say theirs
 constexpr auto kLeavesWithin = 10s;  // for what was sent to leave
@@ -288,19 +286,17 @@ void World::progress() {
 
 void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
   check_thread();
-  auto news = Clock::now();
-  for (auto now = news; box.bell.rings() == seen && now < until; now = Clock::now()) {
+  box.patience.renew();
+  while (box.bell.rings() == seen && Clock::now() < until) {
     bool moved = false;
     {
       const std::lock_guard lock(mutex_);
       moved = poll();
     }
     if (moved)
-      news = now;
-    else if (now - news < kYielding)
-      sched_yield();
+      box.patience.renew();
     else
-      box.bell.wait(seen, std::min(until, now + kNap), host::Bell::Patience::kLong);
+      box.patience.wait(box.bell, seen, until);
   }
 }
 

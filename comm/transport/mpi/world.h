@@ -20,6 +20,7 @@
 
 #include "comm/transport/host/bell.h"
 #include "comm/transport/host/letterbox.h"
+#include "comm/transport/mpi/patience.h"
 #include "comm/transport/mpi/wire.h"
 
 namespace tersor::mpi {
@@ -40,7 +41,8 @@ struct Box {
   std::set<int> left;                      ///< ranks of the channel that are gone from it
   std::map<std::vector<int>, int> joined;  ///< how many channels it made, by members
   TransferCounters counters;
-  host::Bell bell;  ///< rings when a batch is closed, on faults and on `wake`
+  Patience patience;  ///< of the thread that waits here
+  host::Bell bell;    ///< rings when a batch is closed, on faults and on `wake`
 
   std::string name(int of) const {
     return host::rank_name(of, members[static_cast<std::size_t>(of)], whole);
