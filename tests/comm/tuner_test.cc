@@ -182,7 +182,7 @@ TEST(TunerRealTime, RanksThatShareHostsGoHierarchically) {
   std::vector<Values> results(4);
   run_ranks(4, link, [&](Transport& transport) {
     Tuner tuner(transport, {.speeds_file = "none"});
-    EXPECT_GT(tuner.link().seconds_per_byte * 1e9 / 8, 0.75) << "the host's link, not a share of it";
+    EXPECT_GT(tuner.link().seconds_per_byte * 1e9 / 8, 0.75) << "the whole link";
     Values values;
     for (int call = 0; call == 0 || !tuner.settled(Dtype::kF32, count); ++call) {
       values = gaussian(count, static_cast<std::uint64_t>(transport.rank()));
