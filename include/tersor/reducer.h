@@ -128,7 +128,7 @@ class GradientReducer {
   /// Ends the step and waits: every gradient is the sum or mean now. Throws what ended the
   /// exchange.
   void wait();
-  /// Moves what is under way, where no thread does (Thread::kCaller). Never waits.
+  /// Moves what is under way, where no thread does (ProgressBy::kCaller). Never waits.
   void progress();
 
   /// The next step learns the order of sending again, from rank 0.
@@ -136,7 +136,7 @@ class GradientReducer {
 
   /// When a loss scale changes by `factor`: residuals are in the gradient's units.
   void scale_residuals(float factor);
-  /// Brings back the residuals from before the last step (transactional only), after a skipped step
+  /// Brings back the residuals from before the last step (Transactions::kOn only), after a skipped step
   /// or an error.
   void discard_step();
 

@@ -17,9 +17,9 @@ enum class Kind : std::uint8_t {
   kAnswer = 5,    ///< `from` rank `envelope.count` − 1; 0: for nobody
 };
 
-/// 64 bytes, little-endian. The first kWholeBytes of a message, head included, travel as one; a
-/// longer one sends its head alone and then its whole payload under a tag of its own, received
-/// straight into its place once the receiver has agreed.
+/// 64 bytes, little-endian. A message of up to kWholeBytes, head included, travels as one; a longer
+/// one sends its head alone and then its whole payload under a tag of its own, received straight
+/// into its place once the receiver has agreed.
 struct Head {
   host::Envelope envelope;
   std::uint64_t channel = 0;   ///< the same number on all its ranks
