@@ -136,8 +136,8 @@ class GradientReducer {
 
   /// When a loss scale changes by `factor`: residuals are in the gradient's units.
   void scale_residuals(float factor);
-  /// Brings back the residuals from before the last step (Transactions::kOn only), after a skipped step
-  /// or an error.
+  /// Brings back the residuals from before the last step (Transactions::kOn only), after a skipped
+  /// step or an error.
   void discard_step();
 
   /// State of this rank: the same run goes on bit for bit from it, on as many ranks.

@@ -1,0 +1,26 @@
+// What stands before every message: ranks whose formats differ find out, and say so.
+#include "comm/transport/host/envelope.h"
+
+#include <gtest/gtest.h>
+
+namespace tersor::host {
+namespace {
+
+TEST(Envelope, AnotherVersionOfTheFormatIsNamed) {
+  const Expectation expected{.envelope = {.signature = 7}, .capacity = 100};
+  Envelope came{.signature = 7, .bytes = 60};
+  EXPECT_TRUE(agrees(expected, came));
+  came.version = 2;
+  EXPECT_FALSE(agrees(expected, came));
+  EXPECT_EQ(disagreement(expected, came, "rank 3", "allreduce"),
+            "rank 3 speaks another version of the transport");
+}
+
+TEST(Envelope, BytesMustLieWithinWhatIsWaitedFor) {
+  const Expectation expected{.least_bytes = 10, .capacity = 20};
+  for (const std::uint64_t bytes : {9u, 10u, 20u, 21u})
+    EXPECT_EQ(agrees(expected, {.bytes = bytes}), bytes >= 10 && bytes <= 20) << bytes;
+}
+
+}  // namespace
+}  // namespace tersor::host
