@@ -74,6 +74,8 @@ struct Execution {
   /// Device calls: where a frame that is not what the call says is reported. Null: nowhere, the
   /// values are NaN all the same.
   FrameFault* fault = nullptr;
+  /// Device calls without `words_out`: where overflows (see StateWords) are added. Null: nowhere.
+  std::uint64_t* overflows = nullptr;
 };
 
 /// How ranks may exchange what one round of a codec yields.

@@ -4,6 +4,7 @@
 
 #include <tersor/span.h>
 #include <tersor/stream.h>
+#include <tersor/wire.h>
 
 #include <chrono>
 #include <cstddef>
@@ -27,7 +28,13 @@ struct Operation {
   /// TransportTraits::ordered is set all ranks must also start them in one order.
   std::uint32_t tag = 0;
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  StreamView stream = {};  ///< for device memory
+  Memory memory = Memory::kHost;  ///< of bytes sent and received; values say where they lie
+  /// Device memory: what is sent is there when the stream has come so far; what is received is
+  /// there for what is queued on it once the handle was waited for.
+  StreamView stream = {};
+  /// Device memory: nothing else is queued on the stream until the handle was waited for, so that
+  /// nothing is won by a second stream.
+  bool in_order = false;
   /// Owner of the bytes that are sent. A transport keeps it for as long as the network below may
   /// read them, beyond the handle where an operation fails and cannot be called back. Giving it up
   /// must not call the transport.
@@ -54,6 +61,7 @@ class Handle {
   bool valid() const { return transfer_ != nullptr; }
 
   /// True once done; moves things forward, never waits. Throws TransportError where it failed.
+  /// Of a transport that queues: true at once, and the operation's stream waits from here on.
   bool test() { return transfer_->test(); }
 
   /// Blocks the calling thread until done or until the operation's timeout; then throws
@@ -77,7 +85,9 @@ struct TransportTraits {
   bool any_thread = true;     ///< may be called from any thread (one at a time for each channel)
   bool ordered = false;       ///< operations must be started in the same order on all ranks
   bool receive_any = true;    ///< `receive_any` is there
+  bool host = true;           ///< takes host memory for all; else for all_gather alone
   bool device = false;        ///< takes device memory
+  bool queues = false;        ///< of device memory: nothing waits on the host, see `Handle::test`
   bool deterministic = true;  ///< native sums depend on nothing but the values
 };
 
@@ -136,6 +146,17 @@ class Transport {
   /// The ranks of `members` (ascending, this rank among them), numbered anew from 0. Called by all
   /// members with the same list.
   virtual std::unique_ptr<Transport> split(std::span<const int> members) = 0;
+
+  /// Device memory: between both, operations with this signature and stream are parts of one
+  /// collective, which begins after whatever this channel queued before, on any stream, and whose
+  /// deadline is the operation's, counted on the device. `begin` throws what was found wrong since
+  /// the last call, and gathers a signature that it does not know on all ranks: then it waits, and
+  /// the stream must not be captured. An operation outside of both is a collective of its own.
+  virtual void begin(const Operation&) {}
+  virtual void end(const Operation&) {}
+  /// Device memory: where calls on received frames report what is wrong with them; pinned memory.
+  /// Null where the transport takes no device memory.
+  virtual FrameFault* fault() { return nullptr; }
 
   /// Moves what is under way; never waits. Throws TransportError where the transport is poisoned.
   virtual void progress() = 0;

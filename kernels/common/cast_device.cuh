@@ -24,7 +24,8 @@ template <class Kernel, class Call, class EntryOf>
 void launch_cast(Queue& queue, Kernel& kernel, const Call& call, Dtype wire, const FrameSeal& seal,
                  const EntryOf& entry_of) {
   prepare_next_words(queue, call);
-  kernel.target.overflows = call.words_out == nullptr ? nullptr : &call.words_out->overflows;
+  kernel.target.overflows =
+      call.words_out == nullptr ? call.execution.overflows : &call.words_out->overflows;
   for_each_table(kernel.table, call.segments, cast_sizes(wire, kernel.target.padding), entry_of,
                  [&](LaunchPlace place) {
                    kernel.seal = place.is_first ? seal : FrameSeal{};

@@ -50,13 +50,6 @@ void require_image(int device) {
                   std::to_string(10 * major + minor) + " (" + cudaGetErrorString(status) + ")");
 }
 
-/// While a stream is captured nothing else is asked of it: that could end the capture.
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream, &status), "asking whether a stream is captured");
-  return status != cudaStreamCaptureStatusNone;
-}
-
 }  // namespace
 
 void require_device() {
@@ -91,7 +84,8 @@ void check_device_pointer(const void* pointer) {
 void check_stream(StreamView stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   int device = 0, own = 0;
-  if (handle == nullptr || is_capturing(handle)) return;
+  // While a stream is captured nothing else is asked of it: that could end the capture.
+  if (handle == nullptr || capture_of(stream) != 0) return;
   check_cuda(cudaGetDevice(&device), "asking for the current device");
   check_cuda(cudaStreamGetDevice(handle, &own), "asking for a stream's device");
   if (own != device)
@@ -99,6 +93,24 @@ void check_stream(StreamView stream) {
                           ", but the current one is " + std::to_string(device) +
                           "; call cudaSetDevice first");
 }
+
+// The legacy default stream cannot be captured.
+std::uint64_t capture_of(StreamView stream) {
+  if (stream.handle == nullptr) return 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long capture = 0;
+  check_cuda(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream.handle), &status, &capture),
+             "asking whether a stream is captured");
+  return status == cudaStreamCaptureStatusNone ? 0 : capture;
+}
+
+int current_device() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current device");
+  return device;
+}
+
+void use_device(int device) { check_cuda(cudaSetDevice(device), "choosing a device"); }
 
 }  // namespace kernels
 
@@ -130,6 +142,9 @@ void require_device() {
 
 void check_device_pointer(const void*) { require_device(); }
 void check_stream(StreamView) { require_device(); }
+std::uint64_t capture_of(StreamView) { return 0; }
+int current_device() { return 0; }
+void use_device(int) { require_device(); }
 
 }  // namespace kernels
 

@@ -4,6 +4,8 @@
 
 #include <tersor/stream.h>
 
+#include <cstdint>
+
 namespace tersor::kernels {
 
 /// Throws CudaError where this build has no CUDA, or the machine no driver or no device, or the
@@ -15,5 +17,12 @@ void check_device_pointer(const void* pointer);
 
 /// Throws InvalidArgument where the stream belongs to another device than the current one.
 void check_stream(StreamView stream);
+
+/// The number of the capture that the stream is part of; 0 where its work runs as it is queued.
+std::uint64_t capture_of(StreamView stream);
+
+/// The device of this thread's calls. A new thread begins with device 0. Throw CudaError.
+int current_device();
+void use_device(int device);
 
 }  // namespace tersor::kernels
