@@ -1,0 +1,64 @@
+// See rank_place.h.
+
+#include "bench/processes/rank_place.h"
+
+#include <fmt/format.h>
+#include <tersor/error.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+namespace tersor::bench {
+namespace {
+
+std::string_view value_of(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? "" : value;
+}
+
+int number_of(const char* variable) {
+  const std::string_view text = value_of(variable);
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size())
+    throw InvalidArgument(fmt::format("{}=\"{}\" is no number", variable, text));
+  return number;
+}
+
+}  // namespace
+
+Variables RankPlace::variables() const {
+  return {{kRankVariable, std::to_string(rank)},
+          {kRanksVariable, std::to_string(ranks)},
+          {kIdFileVariable, id_file.string()}};
+}
+
+std::optional<RankPlace> place_of_process() {
+  const bool none = value_of(kRankVariable).empty() && value_of(kRanksVariable).empty() &&
+                    value_of(kIdFileVariable).empty();
+  if (none) return std::nullopt;
+  const RankPlace place{number_of(kRankVariable), number_of(kRanksVariable),
+                        value_of(kIdFileVariable)};
+  if (place.rank < 0 || place.rank >= place.ranks)
+    throw InvalidArgument(fmt::format("{}={} is no rank of {}={}", kRankVariable, place.rank,
+                                      kRanksVariable, place.ranks));
+  if (place.id_file.empty())
+    throw InvalidArgument(
+        fmt::format("{} is not set: name a file that all ranks reach, and that "
+                    "is not there yet",
+                    kIdFileVariable));
+  return place;
+}
+
+Variables shared_device_variables(int rank, int ranks, int devices) {
+  if (devices >= ranks) return {};
+  return {{"NCCL_HOSTID", fmt::format("tersor-rank-{}", rank)},
+          {"NCCL_NET", "Socket"},
+          {"NCCL_SOCKET_IFNAME", "lo"},
+          {"NCCL_MNNVL_ENABLE", "0"},
+          {"NCCL_NVLS_ENABLE", "0"},
+          {"NCCL_MAX_CTAS", "2"}};
+}
+
+}  // namespace tersor::bench

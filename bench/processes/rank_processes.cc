@@ -1,0 +1,179 @@
+// See rank_processes.h.
+
+#include "bench/processes/rank_processes.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <tersor/error.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <thread>
+
+namespace tersor::bench {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kBetweenLooks{5};
+
+std::filesystem::path make_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "tersor-ranks-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr)
+    throw Error(fmt::format("cannot make a folder {}: {}", name, std::strerror(errno)));
+  return name;
+}
+
+std::string text_of(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// This process's environment with other values for some variables.
+std::vector<std::string> environment_with(const Variables& variables) {
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) all.emplace_back(*entry);
+  for (const auto& [name, value] : variables) {
+    std::erase_if(all, [&](const std::string& entry) { return entry.starts_with(name + "="); });
+    all.push_back(name + "=" + value);
+  }
+  return all;
+}
+
+/// As the system's calls want them: pointers into `words`, then a null.
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> all;
+  for (std::string& word : words) all.push_back(word.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+/// Where a new process's output goes.
+class FileActions {
+ public:
+  FileActions() { posix_spawn_file_actions_init(&actions_); }
+  ~FileActions() { posix_spawn_file_actions_destroy(&actions_); }
+  FileActions(const FileActions&) = delete;
+  FileActions& operator=(const FileActions&) = delete;
+
+  void silence() {
+    posix_spawn_file_actions_addopen(&actions_, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  }
+  void write_to(const std::filesystem::path& file) {
+    constexpr int kMode = 0600;
+    posix_spawn_file_actions_addopen(&actions_, STDOUT_FILENO, file.c_str(), O_WRONLY | O_CREAT,
+                                     kMode);
+    posix_spawn_file_actions_adddup2(&actions_, STDOUT_FILENO, STDERR_FILENO);
+  }
+  const posix_spawn_file_actions_t* get() const { return &actions_; }
+
+ private:
+  posix_spawn_file_actions_t actions_;
+};
+
+int status_of(int wait_status) {
+  constexpr int kSignalled = 128;
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : kSignalled + WTERMSIG(wait_status);
+}
+
+}  // namespace
+
+RankProcesses::RankProcesses(const RankCommand& command)
+    : folder_(make_folder()), output_(command.output) {
+  try {
+    for (int rank = 0; rank < command.ranks; ++rank) start(command, rank);
+  } catch (...) {
+    kill_all();
+    std::filesystem::remove_all(folder_);
+    throw;
+  }
+}
+
+RankProcesses::~RankProcesses() {
+  kill_all();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+std::filesystem::path RankProcesses::output_file(int rank) const {
+  return folder_ / fmt::format("rank-{}.txt", rank);
+}
+
+void RankProcesses::start(const RankCommand& command, int rank) {
+  Variables variables = RankPlace{rank, command.ranks, folder_ / "nccl-id"}.variables();
+  const Variables shared = shared_device_variables(rank, command.ranks, command.devices);
+  variables.insert(variables.end(), shared.begin(), shared.end());
+  variables.insert(variables.end(), command.variables.begin(), command.variables.end());
+  std::vector<std::string> words = command.words, environment = environment_with(variables);
+  FileActions actions;
+  if (output_ == RankOutput::kCaught) actions.write_to(output_file(rank));
+  if (output_ == RankOutput::kOfFirst && rank != 0) actions.silence();
+  Rank started;
+  const int error = posix_spawn(&started.process, words.front().c_str(), actions.get(), nullptr,
+                                pointers(words).data(), pointers(environment).data());
+  if (error != 0)
+    throw Error(fmt::format("cannot start {}: {}", words.front(), std::strerror(error)));
+  ranks_.push_back(std::move(started));
+}
+
+/// Takes note of those that have ended; whether all have.
+bool RankProcesses::reap() {
+  for (Rank& rank : ranks_) {
+    int status = 0;
+    if (rank.process == 0 || waitpid(rank.process, &status, WNOHANG) == 0) continue;
+    rank.process = 0;
+    rank.ending.status = status_of(status);
+  }
+  return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.process == 0; });
+}
+
+void RankProcesses::kill_all() {
+  for (Rank& rank : ranks_) {
+    if (rank.process == 0) continue;
+    kill(rank.process, SIGKILL);
+    int status = 0;
+    waitpid(rank.process, &status, 0);
+    rank.process = 0;
+    rank.ending = {.status = status_of(status), .late = true};
+  }
+}
+
+std::vector<RankEnding> RankProcesses::wait(const RankLimits& limits) {
+  SteadyClock::time_point end = SteadyClock::now() + limits.all;
+  bool failed = false;
+  while (!reap() && SteadyClock::now() < end) {
+    const bool fails = std::ranges::any_of(
+        ranks_, [](const Rank& rank) { return rank.process == 0 && rank.ending.status != 0; });
+    if (fails && !failed) end = std::min(end, SteadyClock::now() + limits.after_failure);
+    failed = fails;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  kill_all();
+  std::vector<RankEnding> endings;
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    endings.push_back(ranks_[static_cast<std::size_t>(rank)].ending);
+    if (output_ == RankOutput::kCaught) endings.back().output = text_of(output_file(rank));
+  }
+  return endings;
+}
+
+std::vector<std::string> own_command() {
+  const std::string text = text_of("/proc/self/cmdline");
+  std::vector<std::string> words;
+  for (std::size_t first = 0; first < text.size(); first += words.back().size() + 1)
+    words.emplace_back(text.c_str() + first);
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  if (words.empty()) return {program};
+  words.front() = program;
+  return words;
+}
+
+}  // namespace tersor::bench

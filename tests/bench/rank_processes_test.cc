@@ -1,0 +1,113 @@
+// Processes that stand for ranks, with a shell in place of a program: what they are told, how they
+// end, and that none outlives its time.
+#include "bench/processes/rank_processes.h"
+
+#include <gtest/gtest.h>
+#include <tersor/error.h>
+
+#include <cstdlib>
+
+namespace tersor::bench {
+namespace {
+
+RankCommand shell(const std::string& script, int ranks, int devices = 1) {
+  return {.words = {"/bin/sh", "-c", script},
+          .ranks = ranks,
+          .devices = devices,
+          .output = RankOutput::kCaught};
+}
+
+/// Sets variables of this process for as long as it lives.
+class Environment {
+ public:
+  explicit Environment(Variables variables) : variables_(std::move(variables)) {
+    for (const auto& [name, value] : variables_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : variables_) unsetenv(name.c_str());
+  }
+
+ private:
+  Variables variables_;
+};
+
+std::string refusal(Variables variables) {
+  const Environment environment(std::move(variables));
+  try {
+    place_of_process();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(RankProcesses, EachIsToldItsPlaceAndOneFile) {
+  RankProcesses processes(shell("echo $TERSOR_RANK of $TERSOR_RANKS $TERSOR_NCCL_ID_FILE", 3));
+  const auto endings = processes.wait();
+  ASSERT_EQ(endings.size(), 3u);
+  const std::string file = endings[0].output.substr(std::string("0 of 3 ").size());
+  EXPECT_GT(file.size(), 2u);
+  for (int rank = 0; rank < 3; ++rank)
+    EXPECT_EQ(endings[static_cast<std::size_t>(rank)].output,
+              std::to_string(rank) + " of 3 " + file);
+}
+
+TEST(RankProcesses, OnlyRanksThatShareADevicePretendToBeHosts) {
+  const std::string script = "echo ${NCCL_HOSTID:-none} ${NCCL_NET:-any}";
+  const auto sharing = RankProcesses(shell(script, 2, 1)).wait();
+  EXPECT_EQ(sharing[0].output, "tersor-rank-0 Socket\n");
+  EXPECT_EQ(sharing[1].output, "tersor-rank-1 Socket\n");
+  EXPECT_EQ(RankProcesses(shell(script, 2, 2)).wait()[1].output, "none any\n");
+}
+
+TEST(RankProcesses, EndingsAreExitStatusOrSignal) {
+  const auto endings =
+      RankProcesses(shell("[ $TERSOR_RANK = 0 ] && exit 7; kill -KILL $$", 2)).wait();
+  EXPECT_EQ(endings[0].status, 7);
+  EXPECT_EQ(endings[1].status, 128 + 9);
+  EXPECT_FALSE(endings[1].late);
+}
+
+TEST(RankProcesses, WhoeverOutlastsAFailureIsKilled) {
+  RankProcesses processes(shell("[ $TERSOR_RANK = 0 ] && exit 1; exec sleep 60", 2));
+  const auto endings = processes.wait({.after_failure = std::chrono::milliseconds(100)});
+  EXPECT_EQ(endings[0].status, 1);
+  EXPECT_FALSE(endings[0].late);
+  EXPECT_TRUE(endings[1].late);
+}
+
+TEST(RankProcesses, TimeIsLimitedWhereNobodyFails) {
+  RankProcesses processes(shell("exec sleep 60", 2));
+  for (const RankEnding& ending : processes.wait({.all = std::chrono::milliseconds(100)}))
+    EXPECT_TRUE(ending.late);
+}
+
+TEST(RankProcesses, AProgramThatIsNotThereIsNamed) {
+  EXPECT_THROW(RankProcesses({.words = {"/nowhere/program"}}), Error);
+}
+
+TEST(RankProcesses, OwnCommandIsThisProgram) {
+  const auto words = own_command();
+  EXPECT_NE(words.front().find("tersor_bench_test"), std::string::npos) << words.front();
+}
+
+TEST(RankPlace, ComesBackFromTheEnvironment) {
+  EXPECT_FALSE(place_of_process().has_value());
+  const Environment environment(RankPlace{1, 4, "/tmp/id"}.variables());
+  const auto place = place_of_process();
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->rank, 1);
+  EXPECT_EQ(place->ranks, 4);
+  EXPECT_EQ(place->id_file, "/tmp/id");
+}
+
+TEST(RankPlace, WhatIsMissingOrWrongIsNamed) {
+  EXPECT_NE(refusal({{kRankVariable, "0"}}).find(kRanksVariable), std::string::npos);
+  EXPECT_NE(refusal({{kRankVariable, "0"}, {kRanksVariable, "2"}}).find(kIdFileVariable),
+            std::string::npos);
+  EXPECT_NE(refusal(RankPlace{2, 2, "/tmp/id"}.variables()).find("no rank"), std::string::npos);
+  EXPECT_NE(refusal({{kRankVariable, "1x"}, {kRanksVariable, "2"}}).find("1x"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tersor::bench
