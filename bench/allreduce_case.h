@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bench/ranks.h"
 
@@ -22,8 +23,9 @@ struct AllreduceCase {
   unsigned threads = 1;        ///< of each rank
   std::size_t iterations = 0;  ///< 0: as many as fill about a second
   Checksum checksum = Checksum::kOn;
-  bool by_library = false;     ///< `Rank::library_sum` instead of ours; the codec is its name
-  AutoOptions automatic = {};  ///< of codec auto
+  bool by_library = false;      ///< `Rank::library_sum` instead of ours; the codec is its name
+  AutoOptions automatic = {};   ///< of codec auto
+  std::vector<int> hosts = {};  ///< of each rank, for hierarchical; empty: as the transport says
 };
 
 /// A backward pass that is a sleep, during which one parameter after the other is ready.

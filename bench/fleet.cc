@@ -44,7 +44,7 @@ class ThreadRank final : public Rank {
     return all;
   }
 
-  void library_sum(ValueSpan) override {
+  void library_sum(ValueSpan, StreamView) override {
     throw InvalidArgument("threads have no library that sums for them");
   }
 

@@ -34,9 +34,9 @@ class Rank {
   virtual void meet() = 0;
   /// Everybody's bytes, as many from each, in the order of ranks.
   virtual std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own) = 0;
-  /// The sum over ranks by the library below, in place: f32 values. Throws InvalidArgument where
-  /// there is none.
-  virtual void library_sum(ValueSpan values) = 0;
+  /// The sum over ranks by the library below, in place; of device memory queued on the stream.
+  /// Throws InvalidArgument where there is none, or it does not add such values.
+  virtual void library_sum(ValueSpan values, StreamView stream) = 0;
 
   /// Everybody's values, as many from each, in the order of ranks.
   template <typename T>

@@ -40,7 +40,7 @@ class ProcessRank final : public Rank {
     return all;
   }
 
-  void library_sum(ValueSpan values) override {
+  void library_sum(ValueSpan values, StreamView) override {
     if (values.dtype() != Dtype::kF32) throw InvalidArgument("MPI_Allreduce adds f32 values only");
     auto* first = reinterpret_cast<float*>(values.pointer());
     for (std::size_t left = values.count(); left != 0;) {

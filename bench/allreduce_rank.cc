@@ -1,0 +1,94 @@
+// See allreduce_rank.h.
+
+#include "bench/allreduce_rank.h"
+
+#include <cstring>
+
+#include "kernels/common/device_memory.h"
+
+namespace tersor::bench {
+namespace {
+
+/// Between memory of one kind; queued where it is a device's.
+void copy(ConstByteSpan from, ByteSpan to, Memory memory, StreamView stream) {
+  if (memory == Memory::kDevice)
+    return kernels::copy_bytes(to.data(), from.data(), from.size(), stream);
+  std::memcpy(to.data(), from.data(), from.size());
+}
+
+}  // namespace
+
+AllreduceRank::AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Rank& rank,
+                             StreamView stream)
+    : rank_(rank),
+      by_library_(wanted.by_library),
+      input_(input),
+      stream_(stream),
+      hosts_(wanted.hosts),
+      storage_(input.bytes(), input.memory()),
+      threads_(wanted.threads) {
+  if (by_library_) return;
+  if (wanted.codec == kAutoCodec)
+    tuner_ = std::make_unique<Tuner>(rank.transport(), wanted.automatic);
+  const bool feedback = tuner_ == nullptr && make_codec(wanted.codec)->has_feedback();
+  if (feedback) make_state(wanted);
+  options_ = {.codec = wanted.codec,
+              .algorithm = wanted.algorithm,
+              .hosts = hosts_,
+              .state = feedback ? &state_ : nullptr,
+              .chunk_count = wanted.chunk_count,
+              .checksum = wanted.checksum,
+              .threads = &threads_,
+              .workspace = &workspace_,
+              .statistics = &statistics_,
+              .tuner = tuner_.get()};
+}
+
+bool AllreduceRank::settled() const {
+  return tuner_ == nullptr || tuner_->settled(input_.dtype(), input_.count());
+}
+
+std::string AllreduceRank::codec() const {
+  if (by_library_) return "none";
+  return tuner_ == nullptr ? options_.codec : tuner_->choose(input_.dtype(), input_.count()).codec;
+}
+
+void AllreduceRank::restore() {
+  copy({input_.pointer(), input_.bytes()}, storage_.span(), input_.memory(), stream_);
+}
+
+void AllreduceRank::call() {
+  if (by_library_) return rank_.library_sum(gradient(), stream_);
+  allreduce(rank_.transport(), gradient(), options_, stream_);
+}
+
+void AllreduceRank::make_state(const AllreduceCase& wanted) {
+  const std::size_t count = input_.count();
+  const int rank = rank_.transport().rank();
+  std::size_t encoded = count, owned = owned_count(count, rank, rank_.transport().ranks());
+  if (wanted.algorithm == Algorithm::kHierarchical) {
+    const std::vector<int> hosts = hosts_.empty() ? rank_.transport().hosts() : hosts_;
+    encoded = encoded_count(count, rank, hosts);
+    owned = owned_count(count, rank, hosts);
+  }
+  static constexpr StateWords kFirstWords;
+  residual_ = zeros(encoded * sizeof(float));
+  owner_residual_ = zeros(owned * sizeof(float));
+  words_ = Buffer(sizeof kFirstWords, input_.memory());
+  copy(std::as_bytes(std::span(&kFirstWords, 1)), words_.span(), input_.memory(), stream_);
+  state_ = {.residual = residual_.values(encoded, Dtype::kF32),
+            .owner_residual = owner_residual_.values(owned, Dtype::kF32),
+            .words = reinterpret_cast<StateWords*>(words_.pointer())};
+}
+
+Buffer AllreduceRank::zeros(std::size_t bytes) const {
+  Buffer buffer(bytes, input_.memory());
+  if (bytes == 0) return buffer;
+  if (input_.memory() == Memory::kDevice)
+    kernels::zero_bytes(buffer.pointer(), bytes, stream_);
+  else
+    std::memset(buffer.pointer(), 0, bytes);
+  return buffer;
+}
+
+}  // namespace tersor::bench
