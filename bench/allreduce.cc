@@ -13,60 +13,26 @@
 #include <vector>
 
 #include "bench/allreduce_case.h"
+#include "bench/allreduce_options.h"
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/records.h"
 #include "bench/table.h"
 
+#if TERSOR_HAS_NCCL
+#include "bench/nccl/allreduce.h"
+#endif
+
 namespace tersor::bench {
 namespace {
-
-struct AllreduceOptions {
-  std::vector<std::string> codecs = {"int8", "int4", "topk:density=0.01"};
-  std::string algorithm = "auto";
-  std::size_t min_bytes = 4 << 10;
-  std::size_t max_bytes = 64 << 20;
-  std::size_t factor = 4;
-  FleetOptions fleet;
-  std::size_t chunk_count = kDefaultChunkCount;
-  std::size_t iterations = 0;
-  std::string dtype = "f32";
-  unsigned threads = 1;
-  std::size_t parameters = 0;  // 0: no reducer
-  std::string backward = "wire";
-  std::vector<std::string> allowed = AutoOptions{}.codecs;
-  bool explain = false;
-  std::filesystem::path json;
-
-  bool through_reducer() const { return parameters != 0; }
-};
-
-/// What has to be beside every codec.
-constexpr const char* kReferences[] = {"none", "bf16"};
 
 std::vector<std::string> codecs_of(const AllreduceOptions& options, const Fleet& fleet) {
   std::vector<std::string> codecs;
   if (fleet.library() && !options.through_reducer() && options.dtype == "f32")
     codecs.push_back(*fleet.library());
-  codecs.insert(codecs.end(), std::begin(kReferences), std::end(kReferences));
-  codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
-  return without_repeats(codecs);
-}
-
-std::vector<std::size_t> byte_counts(const AllreduceOptions& options) {
-  if (options.min_bytes > options.max_bytes)
-    throw InvalidArgument(
-        fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
-  std::vector<std::size_t> all;
-  for (std::size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor)
-    all.push_back(bytes);
-  return all;
-}
-
-/// The algorithm asked for, but for the references, which take their own where it does not fit.
-Algorithm algorithm_for(const AllreduceOptions& options, const std::string& codec) {
-  const bool asked = std::ranges::find(options.codecs, codec) != options.codecs.end();
-  return asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto;
+  const std::vector<std::string> wanted = codecs_with_references(options);
+  codecs.insert(codecs.end(), wanted.begin(), wanted.end());
+  return codecs;
 }
 
 /// A codec's case, or that of the sum of the library below (its name stands for a codec).
@@ -215,6 +181,9 @@ AllreduceRow measure(const AllreduceOptions& options, Fleet& fleet, const std::s
 }
 
 void run_allreduce(const AllreduceOptions& options) {
+#if TERSOR_HAS_NCCL
+  if (options.fleet.transport == kNcclTransport) return run_nccl_allreduce(options);
+#endif
   const std::vector<std::size_t> sizes = byte_counts(options);
   const auto fleet = make_fleet(options.fleet);
   const std::vector<std::string> codecs = codecs_of(options, *fleet);
@@ -234,6 +203,15 @@ void run_allreduce(const AllreduceOptions& options) {
       if (options.explain) fmt::print("{}", row.result.explanation);
     }
   }
+}
+
+/// Those of every measurement, and NCCL, whose gradients lie on devices.
+std::vector<std::string> transports_of_allreduce() {
+  std::vector<std::string> names = transport_names();
+#if TERSOR_HAS_NCCL
+  names.emplace_back(kNcclTransport);
+#endif
+  return names;
 }
 
 std::string checked_backward(const std::string& text) {
@@ -285,7 +263,7 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
       ->check(quiet(CLI::Range(2, 1024)))
       ->type_name("N")
       ->capture_default_str();
-  add_fleet(command, options.fleet);
+  add_fleet(command, options.fleet, transports_of_allreduce());
   command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
       ->transform(size_suffix())
       ->check(quiet(CLI::PositiveNumber))
@@ -297,6 +275,9 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
       ->type_name("N")
       ->capture_default_str();
   add_dtype(command, options.dtype);
+#if TERSOR_HAS_NCCL
+  command.add_flag("--graph", options.graph, "Time replays of a captured call (nccl)");
+#endif
   command.add_option("--threads", options.threads, "Threads of each rank's codec")
       ->check(quiet(CLI::Range(1, 1024)))
       ->type_name("N")

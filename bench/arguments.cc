@@ -75,15 +75,18 @@ CLI::Option* add_dtype(CLI::App& command, std::string& dtype) {
       ->capture_default_str();
 }
 
-void add_fleet(CLI::App& command, FleetOptions& fleet) {
+void add_fleet(CLI::App& command, FleetOptions& fleet, const std::vector<std::string>& transports) {
   command
       .add_option("--transport", fleet.transport,
-                  fmt::format("{}: ranks are threads of this process, or started by mpirun",
-                              fmt::join(transport_names(), " or ")))
-      ->transform(one_of(transport_names()))
+                  fmt::format("{}: ranks are threads of this process, or started by mpirun, or "
+                              "processes with a GPU each",
+                              fmt::join(transports, " or ")))
+      ->transform(one_of(transports))
       ->type_name("NAME")
       ->capture_default_str();
-  command.add_option("--ranks", fleet.ranks, "Threads, 4 unless given; mpirun has its own -n")
+  command
+      .add_option("--ranks", fleet.ranks,
+                  "Threads, 4 unless given; mpirun has its own -n; nccl: processes to start")
       ->check(quiet(CLI::Range(1, 1024)))
       ->type_name("N");
   add_link(command, fleet.link);

@@ -30,7 +30,8 @@ CLI::Option* add_allowed(CLI::App& command, std::vector<std::string>& specs);
 CLI::Option* add_link(CLI::App& command, std::string& link);
 
 /// --transport NAME, --ranks N (at least 1), --link
-void add_fleet(CLI::App& command, FleetOptions& fleet);
+void add_fleet(CLI::App& command, FleetOptions& fleet,
+               const std::vector<std::string>& transports = transport_names());
 
 /// --dtype f32|bf16|f16
 CLI::Option* add_dtype(CLI::App& command, std::string& dtype);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bench/commands.h"
+#include "bench/processes/rank_place.h"
 
 namespace tersor::bench {
 namespace {
@@ -48,9 +49,9 @@ std::string what_was_wrong(const CLI::App& program, const CLI::ParseError& error
   return fmt::format("not known here: {}", fmt::join(unknown, " "));
 }
 
-/// False for the processes of mpirun but the first, which speaks for all of wrong usage.
+/// False for the processes of a launcher but the first, which speaks for all of wrong usage.
 bool speaks() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", kRankVariable})
     if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
   return true;
 }

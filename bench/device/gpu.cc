@@ -28,6 +28,12 @@ Gpu current_gpu() {
   return {properties.name, static_cast<std::size_t>(std::max(properties.l2CacheSize, 1 << 20))};
 }
 
+int device_count() {
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count), "counting the devices");
+  return count;
+}
+
 void copy_bytes(ConstByteSpan from, ByteSpan to, StreamView stream) {
   if (from.empty()) return;
   const cudaStream_t queue = cuda_stream(stream);
@@ -57,10 +63,21 @@ double DeviceClock::seconds_per_call(const std::function<void()>& queue, std::si
   check_cuda(cudaEventRecord(begin_, stream_), "recording an event");
   for (std::size_t call = 0; call < calls; ++call) queue();
   check_cuda(cudaEventRecord(end_, stream_), "recording an event");
+  return seconds_between() / static_cast<double>(calls);
+}
+
+double DeviceClock::seconds_of(const std::function<void()>& queue) {
+  check_cuda(cudaEventRecord(begin_, stream_), "recording an event");
+  queue();
+  check_cuda(cudaEventRecord(end_, stream_), "recording an event");
+  return seconds_between();
+}
+
+double DeviceClock::seconds_between() const {
   check_cuda(cudaEventSynchronize(end_), "waiting for what is timed");
   float milliseconds = 0;
   check_cuda(cudaEventElapsedTime(&milliseconds, begin_, end_), "reading the clock");
-  return static_cast<double>(milliseconds) * 1e-3 / static_cast<double>(calls);
+  return static_cast<double>(milliseconds) * 1e-3;
 }
 
 CallGraph::CallGraph(StreamView stream, const std::function<void()>& call, std::size_t calls)

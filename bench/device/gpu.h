@@ -29,6 +29,9 @@ struct Gpu {
 /// The current device.
 Gpu current_gpu();
 
+/// How many devices this process sees. Throws CudaError where there is none.
+int device_count();
+
 /// Copies, and waits until it is done.
 void copy_bytes(ConstByteSpan from, ByteSpan to, StreamView stream);
 
@@ -47,7 +50,12 @@ class DeviceClock {
   /// it while the others are queued.
   double seconds_per_call(const std::function<void()>& queue, std::size_t calls);
 
+  /// Seconds of one call, which begins on an idle stream.
+  double seconds_of(const std::function<void()>& queue);
+
  private:
+  double seconds_between() const;
+
   cudaStream_t stream_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
