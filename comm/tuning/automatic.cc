@@ -23,7 +23,7 @@ void check_options(const CollectiveOptions& options) {
 }  // namespace
 
 void allreduce_automatically(Transport& transport, ValueSpan gradient,
-                             const CollectiveOptions& options) {
+                             const CollectiveOptions& options, StreamView stream) {
   check_options(options);
   AutoChoice choice = options.tuner->choose(gradient.dtype(), gradient.count());
   CollectiveOptions chosen = options;
@@ -31,7 +31,7 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
   chosen.algorithm = choice.algorithm;
   chosen.chunk_count = choice.chunk_count;
   const auto start = Clock::now();
-  allreduce(transport, gradient, chosen);
+  allreduce(transport, gradient, chosen, stream);
   options.tuner->record(gradient.dtype(), gradient.count(), seconds_since(start));
 }
 
