@@ -1,5 +1,5 @@
 // Checkpoints of the residuals, and what is done to them between steps.
-#include "comm/reducer/host_copy.h"
+#include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // driver.cc (the sending side), checkpoint.cc and statistics.cc.
 #include "comm/collectives/bind.h"
 #include "comm/reducer/impl.h"
+#include "comm/tuning/automatic.h"
 
 #include <tersor/reducer.h>
 
@@ -96,6 +97,7 @@ void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, st
   slot.codec = std::move(choice.codec);
   reason = std::move(choice.reason);
   if (slot.codec != nullptr) return;
+  check_tuner_memory(*tuner_, memory_);
   const std::size_t message = options_.bucket_bytes / dtype_bytes(slot.dtype);
   AutoChoice way = tuner_->predict(slot.dtype, std::max(slot.count, message));
   slot.codec = rules_.codec(way.codec);

@@ -1,7 +1,7 @@
 // See residuals.h.
 #include "comm/reducer/residuals.h"
 
-#include "comm/reducer/host_copy.h"
+#include "comm/collectives/host_copy.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/elementwise.h"
 

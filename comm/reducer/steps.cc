@@ -1,6 +1,6 @@
 // The trainer's side of a step.
 #include "comm/collectives/bind.h"
-#include "comm/reducer/host_copy.h"
+#include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 #include "comm/reducer/measure.h"
 

@@ -9,6 +9,9 @@ namespace tersor {
 void allreduce_automatically(Transport& transport, ValueSpan gradient,
                              const CollectiveOptions& options, StreamView stream);
 
+/// Throws InvalidArgument where the tuner measured for the other memory.
+void check_tuner_memory(const Tuner& tuner, Memory memory);
+
 /// Throws InvalidArgument where codec "auto" is asked for: of `operation` nothing is known.
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation);
 

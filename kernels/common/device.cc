@@ -115,6 +115,12 @@ int current_device() {
   return device;
 }
 
+std::string device_name() {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, current_device()), "asking for a device's name");
+  return properties.name;
+}
+
 void use_device(int device) { check_cuda(cudaSetDevice(device), "choosing a device"); }
 
 }  // namespace kernels
@@ -148,6 +154,7 @@ std::uint64_t capture_of(StreamView) { return 0; }
 void synchronize(StreamView) { require_device(); }
 int current_device() { return 0; }
 void use_device(int) { require_device(); }
+std::string device_name() { return "no device"; }
 
 }  // namespace kernels
 

@@ -5,6 +5,7 @@
 #include <tersor/stream.h>
 
 #include <cstdint>
+#include <string>
 
 namespace tersor::kernels {
 
@@ -27,5 +28,7 @@ void synchronize(StreamView stream);
 /// The device of this thread's calls. A new thread begins with device 0. Throw CudaError.
 int current_device();
 void use_device(int device);
+/// What the current device calls itself.
+std::string device_name();
 
 }  // namespace tersor::kernels

@@ -1,5 +1,5 @@
 // See host_copy.h.
-#include "comm/reducer/host_copy.h"
+#include "comm/collectives/host_copy.h"
 
 #include "kernels/common/convert.h"
 #include "kernels/common/device.h"
