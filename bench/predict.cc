@@ -73,7 +73,7 @@ LinkFigures figures_of(const std::string& text, double message_seconds) {
 double measured_message_seconds() {
   double seconds = 0;
   run_ranks(2, {}, [&](Transport& transport) {
-    const LinkFigures figures = probe_link(transport, kDefaultTimeout);
+    const LinkFigures figures = probe_link(transport, Memory::kHost, kDefaultTimeout);
     if (transport.rank() == 0) seconds = figures.seconds_per_message;
   });
   return seconds;

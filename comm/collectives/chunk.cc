@@ -4,8 +4,12 @@
 namespace tersor {
 namespace {
 
-void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes) {
-  if (buffer->bytes() < bytes) buffer = std::make_shared<Buffer>(bytes);
+bool fits(const Buffer& buffer, std::size_t bytes, Memory memory) {
+  return buffer.bytes() >= bytes && (bytes == 0 || buffer.memory() == memory);
+}
+
+void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes, Memory memory) {
+  if (!fits(*buffer, bytes, memory)) buffer = std::make_shared<Buffer>(bytes, memory);
 }
 
 std::size_t native_bytes(const ChunkPlan& plan) {
@@ -17,9 +21,12 @@ std::size_t native_bytes(const ChunkPlan& plan) {
 }  // namespace
 
 void ChunkTask::prepare(const ChunkPlan& plan) {
-  grow(sends_, plan.flow == Flow::kNative ? native_bytes(plan) : plan.lane_bytes());
-  if (plan.flow == Flow::kTwoShot) grow(sum_, plan.largest_lane());
-  if (workspace_.bytes() < plan.workspace_bytes()) workspace_ = Buffer(plan.workspace_bytes());
+  const bool native = plan.flow == Flow::kNative;
+  const std::size_t sent = !native ? plan.lane_bytes() : plan.in_place ? 0 : native_bytes(plan);
+  grow(sends_, sent, plan.memory);
+  if (plan.flow == Flow::kTwoShot) grow(sum_, plan.largest_lane(), plan.memory);
+  if (!fits(workspace_, plan.workspace_bytes(), plan.memory))
+    workspace_ = Buffer(plan.workspace_bytes(), plan.memory);
 }
 
 void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag) {
@@ -42,7 +49,9 @@ Operation ChunkTask::operation(std::uint32_t phase, const std::shared_ptr<Buffer
           .signature = context_->signature,
           .tag = tag_ + phase,
           .timeout = context_->timeout,
-          .stream = {},
+          .memory = context_->memory,
+          .stream = context_->stream,
+          .in_order = context_->in_order,
           .keep_alive = sent};
 }
 
@@ -77,6 +86,16 @@ void ChunkTask::advance() {
   }
 }
 
+ValueSpan ChunkTask::native_space(std::size_t lane, std::size_t offset) const {
+  const auto& frames = plan_->lanes[lane].frames;
+  if (frames.empty()) return {nullptr, 0, plan_->native_dtype, plan_->memory};
+  if (!plan_->in_place)
+    return {sends_->pointer() + offset, plan_->native_counts[lane], plan_->native_dtype,
+            plan_->memory};
+  const Piece& piece = frames.front().pieces.front();
+  return context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
+}
+
 // Bare values: in place where the gradient is what travels, else through the buffer, lane by lane.
 void ChunkTask::start_native() {
   parts_.clear();
@@ -84,11 +103,7 @@ void ChunkTask::start_native() {
   for (std::size_t i = 0; i < plan_->lanes.size(); ++i) {
     const Lane& lane = plan_->lanes[i];
     const std::size_t bytes = plan_->native_counts[i] * dtype_bytes(plan_->native_dtype);
-    ValueSpan values(sends_->pointer() + offset, plan_->native_counts[i], plan_->native_dtype);
-    if (plan_->in_place && !lane.frames.empty()) {
-      const Piece& piece = lane.frames.front().pieces.front();
-      values = context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
-    }
+    const ValueSpan values = native_space(i, offset);
     messages_.encode_native(lane, values, workspace_.span());
     parts_.push_back(values);
     offset += bytes;
@@ -134,20 +149,20 @@ void ChunkTask::finish_scatter() {
   }
   const std::size_t bytes =
       messages_.reduce(own_lane(), received_, sum_->span(), workspace_.span());
-  start_gather(sum_->span().first(bytes), plan_->largest_lane());
+  start_gather(sum_, bytes);
 }
 
 void ChunkTask::encode_and_gather(const Lane& lane) {
   const std::size_t bytes =
       messages_.encode(lane, sends_->span(), workspace_.span(), context_->ranks - 1);
-  std::swap(sends_, sum_);  // what is gathered stands in `sum_`
-  start_gather(sum_->span().first(bytes), plan_->largest_lane());
+  start_gather(sends_, bytes);
 }
 
-void ChunkTask::start_gather(ConstByteSpan message, std::size_t capacity) {
+void ChunkTask::start_gather(const std::shared_ptr<Buffer>& message, std::size_t bytes) {
   const std::uint32_t phase = plan_->flow == Flow::kTwoShot ? 1 : 0;
-  gathered_ = message;
-  handle_ = context_->transport->all_gather(operation(phase, sum_), message, capacity);
+  gathered_ = message->span().first(bytes);
+  handle_ =
+      context_->transport->all_gather(operation(phase, message), gathered_, plan_->largest_lane());
   stage_ = Stage::kGather;
 }
 

@@ -42,7 +42,7 @@ class ChunkTask {
 
   void start_native();
   void start_scatter();
-  void start_gather(ConstByteSpan message, std::size_t capacity);
+  void start_gather(const std::shared_ptr<Buffer>& message, std::size_t bytes);
   void encode_and_gather(const Lane& lane);
   void finish_scatter();
   void finish_gather();
@@ -51,6 +51,7 @@ class ChunkTask {
   const Lane& own_lane() const { return plan_->lanes[context_->rank]; }
   Operation operation(std::uint32_t phase, const std::shared_ptr<Buffer>& sent) const;
   ByteSpan message_space(int lane) const;
+  ValueSpan native_space(std::size_t lane, std::size_t offset) const;
 
   ExchangeContext* context_ = nullptr;
   Messages messages_;

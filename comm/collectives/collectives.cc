@@ -1,7 +1,11 @@
 // allreduce, reduce_scatter and allgather: check, prepare (or find what an equal call prepared),
 // bind this call's memory, run.
+#include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"
 #include "comm/tuning/automatic.h"
+#include "kernels/common/device.h"
+#include "kernels/common/device_memory.h"
+#include "kernels/common/step.h"
 
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
@@ -14,78 +18,11 @@
 namespace tersor {
 namespace {
 
-void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
-  ExchangeContext& context = prepared.context;
-  context.transport = &transport;
-  context.seed = options.seed;
-  context.step = options.step;
-  context.words = options.state == nullptr ? nullptr : options.state->words;
-  const bool mean = options.reduction == Reduction::kMean && prepared.key.kind != Kind::kAllgather;
-  context.factor = mean ? 1.0f / static_cast<float>(context.ranks) : 1.0f;
-  context.checksum = options.checksum;
-  context.timeout = options.timeout;
-  context.threads = options.threads;
-  context.overflows = 0;
-  for (SlotCounters& counters : context.counters) counters = {};
-  if (prepared.hierarchy != nullptr) prepared.hierarchy->bind(context);
-}
-
-SegmentState in_place(const ValueSpan& residual) { return {residual, residual, {}, {}}; }
-
-void check_state(const ValueSpan& residual, std::size_t count, std::string_view which) {
-  if (residual.count() == count) return;
-  throw InvalidArgument("the state's " + std::string(which) + " has " +
-                        std::to_string(residual.count()) + " values, but this rank needs " +
-                        std::to_string(count));
-}
-
-/// What this rank keeps of an allreduce's slot.
-StateRanges allreduce_ranges(const Prepared& prepared) {
-  const Slot& slot = prepared.slots.front();
-  const ExchangeContext& context = prepared.context;
-  if (prepared.hierarchy != nullptr)
-    return prepared.hierarchy->groups().state_ranges(slot.count, context.rank, slot.parameter);
-  return {{0, slot.count}, owned_range(slot.count, context.rank, context.ranks, slot.parameter)};
-}
-
-bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {
-  return options.state != nullptr && prepared.codec->has_feedback();
-}
-
-void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) {
-  if (!keeps_state(prepared, options)) return;
-  const StateRanges ranges = allreduce_ranges(prepared);
-  Slot& slot = prepared.slots.front();
-  check_state(options.state->residual, ranges.encoded.count,
-              prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
-  slot.residual = in_place(options.state->residual);
-  slot.residual_first = ranges.encoded.first;
-  if (prepared.flow != Flow::kTwoShot) return;
-  check_state(options.state->owner_residual, ranges.owned.count,
-              "owner_residual (see owned_count)");
-  slot.owner = in_place(options.state->owner_residual);
-  slot.owner_first = ranges.owned.first;
-}
-
-/// Of collectives whose slots are shards.
-void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded) {
-  if (!keeps_state(prepared, options)) return;
-  const CollectiveState& state = *options.state;
-  check_state(state.residual, encoded, "residual");
-  std::size_t offset = 0;
-  for (Slot& slot : prepared.slots) {
-    const bool encodes = prepared.key.kind != Kind::kAllgather ||
-                         &slot - prepared.slots.data() == prepared.context.rank;
-    if (!encodes) continue;
-    slot.residual = in_place(state.residual.subspan(offset, slot.count));
-    offset += slot.count;
-  }
-}
-
-void advance_words(const CollectiveOptions& options, std::uint64_t overflows) {
+void advance_words(const ExchangeContext& context, const CollectiveOptions& options) {
   if (options.state == nullptr || options.state->words == nullptr) return;
+  if (context.on_device()) return kernels::advance_step(options.state->words, context.stream);
   options.state->words->step += 1;
-  options.state->words->overflows += overflows;
+  options.state->words->overflows += context.overflows;
 }
 
 void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics) {
@@ -116,21 +53,37 @@ void submit(Prepared& prepared, Transport& transport) {
   }
 }
 
-void run(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
-  const auto start = Clock::now();
-  const std::uint64_t sent = sent_bytes(prepared, transport);
-  const double wire = prepared.pipeline->wire_seconds();
-  submit(prepared, transport);
+/// What brackets the operations of a call on a device.
+Operation bracket_of(const ExchangeContext& context) {
+  return {.name = context.name,
+          .signature = context.signature,
+          .timeout = context.timeout,
+          .memory = context.memory,
+          .stream = context.stream};
+}
+
+void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
+  const ExchangeContext& context = prepared.context;
+  if (context.on_device()) transport.begin(bracket_of(context));
   try {
+    submit(prepared, transport);
     prepared.pipeline->finish();
+    advance_words(context, options);
+    if (context.on_device()) transport.end(bracket_of(context));
   } catch (const TransportError&) {
     throw;
   } catch (const std::exception& error) {
     transport.poison(error.what());  // the others would wait for us
     throw;
   }
+}
+
+void run(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
+  const auto start = Clock::now();
+  const std::uint64_t sent = sent_bytes(prepared, transport);
+  const double wire = prepared.pipeline->wire_seconds();
+  exchange(prepared, transport, options);
   if (prepared.hierarchy != nullptr) prepared.hierarchy->collect(prepared.context);
-  advance_words(options, prepared.context.overflows);
   if (options.statistics == nullptr) return;
   fill_statistics(prepared, *options.statistics);
   options.statistics->sent_bytes = sent_bytes(prepared, transport) - sent;
@@ -138,16 +91,22 @@ void run(Prepared& prepared, Transport& transport, const CollectiveOptions& opti
   options.statistics->seconds = seconds_since(start);
 }
 
-void check_host(const ConstValueSpan& span, std::string_view name) {
-  if (span.memory() != Memory::kHost)
-    throw InvalidArgument(std::string(name) +
-                          " lies on a device, but this transport takes host memory");
+void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name) {
+  const TransportTraits traits = transport.traits();
+  const bool taken = span.memory() == Memory::kHost ? traits.host : traits.device;
+  if (!taken)
+    throw InvalidArgument(std::string(name) + " lies " + std::string(place_of(span.memory())) +
+                          ", but this transport takes " +
+                          (traits.host ? "host memory" : "device memory"));
   if (!is_gradient_dtype(span.dtype()))
     throw InvalidArgument(std::string(name) + " is " + std::string(dtype_name(span.dtype())) +
                           "; collectives take f32, bf16 and f16");
 }
 
 void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
+  if (all.memory() != shard.memory())
+    throw InvalidArgument("the shard lies " + std::string(place_of(shard.memory())) +
+                          ", but the whole lies " + std::string(place_of(all.memory())));
   if (all.dtype() != shard.dtype())
     throw InvalidArgument("the shard is " + std::string(dtype_name(shard.dtype())) +
                           ", but the whole is " + std::string(dtype_name(all.dtype())));
@@ -158,7 +117,9 @@ void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ra
 }
 
 // One rank: nothing is encoded, as nothing is sent.
-void copy_values(const ConstValueSpan& from, const ValueSpan& to) {
+void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView stream) {
+  if (from.memory() == Memory::kDevice)
+    return kernels::copy_bytes(to.pointer(), from.pointer(), from.bytes(), stream);
   if (from.bytes() != 0) std::memmove(to.pointer(), from.pointer(), from.bytes());
 }
 
@@ -184,19 +145,28 @@ CollectiveWorkspace& CollectiveWorkspace::operator=(CollectiveWorkspace&&) noexc
 
 namespace {
 
+// Preparing allocates, and waits for other ranks: both would end a capture.
+void check_capture(const Key& key, StreamView stream) {
+  if (key.memory == Memory::kDevice && kernels::capture_of(stream) != 0)
+    throw InvalidArgument(
+        "a stream is captured, but nothing is prepared for this call: give it a "
+        "CollectiveWorkspace that outlives the graph, and make an equal call before the capture");
+}
+
 /// The prepared collective of a call: the workspace's, or one that lives as long as this lease.
 class Lease {
  public:
-  Lease(Transport& transport, Key key, const CollectiveOptions& options) {
+  Lease(Transport& transport, Key key, const CollectiveOptions& options, StreamView stream) {
     CollectiveWorkspace::Cache& cache =
         options.workspace == nullptr ? own_ : options.workspace->cache();
     if (cache.prepared == nullptr || !(cache.prepared->key == key)) {
+      check_capture(key, stream);
       cache.prepared = nullptr;
       cache.prepared = prepare(transport, std::move(key), options, cache.hierarchy);
     }
     prepared_ = cache.prepared.get();
     check_feedback(*prepared_->codec, options);
-    bind_call(*prepared_, transport, options);
+    bind_call(*prepared_, transport, options, stream);
   }
 
   Prepared* operator->() { return prepared_; }
@@ -213,6 +183,7 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
           .kind = kind,
           .codec = options.codec,
           .dtype = slot.dtype(),
+          .memory = slot.memory(),
           .count = slot.count(),
           .reduction = options.reduction,
           .algorithm = options.algorithm,
@@ -226,10 +197,11 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
 }  // namespace
 
 void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options,
-               StreamView) {
-  check_host(gradient, "the gradient");
-  if (options.codec == kAutoCodec) return allreduce_automatically(transport, gradient, options);
-  Lease call(transport, make_key(transport, Kind::kAllreduce, gradient, options), options);
+               StreamView stream) {
+  check_span(transport, gradient, "the gradient");
+  if (options.codec == kAutoCodec)
+    return allreduce_automatically(transport, gradient, options, stream);
+  Lease call(transport, make_key(transport, Kind::kAllreduce, gradient, options), options, stream);
   if (transport.ranks() == 1) return;
   Slot& slot = call->slots.front();
   slot.input = gradient;
@@ -239,13 +211,13 @@ void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions
 }
 
 void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
-                    const CollectiveOptions& options, StreamView) {
+                    const CollectiveOptions& options, StreamView stream) {
   refuse_automatic(options, "reduce_scatter");
-  check_host(input, "the input");
-  check_host(shard, "the shard");
+  check_span(transport, input, "the input");
+  check_span(transport, shard, "the shard");
   check_shards(input, shard, transport.ranks());
-  Lease call(transport, make_key(transport, Kind::kReduceScatter, shard, options), options);
-  if (transport.ranks() == 1) return copy_values(input, shard);
+  Lease call(transport, make_key(transport, Kind::kReduceScatter, shard, options), options, stream);
+  if (transport.ranks() == 1) return copy_values(input, shard, stream);
   for (std::size_t i = 0; i < call->slots.size(); ++i)
     call->slots[i].input = input.subspan(i * call->slots[i].count, call->slots[i].count);
   const auto rank = static_cast<std::size_t>(transport.rank());
@@ -257,13 +229,13 @@ void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
 }
 
 void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
-               const CollectiveOptions& options, StreamView) {
+               const CollectiveOptions& options, StreamView stream) {
   refuse_automatic(options, "allgather");
-  check_host(shard, "the shard");
-  check_host(output, "the output");
+  check_span(transport, shard, "the shard");
+  check_span(transport, output, "the output");
   check_shards(output, shard, transport.ranks());
-  Lease call(transport, make_key(transport, Kind::kAllgather, shard, options), options);
-  if (transport.ranks() == 1) return copy_values(shard, output);
+  Lease call(transport, make_key(transport, Kind::kAllgather, shard, options), options, stream);
+  if (transport.ranks() == 1) return copy_values(shard, output, stream);
   for (std::size_t i = 0; i < call->slots.size(); ++i)
     call->slots[i].output = output.subspan(i * shard.count(), shard.count());
   call->slots[static_cast<std::size_t>(transport.rank())].input = shard;

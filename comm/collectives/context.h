@@ -37,6 +37,15 @@ struct ExchangeContext {
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Threads* threads = nullptr;
+  Memory memory = Memory::kHost;  ///< of all values, states, words and messages
+  // On a device: where everything is queued, where damaged frames are reported, where overflows are
+  // counted, and whether only one chunk is under way.
+  StreamView stream = {};
+  FrameFault* fault = nullptr;
+  std::uint64_t* device_overflows = nullptr;
+  bool in_order = false;
+
+  bool on_device() const { return memory == Memory::kDevice; }
 
   std::vector<SlotCounters> counters = {};  ///< one a slot
   std::uint64_t overflows = 0;

@@ -60,17 +60,22 @@ void Messages::gather_outputs(const FramePlan& frame) {
 }
 
 // Takes the next frame out of each message; the codec checks it, this only finds where it ends.
-void Messages::next_frames(std::span<const ConstByteSpan> messages, int first_rank) {
+void Messages::next_frames(const FramePlan& frame, std::span<const ConstByteSpan> messages,
+                           int first_rank) {
   frames_.clear();
   for (std::size_t i = 0; i < messages.size(); ++i) try {
       const std::size_t offset = std::min(offsets_[i], messages[i].size());
       const ConstByteSpan rest = messages[i].subspan(offset);
-      const std::size_t bytes = frame_bytes(rest);
+      const std::size_t bytes = context_->on_device() ? frame.frame_bytes : frame_bytes(rest);
       frames_.push_back(rest.first(bytes));
       offsets_[i] = offset + align_up(bytes, kSectionAlignment);
     } catch (const WireError& error) {
       throw_damaged(first_rank + static_cast<int>(i), error);
     }
+}
+
+std::size_t Messages::written_bytes(const FramePlan& frame, ByteSpan target) const {
+  return context_->on_device() ? frame.frame_bytes : frame_bytes(target);
 }
 
 void Messages::throw_damaged(int rank, const WireError& error) const {
@@ -108,10 +113,16 @@ Execution Messages::execution(ByteSpan workspace) const {
   Execution execution;
   execution.threads = context_->threads;
   execution.workspace = workspace;
+  execution.memory = context_->memory;
+  execution.stream = context_->stream;
+  execution.fault = context_->fault;
+  execution.overflows = context_->device_overflows;
   return execution;
 }
 
+// Of a device only queueing was timed: that is not counted.
 void Messages::count_time(const FramePlan& frame, Work work, double seconds) {
+  if (context_->on_device()) return;
   double all = 0;
   for (const Piece& piece : frame.pieces) all += static_cast<double>(piece.range.count);
   for (const Piece& piece : frame.pieces) {
@@ -130,7 +141,9 @@ void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers)
         static_cast<std::uint64_t>(each * static_cast<double>(piece.range.count));
 }
 
+// A device counts its own.
 void Messages::count_overflows() {
+  if (context_->on_device()) return;
   const std::uint64_t before = context_->words == nullptr ? 0 : context_->words->overflows;
   context_->overflows += words_out_.overflows - std::min(before, words_out_.overflows);
   words_out_ = {};
@@ -146,12 +159,12 @@ std::size_t Messages::encode(const Lane& lane, ByteSpan message, ByteSpan worksp
                          .gradients = inputs_,
                          .states = states_,
                          .words = context_->words,
-                         .words_out = &words_out_,
+                         .words_out = words_out(),
                          .random = random(Phase::kSender),
                          .identity = identity(),
                          .execution = execution(workspace)},
                         target);
-    const std::size_t bytes = frame_bytes(target);
+    const std::size_t bytes = written_bytes(frame, target);
     offset += align_up(bytes, kSectionAlignment);
     count_time(frame, Work::kEncode, seconds_since(start));
     count_bytes(frame, bytes, peers);
@@ -166,7 +179,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> me
   std::size_t offset = 0;
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
-    next_frames(messages, 0);
+    next_frames(frame, messages, 0);
     gather_inputs(frame, Phase::kOwner);
     const ByteSpan target = sum.subspan(offset, frame.frame_bytes);
     read_frames(0, [&](std::span<const ConstByteSpan> frames) {
@@ -175,13 +188,13 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> me
                            .frames = frames,
                            .states = states_,
                            .words = context_->words,
-                           .words_out = &words_out_,
+                           .words_out = words_out(),
                            .random = random(Phase::kOwner),
                            .identity = identity(),
                            .execution = execution(workspace)},
                           target);
     });
-    const std::size_t bytes = frame_bytes(target);
+    const std::size_t bytes = written_bytes(frame, target);
     offset += align_up(bytes, kSectionAlignment);
     count_time(frame, Work::kEncode, seconds_since(start));
     count_bytes(frame, bytes, context_->ranks - 1);
@@ -195,7 +208,7 @@ void Messages::decode(const Lane& lane, std::span<const ConstByteSpan> messages,
   offsets_.assign(messages.size(), 0);
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
-    next_frames(messages, first_rank);
+    next_frames(frame, messages, first_rank);
     gather_outputs(frame);
     read_frames(first_rank, [&](std::span<const ConstByteSpan> frames) {
       frame.codec->decode({.segments = frame.segments,
@@ -220,7 +233,7 @@ void Messages::encode_native(const Lane& lane, ValueSpan values, ByteSpan worksp
                               .gradients = inputs_,
                               .states = {},
                               .words = nullptr,
-                              .words_out = &words_out_,
+                              .words_out = words_out(),
                               .random = random(Phase::kSender),
                               .identity = identity(),
                               .execution = execution(workspace)},

@@ -1,5 +1,6 @@
 // Encodes lanes into messages and decodes messages into slots: the codec's calls, made ready.
-// A message is a lane's frames, one behind the other, each at a multiple of 16 bytes.
+// A message is a lane's frames, one behind the other, each at a multiple of 16 bytes. On a device,
+// where nobody waits to learn how long a frame became, each takes the room of its capacity.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -41,7 +42,9 @@ class Messages {
 
   void gather_inputs(const FramePlan& frame, Phase phase);
   void gather_outputs(const FramePlan& frame);
-  void next_frames(std::span<const ConstByteSpan> messages, int first_rank);
+  void next_frames(const FramePlan& frame, std::span<const ConstByteSpan> messages, int first_rank);
+  std::size_t written_bytes(const FramePlan& frame, ByteSpan target) const;
+  StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
   RandomSource random(Phase phase) const;
   FrameIdentity identity() const;
   Execution execution(ByteSpan workspace) const;

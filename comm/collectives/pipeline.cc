@@ -21,23 +21,38 @@ Pipeline::Pipeline(ExchangeContext& context) : context_(context) {
   active_.reserve(kWindow);
 }
 
-void Pipeline::prepare(const Route& route) {
-  for (const auto& task : tasks_) task->prepare(route);
+// Chunks take the last of the free tasks.
+void Pipeline::prepare(const Route& route, std::size_t at_once) {
+  const std::size_t first = free_.size() - std::min(free_.size(), at_once);
+  for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(route);
 }
 
 void Pipeline::submit(const Route& route, std::uint32_t tag, std::function<void()> on_done) {
   queue_.push_back({&route, tag, std::move(on_done)});
 }
 
-bool Pipeline::start_next() {
-  if (queue_.empty() || free_.empty()) return false;
+void Pipeline::activate_next() {
   Entry entry = std::move(queue_.front());
   queue_.pop_front();
   active_.push_back({free_.back(), std::move(entry.on_done)});
   free_.pop_back();
   active_.back().task->start(*entry.route, entry.tag);
+}
+
+bool Pipeline::start_next() {
+  if (queue_.empty() || free_.empty()) return false;
+  activate_next();
   advance_task(active_.size() - 1);
   return true;
+}
+
+bool Pipeline::ticks() const { return context_.on_device() && context_.transport->traits().queues; }
+
+// The newest first: its message is what the wire does next while the older ones wait for theirs.
+void Pipeline::tick() {
+  if (!queue_.empty() && !free_.empty()) activate_next();
+  for (std::size_t i = active_.size(); i-- > 0;) active_[i].task->tick();
+  while (!active_.empty() && active_.front().task->done()) retire(0);
 }
 
 void Pipeline::advance_task(std::size_t index) {
@@ -65,7 +80,12 @@ bool Pipeline::advance_where(bool only_decodes) {
 }
 
 // What feeds the wire goes first: sums to be gathered, then new chunks; decoding last.
-bool Pipeline::advance() { return advance_where(false) || start_next() || advance_where(true); }
+bool Pipeline::advance() {
+  if (!ticks()) return advance_where(false) || start_next() || advance_where(true);
+  if (queue_.empty()) return false;
+  tick();
+  return true;
+}
 
 // A transport hears of its own messages only. Where some are under way on a part of it, that part
 // is waited for, and soon all others are looked after too.
@@ -80,6 +100,7 @@ void Pipeline::wait_activity(Clock::time_point until) {
 
 void Pipeline::finish() {
   try {
+    while (!idle() && ticks()) tick();
     while (!idle()) {
       if (advance()) continue;
       // Handles keep their own deadlines: `can_advance` throws when one has passed.
@@ -103,6 +124,7 @@ void Pipeline::drop() {
 
 void Pipeline::update_wire_clock() {
   bool busy = false;
+  if (ticks()) return;
   for (const Active& active : active_) busy |= active.task->on_wire();
   if (busy == wire_busy_) return;
   if (busy) {

@@ -1,4 +1,9 @@
 // Several chunks under way at once, so that encoding, wire and decoding overlap.
+//
+// Where a transport queues (TransportTraits::queues) nobody learns when something is done, so the
+// order of all work is fixed by *ticks*: with each, the next chunk encodes, the one before it
+// reduces, the one before that decodes. What a chunk waits for on its stream the wire did while the
+// chunks around it were worked at.
 #pragma once
 
 #include "comm/collectives/route.h"
@@ -14,7 +19,8 @@
 namespace tersor {
 
 /// Drives chunks in the order of submission. The order in which operations start may differ between
-/// ranks (tags tell them apart), the values do not depend on it. One thread at a time.
+/// ranks (tags tell them apart), the values do not depend on it; with ticks it is the same on all.
+/// One thread at a time.
 class Pipeline {
  public:
   /// `window` chunks under way hide what one of them computes; more cost memory.
@@ -22,15 +28,17 @@ class Pipeline {
 
   explicit Pipeline(ExchangeContext& context);
 
-  /// Makes buffers for a route, so that running it allocates nothing.
-  void prepare(const Route& route);
+  /// Makes buffers for a route, so that running it allocates nothing where not more than
+  /// `at_once` chunks are under way.
+  void prepare(const Route& route, std::size_t at_once = kWindow);
 
   /// Queues a chunk. `on_done` (may be empty) runs on the driving thread.
   /// The chunk takes `kTagsOfRoute` tags, from `tag` on.
   void submit(const Route& route, std::uint32_t tag, std::function<void()> on_done = {});
 
   bool idle() const { return queue_.empty() && active_.empty(); }
-  /// Does one stage's work, if any is there to do. Returns false where all waits for the wire.
+  /// Does one stage's work, if any is there to do. Returns false where all waits for the wire; with
+  /// ticks, where no chunk is left to begin.
   bool advance();
   /// Blocks until something may have moved, or `until`.
   void wait_activity(Clock::time_point until);
@@ -39,7 +47,7 @@ class Pipeline {
   /// Forgets everything, after an error.
   void drop();
 
-  /// In which at least one message was under way, until now.
+  /// In which at least one message was under way, until now; 0 with ticks.
   double wire_seconds() const;
 
  private:
@@ -53,6 +61,9 @@ class Pipeline {
     std::function<void()> on_done;
   };
 
+  bool ticks() const;
+  void tick();
+  void activate_next();
   bool start_next();
   bool advance_where(bool only_decodes);
   void advance_task(std::size_t index);

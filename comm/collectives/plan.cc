@@ -45,6 +45,7 @@ void size_frame(FramePlan& frame, const PlanContext& context, Round& round) {
   Plan plan = frame.codec->plan({.segments = frame.segments,
                                  .dtype = frame.dtype,
                                  .contributions = static_cast<std::size_t>(context.ranks),
+                                 .memory = context.memory,
                                  .threads = context.threads});
   if (plan.rounds.size() != 1)
     throw InvalidArgument("codec " + frame.codec->spec().name +
@@ -76,7 +77,7 @@ void size_chunk(ChunkPlan& chunk, const PlanContext& context) {
 }
 
 ChunkPlan empty_chunk(const PlanContext& context, Flow flow) {
-  ChunkPlan chunk{.flow = flow};
+  ChunkPlan chunk{.flow = flow, .memory = context.memory};
   chunk.lanes.resize(flow == Flow::kOneShot ? 1 : context.ranks);
   return chunk;
 }

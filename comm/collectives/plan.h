@@ -76,6 +76,7 @@ struct Lane {
 
 struct ChunkPlan {
   Flow flow = Flow::kTwoShot;
+  Memory memory = Memory::kHost;  ///< of messages and workspace
   std::vector<Lane> lanes = {};
   // Of a native flow: how many bare values each lane holds, and their type.
   std::vector<std::size_t> native_counts = {};
@@ -104,6 +105,7 @@ struct PlanContext {
   Sharding sharding = {};
   Carried carried = Carried::kOwn;
   const Codec* codec = nullptr;  ///< of all slots; null: their own
+  Memory memory = Memory::kHost;
 };
 
 /// The chunk that these slots make up whole, uncut.

@@ -25,6 +25,7 @@ std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& op
         .add(static_cast<std::uint64_t>(slot.count))
         .add(slot.first_index)
         .add(prepared.codec->spec().text());
+  if (prepared.context.on_device()) signature.add(std::string_view("device"));
   if (groups) add_groups(signature, *groups, options.host_codec);
   return signature.value();
 }
@@ -87,19 +88,23 @@ void make_plans(Prepared& prepared) {
     prepared.chunks = router.cut(0, prepared.flow, prepared.key.chunk_count);
   } else {
     const Flow flow = prepared.key.kind == Kind::kAllgather ? Flow::kGather : Flow::kScatter;
-    const PlanContext plan{prepared.slots, prepared.context.ranks, prepared.key.threads};
+    const PlanContext plan{.slots = prepared.slots,
+                           .ranks = prepared.context.ranks,
+                           .threads = prepared.key.threads,
+                           .memory = prepared.key.memory};
     prepared.chunks =
         direct_routes(prepared.context, plan_lanes(plan, flow, prepared.key.chunk_count));
   }
 }
 
-void make_context(Prepared& prepared, const Transport& transport,
-                  const CollectiveOptions& options) {
+void make_context(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
   ExchangeContext& context = prepared.context;
+  context.transport = &transport;
   context.rank = transport.rank();
   context.ranks = transport.ranks();
   context.name = kKindNames[static_cast<int>(prepared.key.kind)];
   context.timeout = options.timeout;
+  context.memory = prepared.key.memory;
 }
 
 }  // namespace
@@ -118,7 +123,8 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   if (groups) prepared->hierarchy = find_hierarchy(transport, *prepared, *std::move(groups), known);
   make_plans(*prepared);
   prepared->pipeline = std::make_unique<Pipeline>(prepared->context);
-  for (const Route& chunk : prepared->chunks) prepared->pipeline->prepare(chunk);
+  for (const Route& chunk : prepared->chunks)
+    prepared->pipeline->prepare(chunk, prepared->chunks.size());
   return prepared;
 }
 

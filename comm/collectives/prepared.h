@@ -22,6 +22,7 @@ struct Key {
   Kind kind = Kind::kAllreduce;
   std::string codec;
   Dtype dtype = Dtype::kF32;
+  Memory memory = Memory::kHost;
   std::size_t count = 0;  ///< of a slot
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kAuto;

@@ -22,7 +22,8 @@ int Router::ranks() const {
 }
 
 PlanContext Router::encoded_context(int shard) const {
-  PlanContext context{.slots = whole_.slots, .ranks = ranks(), .threads = threads_};
+  PlanContext context{
+      .slots = whole_.slots, .ranks = ranks(), .threads = threads_, .memory = whole_.memory};
   if (hierarchy_ == nullptr) return context;
   context.sharding = {shard, hierarchy_->groups().shards()};
   context.carried = Carried::kOfHost;
@@ -33,7 +34,14 @@ PlanContext Router::within_context() const {
   return {.slots = whole_.slots,
           .ranks = static_cast<int>(hierarchy_->groups().neighbours(whole_.rank).size()),
           .threads = threads_,
-          .codec = &hierarchy_->codec()};
+          .codec = &hierarchy_->codec(),
+          .memory = whole_.memory};
+}
+
+// A library below that adds values where they lie cuts them by itself.
+bool Router::stays_whole(const Slot& slot, Flow flow) const {
+  const bool in_place = flow == Flow::kNative && slot.codec->traits().lossless;
+  return in_place && whole_.on_device() && whole_.transport->traits().queues;
 }
 
 Route Router::whole(std::span<const std::uint32_t> slots, Flow flow) const {
@@ -48,6 +56,8 @@ Route Router::whole(std::span<const std::uint32_t> slots, Flow flow) const {
 }
 
 std::vector<Route> Router::cut(std::uint32_t slot, Flow flow, std::size_t chunk_count) const {
+  if (stays_whole(slots()[slot], flow))
+    chunk_count = std::max(chunk_count, ranks() * align_up(slots()[slot].count, kUnit));
   if (hierarchy_ == nullptr)
     return direct_routes(whole_, plan_cut(encoded_context(0), slot, flow, chunk_count));
   const auto shards = static_cast<std::size_t>(hierarchy_->groups().shards());
@@ -97,7 +107,7 @@ void RouteTask::start(const Route& route, std::uint32_t tag) {
   route_ = &route;
   next_ = 0;
   tag_ = tag;
-  start_leg();
+  ticks_ = 0;
 }
 
 void RouteTask::start_leg() {
@@ -107,10 +117,26 @@ void RouteTask::start_leg() {
 
 // A leg begins where the one before it ended, so that its first message leaves without delay.
 void RouteTask::advance() {
-  task_.advance();
+  if (!task_.done()) task_.advance();
   if (!task_.done() || next_ == route_->size()) return;
   start_leg();
   task_.advance();
+}
+
+bool RouteTask::leg_begins() const {
+  return next_ < route_->size() && (*route_)[next_].tag == ticks_;
+}
+
+void RouteTask::tick() {
+  if (!task_.done()) {
+    task_.wait_synchronize();  // of the stream: the host goes on
+    task_.advance();
+  }
+  if (leg_begins()) {
+    start_leg();
+    task_.advance();
+  }
+  ++ticks_;
 }
 
 void RouteTask::drop() {

@@ -44,6 +44,7 @@ class Router {
  private:
   PlanContext encoded_context(int shard) const;
   PlanContext within_context() const;
+  bool stays_whole(const Slot& slot, Flow flow) const;
   Route through(std::span<const ChunkPlan* const> shards) const;
 
   ExchangeContext& whole_;
@@ -54,15 +55,20 @@ class Router {
 /// Routes of one exchange each.
 std::vector<Route> direct_routes(ExchangeContext& context, std::vector<ChunkPlan> plans);
 
-/// Carries one chunk at a time along its route; driven as a ChunkTask is.
+/// Carries one chunk at a time along its route; driven as a ChunkTask is, or by ticks.
 class RouteTask {
  public:
   void prepare(const Route& route);
   /// The route outlives the task.
   void start(const Route& route, std::uint32_t tag);
 
+  /// For transports that queue. One tick goes by for each of a route's tags, one more after the
+  /// last; each finishes what the tick before began and begins the exchange of its tag, so that
+  /// ranks whose routes differ begin the exchanges that they share in one order.
+  void tick();
+
   bool on_wire() const { return task_.on_wire(); }
-  bool done() const { return task_.done() && next_ == route_->size(); }
+  bool done() const { return task_.done() && (route_ == nullptr || next_ == route_->size()); }
   bool only_decodes() const { return task_.only_decodes() && next_ == route_->size(); }
   Transport& transport() const { return task_.transport(); }
   bool can_advance() { return task_.can_advance(); }
@@ -71,11 +77,13 @@ class RouteTask {
 
  private:
   void start_leg();
+  bool leg_begins() const;
 
   ChunkTask task_;
   const Route* route_ = nullptr;
   std::size_t next_ = 0;  ///< leg that was not started yet
   std::uint32_t tag_ = 0;
+  std::uint32_t ticks_ = 0;
 };
 
 }  // namespace tersor

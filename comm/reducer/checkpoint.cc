@@ -1,32 +1,11 @@
 // Checkpoints of the residuals, and what is done to them between steps.
+#include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
-#include "kernels/common/convert.h"
 
 #include <algorithm>
 
 namespace tersor {
 namespace {
-
-std::vector<float> to_floats(ConstValueSpan values) {
-  std::vector<float> floats(values.count());
-  if (values.empty()) return floats;
-  visit_gradient_dtype(values.dtype(), [&](auto tag) {
-    const auto typed = values.as<decltype(tag)>();
-    std::transform(typed.begin(), typed.end(), floats.begin(),
-                   [](auto value) { return kernels::to_f32(value); });
-  });
-  return floats;
-}
-
-void from_floats(std::span<const float> floats, float factor, ValueSpan values) {
-  if (values.empty()) return;
-  visit_gradient_dtype(values.dtype(), [&](auto tag) {
-    using T = decltype(tag);
-    const auto typed = values.as<T>();
-    std::transform(floats.begin(), floats.end(), typed.begin(),
-                   [&](float value) { return kernels::from_f32<T>(value * factor); });
-  });
-}
 
 void check_count(std::string_view name, std::string_view what, std::size_t found,
                  std::size_t wanted) {
@@ -77,6 +56,42 @@ std::span<const float> own_part(const std::vector<float>& whole, const Slot& slo
 
 }  // namespace
 
+void GradientReducer::Impl::set_step(std::uint32_t step) {
+  words_.step = step;
+  if (device_ != nullptr) device_->write_step(step);
+}
+
+// With ticks all happens on the trainer's thread, so that one channel is enough.
+Transport& GradientReducer::Impl::control() {
+  if (queues()) return *channel_;
+  if (control_ == nullptr) control_ = transport_.channel();
+  return *control_;
+}
+
+// In the memory that the transport adds: on a device there may be no other.
+void GradientReducer::Impl::sum_over_ranks(std::vector<float>& values) {
+  const Buffer memory(device_ == nullptr ? 0 : values.size() * sizeof(float), Memory::kDevice);
+  const ValueSpan all =
+      device_ == nullptr ? ValueSpan(values) : memory.values(values.size(), Dtype::kF32);
+  if (device_ != nullptr) from_floats(values, 1.0f, all, stream());
+  std::vector<ValueSpan> parts;
+  for (int part = 0; part < context_.ranks; ++part) {
+    const Range range = part_range(all.count(), part, context_.ranks);
+    parts.push_back(all.subspan(range.first, range.count));
+  }
+  Transport& transport = control();
+  transport
+      .sum({.name = "gradient reducer (portable state)",
+            .signature = context_.signature,
+            .tag = transport.reserve_tags(1),
+            .timeout = options_.timeout,
+            .memory = all.memory(),
+            .stream = stream()},
+           parts)
+      .wait_synchronize();
+  if (device_ != nullptr) values = to_floats(all, stream());
+}
+
 ReducerState GradientReducer::Impl::exact_state() {
   finish_steps();
   const std::lock_guard lock(mutex_);
@@ -85,15 +100,15 @@ ReducerState GradientReducer::Impl::exact_state() {
                      .reduction = options_.reduction,
                      .ranks = static_cast<std::uint32_t>(context_.ranks),
                      .rank = static_cast<std::uint32_t>(context_.rank),
-                     .step = words_.step,
+                     .step = device_ == nullptr ? words_.step : device_->read_words().step,
                      .order = order_known_ ? order_ : std::vector<std::uint32_t>{},
                      .parameters = {}};
   for (std::size_t i = 0; i < slots_.size(); ++i)
     state.parameters.push_back({.name = parameters_[i].name,
                                 .count = slots_[i].count,
                                 .residual_first = slots_[i].residual_first,
-                                .residual = to_floats(residuals_.current_sender(i)),
-                                .owner = to_floats(residuals_.current_owner(i))});
+                                .residual = to_floats(residuals_.current_sender(i), stream()),
+                                .owner = to_floats(residuals_.current_owner(i), stream())});
   return state;
 }
 
@@ -109,18 +124,7 @@ ReducerState GradientReducer::Impl::portable_state() {
     parameter.owner.clear();
     all.insert(all.end(), parameter.residual.begin(), parameter.residual.end());
   }
-  std::vector<ValueSpan> parts;
-  for (int part = 0; part < context_.ranks; ++part) {
-    const Range range = part_range(all.size(), part, context_.ranks);
-    parts.push_back(ValueSpan(all).subspan(range.first, range.count));
-  }
-  control_
-      ->sum({.name = "gradient reducer (portable state)",
-             .signature = context_.signature,
-             .tag = control_->reserve_tags(1),
-             .timeout = options_.timeout},
-            parts)
-      .wait_synchronize();
+  sum_over_ranks(all);
   auto next = all.begin();
   for (ReducerState::Parameter& parameter : state.parameters)
     for (float& value : parameter.residual) value = *next++;
@@ -169,10 +173,11 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const ValueSpan residual = residuals_.current_sender(i);
     const std::vector<float>& values = state.parameters[i].residual;
-    from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual);
-    if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i));
+    from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual,
+                stream());
+    if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i), stream());
   }
-  words_.step = state.step;
+  set_step(state.step);
   if (exact && !state.order.empty()) adopt_order(state.order);
 }
 
@@ -187,7 +192,7 @@ void GradientReducer::Impl::discard_step() {
     throw InvalidArgument("discard_step() needs ReducerOptions::transactions = kOn");
   if (!residuals_.discard())
     throw InvalidArgument("there is no step to discard: each can be discarded once");
-  words_.step -= 1;
+  set_step((device_ == nullptr ? words_.step : device_->read_words().step) - 1);
   totals_.discarded += 1;
   bind_residuals();
 }

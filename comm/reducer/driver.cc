@@ -26,7 +26,7 @@ std::vector<std::uint32_t> parse_order(ConstByteSpan bytes, std::size_t paramete
 
 void GradientReducer::Impl::start_thread() {
   const bool own = options_.progress == ProgressBy::kThread && channel_->traits().any_thread;
-  if (own && context_.ranks > 1) thread_ = std::thread([this] { work(); });
+  if (own && context_.ranks > 1 && !queues()) thread_ = std::thread([this] { work(); });
 }
 
 GradientReducer::Impl::~Impl() {
@@ -40,6 +40,7 @@ GradientReducer::Impl::~Impl() {
 }
 
 void GradientReducer::Impl::work() {
+  if (device_ != nullptr) device_->enter_thread();
   while (true) {
     {
       const std::lock_guard lock(mutex_);
@@ -161,6 +162,42 @@ void GradientReducer::Impl::drive_or_fail() {
   }
 }
 
+bool GradientReducer::Impl::has_to_queue(Drain drain) const {
+  const std::lock_guard lock(mutex_);
+  const bool wanted = !requested_.empty() || order_wanted_ || drain == Drain::kYes;
+  return wanted && context_.ranks > 1 && error_ == nullptr;
+}
+
+// For a transport that queues, on the trainer's thread: all that was requested, as far as ticks
+// bring it; to the end where asked. Nothing waits but in the first step.
+void GradientReducer::Impl::queue(Drain drain) {
+  if (!has_to_queue(drain)) return;
+  try {
+    while (learn_order()) {
+    }
+    const Operation bracket{.name = context_.name,
+                            .signature = context_.signature,
+                            .timeout = options_.timeout,
+                            .memory = memory_,
+                            .stream = stream()};
+    channel_->begin(bracket);
+    while (drive()) {
+    }
+    if (drain == Drain::kYes) pipeline_->finish();
+    channel_->end(bracket);
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
+  }
+}
+
+void GradientReducer::Impl::queue_or_fail(Drain drain) {
+  try {
+    queue(drain);
+  } catch (...) {  // kept by `fail`
+  }
+}
+
 // Waits for the driving thread, or drives where there is none.
 void GradientReducer::Impl::wait_until(std::unique_lock<std::mutex>& lock,
                                        const std::function<bool()>& is_done) {
@@ -170,14 +207,18 @@ void GradientReducer::Impl::wait_until(std::unique_lock<std::mutex>& lock,
       changed_.wait(lock);
     } else {
       lock.unlock();
-      drive_or_fail();
+      if (queues()) {
+        queue_or_fail(Drain::kYes);
+      } else {
+        drive_or_fail();
+      }
       lock.lock();
     }
   }
 }
 
 void GradientReducer::Impl::progress() {
-  if (thread_.joinable() || pipeline_ == nullptr || context_.ranks == 1) return;
+  if (thread_.joinable() || pipeline_ == nullptr || context_.ranks == 1 || queues()) return;
   try {
     while (drive()) {
     }

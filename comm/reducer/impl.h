@@ -8,6 +8,7 @@
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/pipeline.h"
 #include "comm/reducer/buckets.h"
+#include "comm/reducer/device_side.h"
 #include "comm/reducer/residuals.h"
 #include "comm/reducer/rules.h"
 #include "comm/reducer/state.h"
@@ -41,6 +42,7 @@ struct GradientReducer::Impl {
   void add(std::string name, ValueSpan gradient, std::size_t rows, std::size_t columns);
   std::uint32_t index_of(std::string_view name) const;
   void choose_codec(const std::string& name, Slot& slot, std::string& reason);
+  void check_memory(const std::string& name, const ValueSpan& gradient);
 
   // The trainer's side of a step (steps.cc).
   ReducerHandle ready(std::uint32_t parameter, std::optional<ValueSpan> gradient);
@@ -62,6 +64,10 @@ struct GradientReducer::Impl {
   void submit(std::uint32_t bucket);
   void chunk_done(std::uint32_t bucket);
   void fail(std::exception_ptr error);
+  enum class Drain : std::uint8_t { kNo, kYes };
+  void queue_or_fail(Drain drain);
+  void queue(Drain drain);
+  bool has_to_queue(Drain drain) const;
 
   // Checkpoints (checkpoint.cc).
   ReducerState exact_state();
@@ -70,6 +76,9 @@ struct GradientReducer::Impl {
   void check_state(const ReducerState& state) const;
   void discard_step();
   void scale_residuals(float factor);
+  void set_step(std::uint32_t step);
+  void sum_over_ranks(std::vector<float>& values);
+  Transport& control();
 
   // Statistics (statistics.cc).
   ReducerStatistics total_statistics();
@@ -103,6 +112,7 @@ struct GradientReducer::Impl {
   void rethrow() const;
   void bind_gradient(std::uint32_t parameter, ValueSpan gradient);
   void bind_residuals();
+  void measure_error(std::uint32_t parameter);
   void mark_missing();
   void close_step();
   void request_ready_buckets();
@@ -113,6 +123,13 @@ struct GradientReducer::Impl {
   void snapshot_totals();
   std::uint64_t sent_bytes() const;
 
+  // Gradients on a device (driver.cc, steps.cc).
+  void place_on_device();
+  bool queues() const { return device_ != nullptr && channel_->traits().queues; }
+  StreamView stream() const { return device_ == nullptr ? StreamView{} : device_->stream(); }
+  void set_active(std::uint32_t parameter, bool active);
+  void clear_gradient(std::uint32_t parameter);
+
   // The way between ranks (reducer.cc).
   void find_hierarchy();
   int encoding_ranks() const;
@@ -122,8 +139,9 @@ struct GradientReducer::Impl {
   Rules rules_;
   std::unique_ptr<Tuner> own_tuner_;
   Tuner* tuner_ = nullptr;              ///< where "auto" is asked for
+  Transport& transport_;                ///< the trainer's
   std::unique_ptr<Transport> channel_;  ///< of the driving thread
-  std::unique_ptr<Transport> control_;  ///< of the trainer's thread: checkpoints
+  std::unique_ptr<Transport> control_;  ///< of the trainer's thread, for checkpoints; made then
   Threads threads_;
   Algorithm algorithm_;                             ///< of what is encoded
   std::unique_ptr<Hierarchy> hierarchy_;            ///< null: all ranks exchange with all
@@ -131,7 +149,9 @@ struct GradientReducer::Impl {
   std::vector<Slot> slots_;
   std::vector<Parameter> parameters_;
   std::map<std::string, std::uint32_t, std::less<>> names_;
-  std::vector<std::uint32_t> active_;  ///< one word a parameter, for codecs
+  std::vector<std::uint32_t> active_;   ///< one word a parameter, for codecs
+  Memory memory_ = Memory::kHost;       ///< of the gradients
+  std::unique_ptr<DeviceSide> device_;  ///< null: gradients lie on the host
   Residuals residuals_;
   StateWords words_;
   ExchangeContext context_;
@@ -156,7 +176,8 @@ struct GradientReducer::Impl {
   std::deque<std::uint32_t> requested_;  ///< buckets for the driver
   std::exception_ptr error_;
   Totals totals_;
-  std::uint64_t sent_before_ = 0;  ///< the last reset
+  std::uint64_t sent_before_ = 0;       ///< the last reset
+  std::uint64_t overflows_before_ = 0;  ///< on a device
   double wire_before_ = 0;
 
   Handle order_handle_;  ///< the driver's

@@ -1,6 +1,8 @@
 // The GradientReducer's face, and its parameters. The rest stands in steps.cc (the trainer's side),
 // driver.cc (the sending side), checkpoint.cc and statistics.cc.
+#include "comm/collectives/bind.h"
 #include "comm/reducer/impl.h"
+#include "comm/tuning/automatic.h"
 
 #include <tersor/reducer.h>
 
@@ -35,8 +37,8 @@ bool wants_tuner(const ReducerOptions& options) {
 GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
     : options_(std::move(wanted)),
       rules_(options_),
+      transport_(transport),
       channel_(transport.channel()),
-      control_(transport.channel()),
       threads_(options_.threads),
       algorithm_(options_.algorithm),
       residuals_(options_.residual_dtype, generations(options_)) {
@@ -95,6 +97,7 @@ void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, st
   slot.codec = std::move(choice.codec);
   reason = std::move(choice.reason);
   if (slot.codec != nullptr) return;
+  check_tuner_memory(*tuner_, memory_);
   const std::size_t message = options_.bucket_bytes / dtype_bytes(slot.dtype);
   AutoChoice way = tuner_->predict(slot.dtype, std::max(slot.count, message));
   slot.codec = rules_.codec(way.codec);
@@ -103,14 +106,25 @@ void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, st
   reason += ", auto";
 }
 
+// All gradients lie in one memory, which the transport must take.
+void GradientReducer::Impl::check_memory(const std::string& name, const ValueSpan& gradient) {
+  if (slots_.empty()) memory_ = gradient.memory();
+  const std::string place(place_of(gradient.memory()));
+  if (gradient.memory() != memory_)
+    throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
+                          ", but those added before lie " + std::string(place_of(memory_)));
+  const TransportTraits traits = channel_->traits();
+  if (memory_ == Memory::kHost ? traits.host : traits.device) return;
+  throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
+                        ", but this transport takes " +
+                        (traits.host ? "host memory" : "device memory"));
+}
+
 void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_t rows,
                                 std::size_t columns) {
   const std::lock_guard lock(mutex_);
   if (finalized_) throw InvalidArgument("add \"" + name + "\" before the first ready()");
-  if (gradient.memory() != Memory::kHost)
-    throw InvalidArgument("the gradient of \"" + name +
-                          "\" lies on a device, but this transport "
-                          "takes host memory");
+  check_memory(name, gradient);
   Slot slot{.parameter = static_cast<std::uint32_t>(slots_.size()),
             .count = gradient.count(),
             .rows = rows,

@@ -1,7 +1,8 @@
 // See residuals.h.
 #include "comm/reducer/residuals.h"
 
-#include "kernels/common/convert.h"
+#include "comm/collectives/host_copy.h"
+#include "kernels/common/device_memory.h"
 #include "kernels/common/elementwise.h"
 
 #include <cmath>
@@ -13,21 +14,44 @@ namespace {
 // A multiple of 64 bytes, so that the owner's values are as aligned as the sender's.
 std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
 
+// By the codec that changes nothing: its bare values are the values, times a factor.
+void scale_on_device(ValueSpan values, float factor, StreamView stream) {
+  const auto codec = make_codec("none");
+  const Segment segment{.count = values.count()};
+  const ConstValueSpan gradients[] = {values};
+  Execution execution;
+  execution.stream = stream;
+  codec->encode_native({.segments = {&segment, 1}, .gradients = gradients, .execution = execution},
+                       factor, values);
+}
+
 }  // namespace
+
+void Residuals::place_on_device(StreamView stream) {
+  memory_ = Memory::kDevice;
+  stream_ = stream;
+}
+
+void Residuals::zero(const Buffer& memory) const {
+  if (memory.bytes() == 0) return;
+  if (memory_ == Memory::kDevice)
+    return kernels::zero_bytes(memory.pointer(), memory.bytes(), stream_);
+  std::memset(memory.pointer(), 0, memory.bytes());
+}
 
 void Residuals::add(std::size_t count, std::size_t owned_count) {
   Entry entry{count, owned_count, {}};
   const std::size_t bytes = (sender_room(count) + owned_count) * dtype_bytes(dtype_);
   for (unsigned i = 0; i < generations_; ++i) {
-    entry.memory.emplace_back(bytes);
-    if (bytes != 0) std::memset(entry.memory.back().pointer(), 0, bytes);
+    entry.memory.emplace_back(bytes, memory_);
+    zero(entry.memory.back());
   }
   entries_.push_back(std::move(entry));
 }
 
 ValueSpan Residuals::values(std::size_t parameter, unsigned generation, Range range) const {
   const Buffer& memory = entries_[parameter].memory[generation];
-  return {memory.pointer() + range.first * dtype_bytes(dtype_), range.count, dtype_};
+  return {memory.pointer() + range.first * dtype_bytes(dtype_), range.count, dtype_, memory_};
 }
 
 SegmentState Residuals::state(std::size_t parameter, Range range) const {
@@ -74,28 +98,22 @@ void Residuals::scale(float factor) {
       if (entry.count == 0) continue;
       const ValueSpan all =
           values(i, generation, {0, sender_room(entry.count) + entry.owned_count});
-      kernels::scale_values(all.pointer(), dtype_, all.count(), factor);
+      if (memory_ == Memory::kDevice)
+        scale_on_device(all, factor, stream_);
+      else
+        kernels::scale_values(all.pointer(), dtype_, all.count(), factor);
     }
 }
 
 void Residuals::clear() {
   for (Entry& entry : entries_)
-    for (Buffer& memory : entry.memory)
-      if (memory.bytes() != 0) std::memset(memory.pointer(), 0, memory.bytes());
+    for (const Buffer& memory : entry.memory) zero(memory);
   can_discard_ = false;
 }
 
-double norm(ConstValueSpan values) {
-  if (values.empty()) return 0.0;
+double norm(ConstValueSpan values, StreamView stream) {
   double squares = 0;
-  if (values.dtype() == Dtype::kF32) {
-    for (const float value : values.as<float>()) squares += double{value} * value;
-  } else {
-    for (const Bf16 value : values.as<Bf16>()) {
-      const double wide = kernels::to_f32(value);
-      squares += wide * wide;
-    }
-  }
+  for (const float value : to_floats(values, stream)) squares += double{value} * value;
   return std::sqrt(squares);
 }
 

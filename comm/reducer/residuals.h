@@ -5,6 +5,7 @@
 
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
+#include <tersor/stream.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,9 @@ namespace tersor {
 class Residuals {
  public:
   Residuals(Dtype dtype, unsigned generations) : dtype_(dtype), generations_(generations) {}
+
+  /// Before the first `add`: residuals lie on a device, and what is done to them is queued there.
+  void place_on_device(StreamView stream);
 
   /// Memory for one more parameter, zero at first. Counts of 0 keep nothing.
   void add(std::size_t count, std::size_t owned_count);
@@ -47,18 +51,21 @@ class Residuals {
     std::vector<Buffer> memory;  ///< a generation each: sender's values, then owner's
   };
 
+  void zero(const Buffer& memory) const;
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
   SegmentState state(std::size_t parameter, Range range) const;
   unsigned next() const { return (current_ + 1) % generations_; }
 
   Dtype dtype_;
   unsigned generations_;
+  Memory memory_ = Memory::kHost;
+  StreamView stream_ = {};
   unsigned current_ = 0;
   bool can_discard_ = false;
   std::vector<Entry> entries_;
 };
 
-/// The Euclidean norm of f32 or bf16 values.
-double norm(ConstValueSpan values);
+/// The Euclidean norm of f32 or bf16 values; waits for `stream` where they lie on a device.
+double norm(ConstValueSpan values, StreamView stream);
 
 }  // namespace tersor

@@ -27,6 +27,7 @@ void GradientReducer::Impl::reset_statistics() {
   totals_ = {};
   totals_.slots.resize(slots_.size());
   if (pipeline_ == nullptr) return;
+  if (device_ != nullptr) overflows_before_ = device_->read_words().overflows;
   sent_before_ = sent_bytes();
   wire_before_ = pipeline_->wire_seconds();
   context_.overflows = 0;
@@ -55,7 +56,8 @@ ReducerStatistics GradientReducer::Impl::total_statistics() {
   all.relative_error = error;
   all.residual_norm = std::sqrt(residual);
   all.steps_discarded = totals_.discarded;
-  all.overflows = totals_.overflows;
+  all.overflows =
+      device_ == nullptr ? totals_.overflows : device_->read_words().overflows - overflows_before_;
   return all;
 }
 
@@ -84,7 +86,7 @@ std::vector<ReducerStatistics> GradientReducer::Impl::parameter_statistics() {
     one.exposed_seconds = share * totals_.exposed_seconds;
     one.hidden_seconds = std::max(0.0, one.wire_seconds - one.exposed_seconds);
     one.relative_error = parameters_[i].relative_error;
-    one.residual_norm = norm(residuals_.current_sender(i));
+    one.residual_norm = norm(residuals_.current_sender(i), stream());
     one.steps_discarded = totals_.discarded;
     all.push_back(std::move(one));
   }

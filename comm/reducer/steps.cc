@@ -1,4 +1,6 @@
 // The trainer's side of a step.
+#include "comm/collectives/bind.h"
+#include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 #include "comm/reducer/measure.h"
 
@@ -12,9 +14,10 @@ void GradientReducer::Impl::finalize() {
   if (finalized_) return;
   finalized_ = true;
   active_.assign(slots_.size(), 1);
+  if (memory_ == Memory::kDevice) place_on_device();
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
-    slot.active = &active_[i];
+    slot.active = device_ == nullptr ? &active_[i] : device_->active(i);
     const bool kept = slot.codec->has_feedback();
     const StateRanges ranges = state_ranges(slot);
     const bool owns = kept && parameters_[i].algorithm == Algorithm::kTwoShot;
@@ -30,6 +33,28 @@ void GradientReducer::Impl::finalize() {
   if (hierarchy_ != nullptr) hierarchy_->bind(context_);
   pipeline_ = std::make_unique<Pipeline>(context_);
   start_thread();
+}
+
+void GradientReducer::Impl::place_on_device() {
+  device_ = std::make_unique<DeviceSide>(options_.stream, slots_.size());
+  residuals_.place_on_device(stream());
+  context_.memory = Memory::kDevice;
+  context_.stream = stream();
+  context_.words = device_->words();
+  context_.device_overflows = device_->overflows();
+  context_.fault = channel_->fault();
+}
+
+void GradientReducer::Impl::set_active(std::uint32_t parameter, bool active) {
+  active_[parameter] = active ? 1 : 0;
+  if (device_ != nullptr) device_->set_active(parameter, active);
+}
+
+void GradientReducer::Impl::clear_gradient(std::uint32_t parameter) {
+  const ValueSpan& values = slots_[parameter].output;
+  if (device_ != nullptr)
+    return kernels::zero_bytes(values.pointer(), values.bytes(), device_->trainer());
+  if (values.bytes() != 0) std::memset(values.pointer(), 0, values.bytes());
 }
 
 void GradientReducer::Impl::bind_residuals() {
@@ -64,14 +89,24 @@ void GradientReducer::Impl::rethrow() const {
 void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, ValueSpan gradient) {
   Slot& slot = slots_[parameter];
   if (gradient.count() != slot.count || gradient.dtype() != slot.dtype ||
-      gradient.memory() != Memory::kHost)
-    throw InvalidArgument("\"" + parameters_[parameter].name + "\" was added with " +
-                          std::to_string(slot.count) + " values of " +
-                          std::string(dtype_name(slot.dtype)) + ", but " +
-                          std::to_string(gradient.count()) + " of " +
-                          std::string(dtype_name(gradient.dtype())) + " are ready");
+      gradient.memory() != memory_)
+    throw InvalidArgument(
+        "\"" + parameters_[parameter].name + "\" was added with " + std::to_string(slot.count) +
+        " values of " + std::string(dtype_name(slot.dtype)) + " " + std::string(place_of(memory_)) +
+        ", but " + std::to_string(gradient.count()) + " of " +
+        std::string(dtype_name(gradient.dtype())) + " " + std::string(place_of(gradient.memory())) +
+        " are ready");
   slot.input = gradient;
   slot.output = gradient;
+}
+
+void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
+  const Slot& slot = slots_[parameter];
+  const HostCopy gradient(slot.input, options_.stream);
+  const HostCopy residual(residuals_.current_sender(parameter), stream());
+  parameters_[parameter].relative_error =
+      relative_error(*slot.codec, {.count = slot.count, .parameter = parameter}, gradient.values(),
+                     residual.values());
 }
 
 ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
@@ -87,18 +122,17 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
                           "\" is ready twice in one step; wait() or flush() "
                           "ends a step");
   if (gradient.has_value()) bind_gradient(parameter, *gradient);
-  if (options_.measure_error == MeasureError::kOn)
-    entry.relative_error = relative_error(
-        *slots_[parameter].codec, {.count = slots_[parameter].count, .parameter = parameter},
-        slots_[parameter].input, residuals_.current_sender(parameter));
+  if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
   entry.ready = true;
-  active_[parameter] = 1;
+  set_active(parameter, true);
   sequence_.push_back(parameter);
   request_ready_buckets();
   ReducerHandle handle;
   handle.shared_ = handle_;
   handle.parameter_ = parameter;
   handle.step_ = step_;
+  lock.unlock();
+  if (queues()) queue(Drain::kNo);
   return handle;
 }
 
@@ -113,7 +147,9 @@ void GradientReducer::Impl::request_ready_buckets() {
   const std::size_t before = next_bucket_;
   while (next_bucket_ < buckets_.size() && bucket_ready(buckets_[next_bucket_]))
     requested_.push_back(static_cast<std::uint32_t>(next_bucket_++));
-  if (next_bucket_ != before && thread_.joinable()) channel_->wake();
+  if (next_bucket_ == before) return;
+  if (device_ != nullptr) device_->follow_trainer();
+  if (thread_.joinable()) channel_->wake();
 }
 
 // Parameters that had no gradient: zeros; one with a residual keeps it.
@@ -123,10 +159,10 @@ void GradientReducer::Impl::mark_missing() {
     if (parameters_[i].ready) continue;
     missing += (missing.empty() ? "\"" : ", \"") + parameters_[i].name + "\"";
     parameters_[i].ready = true;
-    active_[i] = 0;
-    sequence_.push_back(static_cast<std::uint32_t>(i));
-    const ValueSpan& values = slots_[i].output;
-    if (values.bytes() != 0) std::memset(values.pointer(), 0, values.bytes());
+    const auto parameter = static_cast<std::uint32_t>(i);
+    set_active(parameter, false);
+    sequence_.push_back(parameter);
+    clear_gradient(parameter);
   }
   if (missing.empty() || options_.missing == MissingGradient::kInactive) return;
   const std::string cause = "at the end of step " + std::to_string(step_) +
@@ -156,8 +192,11 @@ void GradientReducer::Impl::close_step() {
 }
 
 void GradientReducer::Impl::flush() {
-  const std::lock_guard lock(mutex_);
-  close_step();
+  {
+    const std::lock_guard lock(mutex_);
+    close_step();
+  }
+  if (queues()) queue(Drain::kYes);
 }
 
 void GradientReducer::Impl::wait() {
@@ -165,6 +204,7 @@ void GradientReducer::Impl::wait() {
   std::unique_lock lock(mutex_);
   close_step();
   wait_until(lock, [this] { return !closed_; });
+  if (device_ != nullptr) device_->lead_trainer();
   awaited_ = true;
   totals_.exposed_seconds += seconds_since(start);
 }
@@ -194,17 +234,21 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t step
   const auto start = Clock::now();
   std::unique_lock lock(mutex_);
   const auto is_done = [&] { return parameters_[parameter].steps_done > step; };
-  if (is_done()) return;
+  if (is_done() && device_ == nullptr) return;
   rethrow();
   check_requested(parameter);
   wait_until(lock, is_done);
+  if (device_ != nullptr) device_->lead_trainer();
   totals_.exposed_seconds += seconds_since(start);
 }
 
 bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t step) {
   progress();
   const std::lock_guard lock(mutex_);
-  if (parameters_[parameter].steps_done > step) return true;
+  if (parameters_[parameter].steps_done > step) {
+    if (device_ != nullptr) device_->lead_trainer();
+    return true;
+  }
   rethrow();
   return false;
 }
@@ -212,6 +256,7 @@ bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t step) {
 // Everything is back: what was written counts from now on.
 void GradientReducer::Impl::complete_step() {
   words_.step += 1;
+  if (device_ != nullptr) device_->advance_step();
   residuals_.commit();
   bind_residuals();
   for (Parameter& parameter : parameters_) {

@@ -2,6 +2,7 @@
 #include "comm/tuning/automatic.h"
 
 #include "comm/collectives/context.h"
+#include "kernels/common/device.h"
 
 #include <tersor/auto.h>
 
@@ -10,29 +11,56 @@
 namespace tersor {
 namespace {
 
-void check_options(const CollectiveOptions& options) {
+void check_options(const CollectiveOptions& options, Memory memory) {
   if (options.tuner == nullptr)
     throw InvalidArgument(
         "codec auto needs a tuner: make one Tuner a transport and pass it in "
         "CollectiveOptions::tuner");
+  check_tuner_memory(*options.tuner, memory);
   if (options.algorithm != Algorithm::kAuto)
     throw InvalidArgument("codec auto chooses the algorithm too: leave it at auto, not " +
                           std::string(algorithm_name(options.algorithm)));
 }
 
+// While ways are still tried each call is waited for; afterwards nobody looks at the clock.
+void allreduce_on_device(Transport& transport, ValueSpan gradient, const CollectiveOptions& chosen,
+                         StreamView stream) {
+  Tuner& tuner = *chosen.tuner;
+  if (tuner.settled(gradient.dtype(), gradient.count()))
+    return allreduce(transport, gradient, chosen, stream);
+  if (kernels::capture_of(stream) != 0)
+    throw InvalidArgument(
+        "codec auto still tries how such gradients go, for which it waits: make calls until "
+        "Tuner::settled() says true, then capture");
+  kernels::synchronize(stream);
+  const auto start = Clock::now();
+  allreduce(transport, gradient, chosen, stream);
+  kernels::synchronize(stream);
+  tuner.record(gradient.dtype(), gradient.count(), seconds_since(start));
+}
+
 }  // namespace
 
 void allreduce_automatically(Transport& transport, ValueSpan gradient,
-                             const CollectiveOptions& options) {
-  check_options(options);
+                             const CollectiveOptions& options, StreamView stream) {
+  check_options(options, gradient.memory());
   AutoChoice choice = options.tuner->choose(gradient.dtype(), gradient.count());
   CollectiveOptions chosen = options;
   chosen.codec = std::move(choice.codec);
   chosen.algorithm = choice.algorithm;
   chosen.chunk_count = choice.chunk_count;
+  if (gradient.memory() == Memory::kDevice)
+    return allreduce_on_device(transport, gradient, chosen, stream);
   const auto start = Clock::now();
   allreduce(transport, gradient, chosen);
   options.tuner->record(gradient.dtype(), gradient.count(), seconds_since(start));
+}
+
+void check_tuner_memory(const Tuner& tuner, Memory memory) {
+  if (tuner.memory() != memory)
+    throw InvalidArgument(std::string("the tuner was made for gradients on ") +
+                          (memory == Memory::kHost ? "a device" : "the host") +
+                          ", and this one lies elsewhere: set AutoOptions::memory");
 }
 
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation) {

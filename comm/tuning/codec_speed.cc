@@ -1,6 +1,8 @@
 // The file of codec speeds: a line a codec and dtype, under three lines that say for which machine.
 #include "comm/tuning/codec_speed.h"
 
+#include "kernels/common/device.h"
+
 #include <tersor/isa.h>
 
 #include <unistd.h>
@@ -72,9 +74,14 @@ std::string entry_text(const std::pair<std::string, Dtype>& key, CodecCosts cost
 
 }  // namespace
 
-std::string machine_line() { return processor() + ", " + std::string(isa_name(current_isa())); }
+std::string machine_line(Memory memory) {
+  if (memory == Memory::kDevice) return kernels::device_name();
+  return processor() + ", " + std::string(isa_name(current_isa()));
+}
 
-std::filesystem::path speeds_path(const std::string& option) {
+namespace {
+
+std::filesystem::path host_speeds_path(const std::string& option) {
   if (option == "none") return {};
   if (!option.empty()) return option;
   if (const char* file = std::getenv("TERSOR_CODEC_SPEEDS"))
@@ -86,7 +93,16 @@ std::filesystem::path speeds_path(const std::string& option) {
   return {};
 }
 
-CodecSpeeds::CodecSpeeds(std::filesystem::path path) : path_(std::move(path)) {
+}  // namespace
+
+std::filesystem::path speeds_path(const std::string& option, Memory memory) {
+  std::filesystem::path path = host_speeds_path(option);
+  if (memory == Memory::kDevice && !path.empty()) path += "-device";
+  return path;
+}
+
+CodecSpeeds::CodecSpeeds(std::filesystem::path path, Memory memory)
+    : path_(std::move(path)), memory_(memory) {
   note_ = "codec speeds measured now and kept nowhere";
   if (!path_.empty()) load();
 }
@@ -103,7 +119,7 @@ void CodecSpeeds::load() {
     note_ += "no such file or of another version";
     return;
   }
-  if (machine != machine_line()) {
+  if (machine != machine_line(memory_)) {
     note_ += "from another machine (" + machine + ")";
     return;
   }
@@ -125,7 +141,7 @@ const CodecCosts& CodecSpeeds::costs(const std::string& spec, Dtype dtype) {
   const auto key = std::pair(spec, dtype);
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
-  known_[key] = measure_codec(spec, dtype);
+  known_[key] = measure_codec(spec, dtype, memory_);
   write();
   return known_[key];
 }
@@ -139,7 +155,7 @@ void CodecSpeeds::write() {
   std::filesystem::path fresh = path_;
   fresh += "." + std::to_string(getpid());
   std::ofstream file(fresh);
-  file << kVersionLine << '\n' << machine_line() << '\n' << kColumnsLine << '\n';
+  file << kVersionLine << '\n' << machine_line(memory_) << '\n' << kColumnsLine << '\n';
   for (const auto& [key, costs] : known_) file << entry_text(key, costs) << '\n';
   file << kEnd << '\n';
   file.close();

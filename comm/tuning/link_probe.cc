@@ -3,10 +3,16 @@
 #include "comm/tuning/link_probe.h"
 
 #include "comm/collectives/context.h"
+#include "comm/collectives/host_copy.h"
 #include "comm/transport/host/envelope.h"
 
+#include <tersor/buffer.h>
+#include <tersor/stream.h>
+
 #include <algorithm>
+#include <cstring>
 #include <ctime>
+#include <memory>
 #include <vector>
 
 namespace tersor {
@@ -34,11 +40,25 @@ Operation operation_of(Transport& transport, std::chrono::milliseconds timeout) 
   return {.name = "auto", .tag = transport.reserve_tags(1), .timeout = timeout};
 }
 
-/// All values as one part: there are few.
-std::vector<ValueSpan> as_parts(const Transport& transport, std::span<float> values) {
+using Reduce = Handle (Transport::*)(const Operation&, std::span<const ValueSpan>);
+
+/// Sum or maximum over ranks, in place, in the memory that the transport takes. All values are one
+/// part: there are few.
+void reduce_floats(Transport& transport, Reduce reduce, std::span<float> values,
+                   std::chrono::milliseconds timeout) {
   std::vector<ValueSpan> parts(static_cast<std::size_t>(transport.ranks()));
   parts.front() = values;
-  return parts;
+  Operation operation = operation_of(transport, timeout);
+  if (transport.traits().host) return (transport.*reduce)(operation, parts).wait_synchronize();
+  const Stream stream;
+  const Buffer memory(values.size_bytes(), Memory::kDevice);
+  parts.front() = memory.values(values.size(), Dtype::kF32);
+  operation.memory = Memory::kDevice;
+  operation.stream = stream.view();
+  from_floats(values, 1.0f, parts.front(), stream.view());
+  (transport.*reduce)(operation, parts).wait_synchronize();
+  const std::vector<float> reduced = to_floats(parts.front(), stream.view());
+  std::copy(reduced.begin(), reduced.end(), values.begin());
 }
 
 struct ExchangeTimes {
@@ -49,10 +69,13 @@ struct ExchangeTimes {
 /// The exchanges of one probe.
 class Probe {
  public:
-  Probe(Transport& transport, std::chrono::milliseconds timeout)
+  Probe(Transport& transport, Memory memory, std::chrono::milliseconds timeout)
       : transport_(transport),
         timeout_(timeout),
-        memory_(kMostBytes + kApart * static_cast<std::size_t>(transport.ranks())) {}
+        memory_(kMostBytes + kApart * static_cast<std::size_t>(transport.ranks()), memory) {
+    if (memory == Memory::kDevice) stream_ = std::make_unique<Stream>();
+    fill();
+  }
 
   double peers() const { return transport_.ranks() - 1; }
 
@@ -65,8 +88,7 @@ class Probe {
       times[repeat] = static_cast<float>(own.seconds);
       times[repeats + repeat] = static_cast<float>(own.core_seconds);
     }
-    transport_.sum(operation_of(transport_, timeout_), as_parts(transport_, times))
-        .wait_synchronize();
+    reduce_floats(transport_, &Transport::sum, times, timeout_);
     const auto middle = times.begin() + static_cast<std::ptrdiff_t>(repeats);
     const double share = 1.0 / transport_.ranks();
     return {share * double{*std::min_element(times.begin(), middle)},
@@ -81,6 +103,7 @@ class Probe {
     std::vector<Handle> handles;
     for (int i = 0; i < burst; ++i) handles.push_back(begin(bytes));
     for (Handle& handle : handles) handle.wait_synchronize();
+    if (stream_ != nullptr) stream_->synchronize();
     return {seconds_since(start), core_seconds() - core_start};
   }
 
@@ -88,14 +111,24 @@ class Probe {
     const auto ranks = static_cast<std::size_t>(transport_.ranks());
     std::vector<ConstByteSpan> sends;
     for (std::size_t rank = 0; rank < ranks; ++rank)
-      sends.push_back(ConstByteSpan(memory_).subspan(rank * kApart, bytes));
+      sends.push_back(ConstByteSpan(memory_.span()).subspan(rank * kApart, bytes));
     const std::vector<std::size_t> capacities(ranks, bytes);
-    return transport_.all_to_all(operation_of(transport_, timeout_), sends, capacities);
+    Operation operation = operation_of(transport_, timeout_);
+    operation.memory = memory_.memory();
+    if (stream_ != nullptr) operation.stream = stream_->view();
+    return transport_.all_to_all(operation, sends, capacities);
+  }
+
+  void fill() const {
+    if (stream_ != nullptr)
+      return kernels::zero_bytes(memory_.pointer(), memory_.bytes(), stream_->view());
+    std::memset(memory_.pointer(), 0, memory_.bytes());
   }
 
   Transport& transport_;
   std::chrono::milliseconds timeout_;
-  std::vector<std::byte> memory_;
+  Buffer memory_;
+  std::unique_ptr<Stream> stream_;  ///< of device memory
 };
 
 // Bytes grow until an exchange takes long against latency and the clock; all ranks see the same
@@ -117,13 +150,12 @@ ExchangeTimes times_per_byte(Probe& probe, const ExchangeTimes& tiny) {
 
 void agree_on_largest(Transport& transport, std::span<float> values,
                       std::chrono::milliseconds timeout) {
-  transport.maximum(operation_of(transport, timeout), as_parts(transport, values))
-      .wait_synchronize();
+  reduce_floats(transport, &Transport::maximum, values, timeout);
 }
 
-LinkFigures probe_link(Transport& transport, std::chrono::milliseconds timeout) {
+LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::milliseconds timeout) {
   if (transport.ranks() == 1) return {};
-  Probe probe(transport, timeout);
+  Probe probe(transport, memory, timeout);
   probe.exchange(kTinyBytes, 1, 2);  // the first messages of a channel are slower
   const ExchangeTimes tiny = probe.exchange(kTinyBytes, 1, kTinyRepeats);
   const ExchangeTimes burst = probe.exchange(kTinyBytes, kBurst, kTinyRepeats);

@@ -9,9 +9,10 @@
 
 namespace tersor {
 
-/// A collective call. All ranks get the same figures: means over ranks. One rank: zeros.
-/// Throws TransportError where a rank stays away until the timeout.
-LinkFigures probe_link(Transport& transport, std::chrono::milliseconds timeout);
+/// A collective call: what messages from and to such memory cost. All ranks get the same figures:
+/// means over ranks. One rank: zeros. Throws TransportError where a rank stays away until the
+/// timeout.
+LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::milliseconds timeout);
 
 /// Each value becomes the largest of all ranks, in place.
 void agree_on_largest(Transport& transport, std::span<float> values,

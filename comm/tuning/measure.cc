@@ -1,15 +1,17 @@
 // Times codecs for the cost model: each call on few and on many values, which gives its cost a call
 // and a value.
 #include "comm/collectives/context.h"
+#include "comm/collectives/host_copy.h"
 #include "comm/tuning/codec_speed.h"
-#include "kernels/common/convert.h"
 #include "kernels/common/elementwise.h"
 
 #include <tersor/buffer.h>
+#include <tersor/stream.h>
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <vector>
 
 namespace tersor {
@@ -20,16 +22,20 @@ constexpr std::size_t kMany = std::size_t{1} << 20;
 constexpr std::size_t kFrames = 4;  // of a reduce
 constexpr double kTarget = 2e-3;    // seconds that one figure may take
 constexpr int kLeastCalls = 3, kMostCalls = 200;
+constexpr int kBurst = 16;
 
-/// The shortest of several calls: what disturbs a call only makes it longer.
+/// The shortest of several calls: what disturbs a call only makes it longer. On a device of
+/// several bursts, so that waiting for one is shared by its calls.
 template <typename Function>
-double shortest(Function&& function) {
+double shortest(Function&& function, const Stream* stream = nullptr) {
+  const int burst = stream == nullptr ? 1 : kBurst;
   const auto start = Clock::now();
   double best = std::numeric_limits<double>::infinity();
   for (int call = 0; call < kMostCalls; ++call) {
     const auto before = Clock::now();
-    function();
-    best = std::min(best, seconds_since(before));
+    for (int i = 0; i < burst; ++i) function();
+    if (stream != nullptr) stream->synchronize();
+    best = std::min(best, seconds_since(before) / burst);
     if (call + 1 >= kLeastCalls && seconds_since(start) > kTarget) break;
   }
   return best;
@@ -41,50 +47,71 @@ WorkCost line_through(double few_seconds, double many_seconds) {
   return {std::max(0.0, few_seconds - per_value * double{kFew}), per_value};
 }
 
-Buffer zeros(std::size_t bytes) {
-  Buffer buffer(bytes);
-  if (bytes != 0) std::memset(buffer.pointer(), 0, bytes);
+Buffer zeros(std::size_t bytes, Memory memory = Memory::kHost, StreamView stream = {}) {
+  Buffer buffer(bytes, memory);
+  if (memory == Memory::kDevice)
+    kernels::zero_bytes(buffer.pointer(), bytes, stream);
+  else if (bytes != 0)
+    std::memset(buffer.pointer(), 0, bytes);
   return buffer;
 }
 
 // Sums of four uniform numbers: near enough to a normal distribution for a sparse codec's choice.
-void fill(ValueSpan values) {
+std::vector<float> numbers(std::size_t count) {
   std::uint64_t state = 0x9e3779b97f4a7c15;
   const auto uniform = [&state] {
     state = state * 6364136223846793005u + 1442695040888963407u;
     return static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
   };
-  visit_gradient_dtype(values.dtype(), [&](auto tag) {
-    for (auto& value : values.as<decltype(tag)>())
-      value = kernels::from_f32<decltype(tag)>(uniform() + uniform() + uniform() + uniform());
-  });
+  std::vector<float> values(count);
+  for (float& value : values) value = uniform() + uniform() + uniform() + uniform();
+  return values;
 }
+
+/// Where codecs are measured.
+struct Place {
+  Memory memory = Memory::kHost;
+  const Stream* stream = nullptr;  ///< of a device
+
+  StreamView view() const { return stream == nullptr ? StreamView{} : stream->view(); }
+  Buffer zeros(std::size_t bytes) const { return tersor::zeros(bytes, memory, view()); }
+};
 
 /// A codec and all memory that its calls need for one gradient.
 class CodecRun {
  public:
-  CodecRun(const std::string& spec, Dtype dtype, std::size_t count)
-      : segment_{.count = count},
+  CodecRun(const std::string& spec, Dtype dtype, std::size_t count, Place place)
+      : place_(place),
+        segment_{.count = count},
         codec_(make_codec(spec)),
-        plan_(codec_->plan({.segments = {&segment_, 1}, .dtype = dtype, .contributions = kFrames})),
-        gradient_memory_(count * dtype_bytes(dtype)),
-        output_memory_(zeros(count * dtype_bytes(dtype))),
-        residual_memory_(zeros(codec_->has_feedback() ? count * sizeof(float) : 0)),
-        native_memory_(zeros(plan_.rounds.front().native_count * sizeof(float))),
-        frame_(plan_.frame_bytes),
-        sum_(plan_.frame_bytes),
-        workspace_(plan_.workspace_bytes),
+        plan_(codec_->plan({.segments = {&segment_, 1},
+                            .dtype = dtype,
+                            .contributions = kFrames,
+                            .memory = place.memory})),
+        gradient_memory_(count * dtype_bytes(dtype), place.memory),
+        output_memory_(place.zeros(count * dtype_bytes(dtype))),
+        residual_memory_(place.zeros(codec_->has_feedback() ? count * sizeof(float) : 0)),
+        native_memory_(place.zeros(plan_.rounds.front().native_count * sizeof(float))),
+        frame_(plan_.frame_bytes, place.memory),
+        sum_(plan_.frame_bytes, place.memory),
+        workspace_(plan_.workspace_bytes, place.memory),
+        words_memory_(place.zeros(sizeof(StateWords))),
         gradient_(gradient_memory_.values(count, dtype)),
         output_(output_memory_.values(count, dtype)) {
-    fill(gradient_memory_.values(count, dtype));
+    from_floats(numbers(count), 1.0f, gradient_memory_.values(count, dtype), place.view());
     execution_.workspace = workspace_.span();
+    execution_.memory = place.memory;
+    execution_.stream = place.view();
     const ValueSpan residual =
         residual_memory_.values(residual_memory_.bytes() / sizeof(float), Dtype::kF32);
     state_ = {residual, residual, {}, {}};
     encode();
-    frames_.assign(kFrames, frame_.span().first(frame_bytes(frame_.span())));
+    const bool host = place.memory == Memory::kHost;
+    frames_.assign(kFrames,
+                   frame_.span().first(host ? frame_bytes(frame_.span()) : frame_.bytes()));
   }
 
+  const Stream* stream() const { return place_.stream; }
   bool allows(Exchange exchange) const {
     const auto& all = plan_.rounds.front().exchanges;
     return std::find(all.begin(), all.end(), exchange) != all.end();
@@ -106,7 +133,7 @@ class CodecRun {
   EncodeCall encode_call() {
     EncodeCall call{.segments = {&segment_, 1},
                     .gradients = {&gradient_, 1},
-                    .words_out = &words_,
+                    .words_out = reinterpret_cast<StateWords*>(words_memory_.pointer()),
                     .execution = execution_};
     if (codec_->has_feedback()) call.states = {&state_, 1};
     return call;
@@ -124,15 +151,15 @@ class CodecRun {
     return native_memory_.values(round.native_count, round.native_dtype);
   }
 
+  Place place_;
   Segment segment_;
   std::shared_ptr<const Codec> codec_;
   Plan plan_;
   Buffer gradient_memory_, output_memory_, residual_memory_, native_memory_;
-  Buffer frame_, sum_, workspace_;
+  Buffer frame_, sum_, workspace_, words_memory_;
   ConstValueSpan gradient_;
   ValueSpan output_;
   SegmentState state_;
-  StateWords words_;
   Execution execution_;
   std::vector<ConstByteSpan> frames_;
 };
@@ -140,7 +167,8 @@ class CodecRun {
 /// The cost of one kind of call, found on a small and on a large gradient.
 template <typename Call>
 WorkCost cost_of(CodecRun& few, CodecRun& many, Call call) {
-  return line_through(shortest([&] { call(few); }), shortest([&] { call(many); }));
+  return line_through(shortest([&] { call(few); }, few.stream()),
+                      shortest([&] { call(many); }, many.stream()));
 }
 
 WorkCost shared_out(WorkCost cost, double among) {
@@ -159,8 +187,10 @@ bool travels_itself(const std::string& spec) { return make_codec(spec)->traits()
 
 }  // namespace
 
-CodecCosts measure_codec(const std::string& spec, Dtype dtype) {
-  CodecRun few(spec, dtype, kFew), many(spec, dtype, kMany);
+CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory) {
+  const auto stream = memory == Memory::kHost ? nullptr : std::make_unique<Stream>();
+  const Place place{memory, stream.get()};
+  CodecRun few(spec, dtype, kFew, place), many(spec, dtype, kMany, place);
   CodecCosts costs;
   costs.encode = cost_of(few, many, [](CodecRun& run) { run.encode(); });
   costs.decode = cost_of(few, many, [](CodecRun& run) { run.decode(1); });

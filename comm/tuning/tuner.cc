@@ -87,8 +87,15 @@ Tuner::Impl::Impl(Transport& transport, AutoOptions wanted)
     : options_(checked(std::move(wanted))), channel_(transport.channel()) {
   find_machines();
   find_network();
-  if (measures_) speeds_ = std::make_unique<CodecSpeeds>(speeds_path(options_.speeds_file));
+  if (measures_)
+    speeds_ = std::make_unique<CodecSpeeds>(speeds_path(options_.speeds_file, options_.memory),
+                                            options_.memory);
   learn(Dtype::kF32);
+}
+
+// A library below that adds on the device has done so in what the link was measured to take.
+bool Tuner::Impl::adds_on_host() const {
+  return options_.memory == Memory::kHost || !channel_->traits().queues;
 }
 
 // Who measures, and how many ranks share a core when all of them encode.
@@ -113,7 +120,7 @@ void Tuner::Impl::find_machines() {
   const auto cores = static_cast<double>(std::max(1l, sysconf(_SC_NPROCESSORS_ONLN)));
   auto crowding = static_cast<float>(std::max(1.0, together * options_.threads / cores));
   agree_on_largest(*channel_, {&crowding, 1}, options_.timeout);
-  crowding_ = double{crowding} / options_.threads;
+  crowding_ = on_device() ? 1.0 : double{crowding} / options_.threads;
 }
 
 // 16-bit gradients are no shorter as bf16.
@@ -132,7 +139,7 @@ void Tuner::Impl::learn(Dtype dtype) {
   std::vector<float> figures;
   for (const std::string& spec : specs)
     append(figures, measures_ ? speeds_->costs(spec, dtype) : CodecCosts{});
-  figures.push_back(measures_ ? static_cast<float>(measure_adding()) : 0.0f);
+  figures.push_back(measures_ && adds_on_host() ? static_cast<float>(measure_adding()) : 0.0f);
   agree_on_largest(*channel_, figures, options_.timeout);
   std::span<const float> rest = figures;
   for (const std::string& spec : specs) costs_[{spec, dtype}] = take(rest);
@@ -159,7 +166,7 @@ void Tuner::Impl::find_network() {
 LinkFigures Tuner::Impl::probe(const std::vector<int>& members) {
   LinkFigures own;
   if (std::binary_search(members.begin(), members.end(), channel_->rank()))
-    own = probe_link(*channel_->split(members), options_.timeout);
+    own = probe_link(*channel_->split(members), options_.memory, options_.timeout);
   std::array<float, 4> figures = {
       static_cast<float>(own.latency), static_cast<float>(own.seconds_per_byte),
       static_cast<float>(own.seconds_per_message), static_cast<float>(own.core_seconds_per_byte)};
@@ -264,6 +271,7 @@ bool Tuner::settled(Dtype dtype, std::size_t count) const {
 AutoChoice Tuner::predict(Dtype dtype, std::size_t count) { return impl_->predict(dtype, count); }
 
 const LinkFigures& Tuner::link() const { return impl_->network_.link; }
+Memory Tuner::memory() const { return impl_->options_.memory; }
 std::string Tuner::explain() const { return impl_->explain(); }
 
 }  // namespace tersor

@@ -25,6 +25,8 @@ struct Tuner::Impl {
   AutoChoice predict(Dtype dtype, std::size_t count);
   std::string explain() const;
 
+  bool on_device() const { return options_.memory == Memory::kDevice; }
+  bool adds_on_host() const;
   void find_machines();
   void find_network();
   LinkFigures probe(const std::vector<int>& members);

@@ -4,6 +4,7 @@
 
 #include <tersor/collectives.h>
 #include <tersor/dtype.h>
+#include <tersor/span.h>
 #include <tersor/transport.h>
 
 #include <chrono>
@@ -40,6 +41,9 @@ struct AutoOptions {
   /// is no error.
   std::string speeds_file = {};
   unsigned threads = 1;  ///< that each rank lends to its codecs
+  /// Where the gradients will lie. For a device its codecs are measured, and kept in a file beside
+  /// that one, its name followed by "-device".
+  Memory memory = Memory::kHost;
   std::chrono::milliseconds timeout = kDefaultTimeout;
 };
 
@@ -65,7 +69,8 @@ class Tuner {
   /// predicts to be about as quick as its best; then the quickest stays until another is clearly
   /// (5 %) quicker. The first call for a dtype is a collective one.
   AutoChoice choose(Dtype dtype, std::size_t count);
-  /// How long the allreduce took that went as `choose` said. All ranks call it after each one; now
+  /// How long the allreduce took that went as `choose` said; on a device, from an idle stream until
+  /// it was idle again, and once `settled` no more. All ranks call it after each one; now
   /// and then it is a collective call.
   void record(Dtype dtype, std::size_t count, double seconds);
   /// True once trying is over for such gradients.
@@ -75,6 +80,8 @@ class Tuner {
   AutoChoice predict(Dtype dtype, std::size_t count);
 
   const LinkFigures& link() const;
+  /// AutoOptions::memory: gradients must lie there.
+  Memory memory() const;
   /// The figures, and for each gradient that was asked for every alternative with its predicted
   /// and measured time, and why it was taken or left.
   std::string explain() const;

@@ -35,14 +35,15 @@ std::string_view algorithm_name(Algorithm algorithm);
 Algorithm parse_algorithm(std::string_view name);
 
 /// What error feedback keeps between calls: the caller's memory, zero at first, as it stands after
-/// the last step. All of one dtype, f32 or bf16.
+/// the last step. All of one dtype, f32 or bf16. On a device all of it, `words` too, lies there.
 struct CollectiveState {
   ValueSpan residual;  ///< as many values as this rank encodes; hierarchical: encoded_count(...)
   ValueSpan owner_residual;     ///< owned_count(...) values; needed by two-shot only
   StateWords* words = nullptr;  ///< step and factors; the step is advanced by each call
 };
 
-/// What one call did. Bytes are the transport's own count.
+/// What one call did. Bytes are the transport's own count. On a device, where the call only queues,
+/// `seconds` is what queueing took, other seconds and overflows (see StateWords) are 0.
 struct CollectiveStatistics {
   Algorithm algorithm = Algorithm::kAuto;  ///< the one that was chosen
   std::size_t chunks = 0;
@@ -57,7 +58,8 @@ struct CollectiveStatistics {
 
 /// Plans and buffers that calls with equal arguments use again: with one, a second call allocates
 /// no buffer. Keeps the splits of a hierarchical allreduce too, and so goes before its transport.
-/// Not for two calls at once.
+/// Not for two calls at once. On a device buffers are freed only when it has nothing more to do, so
+/// calls without a workspace wait for it; and captured calls need one that outlives their graph.
 class CollectiveWorkspace {
  public:
   CollectiveWorkspace();
@@ -97,20 +99,24 @@ struct CollectiveOptions {
   Tuner* tuner = nullptr;                      ///< who chooses, where `codec` is "auto" (auto.h)
 };
 
-/// Sum or mean over ranks, in place, of host values (f32, bf16, f16; any count). Every rank ends
-/// with the same bits. Blocks the calling thread. One rank: nothing changes.
-/// Throws InvalidArgument (nothing changed), TransportError or WireError (values undefined,
-/// transport poisoned).
+/// Sum or mean over ranks, in place, of values that the transport can take (f32, bf16, f16; any
+/// count). Every rank ends with the same bits. One rank: nothing changes.
+/// Host values: blocks the calling thread. Device values: queued on `stream`, whatever is queued
+/// there later finds the result; a transport that queues (NCCL) does not wait on the host but in
+/// the first of equal calls, one over hosts (MPI) until the result is queued. Damage and deadlines
+/// are then thrown by the next call on the transport, and the values are NaN, never a wrong sum.
+/// Throws InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
+/// undefined, transport poisoned).
 void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options = {},
                StreamView stream = {});
 
-/// Sum or mean over ranks of `input` (ranks equal shards, rank r's at r · shard.count()), of which
-/// this rank's shard is written to `shard`. One quantisation. With "+ef": `state.residual` has
-/// input.count() values, there is no owner's residual.
+/// As above: sum or mean over ranks of `input` (ranks equal shards, rank r's at r · shard.count()),
+/// of which this rank's shard is written to `shard`. One quantisation. With "+ef": `state.residual`
+/// has input.count() values, there is no owner's residual.
 void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
                     const CollectiveOptions& options = {}, StreamView stream = {});
 
-/// Every rank's `shard`, decoded alike on all ranks, in rank order in `output` (ranks ·
+/// As above: every rank's `shard`, decoded alike on all ranks, in rank order in `output` (ranks ·
 /// shard.count() values). One quantisation; "+ef": `state.residual` has shard.count() values.
 void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
                const CollectiveOptions& options = {}, StreamView stream = {});

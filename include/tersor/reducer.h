@@ -62,7 +62,8 @@ struct ReducerOptions {
   MeasureError measure_error = MeasureError::kOff;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  unsigned threads = 1;  ///< for codecs, beside the sending thread
+  unsigned threads = 1;    ///< for codecs, beside the sending thread
+  StreamView stream = {};  ///< of device gradients: where the trainer queues its work
 };
 
 /// Handle of one parameter's reduction in the current step; cheap to copy. Valid until the reducer

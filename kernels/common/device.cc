@@ -104,10 +104,21 @@ std::uint64_t capture_of(StreamView stream) {
   return status == cudaStreamCaptureStatusNone ? 0 : capture;
 }
 
+void synchronize(StreamView stream) {
+  check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)),
+             "waiting for a stream");
+}
+
 int current_device() {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "asking for the current device");
   return device;
+}
+
+std::string device_name() {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, current_device()), "asking for a device's name");
+  return properties.name;
 }
 
 void use_device(int device) { check_cuda(cudaSetDevice(device), "choosing a device"); }
@@ -125,10 +136,7 @@ Stream::~Stream() {
   if (handle_ != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(handle_));
 }
 
-void Stream::synchronize() const {
-  kernels::check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(handle_)),
-                      "waiting for a stream");
-}
+void Stream::synchronize() const { kernels::synchronize(view()); }
 
 #else
 
@@ -143,8 +151,10 @@ void require_device() {
 void check_device_pointer(const void*) { require_device(); }
 void check_stream(StreamView) { require_device(); }
 std::uint64_t capture_of(StreamView) { return 0; }
+void synchronize(StreamView) { require_device(); }
 int current_device() { return 0; }
 void use_device(int) { require_device(); }
+std::string device_name() { return "no device"; }
 
 }  // namespace kernels
 

@@ -5,6 +5,7 @@
 #include <tersor/stream.h>
 
 #include <cstdint>
+#include <string>
 
 namespace tersor::kernels {
 
@@ -21,8 +22,13 @@ void check_stream(StreamView stream);
 /// The number of the capture that the stream is part of; 0 where its work runs as it is queued.
 std::uint64_t capture_of(StreamView stream);
 
+/// Waits until all that was queued on the stream is done. Throws CudaError where something failed.
+void synchronize(StreamView stream);
+
 /// The device of this thread's calls. A new thread begins with device 0. Throw CudaError.
 int current_device();
 void use_device(int device);
+/// What the current device calls itself.
+std::string device_name();
 
 }  // namespace tersor::kernels

@@ -168,7 +168,7 @@ TEST(TunedReducerRealTime, ASlowEmulatedLinkGetsInt8) {
 LinkFigures probed(int ranks, const Link& link) {
   LinkFigures found;
   run_ranks(ranks, link, [&](Transport& transport) {
-    const LinkFigures own = probe_link(transport, 10s);
+    const LinkFigures own = probe_link(transport, Memory::kHost, 10s);
     if (transport.rank() == 0) found = own;
   });
   return found;

@@ -1,0 +1,100 @@
+// See bind.h.
+#include "comm/collectives/bind.h"
+
+#include <string>
+#include <string_view>
+
+namespace tersor {
+namespace {
+
+void bind_device(Prepared& prepared, Transport& transport, StreamView stream) {
+  ExchangeContext& context = prepared.context;
+  context.stream = stream;
+  context.fault = transport.fault();
+  context.in_order = prepared.chunks.size() == 1;
+  // The caller's words lie on the device: only their place is taken here.
+  auto* words = const_cast<StateWords*>(context.words);
+  context.device_overflows = words == nullptr ? nullptr : &words->overflows;
+}
+
+SegmentState in_place(const ValueSpan& residual) { return {residual, residual, {}, {}}; }
+
+void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_t count,
+                 std::string_view which) {
+  if (count != 0 && !residual.empty() && residual.memory() != prepared.key.memory)
+    throw InvalidArgument("the state's " + std::string(which) + " lies " +
+                          std::string(place_of(residual.memory())) + ", but the values lie " +
+                          std::string(place_of(prepared.key.memory)));
+  if (residual.count() == count) return;
+  throw InvalidArgument("the state's " + std::string(which) + " has " +
+                        std::to_string(residual.count()) + " values, but this rank needs " +
+                        std::to_string(count));
+}
+
+/// What this rank keeps of an allreduce's slot.
+StateRanges allreduce_ranges(const Prepared& prepared) {
+  const Slot& slot = prepared.slots.front();
+  const ExchangeContext& context = prepared.context;
+  if (prepared.hierarchy != nullptr)
+    return prepared.hierarchy->groups().state_ranges(slot.count, context.rank, slot.parameter);
+  return {{0, slot.count}, owned_range(slot.count, context.rank, context.ranks, slot.parameter)};
+}
+
+bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {
+  return options.state != nullptr && prepared.codec->has_feedback();
+}
+
+}  // namespace
+
+std::string_view place_of(Memory memory) {
+  return memory == Memory::kHost ? "on the host" : "on a device";
+}
+
+void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options,
+               StreamView stream) {
+  ExchangeContext& context = prepared.context;
+  context.transport = &transport;
+  context.seed = options.seed;
+  context.step = options.step;
+  context.words = options.state == nullptr ? nullptr : options.state->words;
+  const bool mean = options.reduction == Reduction::kMean && prepared.key.kind != Kind::kAllgather;
+  context.factor = mean ? 1.0f / static_cast<float>(context.ranks) : 1.0f;
+  context.checksum = options.checksum;
+  context.timeout = options.timeout;
+  context.threads = options.threads;
+  context.overflows = 0;
+  for (SlotCounters& counters : context.counters) counters = {};
+  if (context.on_device()) bind_device(prepared, transport, stream);
+  if (prepared.hierarchy != nullptr) prepared.hierarchy->bind(context);
+}
+
+void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) {
+  if (!keeps_state(prepared, options)) return;
+  const StateRanges ranges = allreduce_ranges(prepared);
+  Slot& slot = prepared.slots.front();
+  check_state(prepared, options.state->residual, ranges.encoded.count,
+              prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
+  slot.residual = in_place(options.state->residual);
+  slot.residual_first = ranges.encoded.first;
+  if (prepared.flow != Flow::kTwoShot) return;
+  check_state(prepared, options.state->owner_residual, ranges.owned.count,
+              "owner_residual (see owned_count)");
+  slot.owner = in_place(options.state->owner_residual);
+  slot.owner_first = ranges.owned.first;
+}
+
+void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded) {
+  if (!keeps_state(prepared, options)) return;
+  const CollectiveState& state = *options.state;
+  check_state(prepared, state.residual, encoded, "residual");
+  std::size_t offset = 0;
+  for (Slot& slot : prepared.slots) {
+    const bool encodes = prepared.key.kind != Kind::kAllgather ||
+                         &slot - prepared.slots.data() == prepared.context.rank;
+    if (!encodes) continue;
+    slot.residual = in_place(state.residual.subspan(offset, slot.count));
+    offset += slot.count;
+  }
+}
+
+}  // namespace tersor

@@ -1,0 +1,27 @@
+// Gives what was prepared the memory of one call: options, stream, states.
+#pragma once
+
+#include "comm/collectives/prepared.h"
+
+#include <tersor/collectives.h>
+#include <tersor/stream.h>
+
+#include <cstddef>
+#include <string_view>
+
+namespace tersor {
+
+/// All but the values and their states.
+void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options,
+               StreamView stream);
+
+/// The residuals of an allreduce. Throws InvalidArgument where one has not the count that this rank
+/// needs, or lies elsewhere than the values; so does the next.
+void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options);
+/// Those of a collective whose slots are shards, of which this rank encodes `encoded` values.
+void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded);
+
+/// For messages: "on the host" or "on a device".
+std::string_view place_of(Memory memory);
+
+}  // namespace tersor
