@@ -25,4 +25,7 @@ std::uint64_t capture_of(StreamView stream);
 int current_device();
 void use_device(int device);
 
+/// Between two looks at a word that a device will write: lets others run, for some microseconds.
+void rest();
+
 }  // namespace tersor::kernels
