@@ -37,6 +37,7 @@ class NcclCommunicator {
   static NcclCommunicator over(Transport& bootstrap,
                                std::chrono::milliseconds timeout = kDefaultTimeout);
 
+  NcclCommunicator() = default;  ///< owns none
   /// Takes over a communicator, which is destroyed with this object.
   explicit NcclCommunicator(ncclComm_t handle) : handle_(handle) {}
   /// Waits for what is queued on the communicator.
