@@ -70,6 +70,7 @@ void check_stream(StreamView) {}
 std::uint64_t capture_of(StreamView) { return 0; }
 int current_device() { return 0; }
 void use_device(int) {}
+void rest() {}
 
 }  // namespace kernels
 
