@@ -1,0 +1,118 @@
+// The arithmetic of a perceptron with ReLU and softmax cross entropy: for each step of it one
+// struct that computes one element, in an order of additions that is always the same. A GPU runs a
+// thread for each element, a CPU a loop over them, so tests on the CPU see the formulas that the
+// GPU runs. Matrices are row after row; W of a layer has a row for each output, X a row for each
+// example, and D = dLoss/dZ.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define TRAINER_BOTH __host__ __device__
+#else
+#define TRAINER_BOTH
+#endif
+
+namespace trainer_cuda {
+
+/// What a layer multiplies: `examples` rows of `inputs` values become rows of `outputs` values.
+struct LayerSizes {
+  std::size_t examples, inputs, outputs;
+};
+
+enum class Activation : std::uint8_t { kNone, kRelu };
+
+/// Element (example, output) of X Wᵀ + bias.
+struct Forward {
+  LayerSizes sizes;
+  const float *x, *weight, *bias;
+  float* z;
+  Activation activation;
+
+  TRAINER_BOTH void operator()(std::size_t element) const {
+    const float* row = x + element / sizes.outputs * sizes.inputs;
+    const std::size_t output = element % sizes.outputs;
+    float sum = bias[output];
+    for (std::size_t i = 0; i < sizes.inputs; ++i)
+      sum += row[i] * weight[output * sizes.inputs + i];
+    z[element] = activation == Activation::kRelu && sum < 0 ? 0 : sum;
+  }
+};
+
+/// One example: its scores become D of the mean loss, its loss and whether the highest score was
+/// the label's are written.
+struct SoftmaxLoss {
+  std::size_t examples, classes;
+  const std::uint32_t* labels;
+  float *scores, *loss, *correct;
+
+  TRAINER_BOTH void operator()(std::size_t example) const {
+    float* row = scores + example * classes;
+    const std::uint32_t label = labels[example];
+    std::size_t best = 0;
+    for (std::size_t c = 1; c < classes; ++c) best = row[c] > row[best] ? c : best;
+    const float highest = row[best];
+    float sum = 0;
+    for (std::size_t c = 0; c < classes; ++c) sum += row[c] = std::exp(row[c] - highest);
+    loss[example] = std::log(sum) - std::log(row[label]);
+    correct[example] = best == label ? 1.0f : 0.0f;
+    for (std::size_t c = 0; c < classes; ++c)
+      row[c] = (row[c] / sum - (c == label ? 1.0f : 0.0f)) / static_cast<float>(examples);
+  }
+};
+
+/// Element (output, input) of Dᵀ X.
+struct WeightGradient {
+  LayerSizes sizes;
+  const float *d, *x;
+  float* gradient;
+
+  TRAINER_BOTH void operator()(std::size_t element) const {
+    const std::size_t output = element / sizes.inputs, input = element % sizes.inputs;
+    float sum = 0;
+    for (std::size_t e = 0; e < sizes.examples; ++e)
+      sum += d[e * sizes.outputs + output] * x[e * sizes.inputs + input];
+    gradient[element] = sum;
+  }
+};
+
+/// The sum of a column of D.
+struct BiasGradient {
+  LayerSizes sizes;
+  const float* d;
+  float* gradient;
+
+  TRAINER_BOTH void operator()(std::size_t output) const {
+    float sum = 0;
+    for (std::size_t e = 0; e < sizes.examples; ++e) sum += d[e * sizes.outputs + output];
+    gradient[output] = sum;
+  }
+};
+
+/// Element (example, input) of D W, where the layer's input X was above 0.
+struct InputGradient {
+  LayerSizes sizes;
+  const float *d, *weight, *x;
+  float* below;
+
+  TRAINER_BOTH void operator()(std::size_t element) const {
+    const std::size_t example = element / sizes.inputs, input = element % sizes.inputs;
+    float sum = 0;
+    for (std::size_t o = 0; o < sizes.outputs; ++o)
+      sum += d[example * sizes.outputs + o] * weight[o * sizes.inputs + input];
+    below[element] = x[element] > 0 ? sum : 0;
+  }
+};
+
+/// Steepest descent.
+struct Descend {
+  float rate;
+  const float* gradient;
+  float* value;
+
+  TRAINER_BOTH void operator()(std::size_t i) const { value[i] -= rate * gradient[i]; }
+};
+
+}  // namespace trainer_cuda

@@ -1,0 +1,153 @@
+// A trainer on GPUs, one process for each rank, that shares its gradients by Tersor: five lines, as
+// docs/gpu.md shows them. Started without a rank in its environment it starts the ranks itself.
+// usage: tersor-trainer-cuda [--ranks N] [--steps N] [--codec SPEC...]
+// Exit status 1 where ranks end with different bits, or it did not learn.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <tersor/nccl.h>
+#include <tersor/tersor.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+
+#include "bench/processes/rank_processes.h"
+#include "bench/trainer_cuda/network.h"
+
+namespace trainer_cuda {
+namespace {
+
+using tersor::bench::RankPlace;
+
+constexpr std::size_t kInputs = 256, kHidden = 1024, kClasses = 10, kBatch = 128;
+constexpr float kRate = 0.1f;
+constexpr std::size_t kLastSteps = 20;  // over which loss and accuracy are averaged
+constexpr std::chrono::seconds kToMeet{60};
+
+struct Options {
+  int ranks = 2;
+  std::size_t steps = 300;
+  std::vector<std::string> codecs = {"none", "int8", "topk:density=0.01+ef"};
+};
+
+/// Of the last steps, on this rank.
+struct Learnt {
+  BatchResult first, last;
+  double seconds_per_step = 0;
+  std::vector<std::byte> values;
+};
+
+std::vector<std::byte> values_of(const Network<GpuMachine>& network, const GpuMachine& machine) {
+  std::vector<std::byte> all;
+  for (const Parameter& parameter : network.parameters()) {
+    const std::size_t before = all.size();
+    all.resize(before + parameter.values.bytes());
+    machine.copy(all.data() + before, parameter.values.pointer(), parameter.values.bytes());
+  }
+  machine.synchronize();
+  return all;
+}
+
+Learnt train(tersor::Transport& transport, const Options& options, const std::string& codec) {
+  const tersor::Stream own;
+  const tersor::StreamView stream = own.view();
+  const GpuMachine machine(stream);
+  Network<GpuMachine> network(machine, {kInputs, kHidden, kHidden, kClasses}, kBatch, 1);
+  Teacher teacher(kInputs, kClasses, 100 + static_cast<unsigned>(transport.rank()));
+  Learnt learnt;
+  tersor::GradientReducer reducer(transport, {.codec = codec, .stream = stream});
+  for (const Parameter& p : network.parameters())
+    reducer.add(p.name, p.gradient, p.rows, p.columns);
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t step = 0; step < options.steps; ++step) {
+    network.forward(teacher.batch(kBatch));
+    network.backward([&](const Parameter& p) { reducer.ready(p.name); });
+    reducer.wait();
+    network.descend(kRate);
+    const BatchResult result = network.result();
+    if (step == 0) learnt.first = result;
+    if (step + kLastSteps < options.steps) continue;
+    learnt.last.loss += result.loss / kLastSteps;
+    learnt.last.accuracy += result.accuracy / kLastSteps;
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  learnt.seconds_per_step = seconds.count() / static_cast<double>(options.steps);
+  learnt.values = values_of(network, machine);
+  return learnt;
+}
+
+/// Throws tersor::Error on all ranks unless all hold the same bits.
+void check_same(tersor::Transport& transport, const std::vector<std::byte>& own) {
+  const tersor::Operation operation{.name = "comparing", .tag = transport.reserve_tags(1)};
+  tersor::Handle handle = transport.all_gather(operation, own, own.size());
+  handle.wait_synchronize();
+  for (int rank = 0; rank < transport.ranks(); ++rank)
+    if (rank != transport.rank() && !std::ranges::equal(handle.received(rank), own))
+      throw tersor::Error(
+          fmt::format("ranks {} and {} learnt different bits", transport.rank(), rank));
+}
+
+void run_rank(const RankPlace& place, const Options& options) {
+  int devices = 0;
+  cudaGetDeviceCount(&devices);
+  if (devices == 0) throw tersor::CudaError("this machine has no GPU that can be used");
+  cudaSetDevice(tersor::bench::device_of(place.rank, devices));
+  const auto id_file = place.id_file;
+  const int rank = place.rank, ranks = place.ranks;
+  tersor::NcclTransport transport(
+      tersor::NcclCommunicator::from_file(id_file, rank, ranks, kToMeet));
+  if (rank == 0) fmt::print("{} ranks, NCCL {}\n", ranks, tersor::nccl_library());
+  for (const std::string& codec : options.codecs) {
+    const Learnt learnt = train(transport, options, codec);
+    check_same(transport, learnt.values);
+    if (!(learnt.last.loss < learnt.first.loss))
+      throw tersor::Error(fmt::format("{}: the loss did not fall: {:.4f}, then {:.4f}", codec,
+                                      learnt.first.loss, learnt.last.loss));
+    if (rank == 0)
+      fmt::print(
+          "{}: loss {:.4f}, accuracy {:.1f} %, after {} steps of {:.0f} us; same bits on all "
+          "ranks\n",
+          codec, learnt.last.loss, 100 * learnt.last.accuracy, options.steps,
+          1e6 * learnt.seconds_per_step);
+  }
+}
+
+int start_ranks(const Options& options) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+    throw tersor::CudaError("this machine has no GPU that can be used");
+  tersor::bench::RankProcesses processes(
+      {.words = tersor::bench::own_command(), .ranks = options.ranks, .devices = devices});
+  int status = 0;
+  for (const auto& ending : processes.wait()) status = std::max(status, ending.status);
+  return status == 0 ? 0 : 1;
+}
+
+int run(int argc, char** argv) {
+  Options options;
+  CLI::App program("Trains a perceptron on GPUs, its gradients shared by Tersor over NCCL",
+                   "tersor-trainer-cuda");
+  program.add_option("--ranks", options.ranks, "Processes to start")->check(CLI::Range(1, 64));
+  program.add_option("--steps", options.steps)->check(CLI::Range(kLastSteps, std::size_t{1} << 20));
+  program.add_option("--codec", options.codecs, "One training for each");
+  CLI11_PARSE(program, argc, argv);
+  const auto place = tersor::bench::place_of_process();
+  if (!place) return start_ranks(options);
+  run_rank(*place, options);
+  return 0;
+}
+
+}  // namespace
+}  // namespace trainer_cuda
+
+int main(int argc, char** argv) {
+  try {
+    return trainer_cuda::run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "tersor-trainer-cuda: {}\n", error.what());
+    return 1;
+  }
+}
