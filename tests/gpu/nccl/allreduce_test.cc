@@ -1,0 +1,63 @@
+// Over NCCL every rank ends with the bits of the same collective among threads on the CPU.
+
+#include "tests/gpu/nccl/reduction.h"
+
+namespace tersor::test {
+namespace {
+
+constexpr std::size_t kCounts[] = {0, 1, 257, 100'003, 1'000'001};
+constexpr const char* kCodecs[] = {
+    "none", "bf16", "int8", "int4", "topk:density=0.01", "int8:rounding=stochastic"};
+
+/// Every codec, dtype and count by one algorithm.
+void check_all(const RankPlace& place, Algorithm algorithm, const std::vector<int>& hosts = {}) {
+  NcclTransport transport(meet(place));
+  const Stream stream;
+  for (const char* codec : kCodecs)
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
+      for (const std::size_t count : kCounts) {
+        const Reduction reduction{codec, algorithm, dtype, count, hosts};
+        DeviceReduction on_device(reduction, transport, stream);
+        on_device.call();
+        on_device.require_bits(reduced_on_cpu(reduction, place.ranks).front());
+      }
+}
+
+const Registered kTwoShot("two_shot",
+                          [](const RankPlace& place) { check_all(place, Algorithm::kTwoShot); });
+const Registered kOneShot("one_shot",
+                          [](const RankPlace& place) { check_all(place, Algorithm::kOneShot); });
+
+/// Of at most two ranks a host, so that the order of NCCL's sum within a host does not matter.
+const Registered kHierarchical("hierarchical", [](const RankPlace& place) {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < place.ranks; ++rank) hosts.push_back(rank * 2 / place.ranks);
+  check_all(place, Algorithm::kHierarchical, hosts);
+});
+
+/// NCCL's own sum of two f32 addends has one result, whatever its order.
+const Registered kNative("native", [](const RankPlace& place) {
+  NcclTransport transport(meet(place));
+  const Stream stream;
+  for (const std::size_t count : kCounts) {
+    const Reduction reduction{"none", Algorithm::kNative, Dtype::kF32, count};
+    DeviceReduction on_device(reduction, transport, stream);
+    on_device.call();
+    on_device.require_bits(reduced_on_cpu(reduction, place.ranks).front());
+  }
+});
+
+class NcclAllreduce : public OverNccl, public ::testing::WithParamInterface<int> {};
+
+TEST_P(NcclAllreduce, TwoShotHasTheCpusBits) { expect_passes(kTwoShot, GetParam()); }
+TEST_P(NcclAllreduce, OneShotHasTheCpusBits) { expect_passes(kOneShot, GetParam()); }
+TEST_P(NcclAllreduce, HierarchicalHasTheCpusBits) { expect_passes(kHierarchical, GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclAllreduce, ::testing::Values(2, 4));
+
+class NcclNative : public OverNccl {};
+
+TEST_F(NcclNative, SumsOfTwoHaveTheCpusBits) { expect_passes(kNative, 2); }
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,133 @@
+// See ranks.h.
+
+#include "tests/gpu/nccl/ranks.h"
+
+#include "bench/processes/rank_processes.h"
+
+#include <cuda_runtime_api.h>
+#include <sys/prctl.h>
+#include <tersor/error.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+
+namespace tersor::test {
+namespace {
+
+using bench::RankEnding;
+
+constexpr const char* kBodyVariable = "TERSOR_NCCL_TEST_BODY";
+constexpr std::chrono::seconds kTimeLimit{100};  // below ctest's
+constexpr int kKilled = 128 + SIGKILL;
+
+std::map<std::string, RankBody>& bodies() {
+  static std::map<std::string, RankBody> all;
+  return all;
+}
+
+int device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+void run_body(const std::string& name) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is stopped leaves no ranks behind
+  const RankPlace place = bench::place_of_process().value();
+  cudaSetDevice(bench::device_of(place.rank, device_count()));
+  bodies().at(name)(place);
+}
+
+std::vector<RankEnding> endings_of(const Registered& body, int ranks,
+                                   bench::Variables variables = {}) {
+  variables.emplace_back(kBodyVariable, body.name());
+  bench::RankProcesses processes({.words = {bench::own_command().front()},
+                                  .ranks = ranks,
+                                  .devices = device_count(),
+                                  .output = bench::RankOutput::kCaught,
+                                  .variables = std::move(variables)});
+  return processes.wait({.all = kTimeLimit, .after_failure = kTimeLimit});
+}
+
+std::string text_of(const std::vector<RankEnding>& endings) {
+  std::string text;
+  for (std::size_t rank = 0; rank < endings.size(); ++rank)
+    text += "rank " + std::to_string(rank) + ", status " + std::to_string(endings[rank].status) +
+            (endings[rank].late ? ", out of time" : "") + ":\n" + endings[rank].output;
+  return text;
+}
+
+const Registered kMeet("meet", [](const RankPlace& place) { meet(place); });
+
+std::string missing_library() {
+  try {
+    nccl_library();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+/// What NCCL says where it wants a GPU for each rank; any other failure is for the tests to show.
+std::string refused_sharing() {
+  constexpr int kRanks = 2;
+  if (device_count() >= kRanks) return "";
+  const auto endings = endings_of(kMeet, kRanks, {{"NCCL_DEBUG", "WARN"}});
+  const std::string said = text_of(endings);
+  const bool refused = said.find("Duplicate GPU") != std::string::npos ||
+                       said.find("invalid usage") != std::string::npos;
+  return refused ? "NCCL refuses several ranks on one GPU:\n" + said : "";
+}
+
+std::string why_skipped() {
+  if (device_count() == 0) return "there is no GPU that can be used";
+  if (std::string missing = missing_library(); !missing.empty()) return missing;
+  std::cout << device_count() << " GPUs, NCCL " << nccl_library() << std::endl;
+  return refused_sharing();
+}
+
+}  // namespace
+
+Registered::Registered(const char* name, RankBody body) : name_(name) { bodies()[name] = body; }
+
+std::optional<int> run_named_body() {
+  const char* name = std::getenv(kBodyVariable);
+  if (name == nullptr) return std::nullopt;
+  try {
+    run_body(name);
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << name << ": " << error.what() << std::endl;
+    return 1;
+  }
+}
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw Error(what);
+}
+
+NcclCommunicator meet(const RankPlace& place, const std::string& name) {
+  return NcclCommunicator::from_file(place.id_file.string() + name, place.rank, place.ranks,
+                                     kToMeet);
+}
+
+void OverNccl::SetUp() {
+  static const std::string why = why_skipped();
+  if (!why.empty()) GTEST_SKIP() << why;
+}
+
+void OverNccl::expect_passes(const Registered& body, int ranks) {
+  const auto endings = endings_of(body, ranks);
+  for (const RankEnding& ending : endings) EXPECT_EQ(ending.status, 0) << text_of(endings);
+}
+
+void OverNccl::expect_all_but_the_last_pass(const Registered& body, int ranks) {
+  const auto endings = endings_of(body, ranks);
+  for (const RankEnding& ending : endings) {
+    EXPECT_EQ(ending.status, &ending == &endings.back() ? kKilled : 0) << text_of(endings);
+    EXPECT_FALSE(ending.late) << text_of(endings);
+  }
+}
+
+}  // namespace tersor::test
