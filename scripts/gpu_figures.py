@@ -1,7 +1,8 @@
 """What gpu-check makes of its records: each figure with its aim, and whether it was met.
 
-A record is what `tersor-bench codecs --device cuda --json FILE` writes. A figure takes one of its
-ratios, or the times of two records of the same gradient.
+A record is what `tersor-bench … --json FILE` writes. A figure takes one of the ratios of `codecs
+--device cuda`, or the times of two records of the same gradient. Allreduces have a table of their
+own: no aim is set for them where ranks share a GPU.
 """
 
 import collections.abc
@@ -158,7 +159,31 @@ def summary(records: list[Record], steps: list[dict[str, typing.Any]], gpu: str)
     said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     lines += ["", f"Figures: {said}.", ""]
     lines += ["| figure | measured | aim | |", "| --- | ---: | ---: | --- |", *map(_row, measured)]
+    lines += _allreduces([r for r in records if r.get("benchmark") == "allreduce"])
     return "\n".join(lines) + "\n"
+
+
+def _allreduces(records: list[Record]) -> list[str]:
+    """The exchanges over NCCL, with what must be known to read their times."""
+    if not records:
+        return []
+    lines = ["", f"Allreduce, NCCL {records[0].get('nccl')}."]
+    lines += [f"**{note}.**" for note in sorted({r["note"] for r in records if r.get("note")})]
+    titles = ["MiB of f32", "type", "codec", "algorithm", "time, ms", "busbw, GB/s",
+              "speed, of f32's", "host, us", "wrong"]  # fmt: skip
+    lines += ["", f"| {' | '.join(titles)} |", "| ---: | --- | --- | --- |" + " ---: |" * 5]
+    return lines + [_allreduce_row(record) for record in records]
+
+
+def _allreduce_row(record: Record) -> str:
+    algorithm = record["algorithm"] + (", graph" if record.get("graph") else "")
+    cells = [
+        f"{record['count'] * 4 / MI:g}", record["dtype"], record["codec"], algorithm,
+        f"{record['seconds'] * 1e3:.3f}", f"{record['busbw']:.2f}",
+        _number(record.get("speed_of_f32")), f"{record['host_seconds'] * 1e6:.0f}",
+        str(record.get("wrong", "N/A")),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
 
 
 def _row(found: Measured) -> str:

@@ -1,6 +1,7 @@
 """scripts/gpu-check without a GPU: what it makes of records, and that no step stops it."""
 
 import json
+import os
 import pathlib
 import stat
 import subprocess
@@ -25,6 +26,12 @@ def after(name):
     rest = words[words.index(name) + 1:]
     ends = [i for i, word in enumerate(rest) if word.startswith("--")]
     return rest[: ends[0]] if ends else rest
+if words[0] == "allreduce":
+    known = json.loads(pathlib.Path(__file__).with_name("allreduces.json").read_text())
+    found = [r for r in known if r["algorithm"] == after("--algorithm")[0]
+             and r["graph"] == ("--graph" in words)]
+    pathlib.Path(after("--json")[0]).write_text(json.dumps(found))
+    sys.exit(0)
 counts = {"64M": 64 * 2**20, "128M": 128 * 2**20, "256M": 256 * 2**20}
 known = json.loads(pathlib.Path(__file__).with_name("records.json").read_text())
 found = [r for r in known if r["operation"] in after("--operation")
@@ -35,6 +42,13 @@ found = [r for r in known if r["operation"] in after("--operation")
 pathlib.Path(after("--json")[0]).write_text(json.dumps(found))
 print("tersor-bench: half way, the device went away" if not found else "a table")
 sys.exit(0 if found else 1)
+"""
+
+FAKE_TRAINER = """#!/usr/bin/env python3
+import os
+print("2 ranks, NCCL", os.environ.get("TERSOR_NCCL_LIBRARY"))
+print("int8: loss 0.1, accuracy 97.0 %, after 300 steps of 900 us; same bits on all ranks")
+if FAILS: raise SystemExit("tersor-trainer-cuda: ranks 0 and 1 learnt different bits")
 """
 
 FAKE_TESTS = """#!/usr/bin/env python3
@@ -65,6 +79,23 @@ RECORDS = [
     record("int4", "encode", count=128 * MI, dtype="bf16", ratio=0.881),
     record("topk:density=0.01+ef", "encode+feedback", count=256 * MI, seconds=1e-3, ratio=0.8),
     record("topk:density=0.01+ef", "encode+feedback (CUB sort)", count=256 * MI, seconds=6e-3),
+]
+
+
+def allreduce(codec: str, algorithm: str, **changes: typing.Any) -> gpu_figures.Record:
+    base = {
+        "benchmark": "allreduce", "codec": codec, "algorithm": algorithm, "dtype": "f32",
+        "count": 64 * MI, "seconds": 0.2, "busbw": 1.3, "speed_of_f32": 2.5, "host_seconds": 3e-5,
+        "wrong": 0, "graph": False, "nccl": "2.28.9 (/lib/libnccl.so.2)",
+        "note": "one GPU, sockets",
+    }  # fmt: skip
+    return {**base, **changes}
+
+
+ALLREDUCES = [
+    allreduce("int8", "two-shot"),
+    allreduce("int8", "one-shot", seconds=0.3),
+    allreduce("int8", "two-shot", graph=True, count=MI),
 ]
 
 
@@ -103,6 +134,14 @@ class Figures(unittest.TestCase):
         again = [*RECORDS, record("int8", "encode", ratio=0.5)]
         self.assertEqual(self.measured(again)["int8 encode, of a copy"].verdict, "missed")
 
+    def test_allreduces_are_no_figures_but_rows_with_their_note(self) -> None:
+        self.assertEqual({m.verdict for m in self.measured(ALLREDUCES).values()}, {"not run"})
+        page = gpu_figures.summary(ALLREDUCES, [], "GPU")
+        self.assertIn("| 256 | f32 | int8 | two-shot | 200.000 | 1.30 | 2.50 | 30 | 0 |", page)
+        self.assertIn("| 4 | f32 | int8 | two-shot, graph |", page)
+        self.assertEqual(page.count("**one GPU, sockets.**"), 1)
+        self.assertNotIn("Allreduce", gpu_figures.summary(RECORDS, [], "GPU"))
+
     def test_with_checksum_is_another_case(self) -> None:
         only = [record("int8", "encode", checksum=True)]
         self.assertEqual(self.measured(only)["int8 encode, of a copy"].verdict, "not run")
@@ -125,12 +164,18 @@ class Program(unittest.TestCase):
     def install_bench(self) -> None:
         self.install("tersor-bench", FAKE_BENCH)
         (self.folder / "bin" / "records.json").write_text(json.dumps(RECORDS))
+        (self.folder / "bin" / "allreduces.json").write_text(json.dumps(ALLREDUCES))
 
-    def check(self) -> tuple[int, dict[str, typing.Any], str]:
+    def install_others(self, fails: bool = False) -> None:
+        for name, text in (("tersor_nccl_test", FAKE_TESTS), ("tersor-trainer-cuda", FAKE_TRAINER)):
+            self.install(name, text.replace("FAILS", str(fails)))
+
+    def check(self, **environment: str) -> tuple[int, dict[str, typing.Any], str]:
         out = self.folder / "out"
         done = subprocess.run(
             [SCRIPTS / "gpu-check", "--build", self.folder, "--out", out, "--quick"],
             capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, **environment},
         )  # fmt: skip
         self.assertTrue((out / "summary.md").exists(), done.stderr)
         summary = json.loads((out / "summary.json").read_text())
@@ -144,9 +189,37 @@ class Program(unittest.TestCase):
         verdicts = [f["verdict"] for f in summary["figures"]]
         self.assertEqual((verdicts.count("met"), verdicts.count("missed")), (5, 2))
         records = json.loads((self.folder / "out" / "records.json").read_text())
-        self.assertEqual(len(records), len(RECORDS))
+        self.assertEqual(len(records), len(RECORDS) + len(ALLREDUCES))
         self.assertIn("1 passed, 0 failed, 1 skipped", output)
         self.assertIn("went away", (self.folder / "out" / "log.txt").read_text())
+
+    def test_trainer_and_tests_over_nccl_are_told_where_it_is(self) -> None:
+        self.install_others()
+        status, summary, output = self.check(TERSOR_NCCL_LIBRARY="/opt/libnccl.so.2")
+        self.assertEqual(status, 0)
+        results = {step["name"]: step["result"] for step in summary["steps"]}
+        self.assertIn("/opt/libnccl.so.2", results["NCCL"])
+        self.assertIn("accuracy 97.0 %", results["trainer over NCCL"])
+        self.assertEqual(results["tests over NCCL"], "1 passed, 0 failed, 1 skipped")
+        self.assertIn("NCCL /opt/libnccl.so.2", (self.folder / "out" / "log.txt").read_text())
+
+    def test_nccl_is_found_beside_pytorch(self) -> None:
+        package = self.folder / "site" / "nvidia" / "nccl"
+        (package / "lib").mkdir(parents=True)
+        (package / "lib" / "libnccl.so.2").touch()
+        self.install_others()
+        _, summary, _ = self.check(PYTHONPATH=str(self.folder / "site"), TERSOR_NCCL_LIBRARY="")
+        found = next(step["result"] for step in summary["steps"] if step["name"] == "NCCL")
+        self.assertEqual(found, str(package / "lib" / "libnccl.so.2"))
+        log = (self.folder / "out" / "log.txt").read_text()
+        self.assertIn(f"2 ranks, NCCL {found}", log)
+
+    def test_a_trainer_whose_ranks_differ_fails_the_check(self) -> None:
+        self.install_others(fails=True)
+        status, summary, output = self.check()
+        self.assertEqual(status, 1)
+        self.assertTrue(summary["failed"])
+        self.assertIn("learnt different bits", output)
 
     def test_a_failed_test_shows_at_the_end_and_stops_nothing(self) -> None:
         self.install("tersor_gpu_test", FAKE_TESTS.replace("FAILS", "True"))
