@@ -51,30 +51,33 @@ std::vector<std::byte> values_of(const Network<GpuMachine>& network, const GpuMa
   return all;
 }
 
-Learnt train(tersor::Transport& transport, const Options& options, const std::string& codec) {
+void note(const BatchResult& result, std::size_t step, std::size_t steps, Learnt& learnt) {
+  if (step == 0) learnt.first = result;
+  if (step + kLastSteps < steps) return;
+  learnt.last.loss += result.loss / kLastSteps;
+  learnt.last.accuracy += result.accuracy / kLastSteps;
+}
+
+Learnt train(tersor::Transport& transport, std::size_t steps, const std::string& codec) {
   const tersor::Stream own;
   const tersor::StreamView stream = own.view();
   const GpuMachine machine(stream);
   Network<GpuMachine> network(machine, {kInputs, kHidden, kHidden, kClasses}, kBatch, 1);
   Teacher teacher(kInputs, kClasses, 100 + static_cast<unsigned>(transport.rank()));
   Learnt learnt;
+  const auto start = std::chrono::steady_clock::now();
   tersor::GradientReducer reducer(transport, {.codec = codec, .stream = stream});
   for (const Parameter& p : network.parameters())
     reducer.add(p.name, p.gradient, p.rows, p.columns);
-  const auto start = std::chrono::steady_clock::now();
-  for (std::size_t step = 0; step < options.steps; ++step) {
+  for (std::size_t step = 0; step < steps; ++step) {
     network.forward(teacher.batch(kBatch));
     network.backward([&](const Parameter& p) { reducer.ready(p.name); });
     reducer.wait();
     network.descend(kRate);
-    const BatchResult result = network.result();
-    if (step == 0) learnt.first = result;
-    if (step + kLastSteps < options.steps) continue;
-    learnt.last.loss += result.loss / kLastSteps;
-    learnt.last.accuracy += result.accuracy / kLastSteps;
+    note(network.result(), step, steps, learnt);
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  learnt.seconds_per_step = seconds.count() / static_cast<double>(options.steps);
+  learnt.seconds_per_step = seconds.count() / static_cast<double>(steps);
   learnt.values = values_of(network, machine);
   return learnt;
 }
@@ -101,7 +104,7 @@ void run_rank(const RankPlace& place, const Options& options) {
       tersor::NcclCommunicator::from_file(id_file, rank, ranks, kToMeet));
   if (rank == 0) fmt::print("{} ranks, NCCL {}\n", ranks, tersor::nccl_library());
   for (const std::string& codec : options.codecs) {
-    const Learnt learnt = train(transport, options, codec);
+    const Learnt learnt = train(transport, options.steps, codec);
     check_same(transport, learnt.values);
     if (!(learnt.last.loss < learnt.first.loss))
       throw tersor::Error(fmt::format("{}: the loss did not fall: {:.4f}, then {:.4f}", codec,

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Installs a build into a folder of its own and builds user programs against the copy: the project
 beside this file by find_package, the same source and every program of the README by pkg-config.
-With --mpi, instead, the two trainers of the folder mpi, which must learn the same.
+With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --nccl the
+program of docs/gpu.md, which must start, and say what is missing where there is no GPU.
 
-usage: check_package.py BUILD COMPILER [--mpi]    CXXFLAGS is handed on
-Exit status 77 where --mpi finds no MPI.
+usage: check_package.py BUILD COMPILER [--mpi|--nccl]    CXXFLAGS is handed on
+Exit status 77 where --mpi finds no MPI, or --nccl a build without NCCL.
 """
 import os
 import pathlib
@@ -58,10 +59,10 @@ def by_pkg_config(prefix, source, compiler):
     run(program, env={**os.environ, "LD_LIBRARY_PATH": str(folder.parent)})  # where it is shared
 
 
-def readme_programs():
-    """The text of every C++ block of the README that is a whole program."""
-    readme = REPOSITORY / "README.md"
-    text = readme.read_text() if readme.exists() else ""
+def programs_in(page):
+    """The text of every C++ block of a page that is a whole program."""
+    file = REPOSITORY / page
+    text = file.read_text() if file.exists() else ""
     blocks = re.findall(r"^```cpp\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for block in blocks if "int main(" in block]
 
@@ -70,7 +71,7 @@ def check_programs(build, compiler):
     work = build / "package"
     prefix = install(build, work)
     run(build_project(CONSUMER, prefix, work, compiler) / "consumer")
-    programs = [(CONSUMER / "main.cc").read_text()] + readme_programs()
+    programs = [(CONSUMER / "main.cc").read_text()] + programs_in("README.md")
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"
         source.write_text(text)
@@ -103,10 +104,30 @@ def check_trainers(build, compiler):
     return 0
 
 
+def check_nccl(build, compiler):
+    work = build / "package-nccl"
+    prefix = install(build, work)
+    if not any(prefix.rglob("tersor-nccl-targets.cmake")):
+        print("package: skipped: this build has no tersor::nccl")
+        return SKIPPED
+    shutil.copytree(CONSUMER / "nccl", work / "project")
+    [program] = programs_in("docs/gpu.md")
+    (work / "project" / "program.cc").write_text(program)
+    built = build_project(work / "project", prefix, work, compiler) / "program"
+    done = subprocess.run([built, "0", "1", work / "nccl-id"], text=True, capture_output=True)
+    print(done.stdout, done.stderr, sep="", end="")
+    if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stderr.strip()):
+        sys.exit(f"package: the program of docs/gpu.md ended with status {done.returncode}")
+    print("package: the program of docs/gpu.md was built and run")
+    return 0
+
+
 def main():
     build, compiler = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
     if sys.argv[3:] == ["--mpi"]:
         sys.exit(check_trainers(build, compiler))
+    if sys.argv[3:] == ["--nccl"]:
+        sys.exit(check_nccl(build, compiler))
     check_programs(build, compiler)
 
 

@@ -35,6 +35,7 @@ int device_count() {
 void run_body(const std::string& name) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is stopped leaves no ranks behind
   const RankPlace place = bench::place_of_process().value();
+  require(device_count() > 0, "there is no GPU that can be used");
   cudaSetDevice(bench::device_of(place.rank, device_count()));
   bodies().at(name)(place);
 }
