@@ -51,13 +51,12 @@ std::byte* allocate(std::size_t bytes, int device, Written written) {
   return memory;
 }
 
-/// As cudaFree, which a capture forbids too, waits for the device: here for all that can run. What
-/// cannot run yet then finds its memory gone.
+/// As cudaFree, which a capture forbids too, waits for the device.
 void release(std::byte* memory) {
-  const Guard guard = lock_device();
+  Guard guard = lock_device();
   if (memory == nullptr || emulator::break_captures("freeing memory")) return;
   count(&emulator::Counters::host_waits);
-  emulator::drain();
+  emulator::drain(guard);
   allocations().erase(memory);
   std::free(memory);
 }
@@ -129,7 +128,10 @@ std::uint64_t capture_of(StreamView stream) {
   return stream.handle == nullptr ? 0 : emulator::state_of(stream).capture;
 }
 
+void synchronize(StreamView stream) { emulator::synchronize(stream); }
+
 int current_device() { return device_of_thread; }
+std::string device_name() { return "emulated device"; }
 
 void use_device(int device) {
   if (device < 0 || device >= kDevices)

@@ -208,8 +208,14 @@ bool run_one() {
   return true;
 }
 
-void drain() {
-  while (run_one()) continue;
+void drain(Guard& guard) noexcept try {
+  run_until(guard, [] {
+    return std::ranges::none_of(schedule().streams, [](const auto& stream) {
+      return stream->thread == std::this_thread::get_id() && !stream->works.empty();
+    });
+  });
+} catch (const std::exception&) {
+  // Told by the next call that waits.
 }
 
 void run_until(Guard& guard, const std::function<bool()>& finished) {
