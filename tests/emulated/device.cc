@@ -5,6 +5,7 @@
 #include "kernels/common/device_memory.h"
 #include "kernels/common/event.h"
 
+#include "tests/emulated/arena.h"
 #include "tests/emulated/schedule.h"
 
 #include <tersor/error.h>
@@ -38,12 +39,18 @@ std::map<const std::byte*, Allocation>& allocations() {
   return all;
 }
 
+std::byte* find_memory(std::size_t bytes, int device) {
+  if (device != kPinned) return emulator::allocate_in_arena(bytes);
+  return static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+}
+
 std::byte* allocate(std::size_t bytes, int device, Written written) {
   const Guard guard = lock_device();
   emulator::forbid_in_capture("allocating memory");
   count(&emulator::Counters::allocations);
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  std::byte* memory = find_memory(bytes, device);
   if (memory == nullptr) throw OutOfMemory("no " + std::to_string(bytes) + " emulated bytes");
+  const emulator::ArenaAccess access;
   std::memset(memory, written == Written::kYes ? 0 : 0xcd, bytes);
   const std::string label = "an allocation of " + std::to_string(bytes) + " bytes";
   allocations()[memory] = {device, bytes,
@@ -57,8 +64,12 @@ void release(std::byte* memory) {
   if (memory == nullptr || emulator::break_captures("freeing memory")) return;
   count(&emulator::Counters::host_waits);
   emulator::drain(guard);
+  const bool is_pinned = allocations().at(memory).device == kPinned;
   allocations().erase(memory);
-  std::free(memory);
+  if (is_pinned)
+    std::free(memory);
+  else
+    emulator::release_in_arena(memory);
 }
 
 const Allocation* find_allocation(const void* pointer) {
