@@ -158,11 +158,20 @@ void ChunkTask::encode_and_gather(const Lane& lane) {
   start_gather(sends_, bytes);
 }
 
+// A device sends as many bytes as others expect: where lanes differ, each its own.
+Handle ChunkTask::gather(const Operation& operation) {
+  if (!context_->on_device() || plan_->even())
+    return context_->transport->all_gather(operation, gathered_, plan_->largest_lane());
+  outgoing_.assign(context_->ranks, gathered_);
+  capacities_.clear();
+  for (const Lane& lane : plan_->lanes) capacities_.push_back(lane.message_bytes);
+  return context_->transport->all_to_all(operation, outgoing_, capacities_);
+}
+
 void ChunkTask::start_gather(const std::shared_ptr<Buffer>& message, std::size_t bytes) {
   const std::uint32_t phase = plan_->flow == Flow::kTwoShot ? 1 : 0;
   gathered_ = message->span().first(bytes);
-  handle_ =
-      context_->transport->all_gather(operation(phase, message), gathered_, plan_->largest_lane());
+  handle_ = gather(operation(phase, message));
   stage_ = Stage::kGather;
 }
 

@@ -43,6 +43,7 @@ class ChunkTask {
   void start_native();
   void start_scatter();
   void start_gather(const std::shared_ptr<Buffer>& message, std::size_t bytes);
+  Handle gather(const Operation& operation);
   void encode_and_gather(const Lane& lane);
   void finish_scatter();
   void finish_gather();

@@ -109,6 +109,11 @@ std::size_t ChunkPlan::workspace_bytes() const {
   return bytes;
 }
 
+bool ChunkPlan::even() const {
+  return std::ranges::all_of(
+      lanes, [&](const Lane& lane) { return lane.message_bytes == lanes.front().message_bytes; });
+}
+
 ChunkPlan plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Flow flow) {
   ChunkPlan chunk = empty_chunk(context, flow);
   for (const std::uint32_t index : slots) {

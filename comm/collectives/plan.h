@@ -86,6 +86,7 @@ struct ChunkPlan {
   std::size_t lane_bytes() const;    ///< of all lanes' messages together
   std::size_t largest_lane() const;  ///< bytes
   std::size_t workspace_bytes() const;
+  bool even() const;  ///< all lanes have messages of one length
 };
 
 /// Which part of every slot an exchange carries: all of it, unless it is one of a hierarchy.

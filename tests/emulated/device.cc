@@ -5,6 +5,7 @@
 #include "kernels/common/device_memory.h"
 #include "kernels/common/event.h"
 
+#include "tests/emulated/arena.h"
 #include "tests/emulated/schedule.h"
 
 #include <tersor/error.h>
@@ -40,12 +41,18 @@ std::map<const std::byte*, Allocation>& allocations() {
   return all;
 }
 
+std::byte* find_memory(std::size_t bytes, int device) {
+  if (device != kPinned) return emulator::allocate_in_arena(bytes);
+  return static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+}
+
 std::byte* allocate(std::size_t bytes, int device, Written written) {
   const Guard guard = lock_device();
   emulator::forbid_in_capture("allocating memory");
   count(&emulator::Counters::allocations);
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  std::byte* memory = find_memory(bytes, device);
   if (memory == nullptr) throw OutOfMemory("no " + std::to_string(bytes) + " emulated bytes");
+  const emulator::ArenaAccess access;
   std::memset(memory, written == Written::kYes ? 0 : 0xcd, bytes);
   const std::string label = "an allocation of " + std::to_string(bytes) + " bytes";
   allocations()[memory] = {device, bytes,
@@ -53,15 +60,18 @@ std::byte* allocate(std::size_t bytes, int device, Written written) {
   return memory;
 }
 
-/// As cudaFree, which a capture forbids too, waits for the device: here for all that can run. What
-/// cannot run yet then finds its memory gone.
+/// As cudaFree, which a capture forbids too, waits for the device.
 void release(std::byte* memory) {
-  const Guard guard = lock_device();
+  Guard guard = lock_device();
   if (memory == nullptr || emulator::break_captures("freeing memory")) return;
   count(&emulator::Counters::host_waits);
-  emulator::drain();
+  emulator::drain(guard);
+  const bool is_pinned = allocations().at(memory).device == kPinned;
   allocations().erase(memory);
-  std::free(memory);
+  if (is_pinned)
+    std::free(memory);
+  else
+    emulator::release_in_arena(memory);
 }
 
 const Allocation* find_allocation(const void* pointer) {
@@ -131,7 +141,10 @@ std::uint64_t capture_of(StreamView stream) {
   return stream.handle == nullptr ? 0 : emulator::state_of(stream).capture;
 }
 
+void synchronize(StreamView stream) { emulator::synchronize(stream); }
+
 int current_device() { return device_of_thread; }
+std::string device_name() { return "emulated device"; }
 
 void use_device(int device) {
   if (device < 0 || device >= kDevices)

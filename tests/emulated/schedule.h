@@ -35,6 +35,7 @@ struct Work {
 struct StreamState {
   std::string name;
   int device = 0;
+  std::thread::id thread = std::this_thread::get_id();  // that made it
   std::deque<Work> works = {};
   std::uint64_t queued = 0, done = 0;
   std::uint64_t capture = 0;  // that it is part of
@@ -74,8 +75,9 @@ void queue_work(StreamView view, Work work);
 /// Runs anyone's work until finished(), under the terms of `synchronize`. The guard is the only one
 /// of this thread.
 void run_until(Guard& guard, const std::function<bool()>& finished);
-/// Runs all that can run.
-void drain();
+/// As a device that is waited for whole: until nothing is queued on the streams that the calling
+/// thread made. Gives up where `synchronize` would throw.
+void drain(Guard& guard) noexcept;
 
 /// The point behind all that is queued so far.
 MilestonePointer record(StreamView view);

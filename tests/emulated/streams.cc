@@ -2,7 +2,7 @@
 
 #include "tests/emulated/schedule.h"
 
-#include "tests/emulated/running.h"
+#include "tests/emulated/arena.h"
 
 #include <tersor/error.h>
 
@@ -110,12 +110,17 @@ void remove_if_over(StreamState& stream) {
   std::erase_if(schedule().streams, [&](const auto& other) { return other.get() == &stream; });
 }
 
+void run(const Work& work) {
+  const ArenaAccess access;
+  if (work.run) work.run();
+}
+
 void run_next(StreamState& stream) {
   const Work work = std::move(stream.works.front());
   stream.works.pop_front();
   schedule().working = true;
   try {
-    if (work.run) work.run();
+    run(work);
   } catch (const std::exception& error) {
     fail_all(stream.name + ", " + work.what + ": " + error.what());
   }
@@ -178,7 +183,7 @@ void queue_work(StreamView view, Work work) {
   if (view.handle != nullptr) return queue_work(state_of(view), std::move(work));
   keep_record("default stream", work);
   if (!is_ready(work)) run_until(guard, [&] { return is_ready(work); });
-  if (work.run) work.run();
+  run(work);
   mark_reached(work);
 }
 
@@ -208,8 +213,14 @@ bool run_one() {
   return true;
 }
 
-void drain() {
-  while (run_one()) continue;
+void drain(Guard& guard) noexcept try {
+  run_until(guard, [] {
+    return std::ranges::none_of(schedule().streams, [](const auto& stream) {
+      return stream->thread == std::this_thread::get_id() && !stream->works.empty();
+    });
+  });
+} catch (const std::exception&) {
+  // Told by the next call that waits.
 }
 
 void run_until(Guard& guard, const std::function<bool()>& finished) {
@@ -265,6 +276,13 @@ std::uint64_t seed() {
 void set_patience(std::chrono::milliseconds patience) {
   const Guard guard = lock_device();
   schedule().patience = patience;
+}
+
+std::vector<std::byte> bytes_of(const void* memory, std::size_t bytes) {
+  const Guard guard = lock_device();
+  const ArenaAccess access;
+  const auto* begin = static_cast<const std::byte*>(memory);
+  return {begin, begin + bytes};
 }
 
 Counters& counters() {

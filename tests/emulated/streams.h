@@ -13,6 +13,7 @@
 #include <tersor/stream.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -60,6 +61,9 @@ void set_patience(std::chrono::milliseconds patience);
 /// calling anything here that does not wait; queueing may then run other work.
 using Guard = std::unique_lock<std::recursive_mutex>;
 [[nodiscard]] Guard lock_device();
+
+/// For tests: what lies in device memory now, whatever is queued.
+std::vector<std::byte> bytes_of(const void* memory, std::size_t bytes);
 
 /// What a host thread asked for, since it began.
 struct Counters {

@@ -261,6 +261,14 @@ TEST(EmulatedStreams, CopiesTakeAlongWhatWasNeverWritten) {
   EXPECT_EQ(std::to_integer<int>(host.pointer()[4]), 0);
 }
 
+TEST(EmulatedStreamsDeathTest, TheHostCannotTouchMemoryOfTheDevice) {
+  const Buffer device(8, Memory::kDevice);
+  zero_bytes(device.span().data(), 8, {});
+  EXPECT_EQ(bytes_of(device.span().data(), 8), std::vector<std::byte>(8));
+  volatile const std::byte* pointer = device.span().data();
+  EXPECT_DEATH((void)*pointer, "the host touches memory of the emulated device");
+}
+
 TEST_F(StuckStreams, ACopyOfUnknownMemoryIsFound) {
   const Stream stream;
   const Buffer device(8, Memory::kDevice);

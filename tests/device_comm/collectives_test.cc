@@ -1,0 +1,165 @@
+// Collectives of device memory: the bits of ranks on hosts, whatever carries the messages.
+#include "tests/device_comm/fabric.h"
+#include "tests/device_comm/steps.h"
+
+#include <cstring>
+#include <mutex>
+
+namespace tersor::test {
+namespace {
+
+bool same_bits(const Values& a, const Values& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+/// Without a way of ours the bits may differ, the values hardly.
+void expect_near(const Values& found, const Values& wanted) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (std::size_t i = 0; i < found.size(); ++i)
+    ASSERT_NEAR(found[i], wanted[i], 0.04 + 0.01 * std::abs(wanted[i])) << i;
+}
+
+std::string text_of(const Case& wanted, int ranks) {
+  return wanted.codec + " " + std::string(algorithm_name(wanted.algorithm)) + ", " +
+         std::to_string(wanted.count) + " values of " + std::string(dtype_name(wanted.dtype)) +
+         ", " + std::to_string(ranks) + " ranks";
+}
+
+class CollectivesOnDevice : public OnDeviceFabric {
+ protected:
+  enum class Bits { kSame, kNear };
+
+  std::vector<Values> on_devices(Steps steps, const Case& wanted, int ranks) const {
+    std::vector<Values> all(static_cast<std::size_t>(ranks));
+    GetParam().run(ranks, [&](Transport& transport, StreamView stream) {
+      all[static_cast<std::size_t>(transport.rank())] =
+          steps(wanted, transport, {Memory::kDevice, stream});
+    });
+    return all;
+  }
+
+  void expect_as_on_hosts(Steps steps, const Case& wanted, int ranks, Bits bits = Bits::kSame) {
+    SCOPED_TRACE(text_of(wanted, ranks));
+    const auto found = on_devices(steps, wanted, ranks);
+    const auto expected = on_hosts(steps, wanted, ranks);
+    for (std::size_t rank = 0; rank < found.size(); ++rank) {
+      if (bits == Bits::kNear)
+        expect_near(found[rank], expected[rank]);
+      else
+        ASSERT_TRUE(same_bits(found[rank], expected[rank])) << "rank " << rank;
+    }
+  }
+};
+
+TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
+  const Case cases[] = {
+      {Algorithm::kTwoShot, "int8"},
+      {Algorithm::kTwoShot, "int8+ef"},
+      {Algorithm::kOneShot, "int8:rounding=stochastic+ef"},
+      {Algorithm::kTwoShot, "int4:rounding=stochastic"},
+      {Algorithm::kOneShot, "int4+ef"},
+      {Algorithm::kOneShot, "topk:density=0.05+ef"},
+      {Algorithm::kTwoShot, "bf16"},
+      {Algorithm::kOneShot, "none"},
+      {Algorithm::kAuto, "int8"},
+  };
+  for (Case wanted : cases)
+    for (const int ranks : {2, 3})
+      for (const std::size_t count : {0ul, 1ul, 257ul, 5003ul}) {
+        wanted.count = count;
+        expect_as_on_hosts(allreduce_steps, wanted, ranks);
+        if (HasFatalFailure()) return;
+      }
+}
+
+TEST_P(CollectivesOnDevice, SixteenBitGradientsToo) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16})
+    for (const char* codec : {"int8", "int4+ef", "topk:density=0.1"})
+      expect_as_on_hosts(allreduce_steps, {.codec = codec, .count = 3001, .dtype = dtype}, 3);
+}
+
+TEST_P(CollectivesOnDevice, FourRanksAndOne) {
+  for (const int ranks : {1, 4})
+    expect_as_on_hosts(allreduce_steps, {.codec = "int8+ef", .count = 9001}, ranks);
+}
+
+TEST_P(CollectivesOnDevice, NativeSums) {
+  const Bits bits = GetParam().own_sums ? Bits::kSame : Bits::kNear;
+  for (const char* codec : {"none", "bf16", "f16"})
+    for (const std::size_t count : {1ul, 600ul, 7001ul})
+      expect_as_on_hosts(allreduce_steps,
+                         {.algorithm = Algorithm::kNative, .codec = codec, .count = count}, 3,
+                         bits);
+}
+
+// Ranks of one host first; a host of one rank, hosts of unequal numbers.
+TEST_P(CollectivesOnDevice, HierarchicalGivesTheBitsOfHosts) {
+  for (const std::vector<int>& hosts :
+       {std::vector{0, 0, 1, 1}, std::vector{0, 1, 0}, std::vector{0, 0, 0}})
+    for (const char* codec : {"int8", "int4+ef"}) {
+      const bool alone = hosts.back() == hosts.front() && hosts[1] == hosts[0];
+      if (alone && !GetParam().own_sums) continue;
+      expect_as_on_hosts(allreduce_steps,
+                         {.algorithm = Algorithm::kHierarchical,
+                          .codec = alone ? "int8" : codec,
+                          .count = 6007,
+                          .hosts = hosts},
+                         static_cast<int>(hosts.size()));
+    }
+}
+
+TEST_P(CollectivesOnDevice, ShardsGiveTheBitsOfHosts) {
+  for (const char* codec : {"int8", "topk:density=0.1", "none"})
+    for (const std::size_t count : {1ul, 2500ul}) {
+      expect_as_on_hosts(reduce_scatter_steps, {.codec = codec, .count = count}, 3);
+      expect_as_on_hosts(allgather_steps, {.codec = codec, .count = count}, 3);
+    }
+}
+
+TEST_P(CollectivesOnDevice, ChunksChangeNoBits) {
+  const Case whole{.algorithm = Algorithm::kTwoShot, .codec = "int8+ef", .count = 9001};
+  Case cut = whole;
+  cut.chunk_count = 512;
+  const auto a = on_devices(allreduce_steps, whole, 2), b = on_devices(allreduce_steps, cut, 2);
+  for (std::size_t rank = 0; rank < a.size(); ++rank) EXPECT_TRUE(same_bits(a[rank], b[rank]));
+}
+
+// What must not be mixed is refused before anything is sent, and the transport goes on.
+TEST_P(CollectivesOnDevice, MixedMemoryIsRefused) {
+  GetParam().run(2, [](Transport& transport, StreamView stream) {
+    const Place device{Memory::kDevice, stream};
+    PlacedValues gradient(1000, Dtype::kF32, device), shard(500, Dtype::kF32, {});
+    const PlacedState state({.codec = "int8+ef", .count = 1000}, transport, {});
+    EXPECT_THROW(allreduce(transport, gradient.span(),
+                           {.codec = "int8+ef", .state = &state.state()}, stream),
+                 InvalidArgument);
+    EXPECT_THROW(
+        reduce_scatter(transport, gradient.span(), shard.span(), {.codec = "int8"}, stream),
+        InvalidArgument);
+    EXPECT_NO_THROW(allreduce(transport, gradient.span(), {.codec = "int8"}, stream));
+  });
+}
+
+TEST_P(CollectivesOnDevice, AutoTriesAndSettles) {
+  std::mutex mutex;
+  std::vector<Values> results;
+  GetParam().run(2, [&](Transport& transport, StreamView stream) {
+    Tuner tuner(transport, {.speeds_file = "none", .memory = Memory::kDevice});
+    PlacedValues gradient(3000, Dtype::kF32, {Memory::kDevice, stream});
+    for (int call = 0; call < 200 && !tuner.settled(Dtype::kF32, 3000); ++call)
+      allreduce(transport, gradient.span(), {.codec = "auto", .tuner = &tuner}, stream);
+    EXPECT_TRUE(tuner.settled(Dtype::kF32, 3000));
+    gradient.write(testing::gaussian(3000, static_cast<std::uint64_t>(transport.rank())));
+    allreduce(transport, gradient.span(), {.codec = "auto", .tuner = &tuner}, stream);
+    const std::lock_guard lock(mutex);
+    results.push_back(gradient.read());
+  });
+  EXPECT_TRUE(same_bits(results.front(), results.back()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, CollectivesOnDevice, ::testing::ValuesIn(device_fabrics()),
+                         device_fabric_name);
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,235 @@
+// The reducer of gradients on a device: the bits of one on hosts, residuals and checkpoints too.
+#include "tests/device_comm/fabric.h"
+#include "tests/device_comm/steps.h"
+
+#include <cstring>
+#include <memory>
+
+namespace tersor::test {
+namespace {
+
+struct Shape {
+  const char* name;
+  std::size_t rows, columns;
+
+  std::size_t count() const { return rows * std::max<std::size_t>(columns, 1); }
+};
+
+constexpr Shape kShapes[] = {{"first.weight", 60, 70},
+                             {"first.bias", 70, 0},
+                             {"second.weight", 50, 41},
+                             {"second.bias", 41, 0},
+                             {"third.weight", 90, 60}};
+
+ReducerOptions options_of(const Place& place) {
+  return {.rules = {{"*.bias", "bf16"}, {"second.*", "topk:density=0.05+ef"}, {"*", "int8+ef"}},
+          .bucket_bytes = 8192,
+          .chunk_count = 2048,
+          .seed = 5,
+          .stream = place.stream};
+}
+
+/// One rank's model and its reducer.
+class Model {
+ public:
+  Model(Transport& transport, const Place& place, const ReducerOptions& options)
+      : rank_(transport.rank()), reducer_(transport, options) {
+    for (const Shape& shape : kShapes) {
+      gradients_.push_back(std::make_unique<PlacedValues>(shape.count(), Dtype::kF32, place));
+      reducer_.add(shape.name, gradients_.back()->span(), shape.rows, shape.columns);
+    }
+  }
+
+  GradientReducer& reducer() { return reducer_; }
+
+  /// The last layer's gradients come first. `left_out` has none in this step.
+  Values step(int index, int left_out = -1) {
+    for (int i = static_cast<int>(std::size(kShapes)); i-- > 0;) {
+      if (i == left_out) continue;
+      PlacedValues& gradient = *gradients_[static_cast<std::size_t>(i)];
+      gradient.write(testing::gaussian(kShapes[i].count(),
+                                       static_cast<std::uint64_t>(index * 100 + rank_ * 10 + i)));
+      reducer_.ready(kShapes[i].name);
+    }
+    reducer_.wait();
+    return read();
+  }
+
+ private:
+  Values read() const {
+    Values all;
+    for (const auto& gradient : gradients_) {
+      const Values values = gradient->read();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+
+  int rank_;
+  std::vector<std::unique_ptr<PlacedValues>> gradients_;
+  GradientReducer reducer_;
+};
+
+/// What a run leaves behind on one rank: gradients as bytes, one step behind the other, and a
+/// state.
+struct Outcome {
+  Values values;
+  std::vector<std::byte> state;
+};
+
+using Training = std::function<Outcome(Transport&, const Place&)>;
+
+std::vector<Outcome> on_hosts(int ranks, const Training& run) {
+  std::vector<Outcome> all(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    all[static_cast<std::size_t>(transport.rank())] = run(transport, {});
+  });
+  return all;
+}
+
+void append(Values& all, const Values& more) { all.insert(all.end(), more.begin(), more.end()); }
+
+Outcome train(Transport& transport, const Place& place, ReducerOptions options) {
+  Model model(transport, place, options);
+  Outcome outcome;
+  for (int step = 0; step < 3; ++step) append(outcome.values, model.step(step));
+  outcome.state = model.reducer().save_state();
+  return outcome;
+}
+
+class ReducerOnDevice : public OnDeviceFabric {
+ protected:
+  std::vector<Outcome> on_devices(int ranks, const Training& run) const {
+    std::vector<Outcome> all(static_cast<std::size_t>(ranks));
+    GetParam().run(ranks, [&](Transport& transport, StreamView stream) {
+      all[static_cast<std::size_t>(transport.rank())] = run(transport, {Memory::kDevice, stream});
+    });
+    return all;
+  }
+
+  void expect_as_on_hosts(int ranks, const Training& run) const {
+    const auto found = on_devices(ranks, run), wanted = on_hosts(ranks, run);
+    for (std::size_t rank = 0; rank < found.size(); ++rank) {
+      ASSERT_EQ(found[rank].values, wanted[rank].values) << "rank " << rank;
+      ASSERT_TRUE(found[rank].state == wanted[rank].state) << "rank " << rank;
+    }
+  }
+};
+
+TEST_P(ReducerOnDevice, TrainsAsOnHosts) {
+  for (const int ranks : {2, 3})
+    expect_as_on_hosts(ranks, [](Transport& transport, const Place& place) {
+      return train(transport, place, options_of(place));
+    });
+}
+
+TEST_P(ReducerOnDevice, HierarchicallyToo) {
+  expect_as_on_hosts(3, [](Transport& transport, const Place& place) {
+    ReducerOptions options = options_of(place);
+    options.algorithm = Algorithm::kHierarchical;
+    options.hosts = {0, 0, 1};
+    return train(transport, place, options);
+  });
+}
+
+TEST_P(ReducerOnDevice, ParametersWithoutGradientKeepTheirResiduals) {
+  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
+    ReducerOptions options = options_of(place);
+    options.missing = MissingGradient::kInactive;
+    Model model(transport, place, options);
+    Outcome outcome;
+    append(outcome.values, model.step(0));
+    append(outcome.values, model.step(1, transport.rank() == 0 ? 0 : 2));
+    append(outcome.values, model.step(2));
+    outcome.state = model.reducer().save_state();
+    return outcome;
+  });
+}
+
+TEST_P(ReducerOnDevice, DiscardedStepsAreUndone) {
+  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
+    ReducerOptions options = options_of(place);
+    options.transactions = Transactions::kOn;
+    Model model(transport, place, options);
+    Outcome outcome;
+    append(outcome.values, model.step(0));
+    model.step(1);
+    model.reducer().discard_step();
+    model.reducer().scale_residuals(0.5f);
+    append(outcome.values, model.step(1));
+    outcome.state = model.reducer().save_state();
+    return outcome;
+  });
+}
+
+TEST_P(ReducerOnDevice, GoesOnFromAState) {
+  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
+    std::vector<std::byte> state;
+    {
+      Model first(transport, place, options_of(place));
+      first.step(0);
+      state = first.reducer().save_state();
+    }
+    Model second(transport, place, options_of(place));
+    second.reducer().load_state(state);
+    return Outcome{second.step(1), second.reducer().save_state()};
+  });
+}
+
+// The sum over ranks may be the library's below.
+TEST_P(ReducerOnDevice, GoesOnFromAPortableState) {
+  const auto run = [](Transport& transport, const Place& place) {
+    Model first(transport, place, options_of(place));
+    first.step(0);
+    const std::vector<std::byte> state = first.reducer().save_portable_state();
+    Model second(transport, place, options_of(place));
+    second.reducer().load_state(state);
+    return Outcome{second.step(1), {}};
+  };
+  const auto found = on_devices(2, run), wanted = on_hosts(2, run);
+  for (std::size_t i = 0; i < wanted[0].values.size(); ++i)
+    ASSERT_NEAR(found[0].values[i], wanted[0].values[i], 0.1) << i;
+  EXPECT_EQ(found[0].values, found[1].values);
+}
+
+TEST_P(ReducerOnDevice, HandlesAndStatistics) {
+  GetParam().run(2, [](Transport& transport, StreamView stream) {
+    ReducerOptions options = options_of({Memory::kDevice, stream});
+    options.rules = {};
+    options.codec = "int8+ef";
+    options.measure_error = MeasureError::kOn;
+    PlacedValues gradient(9000, Dtype::kF32, {Memory::kDevice, stream});
+    GradientReducer reducer(transport, options);
+    reducer.add("w", gradient.span(), 90, 100);
+    for (int step = 0; step < 2; ++step) {
+      gradient.write(testing::gaussian(9000, static_cast<std::uint64_t>(step)));
+      const ReducerHandle handle = reducer.ready("w");
+      reducer.flush();
+      handle.wait();
+      EXPECT_TRUE(handle.test());
+      reducer.wait();
+    }
+    const ReducerStatistics all = reducer.statistics();
+    EXPECT_EQ(all.steps, 2u);
+    EXPECT_GT(all.sent_bytes, 2u * 9000u);
+    EXPECT_LT(all.sent_bytes, 2u * 2u * 9000u);
+    EXPECT_GT(all.residual_norm, 0.0);
+    EXPECT_GT(all.relative_error, 0.0);
+  });
+}
+
+TEST_P(ReducerOnDevice, MixedMemoryIsRefused) {
+  GetParam().run(2, [](Transport& transport, StreamView stream) {
+    PlacedValues device(100, Dtype::kF32, {Memory::kDevice, stream}), host(100, Dtype::kF32, {});
+    GradientReducer reducer(transport, {.stream = stream});
+    reducer.add("a", device.span());
+    EXPECT_THROW(reducer.add("b", host.span()), InvalidArgument);
+    EXPECT_THROW(reducer.ready("a", host.span()), InvalidArgument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, ReducerOnDevice, ::testing::ValuesIn(device_fabrics()),
+                         device_fabric_name);
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,145 @@
+// See steps.h.
+#include "tests/device_comm/steps.h"
+
+#include "kernels/common/device.h"
+#include "kernels/common/device_memory.h"
+
+#include <cstring>
+
+namespace tersor::test {
+namespace {
+
+Buffer fresh_words(const Place& place) {
+  Buffer words(sizeof(StateWords), place.memory);
+  const StateWords fresh;
+  if (place.memory == Memory::kHost) {
+    std::memcpy(words.pointer(), &fresh, sizeof fresh);
+    return words;
+  }
+  const kernels::PinnedBuffer host(sizeof fresh);
+  std::memcpy(host.pointer(), &fresh, sizeof fresh);
+  kernels::copy_bytes(words.pointer(), host.pointer(), sizeof fresh, place.stream);
+  kernels::synchronize(place.stream);
+  return words;
+}
+
+bool has_feedback(const Case& wanted) { return make_codec(wanted.codec)->has_feedback(); }
+
+std::size_t encoded(const Case& wanted, const Transport& transport) {
+  if (!has_feedback(wanted)) return 0;
+  return wanted.hosts.empty() ? wanted.count
+                              : encoded_count(wanted.count, transport.rank(), wanted.hosts);
+}
+
+std::size_t owned(const Case& wanted, const Transport& transport) {
+  if (!has_feedback(wanted)) return 0;
+  return wanted.hosts.empty() ? owned_count(wanted.count, transport.rank(), transport.ranks())
+                              : owned_count(wanted.count, transport.rank(), wanted.hosts);
+}
+
+CollectiveOptions options_of(const Case& wanted, CollectiveWorkspace& workspace) {
+  return {.codec = wanted.codec,
+          .reduction = wanted.reduction,
+          .algorithm = wanted.algorithm,
+          .hosts = wanted.hosts,
+          .seed = 3,
+          .chunk_count = wanted.chunk_count,
+          .workspace = &workspace};
+}
+
+Values gradient_of(int rank, int step, std::size_t count) {
+  return testing::gaussian(count, static_cast<std::uint64_t>(100 * step + rank + 1));
+}
+
+void append(Values& all, const Values& more) { all.insert(all.end(), more.begin(), more.end()); }
+
+}  // namespace
+
+PlacedValues::PlacedValues(std::size_t count, Dtype dtype, const Place& place)
+    : count_(count),
+      dtype_(dtype),
+      place_(place),
+      memory_(count * dtype_bytes(dtype), place.memory) {
+  write(Values(count, 0.0f));
+}
+
+PlacedState::PlacedState(const Case& wanted, const Transport& transport, const Place& place)
+    : place_(place),
+      residual_(encoded(wanted, transport), Dtype::kF32, place),
+      owner_(owned(wanted, transport), Dtype::kF32, place),
+      words_(fresh_words(place)) {
+  state_ = {residual_.span(), owner_.span(), reinterpret_cast<StateWords*>(words_.pointer())};
+}
+
+Values PlacedState::read() const {
+  Values all = residual_.read();
+  append(all, owner_.read());
+  return all;
+}
+
+std::uint32_t PlacedState::step() const {
+  StateWords words;
+  if (place_.memory == Memory::kHost) {
+    std::memcpy(&words, words_.pointer(), sizeof words);
+    return words.step;
+  }
+  const kernels::PinnedBuffer host(sizeof words);
+  kernels::copy_bytes(host.pointer(), words_.pointer(), sizeof words, place_.stream);
+  kernels::synchronize(place_.stream);
+  std::memcpy(&words, host.pointer(), sizeof words);
+  return words.step;
+}
+
+Values allreduce_steps(const Case& wanted, Transport& transport, const Place& place) {
+  PlacedValues gradient(wanted.count, wanted.dtype, place);
+  const PlacedState state(wanted, transport, place);
+  CollectiveWorkspace workspace;
+  CollectiveOptions options = options_of(wanted, workspace);
+  if (has_feedback(wanted)) options.state = &state.state();
+  Values all;
+  for (int step = 0; step < wanted.steps; ++step) {
+    gradient.write(gradient_of(transport.rank(), step, wanted.count));
+    allreduce(transport, gradient.span(), options, place.stream);
+    append(all, gradient.read());
+  }
+  append(all, state.read());
+  all.push_back(static_cast<float>(state.step()));
+  return all;
+}
+
+Values reduce_scatter_steps(const Case& wanted, Transport& transport, const Place& place) {
+  const std::size_t count = wanted.count * static_cast<std::size_t>(transport.ranks());
+  PlacedValues input(count, wanted.dtype, place), shard(wanted.count, wanted.dtype, place);
+  CollectiveWorkspace workspace;
+  Values all;
+  for (int step = 0; step < wanted.steps; ++step) {
+    input.write(gradient_of(transport.rank(), step, count));
+    reduce_scatter(transport, input.span(), shard.span(), options_of(wanted, workspace),
+                   place.stream);
+    append(all, shard.read());
+  }
+  return all;
+}
+
+Values allgather_steps(const Case& wanted, Transport& transport, const Place& place) {
+  const std::size_t count = wanted.count * static_cast<std::size_t>(transport.ranks());
+  PlacedValues shard(wanted.count, wanted.dtype, place), output(count, wanted.dtype, place);
+  CollectiveWorkspace workspace;
+  Values all;
+  for (int step = 0; step < wanted.steps; ++step) {
+    shard.write(gradient_of(transport.rank(), step, wanted.count));
+    allgather(transport, shard.span(), output.span(), options_of(wanted, workspace), place.stream);
+    append(all, output.read());
+  }
+  return all;
+}
+
+std::vector<Values> on_hosts(Steps steps, const Case& wanted, int ranks) {
+  std::vector<Values> all(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    all[static_cast<std::size_t>(transport.rank())] = steps(wanted, transport, {});
+  });
+  return all;
+}
+
+}  // namespace tersor::test
