@@ -24,27 +24,33 @@ constexpr std::chrono::seconds kToMeet{60};
 class NcclFunctions {
  public:
   NcclFunctions() : library_(dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD)) {
-    if (library_ != nullptr) all_reduce_ = sum_of(dlsym(library_, "ncclAllReduce"));
-    if (all_reduce_ == nullptr) throw Error("no ncclAllReduce in the NCCL that is loaded");
+    find(all_reduce_, "ncclAllReduce");
+    find(state_, "ncclCommGetAsyncError");
   }
   ~NcclFunctions() { dlclose(library_); }
   NcclFunctions(const NcclFunctions&) = delete;
   NcclFunctions& operator=(const NcclFunctions&) = delete;
 
+  /// Queues the sum. Communicators that Tersor makes do not block: some calls go on inside NCCL.
   void sum(ValueSpan values, ncclDataType_t type, ncclComm_t communicator,
            StreamView stream) const {
-    const ncclResult_t result = all_reduce_(values.pointer(), values.pointer(), values.count(),
-                                            type, ncclSum, communicator, cuda_stream(stream));
+    ncclResult_t result = all_reduce_(values.pointer(), values.pointer(), values.count(), type,
+                                      ncclSum, communicator, cuda_stream(stream));
+    while (result == ncclInProgress) state_(communicator, &result);
     if (result != ncclSuccess)
       throw Error(fmt::format("ncclAllReduce: error {}", static_cast<int>(result)));
   }
 
  private:
-  using AllReduce = decltype(&ncclAllReduce);
-  static AllReduce sum_of(void* symbol) { return reinterpret_cast<AllReduce>(symbol); }
+  template <typename Function>
+  void find(Function& function, const char* name) {
+    if (library_ != nullptr) function = reinterpret_cast<Function>(dlsym(library_, name));
+    if (function == nullptr) throw Error(fmt::format("no {} in the NCCL that is loaded", name));
+  }
 
   void* library_;
-  AllReduce all_reduce_ = nullptr;
+  decltype(&ncclAllReduce) all_reduce_ = nullptr;
+  decltype(&ncclCommGetAsyncError) state_ = nullptr;
 };
 
 ncclDataType_t nccl_type(Dtype dtype) {

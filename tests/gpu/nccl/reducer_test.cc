@@ -22,8 +22,13 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{"a", 301, 401}, {"b", 7, 3}, {"c", 513, 1021}, {"d", 97, 131}};
 
+/// The same codec and algorithm for all: the order of NCCL's own sums would be another.
 ReducerOptions options_for(StreamView stream = {}) {
-  return {.codec = "int8+ef", .bucket_bytes = 1 << 18, .chunk_count = 100'000, .stream = stream};
+  return {.rules = {{"*", "int8+ef"}},
+          .algorithm = Algorithm::kTwoShot,
+          .bucket_bytes = 1 << 18,
+          .chunk_count = 100'000,
+          .stream = stream};
 }
 
 std::vector<float> gradient(const Shape& shape, int step, int rank) {
