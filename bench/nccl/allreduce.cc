@@ -186,9 +186,9 @@ void run_as_rank(const AllreduceOptions& options, const RankPlace& place) {
 void run_nccl_allreduce(const AllreduceOptions& options) {
   check(options);
   if (const auto place = place_of_process()) return run_as_rank(options, *place);
+  const int devices = device_count();
   byte_counts(options);  // what is wrong is said once, not by each rank
   if (!options.json.empty()) RecordFile(options.json);
-  const int devices = device_count();
   run_rank_processes(options.fleet.ranks.value_or(std::max(devices, kFewestRanks)), devices);
 }
 
