@@ -97,7 +97,7 @@ void Communicator::finish_call(ncclResult_t result, const Operation& operation, 
     call_until_.reset();
   }
   check_state(operation);
-  check(result, operation.name, handle_);
+  check(result, "NCCL's call", handle_);
 }
 
 void Communicator::enrol(ByteSpan memory) {
