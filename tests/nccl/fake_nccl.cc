@@ -45,22 +45,40 @@ ncclResult_t get_unique_id(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t comm_init(ncclComm_t* handle, int ranks, ncclUniqueId id, int rank,
-                       ncclConfig_t* config) {
-  const auto guard = note("ncclCommInitRankConfig");
-  auto& clique = state().cliques[id.internal];
+/// A new member of the clique of this identifier.
+ncclComm_t join(const std::string& identifier, int ranks, int rank, bool blocking) {
+  auto& clique = state().cliques[identifier];
   if (clique == nullptr) clique = std::make_shared<Clique>();
   auto made = std::make_unique<Communicator>();
   if (clique->members.contains(rank)) state().misuse("two ranks of one number");
   clique->ranks = ranks;
+  clique->identifier = identifier;
   clique->members[rank] = made.get();
   made->clique = clique;
   made->rank = rank;
   made->device = kernels::current_device();
-  made->blocking = config->blocking != 0;
-  *handle = handle_of(made.get());
+  made->blocking = blocking;
   state().communicators.push_back(std::move(made));
+  return handle_of(state().communicators.back().get());
+}
+
+ncclResult_t comm_init(ncclComm_t* handle, int ranks, ncclUniqueId id, int rank,
+                       ncclConfig_t* config) {
+  const auto guard = note("ncclCommInitRankConfig");
+  *handle = join(id.internal, ranks, rank, config->blocking != 0);
   return config->blocking == 0 ? ncclInProgress : ncclSuccess;
+}
+
+// All ranks of the transport's splits stay together.
+ncclResult_t comm_split(ncclComm_t handle, int color, int key, ncclComm_t* made,
+                        ncclConfig_t* config) {
+  const auto guard = note("ncclCommSplit");
+  if (!usable(handle, "ncclCommSplit")) return ncclInvalidArgument;
+  Communicator& own = *of(handle);
+  if (color != 0 || key != own.rank) state().misuse("a split that the stand-in does not know");
+  *made = join(own.clique->identifier + ", split " + std::to_string(own.splits++),
+               own.clique->ranks, own.rank, config->blocking != 0);
+  return own.blocking ? ncclSuccess : ncclInProgress;
 }
 
 ncclResult_t comm_async_error(ncclComm_t handle, ncclResult_t* error) {
@@ -222,6 +240,7 @@ FakeNccl::FakeNccl(int version) {
   table_.path = "the stand-in of the tests";
   table_.get_unique_id = fake::get_unique_id;
   table_.comm_init = fake::comm_init;
+  table_.comm_split = fake::comm_split;
   table_.comm_finalize = fake::comm_finalize;
   table_.comm_destroy = fake::comm_destroy;
   table_.comm_abort = fake::comm_abort;

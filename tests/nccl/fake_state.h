@@ -28,6 +28,7 @@ struct Meeting {
 
 /// The ranks of one identifier.
 struct Clique {
+  std::string identifier;
   int ranks = 0;
   std::map<int, Communicator*> members;
   std::map<std::uint64_t, Meeting> meetings;              ///< by number
@@ -44,6 +45,7 @@ struct Communicator {
   bool revoked = false, aborted = false, destroyed = false;
   bool block_next = false;
   ncclResult_t error = ncclSuccess;
+  int splits = 0;
   std::uint64_t meetings = 0;  ///< collectives that its streams came to
   std::uint64_t queued = 0;    ///< launches, in the host's order
   std::uint64_t begun = 0;     ///< of these

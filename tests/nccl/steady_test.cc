@@ -9,7 +9,7 @@ using namespace std::chrono_literals;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr std::size_t kCount = 40'000;  // enough for NCCL to be told of the memory
+constexpr std::size_t kCount = 20'000;  // enough for NCCL to be told of the memory
 constexpr std::size_t kBytes = kCount * sizeof(float);
 
 /// What one step reads and writes: the sum of everybody's input, and what came from the next rank.
@@ -152,6 +152,20 @@ TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
     }
     emulator::end_capture(rank.stream);
   });
+}
+
+// Where NCCL cannot split, communicators that the transport makes do not block.
+TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
+  FakeNccl nccl(21'703);
+  nccl.table().comm_split = nullptr;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    const auto channel = rank.transport.channel();
+    NcclRank own{*channel, rank.stream, rank.communicator};
+    StepMemory memory;
+    warm_up(own, memory);
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+  EXPECT_EQ(nccl.open_communicators(), 2);  // the caller's
 }
 
 // A graph's memory stays the graph's, so that a second one finds none.
