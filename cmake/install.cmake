@@ -11,6 +11,10 @@ if(TERSOR_HAS_MPI)
   install(TARGETS tersor_mpi EXPORT tersor-mpi-targets)
   install(EXPORT tersor-mpi-targets NAMESPACE tersor:: DESTINATION ${package_folder})
 endif()
+if(TERSOR_HAS_NCCL)
+  install(TARGETS tersor_nccl EXPORT tersor-nccl-targets)
+  install(EXPORT tersor-nccl-targets NAMESPACE tersor:: DESTINATION ${package_folder})
+endif()
 
 configure_package_config_file(
   cmake/tersor-config.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/tersor-config.cmake

@@ -4,6 +4,9 @@
 #include <tersor/error.h>
 #include <tersor/stream.h>
 
+#include <chrono>
+#include <thread>
+
 #if TERSOR_HAS_CUDA
 #include "kernels/common/cuda_error.h"
 #include "kernels/common/device_image.h"
@@ -163,4 +166,7 @@ Stream::~Stream() = default;
 void Stream::synchronize() const {}
 
 #endif
+
+void kernels::rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+
 }  // namespace tersor

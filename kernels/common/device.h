@@ -31,4 +31,7 @@ void use_device(int device);
 /// What the current device calls itself.
 std::string device_name();
 
+/// Between two looks at a word that a device will write: lets others run, for some microseconds.
+void rest();
+
 }  // namespace tersor::kernels

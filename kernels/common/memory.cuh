@@ -51,6 +51,19 @@ inline void store(T* pointer, T value) {
   std::memcpy(pointer, &value, sizeof value);
 }
 
+/// Of words in pinned memory that the host reads while the kernel runs, or read: stores are seen in
+/// their order.
+template <typename T>
+inline void store_for_host(T* pointer, T value) {
+  emulated_access(pointer, sizeof(T), Access::kWrite);
+  __atomic_store_n(pointer, value, __ATOMIC_RELEASE);
+}
+template <typename T>
+inline T load_of_host(const T* pointer) {
+  emulated_access(pointer, sizeof(T), Access::kRead);
+  return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+}
+
 /// The value before. T is u32 or u64.
 template <typename T>
 inline T atomic_add(T* pointer, T value) {
@@ -98,6 +111,16 @@ __device__ __forceinline__ T load_fresh(const T* pointer) {
 template <typename T>
 __device__ __forceinline__ void store(T* pointer, T value) {
   *pointer = value;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_for_host(T* pointer, T value) {
+  *static_cast<volatile T*>(pointer) = value;
+  __threadfence_system();
+}
+template <typename T>
+__device__ __forceinline__ T load_of_host(const T* pointer) {
+  return *static_cast<const volatile T*>(pointer);
 }
 
 __device__ __forceinline__ std::uint32_t atomic_add(std::uint32_t* pointer, std::uint32_t value) {

@@ -10,11 +10,13 @@
 
 #include <tersor/error.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 
 namespace tersor {
 namespace kernels {
@@ -148,6 +150,10 @@ void use_device(int device) {
   if (device < 0 || device >= kDevices)
     throw CudaError("choosing a device: there is no device " + std::to_string(device));
   device_of_thread = device;
+}
+
+void rest() {
+  if (!emulator::run_one()) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 }  // namespace kernels

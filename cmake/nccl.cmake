@@ -1,0 +1,25 @@
+# Whether NCCL's header is there, and CUDA's beside it: sets TERSOR_NCCL_INCLUDES, folders for the
+# compiler (empty: none). TERSOR_HAS_NCCL: whether tersor::nccl is built. The library is no matter of
+# the build: it is found at run time.
+set(TERSOR_HAS_NCCL OFF)
+set(TERSOR_NCCL_INCLUDES "")
+find_path(TERSOR_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS}
+          PATHS /usr/local/cuda/include /opt/cuda/include)
+find_path(TERSOR_CUDA_INCLUDE cuda_runtime_api.h
+          HINTS ${CUDAToolkit_INCLUDE_DIRS} ${TERSOR_NCCL_INCLUDE}
+          PATHS /usr/local/cuda/include /opt/cuda/include)
+mark_as_advanced(TERSOR_NCCL_INCLUDE TERSOR_CUDA_INCLUDE)
+if(TERSOR_NCCL_INCLUDE AND TERSOR_CUDA_INCLUDE)
+  set(TERSOR_NCCL_INCLUDES ${TERSOR_NCCL_INCLUDE} ${TERSOR_CUDA_INCLUDE})
+  list(REMOVE_DUPLICATES TERSOR_NCCL_INCLUDES)
+endif()
+
+if(TERSOR_NCCL AND TERSOR_HAS_CUDA AND TERSOR_NCCL_INCLUDES)
+  set(TERSOR_HAS_NCCL ON)
+  message(STATUS "Tersor: NCCL on (${TERSOR_NCCL_INCLUDE}/nccl.h)")
+elseif(TERSOR_NCCL AND NOT TERSOR_NCCL STREQUAL "AUTO")
+  message(FATAL_ERROR "TERSOR_NCCL=${TERSOR_NCCL} needs CUDA (TERSOR_CUDA) and nccl.h (set "
+                      "TERSOR_NCCL_INCLUDE to its folder)")
+else()
+  message(STATUS "Tersor: NCCL off (TERSOR_NCCL=${TERSOR_NCCL})")
+endif()

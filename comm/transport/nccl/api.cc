@@ -1,0 +1,114 @@
+// Implements api.h.
+#include "comm/transport/nccl/api.h"
+
+#include <tersor/error.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "comm/transport/nccl/library.h"
+
+namespace tersor::nccl {
+namespace {
+
+std::atomic<const Api*> replacement{nullptr};
+
+enum class Need { kRequired, kOptional };
+
+/// Fills the entries of a table from a library.
+class Filler {
+ public:
+  Filler(const Library& library, int version) : library_(library), version_(version) {}
+
+  /// `since`: the version that the function came with, or the oldest that is of use.
+  template <typename Function>
+  void fill(Function& entry, const char* name, const char* since, Need need = Need::kRequired) {
+    entry = reinterpret_cast<Function>(find_function(library_, name));
+    if (entry == nullptr && need == Need::kRequired)
+      throw TransportError("NCCL " + version_name(version_) + " has no " + name +
+                           ": Tersor needs NCCL " + since + " or newer");
+  }
+
+ private:
+  const Library& library_;
+  int version_;
+};
+
+void fill_communicators(Filler filler, Api& api) {
+  filler.fill(api.get_unique_id, "ncclGetUniqueId", "2.14");
+  filler.fill(api.comm_init, "ncclCommInitRankConfig", "2.14");
+  filler.fill(api.comm_split, "ncclCommSplit", "2.18", Need::kOptional);
+  filler.fill(api.comm_finalize, "ncclCommFinalize", "2.14");
+  filler.fill(api.comm_destroy, "ncclCommDestroy", "2.14");
+  filler.fill(api.comm_abort, "ncclCommAbort", "2.14");
+  filler.fill(api.comm_revoke, "ncclCommRevoke", "2.28", Need::kOptional);
+  filler.fill(api.comm_async_error, "ncclCommGetAsyncError", "2.14");
+  filler.fill(api.comm_count, "ncclCommCount", "2.14");
+  filler.fill(api.comm_device, "ncclCommCuDevice", "2.14");
+  filler.fill(api.comm_rank, "ncclCommUserRank", "2.14");
+  filler.fill(api.comm_register, "ncclCommRegister", "2.19", Need::kOptional);
+  filler.fill(api.comm_deregister, "ncclCommDeregister", "2.19", Need::kOptional);
+}
+
+void fill_operations(Filler filler, Api& api) {
+  filler.fill(api.error_string, "ncclGetErrorString", "2.14");
+  filler.fill(api.last_error, "ncclGetLastError", "2.14");
+  filler.fill(api.all_reduce, "ncclAllReduce", "2.14");
+  filler.fill(api.all_gather, "ncclAllGather", "2.14");
+  filler.fill(api.send, "ncclSend", "2.14");
+  filler.fill(api.receive, "ncclRecv", "2.14");
+  filler.fill(api.group_start, "ncclGroupStart", "2.14");
+  filler.fill(api.group_end, "ncclGroupEnd", "2.14");
+}
+
+std::unique_ptr<const Api> load() {
+  const Library library = find_library();
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  Filler(library, 0).fill(get_version, "ncclGetVersion", "2.14");
+  auto api = std::make_unique<Api>();
+  if (get_version(&api->version) != ncclSuccess)
+    throw TransportError("ncclGetVersion failed: this NCCL is of no use");
+  api->path = file_of(reinterpret_cast<void*>(get_version));
+  fill_communicators(Filler(library, api->version), *api);
+  fill_operations(Filler(library, api->version), *api);
+  return api;
+}
+
+const Api& loaded() {
+  static std::mutex mutex;
+  static std::unique_ptr<const Api> table;
+  const std::lock_guard lock(mutex);
+  if (table == nullptr) table = load();
+  return *table;
+}
+
+}  // namespace
+
+const Api& api() {
+  const Api* table = replacement.load(std::memory_order_acquire);
+  return table == nullptr ? loaded() : *table;
+}
+
+void use_api(const Api* table) { replacement.store(table, std::memory_order_release); }
+
+// Up to 2.8 a version was written with one digit for the minor number.
+std::string version_name(int version) {
+  const int unit = version < 10'000 ? 1'000 : 10'000;
+  return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
+         std::to_string(version % 100);
+}
+
+std::string describe(ncclResult_t result, ncclComm_t communicator) {
+  std::string text = api().error_string(result);
+  const char* more = api().last_error(communicator);
+  if (more != nullptr && *more != '\0') text += std::string(" (") + more + ")";
+  return text;
+}
+
+void check(ncclResult_t result, std::string_view call, ncclComm_t communicator) {
+  if (result != ncclSuccess && result != ncclInProgress)
+    throw TransportError(std::string(call) + " failed: " + describe(result, communicator));
+}
+
+}  // namespace tersor::nccl

@@ -1,0 +1,53 @@
+// Implements block_pool.h.
+#include "comm/transport/nccl/block_pool.h"
+
+#include <tersor/error.h>
+
+#include <bit>
+
+#include "kernels/common/device.h"
+
+namespace tersor::nccl {
+namespace {
+
+constexpr std::size_t kLeastBytes = 4096;
+
+/// Up to an eighth more, so that lengths that differ a little share blocks.
+std::size_t rounded(std::size_t bytes) {
+  if (bytes <= kLeastBytes) return kLeastBytes;
+  const std::size_t step = std::bit_ceil(bytes) / 16;
+  return (bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+// A block that a graph wrote to stays that graph's. One that no graph knows yet may join one: what
+// read it before is behind the graph's launch, or in it.
+Block& BlockPool::take(std::size_t bytes, StreamView stream) {
+  const std::size_t wanted = rounded(bytes);
+  const std::uint64_t capture = kernels::capture_of(stream);
+  for (const auto& block : blocks_) {
+    if (!block->free || block->memory.bytes() != wanted) continue;
+    if (block->capture != capture && block->capture != 0) continue;
+    if (block->capture == capture && block->stream.handle != stream.handle)
+      block->read.hold(stream);
+    block->free = false;
+    block->capture = capture;
+    block->stream = stream;
+    return *block;
+  }
+  if (capture != 0)
+    throw InvalidArgument(
+        "a graph needs memory of its own for what is received, and none is free "
+        "here: call it once outside of a graph before each capture");
+  blocks_.push_back(
+      std::make_unique<Block>(Block{Buffer(wanted, Memory::kDevice), capture, stream, {}, false}));
+  return *blocks_.back();
+}
+
+void BlockPool::give_back(Block& block) {
+  block.read.record(block.stream);
+  block.free = true;
+}
+
+}  // namespace tersor::nccl

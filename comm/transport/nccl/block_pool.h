@@ -1,0 +1,43 @@
+// Device memory that received bytes lie in: blocks that are lent again and again, so that a running
+// exchange allocates nothing.
+#pragma once
+
+#include <tersor/buffer.h>
+#include <tersor/stream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/transport/nccl/communicator.h"
+#include "kernels/common/event.h"
+
+namespace tersor::nccl {
+
+/// A block is lent to one operation at a time, and after that to whatever comes later on its
+/// stream; to one on another stream only behind an event.
+struct Block {
+  Buffer memory;
+  std::uint64_t capture = 0;  ///< of a graph, whose replays write here for ever; 0: of none
+  StreamView stream;          ///< that it was last read on
+  kernels::Event read;        ///< stands for that
+  bool free = false;
+};
+
+/// Of one lane; one thread at a time. Grows with what is under way and keeps it.
+class BlockPool {
+ public:
+  /// A block of at least `bytes` bytes for work on the stream. Throws InvalidArgument where the
+  /// stream is captured and no block is free: nothing can be allocated then.
+  Block& take(std::size_t bytes, StreamView stream);
+  /// What is queued on the block's stream so far is the last to read it.
+  void give_back(Block& block);
+
+  const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
+
+ private:
+  std::vector<std::unique_ptr<Block>> blocks_;
+};
+
+}  // namespace tersor::nccl

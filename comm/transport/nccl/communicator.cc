@@ -1,0 +1,212 @@
+// Implements communicator.h.
+#include "comm/transport/nccl/communicator.h"
+
+#include <tersor/error.h>
+
+#include "kernels/common/device.h"
+
+namespace tersor::nccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kFinishesWithin = 10s;  // what is queued when a communicator is destroyed
+constexpr auto kShortCall = 100ms;     // the longest that a call which does not block takes
+
+/// The state of a communicator: ncclInProgress, or how it ended.
+ncclResult_t state_of(ncclComm_t handle) {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = api().comm_async_error(handle, &state);
+  return asked == ncclSuccess ? state : asked;
+}
+
+void check_usable(ncclComm_t handle) {
+  if (handle == nullptr)
+    throw InvalidArgument("the communicator is null: give one that ncclCommInitRank made");
+  const ncclResult_t state = state_of(handle);
+  if (state != ncclSuccess && state != ncclInProgress)
+    throw InvalidArgument("the communicator was aborted or has failed: " + describe(state, handle) +
+                          "; abort it and make a new one");
+}
+
+void check_on_current_device(ncclComm_t handle) {
+  int device = 0;
+  const int current = kernels::current_device();
+  check(api().comm_device(handle, &device), "ncclCommCuDevice", handle);
+  if (device != current)
+    throw InvalidArgument("the communicator is of device " + std::to_string(device) +
+                          ", but the current one is " + std::to_string(current) +
+                          "; call cudaSetDevice first");
+}
+
+/// Waits until the communicator is not busy. Its state then; ncclInProgress at `until`.
+ncclResult_t settle(ncclComm_t handle, Clock::time_point until) {
+  ncclResult_t state = state_of(handle);
+  while (state == ncclInProgress && Clock::now() < until) {
+    kernels::rest();
+    state = state_of(handle);
+  }
+  return state;
+}
+
+}  // namespace
+
+Communicator::Communicator(ncclComm_t handle, Owner owner, const Fault& fault)
+    : fault_(fault), handle_(handle), owner_(owner) {
+  check_usable(handle);
+  check_on_current_device(handle);
+  check(api().comm_rank(handle, &rank_), "ncclCommUserRank", handle);
+  check(api().comm_count(handle, &ranks_), "ncclCommCount", handle);
+}
+
+Communicator::~Communicator() {
+  if (!stopped_) leave_memory();
+  if (owner_ == Owner::kCaller || aborted_) return;
+  if (stopped_)
+    api().comm_abort(handle_);
+  else
+    destroy(handle_);
+}
+
+void Communicator::check_state(const Operation& operation) const {
+  fault_.check(operation.name);
+  if (stopped_)
+    throw TransportError(std::string(operation.name) + ": the communicator was stopped");
+}
+
+void Communicator::begin_call(const Operation& operation, Lock& lock) {
+  {
+    const std::lock_guard guard(call_mutex_);
+    call_until_ = Clock::now() + operation.timeout;
+    call_name_ = operation.name;
+  }
+  lock.lock();
+  check_state(operation);
+}
+
+// Nothing of the communicator is touched once it was stopped: it may be gone.
+void Communicator::finish_call(ncclResult_t result, const Operation& operation, Lock& lock) {
+  while (result == ncclInProgress && !stopped_) {
+    lock.unlock();
+    kernels::rest();
+    lock.lock();
+    if (!stopped_) result = state_of(handle_);
+  }
+  {
+    const std::lock_guard guard(call_mutex_);
+    call_until_.reset();
+  }
+  check_state(operation);
+  check(result, "NCCL's call", handle_);
+}
+
+void Communicator::enrol(ByteSpan memory) {
+  const Lock lock(mutex_);
+  if (stopped_ || api().comm_register == nullptr || api().comm_deregister == nullptr) return;
+  const auto [place, is_new] = enrolled_.try_emplace(memory.data(), nullptr);
+  if (!is_new) return;
+  void* registration = nullptr;
+  const ncclResult_t result =
+      api().comm_register(handle_, memory.data(), memory.size(), &registration);
+  if (result == ncclSuccess)
+    place->second = registration;
+  else
+    ++refused_;
+}
+
+void Communicator::leave_memory() {
+  for (const auto& [memory, registration] : enrolled_)
+    if (registration != nullptr) api().comm_deregister(handle_, registration);
+}
+
+std::optional<std::string> Communicator::ask_error() {
+  const Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || stopped_) return std::nullopt;
+  const ncclResult_t state = state_of(handle_);
+  if (state == ncclSuccess || state == ncclInProgress) return std::nullopt;
+  return describe(state, handle_);
+}
+
+std::optional<std::string> Communicator::late_call(Clock::time_point now) const {
+  const std::lock_guard guard(call_mutex_);
+  if (!call_until_.has_value() || now < *call_until_) return std::nullopt;
+  return call_name_;
+}
+
+// A call that blocks holds the lock for as long as it waits for other ranks: then NCCL is to be
+// called beside it, which it allows for this.
+void Communicator::stop() {
+  const Lock lock(mutex_, kShortCall);
+  if (stopped_.exchange(true)) return;
+  if (lock.owns_lock()) return stop_locked();
+  if (api().comm_revoke != nullptr) return revoke();
+  if (owner_ == Owner::kCaller) return;
+  aborted_ = true;
+  api().comm_abort(handle_);
+}
+
+void Communicator::stop_locked() {
+  if (owner_ == Owner::kCaller) return revoke();
+  aborted_ = true;
+  api().comm_abort(handle_);
+}
+
+void Communicator::revoke() {
+  if (api().comm_revoke != nullptr) api().comm_revoke(handle_, NCCL_REVOKE_DEFAULT);
+}
+
+void destroy(ncclComm_t handle) noexcept {
+  try {
+    const auto until = Clock::now() + kFinishesWithin;
+    api().comm_finalize(handle);
+    if (settle(handle, until) == ncclSuccess)
+      api().comm_destroy(handle);
+    else
+      api().comm_abort(handle);
+  } catch (const std::exception&) {
+    // Without NCCL there is no communicator either.
+  }
+}
+
+namespace {
+
+// Only a communicator that does not block can be made by a deadline; but NCCL starts a thread for
+// each group of calls on one. So its ranks, now that all are there, go on with one that blocks.
+ncclComm_t made_blocking(ncclComm_t first, Clock::time_point until) {
+  if (api().comm_split == nullptr) return first;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  ncclComm_t second = nullptr;
+  int rank = 0;
+  check(api().comm_rank(first, &rank), "ncclCommUserRank", first);
+  const ncclResult_t started = api().comm_split(first, 0, rank, &second, &config);
+  const bool accepted = started == ncclSuccess || started == ncclInProgress;
+  if (accepted && settle(first, until) == ncclSuccess && second != nullptr &&
+      settle(second, until) == ncclSuccess) {
+    destroy(first);
+    return second;
+  }
+  const std::string why = describe(state_of(first), first);
+  if (second != nullptr) api().comm_abort(second);
+  api().comm_abort(first);
+  throw TransportError("making a communicator: its split failed: " + why);
+}
+
+}  // namespace
+
+ncclComm_t make_communicator(const ncclUniqueId& id, int rank, int ranks, Clock::time_point until) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t handle = nullptr;
+  const ncclResult_t started = api().comm_init(&handle, ranks, id, rank, &config);
+  if (handle == nullptr) check(started, "ncclCommInitRankConfig", nullptr);
+  const ncclResult_t state = settle(handle, until);
+  if (state == ncclSuccess) return made_blocking(handle, until);
+  const std::string who = "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
+  const std::string why =
+      state == ncclInProgress ? "not all ranks came in time" : describe(state, handle);
+  api().comm_abort(handle);
+  throw TransportError("making a communicator on " + who + ": " + why);
+}
+
+}  // namespace tersor::nccl

@@ -1,0 +1,251 @@
+// Implements device_transport.h: brackets, agreement, channels and splits. Operations:
+// operations.cc.
+#include "comm/transport/nccl/device_transport.h"
+
+#include <tersor/error.h>
+#include <tersor/nccl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "comm/transport/host/hosts.h"
+#include "comm/transport/nccl/machine.h"
+#include "kernels/common/device.h"
+
+namespace tersor::nccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kTellOthers = 1000ms;  // a gather that is done here may still move for others
+constexpr auto kLongestDeafness = 1ms;
+
+Agreement agreement_of(const Operation& operation) {
+  Agreement own;
+  own.signature = operation.signature;
+  operation.name.copy(own.name, sizeof own.name - 1);
+  return own;
+}
+
+Agreement agreement_of(ConstByteSpan message) {
+  Agreement other;
+  std::memcpy(&other, message.data(), std::min(message.size(), sizeof other));
+  other.name[sizeof other.name - 1] = '\0';
+  return other;
+}
+
+bool alike(const Agreement& one, const Agreement& other) {
+  return one.signature == other.signature && std::strcmp(one.name, other.name) == 0;
+}
+
+void check_members(std::span<const int> members, int rank, int ranks) {
+  const bool ascending =
+      std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
+  if (members.empty() || !ascending || members.front() < 0 || members.back() >= ranks)
+    throw InvalidArgument("split: members must be ascending ranks below " + std::to_string(ranks));
+  if (!std::binary_search(members.begin(), members.end(), rank))
+    throw InvalidArgument("split: rank " + std::to_string(rank) + " is not among the members");
+}
+
+}  // namespace
+
+std::shared_ptr<Lane> make_lane(const std::shared_ptr<Fabric>& fabric) {
+  auto lane = std::make_unique<Lane>(fabric->fault());
+  fabric->add(*lane);
+  return {lane.release(), [fabric](Lane* made) {
+            fabric->remove(*made);
+            delete made;
+          }};
+}
+
+DeviceTransport::DeviceTransport(Parts parts)
+    : fabric_(std::move(parts.fabric)),
+      lane_(std::move(parts.lane)),
+      communicator_(std::move(parts.communicator)),
+      timeout_(parts.timeout) {
+  fabric_->add(*communicator_);
+}
+
+DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric,
+                                 std::unique_ptr<Communicator> communicator,
+                                 std::chrono::milliseconds timeout)
+    : DeviceTransport(Parts{fabric, make_lane(fabric), std::move(communicator), timeout}) {
+  fabric_->watch(name(rank()));
+  gather_hosts();
+}
+
+// The communicator ends while the device memory that it knows is still there.
+DeviceTransport::~DeviceTransport() {
+  try {
+    lane_->finish();
+  } catch (const std::exception&) {
+    // A device that failed: nothing is queued on it any more.
+  }
+  fabric_->remove(*communicator_);
+  communicator_.reset();
+}
+
+TransportTraits DeviceTransport::traits() const {
+  return {.ordered = true,
+          .receive_any = false,
+          .host = false,
+          .device = true,
+          .queues = true,
+          .deterministic = false};
+}
+
+TransferCounters DeviceTransport::counters() const {
+  return {.sent_bytes = sent_bytes_,
+          .received_bytes = received_bytes_,
+          .sent_messages = sent_messages_};
+}
+
+std::uint32_t DeviceTransport::reserve_tags(std::uint32_t count) {
+  const std::uint32_t first = next_tag_;
+  next_tag_ += count;
+  return first;
+}
+
+std::string DeviceTransport::name(int rank) const {
+  return "rank " + std::to_string(rank) + " of " + std::to_string(ranks());
+}
+
+void DeviceTransport::fail(const Operation& operation, const std::string& cause) {
+  fabric_->fail(std::string(operation.name) + " on " + fabric_->who() + ": " + cause);
+  fabric_->check(operation.name);
+  throw TransportError(cause);
+}
+
+void DeviceTransport::begin(const Operation& operation) {
+  fabric_->check(operation.name);
+  if (lane_->in_bracket()) return lane_->open(operation, 0);
+  open(operation, Partners::kAll);
+}
+
+// A frame that was not what its call said became NaN on this rank alone: so all ranks stop.
+void DeviceTransport::open(const Operation& operation, Partners partners) {
+  kernels::check_stream(operation.stream);
+  try {
+    lane_->check_frames();
+  } catch (const WireError& error) {
+    fabric_->fail(std::string(operation.name) + " on " + name(rank()) + ": " + error.what());
+    throw;
+  }
+  if (partners == Partners::kAll) agree(operation);
+  lane_->open(operation, fabric_->number_of(operation.name));
+}
+
+void DeviceTransport::end(const Operation& operation) { lane_->close(operation); }
+
+void DeviceTransport::agree(const Operation& operation) {
+  const Agreement own = agreement_of(operation);
+  const std::uint64_t key = Signature().add(own.signature).add(operation.name).value();
+  if (ranks() == 1 || agreed_.contains(key)) return;
+  if (kernels::capture_of(operation.stream) != 0)
+    throw InvalidArgument(std::string(operation.name) +
+                          ": all ranks must agree on it first: call it once before capturing");
+  Handle gathered = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
+  gathered.wait_synchronize();
+  const std::string differing = find_differing(own, gathered);
+  if (differing.empty()) {
+    agreed_.insert(key);
+    return;
+  }
+  fabric_->fail("ranks disagree: " + name(rank()) + " calls " + own.name + ", but " + differing,
+                kTellOthers);
+  fabric_->check(operation.name);
+}
+
+std::string DeviceTransport::find_differing(const Agreement& own, const Handle& gathered) const {
+  std::string differing;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (rank == this->rank()) continue;
+    const Agreement other = agreement_of(gathered.received(rank));
+    if (alike(own, other)) continue;
+    differing +=
+        (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " calls " + other.name;
+    if (std::strcmp(own.name, other.name) == 0) differing += " with other arguments";
+  }
+  return differing;
+}
+
+std::unique_ptr<Transport> DeviceTransport::channel() {
+  std::vector<int> everybody(static_cast<std::size_t>(ranks()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return join(everybody, make_lane(fabric_), "channel");
+}
+
+std::unique_ptr<Transport> DeviceTransport::split(std::span<const int> members) {
+  check_members(members, rank(), ranks());
+  return join(members, lane_, "split");
+}
+
+// By an identifier of its own and not by ncclCommSplit, which all ranks would have to call, not
+// the members alone.
+std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
+                                                 std::shared_ptr<Lane> lane,
+                                                 std::string_view name) {
+  const Operation operation{.name = name, .timeout = timeout_};
+  fabric_->check(name);
+  const auto until = Clock::now() + timeout_;
+  const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
+  const ncclUniqueId id = spread_id(members, operation);
+  NcclCommunicator made;
+  try {
+    made = NcclCommunicator(
+        make_communicator(id, static_cast<int>(place), static_cast<int>(members.size()), until));
+  } catch (const TransportError& error) {
+    fail(operation, error.what());
+  }
+  auto communicator =
+      std::make_unique<Communicator>(made.handle(), Owner::kTransport, fabric_->fault());
+  made.release();
+  std::unique_ptr<DeviceTransport> joined(
+      new DeviceTransport(Parts{fabric_, std::move(lane), std::move(communicator), timeout_}));
+  std::vector<int> hosts;
+  for (const int member : members) hosts.push_back(hosts_[static_cast<std::size_t>(member)]);
+  joined->hosts_ = host::number_hosts(hosts);
+  return joined;
+}
+
+void DeviceTransport::gather_hosts() {
+  const Operation operation{.name = "NcclTransport", .timeout = timeout_};
+  const std::uint64_t own = machine_number();
+  Handle handle = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
+  handle.wait_synchronize();
+  std::vector<std::uint64_t> numbers(static_cast<std::size_t>(ranks()), own);
+  for (int rank = 0; rank < ranks(); ++rank)
+    if (rank != this->rank())
+      std::memcpy(&numbers[static_cast<std::size_t>(rank)], handle.received(rank).data(),
+                  sizeof own);
+  std::vector<int> names;
+  for (const std::uint64_t number : numbers)
+    names.push_back(
+        static_cast<int>(std::find(numbers.begin(), numbers.end(), number) - numbers.begin()));
+  hosts_ = host::number_hosts(names);
+}
+
+void DeviceTransport::wait_activity(Clock::time_point until) {
+  fabric_->check("waiting");
+  kernels::rest();
+  std::unique_lock lock(wake_mutex_);
+  woken_changed_.wait_until(lock, std::min(until, Clock::now() + kLongestDeafness),
+                            [this] { return woken_; });
+  woken_ = false;
+}
+
+void DeviceTransport::wake() {
+  {
+    const std::lock_guard lock(wake_mutex_);
+    woken_ = true;
+  }
+  woken_changed_.notify_all();
+}
+
+void DeviceTransport::poison(std::string_view cause) {
+  fabric_->fail(name(rank()) + " gave up: " + std::string(cause));
+}
+
+}  // namespace tersor::nccl

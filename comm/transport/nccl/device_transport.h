@@ -1,0 +1,148 @@
+// The Transport of one channel or split over NCCL.
+#pragma once
+
+#include <tersor/transport.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/transport/nccl/communicator.h"
+#include "comm/transport/nccl/fabric.h"
+#include "comm/transport/nccl/lane.h"
+#include "comm/transport/nccl/transfers.h"
+
+namespace tersor::nccl {
+
+/// What each rank says before a collective that is new.
+struct Agreement {
+  std::uint64_t signature = 0;
+  char name[56] = {};  ///< as much of it as there is room for; ends with a NUL
+};
+
+/// Who takes part in a bracket: what some ranks do between them the others cannot agree on.
+enum class Partners { kAll, kSome };
+
+/// A lane of its own, watched while it lives.
+std::shared_ptr<Lane> make_lane(const std::shared_ptr<Fabric>& fabric);
+
+/// Calls of NCCL that begin and end together; of two results, the first that is an error.
+inline ncclResult_t worse(ncclResult_t first, ncclResult_t second) {
+  return first == ncclSuccess || first == ncclInProgress ? second : first;
+}
+template <typename Calls>
+ncclResult_t grouped(const Calls& calls) {
+  const ncclResult_t began = api().group_start();
+  if (began != ncclSuccess) return began;
+  const ncclResult_t called = calls();
+  const ncclResult_t ended = api().group_end();
+  return worse(called, ended);
+}
+
+class DeviceTransport final : public Transport {
+ public:
+  /// All ranks; gathers who is on which host.
+  DeviceTransport(std::shared_ptr<Fabric> fabric, std::unique_ptr<Communicator> communicator,
+                  std::chrono::milliseconds timeout);
+  ~DeviceTransport() override;
+  DeviceTransport(const DeviceTransport&) = delete;
+  DeviceTransport& operator=(const DeviceTransport&) = delete;
+
+  int rank() const override { return communicator_->rank(); }
+  int ranks() const override { return communicator_->ranks(); }
+  std::vector<int> hosts() const override { return hosts_; }
+  TransportTraits traits() const override;
+  TransferCounters counters() const override;
+  std::uint32_t reserve_tags(std::uint32_t count) override;
+
+  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+                    std::span<const std::size_t> capacities) override;
+  Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
+  Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override;
+  Handle receive(const Operation& operation, int peer, std::size_t capacity) override;
+  Handle receive_any(const Operation& operation, std::size_t capacity) override;
+  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override;
+  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override;
+  Handle barrier(const Operation& operation) override;
+
+  std::unique_ptr<Transport> channel() override;
+  std::unique_ptr<Transport> split(std::span<const int> members) override;
+
+  void begin(const Operation& operation) override;
+  void end(const Operation& operation) override;
+  FrameFault* fault() override { return lane_->frame_fault(); }
+
+  void progress() override { fabric_->check("progress"); }
+  void wait_activity(Clock::time_point until) override;
+  void wake() override;
+  void poison(std::string_view cause) override;
+
+ private:
+  struct Parts {
+    std::shared_ptr<Fabric> fabric;
+    std::shared_ptr<Lane> lane;
+    std::unique_ptr<Communicator> communicator;
+    std::chrono::milliseconds timeout;
+  };
+  explicit DeviceTransport(Parts parts);
+
+  friend class LoneBracket;
+
+  /// queueing(communicator, stream) puts the transfer's operations of NCCL on the stream.
+  template <typename Queueing>
+  Handle launch(std::unique_ptr<QueuedTransfer> transfer, const Operation& operation,
+                const Queueing& queueing);
+  /// A failed call poisons the transport.
+  template <typename Call>
+  void call_nccl(const Operation& operation, Call&& call) {
+    try {
+      communicator_->run(operation, call);
+    } catch (const TransportError& error) {
+      fail(operation, error.what());
+    }
+  }
+  std::unique_ptr<QueuedTransfer> new_transfer(const Operation& operation);
+  std::byte* lend(QueuedTransfer& transfer, std::size_t bytes);
+  ncclResult_t exchange(ncclComm_t handle, cudaStream_t stream,
+                        std::span<const ConstByteSpan> sends, const QueuedTransfer& transfer) const;
+  Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, ncclRedOp_t how);
+
+  Handle gather_staged(const Operation& operation, ConstByteSpan send, std::size_t capacity);
+  void gather_hosts();
+  ncclUniqueId spread_id(std::span<const int> members, const Operation& operation);
+  std::unique_ptr<Transport> join(std::span<const int> members, std::shared_ptr<Lane> lane,
+                                  std::string_view name);
+  [[noreturn]] void fail(const Operation& operation, const std::string& cause);
+  void open(const Operation& operation, Partners partners);
+  void agree(const Operation& operation);
+  std::string find_differing(const Agreement& own, const Handle& gathered) const;
+
+  void check_host(const Operation& operation) const;
+  void check_device(const Operation& operation, const void* pointer) const;
+  void check_entries(const Operation& operation, std::size_t entries) const;
+  void check_peer(const Operation& operation, int peer) const;
+  std::string name(int rank) const;
+  void count_sent(std::uint64_t bytes, std::uint64_t messages);
+
+  std::shared_ptr<Fabric> fabric_;
+  std::shared_ptr<Lane> lane_;
+  std::unique_ptr<Communicator> communicator_;
+  std::chrono::milliseconds timeout_;  // of what has no operation
+  std::vector<int> hosts_;
+  std::set<std::uint64_t> agreed_;  // on what all ranks gave the same
+  std::uint32_t next_tag_ = 0;
+
+  std::atomic<std::uint64_t> sent_bytes_{0};
+  std::atomic<std::uint64_t> received_bytes_{0};
+  std::atomic<std::uint64_t> sent_messages_{0};
+
+  std::mutex wake_mutex_;
+  std::condition_variable woken_changed_;
+  bool woken_ = false;
+};
+
+}  // namespace tersor::nccl

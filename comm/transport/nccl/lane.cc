@@ -1,0 +1,110 @@
+// Implements lane.h.
+#include "comm/transport/nccl/lane.h"
+
+#include <tersor/error.h>
+
+#include "kernels/common/device.h"
+
+namespace tersor::nccl {
+namespace {
+
+/// In pinned memory, which begins as zeros.
+struct Words {
+  kernels::ProgressWords progress;
+  alignas(64) FrameFault frames;
+};
+
+/// The ticket of a staging whose signal is not queued yet.
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+}  // namespace
+
+Lane::Lane(const Fault& fault) : fault_(fault), pinned_(sizeof(Words)) {
+  auto* words = reinterpret_cast<Words*>(pinned_.pointer());
+  words_ = &words->progress;
+  frame_fault_ = &words->frames;
+}
+
+Lane::~Lane() {
+  const auto ended = [this] {
+    const auto words = kernels::read_progress(*words_);
+    return is_done() && words.begun == words.ended && words.signals == signals_;
+  };
+  try {
+    if (!fault_.is_raised() || ended()) return;
+  } catch (const std::exception&) {
+    // A device that does not even answer.
+  }
+  // Freeing memory waits for the whole device, which may wait for a rank that is gone.
+  new BlockPool(std::move(pool_));
+  new std::vector<std::unique_ptr<Staging>>(std::move(stagings_));
+  new kernels::PinnedBuffer(std::move(pinned_));
+}
+
+void Lane::open(const Operation& operation, std::uint32_t name) {
+  if (depth_++ != 0) return;
+  const bool known = last_stream_.has_value() && last_stream_->handle != operation.stream.handle;
+  if (known && kernels::capture_of(operation.stream) == 0) last_.hold(operation.stream);
+  kernels::mark_begun(words_, operation.timeout, name, operation.stream);
+}
+
+void Lane::close(const Operation& operation) {
+  if (depth_ == 0 || --depth_ != 0) return;
+  kernels::mark_ended(words_, operation.stream);
+  if (kernels::capture_of(operation.stream) != 0) return;
+  last_.record(operation.stream);
+  last_stream_ = operation.stream;
+}
+
+// The numbers of a record that is still on its way may be missing in the text.
+void Lane::check_frames() const {
+  if (__atomic_load_n(&frame_fault_->kind, __ATOMIC_ACQUIRE) != FrameFault::kNone)
+    throw_if_faulty(*frame_fault_);
+}
+
+kernels::Event Lane::take_event() {
+  if (events_.empty()) return {};
+  kernels::Event event = std::move(events_.back());
+  events_.pop_back();
+  return event;
+}
+
+Staging& Lane::take_staging(std::size_t bytes) {
+  for (const auto& staging : stagings_)
+    if (staging->free && staging->host.bytes() >= bytes && is_signalled(*staging)) {
+      staging->free = false;
+      staging->ticket = kNever;
+      return *staging;
+    }
+  stagings_.push_back(std::make_unique<Staging>(
+      Staging{kernels::PinnedBuffer(bytes), Buffer(bytes, Memory::kDevice), kNever, false}));
+  return *stagings_.back();
+}
+
+void Lane::signal(Staging& staging) {
+  kernels::mark_signal(words_, wire());
+  staging.ticket = ++signals_;
+}
+
+bool Lane::is_signalled(const Staging& staging) const {
+  return kernels::read_progress(*words_).signals >= staging.ticket;
+}
+
+std::optional<LateBracket> Lane::observe(Clock::time_point now) {
+  const auto words = kernels::read_progress(*words_);
+  if (words.begun == words.ended) {
+    sighting_.bracket = 0;
+  } else if (words.begun != sighting_.bracket) {
+    sighting_ = {words.begun, now};
+  } else if (const std::chrono::milliseconds timeout(words.timeout_ms);
+             now - sighting_.since >= timeout) {
+    return LateBracket{words.name, timeout};
+  }
+  return std::nullopt;
+}
+
+void Lane::finish() const {
+  while (!fault_.is_raised() && !is_done()) kernels::rest();
+}
+
+}  // namespace tersor::nccl

@@ -1,0 +1,91 @@
+// Implements library.h.
+#include "comm/transport/nccl/library.h"
+
+#include <dlfcn.h>
+#include <tersor/error.h>
+
+#include <cstdlib>
+#include <sstream>
+#include <system_error>
+
+namespace tersor::nccl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kName = "libnccl.so.2";
+constexpr const char* kAnyFunction = "ncclGetVersion";
+constexpr const char* kVariable = "TERSOR_NCCL_LIBRARY";
+
+/// Adds the loader's words to `tried` where it does not open.
+void* open(const std::string& name, std::string& tried) {
+  if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr) return handle;
+  const char* why = dlerror();
+  tried += std::string("; ") + (why == nullptr ? name : why);
+  return nullptr;
+}
+
+/// The one that the process holds: linked to it, or opened by somebody else.
+std::optional<Library> already_here() {
+  if (dlsym(RTLD_DEFAULT, kAnyFunction) != nullptr) return Library{RTLD_DEFAULT};
+  void* handle = dlopen(kName, RTLD_NOW | RTLD_NOLOAD);
+  return handle == nullptr ? std::nullopt : std::optional(Library{handle});
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// In <prefix>/lib/python3.x/{site,dist}-packages.
+std::optional<fs::path> library_of_prefix(const fs::path& prefix) {
+  std::error_code ignored;
+  for (const auto& version : fs::directory_iterator(prefix / "lib", ignored)) {
+    if (!version.path().filename().string().starts_with("python3")) continue;
+    for (const char* packages : {"site-packages", "dist-packages"})
+      if (auto file = version.path() / packages / "nvidia/nccl/lib" / kName;
+          fs::exists(file, ignored))
+        return file;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+// A virtual environment's python3 is a link: what counts is the folder that it was found in.
+std::optional<fs::path> find_python_library(const std::string& path) {
+  std::istringstream folders(path);
+  std::error_code ignored;
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (fs::exists(fs::path(folder) / "python3", ignored))
+      return library_of_prefix(fs::path(folder).parent_path());
+  return std::nullopt;
+}
+
+Library find_library() {
+  if (const auto library = already_here()) return *library;
+  std::string tried;
+  if (const std::string named = variable(kVariable); !named.empty()) {
+    if (void* handle = open(named, tried); handle != nullptr) return {handle};
+    throw TransportError(std::string(kVariable) + " names no NCCL" + tried);
+  }
+  if (void* handle = open(kName, tried); handle != nullptr) return {handle};
+  if (const auto file = find_python_library(variable("PATH")))
+    if (void* handle = open(file->string(), tried); handle != nullptr) return {handle};
+  throw TransportError(
+      "there is no NCCL: neither in this process, nor where the loader looks, nor "
+      "beside python3 (nvidia/nccl/lib); install libnccl2, or set " +
+      std::string(kVariable) + " to a libnccl.so.2" + tried);
+}
+
+void* find_function(const Library& library, const char* name) {
+  return dlsym(library.handle, name);
+}
+
+std::string file_of(void* function) {
+  Dl_info info{};
+  if (dladdr(function, &info) == 0 || info.dli_fname == nullptr) return "this process";
+  return info.dli_fname;
+}
+
+}  // namespace tersor::nccl

@@ -1,0 +1,291 @@
+// Implements device_transport.h: what is put on streams, and what goes by way of them.
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "comm/transport/nccl/device_transport.h"
+#include "kernels/common/device.h"
+
+namespace tersor::nccl {
+namespace {
+
+constexpr std::size_t kAlignment = 256;                // of messages that came
+constexpr std::size_t kLeastRegisteredBytes = 65'536;  // below, it is not worth NCCL's while
+
+cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+[[noreturn]] void refuse(const Operation& operation, const std::string& why) {
+  throw InvalidArgument(std::string(operation.name) + ": " + why);
+}
+
+ncclDataType_t type_of(Dtype dtype) {
+  constexpr ncclDataType_t kTypes[] = {ncclFloat32, ncclBfloat16, ncclFloat16,
+                                       ncclInt8,    ncclInt32,    ncclUint32};
+  return kTypes[static_cast<std::size_t>(dtype)];
+}
+
+/// The values of all parts in as few spans as can be: parts that touch become one.
+std::vector<ValueSpan> merged(std::span<const ValueSpan> parts) {
+  std::vector<ValueSpan> runs;
+  for (const ValueSpan& part : parts)
+    if (!part.empty()) runs.push_back(part);
+  std::sort(runs.begin(), runs.end(), [](const ValueSpan& one, const ValueSpan& other) {
+    return std::less<>()(one.pointer(), other.pointer());
+  });
+  std::size_t last = 0;
+  for (std::size_t next = 1; next < runs.size(); ++next) {
+    const ValueSpan& run = runs[last];
+    if (run.pointer() + run.bytes() == runs[next].pointer())
+      runs[last] =
+          ValueSpan(run.pointer(), run.count() + runs[next].count(), run.dtype(), run.memory());
+    else
+      runs[++last] = runs[next];
+  }
+  if (!runs.empty()) runs.resize(last + 1);
+  return runs;
+}
+
+}  // namespace
+
+/// A bracket around an operation that stands outside of any.
+class LoneBracket {
+ public:
+  LoneBracket(DeviceTransport& transport, const Operation& operation,
+              Partners partners = Partners::kAll)
+      : transport_(transport), operation_(operation), open_(!transport.lane_->in_bracket()) {
+    transport.fabric_->check(operation.name);
+    if (open_) transport.open(operation, partners);
+  }
+  /// Where an error unwinds, too, the bracket ends: else its deadline would pass.
+  ~LoneBracket() {
+    try {
+      if (open_) transport_.end(operation_);
+    } catch (const std::exception&) {
+      // The device fails: whoever unwinds says so.
+    }
+  }
+  LoneBracket(const LoneBracket&) = delete;
+  LoneBracket& operator=(const LoneBracket&) = delete;
+
+  Handle close(Handle handle) {
+    if (!open_) return handle;
+    handle.test();
+    open_ = false;
+    transport_.end(operation_);
+    return handle;
+  }
+
+ private:
+  DeviceTransport& transport_;
+  const Operation& operation_;
+  bool open_;
+};
+
+void DeviceTransport::check_device(const Operation& operation, const void* pointer) const {
+  if (operation.memory == Memory::kHost)
+    refuse(operation,
+           "NCCL moves device memory (of the host's, all_gather and barrier alone): "
+           "give it device spans, or give host spans to another transport");
+  if (pointer != nullptr) kernels::check_device_pointer(pointer);
+}
+
+void DeviceTransport::check_entries(const Operation& operation, std::size_t entries) const {
+  if (entries != static_cast<std::size_t>(ranks()))
+    refuse(operation,
+           std::to_string(entries) + " entries given for " + std::to_string(ranks()) + " ranks");
+}
+
+void DeviceTransport::check_peer(const Operation& operation, int peer) const {
+  if (peer < 0 || peer >= ranks() || peer == rank())
+    refuse(operation, "rank " + std::to_string(peer) + " is not a peer of " + name(rank()));
+}
+
+void DeviceTransport::count_sent(std::uint64_t bytes, std::uint64_t messages) {
+  sent_bytes_ += bytes;
+  sent_messages_ += messages;
+}
+
+std::unique_ptr<QueuedTransfer> DeviceTransport::new_transfer(const Operation& operation) {
+  return std::make_unique<QueuedTransfer>(fabric_, lane_, operation, ranks());
+}
+
+std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  const Block& block = transfer.receive_into(bytes);
+  if (bytes >= kLeastRegisteredBytes && block.capture == 0)
+    communicator_->enrol(block.memory.span());
+  return block.memory.pointer();
+}
+
+ncclResult_t DeviceTransport::exchange(ncclComm_t handle, cudaStream_t stream,
+                                       std::span<const ConstByteSpan> sends,
+                                       const QueuedTransfer& transfer) const {
+  return grouped([&] {
+    ncclResult_t result = ncclSuccess;
+    for (int peer = 0; peer < ranks(); ++peer) {
+      if (peer == rank()) continue;
+      const ConstByteSpan bytes = sends[static_cast<std::size_t>(peer)];
+      const ConstByteSpan into = transfer.received(peer);
+      if (!bytes.empty())
+        result =
+            worse(result, api().send(bytes.data(), bytes.size(), ncclUint8, peer, handle, stream));
+      if (!into.empty())
+        result = worse(result, api().receive(const_cast<std::byte*>(into.data()), into.size(),
+                                             ncclUint8, peer, handle, stream));
+    }
+    return result;
+  });
+}
+
+template <typename Queueing>
+Handle DeviceTransport::launch(std::unique_ptr<QueuedTransfer> transfer, const Operation& operation,
+                               const Queueing& queueing) {
+  const StreamView stream = transfer->enter();
+  call_nccl(operation, [&](ncclComm_t handle) { return queueing(handle, stream_of(stream)); });
+  transfer->leave();
+  return Handle(std::move(transfer));
+}
+
+Handle DeviceTransport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+                                   std::span<const std::size_t> capacities) {
+  check_entries(operation, sends.size());
+  check_entries(operation, capacities.size());
+  const auto own = static_cast<std::size_t>(rank());
+  std::size_t bytes = 0;
+  for (std::size_t peer = 0; peer < sends.size(); ++peer)
+    if (peer != own) {
+      check_device(operation, sends[peer].data());
+      bytes += aligned(capacities[peer]);
+    }
+  LoneBracket bracket(*this, operation);
+  auto transfer = new_transfer(operation);
+  std::byte* into = lend(*transfer, bytes);
+  for (std::size_t peer = 0; peer < sends.size(); ++peer) {
+    if (peer == own) continue;
+    transfer->set_received(static_cast<int>(peer), {into, capacities[peer]});
+    into += aligned(capacities[peer]);
+    count_sent(sends[peer].size(), 1);
+    received_bytes_ += capacities[peer];
+  }
+  const QueuedTransfer& made = *transfer;
+  return bracket.close(
+      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
+        return exchange(handle, stream, sends, made);
+      }));
+}
+
+// Own bytes are not moved between two ranks; among more, NCCL's all-gather copies them on the way.
+Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan send,
+                                   std::size_t capacity) {
+  if (operation.memory == Memory::kHost) return gather_staged(operation, send, capacity);
+  check_device(operation, send.data());
+  if (send.size() != capacity)
+    refuse(operation, "on devices messages have the full capacity, but " +
+                          std::to_string(send.size()) + " bytes are to be sent for a capacity of " +
+                          std::to_string(capacity));
+  if (ranks() == 2 || capacity % kAlignment != 0) {
+    const std::vector<ConstByteSpan> sends(static_cast<std::size_t>(ranks()), send);
+    const std::vector<std::size_t> capacities(sends.size(), capacity);
+    return all_to_all(operation, sends, capacities);
+  }
+  LoneBracket bracket(*this, operation);
+  auto transfer = new_transfer(operation);
+  const auto others = static_cast<std::uint64_t>(ranks()) - 1;
+  std::byte* into = lend(*transfer, capacity * (others + 1));
+  for (int peer = 0; peer < ranks(); ++peer)
+    if (peer != rank())
+      transfer->set_received(peer, {into + static_cast<std::size_t>(peer) * capacity, capacity});
+  count_sent(others * capacity, others);
+  received_bytes_ += others * capacity;
+  return bracket.close(
+      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
+        return capacity == 0
+                   ? ncclSuccess
+                   : api().all_gather(send.data(), into, capacity, ncclUint8, handle, stream);
+      }));
+}
+
+Handle DeviceTransport::send(const Operation& operation, int peer, ConstByteSpan bytes) {
+  check_peer(operation, peer);
+  check_device(operation, bytes.data());
+  LoneBracket bracket(*this, operation, Partners::kSome);
+  count_sent(bytes.size(), 1);
+  return bracket.close(
+      launch(new_transfer(operation), operation, [&](ncclComm_t handle, cudaStream_t stream) {
+        return api().send(bytes.data(), bytes.size(), ncclUint8, peer, handle, stream);
+      }));
+}
+
+Handle DeviceTransport::receive(const Operation& operation, int peer, std::size_t capacity) {
+  check_peer(operation, peer);
+  check_device(operation, nullptr);
+  LoneBracket bracket(*this, operation, Partners::kSome);
+  auto transfer = new_transfer(operation);
+  std::byte* into = lend(*transfer, capacity);
+  transfer->set_received(peer, {into, capacity});
+  received_bytes_ += capacity;
+  return bracket.close(
+      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
+        return api().receive(into, capacity, ncclUint8, peer, handle, stream);
+      }));
+}
+
+Handle DeviceTransport::receive_any(const Operation& operation, std::size_t) {
+  refuse(operation, "NCCL has no receive_any");
+}
+
+Handle DeviceTransport::sum(const Operation& operation, std::span<const ValueSpan> parts) {
+  return reduce(operation, parts, ncclSum);
+}
+
+Handle DeviceTransport::maximum(const Operation& operation, std::span<const ValueSpan> parts) {
+  return reduce(operation, parts, ncclMax);
+}
+
+Handle DeviceTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
+                               ncclRedOp_t how) {
+  check_entries(operation, parts.size());
+  const std::vector<ValueSpan> runs = merged(parts);
+  std::uint64_t bytes = 0;
+  for (const ValueSpan& run : runs) {
+    if (run.memory() == Memory::kHost || run.dtype() != runs.front().dtype())
+      refuse(operation, "its parts must be of one type, and all in device memory");
+    check_device(operation, run.pointer());
+    bytes += run.bytes();
+  }
+  LoneBracket bracket(*this, operation);
+  const auto all = static_cast<std::uint64_t>(ranks());
+  count_sent(2 * (all - 1) * bytes / all, 2 * (all - 1) * runs.size());
+  received_bytes_ += 2 * (all - 1) * bytes / all;
+  return bracket.close(
+      launch(new_transfer(operation), operation, [&](ncclComm_t handle, cudaStream_t stream) {
+        return grouped([&] {
+          ncclResult_t result = ncclSuccess;
+          for (const ValueSpan& run : runs)
+            result = worse(result, api().all_reduce(run.pointer(), run.pointer(), run.count(),
+                                                    type_of(run.dtype()), how, handle, stream));
+          return result;
+        });
+      }));
+}
+
+// On a device: a sum of one value.
+Handle DeviceTransport::barrier(const Operation& operation) {
+  if (operation.memory == Memory::kHost) return gather_staged(operation, {}, 0);
+  LoneBracket bracket(*this, operation);
+  auto transfer = new_transfer(operation);
+  std::byte* word = lend(*transfer, 1);
+  return bracket.close(
+      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
+        kernels::zero_bytes(word, 1, {stream});
+        return api().all_reduce(word, word, 1, ncclUint8, ncclSum, handle, stream);
+      }));
+}
+
+}  // namespace tersor::nccl

@@ -1,0 +1,118 @@
+// Implements transfers.h.
+#include "comm/transport/nccl/transfers.h"
+
+#include <tersor/error.h>
+
+#include <cstring>
+
+#include "kernels/common/device.h"
+
+namespace tersor::nccl {
+namespace {
+
+[[noreturn]] void refuse_source() {
+  throw InvalidArgument("only handles of receive_any have a source, and NCCL has no receive_any");
+}
+
+}  // namespace
+
+QueuedTransfer::QueuedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Lane> lane,
+                               const Operation& operation, int ranks)
+    : fabric_(std::move(fabric)),
+      lane_(std::move(lane)),
+      operation_(operation),
+      received_(static_cast<std::size_t>(ranks)) {}
+
+// A block that nobody waited for is given up: the network may write to it at any time.
+QueuedTransfer::~QueuedTransfer() {
+  try {
+    if (block_ != nullptr && !waits_ && !failed_) lane_->pool().give_back(*block_);
+    if (!waits_ && queued_.has_value()) lane_->give_back(std::move(*queued_));
+  } catch (const std::exception&) {
+    // The block stays lent for as long as the lane lives.
+  }
+}
+
+Block& QueuedTransfer::receive_into(std::size_t bytes) {
+  block_ = &lane_->pool().take(bytes, operation_.stream);
+  return *block_;
+}
+
+void QueuedTransfer::set_received(int rank, ConstByteSpan bytes) {
+  received_[static_cast<std::size_t>(rank)] = bytes;
+}
+
+StreamView QueuedTransfer::enter() {
+  failed_ = true;
+  if (operation_.in_order) return operation_.stream;
+  lane_->order(operation_.stream, lane_->wire());
+  return lane_->wire();
+}
+
+void QueuedTransfer::leave() {
+  failed_ = false;
+  if (operation_.in_order) return;
+  queued_.emplace(lane_->take_event());
+  queued_->record(lane_->wire());
+  waits_ = true;
+}
+
+bool QueuedTransfer::test() {
+  fabric_->check(operation_.name);
+  if (waits_) queued_->hold(operation_.stream);
+  waits_ = false;
+  return true;
+}
+
+ConstByteSpan QueuedTransfer::received(int rank) const {
+  return received_.at(static_cast<std::size_t>(rank));
+}
+
+int QueuedTransfer::source() const { refuse_source(); }
+
+StagedTransfer::StagedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Lane> lane,
+                               const Operation& operation, std::size_t bytes)
+    : fabric_(std::move(fabric)),
+      lane_(std::move(lane)),
+      operation_(operation),
+      deadline_(Clock::now() + operation.timeout),
+      staging_(lane_->take_staging(bytes)) {}
+
+bool StagedTransfer::test() {
+  fabric_->check(operation_.name);
+  return lane_->is_signalled(staging_);
+}
+
+void StagedTransfer::wait_synchronize() {
+  while (!test()) {
+    if (Clock::now() >= deadline_)
+      fabric_->fail(std::string(operation_.name) + " on " + fabric_->who() +
+                    ": not all ranks came within " + std::to_string(operation_.timeout.count()) +
+                    " ms");
+    kernels::rest();
+  }
+}
+
+ConstByteSpan StagedTransfer::received(int rank) const {
+  const ConstByteSpan slot = received_.at(static_cast<std::size_t>(rank));
+  return slot.empty() ? slot : Slot::read(slot);
+}
+
+int StagedTransfer::source() const { refuse_source(); }
+
+void Slot::write(ByteSpan slot, ConstByteSpan message) {
+  const std::uint64_t length = message.size();
+  std::memcpy(slot.data(), &length, sizeof length);
+  if (length != 0) std::memcpy(slot.data() + kHead, message.data(), message.size());
+}
+
+ConstByteSpan Slot::read(ConstByteSpan slot) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, slot.data(), sizeof length);
+  if (length > slot.size() - kHead)
+    throw TransportError("a message of " + std::to_string(length) + " bytes, for which there are " +
+                         std::to_string(slot.size() - kHead));
+  return slot.subspan(kHead, length);
+}
+
+}  // namespace tersor::nccl

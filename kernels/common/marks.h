@@ -1,0 +1,30 @@
+// Words in pinned memory by which a device says how far it has come, so that the host sees it
+// without asking CUDA: a query would end a stream's capture, and replays of graphs count too.
+#pragma once
+
+#include <tersor/stream.h>
+
+#include <chrono>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// Written by the kernels below, one at a time; zeros at first.
+struct ProgressWords {
+  std::uint64_t begun = 0;       ///< brackets
+  std::uint64_t ended = 0;       ///< of these
+  std::uint64_t signals = 0;     ///< that the host waits for
+  std::uint32_t timeout_ms = 0;  ///< of the bracket that began last
+  std::uint32_t name = 0;        ///< the number of its operation's name
+};
+
+/// A copy of the words, taken while a device may write them: `begun` is not older than the rest.
+ProgressWords read_progress(const ProgressWords& words);
+
+/// Queue begun + 1, with what is known of the bracket; ended + 1; signals + 1.
+void mark_begun(ProgressWords* words, std::chrono::milliseconds timeout, std::uint32_t name,
+                StreamView stream);
+void mark_ended(ProgressWords* words, StreamView stream);
+void mark_signal(ProgressWords* words, StreamView stream);
+
+}  // namespace tersor::kernels
