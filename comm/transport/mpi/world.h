@@ -80,6 +80,7 @@ class World {
   int culprit(Box& box, Question question);
   TransferCounters counters(const Box& box) const;
   std::vector<int> hosts(const Box& box) const;
+  host::BlockPools& pools();
 
  private:
   struct State;  // what must live on where MPI still may touch it
