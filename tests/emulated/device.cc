@@ -1,81 +1,160 @@
-// The emulated device stands in for kernels/common/device.cc: it is always there, and its memory is
-// what the tests declared.
+// The emulated device stands in for kernels/common/{device,device_memory,event}.cc: its memory is
+// what was allocated here or what tests declared, its streams are those of streams.h.
 
 #include "kernels/common/device.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/event.h"
 
-#include "tests/emulated/emulator.h"
+#include "tests/emulated/arena.h"
+#include "tests/emulated/schedule.h"
 
 #include <tersor/error.h>
-#include <tersor/stream.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <string>
 
 namespace tersor {
 namespace kernels {
 namespace {
 
-std::map<std::byte*, std::unique_ptr<emulator::Region>>& owned() {
-  static std::map<std::byte*, std::unique_ptr<emulator::Region>> all;
+using emulator::Guard;
+using emulator::lock_device;
+using emulator::Written;
+
+constexpr int kDevices = 8;
+constexpr int kPinned = -1;
+thread_local int device_of_thread = 0;
+
+struct Allocation {
+  int device;  // kPinned: the host's
+  std::size_t bytes;
+  std::unique_ptr<emulator::Region> region;
+};
+
+std::map<const std::byte*, Allocation>& allocations() {
+  static std::map<const std::byte*, Allocation> all;
   return all;
 }
 
-std::byte* allocate(std::size_t bytes, emulator::Written written) {
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
-  std::memset(memory, written == emulator::Written::kYes ? 0 : 0xcd, bytes);
-  owned()[memory] = std::make_unique<emulator::Region>(
-      memory, bytes, written, "an allocation of " + std::to_string(bytes) + " bytes");
+std::byte* find_memory(std::size_t bytes, int device) {
+  if (device != kPinned) return emulator::allocate_in_arena(bytes);
+  return static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+}
+
+std::byte* allocate(std::size_t bytes, int device, Written written) {
+  const Guard guard = lock_device();
+  emulator::forbid_in_capture("allocating memory");
+  count(&emulator::Counters::allocations);
+  std::byte* memory = find_memory(bytes, device);
+  if (memory == nullptr) throw OutOfMemory("no " + std::to_string(bytes) + " emulated bytes");
+  const emulator::ArenaAccess access;
+  std::memset(memory, written == Written::kYes ? 0 : 0xcd, bytes);
+  const std::string label = "an allocation of " + std::to_string(bytes) + " bytes";
+  allocations()[memory] = {device, bytes,
+                           std::make_unique<emulator::Region>(memory, bytes, written, label)};
   return memory;
 }
 
+/// As cudaFree, which a capture forbids too, waits for the device: here for all that can run. What
+/// cannot run yet then finds its memory gone.
 void release(std::byte* memory) {
-  owned().erase(memory);
-  std::free(memory);
+  const Guard guard = lock_device();
+  if (memory == nullptr || emulator::break_captures("freeing memory")) return;
+  count(&emulator::Counters::host_waits);
+  emulator::drain();
+  const bool is_pinned = allocations().at(memory).device == kPinned;
+  allocations().erase(memory);
+  if (is_pinned)
+    std::free(memory);
+  else
+    emulator::release_in_arena(memory);
+}
+
+const Allocation* find_allocation(const void* pointer) {
+  const auto* address = static_cast<const std::byte*>(pointer);
+  const auto next = allocations().upper_bound(address);
+  if (next == allocations().begin()) return nullptr;
+  const auto& [begin, allocation] = *std::prev(next);
+  return address < begin + allocation.bytes ? &allocation : nullptr;
+}
+
+emulator::EventState& state_of(void* event) { return *static_cast<emulator::EventState*>(event); }
+
+std::string other_device(int device) {
+  return " device " + std::to_string(device) + ", but the current one is " +
+         std::to_string(device_of_thread) + "; call cudaSetDevice first";
 }
 
 }  // namespace
 
-std::byte* allocate_device(std::size_t bytes) { return allocate(bytes, emulator::Written::kNo); }
+std::byte* allocate_device(std::size_t bytes) {
+  return allocate(bytes, device_of_thread, Written::kNo);
+}
 void free_device(std::byte* memory) noexcept { release(memory); }
-std::byte* allocate_pinned(std::size_t bytes) { return allocate(bytes, emulator::Written::kYes); }
+std::byte* allocate_pinned(std::size_t bytes) { return allocate(bytes, kPinned, Written::kYes); }
 void free_pinned(std::byte* memory) noexcept { release(memory); }
 
-void copy_bytes(void* to, const void* from, std::size_t bytes, StreamView) {
+void copy_bytes(void* to, const void* from, std::size_t bytes, StreamView stream) {
   if (bytes == 0) return;
-  std::memcpy(to, from, bytes);
-  emulator::mark(to, bytes, emulator::Written::kYes);
+  emulator::launch(stream, "copy of " + std::to_string(bytes) + " bytes",
+                   [=] { emulator::copy(to, from, bytes); });
 }
 
-void zero_bytes(void* memory, std::size_t bytes, StreamView) {
-  if (bytes != 0) emulator::clear(memory, bytes);
+void zero_bytes(void* memory, std::size_t bytes, StreamView stream) {
+  if (bytes == 0) return;
+  emulator::launch(stream, std::to_string(bytes) + " zeros",
+                   [=] { emulator::clear(memory, bytes); });
 }
 
-Event::Event() = default;
-Event::~Event() = default;
-void Event::record(StreamView) {}
-void Event::hold(StreamView) const {}
-bool Event::done() const { return true; }
+Event::Event() : handle_(new emulator::EventState{device_of_thread, nullptr}) {}
+Event::~Event() { delete static_cast<emulator::EventState*>(handle_); }
+
+void Event::record(StreamView stream) { emulator::record(stream, state_of(handle_)); }
+void Event::hold(StreamView stream) const { emulator::hold(stream, state_of(handle_).last); }
+bool Event::done() const { return emulator::is_done(state_of(handle_)); }
 
 bool has_cuda() { return true; }
 void require_device() {}
 
 void check_device_pointer(const void* pointer) {
+  const Guard guard = lock_device();
   if (!emulator::is_known(pointer))
     throw InvalidArgument("given as device memory, but the pointer is to the host's");
+  const Allocation* found = find_allocation(pointer);
+  if (found != nullptr && found->device != kPinned && found->device != device_of_thread)
+    throw InvalidArgument("it lies on" + other_device(found->device));
 }
 
-void check_stream(StreamView) {}
-std::uint64_t capture_of(StreamView) { return 0; }
-int current_device() { return 0; }
-void use_device(int) {}
+void check_stream(StreamView stream) {
+  const Guard guard = lock_device();
+  if (stream.handle == nullptr || capture_of(stream) != 0) return;
+  const int device = emulator::state_of(stream).device;
+  if (device != device_of_thread)
+    throw InvalidArgument("the stream belongs to" + other_device(device));
+}
+
+std::uint64_t capture_of(StreamView stream) {
+  const Guard guard = lock_device();
+  return stream.handle == nullptr ? 0 : emulator::state_of(stream).capture;
+}
+
+int current_device() { return device_of_thread; }
+
+void use_device(int device) {
+  if (device < 0 || device >= kDevices)
+    throw CudaError("choosing a device: there is no device " + std::to_string(device));
+  device_of_thread = device;
+}
 
 }  // namespace kernels
 
-Stream::Stream() = default;
-Stream::~Stream() = default;
-void Stream::synchronize() const {}
+Stream::Stream() : handle_(&emulator::add_stream("", kernels::current_device())) {}
+Stream::~Stream() {
+  if (handle_ != nullptr) emulator::release_stream(*static_cast<emulator::StreamState*>(handle_));
+}
+void Stream::synchronize() const { emulator::synchronize(view()); }
 
 }  // namespace tersor

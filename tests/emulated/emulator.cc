@@ -2,6 +2,7 @@
 // is resumed. A round in which no fibre gets on means that some wait for ever.
 
 #include "tests/emulated/running.h"
+#include "tests/emulated/streams.h"
 
 #include <cxxabi.h>
 #include <boost/context/fiber.hpp>
@@ -178,14 +179,15 @@ Settings& settings() {
 }
 
 void run(const Launch& launch) {
+  const Guard guard = lock_device();
   std::mt19937_64 random(settings().seed + settings().launches);
   const auto number = static_cast<std::uint32_t>(++settings().launches);
   std::vector<unsigned> order(launch.blocks);
   for (unsigned block = 0; block < launch.blocks; ++block) order[block] = block;
   std::shuffle(order.begin(), order.end(), random);
-  struct Guard {
-    ~Guard() { running = nullptr; }
-  } guard;
+  struct Ending {
+    ~Ending() { running = nullptr; }
+  } ending;
   for (const unsigned block : order) {
     BlockState state;
     state.launch = &launch;

@@ -50,13 +50,17 @@ class Region {
 };
 
 /// Whether a pointer is into a declared span (or to its end).
-bool is_known(const void* pointer);
+bool is_known(const void* pointer, std::size_t bytes = 0);
 
 /// The host wrote [pointer, pointer + bytes), or nobody did. Not checked where no region has it.
 void mark(const void* pointer, std::size_t bytes, Written written);
 
 /// Zeros from the stream. Throws where they would lie outside of all regions.
 void clear(void* pointer, std::size_t bytes);
+
+/// What the stream copies; bytes that nobody wrote stay such. Throws where it would touch anything
+/// outside of all regions.
+void copy(void* to, const void* from, std::size_t bytes);
 
 struct BlockState;
 

@@ -1,6 +1,7 @@
 // The emulator's memory: spans, and for each byte who touched it last. See emulator.h.
 
 #include "tests/emulated/running.h"
+#include "tests/emulated/streams.h"
 
 #include <cstring>
 #include <map>
@@ -105,18 +106,24 @@ Region::Region(const void* memory, std::size_t bytes, Written written, std::stri
   auto span = std::make_unique<Span>(Span{begin, bytes, std::move(label), {}});
   span->history.resize(bytes);
   for (ByteHistory& byte : span->history) byte.written = written == Written::kYes;
+  const Guard guard = lock_device();
   if (!spans().emplace(begin, std::move(span)).second)
     throw std::logic_error("two spans of device memory begin at one address");
 }
 
 Region::~Region() {
+  const Guard guard = lock_device();
   last_found = nullptr;
   if (memory_ != nullptr) spans().erase(static_cast<const std::byte*>(memory_));
 }
 
-bool is_known(const void* pointer) { return find_span(pointer, 0) != nullptr; }
+bool is_known(const void* pointer, std::size_t bytes) {
+  const Guard guard = lock_device();
+  return find_span(pointer, bytes) != nullptr;
+}
 
 void mark(const void* pointer, std::size_t bytes, Written written) {
+  const Guard guard = lock_device();
   Span* span = find_span(pointer, bytes);
   if (span == nullptr) return;
   const std::size_t first = static_cast<const std::byte*>(pointer) - span->begin;
@@ -125,10 +132,26 @@ void mark(const void* pointer, std::size_t bytes, Written written) {
 }
 
 void clear(void* pointer, std::size_t bytes) {
+  const Guard guard = lock_device();
   if (find_span(pointer, bytes) == nullptr)
     throw EmulatorError("zeros are to be written outside of all spans of device memory");
   std::memset(pointer, 0, bytes);
   mark(pointer, bytes, Written::kYes);
+}
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  const Guard guard = lock_device();
+  const bool is_inside = find_span(to, bytes) != nullptr && find_span(from, bytes) != nullptr;
+  if (!is_inside)
+    throw EmulatorError("a copy of " + std::to_string(bytes) +
+                        " bytes is to touch memory that is neither the device's nor pinned");
+  std::memcpy(to, from, bytes);
+  const Span& source = *find_span(from, bytes);
+  Span& target = *find_span(to, bytes);
+  const std::ptrdiff_t first = static_cast<const std::byte*>(from) - source.begin;
+  const std::ptrdiff_t place = static_cast<std::byte*>(to) - target.begin;
+  for (std::size_t i = 0; i < bytes; ++i)
+    target.history[place + i].written = source.history[first + i].written;
 }
 
 }  // namespace tersor::emulator

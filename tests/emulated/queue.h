@@ -1,13 +1,14 @@
-// What kernels/common/queue.cuh is on a device: launches run on the emulator, at once.
+// What kernels/common/queue.cuh is on a device: launches run on the emulator, in a stream's order.
 #pragma once
 
 #include "tests/emulated/emulator.h"
+#include "tests/emulated/streams.h"
 
 #include <tersor/stream.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
+#include <string>
 #include <type_traits>
 #include <typeinfo>
 
@@ -17,7 +18,7 @@ constexpr unsigned kWarpThreads = 32;
 
 class Queue {
  public:
-  explicit Queue(StreamView) {}
+  explicit Queue(StreamView stream) : stream_(stream) {}
 
   template <class Kernel>
   unsigned blocks_for(std::size_t tasks, unsigned tasks_a_block) const {
@@ -33,16 +34,24 @@ class Queue {
     using Shared = typename Kernel::Shared;
     static_assert(sizeof(Shared) <= 48 * 1024 - 2048 && Kernel::kThreads % kWarpThreads == 0);
     static_assert(Kernel::kThreads <= 1024 && Kernel::kThreads * Kernel::kResident <= 2048);
-    emulator::run({.kernel = emulator::readable_name(typeid(Kernel).name()),
-                   .blocks = blocks,
-                   .threads = Kernel::kThreads,
-                   .shared_bytes = std::is_empty_v<Shared> ? 0 : sizeof(Shared),
-                   .body = [&](const emulator::Block& block, void* shared) {
-                     kernel(block, *static_cast<Shared*>(shared));
-                   }});
+    const std::string name = emulator::readable_name(typeid(Kernel).name());
+    emulator::launch(stream_, name, [=] {
+      emulator::run({.kernel = name,
+                     .blocks = blocks,
+                     .threads = Kernel::kThreads,
+                     .shared_bytes = std::is_empty_v<Shared> ? 0 : sizeof(Shared),
+                     .body = [&](const emulator::Block& block, void* shared) {
+                       kernel(block, *static_cast<Shared*>(shared));
+                     }});
+    });
   }
 
-  void zero(void* pointer, std::size_t bytes) { emulator::clear(pointer, bytes); }
+  void zero(void* pointer, std::size_t bytes) {
+    emulator::launch(stream_, "zeros", [=] { emulator::clear(pointer, bytes); });
+  }
+
+ private:
+  StreamView stream_;
 };
 
 }  // namespace tersor::kernels

@@ -1,0 +1,51 @@
+// For tests on emulated streams: many seeds, and ranks as threads with a stream each.
+#pragma once
+
+#include "tests/emulated/streams.h"
+
+#include <gtest/gtest.h>
+#include <tersor/stream.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tersor::emulator {
+
+/// Calls body() under each of `seeds` orders, from the first seed on (TERSOR_STREAM_SEED); stops at
+/// the first that fails, and names its seed.
+inline void for_each_order(std::uint64_t seeds, const std::function<void()>& body) {
+  const std::uint64_t first = seed();
+  for (std::uint64_t i = 0; i < seeds && !::testing::Test::HasFailure(); ++i) {
+    SCOPED_TRACE("TERSOR_STREAM_SEED=" + std::to_string(first + i));
+    restart(first + i);
+    body();
+  }
+  restart(first);
+}
+
+/// Runs `body(rank, stream)` on as many threads, waits for what each queued, and throws what the
+/// lowest of the failed ranks threw.
+inline void run_on_streams(int ranks, const std::function<void(int rank, StreamView)>& body) {
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        const Stream stream;
+        name_stream(stream.view(), "rank " + std::to_string(rank));
+        body(rank, stream.view());
+        stream.synchronize();
+      } catch (...) {
+        failures[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures)
+    if (failure != nullptr) std::rethrow_exception(failure);
+}
+
+}  // namespace tersor::emulator
