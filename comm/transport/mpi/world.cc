@@ -55,7 +55,7 @@ std::uint64_t channel_id(const Box& parent, std::span<const int> members, int or
 }  // namespace
 
 // What is collective comes before the wire, which takes every message that comes.
-World::World(MPI_Comm communicator) {
+World::World(MPI_Comm communicator) : takes_device_memory_(mpi::takes_device_memory()) {
   state_ = std::make_unique<State>(duplicate(communicator));
   thread_level_ = thread_level();
   host_names_ = host_names(state_->communicator);
