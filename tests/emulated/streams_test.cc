@@ -205,6 +205,7 @@ TEST_F(StuckStreams, FailedWorkEndsEveryWait) {
     EXPECT_TRUE(says(message_of<EmulatorError>([&] { stream->synchronize(); }),
                      "rank 1, decode: reads too far"));
   EXPECT_THROW(other.synchronize(), EmulatorError);
+  EXPECT_FALSE(run_one());
   steps.queue(other.view(), 1);
   EXPECT_FALSE(run_one());
   EXPECT_TRUE(steps.done().empty());
