@@ -19,8 +19,12 @@ void scale_on_device(ValueSpan values, float factor, StreamView stream) {
   const auto codec = make_codec("none");
   const Segment segment{.count = values.count()};
   const ConstValueSpan gradients[] = {values};
+  const Plan plan =
+      codec->plan({.segments = {&segment, 1}, .dtype = values.dtype(), .memory = Memory::kDevice});
+  const Buffer workspace(plan.workspace_bytes, Memory::kDevice);
   Execution execution;
   execution.stream = stream;
+  execution.workspace = workspace.span();
   codec->encode_native({.segments = {&segment, 1}, .gradients = gradients, .execution = execution},
                        factor, values);
 }

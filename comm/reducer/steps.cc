@@ -234,10 +234,11 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t step
   const auto start = Clock::now();
   std::unique_lock lock(mutex_);
   const auto is_done = [&] { return parameters_[parameter].steps_done > step; };
-  if (is_done() && device_ == nullptr) return;
-  rethrow();
-  check_requested(parameter);
-  wait_until(lock, is_done);
+  if (!is_done()) {
+    rethrow();
+    check_requested(parameter);
+    wait_until(lock, is_done);
+  }
   if (device_ != nullptr) device_->lead_trainer();
   totals_.exposed_seconds += seconds_since(start);
 }

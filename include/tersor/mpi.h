@@ -65,6 +65,10 @@ class MpiTransport final : public Transport {
     return transport_->split(members);
   }
 
+  void begin(const Operation& operation) override { transport_->begin(operation); }
+  void end(const Operation& operation) override { transport_->end(operation); }
+  FrameFault* fault() override { return transport_->fault(); }
+
   void progress() override { transport_->progress(); }
   void wait_activity(Clock::time_point until) override { transport_->wait_activity(until); }
   void wake() override { transport_->wake(); }

@@ -55,6 +55,8 @@ void require_image(int device) {
 
 }  // namespace
 
+bool has_cuda() { return true; }
+
 void require_device() {
   static std::atomic<std::uint64_t> known{0};  // a bit for each of the first 64 devices
   int device = 0;
@@ -144,6 +146,8 @@ void Stream::synchronize() const { kernels::synchronize(view()); }
 #else
 
 namespace kernels {
+
+bool has_cuda() { return false; }
 
 void require_device() {
   throw CudaError(

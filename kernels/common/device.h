@@ -9,6 +9,9 @@
 
 namespace tersor::kernels {
 
+/// Whether this build has CUDA, on whatever machine.
+bool has_cuda();
+
 /// Throws CudaError where this build has no CUDA, or the machine no driver or no device, or the
 /// current device needs kernels that this build does not hold; the message says which.
 void require_device();

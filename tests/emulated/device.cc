@@ -117,6 +117,7 @@ void Event::record(StreamView stream) { emulator::record(stream, state_of(handle
 void Event::hold(StreamView stream) const { emulator::hold(stream, state_of(handle_).last); }
 bool Event::done() const { return emulator::is_done(state_of(handle_)); }
 
+bool has_cuda() { return true; }
 void require_device() {}
 
 void check_device_pointer(const void* pointer) {

@@ -64,7 +64,7 @@ TEST_F(EmulatedGraphs, KeepWhatIsQueuedUntilTheyAreReplayed) {
 
 TEST_F(EmulatedGraphs, StreamsJoinByEvents) {
   std::vector<std::string> orders;
-  for_each_order(kOrders, [&] {
+  for_each_order(1000, [&] {
     const std::uint64_t number = begin_capture(stream_.view());
     queue(stream_, 'a');
     order(stream_.view(), side_.view(), fork_);

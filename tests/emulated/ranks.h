@@ -22,15 +22,19 @@ inline void for_each_order(std::uint64_t seeds, const std::function<void()>& bod
   for (std::uint64_t i = 0; i < seeds && !::testing::Test::HasFailure(); ++i) {
     SCOPED_TRACE("TERSOR_STREAM_SEED=" + std::to_string(first + i));
     restart(first + i);
-    body();
+    try {
+      body();
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
   }
   restart(first);
 }
 
 /// Runs `body(rank, stream)` on as many threads, waits for what each queued, and throws what the
-/// lowest of the failed ranks threw.
+/// first of them threw.
 inline void run_on_streams(int ranks, const std::function<void(int rank, StreamView)>& body) {
-  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+  std::exception_ptr failure;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
@@ -40,12 +44,12 @@ inline void run_on_streams(int ranks, const std::function<void(int rank, StreamV
         body(rank, stream.view());
         stream.synchronize();
       } catch (...) {
-        failures[static_cast<std::size_t>(rank)] = std::current_exception();
+        const Guard guard = lock_device();
+        if (failure == nullptr) failure = std::current_exception();
       }
     });
   for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& failure : failures)
-    if (failure != nullptr) std::rethrow_exception(failure);
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 }  // namespace tersor::emulator

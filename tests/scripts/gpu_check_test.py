@@ -168,7 +168,8 @@ class Program(unittest.TestCase):
         (self.folder / "bin" / "allreduces.json").write_text(json.dumps(ALLREDUCES))
 
     def install_others(self, fails: bool = False) -> None:
-        for name, text in (("tersor_nccl_test", FAKE_TESTS), ("tersor-trainer-cuda", FAKE_TRAINER)):
+        programs = {"tersor_gpu_nccl_test": FAKE_TESTS, "tersor-trainer-cuda": FAKE_TRAINER}
+        for name, text in programs.items():
             self.install(name, text.replace("FAILS", str(fails)))
 
     def check(self, **environment: str) -> tuple[int, dict[str, typing.Any], str]:

@@ -24,6 +24,7 @@ class LateNetwork {
   void cancel(host::Batch& batch);
   /// Delivers some of what has come for a rank, and tells it of some that were delivered to others.
   void move_some(int rank);
+  host::BlockPools& pools() { return pools_; }
   void raise(const std::string& cause);
   std::string fault() const;
 
@@ -50,7 +51,7 @@ class LateNetwork {
   const int ranks_;
   mutable std::mutex mutex_;
   std::mt19937 random_{12345};
-  host::BlockPool pool_;
+  host::BlockPools pools_;
   std::list<Letter> letters_;
   std::list<Wish> wishes_;
   std::string fault_;
@@ -80,7 +81,7 @@ inline LateNetwork::Letter* LateNetwork::letter_for(const Wish& wish) {
 
 inline void LateNetwork::hand_over(Letter& letter, const Wish& wish) {
   const ConstByteSpan bytes = letter.outgoing->payload;
-  letter.delivered = pool_.take(bytes.size());
+  letter.delivered = pools_.host().take(bytes.size());
   if (!bytes.empty()) std::memcpy(letter.delivered.writable().data(), bytes.data(), bytes.size());
   letter.read = true;
   wish.incoming->payload = letter.delivered;
@@ -129,6 +130,7 @@ class LatePostman final : public host::Postman {
   int ranks() const override { return network_.ranks(); }
   std::string name(int rank) const override { return "rank " + std::to_string(rank); }
   TransferCounters counters() const override { return {}; }
+  host::BlockPools& pools() override { return network_.pools(); }
   void post(host::Batch& batch) override { network_.post(rank_, batch); }
   void cancel(host::Batch& batch) override { network_.cancel(batch); }
   void progress() override { network_.move_some(rank_); }

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/common/device.h"
+#include "kernels/common/device_memory.h"
+
 namespace tersor::host {
 namespace {
 
@@ -13,10 +16,28 @@ unsigned class_of(std::size_t bytes) {
   return static_cast<unsigned>(std::bit_width(std::max(bytes, kSmallestBlock) - 1));
 }
 
+/// Makes a device the thread's for as long as this lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) : device_(device), before_(kernels::current_device()) {
+    if (before_ != device_) kernels::use_device(device_);
+  }
+  ~OnDevice() {
+    if (before_ != device_) kernels::use_device(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int device_;
+  int before_;
+};
+
 }  // namespace
 
 struct Block::Slab {
   Buffer memory;
+  kernels::PinnedBuffer pinned;  // or this
   BlockPool* pool;
   unsigned size_class;
   std::atomic<std::uint32_t> references{0};
@@ -32,13 +53,19 @@ Block::~Block() {
   if (slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slab_->pool->give_back(slab_);
 }
 
+BlockMemory Block::memory() const {
+  return slab_ == nullptr ? BlockMemory::kHost : slab_->pool->memory_;
+}
+
 Block Block::part(std::size_t first, std::size_t count) const {
   Block block = *this;
   block.bytes_ = bytes_.subspan(first, count);
   return block;
 }
 
-BlockPool::BlockPool() = default;
+BlockPool::BlockPool(BlockMemory memory)
+    : memory_(memory), device_(memory == BlockMemory::kHost ? 0 : kernels::current_device()) {}
+
 BlockPool::~BlockPool() = default;
 
 Block BlockPool::take(std::size_t bytes) {
@@ -47,7 +74,8 @@ Block BlockPool::take(std::size_t bytes) {
   Block::Slab* slab = reuse(size_class);
   if (slab == nullptr) slab = make(size_class);
   slab->references.store(1, std::memory_order_relaxed);
-  return Block(slab, slab->memory.span().first(bytes));
+  const ByteSpan all = memory_ == BlockMemory::kPinned ? slab->pinned.span() : slab->memory.span();
+  return Block(slab, all.first(bytes));
 }
 
 Block::Slab* BlockPool::reuse(unsigned size_class) {
@@ -58,17 +86,34 @@ Block::Slab* BlockPool::reuse(unsigned size_class) {
 }
 
 Block::Slab* BlockPool::make(unsigned size_class) {
-  std::unique_ptr<Block::Slab> slab(
-      new Block::Slab{Buffer(std::size_t{1} << size_class), this, size_class});
+  std::unique_ptr<Block::Slab> slab(new Block::Slab{.pool = this, .size_class = size_class});
+  allocate(*slab, std::size_t{1} << size_class);
   const std::lock_guard lock(mutex_);
   slabs_.push_back(std::move(slab));
   return slabs_.back().get();
+}
+
+void BlockPool::allocate(Block::Slab& slab, std::size_t bytes) const {
+  if (memory_ == BlockMemory::kHost) {
+    slab.memory = Buffer(bytes);
+    return;
+  }
+  const OnDevice scope(device_);
+  if (memory_ == BlockMemory::kPinned)
+    slab.pinned = kernels::PinnedBuffer(bytes);
+  else
+    slab.memory = Buffer(bytes, Memory::kDevice);
 }
 
 void BlockPool::give_back(Block::Slab* slab) {
   const std::lock_guard lock(mutex_);
   slab->next = free_[slab->size_class];
   free_[slab->size_class] = slab;
+}
+
+BlockPool& BlockPools::of(BlockMemory memory) {
+  const std::lock_guard lock(mutex_);
+  return others_.try_emplace({memory, kernels::current_device()}, memory).first->second;
 }
 
 }  // namespace tersor::host

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -16,6 +17,10 @@
 namespace tersor::host {
 
 class BlockPool;
+
+/// What blocks are made of. Pinned memory is the host's as well, and what a device copies from and
+/// to while nobody waits.
+enum class BlockMemory : std::uint8_t { kHost, kPinned, kDevice };
 
 /// One reference to a block of a pool; the last one gives it back. Copies share the bytes, which
 /// are written by whoever took the block and only read once it is shared.
@@ -35,6 +40,7 @@ class Block {
   explicit operator bool() const { return slab_ != nullptr; }
   ByteSpan writable() const { return bytes_; }
   ConstByteSpan bytes() const { return bytes_; }
+  BlockMemory memory() const;
   /// One reference more, to a part of the bytes.
   Block part(std::size_t first, std::size_t count) const;
 
@@ -47,16 +53,17 @@ class Block {
   ByteSpan bytes_;
 };
 
-/// Blocks by powers of two, 64-byte aligned. Grows with what is under way and keeps it.
+/// Blocks by powers of two, at least 64-byte aligned. Grows with what is under way and keeps it.
 /// Outlives its blocks; safe to use from many threads.
 class BlockPool {
  public:
-  BlockPool();
+  /// Pinned and device memory: of the device that is current now, whichever thread takes a block.
+  explicit BlockPool(BlockMemory memory = BlockMemory::kHost);
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  /// A block of `bytes` bytes, not initialised; an empty one for 0. Throws OutOfMemory.
+  /// A block of `bytes` bytes, not initialised; an empty one for 0. Throws OutOfMemory, CudaError.
   Block take(std::size_t bytes);
 
  private:
@@ -65,10 +72,30 @@ class BlockPool {
   void give_back(Block::Slab* slab);
   Block::Slab* reuse(unsigned size_class);
   Block::Slab* make(unsigned size_class);
+  void allocate(Block::Slab& slab, std::size_t bytes) const;
 
+  const BlockMemory memory_;
+  const int device_;
   std::mutex mutex_;
   std::array<Block::Slab*, kClasses> free_{};
   std::vector<std::unique_ptr<Block::Slab>> slabs_;
+};
+
+/// The pools of one world, those of pinned and of device memory made when they are first asked for.
+/// Outlives all blocks; safe to use from many threads.
+class BlockPools {
+ public:
+  BlockPool& host() { return host_; }
+  /// For the current device.
+  BlockPool& pinned() { return of(BlockMemory::kPinned); }
+  BlockPool& device() { return of(BlockMemory::kDevice); }
+
+ private:
+  BlockPool& of(BlockMemory memory);
+
+  BlockPool host_;
+  std::mutex mutex_;
+  std::map<std::pair<BlockMemory, int>, BlockPool> others_;  // by the number of the device
 };
 
 }  // namespace tersor::host

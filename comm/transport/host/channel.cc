@@ -10,6 +10,9 @@ namespace {
 constexpr std::chrono::milliseconds kLongestQuestion{250};  // who is there answers sooner
 constexpr std::chrono::hours kLongestTimeout{24 * 365};     // so that deadlines do not overflow
 
+// While a device copies: shorter than it takes for a chunk.
+constexpr std::chrono::microseconds kCopyNap{20};
+
 Clock::time_point deadline_of(const Operation& operation) {
   return Clock::now() + std::min<std::chrono::milliseconds>(operation.timeout, kLongestTimeout);
 }
@@ -109,7 +112,7 @@ void Channel::wait(HostTransfer& transfer) {
     if (transfer.done_) return;
     check(transfer.operation_.name);
     if (Clock::now() >= transfer.deadline_) fail_late(transfer);
-    postman_->wait(transfer.deadline_);
+    postman_->wait(sleep_until(transfer.deadline_));
   }
 }
 
@@ -120,7 +123,7 @@ void Channel::wait_activity(Clock::time_point until) {
     HostTransfer* urgent = most_urgent();
     if (urgent != nullptr && now >= urgent->deadline_) fail_late(*urgent);
     if (woken_.exchange(false) || completions_ != reported_ || now >= until) break;
-    postman_->wait(urgent == nullptr ? until : std::min(until, urgent->deadline_));
+    postman_->wait(sleep_until(urgent == nullptr ? until : std::min(until, urgent->deadline_)));
   }
   reported_ = completions_;
 }
@@ -137,6 +140,12 @@ HostTransfer* Channel::most_urgent() const {
   return first == under_way_.end() ? nullptr : *first;
 }
 
+Clock::time_point Channel::sleep_until(Clock::time_point until) const {
+  const bool copying = std::any_of(under_way_.begin(), under_way_.end(),
+                                   [](const auto* transfer) { return transfer->copying(); });
+  return copying ? std::min(until, Clock::now() + kCopyNap) : until;
+}
+
 void Channel::fail_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   std::vector<int> culprits = transfer.missing();
@@ -147,9 +156,10 @@ void Channel::fail_late(const HostTransfer& transfer) {
   }
   std::sort(culprits.begin(), culprits.end());
   culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
-  postman_->raise(std::string(operation.name) + " on " + postman_->name(rank()) +
-                  ": no message from " + names(*postman_, culprits) + " within " +
-                  std::to_string(operation.timeout.count()) + " ms");
+  const std::string late = transfer.copying() ? "the operation's stream has not come to its copies"
+                                              : "no message from " + names(*postman_, culprits);
+  postman_->raise(std::string(operation.name) + " on " + postman_->name(rank()) + ": " + late +
+                  " within " + std::to_string(operation.timeout.count()) + " ms");
   throw TransportError(postman_->fault());
 }
 

@@ -35,6 +35,8 @@ class HostTransfer : public Transfer {
   virtual bool step() = 0;
   /// Ranks whose messages have not come, of those that are waited for now.
   virtual std::vector<int> missing() const = 0;
+  /// Whether it waits for copies of a device, of whose end nobody tells.
+  virtual bool copying() const { return false; }
 
   const Operation& operation() const { return operation_; }
   Clock::time_point deadline() const { return deadline_; }
@@ -62,6 +64,7 @@ class Channel {
   explicit Channel(std::shared_ptr<Postman> postman) : postman_(std::move(postman)) {}
 
   Postman& postman() const { return *postman_; }
+  const std::shared_ptr<Postman>& shared_postman() const { return postman_; }
   int rank() const { return postman_->rank(); }
   int ranks() const { return postman_->ranks(); }
 
@@ -81,6 +84,7 @@ class Channel {
   bool step(HostTransfer& transfer);
   [[noreturn]] void fail_late(const HostTransfer& transfer);
   HostTransfer* most_urgent() const;
+  Clock::time_point sleep_until(Clock::time_point until) const;
 
   std::shared_ptr<Postman> postman_;
   std::vector<HostTransfer*> under_way_;  // in the order of starting

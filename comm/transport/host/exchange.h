@@ -9,7 +9,8 @@
 
 namespace tersor::host {
 
-/// all_to_all, all_gather, barrier, send, receive and receive_any.
+/// all_to_all, all_gather, barrier, send, receive and receive_any; of device memory:
+/// StagedExchange.
 class Exchange : public HostTransfer {
  public:
   /// Of a transfer that will get `receives` calls of `add_receive` before it begins.
@@ -17,7 +18,9 @@ class Exchange : public HostTransfer {
            std::size_t receives);
   ~Exchange() override { cancel(batch_); }
 
-  void add_send(int peer, ConstByteSpan payload) { outgoing_.push_back({peer, payload}); }
+  void add_send(int peer, ConstByteSpan payload) {
+    outgoing_.push_back({.peer = peer, .payload = payload});
+  }
   void add_receive(int peer, std::size_t least_bytes, std::size_t capacity);
 
   void begin() override;
@@ -27,6 +30,10 @@ class Exchange : public HostTransfer {
   int source() const override;
 
  protected:
+  std::span<Outgoing> outgoing() { return outgoing_; }
+  std::span<Incoming> incoming() { return incoming_; }
+  /// Where what comes should lie.
+  void receive_into(BlockPool& pool) { batch_.pool = &pool; }
   /// As `received`, while `step` still runs.
   ConstByteSpan payload_of(int rank) const;
 

@@ -2,17 +2,22 @@
 #include "comm/transport/host/host_transport.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "comm/transport/host/exchange.h"
 #include "comm/transport/host/ring.h"
 #include "comm/transport/host/rounds.h"
+#include "comm/transport/host/staged_exchange.h"
+#include "comm/transport/host/staged_reduction.h"
+#include "kernels/common/device.h"
 #include "kernels/common/elementwise.h"
 
 namespace tersor::host {
 namespace {
+
+constexpr std::chrono::seconds kSettlesWithin{10};  // what is queued on a device
 
 [[noreturn]] void refuse(const Operation& operation, const std::string& why) {
   throw InvalidArgument(std::string(operation.name) + ": " + why);
@@ -31,12 +36,6 @@ void check_entries(const Operation& operation, std::size_t entries, int ranks) {
            std::to_string(entries) + " entries given for " + std::to_string(ranks) + " ranks");
 }
 
-std::unique_ptr<Exchange> make_exchange(const std::shared_ptr<Channel>& channel,
-                                        const Operation& operation, Call call,
-                                        std::size_t receives) {
-  return std::make_unique<Exchange>(channel, operation, envelope_of(operation, call), receives);
-}
-
 /// Calls `visit(rank)` for every rank but this one, the next rank first: so that not all ranks send
 /// to the same one at the same time.
 template <typename Visitor>
@@ -45,20 +44,20 @@ void for_each_peer(const Channel& channel, Visitor&& visit) {
     visit((channel.rank() + distance) % channel.ranks());
 }
 
-/// The dtype of all parts that are not empty. Throws InvalidArgument for more than one, or for
-/// device memory.
-Dtype common_dtype(const Operation& operation, std::span<const ValueSpan> parts) {
-  const auto first =
-      std::find_if(parts.begin(), parts.end(), [](const auto& part) { return !part.empty(); });
-  const Dtype dtype = first == parts.end() ? Dtype::kF32 : first->dtype();
+/// A part that is not empty, or an empty one; the others are of its dtype and memory. Throws
+/// InvalidArgument where they are not.
+ValueSpan any_part(const Operation& operation, std::span<const ValueSpan> parts) {
+  ValueSpan any;
   for (const ValueSpan& part : parts) {
     if (part.empty()) continue;
-    if (part.dtype() != dtype)
-      refuse(operation, "parts of " + std::string(dtype_name(dtype)) + " and of " +
+    if (any.empty()) any = part;
+    if (part.dtype() != any.dtype())
+      refuse(operation, "parts of " + std::string(dtype_name(any.dtype())) + " and of " +
                             std::string(dtype_name(part.dtype())));
-    if (part.memory() != Memory::kHost) refuse(operation, "this transport takes host memory only");
+    if (part.memory() != any.memory())
+      refuse(operation, "some parts lie on the host, others on a device");
   }
-  return dtype;
+  return any;
 }
 
 std::size_t count_of(std::span<const ValueSpan> parts) {
@@ -79,9 +78,16 @@ void check_members(std::span<const int> members, int rank, int ranks) {
 }  // namespace
 
 HostTransport::HostTransport(std::shared_ptr<Postman> postman, const TransportTraits& traits)
-    : channel_(std::make_shared<Channel>(std::move(postman))), traits_(traits) {}
+    : channel_(std::make_shared<Channel>(std::move(postman))), traits_(traits) {
+  traits_.device = kernels::has_cuda();
+}
 
-HostTransport::~HostTransport() { channel_->postman().leave(); }
+// Memory that a device that is stuck, or broken, may still write to is left to it.
+HostTransport::~HostTransport() {
+  channel_->postman().leave();
+  if (staging_ != nullptr && !staging_->settle(Clock::now() + kSettlesWithin))
+    static_cast<void>(staging_.release());
+}
 
 std::vector<int> HostTransport::hosts() const { return channel_->postman().hosts(); }
 
@@ -91,11 +97,44 @@ std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
   return first;
 }
 
+Staging& HostTransport::staging() {
+  if (staging_ == nullptr) staging_ = std::make_unique<Staging>(channel_->shared_postman());
+  return *staging_;
+}
+
+Staging& HostTransport::staging_for(const Operation& operation) {
+  staging().check(operation);
+  return *staging_;
+}
+
+// What calls on frames found wrong ends in an error here, and with that on all ranks.
+void HostTransport::begin(const Operation& operation) {
+  if (operation.memory == Memory::kHost) return;
+  channel_->check(operation.name);
+  try {
+    throw_if_faulty(*staging_for(operation).fault());
+  } catch (const WireError& error) {
+    poison(std::string(operation.name) + ": " + error.what());
+    throw;
+  }
+}
+
+FrameFault* HostTransport::fault() { return traits_.device ? staging().fault() : nullptr; }
+
+std::unique_ptr<Exchange> HostTransport::make_exchange(const Operation& operation, Call call,
+                                                       std::size_t receives) {
+  const Envelope envelope = envelope_of(operation, call);
+  if (operation.memory == Memory::kHost)
+    return std::make_unique<Exchange>(channel_, operation, envelope, receives);
+  return std::make_unique<StagedExchange>(staging_for(operation), channel_, operation, envelope,
+                                          receives);
+}
+
 Handle HostTransport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
                                  std::span<const std::size_t> capacities) {
   check_entries(operation, sends.size(), ranks());
   check_entries(operation, capacities.size(), ranks());
-  auto exchange = make_exchange(channel_, operation, Call::kAllToAll, sends.size() - 1);
+  auto exchange = make_exchange(operation, Call::kAllToAll, sends.size() - 1);
   for_each_peer(*channel_, [&](int peer) {
     exchange->add_send(peer, sends[static_cast<std::size_t>(peer)]);
     exchange->add_receive(peer, 0, capacities[static_cast<std::size_t>(peer)]);
@@ -106,11 +145,11 @@ Handle HostTransport::all_to_all(const Operation& operation, std::span<const Con
 Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                  std::size_t capacity) {
   const RoundsTuning tuning = channel_->postman().rounds_tuning();
-  if (ranks() >= tuning.least_ranks && capacity <= tuning.most_bytes)
+  if (operation.memory == Memory::kHost && ranks() >= tuning.least_ranks &&
+      capacity <= tuning.most_bytes)
     return channel_->start(make_gather_in_rounds(
         channel_, operation, {send, capacity, envelope_of(operation, Call::kGatherInRounds)}));
-  auto exchange =
-      make_exchange(channel_, operation, Call::kAllGather, static_cast<std::size_t>(ranks()) - 1);
+  auto exchange = make_exchange(operation, Call::kAllGather, static_cast<std::size_t>(ranks()) - 1);
   for_each_peer(*channel_, [&](int peer) {
     exchange->add_send(peer, send);
     exchange->add_receive(peer, 0, capacity);
@@ -119,8 +158,7 @@ Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
 }
 
 Handle HostTransport::barrier(const Operation& operation) {
-  auto exchange =
-      make_exchange(channel_, operation, Call::kBarrier, static_cast<std::size_t>(ranks()) - 1);
+  auto exchange = make_exchange(operation, Call::kBarrier, static_cast<std::size_t>(ranks()) - 1);
   for_each_peer(*channel_, [&](int peer) {
     exchange->add_send(peer, {});
     exchange->add_receive(peer, 0, 0);
@@ -136,14 +174,14 @@ void HostTransport::check_peer(const Operation& operation, int peer) const {
 
 Handle HostTransport::send(const Operation& operation, int peer, ConstByteSpan bytes) {
   check_peer(operation, peer);
-  auto exchange = make_exchange(channel_, operation, Call::kSend, 0);
+  auto exchange = make_exchange(operation, Call::kSend, 0);
   exchange->add_send(peer, bytes);
   return channel_->start(std::move(exchange));
 }
 
 Handle HostTransport::receive(const Operation& operation, int peer, std::size_t capacity) {
   check_peer(operation, peer);
-  auto exchange = make_exchange(channel_, operation, Call::kSend, 1);
+  auto exchange = make_exchange(operation, Call::kSend, 1);
   exchange->add_receive(peer, 0, capacity);
   return channel_->start(std::move(exchange));
 }
@@ -151,7 +189,7 @@ Handle HostTransport::receive(const Operation& operation, int peer, std::size_t 
 Handle HostTransport::receive_any(const Operation& operation, std::size_t capacity) {
   if (!traits_.receive_any) refuse(operation, "this transport has no receive_any");
   if (ranks() == 1) refuse(operation, "a rank alone has nobody to receive from");
-  auto exchange = make_exchange(channel_, operation, Call::kSend, 1);
+  auto exchange = make_exchange(operation, Call::kSend, 1);
   exchange->add_receive(kAnyRank, 0, capacity);
   return channel_->start(std::move(exchange));
 }
@@ -168,16 +206,18 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
                              Call call) {
   check_entries(operation, parts.size(), ranks());
   Envelope envelope = envelope_of(operation, call);
-  envelope.dtype = common_dtype(operation, parts);
+  const ValueSpan any = any_part(operation, parts);
+  envelope.dtype = any.dtype();
   envelope.count = count_of(parts);
   std::vector<ValueSpan> typed(parts.begin(), parts.end());
   for (ValueSpan& part : typed)
     if (part.empty()) part = ValueSpan(nullptr, 0, envelope.dtype);
-  return channel_->start(
-      make_reduction(channel_, operation,
-                     {.parts = typed,
+  const RingWork work{.parts = typed,
                       .combine = call == Call::kSum ? kernels::add_values : kernels::maximum_values,
-                      .envelope = envelope}));
+                      .envelope = envelope};
+  if (any.memory() == Memory::kHost)
+    return channel_->start(make_reduction(channel_, operation, work));
+  return channel_->start(make_staged_reduction(staging_for(operation), channel_, operation, work));
 }
 
 std::unique_ptr<Transport> HostTransport::channel() {

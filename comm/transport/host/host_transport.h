@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "comm/transport/host/channel.h"
+#include "comm/transport/host/exchange.h"
+#include "comm/transport/host/staging.h"
 
 namespace tersor::host {
 
@@ -37,6 +39,9 @@ class HostTransport final : public Transport {
   Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override;
   Handle barrier(const Operation& operation) override;
 
+  void begin(const Operation& operation) override;
+  FrameFault* fault() override;
+
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;
 
@@ -46,12 +51,18 @@ class HostTransport final : public Transport {
   void poison(std::string_view cause) override;
 
  private:
+  /// Throws CudaError in a build without CUDA.
+  Staging& staging();
+  Staging& staging_for(const Operation& operation);
+  std::unique_ptr<Exchange> make_exchange(const Operation& operation, Call call,
+                                          std::size_t receives);
   void check_peer(const Operation& operation, int peer) const;
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Call call);
   std::unique_ptr<Transport> join(std::span<const int> members);
 
   std::shared_ptr<Channel> channel_;
   TransportTraits traits_;
+  std::unique_ptr<Staging> staging_;  // made by the first operation on device memory
   std::uint32_t next_tag_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,10 +31,12 @@ struct MessageKey {
   friend bool operator==(const MessageKey&, const MessageKey&) = default;
 };
 
-/// A message to send. The payload is read until its batch is closed.
+/// A message to send. The payload is read until its batch is closed; where it lies in a block, that
+/// is shared instead of copied, for as long as the network reads it.
 struct Outgoing {
   int peer = 0;
-  ConstByteSpan payload;
+  ConstByteSpan payload = {};
+  Block block = {};
 };
 
 /// A message to come. The postman fills in `source` and `payload`, then sets `arrived`.
@@ -57,6 +60,7 @@ struct Batch {
   std::span<Outgoing> outgoing;
   std::span<Incoming> incoming;
   std::shared_ptr<const void> keep_alive;  ///< owner of the payloads that are sent, or null
+  BlockPool* pool = nullptr;               ///< a wish where payloads that come should lie, or null
 
   /// Messages still under way; set by `post`. The postman touches nothing of a batch after it has
   /// brought this to 0.
@@ -90,6 +94,10 @@ class Postman {
   virtual std::vector<int> hosts() const;
   virtual RoundsTuning rounds_tuning() const { return {}; }
   virtual TransferCounters counters() const = 0;
+  /// Memory that outlives whatever the network still reads or writes.
+  virtual BlockPools& pools() = 0;
+  /// From how many bytes on the network itself reads and writes device memory, in blocks.
+  virtual std::size_t least_device_bytes() const { return std::numeric_limits<std::size_t>::max(); }
 
   /// Starts the messages of a batch. A message that is not what the batch expects (`disagreement`)
   /// never arrives: it ends in `raise`.

@@ -111,7 +111,7 @@ void Ring::send_ready() {
   while (left_ < sent_ && sends_[left_ % window_].closed()) ++left_;
   for (; may_send(sent_); ++sent_) {
     const std::size_t slot = sent_ % window_;
-    outgoing_[slot] = {neighbour(1), bytes_of(chunk(sent_, 1))};
+    outgoing_[slot] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
     Batch& batch = sends_[slot];
     address(batch, static_cast<std::uint32_t>(sent_), envelope_);
     batch.outgoing = {&outgoing_[slot], 1};

@@ -105,7 +105,8 @@ void GatherInRounds::begin() {
 void GatherInRounds::post_round() {
   const int distance = 1 << round_;
   const std::size_t records = records_of_round();
-  outgoing_[round_] = {neighbour(-distance), records_->span().first(ends_[records - 1])};
+  outgoing_[round_] = {.peer = neighbour(-distance),
+                       .payload = records_->span().first(ends_[records - 1])};
   Incoming& incoming = incoming_[round_];
   incoming.peer = neighbour(distance);
   incoming.least_bytes = records * kHeaderBytes;

@@ -10,17 +10,19 @@ void InProcessPostman::post(host::Batch& batch) {
   world_->post(box_, batch, payloads_);
 }
 
-// What goes to several peers is copied once.
+// What goes to several peers is copied once, and what lies in a block not at all.
 void InProcessPostman::pack(const host::Batch& batch) {
   payloads_.clear();
   const host::Outgoing* before = nullptr;
   for (const host::Outgoing& outgoing : batch.outgoing) {
     const ConstByteSpan bytes = outgoing.payload;
-    if (before != nullptr && before->payload.data() == bytes.data() &&
-        before->payload.size() == bytes.size()) {
+    if (outgoing.block) {
+      payloads_.push_back(outgoing.block);
+    } else if (before != nullptr && before->payload.data() == bytes.data() &&
+               before->payload.size() == bytes.size()) {
       payloads_.push_back(payloads_.back());
     } else {
-      payloads_.push_back(world_->pool().take(bytes.size()));
+      payloads_.push_back(world_->pools().host().take(bytes.size()));
       if (!bytes.empty())
         std::memcpy(payloads_.back().writable().data(), bytes.data(), bytes.size());
     }

@@ -19,6 +19,7 @@ class InProcessPostman final : public host::Postman {
   std::string name(int rank) const override { return box_.group->name(rank); }
   std::vector<int> hosts() const override { return world_->hosts(*box_.group); }
   TransferCounters counters() const override { return world_->counters(box_); }
+  host::BlockPools& pools() override { return world_->pools(); }
 
   void post(host::Batch& batch) override;
   void cancel(host::Batch& batch) override { world_->cancel(box_, batch); }

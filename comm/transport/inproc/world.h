@@ -67,7 +67,7 @@ class World {
 
   int ranks() const { return static_cast<int>(claimed_.size()); }
   std::vector<int> hosts(const Group& group) const;
-  host::BlockPool& pool() { return pool_; }
+  host::BlockPools& pools() { return pools_; }
 
   /// The mailbox of a rank in the group of all. Throws InvalidArgument the second time.
   Mailbox& claim(int rank);
@@ -125,7 +125,7 @@ class World {
   using GroupKey = std::tuple<const Group*, std::vector<int>, int>;
 
   const Clock::time_point start_ = Clock::now();
-  host::BlockPool pool_;
+  host::BlockPools pools_;
   mutable std::mutex mutex_;
   const int ranks_per_host_;
   std::optional<LinkEmulator> emulator_;  // its nodes are hosts

@@ -34,9 +34,11 @@ static_assert(sizeof(Head) == 64 && std::is_trivially_copyable_v<Head>);
 
 inline constexpr std::size_t kWholeBytes = 63 * 1024;
 
-/// Whether a payload travels with its head.
+/// Of a payload that travels with its head.
+inline constexpr std::size_t kMostBytesWithHead = kWholeBytes - sizeof(Head);
+
 inline bool travels_whole(std::uint64_t payload_bytes) {
-  return payload_bytes <= kWholeBytes - sizeof(Head);
+  return payload_bytes <= kMostBytesWithHead;
 }
 
 }  // namespace tersor::mpi

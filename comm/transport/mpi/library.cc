@@ -3,8 +3,13 @@
 
 #include <tersor/error.h>
 
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <string>
 
 namespace tersor::mpi {
@@ -62,6 +67,21 @@ std::string_view thread_level_name(int level) {
   if (level == MPI_THREAD_MULTIPLE) return "MPI_THREAD_MULTIPLE";
   if (level == MPI_THREAD_SERIALIZED) return "MPI_THREAD_SERIALIZED";
   return level == MPI_THREAD_FUNNELED ? "MPI_THREAD_FUNNELED" : "MPI_THREAD_SINGLE";
+}
+
+bool takes_device_memory() {
+  if (const char* wish = std::getenv("TERSOR_MPI_CUDA")) {
+    const std::string_view text(wish);
+    if (text != "0" && text != "1")
+      throw InvalidArgument("TERSOR_MPI_CUDA is \"" + std::string(text) +
+                            "\", but 0 or 1 is wanted");
+    return text == "1";
+  }
+#if defined(MPIX_CUDA_AWARE_SUPPORT)
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
 }
 
 bool any_poisoned() { return poisoned.load(); }

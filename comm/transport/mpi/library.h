@@ -20,6 +20,10 @@ void check_communicator(MPI_Comm communicator);
 int thread_level();
 std::string_view thread_level_name(int level);
 
+/// Whether MPI takes pointers to device memory: TERSOR_MPI_CUDA=0|1 of the environment, else what
+/// MPI itself says. Throws InvalidArgument for any other value.
+bool takes_device_memory();
+
 /// Of this process: whether a transport was poisoned, so that MPI may wait for the dead when it is
 /// finalised.
 bool any_poisoned();

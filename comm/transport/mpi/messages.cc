@@ -50,8 +50,14 @@ void World::send(Box& box, host::Batch& batch, const host::Outgoing& outgoing) {
   head.part = batch.key.part;
   box.counters.sent_bytes += wire_bytes(outgoing.payload.size());
   ++box.counters.sent_messages;
-  if (batch.keep_alive != nullptr) return send_owned(box, batch, outgoing, head);
-  wire_->send(box.members[static_cast<std::size_t>(outgoing.peer)], head, outgoing.payload);
+  const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
+  if (outgoing.block) {
+    wire_->send_block(peer, head, outgoing.block);
+  } else if (batch.keep_alive != nullptr) {
+    send_owned(box, batch, outgoing, head);
+  } else {
+    wire_->send(peer, head, outgoing.payload);
+  }
 }
 
 // Straight from the owner's memory, which MPI may read even after an error: the batch is closed
@@ -131,7 +137,8 @@ void World::paired(Box& box, MpiLetter& letter) {
 
 void World::receive_rest(Box& box, MpiLetter& letter) {
   letter.receiving = true;
-  letter.payload = state_->pool.take(letter.envelope.bytes);
+  host::BlockPool* wish = letter.batch->pool;
+  letter.payload = (wish == nullptr ? state_->pools.host() : *wish).take(letter.envelope.bytes);
   auto job = std::make_shared<Job>();
   job->memory = letter.payload;
   job->done = [this, &box, &letter](Job&, const MPI_Status&) {

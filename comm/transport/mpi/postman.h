@@ -17,6 +17,11 @@ class MpiPostman final : public host::Postman {
   std::string name(int rank) const override { return box_.name(rank); }
   TransferCounters counters() const override { return world_->counters(box_); }
   std::vector<int> hosts() const override { return world_->hosts(box_); }
+  host::BlockPools& pools() override { return world_->pools(); }
+  std::size_t least_device_bytes() const override {
+    return world_->takes_device_memory() ? kMostBytesWithHead + 1
+                                         : host::Postman::least_device_bytes();
+  }
 
   void post(host::Batch& batch) override { world_->post(box_, batch); }
   void cancel(host::Batch& batch) override { world_->cancel(box_, batch); }

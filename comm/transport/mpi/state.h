@@ -16,7 +16,7 @@ struct World::State {
   explicit State(MPI_Comm own) : communicator(own) {}
 
   MPI_Comm communicator;
-  host::BlockPool pool;
+  host::BlockPools pools;
   std::deque<MpiLetter> letters;
   std::vector<MpiLetter*> free_letters;
   std::map<std::uint64_t, std::unique_ptr<Box>> boxes;

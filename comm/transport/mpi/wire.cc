@@ -143,9 +143,16 @@ void Wire::send_rest(int peer, const Head& head, ConstByteSpan payload,
 std::shared_ptr<const Job> Wire::send(int peer, Head head, ConstByteSpan payload) {
   head.envelope.bytes = payload.size();
   if (travels_whole(payload.size())) return send_head(peer, head, payload);
+  host::Block copy = pool_.take(payload.size());
+  std::memcpy(copy.writable().data(), payload.data(), payload.size());
+  return send_block(peer, head, std::move(copy));
+}
+
+std::shared_ptr<const Job> Wire::send_block(int peer, Head head, host::Block payload) {
+  head.envelope.bytes = payload.bytes().size();
+  if (travels_whole(head.envelope.bytes)) return send_head(peer, head, payload.bytes());
   auto job = std::make_shared<Job>();
-  job->memory = pool_.take(payload.size());
-  std::memcpy(job->memory.writable().data(), payload.data(), payload.size());
+  job->memory = std::move(payload);
   send_head(peer, head, {});
   send_rest(peer, head, job->memory.bytes(), job);
   return job;

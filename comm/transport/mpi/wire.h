@@ -40,6 +40,8 @@ class Wire {
 
   /// Sends a copy of the payload; the job has left when it is no more `open`.
   std::shared_ptr<const Job> send(int peer, Head head, ConstByteSpan payload);
+  /// Sends the bytes of a block, which is kept until they have left.
+  std::shared_ptr<const Job> send_block(int peer, Head head, host::Block payload);
   /// Sends the bytes at `payload`, which `job.keep_alive` owns; a short one is copied and the job
   /// forgotten. Returns whether the job is under way.
   bool send_from(int peer, Head head, ConstByteSpan payload, const std::shared_ptr<Job>& job);

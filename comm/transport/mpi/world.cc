@@ -55,11 +55,11 @@ std::uint64_t channel_id(const Box& parent, std::span<const int> members, int or
 }  // namespace
 
 // What is collective comes before the wire, which takes every message that comes.
-World::World(MPI_Comm communicator) {
+World::World(MPI_Comm communicator) : takes_device_memory_(mpi::takes_device_memory()) {
   state_ = std::make_unique<State>(duplicate(communicator));
   thread_level_ = thread_level();
   host_names_ = host_names(state_->communicator);
-  wire_ = &state_->wire.emplace(state_->communicator, state_->pool,
+  wire_ = &state_->wire.emplace(state_->communicator, state_->pools.host(),
                                 [this](Arrival arrival) { take(std::move(arrival)); });
   everybody_ = &box_of(Signature().value());
   everybody_->members.resize(static_cast<std::size_t>(wire_->ranks()));
@@ -112,6 +112,8 @@ void World::check_thread() {
                         ": only the thread that made this transport may use it; initialise with "
                         "MPI_THREAD_MULTIPLE for more");
 }
+
+host::BlockPools& World::pools() { return state_->pools; }
 
 Box& World::box_of(std::uint64_t id) {
   auto& box = state_->boxes[id];

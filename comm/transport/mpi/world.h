@@ -63,6 +63,8 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
+  /// Whether payloads that do not travel with their head may lie on a device.
+  bool takes_device_memory() const { return takes_device_memory_; }
   bool any_thread() const { return thread_level_ == MPI_THREAD_MULTIPLE; }
   Box& everybody() { return *everybody_; }
 
@@ -80,6 +82,7 @@ class World {
   int culprit(Box& box, Question question);
   TransferCounters counters(const Box& box) const;
   std::vector<int> hosts(const Box& box) const;
+  host::BlockPools& pools();
 
  private:
   struct State;  // what must live on where MPI still may touch it
@@ -118,6 +121,7 @@ class World {
 
   std::atomic<std::thread::id> user_ = std::this_thread::get_id();
   int thread_level_;
+  bool takes_device_memory_;
   mutable std::mutex mutex_;
   std::unique_ptr<State> state_;
   Wire* wire_ = nullptr;  // the state's

@@ -38,6 +38,7 @@ class Filler {
 void fill_communicators(Filler filler, Api& api) {
   filler.fill(api.get_unique_id, "ncclGetUniqueId", "2.14");
   filler.fill(api.comm_init, "ncclCommInitRankConfig", "2.14");
+  filler.fill(api.comm_split, "ncclCommSplit", "2.18", Need::kOptional);
   filler.fill(api.comm_finalize, "ncclCommFinalize", "2.14");
   filler.fill(api.comm_destroy, "ncclCommDestroy", "2.14");
   filler.fill(api.comm_abort, "ncclCommAbort", "2.14");

@@ -16,6 +16,7 @@ struct Api {
 
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRankConfig) comm_init = nullptr;
+  decltype(&::ncclCommSplit) comm_split = nullptr;  ///< null before 2.18
   decltype(&::ncclCommFinalize) comm_finalize = nullptr;
   decltype(&::ncclCommDestroy) comm_destroy = nullptr;
   decltype(&::ncclCommAbort) comm_abort = nullptr;

@@ -1,6 +1,8 @@
 // Implements block_pool.h.
 #include "comm/transport/nccl/block_pool.h"
 
+#include <tersor/error.h>
+
 #include <bit>
 
 #include "kernels/common/device.h"
@@ -34,6 +36,10 @@ Block& BlockPool::take(std::size_t bytes, StreamView stream) {
     block->stream = stream;
     return *block;
   }
+  if (capture != 0)
+    throw InvalidArgument(
+        "a graph needs memory of its own for what is received, and none is free "
+        "here: call it once outside of a graph before each capture");
   blocks_.push_back(
       std::make_unique<Block>(Block{Buffer(wanted, Memory::kDevice), capture, stream, {}, false}));
   return *blocks_.back();

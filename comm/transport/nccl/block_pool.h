@@ -28,7 +28,8 @@ struct Block {
 /// Of one lane; one thread at a time. Grows with what is under way and keeps it.
 class BlockPool {
  public:
-  /// A block of at least `bytes` bytes for work on the stream.
+  /// A block of at least `bytes` bytes for work on the stream. Throws InvalidArgument where the
+  /// stream is captured and no block is free: nothing can be allocated then.
   Block& take(std::size_t bytes, StreamView stream);
   /// What is queued on the block's stream so far is the last to read it.
   void give_back(Block& block);

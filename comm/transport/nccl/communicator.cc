@@ -97,7 +97,7 @@ void Communicator::finish_call(ncclResult_t result, const Operation& operation, 
     call_until_.reset();
   }
   check_state(operation);
-  check(result, operation.name, handle_);
+  check(result, "NCCL's call", handle_);
 }
 
 void Communicator::enrol(ByteSpan memory) {
@@ -168,6 +168,32 @@ void destroy(ncclComm_t handle) noexcept {
   }
 }
 
+namespace {
+
+// Only a communicator that does not block can be made by a deadline; but NCCL starts a thread for
+// each group of calls on one. So its ranks, now that all are there, go on with one that blocks.
+ncclComm_t made_blocking(ncclComm_t first, Clock::time_point until) {
+  if (api().comm_split == nullptr) return first;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  ncclComm_t second = nullptr;
+  int rank = 0;
+  check(api().comm_rank(first, &rank), "ncclCommUserRank", first);
+  const ncclResult_t started = api().comm_split(first, 0, rank, &second, &config);
+  const bool accepted = started == ncclSuccess || started == ncclInProgress;
+  if (accepted && settle(first, until) == ncclSuccess && second != nullptr &&
+      settle(second, until) == ncclSuccess) {
+    destroy(first);
+    return second;
+  }
+  const std::string why = describe(state_of(first), first);
+  if (second != nullptr) api().comm_abort(second);
+  api().comm_abort(first);
+  throw TransportError("making a communicator: its split failed: " + why);
+}
+
+}  // namespace
+
 ncclComm_t make_communicator(const ncclUniqueId& id, int rank, int ranks, Clock::time_point until) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -175,7 +201,7 @@ ncclComm_t make_communicator(const ncclUniqueId& id, int rank, int ranks, Clock:
   const ncclResult_t started = api().comm_init(&handle, ranks, id, rank, &config);
   if (handle == nullptr) check(started, "ncclCommInitRankConfig", nullptr);
   const ncclResult_t state = settle(handle, until);
-  if (state == ncclSuccess) return handle;
+  if (state == ncclSuccess) return made_blocking(handle, until);
   const std::string who = "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
   const std::string why =
       state == ncclInProgress ? "not all ranks came in time" : describe(state, handle);

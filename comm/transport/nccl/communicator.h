@@ -85,8 +85,8 @@ class Communicator {
 /// Destroys a communicator, or aborts it where it cannot be finished within some seconds.
 void destroy(ncclComm_t handle) noexcept;
 
-/// Makes a communicator of the current device without ever blocking in NCCL. Throws TransportError
-/// where it is not done at `until`.
+/// Makes a communicator of the current device without ever blocking in NCCL; calls on it do block,
+/// where NCCL can split (2.18). Throws TransportError where it is not done at `until`.
 ncclComm_t make_communicator(const ncclUniqueId& id, int rank, int ranks, Clock::time_point until);
 
 }  // namespace tersor::nccl

@@ -22,12 +22,6 @@ using namespace std::chrono_literals;
 constexpr auto kTellOthers = 1000ms;  // a gather that is done here may still move for others
 constexpr auto kLongestDeafness = 1ms;
 
-/// What each rank says before a collective that is new.
-struct Agreement {
-  std::uint64_t signature = 0;
-  char name[56] = {};  // as much of it as there is room for; ends with a NUL
-};
-
 Agreement agreement_of(const Operation& operation) {
   Agreement own;
   own.signature = operation.signature;
@@ -119,15 +113,19 @@ std::string DeviceTransport::name(int rank) const {
 }
 
 void DeviceTransport::fail(const Operation& operation, const std::string& cause) {
-  fabric_->fail(cause + " (" + name(rank()) + ")");
+  fabric_->fail(std::string(operation.name) + " on " + fabric_->who() + ": " + cause);
   fabric_->check(operation.name);
   throw TransportError(cause);
 }
 
-// A frame that was not what the call said has poisoned what came of it: so it is with the ranks.
 void DeviceTransport::begin(const Operation& operation) {
   fabric_->check(operation.name);
   if (lane_->in_bracket()) return lane_->open(operation, 0);
+  open(operation, Partners::kAll);
+}
+
+// A frame that was not what its call said became NaN on this rank alone: so all ranks stop.
+void DeviceTransport::open(const Operation& operation, Partners partners) {
   kernels::check_stream(operation.stream);
   try {
     lane_->check_frames();
@@ -135,7 +133,7 @@ void DeviceTransport::begin(const Operation& operation) {
     fabric_->fail(std::string(operation.name) + " on " + name(rank()) + ": " + error.what());
     throw;
   }
-  agree(operation);
+  if (partners == Partners::kAll) agree(operation);
   lane_->open(operation, fabric_->number_of(operation.name));
 }
 
@@ -150,15 +148,7 @@ void DeviceTransport::agree(const Operation& operation) {
                           ": all ranks must agree on it first: call it once before capturing");
   Handle gathered = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
   gathered.wait_synchronize();
-  std::string differing;
-  for (int rank = 0; rank < ranks(); ++rank) {
-    if (rank == this->rank()) continue;
-    const Agreement other = agreement_of(gathered.received(rank));
-    if (!alike(own, other))
-      differing += (differing.empty() ? "" : ", ") + std::string("rank ") + std::to_string(rank) +
-                   " calls " + other.name +
-                   (std::strcmp(own.name, other.name) == 0 ? " with something else" : "");
-  }
+  const std::string differing = find_differing(own, gathered);
   if (differing.empty()) {
     agreed_.insert(key);
     return;
@@ -166,6 +156,19 @@ void DeviceTransport::agree(const Operation& operation) {
   fabric_->fail("ranks disagree: " + name(rank()) + " calls " + own.name + ", but " + differing,
                 kTellOthers);
   fabric_->check(operation.name);
+}
+
+std::string DeviceTransport::find_differing(const Agreement& own, const Handle& gathered) const {
+  std::string differing;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (rank == this->rank()) continue;
+    const Agreement other = agreement_of(gathered.received(rank));
+    if (alike(own, other)) continue;
+    differing +=
+        (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " calls " + other.name;
+    if (std::strcmp(own.name, other.name) == 0) differing += " with other arguments";
+  }
+  return differing;
 }
 
 std::unique_ptr<Transport> DeviceTransport::channel() {

@@ -18,6 +18,15 @@
 
 namespace tersor::nccl {
 
+/// What each rank says before a collective that is new.
+struct Agreement {
+  std::uint64_t signature = 0;
+  char name[56] = {};  ///< as much of it as there is room for; ends with a NUL
+};
+
+/// Who takes part in a bracket: what some ranks do between them the others cannot agree on.
+enum class Partners { kAll, kSome };
+
 /// A lane of its own, watched while it lives.
 std::shared_ptr<Lane> make_lane(const std::shared_ptr<Fabric>& fabric);
 
@@ -108,7 +117,9 @@ class DeviceTransport final : public Transport {
   std::unique_ptr<Transport> join(std::span<const int> members, std::shared_ptr<Lane> lane,
                                   std::string_view name);
   [[noreturn]] void fail(const Operation& operation, const std::string& cause);
+  void open(const Operation& operation, Partners partners);
   void agree(const Operation& operation);
+  std::string find_differing(const Agreement& own, const Handle& gathered) const;
 
   void check_host(const Operation& operation) const;
   void check_device(const Operation& operation, const void* pointer) const;

@@ -22,14 +22,14 @@ namespace tersor::nccl {
 
 class Fabric {
  public:
-  /// `who` stands in messages: "rank 0 of 4".
   Fabric() = default;
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
 
-  /// From here on the thread watches.
+  /// From here on the thread watches. `who` stands in messages: "rank 0 of 4".
   void watch(std::string who);
+  const std::string& who() const { return who_; }
 
   const Fault& fault() const { return fault_; }
   void check(std::string_view operation) const { fault_.check(operation); }

@@ -25,7 +25,9 @@ class Fault {
 
   /// Throws TransportError with the cause, if there is one.
   void check(std::string_view operation) const {
-    if (is_raised()) throw TransportError(std::string(operation) + ": " + cause_);
+    if (!is_raised()) return;
+    if (cause_.starts_with(operation)) throw TransportError(cause_);
+    throw TransportError(std::string(operation) + ": " + cause_);
   }
 
  private:

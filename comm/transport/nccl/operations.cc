@@ -56,12 +56,11 @@ std::vector<ValueSpan> merged(std::span<const ValueSpan> parts) {
 /// A bracket around an operation that stands outside of any.
 class LoneBracket {
  public:
-  LoneBracket(DeviceTransport& transport, const Operation& operation)
+  LoneBracket(DeviceTransport& transport, const Operation& operation,
+              Partners partners = Partners::kAll)
       : transport_(transport), operation_(operation), open_(!transport.lane_->in_bracket()) {
-    if (open_)
-      transport.begin(operation);
-    else
-      transport.fabric_->check(operation.name);
+    transport.fabric_->check(operation.name);
+    if (open_) transport.open(operation, partners);
   }
   /// Where an error unwinds, too, the bracket ends: else its deadline would pass.
   ~LoneBracket() {
@@ -215,7 +214,7 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
 Handle DeviceTransport::send(const Operation& operation, int peer, ConstByteSpan bytes) {
   check_peer(operation, peer);
   check_device(operation, bytes.data());
-  LoneBracket bracket(*this, operation);
+  LoneBracket bracket(*this, operation, Partners::kSome);
   count_sent(bytes.size(), 1);
   return bracket.close(
       launch(new_transfer(operation), operation, [&](ncclComm_t handle, cudaStream_t stream) {
@@ -226,7 +225,7 @@ Handle DeviceTransport::send(const Operation& operation, int peer, ConstByteSpan
 Handle DeviceTransport::receive(const Operation& operation, int peer, std::size_t capacity) {
   check_peer(operation, peer);
   check_device(operation, nullptr);
-  LoneBracket bracket(*this, operation);
+  LoneBracket bracket(*this, operation, Partners::kSome);
   auto transfer = new_transfer(operation);
   std::byte* into = lend(*transfer, capacity);
   transfer->set_received(peer, {into, capacity});

@@ -86,8 +86,9 @@ bool StagedTransfer::test() {
 void StagedTransfer::wait_synchronize() {
   while (!test()) {
     if (Clock::now() >= deadline_)
-      fabric_->fail(std::string(operation_.name) + ": not all ranks came within " +
-                    std::to_string(operation_.timeout.count()) + " ms");
+      fabric_->fail(std::string(operation_.name) + " on " + fabric_->who() +
+                    ": not all ranks came within " + std::to_string(operation_.timeout.count()) +
+                    " ms");
     kernels::rest();
   }
 }

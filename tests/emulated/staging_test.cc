@@ -1,0 +1,133 @@
+// What only emulated streams can show of ranks that stage device memory: every order that streams
+// and events allow, captures, allocations, and a stream that never comes to its copies.
+#include <atomic>
+#include <chrono>
+#include <list>
+
+#include "tests/device/device_bytes.h"
+#include "tests/emulated/ranks.h"
+#include "tests/emulated/streams.h"
+#include "tests/transport/ranks.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kBytes = 4'001;
+
+Operation next(Transport& transport, const Stream& stream) {
+  return {.name = "test",
+          .tag = transport.reserve_tags(1),
+          .memory = Memory::kDevice,
+          .stream = stream.view()};
+}
+
+/// Gathers in several rounds that nobody waits for: memory of one is used again in the next.
+void gather_rounds(Transport& transport, int rounds) {
+  const Stream stream;
+  std::list<LateBytes> sends;
+  std::list<LateCopy> came;
+  for (int round = 0; round < rounds; ++round) {
+    sends.emplace_back(pattern(kBytes, transport.rank(), round), stream);
+    Handle handle = transport.all_gather(next(transport, stream), sends.back().span(), kBytes);
+    handle.wait_synchronize();
+    for (const int rank : peers_of(transport)) came.emplace_back(handle.received(rank), stream);
+  }
+  stream.synchronize();
+  for (int round = 0; round < rounds; ++round)
+    for (const int rank : peers_of(transport)) {
+      EXPECT_TRUE(same_bytes(came.front().span(), pattern(kBytes, rank, round))) << round;
+      came.pop_front();
+    }
+}
+
+TEST(Staging, BytesAreRightInEveryOrder) {
+  emulator::for_each_order(
+      20, [] { run_ranks(3, {}, [](Transport& transport) { gather_rounds(transport, 5); }); });
+}
+
+/// One sum behind the other, in place.
+void sum_twice(Transport& transport) {
+  const Stream stream;
+  const std::vector<float> ones(3'000, 1.0f);
+  const LateBytes bytes(std::as_bytes(std::span(ones)), stream);
+  const auto parts = cut(bytes.values(3'000, Dtype::kF32), even_counts(3'000, transport.ranks()));
+  for (int round = 0; round < 2; ++round)
+    transport.sum(next(transport, stream), parts).wait_synchronize();
+  const LateCopy came(bytes.span(), stream);
+  stream.synchronize();
+  const std::vector<float> expected(3'000,
+                                    static_cast<float>(transport.ranks() * transport.ranks()));
+  EXPECT_TRUE(same_bytes(came.span(), std::as_bytes(std::span(expected))));
+}
+
+TEST(Staging, SumsAreRightInEveryOrder) {
+  emulator::for_each_order(20, [] { run_ranks(3, {}, sum_twice); });
+}
+
+TEST(Staging, ACapturedStreamIsRefused) {
+  run_ranks(1, {}, [](Transport& transport) {
+    const Stream stream;
+    const Operation operation = next(transport, stream);
+    transport.barrier(operation).wait_synchronize();
+    emulator::begin_capture(stream.view());
+    EXPECT_THROW(transport.barrier(operation), InvalidArgument);
+    EXPECT_THROW(transport.begin(operation), InvalidArgument);
+    emulator::end_capture(stream.view());
+    transport.barrier(operation).wait_synchronize();
+  });
+}
+
+/// A gather and a sum, all under way at once on all ranks; afterwards nobody uses their memory.
+void one_step(Transport& transport, const Stream& stream, const LateBytes& bytes) {
+  const auto parts = cut(bytes.values(5'000, Dtype::kF32), even_counts(5'000, transport.ranks()));
+  std::vector<Handle> handles;
+  handles.push_back(transport.all_gather(next(transport, stream), bytes.span(), 20'000));
+  handles.push_back(transport.sum(next(transport, stream), parts));
+  for (Handle& handle : handles) handle.wait_synchronize();
+  transport.barrier(next(transport, stream)).wait_synchronize();
+  handles.clear();
+  stream.synchronize();
+  transport.barrier(next(transport, stream)).wait_synchronize();
+}
+
+TEST(Staging, NothingIsAllocatedAfterTheFirstStep) {
+  std::atomic<std::uint64_t> after_first{0};
+  run_ranks(3, {}, [&](Transport& transport) {
+    const Stream stream;
+    const LateBytes bytes(pattern(20'000, 0, 0), stream);
+    one_step(transport, stream, bytes);
+    after_first = emulator::all_counters().allocations;
+    transport.barrier(next(transport, stream)).wait_synchronize();
+    for (int step = 0; step < 5; ++step) one_step(transport, stream, bytes);
+    EXPECT_EQ(emulator::all_counters().allocations, after_first);
+    transport.barrier(next(transport, stream)).wait_synchronize();
+  });
+}
+
+// Nobody is named: it is this rank's own device that is late.
+TEST(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
+  run_ranks(1, {}, [](Transport& transport) {
+    std::atomic<bool> open{false};
+    const Stream stream;
+    emulator::enqueue_when(
+        stream.view(), "the gate", [&] { return open.load(); }, [] {});
+    const Buffer values(400, Memory::kDevice);
+    Operation operation = next(transport, stream);
+    operation.timeout = 100ms;
+    try {
+      transport.sum(operation, std::vector{values.values(100, Dtype::kF32)}).wait_synchronize();
+      ADD_FAILURE() << "no error";
+    } catch (const TransportError& error) {
+      EXPECT_NE(std::string(error.what()).find("stream has not come to its copies within 100 ms"),
+                std::string::npos)
+          << error.what();
+    }
+    open = true;
+    stream.synchronize();
+  });
+}
+
+}  // namespace
+}  // namespace tersor::test

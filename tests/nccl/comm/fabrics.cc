@@ -1,0 +1,14 @@
+// What the suites of tests/device_comm run on here: the transport over NCCL's stand-in.
+#include "tests/device_comm/fabric.h"
+#include "tests/nccl/nccl_ranks.h"
+
+namespace tersor::test {
+
+std::vector<DeviceFabric> device_fabrics() {
+  const auto run = [](int ranks, const DeviceBody& body) {
+    on_nccl(ranks, [&](NcclRank& rank) { body(rank.transport, rank.stream); });
+  };
+  return {{.name = "nccl", .run = run, .own_sums = false}};
+}
+
+}  // namespace tersor::test

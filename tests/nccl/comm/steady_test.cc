@@ -1,0 +1,249 @@
+// Collectives and reducer over NCCL once everything is warm: no allocation and no wait, graphs, and
+// what comes of ranks that call something else.
+#include "tests/device_comm/steps.h"
+#include "tests/nccl/nccl_ranks.h"
+
+#include <cmath>
+#include <memory>
+
+namespace tersor::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kCount = 6007;
+
+/// One rank's gradient and all that its allreduces need.
+class Gradient {
+ public:
+  Gradient(NcclRank& rank, CollectiveOptions options)
+      : rank_(rank),
+        place_{Memory::kDevice, rank.stream},
+        wanted_{.codec = options.codec, .count = kCount},
+        gradient_(kCount, Dtype::kF32, place_),
+        state_(wanted_, rank.transport, place_),
+        options_(std::move(options)) {
+    options_.workspace = &workspace_;
+    if (make_codec(options_.codec)->has_feedback()) options_.state = &state_.state();
+  }
+
+  void write(int step) {
+    gradient_.write(
+        testing::gaussian(kCount, static_cast<std::uint64_t>(step * 10 + rank_.rank())));
+  }
+  void reduce() { allreduce(rank_.transport, gradient_.span(), options_, rank_.stream); }
+  Values result() const { return gradient_.read(); }
+  Values residuals() const { return state_.read(); }
+  std::uint32_t step() const { return state_.step(); }
+
+ private:
+  NcclRank& rank_;
+  Place place_;
+  Case wanted_;
+  PlacedValues gradient_;
+  PlacedState state_;
+  CollectiveWorkspace workspace_;
+  CollectiveOptions options_;
+};
+
+const CollectiveOptions kWays[] = {
+    {.codec = "int8+ef", .algorithm = Algorithm::kTwoShot, .chunk_count = 2048},
+    {.codec = "topk:density=0.05+ef"},
+    {.codec = "int4:rounding=stochastic+ef", .algorithm = Algorithm::kOneShot},
+    {.codec = "none"},
+    {.codec = "bf16", .algorithm = Algorithm::kNative, .chunk_count = 2048},
+};
+
+TEST(NcclCollectives, SecondCallsNeitherAllocateNorWait) {
+  for (const CollectiveOptions& way : kWays)
+    on_nccl(3, [&](NcclRank& rank) {
+      Gradient gradient(rank, way);
+      gradient.reduce();
+      gradient.write(1);
+      const emulator::Counters before = emulator::counters();
+      for (int i = 0; i < 3; ++i) gradient.reduce();
+      const emulator::Counters after = emulator::counters();
+      EXPECT_EQ(after.allocations, before.allocations) << way.codec;
+      EXPECT_EQ(after.host_waits, before.host_waits) << way.codec;
+    });
+}
+
+TEST(NcclCollectives, GraphsGiveTheBitsOfCalls) {
+  for (const CollectiveOptions& way : kWays)
+    emulator::for_each_order(3, [&] {
+      on_nccl(3, [&](NcclRank& rank) {
+        Gradient called(rank, way), replayed(rank, way);
+        for (Gradient* gradient : {&called, &replayed}) {
+          gradient->write(0);
+          gradient->reduce();
+        }
+        emulator::begin_capture(rank.stream);
+        replayed.reduce();
+        const emulator::Graph graph = emulator::end_capture(rank.stream);
+        for (int step = 1; step < 4; ++step) {
+          called.write(step);
+          called.reduce();
+          replayed.write(step);
+          emulator::replay(graph, rank.stream);
+          EXPECT_EQ(called.result(), replayed.result()) << way.codec;
+          EXPECT_EQ(called.residuals(), replayed.residuals()) << way.codec;
+        }
+        EXPECT_EQ(called.step(), replayed.step());
+      });
+    });
+}
+
+TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
+  on_nccl(2, [](NcclRank& rank) {
+    Gradient gradient(rank, {.codec = "int8"});
+    emulator::begin_capture(rank.stream);
+    try {
+      gradient.reduce();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("CollectiveWorkspace"));
+    }
+    emulator::end_capture(rank.stream);
+    gradient.write(0);
+    EXPECT_NO_THROW(gradient.reduce());
+  });
+}
+
+/// Both calls are known to all ranks, so nobody gathers signatures; their messages are as long.
+TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    const CollectiveOptions ways[] = {{.codec = "int8"},
+                                      {.codec = "int8", .chunk_count = std::size_t{1} << 21}};
+    Gradient first(rank, ways[0]), second(rank, ways[1]);
+    first.reduce();
+    second.reduce();
+    Gradient& mixed = rank.rank() == 0 ? first : second;
+    mixed.write(1);
+    mixed.reduce();
+    for (const float value : mixed.result()) ASSERT_TRUE(std::isnan(value));
+    try {
+      mixed.reduce();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const WireError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("signature"));
+    }
+    EXPECT_THROW(first.reduce(), TransportError);  // and so it stays
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+}
+
+/// A reducer's step of two parameters.
+class Trainer {
+ public:
+  explicit Trainer(NcclRank& rank)
+      : rank_(rank),
+        place_{Memory::kDevice, rank.stream},
+        weight_(kCount, Dtype::kF32, place_),
+        bias_(300, Dtype::kF32, place_),
+        reducer_(rank.transport,
+                 {.codec = "int8+ef", .chunk_count = 2048, .seed = 1, .stream = rank.stream}) {
+    reducer_.add("weight", weight_.span(), kCount, 1);
+    reducer_.add("bias", bias_.span());
+  }
+
+  void write(int step) {
+    const auto seed = static_cast<std::uint64_t>(step * 10 + rank_.rank());
+    weight_.write(testing::gaussian(kCount, seed));
+    bias_.write(testing::gaussian(300, seed + 1000));
+  }
+  void step() {
+    reducer_.ready("bias");
+    reducer_.ready("weight");
+    reducer_.wait();
+  }
+  Values result() const {
+    Values all = weight_.read();
+    const Values bias = bias_.read();
+    all.insert(all.end(), bias.begin(), bias.end());
+    return all;
+  }
+  std::vector<std::byte> state() const { return reducer_.save_state(); }
+
+ private:
+  NcclRank& rank_;
+  Place place_;
+  PlacedValues weight_, bias_;
+  GradientReducer reducer_;
+};
+
+TEST(NcclReducer, StepsNeitherAllocateNorWait) {
+  on_nccl(3, [](NcclRank& rank) {
+    Trainer trainer(rank);
+    for (int step = 0; step < 2; ++step) trainer.step();
+    const emulator::Counters before = emulator::counters();
+    for (int step = 0; step < 3; ++step) trainer.step();
+    const emulator::Counters after = emulator::counters();
+    EXPECT_EQ(after.allocations, before.allocations);
+    EXPECT_EQ(after.host_waits, before.host_waits);
+  });
+}
+
+TEST(NcclReducer, AStepIsCapturedAndReplayed) {
+  emulator::for_each_order(3, [] {
+    on_nccl(2, [](NcclRank& rank) {
+      Trainer called(rank), replayed(rank);
+      for (Trainer* trainer : {&called, &replayed})
+        for (int step = 0; step < 2; ++step) {
+          trainer->write(step);
+          trainer->step();
+        }
+      emulator::begin_capture(rank.stream);
+      replayed.step();
+      const emulator::Graph graph = emulator::end_capture(rank.stream);
+      for (int step = 2; step < 5; ++step) {
+        called.write(step);
+        called.step();
+        replayed.write(step);
+        emulator::replay(graph, rank.stream);
+        EXPECT_EQ(called.result(), replayed.result());
+      }
+      EXPECT_TRUE(called.state() == replayed.state());
+    });
+  });
+}
+
+/// The reducer queues behind what the trainer queued, and the trainer's next work behind it.
+TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
+  emulator::for_each_order(10, [] {
+    on_nccl(2, [](NcclRank& rank) {
+      const Place place{Memory::kDevice, rank.stream};
+      PlacedValues input(kCount, Dtype::kF32, place), output(kCount, Dtype::kF32, place);
+      PlacedValues gradient(kCount, Dtype::kF32, place);
+      input.write(Values(kCount, static_cast<float>(1 + rank.rank())));
+      GradientReducer reducer(rank.transport, {.codec = "none", .stream = rank.stream});
+      reducer.add("w", gradient.span(), kCount, 1);
+      for (int step = 0; step < 3; ++step) {
+        kernels::copy_bytes(gradient.span().pointer(), input.span().pointer(),
+                            kCount * sizeof(float), rank.stream);
+        reducer.ready("w");
+        reducer.wait();
+        kernels::copy_bytes(output.span().pointer(), gradient.span().pointer(),
+                            kCount * sizeof(float), rank.stream);
+      }
+      EXPECT_EQ(output.read(), Values(kCount, 1.5f));
+    });
+  });
+}
+
+TEST(NcclReducer, AGradientThatIsMissingIsTold) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    const Place place{Memory::kDevice, rank.stream};
+    PlacedValues first(kCount, Dtype::kF32, place), second(kCount, Dtype::kF32, place);
+    GradientReducer reducer(rank.transport, {.codec = "int8+ef", .stream = rank.stream});
+    reducer.add("first", first.span(), kCount, 1);
+    reducer.add("second", second.span(), kCount, 1);
+    reducer.ready("first");
+    EXPECT_THROW(reducer.wait(), InvalidArgument);
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+}
+
+}  // namespace
+}  // namespace tersor::test

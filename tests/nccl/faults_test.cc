@@ -1,0 +1,272 @@
+// What goes wrong, on every rank: disagreement, ranks that do not come, errors of NCCL, bad input.
+#include "tests/nccl/nccl_ranks.h"
+
+#include <filesystem>
+
+#include "kernels/common/device.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+/// Work that was stopped may be left over, with what it stands for.
+class NcclFaults : public ::testing::Test {
+ protected:
+  ~NcclFaults() override { emulator::restart(emulator::seed()); }
+};
+
+template <typename Exception>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+/// A sum of a few values; the memory lives until the stream has come past it.
+void sum_up(NcclRank& rank, const Operation& operation) {
+  DeviceBytes values(400);
+  values.fill(std::vector<float>(100, 1.0f), rank.stream);
+  std::vector<ValueSpan> parts(static_cast<std::size_t>(rank.ranks()));
+  parts[0] = values.values();
+  rank.transport.sum(operation, parts).wait_synchronize();
+  emulator::synchronize(rank.stream);
+}
+
+TEST_F(NcclFaults, DisagreementIsSaidOnAllRanks) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
+    sum_up(rank, rank.operation(rank.rank() == 1 ? "reduce_scatter" : "allreduce"));
+  });
+  EXPECT_THAT(run.errors, Each(HasSubstr("ranks disagree")));
+  EXPECT_THAT(run.errors[0], HasSubstr("rank 0 of 3 calls allreduce, but rank 1 calls "
+                                       "reduce_scatter"));
+  EXPECT_THAT(run.errors[1], HasSubstr("rank 0 calls allreduce, rank 2 calls allreduce"));
+}
+
+TEST_F(NcclFaults, OtherArgumentsAreADisagreement) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    sum_up(rank, rank.operation("allreduce", rank.rank() == 0 ? 1 : 2));
+  });
+  EXPECT_THAT(run.errors, Each(HasSubstr("calls allreduce with other arguments")));
+}
+
+/// The last rank comes to the first sum, and not to the second one.
+NcclRun lose_a_rank(FakeNccl& nccl, Whose whose, std::chrono::milliseconds timeout) {
+  return run_nccl(
+      nccl, 3,
+      [timeout](NcclRank& rank) {
+        Operation operation = rank.operation("allreduce");
+        sum_up(rank, operation);
+        operation.timeout = timeout;
+        if (rank.rank() != 2) sum_up(rank, operation);
+        if (rank.rank() != 2) sum_up(rank, operation);  // says what was wrong
+      },
+      whose);
+}
+
+TEST_F(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
+  FakeNccl nccl;
+  const auto start = Clock::now();
+  const NcclRun run = lose_a_rank(nccl, Whose::kCallers, 300ms);
+  EXPECT_GE(Clock::now() - start, 300ms);
+  EXPECT_LT(Clock::now() - start, 9s);
+  for (int rank : {0, 1})
+    EXPECT_THAT(run.errors[static_cast<std::size_t>(rank)],
+                AllOf(HasSubstr("allreduce on rank " + std::to_string(rank) + " of 3"),
+                      HasSubstr("not done after 300 ms on the device"),
+                      Not(HasSubstr("abort your communicator"))));
+}
+
+TEST_F(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
+  FakeNccl callers;
+  lose_a_rank(callers, Whose::kCallers, 100ms);
+  EXPECT_EQ(callers.calls("ncclCommAbort"), 0);
+  EXPECT_EQ(callers.calls("ncclCommRevoke"), 2);
+  EXPECT_THAT(callers.misuses(), IsEmpty());
+  emulator::restart(emulator::seed());
+  FakeNccl ours;
+  lose_a_rank(ours, Whose::kOwn, 100ms);
+  EXPECT_EQ(ours.calls("ncclCommAbort"), 2);
+  EXPECT_EQ(ours.calls("ncclCommRevoke"), 0);
+  EXPECT_THAT(ours.misuses(), IsEmpty());
+  EXPECT_EQ(ours.open_communicators(), 0);
+}
+
+// Without ncclCommRevoke nothing is freed that the caller owns; the error says what is to be done.
+TEST_F(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
+  FakeNccl nccl(22'703);
+  const std::vector<ncclComm_t> clique = nccl.make_clique(2);
+  std::vector<std::string> errors(2);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 2; ++i)
+    threads.emplace_back([&, i] {
+      const Stream stream;
+      NcclTransport transport(clique[i]);
+      NcclRank rank{transport, stream.view(), clique[i]};
+      Operation operation = rank.operation("allreduce");
+      operation.timeout = 100ms;
+      sum_up(rank, operation);
+      DeviceBytes values(4);
+      values.fill(std::vector<float>{1.0f}, stream.view());
+      if (i == 0) transport.sum(operation, std::vector<ValueSpan>{values.values(), {}});
+      std::this_thread::sleep_for(400ms);
+      errors[i] = message_of<TransportError>([&] { transport.progress(); });
+      nccl.table().comm_abort(clique[i]);
+      emulator::synchronize(stream.view());
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(errors[0], HasSubstr("abort your communicator to free what waits on it: NCCL 2.27.3 "
+                                   "has no ncclCommRevoke, which came with 2.28"));
+  EXPECT_EQ(errors[1], "nothing was thrown");
+}
+
+TEST_F(NcclFaults, AnErrorOfNcclIsSticky) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    sum_up(rank, rank.operation());
+    nccl.break_down(rank.communicator, ncclRemoteError);
+    while (message_of<TransportError>([&] { rank.transport.progress(); }) == "nothing was thrown")
+      std::this_thread::sleep_for(1ms);
+    EXPECT_THAT(message_of<TransportError>([&] { sum_up(rank, rank.operation()); }),
+                HasSubstr("NCCL reports remote process exited"));
+    EXPECT_THROW(rank.transport.channel(), TransportError);
+    EXPECT_THROW(rank.transport.begin(rank.operation()), TransportError);
+    sum_up(rank, rank.operation());
+  });
+  EXPECT_THAT(run.errors, Each(HasSubstr("NCCL reports remote process exited or there was a "
+                                         "network error (socket closed)")));
+}
+
+TEST_F(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    rank.transport.poison("the trainer has had enough");
+    EXPECT_TRUE(nccl.is_revoked(rank.communicator));
+    sum_up(rank, rank.operation());
+  });
+  EXPECT_THAT(run.errors[1], HasSubstr("rank 1 of 2 gave up: the trainer has had enough"));
+}
+
+// Connections are made at the first use, and NCCL waits for them on the host.
+TEST_F(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    Operation operation = rank.operation("allreduce");
+    sum_up(rank, operation);
+    operation.timeout = 200ms;
+    nccl.block_next_group(rank.communicator);
+    sum_up(rank, operation);
+  });
+  EXPECT_THAT(run.errors, Each(HasSubstr("a call of NCCL did not come back in time")));
+}
+
+TEST_F(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    sum_up(rank, rank.operation());
+    if (rank.rank() == 1) return;
+    rank.transport.fault()->times = 1;
+    rank.transport.fault()->kind = FrameFault::kHeader;
+    EXPECT_THROW(rank.transport.begin(rank.operation()), WireError);
+    EXPECT_THROW(rank.transport.begin(rank.operation()), TransportError);
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+}
+
+TEST_F(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    std::vector<std::byte> host(100);
+    Operation operation = rank.operation();
+    const auto refusal = [&](const std::function<void()>& call) {
+      return message_of<InvalidArgument>(call);
+    };
+    EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, host, 100); }),
+                HasSubstr("the pointer is to the host's"));
+    DeviceBytes memory(100);
+    EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, memory.span(), 101); }),
+                HasSubstr("full capacity"));
+    EXPECT_THAT(refusal([&] { rank.transport.send(operation, rank.rank(), memory.span()); }),
+                HasSubstr("is not a peer"));
+    EXPECT_THAT(refusal([&] { rank.transport.receive_any(operation, 100); }),
+                HasSubstr("no receive_any"));
+    EXPECT_THAT(refusal([&] {
+                  rank.transport.split(std::vector<int>{1, 0});
+                }),
+                HasSubstr("ascending"));
+    std::vector<float> values(10);
+    const std::vector<ValueSpan> mixed = {ValueSpan(values), memory.values()};
+    EXPECT_THAT(refusal([&] { rank.transport.sum(operation, mixed); }),
+                HasSubstr("all in device memory"));
+    operation.memory = Memory::kHost;
+    EXPECT_THAT(refusal([&] { rank.transport.send(operation, 1 - rank.rank(), host); }),
+                HasSubstr("NCCL moves device memory"));
+    kernels::use_device(1);
+    const Stream elsewhere;
+    kernels::use_device(0);
+    operation = rank.operation();
+    operation.stream = elsewhere.view();
+    EXPECT_THAT(refusal([&] { rank.transport.barrier(operation); }),
+                HasSubstr("the stream belongs to device 1, but the current one is 0"));
+    sum_up(rank, rank.operation());
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+}
+
+TEST_F(NcclFaults, CommunicatorsOfNoUseAreRefused) {
+  FakeNccl nccl;
+  const ncclComm_t communicator = nccl.make_clique(1).front();
+  const auto refusal = [](ncclComm_t handle) {
+    return message_of<InvalidArgument>([&] { NcclTransport transport(handle); });
+  };
+  EXPECT_THAT(refusal(nullptr), HasSubstr("the communicator is null"));
+  kernels::use_device(2);
+  EXPECT_THAT(refusal(communicator),
+              HasSubstr("the communicator is of device 0, but the current one is 2"));
+  kernels::use_device(0);
+  nccl.break_down(communicator, ncclInternalError);
+  EXPECT_THAT(refusal(communicator), HasSubstr("was aborted or has failed"));
+}
+
+TEST_F(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
+  FakeNccl nccl;
+  const std::filesystem::path file = ::testing::TempDir() + "tersor_nccl_alone";
+  std::filesystem::remove(file);
+  EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
+              HasSubstr("making a communicator on rank 0 of 2: not all ranks came in time"));
+  EXPECT_EQ(nccl.open_communicators(), 0);
+  EXPECT_THAT(message_of<InvalidArgument>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
+              HasSubstr("is there already"));
+  std::filesystem::remove(file);
+  EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 1, 2, 100ms); }),
+              HasSubstr("has not written"));
+}
+
+TEST_F(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
+  FakeNccl nccl;
+  const std::vector<ncclComm_t> clique = nccl.make_clique(2);
+  std::vector<std::string> errors(2);
+  std::atomic<int> running{2};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 2; ++i)
+    threads.emplace_back([&, i] {
+      NcclTransport transport(clique[i], 300ms);
+      if (i == 0) errors[i] = message_of<TransportError>([&] { transport.channel(); });
+      for (--running; running > 0;) std::this_thread::sleep_for(1ms);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(errors[0], HasSubstr("channel on rank 0 of 2: not all ranks came within 300 ms"));
+}
+
+}  // namespace
+}  // namespace tersor::test

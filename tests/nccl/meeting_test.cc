@@ -1,0 +1,123 @@
+// How ranks without a communicator find each other, how the watcher counts time, and where NCCL
+// itself is found.
+#include "tests/nccl/nccl_ranks.h"
+
+#include <tersor/inprocess.h>
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "comm/transport/nccl/fabric.h"
+#include "comm/transport/nccl/library.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+namespace fs = std::filesystem;
+
+class NcclMeeting : public ::testing::Test {
+ protected:
+  NcclMeeting() {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  ~NcclMeeting() override { fs::remove_all(folder_); }
+
+  fs::path folder_ = fs::path(::testing::TempDir()) / "tersor_nccl_meeting";
+};
+
+/// A barrier by device memory, which works where the ranks are those of one communicator.
+void meet_on_device(Transport& transport) {
+  const Stream stream;
+  transport
+      .barrier(
+          {.name = "barrier", .timeout = 20s, .memory = Memory::kDevice, .stream = stream.view()})
+      .wait_synchronize();
+  stream.synchronize();
+}
+
+TEST_F(NcclMeeting, ThroughAFile) {
+  FakeNccl nccl;
+  std::vector<std::thread> threads;
+  for (const int rank : {2, 1, 0})
+    threads.emplace_back([&, rank] {
+      NcclTransport transport(NcclCommunicator::from_file(folder_ / "id", rank, 3, 20s));
+      EXPECT_EQ(transport.rank(), rank);
+      EXPECT_EQ(transport.ranks(), 3);
+      meet_on_device(transport);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(nccl.open_communicators(), 0);
+  EXPECT_FALSE(fs::exists(folder_ / "id.part"));
+}
+
+TEST_F(NcclMeeting, OverAnotherTransport) {
+  FakeNccl nccl;
+  run_ranks(4, parse_link("none"), [](Transport& threads) {
+    NcclTransport transport(NcclCommunicator::over(threads, 20s));
+    EXPECT_EQ(transport.rank(), threads.rank());
+    meet_on_device(transport);
+  });
+  EXPECT_EQ(nccl.open_communicators(), 0);
+}
+
+// The clock is the test's: no thread watches.
+TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
+  FakeNccl nccl;
+  nccl::Fabric fabric;
+  nccl::Lane lane(fabric.fault());
+  fabric.add(lane);
+  const Operation operation{.name = "allreduce", .timeout = 5s};
+  const auto start = Clock::now();
+  lane.open(operation, fabric.number_of("allreduce"));
+  fabric.observe(start);
+  fabric.observe(start + 4999ms);
+  EXPECT_FALSE(fabric.fault().is_raised());
+  lane.close(operation);
+  fabric.observe(start + 6s);
+  lane.open(operation, fabric.number_of("allreduce"));
+  fabric.observe(start + 7s);
+  fabric.observe(start + 11s);
+  EXPECT_FALSE(fabric.fault().is_raised());
+  fabric.observe(start + 12s);
+  EXPECT_THROW(fabric.check("next"), TransportError);
+  fabric.remove(lane);
+}
+
+TEST_F(NcclMeeting, PythonsPackageIsFoundBesideThePythonOfThePath) {
+  const fs::path packages = folder_ / "venv/lib/python3.11/site-packages/nvidia/nccl/lib";
+  fs::create_directories(packages);
+  fs::create_directories(folder_ / "venv/bin");
+  fs::create_directories(folder_ / "empty");
+  std::ofstream(folder_ / "venv/bin/python3") << "";
+  std::ofstream(packages / "libnccl.so.2") << "";
+  const std::string path = (folder_ / "empty").string() + ":" + (folder_ / "venv/bin").string();
+  EXPECT_EQ(nccl::find_python_library(path), packages / "libnccl.so.2");
+  EXPECT_EQ(nccl::find_python_library((folder_ / "empty").string()), std::nullopt);
+}
+
+TEST(NcclLibrary, ItsVersionIsWrittenAsNcclWritesIt) {
+  EXPECT_EQ(nccl::version_name(22'809), "2.28.9");
+  EXPECT_EQ(nccl::version_name(21'403), "2.14.3");
+  EXPECT_EQ(nccl::version_name(2'708), "2.7.8");
+}
+
+// The library of this machine, where there is one: it answers without a GPU.
+TEST(NcclLibrary, TheInstalledOneIsFound) {
+  void* installed = dlopen("libnccl.so.2", RTLD_NOW);
+  if (installed == nullptr) GTEST_SKIP() << "no libnccl.so.2 where the loader looks";
+  EXPECT_THAT(nccl_library(), StartsWith("NCCL 2."));
+  EXPECT_THAT(nccl_library(), HasSubstr("libnccl.so.2"));
+  ncclUniqueId id{};
+  EXPECT_EQ(nccl::api().get_unique_id(&id), ncclSuccess);
+}
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,228 @@
+// What a step costs once everything is warm: no allocation, no wait of the host; and that steps can
+// be captured in graphs, whose replays the deadline covers too.
+#include "tests/nccl/nccl_ranks.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr std::size_t kCount = 20'000;  // enough for NCCL to be told of the memory
+constexpr std::size_t kBytes = kCount * sizeof(float);
+
+/// What one step reads and writes: the sum of everybody's input, and what came from the next rank.
+struct StepMemory {
+  DeviceBytes input{kBytes};
+  DeviceBytes sum{kBytes};
+  DeviceBytes copy{kBytes};
+
+  void fill(const NcclRank& rank, int step) {
+    input.fill(std::vector<float>(kCount, value(rank.rank(), step)), rank.stream);
+  }
+  static float value(int rank, int step) { return static_cast<float>(100 * step + rank); }
+
+  void expect(const NcclRank& rank, int step) {
+    const int next = (rank.rank() + 1) % rank.ranks();
+    float total = 0;
+    for (int other = 0; other < rank.ranks(); ++other) total += value(other, step);
+    EXPECT_EQ(fetch<float>(copy.span(), rank.stream),
+              std::vector<float>(kCount, value(next, step)));
+    EXPECT_EQ(fetch<float>(sum.span(), rank.stream), std::vector<float>(kCount, total));
+  }
+};
+
+/// One collective: an exchange, of which a message is kept, and a sum.
+void run_step(NcclRank& rank, StepMemory& memory) {
+  const Operation operation = rank.operation("step");
+  const auto ranks = static_cast<std::size_t>(rank.ranks());
+  rank.transport.begin(operation);
+  const std::vector<ConstByteSpan> sends(ranks, memory.input.span());
+  const std::vector<std::size_t> capacities(ranks, kBytes);
+  Handle exchange = rank.transport.all_to_all(operation, sends, capacities);
+  kernels::copy_bytes(memory.sum.span().data(), memory.input.span().data(), kBytes, rank.stream);
+  std::vector<ValueSpan> parts(ranks);
+  parts[0] = memory.sum.values();
+  Handle sum = rank.transport.sum(operation, parts);
+  exchange.wait_synchronize();
+  kernels::copy_bytes(memory.copy.span().data(),
+                      exchange.received((rank.rank() + 1) % rank.ranks()).data(), kBytes,
+                      rank.stream);
+  sum.wait_synchronize();
+  rank.transport.end(operation);
+}
+
+void warm_up(NcclRank& rank, StepMemory& memory) {
+  for (int step = 0; step < 2; ++step) {
+    memory.fill(rank, step);
+    run_step(rank, memory);
+    memory.expect(rank, step);
+  }
+}
+
+TEST(NcclSteady, AStepNeitherAllocatesNorWaits) {
+  on_nccl(3, [](NcclRank& rank) {
+    StepMemory memory;
+    warm_up(rank, memory);
+    memory.fill(rank, 7);
+    const emulator::Counters before = emulator::counters();
+    run_step(rank, memory);
+    const emulator::Counters after = emulator::counters();
+    EXPECT_EQ(after.allocations, before.allocations);
+    EXPECT_EQ(after.host_waits, before.host_waits);
+    memory.expect(rank, 7);
+  });
+}
+
+TEST(NcclSteady, NcclIsToldOfMemoryOnce) {
+  FakeNccl nccl;
+  int warm = 0;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    StepMemory memory;
+    warm_up(rank, memory);
+    rank.transport.barrier({.name = "barrier"}).wait_synchronize();
+    if (rank.rank() == 0) warm = nccl.calls("ncclCommRegister");
+    rank.transport.barrier({.name = "barrier"}).wait_synchronize();
+    warm_up(rank, memory);
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+  EXPECT_EQ(warm, 2);
+  EXPECT_EQ(nccl.calls("ncclCommRegister"), warm);
+  EXPECT_EQ(nccl.open_registrations(), 0);
+}
+
+TEST(NcclSteady, MemoryThatNcclRefusesIsUsedAllTheSame) {
+  FakeNccl nccl;
+  nccl.refuse_registrations();
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    StepMemory memory;
+    warm_up(rank, memory);
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+}
+
+TEST(NcclSteady, AStepIsCapturedAndReplayed) {
+  emulator::for_each_order(5, [] {
+    on_nccl(3, [](NcclRank& rank) {
+      StepMemory memory, other;
+      warm_up(rank, memory);
+      emulator::begin_capture(rank.stream);
+      run_step(rank, memory);
+      const emulator::Graph graph = emulator::end_capture(rank.stream);
+      for (int step = 2; step < 5; ++step) {
+        memory.fill(rank, step);
+        emulator::replay(graph, rank.stream);
+        memory.expect(rank, step);
+        // What came meanwhile does not lie where the graph receives.
+        other.fill(rank, step + 10);
+        const std::vector<ConstByteSpan> sends(3, other.input.span());
+        const std::vector<std::size_t> capacities(3, kBytes);
+        Handle kept = rank.transport.all_to_all(rank.operation("step"), sends, capacities);
+        kept.wait_synchronize();
+        emulator::replay(graph, rank.stream);
+        const int next = (rank.rank() + 1) % 3;
+        EXPECT_EQ(fetch<float>(kept.received(next), rank.stream),
+                  std::vector<float>(kCount, StepMemory::value(next, step + 10)));
+      }
+    });
+  });
+}
+
+TEST(NcclSteady, OnAChannelToo) {
+  on_nccl(2, [](NcclRank& rank) {
+    const auto channel = rank.transport.channel();
+    NcclRank own{*channel, rank.stream, rank.communicator};
+    StepMemory memory;
+    warm_up(own, memory);
+    emulator::begin_capture(rank.stream);
+    run_step(own, memory);
+    const emulator::Graph graph = emulator::end_capture(rank.stream);
+    memory.fill(rank, 3);
+    emulator::replay(graph, rank.stream);
+    memory.expect(rank, 3);
+  });
+}
+
+TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
+  on_nccl(2, [](NcclRank& rank) {
+    StepMemory memory;
+    warm_up(rank, memory);
+    emulator::begin_capture(rank.stream);
+    try {
+      rank.transport.begin(rank.operation("unheard of"));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("call it once before capturing"));
+    }
+    emulator::end_capture(rank.stream);
+  });
+}
+
+// Where NCCL cannot split, communicators that the transport makes do not block.
+TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
+  FakeNccl nccl(21'703);
+  nccl.table().comm_split = nullptr;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    const auto channel = rank.transport.channel();
+    NcclRank own{*channel, rank.stream, rank.communicator};
+    StepMemory memory;
+    warm_up(own, memory);
+  });
+  EXPECT_EQ(run.errors, std::vector<std::string>(2));
+  EXPECT_EQ(nccl.open_communicators(), 2);  // the caller's
+}
+
+// A graph's memory stays the graph's, so that a second one finds none.
+TEST(NcclSteady, EachGraphIsWarmedUpForItself) {
+  on_nccl(2, [](NcclRank& rank) {
+    StepMemory memory;
+    warm_up(rank, memory);
+    emulator::begin_capture(rank.stream);
+    run_step(rank, memory);
+    const emulator::Graph first = emulator::end_capture(rank.stream);
+    emulator::begin_capture(rank.stream);
+    EXPECT_THROW(rank.transport.all_gather(rank.operation("step"), memory.input.span(), kBytes),
+                 InvalidArgument);
+    emulator::end_capture(rank.stream);
+    warm_up(rank, memory);
+    emulator::begin_capture(rank.stream);
+    run_step(rank, memory);
+    const emulator::Graph second = emulator::end_capture(rank.stream);
+    for (const emulator::Graph* graph : {&first, &second, &first}) {
+      memory.fill(rank, 9);
+      emulator::replay(*graph, rank.stream);
+      memory.expect(rank, 9);
+    }
+  });
+}
+
+TEST(NcclSteady, TheDeadlineCoversReplays) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    StepMemory memory;
+    warm_up(rank, memory);
+    rank.transport.barrier(rank.operation("barrier")).wait_synchronize();
+    emulator::begin_capture(rank.stream);
+    Operation operation = rank.operation("barrier");
+    operation.timeout = 200ms;
+    rank.transport.begin(operation);
+    rank.transport.barrier(operation).wait_synchronize();
+    rank.transport.end(operation);
+    const emulator::Graph graph = emulator::end_capture(rank.stream);
+    emulator::replay(graph, rank.stream);
+    emulator::synchronize(rank.stream);
+    rank.transport.progress();
+    if (rank.rank() == 0) {
+      emulator::replay(graph, rank.stream);
+      emulator::synchronize(rank.stream);
+      rank.transport.progress();
+    }
+  });
+  EXPECT_THAT(run.errors[0], HasSubstr("barrier on rank 0 of 2: not done after 200 ms"));
+  EXPECT_EQ(run.errors[1], "");
+  emulator::restart(emulator::seed());
+}
+
+}  // namespace
+}  // namespace tersor::test
