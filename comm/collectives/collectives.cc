@@ -62,6 +62,13 @@ Operation bracket_of(const ExchangeContext& context) {
           .stream = context.stream};
 }
 
+// A call that is captured has reached nobody: it is given up here, and the transport goes on.
+bool gave_up_capture(const ExchangeContext& context, Transport& transport) {
+  if (!context.on_device() || kernels::capture_of(context.stream) == 0) return false;
+  transport.end(bracket_of(context));
+  return true;
+}
+
 void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
   const ExchangeContext& context = prepared.context;
   if (context.on_device()) transport.begin(bracket_of(context));
@@ -71,6 +78,9 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
     advance_words(context, options);
     if (context.on_device()) transport.end(bracket_of(context));
   } catch (const TransportError&) {
+    throw;
+  } catch (const InvalidArgument& error) {
+    if (!gave_up_capture(context, transport)) transport.poison(error.what());
     throw;
   } catch (const std::exception& error) {
     transport.poison(error.what());  // the others would wait for us

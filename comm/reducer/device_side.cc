@@ -33,7 +33,22 @@ const std::uint32_t* DeviceSide::active(std::size_t parameter) const {
   return reinterpret_cast<const std::uint32_t*>(active_.pointer()) + parameter;
 }
 
-void DeviceSide::enter_thread() const { kernels::use_device(device_); }
+DeviceSide::Entry::Entry(const DeviceSide& side) : before_(kernels::current_device()) {
+  if (before_ != side.device_) kernels::use_device(side.device_);
+}
+
+DeviceSide::Entry::~Entry() {
+  try {
+    kernels::use_device(before_);
+  } catch (const CudaError&) {
+    // It was in use before.
+  }
+}
+
+void DeviceSide::become_worker() const {
+  kernels::use_device(device_);
+  kernels::ignore_captures();
+}
 
 void DeviceSide::follow_trainer() { kernels::order(trainer_, stream(), begun_); }
 void DeviceSide::lead_trainer() { kernels::order(stream(), trainer_, ended_); }

@@ -27,8 +27,19 @@ class DeviceSide {
   std::uint64_t* overflows() { return &reinterpret_cast<StateWords*>(words_.pointer())->overflows; }
   const std::uint32_t* active(std::size_t parameter) const;
 
-  /// For the calling thread, whose calls must be for the device of the stream.
-  void enter_thread() const;
+  /// While it lives, the calling thread's calls are for the reducer's device.
+  class Entry {
+   public:
+    explicit Entry(const DeviceSide& side);
+    ~Entry();
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
+
+   private:
+    int before_;
+  };
+  /// For a thread that does nothing else, beside a trainer that may capture its own streams.
+  void become_worker() const;
 
   /// What the reducer queues from now on comes after what the trainer queued so far; and the other
   /// way round.

@@ -40,7 +40,7 @@ GradientReducer::Impl::~Impl() {
 }
 
 void GradientReducer::Impl::work() {
-  if (device_ != nullptr) device_->enter_thread();
+  if (device_ != nullptr) device_->become_worker();
   while (true) {
     {
       const std::lock_guard lock(mutex_);
@@ -84,6 +84,7 @@ void GradientReducer::Impl::drive_or_wait() {
 
 void GradientReducer::Impl::submit(std::uint32_t index) {
   const Bucket& bucket = buckets_[index];
+  if (device_ != nullptr && !queues()) channel_->begin(bracket());  // tells of damaged frames
   const auto chunks = static_cast<std::uint32_t>(bucket.chunks.size());
   std::uint32_t tag = channel_->reserve_tags(kTagsOfRoute * chunks);
   for (const Route& chunk : bucket.chunks) {
@@ -116,6 +117,7 @@ bool GradientReducer::Impl::learn_order() {
                                          std::as_bytes(std::span(order_bytes_)),
                                          slots_.size() * sizeof(std::uint32_t));
   }
+  if (queues()) order_handle_.wait_synchronize();
   if (!order_handle_.test()) return false;
   const std::vector<std::uint32_t> order =
       context_.rank == 0 ? order_bytes_ : parse_order(order_handle_.received(0), slots_.size());
@@ -168,33 +170,55 @@ bool GradientReducer::Impl::has_to_queue(Drain drain) const {
   return wanted && context_.ranks > 1 && error_ == nullptr;
 }
 
+/// Brackets operations on a device.
+Operation GradientReducer::Impl::bracket() const {
+  return {.name = context_.name,
+          .signature = context_.signature,
+          .timeout = options_.timeout,
+          .memory = memory_,
+          .stream = stream()};
+}
+
 // For a transport that queues, on the trainer's thread: all that was requested, as far as ticks
-// bring it; to the end where asked. Nothing waits but in the first step.
+// bring it; to the end where asked. Nothing waits but in the first step. A mistake that is found
+// before anything is queued fails the call alone: the next one queues what was requested.
 void GradientReducer::Impl::queue(Drain drain) {
+  const std::lock_guard queueing(queueing_);
   if (!has_to_queue(drain)) return;
+  const DeviceSide::Entry entry(*device_);
   try {
     while (learn_order()) {
     }
-    const Operation bracket{.name = context_.name,
-                            .signature = context_.signature,
-                            .timeout = options_.timeout,
-                            .memory = memory_,
-                            .stream = stream()};
-    channel_->begin(bracket);
+    channel_->begin(bracket());
+  } catch (const InvalidArgument&) {
+    throw;
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
+  }
+  queue_requested(drain);
+}
+
+void GradientReducer::Impl::queue_requested(Drain drain) {
+  try {
     while (drive()) {
     }
     if (drain == Drain::kYes) pipeline_->finish();
-    channel_->end(bracket);
+    channel_->end(bracket());
   } catch (...) {
     fail(std::current_exception());
     throw;
   }
 }
 
-void GradientReducer::Impl::queue_or_fail(Drain drain) {
+// What was found wrong since the last call, in replays of a captured step too.
+void GradientReducer::Impl::hear_faults() {
+  if (!queues() || context_.ranks == 1) return;
   try {
-    queue(drain);
-  } catch (...) {  // kept by `fail`
+    channel_->progress();
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
   }
 }
 
@@ -208,7 +232,7 @@ void GradientReducer::Impl::wait_until(std::unique_lock<std::mutex>& lock,
     } else {
       lock.unlock();
       if (queues()) {
-        queue_or_fail(Drain::kYes);
+        queue(Drain::kYes);
       } else {
         drive_or_fail();
       }
@@ -218,6 +242,7 @@ void GradientReducer::Impl::wait_until(std::unique_lock<std::mutex>& lock,
 }
 
 void GradientReducer::Impl::progress() {
+  hear_faults();
   if (thread_.joinable() || pipeline_ == nullptr || context_.ranks == 1 || queues()) return;
   try {
     while (drive()) {

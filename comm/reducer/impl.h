@@ -65,8 +65,10 @@ struct GradientReducer::Impl {
   void chunk_done(std::uint32_t bucket);
   void fail(std::exception_ptr error);
   enum class Drain : std::uint8_t { kNo, kYes };
-  void queue_or_fail(Drain drain);
   void queue(Drain drain);
+  void queue_requested(Drain drain);
+  Operation bracket() const;
+  void hear_faults();
   bool has_to_queue(Drain drain) const;
 
   // Checkpoints (checkpoint.cc).
@@ -113,6 +115,7 @@ struct GradientReducer::Impl {
   void bind_gradient(std::uint32_t parameter, ValueSpan gradient);
   void bind_residuals();
   void measure_error(std::uint32_t parameter);
+  void check_capture() const;
   void mark_missing();
   void close_step();
   void request_ready_buckets();
@@ -158,12 +161,14 @@ struct GradientReducer::Impl {
   std::unique_ptr<Pipeline> pipeline_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
 
+  std::mutex queueing_;  ///< of the one thread that queues; taken before `mutex_`
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool finalized_ = false;
   bool stopping_ = false;
-  bool closed_ = false;  ///< the step under way was flushed
-  bool awaited_ = true;  ///< nobody flushed since the last wait
+  bool closed_ = false;       ///< the step under way was flushed
+  bool awaited_ = true;       ///< nobody flushed since the last wait
+  bool was_missing_ = false;  ///< in this step some parameter is inactive
   bool order_known_ = false;
   bool order_wanted_ = false;            ///< the driver should learn it
   std::uint32_t step_ = 0;               ///< complete ones; also the number of the one under way

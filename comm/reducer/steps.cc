@@ -3,6 +3,7 @@
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 #include "comm/reducer/measure.h"
+#include "kernels/common/device.h"
 
 #include <algorithm>
 #include <cstring>
@@ -78,6 +79,7 @@ std::uint64_t GradientReducer::Impl::signature() const {
         .add(std::uint64_t{0})
         .add(slots_[i].codec->spec().text())
         .add(parameters_[i].name);
+  if (context_.on_device()) signature.add(std::string_view("device"));
   if (hierarchy_ != nullptr) add_groups(signature, hierarchy_->groups(), options_.host_codec);
   return signature.value();
 }
@@ -109,12 +111,23 @@ void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
                      residual.values());
 }
 
+// A graph holds the addresses of one step: residuals that change places between steps would be
+// read again and again, and written where nobody reads.
+void GradientReducer::Impl::check_capture() const {
+  if (device_ == nullptr || options_.transactions == Transactions::kOff) return;
+  if (kernels::capture_of(options_.stream) != 0)
+    throw InvalidArgument(
+        "a step cannot be captured where residuals are kept in two generations: set "
+        "ReducerOptions::transactions to kOff");
+}
+
 ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
                                            std::optional<ValueSpan> gradient) {
   std::unique_lock lock(mutex_);
   rethrow();
   finalize();
   if (closed_) wait_until(lock, [this] { return !closed_; });
+  check_capture();
   awaited_ = true;
   Parameter& entry = parameters_[parameter];
   if (entry.ready)
@@ -124,7 +137,6 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
   if (gradient.has_value()) bind_gradient(parameter, *gradient);
   if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
   entry.ready = true;
-  set_active(parameter, true);
   sequence_.push_back(parameter);
   request_ready_buckets();
   ReducerHandle handle;
@@ -163,6 +175,7 @@ void GradientReducer::Impl::mark_missing() {
     set_active(parameter, false);
     sequence_.push_back(parameter);
     clear_gradient(parameter);
+    was_missing_ = true;
   }
   if (missing.empty() || options_.missing == MissingGradient::kInactive) return;
   const std::string cause = "at the end of step " + std::to_string(step_) +
@@ -201,6 +214,7 @@ void GradientReducer::Impl::flush() {
 
 void GradientReducer::Impl::wait() {
   const auto start = Clock::now();
+  hear_faults();
   std::unique_lock lock(mutex_);
   close_step();
   wait_until(lock, [this] { return !closed_; });
@@ -217,6 +231,9 @@ void GradientReducer::Impl::finish_steps() {
 }
 
 void GradientReducer::Impl::check_requested(std::uint32_t parameter) const {
+  if (queues() && !closed_)  // how far each rank is differs: all must send in one order
+    throw InvalidArgument("flush() before waiting for \"" + parameters_[parameter].name +
+                          "\": over this transport a step is sent to its end by all ranks alike");
   if (!order_known_ && !closed_)
     throw InvalidArgument(
         "in the first step everything is sent at its end: flush() before waiting "
@@ -258,6 +275,9 @@ bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t step) {
 void GradientReducer::Impl::complete_step() {
   words_.step += 1;
   if (device_ != nullptr) device_->advance_step();
+  if (was_missing_)  // flags are 1 between steps: so graphs of a step find them
+    for (std::uint32_t i = 0; i < active_.size(); ++i) set_active(i, true);
+  was_missing_ = false;
   residuals_.commit();
   bind_residuals();
   for (Parameter& parameter : parameters_) {

@@ -89,7 +89,8 @@ struct CollectiveOptions {
   const CollectiveState* state = nullptr;  ///< null: no feedback
   std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
   std::uint64_t seed = 0;                  ///< of stochastic rounding
-  std::uint32_t step = 0;                  ///< of stochastic rounding, where there is no state
+  /// Of stochastic rounding, where there is no state; a graph keeps the number of its capture.
+  std::uint32_t step = 0;
   std::size_t chunk_count = kDefaultChunkCount;  ///< values; rounded up to whole units of 512
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;

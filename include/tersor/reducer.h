@@ -73,7 +73,8 @@ class ReducerHandle {
   /// True once this parameter's gradient holds the result. Never waits.
   bool test() const;
   /// Waits for this parameter alone. Its step must have been flushed, or its order be known (not
-  /// the first step). Throws what ended the exchange.
+  /// the first step; never over a transport that queues). Throws what ended the exchange.
+  /// Gradients on a device: ReducerOptions::stream waits, not the host, and so after a true `test`.
   void wait() const;
 
  private:
@@ -106,6 +107,13 @@ struct ReducerStatistics {
 };
 
 /// Reduces a trainer's gradients over ranks, in the background, with residuals looked after.
+///
+/// Gradients on a device go by a stream of the reducer's own, between what the trainer queues on
+/// ReducerOptions::stream before `ready` and after `wait`. Over a transport that queues (NCCL)
+/// nothing but the first step waits on the host, and later steps may be captured
+/// (Transactions::kOff, all gradients there); over one that does not (MPI) `wait` returns when the
+/// results are queued. The reducer's communicator works beside the trainer's own: docs/gpu.md says
+/// what NCCL asks for then.
 class GradientReducer {
  public:
   /// The transport must outlive the reducer, which uses a channel of its own.

@@ -109,6 +109,11 @@ std::uint64_t capture_of(StreamView stream) {
   return status == cudaStreamCaptureStatusNone ? 0 : capture;
 }
 
+void ignore_captures() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "choosing a mode of capture");
+}
+
 void synchronize(StreamView stream) {
   check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)),
              "waiting for a stream");
@@ -159,6 +164,7 @@ void check_device_pointer(const void*) { require_device(); }
 void check_stream(StreamView) { require_device(); }
 std::uint64_t capture_of(StreamView) { return 0; }
 void synchronize(StreamView) { require_device(); }
+void ignore_captures() { require_device(); }
 int current_device() { return 0; }
 void use_device(int) { require_device(); }
 std::string device_name() { return "no device"; }

@@ -25,6 +25,10 @@ void check_stream(StreamView stream);
 /// The number of the capture that the stream is part of; 0 where its work runs as it is queued.
 std::uint64_t capture_of(StreamView stream);
 
+/// This thread may allocate and ask for events while streams that it has nothing to do with are
+/// captured by others.
+void ignore_captures();
+
 /// Waits until all that was queued on the stream is done. Throws CudaError where something failed.
 void synchronize(StreamView stream);
 

@@ -2,6 +2,7 @@
 #include "tests/device_comm/fabric.h"
 #include "tests/device_comm/steps.h"
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -215,6 +216,25 @@ TEST_P(ReducerOnDevice, HandlesAndStatistics) {
     EXPECT_LT(all.sent_bytes, 2u * 2u * 9000u);
     EXPECT_GT(all.residual_norm, 0.0);
     EXPECT_GT(all.relative_error, 0.0);
+  });
+}
+
+// Ranks that differ where no signature shows it: nobody sums, and the next step says why.
+TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
+  GetParam().run(2, [](Transport& transport, StreamView stream) {
+    const Place place{Memory::kDevice, stream};
+    ReducerOptions options = options_of(place);
+    options.checksum = transport.rank() == 0 ? Checksum::kOn : Checksum::kOff;
+    Model model(transport, place, options);
+    const Values values = model.step(0);
+    EXPECT_TRUE(std::isnan(values.back()));
+    EXPECT_THROW(
+        {
+          model.step(1);
+          model.step(2);
+        },
+        Error);
+    EXPECT_THROW(model.step(3), Error);
   });
 }
 

@@ -144,6 +144,8 @@ std::uint64_t capture_of(StreamView stream) {
 
 void synchronize(StreamView stream) { emulator::synchronize(stream); }
 
+void ignore_captures() {}  // they bind their own thread alone
+
 int current_device() { return device_of_thread; }
 std::string device_name() { return "emulated device"; }
 

@@ -208,6 +208,64 @@ TEST(NcclReducer, AStepIsCapturedAndReplayed) {
   });
 }
 
+TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
+  on_nccl(2, [](NcclRank& rank) {
+    const Place place{Memory::kDevice, rank.stream};
+    PlacedValues gradient(kCount, Dtype::kF32, place);
+    GradientReducer reducer(
+        rank.transport,
+        {.codec = "int8+ef", .transactions = Transactions::kOn, .stream = rank.stream});
+    reducer.add("w", gradient.span(), kCount, 1);
+    reducer.ready("w");
+    reducer.wait();
+    emulator::begin_capture(rank.stream);
+    EXPECT_THROW(reducer.ready("w"), InvalidArgument);
+    emulator::end_capture(rank.stream);
+    reducer.ready("w");
+    EXPECT_NO_THROW(reducer.wait());
+  });
+}
+
+/// How far ticks have come differs between ranks: to wait there would change the order of sending.
+TEST(NcclReducer, HandlesAreWaitedForAfterTheFlush) {
+  on_nccl(2, [](NcclRank& rank) {
+    const Place place{Memory::kDevice, rank.stream};
+    PlacedValues first(kCount, Dtype::kF32, place), second(kCount, Dtype::kF32, place);
+    GradientReducer reducer(rank.transport, {.bucket_bytes = 4096, .stream = rank.stream});
+    reducer.add("first", first.span(), kCount, 1);
+    reducer.add("second", second.span(), kCount, 1);
+    for (int step = 0; step < 3; ++step) {
+      const ReducerHandle handle = reducer.ready(rank.rank() == 0 ? "first" : "second");
+      EXPECT_THROW(handle.wait(), InvalidArgument);
+      reducer.ready(rank.rank() == 0 ? "second" : "first");
+      reducer.flush();
+      handle.wait();
+      EXPECT_TRUE(handle.test());
+    }
+  });
+}
+
+/// A mistake in a capture leaves the transport as it was.
+TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
+  on_nccl(2, [](NcclRank& rank) {
+    Gradient gradient(rank, {.codec = "int8"});
+    gradient.reduce();
+    emulator::begin_capture(rank.stream);
+    gradient.reduce();
+    const emulator::Graph graph = emulator::end_capture(rank.stream);
+    emulator::begin_capture(rank.stream);
+    EXPECT_THROW(gradient.reduce(), InvalidArgument);
+    try {
+      emulator::end_capture(rank.stream);
+    } catch (const CudaError&) {
+      // What was queued before the mistake is not joined again.
+    }
+    gradient.write(1);
+    EXPECT_NO_THROW(gradient.reduce());
+    EXPECT_FALSE(std::isnan(gradient.result().front()));
+  });
+}
+
 /// The reducer queues behind what the trainer queued, and the trainer's next work behind it.
 TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
   emulator::for_each_order(10, [] {
