@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/common/device.h"
 #include "kernels/common/device_memory.h"
 
 namespace tersor::test {
@@ -89,6 +90,39 @@ std::vector<T> fetch(ConstByteSpan device, StreamView stream) {
   std::vector<T> values(device.size() / sizeof(T));
   std::memcpy(values.data(), host.pointer(), device.size());
   return values;
+}
+
+constexpr const char* kNothing = "nothing was thrown";
+
+template <typename Exception>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return kNothing;
+}
+
+/// What the transport's thread finds while the device goes on.
+inline std::string wait_for_fault(Transport& transport) {
+  const auto until = Clock::now() + std::chrono::seconds(20);
+  while (Clock::now() < until) {
+    kernels::rest();
+    const std::string found = message_of<Error>([&] { transport.progress(); });
+    if (found != kNothing) return found;
+  }
+  return kNothing;
+}
+
+/// A sum of a few values; the memory lives until the stream has come past it.
+inline void sum_up(NcclRank& rank, const Operation& operation) {
+  DeviceBytes values(400);
+  values.fill(std::vector<float>(100, 1.0f), rank.stream);
+  std::vector<ValueSpan> parts(static_cast<std::size_t>(rank.ranks()));
+  parts[0] = values.values();
+  rank.transport.sum(operation, parts).wait_synchronize();
+  emulator::synchronize(rank.stream);
 }
 
 /// A transport of a thread's, and how the thread ended.

@@ -205,7 +205,7 @@ TEST(NcclSteady, TheDeadlineCoversReplays) {
     rank.transport.barrier(rank.operation("barrier")).wait_synchronize();
     emulator::begin_capture(rank.stream);
     Operation operation = rank.operation("barrier");
-    operation.timeout = 200ms;
+    operation.timeout = 1s;
     rank.transport.begin(operation);
     rank.transport.barrier(operation).wait_synchronize();
     rank.transport.end(operation);
@@ -219,7 +219,7 @@ TEST(NcclSteady, TheDeadlineCoversReplays) {
       rank.transport.progress();
     }
   });
-  EXPECT_THAT(run.errors[0], HasSubstr("barrier on rank 0 of 2: not done after 200 ms"));
+  EXPECT_THAT(run.errors[0], HasSubstr("barrier on rank 0 of 2: not done after 1000 ms"));
   EXPECT_EQ(run.errors[1], "");
   emulator::restart(emulator::seed());
 }
