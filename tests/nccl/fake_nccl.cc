@@ -14,6 +14,8 @@ namespace tersor::test {
 namespace fake {
 namespace {
 
+constexpr std::chrono::seconds kPatience{5};
+
 std::unique_ptr<State> current;
 thread_local std::vector<Call> group;
 thread_local int depth = 0;
@@ -103,16 +105,34 @@ ncclResult_t comm_destroy(ncclComm_t handle) {
   return ncclSuccess;
 }
 
-ncclResult_t comm_abort(ncclComm_t handle) {
-  const auto guard = note("ncclCommAbort");
-  if (usable(handle, "ncclCommAbort")) of(handle)->aborted = true;
+/// As NCCL waits for the stream that its kernels are on, once it has told them to end. What stands
+/// before them must come to its end by others.
+void wait_for_device(const Communicator& own) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  const auto has_ended = [&own] {
+    const auto guard = emulator::lock_device();
+    return own.ended >= own.queued;
+  };
+  while (!has_ended() && std::chrono::steady_clock::now() < until) kernels::rest();
+  const auto guard = emulator::lock_device();
+  if (own.ended < own.queued) state().misuse("a stop that waits for ever");
+}
+
+ncclResult_t stop(ncclComm_t handle, const char* function, bool Communicator::*how) {
+  {
+    const auto guard = note(function);
+    if (!usable(handle, function)) return ncclInvalidArgument;
+    of(handle)->*how = true;
+  }
+  wait_for_device(*of(handle));
   return ncclSuccess;
 }
 
+ncclResult_t comm_abort(ncclComm_t handle) {
+  return stop(handle, "ncclCommAbort", &Communicator::aborted);
+}
 ncclResult_t comm_revoke(ncclComm_t handle, int) {
-  const auto guard = note("ncclCommRevoke");
-  if (usable(handle, "ncclCommRevoke")) of(handle)->revoked = true;
-  return ncclSuccess;
+  return stop(handle, "ncclCommRevoke", &Communicator::revoked);
 }
 
 ncclResult_t comm_count(ncclComm_t handle, int* count) {
@@ -156,11 +176,11 @@ ncclResult_t group_start() {
 
 /// Blocks the host, as lazy connections do where a rank is gone. Not under the lock.
 void block(Communicator& own) {
-  const auto stopped = [&own] {
+  const auto hears = [&own] {
     const auto guard = emulator::lock_device();
-    return own.stopped();
+    return own.is_deaf ? own.aborted : own.stopped();
   };
-  while (!stopped()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (!hears()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 ncclResult_t launch(std::vector<Call> calls) {
@@ -282,6 +302,11 @@ void FakeNccl::break_down(ncclComm_t communicator, ncclResult_t error) {
 void FakeNccl::block_next_group(ncclComm_t communicator) {
   const auto guard = emulator::lock_device();
   fake::of(communicator)->block_next = true;
+}
+
+void FakeNccl::block_next_group_deaf(ncclComm_t communicator) {
+  const auto guard = emulator::lock_device();
+  fake::of(communicator)->block_next = fake::of(communicator)->is_deaf = true;
 }
 
 void FakeNccl::refuse_registrations() { fake::state().refuses_registrations = true; }

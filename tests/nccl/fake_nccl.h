@@ -31,8 +31,10 @@ class FakeNccl {
   std::vector<ncclComm_t> make_clique(int ranks);
   /// NCCL finds an error by itself.
   void break_down(ncclComm_t communicator, ncclResult_t error);
-  /// The next group of this communicator blocks the host until it is revoked or aborted.
+  /// The next group of this communicator blocks the host until it is revoked or aborted; one that
+  /// is deaf, as long as it is not aborted.
   void block_next_group(ncclComm_t communicator);
+  void block_next_group_deaf(ncclComm_t communicator);
   /// All registrations are refused.
   void refuse_registrations();
 

@@ -155,8 +155,9 @@ void queue_calls(std::vector<Call> calls) {
           if (!can_end(run->calls[i], run->numbers[i])) return false;
         return true;
       },
-      [run] {
+      [run, &own, captured] {
         for (std::size_t i = 0; i < run->calls.size(); ++i) end(run->calls[i], run->numbers[i]);
+        if (!captured) ++own.ended;
       });
 }
 

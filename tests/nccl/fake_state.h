@@ -43,12 +43,13 @@ struct Communicator {
   int device = 0;
   bool blocking = true;
   bool revoked = false, aborted = false, destroyed = false;
-  bool block_next = false;
+  bool block_next = false, is_deaf = false;
   ncclResult_t error = ncclSuccess;
   int splits = 0;
   std::uint64_t meetings = 0;  ///< collectives that its streams came to
   std::uint64_t queued = 0;    ///< launches, in the host's order
   std::uint64_t begun = 0;     ///< of these
+  std::uint64_t ended = 0;
   std::set<const void*> registered;
 
   bool stopped() const { return revoked || aborted || destroyed; }

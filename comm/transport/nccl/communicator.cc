@@ -12,6 +12,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kFinishesWithin = 10s;  // what is queued when a communicator is destroyed
 constexpr auto kShortCall = 100ms;     // the longest that a call which does not block takes
+constexpr auto kHearsWithin = 1s;      // of a call that blocks and is revoked
 
 /// The state of a communicator: ncclInProgress, or how it ended.
 ncclResult_t state_of(ncclComm_t handle) {
@@ -136,19 +137,20 @@ std::optional<std::string> Communicator::late_call(Clock::time_point now) const 
 // A call that blocks holds the lock for as long as it waits for other ranks: then NCCL is to be
 // called beside it, which it allows for this.
 void Communicator::stop() {
-  const Lock lock(mutex_, kShortCall);
+  Lock lock(mutex_, kShortCall);
   if (stopped_.exchange(true)) return;
-  if (lock.owns_lock()) return stop_locked();
-  if (api().comm_revoke != nullptr) return revoke();
-  if (owner_ == Owner::kCaller) return;
+  if (owner_ == Owner::kCaller) return revoke();
+  if (!lock.owns_lock()) let_go(lock);
   aborted_ = true;
   api().comm_abort(handle_);
 }
 
-void Communicator::stop_locked() {
-  if (owner_ == Owner::kCaller) return revoke();
-  aborted_ = true;
-  api().comm_abort(handle_);
+// Beside a call that is under way a revoke is the gentler end: an abort frees what the call still
+// looks at. But NCCL may take a revoke back before the call has seen it, and then only that is
+// left.
+void Communicator::let_go(Lock& lock) {
+  revoke();
+  if (api().comm_revoke != nullptr) static_cast<void>(lock.try_lock_for(kHearsWithin));
 }
 
 void Communicator::revoke() {

@@ -52,8 +52,10 @@ class Communicator {
   std::optional<std::string> ask_error();
   /// The operation whose call has not come back in its time.
   std::optional<std::string> late_call(Clock::time_point now) const;
-  /// Ends what waits for other ranks: revokes where NCCL can, aborts its own. Never throws.
+  /// Ends what waits for other ranks: revokes where NCCL can, aborts its own. Waits until what is
+  /// queued on it has ended. Never throws.
   void stop();
+  bool is_stopped() const { return stopped_; }
 
  private:
   using Lock = std::unique_lock<std::timed_mutex>;
@@ -62,7 +64,7 @@ class Communicator {
   void finish_call(ncclResult_t result, const Operation& operation, Lock& lock);
   void check_state(const Operation& operation) const;
   void leave_memory();
-  void stop_locked();
+  void let_go(Lock& lock);
   void revoke();
 
   const Fault& fault_;

@@ -21,13 +21,12 @@ Fabric::~Fabric() {
 
 void Fabric::watch(std::string who) {
   who_ = std::move(who);
-  thread_ = std::jthread([this, device = kernels::current_device()](const std::stop_token& stop) {
-    run(stop, device);
-  });
+  device_ = kernels::current_device();
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
-void Fabric::run(const std::stop_token& stop, int device) {
-  kernels::use_device(device);
+void Fabric::run(const std::stop_token& stop) {
+  kernels::use_device(device_);
   while (!stop.stop_requested()) {
     observe(Clock::now());
     std::unique_lock lock(mutex_);
@@ -41,7 +40,8 @@ void Fabric::add(Communicator& communicator) {
 }
 
 void Fabric::remove(Communicator& communicator) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
+  changed_.wait(lock, [this] { return !stopping_; });
   std::erase(communicators_, &communicator);
 }
 
@@ -51,7 +51,8 @@ void Fabric::add(Lane& lane) {
 }
 
 void Fabric::remove(Lane& lane) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
+  changed_.wait(lock, [this] { return !stopping_; });
   std::erase(lanes_, &lane);
 }
 
@@ -64,20 +65,20 @@ std::uint32_t Fabric::number_of(std::string_view name) {
 }
 
 void Fabric::fail(const std::string& cause, std::chrono::milliseconds later) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (!fault_.raise(cause + advice())) return;
   stop_at_ = Clock::now() + later;
-  stop_all(Clock::now());
+  stop_all(Clock::now(), lock);
 }
 
 void Fabric::observe(Clock::time_point now) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (!fault_.is_raised()) {
     auto cause = find_late(now);
     if (!cause.has_value()) cause = find_error();
     if (cause.has_value() && fault_.raise(*cause + advice())) stop_at_ = now;
   }
-  stop_all(now);
+  stop_all(now, lock);
 }
 
 // A call of the host's that blocks in NCCL, or a bracket that the device does not come through.
@@ -107,9 +108,30 @@ std::string Fabric::what_nccl_says() {
   return {};
 }
 
-void Fabric::stop_all(Clock::time_point now) {
-  if (!stop_at_.has_value() || now < *stop_at_) return;
-  for (Communicator* communicator : communicators_) communicator->stop();
+// Without the lock: it takes as long as what is queued takes to end.
+void Fabric::stop_all(Clock::time_point now, Lock& lock) {
+  if (stopping_ || !stop_at_.has_value() || now < *stop_at_) return;
+  std::vector<Communicator*> running;
+  for (Communicator* communicator : communicators_)
+    if (!communicator->is_stopped()) running.push_back(communicator);
+  if (running.empty()) return;
+  stopping_ = true;
+  lock.unlock();
+  stop_at_once(running);
+  lock.lock();
+  stopping_ = false;
+  changed_.notify_all();
+}
+
+// NCCL tells the device, and waits until what is queued on this communicator has run: which may
+// stand behind what waits on another. So each is stopped by a thread of its own.
+void Fabric::stop_at_once(const std::vector<Communicator*>& communicators) const {
+  std::vector<std::jthread> threads;
+  for (Communicator* communicator : communicators)
+    threads.emplace_back([communicator, device = device_] {
+      kernels::use_device(device);
+      communicator->stop();
+    });
 }
 
 std::string Fabric::advice() const {

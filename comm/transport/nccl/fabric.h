@@ -5,6 +5,7 @@
 
 #include <tersor/transport.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -33,13 +34,14 @@ class Fabric {
 
   const Fault& fault() const { return fault_; }
   void check(std::string_view operation) const { fault_.check(operation); }
-  /// Keeps the cause and stops all communicators; those that are stopped `later` end first what
-  /// tells other ranks of the same fault.
+  /// Keeps the cause, stops all communicators and waits for that. Those that are stopped `later`
+  /// end first what tells other ranks of the same fault; them the thread stops.
   void fail(const std::string& cause, std::chrono::milliseconds later = {});
 
   void add(Communicator& communicator);
-  void remove(Communicator& communicator);
   void add(Lane& lane);
+  /// Wait while communicators are being stopped.
+  void remove(Communicator& communicator);
   void remove(Lane& lane);
 
   /// For names on a device: the same number for the same name.
@@ -49,12 +51,15 @@ class Fabric {
   void observe(Clock::time_point now);
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
   std::optional<std::string> find_late(Clock::time_point now);
   std::optional<std::string> find_error();
   std::string what_nccl_says();
-  void stop_all(Clock::time_point now);
+  void stop_all(Clock::time_point now, Lock& lock);
+  void stop_at_once(const std::vector<Communicator*>& communicators) const;
   std::string advice() const;
-  void run(const std::stop_token& stop, int device);
+  void run(const std::stop_token& stop);
 
   Fault fault_;
   std::mutex mutex_;  // of what follows
@@ -64,6 +69,8 @@ class Fabric {
   std::vector<Lane*> lanes_;
   std::vector<std::string> names_;
   std::optional<Clock::time_point> stop_at_;
+  bool stopping_ = false;  // then nothing is removed, though the lock is free
+  int device_ = 0;
   std::jthread thread_;
 };
 

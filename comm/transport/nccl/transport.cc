@@ -33,10 +33,10 @@ std::string nccl_library() {
 }
 
 NcclTransport::NcclTransport(ncclComm_t communicator, std::chrono::milliseconds timeout)
-    : transport_(over_callers(communicator, timeout)) {}
+    : ForwardingTransport(over_callers(communicator, timeout)) {}
 
 NcclTransport::NcclTransport(NcclCommunicator communicator, std::chrono::milliseconds timeout)
-    : transport_(over_own(std::move(communicator), timeout)) {}
+    : ForwardingTransport(over_own(std::move(communicator), timeout)) {}
 
 NcclTransport::~NcclTransport() = default;
 
