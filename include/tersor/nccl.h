@@ -2,7 +2,7 @@
 #pragma once
 
 #include <nccl.h>
-#include <tersor/transport.h>
+#include <tersor/forwarding.h>
 
 #include <chrono>
 #include <filesystem>
@@ -63,8 +63,12 @@ class NcclCommunicator {
 /// Bytes sent have the length that the peer gives as capacity. Of host memory it takes all_gather
 /// and barrier alone. There is no receive_any. Native sums are NCCL's own; parts must lie to each
 /// other alike on all ranks, and the counters say what a ring moves, 2 (ranks - 1) / ranks of the
-/// bytes, since NCCL does not tell.
-class NcclTransport final : public Transport {
+/// bytes, since NCCL does not tell. Replays of graphs are not counted. Ranks share a host where the
+/// names of their machines and the numbers of their last start are equal.
+///
+/// A channel has a communicator, streams and a bracket of its own; a split a communicator, and this
+/// transport's streams and bracket.
+class NcclTransport final : public ForwardingTransport {
  public:
   /// Over a communicator of the caller, of the current device, who goes on owning it: nobody else
   /// uses it while this transport lives, and graphs that captured it die before. A collective call.
@@ -82,60 +86,6 @@ class NcclTransport final : public Transport {
   ~NcclTransport() override;
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
-
-  int rank() const override { return transport_->rank(); }
-  int ranks() const override { return transport_->ranks(); }
-  TransportTraits traits() const override { return transport_->traits(); }
-  /// By the names of the machines and the numbers of their last start.
-  std::vector<int> hosts() const override { return transport_->hosts(); }
-  /// Of what was queued; replays of graphs are not counted.
-  TransferCounters counters() const override { return transport_->counters(); }
-
-  std::uint32_t reserve_tags(std::uint32_t count) override {
-    return transport_->reserve_tags(count);
-  }
-  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                    std::span<const std::size_t> capacities) override {
-    return transport_->all_to_all(operation, sends, capacities);
-  }
-  Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override {
-    return transport_->all_gather(operation, send, capacity);
-  }
-  Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override {
-    return transport_->send(operation, peer, bytes);
-  }
-  Handle receive(const Operation& operation, int peer, std::size_t capacity) override {
-    return transport_->receive(operation, peer, capacity);
-  }
-  Handle receive_any(const Operation& operation, std::size_t capacity) override {
-    return transport_->receive_any(operation, capacity);
-  }
-  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
-    return transport_->sum(operation, parts);
-  }
-  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
-    return transport_->maximum(operation, parts);
-  }
-  Handle barrier(const Operation& operation) override { return transport_->barrier(operation); }
-
-  /// A communicator, streams and a bracket of its own.
-  std::unique_ptr<Transport> channel() override { return transport_->channel(); }
-  /// A communicator of its own; streams and bracket are this transport's.
-  std::unique_ptr<Transport> split(std::span<const int> members) override {
-    return transport_->split(members);
-  }
-
-  void begin(const Operation& operation) override { transport_->begin(operation); }
-  void end(const Operation& operation) override { transport_->end(operation); }
-  FrameFault* fault() override { return transport_->fault(); }
-
-  void progress() override { transport_->progress(); }
-  void wait_activity(Clock::time_point until) override { transport_->wait_activity(until); }
-  void wake() override { transport_->wake(); }
-  void poison(std::string_view cause) override { transport_->poison(cause); }
-
- private:
-  std::unique_ptr<Transport> transport_;
 };
 
 }  // namespace tersor

@@ -52,20 +52,20 @@ Handle FaultyTransport::all_to_all(const Operation& operation, std::span<const C
   std::vector<ConstByteSpan> passed(sends.begin(), sends.end());
   for (std::size_t peer = 0; peer < passed.size(); ++peer)
     if (static_cast<int>(peer) != rank()) passed[peer] = trap_->pass(passed[peer]);
-  return started(inner_->all_to_all(operation, passed, capacities));
+  return started(inner().all_to_all(operation, passed, capacities));
 }
 
 Handle FaultyTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                    std::size_t capacity) {
-  return started(inner_->all_gather(operation, trap_->pass(send), capacity));
+  return started(inner().all_gather(operation, trap_->pass(send), capacity));
 }
 
 std::unique_ptr<Transport> FaultyTransport::channel() {
-  return std::make_unique<FaultyTransport>(inner_->channel(), trap_);
+  return std::make_unique<FaultyTransport>(inner().channel(), trap_);
 }
 
 std::unique_ptr<Transport> FaultyTransport::split(std::span<const int> members) {
-  return std::make_unique<FaultyTransport>(inner_->split(members), trap_);
+  return std::make_unique<FaultyTransport>(inner().split(members), trap_);
 }
 
 }  // namespace tersor::faults

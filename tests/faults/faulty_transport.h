@@ -1,7 +1,7 @@
 // A transport on which things go wrong when a trap is sprung; else it is the one that it wraps.
 #pragma once
 
-#include <tersor/transport.h>
+#include <tersor/forwarding.h>
 
 #include <cstdint>
 #include <functional>
@@ -37,53 +37,40 @@ class Trap {
   std::list<std::vector<std::byte>> damaged_;
 };
 
-class FaultyTransport final : public Transport {
+class FaultyTransport final : public ForwardingTransport {
  public:
   /// Wraps `inner`, which it owns or which outlives it.
   FaultyTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Trap> trap)
-      : inner_(std::move(inner)), trap_(std::move(trap)) {}
-
-  int rank() const override { return inner_->rank(); }
-  int ranks() const override { return inner_->ranks(); }
-  TransportTraits traits() const override { return inner_->traits(); }
-  std::vector<int> hosts() const override { return inner_->hosts(); }
-  TransferCounters counters() const override { return inner_->counters(); }
-  std::uint32_t reserve_tags(std::uint32_t count) override { return inner_->reserve_tags(count); }
+      : ForwardingTransport(std::move(inner)), trap_(std::move(trap)) {}
 
   Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
                     std::span<const std::size_t> capacities) override;
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
   Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override {
-    return started(inner_->send(operation, peer, bytes));
+    return started(inner().send(operation, peer, bytes));
   }
   Handle receive(const Operation& operation, int peer, std::size_t capacity) override {
-    return started(inner_->receive(operation, peer, capacity));
+    return started(inner().receive(operation, peer, capacity));
   }
   Handle receive_any(const Operation& operation, std::size_t capacity) override {
-    return started(inner_->receive_any(operation, capacity));
+    return started(inner().receive_any(operation, capacity));
   }
   Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
-    return started(inner_->sum(operation, parts));
+    return started(inner().sum(operation, parts));
   }
   Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
-    return started(inner_->maximum(operation, parts));
+    return started(inner().maximum(operation, parts));
   }
   Handle barrier(const Operation& operation) override {
-    return started(inner_->barrier(operation));
+    return started(inner().barrier(operation));
   }
 
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;
 
-  void progress() override { inner_->progress(); }
-  void wait_activity(Clock::time_point until) override { inner_->wait_activity(until); }
-  void wake() override { inner_->wake(); }
-  void poison(std::string_view cause) override { inner_->poison(cause); }
-
  private:
   Handle started(Handle handle);
 
-  std::shared_ptr<Transport> inner_;
   std::shared_ptr<Trap> trap_;
 };
 

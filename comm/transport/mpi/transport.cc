@@ -52,7 +52,8 @@ bool everybody_comes(MPI_Comm meeting) {
 
 }  // namespace
 
-MpiTransport::MpiTransport(MPI_Comm communicator) : transport_(make_transport(communicator)) {}
+MpiTransport::MpiTransport(MPI_Comm communicator)
+    : ForwardingTransport(make_transport(communicator)) {}
 
 MpiTransport::~MpiTransport() = default;
 
