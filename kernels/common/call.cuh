@@ -167,10 +167,9 @@ struct FrameList {
     return !block.any(wrong);
   }
 
-  /// The first fault stays.
+  /// The first fault stays. Its kind comes last: who sees it sees the rest.
   TERSOR_DEVICE void report(unsigned index, std::uint32_t kind, std::uint64_t detail) const {
     if (fault == nullptr || atomic_add(&fault->times, 1u) != 0) return;
-    store(&fault->kind, kind);
     store(&fault->frame, index);
     store(&fault->frames, frames);
     store(&fault->detail, detail);
@@ -178,6 +177,7 @@ struct FrameList {
       store(words_of(&fault->found) + word, load(words_of(frame[index]) + word));
       store(words_of(&fault->expected) + word, words_of(&expected)[word]);
     }
+    store_for_host(&fault->kind, kind);
   }
 
  private:

@@ -32,7 +32,8 @@ class Event {
 };
 
 /// What is queued on `later` from now on comes after all that is queued on `earlier` so far, by
-/// way of `event`.
+/// way of `event`. Both streams are alive, and here the current thread's: so one handle is one
+/// stream, and nothing is to be done.
 inline void order(StreamView earlier, StreamView later, Event& event) {
   if (earlier.handle == later.handle) return;
   event.record(earlier);

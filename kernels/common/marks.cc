@@ -12,6 +12,7 @@ void mark_begun(ProgressWords*, std::chrono::milliseconds, std::uint32_t, Stream
 }
 void mark_ended(ProgressWords*, StreamView) { require_device(); }
 void mark_signal(ProgressWords*, StreamView) { require_device(); }
+void spoil(ByteSpan, StreamView) { require_device(); }
 
 }  // namespace tersor::kernels
 

@@ -5,6 +5,7 @@
 #include "kernels/common/queue.cuh"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -31,7 +32,25 @@ struct MarkKernel {
       store_for_host(&words->timeout_ms, timeout_ms);
       store_for_host(&words->name, name);
     }
-    store_for_host(counter, load_of_host(counter) + 1);
+    add_for_host(counter, std::uint64_t{1});
+  }
+};
+
+/// Ones for all bits.
+struct SpoilKernel {
+  static constexpr unsigned kThreads = 256;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  Words128* memory;
+  std::size_t count;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const std::size_t threads = std::size_t{block.blocks()} * block.threads();
+    std::size_t at = std::size_t{block.rank()} * block.threads() + block.thread_rank();
+    for (; at < count; at += threads) store(memory + at, Words128{{~0u, ~0u, ~0u, ~0u}});
   }
 };
 
@@ -51,5 +70,12 @@ void mark_begun(ProgressWords* words, std::chrono::milliseconds timeout, std::ui
 
 void mark_ended(ProgressWords* words, StreamView stream) { mark(words, &words->ended, stream); }
 void mark_signal(ProgressWords* words, StreamView stream) { mark(words, &words->signals, stream); }
+
+void spoil(ByteSpan memory, StreamView stream) {
+  const std::size_t count = memory.size() / sizeof(Words128);
+  Queue queue(stream);
+  queue.launch(SpoilKernel{reinterpret_cast<Words128*>(memory.data()), count},
+               queue.blocks_for<SpoilKernel>(count, SpoilKernel::kThreads));
+}
 
 }  // namespace tersor::kernels

@@ -2,6 +2,7 @@
 // without asking CUDA: a query would end a stream's capture, and replays of graphs count too.
 #pragma once
 
+#include <tersor/span.h>
 #include <tersor/stream.h>
 
 #include <chrono>
@@ -9,7 +10,7 @@
 
 namespace tersor::kernels {
 
-/// Written by the kernels below, one at a time; zeros at first.
+/// Written by the kernels below; zeros at first.
 struct ProgressWords {
   std::uint64_t begun = 0;       ///< brackets
   std::uint64_t ended = 0;       ///< of these
@@ -26,5 +27,9 @@ void mark_begun(ProgressWords* words, std::chrono::milliseconds timeout, std::ui
                 StreamView stream);
 void mark_ended(ProgressWords* words, StreamView stream);
 void mark_signal(ProgressWords* words, StreamView stream);
+
+/// Queues ones for all bits of memory, a multiple of 16 bytes: then it holds no frame, and as
+/// values NaN.
+void spoil(ByteSpan memory, StreamView stream);
 
 }  // namespace tersor::kernels

@@ -51,17 +51,17 @@ inline void store(T* pointer, T value) {
   std::memcpy(pointer, &value, sizeof value);
 }
 
-/// Of words in pinned memory that the host reads while the kernel runs, or read: stores are seen in
-/// their order.
+/// Of words in pinned memory that the host reads while the kernel runs: it sees all that was
+/// stored before no later than these.
 template <typename T>
 inline void store_for_host(T* pointer, T value) {
   emulated_access(pointer, sizeof(T), Access::kWrite);
   __atomic_store_n(pointer, value, __ATOMIC_RELEASE);
 }
 template <typename T>
-inline T load_of_host(const T* pointer) {
-  emulated_access(pointer, sizeof(T), Access::kRead);
-  return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+inline void add_for_host(T* pointer, T value) {
+  emulated_access(pointer, sizeof(T), Access::kAtomic);
+  __atomic_fetch_add(pointer, value, __ATOMIC_RELEASE);
 }
 
 /// The value before. T is u32 or u64.
@@ -113,22 +113,24 @@ __device__ __forceinline__ void store(T* pointer, T value) {
   *pointer = value;
 }
 
-template <typename T>
-__device__ __forceinline__ void store_for_host(T* pointer, T value) {
-  *static_cast<volatile T*>(pointer) = value;
-  __threadfence_system();
-}
-template <typename T>
-__device__ __forceinline__ T load_of_host(const T* pointer) {
-  return *static_cast<const volatile T*>(pointer);
-}
-
 __device__ __forceinline__ std::uint32_t atomic_add(std::uint32_t* pointer, std::uint32_t value) {
   return atomicAdd(pointer, value);
 }
 __device__ __forceinline__ std::uint64_t atomic_add(std::uint64_t* pointer, std::uint64_t value) {
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
   return atomicAdd(reinterpret_cast<unsigned long long*>(pointer), value);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_for_host(T* pointer, T value) {
+  __threadfence_system();
+  *static_cast<volatile T*>(pointer) = value;
+}
+/// Atomic for the threads of one device, which is all that add.
+template <typename T>
+__device__ __forceinline__ void add_for_host(T* pointer, T value) {
+  __threadfence_system();
+  atomic_add(pointer, value);
 }
 
 #endif

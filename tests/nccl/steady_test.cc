@@ -159,10 +159,9 @@ TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
   });
 }
 
-// Where NCCL cannot split, communicators that the transport makes do not block.
+// Where NCCL cannot revoke, communicators that the transport makes do not block.
 TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
-  FakeNccl nccl(21'703);
-  nccl.table().comm_split = nullptr;
+  FakeNccl nccl(22'703);
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const auto channel = rank.transport.channel();
     NcclRank own{*channel, rank.stream, rank.communicator};
@@ -170,6 +169,7 @@ TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
     warm_up(own, memory);
   });
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
+  EXPECT_EQ(nccl.calls("ncclCommSplit"), 0);
   EXPECT_EQ(nccl.open_communicators(), 2);  // the caller's
 }
 

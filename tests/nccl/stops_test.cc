@@ -1,6 +1,10 @@
 // How communicators are stopped once something has gone wrong, and what a rank then reads.
 #include "tests/nccl/nccl_ranks.h"
 
+#include <tersor/collectives.h>
+
+#include <cmath>
+
 namespace tersor::test {
 namespace {
 
@@ -57,6 +61,69 @@ TEST_F(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
   EXPECT_EQ(nccl.calls("ncclCommRevoke"), 2);
   EXPECT_EQ(nccl.calls("ncclCommAbort"), 2);
   EXPECT_EQ(nccl.open_communicators(), 0);
+}
+
+/// Rank 1 does not come to the second step: what rank 0 has received lies there from the first.
+void lose_the_second_step(NcclRank& rank, Algorithm algorithm) {
+  constexpr std::size_t kCount = 3000;
+  DeviceBytes gradient(kCount * sizeof(float));
+  CollectiveWorkspace workspace;
+  CollectiveOptions options{.codec = "int8", .algorithm = algorithm, .workspace = &workspace};
+  const auto step = [&] {
+    gradient.fill(std::vector<float>(kCount, 1.0f), rank.stream);
+    allreduce(rank.transport, gradient.values(), options, rank.stream);
+    return fetch<float>(gradient.span(), rank.stream);
+  };
+  EXPECT_EQ(step(), std::vector<float>(kCount, 2.0f));
+  if (rank.rank() == 1) return;
+  options.timeout = 200ms;
+  for (const float value : step()) ASSERT_TRUE(std::isnan(value));
+  EXPECT_THAT(wait_for_fault(rank.transport), HasSubstr("allreduce on rank 0 of 2: not done"));
+}
+
+TEST_F(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot})
+    emulator::for_each_order(5, [&] {
+      FakeNccl nccl;
+      const NcclRun run =
+          run_nccl(nccl, 2, [&](NcclRank& rank) { lose_the_second_step(rank, algorithm); });
+      EXPECT_THAT(run.errors, Each(std::string()));
+      emulator::restart(emulator::seed());
+    });
+}
+
+// Replays are calls of nobody: the transport's thread is who sees what their kernels report.
+TEST_F(NcclStops, ADamagedFrameIsToldByProgress) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
+    sum_up(rank, rank.operation());
+    rank.transport.fault()->times = 1;
+    __atomic_store_n(&rank.transport.fault()->kind, FrameFault::kHeader, __ATOMIC_RELEASE);
+    while (!nccl.is_revoked(rank.communicator)) std::this_thread::sleep_for(1ms);
+    EXPECT_THROW(rank.transport.progress(), WireError);
+    EXPECT_THROW(rank.transport.progress(), TransportError);
+  });
+  EXPECT_THAT(run.errors, Each(std::string()));
+}
+
+TEST_F(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
+  FakeNccl nccl;
+  const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
+    if (rank.rank() == 1) return;
+    const std::uint64_t own = 7;
+    Handle gathered = rank.transport.all_gather({.name = "control", .timeout = 200ms},
+                                                std::as_bytes(std::span(&own, 1)), sizeof own);
+    while (!gathered.test()) kernels::rest();
+  });
+  EXPECT_THAT(run.errors[0], HasSubstr("control on rank 0 of 2: not all ranks came within 200 ms"));
+}
+
+TEST_F(NcclStops, ARevokedCommunicatorIsNamed) {
+  FakeNccl nccl;
+  const ncclComm_t communicator = nccl.make_clique(1).front();
+  nccl.table().comm_revoke(communicator, 0);
+  EXPECT_THAT(message_of<TransportError>([&] { NcclTransport transport(communicator); }),
+              HasSubstr("it refuses communicators that were revoked so"));
 }
 
 }  // namespace

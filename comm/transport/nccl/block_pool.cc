@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "kernels/common/device.h"
+#include "kernels/common/marks.h"
 
 namespace tersor::nccl {
 namespace {
@@ -22,15 +23,15 @@ std::size_t rounded(std::size_t bytes) {
 }  // namespace
 
 // A block that a graph wrote to stays that graph's. One that no graph knows yet may join one: what
-// read it before is behind the graph's launch, or in it.
+// read it before is behind the graph's launch, or in it. That it was read on a stream of the same
+// handle says nothing: a stream's handle may be another's later.
 Block& BlockPool::take(std::size_t bytes, StreamView stream) {
   const std::size_t wanted = rounded(bytes);
   const std::uint64_t capture = kernels::capture_of(stream);
   for (const auto& block : blocks_) {
     if (!block->free || block->memory.bytes() != wanted) continue;
     if (block->capture != capture && block->capture != 0) continue;
-    if (block->capture == capture && block->stream.handle != stream.handle)
-      block->read.hold(stream);
+    if (block->capture == capture) block->read.hold(stream);
     block->free = false;
     block->capture = capture;
     block->stream = stream;
@@ -40,9 +41,20 @@ Block& BlockPool::take(std::size_t bytes, StreamView stream) {
     throw InvalidArgument(
         "a graph needs memory of its own for what is received, and none is free "
         "here: call it once outside of a graph before each capture");
-  blocks_.push_back(
-      std::make_unique<Block>(Block{Buffer(wanted, Memory::kDevice), capture, stream, {}, false}));
-  return *blocks_.back();
+  return add(wanted, capture, stream);
+}
+
+// Allocating may wait for the device, and so is done without the lock.
+Block& BlockPool::add(std::size_t bytes, std::uint64_t capture, StreamView stream) {
+  auto block =
+      std::make_unique<Block>(Block{Buffer(bytes, Memory::kDevice), capture, stream, {}, false});
+  const std::lock_guard lock(mutex_);
+  return *blocks_.emplace_back(std::move(block));
+}
+
+void BlockPool::spoil(StreamView stream) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& block : blocks_) kernels::spoil(block->memory.span(), stream);
 }
 
 void BlockPool::give_back(Block& block) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "comm/transport/nccl/communicator.h"
@@ -25,7 +26,7 @@ struct Block {
   bool free = false;
 };
 
-/// Of one lane; one thread at a time. Grows with what is under way and keeps it.
+/// Of one lane; one thread at a time, but for `spoil`. Grows with what is under way and keeps it.
 class BlockPool {
  public:
   /// A block of at least `bytes` bytes for work on the stream. Throws InvalidArgument where the
@@ -33,10 +34,13 @@ class BlockPool {
   Block& take(std::size_t bytes, StreamView stream);
   /// What is queued on the block's stream so far is the last to read it.
   void give_back(Block& block);
-
-  const std::vector<std::unique_ptr<Block>>& blocks() const { return blocks_; }
+  /// Queues that no block holds anything that was received.
+  void spoil(StreamView stream);
 
  private:
+  Block& add(std::size_t bytes, std::uint64_t capture, StreamView stream);
+
+  std::mutex mutex_;  // where blocks are added, and seen by `spoil`
   std::vector<std::unique_ptr<Block>> blocks_;
 };
 

@@ -3,6 +3,8 @@
 
 #include <tersor/error.h>
 
+#include <memory>
+
 #include "kernels/common/device.h"
 
 namespace tersor::nccl {
@@ -12,6 +14,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kFinishesWithin = 10s;  // what is queued when a communicator is destroyed
 constexpr auto kShortCall = 100ms;     // the longest that a call which does not block takes
+constexpr int kLooksBeforeRest = 100;  // at a call that does not block: resting is a system call
 constexpr auto kHearsWithin = 1s;      // of a call that blocks and is revoked
 
 /// The state of a communicator: ncclInProgress, or how it ended.
@@ -75,29 +78,30 @@ void Communicator::check_state(const Operation& operation) const {
     throw TransportError(std::string(operation.name) + ": the communicator was stopped");
 }
 
-void Communicator::begin_call(const Operation& operation, Lock& lock) {
-  {
-    const std::lock_guard guard(call_mutex_);
-    call_until_ = Clock::now() + operation.timeout;
-    call_name_ = operation.name;
-  }
-  lock.lock();
-  check_state(operation);
+Communicator::TimedCall::TimedCall(Communicator& communicator, const Operation& operation)
+    : communicator_(communicator) {
+  const std::lock_guard guard(communicator_.call_mutex_);
+  communicator_.call_until_ = Clock::now() + operation.timeout;
+  communicator_.call_name_ = operation.name;
+}
+
+Communicator::TimedCall::~TimedCall() {
+  const std::lock_guard guard(communicator_.call_mutex_);
+  communicator_.call_until_.reset();
 }
 
 // Nothing of the communicator is touched once it was stopped: it may be gone.
 void Communicator::finish_call(ncclResult_t result, const Operation& operation, Lock& lock) {
-  while (result == ncclInProgress && !stopped_) {
+  for (int look = 0; result == ncclInProgress && !stopped_; ++look) {
     lock.unlock();
-    kernels::rest();
+    if (look >= kLooksBeforeRest) kernels::rest();
     lock.lock();
     if (!stopped_) result = state_of(handle_);
   }
-  {
-    const std::lock_guard guard(call_mutex_);
-    call_until_.reset();
-  }
   check_state(operation);
+  if (result == ncclInvalidUsage)
+    throw TransportError("NCCL's call failed: " + describe(result, handle_) +
+                         "; it refuses communicators that were revoked so");
   check(result, "NCCL's call", handle_);
 }
 
@@ -173,23 +177,26 @@ void destroy(ncclComm_t handle) noexcept {
 namespace {
 
 // Only a communicator that does not block can be made by a deadline; but NCCL starts a thread for
-// each group of calls on one. So its ranks, now that all are there, go on with one that blocks.
+// each group of calls on one. So its ranks, now that all are there, go on with one that blocks;
+// but where it cannot be revoked, as aborting it beside a call that blocks frees what the call
+// uses.
 ncclComm_t made_blocking(ncclComm_t first, Clock::time_point until) {
-  if (api().comm_split == nullptr) return first;
+  if (api().comm_split == nullptr || api().comm_revoke == nullptr) return first;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  ncclComm_t second = nullptr;
+  auto second = std::make_unique<ncclComm_t>(nullptr);
   int rank = 0;
   check(api().comm_rank(first, &rank), "ncclCommUserRank", first);
-  const ncclResult_t started = api().comm_split(first, 0, rank, &second, &config);
+  const ncclResult_t started = api().comm_split(first, 0, rank, second.get(), &config);
   const bool accepted = started == ncclSuccess || started == ncclInProgress;
-  if (accepted && settle(first, until) == ncclSuccess && second != nullptr &&
-      settle(second, until) == ncclSuccess) {
+  if (accepted && settle(first, until) == ncclSuccess && *second != nullptr &&
+      settle(*second, until) == ncclSuccess) {
     destroy(first);
-    return second;
+    return *second;
   }
   const std::string why = describe(state_of(first), first);
-  if (second != nullptr) api().comm_abort(second);
+  const ncclComm_t* given_up = second.release();  // a thread of NCCL's may still write there
+  if (*given_up != nullptr) api().comm_abort(*given_up);
   api().comm_abort(first);
   throw TransportError("making a communicator: its split failed: " + why);
 }

@@ -22,7 +22,7 @@ enum class Owner { kCaller, kTransport };
 class Communicator {
  public:
   /// Throws InvalidArgument for null, for one of another device than the current one, and for one
-  /// that was aborted or has failed.
+  /// that was aborted or has failed, as far as NCCL tells.
   Communicator(ncclComm_t handle, Owner owner, const Fault& fault);
   /// Destroys its own; aborts it where it was stopped.
   ~Communicator();
@@ -38,8 +38,9 @@ class Communicator {
   /// with the transport's fault.
   template <typename Call>
   void run(const Operation& operation, Call&& call) {
-    std::unique_lock lock(mutex_, std::defer_lock);
-    begin_call(operation, lock);
+    const TimedCall timed(*this, operation);
+    Lock lock(mutex_);
+    check_state(operation);
     finish_call(call(handle_), operation, lock);
   }
 
@@ -60,7 +61,18 @@ class Communicator {
  private:
   using Lock = std::unique_lock<std::timed_mutex>;
 
-  void begin_call(const Operation& operation, Lock& lock);
+  /// While it lives the watcher holds a call to its time.
+  class TimedCall {
+   public:
+    TimedCall(Communicator& communicator, const Operation& operation);
+    ~TimedCall();
+    TimedCall(const TimedCall&) = delete;
+    TimedCall& operator=(const TimedCall&) = delete;
+
+   private:
+    Communicator& communicator_;
+  };
+
   void finish_call(ncclResult_t result, const Operation& operation, Lock& lock);
   void check_state(const Operation& operation) const;
   void leave_memory();

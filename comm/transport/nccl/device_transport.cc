@@ -125,14 +125,15 @@ void DeviceTransport::begin(const Operation& operation) {
 }
 
 // A frame that was not what its call said became NaN on this rank alone: so all ranks stop.
+void DeviceTransport::check_frames(std::string_view operation) {
+  if (const auto damage = lane_->find_damage())
+    fabric_->fail(name(rank()) + ": " + *damage, {}, Blame::kFrame);
+  fabric_->check(operation);
+}
+
 void DeviceTransport::open(const Operation& operation, Partners partners) {
   kernels::check_stream(operation.stream);
-  try {
-    lane_->check_frames();
-  } catch (const WireError& error) {
-    fabric_->fail(std::string(operation.name) + " on " + name(rank()) + ": " + error.what());
-    throw;
-  }
+  check_frames(operation.name);
   if (partners == Partners::kAll) agree(operation);
   lane_->open(operation, fabric_->number_of(operation.name));
 }

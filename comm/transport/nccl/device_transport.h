@@ -76,7 +76,7 @@ class DeviceTransport final : public Transport {
   void end(const Operation& operation) override;
   FrameFault* fault() override { return lane_->frame_fault(); }
 
-  void progress() override { fabric_->check("progress"); }
+  void progress() override { check_frames("progress"); }
   void wait_activity(Clock::time_point until) override;
   void wake() override;
   void poison(std::string_view cause) override;
@@ -117,6 +117,7 @@ class DeviceTransport final : public Transport {
   std::unique_ptr<Transport> join(std::span<const int> members, std::shared_ptr<Lane> lane,
                                   std::string_view name);
   [[noreturn]] void fail(const Operation& operation, const std::string& cause);
+  void check_frames(std::string_view operation);
   void open(const Operation& operation, Partners partners);
   void agree(const Operation& operation);
   std::string find_differing(const Agreement& own, const Handle& gathered) const;

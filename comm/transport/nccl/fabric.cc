@@ -64,20 +64,22 @@ std::uint32_t Fabric::number_of(std::string_view name) {
   return number;
 }
 
-void Fabric::fail(const std::string& cause, std::chrono::milliseconds later) {
+void Fabric::fail(const std::string& cause, std::chrono::milliseconds later, Blame blame) {
   Lock lock(mutex_);
-  if (!fault_.raise(cause + advice())) return;
-  stop_at_ = Clock::now() + later;
+  raise(Clock::now() + later, cause, blame);
   stop_all(Clock::now(), lock);
+}
+
+void Fabric::raise(Clock::time_point stop_at, const std::optional<std::string>& cause,
+                   Blame blame) {
+  if (cause.has_value() && fault_.raise(*cause + advice(), blame)) stop_at_ = stop_at;
 }
 
 void Fabric::observe(Clock::time_point now) {
   Lock lock(mutex_);
-  if (!fault_.is_raised()) {
-    auto cause = find_late(now);
-    if (!cause.has_value()) cause = find_error();
-    if (cause.has_value() && fault_.raise(*cause + advice())) stop_at_ = now;
-  }
+  if (!fault_.is_raised()) raise(now, find_damage(), Blame::kFrame);
+  if (!fault_.is_raised()) raise(now, find_late(now));
+  if (!fault_.is_raised()) raise(now, find_error());
   stop_all(now, lock);
 }
 
@@ -96,6 +98,12 @@ std::optional<std::string> Fabric::find_late(Clock::time_point now) {
   return std::nullopt;
 }
 
+std::optional<std::string> Fabric::find_damage() {
+  for (Lane* lane : lanes_)
+    if (const auto damage = lane->observe_damage()) return who_ + ": " + *damage;
+  return std::nullopt;
+}
+
 std::optional<std::string> Fabric::find_error() {
   const std::string found = what_nccl_says();
   if (found.empty()) return std::nullopt;
@@ -108,6 +116,18 @@ std::string Fabric::what_nccl_says() {
   return {};
 }
 
+// To stop a communicator NCCL tells the device, and waits until what is queued on it has run: which
+// may stand behind what waits on another. So each has a thread of its own.
+template <typename Kind, typename Action>
+void Fabric::on_each_at_once(const std::vector<Kind*>& all, const Action& action) const {
+  std::vector<std::jthread> threads;
+  for (Kind* one : all)
+    threads.emplace_back([one, &action, device = device_] {
+      kernels::use_device(device);
+      action(*one);
+    });
+}
+
 // Without the lock: it takes as long as what is queued takes to end.
 void Fabric::stop_all(Clock::time_point now, Lock& lock) {
   if (stopping_ || !stop_at_.has_value() || now < *stop_at_) return;
@@ -115,23 +135,14 @@ void Fabric::stop_all(Clock::time_point now, Lock& lock) {
   for (Communicator* communicator : communicators_)
     if (!communicator->is_stopped()) running.push_back(communicator);
   if (running.empty()) return;
+  const std::vector<Lane*> lanes = lanes_;
   stopping_ = true;
   lock.unlock();
-  stop_at_once(running);
+  on_each_at_once(lanes, [](Lane& lane) { lane.spoil(); });
+  on_each_at_once(running, [](Communicator& communicator) { communicator.stop(); });
   lock.lock();
   stopping_ = false;
   changed_.notify_all();
-}
-
-// NCCL tells the device, and waits until what is queued on this communicator has run: which may
-// stand behind what waits on another. So each is stopped by a thread of its own.
-void Fabric::stop_at_once(const std::vector<Communicator*>& communicators) const {
-  std::vector<std::jthread> threads;
-  for (Communicator* communicator : communicators)
-    threads.emplace_back([communicator, device = device_] {
-      kernels::use_device(device);
-      communicator->stop();
-    });
 }
 
 std::string Fabric::advice() const {

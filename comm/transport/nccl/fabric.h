@@ -36,7 +36,8 @@ class Fabric {
   void check(std::string_view operation) const { fault_.check(operation); }
   /// Keeps the cause, stops all communicators and waits for that. Those that are stopped `later`
   /// end first what tells other ranks of the same fault; them the thread stops.
-  void fail(const std::string& cause, std::chrono::milliseconds later = {});
+  void fail(const std::string& cause, std::chrono::milliseconds later = {},
+            Blame blame = Blame::kRanks);
 
   void add(Communicator& communicator);
   void add(Lane& lane);
@@ -54,10 +55,14 @@ class Fabric {
   using Lock = std::unique_lock<std::mutex>;
 
   std::optional<std::string> find_late(Clock::time_point now);
+  std::optional<std::string> find_damage();
   std::optional<std::string> find_error();
+  void raise(Clock::time_point now, const std::optional<std::string>& cause,
+             Blame blame = Blame::kRanks);
   std::string what_nccl_says();
   void stop_all(Clock::time_point now, Lock& lock);
-  void stop_at_once(const std::vector<Communicator*>& communicators) const;
+  template <typename Kind, typename Action>
+  void on_each_at_once(const std::vector<Kind*>& all, const Action& action) const;
   std::string advice() const;
   void run(const std::stop_token& stop);
 

@@ -3,6 +3,8 @@
 
 #include <tersor/error.h>
 
+#include <chrono>
+
 #include "kernels/common/device.h"
 
 namespace tersor::nccl {
@@ -12,10 +14,14 @@ namespace {
 struct Words {
   kernels::ProgressWords progress;
   alignas(64) FrameFault frames;
+  alignas(64) kernels::ProgressWords spoiled;
+  alignas(64) std::byte nothing[16];
 };
 
 /// The ticket of a staging whose signal is not queued yet.
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+constexpr auto kSpoilsWithin = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -23,6 +29,9 @@ Lane::Lane(const Fault& fault) : fault_(fault), pinned_(sizeof(Words)) {
   auto* words = reinterpret_cast<Words*>(pinned_.pointer());
   words_ = &words->progress;
   frame_fault_ = &words->frames;
+  spoiled_ = &words->spoiled;
+  // CUDA loads a kernel when it is first used, for which it may wait: not while an exchange hangs.
+  kernels::spoil(words->nothing, spoiling_.view());
 }
 
 Lane::~Lane() {
@@ -36,16 +45,17 @@ Lane::~Lane() {
     // A device that does not even answer.
   }
   // Freeing memory waits for the whole device, which may wait for a rank that is gone.
-  new BlockPool(std::move(pool_));
+  static_cast<void>(pool_.release());
   new std::vector<std::unique_ptr<Staging>>(std::move(stagings_));
   new kernels::PinnedBuffer(std::move(pinned_));
 }
 
 void Lane::open(const Operation& operation, std::uint32_t name) {
-  if (depth_++ != 0) return;
-  const bool known = last_stream_.has_value() && last_stream_->handle != operation.stream.handle;
-  if (known && kernels::capture_of(operation.stream) == 0) last_.hold(operation.stream);
-  kernels::mark_begun(words_, operation.timeout, name, operation.stream);
+  if (depth_ == 0) {
+    if (has_ended_ && kernels::capture_of(operation.stream) == 0) last_.hold(operation.stream);
+    kernels::mark_begun(words_, operation.timeout, name, operation.stream);
+  }
+  ++depth_;
 }
 
 void Lane::close(const Operation& operation) {
@@ -53,13 +63,38 @@ void Lane::close(const Operation& operation) {
   kernels::mark_ended(words_, operation.stream);
   if (kernels::capture_of(operation.stream) != 0) return;
   last_.record(operation.stream);
-  last_stream_ = operation.stream;
+  has_ended_ = true;
 }
 
-// The numbers of a record that is still on its way may be missing in the text.
-void Lane::check_frames() const {
-  if (__atomic_load_n(&frame_fault_->kind, __ATOMIC_ACQUIRE) != FrameFault::kNone)
+std::optional<std::string> Lane::find_damage() const {
+  if (__atomic_load_n(&frame_fault_->kind, __ATOMIC_ACQUIRE) == FrameFault::kNone)
+    return std::nullopt;
+  try {
     throw_if_faulty(*frame_fault_);
+  } catch (const WireError& error) {
+    return error.what();
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> Lane::observe_damage() {
+  auto damage = find_damage();
+  if (!damage.has_value()) return std::nullopt;
+  const auto words = kernels::read_progress(*words_);
+  if (!damage_.has_value()) damage_ = words.ended;
+  if (words.ended == *damage_ && words.begun != words.ended) return std::nullopt;
+  return damage;
+}
+
+void Lane::spoil() noexcept try {
+  const std::uint64_t before = kernels::read_progress(*spoiled_).signals;
+  pool_->spoil(spoiling_.view());
+  kernels::mark_signal(spoiled_, spoiling_.view());
+  const auto until = Clock::now() + kSpoilsWithin;
+  while (kernels::read_progress(*spoiled_).signals == before && Clock::now() < until)
+    kernels::rest();
+} catch (const std::exception&) {
+  // A device that fails writes no results either.
 }
 
 kernels::Event Lane::take_event() {

@@ -40,7 +40,7 @@ struct LateBracket {
   std::chrono::milliseconds timeout{0};
 };
 
-/// One thread at a time, but for `observe`.
+/// One thread at a time, but for what the watcher calls.
 class Lane {
  public:
   explicit Lane(const Fault& fault);
@@ -50,15 +50,20 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   StreamView wire() const { return wire_.view(); }
-  BlockPool& pool() { return pool_; }
+  BlockPool& pool() { return *pool_; }
   FrameFault* frame_fault() const { return frame_fault_; }
 
   bool in_bracket() const { return depth_ != 0; }
   /// The outermost queues the mark, behind the bracket before.
   void open(const Operation& operation, std::uint32_t name);
   void close(const Operation& operation);
-  /// Throws WireError where a kernel reported a frame.
-  void check_frames() const;
+  /// What a kernel reported of a frame.
+  std::optional<std::string> find_damage() const;
+  /// The same, once the bracket that it is of has ended: it ends for the other ranks too.
+  std::optional<std::string> observe_damage();
+  /// Overwrites what was received, so that what is queued behind an exchange that will be stopped
+  /// finds no frame, but not that of an earlier step. Waits for that, within limits. Any thread.
+  void spoil() noexcept;
 
   /// `later` comes after what is queued on `earlier` so far.
   void order(StreamView earlier, StreamView later) { kernels::order(earlier, later, turn_); }
@@ -77,22 +82,25 @@ class Lane {
   void finish() const;
 
  private:
-  bool is_done() const { return !last_stream_.has_value() || last_.done(); }
+  bool is_done() const { return !has_ended_ || last_.done(); }
 
   const Fault& fault_;
   kernels::PinnedBuffer pinned_;
   kernels::ProgressWords* words_;
+  kernels::ProgressWords* spoiled_;  // signals alone
   FrameFault* frame_fault_;
   Stream wire_;
-  BlockPool pool_;
+  std::unique_ptr<BlockPool> pool_ = std::make_unique<BlockPool>();
   std::vector<kernels::Event> events_;
   std::vector<std::unique_ptr<Staging>> stagings_;
   std::uint64_t signals_ = 0;  // queued
   kernels::Event turn_;
   kernels::Event last_;  // stands for the last bracket that was not captured
-  std::optional<StreamView> last_stream_;
+  bool has_ended_ = false;
   unsigned depth_ = 0;
-  Sighting sighting_;  // the watcher's
+  Stream spoiling_;
+  Sighting sighting_;                    // the watcher's
+  std::optional<std::uint64_t> damage_;  // too: brackets that had ended when it was seen
 };
 
 }  // namespace tersor::nccl

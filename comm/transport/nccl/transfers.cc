@@ -80,17 +80,17 @@ StagedTransfer::StagedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<L
 
 bool StagedTransfer::test() {
   fabric_->check(operation_.name);
-  return lane_->is_signalled(staging_);
+  if (lane_->is_signalled(staging_)) return true;
+  if (Clock::now() < deadline_) return false;
+  fabric_->fail(std::string(operation_.name) + " on " + fabric_->who() +
+                ": not all ranks came within " + std::to_string(operation_.timeout.count()) +
+                " ms");
+  fabric_->check(operation_.name);
+  return false;
 }
 
 void StagedTransfer::wait_synchronize() {
-  while (!test()) {
-    if (Clock::now() >= deadline_)
-      fabric_->fail(std::string(operation_.name) + " on " + fabric_->who() +
-                    ": not all ranks came within " + std::to_string(operation_.timeout.count()) +
-                    " ms");
-    kernels::rest();
-  }
+  while (!test()) kernels::rest();
 }
 
 ConstByteSpan StagedTransfer::received(int rank) const {
