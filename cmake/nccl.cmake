@@ -14,12 +14,27 @@ if(TERSOR_NCCL_INCLUDE AND TERSOR_CUDA_INCLUDE)
   list(REMOVE_DUPLICATES TERSOR_NCCL_INCLUDES)
 endif()
 
+# What is newer than this is looked for at run time, and not needed to compile.
+set(nccl_oldest 2.14)
+set(nccl_version 0)
+if(TERSOR_NCCL_INCLUDE)
+  file(STRINGS "${TERSOR_NCCL_INCLUDE}/nccl.h" nccl_numbers REGEX "#define NCCL_(MAJOR|MINOR) ")
+  string(REGEX REPLACE "[^0-9;]" "" nccl_version "${nccl_numbers}")
+  string(REPLACE ";" "." nccl_version "${nccl_version}")
+endif()
+
+if(nccl_version AND nccl_version VERSION_LESS nccl_oldest)
+  set(TERSOR_NCCL_INCLUDES "")
+  message(STATUS "Tersor: ${TERSOR_NCCL_INCLUDE}/nccl.h is of NCCL ${nccl_version}, which is too "
+                 "old: ${nccl_oldest} is the oldest that will do")
+endif()
+
 if(TERSOR_NCCL AND TERSOR_HAS_CUDA AND TERSOR_NCCL_INCLUDES)
   set(TERSOR_HAS_NCCL ON)
   message(STATUS "Tersor: NCCL on (${TERSOR_NCCL_INCLUDE}/nccl.h)")
 elseif(TERSOR_NCCL AND NOT TERSOR_NCCL STREQUAL "AUTO")
-  message(FATAL_ERROR "TERSOR_NCCL=${TERSOR_NCCL} needs CUDA (TERSOR_CUDA) and nccl.h (set "
-                      "TERSOR_NCCL_INCLUDE to its folder)")
+  message(FATAL_ERROR "TERSOR_NCCL=${TERSOR_NCCL} needs CUDA (TERSOR_CUDA) and nccl.h of "
+                      "${nccl_oldest} or newer (set TERSOR_NCCL_INCLUDE to its folder)")
 else()
   message(STATUS "Tersor: NCCL off (TERSOR_NCCL=${TERSOR_NCCL})")
 endif()

@@ -72,14 +72,16 @@ class NcclTransport final : public ForwardingTransport {
  public:
   /// Over a communicator of the caller, of the current device, who goes on owning it: nobody else
   /// uses it while this transport lives, and graphs that captured it die before. A collective call.
-  /// When a deadline has passed it is revoked (NCCL 2.28; with an older one the caller aborts it,
-  /// which the error says), and nothing but ncclCommAbort or ncclCommDestroy is left for it.
+  /// When a deadline has passed, a frame was damaged, or the transport is poisoned, it is revoked
+  /// (NCCL 2.28.9 can; where it cannot the caller aborts it, which the error says), and nothing but
+  /// ncclCommAbort or ncclCommDestroy is left for it. What is decoded from an exchange that was
+  /// stopped so is NaN; native sums that were are undefined.
   /// Throws InvalidArgument for null, for a communicator of another device, and for one that was
-  /// aborted or has failed; TransportError where NCCL is missing, or reports an error, or a rank
+  /// aborted or has failed, as far as NCCL tells; TransportError where NCCL is missing, or reports an error, or a rank
   /// does not come within `timeout`.
   explicit NcclTransport(ncclComm_t communicator,
                          std::chrono::milliseconds timeout = kDefaultTimeout);
-  /// The same, owning it: it is aborted when a deadline has passed.
+  /// The same, owning it: it is aborted then.
   explicit NcclTransport(NcclCommunicator communicator,
                          std::chrono::milliseconds timeout = kDefaultTimeout);
   /// Waits for what was queued.

@@ -264,7 +264,7 @@ FakeNccl::FakeNccl(int version) {
   table_.comm_finalize = fake::comm_finalize;
   table_.comm_destroy = fake::comm_destroy;
   table_.comm_abort = fake::comm_abort;
-  if (version >= 22'800) table_.comm_revoke = fake::comm_revoke;
+  if (version >= 22'809) table_.comm_revoke = fake::comm_revoke;
   table_.comm_async_error = fake::comm_async_error;
   table_.comm_count = fake::comm_count;
   table_.comm_device = fake::comm_device;

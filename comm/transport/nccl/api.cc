@@ -42,7 +42,7 @@ void fill_communicators(Filler filler, Api& api) {
   filler.fill(api.comm_finalize, "ncclCommFinalize", "2.14");
   filler.fill(api.comm_destroy, "ncclCommDestroy", "2.14");
   filler.fill(api.comm_abort, "ncclCommAbort", "2.14");
-  filler.fill(api.comm_revoke, "ncclCommRevoke", "2.28", Need::kOptional);
+  filler.fill(api.comm_revoke, "ncclCommRevoke", "2.28.9", Need::kOptional);
   filler.fill(api.comm_async_error, "ncclCommGetAsyncError", "2.14");
   filler.fill(api.comm_count, "ncclCommCount", "2.14");
   filler.fill(api.comm_device, "ncclCommCuDevice", "2.14");

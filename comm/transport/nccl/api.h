@@ -4,29 +4,36 @@
 
 #include <nccl.h>
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace tersor::nccl {
 
-/// A function each, under its own name. Those of `kOptional` may be null.
+/// A function each, under its own name. Those of which that is said may be null; they are written
+/// out, as a header that is as old does not declare them.
 struct Api {
   int version = 0;   ///< as ncclGetVersion gives it: 22809 for 2.28.9
   std::string path;  ///< of the file that it came from
 
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRankConfig) comm_init = nullptr;
-  decltype(&::ncclCommSplit) comm_split = nullptr;  ///< null before 2.18
+  /// Null before 2.18.
+  ncclResult_t (*comm_split)(ncclComm_t parent, int color, int key, ncclComm_t* made,
+                             ncclConfig_t* config) = nullptr;
   decltype(&::ncclCommFinalize) comm_finalize = nullptr;
   decltype(&::ncclCommDestroy) comm_destroy = nullptr;
   decltype(&::ncclCommAbort) comm_abort = nullptr;
-  decltype(&::ncclCommRevoke) comm_revoke = nullptr;  ///< null before 2.28
+  /// Null in older ones; 2.28.9 has it. Flags: 0.
+  ncclResult_t (*comm_revoke)(ncclComm_t communicator, int flags) = nullptr;
   decltype(&::ncclCommGetAsyncError) comm_async_error = nullptr;
   decltype(&::ncclCommCount) comm_count = nullptr;
   decltype(&::ncclCommCuDevice) comm_device = nullptr;
   decltype(&::ncclCommUserRank) comm_rank = nullptr;
-  decltype(&::ncclCommRegister) comm_register = nullptr;      ///< null before 2.19
-  decltype(&::ncclCommDeregister) comm_deregister = nullptr;  ///< null before 2.19
+  /// Null before 2.19.
+  ncclResult_t (*comm_register)(const ncclComm_t communicator, void* memory, std::size_t bytes,
+                                void** registration) = nullptr;
+  ncclResult_t (*comm_deregister)(const ncclComm_t communicator, void* registration) = nullptr;
   decltype(&::ncclGetErrorString) error_string = nullptr;
   decltype(&::ncclGetLastError) last_error = nullptr;
   decltype(&::ncclAllReduce) all_reduce = nullptr;

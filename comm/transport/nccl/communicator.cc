@@ -158,7 +158,7 @@ void Communicator::let_go(Lock& lock) {
 }
 
 void Communicator::revoke() {
-  if (api().comm_revoke != nullptr) api().comm_revoke(handle_, NCCL_REVOKE_DEFAULT);
+  if (api().comm_revoke != nullptr) api().comm_revoke(handle_, 0);
 }
 
 void destroy(ncclComm_t handle) noexcept {

@@ -151,7 +151,7 @@ std::string Fabric::advice() const {
   };
   if (std::none_of(communicators_.begin(), communicators_.end(), left_alone)) return {};
   return "; abort your communicator to free what waits on it: NCCL " + version_name(api().version) +
-         " has no ncclCommRevoke, which came with 2.28";
+         " has no ncclCommRevoke (2.28.9 has)";
 }
 
 }  // namespace tersor::nccl
