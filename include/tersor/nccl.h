@@ -77,8 +77,8 @@ class NcclTransport final : public ForwardingTransport {
   /// ncclCommAbort or ncclCommDestroy is left for it. What is decoded from an exchange that was
   /// stopped so is NaN; native sums that were are undefined.
   /// Throws InvalidArgument for null, for a communicator of another device, and for one that was
-  /// aborted or has failed, as far as NCCL tells; TransportError where NCCL is missing, or reports an error, or a rank
-  /// does not come within `timeout`.
+  /// aborted or has failed, as far as NCCL tells; TransportError where NCCL is missing, or reports
+  /// an error, or a rank does not come within `timeout`.
   explicit NcclTransport(ncclComm_t communicator,
                          std::chrono::milliseconds timeout = kDefaultTimeout);
   /// The same, owning it: it is aborted then.
