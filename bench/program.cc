@@ -6,11 +6,13 @@
 #include <tersor/error.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "bench/commands.h"
@@ -49,10 +51,16 @@ std::string what_was_wrong(const CLI::App& program, const CLI::ParseError& error
   return fmt::format("not known here: {}", fmt::join(unknown, " "));
 }
 
-/// False for the processes of a launcher but the first, which speaks for all of wrong usage.
+/// False for the processes of a launcher but the first, which speaks for all of wrong usage. Those
+/// wait a little before they end: launchers end all as soon as one does.
 bool speaks() {
+  constexpr std::chrono::seconds kToSpeak{1};
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", kRankVariable})
-    if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
+    if (const char* rank = std::getenv(name)) {
+      if (std::string_view(rank) == "0") return true;
+      std::this_thread::sleep_for(kToSpeak);
+      return false;
+    }
   return true;
 }
 
