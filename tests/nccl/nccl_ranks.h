@@ -24,6 +24,7 @@
 
 #include "kernels/common/device.h"
 #include "kernels/common/device_memory.h"
+#include "tests/transport/ranks.h"
 
 namespace tersor::test {
 
@@ -45,17 +46,6 @@ struct NcclRank {
 };
 
 using NcclBody = std::function<void(NcclRank&)>;
-
-/// Bytes that say where they come from and where they go.
-inline std::vector<std::byte> pattern(std::size_t bytes, int from, int to) {
-  std::vector<std::byte> values(bytes);
-  std::uint32_t state = static_cast<std::uint32_t>(from * 7919 + to * 104729 + 1);
-  for (std::byte& value : values) {
-    state = state * 1664525u + 1013904223u;
-    value = static_cast<std::byte>(state >> 24);
-  }
-  return values;
-}
 
 /// Device memory filled from the host in the stream's order; the host's copy lives as long.
 class DeviceBytes {

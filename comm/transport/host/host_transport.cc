@@ -1,5 +1,6 @@
 // Implements host_transport.h: checks arguments and makes transfers of them.
 #include "comm/transport/host/host_transport.h"
+#include "comm/transport/arguments.h"
 
 #include <algorithm>
 #include <chrono>
@@ -19,21 +20,11 @@ namespace {
 
 constexpr std::chrono::seconds kSettlesWithin{10};  // what is queued on a device
 
-[[noreturn]] void refuse(const Operation& operation, const std::string& why) {
-  throw InvalidArgument(std::string(operation.name) + ": " + why);
-}
-
 Envelope envelope_of(const Operation& operation, Call call) {
   Envelope envelope;
   envelope.call = call;
   envelope.signature = operation.signature;
   return envelope;
-}
-
-void check_entries(const Operation& operation, std::size_t entries, int ranks) {
-  if (entries != static_cast<std::size_t>(ranks))
-    refuse(operation,
-           std::to_string(entries) + " entries given for " + std::to_string(ranks) + " ranks");
 }
 
 /// Calls `visit(rank)` for every rank but this one, the next rank first: so that not all ranks send
@@ -64,15 +55,6 @@ std::size_t count_of(std::span<const ValueSpan> parts) {
   return std::accumulate(
       parts.begin(), parts.end(), std::size_t{0},
       [](std::size_t count, const ValueSpan& part) { return count + part.count(); });
-}
-
-void check_members(std::span<const int> members, int rank, int ranks) {
-  const bool ascending =
-      std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
-  if (members.empty() || !ascending || members.front() < 0 || members.back() >= ranks)
-    throw InvalidArgument("split: members must be ascending ranks below " + std::to_string(ranks));
-  if (!std::binary_search(members.begin(), members.end(), rank))
-    throw InvalidArgument("split: rank " + std::to_string(rank) + " is not among the members");
 }
 
 }  // namespace

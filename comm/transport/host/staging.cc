@@ -1,5 +1,6 @@
 // Implements staging.h.
 #include "comm/transport/host/staging.h"
+#include "comm/transport/arguments.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,10 +13,6 @@
 
 namespace tersor::host {
 namespace {
-
-[[noreturn]] void refuse(const Operation& operation, const std::string& why) {
-  throw InvalidArgument(std::string(operation.name) + ": " + why);
-}
 
 BlockPool& pinned_pool(Postman& postman) {
   kernels::require_device();

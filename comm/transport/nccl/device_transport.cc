@@ -1,6 +1,7 @@
 // Implements device_transport.h: brackets, agreement, channels and splits. Operations:
 // operations.cc.
 #include "comm/transport/nccl/device_transport.h"
+#include "comm/transport/arguments.h"
 
 #include <tersor/error.h>
 #include <tersor/nccl.h>
@@ -38,15 +39,6 @@ Agreement agreement_of(ConstByteSpan message) {
 
 bool alike(const Agreement& one, const Agreement& other) {
   return one.signature == other.signature && std::strcmp(one.name, other.name) == 0;
-}
-
-void check_members(std::span<const int> members, int rank, int ranks) {
-  const bool ascending =
-      std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
-  if (members.empty() || !ascending || members.front() < 0 || members.back() >= ranks)
-    throw InvalidArgument("split: members must be ascending ranks below " + std::to_string(ranks));
-  if (!std::binary_search(members.begin(), members.end(), rank))
-    throw InvalidArgument("split: rank " + std::to_string(rank) + " is not among the members");
 }
 
 }  // namespace

@@ -124,7 +124,6 @@ class DeviceTransport final : public Transport {
 
   void check_host(const Operation& operation) const;
   void check_device(const Operation& operation, const void* pointer) const;
-  void check_entries(const Operation& operation, std::size_t entries) const;
   void check_peer(const Operation& operation, int peer) const;
   std::string name(int rank) const;
   void count_sent(std::uint64_t bytes, std::uint64_t messages);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "comm/transport/arguments.h"
 #include "comm/transport/nccl/device_transport.h"
 #include "kernels/common/device.h"
 
@@ -18,10 +19,6 @@ cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(str
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-[[noreturn]] void refuse(const Operation& operation, const std::string& why) {
-  throw InvalidArgument(std::string(operation.name) + ": " + why);
 }
 
 ncclDataType_t type_of(Dtype dtype) {
@@ -95,12 +92,6 @@ void DeviceTransport::check_device(const Operation& operation, const void* point
   if (pointer != nullptr) kernels::check_device_pointer(pointer);
 }
 
-void DeviceTransport::check_entries(const Operation& operation, std::size_t entries) const {
-  if (entries != static_cast<std::size_t>(ranks()))
-    refuse(operation,
-           std::to_string(entries) + " entries given for " + std::to_string(ranks()) + " ranks");
-}
-
 void DeviceTransport::check_peer(const Operation& operation, int peer) const {
   if (peer < 0 || peer >= ranks() || peer == rank())
     refuse(operation, "rank " + std::to_string(peer) + " is not a peer of " + name(rank()));
@@ -154,8 +145,8 @@ Handle DeviceTransport::launch(std::unique_ptr<QueuedTransfer> transfer, const O
 
 Handle DeviceTransport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
                                    std::span<const std::size_t> capacities) {
-  check_entries(operation, sends.size());
-  check_entries(operation, capacities.size());
+  check_entries(operation, sends.size(), ranks());
+  check_entries(operation, capacities.size(), ranks());
   const auto own = static_cast<std::size_t>(rank());
   std::size_t bytes = 0;
   for (std::size_t peer = 0; peer < sends.size(); ++peer)
@@ -250,7 +241,7 @@ Handle DeviceTransport::maximum(const Operation& operation, std::span<const Valu
 
 Handle DeviceTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
                                ncclRedOp_t how) {
-  check_entries(operation, parts.size());
+  check_entries(operation, parts.size(), ranks());
   const std::vector<ValueSpan> runs = merged(parts);
   std::uint64_t bytes = 0;
   for (const ValueSpan& run : runs) {

@@ -1,0 +1,21 @@
+// What every transport asks of its arguments, in the same words.
+#pragma once
+
+#include <tersor/transport.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace tersor {
+
+/// Throws InvalidArgument that names the operation.
+[[noreturn]] void refuse(const Operation& operation, const std::string& why);
+
+/// Throws InvalidArgument where there is not one entry for each rank.
+void check_entries(const Operation& operation, std::size_t entries, int ranks);
+
+/// Throws InvalidArgument where a split's members are not ascending ranks, `rank` among them.
+void check_members(std::span<const int> members, int rank, int ranks);
+
+}  // namespace tersor
