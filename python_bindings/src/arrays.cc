@@ -1,0 +1,241 @@
+// nanobind does the importing; here stands what it leaves open: streams for __dlpack__, ml_dtypes,
+// libraries whose arrays must not be written, and messages that say what to do.
+#include "python_bindings/src/arrays.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <tersor/dtype.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tersor::python {
+namespace {
+
+using Imported = nb::ndarray<nb::ro>;
+using Writable = nb::ndarray<>;
+enum class Access { kRead, kWrite };
+
+/// An array as nanobind sees it, and its dtype where DLPack has no word for it.
+struct Import {
+  Imported array;
+  std::optional<Dtype> dtype;
+};
+
+[[noreturn]] void refuse(const ArrayRequest& request, const std::string& complaint) {
+  throw InvalidArgument(std::string(request.name) + ": " + complaint);
+}
+
+/// The library that an object's class comes from: "numpy", "torch", …
+std::string library_of(nb::handle array) {
+  const auto module = nb::cast<std::string>(array.type().attr("__module__"));
+  return module.substr(0, module.find('.'));
+}
+
+bool is_on_host(int device_type) {
+  return device_type == nb::device::cpu::value || device_type == nb::device::cuda_host::value;
+}
+
+bool is_on_cuda(int device_type) {
+  return device_type == nb::device::cuda::value || device_type == nb::device::cuda_managed::value;
+}
+
+/// A NumPy array of ml_dtypes' bfloat16, which neither DLPack nor the buffer protocol carries.
+bool is_ml_bfloat16(nb::handle array) {
+  return library_of(array) == "numpy" && nb::hasattr(array, "dtype") &&
+         nb::cast<std::string>(array.attr("dtype").attr("name")) == "bfloat16";
+}
+
+/// Whether the array's own library says that it lies elsewhere than on the host.
+bool needs_stream(nb::handle array) {
+  if (!nb::hasattr(array, "__dlpack_device__")) return false;
+  const nb::object place = array.attr("__dlpack_device__")();
+  return !is_on_host(nb::cast<int>(place[0].attr("__index__")()));
+}
+
+/// The capsule of an array on a device. -1: nothing has to be ordered, all goes to one stream.
+nb::object device_capsule(nb::handle array, const ArrayRequest& request) {
+  const auto stream = request.stream.is_none()
+                          ? -1
+                          : reinterpret_cast<std::intptr_t>(
+                                to_stream(request.stream, array, Memory::kDevice).handle);
+  constexpr std::intptr_t kLegacyStream = 1;  // DLPack's name for the stream whose handle is null
+  return array.attr("__dlpack__")(nb::arg("stream") = stream == 0 ? kLegacyStream : stream);
+}
+
+/// What the array's library itself says against being shared; empty where it says nothing.
+std::string export_complaint(nb::handle array) {
+  if (!nb::hasattr(array, "__dlpack__"))
+    return "a " + nb::cast<std::string>(array.type().attr("__qualname__")) +
+           " is no array: pass one that has DLPack or the buffer protocol (NumPy, PyTorch, CuPy)";
+  try {
+    array.attr("__dlpack__")();
+  } catch (const nb::python_error& error) {
+    return nb::cast<std::string>(nb::str(error.value()));
+  }
+  return "its library offers no memory that can be shared";
+}
+
+/// JAX's arrays never change, whatever their memory allows.
+bool never_changes(nb::handle array) { return library_of(array).compare(0, 3, "jax") == 0; }
+
+template <typename Target>
+bool import_as(nb::handle source, Imported& imported) {
+  Target target;
+  if (!nb::try_cast<Target>(source, target, false)) return false;
+  imported = Imported(target);
+  return true;
+}
+
+/// Imports `source`, which is `array` itself, or a view or a capsule of it.
+Imported import_source(nb::handle source, nb::handle array, Access access,
+                       const ArrayRequest& request) {
+  Imported imported;
+  const bool write = access == Access::kWrite;
+  if (write && !never_changes(array) && import_as<Writable>(source, imported)) return imported;
+  if (!import_as<Imported>(source, imported)) refuse(request, export_complaint(array));
+  if (write)
+    refuse(request, "this array of " + library_of(array) +
+                        " is read-only: pass one that may be written, such as a copy");
+  return imported;
+}
+
+Import import_array(nb::handle array, Access access, const ArrayRequest& request) {
+  if (array.is_none()) refuse(request, "None is no array");
+  if (is_ml_bfloat16(array))
+    return {import_source(array.attr("view")("uint16"), array, access, request), Dtype::kBf16};
+  if (needs_stream(array))
+    return {import_source(device_capsule(array, request), array, access, request), {}};
+  return {import_source(array, array, access, request), {}};
+}
+
+std::string dtype_text(nb::dlpack::dtype dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const std::string bits = std::to_string(dtype.bits);
+  switch (static_cast<Code>(dtype.code)) {
+    case Code::Int:
+      return "int" + bits;
+    case Code::UInt:
+      return "uint" + bits;
+    case Code::Float:
+      return "float" + bits;
+    case Code::Complex:
+      return "complex" + bits;
+    case Code::Bool:
+      return "bool";
+    default:
+      return "DLPack type " + std::to_string(dtype.code) + " of " + bits + " bits";
+  }
+}
+
+Dtype gradient_dtype(const Import& import, const ArrayRequest& request) {
+  if (import.dtype) return *import.dtype;
+  const nb::dlpack::dtype dtype = import.array.dtype();
+  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+  };
+  if (is(nb::dlpack::dtype_code::Float, 32)) return Dtype::kF32;
+  if (is(nb::dlpack::dtype_code::Float, 16)) return Dtype::kF16;
+  if (is(nb::dlpack::dtype_code::Bfloat, 16)) return Dtype::kBf16;
+  refuse(request, "its values are " + dtype_text(dtype) +
+                      ", but gradients are float32, bfloat16 or float16: convert it first (NumPy's "
+                      "bfloat16 is that of ml_dtypes)");
+}
+
+std::vector<std::size_t> shape_of(const Imported& array) {
+  std::vector<std::size_t> shape(array.ndim());
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) shape[axis] = array.shape(axis);
+  return shape;
+}
+
+/// Whether the axes, taken from the last in `order` to the first, fill memory without gaps.
+bool fills_memory(const Imported& array, const std::vector<std::size_t>& order) {
+  std::int64_t expected = 1;
+  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
+    if (array.shape(*axis) != 1 && array.stride(*axis) != expected) return false;
+    expected *= static_cast<std::int64_t>(array.shape(*axis));
+  }
+  return true;
+}
+
+bool has_layout(const Imported& array, Layout layout) {
+  if (array.size() < 2) return true;
+  std::vector<std::size_t> order(array.ndim());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  if (layout == Layout::kDense)
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t left, std::size_t right) {
+      return array.stride(left) > array.stride(right);
+    });
+  return fills_memory(array, order);
+}
+
+void check_layout(const Imported& array, const ArrayRequest& request) {
+  if (has_layout(array, request.layout)) return;
+  refuse(request, request.layout == Layout::kContiguous
+                      ? "its values do not lie side by side in the order of their indices: pass "
+                        "tensor.contiguous() or numpy.ascontiguousarray(array)"
+                      : "its values do not fill their memory without gaps: pass a copy");
+}
+
+Memory memory_of(const Imported& array, const ArrayRequest& request) {
+  if (is_on_host(array.device_type())) return Memory::kHost;
+  if (is_on_cuda(array.device_type())) return Memory::kDevice;
+  refuse(request, "it lies on a device of DLPack's type " + std::to_string(array.device_type()) +
+                      ", but only host memory and CUDA devices are known: copy it there");
+}
+
+/// Everything but the span, which every importer makes in its own way.
+template <typename Span>
+Array<Span> described(const Imported& array, const ArrayRequest& request) {
+  check_layout(array, request);
+  const Memory memory = memory_of(array, request);
+  return {{}, memory, memory == Memory::kHost ? 0 : array.device_id(), shape_of(array), array};
+}
+
+/// Writable only where the importer asked nanobind for a writable array.
+std::byte* pointer_to(const Imported& array) {
+  return static_cast<std::byte*>(const_cast<void*>(array.data()));
+}
+
+template <typename Span>
+Array<Span> values_of(nb::handle source, Access access, const ArrayRequest& request) {
+  const Import import = import_array(source, access, request);
+  const Dtype dtype = gradient_dtype(import, request);
+  auto array = described<Span>(import.array, request);
+  array.span = Span(pointer_to(import.array), import.array.size(), dtype, array.memory);
+  return array;
+}
+
+template <typename Span>
+Array<Span> bytes_of(nb::handle source, Access access, const ArrayRequest& request) {
+  const Import import = import_array(source, access, request);
+  auto array = described<Span>(import.array, request);
+  array.span = Span(pointer_to(import.array), import.array.nbytes());
+  return array;
+}
+
+}  // namespace
+
+Array<ConstValueSpan> read_values(nb::handle array, const ArrayRequest& request) {
+  return values_of<ConstValueSpan>(array, Access::kRead, request);
+}
+
+Array<ValueSpan> write_values(nb::handle array, const ArrayRequest& request) {
+  return values_of<ValueSpan>(array, Access::kWrite, request);
+}
+
+Array<ConstByteSpan> read_bytes(nb::handle array, const ArrayRequest& request) {
+  return bytes_of<ConstByteSpan>(array, Access::kRead, request);
+}
+
+Array<ByteSpan> write_bytes(nb::handle array, const ArrayRequest& request) {
+  return bytes_of<ByteSpan>(array, Access::kWrite, request);
+}
+
+}  // namespace tersor::python

@@ -1,0 +1,56 @@
+// Arrays of other libraries as spans, without a copy: anything with DLPack or the buffer protocol
+// (NumPy, PyTorch, CuPy; JAX to read from), on the host or on a CUDA device. NumPy's bfloat16 is
+// that of ml_dtypes. Every function here needs the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <tersor/span.h>
+#include <tersor/stream.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace tersor::python {
+
+namespace nb = nanobind;
+
+/// Which arrays are taken: those whose values lie in the order of their indices, or all that fill
+/// their memory without gaps (channels-last too), whose values then are in the order of memory.
+enum class Layout { kContiguous, kDense };
+
+/// What the importers below are told beside the array.
+struct ArrayRequest {
+  const char* name = "array";  ///< of the argument, for messages
+  Layout layout = Layout::kContiguous;
+  /// Device memory: what the array's library shall order its own work before, a stream as
+  /// `to_stream` takes it. None: the caller queues on the library's current stream anyway.
+  nb::handle stream = nb::none();
+};
+
+/// A view of an array, and what keeps its memory alive. To be destroyed with the GIL held.
+template <typename Span>
+struct Array {
+  Span span;
+  Memory memory = Memory::kHost;
+  int device = 0;  ///< CUDA's number of the device; 0 on the host
+  std::vector<std::size_t> shape;
+  nb::ndarray<nb::ro> owner;
+};
+
+/// f32, bf16 or f16 values. Throw InvalidArgument, which says what to do, for other dtypes, for
+/// another layout, for devices that are not CUDA's, and where a read-only array is to be written.
+Array<ConstValueSpan> read_values(nb::handle array, const ArrayRequest& request = {});
+Array<ValueSpan> write_values(nb::handle array, const ArrayRequest& request = {});
+
+/// The bytes of a contiguous array of any dtype, or of a `bytes` object. Throw as above.
+Array<ConstByteSpan> read_bytes(nb::handle array, const ArrayRequest& request = {});
+Array<ByteSpan> write_bytes(nb::handle array, const ArrayRequest& request = {});
+
+/// A stream as Python programs have it: an int (a cudaStream_t), or an object of PyTorch
+/// (`cuda_stream`), CuPy (`ptr`) or anything with `__cuda_stream__`. None: the current stream of
+/// the library that `array` comes from, CUDA's legacy default stream where it has none. Host memory
+/// needs no stream. Throws InvalidArgument for anything else.
+StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
+
+}  // namespace tersor::python

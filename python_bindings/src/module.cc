@@ -1,0 +1,12 @@
+// The module `tersor._core`: the library's classes under their Python names. Private; the package's
+// .py files are what users import.
+#include "python_bindings/src/bindings.h"
+
+#include <nanobind/nanobind.h>
+
+NB_MODULE(_core, module) {
+  using namespace tersor::python;
+  module.attr("__version__") = TERSOR_VERSION;
+  bind_errors(module);
+  bind_codec(module);
+}
