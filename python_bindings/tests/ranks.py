@@ -1,0 +1,255 @@
+"""Functions on several processes at once, each a rank of a gloo group, for the tests.
+
+    def body(rank, ranks, text):            # a function of a test module, not nested in another
+        ...                                 # torch.distributed is initialised here
+        return text * rank
+
+    ranks.run(body, 3, "ab") == ["", "ab", "abab"]
+
+Processes are kept and used again, since importing PyTorch takes seconds; `fresh=True` asks for new
+ones, which come to their ordinary end after the call. Nobody outlives a deadline: a process that is
+late, or that died, is killed and replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+DEADLINE_SECONDS = 90.0
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a function on one rank."""
+
+    value: Any = None
+    error: BaseException | None = (
+        None  #: what it raised; as RuntimeError where it has no pickle
+    )
+    traceback: str = ""
+    exit_code: int | None = (
+        None  #: of the process, where that ended; negative: by a signal
+    )
+    output: str = ""  #: what the process wrote to its standard output and error
+    finished: bool = False  #: the function returned or raised, before the deadline
+
+
+@dataclasses.dataclass
+class _Task:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    rank: int
+    ranks: int
+    meeting: (
+        str  # a file for the group's store; empty: the function makes its own group
+    )
+
+
+class _Process:
+    """One interpreter that runs what it is sent."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115  # kept while the process lives
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self._read = 0
+
+    def send(self, task: _Task) -> None:
+        self.connection.send_bytes(pickle.dumps(task))
+
+    def outcome(self) -> Outcome:
+        try:
+            found: Outcome = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            found = Outcome()  # the process died
+        return found
+
+    def end(self, until: float) -> int:
+        """Lets the process come to its end, or kills it at `until`; its exit code."""
+        self.connection.close()
+        try:
+            return self.process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+    def new_output(self) -> str:
+        self.output.seek(self._read)
+        text = self.output.read()
+        self._read += len(text)
+        return text.decode(errors="replace")
+
+
+_idle: list[_Process] = []
+
+
+def _take(count: int, *, fresh: bool) -> list[_Process]:
+    kept = [] if fresh else [_idle.pop() for _ in range(min(count, len(_idle)))]
+    return kept + [_Process() for _ in range(count - len(kept))]
+
+
+def _collect(processes: Sequence[_Process], until: float) -> list[Outcome]:
+    outcomes = [Outcome() for _ in processes]
+    waiting = {process.connection: index for index, process in enumerate(processes)}
+    while waiting and time.monotonic() < until:
+        for connection in wait(list(waiting), until - time.monotonic()):
+            index = waiting.pop(connection)  # type: ignore[call-overload]
+            outcomes[index] = processes[index].outcome()
+    return outcomes
+
+
+def outcomes(
+    function: Callable[..., Any],
+    ranks: int,
+    *arguments: Any,
+    deadline: float = DEADLINE_SECONDS,
+    fresh: bool = False,
+    group: bool = True,
+) -> list[Outcome]:
+    """Runs `function(rank, ranks, *arguments)` on so many processes; what became of each.
+
+    `group=False`: torch.distributed is not initialised, and PyTorch not imported.
+    """
+    until = time.monotonic() + deadline
+    processes = _take(ranks, fresh=fresh)
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = str(pathlib.Path(folder) / "store") if group else ""
+        for rank, process in enumerate(processes):
+            process.send(_Task(function, arguments, rank, ranks, meeting))
+        found = _collect(processes, until)
+        for process, outcome in zip(processes, found):
+            if fresh or not outcome.finished:
+                hopeless = not fresh and process.process.poll() is None
+                outcome.exit_code = process.end(time.monotonic() if hopeless else until)
+            else:
+                _idle.append(process)
+            outcome.output = process.new_output()
+    return found
+
+
+def run(
+    function: Callable[..., Any],
+    ranks: int,
+    *arguments: Any,
+    deadline: float = DEADLINE_SECONDS,
+    fresh: bool = False,
+) -> list[Any]:
+    """As `outcomes`, of a function that must succeed on all ranks: what it returned on each."""
+    found = outcomes(function, ranks, *arguments, deadline=deadline, fresh=fresh)
+    for rank, outcome in enumerate(found):
+        if not outcome.finished:
+            raise AssertionError(
+                f"rank {rank} did not finish within {deadline} s "
+                f"(exit code {outcome.exit_code})\n{_story(found)}"
+            )
+        if outcome.error is not None:
+            raise AssertionError(
+                f"rank {rank} raised\n{_story(found)}"
+            ) from outcome.error
+    return [outcome.value for outcome in found]
+
+
+def _story(found: Sequence[Outcome]) -> str:
+    return "\n".join(
+        f"--- rank {rank}\n{outcome.traceback}{outcome.output}"
+        for rank, outcome in enumerate(found)
+    )
+
+
+def close() -> None:
+    """Ends the processes that are kept."""
+    while _idle:
+        _idle.pop().end(time.monotonic())
+
+
+# What follows runs in the processes.
+
+
+def _perform(task: _Task) -> Outcome:
+    try:
+        return Outcome(value=_call(task), finished=True)
+    except BaseException as error:  # noqa: BLE001  # the test hears of it
+        return Outcome(
+            error=_portable(error),
+            traceback="".join(traceback.format_exc()),
+            finished=True,
+        )
+
+
+def _portable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:  # noqa: BLE001
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _call(task: _Task) -> Any:
+    if not task.meeting:
+        return task.function(task.rank, task.ranks, *task.arguments)
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{task.meeting}",
+        rank=task.rank,
+        world_size=task.ranks,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    try:
+        return task.function(task.rank, task.ranks, *task.arguments)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _serve(connection: Connection) -> None:
+    while True:
+        try:
+            received = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            outcome = _perform(pickle.loads(received))
+        except Exception as error:  # noqa: BLE001  # no such function here
+            outcome = Outcome(error=_portable(error), finished=True)
+        connection.send_bytes(pickle.dumps(outcome))
+
+
+if __name__ == "__main__":
+    # Outcomes and tasks have pickles by the module's name, which is not __main__ to the tests.
+    import ranks as this_module
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serve", type=int, required=True)
+    this_module._serve(Connection(parser.parse_args().serve))
