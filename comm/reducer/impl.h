@@ -45,7 +45,8 @@ struct GradientReducer::Impl {
   void check_memory(const std::string& name, const ValueSpan& gradient);
 
   // The trainer's side of a step (steps.cc).
-  ReducerHandle ready(std::uint32_t parameter, std::optional<ValueSpan> gradient);
+  ReducerHandle ready(std::uint32_t parameter, std::optional<ValueSpan> gradient,
+                      Contribution contribution);
   void flush();
   void wait();
   void wait_for(std::uint32_t parameter, std::uint32_t step);
@@ -73,9 +74,13 @@ struct GradientReducer::Impl {
 
   // Checkpoints (checkpoint.cc).
   ReducerState exact_state();
+  ReducerState::Parameter exact_state(std::size_t parameter) const;
   ReducerState portable_state();
   void load(const ReducerState& state);
   void check_state(const ReducerState& state) const;
+  void check_model(const ReducerState& state, std::size_t parameter) const;
+  void check_codec(const ReducerState::Parameter& found, std::size_t parameter) const;
+  void check_counts(const ReducerState& state, std::size_t parameter) const;
   void discard_step();
   void scale_residuals(float factor);
   void set_step(std::uint32_t step);
@@ -114,6 +119,8 @@ struct GradientReducer::Impl {
   void rethrow() const;
   void bind_gradient(std::uint32_t parameter, ValueSpan gradient);
   void bind_residuals();
+  bool contributes(std::uint32_t parameter, Contribution contribution) const;
+  void leave_out(std::uint32_t parameter);
   void measure_error(std::uint32_t parameter);
   void check_capture() const;
   void mark_missing();
@@ -136,7 +143,7 @@ struct GradientReducer::Impl {
   // The way between ranks (reducer.cc).
   void find_hierarchy();
   int encoding_ranks() const;
-  StateRanges state_ranges(const Slot& slot) const;
+  StateRanges kept_ranges(std::size_t parameter, int rank) const;
 
   const ReducerOptions options_;
   Rules rules_;
@@ -166,9 +173,9 @@ struct GradientReducer::Impl {
   std::condition_variable changed_;
   bool finalized_ = false;
   bool stopping_ = false;
-  bool closed_ = false;       ///< the step under way was flushed
-  bool awaited_ = true;       ///< nobody flushed since the last wait
-  bool was_missing_ = false;  ///< in this step some parameter is inactive
+  bool closed_ = false;    ///< the step under way was flushed
+  bool awaited_ = true;    ///< nobody flushed since the last wait
+  bool left_out_ = false;  ///< in this step some parameter is inactive
   bool order_known_ = false;
   bool order_wanted_ = false;            ///< the driver should learn it
   std::uint32_t step_ = 0;               ///< complete ones; also the number of the one under way

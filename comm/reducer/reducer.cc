@@ -83,10 +83,16 @@ int GradientReducer::Impl::encoding_ranks() const {
   return hierarchy_ == nullptr ? context_.ranks : hierarchy_->groups().hosts();
 }
 
-StateRanges GradientReducer::Impl::state_ranges(const Slot& slot) const {
+/// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
+StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) const {
+  const Slot& slot = slots_[parameter];
+  StateRanges kept{{0, slot.count}, owned_range(slot.count, rank, context_.ranks, slot.parameter)};
   if (hierarchy_ != nullptr)
-    return hierarchy_->groups().state_ranges(slot.count, context_.rank, slot.parameter);
-  return {{0, slot.count}, owned_range(slot.count, context_.rank, context_.ranks, slot.parameter)};
+    kept = hierarchy_->groups().state_ranges(slot.count, rank, slot.parameter);
+  const bool feeds_back = slot.codec->has_feedback();
+  if (!feeds_back) kept.encoded.count = 0;
+  if (!feeds_back || parameters_[parameter].algorithm != Algorithm::kTwoShot) kept.owned.count = 0;
+  return kept;
 }
 
 // By rule, or by the tuner: for a parameter that shares a message as if it were all of it, since it
@@ -162,11 +168,12 @@ void GradientReducer::add(std::string name, ValueSpan gradient, std::size_t rows
 }
 
 ReducerHandle GradientReducer::ready(std::string_view name) {
-  return impl_->ready(impl_->index_of(name), std::nullopt);
+  return impl_->ready(impl_->index_of(name), std::nullopt, Contribution::kGradient);
 }
 
-ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient) {
-  return impl_->ready(impl_->index_of(name), gradient);
+ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient,
+                                     Contribution contribution) {
+  return impl_->ready(impl_->index_of(name), gradient, contribution);
 }
 
 void GradientReducer::flush() { impl_->flush(); }

@@ -9,6 +9,16 @@
 #include <cstring>
 
 namespace tersor {
+namespace {
+
+// Equal to itself one byte further on, and the first one is 0.
+bool all_bits_zero(ConstValueSpan values) {
+  if (values.bytes() == 0) return true;
+  const std::byte* first = values.pointer();
+  return *first == std::byte{0} && std::memcmp(first, first + 1, values.bytes() - 1) == 0;
+}
+
+}  // namespace
 
 // Once all parameters are known: residual memory, signature, pipeline, thread.
 void GradientReducer::Impl::finalize() {
@@ -19,12 +29,10 @@ void GradientReducer::Impl::finalize() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     slot.active = device_ == nullptr ? &active_[i] : device_->active(i);
-    const bool kept = slot.codec->has_feedback();
-    const StateRanges ranges = state_ranges(slot);
-    const bool owns = kept && parameters_[i].algorithm == Algorithm::kTwoShot;
-    residuals_.add(kept ? ranges.encoded.count : 0, owns ? ranges.owned.count : 0);
-    slot.residual_first = ranges.encoded.first;
-    slot.owner_first = ranges.owned.first;
+    const StateRanges kept = kept_ranges(i, context_.rank);
+    residuals_.add(kept.encoded.count, kept.owned.count);
+    slot.residual_first = kept.encoded.first;
+    slot.owner_first = kept.owned.first;
   }
   bind_residuals();
   context_.slots = slots_;
@@ -102,6 +110,19 @@ void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, ValueSpan gra
   slot.output = gradient;
 }
 
+bool GradientReducer::Impl::contributes(std::uint32_t parameter, Contribution contribution) const {
+  if (contribution != Contribution::kGradientUnlessZero)
+    return contribution == Contribution::kGradient;
+  return memory_ == Memory::kDevice || !all_bits_zero(slots_[parameter].input);
+}
+
+// It sends zeros; one with a residual keeps it.
+void GradientReducer::Impl::leave_out(std::uint32_t parameter) {
+  set_active(parameter, false);
+  clear_gradient(parameter);
+  left_out_ = true;
+}
+
 void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
   const Slot& slot = slots_[parameter];
   const HostCopy gradient(slot.input, options_.stream);
@@ -122,7 +143,8 @@ void GradientReducer::Impl::check_capture() const {
 }
 
 ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
-                                           std::optional<ValueSpan> gradient) {
+                                           std::optional<ValueSpan> gradient,
+                                           Contribution contribution) {
   std::unique_lock lock(mutex_);
   rethrow();
   finalize();
@@ -135,6 +157,7 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
                           "\" is ready twice in one step; wait() or flush() "
                           "ends a step");
   if (gradient.has_value()) bind_gradient(parameter, *gradient);
+  if (!contributes(parameter, contribution)) leave_out(parameter);
   if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
   entry.ready = true;
   sequence_.push_back(parameter);
@@ -164,7 +187,7 @@ void GradientReducer::Impl::request_ready_buckets() {
   if (thread_.joinable()) channel_->wake();
 }
 
-// Parameters that had no gradient: zeros; one with a residual keeps it.
+// Parameters that had no gradient.
 void GradientReducer::Impl::mark_missing() {
   std::string missing;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -172,10 +195,8 @@ void GradientReducer::Impl::mark_missing() {
     missing += (missing.empty() ? "\"" : ", \"") + parameters_[i].name + "\"";
     parameters_[i].ready = true;
     const auto parameter = static_cast<std::uint32_t>(i);
-    set_active(parameter, false);
     sequence_.push_back(parameter);
-    clear_gradient(parameter);
-    was_missing_ = true;
+    leave_out(parameter);
   }
   if (missing.empty() || options_.missing == MissingGradient::kInactive) return;
   const std::string cause = "at the end of step " + std::to_string(step_) +
@@ -275,9 +296,9 @@ bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t step) {
 void GradientReducer::Impl::complete_step() {
   words_.step += 1;
   if (device_ != nullptr) device_->advance_step();
-  if (was_missing_)  // flags are 1 between steps: so graphs of a step find them
+  if (left_out_)  // flags are 1 between steps: so graphs of a step find them
     for (std::uint32_t i = 0; i < active_.size(); ++i) set_active(i, true);
-  was_missing_ = false;
+  left_out_ = false;
   residuals_.commit();
   bind_residuals();
   for (Parameter& parameter : parameters_) {

@@ -26,6 +26,16 @@ struct ReducerRule {
 /// gradient: it then contributes zeros and keeps its residual.
 enum class MissingGradient : std::uint8_t { kError, kInactive };
 
+/// What a parameter that is ready brings: its gradient; or nothing on this rank: it then sends
+/// zeros, keeps its residual, and gets the result all the same.
+enum class Contribution : std::uint8_t {
+  kGradient,
+  kNone,  ///< the gradient's memory is cleared
+  /// As kNone where all bits of the gradient are 0, as of a parameter that this rank did not use.
+  /// On a device, where a look would have to wait, as kGradient.
+  kGradientUnlessZero,
+};
+
 /// Whether the residuals from before the last step are kept, so that `discard_step` can bring them
 /// back; they then take twice the memory.
 enum class Transactions : std::uint8_t { kOff, kOn };
@@ -130,7 +140,8 @@ class GradientReducer {
   /// The gradient of this step is there: it may be sent from now on, and must be left alone until
   /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument.
   ReducerHandle ready(std::string_view name);
-  ReducerHandle ready(std::string_view name, ValueSpan gradient);
+  ReducerHandle ready(std::string_view name, ValueSpan gradient,
+                      Contribution contribution = Contribution::kGradient);
 
   /// Ends the step without waiting. A parameter not ready is an error on all ranks, or inactive.
   void flush();

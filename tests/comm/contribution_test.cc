@@ -1,0 +1,79 @@
+// The GradientReducer: parameters that bring nothing on some rank.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::gaussian;
+using testing::Values;
+
+// What two ranks' sums over three steps lack of all gradients that were not left out, at the most.
+float largest_lack(Contribution contribution, const std::string& codec) {
+  constexpr std::size_t kCount = 8192;
+  const Values values = gaussian(kCount, 1);
+  std::vector<float> lacks(2);
+  run_ranks(2, {}, [&](Transport& transport) {
+    Values gradient(kCount), owed(kCount);
+    GradientReducer reducer(transport, {.codec = codec, .reduction = Reduction::kSum});
+    reducer.add("w", gradient, 64, 128);
+    for (int step = 0; step < 3; ++step) {
+      const bool left_out = step > 0 && transport.rank() == 1;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        gradient[i] = left_out ? 0.0f : values[i];
+        owed[i] += (step == 0 ? 2.0f : 1.0f) * values[i];
+      }
+      reducer.ready("w", gradient, left_out ? contribution : Contribution::kGradient);
+      reducer.wait();
+      for (std::size_t i = 0; i < kCount; ++i) owed[i] -= gradient[i];
+    }
+    for (const float value : owed)
+      lacks[static_cast<std::size_t>(transport.rank())] =
+          std::max(lacks[static_cast<std::size_t>(transport.rank())], std::abs(value));
+  });
+  EXPECT_EQ(lacks[0], lacks[1]);
+  return lacks[0];
+}
+
+TEST(Contributions, AParameterMayBringNothingAndKeepItsResidual) {
+  for (const char* codec : {"int8+ef", "topk:density=0.05+ef"}) {
+    const float kept = largest_lack(Contribution::kNone, codec);
+    EXPECT_EQ(largest_lack(Contribution::kGradientUnlessZero, codec), kept) << codec;
+    EXPECT_NE(largest_lack(Contribution::kGradient, codec), kept) << codec;  // sent its residual
+  }
+}
+
+TEST(Contributions, WhatBringsNothingIsCleared) {
+  run_ranks(3, {}, [](Transport& transport) {
+    Values gradient(5000, 1.0f);
+    GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
+    reducer.add("w", gradient, 50, 100);
+    reducer.ready("w", gradient,
+                  transport.rank() == 1 ? Contribution::kNone : Contribution::kGradient);
+    reducer.wait();
+    EXPECT_EQ(gradient, Values(5000, 2.0f));
+  });
+}
+
+TEST(Contributions, OnlyAGradientOfNothingButZerosBringsNothing) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values gradient(5001);
+    GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
+    reducer.add("w", gradient);
+    gradient.back() = 3.0f;
+    reducer.ready("w", gradient, Contribution::kGradientUnlessZero);
+    reducer.wait();
+    EXPECT_EQ(gradient.back(), 6.0f);
+  });
+}
+
+}  // namespace
+}  // namespace tersor
