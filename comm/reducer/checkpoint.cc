@@ -103,12 +103,24 @@ ReducerState GradientReducer::Impl::exact_state() {
                      .step = device_ == nullptr ? words_.step : device_->read_words().step,
                      .order = order_known_ ? order_ : std::vector<std::uint32_t>{},
                      .parameters = {}};
-  for (std::size_t i = 0; i < slots_.size(); ++i)
-    state.parameters.push_back({.name = parameters_[i].name,
-                                .count = slots_[i].count,
-                                .residual_first = slots_[i].residual_first,
-                                .residual = to_floats(residuals_.current_sender(i), stream()),
-                                .owner = to_floats(residuals_.current_owner(i), stream())});
+  for (std::size_t i = 0; i < slots_.size(); ++i) state.parameters.push_back(exact_state(i));
+  return state;
+}
+
+ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter) const {
+  const Slot& slot = slots_[parameter];
+  ReducerState::Parameter state{
+      .name = parameters_[parameter].name,
+      .codec = slot.codec->spec().text(),
+      .count = slot.count,
+      .residual_first = slot.residual_first,
+      .residual = to_floats(residuals_.current_sender(parameter), stream()),
+      .owner = to_floats(residuals_.current_owner(parameter), stream())};
+  for (int rank = 0; rank < context_.ranks; ++rank) {
+    const StateRanges kept = kept_ranges(parameter, rank);
+    state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
+    state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count);
+  }
   return state;
 }
 
@@ -121,7 +133,9 @@ ReducerState GradientReducer::Impl::portable_state() {
     ReducerState::Parameter& parameter = state.parameters[i];
     parameter.residual = spread(parameter, slots_[i]);
     parameter.residual_first = 0;
+    parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
+    parameter.longest_owner = 0;
     all.insert(all.end(), parameter.residual.begin(), parameter.residual.end());
   }
   sum_over_ranks(all);
@@ -132,9 +146,6 @@ ReducerState GradientReducer::Impl::portable_state() {
 }
 
 void GradientReducer::Impl::check_state(const ReducerState& state) const {
-  if (state.parameters.size() != slots_.size())
-    throw InvalidArgument("the state holds " + std::to_string(state.parameters.size()) +
-                          " parameters, this reducer " + std::to_string(slots_.size()));
   if (state.reduction != options_.reduction)
     throw InvalidArgument("the state belongs to the other reduction (sum or mean)");
   const bool exact = state.form == ReducerState::Form::kExact;
@@ -144,21 +155,53 @@ void GradientReducer::Impl::check_state(const ReducerState& state) const {
                           std::to_string(state.ranks) + "'s own, this is rank " +
                           std::to_string(context_.rank) + " of " + std::to_string(context_.ranks) +
                           "; for another number of ranks use save_portable_state()");
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const ReducerState::Parameter& parameter = state.parameters[i];
-    if (parameter.name != parameters_[i].name || parameter.count != slots_[i].count)
-      throw InvalidArgument("the state's parameter " + std::to_string(i) + " is \"" +
-                            parameter.name + "\" with " + std::to_string(parameter.count) +
-                            " values, this reducer's is \"" + parameters_[i].name + "\" with " +
-                            std::to_string(slots_[i].count));
-    const std::size_t whole = slots_[i].codec->has_feedback() ? slots_[i].count : 0;
-    check_count(parameter.name, "residual", parameter.residual.size(),
-                exact ? residuals_.current_sender(i).count() : whole);
-    if (!exact) continue;
-    check_count(parameter.name, "owner's residual", parameter.owner.size(),
-                residuals_.current_owner(i).count());
-    check_place(parameter, slots_[i]);
+  for (std::size_t i = 0; i < std::max(state.parameters.size(), slots_.size()); ++i) {
+    check_model(state, i);
+    check_codec(state.parameters[i], i);
+    check_counts(state, i);
   }
+}
+
+// The parameters are the same, in the same order.
+void GradientReducer::Impl::check_model(const ReducerState& state, std::size_t parameter) const {
+  const auto described = [](const std::string& name, std::uint64_t count) {
+    return "\"" + name + "\" with " + std::to_string(count) + " values";
+  };
+  const std::string number = "parameter " + std::to_string(parameter);
+  if (parameter >= slots_.size())
+    throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
+                          "\", is none of this reducer's");
+  const std::string own = described(parameters_[parameter].name, slots_[parameter].count);
+  if (parameter >= state.parameters.size())
+    throw InvalidArgument("the state has no " + number + ", this reducer's is " + own);
+  const ReducerState::Parameter& found = state.parameters[parameter];
+  const std::string saved = described(found.name, found.count);
+  if (saved != own)
+    throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
+}
+
+// "auto" may choose otherwise in each run; where residuals are kept they must be the same codec's.
+void GradientReducer::Impl::check_codec(const ReducerState::Parameter& found,
+                                        std::size_t parameter) const {
+  const std::string own = slots_[parameter].codec->spec().text();
+  if (found.codec == own) return;
+  const bool kept = !found.residual.empty() || slots_[parameter].codec->has_feedback();
+  if (tuner_ != nullptr && !kept) return;
+  throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +
+                        ", this reducer's travels as " + own);
+}
+
+void GradientReducer::Impl::check_counts(const ReducerState& state, std::size_t parameter) const {
+  const ReducerState::Parameter& found = state.parameters[parameter];
+  const Slot& slot = slots_[parameter];
+  if (state.form == ReducerState::Form::kPortable)
+    return check_count(found.name, "residual", found.residual.size(),
+                       slot.codec->has_feedback() ? slot.count : 0);
+  check_count(found.name, "residual", found.residual.size(),
+              residuals_.current_sender(parameter).count());
+  check_count(found.name, "owner's residual", found.owner.size(),
+              residuals_.current_owner(parameter).count());
+  check_place(found, slot);
 }
 
 void GradientReducer::Impl::load(const ReducerState& state) {

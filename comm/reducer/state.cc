@@ -1,6 +1,7 @@
 // See state.h. Little-endian: magic u32, version u32, form u8, reduction u8, ranks, rank, step u32,
-// order (count u64, u32 each), parameters (count u64; each: name, count u64, first u64, residual,
-// owner), FNV-1a over all of it u64. Texts and lists begin with their length as u64.
+// order (count u64, u32 each), parameters (count u64; each: name, codec, count u64, first u64,
+// residual, owner, the longest of each u64), FNV-1a over all of it u64. Texts and lists begin with
+// their length as u64.
 #include "comm/reducer/state.h"
 
 #include <tersor/error.h>
@@ -14,7 +15,7 @@ namespace tersor {
 namespace {
 
 constexpr std::uint32_t kStateMagic = 0x54535254;  // "TRST" read as bytes
-constexpr std::uint32_t kStateVersion = 2;
+constexpr std::uint32_t kStateVersion = 3;
 
 static_assert(std::endian::native == std::endian::little);
 
@@ -119,10 +120,13 @@ std::vector<std::byte> write_state(const ReducerState& state) {
   writer.number(static_cast<std::uint64_t>(state.parameters.size()));
   for (const ReducerState::Parameter& parameter : state.parameters) {
     writer.list(std::span<const char>(parameter.name));
+    writer.list(std::span<const char>(parameter.codec));
     writer.number(parameter.count);
     writer.number(parameter.residual_first);
     writer.list(std::span<const float>(parameter.residual));
     writer.list(std::span<const float>(parameter.owner));
+    writer.number(parameter.longest_residual);
+    writer.number(parameter.longest_owner);
   }
   return writer.finish();
 }
@@ -140,10 +144,13 @@ ReducerState read_state(std::span<const std::byte> bytes) {
   for (std::uint64_t i = 0; i < parameters; ++i) {
     ReducerState::Parameter parameter;
     parameter.name = reader.list<std::string>();
+    parameter.codec = reader.list<std::string>();
     parameter.count = reader.number<std::uint64_t>();
     parameter.residual_first = reader.number<std::uint64_t>();
     parameter.residual = reader.list<std::vector<float>>();
     parameter.owner = reader.list<std::vector<float>>();
+    parameter.longest_residual = reader.number<std::uint64_t>();
+    parameter.longest_owner = reader.number<std::uint64_t>();
     state.parameters.push_back(std::move(parameter));
   }
   return state;

@@ -17,10 +17,13 @@ struct ReducerState {
 
   struct Parameter {
     std::string name;
+    std::string codec;                 ///< its spec
     std::uint64_t count = 0;           ///< of the parameter
     std::uint64_t residual_first = 0;  ///< value that this rank's residual begins at
     std::vector<float> residual;       ///< this rank's, or senders' and owners' summed over ranks
     std::vector<float> owner;          ///< this rank's own part; empty in the portable form
+    /// Of all ranks' in the exact form, so that they can be kept side by side in one array.
+    std::uint64_t longest_residual = 0, longest_owner = 0;
   };
 
   Form form = Form::kExact;

@@ -1,11 +1,14 @@
 // A reducer's state: the same run goes on bit for bit, another number of ranks loses nothing, steps
 // can be thrown away.
+#include "comm/reducer/state.h"
 #include "tests/comm/training.h"
 
 #include <tersor/tersor.h>
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
 #include <string>
 
 namespace tersor {
@@ -117,7 +120,9 @@ TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
     Training sum(transport, {.codec = "int8+ef", .reduction = Reduction::kSum});
     EXPECT_NE(message(state, sum.reducer).find("sum or mean"), std::string::npos);
     Training none(transport, {.codec = "none"});
-    EXPECT_NE(message(state, none.reducer).find("residual"), std::string::npos);
+    EXPECT_NE(message(state, none.reducer).find("\"w\" travelled as int8+ef"), std::string::npos);
+    Training int4(transport, {.codec = "int4+ef"});
+    EXPECT_NE(message(state, int4.reducer).find("\"w\" travelled as int8+ef"), std::string::npos);
     auto damaged = state;
     damaged[100] ^= std::byte{1};
     EXPECT_NE(message(damaged, run.reducer).find("damaged"), std::string::npos);
@@ -137,6 +142,75 @@ TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
     Training run(transport, {.codec = "int8+ef"});
     EXPECT_THROW(run.reducer.load_state(state), InvalidArgument);
   });
+}
+
+/// A reducer of so many parameters, and what it says of a state.
+std::string refusal(Transport& transport, const std::vector<std::string>& names,
+                    std::span<const std::byte> state, std::size_t count = kCount) {
+  GradientReducer reducer(transport, {.codec = "int8+ef"});
+  std::vector<float> gradient(count);
+  for (const std::string& name : names) reducer.add(name, gradient, 100, count / 100);
+  try {
+    reducer.load_state(state);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
+  run_ranks(1, {}, [](Transport& transport) {
+    const Training run(transport, {.codec = "int8+ef"});
+    const auto state = run.reducer.save_state();
+    EXPECT_EQ(refusal(transport, {"w"}, state), "no error");
+    EXPECT_EQ(refusal(transport, {"w", "b"}, state),
+              "the state has no parameter 1, this reducer's is \"b\" with 20000 values");
+    EXPECT_EQ(refusal(transport, {}, state),
+              "the state's parameter 0, \"w\", is none of this reducer's");
+    EXPECT_EQ(refusal(transport, {"v"}, state),
+              "the state's parameter 0 is \"w\" with 20000 values, this reducer's is \"v\" with "
+              "20000 values");
+    EXPECT_EQ(refusal(transport, {"w"}, state, 10000),
+              "the state's parameter 0 is \"w\" with 20000 values, this reducer's is \"w\" with "
+              "10000 values");
+  });
+}
+
+// Which codec it chooses may change from run to run; here nothing is lost by that.
+TEST(State, OfACodecThatAutoChoseFitsWhereNoResidualIsKept) {
+  run_ranks(2, {}, [](Transport& transport) {
+    const auto automatic = [](double seconds_per_byte) {
+      return ReducerOptions{.codec = "auto",
+                            .automatic = {.link = LinkFigures{.seconds_per_byte = seconds_per_byte},
+                                          .speeds_file = "none"}};
+    };
+    const Training slow(transport, automatic(1e-6));
+    Training quick(transport, automatic(1e-15));
+    const auto state = slow.reducer.save_state();
+    ASSERT_NE(read_state(state).parameters[0].codec,
+              read_state(quick.reducer.save_state()).parameters[0].codec);
+    quick.reducer.load_state(state);
+  });
+}
+
+TEST(State, SaysHowLongTheLongestResidualsAre) {
+  constexpr int kRanks = 3;
+  std::vector<ReducerState> states(kRanks);
+  run_ranks(kRanks, {}, [&](Transport& transport) {
+    const Training run(transport, {.codec = "int8+ef"});
+    states[static_cast<std::size_t>(transport.rank())] = read_state(run.reducer.save_state());
+  });
+  std::size_t residual = 0, owner = 0, owners = 0;
+  for (const ReducerState& state : states) {
+    residual = std::max(residual, state.parameters[0].residual.size());
+    owner = std::max(owner, state.parameters[0].owner.size());
+    owners += state.parameters[0].owner.size();
+  }
+  EXPECT_EQ(owners, kCount);
+  for (const ReducerState& state : states) {
+    EXPECT_EQ(state.parameters[0].longest_residual, residual);
+    EXPECT_EQ(state.parameters[0].longest_owner, owner);
+  }
 }
 
 }  // namespace
