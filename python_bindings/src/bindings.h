@@ -9,5 +9,12 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& module);
 void bind_codec(nb::module_& module);
+void bind_transport(nb::module_& module);
+void bind_inprocess(nb::module_& module);
+void bind_tuner(nb::module_& module);
+void bind_collective_options(nb::module_& module);
+void bind_collectives(nb::module_& module);
+void bind_reducer_options(nb::module_& module);
+void bind_reducer(nb::module_& module);
 
 }  // namespace tersor::python

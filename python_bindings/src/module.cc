@@ -9,4 +9,9 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = TERSOR_VERSION;
   bind_errors(module);
   bind_codec(module);
+  bind_transport(module);
+  bind_inprocess(module);
+  bind_tuner(module);
+  bind_collectives(module);
+  bind_reducer(module);
 }

@@ -1,0 +1,123 @@
+// The collectives on arrays. The GIL is released while a call is under way.
+#include "python_bindings/src/arrays.h"
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+#include "python_bindings/src/collective_options.h"
+#include "python_bindings/src/device_scope.h"
+
+#include <nanobind/nanobind.h>
+#include <tersor/collectives.h>
+
+#include <new>
+#include <string_view>
+
+namespace tersor::python {
+namespace {
+
+/// What a call works with beside its arrays.
+class Call {
+ public:
+  Call(nb::handle transport, const CallOptions& wanted)
+      : transport_(nb::cast<Transport&>(transport)),
+        options_(wanted.resolve(transport, statistics_)) {}
+
+  /// Runs `collective(transport, options)` on the device of `array`.
+  template <typename Span, typename Collective>
+  CollectiveStatistics run(const Array<Span>& array, Collective&& collective) {
+    const DeviceScope scope(array);
+    without_gil([&] { collective(transport_, options_); });
+    return statistics_;
+  }
+
+ private:
+  CollectiveStatistics statistics_;
+  Transport& transport_;
+  CollectiveOptions options_;
+};
+
+CollectiveStatistics allreduce_array(nb::handle transport, nb::handle gradient,
+                                     const CallOptions& wanted, nb::handle stream) {
+  const auto values =
+      write_values(gradient, {.name = "gradient", .layout = Layout::kDense, .stream = stream});
+  const StreamView queue = to_stream(stream, gradient, values.memory);
+  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
+    allreduce(ranks, values.span, options, queue);
+  });
+}
+
+CollectiveStatistics reduce_scatter_array(nb::handle transport, nb::handle input, nb::handle shard,
+                                          const CallOptions& wanted, nb::handle stream) {
+  const auto values = read_values(input, {.name = "input", .stream = stream});
+  const auto result = write_values(shard, {.name = "shard", .stream = stream});
+  const StreamView queue = to_stream(stream, input, values.memory);
+  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
+    reduce_scatter(ranks, values.span, result.span, options, queue);
+  });
+}
+
+CollectiveStatistics allgather_array(nb::handle transport, nb::handle shard, nb::handle output,
+                                     const CallOptions& wanted, nb::handle stream) {
+  const auto values = read_values(shard, {.name = "shard", .stream = stream});
+  const auto result = write_values(output, {.name = "output", .stream = stream});
+  const StreamView queue = to_stream(stream, shard, values.memory);
+  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
+    allgather(ranks, values.span, result.span, options, queue);
+  });
+}
+
+void bind_statistics(nb::module_& module) {
+  nb::class_<CollectiveStatistics>(module, "CollectiveStatistics", "What one call did.")
+      .def_prop_ro(
+          "algorithm", [](const CollectiveStatistics& call) { return text_of(call.algorithm); },
+          "The one that was chosen.")
+      .def_ro("chunks", &CollectiveStatistics::chunks)
+      .def_ro("gradient_bytes", &CollectiveStatistics::gradient_bytes)
+      .def_ro("sent_bytes", &CollectiveStatistics::sent_bytes, "As the transport counts them.")
+      .def_ro("encode_seconds", &CollectiveStatistics::encode_seconds)
+      .def_ro("decode_seconds", &CollectiveStatistics::decode_seconds)
+      .def_ro("wire_seconds", &CollectiveStatistics::wire_seconds,
+              "In which at least one message was under way.")
+      .def_ro("seconds", &CollectiveStatistics::seconds, "On a device: of queueing.")
+      .def_ro("overflows", &CollectiveStatistics::overflows,
+              "Values that were finite and left the range of the wire's type.");
+}
+
+// For a gradient like `like` and the call's options: as many values as any collective asks for.
+void make_feedback(FeedbackState* state, const Transport& transport, nb::handle like,
+                   const CallOptions& options, std::string_view dtype) {
+  const auto values = read_values(like, {.name = "like", .layout = Layout::kDense});
+  const std::size_t count = values.span.count();
+  const int rank = transport.rank(), ranks = transport.ranks();
+  FeedbackCounts counts{count, owned_count(count, rank, ranks, options.parameter)};
+  if (options.algorithm == Algorithm::kHierarchical) {
+    const auto hosts = options.host_of_rank.empty() ? transport.hosts() : options.host_of_rank;
+    counts = {encoded_count(count, rank, hosts, options.parameter),
+              owned_count(count, rank, hosts, options.parameter)};
+  }
+  const DeviceScope scope(values);
+  new (state) FeedbackState(counts, parse_choice<Dtype>(dtype), values.memory);
+}
+
+void bind_feedback(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<FeedbackState>(module, "FeedbackState")
+      .def("__init__", &make_feedback, "transport"_a, "like"_a, "options"_a, "dtype"_a)
+      .def_prop_ro("bytes", &FeedbackState::bytes, "Memory that it holds.");
+}
+
+}  // namespace
+
+void bind_collectives(nb::module_& module) {
+  using namespace nb::literals;
+  bind_statistics(module);
+  bind_feedback(module);
+  bind_collective_options(module);
+  module.def("allreduce", &allreduce_array, "transport"_a, "gradient"_a, "options"_a,
+             "stream"_a = nb::none());
+  module.def("reduce_scatter", &reduce_scatter_array, "transport"_a, "input"_a, "shard"_a,
+             "options"_a, "stream"_a = nb::none());
+  module.def("allgather", &allgather_array, "transport"_a, "shard"_a, "output"_a, "options"_a,
+             "stream"_a = nb::none());
+}
+
+}  // namespace tersor::python

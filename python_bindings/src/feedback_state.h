@@ -1,0 +1,33 @@
+// What error feedback keeps between calls of one collective, in memory of its own.
+#pragma once
+
+#include <tersor/buffer.h>
+#include <tersor/collectives.h>
+
+#include <cstddef>
+
+namespace tersor::python {
+
+struct FeedbackCounts {
+  std::size_t encoded = 0;  ///< values that this rank encodes
+  std::size_t owned = 0;    ///< values that it reduces for others
+};
+
+class FeedbackState {
+ public:
+  /// Zeros, on the host or on the current device, for which it then waits once.
+  FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory);
+
+  const CollectiveState& state() const { return state_; }
+  Memory memory() const { return memory_; }
+  std::size_t bytes() const { return residuals_.bytes(); }
+
+ private:
+  Memory memory_;
+  Buffer residuals_;
+  Buffer device_words_;
+  StateWords words_;
+  CollectiveState state_;
+};
+
+}  // namespace tersor::python

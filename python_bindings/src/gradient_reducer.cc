@@ -1,0 +1,81 @@
+// See gradient_reducer.h.
+#include "python_bindings/src/gradient_reducer.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+namespace tersor::python {
+namespace {
+
+struct Matrix {
+  std::size_t rows = 0;
+  std::size_t columns = 0;  ///< 0: a vector
+};
+
+Matrix matrix_of(const std::vector<std::size_t>& shape) {
+  if (shape.empty()) return {1, 0};
+  if (shape.size() == 1) return {shape.front(), 0};
+  return {shape.front(),
+          std::accumulate(shape.begin() + 1, shape.end(), std::size_t{1}, std::multiplies{})};
+}
+
+}  // namespace
+
+bool ReadyGradients::test() const {
+  return without_gil([this] {
+    return std::all_of(handles.begin(), handles.end(),
+                       [](const ReducerHandle& handle) { return handle.test(); });
+  });
+}
+
+void ReadyGradients::wait() const {
+  without_gil([this] {
+    for (const ReducerHandle& handle : handles) handle.wait();
+  });
+}
+
+ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) throw InvalidArgument("no parameter \"" + name + "\" was added");
+  return found->second;
+}
+
+void ArrayReducer::add(const std::string& name, nb::handle like) {
+  const auto values = write_values(like, {.name = "like", .layout = Layout::kDense});
+  const Matrix matrix = matrix_of(values.shape);
+  without_gil([&] { reducer_->add(name, values.span, matrix.rows, matrix.columns); });
+  entries_[name] = {values.span.count(), values.owner};
+}
+
+ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
+                                   Contribution contribution) {
+  const auto values = write_values(gradient, {.name = "gradient", .layout = Layout::kDense});
+  Entry& known = entry(name);
+  ReadyGradients ready{
+      {without_gil([&] { return reducer_->ready(name, values.span, contribution); })}};
+  known.gradient = values.owner;
+  return ready;
+}
+
+ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, nb::handle gradients,
+                                        Contribution contribution) {
+  const auto values = write_values(gradients, {.name = "gradients"});
+  ReadyGradients ready;
+  std::size_t first = 0;
+  for (const std::string& name : names) {
+    Entry& known = entry(name);
+    const ValueSpan gradient = values.span.subspan(first, known.count);
+    ready.handles.push_back(
+        without_gil([&] { return reducer_->ready(name, gradient, contribution); }));
+    known.gradient = values.owner;
+    first += known.count;
+  }
+  if (first != values.span.count())
+    throw InvalidArgument("the " + std::to_string(names.size()) + " parameters have " +
+                          std::to_string(first) + " values, their gradients " +
+                          std::to_string(values.span.count()));
+  return ready;
+}
+
+}  // namespace tersor::python

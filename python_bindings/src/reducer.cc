@@ -1,0 +1,148 @@
+// The GradientReducer as Python sees it.
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+#include "python_bindings/src/gradient_reducer.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+#include <tersor/reducer.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+nb::bytes to_bytes(const std::vector<std::byte>& state) {
+  return nb::bytes(state.data(), state.size());
+}
+
+nb::bytes save_state(const ArrayReducer& self) {
+  return to_bytes(without_gil([&] { return self.reducer().save_state(); }));
+}
+
+nb::bytes save_portable_state(const ArrayReducer& self) {
+  return to_bytes(without_gil([&] { return self.reducer().save_portable_state(); }));
+}
+
+void load_state(const ArrayReducer& self, const nb::bytes& state) {
+  const std::span bytes(static_cast<const std::byte*>(state.data()), state.size());
+  without_gil([&] { self.reducer().load_state(bytes); });
+}
+
+ReadyGradients ready(ArrayReducer& self, const std::string& name, nb::handle gradient,
+                     std::string_view contribution) {
+  return self.ready(name, gradient, parse_choice<Contribution>(contribution));
+}
+
+ReadyGradients ready_flat(ArrayReducer& self, const std::vector<std::string>& names,
+                          nb::handle gradients, std::string_view contribution) {
+  return self.ready_flat(names, gradients, parse_choice<Contribution>(contribution));
+}
+
+/// A member of the reducer that may wait, as a function of ours.
+template <auto kMember>
+decltype(auto) waiting(const ArrayReducer& self) {
+  return without_gil([&] { return (self.reducer().*kMember)(); });
+}
+
+void bind_statistics(nb::module_& module) {
+  using Statistics = ReducerStatistics;
+  nb::class_<Statistics>(module, "ReducerStatistics",
+                         "What happened to one parameter, or to all (`name` is empty). Seconds and "
+                         "bytes are sums over `steps` steps.")
+      .def_ro("name", &Statistics::name)
+      .def_ro("codec", &Statistics::codec)
+      .def_ro("reason", &Statistics::reason, "Why this codec was chosen.")
+      .def_prop_ro("algorithm", [](const Statistics& one) { return text_of(one.algorithm); })
+      .def_ro("steps", &Statistics::steps)
+      .def_ro("gradient_bytes", &Statistics::gradient_bytes)
+      .def_ro("sent_bytes", &Statistics::sent_bytes, "As the transport counts them.")
+      .def_ro("encode_seconds", &Statistics::encode_seconds)
+      .def_ro("decode_seconds", &Statistics::decode_seconds)
+      .def_ro("wire_seconds", &Statistics::wire_seconds)
+      .def_ro("hidden_seconds", &Statistics::hidden_seconds,
+              "Of wire_seconds, while nobody waited.")
+      .def_ro("exposed_seconds", &Statistics::exposed_seconds, "In which somebody waited.")
+      .def_ro("relative_error", &Statistics::relative_error,
+              "|sent - decoded| / |sent| of this rank's last encode, where it was measured.")
+      .def_ro("residual_norm", &Statistics::residual_norm)
+      .def_ro("steps_discarded", &Statistics::steps_discarded)
+      .def_ro("overflows", &Statistics::overflows,
+              "Values that were finite and left the range of the wire's type.");
+}
+
+void bind_handle(nb::module_& module) {
+  nb::class_<ReadyGradients>(module, "ReadyGradients",
+                             "What one call made ready, in the step under way.")
+      .def("test", &ReadyGradients::test, "True once all of it holds the result. Never waits.")
+      .def("wait", &ReadyGradients::wait,
+           "Waits for this alone, once its step was flushed; raises what ended the exchange.");
+}
+
+void bind_steps(nb::class_<ArrayReducer>& reducer) {
+  using namespace nb::literals;
+  reducer
+      .def("add", &ArrayReducer::add, "name"_a, "like"_a,
+           "Adds a parameter whose gradients will be arrays like this one, which itself is used "
+           "for nothing but its shape, dtype and place. All ranks add the same in the same order.")
+      .def("ready", &ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
+           nb::keep_alive<0, 1>(),
+           "The gradient is there: it may be sent from now on, and is left alone until the handle "
+           "is done or `wait` returned. `contribution`: \"none\" sends zeros and keeps the "
+           "residual; \"gradient-unless-zero\" does so where the gradient is nothing but zeros.")
+      .def("ready_flat", &ready_flat, "names"_a, "gradients"_a, "contribution"_a = "gradient",
+           nb::keep_alive<0, 1>(),
+           "As `ready` for several parameters whose gradients stand one after another.")
+      .def("flush", &waiting<&GradientReducer::flush>, "Ends the step without waiting.")
+      .def("wait", &waiting<&GradientReducer::wait>,
+           "Ends the step and waits: every gradient is the sum or mean now.")
+      .def("progress", &waiting<&GradientReducer::progress>,
+           "Moves what is under way, where no thread does. Never waits.")
+      .def("relearn_order", &waiting<&GradientReducer::relearn_order>,
+           "The next step learns the order of sending again, from rank 0.");
+}
+
+void bind_state(nb::class_<ArrayReducer>& reducer) {
+  using namespace nb::literals;
+  reducer
+      .def(
+          "scale_residuals",
+          [](const ArrayReducer& self, float factor) {
+            without_gil([&] { self.reducer().scale_residuals(factor); });
+          },
+          "factor"_a, "When a loss scale changes by `factor`.")
+      .def("discard_step", &waiting<&GradientReducer::discard_step>,
+           "Brings back the residuals from before the last step (transactional=True only).")
+      .def("save_state", &save_state, "This rank's own: the same run goes on bit for bit from it.")
+      .def("save_portable_state", &save_portable_state,
+           "The sum over ranks (a collective call): for any number of ranks.")
+      .def("load_state", &load_state, "state"_a,
+           "Loads either. Raises InvalidArgument that names what does not fit.");
+}
+
+}  // namespace
+
+void bind_reducer(nb::module_& module) {
+  using namespace nb::literals;
+  bind_statistics(module);
+  bind_handle(module);
+  bind_reducer_options(module);
+  nb::class_<ArrayReducer> reducer(module, "GradientReducer");
+  reducer.def(nb::init<Transport&, const ReducerOptions&>(), "transport"_a, "options"_a,
+              nb::keep_alive<1, 2>());
+  bind_steps(reducer);
+  bind_state(reducer);
+  reducer.def("statistics", &waiting<&GradientReducer::statistics>, "Of all parameters together.")
+      .def("parameter_statistics", &waiting<&GradientReducer::parameter_statistics>,
+           "Of each parameter, in the order in which they were added.")
+      .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>)
+      .def("explain", &waiting<&GradientReducer::explain>, "What was decided and why, as text.");
+}
+
+}  // namespace tersor::python

@@ -1,0 +1,87 @@
+// ReducerOptions as Python sets them.
+#include "python_bindings/src/arrays.h"
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <tersor/reducer.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+using Rules = std::vector<std::pair<std::string, std::string>>;  // pattern, spec
+
+Rules rules_of(const ReducerOptions& options) {
+  Rules rules;
+  for (const ReducerRule& rule : options.rules) rules.emplace_back(rule.pattern, rule.codec);
+  return rules;
+}
+
+void set_rules(ReducerOptions& options, const Rules& rules) {
+  options.rules.clear();
+  for (const auto& [pattern, codec] : rules) options.rules.push_back({pattern, codec});
+}
+
+void set_threads(ReducerOptions& options, unsigned threads) {
+  options.threads = threads;
+  options.automatic.threads = threads;
+}
+
+void set_stream(ReducerOptions& options, nb::handle stream) {
+  options.stream = to_stream(stream, nb::none(), Memory::kDevice);
+}
+
+/// What a Tuner of the reducer's own is told; `tuner` is used instead of it.
+void bind_automatic(nb::class_<ReducerOptions>& options) {
+  options
+      .def_prop_rw(
+          "auto_codecs", [](const ReducerOptions& o) { return o.automatic.codecs; },
+          [](ReducerOptions& o, std::vector<std::string> specs) {
+            o.automatic.codecs = std::move(specs);
+          })
+      .def_prop_rw(
+          "speeds_file", [](const ReducerOptions& o) { return o.automatic.speeds_file; },
+          [](ReducerOptions& o, std::string path) { o.automatic.speeds_file = std::move(path); })
+      .def_rw("tuner", &ReducerOptions::tuner, nb::arg().none());
+}
+
+}  // namespace
+
+void bind_reducer_options(nb::module_& module) {
+  nb::class_<ReducerOptions> options(module, "ReducerOptions");
+  options.def(nb::init<>())
+      .def_prop_rw("rules", &rules_of, &set_rules)
+      .def_rw("codec", &ReducerOptions::codec)
+      .def_rw("hosts", &ReducerOptions::hosts)
+      .def_rw("host_codec", &ReducerOptions::host_codec)
+      .def_rw("bucket_bytes", &ReducerOptions::bucket_bytes)
+      .def_rw("chunk_count", &ReducerOptions::chunk_count)
+      .def_rw("seed", &ReducerOptions::seed)
+      .def_prop_rw(
+          "threads", [](const ReducerOptions& o) { return o.threads; }, &set_threads)
+      .def_prop_rw(
+          "stream",
+          [](const ReducerOptions& o) { return reinterpret_cast<std::uintptr_t>(o.stream.handle); },
+          &set_stream);
+  def_choice<&ReducerOptions::reduction>(options, "reduction");
+  def_choice<&ReducerOptions::algorithm>(options, "algorithm");
+  def_choice<&ReducerOptions::residual_dtype>(options, "residual_dtype");
+  def_choice<&ReducerOptions::missing>(options, "missing");
+  def_choice<&ReducerOptions::progress>(options, "progress");
+  def_flag<&ReducerOptions::transactions, Transactions::kOff, Transactions::kOn>(options,
+                                                                                 "transactional");
+  def_flag<&ReducerOptions::measure_error, MeasureError::kOff, MeasureError::kOn>(options,
+                                                                                  "measure_error");
+  def_flag<&ReducerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
+  def_timeout<&ReducerOptions::timeout>(options, "timeout");
+  bind_automatic(options);
+}
+
+}  // namespace tersor::python

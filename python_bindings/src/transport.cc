@@ -1,0 +1,60 @@
+// The contract of transports as Python sees it: ranks, hosts, counters, groups. Bytes are moved by
+// the collectives alone.
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+#include "python_bindings/src/waiting.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <tersor/transport.h>
+
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+void wait_for_all(Transport& transport, double timeout) {
+  Operation operation{.name = "barrier", .timeout = to_timeout(timeout)};
+  without_gil([&] {
+    operation.tag = transport.reserve_tags(1);
+    transport.barrier(operation).wait_synchronize();
+  });
+}
+
+}  // namespace
+
+void bind_transport(nb::module_& module) {
+  using namespace nb::literals;
+  constexpr double kSeconds = std::chrono::duration<double>(kDefaultTimeout).count();
+  nb::class_<TransferCounters>(module, "TransferCounters",
+                               "What one channel really moved, headers of the transport included.")
+      .def_ro("sent_bytes", &TransferCounters::sent_bytes)
+      .def_ro("received_bytes", &TransferCounters::received_bytes)
+      .def_ro("sent_messages", &TransferCounters::sent_messages);
+  nb::class_<Transport>(module, "Transport",
+                        "Ranks and the movement of bytes between them. A fault poisons it: every "
+                        "later call on any rank raises TransportError with the first cause.")
+      .def_prop_ro("rank", &Transport::rank, "This rank, from 0.")
+      .def_prop_ro("ranks", &Transport::ranks, "How many there are.")
+      .def("hosts", &Transport::hosts, nb::call_guard<nb::gil_scoped_release>(),
+           "For each rank the number of its host.")
+      .def("counters", &Transport::counters, "Since this channel was made.")
+      .def("channel", &Transport::channel, nb::call_guard<nb::gil_scoped_release>(),
+           nb::keep_alive<0, 1>(), "The same ranks with messages of their own; a collective call.")
+      .def(
+          "split",
+          [](Transport& transport, const std::vector<int>& members) {
+            return transport.split(members);
+          },
+          "members"_a, nb::call_guard<nb::gil_scoped_release>(), nb::keep_alive<0, 1>(),
+          "The ranks of `members` (ascending, this one among them), numbered anew from 0. Called "
+          "by all members.")
+      .def("barrier", &wait_for_all, "timeout"_a = kSeconds,
+           "Waits until all ranks have come here, for `timeout` seconds at most.")
+      .def("poison", &Transport::poison, "cause"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Tells every peer that this rank gives up, and why.");
+}
+
+}  // namespace tersor::python

@@ -1,0 +1,122 @@
+"""Collectives that carry encoded gradients: ``allreduce``, ``reduce_scatter``, ``allgather``.
+
+Arrays are anything with DLPack or the buffer protocol (NumPy, PyTorch, CuPy), of f32, bf16 or f16
+values, on the host or on a CUDA device. All ranks of a transport make the same calls with equal
+options, in the same order; a rank that calls something else ends in ``TransportError`` on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from tersor import _core
+from tersor._core import CollectiveStatistics, Transport, Tuner, Workspace
+from tersor._options import fill
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Reduction = Literal["sum", "mean"]
+Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
+
+
+class CollectiveOptions(TypedDict, total=False):
+    """Options of all collectives; equal on all ranks, but for state and workspace."""
+
+    codec: str
+    """A spec (``"int8"``, ``"topk:density=0.01+ef"``); ``"+ef"`` needs ``state``, ``"auto"`` a
+    ``tuner``. Default ``"bf16"``."""
+    reduction: Reduction
+    """What ``allreduce`` and ``reduce_scatter`` yield. Default ``"sum"``."""
+    algorithm: Algorithm
+    """Of ``allreduce``. Default ``"auto"``."""
+    hosts: Sequence[int]
+    """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
+    host_codec: str
+    """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
+    state: FeedbackState | None
+    """What error feedback keeps between calls. Default: no feedback."""
+    workspace: Workspace | None
+    """Buffers and threads that calls with equal arguments use again. Default: made for the call."""
+    tuner: Tuner | None
+    """Who chooses where ``codec`` is ``"auto"``."""
+    parameter: int
+    """Index of the parameter: rotates owners, varies noise. Default 0."""
+    seed: int
+    """Of stochastic rounding. Default 0."""
+    step: int
+    """Of stochastic rounding, where there is no state. Default 0."""
+    chunk_count: int
+    """Values of a chunk: longer gradients are cut, so that encoding and the wire overlap."""
+    checksum: bool
+    """Whether frames carry a checksum. Default True."""
+    timeout: float
+    """Seconds until ``TransportError``. Default 300."""
+
+
+class FeedbackState(_core.FeedbackState):
+    """What error feedback keeps between the calls of one collective, zero at first.
+
+    ``like`` is the call's first array (any collective); ``options`` are its other arguments. The
+    memory lies where ``like`` lies: f32 or bf16 (``dtype``), one value for each of ``like`` and,
+    for two-shot, one for each that this rank owns.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        like: Any,
+        *,
+        dtype: Literal["f32", "bf16"] = "f32",
+        **options: Unpack[CollectiveOptions],
+    ) -> None:
+        super().__init__(transport, like, _call_options(options), dtype)
+
+
+def allreduce(
+    transport: Transport, gradient: Any, *, stream: Any = None, **options: Unpack[CollectiveOptions]
+) -> CollectiveStatistics:
+    """Sum or mean over ranks of ``gradient``, in place; every rank ends with the same bits.
+
+    ``gradient``: any shape, writable. On the host the call blocks its thread, without the GIL. On a
+    device it is queued on ``stream`` (default: the array library's current one).
+    Raises ``InvalidArgument`` (nothing changed), ``TransportError``, ``WireError`` or ``CudaError``
+    (values undefined, the transport is poisoned).
+    """
+    return _core.allreduce(transport, gradient, _call_options(options), stream)
+
+
+def reduce_scatter(
+    transport: Transport,
+    input: Any,
+    shard: Any,
+    *,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Sum or mean over ranks of ``input``, of which this rank's part is written to ``shard``.
+
+    ``input``: ranks times as many values as ``shard``, rank r's at ``r * shard.size``. Else as
+    ``allreduce``.
+    """
+    return _core.reduce_scatter(transport, input, shard, _call_options(options), stream)
+
+
+def allgather(
+    transport: Transport,
+    shard: Any,
+    output: Any,
+    *,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Every rank's ``shard``, decoded alike on all ranks, in the order of ranks in ``output``.
+
+    ``output``: ranks times as many values as ``shard``. Else as ``allreduce``.
+    """
+    return _core.allgather(transport, shard, output, _call_options(options), stream)
+
+
+def _call_options(options: CollectiveOptions) -> _core.CallOptions:
+    return fill(_core.CallOptions(), options)

@@ -1,0 +1,79 @@
+"""``GradientReducer``: reduces a trainer's gradients in the background, residuals looked after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from tersor import _core
+from tersor._core import Transport, Tuner
+from tersor._options import fill
+from tersor.collectives import Algorithm, Reduction
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Contribution = Literal["gradient", "none", "gradient-unless-zero"]
+
+
+class ReducerOptions(TypedDict, total=False):
+    """Options of a ``GradientReducer``; equal on all ranks, but for ``threads``."""
+
+    codec: str
+    """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values
+    travel as bf16 all the same, unless there are ``rules``."""
+    rules: Iterable[tuple[str, str]]
+    """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
+    must. Default: ``codec`` for all."""
+    auto_codecs: Sequence[str]
+    """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
+    speeds_file: str
+    """Where ``"auto"`` keeps measured speeds of codecs; ``"none"``: nowhere."""
+    tuner: Tuner | None
+    """Used for ``"auto"`` instead of one of the reducer's own; outlives the last ``add``."""
+    reduction: Reduction
+    """Default ``"mean"``."""
+    algorithm: Algorithm
+    """Default ``"auto"``."""
+    hosts: Sequence[int]
+    """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
+    host_codec: str
+    """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
+    bucket_bytes: int
+    """Of gradient: small parameters share messages up to this. Default 1 MiB."""
+    chunk_count: int
+    """Values: longer parameters are cut. Default 1 Mi."""
+    residual_dtype: Literal["f32", "bf16"]
+    """Default ``"f32"``."""
+    seed: int
+    """Of stochastic rounding. Default 0."""
+    missing: Literal["error", "inactive"]
+    """What a parameter means that is not ready at the end of a step. Default ``"error"``."""
+    transactional: bool
+    """Whether the residuals from before the last step are kept, for ``discard_step``: twice the
+    memory. Default False."""
+    progress: Literal["thread", "caller"]
+    """Who sends: a thread (default), or the caller inside ``ready``, ``progress`` and ``wait``."""
+    measure_error: bool
+    """Whether each step encodes once more to measure its error: slow. Default False."""
+    checksum: bool
+    """Whether frames carry a checksum. Default True."""
+    timeout: float
+    """Seconds until ``TransportError``. Default 300."""
+    threads: int
+    """For codecs, beside the sending thread. Default 1."""
+    stream: Any
+    """Of device gradients: where the trainer queues its work (PyTorch, CuPy, or an int)."""
+
+
+class GradientReducer(_core.GradientReducer):
+    """Reduces the gradients of a model over the ranks of ``transport``.
+
+    Parameters are added once (``add(name, like)``). In each step ``ready(name, gradient)`` says
+    that a gradient may be sent and overwritten with the result; ``wait()`` ends the step. In
+    between a thread sends, without the GIL. ``tersor.InvalidArgument`` is the caller's mistake;
+    whatever else ends an exchange is raised by the next call, and by all later ones.
+    """
+
+    def __init__(self, transport: Transport, **options: Unpack[ReducerOptions]) -> None:
+        super().__init__(transport, fill(_core.ReducerOptions(), options))

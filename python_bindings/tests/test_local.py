@@ -1,0 +1,164 @@
+"""Collectives among ranks that are threads of this process."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import tersor
+import tersor.local
+from tersor.collectives import FeedbackState, allgather, allreduce, reduce_scatter
+
+CODECS = ["none", "bf16", "int8", "int4:rounding=stochastic", "topk:density=0.25"]
+
+
+def gradient(rank: int, count: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(100 + rank).standard_normal(count).astype(dtype)
+
+
+def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_allreduce_leaves_the_mean_on_all_ranks(codec: str, ranks: int) -> None:
+    def rank(transport: tersor.Transport) -> np.ndarray:
+        values = gradient(transport.rank, 5003)
+        allreduce(transport, values, codec=codec, reduction="mean")
+        return values
+
+    found = tersor.local.run(ranks, rank)
+    wanted = np.mean([gradient(r, 5003) for r in range(ranks)], axis=0)
+    for one in found:
+        np.testing.assert_array_equal(one, found[0])
+    assert relative_error(found[0], wanted) < (0.9 if codec.startswith("topk") else 0.3)
+
+
+def test_the_sum_is_the_default_and_the_shape_stays() -> None:
+    def rank(transport: tersor.Transport) -> np.ndarray:
+        values = np.full((3, 5, 7), transport.rank + 1, np.float16)
+        allreduce(transport, values, codec="none")
+        return values
+
+    for found in tersor.local.run(3, rank):
+        np.testing.assert_array_equal(found, np.full((3, 5, 7), 6, np.float16))
+
+
+def test_reduce_scatter_then_allgather_is_an_allreduce() -> None:
+    def rank(transport: tersor.Transport) -> np.ndarray:
+        values = gradient(transport.rank, 6000)
+        shard, output = np.empty(2000, np.float32), np.empty(6000, np.float32)
+        reduce_scatter(transport, values, shard, codec="none")
+        allgather(transport, shard, output, codec="none")
+        return output
+
+    wanted = np.sum([gradient(r, 6000) for r in range(3)], axis=0)
+    for found in tersor.local.run(3, rank):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["two-shot", "one-shot", "hierarchical"])
+def test_feedback_pays_back_what_was_held_back(algorithm: str) -> None:
+    steps = 20
+
+    def rank(transport: tersor.Transport) -> np.ndarray:
+        values = gradient(transport.rank, 4096)
+        options = {"codec": "int4+ef", "algorithm": algorithm, "reduction": "mean"}
+        state = FeedbackState(transport, values, **options)
+        workspace = tersor.Workspace(threads=2)
+        total = np.zeros(4096, np.float32)
+        for _ in range(steps):
+            reduced = values.copy()
+            allreduce(transport, reduced, state=state, workspace=workspace, **options)
+            total += reduced
+        return total / steps
+
+    wanted = np.mean([gradient(r, 4096) for r in range(4)], axis=0)
+    for found in tersor.local.run(4, rank, link="none,per_host=2"):
+        assert relative_error(found, wanted) < 0.02  # 0.13 without feedback
+
+
+def test_statistics_count_what_was_sent() -> None:
+    def rank(transport: tersor.Transport) -> tersor.CollectiveStatistics:
+        return allreduce(transport, gradient(transport.rank, 1 << 20), codec="int8")
+
+    for statistics in tersor.local.run(4, rank):
+        assert statistics.algorithm == "two-shot"
+        assert statistics.gradient_bytes == 4 << 20
+        assert 1.5 * (1 << 20) < statistics.sent_bytes < 1.6 * (1 << 20)
+
+
+def test_the_gil_is_free_while_a_rank_waits() -> None:
+    # Otherwise the first rank would wait for the second, which could not run: until the deadline.
+    started = threading.Barrier(2)
+
+    def rank(transport: tersor.Transport) -> None:
+        started.wait()
+        for _ in range(20):
+            allreduce(transport, gradient(transport.rank, 1000), codec="int8", timeout=20)
+
+    tersor.local.run(2, rank)
+
+
+def test_the_rank_that_failed_is_heard() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        if transport.rank == 1:
+            raise KeyError("no such batch")
+        transport.barrier(timeout=20)
+
+    with pytest.raises(KeyError, match="no such batch"):
+        tersor.local.run(3, rank)
+
+
+def test_ranks_with_different_codecs_all_get_an_error() -> None:
+    errors = []
+
+    def rank(transport: tersor.Transport) -> None:
+        try:
+            codec = "int4" if transport.rank == 1 else "int8"
+            allreduce(transport, gradient(0, 5000), codec=codec, timeout=20)
+        except tersor.TransportError as error:
+            errors.append(error)
+
+    tersor.local.run(3, rank)
+    assert len(errors) == 3
+
+
+def test_a_split_is_a_world_of_its_own() -> None:
+    def rank(transport: tersor.Transport) -> float:
+        half = transport.split([0, 2] if transport.rank % 2 == 0 else [1, 3])
+        values = np.full(600, transport.rank, np.float32)
+        allreduce(half, values, codec="none")
+        return float(values[0])
+
+    assert tersor.local.run(4, rank) == [2, 4, 2, 4]
+
+
+def test_an_emulated_link_takes_its_time() -> None:
+    def rank(transport: tersor.Transport) -> float:
+        return allreduce(transport, gradient(transport.rank, 1 << 18), codec="none").seconds
+
+    assert min(tersor.local.run(2, rank, link="100Mbit")) > 0.08  # 1 MiB at 12.5 MB/s
+
+
+def test_mistakes_are_named() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        values = gradient(0, 100)
+        with pytest.raises(tersor.InvalidArgument, match=r"no option 'codek'.*chunk_count, codec"):
+            allreduce(transport, values, codek="int8")  # type: ignore[call-arg]
+        with pytest.raises(tersor.InvalidArgument, match='"sum", "mean", not "average"'):
+            allreduce(transport, values, reduction="average")  # type: ignore[arg-type]
+        with pytest.raises(tersor.InvalidArgument, match="timeout"):
+            allreduce(transport, values, timeout=0)
+        with pytest.raises(tersor.InvalidArgument, match="int9"):
+            allreduce(transport, values, codec="int9")
+        with pytest.raises(tersor.InvalidArgument, match="state"):
+            allreduce(transport, values, codec="int8+ef")
+
+    tersor.local.run(1, rank)
+    with pytest.raises(tersor.InvalidArgument, match="at least one rank"):
+        tersor.local.run(0, rank)
+    with pytest.raises(tersor.InvalidArgument, match="RATE"):
+        tersor.local.run(1, rank, link="fast")

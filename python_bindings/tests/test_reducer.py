@@ -1,0 +1,237 @@
+"""The GradientReducer among ranks that are threads of this process."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import tersor
+import tersor.local
+from tersor.reducer import GradientReducer
+
+SHAPES = {"embedding.weight": (200, 64), "norm.bias": (300,), "head.weight": (40, 8, 16)}
+
+
+def gradients(rank: int, step: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(1000 * rank + step)
+    return {
+        name: generator.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()
+    }
+
+
+def mean(ranks: int, step: int, name: str) -> np.ndarray:
+    return np.mean([gradients(rank, step)[name] for rank in range(ranks)], axis=0)
+
+
+def make(transport: tersor.Transport, **options: object) -> GradientReducer:
+    reducer = GradientReducer(transport, **options)  # type: ignore[arg-type]
+    for name, gradient in gradients(0, 0).items():
+        reducer.add(name, gradient)
+    return reducer
+
+
+def train(reducer: GradientReducer, rank: int, steps: range) -> list[dict[str, np.ndarray]]:
+    results = []
+    for step in steps:
+        values = gradients(rank, step)
+        for name in reversed(values):
+            reducer.ready(name, values[name])
+        reducer.wait()
+        results.append(values)
+    return results
+
+
+def assert_equal(found: list[dict[str, np.ndarray]], wanted: list[dict[str, np.ndarray]]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        for name in SHAPES:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("progress", ["thread", "caller"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_gradient_is_the_mean(ranks: int, progress: str) -> None:
+    results = tersor.local.run(
+        ranks,
+        lambda transport: train(
+            make(transport, codec="none", progress=progress), transport.rank, range(3)
+        ),
+    )
+    for result in results:
+        assert_equal(result, results[0])
+    for step in range(3):
+        for name in SHAPES:
+            np.testing.assert_allclose(
+                results[0][step][name], mean(ranks, step, name), rtol=1e-2, atol=1e-2
+            )
+
+
+def test_flat_gradients_give_the_bits_of_single_ones() -> None:
+    def single(transport: tersor.Transport) -> list[dict[str, np.ndarray]]:
+        return train(make(transport, codec="int8+ef"), transport.rank, range(3))
+
+    def flat(transport: tersor.Transport) -> list[dict[str, np.ndarray]]:
+        reducer = make(transport, codec="int8+ef")
+        results = []
+        for step in range(3):
+            values = gradients(transport.rank, step)
+            bucket = np.concatenate([values[name].ravel() for name in reversed(values)])
+            ready = reducer.ready_flat(list(reversed(values)), bucket)
+            reducer.flush()
+            ready.wait()
+            assert ready.test()
+            results.append(apart(bucket))
+        return results
+
+    for one, other in zip(tersor.local.run(3, single), tersor.local.run(3, flat), strict=True):
+        assert_equal(one, other)
+
+
+def apart(bucket: np.ndarray) -> dict[str, np.ndarray]:
+    values, first = {}, 0
+    for name in reversed(SHAPES):
+        count = int(np.prod(SHAPES[name]))
+        values[name] = bucket[first : first + count].reshape(SHAPES[name])
+        first += count
+    return values
+
+
+def test_gradients_are_kept_alive_while_they_are_reduced() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        reducer = make(transport, codec="int8")
+        for step in range(3):
+            for name, values in gradients(transport.rank, step).items():
+                reducer.ready(name, values)
+            del values
+            gc.collect()
+            reducer.wait()
+
+    tersor.local.run(2, rank)
+
+
+def test_a_step_can_be_thrown_away() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        reducer = make(transport, codec="int4+ef", transactional=True)
+        train(reducer, transport.rank, range(2))
+        before = reducer.save_state()
+        train(reducer, transport.rank, range(2, 3))
+        assert reducer.save_state() != before
+        reducer.discard_step()
+        assert reducer.save_state() == before
+        assert reducer.statistics().steps_discarded == 1
+
+    tersor.local.run(3, rank)
+
+
+def test_a_run_goes_on_bit_for_bit_from_its_state() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        options = {"codec": "int4:rounding=stochastic+ef", "seed": 5}
+        first = make(transport, **options)
+        train(first, transport.rank, range(2))
+        state = first.save_state()
+        other = make(transport, **options)
+        other.load_state(state)
+        assert_equal(
+            train(other, transport.rank, range(2, 5)), train(first, transport.rank, range(2, 5))
+        )
+
+    tersor.local.run(2, rank)
+
+
+def test_residuals_follow_a_loss_scale() -> None:
+    def norms(transport: tersor.Transport) -> tuple[float, float]:
+        reducer = make(transport, codec="int4+ef")
+        train(reducer, transport.rank, range(1))
+        before = reducer.statistics().residual_norm
+        reducer.scale_residuals(0.5)
+        return before, reducer.statistics().residual_norm
+
+    for before, after in tersor.local.run(2, norms):
+        assert before > 0
+        assert after == pytest.approx(before / 2)
+
+
+def test_nothing_but_zeros_keeps_the_residual() -> None:
+    def norms(transport: tersor.Transport) -> list[float]:
+        reducer = make(transport, codec="topk:density=0.01+ef")
+        train(reducer, transport.rank, range(1))
+        found = [reducer.statistics().residual_norm]
+        for contribution in ("gradient-unless-zero", "gradient"):
+            for name, shape in SHAPES.items():
+                reducer.ready(name, np.zeros(shape, np.float32), contribution)
+            reducer.wait()
+            found.append(reducer.statistics().residual_norm)
+        return found
+
+    for first, inactive, active in tersor.local.run(2, norms):
+        assert inactive == first
+        assert active < first
+
+
+def test_rules_choose_and_explain() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        rules = [("*.bias", "none"), ("head.*", "int8"), ("*", "topk:density=0.05+ef")]
+        reducer = make(transport, rules=rules)
+        train(reducer, transport.rank, range(2))
+        chosen = {one.name: one for one in reducer.parameter_statistics()}
+        assert chosen["norm.bias"].codec == "none"
+        assert chosen["head.weight"].codec == "int8"
+        assert chosen["embedding.weight"].residual_norm > 0
+        assert chosen["head.weight"].steps == 2
+        assert chosen["head.weight"].gradient_bytes == 2 * 4 * 40 * 8 * 16
+        assert 'rule "head.*"' in reducer.explain()
+
+    tersor.local.run(2, rank)
+
+
+def test_auto_chooses_for_all_ranks_alike() -> None:
+    def rank(transport: tersor.Transport) -> str:
+        reducer = GradientReducer(transport, codec="auto", speeds_file="none")
+        gradient = np.ones((2048, 512), np.float32)
+        reducer.add("w", gradient)
+        reducer.ready("w", gradient)
+        reducer.wait()
+        return reducer.parameter_statistics()[0].codec
+
+    assert tersor.local.run(2, rank, link="100Mbit,50us") == ["int8", "int8"]
+
+
+def test_a_missing_parameter_is_an_error_on_all_ranks() -> None:
+    errors = []
+
+    def rank(transport: tersor.Transport) -> None:
+        reducer = make(transport, codec="int8", timeout=20)
+        values = gradients(transport.rank, 0)
+        for name in values:
+            if transport.rank != 1 or name != "norm.bias":
+                reducer.ready(name, values[name])
+        try:
+            reducer.wait()
+        except tersor.Error as error:
+            errors.append(str(error))
+
+    tersor.local.run(2, rank)
+    assert len(errors) == 2
+    assert all("norm.bias" in error for error in errors)
+
+
+def test_mistakes_are_named() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        reducer = make(transport, codec="int8")
+        flat = np.zeros(301, np.float32)
+        with pytest.raises(tersor.InvalidArgument, match="was added with 300 values"):
+            reducer.ready("norm.bias", flat)
+        with pytest.raises(tersor.InvalidArgument, match='no parameter "nobody"'):
+            reducer.ready("nobody", flat)
+        with pytest.raises(tersor.InvalidArgument, match="have 300 values, their gradients 301"):
+            reducer.ready_flat(["norm.bias"], flat)
+        with pytest.raises(tersor.InvalidArgument, match="transactions"):
+            reducer.discard_step()
+        with pytest.raises(tersor.InvalidArgument, match="no option 'codecs'"):
+            make(transport, codecs="int8")
+        with pytest.raises(tersor.InvalidArgument, match="residuals are f32 or bf16"):
+            make(transport, residual_dtype="f16")
+        with pytest.raises(tersor.InvalidArgument, match="no reducer's state"):
+            reducer.load_state(b"nothing of the kind")
+
+    tersor.local.run(1, rank)
