@@ -1,9 +1,9 @@
-"""The records that `tersor-bench … --json FILE` writes, read and checked.
+"""The records that `tersor-bench … --json FILE` or `python -m tersor.bench` wrote, checked.
 
 A file is a JSON array of objects. `benchmark` says which kind an object is: codecs, allreduce,
-predict or train. Every field of that kind's class below must be there, but for those with a default; other
-fields are ignored. `count` is values, `*_seconds` and `seconds` are seconds, `*_bytes` are bytes. A
-field that may be None may be null, which is how a JSON library writes a NaN.
+predict, train or backward. Every field of that kind's class below must be there, but for those
+with a default; other fields are ignored. `count` is values, `*_seconds` and `seconds` are seconds,
+`*_bytes` are bytes. A field that may be None may be null, which is how a JSON library writes a NaN.
 
 codecs     One operation of one codec, timed against a plain copy, read or triad (`baseline`) in the
            same process. `ratio` = speed of the operation / speed of the baseline, both by the bytes
@@ -20,8 +20,13 @@ train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 
            clock from the start of training to the end of this epoch. `step_seconds`: the mean step
            of this epoch. `wire_bytes`: what one rank sent in a step (mean). Compute, encode, wire,
            decode and exposed seconds are of one step, mean over the ranks; exposed is communication
-           that the backward pass did not hide. `accuracy`: on the test set, 0 to 1.
-           `hidden_seconds`: if absent, encode + wire + decode - exposed, at least 0.
+           that the backward pass did not hide. Encode, wire and decode are null where nobody can
+           tell. `accuracy`: on the test set, 0 to 1. `hidden_seconds`: if absent, encode + wire +
+           decode - exposed, at least 0. `model`: what was trained, where there are several.
+backward   A bare backward pass under PyTorch's DistributedDataParallel; `codec` is a communication
+           hook. `rows`: of the input. `seconds`: of the slowest rank. `compute_seconds`: the same
+           without communication. `wire_bytes` were sent by one rank, `wire_bytes_are` "counted" or
+           "computed"; `interface_bytes`: of one rank, counted by the kernel, headers included.
 
 `machine`, `date` and `commit` are text that the report shows; every kind may have them.
 """
@@ -101,6 +106,7 @@ class PredictRecord(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
+    model: str | None = None
     seed: int = _range()
     ranks: int = _range(low=1)
     link: str
@@ -111,16 +117,17 @@ class TrainRecord(Record):
     loss: float | None = _range(low=-math.inf)
     wire_bytes: float = _range()
     compute_seconds: float = _range()
-    encode_seconds: float = _range()
-    wire_seconds: float = _range()
-    decode_seconds: float = _range()
+    encode_seconds: float | None = _range()
+    wire_seconds: float | None = _range()
+    decode_seconds: float | None = _range()
     exposed_seconds: float = _range()
     hidden_seconds: float | None = None
 
     @property
     def communication_seconds(self) -> float:
         """The work of communication in a step, whether hidden or not."""
-        return self.encode_seconds + self.wire_seconds + self.decode_seconds
+        parts = (self.encode_seconds, self.wire_seconds, self.decode_seconds)
+        return sum(part for part in parts if part is not None)
 
     @property
     def hidden(self) -> float:
@@ -129,11 +136,28 @@ class TrainRecord(Record):
         return max(0.0, self.communication_seconds - self.exposed_seconds)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackwardRecord(Record):
+    transport: str
+    link: str
+    ranks: int = _range(low=1)
+    dtype: str
+    count: int = _range()
+    rows: int = _range(low=1)
+    seconds: float = _range()
+    compute_seconds: float = _range()
+    wire_bytes: float = _range()
+    wire_bytes_are: str
+    interface_bytes: float | None = None
+    relative_error: float | None = _range()
+
+
 KINDS: dict[str, type[Record]] = {
     "codecs": CodecRecord,
     "allreduce": AllreduceRecord,
     "predict": PredictRecord,
     "train": TrainRecord,
+    "backward": BackwardRecord,
 }
 NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
@@ -229,7 +253,7 @@ def _check_bandwidth(record: Record, where: str) -> None:
 def _check_runs(records: list[Record]) -> None:
     seen = set()
     for record in select(records, TrainRecord):
-        key = (record.codec, record.seed, record.ranks, record.link, record.epoch)
+        key = (record.codec, record.seed, record.ranks, record.link, record.epoch, record.model)
         if key in seen:
             raise ReportError(
                 f"two train records for codec {key[0]}, seed {key[1]}, {key[2]} ranks, "

@@ -71,8 +71,10 @@ class CodecRuns:
         return [time for time in times if time is not None]
 
     def step_mean(self, field: str) -> float:
-        """Mean of a per-step field over all epochs and seeds."""
-        return statistics.fmean(getattr(e, field) for run in self.runs for e in run.epochs)
+        """Mean of a per-step field over all epochs and seeds; 0 where nobody can tell."""
+        values = (getattr(epoch, field) for run in self.runs for epoch in run.epochs)
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else 0.0
 
     @property
     def hidden_share(self) -> float:
@@ -90,8 +92,9 @@ class CodecRuns:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """All codecs that were trained with the same ranks over the same link."""
+    """All codecs by which the same model was trained with the same ranks over the same link."""
 
+    model: str | None
     ranks: int
     link: str
     codecs: dict[str, CodecRuns]  # in the palette's order
@@ -138,8 +141,11 @@ class Training:
 
 def trainings(train_records: list[records.TrainRecord]) -> list[Training]:
     """Groups by setting, codec and seed."""
-    settings = _grouped(train_records, lambda r: (r.ranks, r.link))
-    return [Training(ranks, link, _codecs(group)) for (ranks, link), group in settings.items()]
+    settings = _grouped(train_records, lambda r: (r.model or "", r.ranks, r.link))
+    return [
+        Training(model or None, ranks, link, _codecs(group))
+        for (model, ranks, link), group in settings.items()
+    ]
 
 
 def _codecs(group: list[records.TrainRecord]) -> dict[str, CodecRuns]:

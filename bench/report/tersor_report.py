@@ -20,6 +20,7 @@ import records
 
 try:
     import allreduce_section
+    import backward_section
     import codecs_section
     import page
     import palette
@@ -109,6 +110,7 @@ def _sections(found: list[records.Record], colours: palette.Palette) -> list[pag
     trainings = summary.trainings(records.select(found, records.TrainRecord))
     return [
         *train_section.sections(trainings, colours),
+        *backward_section.sections(records.select(found, records.BackwardRecord), colours),
         *allreduce_section.sections(records.select(found, records.AllreduceRecord), colours),
         *predict_section.sections(
             records.select(found, records.PredictRecord),

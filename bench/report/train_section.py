@@ -28,7 +28,8 @@ def _section(training: summary.Training, palette: Palette, suffix: str) -> Secti
         *_feedback_table(training),
         *_paired_parts(training, palette, suffix),
     ]
-    heading = f"Training: {training.ranks} ranks, link {training.link}"
+    model = f"{training.model}, " if training.model else ""
+    heading = f"Training: {model}{training.ranks} ranks, link {training.link}"
     return Section(heading, [*_verdicts(training), *_warnings(training)], parts)
 
 

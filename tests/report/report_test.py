@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -72,6 +73,16 @@ def predict_record(ranks: int, codec: str, seconds: float) -> dict[str, typing.A
         "ranks": ranks, "hosts": ranks, "dtype": "f32", "count": 1024, "seconds": seconds,
         "busbw": 0.1, "wire_bytes": 6 * 1024,
     }  # fmt: skip
+
+
+def backward_record(hook: str, seconds: float, **changes: typing.Any) -> dict[str, typing.Any]:
+    record = {
+        "benchmark": "backward", "codec": hook, "transport": "gloo", "link": "1gbit", "ranks": 2,
+        "dtype": "f32", "count": 2**24, "rows": 2, "seconds": seconds, "compute_seconds": 0.02,
+        "wire_bytes": 2**26, "wire_bytes_are": "computed", "interface_bytes": None,
+        "relative_error": 0.0,
+    }  # fmt: skip
+    return {**record, **changes}
 
 
 def codec_record(ratio: float | None, **changes: typing.Any) -> dict[str, typing.Any]:
@@ -156,6 +167,17 @@ class Numbers(Folder):
         mixed = training("none", [0.8]) + training("none", [0.9], link="none")
         found = summary.trainings(records.select(self.load(mixed), records.TrainRecord))
         self.assertEqual([t.codecs["none"].accuracy.mean for t in found], [0.8, 0.9])
+
+    def test_models_are_not_mixed(self) -> None:
+        both = training("none", [0.8], model="cnn") + training("none", [0.5], model="gpt")
+        found = summary.trainings(records.select(self.load(both), records.TrainRecord))
+        self.assertEqual([setting.model for setting in found], ["cnn", "gpt"])
+
+    def test_what_nobody_can_tell_counts_for_nothing(self) -> None:
+        unknown = {"encode_seconds": None, "wire_seconds": None, "decode_seconds": None}
+        runs = self.training(training("torch:fp16", [0.8], **unknown)).codecs["torch:fp16"]
+        self.assertEqual(runs.step_mean("wire_seconds"), 0.0)
+        self.assertTrue(math.isnan(runs.hidden_share))
 
     def test_units(self) -> None:
         self.assertEqual(units.seconds(0.0123), "12.3 ms")
@@ -324,6 +346,17 @@ class Text(Folder):
         self.assertIn("0.50 of nearest's speed (falls short of the aim, 0.80)", text)
         self.assertIn("nth_element takes 10.0× as long as topk:density=0.01", text)
         self.assertIn("0 of 1 figures with an aim", text)
+
+    def test_backward_passes_beside_both_references(self) -> None:
+        times = {"none": 0.6, "torch:fp16": 0.32, "int8": 0.16}
+        text = self.text([backward_record(hook, seconds) for hook, seconds in times.items()])
+        self.assertIn("Backward pass: 64 MiB of gradients, 2 rows of input, 2 ranks", text)
+        self.assertEqual(self.row(text, "int8")[2:4], ["3.75×", "2.00×"])
+        self.assertIn("int8 is the fastest: 3.75× the speed of none.", text)
+
+    def test_no_hook_wins_by_noise(self) -> None:
+        text = self.text([backward_record("none", 0.6), backward_record("auto", 0.59)])
+        self.assertIn("No hook is clearly faster than none here.", text)
 
     def test_steps_through_the_reducer_stand_apart_from_calls(self) -> None:
         call = allreduce_record("none", 1024, 1e-3)

@@ -1,0 +1,127 @@
+"""The backward part of a report: how long a backward pass takes by each hook."""
+
+import functools
+import typing
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import drawing
+import units
+from page import Picture, Section, Table
+from palette import Palette, Theme, in_order
+from records import DTYPE_BYTES, BackwardRecord
+
+REFERENCES = ("none", "torch:fp16")
+CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
+
+
+class Setting(typing.NamedTuple):
+    """What must agree for two times to be compared."""
+
+    transport: str
+    link: str
+    ranks: int
+    gradient_bytes: int
+    rows: int
+
+    def __str__(self) -> str:
+        size = units.short_bytes(self.gradient_bytes)
+        rows = f"{self.rows} row{'' if self.rows == 1 else 's'} of input"
+        return f"{size} of gradients, {rows}, {self.ranks} ranks, {self.transport}, {self.link}"
+
+
+Group = dict[str, BackwardRecord]  # by hook, in the palette's order
+
+
+def sections(found: list[BackwardRecord], palette: Palette) -> list[Section]:
+    groups: dict[Setting, Group] = {}
+    order = in_order({record.codec for record in found})
+    for record in sorted(found, key=lambda r: order.index(r.codec)):
+        groups.setdefault(_setting(record), {})[record.codec] = record
+    several = len(groups) > 1
+    return [
+        _section(setting, group, palette, f"-{i}" if several else "")
+        for i, (setting, group) in enumerate(sorted(groups.items()), start=1)
+    ]
+
+
+def _setting(r: BackwardRecord) -> Setting:
+    return Setting(r.transport, r.link, r.ranks, r.count * DTYPE_BYTES.get(r.dtype, 4), r.rows)
+
+
+def _section(setting: Setting, group: Group, palette: Palette, suffix: str) -> Section:
+    speeds = [f"speed vs {reference}" for reference in REFERENCES]
+    compute = min(record.compute_seconds for record in group.values())
+    table = Table(
+        "Time and bytes",
+        ["hook", "backward", *speeds, "bytes sent", "known by", "on the interface", "error"],
+        [_row(record, group) for record in group.values()],
+        f"Time: median of the slowest rank. Without communication {units.seconds(compute)}. Bytes: "
+        "sent by one rank; on the interface: counted by the kernel, headers included.",
+    )
+    picture = Picture(
+        "backward" + suffix,
+        "Time of a backward pass",
+        "Each bar is the median of the slowest rank; the line is the pass without communication.",
+        functools.partial(_draw, group, compute, palette),
+    )
+    return Section(f"Backward pass: {setting}", _sentences(group), [table, picture])
+
+
+def _row(record: BackwardRecord, group: Group) -> list[str]:
+    absent = units.ABSENT
+    interface, error = record.interface_bytes, record.relative_error
+    return [
+        record.codec,
+        units.seconds(record.seconds),
+        *(units.ratio(_speedup(record, group.get(reference))) for reference in REFERENCES),
+        units.byte_count(record.wire_bytes),
+        record.wire_bytes_are,
+        absent if interface is None else units.byte_count(interface),
+        absent if error is None else f"{error:.1e}",
+    ]
+
+
+def _speedup(record: BackwardRecord, reference: BackwardRecord | None) -> float | None:
+    known = reference is not None and record.seconds > 0
+    return reference.seconds / record.seconds if known else None
+
+
+def _sentences(group: Group) -> list[str]:
+    speeds = {hook: _speedup(record, group.get("none")) for hook, record in group.items()}
+    known = {hook: speed for hook, speed in speeds.items() if speed is not None and hook != "none"}
+    if not known:
+        return []
+    best = max(known, key=lambda hook: known[hook])
+    if known[best] < CLEAR_SPEEDUP:
+        return ["No hook is clearly faster than none here."]
+    return [f"{best} is the fastest: {units.ratio(known[best])} the speed of none."]
+
+
+def _draw(group: Group, compute: float, palette: Palette, theme: Theme) -> Figure:
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for row, (hook, record) in enumerate(group.items()):
+            _bar(axes, row, record, palette[hook].colour)
+        axes.axvline(compute, color=theme.quiet, linewidth=1.2)
+        axes.set_yticks(range(len(group)), list(group))
+        axes.set_ylim(len(group) - 0.4, -0.6)
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(0, 1.15 * max(record.seconds for record in group.values()))
+        axes.set_xlabel("seconds of a backward pass")
+
+    return drawing.figure(theme, (drawing.WIDTH, 1.1 + 0.4 * len(group)), paint)
+
+
+def _bar(axes: Axes, row: int, record: BackwardRecord, colour: str) -> None:
+    axes.barh(row, record.seconds, 0.62, color=colour)
+    axes.annotate(
+        units.seconds(record.seconds),
+        (record.seconds, row),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=10,
+    )
