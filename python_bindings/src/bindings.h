@@ -16,5 +16,7 @@ void bind_collective_options(nb::module_& module);
 void bind_collectives(nb::module_& module);
 void bind_reducer_options(nb::module_& module);
 void bind_reducer(nb::module_& module);
+void bind_rules(nb::module_& module);
+void bind_reducer_state(nb::module_& module);
 
 }  // namespace tersor::python

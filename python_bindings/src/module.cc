@@ -14,4 +14,6 @@ NB_MODULE(_core, module) {
   bind_tuner(module);
   bind_collectives(module);
   bind_reducer(module);
+  bind_rules(module);
+  bind_reducer_state(module);
 }

@@ -1,0 +1,125 @@
+// A reducer's state as Python sees it: what a checkpoint keeps by parameter, instead of one text of
+// bytes.
+#include "comm/reducer/state.h"
+
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tersor::python {
+
+template <>
+struct Choice<ReducerState::Form> {
+  static constexpr std::string_view kWhat = "form";
+  static constexpr std::string_view kTexts[] = {"exact", "portable"};
+};
+
+namespace {
+
+using Residual = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ResidualView = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
+
+/// One parameter of a state, which it keeps alive. Parameters are only ever appended, and a
+/// residual's values stay where they are when the list of them moves.
+struct ParameterState {
+  nb::object state;
+  std::size_t index;
+
+  ReducerState::Parameter& get() const { return nb::cast<ReducerState&>(state).parameters[index]; }
+};
+
+/// A view that keeps `self`, and by it the state, alive.
+ResidualView view_of(std::vector<float>& values, nb::handle self) {
+  return ResidualView(values.data(), {values.size()}, self);
+}
+
+std::vector<float> copy_of(const Residual& values) {
+  return {values.data(), values.data() + values.size()};
+}
+
+ReducerState read(const nb::bytes& bytes) {
+  return read_state({static_cast<const std::byte*>(bytes.data()), bytes.size()});
+}
+
+nb::bytes write(const ReducerState& state) {
+  const std::vector<std::byte> bytes = write_state(state);
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+std::vector<ParameterState> parameters(nb::object self) {
+  std::vector<ParameterState> all;
+  const std::size_t count = nb::cast<const ReducerState&>(self).parameters.size();
+  for (std::size_t i = 0; i < count; ++i) all.push_back({self, i});
+  return all;
+}
+
+void add(ReducerState& state, std::string name, std::string codec, std::uint64_t count,
+         std::uint64_t residual_first, const Residual& residual, const Residual& owner) {
+  state.parameters.push_back({.name = std::move(name),
+                              .codec = std::move(codec),
+                              .count = count,
+                              .residual_first = residual_first,
+                              .residual = copy_of(residual),
+                              .owner = copy_of(owner)});
+}
+
+void bind_parameter(nb::module_& module) {
+  const auto field = [](auto member) {
+    return [member](const ParameterState& self) { return self.get().*member; };
+  };
+  using Parameter = ReducerState::Parameter;
+  nb::class_<ParameterState>(module, "ParameterState", "What a state holds of one parameter.")
+      .def_prop_ro("name", field(&Parameter::name))
+      .def_prop_ro("codec", field(&Parameter::codec))
+      .def_prop_ro("count", field(&Parameter::count), "Values of the parameter.")
+      .def_prop_ro("residual_first", field(&Parameter::residual_first),
+                   "Value of the parameter at which the residual begins.")
+      .def_prop_ro(
+          "residual",
+          [](nb::handle self) {
+            return view_of(nb::cast<const ParameterState&>(self).get().residual, self);
+          },
+          "f32, a view: of what this rank sends, or the sum over ranks.")
+      .def_prop_ro(
+          "owner",
+          [](nb::handle self) {
+            return view_of(nb::cast<const ParameterState&>(self).get().owner, self);
+          },
+          "f32, a view: of the part whose sum this rank sends on.")
+      .def_prop_ro("longest_residual", field(&Parameter::longest_residual),
+                   "Values of the longest `residual` of any rank.")
+      .def_prop_ro("longest_owner", field(&Parameter::longest_owner));
+}
+
+}  // namespace
+
+void bind_reducer_state(nb::module_& module) {
+  using namespace nb::literals;
+  bind_parameter(module);
+  nb::class_<ReducerState> state(module, "ReducerState",
+                                 "What `GradientReducer.save_state` wrote, by parameter.");
+  state.def(nb::init<>())
+      .def_static("read", &read, "state"_a, "Raises InvalidArgument where it is none, or damaged.")
+      .def("write", &write, "As `GradientReducer.load_state` takes it.")
+      .def_rw("ranks", &ReducerState::ranks)
+      .def_rw("rank", &ReducerState::rank)
+      .def_rw("step", &ReducerState::step)
+      .def_rw("order", &ReducerState::order, "Of sending; empty: not learned yet.")
+      .def_prop_ro("parameters", &parameters)
+      .def("add", &add, "name"_a, "codec"_a, "count"_a, "residual_first"_a, "residual"_a, "owner"_a,
+           "Appends a parameter; its values are copied.");
+  def_choice<&ReducerState::form>(state, "form");
+  def_choice<&ReducerState::reduction>(state, "reduction");
+}
+
+}  // namespace tersor::python
