@@ -35,7 +35,7 @@ void check_place(const ReducerState::Parameter& found, const Slot& slot) {
   throw InvalidArgument("the state's residual of \"" + found.name + "\" begins at value " +
                         std::to_string(found.residual_first) + ", this rank's at " +
                         std::to_string(slot.residual_first) +
-                        ": the ranks were on other hosts; use save_portable_state()");
+                        ": the ranks were on other hosts; save the portable state for that");
 }
 
 /// A rank's own residuals at their places in the whole parameter, the rest 0.
@@ -154,7 +154,7 @@ void GradientReducer::Impl::check_state(const ReducerState& state) const {
     throw InvalidArgument("the state is rank " + std::to_string(state.rank) + " of " +
                           std::to_string(state.ranks) + "'s own, this is rank " +
                           std::to_string(context_.rank) + " of " + std::to_string(context_.ranks) +
-                          "; for another number of ranks use save_portable_state()");
+                          "; for other ranks save the portable state");
   for (std::size_t i = 0; i < std::max(state.parameters.size(), slots_.size()); ++i) {
     check_model(state, i);
     check_codec(state.parameters[i], i);
