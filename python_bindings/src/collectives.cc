@@ -8,7 +8,9 @@
 #include <nanobind/nanobind.h>
 #include <tersor/collectives.h>
 
+#include <cstdint>
 #include <new>
+#include <string>
 #include <string_view>
 
 namespace tersor::python {
@@ -98,11 +100,30 @@ void make_feedback(FeedbackState* state, const Transport& transport, nb::handle 
   new (state) FeedbackState(counts, parse_choice<Dtype>(dtype), values.memory);
 }
 
+void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle words) {
+  const auto values = write_values(residual, {.name = "residual"});
+  const auto bytes = write_bytes(words, {.name = "words"});
+  if (bytes.span.size() != sizeof(StateWords))
+    throw InvalidArgument("words: " + std::to_string(bytes.span.size()) + " bytes, not " +
+                          std::to_string(sizeof(StateWords)) + " as in FRESH_WORDS");
+  if (bytes.memory != values.memory)
+    throw InvalidArgument("words lie elsewhere than the residual: put them on one device");
+  if (reinterpret_cast<std::uintptr_t>(bytes.span.data()) % alignof(StateWords) != 0)
+    throw InvalidArgument("words are not as aligned as an int64");
+  new (state) FeedbackState(values.span, reinterpret_cast<StateWords*>(bytes.span.data()));
+}
+
 void bind_feedback(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<FeedbackState>(module, "FeedbackState")
-      .def("__init__", &make_feedback, "transport"_a, "like"_a, "options"_a, "dtype"_a)
+  nb::class_<FeedbackState> state(module, "FeedbackState");
+  state.def("__init__", &make_feedback, "transport"_a, "like"_a, "options"_a, "dtype"_a)
+      .def("__init__", &make_feedback_of, "residual"_a, "words"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(),
+           "Over arrays of the caller's: one residual for each value that this rank sends, for "
+           "reduce_scatter, allgather and one-shot; and, as aligned as an int64, the words.")
       .def_prop_ro("bytes", &FeedbackState::bytes, "Memory that it holds.");
+  const StateWords fresh;
+  state.attr("FRESH_WORDS") = nb::bytes(&fresh, sizeof fresh);
 }
 
 }  // namespace

@@ -44,4 +44,7 @@ FeedbackState::FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory)
   clear_on_device(residuals_, device_words_);
 }
 
+FeedbackState::FeedbackState(const ValueSpan& residual, StateWords* words)
+    : memory_(residual.memory()), state_{.residual = residual, .words = words} {}
+
 }  // namespace tersor::python

@@ -1,4 +1,5 @@
-// What error feedback keeps between calls of one collective, in memory of its own.
+// What error feedback keeps between calls of one collective, in memory of its own or of the
+// caller's.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -18,9 +19,12 @@ class FeedbackState {
   /// Zeros, on the host or on the current device, for which it then waits once.
   FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory);
 
+  /// In the caller's memory, which outlives it: of what this rank sends alone, with no owner's.
+  FeedbackState(const ValueSpan& residual, StateWords* words);
+
   const CollectiveState& state() const { return state_; }
   Memory memory() const { return memory_; }
-  std::size_t bytes() const { return residuals_.bytes(); }
+  std::size_t bytes() const { return state_.residual.bytes() + state_.owner_residual.bytes(); }
 
  private:
   Memory memory_;

@@ -1,0 +1,71 @@
+// The reducer's rules, for those who choose a codec without a reducer: reduce-scatters of FSDP.
+#include "comm/reducer/rules.h"
+
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+/// What the rules say of one parameter.
+struct CodecChoice {
+  std::string codec;
+  std::string reason;
+  bool feedback = false;
+  bool by_value = false;
+};
+
+// A codec whose values the transport can add looks at no value's neighbours.
+bool works_by_value(const Codec& codec, Dtype dtype) {
+  if (codec.has_feedback()) return false;
+  const Segment segment{.count = 1};
+  const Plan plan = codec.plan({.segments = {&segment, 1}, .dtype = dtype});
+  const std::vector<Exchange>& exchanges = plan.rounds.front().exchanges;
+  return std::find(exchanges.begin(), exchanges.end(), Exchange::kNativeSum) != exchanges.end();
+}
+
+std::size_t product(std::vector<std::size_t>::const_iterator first,
+                    std::vector<std::size_t>::const_iterator last) {
+  return std::accumulate(first, last, std::size_t{1}, std::multiplies{});
+}
+
+CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,
+                         const std::vector<std::size_t>& shape, std::string_view dtype) {
+  RuleSubject subject{.name = name,
+                      .count = product(shape.begin(), shape.end()),
+                      .rows = shape.empty() ? 1 : shape.front(),
+                      .dtype = parse_choice<Dtype>(dtype)};
+  if (shape.size() > 1) subject.columns = product(shape.begin() + 1, shape.end());
+  const RuleChoice choice = Rules(options).choose(subject);
+  if (choice.codec == nullptr) return {"auto", choice.reason};
+  return {choice.codec->spec().text(), choice.reason, choice.codec->has_feedback(),
+          works_by_value(*choice.codec, subject.dtype)};
+}
+
+}  // namespace
+
+void bind_rules(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<CodecChoice>(module, "CodecChoice", "What a reducer's rules say of one parameter.")
+      .def_ro("codec", &CodecChoice::codec, "A spec, or \"auto\".")
+      .def_ro("reason", &CodecChoice::reason)
+      .def_ro("feedback", &CodecChoice::feedback, "Whether the codec keeps a residual.")
+      .def_ro("by_value", &CodecChoice::by_value,
+              "Whether each value is encoded by itself, so that parameters may share a message.");
+  module.def("choose_codec", &choose_codec, "options"_a, "name"_a, "shape"_a, "dtype"_a,
+             "Raises InvalidArgument where no rule matches, or for a spec that is wrong.");
+}
+
+}  // namespace tersor::python
