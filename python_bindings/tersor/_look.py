@@ -1,0 +1,62 @@
+"""How the project's pictures look: paper, ink, and one hue for each family of codecs.
+
+Hues are Okabe and Ito's colour-blind-safe set, shifted where black or yellow would vanish on paper.
+"""
+
+from __future__ import annotations
+
+INK = "#1f2328"
+PAPER = "#ffffff"
+GRID = "#d9dee4"
+QUIET = "#6a737d"  # text and bars of second rank
+
+_CODECS = {
+    "none": "#868686",
+    "bf16": "#2f7fc1",
+    "f16": "#66b8e8",
+    "int8": "#e39a00",
+    "int8+ef": "#a86f00",
+    "int4": "#74cbb0",
+    "int4+ef": "#009b72",
+    "topk": "#f0986a",
+    "topk+ef": "#d2540a",
+}
+_OTHER = "#8f6fd1"
+
+STYLE = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.titlecolor": INK,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+}
+"""matplotlib's settings."""
+
+
+def colour(spec: str) -> str:
+    """Of a codec: options do not change it, error feedback makes it darker."""
+    family = spec.split(":")[0].split("+")[0]
+    feedback = "+ef" if spec.endswith("+ef") else ""
+    return _CODECS.get(family + feedback) or _CODECS.get(family, _OTHER)
+
+
+def faint(shade: str, share: float = 0.35) -> str:
+    """``share`` of a colour, the rest paper; both as #rrggbb."""
+    channels = zip(bytes.fromhex(shade[1:]), bytes.fromhex(PAPER[1:]), strict=True)
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)

@@ -1,0 +1,215 @@
+"""What a handle of ``tersor.torch`` counted: by parameter, in all, as a table, to TensorBoard.
+
+Bytes are what this rank's transport really sent. ``uncompressed_bytes`` is what the same exchange
+sends without a codec, which is more than the gradient among more than two ranks: an all-reduce of n
+ranks sends 2 (n - 1) / n of it, a reduce-scatter (n - 1) / n.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from tersor import _core, _text
+
+if TYPE_CHECKING:
+    from typing_extensions import Required
+
+
+SEVERAL = "several codecs"
+
+
+class ParameterStatistics(TypedDict, total=False):
+    """Of one parameter, or of all (``name`` is empty); sums over ``steps`` steps of this rank.
+
+    What an exchange does not know of itself is not there.
+    """
+
+    name: Required[str]
+    codec: Required[str]
+    reason: Required[str]
+    """Why this codec."""
+    algorithm: str
+    steps: Required[int]
+    gradient_bytes: Required[float]
+    """Of the gradients themselves."""
+    uncompressed_bytes: Required[float]
+    """What would have been sent without a codec."""
+    sent_bytes: Required[float]
+    """Of a parameter: its payloads with their headers. Of all: whatever the transport sent."""
+    encode_seconds: Required[float]
+    decode_seconds: Required[float]
+    wire_seconds: Required[float]
+    """While something was on its way; shared out among parameters by bytes."""
+    hidden_seconds: float
+    """Of these, while the trainer computed."""
+    exposed_seconds: float
+    """While the trainer waited."""
+    relative_error: float | None
+    """|gradient - decoded| / |gradient| of the last step; None: not measured."""
+    residual_norm: Required[float]
+    """Euclidean; of what error feedback keeps for later."""
+    steps_discarded: int
+    overflows: float
+    """Values that were finite and left the range of the wire's type."""
+
+
+class Writer(Protocol):
+    """What is needed of ``torch.utils.tensorboard.SummaryWriter``."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+        """Writes a point of a curve."""
+
+
+class Reporting(ABC):
+    """What all handles can tell."""
+
+    @abstractmethod
+    def statistics(self) -> list[ParameterStatistics]:
+        """What was sent, a dict for each parameter."""
+
+    def totals(self) -> ParameterStatistics:
+        """The same of all parameters together."""
+        return add_up(self.statistics())
+
+    def table(self) -> str:
+        """A line for each parameter, and one for all; bytes and times of a step."""
+        return table([*self.statistics(), self.totals()])
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Draws bytes, times and residuals to a PNG, SVG or PDF file; needs matplotlib.
+
+        Raises ImportError, which says what to install, where there is none.
+        """
+        from tersor.torch.report import draw
+
+        draw(self.statistics(), self.totals(), path)
+
+
+def of_reducer(reducer: _core.GradientReducer, ranks: int) -> list[ParameterStatistics]:
+    """By parameter, in the order in which they were added."""
+    return [_from_core(one, ranks) for one in reducer.parameter_statistics()]
+
+
+def totals_of_reducer(reducer: _core.GradientReducer, ranks: int) -> ParameterStatistics:
+    """Of all parameters together, headers of the transport included."""
+    return _from_core(reducer.statistics(), ranks)
+
+
+def _from_core(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
+    return {
+        "name": one.name,
+        "codec": one.codec,
+        "reason": one.reason,
+        "algorithm": one.algorithm,
+        "steps": one.steps,
+        "gradient_bytes": one.gradient_bytes,
+        "uncompressed_bytes": one.gradient_bytes * 2 * (ranks - 1) / ranks,
+        "sent_bytes": one.sent_bytes,
+        "encode_seconds": one.encode_seconds,
+        "decode_seconds": one.decode_seconds,
+        "wire_seconds": one.wire_seconds,
+        "hidden_seconds": one.hidden_seconds,
+        "exposed_seconds": one.exposed_seconds,
+        "relative_error": one.relative_error or None,
+        "residual_norm": one.residual_norm,
+        "steps_discarded": one.steps_discarded,
+        "overflows": one.overflows,
+    }
+
+
+def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
+    """Sums of bytes and seconds; the norm of all residuals together; the largest error."""
+    entries = list(parameters)
+    codecs = {one["codec"] for one in entries}
+
+    def total(field: str) -> float:
+        return sum(one.get(field, 0) for one in entries)  # type: ignore[misc]
+
+    return {
+        "name": "",
+        "codec": codecs.pop() if len(codecs) == 1 else SEVERAL,
+        "reason": "",
+        "steps": max((one["steps"] for one in entries), default=0),
+        "gradient_bytes": total("gradient_bytes"),
+        "uncompressed_bytes": total("uncompressed_bytes"),
+        "sent_bytes": total("sent_bytes"),
+        "encode_seconds": total("encode_seconds"),
+        "decode_seconds": total("decode_seconds"),
+        "wire_seconds": total("wire_seconds"),
+        "residual_norm": sum(one["residual_norm"] ** 2 for one in entries) ** 0.5,
+    }
+
+
+def ratio(one: ParameterStatistics) -> float:
+    """How many times fewer bytes were sent than without a codec; NaN where nothing was sent."""
+    return one["uncompressed_bytes"] / one["sent_bytes"] if one["sent_bytes"] else float("nan")
+
+
+def per_step(one: ParameterStatistics, field: str) -> float | None:
+    """The mean over steps of a sum; None where it is not known."""
+    value: Any = one.get(field)
+    return None if value is None or not one["steps"] else value / one["steps"]
+
+
+_BYTE_COLUMNS = (
+    ("gradient", "gradient_bytes"),
+    ("uncompressed", "uncompressed_bytes"),
+    ("sent", "sent_bytes"),
+)
+_TIME_COLUMNS = (
+    ("encode", "encode_seconds"),
+    ("wire", "wire_seconds"),
+    ("decode", "decode_seconds"),
+    ("hidden", "hidden_seconds"),
+    ("exposed", "exposed_seconds"),
+)
+
+
+def table(entries: Iterable[ParameterStatistics]) -> str:
+    """A line for each entry: bytes and seconds of a step, ratio, error, residual, codec and why."""
+    names = [name for name, _ in (*_BYTE_COLUMNS, *_TIME_COLUMNS)]
+    names[3:3] = ["ratio", "error", "residual"]
+    return _text.table(["parameter", *names, "codec"], [_cells(one) for one in entries])
+
+
+def _cells(one: ParameterStatistics) -> list[str]:
+    codec = f"{one['codec']} ({one['reason']})" if one["reason"] else one["codec"]
+    return [
+        one["name"] or "all",
+        *(_text.byte_count(per_step(one, field)) for _, field in _BYTE_COLUMNS),
+        _text.ratio(ratio(one)),
+        _text.percent(one.get("relative_error")),
+        _text.magnitude(one["residual_norm"] or None),
+        *(_text.seconds(per_step(one, field)) for _, field in _TIME_COLUMNS),
+        codec,
+    ]
+
+
+def log_statistics(writer: Writer, handle: Reporting, step: int) -> None:
+    """Writes what ``handle`` counted to TensorBoard, under ``tersor/``.
+
+    Bytes and seconds are means over the steps that the handle counted. Of each parameter: bytes
+    sent, ratio, residual's norm, and the error where it is measured.
+    """
+    totals = handle.totals()
+    for name, field in (*_BYTE_COLUMNS, *_TIME_COLUMNS):
+        if (value := per_step(totals, field)) is not None:
+            writer.add_scalar(f"tersor/{name} {field.rpartition('_')[2]}", value, step)
+    for one in (totals, *handle.statistics()):
+        _log_parameter(writer, one, step)
+
+
+def _log_parameter(writer: Writer, one: ParameterStatistics, step: int) -> None:
+    values = {
+        "sent bytes": per_step(one, "sent_bytes"),
+        "ratio": ratio(one) if one["sent_bytes"] else None,
+        "residual": one["residual_norm"],
+        "error": one.get("relative_error"),
+    }
+    folder = f"tersor parameters/{one['name']}" if one["name"] else "tersor"
+    for name, value in values.items():
+        if value is not None and (one["name"] or name != "sent bytes"):
+            writer.add_scalar(f"{folder}/{name}", value, step)

@@ -1,0 +1,113 @@
+"""The picture of what a handle counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import types
+
+import pytest
+from tersor import _look
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from tersor.torch import report
+from tersor.torch.statistics import ParameterStatistics, add_up
+
+MIB = 2.0**20
+
+
+def parameter(name: str, mebibytes: float, codec: str = "int8+ef") -> ParameterStatistics:
+    """Of 10 steps that each sent a quarter of so many MiB."""
+    return {
+        "name": name,
+        "codec": codec,
+        "reason": "the codec for all",
+        "steps": 10,
+        "gradient_bytes": 10 * mebibytes * MIB,
+        "uncompressed_bytes": 10 * mebibytes * MIB,
+        "sent_bytes": 10 * mebibytes * MIB / 4,
+        "encode_seconds": 0.02,
+        "decode_seconds": 0.01,
+        "wire_seconds": 0.5,
+        "hidden_seconds": 0.3,
+        "exposed_seconds": 0.2,
+        "relative_error": 0.007,
+        "residual_norm": mebibytes if "+ef" in codec else 0.0,
+    }
+
+
+def totals(parameters: list[ParameterStatistics]) -> ParameterStatistics:
+    return {**add_up(parameters), "hidden_seconds": 0.3, "exposed_seconds": 0.2}
+
+
+def test_bars_are_as_long_as_what_was_counted() -> None:
+    parameters = [parameter("bias", 0.5, "bf16"), parameter("weight", 8)]
+    made = report.figure(parameters, totals(parameters))
+    sent, residuals, seconds = made.axes
+    assert [label.get_text() for label in sent.get_yticklabels()] == ["weight", "bias"]
+    assert [bar.get_width() / MIB for bar in sent.patches] == [8, 0.5, 2, 0.125]  # light, then dark
+    assert sent.patches[2].get_facecolor()[:3] != sent.patches[3].get_facecolor()[:3]
+    assert [bar.get_width() for bar in residuals.patches] == [8, 0]
+    assert [bar.get_width() for bar in seconds.patches] == pytest.approx([0.03, 0.02, 0.004, 0.002])
+    assert {axis.get_xlim()[0] for axis in made.axes} == {0}
+    assert made.get_suptitle() == (f"2.12 MiB sent a step instead of 8.50 MiB: 4{chr(0xD7)} less")
+
+
+def test_many_parameters_share_a_bar_that_adds_them_up() -> None:
+    parameters = [parameter(f"layer.{i}.weight", 1 + i) for i in range(40)]
+    made = report.figure(parameters, totals(parameters))
+    sent = made.axes[0]
+    labels = [label.get_text() for label in sent.get_yticklabels()]
+    assert len(labels) == report.MOST_ROWS
+    assert labels[0] == "layer.39.weight"
+    assert labels[-1] == "25 smaller ones"
+    widths = [bar.get_width() / MIB for bar in sent.patches[: report.MOST_ROWS]]
+    assert sum(widths) == pytest.approx(sum(range(1, 41)))
+
+
+def test_without_error_feedback_there_are_no_residuals_to_draw() -> None:
+    parameters = [parameter("weight", 8, "int8")]
+    residuals = report.figure(parameters, totals(parameters)).axes[1]
+    assert not residuals.patches
+    assert [text.get_text() for text in residuals.texts] == ["no error feedback"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_a_report_is_a_picture_in_a_file(tmp_path: pathlib.Path, ending: str) -> None:
+    path = tmp_path / f"report.{ending}"
+    parameters = [parameter("weight", 8)]
+    report.draw(parameters, totals(parameters), path)
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert path.read_bytes().startswith(begins)
+
+
+def test_a_run_that_sent_nothing_can_be_drawn(tmp_path: pathlib.Path) -> None:
+    empty: ParameterStatistics = {**parameter("weight", 0), "steps": 0}
+    report.draw([empty], totals([empty]), tmp_path / "empty.png")
+    report.draw([], totals([]), tmp_path / "none.png")
+
+
+def palette() -> types.ModuleType:
+    path = pathlib.Path(__file__).parents[2] / "bench" / "report" / "palette.py"
+    if not path.exists():
+        pytest.skip("the sources' bench/report is not here")
+    specification = importlib.util.spec_from_file_location("palette", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_codecs_have_the_colours_of_the_other_reports() -> None:
+    other = palette()
+    for spec in ("none", "bf16", "f16", "int8", "int8+ef", "int4", "int4+ef"):
+        assert _look.colour(spec) == other.STYLES[spec].colour
+    for spec in ("topk:density=0.01", "topk:density=0.01+ef"):
+        assert _look.colour(spec) == other.STYLES[spec].colour
+    light = other.LIGHT
+    assert (light.ink, light.paper) == (_look.INK, _look.PAPER)
+    assert (light.grid, light.quiet) == (_look.GRID, _look.QUIET)
+    assert _look.faint("#2f7fc1", 0.35) == other.mix("#2f7fc1", light.paper, 0.35)

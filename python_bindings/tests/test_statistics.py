@@ -1,0 +1,156 @@
+"""What handles tell: bytes by parameter, tables, TensorBoard's curves, and the picture."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tersor.local
+from tersor import _core
+from tersor.reducer import GradientReducer
+
+pytest.importorskip("torch")
+
+from tersor.torch import statistics
+from tersor.torch.statistics import ParameterStatistics, Reporting
+
+SHAPES = {"head.weight": (300, 200), "head.bias": (300,), "body.weight": (100, 128)}
+STEPS = 3
+
+
+class Counted(Reporting):
+    """What one rank's reducer counted, as a handle has it."""
+
+    def __init__(self, reducer: GradientReducer, ranks: int) -> None:
+        self._parameters = statistics.of_reducer(reducer, ranks)
+        self._totals = statistics.totals_of_reducer(reducer, ranks)
+
+    def statistics(self) -> list[ParameterStatistics]:
+        return self._parameters
+
+    def totals(self) -> ParameterStatistics:
+        return self._totals
+
+
+def train(transport: _core.Transport, **options: Any) -> Counted:
+    reducer = GradientReducer(transport, **options)
+    generator = np.random.default_rng(transport.rank)
+    for name, shape in SHAPES.items():
+        reducer.add(name, np.zeros(shape, np.float32))
+    for _ in range(STEPS):
+        for name, shape in SHAPES.items():
+            reducer.ready(name, generator.standard_normal(shape).astype(np.float32))
+        reducer.wait()
+    counted = Counted(reducer, transport.ranks)
+    transport.barrier()  # no rank leaves while others still want to know something
+    return counted
+
+
+def counted(ranks: int, **options: Any) -> list[Counted]:
+    return tersor.local.run(ranks, lambda transport: train(transport, **options))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_without_a_codec_as_much_is_sent_as_the_statistics_compare_with(ranks: int) -> None:
+    everywhere = counted(ranks, rules=[("*", "none")])
+    sent = sum(one.totals()["sent_bytes"] for one in everywhere)
+    expected = sum(one.totals()["uncompressed_bytes"] for one in everywhere)
+    assert expected == pytest.approx(
+        2 * (ranks - 1) * STEPS * 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
+    )
+    assert expected < sent < 1.02 * expected
+
+
+def test_bytes_are_told_by_parameter() -> None:
+    (one, *_) = counted(4, codec="int8")
+    by_name = {entry["name"]: entry for entry in one.statistics()}
+    assert list(by_name) == list(SHAPES)
+    assert by_name["head.weight"]["codec"] == "int8"
+    assert 3.85 < statistics.ratio(by_name["head.weight"]) < 3.95
+    assert by_name["head.bias"]["codec"] == "bf16"
+    assert by_name["head.bias"]["reason"] == "fewer than 4096 values"
+    parameters = sum(entry["sent_bytes"] for entry in one.statistics())
+    assert parameters <= one.totals()["sent_bytes"] < 1.02 * parameters + 4096
+
+
+def test_an_error_that_was_not_measured_is_no_number() -> None:
+    (one, *_) = counted(2, codec="int8")
+    assert {entry["relative_error"] for entry in one.statistics()} == {None}
+    (one, *_) = counted(2, codec="int8", measure_error=True)
+    error = one.statistics()[0]["relative_error"]
+    assert error is not None
+    assert 1e-3 < error < 2e-2
+
+
+def test_the_table_has_a_line_for_each_parameter_and_one_for_all() -> None:
+    (one, *_) = counted(2, codec="int8+ef")
+    head, *lines = one.table().splitlines()
+    assert [line.split()[0] for line in lines] == [*SHAPES, "all"]
+    assert head.split()[:4] == ["parameter", "gradient", "uncompressed", "sent"]
+    cells = lines[0].split("  ")
+    assert "234 KiB" in lines[0]  # 300 · 200 values of 4 bytes
+    assert cells[-1] == "int8+ef (the codec for all)"
+    assert len({line.index(cells[-1][:3]) for line in lines if "int8" in line}) == 1
+
+
+def test_sums_are_of_all_and_the_norm_is_of_all_residuals_together() -> None:
+    (one, *_) = counted(3, codec="int8+ef")
+    added, told = statistics.add_up(one.statistics()), one.totals()
+    for field in ("gradient_bytes", "uncompressed_bytes", "encode_seconds", "residual_norm"):
+        assert added[field] == pytest.approx(told[field])  # type: ignore[literal-required]
+    assert added["codec"] == statistics.SEVERAL
+    assert added["residual_norm"] > 0
+
+
+def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (one, *_) = counted(2, codec="int8+ef")
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        statistics.log_statistics(writer, one, 7)
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+
+    def value(tag: str) -> float:
+        (event,) = events.Scalars(tag)
+        assert event.step == 7
+        return float(event.value)
+
+    totals, weight = one.totals(), one.statistics()[0]
+    assert value("tersor/sent bytes") == pytest.approx(totals["sent_bytes"] / STEPS)
+    assert value("tersor/wire seconds") == pytest.approx(totals["wire_seconds"] / STEPS)
+    assert value("tersor/ratio") == pytest.approx(statistics.ratio(totals))
+    folder = "tersor parameters/head.weight"
+    assert value(f"{folder}/residual") == pytest.approx(weight["residual_norm"])
+    assert value(f"{folder}/sent bytes") == pytest.approx(weight["sent_bytes"] / STEPS)
+    assert f"{folder}/error" not in events.Tags()["scalars"]
+
+
+def test_nothing_sent_yet_is_told_as_such() -> None:
+    def untrained(transport: _core.Transport) -> Counted:
+        reducer = GradientReducer(transport, codec="int8")
+        reducer.add("weight", np.zeros((100, 100), np.float32))
+        return Counted(reducer, transport.ranks)
+
+    (one, _) = tersor.local.run(2, untrained)
+    assert one.totals()["sent_bytes"] == 0
+    assert statistics.per_step(one.totals(), "sent_bytes") is None
+    assert "all" in one.table()
+
+
+def test_without_matplotlib_a_report_says_what_to_install() -> None:
+    program = """if True:
+        import sys
+        sys.modules["matplotlib"] = None
+        from tersor.torch.report import draw
+        try:
+            draw([], {}, "none.png")
+        except ImportError as error:
+            assert "pip install matplotlib" in str(error), error
+        else:
+            sys.exit("no error")
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
