@@ -7,6 +7,7 @@ import pathlib
 import types
 
 import pytest
+
 from tersor import _look
 
 pytest.importorskip("torch")

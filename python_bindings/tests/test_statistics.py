@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import tersor.local
 from tersor import _core
 from tersor.reducer import GradientReducer
