@@ -53,10 +53,14 @@ bool is_ml_bfloat16(nb::handle array) {
 }
 
 /// Whether the array's own library says that it lies elsewhere than on the host.
-bool needs_stream(nb::handle array) {
+bool needs_stream(nb::handle array, const ArrayRequest& request) {
   if (!nb::hasattr(array, "__dlpack_device__")) return false;
-  const nb::object place = array.attr("__dlpack_device__")();
-  return !is_on_host(nb::cast<int>(place[0].attr("__index__")()));
+  try {
+    const nb::object place = array.attr("__dlpack_device__")();
+    return !is_on_host(nb::cast<int>(place[0].attr("__index__")()));
+  } catch (const nb::python_error& error) {  // PyTorch's "meta", say, which DLPack has no word for
+    refuse(request, nb::cast<std::string>(nb::str(error.value())));
+  }
 }
 
 /// The capsule of an array on a device. -1: nothing has to be ordered, all goes to one stream.
@@ -106,12 +110,21 @@ Imported import_source(nb::handle source, nb::handle array, Access access,
   return imported;
 }
 
+/// Buffers through a memoryview, which fills in the strides that some (ctypes) leave out.
+nb::object as_memoryview(nb::handle array) {
+  nb::object view = nb::steal(PyMemoryView_FromObject(array.ptr()));
+  if (!view.is_valid()) nb::raise_python_error();
+  return view;
+}
+
 Import import_array(nb::handle array, Access access, const ArrayRequest& request) {
   if (array.is_none()) refuse(request, "None is no array");
   if (is_ml_bfloat16(array))
     return {import_source(array.attr("view")("uint16"), array, access, request), Dtype::kBf16};
-  if (needs_stream(array))
+  if (needs_stream(array, request))
     return {import_source(device_capsule(array, request), array, access, request), {}};
+  if (!nb::hasattr(array, "__dlpack__") && PyObject_CheckBuffer(array.ptr()))
+    return {import_source(as_memoryview(array), array, access, request), {}};
   return {import_source(array, array, access, request), {}};
 }
 

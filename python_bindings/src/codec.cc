@@ -1,21 +1,223 @@
-// Codecs: the registry as Python sees it.
-#include "python_bindings/src/bindings.h"
+// See codec.h. What the library checks (counts, dtypes, room, alignment) is left to it.
+#include "python_bindings/src/codec.h"
+
+#include "python_bindings/src/choices.h"
+#include "python_bindings/src/device_scope.h"
+#include "python_bindings/src/waiting.h"
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
-#include <tersor/codec.h>
+#include <tersor/buffer.h>
+#include <tersor/error.h>
+#include <tersor/wire.h>
+
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
 
 namespace tersor::python {
+namespace {
 
-void bind_codec(nb::module_& module) {
-  nb::class_<CodecInfo>(module, "CodecInfo", "What the registry knows of a codec.")
-      .def_ro("name", &CodecInfo::name, "As it stands at the beginning of a spec.")
-      .def_ro("id", &CodecInfo::id, "Its number on the wire, never reused.")
-      .def_ro("summary", &CodecInfo::summary, "One line.")
-      .def_ro("keys", &CodecInfo::keys, "Each key with its values and, in brackets, its default.");
-  module.def("codecs", &codecs, "All codecs of this build, in the registry's order.");
+/// Arrays of one call, and their spans side by side as the library takes them.
+template <typename Span>
+struct ArrayList {
+  std::vector<Array<Span>> arrays;
+  std::vector<Span> spans;
+
+  void add(Array<Span> array) {
+    spans.push_back(array.span);
+    arrays.push_back(std::move(array));
+  }
+};
+
+template <typename Span, typename Import>
+ArrayList<Span> import_all(Arrays sequence, const Import& import, const ArrayRequest& request) {
+  ArrayList<Span> list;
+  for (const nb::handle array : sequence) list.add(import(array, request));
+  return list;
+}
+
+std::size_t count_of(const std::vector<std::size_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
+}
+
+/// Rows are the first axis, as in a weight of (outputs, inputs…).
+Segment segment_of(const std::vector<std::size_t>& shape) {
+  const std::size_t count = count_of(shape);
+  if (shape.size() < 2 || count == 0) return {.count = count};
+  return {.count = count, .rows = shape[0], .columns = count / shape[0]};
+}
+
+void place_segments(std::vector<Segment>& segments, const FrameOptions& options) {
+  const auto& first = options.first_indices;
+  if (!first.empty() && first.size() != segments.size())
+    throw InvalidArgument("first_index: " + std::to_string(first.size()) + " numbers for " +
+                          std::to_string(segments.size()) + " arrays; give one for each");
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    segments[i].parameter = options.parameter + static_cast<std::uint32_t>(i);
+    if (!first.empty()) segments[i].first_index = first[i];
+  }
+}
+
+template <typename Span>
+std::vector<Segment> segments_of(const ArrayList<Span>& list, const FrameOptions& options) {
+  std::vector<Segment> segments;
+  for (const auto& array : list.arrays) segments.push_back(segment_of(array.shape));
+  place_segments(segments, options);
+  return segments;
+}
+
+std::vector<SegmentState> states_of(const ArrayList<ValueSpan>& residuals) {
+  std::vector<SegmentState> states;
+  for (const ValueSpan residual : residuals.spans)
+    states.push_back({.residual_in = residual, .residual_out = residual});
+  return states;
+}
+
+FrameIdentity identity_of(const FrameOptions& options) {
+  return {.signature = options.signature,
+          .checksum = options.checksum ? Checksum::kOn : Checksum::kOff};
+}
+
+template <typename First, typename Span>
+void check_same_device(const Array<First>& first, const Array<Span>& other, const char* name) {
+  if (other.memory == first.memory && other.device == first.device) return;
+  const auto text = [](Memory memory, int device) {
+    return memory == Memory::kHost ? std::string("the host") : "cuda:" + std::to_string(device);
+  };
+  throw InvalidArgument(std::string(name) + ": it lies on " + text(other.memory, other.device) +
+                        ", the first array on " + text(first.memory, first.device) +
+                        "; all arrays of a call lie on one device");
+}
+
+template <typename First, typename Span>
+void check_same_device(const Array<First>& first, const ArrayList<Span>& others, const char* name) {
+  for (const auto& array : others.arrays) check_same_device(first, array, name);
+}
+
+nb::object first_of(Arrays arrays, const char* name) {
+  if (nb::len(arrays) == 0) throw InvalidArgument(std::string(name) + ": no array was given");
+  return arrays[0];
+}
+
+/// A frame that is cut to its true bytes afterwards has to be a flat array of bytes.
+void check_flat(const Array<ByteSpan>& frame) {
+  if (frame.shape.size() != 1 || frame.shape[0] != frame.span.size())
+    throw InvalidArgument("out: pass a flat uint8 array of max_payload_bytes(...) bytes");
+}
+
+void check_residuals(const Codec& codec, Arrays residuals) {
+  if (codec.has_feedback() && nb::len(residuals) == 0)
+    throw InvalidArgument("residual: the codec " + codec.spec().text() +
+                          " keeps what it leaves out: pass an array like the gradient, zeros at "
+                          "first and the same one in every step");
+  if (!codec.has_feedback() && nb::len(residuals) != 0)
+    throw InvalidArgument("residual: the codec " + codec.spec().text() +
+                          " keeps nothing; add \"+ef\" to its spec");
+}
+
+/// Frames as the library reads them: host memory that is not aligned (a part of a message, say) is
+/// copied, which costs little beside decoding.
+std::vector<Buffer> align_frames(std::vector<ConstByteSpan>& frames, Memory memory) {
+  std::vector<Buffer> copies;
+  if (memory == Memory::kDevice) return copies;
+  for (ConstByteSpan& frame : frames) {
+    if (reinterpret_cast<std::uintptr_t>(frame.data()) % kSectionAlignment == 0) continue;
+    Buffer& copy = copies.emplace_back(frame.size());
+    std::memcpy(copy.pointer(), frame.data(), frame.size());
+    frame = copy.span();
+  }
+  return copies;
+}
+
+}  // namespace
+
+ArrayCodec::ArrayCodec(std::string_view spec, unsigned threads)
+    : codec_(make_codec(spec)), scratches_(threads) {}
+
+Plan ArrayCodec::plan(const std::vector<Segment>& segments, Dtype dtype, Memory memory,
+                      std::size_t contributions, unsigned threads) const {
+  return codec_->plan({.segments = segments,
+                       .dtype = dtype,
+                       .contributions = contributions,
+                       .memory = memory,
+                       .threads = threads});
+}
+
+std::size_t ArrayCodec::frame_capacity(const std::vector<std::vector<std::size_t>>& shapes,
+                                       const std::string& dtype) const {
+  std::vector<Segment> segments;
+  for (const auto& shape : shapes) segments.push_back(segment_of(shape));
+  return plan(segments, parse_choice<Dtype>(dtype), Memory::kHost, 1, 1).frame_bytes;
+}
+
+std::size_t ArrayCodec::frame_capacity(Arrays gradients) const {
+  const auto values = import_all<ConstValueSpan>(gradients, read_values, {.name = "array"});
+  const Dtype dtype = values.spans.empty() ? Dtype::kF32 : values.spans.front().dtype();
+  return plan(segments_of(values, {}), dtype, Memory::kHost, 1, 1).frame_bytes;
+}
+
+std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residuals,
+                               const FrameOptions& options, nb::handle stream) {
+  const nb::object first = first_of(gradients, "array");
+  check_residuals(*codec_, residuals);
+  const auto values =
+      import_all<ConstValueSpan>(gradients, read_values, {.name = "array", .stream = stream});
+  const auto kept =
+      import_all<ValueSpan>(residuals, write_values, {.name = "residual", .stream = stream});
+  const auto output = write_bytes(frame, {.name = "out", .stream = stream});
+  check_flat(output);
+  const auto& front = values.arrays.front();
+  check_same_device(front, values, "array");
+  check_same_device(front, kept, "residual");
+  check_same_device(front, output, "out");
+
+  const DeviceScope scope(front);
+  const Place place{front.memory, front.device, to_stream(stream, first, front.memory)};
+  const std::vector<Segment> segments = segments_of(values, options);
+  const std::vector<SegmentState> states = states_of(kept);
+  return without_gil([&] {
+    const ScratchPool::Loan scratch(scratches_, place);
+    const Plan sizes = plan(segments, front.span.dtype(), place.memory, 1, scratch->threads());
+    codec_->encode({.segments = segments,
+                    .gradients = values.spans,
+                    .states = states,
+                    .random = {.key = options.seed, .step = options.step},
+                    .identity = identity_of(options),
+                    .execution = scratch->execution(sizes, place)},
+                   output.span);
+    return place.memory == Memory::kHost ? frame_bytes(output.span) : sizes.frame_bytes;
+  });
+}
+
+void ArrayCodec::decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,
+                        const FrameOptions& options, nb::handle stream) {
+  const nb::object first = first_of(outputs, "out");
+  const auto values =
+      import_all<ValueSpan>(outputs, write_values, {.name = "out", .stream = stream});
+  auto received =
+      import_all<ConstByteSpan>(frames, read_bytes, {.name = "payload", .stream = stream});
+  const auto& front = values.arrays.front();
+  check_same_device(front, values, "out");
+  check_same_device(front, received, "payload");
+
+  const DeviceScope scope(front);
+  const Place place{front.memory, front.device, to_stream(stream, first, front.memory)};
+  const std::vector<Segment> segments = segments_of(values, options);
+  without_gil([&] {
+    const std::vector<Buffer> copies = align_frames(received.spans, place.memory);
+    const ScratchPool::Loan scratch(scratches_, place);
+    const Plan sizes =
+        plan(segments, front.span.dtype(), place.memory, received.spans.size(), scratch->threads());
+    codec_->decode({.segments = segments,
+                    .frames = received.spans,
+                    .outputs = values.spans,
+                    .mode = decoding.add ? DecodeMode::kAdd : DecodeMode::kAssign,
+                    .factor = decoding.factor,
+                    .identity = identity_of(options),
+                    .execution = scratch->execution(sizes, place)});
+  });
 }
 
 }  // namespace tersor::python

@@ -13,7 +13,6 @@ template <typename Exception>
 nb::object bind_error(nb::module_& module, const char* name, nb::handle bases, const char* text) {
   nb::object type = nb::exception<Exception>(module, name, bases);
   type.attr("__doc__") = text;
-  type.attr("__module__") = "tersor";
   return type;
 }
 

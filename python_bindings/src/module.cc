@@ -6,7 +6,7 @@
 
 NB_MODULE(_core, module) {
   using namespace tersor::python;
-  module.attr("__version__") = TERSOR_VERSION;
+  module.attr("version") = TERSOR_VERSION;
   bind_errors(module);
   bind_codec(module);
   bind_transport(module);

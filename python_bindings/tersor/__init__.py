@@ -1,10 +1,10 @@
 """Tersor: gradient codecs and compressed collectives.
 
-This module needs NumPy only. ``tersor.torch`` is for those who train with PyTorch.
+This module needs NumPy only. ``tersor.torch`` is for those who train with PyTorch, ``tersor.mpi``
+for those who have mpi4py, ``tersor.local`` for trying things in one process.
 """
 
 from tersor._core import (
-    CodecInfo,
     CollectiveStatistics,
     CudaError,
     Error,
@@ -15,14 +15,16 @@ from tersor._core import (
     TransportError,
     WireError,
     Workspace,
-    __version__,
-    codecs,
 )
+from tersor._core import version as __version__
+from tersor.codec import Codec, CodecInfo, CodecOption, codecs
 from tersor.collectives import FeedbackState, allgather, allreduce, reduce_scatter
 from tersor.reducer import GradientReducer
 
 __all__ = [
+    "Codec",
     "CodecInfo",
+    "CodecOption",
     "CollectiveStatistics",
     "CudaError",
     "Error",
@@ -41,3 +43,7 @@ __all__ = [
     "codecs",
     "reduce_scatter",
 ]
+
+# As tracebacks and pickles name them.
+for _error in (Error, CudaError, InvalidArgument, OutOfMemory, TransportError, WireError):
+    _error.__module__ = __name__

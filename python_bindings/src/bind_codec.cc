@@ -1,0 +1,121 @@
+// Codecs under their Python names: the registry, frames' headers, and the codec itself.
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+#include "python_bindings/src/codec.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+#include <tersor/codec.h>
+#include <tersor/isa.h>
+#include <tersor/wire.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+void bind_registry(nb::module_& module) {
+  nb::class_<CodecInfo>(module, "CodecInfo", "What the registry knows of a codec.")
+      .def_ro("name", &CodecInfo::name)
+      .def_ro("id", &CodecInfo::id)
+      .def_ro("summary", &CodecInfo::summary)
+      .def_ro("keys", &CodecInfo::keys, "\"rounding=nearest|stochastic (nearest)\"");
+  module.def("codecs", &codecs);
+}
+
+void bind_instruction_sets(nb::module_& module) {
+  module.def("instruction_sets", [] {
+    std::vector<std::string_view> names;
+    for (const Isa isa : available_isas()) names.push_back(isa_name(isa));
+    return names;
+  });
+  module.def("instruction_set", [] { return isa_name(current_isa()); });
+  module.def(
+      "force_instruction_set",
+      [](std::optional<std::string_view> name) {
+        force_isa(name ? std::optional(parse_isa(*name)) : std::nullopt);
+      },
+      nb::arg("name").none());
+}
+
+/// Throws WireError where the header is not one, or names a dtype that no gradient has.
+std::string_view dtype_text(const FrameHeader& header) {
+  const auto dtype = static_cast<Dtype>(header.dtype);
+  if (!is_gradient_dtype(dtype))
+    throw WireError("frame dtype is " + std::to_string(header.dtype) + ", which is none");
+  return dtype_name(dtype);
+}
+
+void bind_frames(nb::module_& module) {
+  nb::class_<FrameHeader>(module, "FrameHeader", "What stands before every payload.")
+      .def_ro("codec_id", &FrameHeader::codec_id)
+      .def_prop_ro("dtype", &dtype_text)
+      .def_ro("segments", &FrameHeader::segments)
+      .def_ro("count", &FrameHeader::count)
+      .def_ro("payload_bytes", &FrameHeader::payload_bytes);
+  module.def(
+      "frame_header",
+      [](nb::handle frame) {
+        const auto bytes = read_bytes(frame, {.name = "payload"});
+        if (bytes.memory == Memory::kDevice)
+          throw InvalidArgument("payload: its header lies on a device, where nobody waits for it");
+        return read_frame_header(bytes.span);
+      },
+      nb::arg("frame"));
+}
+
+void bind_options(nb::module_& module) {
+  nb::class_<FrameOptions>(module, "FrameOptions")
+      .def(nb::init<>())
+      .def_rw("first_indices", &FrameOptions::first_indices)
+      .def_rw("parameter", &FrameOptions::parameter)
+      .def_rw("seed", &FrameOptions::seed)
+      .def_rw("step", &FrameOptions::step)
+      .def_rw("checksum", &FrameOptions::checksum)
+      .def_rw("signature", &FrameOptions::signature);
+  nb::class_<DecodeOptions>(module, "DecodeOptions")
+      .def(nb::init<>())
+      .def_rw("add", &DecodeOptions::add)
+      .def_rw("factor", &DecodeOptions::factor);
+}
+
+template <auto kTrait>
+bool trait(const ArrayCodec& codec) {
+  return codec.codec().traits().*kTrait;
+}
+
+}  // namespace
+
+void bind_codec(nb::module_& module) {
+  bind_registry(module);
+  bind_instruction_sets(module);
+  bind_frames(module);
+  bind_options(module);
+  nb::class_<ArrayCodec>(module, "Codec", "A codec, its threads and its scratch memory.")
+      .def(nb::init<std::string_view, unsigned>(), nb::arg("spec"), nb::arg("threads"))
+      .def_prop_ro("spec", [](const ArrayCodec& codec) { return codec.codec().spec().text(); })
+      .def_prop_ro("id", [](const ArrayCodec& codec) { return codec.codec().id(); })
+      .def_prop_ro("has_feedback",
+                   [](const ArrayCodec& codec) { return codec.codec().has_feedback(); })
+      .def_prop_ro("fixed_bytes", &trait<&CodecTraits::fixed_bytes>)
+      .def_prop_ro("lossless", &trait<&CodecTraits::lossless>)
+      .def_prop_ro("portable_bytes", &trait<&CodecTraits::portable_bytes>)
+      .def("capacity_of_shapes",
+           nb::overload_cast<const std::vector<std::vector<std::size_t>>&, const std::string&>(
+               &ArrayCodec::frame_capacity, nb::const_),
+           nb::arg("shapes"), nb::arg("dtype"))
+      .def("capacity_of_arrays", nb::overload_cast<Arrays>(&ArrayCodec::frame_capacity, nb::const_),
+           nb::arg("gradients"))
+      .def("encode", &ArrayCodec::encode, nb::arg("gradients"), nb::arg("frame"),
+           nb::arg("residuals"), nb::arg("options"), nb::arg("stream").none())
+      .def("decode", &ArrayCodec::decode, nb::arg("frames"), nb::arg("outputs"),
+           nb::arg("decoding"), nb::arg("options"), nb::arg("stream").none());
+}
+
+}  // namespace tersor::python

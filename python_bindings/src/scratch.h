@@ -1,0 +1,72 @@
+// Threads and scratch memory that a codec's calls use again, so that a training loop allocates
+// once.
+#pragma once
+
+#include <tersor/buffer.h>
+#include <tersor/codec.h>
+#include <tersor/stream.h>
+#include <tersor/threads.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+namespace tersor::python {
+
+/// Where a call runs. On a device, calls of one stream may share scratch memory: they come one
+/// after the other there.
+struct Place {
+  Memory memory = Memory::kHost;
+  int device = 0;
+  StreamView stream = {};
+};
+
+/// What one call has for itself.
+class Scratch {
+ public:
+  explicit Scratch(unsigned threads) : threads_(threads) {}
+
+  /// Lends enough for a plan of these sizes.
+  Execution execution(const PlanSizes& sizes, const Place& place);
+  unsigned threads() const { return threads_.count(); }
+
+ private:
+  Threads threads_;
+  Buffer workspace_, kept_;
+};
+
+/// The scratches of one codec: as many as there were calls at the same time. Thread-safe.
+class ScratchPool {
+ public:
+  explicit ScratchPool(unsigned threads) : threads_(threads) {}
+
+  /// A scratch on loan, which goes back at the end of its life.
+  class Loan {
+   public:
+    Loan(ScratchPool& pool, const Place& place)
+        : pool_(pool), place_(place), scratch_(pool.take(place)) {}
+    ~Loan() { pool_.give_back(place_, std::move(scratch_)); }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+
+    Scratch* operator->() const { return scratch_.get(); }
+
+   private:
+    ScratchPool& pool_;
+    Place place_;
+    std::unique_ptr<Scratch> scratch_;
+  };
+
+ private:
+  using Key = std::tuple<Memory, int, void*>;
+
+  std::unique_ptr<Scratch> take(const Place& place);
+  void give_back(const Place& place, std::unique_ptr<Scratch> scratch);
+
+  unsigned threads_;
+  std::mutex mutex_;
+  std::multimap<Key, std::unique_ptr<Scratch>> idle_;
+};
+
+}  // namespace tersor::python

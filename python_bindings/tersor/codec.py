@@ -1,0 +1,237 @@
+"""Codecs: arrays of gradients to payloads, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tersor import _core
+from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
+
+
+@dataclass(frozen=True)
+class CodecOption:
+    """A key that a codec's spec may have."""
+
+    key: str
+    values: str  #: what may stand behind it: "nearest|stochastic", "(0, 1]"
+    default: str
+
+
+@dataclass(frozen=True)
+class CodecInfo:
+    """What the registry knows of a codec."""
+
+    name: str  #: as a spec begins
+    id: int  #: on the wire, never reused
+    summary: str  #: one line
+    options: tuple[CodecOption, ...]
+
+
+def codecs() -> list[CodecInfo]:
+    """All codecs of this build, in the registry's order."""
+    return [
+        CodecInfo(info.name, info.id, info.summary, tuple(map(_option, info.keys)))
+        for info in _core.codecs()
+    ]
+
+
+def _option(text: str) -> CodecOption:
+    """From the registry's line, "rounding=nearest|stochastic (nearest)"."""
+    key, _, rest = text.partition("=")
+    values, _, default = rest.rpartition(" (")
+    return CodecOption(key, values, default.removesuffix(")"))
+
+
+class Codec:
+    """Turns gradients into payloads and back; see ``docs/wire-format.md`` for the bytes.
+
+    A codec has options and no state, and may be used from several threads at once. Calls release
+    the GIL. Arrays are taken from any library with DLPack or the buffer protocol, without a copy,
+    and worked on where they lie, on the host or on a CUDA device; those of one call lie together.
+    Calls on a device are queued on ``stream`` (None: the current stream of the array's library)
+    and return at once.
+
+    Args:
+        spec: ``name[:key=value[,key=value]…][+ef]``, as in ``"int8"`` or
+            ``"topk:density=0.01+ef"``; :func:`codecs` lists names and keys.
+        threads: that a call on host memory uses, the calling one included; 0: all cores.
+
+    Raises:
+        InvalidArgument: for an unknown name, key or value; lists the right ones.
+    """
+
+    def __init__(self, spec: str, *, threads: int = 1) -> None:
+        self._core = _core.Codec(spec, threads)
+
+    def __repr__(self) -> str:
+        return f"tersor.Codec({self.spec!r})"
+
+    @property
+    def spec(self) -> str:
+        """The spec with its options in canonical form: equal specs are equal codecs."""
+        return self._core.spec
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether the spec ends in "+ef", so that every ``encode`` takes a residual."""
+        return self._core.has_feedback
+
+    @property
+    def fixed_bytes(self) -> bool:
+        """Whether a payload's length follows from the number of values alone."""
+        return self._core.fixed_bytes
+
+    @property
+    def lossless(self) -> bool:
+        """Whether ``decode`` gives back what was encoded, but for the bits of a NaN."""
+        return self._core.lossless
+
+    def max_payload_bytes(
+        self, gradient: int | tuple[int, ...] | Array | list[Array], dtype: Any = "float32"
+    ) -> int:
+        """The most bytes that the payload of such a gradient takes; may exceed the gradient's own.
+
+        Args:
+            gradient: its number of values, its shape, or the array itself; or a list of the arrays
+                that ``encode`` will put into one payload.
+            dtype: of a number of values or a shape, as a name or as any library's dtype. Arrays
+                bring their own.
+        """
+        if isinstance(gradient, int):
+            gradient = (gradient,)
+        if isinstance(gradient, tuple):
+            return self._core.capacity_of_shapes([list(gradient)], dtype_text(dtype))
+        return self._core.capacity_of_arrays(_as_list(gradient))
+
+    def encode(
+        self,
+        array: Array | list[Array],
+        out: Array | None = None,
+        *,
+        residual: Array | list[Array] | None = None,
+        parameter: int = 0,
+        first_index: int | Sequence[int] = 0,
+        seed: int = 0,
+        step: int = 0,
+        checksum: bool = True,
+        signature: int = 0,
+        stream: Stream = None,
+    ) -> Array:
+        """Encodes a gradient, or a list of gradients into one payload.
+
+        With "+ef" what is encoded is ``array + residual``, and ``residual`` becomes what the
+        payload leaves out (error feedback; Karimireddy et al. 2019): keep it, zeros at first, from
+        step to step.
+
+        Args:
+            array: f32, bf16 or f16, contiguous, of any shape; or a list of such of one dtype.
+            out: where to write: uint8, flat, at least ``max_payload_bytes(array)`` long and 16-byte
+                aligned. None: a new array of ``array``'s library (NumPy's for JAX). A loop that
+                passes one saves the time in which the system finds fresh memory.
+            residual: updated in place; f32 or bf16, as many values as ``array``; one for each
+                array of a list. Needed with "+ef", refused without.
+            parameter: index of the gradient's parameter, of the first one of a list; random numbers
+                depend on it.
+            first_index: where the gradient begins in its parameter, in values; one for each array
+                of a list.
+            seed: of stochastic rounding.
+            step: of training; makes the random numbers of each step others.
+            checksum: whether the payload carries one.
+            signature: a number below 2**64 that ``decode`` then demands.
+
+        Returns:
+            The payload (header included) as a flat uint8 array on ``array``'s device: ``out``'s
+            beginning. On a device nobody waits for the true length, and the array is as long as the
+            payload may be.
+
+        Raises:
+            InvalidArgument: for arrays, counts or options that do not do; nothing was changed.
+            CudaError: from CUDA, or for device memory in a build without CUDA.
+        """
+        arrays = _as_list(array)
+        if out is None:
+            out = empty_bytes(self._core.capacity_of_arrays(arrays), arrays[0] if arrays else None)
+        options = _options(parameter, first_index, seed, step, checksum, signature)
+        residuals = [] if residual is None else _as_list(residual)
+        written = self._core.encode(arrays, out, residuals, options, stream)
+        return out[:written]
+
+    def decode(
+        self,
+        payload: Array | list[Array],
+        out: Array | list[Array] | None = None,
+        *,
+        add: bool = False,
+        factor: float = 1.0,
+        parameter: int = 0,
+        first_index: int | Sequence[int] = 0,
+        checksum: bool = True,
+        signature: int = 0,
+        stream: Stream = None,
+    ) -> Array | list[Array]:
+        """Decodes a payload, or the sum of several, times ``factor``.
+
+        Sums are taken in f32 in the payloads' order and rounded once to ``out``'s dtype, so that a
+        mean over ranks costs no extra pass. Whatever the bytes are, nothing outside ``out`` is
+        written.
+
+        Args:
+            payload: as ``encode`` returned it, or its bytes; or a list of such.
+            out: of the gradient's dtype and number of values; a list where a list was encoded.
+                None: a new flat array of ``payload``'s library (on the host, for one gradient).
+            add: add to what ``out`` holds instead of overwriting it.
+            factor: on all decoded values.
+            parameter, first_index, checksum, signature: as in ``encode``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            WireError: for a payload that is damaged, truncated, or not what the call says; nothing
+                was written. On a device nobody waits: the values are NaN then.
+            InvalidArgument: as in ``encode``.
+        """
+        payloads = _as_list(payload)
+        if out is None:
+            out = self._new_output(payloads, add)
+        decoding = _core.DecodeOptions()
+        decoding.add, decoding.factor = add, factor
+        options = _options(parameter, first_index, 0, 0, checksum, signature)
+        self._core.decode(payloads, _as_list(out), decoding, options, stream)
+        return out
+
+    @staticmethod
+    def _new_output(payloads: list[Array], add: bool) -> Array:
+        if add:
+            raise _core.InvalidArgument("out: pass the array that is to be added to")
+        if not payloads:
+            raise _core.InvalidArgument("payload: no array was given")
+        header = _core.frame_header(payloads[0])
+        if header.segments != 1:
+            raise _core.InvalidArgument(
+                f"out: the payload holds {header.segments} gradients; pass a list of as many arrays"
+            )
+        return empty_values(header.count, header.dtype, payloads[0])
+
+
+def _as_list(arrays: Array | list[Array]) -> list[Array]:
+    return arrays if isinstance(arrays, list) else [arrays]
+
+
+def _options(
+    parameter: int,
+    first_index: int | Sequence[int],
+    seed: int,
+    step: int,
+    checksum: bool,
+    signature: int,
+) -> _core.FrameOptions:
+    options = _core.FrameOptions()
+    if first_index != 0:
+        indices = [first_index] if isinstance(first_index, int) else list(first_index)
+        options.first_indices = indices
+    options.parameter, options.seed, options.step = parameter, seed, step
+    options.checksum, options.signature = checksum, signature
+    return options

@@ -1,0 +1,256 @@
+"""Which arrays are taken, without a copy, and what is said against the others."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+import tersor
+
+COUNT = 1009
+
+
+def gradient() -> Any:
+    return numpy.random.default_rng(1).standard_normal(COUNT).astype(numpy.float32)
+
+
+def payload() -> Any:
+    return tersor.Codec("int8").encode(gradient())
+
+
+def refused(words: str, call: Callable[[], object]) -> None:
+    with pytest.raises(tersor.InvalidArgument, match=words):
+        call()
+
+
+class TestBuffers:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            memoryview,
+            lambda values: array.array("f", values.tolist()),
+            lambda values: (ctypes.c_float * COUNT)(*values.tolist()),
+        ],
+        ids=["memoryview", "array.array", "ctypes"],
+    )
+    def test_anything_with_the_buffer_protocol_is_read(self, make: Callable[[Any], Any]) -> None:
+        encoded = tersor.Codec("int8").encode(make(gradient()))
+        assert encoded.tobytes() == payload().tobytes()
+
+    def test_outputs_are_written_in_place(self) -> None:
+        out = array.array("f", [0.0] * COUNT)
+        assert tersor.Codec("int8").decode(payload(), out) is out
+        assert out.tobytes() == tersor.Codec("int8").decode(payload()).tobytes()
+
+    def test_read_only_arrays_are_read_and_not_written(self) -> None:
+        values = gradient()
+        values.flags.writeable = False
+        assert tersor.Codec("int8").encode(values).tobytes() == payload().tobytes()
+        refused("out: .*read-only", lambda: tersor.Codec("int8").decode(payload(), values))
+        refused(
+            "residual: .*read-only",
+            lambda: tersor.Codec("int8+ef").encode(gradient(), residual=values),
+        )
+        refused(
+            "out: .*read-only",
+            lambda: tersor.Codec("int8").encode(gradient(), bytes(2000)),
+        )
+
+    def test_values_at_odd_places_are_taken(self) -> None:
+        shifted = numpy.empty(COUNT + 1, numpy.float32)[1:]
+        shifted[:] = gradient()
+        assert tersor.Codec("int8").encode(shifted).tobytes() == payload().tobytes()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "uint16", "bool"])
+    def test_other_dtypes(self, dtype: str) -> None:
+        refused(
+            f"array: its values are {dtype}, but gradients are float32, bfloat16 or float16",
+            lambda: tersor.Codec("int8").encode(gradient().astype(dtype)),
+        )
+
+    def test_other_byte_orders(self) -> None:
+        with pytest.raises(tersor.InvalidArgument, match="array: "):
+            tersor.Codec("int8").encode(gradient().astype(">f4"))
+
+    @pytest.mark.parametrize(
+        "view", [lambda a: a[::2], lambda a: a[:1000].reshape(10, 100).T, lambda a: a[::-1]]
+    )
+    def test_values_that_do_not_lie_side_by_side(self, view: Callable[[Any], Any]) -> None:
+        refused("ascontiguousarray", lambda: tersor.Codec("int8").encode(view(gradient())))
+
+    @pytest.mark.parametrize("thing", ["text", 3.0, object(), {}])
+    def test_what_is_no_array(self, thing: object) -> None:
+        refused("is no array", lambda: tersor.Codec("int8").encode(thing))
+
+    def test_nothing_at_all(self) -> None:
+        refused("None is no array", lambda: tersor.Codec("int8").encode(None))
+        refused("no array was given", lambda: tersor.Codec("int8").encode([]))
+        refused("no array was given", lambda: tersor.Codec("int8").decode([]))
+
+    def test_residuals_that_the_spec_does_not_ask_for_or_lacks(self) -> None:
+        refused('add "\\+ef"', lambda: tersor.Codec("int8").encode(gradient(), residual=gradient()))
+        refused("zeros at first", lambda: tersor.Codec("int8+ef").encode(gradient()))
+
+    def test_outputs_of_another_shape(self) -> None:
+        codec = tersor.Codec("int8")
+        refused("flat uint8", lambda: codec.encode(gradient(), numpy.empty(COUNT, numpy.float32)))
+        refused("flat uint8", lambda: codec.encode(gradient(), numpy.empty((2, 999), numpy.uint8)))
+        most = codec.max_payload_bytes(COUNT)
+        refused(
+            f"needs {most}", lambda: codec.encode(gradient(), numpy.empty(most - 1, numpy.uint8))
+        )
+        refused("16 bytes", lambda: codec.encode(gradient(), numpy.empty(2000, numpy.uint8)[1:]))
+
+    def test_lists_that_do_not_fit_together(self) -> None:
+        codec = tersor.Codec("int8")
+        two = [gradient(), gradient()]
+        refused("one dtype", lambda: codec.encode([gradient(), gradient().astype(numpy.float16)]))
+        refused("first_index", lambda: codec.encode(two, first_index=[0]))
+        refused("as many arrays", lambda: codec.decode(codec.encode(two)))
+        with pytest.raises(tersor.WireError, match="segments"):
+            codec.decode(codec.encode(two), gradient())
+
+    def test_adding_to_nothing(self) -> None:
+        refused("added to", lambda: tersor.Codec("int8").decode(payload(), add=True))
+
+    def test_streams(self) -> None:
+        refused("stream: ", lambda: tersor.Codec("int8").encode(gradient(), stream="default"))
+
+    def test_dtypes_of_sizes(self) -> None:
+        refused("not float64", lambda: tersor.Codec("int8").max_payload_bytes(10, "float64"))
+
+    def test_nothing_was_changed(self) -> None:
+        residual = gradient()
+        with pytest.raises(tersor.InvalidArgument):
+            tersor.Codec("int8+ef").encode(gradient()[:5], residual=residual)
+        assert residual.tobytes() == gradient().tobytes()
+
+
+class TestErrors:
+    def test_they_are_what_python_programs_expect(self) -> None:
+        assert issubclass(tersor.InvalidArgument, ValueError)
+        assert issubclass(tersor.OutOfMemory, MemoryError)
+        for name in ("InvalidArgument", "WireError", "TransportError", "CudaError", "OutOfMemory"):
+            error = getattr(tersor, name)
+            assert issubclass(error, tersor.Error)
+            assert error.__module__ == "tersor"
+            assert isinstance(pickle.loads(pickle.dumps(error("why"))), error)
+
+    def test_damage_is_a_wire_error(self) -> None:
+        damaged = payload()
+        damaged[400] ^= 4
+        out = numpy.full(COUNT, 7, numpy.float32)
+        with pytest.raises(tersor.WireError, match="checksum"):
+            tersor.Codec("int8").decode(damaged, out)
+        assert (out == 7).all()
+
+
+class TestTorch:
+    torch = pytest.importorskip("torch")
+
+    def test_tensors_and_parameters_are_read(self) -> None:
+        tensor = self.torch.from_numpy(gradient())
+        for each in (tensor, self.torch.nn.Parameter(tensor), tensor.reshape(1009, 1, 1)):
+            encoded = tersor.Codec("int8").encode(each)
+            assert encoded.numpy().tobytes() == payload().tobytes()
+
+    def test_new_outputs_are_tensors(self) -> None:
+        tensor = self.torch.from_numpy(gradient()).to(self.torch.bfloat16)
+        back = tersor.Codec("none").decode(tersor.Codec("none").encode(tensor))
+        assert self.torch.equal(back, tensor)
+        assert back.dtype == self.torch.bfloat16
+
+    def test_sizes_take_its_dtypes_and_shapes(self) -> None:
+        tensor = self.torch.zeros(3, 5, dtype=self.torch.bfloat16)
+        codec = tersor.Codec("none")
+        assert (
+            codec.max_payload_bytes(tensor)
+            == codec.max_payload_bytes(tensor.shape, tensor.dtype)
+            == codec.max_payload_bytes(15, "bf16")
+            == 64 + 32
+        )
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda t: t.to_sparse(), "torch.strided"),
+            (lambda t: t.to("meta"), "meta"),
+            (lambda t: t.double(), "float64"),
+            (lambda t: t[:1008].reshape(2, 7, 8, 9).permute(0, 3, 1, 2), "contiguous()"),
+            (lambda t: t[:1].expand(5), "contiguous()"),
+        ],
+        ids=["sparse", "meta", "float64", "channels-last", "expanded"],
+    )
+    def test_refusals(self, change: Callable[[Any], Any], words: str) -> None:
+        tensor = change(self.torch.from_numpy(gradient()))
+        refused(words, lambda: tersor.Codec("int8").encode(tensor))
+
+
+class TestJax:
+    def test_arrays_are_read_and_not_written(self) -> None:
+        jax = pytest.importorskip("jax")
+        values = jax.numpy.asarray(gradient())
+        encoded = tersor.Codec("int8").encode(values)
+        assert encoded.tobytes() == payload().tobytes()
+        halves = values.astype(jax.numpy.bfloat16)
+        assert len(tersor.Codec("none").encode(halves)) == 64 + 2 * COUNT + 14
+        refused("out: .*jax.*read-only", lambda: tersor.Codec("int8").decode(payload(), values))
+
+
+def cuda_torch() -> Any:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch
+
+
+class TestCuda:
+    """Skipped without a GPU; the build then needs CUDA kernels, too."""
+
+    def test_payloads_of_tensors_have_the_hosts_bytes(self) -> None:
+        torch = cuda_torch()
+        tensor = torch.from_numpy(gradient()).cuda()
+        codec = tersor.Codec("int8")
+        encoded = codec.encode(tensor)
+        assert encoded.device == tensor.device
+        assert encoded.cpu().numpy().tobytes() == payload().tobytes()
+        back = codec.decode(encoded, torch.empty_like(tensor))
+        assert back.cpu().numpy().tobytes() == codec.decode(payload()).tobytes()
+
+    def test_calls_queue_on_the_current_stream_or_the_one_given(self) -> None:
+        torch = cuda_torch()
+        codec = tersor.Codec("int8")
+        stream = torch.cuda.Stream()
+        tensor = torch.from_numpy(gradient()).cuda()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            tensor.zero_()
+            encoded = codec.encode(tensor)
+        given = codec.encode(tensor, stream=stream)
+        stream.synchronize()
+        zeros = codec.encode(numpy.zeros(COUNT, numpy.float32)).tobytes()
+        assert encoded.cpu().numpy().tobytes() == zeros
+        assert given.cpu().numpy().tobytes() == zeros
+
+    def test_arrays_of_one_call_lie_together(self) -> None:
+        torch = cuda_torch()
+        tensor = torch.from_numpy(gradient()).cuda()
+        residual = torch.zeros(COUNT)
+        refused(
+            "residual: it lies on the host",
+            lambda: tersor.Codec("int8+ef").encode(tensor, residual=residual),
+        )
+
+    def test_outputs_have_to_be_given(self) -> None:
+        torch = cuda_torch()
+        encoded = tersor.Codec("int8").encode(torch.zeros(COUNT, device="cuda"))
+        refused("device", lambda: tersor.Codec("int8").decode(encoded))
