@@ -1,0 +1,65 @@
+"""Sums up JUnit files of CTest and of pytest: says why each failed test failed, then one line
+'N passed, N failed, N skipped', with how many of these for want of a GPU. Fails where a test did.
+
+usage: test_summary.py BROKEN FILES…    BROKEN: failures outside of any test, to be counted too
+"""
+import collections
+import sys
+import xml.etree.ElementTree as xml
+
+LAST_LINES = 40  # that are shown of what a failed test printed
+
+
+def failure_text(test):
+    """What a failed test printed; None where it did not fail."""
+    if test.get("status") == "fail":  # CTest's
+        return test.findtext("system-out") or ""
+    for failure in (*test.findall("failure"), *test.findall("error")):  # pytest's
+        return failure.text or ""
+    return None
+
+
+def is_skipped(test):
+    return test.find("skipped") is not None or test.get("status") in ("notrun", "disabled")
+
+
+def lacks_gpu(test):
+    """CTest's tests of a device have a prefix, pytest's say so in their reason."""
+    skipped = test.find("skipped")
+    reason = "" if skipped is None else skipped.get("message", "")
+    return test.get("name", "").startswith("gpu.") or "no GPU" in reason
+
+
+def show_failure(test, text):
+    """Where whoever keeps only the end of the output sees it."""
+    print(f"failed: {test.get('name')}")
+    for line in text.rstrip().splitlines()[-LAST_LINES:]:
+        print(f"  {line}")
+
+
+def count(tests):
+    counts = collections.Counter()
+    for test in tests:
+        text = failure_text(test)
+        if text is not None:
+            show_failure(test, text)
+            counts["failed"] += 1
+        elif is_skipped(test):
+            counts["skipped"] += 1
+            counts["without_gpu"] += lacks_gpu(test)
+        else:
+            counts["passed"] += 1
+    return counts
+
+
+def main(broken, paths):
+    counts = count(test for path in paths for test in xml.parse(path).iter("testcase"))
+    failed = counts["failed"] + int(broken)
+    without_gpu = counts["without_gpu"]
+    note = f" ({without_gpu} for want of a GPU)" if without_gpu else ""
+    print(f"{counts['passed']} passed, {failed} failed, {counts['skipped']} skipped{note}")
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
