@@ -1,0 +1,171 @@
+"""A reducer's residuals in checkpoints, as ``torch.save`` and distributed checkpoint take them.
+
+*Exact*: what each rank keeps, side by side in DTensors of shape (ranks, values), each rank's row on
+that rank. Distributed checkpoint would take plain tensors of one name for replicas and keep one
+rank's for all. The same run goes on from it bit for bit; it takes ranks times the model.
+
+*Portable*: the sum over ranks in plain tensors, once the model, for any number of ranks.
+
+Both are dicts of tensors, lists, texts and numbers, which ``torch.load`` takes with
+``weights_only=True``. What the values mean, and whether they fit, the library says.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from tersor import _core
+from tersor._core import InvalidArgument, ReducerState
+
+VERSION = 1
+Mode = Literal["exact", "portable"]
+
+
+def save_reducer(
+    reducer: _core.GradientReducer, group: dist.ProcessGroup, mode: Mode = "exact"
+) -> dict[str, Any]:
+    """The state of a reducer between two steps; nothing of it changes.
+
+    ``mode="portable"`` is a collective call. All tensors lie on the host. ``group``: the ranks that
+    the reducer works for. Raises InvalidArgument for another mode.
+    """
+    if mode not in get_args(Mode):
+        raise InvalidArgument(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
+    exact = mode == "exact"
+    state = ReducerState.read(reducer.save_state() if exact else reducer.save_portable_state())
+    return {**_description(state), **(_rows(state, group) if exact else _sums(state))}
+
+
+def load_reducer(
+    reducer: _core.GradientReducer, group: dist.ProcessGroup, state: Mapping[str, Any] | None
+) -> None:
+    """Brings back what :func:`save_reducer` saved, in either mode.
+
+    None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
+    with a warning where there are any. Raises InvalidArgument, which names the parameter, where the
+    state is of another model or codec, and in the exact mode of another rank or number of ranks.
+    """
+    if not state:
+        return _start_at_zero(reducer)
+    try:
+        reducer.load_state(_read(state, dist.get_rank(group)).write())
+    except KeyError as missing:
+        raise InvalidArgument(f"the state has no entry {missing}") from None
+
+
+def _description(state: ReducerState) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "mode": state.form,
+        "reduction": state.reduction,
+        "ranks": state.ranks,
+        "step": state.step,
+        "order": list(state.order),
+        "parameters": [one.name for one in state.parameters],
+        "codecs": [one.codec for one in state.parameters],
+        "counts": [one.count for one in state.parameters],
+    }
+
+
+def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Each rank's own. ``places``: its number, and for each parameter where its residual begins,
+    and how much of the rows of ``residuals`` and ``owners`` is its own (the rest is 0)."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    places = [state.rank]
+    residuals, owners = {}, {}
+    for one in state.parameters:
+        places += [one.residual_first, len(one.residual), len(one.owner)]
+        if one.longest_residual:
+            residuals[one.name] = _row(torch.from_numpy(one.residual), one.longest_residual, mesh)
+        if one.longest_owner:
+            owners[one.name] = _row(torch.from_numpy(one.owner), one.longest_owner, mesh)
+    places_row = _row(torch.tensor(places), len(places), mesh)
+    return {"places": places_row, "residuals": residuals, "owners": owners}
+
+
+def _row(own: Tensor, longest: int, mesh: DeviceMesh) -> DTensor:
+    row = own if len(own) == longest else torch.cat([own, own.new_zeros(longest - len(own))])
+    return side_by_side(row, mesh)
+
+
+def side_by_side(row: Tensor, mesh: DeviceMesh) -> DTensor:
+    """A DTensor (ranks, values) of the equally long rows of all ranks, of which this is one's."""
+    return DTensor.from_local(
+        row.unsqueeze(0),
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=torch.Size([mesh.size(), len(row)]),
+        stride=(len(row), 1),
+    )
+
+
+def _sums(state: ReducerState) -> dict[str, Any]:
+    kept = [one for one in state.parameters if len(one.residual)]
+    return {"residuals": {one.name: torch.from_numpy(one.residual) for one in kept}}
+
+
+def _read(saved: Mapping[str, Any], rank: int) -> ReducerState:
+    if saved["version"] != VERSION:
+        raise InvalidArgument(
+            f"the state is of version {saved['version']}; this build reads version {VERSION}"
+        )
+    state = ReducerState()
+    for field in ("reduction", "ranks", "step", "order"):
+        setattr(state, field, saved[field])
+    state.form = saved["mode"]
+    (_read_rows if saved["mode"] == "exact" else _read_sums)(state, saved, rank)
+    return state
+
+
+def _read_rows(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
+    state.rank, *places = _own_row(saved["places"], rank).tolist()
+    for i, (name, codec, count) in enumerate(_columns(saved)):
+        first, residual_count, owner_count = places[3 * i : 3 * i + 3]
+        residual = _values(saved["residuals"], name, residual_count, rank)
+        owner = _values(saved["owners"], name, owner_count, rank)
+        state.add(name, codec, count, first, residual, owner)
+
+
+def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
+    return zip(saved["parameters"], saved["codecs"], saved["counts"], strict=True)
+
+
+def _values(rows: Mapping[str, Tensor], name: str, count: int, rank: int) -> Any:
+    """This rank's values of a parameter, as a NumPy array."""
+    return (_own_row(rows[name], rank)[:count] if count else torch.zeros(0)).cpu().numpy()
+
+
+def _own_row(rows: Tensor, rank: int) -> Tensor:
+    """Of a DTensor; or of a whole tensor, which a sharded checkpoint may have been put into."""
+    return rows.to_local()[0] if isinstance(rows, DTensor) else rows[rank]
+
+
+def _read_sums(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
+    nothing = torch.zeros(0)
+    for name, codec, count in _columns(saved):
+        residual = saved["residuals"].get(name, nothing).cpu().numpy()
+        state.add(name, codec, count, 0, residual, nothing.numpy())
+
+
+def _start_at_zero(reducer: _core.GradientReducer) -> None:
+    state = ReducerState.read(reducer.save_state())
+    kept = [one for one in state.parameters if len(one.residual) or len(one.owner)]
+    if not kept:
+        return
+    for one in kept:
+        one.residual[:] = 0
+        one.owner[:] = 0
+    reducer.load_state(state.write())
+    warnings.warn(
+        f"the checkpoint holds no residuals: those of {len(kept)} parameters start at zero",
+        stacklevel=4,
+    )

@@ -1,0 +1,87 @@
+"""Finding a handle's state in a distributed checkpoint, whatever mode it was saved in, or none.
+
+``torch.distributed.checkpoint.load({"tersor": handle})`` fills what the handle would save now: the
+exact mode of as many ranks. Here what is read is decided by what the checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.device_mesh import DeviceMesh
+
+from tersor._core import InvalidArgument
+from tersor.torch.checkpoint import side_by_side
+
+_BY_PARAMETER = ("residuals", "owners")  # entries whose keys are names, which may hold dots
+
+
+class Stateful(Protocol):
+    """What has a state: the handles of ``tersor.torch``."""
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Brings a state back."""
+
+
+def load_checkpoint(
+    handle: Stateful,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    *,
+    key: str = "tersor",
+    group: dist.ProcessGroup | None = None,
+    storage_reader: StorageReader | None = None,
+) -> None:
+    """Brings back what ``torch.distributed.checkpoint.save`` saved of ``{key: handle}``, or of
+    ``{key: handle.state_dict(mode)}``.
+
+    A collective call, between two steps. ``group``: the ranks that the handle works for, default
+    all. A checkpoint without ``key`` starts residuals at zero, with a warning. Raises
+    InvalidArgument, which names the parameter, where the state is of another model or codec, and
+    where it is the exact one of another number of ranks.
+    """
+    reader = storage_reader or FileSystemReader(os.fspath(checkpoint_id or ""))
+    group = group or dist.group.WORLD
+    if group is None:
+        raise InvalidArgument("call torch.distributed.init_process_group first")
+    state = _empty_state(reader, key, group)
+    if state:
+        load({key: state}, storage_reader=reader)
+    handle.load_state_dict(state)
+
+
+def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> dict[str, Any]:
+    """The state of the checkpoint with its tensors not yet filled in."""
+    prefix = key + "."
+    saved = reader.read_metadata().state_dict_metadata
+    entries = {
+        name.removeprefix(prefix): entry for name, entry in saved.items() if name.startswith(prefix)
+    }
+    exact = "places" in entries
+    state: dict[str, Any] = {name: {} for name in _BY_PARAMETER} if entries else {}
+    for name, entry in entries.items():
+        first, _, rest = name.partition(".")
+        target, last = (state[first], rest) if first in _BY_PARAMETER else (state, name)
+        target[last] = _empty(entry, exact, group)
+    return state
+
+
+def _empty(entry: object, exact: bool, group: dist.ProcessGroup) -> Any:
+    if not isinstance(entry, TensorStorageMetadata):
+        return None  # a text, a number or a list: read as it is
+    if not exact:
+        return torch.empty(entry.size, dtype=entry.properties.dtype)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    if entry.size[0] != mesh.size():
+        raise InvalidArgument(
+            f"the checkpoint holds the exact state of {entry.size[0]} ranks, these are "
+            f'{mesh.size()}: save with mode="portable" to go on with another number'
+        )
+    return side_by_side(torch.empty(entry.size[1:], dtype=entry.properties.dtype), mesh)
