@@ -39,10 +39,10 @@ struct GradientReducer::Impl {
   ~Impl();
 
   // Parameters (reducer.cc).
-  void add(std::string name, ValueSpan gradient, std::size_t rows, std::size_t columns);
+  void add(std::string name, const GradientShape& shape, ValueSpan gradient);
   std::uint32_t index_of(std::string_view name) const;
   void choose_codec(const std::string& name, Slot& slot, std::string& reason);
-  void check_memory(const std::string& name, const ValueSpan& gradient);
+  void check_memory(const std::string& name, Memory memory);
 
   // The trainer's side of a step (steps.cc).
   ReducerHandle ready(std::uint32_t parameter, std::optional<ValueSpan> gradient,
@@ -123,7 +123,12 @@ struct GradientReducer::Impl {
   void leave_out(std::uint32_t parameter);
   void measure_error(std::uint32_t parameter);
   void check_capture() const;
+  bool has_gradient(std::size_t parameter) const {
+    return slots_[parameter].input.count() == slots_[parameter].count;
+  }
+  std::string wrongly_missing() const;
   void mark_missing();
+  [[noreturn]] void fail_missing(const std::string& names);
   void close_step();
   void request_ready_buckets();
   void complete_step();

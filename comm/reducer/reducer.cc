@@ -113,10 +113,10 @@ void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, st
 }
 
 // All gradients lie in one memory, which the transport must take.
-void GradientReducer::Impl::check_memory(const std::string& name, const ValueSpan& gradient) {
-  if (slots_.empty()) memory_ = gradient.memory();
-  const std::string place(place_of(gradient.memory()));
-  if (gradient.memory() != memory_)
+void GradientReducer::Impl::check_memory(const std::string& name, Memory memory) {
+  if (slots_.empty()) memory_ = memory;
+  const std::string place(place_of(memory));
+  if (memory != memory_)
     throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
                           ", but those added before lie " + std::string(place_of(memory_)));
   const TransportTraits traits = channel_->traits();
@@ -126,16 +126,15 @@ void GradientReducer::Impl::check_memory(const std::string& name, const ValueSpa
                         (traits.host ? "host memory" : "device memory"));
 }
 
-void GradientReducer::Impl::add(std::string name, ValueSpan gradient, std::size_t rows,
-                                std::size_t columns) {
+void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {
   const std::lock_guard lock(mutex_);
   if (finalized_) throw InvalidArgument("add \"" + name + "\" before the first ready()");
-  check_memory(name, gradient);
+  check_memory(name, shape.memory);
   Slot slot{.parameter = static_cast<std::uint32_t>(slots_.size()),
-            .count = gradient.count(),
-            .rows = rows,
-            .columns = columns,
-            .dtype = gradient.dtype(),
+            .count = shape.count,
+            .rows = shape.rows,
+            .columns = shape.columns,
+            .dtype = shape.dtype,
             .input = gradient,
             .output = gradient};
   std::string reason;
@@ -164,7 +163,12 @@ GradientReducer::~GradientReducer() = default;
 
 void GradientReducer::add(std::string name, ValueSpan gradient, std::size_t rows,
                           std::size_t columns) {
-  impl_->add(std::move(name), gradient, rows, columns);
+  impl_->add(std::move(name),
+             {gradient.count(), gradient.dtype(), gradient.memory(), rows, columns}, gradient);
+}
+
+void GradientReducer::add(std::string name, const GradientShape& shape) {
+  impl_->add(std::move(name), shape, {});
 }
 
 ReducerHandle GradientReducer::ready(std::string_view name) {

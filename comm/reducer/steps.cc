@@ -157,6 +157,9 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
                           "\" is ready twice in one step; wait() or flush() "
                           "ends a step");
   if (gradient.has_value()) bind_gradient(parameter, *gradient);
+  if (!has_gradient(parameter))
+    throw InvalidArgument("\"" + entry.name +
+                          "\" was added without a gradient: give it to ready()");
   if (!contributes(parameter, contribution)) leave_out(parameter);
   if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
   entry.ready = true;
@@ -187,20 +190,32 @@ void GradientReducer::Impl::request_ready_buckets() {
   if (thread_.joinable()) channel_->wake();
 }
 
-// Parameters that had no gradient.
-void GradientReducer::Impl::mark_missing() {
-  std::string missing;
+// Those whose absence is a mistake: zeros have no place where no gradient was ever given.
+std::string GradientReducer::Impl::wrongly_missing() const {
+  std::string names;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].ready) continue;
-    missing += (missing.empty() ? "\"" : ", \"") + parameters_[i].name + "\"";
-    parameters_[i].ready = true;
-    const auto parameter = static_cast<std::uint32_t>(i);
-    sequence_.push_back(parameter);
-    leave_out(parameter);
+    if (options_.missing == MissingGradient::kInactive && has_gradient(i)) continue;
+    names += (names.empty() ? "\"" : ", \"") + parameters_[i].name + "\"";
   }
-  if (missing.empty() || options_.missing == MissingGradient::kInactive) return;
-  const std::string cause = "at the end of step " + std::to_string(step_) +
-                            " these parameters were not ready: " + missing;
+  return names;
+}
+
+// Parameters that had no gradient.
+void GradientReducer::Impl::mark_missing() {
+  const std::string mistakes = wrongly_missing();
+  if (!mistakes.empty()) fail_missing(mistakes);
+  for (std::uint32_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].ready) continue;
+    parameters_[i].ready = true;
+    sequence_.push_back(i);
+    leave_out(i);
+  }
+}
+
+void GradientReducer::Impl::fail_missing(const std::string& names) {
+  const std::string cause =
+      "at the end of step " + std::to_string(step_) + " these parameters were not ready: " + names;
   channel_->poison(cause);
   error_ = std::make_exception_ptr(InvalidArgument(
       cause + "; call ready() for each, or set ReducerOptions::missing to kInactive"));

@@ -76,6 +76,15 @@ struct ReducerOptions {
   StreamView stream = {};  ///< of device gradients: where the trainer queues its work
 };
 
+/// What a parameter's gradients will be like, where none is there yet.
+struct GradientShape {
+  std::size_t count = 0;
+  Dtype dtype = Dtype::kF32;
+  Memory memory = Memory::kHost;
+  std::size_t rows = 0;
+  std::size_t columns = 0;  ///< 0: a 1-D parameter
+};
+
 /// Handle of one parameter's reduction in the current step; cheap to copy. Valid until the reducer
 /// goes away.
 class ReducerHandle {
@@ -136,6 +145,10 @@ class GradientReducer {
   /// given anew in each `ready`. All ranks add the same ones in the same order. `rows` and
   /// `columns` (0: a 1-D parameter) choose between 1-D and others.
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
+
+  /// As above for a parameter whose gradient is given anew in each `ready`. Not ready in a step
+  /// before its first one it is an error, whatever ReducerOptions::missing says.
+  void add(std::string name, const GradientShape& shape);
 
   /// The gradient of this step is there: it may be sent from now on, and must be left alone until
   /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument.

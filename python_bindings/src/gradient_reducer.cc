@@ -2,22 +2,18 @@
 #include "python_bindings/src/gradient_reducer.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 
 namespace tersor::python {
 namespace {
 
-struct Matrix {
-  std::size_t rows = 0;
-  std::size_t columns = 0;  ///< 0: a vector
-};
-
-Matrix matrix_of(const std::vector<std::size_t>& shape) {
-  if (shape.empty()) return {1, 0};
-  if (shape.size() == 1) return {shape.front(), 0};
-  return {shape.front(),
-          std::accumulate(shape.begin() + 1, shape.end(), std::size_t{1}, std::multiplies{})};
+GradientShape shape_of(const Array<ConstValueSpan>& values) {
+  const std::size_t rows = values.shape.empty() ? 1 : values.shape.front();
+  const bool vector = values.shape.size() < 2;
+  return {.count = values.span.count(),
+          .dtype = values.span.dtype(),
+          .memory = values.memory,
+          .rows = rows,
+          .columns = vector || rows == 0 ? 0 : values.span.count() / rows};
 }
 
 }  // namespace
@@ -42,10 +38,10 @@ ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
 }
 
 void ArrayReducer::add(const std::string& name, nb::handle like) {
-  const auto values = write_values(like, {.name = "like", .layout = Layout::kDense});
-  const Matrix matrix = matrix_of(values.shape);
-  without_gil([&] { reducer_->add(name, values.span, matrix.rows, matrix.columns); });
-  entries_[name] = {values.span.count(), values.owner};
+  const auto values = read_values(like, {.name = "like", .layout = Layout::kDense});
+  const GradientShape shape = shape_of(values);
+  without_gil([&] { reducer_->add(name, shape); });
+  entries_[name].count = shape.count;
 }
 
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -73,6 +74,38 @@ TEST(Contributions, OnlyAGradientOfNothingButZerosBringsNothing) {
     reducer.wait();
     EXPECT_EQ(gradient.back(), 6.0f);
   });
+}
+
+TEST(Contributions, AParameterMayBeAddedBeforeItHasAGradient) {
+  run_ranks(2, {}, [](Transport& transport) {
+    GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
+    reducer.add("w", {.count = 5000, .rows = 50, .columns = 100});
+    EXPECT_THROW(reducer.ready("w"), InvalidArgument);
+    for (int step = 0; step < 2; ++step) {
+      Values gradient(5000, 1.0f);
+      reducer.ready("w", gradient);
+      reducer.wait();
+      EXPECT_EQ(gradient, Values(5000, 2.0f));
+    }
+  });
+}
+
+TEST(Contributions, AParameterThatNeverHadAGradientIsNotCleared) {
+  std::atomic<int> errors = 0;
+  run_ranks(2, {}, [&](Transport& transport) {
+    Values other(100, 1.0f);
+    GradientReducer reducer(transport, {.codec = "none", .missing = MissingGradient::kInactive});
+    reducer.add("v", other);
+    reducer.add("w", {.count = 5000, .rows = 50, .columns = 100});
+    reducer.ready("v");
+    try {
+      reducer.wait();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("\"w\""), std::string::npos) << error.what();
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
 }
 
 }  // namespace
