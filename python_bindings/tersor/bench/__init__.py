@@ -1,0 +1,6 @@
+"""Measures trainings, backward passes and codecs: ``python -m tersor.bench --help``.
+
+Everything is compared with what PyTorch has itself: `DistributedDataParallel` without a
+communication hook, and its bf16, fp16 and PowerSGD hooks. Records have the form of
+``tersor-bench``, so ``tersor-bench report`` draws them.
+"""

@@ -1,0 +1,113 @@
+"""``backward``: a bare backward pass of so many MiB of gradients, all hooks in turns.
+
+The median over iterations of the slowest rank, once DDP has made its buckets. More rows of input
+make the arithmetic longer, for hooks to hide behind.
+"""
+
+import argparse
+import typing
+
+import torch
+
+from tersor.bench import launch, options, table
+from tersor.bench import world as worlds
+from tersor.bench.backward import Result, Shape, measure
+from tersor.bench.records import Record, RecordFile
+from tersor.bench.world import World
+
+DEFAULT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
+
+
+def add_to(commands: typing.Any) -> None:
+    """Adds the command to the parsers that `add_subparsers` made."""
+    parser = commands.add_parser("backward", help=__doc__.splitlines()[0], description=__doc__)
+    options.add_hooks(parser, DEFAULT_HOOKS)
+    options.add_world(parser)
+    parser.add_argument("--mib", type=options.positive, default=64, help="of gradients (64)")
+    parser.add_argument("--rows", type=options.positive, default=2, help="of input (2)")
+    parser.add_argument("--bucket", type=float, metavar="MIB", help="of a bucket; default: DDP's")
+    parser.add_argument("--iterations", type=options.positive, default=9, help="of each hook (9)")
+    options.add_link(parser)
+    options.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Starts the ranks, or is one of them. Returns the exit status."""
+    if not worlds.started_by_launcher():
+        return launch.run_ranks(chosen.ranks, launch.own_arguments(), chosen.timeout)
+    world = worlds.enter(chosen.device, chosen.threads)
+    try:
+        _measure_and_tell(chosen, world)
+    finally:
+        worlds.leave()
+    return 0
+
+
+def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
+    records = RecordFile(chosen.json if world.leads else None)
+    shape = Shape(chosen.mib, chosen.rows, chosen.bucket)
+    compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
+    if not world.leads:
+        return
+    for result in results:
+        setting = _setting(chosen, world, shape)
+        records.add(setting | _fields(result) | {"compute_seconds": compute_seconds})
+    print(
+        f"{shape.layers * 4} MiB of gradients, {world.ranks} ranks over {world.backend}, link "
+        f"{chosen.link}; backward without communication {table.seconds(compute_seconds)}\n"
+    )
+    _print_results(results)
+
+
+def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
+    return {
+        "benchmark": "backward",
+        "transport": world.backend,
+        "ranks": world.ranks,
+        "link": chosen.link,
+        "device": world.device_name,
+        "torch": torch.__version__,
+        "dtype": "f32",
+        "rows": shape.rows,
+        "iterations": chosen.iterations,
+    }
+
+
+def _fields(result: Result) -> Record:
+    return {
+        "codec": result.hook,
+        "count": result.count,
+        "seconds": result.seconds,
+        "step_seconds": result.step_seconds,
+        "relative_error": result.relative_error,
+        "wire_bytes": result.traffic.sent_bytes,
+        "wire_bytes_are": result.bytes_are,
+        "interface_bytes": result.interface_bytes,
+        "encode_seconds": result.traffic.encode_seconds,
+        "wire_seconds": result.traffic.wire_seconds,
+        "decode_seconds": result.traffic.decode_seconds,
+    }
+
+
+def _print_results(results: list[Result]) -> None:
+    seconds = {result.hook: result.seconds for result in results}
+
+    def speed(result: Result, reference: str) -> float | None:
+        return seconds[reference] / result.seconds if reference in seconds else None
+
+    head = ["hook", "backward", "of none", "of fp16", "with forward", "sent", "interface", "error"]
+    rows = [
+        [
+            result.hook,
+            table.seconds(result.seconds),
+            table.ratio(speed(result, "none")),
+            table.ratio(speed(result, "torch:fp16")),
+            table.seconds(result.step_seconds),
+            table.byte_count(result.traffic.sent_bytes),
+            table.byte_count(result.interface_bytes),
+            f"{result.relative_error:.1e}",
+        ]
+        for result in results
+    ]
+    table.print_table(head, rows)

@@ -1,0 +1,170 @@
+"""``codec``: encode and decode from Python, in turns with a plain copy of as many bytes.
+
+Speed is the bytes that must be read and written (gradient and payload), per second; the ratio is
+to what NumPy's copy moves per second, slices on as many threads. For NumPy arrays.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import pathlib
+import statistics
+import time
+import typing
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+import tersor
+from tersor.bench import table
+from tersor.bench.errors import BenchmarkError
+from tersor.bench.records import Record, RecordFile
+
+DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
+WORST_ERROR = 1.0  # zeros would be as near
+Values = npt.NDArray[np.float32]
+Action = Callable[[], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What is timed, and the bytes that it must move."""
+
+    name: str
+    bytes: int
+    run: Action
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Medians."""
+
+    seconds: float
+    copy_seconds: float  # of as many bytes
+
+
+def add_to(commands: typing.Any) -> None:
+    """Adds the command to the parsers that `add_subparsers` made."""
+    parser = commands.add_parser("codec", help=__doc__.splitlines()[0], description=__doc__)
+    parser.add_argument("--codec", nargs="+", default=DEFAULT_CODECS, metavar="SPEC")
+    parser.add_argument("--mib", type=int, default=64, help="of gradient, f32 (64)")
+    parser.add_argument("--threads", type=int, default=1, help="of codec and copy (1)")
+    parser.add_argument("--repetitions", type=int, default=15, help="of which the median counts")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records here")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Checks and times each codec. Returns the exit status."""
+    if min(chosen.mib, chosen.threads, chosen.repetitions) < 1:
+        raise BenchmarkError("--mib, --threads and --repetitions: give 1 or more")
+    records = RecordFile(chosen.json)
+    found = [record for spec in chosen.codec for record in _measure(spec, chosen)]
+    for record in found:
+        records.add(record)
+    _print(found)
+    return 0
+
+
+def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
+    gradient = np.random.default_rng(1).standard_normal(chosen.mib * 2**18, dtype=np.float32)
+    codec = _codec(spec, chosen.threads)
+    room = np.empty(codec.max_payload_bytes(gradient) + 64, dtype=np.uint8)
+    frame = room[-room.ctypes.data % 64 :]  # frames begin at a multiple of 16
+    decoded = np.zeros_like(gradient)
+    payload = codec.encode(gradient, out=frame)
+    codec.decode(payload, out=decoded)
+    error = _checked_error(spec, gradient, decoded)
+    moved_bytes = gradient.nbytes + payload.nbytes
+    operations = [
+        Operation("encode, Python", moved_bytes, lambda: codec.encode(gradient, out=frame)),
+        Operation("decode, Python", moved_bytes, lambda: codec.decode(payload, out=decoded)),
+    ]
+    return [
+        _record(spec, operation, _time(operation, chosen), chosen)
+        | {"payload_bytes": payload.nbytes, "relative_error": error, "count": gradient.size}
+        for operation in operations
+    ]
+
+
+def _codec(spec: str, threads: int) -> tersor.Codec:
+    try:
+        codec = tersor.Codec(spec, threads=threads)
+    except tersor.InvalidArgument as error:
+        raise BenchmarkError(str(error)) from error
+    if codec.has_feedback:
+        raise BenchmarkError(f"{spec}: give codecs without +ef")
+    return codec
+
+
+def _checked_error(spec: str, gradient: Values, decoded: Values) -> float:
+    """Nothing is timed before its result was looked at."""
+    error = float(np.linalg.norm(decoded - gradient) / np.linalg.norm(gradient))
+    if not error < WORST_ERROR:
+        raise BenchmarkError(f"{spec}: the relative error of what was decoded is {error:.3g}")
+    return error
+
+
+def _time(operation: Operation, chosen: argparse.Namespace) -> Timing:
+    """The operation and a copy of as many bytes, read and written, in turns."""
+    source = np.ones(operation.bytes // 2 // 4, dtype=np.float32)
+    target = np.empty_like(source)
+    threads: int = chosen.threads
+    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+
+        def copy() -> None:
+            if threads == 1:
+                np.copyto(target, source)
+                return
+            for done in [pool.submit(np.copyto, *part) for part in parts]:
+                done.result()
+
+        pairs = [(_seconds(operation.run), _seconds(copy)) for _ in range(1 + chosen.repetitions)]
+    own, copies = zip(*pairs[1:], strict=True)  # the first touches memory for the first time
+    return Timing(statistics.median(own), statistics.median(copies))
+
+
+def _seconds(action: Action) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _record(spec: str, operation: Operation, timing: Timing, chosen: argparse.Namespace) -> Record:
+    """As ``tersor-bench codecs`` writes them; frames carry a checksum, the library's default."""
+    return {
+        "benchmark": "codecs",
+        "codec": spec,
+        "operation": operation.name,
+        "dtype": "f32",
+        "isa": "best",
+        "threads": chosen.threads,
+        "seconds": timing.seconds,
+        "baseline": "copy",
+        "baseline_seconds": timing.copy_seconds,
+        "ratio": timing.copy_seconds / timing.seconds,
+        "gigabytes_per_second": operation.bytes / timing.seconds / 1e9,
+        "checksum": True,
+    }
+
+
+def _print(found: list[Record]) -> None:
+    head = ["codec", "operation", "time", "GB/s", "of copy", "payload", "error"]
+    table.print_table(head, [_row(record) for record in found])
+
+
+def _row(record: Record) -> list[str]:
+    def number(field: str) -> float:
+        return float(typing.cast(float, record[field]))
+
+    return [
+        str(record["codec"]),
+        str(record["operation"]),
+        table.seconds(number("seconds")),
+        f"{number('gigabytes_per_second'):.1f}",
+        f"{number('ratio'):.2f}",
+        table.byte_count(number("payload_bytes")),
+        f"{number('relative_error'):.1e}",
+    ]

@@ -1,0 +1,106 @@
+"""Real data to train on: Fashion-MNIST, and the King James Bible as characters.
+
+Both are Debian packages (dataset-fashion-mnist, bible-kjv-text); other folders and files may be
+given instead.
+"""
+
+import dataclasses
+import gzip
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+import numpy.typing as npt
+
+from tersor.bench.errors import BenchmarkError
+
+FASHION_MNIST_FOLDER = pathlib.Path("/usr/share/datasets/fashion-mnist")
+BIBLE_COMMAND = ("bible", "-f", "gen1:1-rev22:21")
+VALIDATION_SHARE = 0.05  # of a text, its end
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """`pixels` (count, height, width) and `labels` (count), both bytes."""
+
+    pixels: Bytes
+    labels: Bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Characters as indices into `alphabet`, which holds what occurs in the text, in order."""
+
+    alphabet: str
+    train: Bytes
+    validation: Bytes
+
+
+def load_images(folder: pathlib.Path, part: str) -> Images:
+    """Reads {part}-images-idx3-ubyte[.gz] and {part}-labels-idx1-ubyte[.gz]; `part`: train or t10k.
+
+    Fashion-MNIST (Xiao, Rasul and Vollgraf 2017) has 60,000 and 10,000 images of 28 x 28 pixels in
+    ten classes. Raises BenchmarkError where a file is missing or damaged.
+    """
+    pixels = _read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
+    labels = _read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
+    if len(pixels) != len(labels):
+        raise BenchmarkError(f"{folder}: {len(pixels)} {part} images have {len(labels)} labels")
+    return Images(pixels, labels)
+
+
+def _read_idx(path: pathlib.Path, dimensions: int) -> Bytes:
+    """An array of bytes in the IDX format: a magic number, each extent in 4 bytes, the values."""
+    content = _read_plain_or_gzip(path)
+    head_bytes = 4 + 4 * dimensions
+    magic = bytes([0, 0, 8, dimensions])  # two zeros, "unsigned bytes", dimensions
+    if content[:4] != magic or len(content) < head_bytes:
+        raise BenchmarkError(f"{path} is no IDX file of bytes with {dimensions} dimensions")
+    shape = [int(extent) for extent in np.frombuffer(content, ">u4", dimensions, offset=4)]
+    if len(content) - head_bytes != int(np.prod(shape)):
+        raise BenchmarkError(f"{path} should hold {shape} values, but ends elsewhere")
+    return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
+
+
+def _read_plain_or_gzip(path: pathlib.Path) -> bytes:
+    compressed = path.with_name(path.name + ".gz")
+    try:
+        return path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes())
+    except (OSError, EOFError) as error:
+        raise BenchmarkError(
+            f"cannot read {path}[.gz]: {error}; install the package dataset-fashion-mnist or give "
+            "--data FOLDER"
+        ) from error
+
+
+def load_text(path: pathlib.Path | None) -> Text:
+    """The text of a file, else the King James Bible. Raises BenchmarkError where there is none."""
+    characters = _read_bible() if path is None else _read_file(path)
+    alphabet = "".join(sorted(set(characters)))
+    if not 2 <= len(alphabet) <= 256:
+        raise BenchmarkError(f"a text of 2 to 256 different characters is needed: {len(alphabet)}")
+    index = {character: i for i, character in enumerate(alphabet)}
+    indices = np.fromiter((index[character] for character in characters), np.uint8)
+    border = len(indices) - int(len(indices) * VALIDATION_SHARE)
+    return Text(alphabet, indices[:border], indices[border:])
+
+
+def _read_bible() -> str:
+    program = shutil.which(BIBLE_COMMAND[0])
+    if program is None:
+        raise BenchmarkError(
+            "no program `bible`: install the packages bible-kjv and bible-kjv-text, or give "
+            "--data FILE"
+        )
+    command = [program, *BIBLE_COMMAND[1:]]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _read_file(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,166 @@
+"""Ways for gradients to travel in `DistributedDataParallel`: PyTorch's own, and ours.
+
+``none`` is DDP without a hook; ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
+PyTorch's hooks; any other word is a codec of ours, also ``tersor:none``.
+"""
+
+import abc
+import dataclasses
+from typing import Literal
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import tersor.torch
+from tersor.bench.errors import BenchmarkError
+from tersor.bench.world import World
+
+OURS = "tersor:"
+THEIRS = "torch:"
+POWERSGD = THEIRS + "powersgd"
+CASTS = {
+    THEIRS + "bf16": (default_hooks.bf16_compress_hook, 2),
+    THEIRS + "fp16": (default_hooks.fp16_compress_hook, 2),
+}
+POWERSGD_START = 10  # steps without compression; it needs 2 at least
+ONE_BUCKET_MIB = 1 << 20
+PARTS: tuple[Literal["encode_seconds", "wire_seconds", "decode_seconds"], ...] = (
+    "encode_seconds",
+    "wire_seconds",
+    "decode_seconds",
+)
+SUMMARY = "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], or a codec of ours"
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What one rank sent, and how long that took; None: PyTorch does not tell."""
+
+    sent_bytes: float | None
+    encode_seconds: float | None = None
+    wire_seconds: float | None = None
+    decode_seconds: float | None = None
+
+    def mean(self, steps: int, world: World) -> "Traffic":
+        """Of one step, over the ranks. All of them call it."""
+        own = dataclasses.astuple(self)
+        means = iter(world.mean([value / steps for value in own if value is not None]))
+        return Traffic(*(None if value is None else next(means) for value in own))
+
+
+class Hook(abc.ABC):
+    """A model whose gradients travel in one of these ways."""
+
+    bytes_are: str  # how sent_bytes is known: "counted" or "computed"
+    plain_steps = 0  # at the beginning, before it compresses
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.model = model
+
+    @abc.abstractmethod
+    def traffic(self, steps: int) -> Traffic:
+        """Of the `steps` since the last call, or the beginning."""
+
+    def close(self) -> None:  # noqa: B027  most have nothing to end
+        """Ends what the hook started. The model is not to be used any more."""
+
+
+class PyTorchHook(Hook):
+    """DDP itself or a cast before it: rings, of which a rank sends 2 (ranks - 1) / ranks."""
+
+    bytes_are = "computed"
+
+    def __init__(self, model: DistributedDataParallel, value_bytes: int) -> None:
+        super().__init__(model)
+        self._step_bytes = ring_bytes(parameter_count(model) * value_bytes, dist.get_world_size())
+
+    def traffic(self, steps: int) -> Traffic:
+        return Traffic(steps * self._step_bytes)
+
+
+class PowerSgdHook(Hook):
+    """PowerSGD (Vogels, Karimireddy and Jaggi 2019): plain steps first, then two factors."""
+
+    bytes_are = "computed"
+    plain_steps = POWERSGD_START
+
+    def __init__(self, model: DistributedDataParallel, matrix_rank: int) -> None:
+        super().__init__(model)
+        self._state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=matrix_rank, start_powerSGD_iter=POWERSGD_START
+        )
+        model.register_comm_hook(self._state, powerSGD_hook.powerSGD_hook)
+        self._plain_count = parameter_count(model)
+        self._steps = 0
+        self._compressed_count = 0
+
+    def traffic(self, steps: int) -> Traffic:
+        plain_steps = max(0, min(POWERSGD_START - self._steps, steps))
+        compressed_count = self._state.total_numel_after_compression - self._compressed_count
+        self._steps += steps
+        self._compressed_count += compressed_count
+        count = plain_steps * self._plain_count + compressed_count
+        return Traffic(ring_bytes(4 * count, dist.get_world_size()))
+
+
+class TersorHook(Hook):
+    """Ours: bytes and times are those that the reducer counted."""
+
+    bytes_are = "counted"
+
+    def __init__(self, model: DistributedDataParallel, codec: str) -> None:
+        super().__init__(model)
+        self._handle = tersor.torch.compress(model, codec=codec)
+        self._told = Traffic(0.0, 0.0, 0.0, 0.0)
+
+    def traffic(self, steps: int) -> Traffic:
+        total = self._handle.totals()
+        now = (total["sent_bytes"], *(total[name] for name in PARTS))
+        told, self._told = dataclasses.astuple(self._told), Traffic(*now)
+        return Traffic(*(value - before for value, before in zip(now, told, strict=True)))
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+def ring_bytes(reduced_bytes: float, ranks: int) -> float:
+    """What each rank sends in a ring allreduce (Patarasuk and Yuan 2009)."""
+    return 2 * (ranks - 1) / ranks * reduced_bytes
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Values of all parameters that are trained."""
+    return sum(values.numel() for values in model.parameters() if values.requires_grad)
+
+
+def check(name: str) -> None:
+    """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
+    if not name.startswith(THEIRS) or name in CASTS:
+        return
+    word, _, rank = name.partition("=")
+    if word != POWERSGD or not (rank == "" or (rank.isdecimal() and int(rank) > 0)):
+        raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
+
+
+def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
+    """Wraps `module` in DDP with buckets of so many MiB (None: PyTorch's choice) and this hook."""
+    check(name)
+    if name.startswith(POWERSGD):  # it waits in callbacks, and hangs with a second bucket
+        rank = int(name.partition("=")[2] or 1)
+        return PowerSgdHook(_distributed(module, ONE_BUCKET_MIB), rank)
+    model = _distributed(module, bucket_mib)
+    if name == "none":
+        return PyTorchHook(model, value_bytes=4)
+    if name in CASTS:
+        function, value_bytes = CASTS[name]
+        model.register_comm_hook(None, function)
+        return PyTorchHook(model, value_bytes)
+    return TersorHook(model, name.removeprefix(OURS))
+
+
+def _distributed(module: nn.Module, bucket_mib: float | None) -> DistributedDataParallel:
+    device = next(module.parameters()).device
+    own = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=own, bucket_cap_mb=bucket_mib)

@@ -1,0 +1,103 @@
+"""What is trained: a small convolutional network, and a GPT."""
+
+import dataclasses
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+
+class ConvolutionalNet(nn.Module):
+    """Two convolutions and two linear layers for images (batch, 1, 28, 28): 409,034 parameters.
+
+    Nearly all of its bytes are ready early in the backward pass, since the linear layers come last
+    in the network: they can travel while the convolutions are differentiated.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 7 * 7, 256),
+            nn.ReLU(),
+            nn.Linear(256, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores of the classes (batch, classes)."""
+        scores: Tensor = self.layers(images)
+        return scores
+
+
+@dataclasses.dataclass(frozen=True)
+class GptShape:
+    """How large a GPT is; `context` is the characters that it looks back on."""
+
+    layers: int
+    heads: int
+    width: int
+    context: int
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block: attention to what came before, then two linear layers."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.query_key_value = nn.Linear(shape.width, 3 * shape.width)
+        self.projection = nn.Linear(shape.width, shape.width)
+        self.expansion = nn.Sequential(
+            nn.LayerNorm(shape.width),
+            nn.Linear(shape.width, 4 * shape.width),
+            nn.GELU(),
+            nn.Linear(4 * shape.width, shape.width),
+        )
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(batch, context, width) to the same shape."""
+        states = states + self._attend(self.attention_norm(states))
+        result: Tensor = states + self.expansion(states)
+        return result
+
+    def _attend(self, states: Tensor) -> Tensor:
+        batch, context, width = states.shape
+        by_head = (batch, context, 3, self.heads, width // self.heads)
+        query, key, value = self.query_key_value(states).view(by_head).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, context, width))
+        return result
+
+
+class Gpt(nn.Module):
+    """A decoder-only transformer (Radford et al. 2018) that predicts each next character."""
+
+    def __init__(self, characters: int, shape: GptShape) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(characters, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
+        self.norm = nn.LayerNorm(shape.width)
+        self.scores = nn.Linear(shape.width, characters, bias=False)
+        self.apply(_initialise)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Characters (batch, context) to scores of the next one (batch, context, characters)."""
+        places = torch.arange(indices.shape[1], device=indices.device)
+        states = self.characters(indices) + self.positions(places)
+        scores: Tensor = self.scores(self.norm(self.blocks(states)))
+        return scores
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,75 @@
+"""Options that several commands have."""
+
+import argparse
+import pathlib
+
+import torch
+
+from tersor.bench import hooks
+from tersor.bench.errors import BenchmarkError
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return value
+
+
+def hook(text: str) -> str:
+    """A hook's name, for argparse."""
+    try:
+        hooks.check(text)
+    except BenchmarkError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def add_hooks(parser: argparse.ArgumentParser, default: list[str]) -> None:
+    """What is compared."""
+    parser.add_argument(
+        "--hooks",
+        nargs="+",
+        type=hook,
+        default=default,
+        metavar="NAME",
+        help=f"{hooks.SUMMARY}; default: {' '.join(default)}",
+    )
+
+
+def add_world(parser: argparse.ArgumentParser) -> None:
+    """Which processes there are."""
+    parser.add_argument(
+        "--ranks",
+        type=positive,
+        default=2,
+        help="processes to start here (2); under torchrun what that started",
+    )
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="where models lie; default: %(default)s",
+    )
+    parser.add_argument(
+        "--threads", type=positive, help="of each rank's arithmetic; default: cores / ranks here"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=3600.0, metavar="SECONDS", help="then ranks are ended"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Where the records go."""
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records here")
+
+
+def add_link(parser: argparse.ArgumentParser) -> None:
+    """A name for what shaped namespaces, or a cluster's network, are."""
+    parser.add_argument(
+        "--link",
+        default="none",
+        metavar="NAME",
+        help="what the ranks are joined by, for the records",
+    )

@@ -1,0 +1,177 @@
+"""A task is a model, its data and the recipe by which it is trained."""
+
+import abc
+import dataclasses
+import functools
+import math
+import pathlib
+import typing
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tersor.bench import data
+from tersor.bench.errors import BenchmarkError
+from tersor.bench.models import ConvolutionalNet, Gpt, GptShape
+
+Indices = npt.NDArray[np.int64]
+Batch = tuple[Tensor, Tensor]  # what the model sees, and the classes that it should say
+
+CPU_GPT = GptShape(layers=4, heads=4, width=128, context=64)
+GPU_GPT = GptShape(layers=12, heads=12, width=768, context=512)
+TEST_WINDOWS = 512  # of a text: enough to tell a tenth of a percent
+WARMUP_SHARE = 0.1  # of all steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Which part of each global batch is this rank's."""
+
+    rank: int
+    ranks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How long and how fast; `batch` is what one rank sees in a step."""
+
+    batch: int
+    epochs: int
+    steps: int  # an epoch
+    learning_rate: float  # the highest
+
+    def learning_rate_at(self, step: int) -> float:
+        """A straight line up, then half a cosine down to 0 (Loshchilov and Hutter 2017)."""
+        steps = self.epochs * self.steps
+        warmup = WARMUP_SHARE * steps
+        if step + 0.5 < warmup:
+            return self.learning_rate * (step + 0.5) / warmup
+        done = (step + 0.5 - warmup) / (steps - warmup)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class Task(abc.ABC):
+    """Batches are the same for all hooks of one seed."""
+
+    name: typing.ClassVar[str]
+    recipe: Recipe
+
+    @abc.abstractmethod
+    def model(self) -> nn.Module:
+        """A new model; its weights come from torch's seed."""
+
+    @abc.abstractmethod
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Of a new training."""
+
+    @abc.abstractmethod
+    def batch(self, seed: int, step: int, share: Share) -> Batch:
+        """What this rank learns from in `step`, counted from 0 over all epochs."""
+
+    @abc.abstractmethod
+    def test_batches(self, share: Share) -> Iterator[Batch]:
+        """This rank's part of the test data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """What the command line says; None is the task's own choice."""
+
+    source: pathlib.Path | None
+    batch: int | None
+    epochs: int | None
+    steps: int | None
+    device: torch.device
+    ranks: int
+
+
+@functools.lru_cache(maxsize=1)
+def _order(seed: int, epoch: int, count: int) -> Indices:
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+class ImageTask(Task):
+    """Fashion-MNIST, or other images in the same four files."""
+
+    name = "cnn"
+
+    def __init__(self, options: TaskOptions) -> None:
+        folder = options.source or data.FASHION_MNIST_FOLDER
+        self._device = options.device
+        self._train = data.load_images(folder, "train")
+        self._test = data.load_images(folder, "t10k")
+        self._mean = float(self._train.pixels.mean())
+        self._deviation = float(self._train.pixels.std())
+        batch = options.batch or 64
+        whole_pass = len(self._train.labels) // (batch * options.ranks)
+        self.recipe = Recipe(batch, options.epochs or 3, options.steps or whole_pass, 0.1)
+        if not 0 < self.recipe.steps <= whole_pass:
+            raise BenchmarkError(f"the images are enough for {whole_pass} steps an epoch")
+
+    def model(self) -> nn.Module:
+        return ConvolutionalNet(classes=int(self._train.labels.max()) + 1)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), momentum=0.5)
+
+    def batch(self, seed: int, step: int, share: Share) -> Batch:
+        epoch, step_of_epoch = divmod(step, self.recipe.steps)
+        order = _order(seed, epoch, len(self._train.labels))
+        first = (step_of_epoch * share.ranks + share.rank) * self.recipe.batch
+        return self._to_tensors(self._train, order[first : first + self.recipe.batch])
+
+    def test_batches(self, share: Share) -> Iterator[Batch]:
+        own = np.arange(share.rank, len(self._test.labels), share.ranks)
+        for first in range(0, len(own), 500):
+            yield self._to_tensors(self._test, own[first : first + 500])
+
+    def _to_tensors(self, images: data.Images, chosen: Indices) -> Batch:
+        pixels = torch.from_numpy(images.pixels[chosen]).unsqueeze(1).float()
+        labels = torch.from_numpy(images.labels[chosen]).long()
+        standardised = (pixels - self._mean) / self._deviation
+        return standardised.to(self._device), labels.to(self._device)
+
+
+class TextTask(Task):
+    """Characters of a text, in windows from random places."""
+
+    name = "gpt"
+
+    def __init__(self, options: TaskOptions) -> None:
+        on_gpu = options.device.type == "cuda"
+        self._device = options.device
+        self._shape = GPU_GPT if on_gpu else CPU_GPT
+        self._text = data.load_text(options.source)
+        if len(self._text.validation) <= self._shape.context + TEST_WINDOWS:
+            raise BenchmarkError(f"the text is too short: {len(self._text.train)} characters")
+        batch = options.batch or (32 if on_gpu else 16)
+        rate = 6e-4 if on_gpu else 2e-3
+        self.recipe = Recipe(batch, options.epochs or 5, options.steps or 100, rate)
+
+    def model(self) -> nn.Module:
+        return Gpt(len(self._text.alphabet), self._shape)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+
+    def batch(self, seed: int, step: int, share: Share) -> Batch:
+        draw = np.random.default_rng([seed, step, share.rank])
+        last = len(self._text.train) - self._shape.context
+        return self._windows(self._text.train, draw.integers(0, last, self.recipe.batch))
+
+    def test_batches(self, share: Share) -> Iterator[Batch]:
+        last = len(self._text.validation) - self._shape.context - 1
+        starts = np.linspace(0, last, TEST_WINDOWS).astype(np.int64)[share.rank :: share.ranks]
+        for first in range(0, len(starts), 64):
+            yield self._windows(self._text.validation, starts[first : first + 64])
+
+    def _windows(self, characters: data.Bytes, starts: Indices) -> Batch:
+        places = starts[:, None] + np.arange(self._shape.context + 1)
+        windows = torch.from_numpy(characters[places]).long().to(self._device)
+        return windows[:, :-1], windows[:, 1:]
+
+
+TASKS: dict[str, type[ImageTask] | type[TextTask]] = {"cnn": ImageTask, "gpt": TextTask}

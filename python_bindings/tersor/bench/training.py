@@ -1,0 +1,151 @@
+"""One training: a model, a hook, and an account of each epoch."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from tersor.bench import hooks
+from tersor.bench.errors import BenchmarkError
+from tersor.bench.tasks import Batch, Share, Task
+from tersor.bench.timing import LastGradient, Mark, mark_of
+from tersor.bench.world import NetworkInterface, World
+
+WARMUP_STEPS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """Times and bytes are of one step: means over the epoch's steps and all ranks."""
+
+    number: int  # from 1
+    seconds: float  # of training, from its start to the end of this epoch; no evaluation
+    loss: float  # mean over the epoch's batches of all ranks
+    accuracy: float  # on the test data, of 1
+    step_seconds: float
+    exposed_seconds: float  # from the last gradient to the end of the backward pass
+    interface_bytes: float  # what the kernel counted, of whatever was sent
+    traffic: hooks.Traffic
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMarks:
+    """When a step began, its last gradient was there, its backward pass and it itself ended."""
+
+    start: Mark
+    last_gradient: Mark
+    reduced: Mark
+    end: Mark
+
+
+class Training:
+    """A model that is trained by a hook, always the same for the same seed."""
+
+    def __init__(self, task: Task, hook: str, seed: int, world: World) -> None:
+        torch.manual_seed(seed)
+        self._task, self._seed, self._world = task, seed, world
+        self._share = Share(world.rank, world.ranks)
+        self._mark = mark_of(world.device)
+        self._module = task.model().to(world.device)
+        self._last_gradient = LastGradient(self._module, self._mark)
+        self.hook = hooks.attach(self._module, hook)
+        self._optimizer = task.optimizer(self._module)
+        self._interface = NetworkInterface()
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Trains, and tells of each epoch. Raises BenchmarkError where ranks drift apart."""
+        seconds = 0.0
+        for number in range(1, self._task.recipe.epochs + 1):
+            epoch = self._epoch(number, seconds)
+            seconds = epoch.seconds
+            yield epoch
+        self._check_weights()
+
+    def warm_up(self) -> None:
+        """A few steps and an evaluation, lest the first hook pay for what a process does once."""
+        self._steps(range(WARMUP_STEPS))
+        self._accuracy()
+
+    def _epoch(self, number: int, seconds_before: float) -> Epoch:
+        steps = self._task.recipe.steps
+        self._world.meet()
+        sent_before = self._interface.sent_bytes()
+        start = self._mark()
+        losses, marks = self._steps(range((number - 1) * steps, number * steps))
+        self._world.meet()
+        seconds = start.seconds_until(self._mark())
+        interface_bytes = (self._interface.sent_bytes() - sent_before) / self._world.ranks_here
+        step, exposed = _mean_times(marks)
+        means = self._world.mean([float(losses), step, exposed, interface_bytes / steps])
+        return Epoch(
+            number=number,
+            seconds=seconds_before + seconds,
+            loss=means[0],
+            accuracy=self._accuracy(),
+            step_seconds=means[1],
+            exposed_seconds=means[2],
+            interface_bytes=means[3],
+            traffic=self.hook.traffic(steps).mean(steps, self._world),
+        )
+
+    def _steps(self, steps: range) -> tuple[Tensor, list[StepMarks]]:
+        """The mean loss, and when everything was."""
+        loss = torch.zeros((), device=self._world.device)
+        marks = []
+        for step in steps:
+            start = self._mark()
+            loss += self._backward(step)
+            reduced = self._mark()
+            self._optimizer_step(step)
+            marks.append(StepMarks(start, self._last_gradient.mark, reduced, self._mark()))
+        return loss / len(steps), marks
+
+    def _backward(self, step: int) -> Tensor:
+        """Forward and backward pass, after which gradients are reduced; returns the loss."""
+        self._optimizer.zero_grad()
+        scores, classes = self._scores(self.hook.model, self._batch(step))
+        loss = functional.cross_entropy(scores, classes)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _optimizer_step(self, step: int) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._task.recipe.learning_rate_at(step)
+        self._optimizer.step()
+
+    def _batch(self, step: int) -> Batch:
+        return self._task.batch(self._seed, step, self._share)
+
+    def _scores(self, model: nn.Module, batch: Batch) -> Batch:
+        """Scores (values, classes) and the right classes (values)."""
+        inputs, classes = batch
+        on_gpu = self._world.device.type == "cuda"
+        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=on_gpu):
+            scores = model(inputs)
+        return scores.float().flatten(end_dim=-2), classes.flatten()
+
+    @torch.no_grad()
+    def _accuracy(self) -> float:
+        """Of the test data, of which each rank looks at a part."""
+        right = count = 0.0
+        for batch in self._task.test_batches(self._share):
+            scores, classes = self._scores(self._module, batch)
+            right += float((scores.argmax(dim=1) == classes).sum())
+            count += len(classes)
+        right, count = self._world.total([right, count])
+        return right / count
+
+    def _check_weights(self) -> None:
+        """Ranks that have drifted apart would train different networks."""
+        for name, values in self._module.named_parameters():
+            if not self._world.same_everywhere(values):
+                raise BenchmarkError(f"ranks ended with different values of {name}")
+
+
+def _mean_times(marks: list[StepMarks]) -> tuple[float, float]:
+    """Seconds of a step, and of them exposed."""
+    step = sum(mark.start.seconds_until(mark.end) for mark in marks)
+    exposed = sum(mark.last_gradient.seconds_until(mark.reduced) for mark in marks)
+    return step / len(marks), exposed / len(marks)

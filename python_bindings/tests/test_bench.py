@@ -1,0 +1,203 @@
+"""What the benchmark reads, computes and writes, without starting a rank."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+import struct
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tersor.bench import data, hooks, table  # noqa: E402  torch comes first
+from tersor.bench.__main__ import main  # noqa: E402
+from tersor.bench.errors import BenchmarkError  # noqa: E402
+from tersor.bench.models import ConvolutionalNet, Gpt, GptShape  # noqa: E402
+from tersor.bench.records import RecordFile  # noqa: E402
+from tersor.bench.tasks import Recipe, Share, TaskOptions, TextTask  # noqa: E402
+
+
+def write_idx(path: pathlib.Path, values: np.ndarray) -> None:
+    head = struct.pack(">BBBB", 0, 0, 8, values.ndim) + struct.pack(
+        f">{values.ndim}I", *values.shape
+    )
+    path.write_bytes(head + values.astype(np.uint8).tobytes())
+
+
+def write_images(folder: pathlib.Path, count: int) -> np.ndarray:
+    pixels = np.arange(count * 6).reshape(count, 2, 3) % 251
+    write_idx(folder / "train-images-idx3-ubyte", pixels)
+    write_idx(folder / "train-labels-idx1-ubyte", np.arange(count) % 10)
+    return pixels
+
+
+def test_images_are_what_was_written(tmp_path: pathlib.Path) -> None:
+    pixels = write_images(tmp_path, 12)
+    images = data.load_images(tmp_path, "train")
+    assert np.array_equal(images.pixels, pixels)
+    assert images.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+
+
+def test_images_may_be_compressed(tmp_path: pathlib.Path) -> None:
+    pixels = write_images(tmp_path, 3)
+    plain = tmp_path / "train-images-idx3-ubyte"
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert np.array_equal(data.load_images(tmp_path, "train").pixels, pixels)
+
+
+def test_damaged_images_are_refused(tmp_path: pathlib.Path) -> None:
+    write_images(tmp_path, 3)
+    images = tmp_path / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
+    with pytest.raises(BenchmarkError, match="should hold"):
+        data.load_images(tmp_path, "train")
+    images.write_bytes(b"not IDX at all")
+    with pytest.raises(BenchmarkError, match="no IDX file"):
+        data.load_images(tmp_path, "train")
+    images.unlink()
+    with pytest.raises(BenchmarkError, match="dataset-fashion-mnist"):
+        data.load_images(tmp_path, "train")
+
+
+def test_labels_must_belong_to_the_images(tmp_path: pathlib.Path) -> None:
+    write_images(tmp_path, 3)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(2))
+    with pytest.raises(BenchmarkError, match="3 train images have 2 labels"):
+        data.load_images(tmp_path, "train")
+
+
+def test_text_as_indices_into_its_alphabet(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("abcab" * 20, encoding="utf-8")
+    text = data.load_text(path)
+    assert text.alphabet == "abc"
+    assert text.train[:5].tolist() == [0, 1, 2, 0, 1]
+    assert (len(text.train), len(text.validation)) == (95, 5)
+
+
+def test_text_of_one_character_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("aaaa", encoding="utf-8")
+    with pytest.raises(BenchmarkError, match="different characters"):
+        data.load_text(path)
+
+
+@pytest.fixture
+def text_task(tmp_path: pathlib.Path) -> TextTask:
+    path = tmp_path / "text"
+    path.write_text("In the beginning God created the heaven and the earth. " * 300, "utf-8")
+    options = TaskOptions(path, batch=3, epochs=2, steps=5, device=torch.device("cpu"), ranks=2)
+    return TextTask(options)
+
+
+def test_targets_are_the_next_characters(text_task: TextTask) -> None:
+    inputs, targets = text_task.batch(seed=1, step=0, share=Share(0, 2))
+    assert inputs.shape == targets.shape == (3, 64)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_batches_are_the_same_for_a_seed_and_differ_between_ranks(text_task: TextTask) -> None:
+    first, again = (text_task.batch(1, 4, Share(0, 2))[0] for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, text_task.batch(1, 4, Share(1, 2))[0])
+    assert not torch.equal(first, text_task.batch(2, 4, Share(0, 2))[0])
+
+
+def test_ranks_share_the_test_data(text_task: TextTask) -> None:
+    counts = [sum(len(batch[0]) for batch in text_task.test_batches(Share(r, 3))) for r in range(3)]
+    assert sum(counts) == 512
+    assert max(counts) - min(counts) <= 1
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    recipe = Recipe(batch=1, epochs=2, steps=50, learning_rate=1.0)
+    rates = [recipe.learning_rate_at(step) for step in range(100)]
+    highest = rates.index(max(rates))
+    assert 8 <= highest <= 11
+    assert rates == sorted(rates[: highest + 1]) + sorted(rates[highest + 1 :], reverse=True)
+    assert 0 < rates[-1] < 0.001
+
+
+def test_the_gpt_sees_nothing_of_what_it_predicts() -> None:
+    model = Gpt(7, GptShape(layers=2, heads=2, width=16, context=8))
+    inputs = torch.zeros(1, 8, dtype=torch.long)
+    changed = inputs.clone()
+    changed[0, 5] = 3
+    same = torch.isclose(model(inputs), model(changed)).all(dim=2)[0]
+    assert same.tolist() == [True] * 5 + [False] * 3
+
+
+def test_the_convolutional_net_has_the_parameters_that_it_says() -> None:
+    count = hooks.parameter_count(ConvolutionalNet(classes=10))
+    assert f"{count:,} parameters" in (ConvolutionalNet.__doc__ or "")
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, 0.0), (2, 100.0), (4, 150.0)])
+def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
+    assert hooks.ring_bytes(100, ranks) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "int8", "torch:bf16", "torch:powersgd", "torch:powersgd=4"]
+)
+def test_hooks_that_there_are(name: str) -> None:
+    hooks.check(name)
+
+
+@pytest.mark.parametrize("name", ["torch:int8", "torch:", "torch:powersgd=0", "torch:powersgd=x"])
+def test_hooks_that_there_are_not(name: str) -> None:
+    with pytest.raises(BenchmarkError, match="torch:powersgd"):
+        hooks.check(name)
+
+
+def test_records_say_where_they_come_from(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "out.json"
+    records = RecordFile(path)
+    records.add({"benchmark": "train"})
+    records.add({"benchmark": "backward"})
+    first, second = json.loads(path.read_text())
+    assert list(first) == ["benchmark", "machine", "date", "commit"]
+    assert second["benchmark"] == "backward"
+
+
+def test_records_that_cannot_be_written_are_refused_first(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(BenchmarkError, match="cannot write"):
+        RecordFile(tmp_path / "missing" / "out.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (None, "-"), (3e-7, "0.30 µs")]
+)
+def test_seconds_as_people_read_them(value: float | None, text: str) -> None:
+    assert table.seconds(value) == text
+
+
+def test_the_codecs_command(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "codec.json"
+    arguments = [
+        "codec",
+        "--codec",
+        "int8",
+        "--mib",
+        "1",
+        "--repetitions",
+        "3",
+        "--json",
+        str(path),
+    ]
+    assert main(arguments) == 0
+    encode, decode = json.loads(path.read_text())
+    assert (encode["operation"], decode["operation"]) == ("encode, Python", "decode, Python")
+    assert encode["count"] == 2**18
+    assert 2**18 < encode["payload_bytes"] < 1.05 * 2**18
+    assert 0 < encode["relative_error"] < 0.02
+
+
+@pytest.mark.parametrize("spec", ["nonsense", "int8+ef"])
+def test_the_codecs_command_refuses(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["codec", "--codec", spec, "--mib", "1"]) == 2
+    assert spec in capsys.readouterr().err
