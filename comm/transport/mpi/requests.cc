@@ -8,10 +8,11 @@
 
 namespace tersor::mpi {
 
-void Requests::add(std::shared_ptr<Job> job, MPI_Request request) {
+void Requests::add(std::shared_ptr<Job> job, MPI_Request request, MPI_Status* status) {
   ++job->open;
   requests_.push_back(request);
   jobs_.push_back(std::move(job));
+  wanted_.push_back(status);
 }
 
 int Requests::test_some() {
@@ -27,22 +28,25 @@ int Requests::test_some() {
   return count == MPI_UNDEFINED ? 0 : count;
 }
 
-std::vector<Requests::Finished> Requests::take_finished(int count) {
-  std::vector<Finished> finished;
+std::vector<std::shared_ptr<Job>> Requests::take_finished(int count) {
+  std::vector<std::shared_ptr<Job>> finished;
   finished.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
     const auto index = static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)]);
-    finished.push_back({std::move(jobs_[index]), statuses_[static_cast<std::size_t>(i)]});
+    if (wanted_[index] != nullptr) *wanted_[index] = statuses_[static_cast<std::size_t>(i)];
+    finished.push_back(std::move(jobs_[index]));
   }
   std::size_t kept = 0;
   for (std::size_t index = 0; index < requests_.size(); ++index) {
     if (jobs_[index] == nullptr) continue;
     requests_[kept] = requests_[index];
     jobs_[kept] = std::exchange(jobs_[index], nullptr);
+    wanted_[kept] = wanted_[index];
     ++kept;
   }
   requests_.resize(kept);
   jobs_.resize(kept);
+  wanted_.resize(kept);
   return finished;
 }
 
@@ -53,9 +57,8 @@ bool Requests::poll() {
   if (count == 0) count = test_some();
   if (count == 0) return false;
   std::exception_ptr error;  // the first; the others are done all the same
-  for (Finished& finished : take_finished(count)) try {
-      if (--finished.job->open == 0 && finished.job->done)
-        finished.job->done(*finished.job, finished.status);
+  for (const auto& job : take_finished(count)) try {
+      if (--job->open == 0 && job->done) job->done(*job);
     } catch (...) {
       if (error == nullptr) error = std::current_exception();
     }
@@ -75,6 +78,7 @@ void Requests::cancel_all() {
   }
   requests_.clear();
   jobs_.clear();
+  wanted_.clear();
 }
 
 }  // namespace tersor::mpi

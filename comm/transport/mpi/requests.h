@@ -1,30 +1,22 @@
-// What is under way with MPI, who owns its memory, and what happens when it is done.
+// What is under way with MPI.
 #pragma once
 
 #include <mpi.h>
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <vector>
 
-#include "comm/transport/host/postman.h"
+#include "comm/transport/processes/wire.h"
 
 namespace tersor::mpi {
 
-/// A message, or the rest of one, in one or more requests. Owns the bytes until the last is done.
-struct Job {
-  host::Block memory;
-  std::shared_ptr<const void> keep_alive;
-  host::Batch* batch = nullptr;                                  ///< that counts it, or null
-  std::function<void(Job& job, const MPI_Status& status)> done;  ///< may be empty
-  std::size_t open = 0;                                          ///< requests
-};
+using processes::Job;
 
 class Requests {
  public:
-  /// Adds a request that was started for a job.
-  void add(std::shared_ptr<Job> job, MPI_Request request);
+  /// Adds a request that was started for a job, which keeps the place of its status, if any.
+  void add(std::shared_ptr<Job> job, MPI_Request request, MPI_Status* status = nullptr);
 
   /// Asks MPI once, and runs `done` of the jobs that are, which may poll again. True where a
   /// request was done.
@@ -41,16 +33,12 @@ class Requests {
   void cancel_all();
 
  private:
-  struct Finished {
-    std::shared_ptr<Job> job;
-    MPI_Status status;
-  };
-
   int test_some();
-  std::vector<Finished> take_finished(int count);
+  std::vector<std::shared_ptr<Job>> take_finished(int count);
 
   std::vector<MPI_Request> requests_;
   std::vector<std::shared_ptr<Job>> jobs_;  // of each
+  std::vector<MPI_Status*> wanted_;         // by each: where its status belongs, or null
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
 };

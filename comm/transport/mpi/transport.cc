@@ -4,20 +4,12 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/transport/host/host_transport.h"
 #include "comm/transport/mpi/library.h"
-#include "comm/transport/mpi/postman.h"
+#include "comm/transport/mpi/wire.h"
+#include "comm/transport/processes/transport.h"
 
 namespace tersor {
 namespace {
-
-std::unique_ptr<Transport> make_transport(MPI_Comm communicator) {
-  auto world = std::make_shared<mpi::World>(communicator);
-  const TransportTraits traits{.any_thread = world->any_thread()};
-  mpi::Box& everybody = world->everybody();
-  return std::make_unique<host::HostTransport>(
-      std::make_shared<mpi::MpiPostman>(std::move(world), everybody), traits);
-}
 
 /// Initialises MPI and returns a communicator of all processes.
 MPI_Comm initialise(int* argument_count, char*** arguments) {
@@ -53,7 +45,8 @@ bool everybody_comes(MPI_Comm meeting) {
 }  // namespace
 
 MpiTransport::MpiTransport(MPI_Comm communicator)
-    : ForwardingTransport(make_transport(communicator)) {}
+    : ForwardingTransport(processes::make_transport(
+          std::make_shared<processes::World>(std::make_unique<mpi::MpiWire>(communicator)))) {}
 
 MpiTransport::~MpiTransport() = default;
 

@@ -1,6 +1,9 @@
 // Implements wire.h.
 #include "comm/transport/mpi/wire.h"
 
+#include <sched.h>
+#include <tersor/error.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -23,6 +26,33 @@ constexpr std::size_t kEagerPieceBytes = 63 * 1024;
 constexpr std::size_t kMostEagerPieces = 64;
 constexpr std::size_t kLongPieceBytes = std::size_t{1} << 30;  // MPI counts in int
 
+bool travels_whole(std::uint64_t payload_bytes) {
+  return payload_bytes <= MpiWire::kMostBytesWithHead;
+}
+
+MPI_Comm duplicate(MPI_Comm communicator) {
+  check_communicator(communicator);
+  MPI_Comm own = MPI_COMM_NULL;
+  check(MPI_Comm_dup(communicator, &own), "MPI_Comm_dup");
+  check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return own;
+}
+
+/// For each rank the lowest rank that it shares memory with.
+std::vector<int> lowest_ranks_of_hosts(MPI_Comm communicator) {
+  MPI_Comm host = MPI_COMM_NULL;
+  int name = 0, ranks = 0;
+  check(MPI_Comm_rank(communicator, &name), "MPI_Comm_rank");
+  check(MPI_Comm_size(communicator, &ranks), "MPI_Comm_size");
+  check(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, name, MPI_INFO_NULL, &host),
+        "MPI_Comm_split_type");
+  check(MPI_Bcast(&name, 1, MPI_INT, 0, host), "MPI_Bcast");
+  check(MPI_Comm_free(&host), "MPI_Comm_free");
+  std::vector<int> names(static_cast<std::size_t>(ranks));
+  check(MPI_Allgather(&name, 1, MPI_INT, names.data(), 1, MPI_INT, communicator), "MPI_Allgather");
+  return names;
+}
+
 std::uint32_t rest_tags_of(MPI_Comm communicator) {
   int* bound = nullptr;
   int found = 0;
@@ -41,15 +71,36 @@ void for_each_piece(std::size_t bytes, Visitor&& visit) {
 
 }  // namespace
 
-Wire::Wire(MPI_Comm communicator, host::BlockPool& pool, Take take)
-    : communicator_(communicator), pool_(pool), take_(std::move(take)) {
-  check(MPI_Comm_rank(communicator, &rank_), "MPI_Comm_rank");
-  check(MPI_Comm_size(communicator, &ranks_), "MPI_Comm_size");
-  rest_tags_ = rest_tags_of(communicator);
+/// The receive of a head, and perhaps of its payload.
+struct MpiWire::HeadReceive : Job {
+  MPI_Status status;
+};
+
+// What is collective comes before `start`, after which every message that comes is taken.
+MpiWire::MpiWire(MPI_Comm communicator)
+    : communicator_(duplicate(communicator)),
+      thread_level_(thread_level()),
+      takes_device_memory_(takes_device_memory()),
+      host_names_(lowest_ranks_of_hosts(communicator_)) {
+  check(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
+  check(MPI_Comm_size(communicator_, &ranks_), "MPI_Comm_size");
+  rest_tags_ = rest_tags_of(communicator_);
   const auto ranks = static_cast<std::size_t>(ranks_);
   sent_.resize(ranks);
   taken_.resize(ranks);
   early_.resize(ranks);
+}
+
+processes::WireTraits MpiWire::traits() const {
+  processes::WireTraits traits{.any_thread = thread_level_ == MPI_THREAD_MULTIPLE};
+  if (takes_device_memory_) traits.least_device_bytes = kMostBytesWithHead + 1;
+  return traits;
+}
+
+void MpiWire::start(host::BlockPool& pool, Events events) {
+  pool_ = &pool;
+  events_ = std::move(events);
+  const auto ranks = static_cast<std::size_t>(ranks_);
   const std::size_t heads = ranks == 1 ? 0 : std::clamp(4 * ranks, kLeastHeads, kMostHeads);
   while (heads_ < heads) {
     post_head();
@@ -57,66 +108,96 @@ Wire::Wire(MPI_Comm communicator, host::BlockPool& pool, Take take)
   }
 }
 
-Wire::~Wire() { requests_.cancel_all(); }
+bool MpiWire::end(processes::Parting parting) {
+  if (parting == processes::Parting::kAlone) return false;
+  requests_.cancel_all();
+  MPI_Comm_free(&communicator_);
+  return true;
+}
 
-void Wire::post_head() {
-  auto job = std::make_shared<Job>();
-  job->memory = pool_.take(kWholeBytes);
-  job->done = [this](Job& done, const MPI_Status& status) { head_came(done, status); };
+void MpiWire::pause() const { sched_yield(); }
+
+bool MpiWire::running() const { return mpi::running(); }
+
+void MpiWire::note_use() {
+  if (thread_level_ == MPI_THREAD_SERIALIZED) user_ = std::this_thread::get_id();
+}
+
+bool MpiWire::right_thread() const {
+  return thread_level_ == MPI_THREAD_MULTIPLE || std::this_thread::get_id() == user_;
+}
+
+void MpiWire::check_thread() {
+  if (!running())
+    throw InvalidArgument("MPI was finalised: transports and handles end before MPI_Finalize");
+  note_use();
+  if (right_thread()) return;
+  throw InvalidArgument("MPI was initialised with " +
+                        std::string(thread_level_name(thread_level_)) +
+                        ": only the thread that made this transport may use it; initialise with "
+                        "MPI_THREAD_MULTIPLE for more");
+}
+
+void MpiWire::note_poisoned() { mpi::note_poisoned(); }
+
+void MpiWire::post_head() {
+  auto job = std::make_shared<HeadReceive>();
+  job->memory = pool_->take(kWholeBytes);
+  job->done = [this](Job& done) { head_came(static_cast<HeadReceive&>(done)); };
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Irecv(job->memory.writable().data(), static_cast<int>(kWholeBytes), MPI_BYTE,
                   MPI_ANY_SOURCE, kHeadTag, communicator_, &request),
         "MPI_Irecv");
-  requests_.add(std::move(job), request);
+  MPI_Status* status = &job->status;
+  requests_.add(std::move(job), request, status);
 }
 
-void Wire::head_came(const Job& job, const MPI_Status& status) {
+void MpiWire::head_came(HeadReceive& receive) {
   post_head();
-  take_in_order(parse(job.memory, status));
+  take_in_order(parse(receive));
 }
 
-Arrival Wire::parse(const host::Block& memory, const MPI_Status& status) {
+Arrival MpiWire::parse(const HeadReceive& receive) {
   int bytes = 0;
-  check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-  Arrival arrival{.head = {}, .payload = {}, .peer = status.MPI_SOURCE};
-  const std::size_t whole = static_cast<std::size_t>(bytes);
-  if (whole >= sizeof(Head)) std::memcpy(&arrival.head, memory.bytes().data(), sizeof(Head));
-  const host::Envelope &came = arrival.head.envelope, ours;
-  const std::size_t with_head = travels_whole(came.bytes) ? came.bytes : 0;
-  if (came.magic != ours.magic || came.version != ours.version || whole != sizeof(Head) + with_head)
-    throw TransportError("rank " + std::to_string(arrival.peer) +
-                         " speaks another version of the transport: all ranks need the same "
-                         "format version of Tersor");
+  check(MPI_Get_count(&receive.status, MPI_BYTE, &bytes), "MPI_Get_count");
+  Arrival arrival{.head = {}, .payload = {}, .peer = receive.status.MPI_SOURCE};
+  const host::Block& memory = receive.memory;
+  const std::size_t came = static_cast<std::size_t>(bytes);
+  if (came < sizeof(Head)) arrival.head.envelope.magic = 0;
+  if (came >= sizeof(Head)) std::memcpy(&arrival.head, memory.bytes().data(), sizeof(Head));
+  processes::check_protocol(arrival.head, arrival.peer);
+  arrival.whole = travels_whole(arrival.head.envelope.bytes);
+  const std::size_t with_head = came - sizeof(Head);
   if (with_head > kCopiedBytes) {
     arrival.payload = memory.part(sizeof(Head), with_head);
   } else if (with_head != 0) {
-    arrival.payload = pool_.take(with_head);
+    arrival.payload = pool_->take(with_head);
     std::memcpy(arrival.payload.writable().data(), memory.bytes().data() + sizeof(Head), with_head);
   }
   return arrival;
 }
 
 // MPI matches heads in order, but may finish a short one before a long one that came first.
-void Wire::take_in_order(Arrival arrival) {
+void MpiWire::take_in_order(Arrival arrival) {
   const auto peer = static_cast<std::size_t>(arrival.peer);
   auto& early = early_[peer];
   early.emplace(arrival.head.sequence, std::move(arrival));
   for (auto next = early.find(taken_[peer]); next != early.end(); next = early.find(taken_[peer])) {
     ++taken_[peer];
-    take_(std::move(early.extract(next).mapped()));
+    events_.take(std::move(early.extract(next).mapped()));
   }
 }
 
-int Wire::rest_tag(const Head& head) const {
+int MpiWire::rest_tag(const Head& head) const {
   return kFirstRestTag + static_cast<int>(head.sequence % rest_tags_);
 }
 
 // A head that could not be sent takes no number: what follows must not wait for it.
-std::shared_ptr<const Job> Wire::send_head(int peer, Head& head, ConstByteSpan payload) {
+std::shared_ptr<const Job> MpiWire::send_head(int peer, Head& head, ConstByteSpan payload) {
   std::uint32_t& sent = sent_[static_cast<std::size_t>(peer)];
   head.sequence = sent;
   auto job = std::make_shared<Job>();
-  job->memory = pool_.take(sizeof(Head) + payload.size());
+  job->memory = pool_->take(sizeof(Head) + payload.size());
   std::byte* bytes = job->memory.writable().data();
   std::memcpy(bytes, &head, sizeof(Head));
   if (!payload.empty()) std::memcpy(bytes + sizeof(Head), payload.data(), payload.size());
@@ -129,8 +210,8 @@ std::shared_ptr<const Job> Wire::send_head(int peer, Head& head, ConstByteSpan p
   return job;
 }
 
-void Wire::send_rest(int peer, const Head& head, ConstByteSpan payload,
-                     const std::shared_ptr<Job>& job) {
+void MpiWire::send_rest(int peer, const Head& head, ConstByteSpan payload,
+                        const std::shared_ptr<Job>& job) {
   for_each_piece(payload.size(), [&](std::size_t first, int bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Isend(payload.data() + first, bytes, MPI_BYTE, peer, rest_tag(head), communicator_,
@@ -140,15 +221,15 @@ void Wire::send_rest(int peer, const Head& head, ConstByteSpan payload,
   });
 }
 
-std::shared_ptr<const Job> Wire::send(int peer, Head head, ConstByteSpan payload) {
+std::shared_ptr<const Job> MpiWire::send(int peer, Head head, ConstByteSpan payload) {
   head.envelope.bytes = payload.size();
   if (travels_whole(payload.size())) return send_head(peer, head, payload);
-  host::Block copy = pool_.take(payload.size());
+  host::Block copy = pool_->take(payload.size());
   std::memcpy(copy.writable().data(), payload.data(), payload.size());
   return send_block(peer, head, std::move(copy));
 }
 
-std::shared_ptr<const Job> Wire::send_block(int peer, Head head, host::Block payload) {
+std::shared_ptr<const Job> MpiWire::send_block(int peer, Head head, host::Block payload) {
   head.envelope.bytes = payload.bytes().size();
   if (travels_whole(head.envelope.bytes)) return send_head(peer, head, payload.bytes());
   auto job = std::make_shared<Job>();
@@ -158,7 +239,8 @@ std::shared_ptr<const Job> Wire::send_block(int peer, Head head, host::Block pay
   return job;
 }
 
-bool Wire::send_from(int peer, Head head, ConstByteSpan payload, const std::shared_ptr<Job>& job) {
+bool MpiWire::send_from(int peer, Head head, ConstByteSpan payload,
+                        const std::shared_ptr<Job>& job) {
   if (travels_whole(payload.size())) {
     send(peer, head, payload);
     return false;
@@ -169,7 +251,7 @@ bool Wire::send_from(int peer, Head head, ConstByteSpan payload, const std::shar
   return true;
 }
 
-void Wire::receive_rest(const Arrival& arrival, ByteSpan into, const std::shared_ptr<Job>& job) {
+void MpiWire::receive_rest(const Arrival& arrival, ByteSpan into, const std::shared_ptr<Job>& job) {
   for_each_piece(into.size(), [&](std::size_t first, int bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Irecv(into.data() + first, bytes, MPI_BYTE, arrival.peer, rest_tag(arrival.head),

@@ -1,62 +1,72 @@
-// Heads and payloads between processes, in order, of any length. Knows no channel.
+// Messages between processes over MPI, of any length and in order.
 #pragma once
 
 #include <mpi.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
+#include <thread>
 #include <vector>
 
-#include "comm/transport/mpi/head.h"
 #include "comm/transport/mpi/requests.h"
+#include "comm/transport/processes/wire.h"
 
 namespace tersor::mpi {
 
-/// A head that came, with its payload where that travelled with it.
-struct Arrival {
-  Head head;
-  host::Block payload;
-  int peer = 0;
-};
+using processes::Arrival;
+using processes::Head;
 
-/// One process's end of all its wires. One thread at a time.
-class Wire {
+/// One process's end of a communicator of its own.
+///
+/// A message of up to kWholeBytes, head included, travels as one; a longer one sends its head alone
+/// and then its whole payload under a tag of its own, received straight into its place once the
+/// receiver has agreed.
+class MpiWire final : public processes::Wire {
  public:
-  using Take = std::function<void(Arrival arrival)>;
+  static constexpr std::size_t kWholeBytes = 63 * 1024;
+  /// Of a payload that travels with its head.
+  static constexpr std::size_t kMostBytesWithHead = kWholeBytes - sizeof(Head);
 
-  /// Over a communicator that nobody else uses. `take` gets each head, from `poll`.
-  Wire(MPI_Comm communicator, host::BlockPool& pool, Take take);
-  /// Gives back what MPI lets go of: call it once `quiet`.
-  ~Wire();
-  Wire(const Wire&) = delete;
-  Wire& operator=(const Wire&) = delete;
+  /// Duplicates the communicator, and learns who shares a host: a collective call.
+  explicit MpiWire(MPI_Comm communicator);
 
-  int rank() const { return rank_; }
-  int ranks() const { return ranks_; }
+  processes::WireTraits traits() const override;
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
+  std::vector<int> host_names() const override { return host_names_; }
 
-  /// Sends a copy of the payload; the job has left when it is no more `open`.
-  std::shared_ptr<const Job> send(int peer, Head head, ConstByteSpan payload);
-  /// Sends the bytes of a block, which is kept until they have left.
-  std::shared_ptr<const Job> send_block(int peer, Head head, host::Block payload);
-  /// Sends the bytes at `payload`, which `job.keep_alive` owns; a short one is copied and the job
-  /// forgotten. Returns whether the job is under way.
-  bool send_from(int peer, Head head, ConstByteSpan payload, const std::shared_ptr<Job>& job);
-  /// Receives the payload that did not travel with its head.
-  void receive_rest(const Arrival& arrival, ByteSpan into, const std::shared_ptr<Job>& job);
+  void start(host::BlockPool& pool, Events events) override;
+  /// A communicator that some still use, and requests that MPI cannot end, are left to it.
+  bool end(processes::Parting parting) override;
 
-  bool poll() { return requests_.poll(); }
-  void forget(const host::Batch& batch) { requests_.forget(batch); }
-  /// True once all that was sent has left, and all that was agreed on has come.
-  bool quiet() const { return requests_.idle_but(heads_); }
+  std::shared_ptr<const Job> send(int peer, Head head, ConstByteSpan payload) override;
+  std::shared_ptr<const Job> send_block(int peer, Head head, host::Block payload) override;
+  bool send_from(int peer, Head head, ConstByteSpan payload,
+                 const std::shared_ptr<Job>& job) override;
+  void receive_rest(const Arrival& arrival, ByteSpan into,
+                    const std::shared_ptr<Job>& job) override;
+
+  bool poll() override { return requests_.poll(); }
+  void forget(const host::Batch& batch) override { requests_.forget(batch); }
+  bool quiet() const override { return requests_.idle_but(heads_); }
+  void pause() const override;
+
+  bool running() const override;
+  void note_use() override;
+  bool right_thread() const override;
+  void check_thread() override;
+  void note_poisoned() override;
 
  private:
+  struct HeadReceive;
+
   void post_head();
-  void head_came(const Job& job, const MPI_Status& status);
-  Arrival parse(const host::Block& memory, const MPI_Status& status);
+  void head_came(HeadReceive& receive);
+  Arrival parse(const HeadReceive& receive);
   void take_in_order(Arrival arrival);
   std::shared_ptr<const Job> send_head(int peer, Head& head, ConstByteSpan payload);
   void send_rest(int peer, const Head& head, ConstByteSpan payload,
@@ -64,10 +74,14 @@ class Wire {
   int rest_tag(const Head& head) const;
 
   MPI_Comm communicator_;
-  host::BlockPool& pool_;
-  Take take_;
+  const int thread_level_;
+  const bool takes_device_memory_;
+  std::atomic<std::thread::id> user_ = std::this_thread::get_id();
+  host::BlockPool* pool_ = nullptr;
+  Events events_;
   int rank_ = 0;
   int ranks_ = 0;
+  std::vector<int> host_names_;  // by rank: the lowest rank on its host
   std::uint32_t rest_tags_ = 0;  // how many there are
   std::size_t heads_ = 0;        // receives that wait for any head
   Requests requests_;

@@ -1,13 +1,12 @@
 // What stands before every message between processes: which channel and operation it is for.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include "comm/transport/host/envelope.h"
 
-namespace tersor::mpi {
+namespace tersor::processes {
 
 enum class Kind : std::uint8_t {
   kMessage = 1,
@@ -17,9 +16,7 @@ enum class Kind : std::uint8_t {
   kAnswer = 5,    ///< `from` rank `envelope.count` − 1; 0: for nobody
 };
 
-/// 64 bytes, little-endian. A message of up to kWholeBytes, head included, travels as one; a longer
-/// one sends its head alone and then its whole payload under a tag of its own, received straight
-/// into its place once the receiver has agreed.
+/// 64 bytes, little-endian.
 struct Head {
   host::Envelope envelope;
   std::uint64_t channel = 0;   ///< the same number on all its ranks
@@ -32,13 +29,4 @@ struct Head {
 };
 static_assert(sizeof(Head) == 64 && std::is_trivially_copyable_v<Head>);
 
-inline constexpr std::size_t kWholeBytes = 63 * 1024;
-
-/// Of a payload that travels with its head.
-inline constexpr std::size_t kMostBytesWithHead = kWholeBytes - sizeof(Head);
-
-inline bool travels_whole(std::uint64_t payload_bytes) {
-  return payload_bytes <= kMostBytesWithHead;
-}
-
-}  // namespace tersor::mpi
+}  // namespace tersor::processes

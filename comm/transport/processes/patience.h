@@ -1,4 +1,4 @@
-// How a thread waits between two looks at MPI, which moves nothing while nobody calls it.
+// How a thread waits between two polls of a network that moves nothing while nobody calls it.
 #pragma once
 
 #include <sched.h>
@@ -9,7 +9,7 @@
 
 #include "comm/transport/host/bell.h"
 
-namespace tersor::mpi {
+namespace tersor::processes {
 
 /// Lends the core while those who take it give it back soon, and naps otherwise. A thread that
 /// computes keeps a lent core for milliseconds, but is interrupted at once by one whose nap is
@@ -42,4 +42,4 @@ class Patience {
   unsigned naps_ = 0;
 };
 
-}  // namespace tersor::mpi
+}  // namespace tersor::processes

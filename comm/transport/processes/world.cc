@@ -1,7 +1,6 @@
 // Implements world.h: who is there, faults, and waiting. Messages: messages.cc.
-#include "comm/transport/mpi/world.h"
+#include "comm/transport/processes/world.h"
 
-#include <sched.h>
 #include <tersor/wire.h>
 
 #include <algorithm>
@@ -9,10 +8,9 @@
 #include <numeric>
 
 #include "comm/transport/host/hosts.h"
-#include "comm/transport/mpi/library.h"
-#include "comm/transport/mpi/state.h"
+#include "comm/transport/processes/state.h"
 
-namespace tersor::mpi {
+namespace tersor::processes {
 namespace {
 
 using namespace std::chrono_literals;
@@ -20,29 +18,7 @@ using namespace std::chrono_literals;
 constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens, if nothing is queued
 constexpr auto kGoodbyeWithin = 1s;  // for the others to say theirs
 constexpr auto kLeavesWithin = 10s;  // for what was sent to leave
-
-MPI_Comm duplicate(MPI_Comm communicator) {
-  check_communicator(communicator);
-  MPI_Comm own = MPI_COMM_NULL;
-  check(MPI_Comm_dup(communicator, &own), "MPI_Comm_dup");
-  check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return own;
-}
-
-/// For each rank the lowest rank that it shares memory with.
-std::vector<int> host_names(MPI_Comm communicator) {
-  MPI_Comm host = MPI_COMM_NULL;
-  int name = 0, ranks = 0;
-  check(MPI_Comm_rank(communicator, &name), "MPI_Comm_rank");
-  check(MPI_Comm_size(communicator, &ranks), "MPI_Comm_size");
-  check(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, name, MPI_INFO_NULL, &host),
-        "MPI_Comm_split_type");
-  check(MPI_Bcast(&name, 1, MPI_INT, 0, host), "MPI_Bcast");
-  check(MPI_Comm_free(&host), "MPI_Comm_free");
-  std::vector<int> names(static_cast<std::size_t>(ranks));
-  check(MPI_Allgather(&name, 1, MPI_INT, names.data(), 1, MPI_INT, communicator), "MPI_Allgather");
-  return names;
-}
+constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of its text
 
 /// The same number on all ranks that make the same channel.
 std::uint64_t channel_id(const Box& parent, std::span<const int> members, int ordinal) {
@@ -54,63 +30,39 @@ std::uint64_t channel_id(const Box& parent, std::span<const int> members, int or
 
 }  // namespace
 
-// What is collective comes before the wire, which takes every message that comes.
-World::World(MPI_Comm communicator) : takes_device_memory_(mpi::takes_device_memory()) {
-  state_ = std::make_unique<State>(duplicate(communicator));
-  thread_level_ = thread_level();
-  host_names_ = host_names(state_->communicator);
-  wire_ = &state_->wire.emplace(state_->communicator, state_->pools.host(),
-                                [this](Arrival arrival) { take(std::move(arrival)); });
+World::World(std::unique_ptr<Wire> wire)
+    : state_(std::make_unique<State>(std::move(wire))),
+      wire_(state_->wire.get()),
+      traits_(wire_->traits()),
+      host_names_(wire_->host_names()) {
   everybody_ = &box_of(Signature().value());
   everybody_->members.resize(static_cast<std::size_t>(wire_->ranks()));
   std::iota(everybody_->members.begin(), everybody_->members.end(), 0);
   everybody_->rank = wire_->rank();
-  present_ = 1;
+  wire_->start(state_->pools.host(), {.take = [this](Arrival arrival) { take(std::move(arrival)); },
+                                      .changed = [this] { move(); }});
 }
 
-// A communicator that some still use, and requests that MPI cannot end, are left to it.
 World::~World() {
-  if (running() && said_goodbye()) {
-    state_->wire.reset();
-    MPI_Comm_free(&state_->communicator);
-  } else {
-    state_.release();
-  }
+  const bool agreed = wire_->running() && said_goodbye();
+  if (!wire_->end(agreed ? Parting::kAgreed : Parting::kAlone)) state_.release();
 }
 
 // Waits a moment for the others, and for what was sent, so that nothing is lost; true where all is
 // over.
 bool World::said_goodbye() {
-  note_use();
+  wire_->note_use();
   const std::lock_guard lock(mutex_);
-  if (!right_thread()) return false;
+  if (!wire_->right_thread()) return false;
   const auto start = Clock::now();
   const auto over = [this] {
     return static_cast<int>(gone_.size()) == wire_->ranks() - 1 && wire_->quiet();
   };
   while (!faulty() && !over() &&
          Clock::now() < start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin))
-    if (!poll()) sched_yield();
+    if (!poll()) wire_->pause();
   if (faulty()) tell_until(Clock::now() + kGoodbyeWithin);
   return !faulty() && over();
-}
-
-// Where MPI lets several threads in, one at a time, whoever calls is the one.
-void World::note_use() {
-  if (thread_level_ == MPI_THREAD_SERIALIZED) user_ = std::this_thread::get_id();
-}
-
-bool World::right_thread() const { return any_thread() || std::this_thread::get_id() == user_; }
-
-void World::check_thread() {
-  if (!running())
-    throw InvalidArgument("MPI was finalised: transports and handles end before MPI_Finalize");
-  note_use();
-  if (right_thread()) return;
-  throw InvalidArgument("MPI was initialised with " +
-                        std::string(thread_level_name(thread_level_)) +
-                        ": only the thread that made this transport may use it; initialise with "
-                        "MPI_THREAD_MULTIPLE for more");
 }
 
 host::BlockPools& World::pools() { return state_->pools; }
@@ -137,13 +89,13 @@ Box& World::join(Box& box, std::span<const int> members) {
   return joined;
 }
 
-// Without a running MPI there is nobody left to tell.
+// Without a running network there is nobody left to tell.
 void World::leave(Box& box) {
-  if (!running()) return;
-  note_use();
+  if (!wire_->running()) return;
+  wire_->note_use();
   const std::lock_guard lock(mutex_);
   --present_;
-  if (!right_thread()) return;
+  if (!wire_->right_thread()) return;
   if (faulty()) return tell_more();
   Head head = head_of(box, Kind::kLeave);
   head.part = present_ == 0 ? 1 : 0;
@@ -200,7 +152,7 @@ void World::raise_locked(const std::string& cause) {
 
 void World::poison_locked(const std::string& cause) {
   if (faulty()) return;
-  note_poisoned();
+  wire_->note_poisoned();
   fault_ = cause;
   faulty_.store(true, std::memory_order_release);
   for (auto& [id, box] : state_->boxes) box->bell.ring();
@@ -211,12 +163,12 @@ std::string World::fault() const {
   return fault_;
 }
 
-// Tells everybody, on a thread that MPI lets in; those who are gone cannot hold it up for long, and
-// keep nobody else from hearing of it.
+// Tells everybody, on a thread that the network lets in; those who are gone cannot hold it up for
+// long, and keep nobody else from hearing of it.
 void World::announce() {
-  unannounced_ = !right_thread();
-  if (unannounced_ || !running()) return;
-  const std::string text = fault_.substr(0, kWholeBytes / 2);
+  unannounced_ = !wire_->right_thread();
+  if (unannounced_ || !wire_->running()) return;
+  const std::string text = fault_.substr(0, kMostFaultBytes);
   for (int peer = 0; peer < wire_->ranks(); ++peer) {
     if (peer == wire_->rank()) continue;
     try {
@@ -235,7 +187,7 @@ bool World::told() const {
 
 // A fault may stand in line behind much that was sent before: it moves while anybody calls.
 void World::tell_more() {
-  if (!right_thread()) return;
+  if (!wire_->right_thread()) return;
   if (unannounced_) return announce();
   if (told()) return;
   try {
@@ -249,7 +201,7 @@ void World::tell_until(Clock::time_point until) {
   if (unannounced_) announce();
   while (!told() && Clock::now() < until) {
     tell_more();
-    sched_yield();
+    wire_->pause();
   }
 }
 
@@ -265,7 +217,7 @@ TransferCounters World::counters(const Box& box) const {
   return box.counters;
 }
 
-// True where something moved. An error of MPI is a fault like any other.
+// True where something moved. An error of the network is a fault like any other.
 bool World::poll() {
   if (faulty()) {
     tell_more();
@@ -280,14 +232,19 @@ bool World::poll() {
 }
 
 void World::progress() {
-  check_thread();
+  wire_->check_thread();
+  move();
+}
+
+void World::move() {
   const std::lock_guard lock(mutex_);
   while (poll()) {
   }
 }
 
 void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
-  check_thread();
+  wire_->check_thread();
+  if (traits_.moves_alone) return box.bell.wait(seen, until, host::Bell::Patience::kLong);
   box.patience.renew();
   while (box.bell.rings() == seen && Clock::now() < until) {
     bool moved = false;
@@ -316,7 +273,7 @@ int World::culprit(Box& box, Question question) {
 int World::ask(Box& box, const Question& question) {
   std::unique_lock lock(mutex_);
   if (question.peer == box.rank) return box.letters.awaited(question.tag);
-  if (faulty() || !right_thread() || !running()) return host::kAnyRank;
+  if (faulty() || !wire_->right_thread() || !wire_->running()) return host::kAnyRank;
   Head head = head_of(box, Kind::kQuestion);
   head.tag = question.tag;
   head.part = ++questions_;
@@ -330,10 +287,10 @@ int World::ask(Box& box, const Question& question) {
     if (auto found = answers_.extract(head.part)) return found.mapped();
     if (poll()) continue;
     lock.unlock();
-    sched_yield();
+    wire_->pause();
     lock.lock();
   }
   return host::kAnyRank;
 }
 
-}  // namespace tersor::mpi
+}  // namespace tersor::processes

@@ -4,13 +4,13 @@
 #include <memory>
 
 #include "comm/transport/host/postman.h"
-#include "comm/transport/mpi/world.h"
+#include "comm/transport/processes/world.h"
 
-namespace tersor::mpi {
+namespace tersor::processes {
 
-class MpiPostman final : public host::Postman {
+class ProcessPostman final : public host::Postman {
  public:
-  MpiPostman(std::shared_ptr<World> world, Box& box) : world_(std::move(world)), box_(box) {}
+  ProcessPostman(std::shared_ptr<World> world, Box& box) : world_(std::move(world)), box_(box) {}
 
   int rank() const override { return box_.rank; }
   int ranks() const override { return static_cast<int>(box_.members.size()); }
@@ -18,10 +18,7 @@ class MpiPostman final : public host::Postman {
   TransferCounters counters() const override { return world_->counters(box_); }
   std::vector<int> hosts() const override { return world_->hosts(box_); }
   host::BlockPools& pools() override { return world_->pools(); }
-  std::size_t least_device_bytes() const override {
-    return world_->takes_device_memory() ? kMostBytesWithHead + 1
-                                         : host::Postman::least_device_bytes();
-  }
+  std::size_t least_device_bytes() const override { return world_->traits().least_device_bytes; }
 
   void post(host::Batch& batch) override { world_->post(box_, batch); }
   void cancel(host::Batch& batch) override { world_->cancel(box_, batch); }
@@ -41,7 +38,7 @@ class MpiPostman final : public host::Postman {
   }
 
   std::shared_ptr<Postman> join(std::span<const int> members) override {
-    return std::make_shared<MpiPostman>(world_, world_->join(box_, members));
+    return std::make_shared<ProcessPostman>(world_, world_->join(box_, members));
   }
   void leave() override { world_->leave(box_); }
 
@@ -51,4 +48,4 @@ class MpiPostman final : public host::Postman {
   std::uint32_t seen_ = 0;  // rings of the bell that were looked after
 };
 
-}  // namespace tersor::mpi
+}  // namespace tersor::processes

@@ -1,5 +1,5 @@
-// What all channels of one process on one communicator share: the wire, letterboxes, the first
-// fault. One lock for all; whoever holds it moves what is under way for everybody.
+// What all channels of one process among others share: the wire, letterboxes, the first fault. One
+// lock for all; whoever holds it moves what is under way for everybody.
 #pragma once
 
 #include <tersor/transport.h>
@@ -13,18 +13,17 @@
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "comm/transport/host/bell.h"
 #include "comm/transport/host/letterbox.h"
-#include "comm/transport/mpi/patience.h"
-#include "comm/transport/mpi/wire.h"
+#include "comm/transport/processes/patience.h"
+#include "comm/transport/processes/wire.h"
 
-namespace tersor::mpi {
+namespace tersor::processes {
 
 /// A message that came, until it is delivered.
-struct MpiLetter : host::Letter {
+struct ProcessLetter : host::Letter {
   Arrival arrival;
   bool receiving = false;  ///< its payload is under way
 };
@@ -32,7 +31,7 @@ struct MpiLetter : host::Letter {
 /// One channel, as this process sees it. Made by the first message for it or by `join`.
 struct Box {
   std::uint64_t id = 0;      ///< of the channel, the same on all its ranks
-  std::vector<int> members;  ///< ranks of the communicator; empty until joined
+  std::vector<int> members;  ///< ranks of the world; empty until joined
   int rank = 0;
   bool whole = true;
   host::Letterbox letters;
@@ -56,16 +55,15 @@ struct Question {
 
 class World {
  public:
-  /// Duplicates the communicator.
-  explicit World(MPI_Comm communicator);
-  /// Says goodbye and gives back what MPI lets go of; the rest lives until the process ends.
+  /// Starts the wire.
+  explicit World(std::unique_ptr<Wire> wire);
+  /// Says goodbye and gives back what the network lets go of; the rest lives until the process
+  /// ends.
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  /// Whether payloads that do not travel with their head may lie on a device.
-  bool takes_device_memory() const { return takes_device_memory_; }
-  bool any_thread() const { return thread_level_ == MPI_THREAD_MULTIPLE; }
+  const WireTraits& traits() const { return traits_; }
   Box& everybody() { return *everybody_; }
 
   Box& join(Box& box, std::span<const int> members);
@@ -87,11 +85,8 @@ class World {
  private:
   struct State;  // what must live on where MPI still may touch it
 
-  void note_use();
-  bool right_thread() const;
-  void check_thread();
-
   bool said_goodbye();
+  void move();
 
   // With the lock held.
   Box& box_of(std::uint64_t id);
@@ -104,10 +99,10 @@ class World {
   void send(Box& box, host::Batch& batch, const host::Outgoing& outgoing);
   void send_owned(Box& box, host::Batch& batch, const host::Outgoing& outgoing, const Head& head);
   void seek_letter(Box& box, host::Batch& batch, host::Incoming& slot);
-  void paired(Box& box, MpiLetter& letter);
-  void receive_rest(Box& box, MpiLetter& letter);
-  void deliver(Box& box, MpiLetter& letter);
-  MpiLetter& new_letter();
+  void paired(Box& box, ProcessLetter& letter);
+  void receive_rest(Box& box, ProcessLetter& letter);
+  void deliver(Box& box, ProcessLetter& letter);
+  ProcessLetter& new_letter();
   bool gone(const Box& box, int peer) const;
   bool gone_from(const Box& box, int rank) const;
   void check_abandoned(Box& box);
@@ -119,22 +114,20 @@ class World {
   void tell_until(Clock::time_point until);
   int ask(Box& box, const Question& question);
 
-  std::atomic<std::thread::id> user_ = std::this_thread::get_id();
-  int thread_level_;
-  bool takes_device_memory_;
   mutable std::mutex mutex_;
   std::unique_ptr<State> state_;
-  Wire* wire_ = nullptr;  // the state's
+  Wire* wire_;  // the state's
+  const WireTraits traits_;
   Box* everybody_ = nullptr;
-  std::vector<int> host_names_;  // by rank of the communicator: the lowest rank on its host
-  int present_ = 0;              // channels that are not left
-  std::set<int> gone_;           // processes that left all channels, by rank of the communicator
+  std::vector<int> host_names_;  // by rank of the world
+  int present_ = 1;              // channels that are not left
+  std::set<int> gone_;           // processes that left all channels, by rank of the world
   std::uint32_t questions_ = 0;
   std::map<std::uint32_t, int> answers_;
   std::string fault_;
   std::atomic<bool> faulty_{false};
   std::vector<std::shared_ptr<const Job>> told_;  // messages of the fault
-  bool unannounced_ = false;  // the fault is not yet told: raised on a thread that MPI keeps out
+  bool unannounced_ = false;  // the fault is not yet told: raised on a thread that is kept out
 };
 
-}  // namespace tersor::mpi
+}  // namespace tersor::processes

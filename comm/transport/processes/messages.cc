@@ -2,13 +2,11 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/mpi/state.h"
-#include "comm/transport/mpi/world.h"
+#include "comm/transport/processes/state.h"
+#include "comm/transport/processes/world.h"
 
-namespace tersor::mpi {
+namespace tersor::processes {
 namespace {
-
-std::size_t wire_bytes(std::size_t payload_bytes) { return sizeof(Head) + payload_bytes; }
 
 std::string text_of(const host::Block& payload) {
   return {reinterpret_cast<const char*>(payload.bytes().data()), payload.bytes().size()};
@@ -25,7 +23,7 @@ Head World::head_of(const Box& box, Kind kind) const {
 }
 
 void World::post(Box& box, host::Batch& batch) {
-  check_thread();
+  wire_->check_thread();
   batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   poll();  // who left should be known
@@ -48,7 +46,7 @@ void World::send(Box& box, host::Batch& batch, const host::Outgoing& outgoing) {
   head.envelope = batch.envelope;
   head.tag = batch.key.tag;
   head.part = batch.key.part;
-  box.counters.sent_bytes += wire_bytes(outgoing.payload.size());
+  box.counters.sent_bytes += wire_->wire_bytes(outgoing.payload.size());
   ++box.counters.sent_messages;
   const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
   if (outgoing.block) {
@@ -60,13 +58,13 @@ void World::send(Box& box, host::Batch& batch, const host::Outgoing& outgoing) {
   }
 }
 
-// Straight from the owner's memory, which MPI may read even after an error: the batch is closed
-// only once that has left. Memory that nobody holds is copied.
+// Straight from the owner's memory, which the network may read even after an error: the batch is
+// closed only once that has left. Memory that nobody holds is copied.
 void World::send_owned(Box& box, host::Batch& batch, const host::Outgoing& outgoing,
                        const Head& head) {
   auto job = std::make_shared<Job>();
   job->keep_alive = batch.keep_alive;
-  job->done = [this, &box](Job& done, const MPI_Status&) {
+  job->done = [this, &box](Job& done) {
     if (done.batch != nullptr && box.letters.close_one(*done.batch)) box.bell.ring();
   };
   const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
@@ -78,7 +76,7 @@ void World::send_owned(Box& box, host::Batch& batch, const host::Outgoing& outgo
 void World::seek_letter(Box& box, host::Batch& batch, host::Incoming& slot) {
   if (faulty()) return;
   if (host::Letter* letter = box.letters.seek(batch, slot))
-    paired(box, static_cast<MpiLetter&>(*letter));
+    paired(box, static_cast<ProcessLetter&>(*letter));
   else if (gone(box, slot.peer))
     check_abandoned(box);
 }
@@ -108,11 +106,11 @@ void World::take(Arrival arrival) {
 
 void World::take_message(Arrival arrival) {
   Box& box = box_of(arrival.head.channel);
-  MpiLetter& letter = new_letter();
+  ProcessLetter& letter = new_letter();
   letter.envelope = arrival.head.envelope;
   letter.key = {.tag = arrival.head.tag, .part = arrival.head.part};
   letter.from = arrival.head.from;
-  letter.there = travels_whole(letter.envelope.bytes);
+  letter.there = arrival.whole;
   letter.payload = std::move(arrival.payload);
   letter.arrival = std::move(arrival);
   if (box.letters.claim(letter)) paired(box, letter);
@@ -127,7 +125,7 @@ void World::answer(const Arrival& question) {
 }
 
 // What does not fit is never received.
-void World::paired(Box& box, MpiLetter& letter) {
+void World::paired(Box& box, ProcessLetter& letter) {
   if (!host::Letterbox::fits(letter))
     return raise_locked(std::string(letter.batch->name) + " on " + box.name(box.rank) + ": " +
                         host::Letterbox::misfit(letter, box.name(letter.from)));
@@ -135,31 +133,31 @@ void World::paired(Box& box, MpiLetter& letter) {
   if (!letter.receiving) receive_rest(box, letter);
 }
 
-void World::receive_rest(Box& box, MpiLetter& letter) {
+void World::receive_rest(Box& box, ProcessLetter& letter) {
   letter.receiving = true;
   host::BlockPool* wish = letter.batch->pool;
   letter.payload = (wish == nullptr ? state_->pools.host() : *wish).take(letter.envelope.bytes);
   auto job = std::make_shared<Job>();
   job->memory = letter.payload;
-  job->done = [this, &box, &letter](Job&, const MPI_Status&) {
+  job->done = [this, &box, &letter](Job&) {
     letter.there = true;
     if (letter.slot != nullptr) deliver(box, letter);
   };
   wire_->receive_rest(letter.arrival, job->memory.writable(), job);
 }
 
-void World::deliver(Box& box, MpiLetter& letter) {
-  box.counters.received_bytes += wire_bytes(letter.envelope.bytes);
+void World::deliver(Box& box, ProcessLetter& letter) {
+  box.counters.received_bytes += wire_->wire_bytes(letter.envelope.bytes);
   if (box.letters.deliver(letter)) box.bell.ring();
   state_->free_letters.push_back(&letter);
 }
 
-MpiLetter& World::new_letter() {
+ProcessLetter& World::new_letter() {
   if (state_->free_letters.empty()) return state_->letters.emplace_back();
-  MpiLetter& letter = *state_->free_letters.back();
+  ProcessLetter& letter = *state_->free_letters.back();
   state_->free_letters.pop_back();
   letter = {};
   return letter;
 }
 
-}  // namespace tersor::mpi
+}  // namespace tersor::processes
