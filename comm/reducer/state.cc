@@ -1,11 +1,13 @@
 // See state.h. Little-endian: magic u32, version u32, form u8, reduction u8, ranks, rank, step u32,
 // order (count u64, u32 each), parameters (count u64; each: name, codec, count u64, first u64,
-// residual, owner, the longest of each u64), FNV-1a over all of it u64. Texts and lists begin with
-// their length as u64.
+// residual, owner, the longest of each u64), 0 to 3 bytes of 0, the checksum of all these words as
+// in frames u64. Texts and lists begin with their length as u64.
 #include "comm/reducer/state.h"
 
+#include "kernels/common/checksum.h"
+
+#include <tersor/align.h>
 #include <tersor/error.h>
-#include <tersor/wire.h>
 
 #include <bit>
 #include <cstring>
@@ -19,14 +21,16 @@ constexpr std::uint32_t kStateVersion = 3;
 
 static_assert(std::endian::native == std::endian::little);
 
+constexpr std::size_t kWord = sizeof(std::uint32_t);  // of the checksum
+
 std::uint64_t checksum_of(std::span<const std::byte> bytes) {
-  Signature hash;
-  return hash.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()))
-      .value();
+  return kernels::checksum(bytes.data(), bytes.size() / kWord, 0);
 }
 
 class Writer {
  public:
+  explicit Writer(std::size_t expected_bytes) { bytes_.reserve(expected_bytes); }
+
   template <typename T>
   void number(T value) {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
@@ -40,6 +44,7 @@ class Writer {
   }
 
   std::vector<std::byte> finish() {
+    bytes_.resize(align_up(bytes_.size(), kWord));
     number(checksum_of(bytes_));
     return std::move(bytes_);
   }
@@ -100,15 +105,25 @@ std::span<const std::byte> check_envelope(std::span<const std::byte> bytes) {
     throw InvalidArgument("the reducer's state is of version " + std::to_string(version) +
                           "; this build reads version " + std::to_string(kStateVersion));
   const auto body = bytes.first(bytes.size() - kTrailer);
-  if (Reader(bytes.last(kTrailer)).number<std::uint64_t>() != checksum_of(body))
+  if (body.size() % kWord != 0 ||
+      Reader(bytes.last(kTrailer)).number<std::uint64_t>() != checksum_of(body))
     throw InvalidArgument("the reducer's state is damaged (its checksum is another)");
   return body.subspan(2 * sizeof(std::uint32_t));
+}
+
+std::size_t bytes_of(const ReducerState& state) {
+  constexpr std::size_t kNumbers = 64;  // of the head, of each parameter, and the end: no more
+  std::size_t bytes = 2 * kNumbers + state.order.size() * sizeof(std::uint32_t);
+  for (const ReducerState::Parameter& one : state.parameters)
+    bytes += kNumbers + one.name.size() + one.codec.size() +
+             (one.residual.size() + one.owner.size()) * sizeof(float);
+  return bytes;
 }
 
 }  // namespace
 
 std::vector<std::byte> write_state(const ReducerState& state) {
-  Writer writer;
+  Writer writer(bytes_of(state));
   writer.number(kStateMagic);
   writer.number(kStateVersion);
   writer.number(state.form);
