@@ -1,0 +1,41 @@
+// The module `tersor._mpi`, built where MPI is, and apart from `tersor._core`, which needs none:
+// makes transports over communicators. `tersor._core`, imported before, says what a Transport is.
+#include "python_bindings/src/waiting.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <tersor/error.h>
+#include <tersor/mpi.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace tersor::python {
+namespace {
+
+/// May be asked before MPI is initialised.
+std::string library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  if (MPI_Get_library_version(text, &length) != MPI_SUCCESS)
+    throw TransportError("MPI does not say which library it is");
+  return {text, static_cast<std::size_t>(length)};
+}
+
+/// `address`: of an MPI_Comm, which mpi4py keeps in each of its communicators.
+std::unique_ptr<Transport> make_transport(std::uintptr_t address) {
+  const MPI_Comm communicator = *reinterpret_cast<const MPI_Comm*>(address);
+  return without_gil(
+      [&]() -> std::unique_ptr<Transport> { return std::make_unique<MpiTransport>(communicator); });
+}
+
+}  // namespace
+}  // namespace tersor::python
+
+NB_MODULE(_mpi, module) {
+  using namespace tersor::python;
+  module.def("library_version", &library_version);
+  module.def("make_transport", &make_transport, nb::arg("address"));
+}
