@@ -1,0 +1,99 @@
+"""What was installed: complete, light, and without a library that its machine may not have."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import tersor
+from tersor import _core
+
+PACKAGE = pathlib.Path(tersor.__file__).parent
+SOURCES = pathlib.Path(__file__).resolve().parents[2]
+MODULE = pathlib.Path(_core.__file__)
+
+
+def run_python(program: str) -> str:
+    """What a fresh interpreter prints."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def tool_output(tool: str, *arguments: str) -> str:
+    if shutil.which(tool) is None:
+        pytest.skip(f"needs {tool}")
+    command = [tool, *arguments, str(MODULE)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_version_is_that_of_the_library() -> None:
+    project = re.search(
+        r"project\(tersor VERSION ([0-9.]+)", (SOURCES / "CMakeLists.txt").read_text()
+    )
+    assert project is not None
+    assert tersor.__version__ == project[1]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # in a build folder
+        assert importlib.metadata.version("tersor") == project[1]
+
+
+def test_everything_public_is_there() -> None:
+    for name in tersor.__all__:
+        assert getattr(tersor, name).__doc__ or name == "__version__", name
+
+
+@pytest.mark.parametrize("name", ["py.typed", "_core.pyi"])
+def test_type_checkers_find_what_they_need(name: str) -> None:
+    assert (PACKAGE / name).is_file()
+
+
+def test_import_needs_numpy_only() -> None:
+    program = (
+        "import sys, tersor; known = sys.stdlib_module_names | {'numpy', 'tersor', '__main__'};"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules} - known))"
+    )
+    foreign = run_python(program).split()
+    assert [name for name in foreign if not name.startswith(("_", "sitecustomize"))] == []
+
+
+def test_import_is_fast() -> None:
+    """Beside NumPy's own import; 11 to 27 ms where it was written, so ten times that is a fault."""
+    program = (
+        "import numpy, time; begin = time.perf_counter(); import tersor;"
+        "print(time.perf_counter() - begin)"
+    )
+    assert min(float(run_python(program)) for _ in range(3)) < 0.25
+
+
+def test_module_links_what_every_machine_has() -> None:
+    found = re.findall(r"\(NEEDED\).*\[(.+)\]", tool_output("readelf", "--dynamic"))
+    assert found
+    usual = r"(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux.*)\.so\.\d+"
+    assert [name for name in found if not re.fullmatch(usual, name)] == []
+
+
+def test_module_keeps_its_symbols_inside() -> None:
+    lines = tool_output("nm", "--dynamic", "--defined-only").splitlines()
+    assert [line.split()[-1] for line in lines] == ["PyInit__core"]
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/cpuinfo").exists(), reason="needs /proc/cpuinfo")
+def test_instruction_sets_are_those_of_this_cpu() -> None:
+    found = re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    if found is None:
+        pytest.skip("not an x86 CPU")
+    flags = set(found[1].split())
+    avx2 = {"avx2", "fma", "bmi1", "bmi2", "aes", "pclmulqdq"}
+    avx512 = avx2 | {"avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"}
+    expected = ["portable", *(["avx2"] if avx2 <= flags else [])]
+    expected += ["avx512"] if avx512 <= flags else []
+    assert _core.instruction_sets() == expected
+    assert run_python("from tersor import _core; print(_core.instruction_set())").split() == [
+        expected[-1]
+    ]
