@@ -77,14 +77,15 @@ def transport(comm: MPI.Intracomm) -> Transport:
             another MPI than Tersor.
         TransportError: where MPI reports an error.
     """
-    holder = comm.Get_attr(_attribute) if comm != MPI.COMM_NULL else None
-    if holder is None:
-        _check_library()
-        holder = _Holder(_mpi.make_transport(MPI._addressof(comm)))
-        comm.Set_attr(_attribute, holder)
-        _holders.add(holder)
-    found: Transport = holder.transport
-    return found
+    kept = comm.Get_attr(_attribute) if comm != MPI.COMM_NULL else None
+    if isinstance(kept, _Holder) and kept.transport is not None:
+        return kept.transport
+    _check_library()
+    made = _mpi.make_transport(MPI._addressof(comm))
+    holder = _Holder(made)
+    comm.Set_attr(_attribute, holder)
+    _holders.add(holder)
+    return made
 
 
 def allreduce(
