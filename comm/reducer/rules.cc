@@ -36,7 +36,9 @@ RuleChoice Rules::choose(const RuleSubject& subject) {
 
 RuleChoice Rules::by_default(const RuleSubject& subject) {
   const bool small = subject.count < kSmallCount;
-  if (!small && !is_vector(subject)) return {codec(options_.codec), "the codec for all"};
+  const auto for_all = codec(options_.codec);
+  const bool lossless = for_all != nullptr && for_all->traits().lossless;
+  if (lossless || (!small && !is_vector(subject))) return {for_all, "the codec for all"};
   const bool half = subject.dtype != Dtype::kF32;
   return {codec(half ? "none" : "bf16"), small ? "fewer than 4096 values" : "a 1-D parameter"};
 }

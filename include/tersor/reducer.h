@@ -50,8 +50,9 @@ enum class MeasureError : std::uint8_t { kOff, kOn };
 
 /// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
 struct ReducerOptions {
-  /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but 1-D
-  /// parameters and those under 4,096 values travel as bf16 (16-bit gradients as they are).
+  /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but
+  /// unless it loses nothing 1-D parameters and those under 4,096 values travel as bf16 (16-bit
+  /// gradients as they are).
   std::vector<ReducerRule> rules = {};
   std::string codec = "bf16";  ///< a spec, or "auto"
   AutoOptions automatic = {};  ///< of the Tuner that the reducer makes where "auto" is asked for

@@ -21,7 +21,7 @@ class ReducerOptions(TypedDict, total=False):
 
     codec: str
     """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values
-    travel as bf16 all the same, unless there are ``rules``."""
+    travel as bf16 unless it loses nothing, or there are ``rules``."""
     rules: Iterable[tuple[str, str]]
     """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
     must. Default: ``codec`` for all."""

@@ -305,6 +305,19 @@ TEST(Reducer, RulesAndDefaultsChooseTheCodec) {
   });
 }
 
+TEST(Reducer, ACodecThatLosesNothingIsForSmallParametersToo) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Model model(transport.rank());
+    GradientReducer reducer(transport, {.codec = "none"});
+    model.add_to(reducer);
+    model.fill(0);
+    for (const Layer& layer : kLayers) reducer.ready(layer.name);
+    reducer.wait();
+    for (const ReducerStatistics& one : reducer.parameter_statistics())
+      EXPECT_EQ(one.codec, "none") << one.name;
+  });
+}
+
 TEST(Reducer, RanksWithOtherParametersGetAnError) {
   std::atomic<int> errors = 0;
   run_ranks(2, {}, [&](Transport& transport) {
