@@ -220,7 +220,7 @@ void GradientReducer::Impl::fail_missing(const std::string& names) {
   error_ = std::make_exception_ptr(InvalidArgument(
       cause + "; call ready() for each, or set ReducerOptions::missing to kInactive"));
   changed_.notify_all();
-  rethrow();
+  std::rethrow_exception(error_);
 }
 
 void GradientReducer::Impl::close_step() {
