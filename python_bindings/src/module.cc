@@ -6,6 +6,7 @@
 
 NB_MODULE(_core, module) {
   using namespace tersor::python;
+  nb::set_leak_warnings(false);  // what PyTorch's own objects hold lives until the process ends
   module.attr("version") = TERSOR_VERSION;
   bind_errors(module);
   bind_codec(module);
@@ -16,4 +17,5 @@ NB_MODULE(_core, module) {
   bind_reducer(module);
   bind_rules(module);
   bind_reducer_state(module);
+  bind_torch_transport(module);
 }
