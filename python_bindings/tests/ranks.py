@@ -36,13 +36,9 @@ class Outcome:
     """What became of a function on one rank."""
 
     value: Any = None
-    error: BaseException | None = (
-        None  #: what it raised; as RuntimeError where it has no pickle
-    )
+    error: BaseException | None = None  #: what it raised; as RuntimeError where it has no pickle
     traceback: str = ""
-    exit_code: int | None = (
-        None  #: of the process, where that ended; negative: by a signal
-    )
+    exit_code: int | None = None  #: of the process, where that ended; negative: by a signal
     output: str = ""  #: what the process wrote to its standard output and error
     finished: bool = False  #: the function returned or raised, before the deadline
 
@@ -53,9 +49,7 @@ class _Task:
     arguments: tuple[Any, ...]
     rank: int
     ranks: int
-    meeting: (
-        str  # a file for the group's store; empty: the function makes its own group
-    )
+    meeting: str  # a file for the group's store; empty: the function makes its own group
 
 
 class _Process:
@@ -169,9 +163,7 @@ def run(
                 f"(exit code {outcome.exit_code})\n{_story(found)}"
             )
         if outcome.error is not None:
-            raise AssertionError(
-                f"rank {rank} raised\n{_story(found)}"
-            ) from outcome.error
+            raise AssertionError(f"rank {rank} raised\n{_story(found)}") from outcome.error
     return [outcome.value for outcome in found]
 
 
@@ -194,7 +186,7 @@ def close() -> None:
 def _perform(task: _Task) -> Outcome:
     try:
         return Outcome(value=_call(task), finished=True)
-    except BaseException as error:  # noqa: BLE001  # the test hears of it
+    except BaseException as error:  # the test hears of it
         return Outcome(
             error=_portable(error),
             traceback="".join(traceback.format_exc()),
@@ -206,7 +198,7 @@ def _portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
         return error
-    except Exception:  # noqa: BLE001
+    except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
@@ -229,6 +221,8 @@ def _call(task: _Task) -> Any:
     try:
         return task.function(task.rank, task.ranks, *task.arguments)
     finally:
+        if "tersor.torch.group" in sys.modules:
+            sys.modules["tersor.torch.group"].close_all()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -241,7 +235,7 @@ def _serve(connection: Connection) -> None:
             return
         try:
             outcome = _perform(pickle.loads(received))
-        except Exception as error:  # noqa: BLE001  # no such function here
+        except Exception as error:  # no such function here
             outcome = Outcome(error=_portable(error), finished=True)
         connection.send_bytes(pickle.dumps(outcome))
 

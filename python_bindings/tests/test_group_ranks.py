@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+
 import ranks
 
 

@@ -44,8 +44,25 @@ World::World(std::unique_ptr<Wire> wire)
 }
 
 World::~World() {
+  part();
+  if (!*ended_) state_.release();
+}
+
+void World::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    present_ = 1;
+  }
+  leave(*everybody_);
+  part();
+  const std::lock_guard lock(mutex_);
+  poison_locked("rank " + std::to_string(wire_->rank()) + " closed the transport");
+}
+
+void World::part() {
+  if (ended_.has_value()) return;
   const bool agreed = wire_->running() && said_goodbye();
-  if (!wire_->end(agreed ? Parting::kAgreed : Parting::kAlone)) state_.release();
+  ended_ = wire_->end(agreed ? Parting::kAgreed : Parting::kAlone);
 }
 
 // Waits a moment for the others, and for what was sent, so that nothing is lost; true where all is

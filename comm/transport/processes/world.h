@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -63,6 +64,10 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
+  /// Leaves all channels and ends the wire while transports still live: what they are asked for
+  /// later, or wait for now, ends in TransportError. Call it once.
+  void close();
+
   const WireTraits& traits() const { return traits_; }
   Box& everybody() { return *everybody_; }
 
@@ -85,6 +90,7 @@ class World {
  private:
   struct State;  // what must live on where MPI still may touch it
 
+  void part();
   bool said_goodbye();
   void move();
 
@@ -127,6 +133,7 @@ class World {
   std::string fault_;
   std::atomic<bool> faulty_{false};
   std::vector<std::shared_ptr<const Job>> told_;  // messages of the fault
+  std::optional<bool> ended_;  // whether the wire gave all back; nothing before it was asked
   bool unannounced_ = false;  // the fault is not yet told: raised on a thread that is kept out
 };
 

@@ -1,0 +1,40 @@
+// A thread that calls Python.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace tersor::python {
+
+/// Runs tasks one after the other with the GIL held, which only their waiting gives away.
+class PythonThread {
+ public:
+  using Task = std::function<void()>;
+
+  /// `after`: called after each task without the GIL; may be empty.
+  explicit PythonThread(Task after = {});
+  ~PythonThread() { finish(); }
+  PythonThread(const PythonThread&) = delete;
+  PythonThread& operator=(const PythonThread&) = delete;
+
+  /// Any thread may call it. Tasks throw nothing. Dropped after `finish`.
+  void run(Task task);
+  /// Runs what is left, and ends the thread. The GIL must not be held.
+  void finish();
+
+ private:
+  void work();
+  bool next(Task& task);
+
+  const Task after_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tersor::python

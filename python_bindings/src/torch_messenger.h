@@ -1,0 +1,46 @@
+// The Python object that moves bytes over a process group of PyTorch, as C++ calls it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <tersor/span.h>
+
+#include <string>
+#include <utility>
+
+namespace tersor::python {
+
+namespace nb = nanobind;
+
+/// A message under way: PyTorch's `Work`.
+using Work = nb::object;
+
+/// Calls on `tersor.torch.group.Messenger`, with the GIL held. Errors of PyTorch are
+/// TransportErrors.
+class Messenger {
+ public:
+  /// Messages of one lane between two ranks meet in their order.
+  enum class Lane : int { kHeads = 0, kPayloads = 1 };
+
+  explicit Messenger(nb::object messenger) : messenger_(std::move(messenger)) {}
+  /// The only one that takes the GIL itself.
+  ~Messenger();
+  Messenger(const Messenger&) = delete;
+  Messenger& operator=(const Messenger&) = delete;
+
+  /// Starts a message of at least one byte; both ends give the same number. The bytes stay where
+  /// they are until the message was waited for.
+  Work send(int peer, Lane lane, ConstByteSpan bytes) const;
+  Work receive(int peer, Lane lane, ByteSpan bytes) const;
+  /// Blocks until the message has left or come; without the GIL while it does.
+  void wait(const Work& work) const;
+  /// Ends all that is under way, with errors, here and at the peers.
+  void abort() const;
+
+ private:
+  nb::object messenger_;
+};
+
+/// What went wrong in Python, in one line.
+std::string first_line(const nb::python_error& error);
+
+}  // namespace tersor::python

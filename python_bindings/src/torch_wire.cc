@@ -1,0 +1,258 @@
+// Implements torch_wire.h.
+#include "python_bindings/src/torch_wire.h"
+
+#include <tersor/error.h>
+
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace tersor::python {
+namespace {
+
+bool travels_with_head(std::size_t payload_bytes) {
+  return payload_bytes <= TorchWire::kMostBytesWithHead;
+}
+
+/// The last word of a process to another.
+bool is_goodbye(const processes::Head& head) {
+  return head.kind == processes::Kind::kLeave && head.part == 1;
+}
+
+}  // namespace
+
+struct TorchWire::Message {
+  int peer;
+  host::Block head;
+  ConstByteSpan payload;  // what does not travel with the head
+  std::shared_ptr<Job> job;
+};
+
+/// What came from a peer, in the order of its heads.
+struct TorchWire::Letter {
+  Arrival arrival;
+  bool there = false;
+};
+
+struct TorchWire::Line {
+  Line(int number, const PythonThread::Task& after)
+      : peer(number), heads(after), payloads(after), sent(after) {}
+
+  const int peer;
+  std::atomic<bool> gone{false};                // it said goodbye
+  std::deque<std::shared_ptr<Letter>> letters;  // not yet delivered
+  PythonThread heads, payloads, sent;
+};
+
+TorchWire::TorchWire(nb::object messenger, int rank, std::vector<int> host_names)
+    : messenger_(std::move(messenger)), rank_(rank), host_names_(std::move(host_names)) {}
+
+TorchWire::~TorchWire() = default;
+
+std::size_t TorchWire::wire_bytes(std::size_t payload_bytes) const {
+  return kHeadBytes + (travels_with_head(payload_bytes) ? 0 : payload_bytes);
+}
+
+void TorchWire::start(host::BlockPool& pool, Events events) {
+  pool_ = &pool;
+  events_ = std::move(events);
+  sender_ = std::make_unique<PythonThread>();
+  for (int peer = 0; peer < ranks(); ++peer) {
+    auto& line = lines_.emplace_back();
+    if (peer == rank_) continue;
+    line = std::make_unique<Line>(peer, events_.changed);
+    for (int ahead = 0; ahead < kHeadsAhead; ++ahead)
+      line->heads.run([this, &of = *line] { post_head(of); });
+  }
+}
+
+// What waits is woken by an error; then the threads have nothing left to do.
+bool TorchWire::end(processes::Parting) {
+  ending_ = true;
+  {
+    const nb::gil_scoped_acquire held;
+    messenger_.abort();
+  }
+  sender_->finish();
+  for (const auto& line : lines_) {
+    if (line == nullptr) continue;
+    line->heads.finish();
+    line->payloads.finish();
+    line->sent.finish();
+  }
+  return true;
+}
+
+std::shared_ptr<const processes::Job> TorchWire::send(int peer, Head head, ConstByteSpan payload) {
+  host::Block copy = pool_->take(payload.size());
+  if (!payload.empty()) std::memcpy(copy.writable().data(), payload.data(), payload.size());
+  return send_block(peer, head, std::move(copy));
+}
+
+std::shared_ptr<const processes::Job> TorchWire::send_block(int peer, Head head,
+                                                            host::Block payload) {
+  auto job = std::make_shared<Job>();
+  job->memory = std::move(payload);
+  send_from(peer, head, job->memory.bytes(), job);
+  return job;
+}
+
+bool TorchWire::send_from(int peer, Head head, ConstByteSpan payload,
+                          const std::shared_ptr<Job>& job) {
+  head.envelope.bytes = payload.size();
+  Message message{.peer = peer, .head = pool_->take(kHeadBytes), .payload = {}, .job = job};
+  std::byte* bytes = message.head.writable().data();
+  std::memset(bytes, 0, kHeadBytes);
+  std::memcpy(bytes, &head, sizeof(Head));
+  const bool with_head = travels_with_head(payload.size());
+  if (!with_head)
+    message.payload = payload;
+  else if (!payload.empty())
+    std::memcpy(bytes + sizeof(Head), payload.data(), payload.size());
+  const auto posted = with_head && job->keep_alive != nullptr ? std::make_shared<Job>() : job;
+  message.job = posted;
+  post(std::move(message));
+  return posted == job;
+}
+
+void TorchWire::post(Message message) {
+  message.job->open = 1;
+  under_way_.push_back(message.job);
+  sender_->run([this, message = std::move(message)] { start_sending(message); });
+}
+
+void TorchWire::start_sending(const Message& message) {
+  Line& line = *lines_[static_cast<std::size_t>(message.peer)];
+  std::vector<Work> works;
+  attempt(line, [&] {
+    works.push_back(messenger_.send(message.peer, Messenger::Lane::kHeads, message.head.bytes()));
+    if (!message.payload.empty())
+      works.push_back(messenger_.send(message.peer, Messenger::Lane::kPayloads, message.payload));
+  });
+  line.sent.run([this, &line, message, works = std::move(works)]() mutable {
+    await_sent(line, message, works);
+  });
+}
+
+// The works go before the memory that they read.
+void TorchWire::await_sent(Line& line, const Message& message, std::vector<Work>& works) {
+  for (const Work& work : works) attempt(line, [&] { messenger_.wait(work); });
+  works.clear();
+  tell([this, job = message.job] { finish(job); });
+}
+
+void TorchWire::finish(const std::shared_ptr<Job>& job) {
+  std::erase(under_way_, job);
+  job->open = 0;
+  if (job->done) job->done(*job);
+}
+
+void TorchWire::post_head(Line& line) {
+  const host::Block memory = pool_->take(kHeadBytes);
+  attempt(line, [&] {
+    Work work = messenger_.receive(line.peer, Messenger::Lane::kHeads, memory.writable());
+    line.heads.run([this, &line, memory, work = std::move(work)]() mutable {
+      await_head(line, memory, work);
+    });
+  });
+}
+
+void TorchWire::await_head(Line& line, const host::Block& memory, Work& work) {
+  const bool came = attempt(line, [&] { messenger_.wait(work); });
+  work.reset();
+  if (!came || line.gone) return;
+  attempt(line, [&] { take_head(line, memory); });
+  if (!line.gone) post_head(line);
+}
+
+void TorchWire::take_head(Line& line, const host::Block& memory) {
+  auto letter = std::make_shared<Letter>();
+  Arrival& arrival = letter->arrival;
+  arrival.peer = line.peer;
+  std::memcpy(&arrival.head, memory.bytes().data(), sizeof(Head));
+  processes::check_protocol(arrival.head, line.peer);
+  line.gone = is_goodbye(arrival.head);
+  const std::size_t bytes = arrival.head.envelope.bytes;
+  letter->there = travels_with_head(bytes);
+  arrival.payload = letter->there ? memory.part(sizeof(Head), bytes) : pool_->take(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    line.letters.push_back(letter);
+  }
+  letter->there ? deliver(line) : receive_payload(line, letter);
+}
+
+void TorchWire::receive_payload(Line& line, const std::shared_ptr<Letter>& letter) {
+  Work receipt =
+      messenger_.receive(line.peer, Messenger::Lane::kPayloads, letter->arrival.payload.writable());
+  line.payloads.run([this, &line, letter, work = std::move(receipt)]() mutable {
+    const bool came = attempt(line, [&] { messenger_.wait(work); });
+    work.reset();
+    if (!came) return;
+    {
+      const std::lock_guard lock(mutex_);
+      letter->there = true;
+    }
+    deliver(line);
+  });
+}
+
+// In the order of their heads.
+void TorchWire::deliver(Line& line) {
+  const std::lock_guard lock(mutex_);
+  while (!line.letters.empty() && line.letters.front()->there) {
+    events_to_poll_.push_back(
+        [this, letter = line.letters.front()] { events_.take(std::move(letter->arrival)); });
+    line.letters.pop_front();
+  }
+}
+
+void TorchWire::tell(Event event) {
+  const std::lock_guard lock(mutex_);
+  events_to_poll_.push_back(std::move(event));
+}
+
+bool TorchWire::attempt(Line& line, const std::function<void()>& call) {
+  try {
+    call();
+    return true;
+  } catch (const std::exception& error) {
+    lose(line, error.what());
+    return false;
+  }
+}
+
+// Who said goodbye may go, and who ends here ends all that waits.
+void TorchWire::lose(Line& line, const std::string& cause) {
+  if (ending_ || line.gone) return;
+  tell([peer = line.peer, cause] {
+    throw TransportError("the connection to rank " + std::to_string(peer) + " broke: " + cause);
+  });
+}
+
+bool TorchWire::poll() {
+  std::vector<Event> events;
+  {
+    const std::lock_guard lock(mutex_);
+    events.swap(events_to_poll_);
+  }
+  std::exception_ptr error;  // the first; the others happen all the same
+  for (const Event& event : events) try {
+      event();
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+    }
+  if (error != nullptr) std::rethrow_exception(error);
+  return !events.empty();
+}
+
+void TorchWire::forget(const host::Batch& batch) {
+  for (const auto& job : under_way_)
+    if (job->batch == &batch) job->batch = nullptr;
+}
+
+void TorchWire::pause() const { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+
+}  // namespace tersor::python

@@ -1,0 +1,107 @@
+// Messages between processes over a process group of PyTorch, whatever its network.
+//
+// Head     Every message begins with one of kHeadBytes, a short payload inside: both ends of a
+//          message must know its length. Each rank has kHeadsAhead receives for heads of each peer.
+// Payload  A longer one follows on a lane of its own, straight from the sender's memory into a
+//          block. It is received as soon as its head has come, whoever waits for it, so that what
+//          was sent always leaves.
+//
+// PyTorch tells that a message has left or come only to a thread that blocks for it. So each peer
+// has three: for heads, for payloads, for what was sent; each waits in the order of starting, which
+// is that of the network. One more starts what is sent. They alone call Python, and hold no lock
+// when they take the GIL; whoever uses this wire never does.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/transport/processes/wire.h"
+#include "python_bindings/src/python_thread.h"
+#include "python_bindings/src/torch_messenger.h"
+
+namespace tersor::python {
+
+class TorchWire final : public processes::Wire {
+ public:
+  using Arrival = processes::Arrival;
+  using Head = processes::Head;
+  using Job = processes::Job;
+
+  static constexpr std::size_t kHeadBytes = 1024;
+  static constexpr std::size_t kMostBytesWithHead = kHeadBytes - sizeof(Head);
+  static constexpr int kHeadsAhead = 4;
+
+  /// `host_names`: for each rank a number that ranks of one host share. With the GIL held.
+  TorchWire(nb::object messenger, int rank, std::vector<int> host_names);
+  ~TorchWire() override;
+
+  processes::WireTraits traits() const override { return {.moves_alone = true}; }
+  int rank() const override { return rank_; }
+  int ranks() const override { return static_cast<int>(host_names_.size()); }
+  std::vector<int> host_names() const override { return host_names_; }
+  std::size_t wire_bytes(std::size_t payload_bytes) const override;
+
+  void start(host::BlockPool& pool, Events events) override;
+  /// Without the GIL.
+  bool end(processes::Parting parting) override;
+
+  std::shared_ptr<const Job> send(int peer, Head head, ConstByteSpan payload) override;
+  std::shared_ptr<const Job> send_block(int peer, Head head, host::Block payload) override;
+  bool send_from(int peer, Head head, ConstByteSpan payload,
+                 const std::shared_ptr<Job>& job) override;
+  /// Never called: all arrivals are whole.
+  void receive_rest(const Arrival&, ByteSpan, const std::shared_ptr<Job>&) override {}
+
+  bool poll() override;
+  void forget(const host::Batch& batch) override;
+  bool quiet() const override { return under_way_.empty(); }
+  void pause() const override;
+
+ private:
+  struct Message;
+  struct Letter;
+  struct Line;
+  using Event = std::function<void()>;
+
+  // Of whoever uses the wire.
+  void post(Message message);
+  void finish(const std::shared_ptr<Job>& job);
+
+  // Of the wire's threads, with the GIL held.
+  void start_sending(const Message& message);
+  void await_sent(Line& line, const Message& message, std::vector<Work>& works);
+  void post_head(Line& line);
+  void await_head(Line& line, const host::Block& memory, Work& work);
+  void take_head(Line& line, const host::Block& memory);
+  void receive_payload(Line& line, const std::shared_ptr<Letter>& letter);
+
+  // Of any thread.
+  void deliver(Line& line);
+  void tell(Event event);
+  /// Runs `call` for a peer; an error of the network is told, and false returned.
+  bool attempt(Line& line, const std::function<void()>& call);
+  void lose(Line& line, const std::string& cause);
+
+  const Messenger messenger_;
+  const int rank_;
+  const std::vector<int> host_names_;
+  host::BlockPool* pool_ = nullptr;
+  Events events_;
+  std::vector<std::shared_ptr<Job>> under_way_;  // what is sent and has not left
+
+  std::atomic<bool> ending_{false};
+  std::mutex mutex_;  // of the events, and of the lines' letters
+  std::vector<Event> events_to_poll_;
+  std::vector<std::unique_ptr<Line>> lines_;  // by peer; of this rank itself: null
+  std::unique_ptr<PythonThread> sender_;
+};
+
+}  // namespace tersor::python

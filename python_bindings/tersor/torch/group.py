@@ -1,0 +1,151 @@
+"""The trainer's process group as a transport: the same ranks, connections of our own.
+
+Host memory goes over a gloo group that is made for it, whatever backend the trainer's has, so that
+no message of ours meets one of the trainer's. Its messages are moved by ``tersor._core``, whose
+threads call ``Messenger`` here for each. Deadlines are Tersor's own: gloo is told to wait for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tersor._core import InvalidArgument, TorchTransport, Transport
+
+__all__ = ["close", "close_all", "transport"]
+
+_FOREVER = datetime.timedelta(days=365)
+_AT_ONCE = datetime.timedelta(milliseconds=1)
+
+# Gloo keeps a set of connections for each network device, and a tag chooses one by its remainder.
+# Multiples of all small numbers lead to the sets that lanes 0 and 1 use, and meet no message.
+_ABORT_TAGS = (720720, 720721)
+
+
+class Messenger:
+    """Messages over one group between this rank and others; called by the threads of the transport.
+
+    A lane (a tag) keeps messages of two ranks in their order. Memory is sent from and received into
+    where it lies.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def send(self, memory: memoryview, peer: int, lane: int) -> dist.Work:
+        """Starts to send all of ``memory``, which stays until the work was waited for."""
+        return self._group.send([torch.frombuffer(memory, dtype=torch.uint8)], peer, lane)
+
+    def receive(self, memory: memoryview, peer: int, lane: int) -> dist.Work:
+        """Starts to receive a message that fills ``memory``, which stays likewise."""
+        return self._group.recv([torch.frombuffer(memory, dtype=torch.uint8)], peer, lane)
+
+    def wait(self, work: dist.Work) -> None:
+        """Blocks until the message has left or come. Raises RuntimeError where its peer is gone."""
+        work.wait(_FOREVER)
+
+    def abort(self) -> None:
+        """Ends all that is under way with errors, here and at the peers, which closes the group.
+
+        Gloo closes all connections when the time for any message has run out; it offers no other
+        way. A peer whose connection is closed already says so at once, then the next one is tried.
+        """
+        peers = [peer for peer in range(self._group.size()) if peer != self._group.rank()]
+        for tag in _ABORT_TAGS:
+            for peer in peers:
+                with contextlib.suppress(RuntimeError):
+                    self._group.recv([torch.empty(1)], peer, tag).wait(_AT_ONCE)
+
+
+class _Connection:
+    """What was made for one group of the trainer's."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.process = os.getpid()
+        own = _gloo_group(group)
+        hosts: list[Any] = [None] * group.size()
+        dist.all_gather_object(hosts, _host_name(), group=own)
+        numbers = [hosts.index(host) for host in hosts]
+        self.host = TorchTransport(Messenger(own), rank=group.rank(), hosts=numbers)
+
+    def close(self) -> None:
+        if self.process == os.getpid():  # a fork has none of the threads
+            self.host.close()
+
+
+_connections: list[_Connection] = []
+
+
+def transport(
+    process_group: dist.ProcessGroup | None = None, device: torch.device | str | None = None
+) -> Transport:
+    """The transport of a process group (default: all ranks), made at the first call, then kept.
+
+    The first call for a group is collective: all its ranks make it in the same order, as with
+    ``torch.distributed.new_group``. ``device``: where the memory lies that will be sent.
+    Raises InvalidArgument where this process is not a member, or there is no group.
+    """
+    group = _checked(process_group)
+    for connection in _connections:
+        if connection.group is group:
+            return connection.host
+    connection = _Connection(group)
+    _connections.append(connection)
+    return connection.host
+
+
+def close(process_group: dist.ProcessGroup | None = None) -> None:
+    """Ends the transport of a group, where there is one; what still uses it gets TransportError.
+
+    The next ``transport`` of the group makes another one. What is not closed ends with the
+    interpreter.
+    """
+    for connection in [one for one in _connections if one.group is _checked(process_group)]:
+        _connections.remove(connection)
+        connection.close()
+
+
+@atexit.register
+def close_all() -> None:
+    """Ends the transports of all groups."""
+    while _connections:
+        _connections.pop().close()
+
+
+def _checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if not dist.is_initialized():
+        raise InvalidArgument(
+            "there is no process group: call torch.distributed.init_process_group first"
+        )
+    group = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(group, dist.ProcessGroup):
+        raise InvalidArgument("this process is not a member of the process group")
+    return group
+
+
+def _gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A new group of the same ranks; of a part of the world made by its members alone."""
+    members = dist.get_process_group_ranks(group)
+    own = dist.new_group(
+        members,
+        backend="gloo",
+        use_local_synchronization=len(members) != dist.get_world_size(),
+        group_desc="tersor",
+    )
+    assert isinstance(own, dist.ProcessGroup)  # this rank is a member
+    return own
+
+
+def _host_name() -> tuple[str, str]:
+    """Equal where ranks share a machine, or a container on one."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return socket.gethostname(), file.read()
+    return socket.gethostname(), ""
