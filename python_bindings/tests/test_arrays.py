@@ -153,23 +153,26 @@ class TestErrors:
         assert (out == 7).all()
 
 
-class TestTorch:
-    torch = pytest.importorskip("torch")
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
 
-    def test_tensors_and_parameters_are_read(self) -> None:
-        tensor = self.torch.from_numpy(gradient())
-        for each in (tensor, self.torch.nn.Parameter(tensor), tensor.reshape(1009, 1, 1)):
+
+class TestTorch:
+    def test_tensors_and_parameters_are_read(self, torch: Any) -> None:
+        tensor = torch.from_numpy(gradient())
+        for each in (tensor, torch.nn.Parameter(tensor), tensor.reshape(1009, 1, 1)):
             encoded = tersor.Codec("int8").encode(each)
             assert encoded.numpy().tobytes() == payload().tobytes()
 
-    def test_new_outputs_are_tensors(self) -> None:
-        tensor = self.torch.from_numpy(gradient()).to(self.torch.bfloat16)
+    def test_new_outputs_are_tensors(self, torch: Any) -> None:
+        tensor = torch.from_numpy(gradient()).to(torch.bfloat16)
         back = tersor.Codec("none").decode(tersor.Codec("none").encode(tensor))
-        assert self.torch.equal(back, tensor)
-        assert back.dtype == self.torch.bfloat16
+        assert torch.equal(back, tensor)
+        assert back.dtype == torch.bfloat16
 
-    def test_sizes_take_its_dtypes_and_shapes(self) -> None:
-        tensor = self.torch.zeros(3, 5, dtype=self.torch.bfloat16)
+    def test_sizes_take_its_dtypes_and_shapes(self, torch: Any) -> None:
+        tensor = torch.zeros(3, 5, dtype=torch.bfloat16)
         codec = tersor.Codec("none")
         assert (
             codec.max_payload_bytes(tensor)
@@ -189,8 +192,8 @@ class TestTorch:
         ],
         ids=["sparse", "meta", "float64", "channels-last", "expanded"],
     )
-    def test_refusals(self, change: Callable[[Any], Any], words: str) -> None:
-        tensor = change(self.torch.from_numpy(gradient()))
+    def test_refusals(self, torch: Any, change: Callable[[Any], Any], words: str) -> None:
+        tensor = change(torch.from_numpy(gradient()))
         refused(words, lambda: tersor.Codec("int8").encode(tensor))
 
 
