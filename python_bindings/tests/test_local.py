@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+
 import tersor
 import tersor.local
 from tersor.collectives import FeedbackState, allgather, allreduce, reduce_scatter

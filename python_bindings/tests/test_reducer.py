@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+
 import tersor
 import tersor.local
 from tersor.reducer import GradientReducer

@@ -1,0 +1,97 @@
+"""One backward pass under DDP: its buckets, from the hook's call until DDP has their results.
+
+DDP waits for the future of each bucket at the end of the pass. They are completed by a thread of
+ours, in the order of buckets, as results come in. An exception must reach neither a future (DDP
+would lose its type) nor autograd (DDP would be left in the middle of a pass): after an error all
+futures get NaN, and the error is raised by ``backward()`` itself once DDP has finished.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tersor import _core
+
+Future = torch.futures.Future[Tensor]
+
+
+@dataclass
+class Bucket:
+    """What one call of the hook handed over."""
+
+    gradients: Tensor
+    future: Future
+    names: list[str] = field(default_factory=list)
+    sent: _core.ReadyGradients | None = None
+
+
+class Backward:
+    """The buckets of one pass. ``stream``: where results on a device are waited for."""
+
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
+        self.buckets: list[Bucket] = []
+        self.error: BaseException | None = None
+        self.is_shadow = not _after_ddp(self.raise_error)
+        self._stream = stream
+        self._completion: concurrent.futures.Future[None] | None = None
+
+    def add(self, gradients: Tensor) -> Bucket:
+        """A bucket that was handed over."""
+        devices: list[int | str | torch.device] | None = (
+            [gradients.device] if gradients.is_cuda else None
+        )
+        self.buckets.append(Bucket(gradients, Future(devices=devices)))
+        return self.buckets[-1]
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Keeps the first error for ``raise_error``."""
+        try:
+            yield
+        except Exception as error:  # also what is not ours
+            self.error = self.error or error
+
+    def complete_on(self, executor: concurrent.futures.Executor) -> None:
+        """All buckets are there and were flushed: completes their futures as results come in."""
+        self._completion = executor.submit(self._complete)
+
+    def raise_error(self) -> None:
+        """Raises what ended the pass, once its futures are complete."""
+        if self._completion is not None:
+            self._completion.result()
+        if self.error is not None:
+            raise self.error
+
+    def _complete(self) -> None:
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            for bucket in self.buckets:
+                self._complete_one(bucket)
+
+    def _complete_one(self, bucket: Bucket) -> None:
+        with self.guard():
+            if self.error is None and bucket.sent is not None:
+                bucket.sent.wait()
+        if self.error is not None:
+            bucket.gradients.fill_(math.nan)
+        bucket.future.set_result(bucket.gradients)
+
+
+def _after_ddp(callback: Callable[[], None]) -> bool:
+    """Has autograd call ``callback`` when DDP has finished this pass.
+
+    A callback that the hook queues runs before DDP's own, one that it queues in turn after. False
+    outside of a pass: DDP's ``join`` calls hooks for ranks that have no more inputs.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    try:
+        engine.queue_callback(lambda: engine.queue_callback(callback))
+    except RuntimeError:
+        return False
+    return True

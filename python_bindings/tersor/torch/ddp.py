@@ -1,0 +1,345 @@
+"""Compressed gradients under ``DistributedDataParallel``, by its communication hook.
+
+DDP looks at the annotations of ``hook`` themselves, so their evaluation is not postponed here.
+"""
+
+import concurrent.futures
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # where it is documented
+from torch.nn.parallel import DistributedDataParallel
+
+from tersor._core import InvalidArgument, Transport
+from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.torch import group
+from tersor.torch.backward import Backward, Bucket, Future
+from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.parameters import (
+    Names,
+    Unsupported,
+    is_supported,
+    reason_of,
+    report_unsupported,
+    trained_parameters,
+    unsupported_parameters,
+)
+from tersor.torch.scaler import LossScale, Scaler
+from tersor.torch.statistics import (
+    ParameterStatistics,
+    Reporting,
+    of_reducer,
+    totals_of_reducer,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class HookState(Reporting):
+    """What ``hook`` works with: for those who leave it to others to build DDP.
+
+    ::
+
+        state = tersor.torch.HookState(model, codec="int8")      # the model that DDP will wrap
+        strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=tersor.torch.hook)
+
+    Everything is made in the first backward pass, of the parameters that DDP reduces. Without
+    ``model`` these are called ``parameter.0``, … in the order of DDP's first buckets.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        scaler: Scaler | None = None,
+        unsupported: Unsupported = "warn",
+        **options: "Unpack[ReducerOptions]",
+    ) -> None:
+        """``process_group``: DDP's, default all ranks. The rest as of ``compress``."""
+        self._names = Names(None if model is None else trained_parameters(_inner(model)))
+        self._group = process_group
+        self._options = options
+        self._unsupported_means: Unsupported = unsupported
+        self._loss_scale: LossScale | None = None
+        if scaler is not None:
+            self._loss_scale = LossScale(scaler, options.get("transactional", False))
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, "tersor")
+        self._transport: Transport | None = None
+        self._reducer: GradientReducer | None = None
+        self._parameters: Mapping[str, torch.Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._backward: Backward | None = None
+        self._layout: dict[int, list[str]] = {}
+        self._rebuilt = False
+        self._removed = False
+        self._unsupported: dict[str, str] = {}
+        self._loaded: Mapping[str, Any] | None = None
+
+    @property
+    def reducer(self) -> GradientReducer:
+        """What reduces the gradients; there after the first backward pass at the latest."""
+        if self._reducer is None:
+            raise InvalidArgument("the reducer is made in the first backward pass")
+        return self._reducer
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that the scaler skipped because a gradient was not finite."""
+        return 0 if self._loss_scale is None else self._loss_scale.skipped_steps
+
+    def statistics(self) -> list[ParameterStatistics]:
+        """What was sent, a dict for each parameter, in the order of the model."""
+        return of_reducer(self.reducer, self._ranks())
+
+    def totals(self) -> ParameterStatistics:
+        """The same of all parameters together, headers of the transport included."""
+        return totals_of_reducer(self.reducer, self._ranks())
+
+    def explain(self) -> str:
+        """Which codec each parameter travels by, and why."""
+        return self.reducer.explain()
+
+    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """The residuals, for a checkpoint, between two steps.
+
+        ``"exact"``: each rank's own, from which the same run goes on bit for bit; ``"portable"``
+        (a collective call): their sum over ranks, for any number of ranks.
+        """
+        state = save_reducer(self.reducer, self._process_group(), mode)
+        return state if self._loss_scale is None else {**state, **self._loss_scale.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Brings back what ``state_dict`` gave, in either mode; None: residuals start at zero.
+
+        Raises InvalidArgument, which names the parameter, where it belongs to another model or
+        codec.
+        """
+        if self._reducer is None:
+            self._loaded = state or {}
+            return
+        load_reducer(self._reducer, self._process_group(), state)
+        if self._loss_scale is not None:
+            self._loss_scale.load_state_dict(state or {})
+
+    def remove(self) -> None:
+        """From the next backward pass on gradients travel uncompressed. All ranks do so alike."""
+        self._removed = True
+
+    def reset(self) -> None:
+        """After an error that ended an exchange: connects the ranks anew, residuals at zero.
+
+        A collective call of all ranks, each of which had the error raised by ``backward()``. Other
+        handles over the same process group are to be reset, too.
+        """
+        self._reducer = None
+        group.close(self._group)
+        self._make_reducer(self._parameters)
+
+    def close(self) -> None:
+        """Ends what was made for the hook; gradients travel uncompressed from then on."""
+        self._removed = True
+        self._executor.shutdown()
+        self._reducer = None
+
+    def bind(self, model: DistributedDataParallel) -> None:
+        """Makes everything now, for the parameters that this DDP reduces; a collective call."""
+        parameters = trained_parameters(model.module, model.parameters_to_ignore)
+        self._group = model.process_group
+        self._names = Names(parameters)
+        self._unsupported = unsupported_parameters(model.module, parameters)
+        report_unsupported(self._unsupported, self._unsupported_means)
+        self._make_reducer(
+            {name: one for name, one in parameters.items() if name not in self._unsupported}
+        )
+
+    def reduce(self, bucket: GradBucket) -> Future:
+        """What ``hook`` does: takes a bucket of DDP's, whose future gets the mean over ranks."""
+        _check_bucket(bucket)
+        if self._backward is None:
+            self._backward = self._begin()
+        gradients = bucket.buffer()
+        compressed = is_supported(gradients) and not self._removed
+        future = self._take(self._backward, bucket) if compressed else self._pass_on(bucket)
+        if bucket.is_last():
+            self._end(self._backward)
+        return future
+
+    def _begin(self) -> Backward:
+        backward = Backward(self._stream)
+        with backward.guard():
+            if self._reducer is not None and self._loss_scale is not None:
+                self._loss_scale.follow(self._reducer)
+        return backward
+
+    def _take(self, backward: Backward, bucket: GradBucket) -> Future:
+        taken = backward.add(bucket.buffer())
+        with backward.guard():
+            taken.names = self._names.of(bucket.parameters())
+            self._notice_layout(bucket.index(), taken.names)
+            if self._reducer is not None and backward.error is None:
+                self._relearn_once(self._reducer, backward)
+                self._send(self._reducer, taken)
+        return taken.future
+
+    def _pass_on(self, bucket: GradBucket) -> Future:
+        """As DDP does without a hook. Of no bucket is a collective started in a callback."""
+        if self._reducer is None and not self._removed:
+            reason = reason_of(bucket.buffer())
+            for name in self._names.of(bucket.parameters()):
+                self._unsupported[name] = reason
+        gradients = bucket.buffer().mul_(1.0 / self._ranks())
+        work = dist.all_reduce(gradients, group=self._group, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    def _end(self, backward: Backward) -> None:
+        """The last bucket is there."""
+        self._backward = None
+        if not backward.buckets:
+            return
+        with backward.guard():
+            if self._reducer is None:
+                self._learn(backward)
+            if backward.error is None:
+                self.reducer.flush()
+        if backward.error is not None and self._transport is not None:
+            self._transport.poison(str(backward.error))  # the others would wait for this rank
+        backward.complete_on(self._executor)
+        if backward.is_shadow:
+            backward.raise_error()
+
+    def _learn(self, backward: Backward) -> None:
+        """After the first pass: a reducer for what DDP handed over."""
+        report_unsupported(self._unsupported, self._unsupported_means)
+        names = [name for bucket in backward.buckets for name in bucket.names]
+        reducer = self._make_reducer(self._names.in_order(names))
+        if self._loaded is not None:
+            self.load_state_dict(self._loaded)
+        if self._loss_scale is not None:
+            self._loss_scale.follow(reducer)
+        for bucket in backward.buckets:
+            self._send(reducer, bucket)
+
+    def _send(self, reducer: GradientReducer, bucket: Bucket) -> None:
+        """Parameters whose gradient is all zero keep their residuals.
+
+        DDP throws away what comes back for a parameter that no rank used, and with it whatever a
+        residual had added.
+        """
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(bucket.gradients.device))
+        bucket.sent = reducer.ready_flat(bucket.names, bucket.gradients, "gradient-unless-zero")
+
+    def _notice_layout(self, index: int, names: list[str]) -> None:
+        """DDP rebuilds its buckets after the first steps, in the order in which gradients came."""
+        self._rebuilt |= self._layout.get(index, names) != names
+        self._layout[index] = names
+
+    def _relearn_once(self, reducer: GradientReducer, backward: Backward) -> None:
+        """Rebuilt buckets come in another order; it can be learnt again where a step begins."""
+        if self._rebuilt and len(backward.buckets) == 1:
+            self._rebuilt = False
+            reducer.relearn_order()
+
+    def _make_reducer(self, parameters: Mapping[str, torch.Tensor]) -> GradientReducer:
+        device = _only_device(parameters)
+        options = self._options
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            options = {**options, "stream": self._stream}
+        self._transport = group.transport(self._group, device)
+        reducer = GradientReducer(self._transport, **options)
+        for name, parameter in parameters.items():
+            reducer.add(name, parameter.detach())
+        self._parameters, self._reducer = parameters, reducer
+        return reducer
+
+    def _ranks(self) -> int:
+        return 1 if self._transport is None else self._transport.ranks
+
+    def _process_group(self) -> dist.ProcessGroup:
+        found = dist.group.WORLD if self._group is None else self._group
+        assert found is not None  # torch.distributed is initialised where there is DDP
+        return found
+
+
+def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook: ``ddp_model.register_comm_hook(state, tersor.torch.hook)``."""
+    return state.reduce(bucket)
+
+
+def compress(
+    model: DistributedDataParallel,
+    *,
+    scaler: Scaler | None = None,
+    unsupported: Unsupported = "warn",
+    **options: "Unpack[ReducerOptions]",
+) -> HookState:
+    """Has DDP send its gradients encoded; a collective call, before the first backward pass.
+
+    ``scaler``: the ``GradScaler`` of the training, where there is one: residuals follow its scale.
+    ``unsupported``: what gradients mean that cannot be encoded (sparse, complex, float64, …):
+    ``"warn"`` sends them uncompressed and lists them once, ``"error"`` raises. ``options``: as of
+    ``tersor.GradientReducer``.
+    Raises InvalidArgument where the model has a hook already, or an option is wrong.
+    """
+    ddp = _checked(model)
+    state = HookState(scaler=scaler, unsupported=unsupported, **options)
+    try:
+        ddp.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        raise InvalidArgument(
+            f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
+            "module in a new one"
+        ) from error
+    state.bind(ddp)
+    return state
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """What DDP wraps."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _checked(model: nn.Module) -> DistributedDataParallel:
+    ddp = getattr(model, "_orig_mod", model)  # of torch.compile(DistributedDataParallel(...))
+    if not isinstance(ddp, DistributedDataParallel):
+        raise InvalidArgument(f"a DistributedDataParallel is needed, not {type(model).__name__}")
+    if ddp.mixed_precision is not None:
+        raise InvalidArgument(
+            "DistributedDataParallel(mixed_precision=...) has a communication hook of its own; use "
+            "torch.autocast, or a model in bfloat16"
+        )
+    if any(hasattr(one, "_in_backward_optimizers") for one in ddp.module.parameters()):
+        raise InvalidArgument(
+            "an optimizer in the backward pass has DDP's communication hook for itself; step the "
+            "optimizer after backward()"
+        )
+    if torch._dynamo.config.optimize_ddp == "python_reducer":
+        raise InvalidArgument(_PYTHON_REDUCER)
+    return ddp
+
+
+_PYTHON_REDUCER = (
+    'torch._dynamo.config.optimize_ddp = "python_reducer" hands over no buckets; set it to True or '
+    '"ddp_optimizer" before DistributedDataParallel is made'
+)
+
+
+def _check_bucket(bucket: object) -> None:
+    if not isinstance(bucket, GradBucket):
+        raise InvalidArgument(_PYTHON_REDUCER)
+
+
+def _only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    devices = {one.device for one in parameters.values()}
+    if not devices:
+        raise InvalidArgument("there is no gradient to compress")
+    if len(devices) > 1:
+        listed = ", ".join(sorted(str(one) for one in devices))
+        raise InvalidArgument(f"the parameters lie on several devices: {listed}; tersor takes one")
+    return devices.pop()

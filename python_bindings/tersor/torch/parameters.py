@@ -1,0 +1,102 @@
+"""Which parameters of a model are compressed, and what they are called."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import nn
+
+from tersor._core import InvalidArgument
+
+Unsupported = Literal["warn", "error"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SPARSE_MODULES = (nn.Embedding, nn.EmbeddingBag)
+
+
+def is_supported(gradient: torch.Tensor) -> bool:
+    """Whether gradients like this one can be encoded: dense, of f32, bf16 or f16."""
+    return gradient.layout == torch.strided and gradient.dtype in _DTYPES
+
+
+def trained_parameters(
+    module: nn.Module, ignored: Iterable[str] = ()
+) -> dict[str, torch.nn.Parameter]:
+    """Those that want a gradient, by name, without what ``torch.compile`` adds to names."""
+    left_out = set(ignored)
+    return {
+        name.replace("_orig_mod.", ""): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in left_out
+    }
+
+
+def unsupported_parameters(
+    module: nn.Module, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, str]:
+    """Those whose gradients cannot be encoded, with the reason of each."""
+    sparse = {
+        id(one.weight)
+        for one in module.modules()
+        if isinstance(one, _SPARSE_MODULES) and one.sparse
+    }
+    return {
+        name: "sparse" if id(parameter) in sparse else reason_of(parameter)
+        for name, parameter in parameters.items()
+        if id(parameter) in sparse or not is_supported(parameter)
+    }
+
+
+def reason_of(gradient: torch.Tensor) -> str:
+    """Why gradients like this one cannot be encoded, for messages."""
+    if gradient.layout != torch.strided:
+        return "sparse"
+    return str(gradient.dtype).removeprefix("torch.")
+
+
+def report_unsupported(found: Mapping[str, str], how: Unsupported) -> None:
+    """Lists parameters that travel uncompressed, with the reason of each; an error if asked."""
+    if not found:
+        return
+    listed = ", ".join(f"{name} ({reason})" for name, reason in found.items())
+    if how == "error":
+        raise InvalidArgument(
+            f"these gradients cannot be compressed: {listed}; tersor takes dense gradients of "
+            'float32, bfloat16 and float16. With unsupported="warn" they travel uncompressed'
+        )
+    warnings.warn(f"these gradients travel uncompressed: {listed}", stacklevel=4)
+
+
+class Names:
+    """Names of parameters by the parameters themselves, which it keeps alive."""
+
+    def __init__(self, named: Mapping[str, torch.nn.Parameter] | None = None) -> None:
+        self._known: dict[int, tuple[str, torch.Tensor]] = {
+            id(one): (name, one) for name, one in (named or {}).items()
+        }
+        self._complete = named is not None
+
+    def of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+        """Their names; where none were given, numbers in the order of first sight."""
+        return [self._name(parameter) for parameter in parameters]
+
+    def in_order(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The parameters of these names, in the order of the model."""
+        wanted = set(names)
+        return {name: one for name, one in self._known.values() if name in wanted}
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        if id(parameter) not in self._known:
+            self._add(parameter)
+        return self._known[id(parameter)][0]
+
+    def _add(self, parameter: torch.Tensor) -> None:
+        if self._complete:
+            raise InvalidArgument(
+                f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not in the "
+                "model which tersor was given: give it the model that DDP wraps, as it is trained"
+            )
+        self._known[id(parameter)] = (f"parameter.{len(self._known)}", parameter)

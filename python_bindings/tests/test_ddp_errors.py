@@ -1,0 +1,215 @@
+"""What goes wrong under DistributedDataParallel, and that training can go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_models import gradients, inputs, mean_gradients, mlp, relative_error, train, wrap
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import tersor
+import tersor.torch
+
+
+def message_of(call: Any) -> str:
+    try:
+        call()
+    except tersor.InvalidArgument as error:
+        return str(error)
+    return ""
+
+
+def one_backward(model: torch.nn.Module, rank: int, step: int) -> BaseException | None:
+    model.zero_grad()
+    loss = model(inputs(rank, step)).square().mean()
+    try:
+        loss.backward()
+    except tersor.Error as error:
+        return error
+    return None
+
+
+def refusals(rank: int, _: int) -> list[str]:
+    hooked = wrap(mlp())
+    tersor.torch.compress(hooked, codec="int8")
+    theirs = wrap(mlp())
+    theirs.register_comm_hook(None, default_hooks.allreduce_hook)
+    fused = mlp()
+    _apply_optimizer_in_backward(torch.optim.SGD, fused.parameters(), {"lr": 0.1})
+    return [
+        message_of(lambda: tersor.torch.compress(hooked, codec="int8")),
+        message_of(lambda: tersor.torch.compress(theirs, codec="int8")),
+        message_of(lambda: tersor.torch.compress(wrap(fused), codec="int8")),
+        message_of(lambda: tersor.torch.compress(wrap(mlp()), codec="int9")),
+        message_of(lambda: tersor.torch.compress(wrap(mlp()), codek="int8")),
+        message_of(lambda: tersor.torch.compress(mlp(), codec="int8")),
+    ]
+
+
+def test_mistakes_are_named() -> None:
+    for again, hooked, fused, codec, option, bare in ranks.run(refusals, 2):
+        assert "communication hook already" in again
+        assert "communication hook already" in hooked
+        assert "optimizer in the backward pass" in fused
+        assert "int9" in codec
+        assert "int8" in codec
+        assert "no option 'codek'" in option
+        assert "DistributedDataParallel" in bare
+        assert "Sequential" in bare
+
+
+def python_reducer(rank: int, _: int) -> str:
+    model = wrap(mlp())
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        return message_of(lambda: tersor.torch.compress(model, codec="int8"))
+
+
+def test_the_python_reducer_is_refused() -> None:
+    for message in ranks.run(python_reducer, 1):
+        assert '"ddp_optimizer"' in message
+
+
+def different_codecs(rank: int, count: int) -> tuple[list[str], bool, float]:
+    model = wrap(mlp())
+    handle = tersor.torch.compress(model, codec="int4" if rank == 1 else "int8", timeout=20)
+    errors = [one_backward(model, rank, step) for step in range(2)]
+    infected = bool(gradients(model).isnan().all())
+    assert all(isinstance(one, tersor.TransportError) for one in errors), errors
+    handle.remove()
+    assert one_backward(model, rank, 2) is None
+    error = relative_error(gradients(model), mean_gradients(count, 2))
+    return [str(one) for one in errors], infected, error
+
+
+def test_different_codecs_end_in_an_error_of_its_own_type_and_ddp_goes_on() -> None:
+    for messages, infected, error in ranks.run(different_codecs, 2):
+        assert all("rank" in one for one in messages)
+        assert infected
+        assert error < 1e-6
+
+
+def reset_after_error(rank: int, count: int) -> tuple[str, float]:
+    model = wrap(mlp())
+    handle = tersor.torch.compress(model, codec="int8+ef", timeout=20)
+    list(train(model, rank, range(2), rate=0.0))
+    if rank == 0:
+        handle._transport.poison("a test says so")
+    error = one_backward(model, rank, 2)
+    dist.barrier()
+    handle.reset()
+    for step in range(3, 6):
+        assert one_backward(model, rank, step) is None
+    return str(error), relative_error(gradients(model), mean_gradients(count, 5))
+
+
+def test_after_a_reset_gradients_are_compressed_again() -> None:
+    for message, error in ranks.run(reset_after_error, 3):
+        assert "a test says so" in message
+        assert 1e-4 < error < 0.03
+
+
+def overflows(rank: int, _: int) -> bool:
+    model = wrap(mlp())
+    tersor.torch.compress(model, codec="int8")
+    for step in range(3):
+        model.zero_grad()
+        data = inputs(rank, step)
+        if step == 2 and rank == 1:
+            data[0, 0] = torch.inf
+        model(data).square().mean().backward()
+    return bool(gradients(model).isfinite().all())
+
+
+def test_an_overflow_of_one_rank_is_seen_by_all() -> None:
+    assert ranks.run(overflows, 2) == [False, False]
+
+
+def survives(rank: int, _: int) -> tuple[str, str, float]:
+    model = wrap(mlp())
+    tersor.torch.compress(model, codec="int8", timeout=30)
+    list(train(model, rank, range(2), rate=0.0))
+    if rank == 1:
+        model.module[4].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    start = time.monotonic()
+    error = one_backward(model, rank, 2)
+    return type(error).__name__, str(error), time.monotonic() - start
+
+
+def test_a_killed_rank_is_named_to_the_others_in_time() -> None:
+    found = ranks.outcomes(survives, 3, deadline=80)
+    assert not found[1].finished
+    for rank in (0, 2):
+        name, message, seconds = found[rank].value
+        assert name == "TransportError", message
+        assert "rank 1" in message
+        assert seconds < 40
+
+
+def ends_with_an_error(rank: int, _: int) -> None:
+    model = wrap(mlp())
+    tersor.torch.compress(model, codec="int8", timeout=20)
+    list(train(model, rank, range(2)))
+    raise KeyError("a mistake of the trainer's")
+
+
+def test_a_process_ends_by_itself_without_being_closed() -> None:
+    for outcome in ranks.outcomes(ends_with_an_error, 2, fresh=True):
+        assert isinstance(outcome.error, KeyError)
+        assert outcome.exit_code == 0
+        assert "terminate" not in outcome.output
+
+
+def wrong_model(rank: int, _: int) -> str:
+    model = DistributedDataParallel(mlp())
+    model.register_comm_hook(tersor.torch.HookState(mlp(), codec="int8"), tersor.torch.hook)
+    return str(one_backward(model, rank, 0))
+
+
+def test_a_state_of_another_model_is_an_error() -> None:
+    for message in ranks.run(wrong_model, 2):
+        assert "that is not in the model" in message
+
+
+def other_checkpoint(rank: int, _: int) -> list[str]:
+    saved = wrap(mlp())
+    handle = tersor.torch.compress(saved, codec="int8+ef")
+    list(train(saved, rank, range(1)))
+    state = handle.state_dict()
+    shorter = tersor.torch.compress(wrap(mlp(4)), codec="int8+ef")
+    other = tersor.torch.compress(wrap(mlp()), codec="int4+ef")
+    return [message_of(partial(one.load_state_dict, state)) for one in (shorter, other)]
+
+
+def test_a_checkpoint_of_another_model_or_codec_is_an_error() -> None:
+    for shorter, other in ranks.run(other_checkpoint, 2):
+        assert "4.weight" in shorter
+        assert "0.weight" in other
+        assert "int8+ef" in other
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_closing_and_destroying_in_any_order(when: str) -> None:
+    for outcome in ranks.outcomes(closes, 2, when, fresh=True):
+        assert outcome.error is None, outcome.traceback
+        assert outcome.exit_code == 0, outcome.output
+
+
+def closes(rank: int, _: int, when: str) -> None:
+    model = wrap(mlp())
+    handle = tersor.torch.compress(model, codec="int8")
+    list(train(model, rank, range(2)))
+    if when == "before":
+        handle.close()
+    dist.destroy_process_group()
+    if when == "after":
+        handle.close()

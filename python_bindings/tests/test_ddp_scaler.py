@@ -1,0 +1,70 @@
+"""Loss scales under DistributedDataParallel: residuals follow, skipped steps are seen."""
+
+from __future__ import annotations
+
+import torch
+from ddp_models import gradients, inputs, mlp, wrap
+
+import ranks
+import tersor.torch
+
+
+def scaled(rank: int, _: int, growth: bool) -> torch.Tensor:
+    """The sum of unscaled gradients over steps whose scale doubles, or stays 1."""
+    model = wrap(mlp())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1, enabled=growth)
+    tersor.torch.compress(model, scaler=scaler, codec="int4+ef")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    total = torch.zeros(())
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(model(inputs(rank, step)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        total = total + gradients(model)
+        scaler.step(optimizer)
+        scaler.update()
+    return total
+
+
+def test_residuals_follow_the_loss_scale() -> None:
+    # Powers of two change no bits but exponents: what comes back is the same at any scale.
+    for one, other in zip(ranks.run(scaled, 2, True), ranks.run(scaled, 2, False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def last_step(rank: int, _: int, overflow: bool, transactional: bool) -> tuple[torch.Tensor, int]:
+    """Unscaled gradients of the last step, after one of which a single block was not finite."""
+    model = wrap(mlp())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    handle = tersor.torch.compress(
+        model, scaler=scaler, codec="int4+ef", transactional=transactional
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for step in (0, 1, 2) if overflow else (0, 2):
+        optimizer.zero_grad()
+        loss = scaler.scale(model(inputs(rank, step)).square().mean())
+        spoiled = model.module[3].weight.register_hook(spoil) if step == 1 else None
+        loss.backward()
+        if spoiled is not None:
+            spoiled.remove()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == (2.0 if overflow else 4.0)
+    return gradients(model), handle.skipped_steps
+
+
+def spoil(gradient: torch.Tensor) -> torch.Tensor:
+    spoiled = gradient.clone()
+    spoiled[0, 0] = torch.inf
+    return spoiled
+
+
+def test_a_skipped_step_is_counted_and_undone_where_asked() -> None:
+    without = ranks.run(last_step, 2, False, True)
+    undone = ranks.run(last_step, 2, True, True)
+    kept = ranks.run(last_step, 2, True, False)
+    for (wanted, none), (found, counted), (other, also) in zip(without, undone, kept, strict=True):
+        assert (none, counted, also) == (0, 1, 1)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+        assert not torch.allclose(other, wanted, rtol=1e-3)
