@@ -51,7 +51,8 @@ class Codec:
     the GIL. Arrays are taken from any library with DLPack or the buffer protocol, without a copy,
     and worked on where they lie, on the host or on a CUDA device; those of one call lie together.
     Calls on a device are queued on ``stream`` (None: the current stream of the array's library)
-    and return at once.
+    and return at once; arrays stay as they are, and results are used on that stream or behind it,
+    until it has come past them.
 
     Args:
         spec: ``name[:key=value[,key=value]…][+ef]``, as in ``"int8"`` or
