@@ -130,8 +130,8 @@ def _read_rows(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None
     state.rank, *places = _own_row(saved["places"], rank).tolist()
     for i, (name, codec, count) in enumerate(_columns(saved)):
         first, residual_count, owner_count = places[3 * i : 3 * i + 3]
-        residual = _values(saved["residuals"], name, residual_count, rank)
-        owner = _values(saved["owners"], name, owner_count, rank)
+        residual = _values(saved, "residuals", name, residual_count, rank)
+        owner = _values(saved, "owners", name, owner_count, rank)
         state.add(name, codec, count, first, residual, owner)
 
 
@@ -139,9 +139,12 @@ def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
     return zip(saved["parameters"], saved["codecs"], saved["counts"], strict=True)
 
 
-def _values(rows: Mapping[str, Tensor], name: str, count: int, rank: int) -> Any:
+def _values(saved: Mapping[str, Any], entry: str, name: str, count: int, rank: int) -> Any:
     """This rank's values of a parameter, as a NumPy array."""
-    return (_own_row(rows[name], rank)[:count] if count else torch.zeros(0)).cpu().numpy()
+    if count == 0:
+        return torch.zeros(0).numpy()
+    rows = saved.get(entry, {})  # a sharded checkpoint does not keep an empty dict
+    return _own_row(rows[name], rank)[:count].cpu().numpy()
 
 
 def _own_row(rows: Tensor, rank: int) -> Tensor:
@@ -152,7 +155,7 @@ def _own_row(rows: Tensor, rank: int) -> Tensor:
 def _read_sums(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
     nothing = torch.zeros(0)
     for name, codec, count in _columns(saved):
-        residual = saved["residuals"].get(name, nothing).cpu().numpy()
+        residual = saved.get("residuals", {}).get(name, nothing).cpu().numpy()
         state.add(name, codec, count, 0, residual, nothing.numpy())
 
 
