@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from typing import Any
 
 import pytest
@@ -217,61 +216,6 @@ def test_ranks_with_fewer_inputs_join_with_zeros() -> None:
     assert len(shorter) == 2
     assert len(longer) == 4
     assert longer[2:] == pytest.approx(ranks.run(alone, 1)[0], rel=1e-5)
-
-
-class Mixed(nn.Module):
-    """Parameters of several dtypes, one of them sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = nn.Embedding(100, 32, sparse=True)
-        self.first = nn.Linear(32, 128)
-        self.second = nn.Linear(128, 128).bfloat16()
-        self.third = nn.Linear(128, 8).double()
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.first(self.words(words)).bfloat16()
-        return self.third(self.second(x).double())
-
-
-def mixed(rank: int, _: int, compressed: bool) -> tuple[dict[str, Tensor], list[str]]:
-    model = DistributedDataParallel(Mixed())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if compressed:
-            rules = [("*", "none")]
-            tersor.torch.compress(model, rules=rules)
-    for step in range(3):
-        model.zero_grad()
-        words = torch.randint(100, (16,), generator=torch.Generator().manual_seed(10 * step + rank))
-        model(words).square().mean().backward()
-    found = {name: one.grad.to_dense() for name, one in model.module.named_parameters()}
-    return found, [str(one.message) for one in caught]
-
-
-def test_what_cannot_be_encoded_passes_through_and_is_listed_once() -> None:
-    wanted = ranks.run(mixed, 2, False)
-    for (found, messages), (other, _) in zip(ranks.run(mixed, 2, True), wanted, strict=True):
-        for name in other:
-            assert torch.equal(found[name], other[name]), name
-        (message,) = [one for one in messages if "uncompressed" in one]
-        assert "words.weight (sparse), third.weight (float64), third.bias (float64)" in message
-
-
-def refuse_mixed(rank: int, _: int) -> str:
-    model = DistributedDataParallel(Mixed())
-    try:
-        tersor.torch.compress(model, unsupported="error")
-    except tersor.InvalidArgument as error:
-        return str(error)
-    return ""
-
-
-def test_what_cannot_be_encoded_is_an_error_if_asked() -> None:
-    for message in ranks.run(refuse_mixed, 2):
-        assert "words.weight (sparse)" in message
-        assert "float64" in message
 
 
 def channels_last(rank: int, _: int, compressed: bool) -> list[Tensor]:

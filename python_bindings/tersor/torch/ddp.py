@@ -162,8 +162,9 @@ class HookState(Reporting):
         _check_bucket(bucket)
         if self._backward is None:
             self._backward = self._begin()
-        gradients = bucket.buffer()
-        compressed = is_supported(gradients) and not self._removed
+        # A complex parameter has a bucket of real numbers, so parameters are looked at, too.
+        supported = all(map(is_supported, [bucket.buffer(), *bucket.parameters()]))
+        compressed = supported and not self._removed
         future = self._take(self._backward, bucket) if compressed else self._pass_on(bucket)
         if bucket.is_last():
             self._end(self._backward)
@@ -189,9 +190,10 @@ class HookState(Reporting):
     def _pass_on(self, bucket: GradBucket) -> Future:
         """As DDP does without a hook. Of no bucket is a collective started in a callback."""
         if self._reducer is None and not self._removed:
-            reason = reason_of(bucket.buffer())
-            for name in self._names.of(bucket.parameters()):
-                self._unsupported[name] = reason
+            parameters = bucket.parameters()
+            for name, parameter in zip(self._names.of(parameters), parameters, strict=True):
+                found = bucket.buffer() if is_supported(parameter) else parameter
+                self._unsupported[name] = reason_of(found)
         gradients = bucket.buffer().mul_(1.0 / self._ranks())
         work = dist.all_reduce(gradients, group=self._group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
@@ -259,7 +261,8 @@ class HookState(Reporting):
         return reducer
 
     def _ranks(self) -> int:
-        return 1 if self._transport is None else self._transport.ranks
+        made = self._transport
+        return dist.get_world_size(self._group) if made is None else made.ranks
 
     def _process_group(self) -> dist.ProcessGroup:
         found = dist.group.WORLD if self._group is None else self._group

@@ -1,0 +1,127 @@
+"""Gradients that no codec takes, under DistributedDataParallel: they pass through, as DDP's own."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from ddp_models import inputs
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import tersor
+import tersor.torch
+
+
+class Mixed(nn.Module):
+    """Parameters of several dtypes, one of them sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(100, 32, sparse=True)
+        self.first = nn.Linear(32, 128)
+        self.second = nn.Linear(128, 128).bfloat16()
+        self.third = nn.Linear(128, 8).double()
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.first(self.words(words)).bfloat16()
+        return self.third(self.second(x).double())
+
+
+def mixed(rank: int, _: int, compressed: bool) -> tuple[dict[str, Tensor], list[str]]:
+    model = DistributedDataParallel(Mixed())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if compressed:
+            rules = [("*", "none")]
+            tersor.torch.compress(model, rules=rules)
+    for step in range(3):
+        model.zero_grad()
+        words = torch.randint(100, (16,), generator=torch.Generator().manual_seed(10 * step + rank))
+        model(words).square().mean().backward()
+    found = {name: one.grad.to_dense() for name, one in model.module.named_parameters()}
+    return found, [str(one.message) for one in caught]
+
+
+def test_what_cannot_be_encoded_passes_through_and_is_listed_once() -> None:
+    wanted = ranks.run(mixed, 2, False)
+    for (found, messages), (other, _) in zip(ranks.run(mixed, 2, True), wanted, strict=True):
+        for name in other:
+            assert torch.equal(found[name], other[name]), name
+        (message,) = [one for one in messages if "uncompressed" in one]
+        assert "words.weight (sparse), third.weight (float64), third.bias (float64)" in message
+
+
+class Complex(nn.Module):
+    """A complex parameter beside real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(96, 96)
+        self.turn = nn.Parameter(torch.randn(96, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.first(x) * self.turn).abs()
+
+
+MODELS = {"mixed": Mixed, "complex": Complex}
+
+
+def first_pass(rank: int, _: int, kind: str, hooked: bool) -> tuple[list[Tensor], list[str]]:
+    model = DistributedDataParallel(MODELS[kind]())
+    if hooked:
+        state = tersor.torch.HookState(rules=[("*", "none")])
+        model.register_comm_hook(state, tersor.torch.hook)
+    words = torch.randint(100, (16,), generator=torch.Generator().manual_seed(rank))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(inputs(rank, 0) if kind == "complex" else words).square().mean().backward()
+    return [one.grad.to_dense() for one in model.parameters()], [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_passes_through_a_hook_is_the_mean_from_the_first_pass_on(kind: str) -> None:
+    wanted = ranks.run(first_pass, 2, kind, False)
+    for (found, messages), (other, _) in zip(
+        ranks.run(first_pass, 2, kind, True), wanted, strict=True
+    ):
+        for one, same in zip(found, other, strict=True):
+            assert torch.equal(one, same)
+        (message,) = [one for one in messages if "uncompressed" in one]
+        assert ("complex64" if kind == "complex" else "float64") in message
+
+
+def complex_steps(rank: int, _: int, compressed: bool) -> list[Tensor]:
+    model = DistributedDataParallel(Complex())
+    if compressed:
+        tersor.torch.compress(model, rules=[("*", "none")])
+    for step in range(3):
+        model.zero_grad()
+        model(inputs(rank, step)).square().mean().backward()
+    return [one.grad for one in model.parameters()]
+
+
+def test_complex_parameters_pass_through() -> None:
+    wanted = ranks.run(complex_steps, 2, False)
+    for found, other in zip(ranks.run(complex_steps, 2, True), wanted, strict=True):
+        for one, same in zip(found, other, strict=True):
+            assert torch.equal(one, same)
+
+
+def refuse_mixed(rank: int, _: int) -> str:
+    model = DistributedDataParallel(Mixed())
+    try:
+        tersor.torch.compress(model, unsupported="error")
+    except tersor.InvalidArgument as error:
+        return str(error)
+    return ""
+
+
+def test_what_cannot_be_encoded_is_an_error_if_asked() -> None:
+    for message in ranks.run(refuse_mixed, 2):
+        assert "words.weight (sparse)" in message
+        assert "float64" in message
