@@ -31,7 +31,7 @@ RuleChoice Rules::choose(const RuleSubject& subject) {
     if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0)
       return {codec(rule.codec), "rule \"" + rule.pattern + "\""};
   throw InvalidArgument("no rule matches parameter \"" + name +
-                        "\"; add a last rule {\"*\", \"bf16\"}");
+                        "\"; add a last one of \"*\" and \"bf16\"");
 }
 
 RuleChoice Rules::by_default(const RuleSubject& subject) {
