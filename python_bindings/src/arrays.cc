@@ -63,14 +63,30 @@ bool needs_stream(nb::handle array, const ArrayRequest& request) {
   }
 }
 
-/// The capsule of an array on a device. -1: nothing has to be ordered, all goes to one stream.
-nb::object device_capsule(nb::handle array, const ArrayRequest& request) {
-  const auto stream = request.stream.is_none()
-                          ? -1
-                          : reinterpret_cast<std::intptr_t>(
-                                to_stream(request.stream, array, Memory::kDevice).handle);
+/// PyTorch lends no parameter that gradients flow through, only its values.
+nb::object without_autograd(nb::handle array) {
+  const bool tracked =
+      nb::hasattr(array, "requires_grad") && nb::cast<bool>(array.attr("requires_grad"));
+  return tracked ? array.attr("detach")() : nb::borrow(array);
+}
+
+/// What `__dlpack__` is told: -1 where nothing has to be ordered, since all goes to one stream.
+std::intptr_t consumer_stream(nb::handle array, const ArrayRequest& request) {
+  if (request.stream.is_none()) return -1;
   constexpr std::intptr_t kLegacyStream = 1;  // DLPack's name for the stream whose handle is null
-  return array.attr("__dlpack__")(nb::arg("stream") = stream == 0 ? kLegacyStream : stream);
+  const StreamView stream = to_stream(request.stream, array, Memory::kDevice);
+  const auto number = reinterpret_cast<std::intptr_t>(stream.handle);
+  return number == 0 ? kLegacyStream : number;
+}
+
+/// The capsule of an array on a device.
+nb::object device_capsule(nb::handle array, const ArrayRequest& request) {
+  const std::intptr_t stream = consumer_stream(array, request);
+  try {
+    return without_autograd(array).attr("__dlpack__")(nb::arg("stream") = stream);
+  } catch (const nb::python_error& error) {
+    refuse(request, nb::cast<std::string>(nb::str(error.value())));
+  }
 }
 
 /// What the array's library itself says against being shared; empty where it says nothing.

@@ -224,6 +224,8 @@ class TestCuda:
         codec = tersor.Codec("int8")
         encoded = codec.encode(tensor)
         assert encoded.device == tensor.device
+        parameter = codec.encode(torch.nn.Parameter(tensor))
+        assert torch.equal(parameter, encoded)
         assert encoded.cpu().numpy().tobytes() == payload().tobytes()
         back = codec.decode(encoded, torch.empty_like(tensor))
         assert back.cpu().numpy().tobytes() == codec.decode(payload()).tobytes()
