@@ -18,8 +18,10 @@ using Work = nb::object;
 /// TransportErrors.
 class Messenger {
  public:
-  /// Messages of one lane between two ranks meet in their order.
-  enum class Lane : int { kHeads = 0, kPayloads = 1 };
+  /// Messages of one lane between two ranks meet in their order. A receiver tells the sender that
+  /// it is ready by a word of the network's own, which must stand behind no payload that goes the
+  /// same way: so heads, payloads to higher ranks and payloads to lower ranks have each their lane.
+  enum class Lane : int { kHeads = 0, kUpwards = 1, kDownwards = 2 };
 
   explicit Messenger(nb::object messenger) : messenger_(std::move(messenger)) {}
   /// The only one that takes the GIL itself.

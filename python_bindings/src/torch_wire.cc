@@ -16,6 +16,10 @@ bool travels_with_head(std::size_t payload_bytes) {
   return payload_bytes <= TorchWire::kMostBytesWithHead;
 }
 
+Messenger::Lane payload_lane(int from, int to) {
+  return from < to ? Messenger::Lane::kUpwards : Messenger::Lane::kDownwards;
+}
+
 /// The last word of a process to another.
 bool is_goodbye(const processes::Head& head) {
   return head.kind == processes::Kind::kLeave && head.part == 1;
@@ -129,7 +133,8 @@ void TorchWire::start_sending(const Message& message) {
   attempt(line, [&] {
     works.push_back(messenger_.send(message.peer, Messenger::Lane::kHeads, message.head.bytes()));
     if (!message.payload.empty())
-      works.push_back(messenger_.send(message.peer, Messenger::Lane::kPayloads, message.payload));
+      works.push_back(
+          messenger_.send(message.peer, payload_lane(rank_, message.peer), message.payload));
   });
   line.sent.run([this, &line, message, works = std::move(works)]() mutable {
     await_sent(line, message, works);
@@ -185,8 +190,8 @@ void TorchWire::take_head(Line& line, const host::Block& memory) {
 }
 
 void TorchWire::receive_payload(Line& line, const std::shared_ptr<Letter>& letter) {
-  Work receipt =
-      messenger_.receive(line.peer, Messenger::Lane::kPayloads, letter->arrival.payload.writable());
+  Work receipt = messenger_.receive(line.peer, payload_lane(line.peer, rank_),
+                                    letter->arrival.payload.writable());
   line.payloads.run([this, &line, letter, work = std::move(receipt)]() mutable {
     const bool came = attempt(line, [&] { messenger_.wait(work); });
     work.reset();

@@ -2,9 +2,9 @@
 //
 // Head     Every message begins with one of kHeadBytes, a short payload inside: both ends of a
 //          message must know its length. Each rank has kHeadsAhead receives for heads of each peer.
-// Payload  A longer one follows on a lane of its own, straight from the sender's memory into a
-//          block. It is received as soon as its head has come, whoever waits for it, so that what
-//          was sent always leaves.
+// Payload  A longer one follows on another lane, straight from the sender's memory into a block. It
+//          is received as soon as its head has come, whoever waits for it, so that what was sent
+//          always leaves.
 //
 // PyTorch tells that a message has left or come only to a thread that blocks for it. So each peer
 // has three: for heads, for payloads, for what was sent; each waits in the order of starting, which

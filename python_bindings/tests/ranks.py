@@ -50,6 +50,7 @@ class _Task:
     rank: int
     ranks: int
     meeting: str  # a file for the group's store; empty: the function makes its own group
+    close: bool  # all transports and groups after the function
 
 
 class _Process:
@@ -125,19 +126,21 @@ def outcomes(
     deadline: float = DEADLINE_SECONDS,
     fresh: bool = False,
     group: bool = True,
+    close: bool = True,
 ) -> list[Outcome]:
     """Runs `function(rank, ranks, *arguments)` on so many processes; what became of each.
 
-    `group=False`: torch.distributed is not initialised, and PyTorch not imported.
+    `group=False`: torch.distributed is not initialised, and PyTorch not imported. `close=False`:
+    what the function leaves open stays so until the process ends.
     """
     until = time.monotonic() + deadline
     processes = _take(ranks, fresh=fresh)
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(pathlib.Path(folder) / "store") if group else ""
         for rank, process in enumerate(processes):
-            process.send(_Task(function, arguments, rank, ranks, meeting))
+            process.send(_Task(function, arguments, rank, ranks, meeting, close))
         found = _collect(processes, until)
-        for process, outcome in zip(processes, found):
+        for process, outcome in zip(processes, found, strict=True):
             if fresh or not outcome.finished:
                 hopeless = not fresh and process.process.poll() is None
                 outcome.exit_code = process.end(time.monotonic() if hopeless else until)
@@ -221,9 +224,9 @@ def _call(task: _Task) -> Any:
     try:
         return task.function(task.rank, task.ranks, *task.arguments)
     finally:
-        if "tersor.torch.group" in sys.modules:
+        if task.close and "tersor.torch.group" in sys.modules:
             sys.modules["tersor.torch.group"].close_all()
-        if dist.is_initialized():
+        if task.close and dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 
@@ -37,7 +40,94 @@ def all_reduced(rank: int, count: int) -> dict[tuple[str, int], bytes]:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_results_have_the_bits_of_ranks_in_one_process(count: int) -> None:
     found = ranks.run(all_reduced, count)
-    for codec in CODECS:
-        for many in COUNTS:
-            expected = tersor.local.run(count, lambda one: reduced(one, codec, many))
-            assert [one[codec, many] for one in found] == expected, (codec, many)
+    for codec, many in itertools.product(CODECS, COUNTS):
+        alone = functools.partial(reduced, codec=codec, count=many)
+        assert [one[codec, many] for one in found] == tersor.local.run(count, alone), (codec, many)
+
+
+def among_the_trainers_own(rank: int, count: int) -> list[bytes]:
+    import torch
+    import torch.distributed as dist
+
+    import tersor.torch.group as group
+
+    transport, found = group.transport(), []
+    for step in range(20):
+        theirs = torch.full((1000,), float(rank + step))
+        work = dist.all_reduce(theirs, async_op=True)
+        found.append(reduced(transport, "int8", 4000 + step))
+        work.wait()
+        assert theirs[0] == sum(range(count)) + count * step
+        dist.barrier()
+    return found
+
+
+def test_the_trainers_own_collectives_may_stand_in_between() -> None:
+    found = ranks.run(among_the_trainers_own, 3)
+    assert found[0] == found[1] == found[2]
+
+
+def on_channels_and_splits(rank: int, count: int) -> float:
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    channel, pair = transport.channel(), transport.split([rank // 2 * 2, rank // 2 * 2 + 1])
+    values = np.full(70_000, rank, dtype=np.float32)
+    tersor.allreduce(pair, values, codec="none")
+    tersor.allreduce(channel, values, codec="none")
+    assert pair.counters().sent_bytes > 70_000 * 4
+    channel.barrier()
+    return float(values[-1])
+
+
+def test_channels_and_splits_have_messages_of_their_own() -> None:
+    assert ranks.run(on_channels_and_splits, 4) == [12.0] * 4
+
+
+def on_a_part_of_the_world(rank: int, count: int) -> float | None:
+    import torch.distributed as dist
+
+    import tersor.torch.group as group
+
+    part = dist.new_group([0, 2])
+    if rank == 1:
+        with pytest.raises(tersor.InvalidArgument, match="not a member"):
+            group.transport(part)
+        return None
+    transport = group.transport(part)
+    assert transport is group.transport(part)
+    assert (transport.rank, transport.ranks) == (rank // 2, 2)
+    values = np.full(10, rank, dtype=np.float32)
+    tersor.allreduce(transport, values, codec="none")
+    return float(values[0])
+
+
+def test_a_group_of_some_ranks_has_a_transport_of_its_own() -> None:
+    assert ranks.run(on_a_part_of_the_world, 3) == [2.0, None, 2.0]
+
+
+def closed_and_made_anew(rank: int, count: int) -> None:
+    import tersor.torch.group as group
+
+    for _ in range(3):
+        transport = group.transport()
+        reduced(transport, "int8", 1000)
+        group.close()
+        with pytest.raises(tersor.TransportError, match="closed the transport"):
+            reduced(transport, "int8", 1000)
+
+
+def test_a_closed_transport_says_so_and_can_be_made_anew() -> None:
+    ranks.run(closed_and_made_anew, 2)
+
+
+def without_a_group(rank: int, count: int) -> None:
+    import tersor.torch.group as group
+
+    with pytest.raises(tersor.InvalidArgument, match="init_process_group"):
+        group.transport()
+
+
+def test_there_must_be_a_process_group() -> None:
+    for outcome in ranks.outcomes(without_a_group, 1, group=False):
+        assert outcome.error is None, outcome.traceback

@@ -1,6 +1,6 @@
 """The trainer's process group as a transport: the same ranks, connections of our own.
 
-Host memory goes over a gloo group that is made for it, whatever backend the trainer's has, so that
+Host memory goes over gloo groups that are made for it, whatever backend the trainer's has, so that
 no message of ours meets one of the trainer's. Its messages are moved by ``tersor._core``, whose
 threads call ``Messenger`` here for each. Deadlines are Tersor's own: gloo is told to wait for ever.
 """
@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,44 +25,46 @@ __all__ = ["close", "close_all", "transport"]
 _FOREVER = datetime.timedelta(days=365)
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 
+_LANES = 3  # of tersor._core: heads, payloads to higher ranks, payloads to lower ranks
+
+_TAG = 0
 # Gloo keeps a set of connections for each network device, and a tag chooses one by its remainder.
-# Multiples of all small numbers lead to the sets that lanes 0 and 1 use, and meet no message.
-_ABORT_TAGS = (720720, 720721)
+# This multiple of all small numbers meets no message, on the connections that 0 uses.
+_ABORT_TAG = 720720
 
 
 class Messenger:
-    """Messages over one group between this rank and others; called by the threads of the transport.
+    """Messages between this rank and others; called by the threads of the transport.
 
-    A lane (a tag) keeps messages of two ranks in their order. Memory is sent from and received into
-    where it lies.
+    A lane is a group, and so has connections of its own; it keeps messages of two ranks in their
+    order. Memory is sent from and received into where it lies.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, lanes: Sequence[dist.ProcessGroup]) -> None:
+        self._lanes = lanes
 
     def send(self, memory: memoryview, peer: int, lane: int) -> dist.Work:
         """Starts to send all of ``memory``, which stays until the work was waited for."""
-        return self._group.send([torch.frombuffer(memory, dtype=torch.uint8)], peer, lane)
+        return self._lanes[lane].send([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
 
     def receive(self, memory: memoryview, peer: int, lane: int) -> dist.Work:
         """Starts to receive a message that fills ``memory``, which stays likewise."""
-        return self._group.recv([torch.frombuffer(memory, dtype=torch.uint8)], peer, lane)
+        return self._lanes[lane].recv([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
 
     def wait(self, work: dist.Work) -> None:
         """Blocks until the message has left or come. Raises RuntimeError where its peer is gone."""
         work.wait(_FOREVER)
 
     def abort(self) -> None:
-        """Ends all that is under way with errors, here and at the peers, which closes the group.
+        """Ends all that is under way with errors, here and at the peers, which closes the groups.
 
         Gloo closes all connections when the time for any message has run out; it offers no other
         way. A peer whose connection is closed already says so at once, then the next one is tried.
         """
-        peers = [peer for peer in range(self._group.size()) if peer != self._group.rank()]
-        for tag in _ABORT_TAGS:
-            for peer in peers:
+        for group in self._lanes:
+            for peer in set(range(group.size())) - {group.rank()}:
                 with contextlib.suppress(RuntimeError):
-                    self._group.recv([torch.empty(1)], peer, tag).wait(_AT_ONCE)
+                    group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(_AT_ONCE)
 
 
 class _Connection:
@@ -70,11 +73,11 @@ class _Connection:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.process = os.getpid()
-        own = _gloo_group(group)
+        lanes = [_gloo_group(group) for _ in range(_LANES)]
         hosts: list[Any] = [None] * group.size()
-        dist.all_gather_object(hosts, _host_name(), group=own)
+        dist.all_gather_object(hosts, _host_name(), group=lanes[0])
         numbers = [hosts.index(host) for host in hosts]
-        self.host = TorchTransport(Messenger(own), rank=group.rank(), hosts=numbers)
+        self.host = TorchTransport(Messenger(lanes), rank=group.rank(), hosts=numbers)
 
     def close(self) -> None:
         if self.process == os.getpid():  # a fork has none of the threads

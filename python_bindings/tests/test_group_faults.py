@@ -1,0 +1,168 @@
+"""Ranks over a process group of PyTorch that go wrong, and how their processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import ranks
+import tersor
+
+SOON_SECONDS = 10.0
+
+
+def allreduce(transport: tersor.Transport, codec: str = "int8", count: int = 300_000) -> None:
+    tersor.allreduce(transport, np.ones(count, dtype=np.float32), codec=codec, timeout=30.0)
+
+
+def allreduce_until_it_raises(transport: tersor.Transport) -> None:
+    while True:
+        allreduce(transport)
+
+
+def until_one_is_killed(rank: int, count: int) -> tuple[str, float]:
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    allreduce(transport)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(tersor.TransportError) as caught:
+        allreduce(transport)
+    return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_killed_rank_is_named_within_seconds(count: int) -> None:
+    found = ranks.outcomes(until_one_is_killed, count)
+    for rank in set(range(count)) - {1}:
+        assert found[rank].error is None, found[rank].traceback
+        message, seconds = found[rank].value
+        assert "rank 1" in message
+        assert seconds < SOON_SECONDS
+
+
+def with_another_codec(rank: int, count: int) -> str:
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    with pytest.raises(tersor.TransportError) as caught:
+        allreduce(transport, codec="int8" if rank else "bf16")
+    return str(caught.value)
+
+
+def test_ranks_with_different_codecs_all_raise() -> None:
+    for message in ranks.run(with_another_codec, 3):
+        assert "signature" in message or "rank" in message
+
+
+def while_one_is_late(rank: int, count: int) -> str:
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    if rank == 1:
+        time.sleep(3)
+    with pytest.raises(tersor.TransportError) as caught:
+        tersor.allreduce(transport, np.ones(1000, dtype=np.float32), codec="int8", timeout=1.0)
+    return str(caught.value)
+
+
+def test_a_late_rank_is_named_at_the_deadline() -> None:
+    for message in ranks.run(while_one_is_late, 2):
+        assert "no message from rank 1 within 1000 ms" in message
+
+
+def poisoned_by_one(rank: int, count: int) -> str:
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    if rank == 0:
+        transport.poison("rank 0 has had enough")
+    with pytest.raises(tersor.TransportError) as caught:
+        allreduce_until_it_raises(transport)
+    return str(caught.value)
+
+
+def test_a_poisoned_transport_tells_all_why() -> None:
+    for message in ranks.run(poisoned_by_one, 3):
+        assert "rank 0 has had enough" in message
+
+
+# How processes end. Each of these is a new interpreter that comes to its own end.
+
+
+def leaves_it_to_the_interpreter(rank: int, count: int) -> None:
+    import tersor.torch.group as group
+
+    allreduce(group.transport())
+
+
+def destroys_first(rank: int, count: int) -> None:
+    import torch.distributed as dist
+
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    allreduce(transport)
+    dist.destroy_process_group()
+    allreduce(transport)
+    group.close_all()
+
+
+def destroys_and_forgets(rank: int, count: int) -> None:
+    import torch.distributed as dist
+
+    import tersor.torch.group as group
+
+    allreduce(group.transport())
+    dist.destroy_process_group()
+
+
+def closes_alone(rank: int, count: int) -> None:
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    if rank == 0:
+        allreduce(transport)
+        group.close()
+    else:
+        with pytest.raises(tersor.TransportError, match="rank 0"):
+            allreduce_until_it_raises(transport)
+
+
+def holds_a_reducer_to_the_end(rank: int, count: int) -> None:
+    import builtins
+
+    import tersor.torch.group as group
+
+    reducer = tersor.GradientReducer(group.transport(), codec="int8")
+    gradient = np.ones(100_000, dtype=np.float32)
+    reducer.add("weight", gradient)
+    reducer.ready("weight", gradient)
+    reducer.wait()
+    builtins.reducer_of_the_test = reducer  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        leaves_it_to_the_interpreter,
+        destroys_first,
+        destroys_and_forgets,
+        closes_alone,
+        holds_a_reducer_to_the_end,
+    ],
+)
+def test_a_process_ends_in_silence(function: object) -> None:
+    start = time.monotonic()
+    found = ranks.outcomes(function, 3, fresh=True, close=False, deadline=60.0)
+    for outcome in found:
+        assert outcome.error is None, outcome.traceback
+        assert outcome.exit_code == 0, outcome.output
+        assert outcome.output == ""
+    assert time.monotonic() - start < 45
