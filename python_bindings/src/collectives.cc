@@ -105,7 +105,7 @@ void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle word
   const auto bytes = write_bytes(words, {.name = "words"});
   if (bytes.span.size() != sizeof(StateWords))
     throw InvalidArgument("words: " + std::to_string(bytes.span.size()) + " bytes, not " +
-                          std::to_string(sizeof(StateWords)) + " as in FRESH_WORDS");
+                          std::to_string(sizeof(StateWords)) + " as in FRESH_STATE_WORDS");
   if (bytes.memory != values.memory)
     throw InvalidArgument("words lie elsewhere than the residual: put them on one device");
   if (reinterpret_cast<std::uintptr_t>(bytes.span.data()) % alignof(StateWords) != 0)
@@ -123,7 +123,7 @@ void bind_feedback(nb::module_& module) {
            "reduce_scatter, allgather and one-shot; and, as aligned as an int64, the words.")
       .def_prop_ro("bytes", &FeedbackState::bytes, "Memory that it holds.");
   const StateWords fresh;
-  state.attr("FRESH_WORDS") = nb::bytes(&fresh, sizeof fresh);
+  module.attr("FRESH_STATE_WORDS") = nb::bytes(&fresh, sizeof fresh);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 import tersor
 import tersor.local
 from tersor import _core
@@ -49,7 +50,8 @@ def test_one_codec_is_for_what_is_large(
 def test_a_rule_says_what_a_codec_needs(codec: str, by_value: bool, feedback: bool) -> None:
     choice = choose({"rules": [("*.weight", codec), ("*", "none")]}, [3])
     assert (choice.by_value, choice.feedback) == (by_value, feedback)
-    assert choice.codec.startswith(codec.removesuffix("+ef")) and choice.reason == 'rule "*.weight"'
+    assert choice.codec.startswith(codec.removesuffix("+ef"))
+    assert choice.reason == 'rule "*.weight"'
 
 
 def test_wrong_rules_are_refused() -> None:
@@ -60,7 +62,7 @@ def test_wrong_rules_are_refused() -> None:
 
 
 def fresh_words() -> np.ndarray:
-    return np.frombuffer(_core.FeedbackState.FRESH_WORDS, np.int32).copy()
+    return np.frombuffer(_core.FRESH_STATE_WORDS, np.int32).copy()
 
 
 def test_residuals_may_lie_in_the_callers_arrays() -> None:
