@@ -1,0 +1,333 @@
+"""DistributedOptimizer over gloo processes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+
+import ranks
+import tersor
+from tersor.torch.optimizer import DistributedOptimizer
+
+
+def make_model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(90, 65), torch.nn.Tanh(), torch.nn.Linear(65, 3))
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    inputs = torch.randn(16, 90, generator=generator)
+    return inputs, torch.sin(inputs[:, :3] * 2)
+
+
+def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    inputs, targets = batch(rank, step)
+    return mse_loss(model(inputs), targets)
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def average_by_hand(model: torch.nn.Module) -> None:
+    """The mean as DistributedDataParallel takes it: each gradient times 1/n, then the sum."""
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.mul_(1 / dist.get_world_size())
+        dist.all_reduce(parameter.grad)
+
+
+def wrap(model: torch.nn.Module, codec: str = "none", **options: object) -> DistributedOptimizer:
+    rules = [("*", codec)]
+    return DistributedOptimizer(
+        sgd(model),
+        model.named_parameters(),
+        rules=rules,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def same_weights(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+Train = Callable[[torch.nn.Module, torch.optim.Optimizer, int, int], None]
+
+
+def plainly(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    loss_of(model, rank, step).backward()
+    if not isinstance(optimizer, DistributedOptimizer):
+        average_by_hand(model)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def clipped(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    loss_of(model, rank, step).backward()
+    if not isinstance(optimizer, DistributedOptimizer):
+        average_by_hand(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    else:
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    optimizer.zero_grad()
+
+
+def closed(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, step)
+        loss.backward()
+        if not isinstance(optimizer, DistributedOptimizer):
+            average_by_hand(model)
+        return loss
+
+    assert optimizer.step(closure) is not None  # type: ignore[arg-type]
+    optimizer.zero_grad()
+
+
+def sometimes_without_gradient(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
+) -> None:
+    """Rank 0 does not use the first layer in odd steps."""
+    used = model[2:] if rank == 0 and step % 2 else model  # type: ignore[index]
+    inputs, targets = batch(rank, step)
+    mse_loss(used(inputs[:, :65] if used is not model else inputs), targets).backward()
+    if not isinstance(optimizer, DistributedOptimizer):
+        average_by_hand(model)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def equals_by_hand(rank: int, count: int, train: Train) -> None:
+    ours, reference = make_model(), make_model()
+    optimizer, by_hand = wrap(ours), sgd(reference)
+    for step in range(5):
+        train(ours, optimizer, rank, step)
+        train(reference, by_hand, rank, step)
+        if count <= 2:
+            assert same_weights(ours, reference)
+    for ours_one, reference_one in zip(ours.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours_one, reference_one)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("train", [plainly, clipped, closed, sometimes_without_gradient])
+def test_steps_equal_the_mean_by_hand(count: int, train: Train) -> None:
+    ranks.run(equals_by_hand, count, train)
+
+
+def accumulates(rank: int, count: int) -> None:
+    ours, reference = make_model(), make_model()
+    optimizer, by_hand = wrap(ours, backward_passes_per_step=2), sgd(reference)
+    for step in range(4):
+        for model in (ours, reference):
+            loss_of(model, rank, 2 * step).backward()
+            loss_of(model, rank, 2 * step + 1).backward()
+        average_by_hand(reference)
+        optimizer.step()
+        by_hand.step()
+        optimizer.zero_grad()
+        by_hand.zero_grad()
+    assert same_weights(ours, reference)
+
+
+def test_gradients_of_several_passes_travel_once() -> None:
+    ranks.run(accumulates, 2)
+
+
+def uses_all_of_pytorch(rank: int, count: int) -> None:
+    """Schedulers and scalers take it for the optimizer that it wraps."""
+    ours, reference = make_model(), make_model()
+    optimizer, by_hand = wrap(ours), sgd(reference)
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (optimizer, by_hand)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        scaler.scale(loss_of(ours, rank, step)).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        plainly(reference, by_hand, rank, step)
+        for schedule in schedules:
+            schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 8
+    for ours_one, reference_one in zip(ours.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours_one, reference_one)
+
+
+def test_schedulers_and_scalers_work() -> None:
+    ranks.run(uses_all_of_pytorch, 2)
+
+
+def skips_an_overflow(rank: int, count: int) -> list[float]:
+    model = make_model()
+    optimizer = wrap(model, "int8+ef")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scales = []
+    before = copy.deepcopy(model)
+    for step in range(3):
+        loss = loss_of(model, rank, step)
+        if step == 0 and rank == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        assert same_weights(model, before) == (step == 0)
+        assert all(bool(torch.isfinite(one).all()) for one in model.parameters())
+    return scales
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    assert ranks.run(skips_an_overflow, 2) == [[512.0, 512.0, 512.0]] * 2
+
+
+def resumes(rank: int, count: int) -> None:
+    first, second = make_model(), make_model()
+    optimizer = wrap(first, "int4+ef")
+    for step in range(3):
+        plainly(first, optimizer, rank, step)
+    state, residuals = copy.deepcopy(optimizer.state_dict()), optimizer.residual_state_dict()
+    second.load_state_dict(first.state_dict())
+    again = wrap(second, "int4+ef")
+    again.load_state_dict(state)
+    again.load_residual_state_dict(residuals)
+    for step in range(3, 6):
+        plainly(first, optimizer, rank, step)
+        plainly(second, again, rank, step)
+    assert same_weights(first, second)
+
+
+def test_a_run_resumes_bit_for_bit() -> None:
+    ranks.run(resumes, 2)
+
+
+def learns(rank: int, count: int, codec: str) -> tuple[float, float]:
+    model = make_model()
+    optimizer = DistributedOptimizer(sgd(model), model.named_parameters(), codec=codec)
+    before = float(loss_of(model, rank, 0))
+    for step in range(60):
+        plainly(model, optimizer, rank, step % 4)
+    return before, float(loss_of(model, rank, 0))
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "topk:density=0.05+ef", "auto"])
+def test_training_learns(codec: str) -> None:
+    for before, after in ranks.run(learns, 2, codec):
+        assert after < before / 3
+
+
+def names_mistakes(rank: int, count: int) -> None:
+    model = make_model()
+    optimizer = wrap(model)
+    loss_of(model, rank, 0).backward()
+    with pytest.raises(tersor.InvalidArgument, match="zero_grad"):
+        optimizer.zero_grad()
+    with pytest.raises(tersor.InvalidArgument, match=r"computed again.*backward_passes_per_step"):
+        loss_of(model, rank, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    plainly(model, optimizer, rank, 1)  # it is usable all the same
+    with pytest.raises(tersor.InvalidArgument, match="wrap it anew"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(tersor.InvalidArgument, match=r"4 parameters.*names for 2"):
+        DistributedOptimizer(sgd(model), model[0].named_parameters())
+    twice = [("same", parameter) for parameter in model.parameters()]
+    with pytest.raises(tersor.InvalidArgument, match="called 'same'"):
+        DistributedOptimizer(sgd(model), twice)
+    with pytest.raises(tersor.InvalidArgument, match="backward_passes_per_step=0"):
+        wrap(model, backward_passes_per_step=0)
+    with pytest.raises(tersor.InvalidArgument, match="int9"):
+        wrap(model, "int9")
+
+
+def test_mistakes_are_named() -> None:
+    ranks.run(names_mistakes, 1)
+
+
+def different_codecs(rank: int, count: int) -> str:
+    model = make_model()
+    optimizer = wrap(model, "int8" if rank == 0 else "int4")
+    with pytest.raises(tersor.TransportError) as raised:
+        plainly(model, optimizer, rank, 0)
+    return str(raised.value)
+
+
+def test_ranks_with_different_codecs_all_raise() -> None:
+    assert all(ranks.run(different_codecs, 2))
+
+
+class Odd(torch.nn.Module):
+    """Parameters that no codec takes, and a sparse gradient, beside a layer that one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = torch.nn.Embedding(50, 90, sparse=True)
+        self.layer = torch.nn.Linear(90, 65)
+        self.scale = torch.nn.Parameter(torch.ones(65, dtype=torch.float64))
+        self.phase = torch.nn.Parameter(torch.ones(65, dtype=torch.complex64))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return (self.layer(self.embedding(tokens)) * self.scale * self.phase).abs().square().mean()
+
+
+def train_odd(ours: Odd, reference: Odd, rank: int) -> None:
+    optimizer, by_hand = wrap(ours), sgd(reference)
+    for step in range(2):
+        tokens = torch.randint(50, (9,), generator=torch.Generator().manual_seed(step + rank))
+        for model in (ours, reference):
+            model(tokens).backward()
+        reference.embedding.weight.grad = reference.embedding.weight.grad.to_dense()
+        average_by_hand(reference)
+        for one in (optimizer, by_hand):
+            one.step()
+            one.zero_grad()
+
+
+def trains_odd_parameters(rank: int, count: int) -> list[str]:
+    ours, reference = Odd(), Odd()
+    with pytest.warns(UserWarning, match="travel uncompressed") as told:
+        train_odd(ours, reference, rank)
+    assert same_weights(ours, reference)
+    with pytest.raises(tersor.InvalidArgument, match=r"scale \(float64\)"):
+        wrap(ours, unsupported="error")
+    return [str(one.message) for one in told]
+
+
+def test_what_no_codec_takes_travels_as_it_is_and_is_listed_once() -> None:
+    for told in ranks.run(trains_odd_parameters, 2):
+        assert len(told) == 2
+        assert "scale (float64), phase (complex64)" in told[0]
+        assert "embedding.weight (sparse" in told[1]
+
+
+def takes_default_names(rank: int, count: int) -> str:
+    model = make_model()
+    optimizer = DistributedOptimizer(sgd(model), codec="int8")
+    plainly(model, optimizer, rank, 0)
+    assert [one["name"] for one in optimizer.statistics()][-1] == "parameter.3"
+    return optimizer.explain()
+
+
+def test_parameters_have_names_without_a_model() -> None:
+    (text,) = ranks.run(takes_default_names, 1)
+    assert "parameter.0" in text
+    assert "parameter.3" in text
