@@ -1,0 +1,178 @@
+"""Local SGD and DiLoCo: ranks train alone for some steps, then average what they learned.
+
+DiLoCo (Douillard et al. 2023, arXiv:2311.08105): after H inner steps each rank's difference
+θ(start) - θ(now) is taken for a gradient, averaged over ranks, and given to an outer optimizer,
+Nesterov momentum, which moves θ(start). With plain SGD of rate 1 outside it is local SGD (Stich
+2018, arXiv:1805.09767), the mean of the ranks' parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tersor._core import InvalidArgument
+from tersor.collectives import allreduce
+from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.group import transport
+from tersor.torch.statistics import (
+    ParameterStatistics,
+    Reporting,
+    of_reducer,
+    totals_of_reducer,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tersor._core import Transport
+
+OuterOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The outer optimizer of the DiLoCo paper (section 3.1): rate 0.7, Nesterov momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def averaging(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The outer optimizer of local SGD: every rank goes on from the mean of all."""
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+class DiLoCo(Reporting):
+    """Averages compressed differences of a model's parameters every so many steps.
+
+    ::
+
+        inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
+        outer = tersor.torch.DiLoCo(model, every=500, codec="int4+ef")
+        for batch in batches:
+            inner.zero_grad()
+            loss(model, batch).backward()
+            inner.step()
+            outer.step()    # every 500th call exchanges; the others return at once
+
+    Besides the model it keeps one copy of the parameters, the outer optimizer's state, and for
+    ``+ef`` the residuals. Buffers (running means of batch norms) stay each rank's own.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        every: int = 500,
+        outer_optimizer: OuterOptimizer = nesterov,
+        group: dist.ProcessGroup | None = None,
+        **options: Unpack[ReducerOptions],
+    ) -> None:
+        """All ranks begin with rank 0's parameters, which this hands to the others.
+
+        ``every``: inner steps between two exchanges. ``outer_optimizer``: makes it from the list of
+        parameters, once; :func:`nesterov` or :func:`averaging`, or any other. ``group``: who takes
+        part, default the whole world. Parameters that want no gradient are left alone.
+        """
+        if every < 1:
+            raise InvalidArgument(f"every={every}: at least 1 step between two exchanges")
+        self.every = every
+        self.steps = 0
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise InvalidArgument("no parameter of the model wants a gradient")
+        self._group = group
+        ranks = transport(group, next(iter(self._parameters.values())).device)
+        _broadcast(ranks, self._parameters)
+        self._start = {
+            name: torch.nn.Parameter(p.detach().clone()) for name, p in self._parameters.items()
+        }
+        self.outer_optimizer = outer_optimizer(list(self._start.values()))
+        self.reducer = GradientReducer(ranks, **options)
+        for name, start in self._start.items():
+            self.reducer.add(name, start.detach())
+
+    def step(self) -> bool:
+        """To be called after each inner step, by all ranks. Returns whether this one exchanged."""
+        self.steps += 1
+        if self.steps % self.every != 0:
+            return False
+        self.synchronize()
+        return True
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Averages the differences now, and takes the outer step: all ranks have equal parameters.
+
+        Raises TransportError where a rank is gone or does something else; the model then is as it
+        was.
+        """
+        differences = [
+            (name, start, start - self._parameters[name]) for name, start in self._start.items()
+        ]
+        for name, _, difference in differences:
+            self.reducer.ready(name, difference)
+        self.reducer.wait()
+        for _, start, difference in differences:
+            start.grad = difference
+        self.outer_optimizer.step()
+        self.outer_optimizer.zero_grad()
+        for name, start in self._start.items():
+            self._parameters[name].copy_(start)
+
+    def statistics(self) -> list[ParameterStatistics]:
+        """What was sent, a dict for each parameter; steps are exchanges."""
+        return of_reducer(self.reducer, dist.get_world_size(self._group))
+
+    def totals(self) -> ParameterStatistics:
+        """The same of all parameters together, headers of the transport included."""
+        return totals_of_reducer(self.reducer, dist.get_world_size(self._group))
+
+    def explain(self) -> str:
+        """Which codec each parameter travels by, and why."""
+        return self.reducer.explain()
+
+    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """What a run goes on from: the last start, the outer optimizer, the residuals.
+
+        ``"exact"``: each rank's residuals; the same run goes on bit for bit if the model's own
+        parameters are saved by rank too, or it is saved right after an exchange. ``"portable"`` (a
+        collective call): the residuals' sum, for any number of ranks.
+        """
+        return {
+            "steps": self.steps,
+            "start": {name: start.detach().clone() for name, start in self._start.items()},
+            "outer_optimizer": self.outer_optimizer.state_dict(),
+            "residuals": save_reducer(self.reducer, self._process_group(), mode),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Brings back what ``state_dict`` gave, in either mode.
+
+        Raises InvalidArgument that names what does not fit.
+        """
+        if state["start"].keys() != self._start.keys():
+            other = sorted(state["start"].keys() ^ self._start.keys())
+            raise InvalidArgument(f"the state is of another model: {', '.join(other)}")
+        load_reducer(self.reducer, self._process_group(), state["residuals"])
+        self.outer_optimizer.load_state_dict(state["outer_optimizer"])
+        for name, start in self._start.items():
+            start.copy_(state["start"][name])
+        self.steps = state["steps"]
+
+    def _process_group(self) -> dist.ProcessGroup:
+        found = dist.group.WORLD if self._group is None else self._group
+        assert found is not None  # the transport was made of it
+        return found
+
+
+@torch.no_grad()
+def _broadcast(transport: Transport, parameters: dict[str, torch.nn.Parameter]) -> None:
+    """Rank 0's values to all: a sum, uncompressed, to which the others add zeros."""
+    for parameter in parameters.values():
+        if transport.rank != 0:
+            parameter.zero_()
+        allreduce(transport, parameter.detach(), codec="none")

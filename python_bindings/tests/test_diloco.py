@@ -1,0 +1,179 @@
+"""DiLoCo and local SGD over gloo processes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ranks
+import tersor
+import tersor.torch
+from tersor.torch.diloco import DiLoCo, averaging, nesterov
+
+
+def make_model(seed: int = 0) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(80, 70), torch.nn.Tanh(), torch.nn.Linear(70, 3))
+
+
+def move(model: torch.nn.Module, seed: int) -> None:
+    """As an inner step would: every parameter moves a little, differently on each rank."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
+    mean = values / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean
+
+
+def equal_on_ranks(values: torch.Tensor) -> bool:
+    first = values.clone()
+    dist.broadcast(first, 0)
+    return torch.equal(first, values)
+
+
+def begins_equal(rank: int, count: int) -> bool:
+    model = make_model(seed=rank)
+    outer = DiLoCo(model, every=1, codec="none")
+    assert rank != 0 or torch.equal(flat(model), flat(make_model(0)))
+    assert outer.every == 1
+    return equal_on_ranks(flat(model))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_all_ranks_begin_with_those_of_rank_0(count: int) -> None:
+    assert all(ranks.run(begins_equal, count))
+
+
+def averages(rank: int, count: int, codec: str) -> float:
+    model = make_model()
+    outer = DiLoCo(model, every=2, outer_optimizer=averaging, rules=[("*", codec)])
+    move(model, seed=rank)
+    assert not outer.step()
+    before = flat(model)
+    assert outer.step()
+    expected = mean_of_ranks(before)
+    assert equal_on_ranks(flat(model))
+    return float((flat(model) - expected).norm() / (before - expected).norm())
+
+
+@pytest.mark.parametrize(("codec", "error"), [("none", 1e-4), ("int8", 0.02), ("int4", 0.25)])
+@pytest.mark.parametrize("count", [2, 4])
+def test_local_sgd_takes_the_mean_of_the_ranks(count: int, codec: str, error: float) -> None:
+    for found in ranks.run(averages, count, codec):
+        assert found < error
+        assert found > error / 1000 or codec == "none"
+
+
+def follows_the_paper(rank: int, count: int) -> None:
+    model = make_model()
+    reference = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    reference_optimizer = nesterov(reference)
+    outer = DiLoCo(model, every=1, codec="none", rules=[("*", "none")])
+    for step in range(4):
+        move(model, seed=10 * step + rank)
+        for start, now in zip(reference, model.parameters(), strict=True):
+            start.grad = mean_of_ranks(start.detach() - now.detach())
+        reference_optimizer.step()
+        outer.step()
+        for start, now in zip(reference, model.parameters(), strict=True):
+            torch.testing.assert_close(now, start, rtol=0, atol=1e-7)
+
+
+def test_the_outer_optimizer_sees_the_mean_difference() -> None:
+    ranks.run(follows_the_paper, 2)
+
+
+def resumes(rank: int, count: int) -> None:
+    def run(outer: DiLoCo, model: torch.nn.Module, steps: range) -> None:
+        for step in steps:
+            move(model, seed=10 * step + rank)
+            outer.step()
+
+    options: dict[str, Any] = {"every": 2, "rules": [("*", "int4+ef")]}
+    model = make_model()
+    outer = DiLoCo(model, **options)
+    run(outer, model, range(5))  # in the middle of a round
+    saved, weights = copy.deepcopy(outer.state_dict()), copy.deepcopy(model.state_dict())
+    run(outer, model, range(5, 9))
+
+    other = make_model(seed=3)
+    again = DiLoCo(other, **options)
+    again.load_state_dict(saved)
+    other.load_state_dict(weights)
+    run(again, other, range(5, 9))
+    assert torch.equal(flat(model), flat(other))
+
+
+def test_a_run_resumes_bit_for_bit() -> None:
+    ranks.run(resumes, 2)
+
+
+def trains(rank: int, count: int, codec: str) -> tuple[float, float]:
+    """Regression on data that differ by rank; loss on all data, before and after."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(4 * 64, 80, generator=generator)
+    targets = torch.tanh(inputs @ torch.randn(80, 3, generator=generator) / 8)
+    own = torch.arange(rank, len(inputs), count)
+    model = make_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    outer = DiLoCo(model, every=10, codec=codec)
+    loss = torch.nn.functional.mse_loss
+    before = float(loss(model(inputs), targets))
+    for _ in range(100):
+        inner.zero_grad()
+        loss(model(inputs[own]), targets[own]).backward()
+        inner.step()
+        outer.step()
+    return before, float(loss(model(inputs), targets))
+
+
+@pytest.mark.parametrize("codec", ["none", "int8", "int4+ef"])
+def test_training_learns(codec: str) -> None:
+    for before, after in ranks.run(trains, 2, codec):
+        assert after < before / 5
+
+
+def leaves_frozen_alone(rank: int, count: int) -> None:
+    model = make_model(seed=rank)
+    model[0].weight.requires_grad_(False)
+    frozen = model[0].weight.clone()
+    outer = DiLoCo(model, every=1, codec="none")
+    move(model[2], seed=rank)
+    outer.step()
+    assert torch.equal(model[0].weight, frozen)
+    assert equal_on_ranks(model[2].weight.detach())
+
+
+def test_parameters_without_gradients_are_left_alone() -> None:
+    ranks.run(leaves_frozen_alone, 2)
+
+
+def refuses(rank: int, count: int) -> None:
+    model = make_model()
+    with pytest.raises(tersor.InvalidArgument, match="every=0"):
+        DiLoCo(model, every=0)
+    with pytest.raises(tersor.InvalidArgument, match="codec"):
+        DiLoCo(model, codec="zip")
+    with pytest.raises(tersor.InvalidArgument, match="wants a gradient"):
+        DiLoCo(torch.nn.ReLU())
+    saved = DiLoCo(model, codec="int8").state_dict()
+    other = DiLoCo(torch.nn.Linear(2, 2))
+    with pytest.raises(tersor.InvalidArgument, match=r"another model.*0.weight"):
+        other.load_state_dict(saved)
+
+
+def test_mistakes_are_named() -> None:
+    ranks.run(refuses, 1)
