@@ -38,7 +38,7 @@ class Backward:
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self.buckets: list[Bucket] = []
         self.error: BaseException | None = None
-        self.is_shadow = not _after_ddp(self.raise_error)
+        self.is_shadow = not after_pass(self.raise_error)
         self._stream = stream
         self._completion: concurrent.futures.Future[None] | None = None
 
@@ -83,8 +83,8 @@ class Backward:
         bucket.future.set_result(bucket.gradients)
 
 
-def _after_ddp(callback: Callable[[], None]) -> bool:
-    """Has autograd call ``callback`` when DDP has finished this pass.
+def after_pass(callback: Callable[[], None]) -> bool:
+    """Has autograd call ``callback`` when DDP, or FSDP, has finished this pass.
 
     A callback that the hook queues runs before DDP's own, one that it queues in turn after. False
     outside of a pass: DDP's ``join`` calls hooks for ranks that have no more inputs.

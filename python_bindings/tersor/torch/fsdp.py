@@ -1,0 +1,265 @@
+"""FSDP2: gradients are encoded on their way through the reduce-scatter of each ``FSDPModule``.
+
+What is compressed is what FSDP hands over: the unsharded gradient of a module's parameters, of
+which each rank gets back the mean of its shard. The all-gather carries weights; it is compressed
+only where that is asked for. On a 2-D mesh the all-reduce between replicas stays PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils.hooks import RemovableHandle
+
+from tersor import _core
+from tersor._core import InvalidArgument
+from tersor._options import fill
+from tersor.torch.checkpoint import Mode
+from tersor.torch.messages import Feedback, Track
+from tersor.torch.parameters import Unsupported
+from tersor.torch.scaler import LossScale, Scaler
+from tersor.torch.sharded_exchange import (
+    RESIDUAL_DTYPES,
+    Exchange,
+    GradientExchange,
+    Sender,
+    WeightExchange,
+)
+from tersor.torch.sharded_state import load_sharded, save_sharded
+from tersor.torch.sharding import ModuleLayout, exchanges_of, is_pytorchs
+from tersor.torch.statistics import ParameterStatistics, Reporting
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+logger = logging.getLogger("tersor")
+
+
+class ShardedOptions(TypedDict, total=False):
+    """Options of :func:`compress`; equal on all ranks, but for ``threads``."""
+
+    codec: str
+    """A spec. Default ``"bf16"``. 1-D parameters and those under 4,096 values travel as bf16 all
+    the same, unless there are ``rules``. With ``"+ef"`` every rank keeps a residual of the
+    *unsharded* gradient: 4 bytes for each value of the whole model."""
+    rules: Iterable[tuple[str, str]]
+    """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
+    must. Default: ``codec`` for all."""
+    residual_dtype: Literal["f32", "bf16"]
+    """``"bf16"`` halves the residuals' memory. Default ``"f32"``."""
+    chunk_count: int
+    """Values: longer parameters are cut. Default 1 Mi."""
+    seed: int
+    """Of stochastic rounding. Default 0."""
+    checksum: bool
+    """Whether frames carry a checksum. Default True."""
+    timeout: float
+    """Seconds until ``TransportError``. Default 300."""
+    threads: int
+    """For codecs. Default 1."""
+
+
+class ShardedHandle(Reporting):
+    """What :func:`compress` returns: how gradients travel, and what was sent."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        exchanges: Sequence[Exchange],
+        group: dist.ProcessGroup,
+        notes: Sequence[str],
+    ) -> None:
+        self._sender = sender
+        self._exchanges = exchanges
+        self._gradients = [one for one in exchanges if isinstance(one, GradientExchange)]
+        self._group = group
+        self._notes = notes
+        self._loss_scale: LossScale | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    @property
+    def tracks(self) -> list[Track]:
+        """What was sent of each parameter so far, and how."""
+        return [track for one in self._gradients for track in one.tracks.values()]
+
+    @property
+    def feedback(self) -> dict[str, Feedback]:
+        """What error feedback keeps, by name of the parameter."""
+        return {name: kept for one in self._gradients for name, kept in one.feedback.items()}
+
+    def statistics(self) -> list[ParameterStatistics]:
+        """A dict for each parameter that was sent: codec, bytes, seconds, norm of its residual.
+
+        Bytes and seconds are sums over ``steps`` steps, of this rank; parameters that share a
+        message share them by their values.
+        """
+        return [track.statistics() for track in self.tracks]
+
+    def explain(self) -> str:
+        """What was decided and why, a line a parameter; after the first step."""
+        lines = [f"{t.parameter.name}: {t.choice.codec} ({t.choice.reason})" for t in self.tracks]
+        return "\n".join([*lines, *self._notes])
+
+    @torch.no_grad()
+    def scale_residuals(self, factor: float) -> None:
+        """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
+        for feedback in self.feedback.values():
+            feedback.residual.mul_(factor)
+
+    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
+
+        ``"exact"``: each rank's own, from which the same run goes on bit for bit. ``"portable"``:
+        the sum over ranks, for any number of them (a collective call). All tensors lie on the host.
+        """
+        self._prepare()
+        state = save_sharded(self.feedback, self._group, mode, self._gradients[0].reduction)
+        return state if self._loss_scale is None else {**state, **self._loss_scale.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Brings back either. None or empty: residuals start at zero, with a warning.
+
+        Raises InvalidArgument, which names the parameter, where the state does not fit.
+        """
+        self._prepare()
+        load_sharded(self.feedback, self._group, state)
+        if self._loss_scale is not None:
+            self._loss_scale.load_state_dict(state or {})
+
+    def remove(self) -> None:
+        """From now on gradients and weights travel as without Tersor; residuals are dropped."""
+        for exchange in self._exchanges:
+            exchange.remove()
+        for hook in self._hooks:
+            hook.remove()
+
+    def reset(self) -> None:
+        """After an error that ended an exchange: connects the ranks anew, residuals at zero.
+
+        All ranks do so alike, each of which had the error raised by ``backward()``.
+        """
+        self._sender.reset()
+        for exchange in self._gradients:
+            exchange.reset()
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that the scaler skipped because a gradient was not finite."""
+        return 0 if self._loss_scale is None else self._loss_scale.skipped_steps
+
+    def follow(self, scaler: Scaler, model: nn.Module) -> None:
+        """Keeps residuals in the units of a scaler, which may change its scale between passes."""
+        loss_scale = LossScale(scaler, transactional=False)
+        self._loss_scale = loss_scale
+        self._hooks.append(model.register_forward_pre_hook(lambda *_: loss_scale.follow(self)))
+
+    def _prepare(self) -> None:
+        for exchange in self._gradients:
+            exchange.prepare()
+
+
+def compress(
+    model: nn.Module,
+    *,
+    weights: str | None = None,
+    scaler: Scaler | None = None,
+    unsupported: Unsupported = "warn",
+    **options: Unpack[ShardedOptions],
+) -> ShardedHandle:
+    """Compresses the gradients of a model that went through ``fully_shard``.
+
+    ``scaler``: the ``GradScaler`` of the training, where there is one: residuals follow its scale.
+    ``unsupported``: what gradients mean that cannot be encoded (float64, …): ``"warn"`` sends them
+    uncompressed and lists them once, ``"error"`` raises. ``weights``: a codec for the all-gather of
+    weights too, such as ``"int8"``. What each rank computes with is then rounded; the sharded
+    parameters, which the optimizer moves, are not.
+
+    Every ``FSDPModule`` in ``model`` takes part. Raises InvalidArgument where there is none, where
+    one has a custom reduce-scatter already, and for options that are wrong. What ends an exchange
+    is raised when the backward pass is over, with gradients of NaN.
+    """
+    modules = {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    if not modules:
+        raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
+    sender = Sender(_reducer_options(options), unsupported)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    reduces = {
+        name: GradientExchange(name, ModuleLayout(module, names), sender)
+        for name, module in modules.items()
+    }
+    gathers = {name: WeightExchange(weights, sender) for name in modules if weights is not None}
+    _refuse_others(modules)
+    notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model)]
+    for name, reduce in reduces.items():
+        modules[name].set_custom_reduce_scatter(reduce)  # each by itself: it does not go down
+    for name, gather in gathers.items():
+        modules[name].set_custom_all_gather(gather)
+    exchanges = [*reduces.values(), *gathers.values()]
+    handle = ShardedHandle(sender, exchanges, _group_of(model), notes)
+    if scaler is not None:
+        handle.follow(scaler, model)
+    return handle
+
+
+def _reducer_options(options: ShardedOptions) -> _core.ReducerOptions:
+    """The reducer's options that mean something here."""
+    known = ShardedOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise InvalidArgument(
+                f"there is no option {name!r} with FSDP; there are: {list(known)}"
+            )
+    if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_DTYPES:
+        raise InvalidArgument(f"residual_dtype is one of {list(RESIDUAL_DTYPES)}, not {dtype!r}")
+    return fill(_core.ReducerOptions(), options)
+
+
+def _refuse_others(modules: Mapping[str, FSDPModule]) -> None:
+    """Raises InvalidArgument where a module's reduce-scatter is somebody else's, or ours."""
+    for name, module in modules.items():
+        for exchange in exchanges_of(module):
+            if not (is_pytorchs(exchange) or (isinstance(exchange, Exchange) and exchange.removed)):
+                raise InvalidArgument(
+                    f"module {name or '(root)'} has a custom reduce-scatter already, a "
+                    f"{type(exchange).__name__}: remove it, or compress once"
+                )
+
+
+def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[str]:
+    """What the residuals of error feedback will take on each rank; it is logged too."""
+    values = sum(
+        parameter.shape.numel()
+        for reduce in reduces
+        for parameter, choice in reduce.expected()
+        if choice.feedback
+    )
+    if values == 0:
+        return []
+    each = RESIDUAL_DTYPES[sender.options.residual_dtype].itemsize
+    note = f"error feedback keeps {values} residuals on every rank: {values * each / 2**20:.1f} MiB"
+    logger.warning(note)
+    return [note]
+
+
+def _group_of(model: nn.Module) -> dist.ProcessGroup:
+    """The ranks of the model's mesh; of a mesh of several dimensions, all ranks there are."""
+    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
+    if meshes and all(mesh.ndim == 1 for mesh in meshes):
+        return meshes[0].get_group()
+    world: dist.ProcessGroup | None = dist.group.WORLD
+    assert world is not None  # FSDP asks for it
+    return world
+
+
+def _mesh_note(model: nn.Module) -> list[str]:
+    placements = [p.placements for p in model.parameters() if isinstance(p, DTensor)]
+    if not any(isinstance(one, Replicate) for each in placements for one in each):
+        return []
+    return ["on a 2-D mesh the all-reduce between replicas is PyTorch's own, uncompressed"]

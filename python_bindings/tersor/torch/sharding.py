@@ -1,0 +1,145 @@
+"""Where each parameter lies in what FSDP2 hands to its collectives.
+
+PyTorch tells a custom reduce-scatter no more than one flat tensor. Which values of it belong to
+which parameter only FSDP's own bookkeeping knows, and its names changed: ``_fsdp_param_group`` up
+to PyTorch 2.12, ``_fsdp_param_groups`` from 2.13 on. This is the one file that reads it. Where it
+is not as expected there are no borders, and a message is one tensor.
+
+The flat tensor is rank-major: rank r's shards of all parameters, then rank r + 1's. A parameter is
+cut along one dimension (0, unless ``fully_shard`` was told otherwise) into as many chunks as there
+are ranks, each padded with zeros to the length of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+
+@dataclass(frozen=True)
+class ShardedParameter:
+    """A parameter of a message.
+
+    Attributes:
+        name: as in ``named_parameters()`` of the model.
+        shape: of the whole parameter, without padding.
+        dimension: along which it is cut.
+        shard_count: values that each rank has of it, padding included.
+    """
+
+    name: str
+    shape: torch.Size
+    dimension: int
+    shard_count: int
+
+
+class ModuleLayout:
+    """The parameters of one ``FSDPModule``, in the order in which its messages hold them."""
+
+    def __init__(self, module: FSDPModule, names: dict[int, str]) -> None:
+        """``names``: of the model's parameters, by ``id``, while they are sharded."""
+        self._group = _only_group(module)
+        self._names = {} if self._group is None else _names_of(self._group, names)
+
+    @property
+    def known(self) -> bool:
+        """Whether PyTorch shows the borders at all."""
+        return self._group is not None
+
+    @property
+    def ranks(self) -> int:
+        """Among how many a parameter is sharded."""
+        return 1 if self._group is None else int(self._group.mesh_info.shard_mesh_size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients lie."""
+        return torch.device("cpu") if self._group is None else self._group.device
+
+    def parameters(self, shard_count: int) -> list[ShardedParameter] | None:
+        """Those of a message of which each rank keeps ``shard_count`` values.
+
+        FSDP leaves out parameters that want no gradient, and those that had none in this step. The
+        first are known; None where the message has other parameters than all that want a gradient.
+        """
+        entries = self.expected()
+        whole = self.known and sum(entry.shard_count for entry in entries) == shard_count
+        return entries if whole else None
+
+    def expected(self) -> list[ShardedParameter]:
+        """Those of a message in which all have gradients that want one."""
+        return (
+            [] if self._group is None else [self._describe(one) for one in _in_order(self._group)]
+        )
+
+    def _describe(self, entry: Any) -> ShardedParameter:
+        return ShardedParameter(
+            name=self._names[id(entry)],
+            shape=entry._orig_size,
+            dimension=entry.fsdp_placement.dim,
+            shard_count=entry.padded_sharded_param_size.numel(),
+        )
+
+
+def exchanges_of(module: FSDPModule) -> list[Any]:
+    """What reduce-scatters the module's gradients now; empty where PyTorch does not show it."""
+    groups = _groups(module) or []
+    found = [getattr(group, "_reduce_scatter_comm", None) for group in groups]
+    return [one for one in found if one is not None]
+
+
+def is_pytorchs(exchange: object) -> bool:
+    """Whether an exchange is one of PyTorch's own."""
+    return type(exchange).__module__.startswith("torch.")
+
+
+def _groups(module: FSDPModule) -> list[Any] | None:
+    """FSDP's own groups of parameters; None where PyTorch keeps them elsewhere."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    if hasattr(state, "_fsdp_param_group"):
+        return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return None
+
+
+def _only_group(module: FSDPModule) -> Any | None:
+    groups = _groups(module)
+    return groups[0] if groups is not None and len(groups) == 1 else None
+
+
+def _names_of(group: Any, names: dict[int, str]) -> dict[int, str]:
+    return {id(entry): names[id(entry.sharded_param)] for entry in group.fsdp_params}
+
+
+def _in_order(group: Any) -> Sequence[Any]:
+    """The entries that want a gradient. From 2.15 on they are sorted by dtype at the first step."""
+    order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(group.fsdp_params))
+    entries = [group.fsdp_params[index] for index in order]
+    return [entry for entry in entries if entry.sharded_param.requires_grad]
+
+
+def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
+    """A parameter-shaped tensor as the ``ranks`` shards of a message, padded with zeros.
+
+    Returns:
+        A new 1-D tensor of ``ranks * parameter.shard_count`` values.
+    """
+    flat = whole.new_zeros(ranks * parameter.shard_count)
+    rows = torch.cat(torch.chunk(whole, ranks, dim=parameter.dimension), dim=0)
+    flat[: whole.numel()] = rows.reshape(-1)
+    return flat
+
+
+def from_flat(flat: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
+    """What :func:`to_flat` does, undone: a view where the parameter is cut along dimension 0."""
+    values = flat[: parameter.shape.numel()]
+    if parameter.dimension == 0:
+        return values.view(parameter.shape)
+    cut = list(parameter.shape)
+    cut[parameter.dimension] //= ranks  # PyTorch asks for even shards here
+    return torch.cat(values.view(ranks, *cut).unbind(), dim=parameter.dimension)

@@ -1,0 +1,371 @@
+"""Compressed reduce-scatters of FSDP2, over gloo processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from sharded_models import (
+    INPUTS,
+    OUTPUTS,
+    Branches,
+    Step,
+    backward,
+    fsdp_modules,
+    gradients,
+    local,
+    make_model,
+    plain_step,
+    shard,
+    sharded_model,
+    train,
+    weights,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+import ranks
+from tersor import _core
+from tersor.torch import fsdp, sharded_exchange
+from tersor.torch.sharding import ModuleLayout
+
+NONE: dict[str, Any] = {"rules": [("*", "none")]}
+POLICIES = {
+    "f32": MixedPrecisionPolicy(),
+    "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
+    "bf16 reduced as f32": MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    ),
+    "f16": MixedPrecisionPolicy(reduce_dtype=torch.float16),
+}
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def shard_whole(model: torch.nn.Module, count: int, **options: Any) -> Any:
+    return fully_shard(model, mesh=init_device_mesh("cpu", (count,)), **options)
+
+
+def accumulating_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
+) -> None:
+    for module in fsdp_modules(model):
+        module.set_requires_gradient_sync(False, recurse=False)
+    backward(model, rank, 2 * step)
+    for module in fsdp_modules(model):
+        module.set_requires_gradient_sync(True, recurse=False)
+    plain_step(model, optimizer, rank, 2 * step + 1)
+
+
+def clipping_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
+) -> None:
+    backward(model, rank, step)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def equals_pytorch(rank: int, count: int, policy: str, step: Step) -> None:
+    ours, reference = (sharded_model(count, POLICIES[policy]) for _ in range(2))
+    handle = fsdp.compress(ours, **NONE)
+    train(ours, rank, range(4), step)
+    train(reference, rank, range(4), step)
+    sent = sum(int(one["gradient_bytes"]) for one in handle.statistics())
+    assert sent > 0 or count == 1
+    if count <= 2:
+        assert torch.equal(weights(ours), weights(reference))
+    tolerance = 1e-5 if policy.endswith("f32") else 1e-2
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_without_a_codec_training_is_pytorchs_own(count: int, policy: str) -> None:
+    ranks.run(equals_pytorch, count, policy, plain_step)
+
+
+@pytest.mark.parametrize("step", [accumulating_step, clipping_step])
+def test_accumulation_and_clipping_go_on(step: Step) -> None:
+    ranks.run(equals_pytorch, 2, "f32", step)
+
+
+def relative_error(rank: int, count: int, codec: str, policy: str) -> float:
+    ours, reference = (sharded_model(count, POLICIES[policy]) for _ in range(2))
+    fsdp.compress(ours, codec=codec)
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    return relative(gradients(ours), gradients(reference))
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize(("codec", "error"), [("bf16", 0.006), ("int8", 0.02), ("int4", 0.3)])
+def test_errors_are_those_of_the_codec(count: int, codec: str, error: float, policy: str) -> None:
+    for found in ranks.run(relative_error, count, codec, policy):
+        assert found < error
+        assert found > error / 100 or codec == "bf16"
+
+
+def reports(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, codec="int8")
+    train(model, rank, range(3))
+    found = {one["name"]: one for one in handle.statistics()}
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    assert {one["steps"] for one in found.values()} == {3}
+    assert found["0.weight"]["codec"] == "int8"
+    assert found["2.weight"]["codec"] == "int8"
+    small = {"0.bias", "1.weight", "1.bias", "2.bias", "4.weight", "4.bias"}
+    assert {name for name, one in found.items() if one["codec"] == "bf16"} == small
+    raw, sent = (found["0.weight"][key] for key in ("gradient_bytes", "sent_bytes"))
+    padded = -(-71 // count) * count * INPUTS  # rows in equal shards
+    assert raw == 3 * 4 * padded
+    assert raw * (count - 1) / count / 4 < sent < raw * (count - 1) / count / 2  # heads included
+    text = handle.explain()
+    assert "0.weight: int8 (the codec for all)" in text
+    assert "0.bias: bf16 (fewer than 4096 values)" in text
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_each_parameter_has_its_codec_and_its_figures(count: int) -> None:
+    ranks.run(reports, count)
+
+
+def sums_over_steps(rank: int, count: int, options: dict[str, Any], policy: str) -> float:
+    """The same gradient ten times: the results' sum against ten times the mean."""
+    ours, reference = (sharded_model(count, POLICIES[policy]) for _ in range(2))
+    handle = fsdp.compress(ours, codec="topk:density=0.1+ef", **options)
+    for _ in range(10):
+        backward(ours, rank, 0)  # gradients add up
+        backward(reference, rank, 0)
+    wanted = torch.bfloat16 if "residual_dtype" in options else torch.float32
+    assert set(handle.feedback) == {"0.weight", "2.weight"}
+    assert all(kept.residual.dtype == wanted for kept in handle.feedback.values())
+    return relative(gradients(ours), gradients(reference))
+
+
+@pytest.mark.parametrize("options", [{}, {"residual_dtype": "bf16"}])
+@pytest.mark.parametrize("policy", ["f32", "f16"])
+def test_what_feedback_keeps_is_sent_later(options: dict[str, Any], policy: str) -> None:
+    for found in ranks.run(sums_over_steps, 2, options, policy):
+        assert 0 < found < 0.3  # 0.7 without feedback
+
+
+def learns(rank: int, count: int, codec: str) -> tuple[float, float]:
+    model = sharded_model(count)
+    fsdp.compress(model, codec=codec)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(64, INPUTS, generator=generator)
+    targets = torch.sin(inputs[:, :3])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        own = torch.arange(rank, 64, count)
+        loss = torch.nn.functional.mse_loss(model(inputs[own]), targets[own])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses[0], losses[-1]
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4+ef", "topk:density=0.05+ef"])
+def test_training_learns(codec: str) -> None:
+    for first, last in ranks.run(learns, 3, codec):
+        assert last < first / 5
+
+
+def divides_by_any_factor(rank: int, count: int, factor: float) -> None:
+    ours, reference = sharded_model(count), sharded_model(count)
+    fsdp.compress(ours, **NONE)
+    for module in fsdp_modules(ours):
+        module.set_gradient_divide_factor(factor)
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    torch.testing.assert_close(gradients(ours) * factor, gradients(reference) * count)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 3.0])
+def test_fsdps_factors_are_honoured(factor: float) -> None:
+    ranks.run(divides_by_any_factor, 2, factor)
+
+
+def shards_along_columns(rank: int, count: int) -> None:
+    def place(parameter: torch.nn.Parameter) -> Shard | None:
+        return Shard(1) if parameter.ndim == 2 and parameter.shape[1] % count == 0 else None
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(INPUTS, 72), torch.nn.Linear(72, OUTPUTS))
+        models.append(shard_whole(model, count, shard_placement_fn=place))
+    ours, reference = models
+    handle = fsdp.compress(ours, rules=[("*", "int8")])
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    assert 1e-4 < relative(gradients(ours), gradients(reference)) < 0.02
+    assert [track.parameter.dimension for track in handle.tracks] == [0, 0, 1, 0]
+
+
+def test_parameters_may_be_cut_along_columns() -> None:
+    ranks.run(shards_along_columns, 2)
+
+
+def shards_and_replicates(rank: int, count: int) -> None:
+    mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicate", "shard"))
+    ours, reference = (shard(make_model(), count, mesh=mesh) for _ in range(2))
+    handle = fsdp.compress(ours, codec="int8")
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    assert 1e-4 < relative(gradients(ours), gradients(reference)) < 0.02
+    assert "all-reduce between replicas" in handle.explain()
+
+
+def test_a_mesh_of_two_dimensions_keeps_pytorchs_all_reduce() -> None:
+    ranks.run(shards_and_replicates, 4)
+
+
+def backward_of_branches(model: torch.nn.Module, rank: int, both: bool) -> None:
+    inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
+    model(inputs, both=both).square().sum().backward()
+
+
+def freezes(rank: int, count: int) -> None:
+    ours, reference = (Branches() for _ in range(2))
+    for model in (ours, reference):
+        model.first.weight.requires_grad_(False)
+        shard_whole(model, count)
+    handle = fsdp.compress(ours, codec="int8")
+    for model in (ours, reference):
+        backward_of_branches(model, rank, both=True)
+    found = local(ours.second.weight.grad)
+    assert 1e-4 < relative(found, local(reference.second.weight.grad)) < 0.02
+    assert {one["name"] for one in handle.statistics()} == {
+        "first.bias",
+        "second.weight",
+        "second.bias",
+    }
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    ranks.run(freezes, 2)
+
+
+def leaves_one_out(rank: int, count: int) -> None:
+    ours, reference = (shard_whole(Branches(), count) for _ in range(2))
+    handle = fsdp.compress(ours, codec="topk:density=0.1+ef")
+    for both in (True, False, True):
+        for model in (ours, reference):
+            model.zero_grad()
+            backward_of_branches(model, rank, both)
+        if not both:
+            found = local(ours.second.weight.grad)
+            assert 0 < relative(found, local(reference.second.weight.grad)) < 0.003  # bf16
+    steps = {one["name"]: one["steps"] for one in handle.statistics()}
+    assert steps["first.weight"] == steps["second.weight"] == 2
+    assert "had no gradient" in handle.explain()
+
+
+def test_a_step_that_leaves_parameters_out_keeps_their_residuals() -> None:
+    ranks.run(leaves_one_out, 2)
+
+
+class Unseen(ModuleLayout):
+    """As where PyTorch does not show the borders."""
+
+    known = False  # type: ignore[assignment]
+
+    def parameters(self, shard_count: int) -> None:
+        return None
+
+
+def sees_no_borders(rank: int, count: int) -> str:
+    ours, reference = sharded_model(count), sharded_model(count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp, "ModuleLayout", Unseen)
+        handle = fsdp.compress(ours, codec="int8")
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    assert 1e-4 < relative(gradients(ours), gradients(reference)) < 0.02
+    return handle.explain()
+
+
+def test_without_borders_a_message_is_one_tensor() -> None:
+    for text in ranks.run(sees_no_borders, 2):
+        assert text.count("borders of parameters are not known") == 3
+        assert text.startswith("(root): bf16")  # fewer than 4096 values
+        assert "\n0: int8" in text
+
+
+def gathers_weights(rank: int, count: int) -> None:
+    ours, reference = sharded_model(count), sharded_model(count)
+    fsdp.compress(ours, weights="int8", **NONE)
+    inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
+    found = ours(inputs).detach()
+    assert 1e-4 < relative(found, reference(inputs).detach()) < 0.05
+    for module in fsdp_modules(ours) + fsdp_modules(reference):
+        module.reshard()
+    assert torch.equal(weights(ours), weights(reference))  # the shards themselves are as they were
+    others = [torch.empty_like(found) for _ in range(count)]
+    dist.all_gather(others, found)
+    assert all(torch.equal(one, found) for one in others)  # computed with the same weights
+    train(ours, rank, range(3))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_weights_are_compressed_where_that_is_asked_for(count: int) -> None:
+    ranks.run(gathers_weights, count)
+
+
+def gathers_bytes(rank: int, count: int) -> None:
+    gather = sharded_exchange.WeightExchange("int8", sharded_exchange.Sender(options()))
+    output = torch.zeros(5 * count, dtype=torch.uint8)
+    own = output[5 * rank : 5 * rank + 5]  # as FSDP does: the input lies in the output
+    own.copy_(torch.arange(5) + 10 * rank)
+    gather(output, own, dist.group.WORLD)  # type: ignore[arg-type]
+    assert output.view(count, 5).tolist() == [[10 * r + i for i in range(5)] for r in range(count)]
+
+
+def options() -> _core.ReducerOptions:
+    return _core.ReducerOptions()
+
+
+def test_gathers_of_bytes_pass_through() -> None:
+    ranks.run(gathers_bytes, 2)
+
+
+def is_removed(rank: int, count: int) -> None:
+    ours, reference = sharded_model(count), sharded_model(count)
+    handle = fsdp.compress(ours, codec="int4", weights="int4")
+    backward(ours, rank, 0)
+    ours.zero_grad()
+    handle.remove()
+    train(ours, rank, range(2))
+    train(reference, rank, range(2))
+    assert torch.equal(weights(ours), weights(reference))
+    fsdp.compress(ours, codec="int8")  # again is no mistake
+
+
+def test_a_handle_can_be_removed() -> None:
+    ranks.run(is_removed, 2)
+
+
+def scales(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, codec="int4+ef")
+    backward(model, rank, 0)
+    before = [one["residual_norm"] for one in handle.statistics()]
+    handle.scale_residuals(0.5)
+    after = [one["residual_norm"] for one in handle.statistics()]
+    assert max(before) > 0
+    assert after == pytest.approx([0.5 * norm for norm in before])
+
+
+def test_residuals_follow_a_loss_scale() -> None:
+    ranks.run(scales, 2)

@@ -1,0 +1,153 @@
+"""What compressing FSDP2 refuses, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from sharded_models import backward, gradients, make_model, plain_step, sharded_model
+
+import ranks
+import tersor
+from tersor.torch import fsdp
+
+
+def names_mistakes(rank: int, count: int) -> None:
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("int9", {"codec": "int9"}),
+        ("auto predicts", {"codec": "auto"}),
+        ("no rule matches", {"rules": [("*.weight", "int8")]}),
+        ("no option 'transactional'", {"transactional": True}),
+        ("weights", {"weights": "int8+ef"}),
+        ("int7", {"weights": "int7"}),
+        ("residual_dtype", {"residual_dtype": "f16"}),
+    ]
+    for message, options in refused:
+        with pytest.raises(tersor.InvalidArgument, match=message):
+            fsdp.compress(sharded_model(count), **options)
+    with pytest.raises(tersor.InvalidArgument, match="call fully_shard"):
+        fsdp.compress(make_model())
+    model = sharded_model(count)
+    fsdp.compress(model)
+    with pytest.raises(tersor.InvalidArgument, match="remove"):
+        fsdp.compress(model)
+
+
+def test_mistakes_are_named_before_training() -> None:
+    ranks.run(names_mistakes, 1)
+
+
+class Foreign:
+    """Somebody else's reduce-scatter."""
+
+    def allocate(self, *arguments: Any, **options: Any) -> None:
+        raise AssertionError("is not called")
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        raise AssertionError("is not called")
+
+
+def finds_a_foreign_exchange(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    model[2].set_custom_reduce_scatter(Foreign())  # type: ignore[operator,union-attr]
+    with pytest.raises(tersor.InvalidArgument, match=r"2 has a custom reduce-scatter.*Foreign"):
+        fsdp.compress(model)
+
+
+def test_a_custom_reduce_scatter_is_not_replaced() -> None:
+    ranks.run(finds_a_foreign_exchange, 1)
+
+
+def has_different_codecs(rank: int, count: int) -> str:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, codec="int8" if rank == 0 else "int4")
+    with pytest.raises(tersor.TransportError) as raised:
+        backward(model, rank, 0)
+    assert bool(torch.isnan(gradients(model)).any())
+    model.zero_grad()
+    handle.reset()
+    handle.remove()
+    fsdp.compress(model, codec="int8")  # over new connections; and FSDP itself is as it was
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain_step(model, optimizer, rank, 1)
+    assert all(bool(torch.isfinite(one.to_local()).all()) for one in model.parameters())
+    return str(raised.value)
+
+
+def test_ranks_with_different_codecs_all_raise_and_go_on() -> None:
+    for message in ranks.run(has_different_codecs, 2):
+        assert "reduce_scatter" in message
+
+
+def loses_a_rank(rank: int, count: int) -> str:
+    model = sharded_model(count)
+    fsdp.compress(model, codec="int8", timeout=20)
+    backward(model, rank, 0)
+    if rank == count - 1:
+        # Before its first reduce-scatter of the second step, after all weights were gathered.
+        model[4].register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises((tersor.TransportError, RuntimeError)) as raised:
+        backward(model, rank, 1)
+    return type(raised.value).__name__
+
+
+def test_a_killed_rank_ends_the_others() -> None:
+    found = ranks.outcomes(loses_a_rank, 3)
+    assert [one.finished for one in found] == [True, True, False]
+    assert all(one.error is None for one in found[:2])
+
+
+def has_f64(rank: int, count: int) -> None:
+    ours, reference = sharded_model(count), sharded_model(count)
+    fsdp.compress(ours, codec="int4")
+    for model in (ours, reference):
+        model.double()
+    with pytest.warns(UserWarning, match=r"travel uncompressed: .* \(float64\)"):
+        backward_double(ours, rank)
+    backward_double(reference, rank)
+    assert torch.equal(gradients(ours), gradients(reference))
+
+
+def refuses_f64(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    fsdp.compress(model, unsupported="error")
+    model.double()
+    with pytest.raises(tersor.InvalidArgument, match="float64"):
+        backward_double(model, rank)
+
+
+def backward_double(model: torch.nn.Module, rank: int) -> None:
+    inputs = torch.randn(8, 65, generator=torch.Generator().manual_seed(rank)).double()
+    model(inputs).square().sum().backward()
+
+
+def test_other_dtypes_pass_through_with_a_warning() -> None:
+    ranks.run(has_f64, 2)
+
+
+def test_other_dtypes_are_an_error_if_asked() -> None:
+    ranks.run(refuses_f64, 2)
+
+
+def tells_its_memory(rank: int, count: int, options: dict[str, Any]) -> list[str]:
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tersor").addHandler(handler)
+    fsdp.compress(sharded_model(count), **options)
+    logging.getLogger("tersor").removeHandler(handler)
+    return messages
+
+
+def test_feedback_tells_its_memory() -> None:
+    assert ranks.run(tells_its_memory, 1, {"codec": "int4"}) == [[]]
+    values = 65 * 71 * 2  # of both weights that a codec takes
+    (f32,) = ranks.run(tells_its_memory, 1, {"codec": "int4+ef"})
+    assert len(f32) == 1
+    assert f"{4 * values / 2**20:.1f} MiB" in f32[0]
+    (bf16,) = ranks.run(tells_its_memory, 1, {"codec": "int4+ef", "residual_dtype": "bf16"})
+    assert f"{2 * values / 2**20:.1f} MiB" in bf16[0]

@@ -1,0 +1,187 @@
+"""Residuals of sharded gradients in checkpoints, and under a gradient scaler."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from sharded_models import INPUTS, backward, gradients, sharded_model, train, weights
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+
+import ranks
+import tersor
+from tersor.torch import fsdp
+from tersor.torch.distributed_checkpoint import load_checkpoint
+from tersor.torch.sharding import ShardedParameter, from_flat, to_flat
+
+FEEDBACK: dict[str, Any] = {"rules": [("*.weight", "int4+ef"), ("*", "bf16")]}
+
+
+def copy_of(model: torch.nn.Module, count: int) -> torch.nn.Sequential:
+    other = sharded_model(count)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    return other
+
+
+def resumes(rank: int, count: int, folder: str, way: str) -> None:
+    """The same run goes on bit for bit."""
+    first = sharded_model(count)
+    handle = fsdp.compress(first, **FEEDBACK)
+    train(first, rank, range(3))
+    second = copy_of(first, count)
+    again = fsdp.compress(second, **FEEDBACK)
+    if way == "in memory":
+        again.load_state_dict(copy.deepcopy(handle.state_dict()))
+    elif way == "torch.save":
+        torch.save(handle.state_dict(), f"{folder}/{rank}")
+        again.load_state_dict(torch.load(f"{folder}/{rank}", weights_only=False))
+    else:
+        dcp.save({"tersor": handle}, checkpoint_id=folder)
+        load_checkpoint(again, folder)
+    train(first, rank, range(3, 6))
+    train(second, rank, range(3, 6))
+    assert torch.equal(weights(first), weights(second))
+    third = copy_of(first, count)
+    train(third, rank, range(6, 7))
+    train(first, rank, range(6, 7))
+    assert not torch.equal(weights(first), weights(third))  # residuals do matter here
+
+
+@pytest.mark.parametrize("way", ["in memory", "torch.save", "distributed checkpoint"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_exact_state_goes_on_bit_for_bit(tmp_path: pathlib.Path, count: int, way: str) -> None:
+    ranks.run(resumes, count, str(tmp_path), way)
+
+
+def saves_portably(rank: int, count: int, folder: str) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, **FEEDBACK)
+    train(model, rank, range(3))
+    state = handle.state_dict("portable")
+    for name, parameter in model.named_parameters():
+        if name in state["residuals"]:
+            assert state["residuals"][name].shape == parameter.shape
+            assert float(state["residuals"][name].norm()) > 0
+    dcp.save({"tersor": state}, checkpoint_id=folder)
+
+
+def loads_portably(rank: int, count: int, folder: str) -> dict[str, torch.Tensor]:
+    """What the residuals add to the mean, which does not depend on the number of ranks."""
+    handle = fsdp.compress(sharded_model(count), **FEEDBACK)
+    load_checkpoint(handle, folder)
+    state = handle.state_dict("portable")
+    return {name: total / count for name, total in state["residuals"].items()}
+
+
+def test_a_portable_state_adds_the_same_to_the_mean_of_any_ranks(tmp_path: pathlib.Path) -> None:
+    ranks.run(saves_portably, 3, str(tmp_path))
+    (expected, *_) = ranks.run(loads_portably, 3, str(tmp_path))
+    for count in (1, 2, 4):
+        for found in ranks.run(loads_portably, count, str(tmp_path)):
+            assert (
+                found.keys() == expected.keys() == {"0.weight", "2.weight", "1.weight", "4.weight"}
+            )
+            for name, values in found.items():
+                torch.testing.assert_close(values, expected[name])
+
+
+def saves_for_others(rank: int, count: int, folder: str) -> None:
+    handle = fsdp.compress(sharded_model(count), **FEEDBACK)
+    dcp.save({"tersor": handle.state_dict()}, checkpoint_id=folder)
+
+
+def refuses_others(rank: int, count: int, folder: str) -> None:
+    handle = fsdp.compress(sharded_model(count), **FEEDBACK)
+    with pytest.raises(tersor.InvalidArgument, match="exact state of 2 ranks, these are 3"):
+        load_checkpoint(handle, folder)
+    state = handle.state_dict()
+    with pytest.raises(tersor.InvalidArgument, match=r"weight: the state is of int8\+ef"):
+        handle.load_state_dict({**state, "codecs": ["int8+ef"] * 4})
+    with pytest.raises(tersor.InvalidArgument, match=r"only this model keeps residuals of"):
+        handle.load_state_dict({**state, "parameters": ["0.weight"], "codecs": ["int4+ef"]})
+    with pytest.raises(tersor.InvalidArgument, match="version 9"):
+        handle.load_state_dict({**state, "version": 9})
+    with pytest.raises(tersor.InvalidArgument, match="mode is one of exact, portable"):
+        handle.state_dict("whole")  # type: ignore[arg-type]
+
+
+def test_states_that_do_not_fit_are_refused(tmp_path: pathlib.Path) -> None:
+    ranks.run(saves_for_others, 2, str(tmp_path))
+    ranks.run(refuses_others, 3, str(tmp_path))
+
+
+def starts_at_zero(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, **FEEDBACK)
+    backward(model, rank, 0)
+    with pytest.warns(UserWarning, match="those of 4 parameters start at zero"):
+        handle.load_state_dict(None)
+    assert all(one["residual_norm"] == 0 for one in handle.statistics())
+
+
+def test_a_checkpoint_without_residuals_starts_at_zero() -> None:
+    ranks.run(starts_at_zero, 2)
+
+
+def scales(rank: int, count: int) -> None:
+    """With a scale of 2^k, all is as without one: a scaler's factors are powers of two."""
+    plain, scaled = sharded_model(count), sharded_model(count)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    scaler.scale(torch.ones(()))  # makes its scale
+    fsdp.compress(plain, **FEEDBACK)
+    handle = fsdp.compress(scaled, scaler=scaler, **FEEDBACK)
+    for step in range(5):
+        backward(plain, rank, step)
+        backward(scaled, rank, step, scaler.get_scale())
+        torch.testing.assert_close(gradients(scaled) / scaler.get_scale(), gradients(plain))
+        for model in (plain, scaled):
+            model.zero_grad()
+        scaler.update(scaler.get_scale() * (2 if step < 3 else 0.25))
+    assert handle.skipped_steps == 1  # a scale that fell before the last step
+
+
+def test_residuals_are_in_the_units_of_the_loss_scale() -> None:
+    ranks.run(scales, 2)
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_flat_shards_hold_each_value_once(count: int, dimension: int) -> None:
+    whole = torch.arange(24 * 7 if dimension else 5 * 7).float().view(-1, 24 if dimension else 7)
+    shape = whole.shape
+    rows = -(-shape[0] // count) if dimension == 0 else shape[0]
+    shard = rows * shape[1] // (count if dimension else 1)
+    parameter = ShardedParameter("w", shape, dimension, shard)
+    flat = to_flat(whole, parameter, count)
+    assert len(flat) == count * shard
+    assert torch.equal(from_flat(flat, parameter, count), whole)
+    assert sorted(flat[flat > 0].tolist()) == whole.reshape(-1)[1:].tolist()
+
+
+def lies_as_fsdp_has_it(rank: int, count: int, dimension: int) -> None:
+    """A shard of `to_flat` is what fully_shard leaves on its rank."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(INPUTS + 1, 7, bias=False)
+    whole = layer.weight.detach().clone()
+    fully_shard(
+        layer, mesh=init_device_mesh("cpu", (count,)), shard_placement_fn=lambda _: Shard(dimension)
+    )
+    local = layer.weight.to_local()  # type: ignore[operator]
+    shard = -(-7 // count) * (INPUTS + 1) if dimension == 0 else 7 * (INPUTS + 1) // count
+    flat = to_flat(whole, ShardedParameter("w", whole.shape, dimension, shard), count)
+    own = flat[rank * shard :][: local.numel()]
+    assert torch.equal(own.view(local.shape), local)
+    assert dist.get_world_size() == count
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("count", [2, 3])
+def test_shards_lie_as_fsdp_has_them(count: int, dimension: int) -> None:
+    ranks.run(lies_as_fsdp_has_it, count, dimension)
