@@ -18,4 +18,5 @@ NB_MODULE(_core, module) {
   bind_rules(module);
   bind_reducer_state(module);
   bind_torch_transport(module);
+  bind_nccl(module);
 }

@@ -3,6 +3,9 @@
 Host memory goes over gloo groups that are made for it, whatever backend the trainer's has, so that
 no message of ours meets one of the trainer's. Its messages are moved by ``tersor._core``, whose
 threads call ``Messenger`` here for each. Deadlines are Tersor's own: gloo is told to wait for ever.
+
+Device memory goes over a communicator of our own of PyTorch's NCCL, where the trainer's group uses
+NCCL and this build of Tersor knows it; else by way of the host.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tersor import _core
 from tersor._core import InvalidArgument, TorchTransport, Transport
 
 __all__ = ["close", "close_all", "transport"]
 
 _FOREVER = datetime.timedelta(days=365)
 _AT_ONCE = datetime.timedelta(milliseconds=1)
+_NCCL_SECONDS = 300.0  # for all ranks to come to a new communicator
 
 _LANES = 3  # of tersor._core: heads, payloads to higher ranks, payloads to lower ranks
 
@@ -77,11 +82,26 @@ class _Connection:
         hosts: list[Any] = [None] * group.size()
         dist.all_gather_object(hosts, _host_name(), group=lanes[0])
         numbers = [hosts.index(host) for host in hosts]
+        self._devices: dict[int, Transport] = {}
         self.host = TorchTransport(Messenger(lanes), rank=group.rank(), hosts=numbers)
 
+    def of(self, device: torch.device) -> Transport:
+        """The transport for memory on a device, which is made by the first call; collective."""
+        if device.type != "cuda" or not _uses_nccl(self.group):
+            return self.host
+        number = torch.cuda.current_device() if device.index is None else device.index
+        if number not in self._devices:
+            with torch.cuda.device(number):
+                self._devices[number] = _core.nccl_transport(self.host, _NCCL_SECONDS)
+        return self._devices[number]
+
     def close(self) -> None:
-        if self.process == os.getpid():  # a fork has none of the threads
-            self.host.close()
+        if self.process != os.getpid():
+            return  # a fork has none of the threads
+        for transport in self._devices.values():
+            transport.poison("this rank closed the transport")
+        self._devices.clear()
+        self.host.close()
 
 
 _connections: list[_Connection] = []
@@ -96,13 +116,7 @@ def transport(
     ``torch.distributed.new_group``. ``device``: where the memory lies that will be sent.
     Raises InvalidArgument where this process is not a member, or there is no group.
     """
-    group = _checked(process_group)
-    for connection in _connections:
-        if connection.group is group:
-            return connection.host
-    connection = _Connection(group)
-    _connections.append(connection)
-    return connection.host
+    return _connection(_checked(process_group)).of(torch.device(device or "cpu"))
 
 
 def close(process_group: dist.ProcessGroup | None = None) -> None:
@@ -114,6 +128,14 @@ def close(process_group: dist.ProcessGroup | None = None) -> None:
     for connection in [one for one in _connections if one.group is _checked(process_group)]:
         _connections.remove(connection)
         connection.close()
+
+
+def _connection(group: dist.ProcessGroup) -> _Connection:
+    for connection in _connections:
+        if connection.group is group:
+            return connection
+    _connections.append(_Connection(group))
+    return _connections[-1]
 
 
 @atexit.register
@@ -145,6 +167,10 @@ def _gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     )
     assert isinstance(own, dist.ProcessGroup)  # this rank is a member
     return own
+
+
+def _uses_nccl(group: dist.ProcessGroup) -> bool:
+    return _core.has_nccl() and "nccl" in str(dist.get_backend_config(group))
 
 
 def _host_name() -> tuple[str, str]:

@@ -1,0 +1,47 @@
+// NCCL as a transport of device memory, where this build has it.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <tersor/transport.h>
+
+#include <memory>
+
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+#include "python_bindings/src/waiting.h"
+
+#ifdef TERSOR_HAS_NCCL
+#include <tersor/nccl.h>
+#endif
+
+namespace tersor::python {
+namespace {
+
+#ifdef TERSOR_HAS_NCCL
+constexpr bool kHasNccl = true;
+
+std::unique_ptr<Transport> make_nccl_transport(Transport& meeting, double timeout) {
+  const auto within = to_timeout(timeout);
+  return without_gil([&]() -> std::unique_ptr<Transport> {
+    return std::make_unique<NcclTransport>(NcclCommunicator::over(meeting, within), within);
+  });
+}
+#else
+constexpr bool kHasNccl = false;
+
+std::unique_ptr<Transport> make_nccl_transport(Transport&, double) {
+  throw TransportError("this build of Tersor has no NCCL: its header was not found");
+}
+#endif
+
+}  // namespace
+
+void bind_nccl(nb::module_& module) {
+  using namespace nb::literals;
+  module.def(
+      "has_nccl", [] { return kHasNccl; }, "Whether this build can make an nccl_transport.");
+  module.def("nccl_transport", &make_nccl_transport, "meeting"_a, "timeout"_a,
+             "Device memory, over a communicator of the current device among the ranks of another "
+             "transport, which is not needed afterwards; a collective call.");
+}
+
+}  // namespace tersor::python
