@@ -2,36 +2,63 @@
 
 ::
 
-    model = DistributedDataParallel(model)
+    model = DistributedDataParallel(model)                               # or fully_shard(model)
     handle = tersor.torch.compress(model, codec="topk:density=0.01+ef")  # and train on
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
 from tersor.torch import ddp
+from tersor.torch.collectives import FeedbackState, all_gather, allreduce, reduce_scatter
 from tersor.torch.ddp import HookState, hook
+from tersor.torch.diloco import DiLoCo
 from tersor.torch.distributed_checkpoint import load_checkpoint
+from tersor.torch.fsdp import ShardedHandle
+from tersor.torch.fsdp import compress as _compress_sharded
+from tersor.torch.optimizer import DistributedOptimizer
 from tersor.torch.statistics import log_statistics
 
-__all__ = ["HookState", "compress", "hook", "load_checkpoint", "log_statistics"]
+__all__ = [
+    "DiLoCo",
+    "DistributedOptimizer",
+    "FeedbackState",
+    "HookState",
+    "ShardedHandle",
+    "all_gather",
+    "allreduce",
+    "compress",
+    "hook",
+    "load_checkpoint",
+    "log_statistics",
+    "reduce_scatter",
+]
 
 
-def compress(model: nn.Module, **options: Any) -> HookState:
+@overload
+def compress(model: DistributedDataParallel, **options: Any) -> HookState: ...
+@overload
+def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle: ...
+def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     """Has a model send its gradients encoded from now on.
 
-    ``model``: of DistributedDataParallel (``tersor.torch.ddp.compress`` has the options). A
-    collective call, before the first backward pass. Raises InvalidArgument for anything else, and
-    for options that are wrong.
+    ``model``: of DistributedDataParallel (``tersor.torch.ddp.compress`` has the options), or with
+    modules that went through ``fully_shard`` (``tersor.torch.fsdp.compress``). A collective call,
+    before the first backward pass. Raises InvalidArgument for anything else, and for options that
+    are wrong.
     """
     uncompiled = getattr(model, "_orig_mod", model)
     if isinstance(uncompiled, DistributedDataParallel):
         return ddp.compress(uncompiled, **options)
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        return _compress_sharded(model, **options)
     raise InvalidArgument(
-        f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel first"
+        f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel or call "
+        "fully_shard(model) first, or use tersor.torch.DistributedOptimizer"
     )
