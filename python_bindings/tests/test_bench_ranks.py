@@ -1,0 +1,143 @@
+"""The benchmark's commands on real processes, from the command line to the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+DEADLINE_SECONDS = 120
+SOURCES = pathlib.Path(__file__).resolve().parents[2]
+REPORT = SOURCES / "bench" / "report"
+SCRIPT = SOURCES / "scripts" / "python-bench"
+
+
+def bench(*arguments: Any, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a command with this interpreter's packages; its ranks end with it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "tersor.bench", *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def load_for_report(path: pathlib.Path) -> list[Any]:
+    """As the report reads records: it refuses what it cannot draw."""
+    sys.path.insert(0, str(REPORT))
+    try:
+        import records
+    finally:
+        sys.path.remove(str(REPORT))
+    return list(records.load([path]))
+
+
+@pytest.fixture
+def text(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "text"
+    path.write_text("And God said, Let there be light: and there was light. " * 300, "utf-8")
+    return path
+
+
+def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    names = ["none", "tersor:none", "torch:powersgd", "int8"]
+    path = tmp_path / "train.json"
+    options = ["--data", text, "--epochs", 2, "--steps", 12, "--batch", 2, "--json", path]
+    bench("train", "--model", "gpt", "--hooks", *names, *options)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for record in json.loads(path.read_text()):
+        runs.setdefault(record["codec"], []).append(record)
+    assert list(runs) == names
+    for first, last in runs.values():
+        assert last["loss"] < first["loss"]
+        assert 0 < last["accuracy"] <= 1
+    losses = {name: [record["loss"] for record in run] for name, run in runs.items()}
+    assert losses["tersor:none"] == losses["none"]  # to the bit, on two ranks
+    assert losses["int8"] != losses["none"]
+    sent = {name: run[-1]["wire_bytes"] for name, run in runs.items()}
+    assert 3 < sent["none"] / sent["int8"] < 4
+    assert sent["torch:powersgd"] < sent["int8"]
+    assert len(load_for_report(path)) == 2 * len(names)
+
+
+def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "backward.json"
+    options = ["--mib", 8, "--iterations", 3, "--json", path]
+    bench("backward", "--hooks", "none", "torch:fp16", "int8", *options)
+    none, half, int8 = json.loads(path.read_text())
+    assert none["wire_bytes"] == 8 * 2**20
+    assert half["wire_bytes"] == 4 * 2**20
+    assert 2**21 < int8["wire_bytes"] < 1.1 * 2**21
+    assert none["relative_error"] < 1e-6 < half["relative_error"] < int8["relative_error"] < 0.02
+    for record in (none, half, int8):  # the loopback carries what the ranks say, and little else
+        assert 0.99 * record["wire_bytes"] < record["interface_bytes"]
+    assert len(load_for_report(path)) == 3
+
+
+def test_a_rank_that_fails_ends_all(tmp_path: pathlib.Path) -> None:
+    """No text: each rank fails by itself."""
+    done = bench("train", "--model", "gpt", "--data", tmp_path / "missing", expect=2)
+    assert "missing" in done.stderr
+
+
+def test_out_of_time(text: pathlib.Path) -> None:
+    options = ["--data", text, "--epochs", 100000, "--timeout", 4]
+    done = bench("train", "--model", "gpt", "--hooks", "none", *options, expect=124)
+    assert "out of time" in done.stderr
+
+
+def test_an_unknown_hook_is_refused_before_anything_starts() -> None:
+    assert "torch:powersgd" in bench("backward", "--hooks", "torch:int7", expect=2).stderr
+
+
+def on_hosts(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "TERSOR_CLUSTER": f"tersorbench{os.getpid()}",
+    }
+    return subprocess.run(
+        [SCRIPT, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("tc"), reason="only root makes hosts, with iproute2"
+)
+def test_hosts_of_their_own(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "out.json"
+    options = ["--mib", 4, "--iterations", 2, "--hooks", "none", "--json", path]
+    done = on_hosts(2, "--rate", "500mbit", "--", "backward", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = json.loads(path.read_text())
+    assert (record["link"], record["ranks"]) == ("500mbit", 2)
+    assert record["seconds"] > 0.9 * 4 * 2**20 * 8 / 500e6  # the link is as slow as it says
+    assert record["interface_bytes"] > record["wire_bytes"]
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert f"tersorbench{os.getpid()}" not in names.stdout
+
+
+def test_hosts_need_arguments() -> None:
+    done = on_hosts(2, "--rate", "1gbit")
+    assert done.returncode == 2
+    assert "usage: scripts/python-bench" in done.stderr
