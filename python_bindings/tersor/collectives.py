@@ -35,7 +35,7 @@ class CollectiveOptions(TypedDict, total=False):
     """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
     host_codec: str
     """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
-    state: FeedbackState | None
+    state: _core.FeedbackState | None
     """What error feedback keeps between calls. Default: no feedback."""
     workspace: Workspace | None
     """Buffers and threads that calls with equal arguments use again. Default: made for the call."""

@@ -158,7 +158,15 @@ class ShardedHandle(Reporting):
         """Keeps residuals in the units of a scaler, which may change its scale between passes."""
         loss_scale = LossScale(scaler, transactional=False)
         self._loss_scale = loss_scale
-        self._hooks.append(model.register_forward_pre_hook(lambda *_: loss_scale.follow(self)))
+
+        def before_forward(*_: object) -> None:
+            loss_scale.follow(self)
+
+        self._hooks.append(model.register_forward_pre_hook(before_forward))
+
+    def discard_step(self) -> None:
+        """Refused: residuals of whole gradients are not kept twice."""
+        raise InvalidArgument("FSDP's residuals are kept once: a step cannot be thrown away")
 
     def _prepare(self) -> None:
         for exchange in self._gradients:
@@ -198,9 +206,10 @@ def compress(
     _refuse_others(modules)
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model)]
     for name, reduce in reduces.items():
-        modules[name].set_custom_reduce_scatter(reduce)  # each by itself: it does not go down
+        # Each by itself, as it does not go down; of PyTorch's class in all but name.
+        modules[name].set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
     for name, gather in gathers.items():
-        modules[name].set_custom_all_gather(gather)
+        modules[name].set_custom_all_gather(gather)  # type: ignore[arg-type]
     exchanges = [*reduces.values(), *gathers.values()]
     handle = ShardedHandle(sender, exchanges, _group_of(model), notes)
     if scaler is not None:

@@ -145,7 +145,7 @@ class Message:
 
     def scatter(self, shard: Tensor, output: Tensor) -> None:
         """Puts its shard to its places in ``output``."""
-        parts = shard.split([one.count for one in self.columns])
+        parts = torch.split(shard, [one.count for one in self.columns])
         for one, part in zip(self.columns, parts, strict=True):
             output[one.start : one.stop] = part
 

@@ -104,7 +104,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Reporting):
         self._skip = False
         self.reducer = self._make_reducer(options)
         for name, parameter in self._parameters.items():
-            parameter.register_post_accumulate_grad_hook(_watch(weakref.ref(self), name))
+            watch = _watch(weakref.ref(self), name)
+            parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """Sends what was not sent yet and waits: every gradient is the mean over ranks now.

@@ -276,7 +276,7 @@ def reduction_of(op: Any) -> tuple[Reduction, float]:
         return "mean", 1.0
     if kind == dist.ReduceOp.SUM:
         return "sum", 1.0
-    if kind == dist.ReduceOp.RedOpType.PREMUL_SUM and isinstance(factor, float):
+    if str(kind).endswith("PREMUL_SUM") and isinstance(factor, float):
         return "sum", factor
     raise InvalidArgument(f"gradients are summed or averaged, but FSDP asks for {kind}")
 
