@@ -1,0 +1,105 @@
+"""Collectives on tensors, over the process group of gloo processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ranks
+import tersor
+from tersor.torch.collectives import FeedbackState, all_gather, allreduce, reduce_scatter
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def mean_of(count: int, values_count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.stack([values(rank, values_count, dtype).float() for rank in range(count)]).mean(0)
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+def reduces(rank: int, count: int) -> None:
+    for dtype in DTYPES:
+        for codec, error in (("none", 0.005), ("int8", 0.02), ("topk:density=0.5", 0.5)):
+            tensor = values(rank, 5005, dtype).view(5, 7, 143)
+            call = allreduce(tensor, codec=codec, reduction="mean")
+            assert relative(tensor.view(-1), mean_of(count, 5005, dtype)) < error
+            assert call.gradient_bytes == 5005 * dtype.itemsize
+            others = [torch.empty_like(tensor) for _ in range(count)]
+            dist.all_gather(others, tensor)
+            assert all(torch.equal(one, tensor) for one in others)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_allreduce_leaves_the_mean_on_all_ranks(count: int) -> None:
+    ranks.run(reduces, count)
+
+
+def scatters_and_gathers(rank: int, count: int) -> None:
+    for dtype in DTYPES:
+        shard = torch.empty(1003, dtype=dtype)
+        reduce_scatter(shard, values(rank, 1003 * count, dtype), codec="int8", reduction="mean")
+        expected = mean_of(count, 1003 * count, dtype)
+        assert relative(shard, expected[1003 * rank :][:1003]) < 0.02
+        whole = torch.empty(1003 * count, dtype=dtype)
+        all_gather(whole, shard, codec="none")
+        assert relative(whole, expected) < 0.02
+        assert torch.equal(whole[1003 * rank :][:1003], shard)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_shards_are_reduced_and_gathered(count: int) -> None:
+    ranks.run(scatters_and_gathers, count)
+
+
+def works_in_a_subgroup(rank: int, count: int) -> None:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    tensor = torch.full((300,), float(rank))
+    allreduce(tensor, codec="none", group=pairs[rank // 2])
+    assert tensor.unique().tolist() == [1.0 if rank < 2 else 5.0]
+
+
+def test_a_group_is_a_part_of_the_world() -> None:
+    ranks.run(works_in_a_subgroup, 4)
+
+
+def keeps_residuals(rank: int, count: int) -> None:
+    state = FeedbackState(torch.empty(4000), codec="topk:density=0.1+ef")
+    total = torch.zeros(4000)
+    for _ in range(10):
+        tensor = values(rank, 4000)
+        allreduce(tensor, codec="topk:density=0.1+ef", reduction="mean", state=state)
+        total += tensor
+    assert 0 < relative(total / 10, mean_of(count, 4000)) < 0.4  # 0.75 without feedback
+    assert state.bytes >= 4 * 4000
+
+
+def test_feedback_is_kept_between_calls() -> None:
+    ranks.run(keeps_residuals, 2)
+
+
+def names_mistakes(rank: int, count: int) -> None:
+    with pytest.raises(tersor.InvalidArgument, match="int9"):
+        allreduce(torch.zeros(3), codec="int9")
+    with pytest.raises(tersor.InvalidArgument, match="float64"):
+        allreduce(torch.zeros(3, dtype=torch.float64))
+    with pytest.raises(tersor.InvalidArgument, match="error feedback"):
+        allreduce(torch.zeros(3), codec="int8+ef")
+    with pytest.raises(tersor.InvalidArgument, match="make 2, not the 3"):
+        reduce_scatter(torch.zeros(2), torch.zeros(3))
+    with pytest.raises(tersor.InvalidArgument, match="no option 'codecs'"):
+        allreduce(torch.zeros(3), codecs="int8")  # type: ignore[call-arg]
+    strided = torch.zeros(4, 4)[:, :2]
+    with pytest.raises(tersor.InvalidArgument, match=r"contiguous|gaps"):
+        allreduce(strided)
+
+
+def test_mistakes_are_named() -> None:
+    ranks.run(names_mistakes, 1)
