@@ -69,15 +69,20 @@ void World::part() {
 // over.
 bool World::said_goodbye() {
   wire_->note_use();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!wire_->right_thread()) return false;
   const auto start = Clock::now();
   const auto over = [this] {
     return static_cast<int>(gone_.size()) == wire_->ranks() - 1 && wire_->quiet();
   };
   while (!faulty() && !over() &&
-         Clock::now() < start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin))
-    if (!poll()) wire_->pause();
+         Clock::now() <
+             start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin)) {
+    if (poll()) continue;
+    lock.unlock();  // threads of the wire that tell of what has left take it
+    wire_->pause();
+    lock.lock();
+  }
   if (faulty()) tell_until(Clock::now() + kGoodbyeWithin);
   return !faulty() && over();
 }
