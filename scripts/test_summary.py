@@ -24,10 +24,10 @@ def is_skipped(test):
 
 
 def lacks_gpu(test):
-    """CTest's tests of a device have a prefix, pytest's say so in their reason."""
+    """CTest's tests of a device have a prefix, pytest's name CUDA in their reason."""
     skipped = test.find("skipped")
     reason = "" if skipped is None else skipped.get("message", "")
-    return test.get("name", "").startswith("gpu.") or "no GPU" in reason
+    return test.get("name", "").startswith("gpu.") or "CUDA" in reason
 
 
 def show_failure(test, text):
