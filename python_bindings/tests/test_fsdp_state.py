@@ -117,6 +117,40 @@ def test_states_that_do_not_fit_are_refused(tmp_path: pathlib.Path) -> None:
     ranks.run(refuses_others, 3, str(tmp_path))
 
 
+def keeps_what_it_has(
+    handle: fsdp.ShardedHandle, state: dict[str, Any], message: str, before: dict[str, Any]
+) -> None:
+    """The state is refused before anything of it was written."""
+    with pytest.raises(tersor.InvalidArgument, match=message):
+        handle.load_state_dict(state)
+    after = handle.state_dict()
+    assert after["steps"] == before["steps"]
+    for name, row in before["residuals"].items():
+        assert torch.equal(after["residuals"][name].to_local(), row.to_local())
+
+
+def refuses_others_rows_and_shapes(rank: int, count: int, folder: str) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, **FEEDBACK)
+    torch.save(handle.state_dict(), f"{folder}/{rank}")
+    dist.barrier()
+    train(model, rank, range(2))
+    before, portable = handle.state_dict(), handle.state_dict("portable")
+    others = torch.load(f"{folder}/{1 - rank}", weights_only=False)
+    message = f"rank {1 - rank} of 2's own, this is rank {rank}"
+    keeps_what_it_has(handle, others, message, before)
+    own = torch.load(f"{folder}/{rank}", weights_only=False)
+    last = own["parameters"][-1]
+    for state, width in ((own, 1), (own, 7), ({**portable, "steps": own["steps"]}, 1)):
+        cut = torch.zeros(count, width)  # a row of 1 would be broadcast
+        state = {**state, "residuals": {**state["residuals"], last: cut}}
+        keeps_what_it_has(handle, state, rf"{last}: the state has residuals of shape", before)
+
+
+def test_an_exact_state_of_another_rank_or_shape_changes_nothing(tmp_path: pathlib.Path) -> None:
+    ranks.run(refuses_others_rows_and_shapes, 2, str(tmp_path))
+
+
 def starts_at_zero(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)

@@ -127,7 +127,7 @@ def _read(saved: Mapping[str, Any], rank: int) -> ReducerState:
 
 
 def _read_rows(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
-    state.rank, *places = _own_row(saved["places"], rank).tolist()
+    state.rank, *places = own_row(saved["places"], rank).tolist()
     for i, (name, codec, count) in enumerate(_columns(saved)):
         first, residual_count, owner_count = places[3 * i : 3 * i + 3]
         residual = _values(saved, "residuals", name, residual_count, rank)
@@ -144,10 +144,10 @@ def _values(saved: Mapping[str, Any], entry: str, name: str, count: int, rank: i
     if count == 0:
         return torch.zeros(0).numpy()
     rows = saved.get(entry, {})  # a sharded checkpoint does not keep an empty dict
-    return _own_row(rows[name], rank)[:count].cpu().numpy()
+    return own_row(rows[name], rank)[:count].cpu().numpy()
 
 
-def _own_row(rows: Tensor, rank: int) -> Tensor:
+def own_row(rows: Tensor, rank: int) -> Tensor:
     """Of a DTensor; or of a whole tensor, which a sharded checkpoint may have been put into."""
     return rows.to_local()[0] if isinstance(rows, DTensor) else rows[rank]
 

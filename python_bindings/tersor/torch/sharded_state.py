@@ -14,11 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from tersor import collectives
 from tersor._core import InvalidArgument
-from tersor.torch.checkpoint import VERSION, Mode, side_by_side
+from tersor.torch.checkpoint import VERSION, Mode, own_row, side_by_side
 from tersor.torch.group import transport
 from tersor.torch.messages import Feedback
 from tersor.torch.sharding import from_flat, to_flat
@@ -53,18 +52,19 @@ def load_sharded(
 
     None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
     with a warning where there are any. Raises InvalidArgument, which names the parameter, where the
-    state is of another model or codec, or the exact one of another number of ranks.
+    state is of another model or codec, or the exact one of another rank or number of ranks; nothing
+    was changed then.
     """
     if not state:
         return _start_at_zero(kept)
     _check(kept, group, state)
+    _check_ranks(group, state)
+    _check_shapes(kept, group, state)
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         kept[name].step = step
         saved = state["residuals"][name]
         if state["mode"] == "exact":
-            kept[name].residual.copy_(
-                saved.to_local()[0] if isinstance(saved, DTensor) else saved[group.rank()]
-            )
+            kept[name].residual.copy_(own_row(saved, group.rank()))
         else:
             _load_sum(kept[name], saved, state, group)
 
@@ -97,7 +97,7 @@ def _load_sum(
 def _check(
     kept: Mapping[str, Feedback], group: dist.ProcessGroup, state: Mapping[str, Any]
 ) -> None:
-    """Raises InvalidArgument where a state is not of these parameters, codecs and ranks."""
+    """Raises InvalidArgument where a state is not of this version, these parameters and codecs."""
     if state["version"] != VERSION:
         raise InvalidArgument(
             f"the state is of version {state['version']}; this build reads version {VERSION}"
@@ -109,11 +109,39 @@ def _check(
     for name, codec in saved.items():
         if codec != kept[name].codec:
             raise InvalidArgument(f"{name}: the state is of {codec}, this is {kept[name].codec}")
-    if state["mode"] == "exact" and state["ranks"] != group.size():
+
+
+def _check_ranks(group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument where an exact state is another rank's, or of another number."""
+    if state["mode"] != "exact":
+        return
+    if state["ranks"] != group.size():
         raise InvalidArgument(
             f"this is the exact state of {state['ranks']} ranks, these are {group.size()}: save "
             'with mode="portable" to go on with another number'
         )
+    rank = int(own_row(state["places"], group.rank())[0])
+    if rank != group.rank():
+        raise InvalidArgument(
+            f"the state is rank {rank} of {group.size()}'s own, this is rank {group.rank()}: each "
+            "rank loads what it saved"
+        )
+
+
+def _check_shapes(
+    kept: Mapping[str, Feedback], group: dist.ProcessGroup, state: Mapping[str, Any]
+) -> None:
+    """Raises InvalidArgument where residuals are of parameters of other shapes."""
+    for name, one in kept.items():
+        saved = state["residuals"][name]
+        exact = state["mode"] == "exact"
+        found = own_row(saved, group.rank()).shape if exact else saved.shape
+        wanted = one.residual.shape if exact else one.parameter.shape
+        if found != wanted:
+            raise InvalidArgument(
+                f"{name}: the state has residuals of shape {tuple(found)}, this model keeps "
+                f"{tuple(wanted)}"
+            )
 
 
 def _start_at_zero(kept: Mapping[str, Feedback]) -> None:
