@@ -39,25 +39,31 @@ def one_backward(model: torch.nn.Module, rank: int, step: int) -> BaseException 
     return None
 
 
-def refusals(rank: int, _: int) -> list[str]:
+def refusals(rank: int, count: int) -> tuple[list[str], float]:
     hooked = wrap(mlp())
     tersor.torch.compress(hooked, codec="int8")
     theirs = wrap(mlp())
     theirs.register_comm_hook(None, default_hooks.allreduce_hook)
+    corrected = wrap(mlp())
     fused = mlp()
     _apply_optimizer_in_backward(torch.optim.SGD, fused.parameters(), {"lr": 0.1})
-    return [
+    messages = [
         message_of(lambda: tersor.torch.compress(hooked, codec="int8")),
         message_of(lambda: tersor.torch.compress(theirs, codec="int8")),
         message_of(lambda: tersor.torch.compress(wrap(fused), codec="int8")),
-        message_of(lambda: tersor.torch.compress(wrap(mlp()), codec="int9")),
+        message_of(lambda: tersor.torch.compress(corrected, codec="int9")),
         message_of(lambda: tersor.torch.compress(wrap(mlp()), codek="int8")),
         message_of(lambda: tersor.torch.compress(mlp(), codec="int8")),
     ]
+    tersor.torch.compress(corrected, codec="int8")
+    assert one_backward(corrected, rank, 0) is None
+    return messages, relative_error(gradients(corrected), mean_gradients(count, 0))
 
 
 def test_mistakes_are_named() -> None:
-    for again, hooked, fused, codec, option, bare in ranks.run(refusals, 2):
+    for messages, error in ranks.run(refusals, 2):
+        again, hooked, fused, codec, option, bare = messages
+        assert 1e-4 < error < 0.03  # what was corrected is compressed
         assert "communication hook already" in again
         assert "communication hook already" in hooked
         assert "optimizer in the backward pass" in fused
@@ -102,6 +108,7 @@ def reset_after_error(rank: int, count: int) -> tuple[str, float]:
     model = wrap(mlp())
     handle = tersor.torch.compress(model, codec="int8+ef", timeout=20)
     list(train(model, rank, range(2), rate=0.0))
+    dist.barrier()  # nobody is still in these steps
     if rank == 0:
         handle._transport.poison("a test says so")
     error = one_backward(model, rank, 2)

@@ -78,9 +78,15 @@ class Backward:
         with self.guard():
             if self.error is None and bucket.sent is not None:
                 bucket.sent.wait()
-        if self.error is not None:
-            bucket.gradients.fill_(math.nan)
-        bucket.future.set_result(bucket.gradients)
+        try:
+            if self.error is not None:
+                bucket.gradients.fill_(math.nan)
+            bucket.future.set_result(bucket.gradients)
+        except (
+            Exception
+        ) as error:  # of a device that is lost: DDP waits for the future all the same
+            self.error = self.error or error
+            bucket.future.set_exception(error)
 
 
 def after_pass(callback: Callable[[], None]) -> bool:

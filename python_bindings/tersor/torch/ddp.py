@@ -293,13 +293,17 @@ def compress(
     ddp = _checked(model)
     state = HookState(scaler=scaler, unsupported=unsupported, **options)
     try:
+        state.bind(ddp)  # first: a hook cannot be taken off again
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
+        state.close()
         raise InvalidArgument(
             f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
             "module in a new one"
         ) from error
-    state.bind(ddp)
+    except BaseException:
+        state.close()
+        raise
     return state
 
 
