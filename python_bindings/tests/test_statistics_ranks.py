@@ -54,6 +54,7 @@ def train(rank: int, count: int, codec: str) -> dict[str, float]:
     told, really = handle.totals(), sent_by_sockets()
     for _ in range(STEPS):
         step()
+    dist.barrier()  # all of it has left
     after = handle.totals()
     really = sent_by_sockets() - really
     dist.barrier()
