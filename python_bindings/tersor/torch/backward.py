@@ -82,11 +82,9 @@ class Backward:
             if self.error is not None:
                 bucket.gradients.fill_(math.nan)
             bucket.future.set_result(bucket.gradients)
-        except (
-            Exception
-        ) as error:  # of a device that is lost: DDP waits for the future all the same
+        except Exception as error:  # a device is lost; DDP waits for the future all the same
             self.error = self.error or error
-            bucket.future.set_exception(error)
+            bucket.future.set_exception(error)  # type: ignore[arg-type]  # as PyTorch declares it
 
 
 def after_pass(callback: Callable[[], None]) -> bool:
