@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.device_mesh import DeviceMesh
 
 import ranks
 import tersor
 from tersor.reducer import GradientReducer
-from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.checkpoint import Mode, load_reducer, own_row, save_reducer, side_by_side
 from tersor.torch.distributed_checkpoint import load_checkpoint
 from tersor.torch.group import transport
 
@@ -261,3 +262,34 @@ def test_a_sharded_checkpoint_put_into_one_file_goes_on(tmp_path: pathlib.Path) 
     dcp_to_torch_save(tmp_path / "exact", tmp_path / "one.pt")
     found = ranks.run(resume_from_one_file, 2, "int8+ef", str(tmp_path / "one.pt"))
     assert all(equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+class Owned:
+    """A handle of a part of the ranks, each of which has its own number to save."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.mesh = DeviceMesh.from_group(group, "cpu")
+        self.loaded: Mapping[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"places": side_by_side(torch.tensor([dist.get_rank()]), self.mesh)}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        self.loaded = state
+
+
+def loads_with_a_part(rank: int, count: int, folder: str) -> int:
+    """What each member found; the first rank of all takes no part."""
+    part = dist.new_group([1, 2])
+    found = rank
+    if rank > 0:
+        handle = Owned(part)
+        dcp.save({"tersor": handle.state_dict()}, checkpoint_id=folder, process_group=part)
+        load_checkpoint(handle, folder, group=part)
+        assert handle.loaded is not None
+        found = int(own_row(handle.loaded["places"], rank - 1))
+    return finished(found)
+
+
+def test_a_part_of_the_ranks_loads_by_itself(tmp_path: pathlib.Path) -> None:
+    assert ranks.run(loads_with_a_part, 3, str(tmp_path), deadline=60) == [0, 1, 2]

@@ -42,8 +42,8 @@ def load_checkpoint(
     """Brings back what ``torch.distributed.checkpoint.save`` saved of ``{key: handle}``, or of
     ``{key: handle.state_dict(mode)}``.
 
-    A collective call, between two steps. ``group``: the ranks that the handle works for, default
-    all. A checkpoint without ``key`` starts residuals at zero, with a warning. Raises
+    A collective call of ``group``, the ranks that the handle works for (default all), between two
+    steps. A checkpoint without ``key`` starts residuals at zero, with a warning. Raises
     InvalidArgument, which names the parameter, where the state is of another model or codec, and
     where it is the exact one of another number of ranks.
     """
@@ -53,7 +53,7 @@ def load_checkpoint(
         raise InvalidArgument("call torch.distributed.init_process_group first")
     state = _empty_state(reader, key, group)
     if state:
-        load({key: state}, storage_reader=reader)
+        load({key: state}, storage_reader=reader, process_group=group)
     handle.load_state_dict(state)
 
 
