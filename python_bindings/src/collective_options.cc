@@ -32,14 +32,15 @@ void bind_collective_options(nb::module_& module) {
                         "Not for two calls at once.")
       .def(nb::init<unsigned>(), "threads"_a = 1)
       .def_prop_ro("threads", &Workspace::threads);
+  const auto keeps = nb::for_setter(nb::keep_alive<1, 2>());  // the options hold plain pointers
   nb::class_<CallOptions> options(module, "CallOptions");
   options.def(nb::init<>())
       .def_rw("codec", &CallOptions::codec)
       .def_rw("hosts", &CallOptions::host_of_rank)
       .def_rw("host_codec", &CallOptions::host_codec)
-      .def_rw("state", &CallOptions::feedback, nb::arg().none())
-      .def_rw("workspace", &CallOptions::lent, nb::arg().none())
-      .def_rw("tuner", &CallOptions::tuner, nb::arg().none())
+      .def_rw("state", &CallOptions::feedback, nb::for_setter(nb::arg().none()), keeps)
+      .def_rw("workspace", &CallOptions::lent, nb::for_setter(nb::arg().none()), keeps)
+      .def_rw("tuner", &CallOptions::tuner, nb::for_setter(nb::arg().none()), keeps)
       .def_rw("parameter", &CallOptions::parameter)
       .def_rw("seed", &CallOptions::seed)
       .def_rw("step", &CallOptions::step)

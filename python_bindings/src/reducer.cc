@@ -135,7 +135,7 @@ void bind_reducer(nb::module_& module) {
   bind_reducer_options(module);
   nb::class_<ArrayReducer> reducer(module, "GradientReducer");
   reducer.def(nb::init<Transport&, const ReducerOptions&>(), "transport"_a, "options"_a,
-              nb::keep_alive<1, 2>());
+              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());  // the options keep the Tuner
   bind_steps(reducer);
   bind_state(reducer);
   reducer.def("statistics", &waiting<&GradientReducer::statistics>, "Of all parameters together.")

@@ -49,7 +49,8 @@ void bind_automatic(nb::class_<ReducerOptions>& options) {
       .def_prop_rw(
           "speeds_file", [](const ReducerOptions& o) { return o.automatic.speeds_file; },
           [](ReducerOptions& o, std::string path) { o.automatic.speeds_file = std::move(path); })
-      .def_rw("tuner", &ReducerOptions::tuner, nb::arg().none());
+      .def_rw("tuner", &ReducerOptions::tuner, nb::for_setter(nb::arg().none()),
+              nb::for_setter(nb::keep_alive<1, 2>()));
 }
 
 }  // namespace

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
 
 import tersor
 import tersor.local
+from tersor import _core
 from tersor.reducer import GradientReducer
 
 SHAPES = {"embedding.weight": (200, 64), "norm.bias": (300,), "head.weight": (40, 8, 16)}
@@ -195,6 +197,27 @@ def test_auto_chooses_for_all_ranks_alike() -> None:
         return reducer.parameter_statistics()[0].codec
 
     assert tersor.local.run(2, rank, link="100Mbit,50us") == ["int8", "int8"]
+
+
+class Watched(_core.Tuner):
+    """One that takes weak references."""
+
+
+def test_a_tuner_lives_as_long_as_its_reducer() -> None:
+    def rank(transport: tersor.Transport) -> bool:
+        options = _core.AutoOptions()
+        options.speeds_file = "none"
+        tuner = Watched(transport, options)
+        watched = weakref.ref(tuner)
+        reducer = GradientReducer(transport, codec="auto", tuner=tuner)
+        del tuner
+        gc.collect()
+        lived = watched() is not None
+        del reducer
+        gc.collect()
+        return lived and watched() is None
+
+    assert tersor.local.run(1, rank) == [True]
 
 
 def test_a_missing_parameter_is_an_error_on_all_ranks() -> None:
