@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from sharded_models import backward, gradients, make_model, plain_step, sharded_model
 
 import ranks
 import tersor
 from tersor.torch import fsdp
+from tersor.torch.sharded_exchange import WeightExchange
 
 
 def names_mistakes(rank: int, count: int) -> None:
@@ -81,6 +84,32 @@ def has_different_codecs(rank: int, count: int) -> str:
 def test_ranks_with_different_codecs_all_raise_and_go_on() -> None:
     for message in ranks.run(has_different_codecs, 2):
         assert "reduce_scatter" in message
+
+
+def fails_alone(rank: int, count: int, weights: bool) -> str:
+    """The last rank raises before it sends anything: the others must not wait for it."""
+    gradients = fsdp.compress(sharded_model(count), codec="int8")._gradients[0]
+    failing = rank == count - 1
+    long, short, world = (
+        torch.ones(150 if failing and weights else 200),
+        torch.ones(100),
+        dist.group.WORLD,
+    )
+    operation = dist.ReduceOp.MAX if failing else dist.ReduceOp.AVG
+    call = functools.partial(gradients, short, long, world, operation)
+    if weights:
+        exchange = WeightExchange("int8", gradients._sender)
+        call = functools.partial(exchange, long, short, world)
+    with pytest.raises(tersor.InvalidArgument if failing else tersor.TransportError) as raised:
+        call()
+    assert bool(torch.isnan(long if weights else short).any())
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_rank_that_fails_alone_tells_the_others(weights: bool) -> None:
+    found = ranks.run(fails_alone, 2, weights, deadline=60)  # below the timeout of 300 s
+    assert found[1] in found[0]
 
 
 def loses_a_rank(rank: int, count: int) -> str:

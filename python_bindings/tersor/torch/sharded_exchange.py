@@ -7,6 +7,7 @@ stream (device).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Sequence
@@ -79,6 +80,14 @@ class Sender:
             self._channels[group] = transport(group, shard.device).channel()
         options = self._call("allgather", codec, shard)
         collectives.allgather(self._channels[group], shard, output, **options)
+
+    def poison(self, error: Exception, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Lets the other ranks hear of an error of this one alone: they would wait for it.
+
+        What cannot be told, as of a connection that was not made, must not hide the error.
+        """
+        with contextlib.suppress(Exception):
+            transport(group, device).poison(str(error))
 
     def reset(self) -> None:
         """Gives the transports back; new ones are made when they are needed."""
@@ -179,6 +188,8 @@ class GradientExchange(Exchange):
                 self._report_once(input_tensor)
                 plain_reduce_scatter(output_tensor, input_tensor, group, op)
         except Exception as error:  # also what is not ours
+            if self._takes(input_tensor):
+                self._sender.poison(error, group, input_tensor.device)
             fail(error, output_tensor)
 
     def _report_once(self, values: Tensor) -> None:
@@ -265,6 +276,7 @@ class WeightExchange(Exchange):
         try:
             self._sender.gather(self._codec, input_tensor, output_tensor, group)
         except Exception as error:  # also what is not ours
+            self._sender.poison(error, group, input_tensor.device)
             fail(error, output_tensor)
         return None
 
