@@ -242,7 +242,8 @@ def names_mistakes(rank: int, count: int) -> None:
         optimizer.zero_grad()
     with pytest.raises(tersor.InvalidArgument, match=r"computed again.*backward_passes_per_step"):
         loss_of(model, rank, 0).backward()
-    optimizer.step()
+    with pytest.raises(tersor.InvalidArgument, match="changed while it was being sent"):
+        optimizer.step()
     optimizer.zero_grad()
     plainly(model, optimizer, rank, 1)  # it is usable all the same
     with pytest.raises(tersor.InvalidArgument, match="wrap it anew"):
@@ -260,6 +261,49 @@ def names_mistakes(rank: int, count: int) -> None:
 
 def test_mistakes_are_named() -> None:
     ranks.run(names_mistakes, 1)
+
+
+def changes_what_is_sent(rank: int, count: int) -> None:
+    model = make_model()
+    optimizer = wrap(model)
+    loss_of(model, rank, 0).backward()
+    with (
+        optimizer.skip_synchronize(),
+        pytest.raises(tersor.InvalidArgument, match="within skip_synchronize"),
+    ):
+        optimizer.step()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    before = copy.deepcopy(model)
+    with pytest.raises(tersor.InvalidArgument, match="changed while it was being sent"):
+        optimizer.step()
+    assert same_weights(model, before)
+    optimizer.zero_grad()
+    plainly(model, optimizer, rank, 1)  # it is usable all the same
+    assert not same_weights(model, before)
+
+
+def test_gradients_must_not_change_while_they_are_sent() -> None:
+    ranks.run(changes_what_is_sent, 2)
+
+
+def fails_to_send(rank: int, count: int) -> None:
+    """An error within `synchronize`; and then one's gradients are one's own again."""
+    table = torch.nn.Embedding(70, 3, sparse=True)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=0.1),
+        table.named_parameters(),
+        backward_passes_per_step=2,
+        unsupported="error",
+    )
+    table(torch.tensor([rank])).sum().backward()
+    with pytest.raises(tersor.InvalidArgument, match="sparse"):
+        optimizer.synchronize()
+    optimizer.zero_grad()
+    assert table.weight.grad is None
+
+
+def test_gradients_can_be_dropped_after_an_error() -> None:
+    ranks.run(fails_to_send, 1)
 
 
 def different_codecs(rank: int, count: int) -> str:

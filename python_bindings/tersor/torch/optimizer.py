@@ -98,7 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Reporting):
         report_unsupported(self._uncompressed, unsupported)
         self._passes_per_step = backward_passes_per_step
         self._passes = dict.fromkeys(self._parameters, 0)
-        self._ready: set[str] = set()
+        self._ready: dict[str, int] = {}  # the version of each gradient that is being sent
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = False
         self._skip = False
@@ -112,14 +112,22 @@ class DistributedOptimizer(torch.optim.Optimizer, Reporting):
 
         ``step`` does so itself where it was not done. Raises what ended the exchange:
         TransportError where a rank is gone or does something else, WireError where a message is
-        damaged.
+        damaged; InvalidArgument where a gradient was changed while it was being sent.
         """
-        for name, parameter in self._parameters.items():
-            if name not in self._ready:
-                self._send(name, parameter)
-        self._passes = dict.fromkeys(self._parameters, 0)
-        self._ready.clear()
+        changed = self._changed()
+        try:
+            for name, parameter in self._parameters.items():
+                if name not in self._ready:
+                    self._send(name, parameter)
+        finally:  # nor is zero_grad refused after an error
+            self._passes = dict.fromkeys(self._parameters, 0)
+            self._ready.clear()
         self.reducer.wait()
+        if changed:
+            raise InvalidArgument(
+                f"the gradient of {changed[0]} was changed while it was being sent: call "
+                "synchronize() before clipping, and before a scaler's unscale_"
+            )
         for name in self._uncompressed:
             self._average(self._parameters[name])
         self._synchronized = True
@@ -136,10 +144,16 @@ class DistributedOptimizer(torch.optim.Optimizer, Reporting):
     def step(self, closure: Closure | None = None) -> Any:
         """The wrapped optimizer's step, on the mean gradients.
 
-        With a closure, each of its evaluations is followed by an exchange.
+        With a closure, each of its evaluations is followed by an exchange. Raises InvalidArgument
+        within ``skip_synchronize`` while gradients are under way.
         """
         if closure is not None:
             return self.optimizer.step(self._reduced(closure))
+        if self._skip and self._ready:
+            raise InvalidArgument(
+                "step() within skip_synchronize() while gradients are being sent: call "
+                "synchronize() before"
+            )
         if not (self._skip or self._synchronized):
             self.synchronize()
         self._synchronized = False
@@ -240,7 +254,16 @@ class DistributedOptimizer(torch.optim.Optimizer, Reporting):
             self._make_dense(name, parameter, parameter.grad)
         if name not in self._uncompressed:
             self.reducer.ready(name, parameter.grad, "none" if missing else "gradient")
-        self._ready.add(name)
+        self._ready[name] = parameter.grad._version
+
+    def _changed(self) -> list[str]:
+        """Whose gradients PyTorch wrote to since they were sent; the reducer's writes are free."""
+        gradients = {name: self._parameters[name].grad for name in self._ready}
+        return [
+            name
+            for name, gradient in gradients.items()
+            if gradient is None or gradient._version != self._ready[name]
+        ]
 
     def _make_dense(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if name not in self._dense:
