@@ -118,6 +118,7 @@ class ShardedHandle(Reporting):
 
         ``"exact"``: each rank's own, from which the same run goes on bit for bit. ``"portable"``:
         the sum over ranks, for any number of them (a collective call). All tensors lie on the host.
+        Noise of stochastic rounding without ``+ef`` begins anew, so that is not bit for bit.
         """
         self._prepare()
         state = save_sharded(self.feedback, self._group, mode, self._gradients[0].reduction)
