@@ -97,6 +97,7 @@ struct GradientReducer::Impl {
     std::string name;
     std::string reason;
     Algorithm algorithm = Algorithm::kAuto;
+    bool given_anew = false;  ///< its gradient lasts for one step: the slot has it from ready() on
     bool ready = false;
     std::uint32_t steps_done = 0;
     double relative_error = 0;
@@ -118,6 +119,7 @@ struct GradientReducer::Impl {
   void start_thread();
   void rethrow() const;
   void bind_gradient(std::uint32_t parameter, ValueSpan gradient);
+  void forget_gradients();
   void bind_residuals();
   bool contributes(std::uint32_t parameter, Contribution contribution) const;
   void leave_out(std::uint32_t parameter);

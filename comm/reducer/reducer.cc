@@ -142,8 +142,10 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
   const Algorithm algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
   if (!names_.emplace(name, slot.parameter).second)
     throw InvalidArgument("a parameter \"" + name + "\" was added already");
-  parameters_.push_back(
-      {.name = std::move(name), .reason = std::move(reason), .algorithm = algorithm});
+  parameters_.push_back({.name = std::move(name),
+                         .reason = std::move(reason),
+                         .algorithm = algorithm,
+                         .given_anew = gradient.count() != shape.count});
   slots_.push_back(std::move(slot));
 }
 

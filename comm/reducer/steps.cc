@@ -110,6 +110,15 @@ void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, ValueSpan gra
   slot.output = gradient;
 }
 
+// The caller may free after a step what it gave for it alone.
+void GradientReducer::Impl::forget_gradients() {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!parameters_[i].given_anew) continue;
+    slots_[i].input = {};
+    slots_[i].output = {};
+  }
+}
+
 bool GradientReducer::Impl::contributes(std::uint32_t parameter, Contribution contribution) const {
   if (contribution != Contribution::kGradientUnlessZero)
     return contribution == Contribution::kGradient;
@@ -190,7 +199,7 @@ void GradientReducer::Impl::request_ready_buckets() {
   if (thread_.joinable()) channel_->wake();
 }
 
-// Those whose absence is a mistake: zeros have no place where no gradient was ever given.
+// Those whose absence is a mistake: the result has no place where no gradient was given.
 std::string GradientReducer::Impl::wrongly_missing() const {
   std::string names;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -316,6 +325,7 @@ void GradientReducer::Impl::complete_step() {
   left_out_ = false;
   residuals_.commit();
   bind_residuals();
+  forget_gradients();
   for (Parameter& parameter : parameters_) {
     parameter.ready = false;
     parameter.steps_done = step_ + 1;

@@ -147,8 +147,10 @@ class GradientReducer {
   /// `columns` (0: a 1-D parameter) choose between 1-D and others.
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
 
-  /// As above for a parameter whose gradient is given anew in each `ready`. Not ready in a step
-  /// before its first one it is an error, whatever ReducerOptions::missing says.
+  /// As above for a parameter whose gradient is given anew in each `ready`, and may be freed when
+  /// the step is over. A step in which it is not ready is an error, whatever
+  /// ReducerOptions::missing says: its result would have no place. Contribution::kNone says that
+  /// it has no gradient.
   void add(std::string name, const GradientShape& shape);
 
   /// The gradient of this step is there: it may be sent from now on, and must be left alone until

@@ -108,5 +108,29 @@ TEST(Contributions, AParameterThatNeverHadAGradientIsMissedAllTheSame) {
   EXPECT_EQ(errors, 2);
 }
 
+// What went before is the caller's again, so no later step may write there.
+TEST(Contributions, AGradientGivenAnewIsLeftAloneInLaterSteps) {
+  std::atomic<int> errors = 0;
+  run_ranks(2, {}, [&](Transport& transport) {
+    Values first(5000, 1.0f);
+    try {  // a rank may be told while it is still in the first step
+      GradientReducer reducer(
+          transport,
+          {.codec = "none", .reduction = Reduction::kSum, .missing = MissingGradient::kInactive});
+      reducer.add("w", {.count = 5000, .rows = 50, .columns = 100});
+      reducer.ready("w", first);
+      reducer.wait();
+      EXPECT_EQ(first, Values(5000, 2.0f));
+      EXPECT_THROW(reducer.ready("w"), Error);
+      reducer.wait();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("\"w\""), std::string::npos) << error.what();
+      ++errors;
+    }
+    EXPECT_NE(first, Values(5000, 0.0f));
+  });
+  EXPECT_EQ(errors, 2);
+}
+
 }  // namespace
 }  // namespace tersor
