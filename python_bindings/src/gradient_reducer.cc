@@ -54,9 +54,20 @@ ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
   return ready;
 }
 
+// Before any of them is ready: a mistake leaves the step as it was.
+void ArrayReducer::check_counts(const std::vector<std::string>& names, std::size_t count) {
+  std::size_t wanted = 0;
+  for (const std::string& name : names) wanted += entry(name).count;
+  if (wanted != count)
+    throw InvalidArgument("the " + std::to_string(names.size()) + " parameters have " +
+                          std::to_string(wanted) + " values, their gradients " +
+                          std::to_string(count));
+}
+
 ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, nb::handle gradients,
                                         Contribution contribution) {
   const auto values = write_values(gradients, {.name = "gradients"});
+  check_counts(names, values.span.count());
   ReadyGradients ready;
   std::size_t first = 0;
   for (const std::string& name : names) {
@@ -67,10 +78,6 @@ ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, n
     known.gradient = values.owner;
     first += known.count;
   }
-  if (first != values.span.count())
-    throw InvalidArgument("the " + std::to_string(names.size()) + " parameters have " +
-                          std::to_string(first) + " values, their gradients " +
-                          std::to_string(values.span.count()));
   return ready;
 }
 

@@ -48,6 +48,7 @@ class ArrayReducer {
   };
 
   Entry& entry(const std::string& name);
+  void check_counts(const std::vector<std::string>& names, std::size_t count);
 
   std::unordered_map<std::string, Entry> entries_;  // declared before, so they go after
   Patient<GradientReducer> reducer_;

@@ -249,6 +249,11 @@ def test_mistakes_are_named() -> None:
             reducer.ready("nobody", flat)
         with pytest.raises(tersor.InvalidArgument, match="have 300 values, their gradients 301"):
             reducer.ready_flat(["norm.bias"], flat)
+        with pytest.raises(tersor.InvalidArgument, match='no parameter "nobody"'):
+            reducer.ready_flat(["norm.bias", "nobody"], flat)
+        for name, values in gradients(0, 0).items():  # no mistake made anything ready
+            reducer.ready(name, values)
+        reducer.wait()
         with pytest.raises(tersor.InvalidArgument, match="transactions"):
             reducer.discard_step()
         with pytest.raises(tersor.InvalidArgument, match="no option 'codecs'"):
