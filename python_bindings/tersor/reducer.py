@@ -48,7 +48,9 @@ class ReducerOptions(TypedDict, total=False):
     seed: int
     """Of stochastic rounding. Default 0."""
     missing: Literal["error", "inactive"]
-    """What a parameter means that is not ready at the end of a step. Default ``"error"``."""
+    """What a parameter means that is not ready at the end of a step. Default ``"error"``, and an
+    error in both cases here, where each step gives its arrays anew: a parameter without a gradient
+    is ready with ``contribution="none"``, and its array gets the result."""
     transactional: bool
     """Whether the residuals from before the last step are kept, for ``discard_step``: twice the
     memory. Default False."""

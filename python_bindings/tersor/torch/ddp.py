@@ -230,7 +230,7 @@ class HookState(Reporting):
         """Parameters whose gradient is all zero keep their residuals.
 
         DDP throws away what comes back for a parameter that no rank used, and with it whatever a
-        residual had added.
+        residual had added. On a device nobody looks, and residuals are lost so.
         """
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(bucket.gradients.device))
