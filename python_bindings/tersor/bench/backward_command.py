@@ -5,12 +5,12 @@ make the arithmetic longer, for hooks to hide behind.
 """
 
 import argparse
+import functools
 import typing
 
 import torch
 
 from tersor.bench import launch, options, table
-from tersor.bench import world as worlds
 from tersor.bench.backward import Result, Shape, measure
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.world import World
@@ -29,19 +29,7 @@ def add_to(commands: typing.Any) -> None:
     parser.add_argument("--iterations", type=options.positive, default=9, help="of each hook (9)")
     options.add_link(parser)
     options.add_json(parser)
-    parser.set_defaults(run=run)
-
-
-def run(chosen: argparse.Namespace) -> int:
-    """Starts the ranks, or is one of them. Returns the exit status."""
-    if not worlds.started_by_launcher():
-        return launch.run_ranks(chosen.ranks, launch.own_arguments(), chosen.timeout)
-    world = worlds.enter(chosen.device, chosen.threads)
-    try:
-        _measure_and_tell(chosen, world)
-    finally:
-        worlds.leave()
-    return 0
+    parser.set_defaults(run=functools.partial(launch.run_on_ranks, _measure_and_tell))
 
 
 def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:

@@ -1,14 +1,33 @@
 """Starts this program once more for each rank, and looks after them until they end."""
 
+import argparse
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import torch.distributed as dist
 
+from tersor.bench import world as worlds
+from tersor.bench.world import World
+
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # between asking a process to end and ending it
+
+
+def run_on_ranks(
+    body: Callable[[argparse.Namespace, World], None], chosen: argparse.Namespace
+) -> int:
+    """Starts the ranks, or is one of them, which calls ``body``. Returns the exit status."""
+    if not worlds.started_by_launcher():
+        return run_ranks(chosen.ranks, own_arguments(), chosen.timeout)
+    world = worlds.enter(chosen.device, chosen.threads)
+    try:
+        body(chosen, world)
+    finally:
+        worlds.leave()
+    return 0
 
 
 def run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:

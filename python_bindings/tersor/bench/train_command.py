@@ -4,13 +4,13 @@ All hooks of a seed begin with the same weights and see the same batches in the 
 """
 
 import argparse
+import functools
 import pathlib
 import typing
 
 import torch
 
 from tersor.bench import hooks, launch, options, table
-from tersor.bench import world as worlds
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.tasks import TASKS, Task, TaskOptions
 from tersor.bench.training import Epoch, Training
@@ -34,19 +34,7 @@ def add_to(commands: typing.Any) -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     options.add_link(parser)
     options.add_json(parser)
-    parser.set_defaults(run=run)
-
-
-def run(chosen: argparse.Namespace) -> int:
-    """Starts the ranks, or is one of them. Returns the exit status."""
-    if not worlds.started_by_launcher():
-        return launch.run_ranks(chosen.ranks, launch.own_arguments(), chosen.timeout)
-    world = worlds.enter(chosen.device, chosen.threads)
-    try:
-        _train_all(chosen, world)
-    finally:
-        worlds.leave()
-    return 0
+    parser.set_defaults(run=functools.partial(launch.run_on_ranks, _train_all))
 
 
 def _train_all(chosen: argparse.Namespace, world: World) -> None:
