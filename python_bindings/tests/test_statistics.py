@@ -17,7 +17,8 @@ from tersor.reducer import GradientReducer
 pytest.importorskip("torch")
 
 from tersor.torch import statistics
-from tersor.torch.statistics import ParameterStatistics, Reporting
+from tersor.torch.reporting import Reporting
+from tersor.torch.statistics import ParameterStatistics
 
 SHAPES = {"head.weight": (300, 200), "head.bias": (300,), "body.weight": (100, 128)}
 STEPS = 3

@@ -27,10 +27,10 @@ from tersor.torch.parameters import (
     trained_parameters,
     unsupported_parameters,
 )
+from tersor.torch.reporting import Reporting
 from tersor.torch.scaler import LossScale, Scaler
 from tersor.torch.statistics import (
     ParameterStatistics,
-    Reporting,
     of_reducer,
     totals_of_reducer,
 )

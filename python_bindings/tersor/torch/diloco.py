@@ -19,12 +19,7 @@ from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.group import transport
-from tersor.torch.statistics import (
-    ParameterStatistics,
-    Reporting,
-    of_reducer,
-    totals_of_reducer,
-)
+from tersor.torch.reporting import ReducerReporting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +39,7 @@ def averaging(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
 
 
-class DiLoCo(Reporting):
+class DiLoCo(ReducerReporting):
     """Averages compressed differences of a model's parameters every so many steps.
 
     ::
@@ -121,18 +116,6 @@ class DiLoCo(Reporting):
         self.outer_optimizer.zero_grad()
         for name, start in self._start.items():
             self._parameters[name].copy_(start)
-
-    def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter; steps are exchanges."""
-        return of_reducer(self.reducer, dist.get_world_size(self._group))
-
-    def totals(self) -> ParameterStatistics:
-        """The same of all parameters together, headers of the transport included."""
-        return totals_of_reducer(self.reducer, dist.get_world_size(self._group))
-
-    def explain(self) -> str:
-        """Which codec each parameter travels by, and why."""
-        return self.reducer.explain()
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """What a run goes on from: the last start, the outer optimizer, the residuals.

@@ -24,6 +24,7 @@ from tersor._options import fill
 from tersor.torch.checkpoint import Mode
 from tersor.torch.messages import Feedback, Track
 from tersor.torch.parameters import Unsupported
+from tersor.torch.reporting import Reporting
 from tersor.torch.scaler import LossScale, Scaler
 from tersor.torch.sharded_exchange import (
     RESIDUAL_DTYPES,
@@ -34,7 +35,7 @@ from tersor.torch.sharded_exchange import (
 )
 from tersor.torch.sharded_state import load_sharded, save_sharded
 from tersor.torch.sharding import ModuleLayout, exchanges_of, is_pytorchs
-from tersor.torch.statistics import ParameterStatistics, Reporting
+from tersor.torch.statistics import ParameterStatistics
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

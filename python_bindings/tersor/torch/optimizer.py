@@ -24,12 +24,7 @@ from tersor.torch.parameters import (
     reason_of,
     report_unsupported,
 )
-from tersor.torch.statistics import (
-    ParameterStatistics,
-    Reporting,
-    of_reducer,
-    totals_of_reducer,
-)
+from tersor.torch.reporting import ReducerReporting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
 Closure = Callable[[], Any]
 
 
-class DistributedOptimizer(torch.optim.Optimizer, Reporting):
+class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     """Wraps an optimizer: before each step, gradients become their mean over ranks.
 
     ::
@@ -176,18 +171,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Reporting):
         """Into the wrapped optimizer."""
         self.optimizer.load_state_dict(state_dict)
         self._share()
-
-    def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter that is compressed."""
-        return of_reducer(self.reducer, dist.get_world_size(self._group))
-
-    def totals(self) -> ParameterStatistics:
-        """The same of all parameters together, headers of the transport included."""
-        return totals_of_reducer(self.reducer, dist.get_world_size(self._group))
-
-    def explain(self) -> str:
-        """Which codec each parameter travels by, and why."""
-        return self.reducer.explain()
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, for a checkpoint, between two steps.

@@ -7,8 +7,6 @@ ranks sends 2 (n - 1) / n of it, a reduce-scatter (n - 1) / n.
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
@@ -56,36 +54,21 @@ class ParameterStatistics(TypedDict, total=False):
     """Values that were finite and left the range of the wire's type."""
 
 
+class Counting(Protocol):
+    """What counts what it sends: every handle."""
+
+    def statistics(self) -> list[ParameterStatistics]:
+        """Of each parameter."""
+
+    def totals(self) -> ParameterStatistics:
+        """Of all together."""
+
+
 class Writer(Protocol):
     """What is needed of ``torch.utils.tensorboard.SummaryWriter``."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
         """Writes a point of a curve."""
-
-
-class Reporting(ABC):
-    """What all handles can tell."""
-
-    @abstractmethod
-    def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter."""
-
-    def totals(self) -> ParameterStatistics:
-        """The same of all parameters together."""
-        return add_up(self.statistics())
-
-    def table(self) -> str:
-        """A line for each parameter, and one for all; bytes and times of a step."""
-        return table([*self.statistics(), self.totals()])
-
-    def report(self, path: str | os.PathLike[str]) -> None:
-        """Draws bytes, times and residuals to a PNG, SVG or PDF file; needs matplotlib.
-
-        Raises ImportError, which says what to install, where there is none.
-        """
-        from tersor.torch.report import draw
-
-        draw(self.statistics(), self.totals(), path)
 
 
 def of_reducer(reducer: _core.GradientReducer, ranks: int) -> list[ParameterStatistics]:
@@ -188,7 +171,7 @@ def _cells(one: ParameterStatistics) -> list[str]:
     ]
 
 
-def log_statistics(writer: Writer, handle: Reporting, step: int) -> None:
+def log_statistics(writer: Writer, handle: Counting, step: int) -> None:
     """Writes what ``handle`` counted to TensorBoard, under ``tersor/``.
 
     Bytes and seconds are means over the steps that the handle counted. Of each parameter: bytes

@@ -1,0 +1,60 @@
+"""What handles tell of what they sent."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+import torch.distributed as dist
+
+from tersor.reducer import GradientReducer
+from tersor.torch.report import draw
+from tersor.torch.statistics import (
+    ParameterStatistics,
+    add_up,
+    of_reducer,
+    table,
+    totals_of_reducer,
+)
+
+
+class Reporting(ABC):
+    """What all handles can tell."""
+
+    @abstractmethod
+    def statistics(self) -> list[ParameterStatistics]:
+        """What was sent, a dict for each parameter."""
+
+    def totals(self) -> ParameterStatistics:
+        """The same of all parameters together."""
+        return add_up(self.statistics())
+
+    def table(self) -> str:
+        """A line for each parameter, and one for all; bytes and times of a step."""
+        return table([*self.statistics(), self.totals()])
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Draws bytes, times and residuals to a PNG, SVG or PDF file; needs matplotlib.
+
+        Raises ImportError, which says what to install, where there is none.
+        """
+        draw(self.statistics(), self.totals(), path)
+
+
+class ReducerReporting(Reporting):
+    """What handles can tell that have a reducer."""
+
+    reducer: GradientReducer
+    _group: dist.ProcessGroup | None
+
+    def statistics(self) -> list[ParameterStatistics]:
+        """What was sent, a dict for each parameter that is compressed."""
+        return of_reducer(self.reducer, dist.get_world_size(self._group))
+
+    def totals(self) -> ParameterStatistics:
+        """The same of all parameters together, headers of the transport included."""
+        return totals_of_reducer(self.reducer, dist.get_world_size(self._group))
+
+    def explain(self) -> str:
+        """Which codec each parameter travels by, and why."""
+        return self.reducer.explain()
