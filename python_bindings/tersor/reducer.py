@@ -40,9 +40,11 @@ class ReducerOptions(TypedDict, total=False):
     host_codec: str
     """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     bucket_bytes: int
-    """Of gradient: small parameters share messages up to this. Default 1 MiB."""
+    """Of gradient: small parameters share messages up to this. Default 1 MiB; under PyTorch's own
+    process groups 4 bytes for each of ``chunk_count``."""
     chunk_count: int
-    """Values: longer parameters are cut. Default 1 Mi."""
+    """Values: longer parameters are cut. Default 1 Mi; under PyTorch's own process groups 512 Ki
+    for each rank, from 1 Mi to 4 Mi."""
     residual_dtype: Literal["f32", "bf16"]
     """Default ``"f32"``."""
     seed: int

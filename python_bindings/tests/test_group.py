@@ -131,3 +131,25 @@ def without_a_group(rank: int, count: int) -> None:
 def test_there_must_be_a_process_group() -> None:
     for outcome in ranks.outcomes(without_a_group, 1, group=False):
         assert outcome.error is None, outcome.traceback
+
+
+def message_sizes(rank: int, count: int) -> tuple[object, object]:
+    from tersor.torch import group
+
+    ranks_here = group.transport()
+    return group.with_message_sizes({}, ranks_here), group.with_message_sizes(
+        {"chunk_count": 512, "codec": "int8"}, ranks_here
+    )
+
+
+@pytest.mark.parametrize(("count", "values"), [(2, 1 << 20), (3, 3 << 19)])
+def test_chunks_grow_with_the_ranks_unless_the_caller_says(count: int, values: int) -> None:
+    for usual, chosen in ranks.run(message_sizes, count):
+        assert usual == {"chunk_count": values, "bucket_bytes": 4 * values}
+        assert chosen == {"chunk_count": 512, "bucket_bytes": 4 * values, "codec": "int8"}
+
+
+def test_other_transports_keep_their_message_sizes() -> None:
+    from tersor.torch import group
+
+    assert tersor.local.run(2, lambda local: group.with_message_sizes({}, local)) == [{}, {}]

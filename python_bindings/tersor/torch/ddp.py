@@ -254,7 +254,9 @@ class HookState(Reporting):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             options = {**options, "stream": self._stream}
         self._transport = group.transport(self._group, device)
-        reducer = GradientReducer(self._transport, **options)
+        reducer = GradientReducer(
+            self._transport, **group.with_message_sizes(options, self._transport)
+        )
         for name, parameter in parameters.items():
             reducer.add(name, parameter.detach())
         self._parameters, self._reducer = parameters, reducer

@@ -18,7 +18,7 @@ from tersor._core import InvalidArgument
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
-from tersor.torch.group import transport
+from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.reporting import ReducerReporting
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class DiLoCo(ReducerReporting):
             name: torch.nn.Parameter(p.detach().clone()) for name, p in self._parameters.items()
         }
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
-        self.reducer = GradientReducer(ranks, **options)
+        self.reducer = GradientReducer(ranks, **with_message_sizes(options, ranks))
         for name, start in self._start.items():
             self.reducer.add(name, start.detach())
 

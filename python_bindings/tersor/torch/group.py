@@ -23,12 +23,19 @@ import torch.distributed as dist
 
 from tersor import _core
 from tersor._core import InvalidArgument, TorchTransport, Transport
+from tersor.reducer import ReducerOptions
 
-__all__ = ["close", "close_all", "transport"]
+__all__ = ["close", "close_all", "transport", "with_message_sizes"]
 
 _FOREVER = datetime.timedelta(days=365)
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 _NCCL_SECONDS = 300.0  # for all ranks to come to a new communicator
+
+# Values of a chunk that each rank gets: in shorter messages, what a message costs the processor (a
+# call of Python among it) outweighs the overlap that more of them give.
+_PART_COUNT = 1 << 19
+_CHUNK_COUNTS = (1 << 20, 1 << 22)  # at least and at most
+_CHUNKS_OF_A_BUCKET = 4  # bytes of f32: small parameters share what a large one would fill
 
 _LANES = 3  # of tersor._core: heads, payloads to higher ranks, payloads to lower ranks
 
@@ -117,6 +124,15 @@ def transport(
     Raises InvalidArgument where this process is not a member, or there is no group.
     """
     return _connection(_checked(process_group)).of(torch.device(device or "cpu"))
+
+
+def with_message_sizes(options: ReducerOptions, ranks: Transport) -> ReducerOptions:
+    """Options for a reducer with messages as long as pay on this transport, unless they say."""
+    if not isinstance(ranks, TorchTransport):
+        return options
+    least, most = _CHUNK_COUNTS
+    count = min(max(least, _PART_COUNT * ranks.ranks), most)
+    return {"chunk_count": count, "bucket_bytes": _CHUNKS_OF_A_BUCKET * count, **options}
 
 
 def close(process_group: dist.ProcessGroup | None = None) -> None:

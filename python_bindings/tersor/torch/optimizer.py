@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
-from tersor.torch.group import transport
+from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
     Unsupported,
     is_supported,
@@ -205,7 +205,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
 
     def _make_reducer(self, options: ReducerOptions) -> GradientReducer:
         device = next(iter(self._parameters.values())).device
-        reducer = GradientReducer(transport(self._group, device), **options)
+        ranks = transport(self._group, device)
+        reducer = GradientReducer(ranks, **with_message_sizes(options, ranks))
         for name, parameter in self._parameters.items():
             if name not in self._uncompressed:
                 reducer.add(name, parameter.detach())
