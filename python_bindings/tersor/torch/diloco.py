@@ -19,7 +19,9 @@ from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.group import transport, with_message_sizes
+from tersor.torch.parameters import trained_parameters
 from tersor.torch.reporting import ReducerReporting
+from tersor.torch.side_stream import SideStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,17 +77,20 @@ class DiLoCo(ReducerReporting):
             raise InvalidArgument(f"every={every}: at least 1 step between two exchanges")
         self.every = every
         self.steps = 0
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = trained_parameters(model)
         if not self._parameters:
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
-        ranks = transport(group, next(iter(self._parameters.values())).device)
+        device = next(iter(self._parameters.values())).device
+        ranks = transport(group, device)
         _broadcast(ranks, self._parameters)
         self._start = {
             name: torch.nn.Parameter(p.detach().clone()) for name, p in self._parameters.items()
         }
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
-        self.reducer = GradientReducer(ranks, **with_message_sizes(options, ranks))
+        self._side_stream = SideStream(device, options)
+        options = with_message_sizes(self._side_stream.options, ranks)
+        self.reducer = GradientReducer(ranks, **options)
         for name, start in self._start.items():
             self.reducer.add(name, start.detach())
 
@@ -107,9 +112,11 @@ class DiLoCo(ReducerReporting):
         differences = [
             (name, start, start - self._parameters[name]) for name, start in self._start.items()
         ]
+        self._side_stream.take_over()
         for name, _, difference in differences:
             self.reducer.ready(name, difference)
         self.reducer.wait()
+        self._side_stream.give_back()
         for _, start, difference in differences:
             start.grad = difference
         self.outer_optimizer.step()

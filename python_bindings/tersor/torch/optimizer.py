@@ -23,8 +23,10 @@ from tersor.torch.parameters import (
     is_supported,
     reason_of,
     report_unsupported,
+    unwrapped,
 )
 from tersor.torch.reporting import ReducerReporting
+from tersor.torch.side_stream import SideStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,6 +120,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             self._passes = dict.fromkeys(self._parameters, 0)
             self._ready.clear()
         self.reducer.wait()
+        self._side_stream.give_back()
         if changed:
             raise InvalidArgument(
                 f"the gradient of {changed[0]} was changed while it was being sent: call "
@@ -206,7 +209,9 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     def _make_reducer(self, options: ReducerOptions) -> GradientReducer:
         device = next(iter(self._parameters.values())).device
         ranks = transport(self._group, device)
-        reducer = GradientReducer(ranks, **with_message_sizes(options, ranks))
+        self._side_stream = SideStream(device, options)
+        options = with_message_sizes(self._side_stream.options, ranks)
+        reducer = GradientReducer(ranks, **options)
         for name, parameter in self._parameters.items():
             if name not in self._uncompressed:
                 reducer.add(name, parameter.detach())
@@ -237,6 +242,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if parameter.grad.layout != torch.strided:
             self._make_dense(name, parameter, parameter.grad)
         if name not in self._uncompressed:
+            self._side_stream.take_over()
             self.reducer.ready(name, parameter.grad, "none" if missing else "gradient")
         self._ready[name] = parameter.grad._version
 
@@ -301,4 +307,4 @@ def _named(
             f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
             f"{len(named)} of them: pass model.named_parameters() of the same model"
         )
-    return named
+    return unwrapped(named)
