@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 
 class Scaler(Protocol):
     """What is needed of ``torch.amp.GradScaler``."""
@@ -35,11 +38,22 @@ class LossScale:
         self._scaler = scaler
         self._transactional = transactional
         self._scale: float | None = None
+        self._coming: _HostCopy | None = None
         self.skipped_steps = 0
+
+    def read_ahead(self) -> None:
+        """Where a forward pass begins on a GPU: ``follow`` then waits for what was queued by now.
+
+        That is the scaler's last update. ``get_scale`` waits for all that is queued when it is
+        called: the forward pass and what there is of the backward pass.
+        """
+        scale = getattr(self._scaler, "_get_scale_async", lambda: None)()
+        if isinstance(scale, Tensor) and scale.is_cuda:
+            self._coming = _HostCopy(scale)
 
     def follow(self, residuals: Residuals) -> None:
         """Before a step: brings the residuals into its units, and takes back a skipped one."""
-        scale, before = self._scaler.get_scale(), self._scale
+        scale, before = self._current(), self._scale
         self._scale = scale
         if before is None or scale == before:
             return
@@ -56,7 +70,24 @@ class LossScale:
         self._scale = state.get("loss_scale")
         self.skipped_steps = state.get("skipped_steps", 0)
 
+    def _current(self) -> float:
+        coming, self._coming = self._coming, None
+        return self._scaler.get_scale() if coming is None else coming.wait()
+
     def _skipped(self, residuals: Residuals) -> None:
         self.skipped_steps += 1
         if self._transactional:
             residuals.discard_step()
+
+
+class _HostCopy:
+    """A number on its way from a GPU, as its current stream has it."""
+
+    def __init__(self, number: Tensor) -> None:
+        self._number = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
+        self._number.copy_(number, non_blocking=True)
+        self._done = torch.cuda.current_stream(number.device).record_event()
+
+    def wait(self) -> float:
+        self._done.synchronize()
+        return float(self._number)
