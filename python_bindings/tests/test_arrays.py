@@ -215,6 +215,7 @@ def cuda_torch() -> Any:
     return torch
 
 
+@pytest.mark.gpu
 class TestCuda:
     """Skipped without a GPU; the build then needs CUDA kernels, too."""
 
