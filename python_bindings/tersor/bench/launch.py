@@ -22,7 +22,7 @@ def run_on_ranks(
     """Starts the ranks, or is one of them, which calls ``body``. Returns the exit status."""
     if not worlds.started_by_launcher():
         return run_ranks(chosen.ranks, own_arguments(), chosen.timeout)
-    world = worlds.enter(chosen.device, chosen.threads)
+    world = worlds.enter(chosen.device, chosen.threads, chosen.backend)
     try:
         body(chosen, world)
     finally:
@@ -65,6 +65,7 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        **worlds.shared_gpu_environment(rank, ranks),
     }
 
 

@@ -53,6 +53,11 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         help="where models lie; default: %(default)s",
     )
     parser.add_argument(
+        "--backend",
+        choices=["gloo", "nccl"],
+        help="of torch.distributed; default: nccl where each rank here has a GPU of its own",
+    )
+    parser.add_argument(
         "--threads", type=positive, help="of each rank's arithmetic; default: cores / ranks here"
     )
     parser.add_argument(

@@ -81,14 +81,29 @@ def started_by_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def enter(device_type: str, threads: int | None) -> World:
-    """Joins the default group: NCCL where each rank here has a GPU of its own, else gloo."""
+def enter(device_type: str, threads: int | None, backend: str | None = None) -> World:
+    """Joins the default group: NCCL where each rank here has a GPU of its own, else gloo, unless
+    the caller says."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = _own_device(device_type)
     torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // ranks_here))
     alone = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
-    dist.init_process_group("nccl" if alone else "gloo", timeout=PATIENCE)
+    dist.init_process_group(backend or ("nccl" if alone else "gloo"), timeout=PATIENCE)
     return World(dist.get_rank(), dist.get_world_size(), ranks_here, device)
+
+
+def shared_gpu_environment(rank: int, ranks_here: int) -> dict[str, str]:
+    """What lets NCCL take several ranks on one GPU: each seems to be on a host of its own."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() >= ranks_here:
+        return {}
+    return {
+        "NCCL_HOSTID": f"tersor-rank-{rank}",
+        "NCCL_NET": "Socket",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_MNNVL_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MAX_CTAS": "2",
+    }
 
 
 def _own_device(device_type: str) -> torch.device:
