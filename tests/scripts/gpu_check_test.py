@@ -62,6 +62,18 @@ pathlib.Path(file).write_text(json.dumps({"testsuites": [{"testsuite": cases}]})
 sys.exit(1 if FAILS else 0)
 """
 
+FAKE_PYTEST = """
+import pathlib, sys
+pathlib.Path(sys.argv[[a.startswith("--junitxml") for a in sys.argv].index(True)][11:]).touch()
+print("3 passed, 1 failed" if FAILS else "4 passed")
+sys.exit(1 if FAILS else 0)
+"""
+FAKE_PYTHON_BENCH = """
+import pathlib, sys
+if sys.argv[1] == "train": sys.exit("tersor.bench: no text")
+pathlib.Path(sys.argv[sys.argv.index("--json") + 1]).write_text("[1, 2]")
+"""
+
 
 def record(codec: str, operation: str, **changes: typing.Any) -> gpu_figures.Record:
     base = {
@@ -172,6 +184,13 @@ class Program(unittest.TestCase):
         for name, text in programs.items():
             self.install(name, text.replace("FAILS", str(fails)))
 
+    def install_package(self, fails: bool) -> None:
+        package = self.folder / "python" / "tersor"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "bench.py").write_text(FAKE_PYTHON_BENCH)
+        (package.parent / "pytest.py").write_text(FAKE_PYTEST.replace("FAILS", str(fails)))
+
     def check(self, **environment: str) -> tuple[int, dict[str, typing.Any], str]:
         out = self.folder / "out"
         done = subprocess.run(
@@ -234,10 +253,26 @@ class Program(unittest.TestCase):
         self.assertIn("S.C", output)
         self.assertIn("met", [f["verdict"] for f in summary["figures"]])
 
+    def test_the_python_package_is_tested_and_measured(self) -> None:
+        for fails in (False, True):
+            with self.subTest(fails=fails), tempfile.TemporaryDirectory() as folder:
+                self.folder = pathlib.Path(folder)
+                self.install_package(fails)
+                status, summary, _ = self.check()
+                self.assertEqual((status, summary["failed"]), (int(fails), fails))
+                results = {step["name"]: step["result"] for step in summary["steps"]}
+                expected = "failed: 3 passed, 1 failed" if fails else "4 passed"
+                self.assertEqual(results["tests of Python"], expected)
+                self.assertEqual(results["Python: backward"], "2 figures")
+                said = "0 figures, then failed: tersor.bench: no text"
+                self.assertEqual(results["Python: training"], said)
+
     def test_without_programs_nothing_was_run(self) -> None:
         status, summary, _ = self.check()
         self.assertEqual(status, 2)
-        self.assertEqual({f["verdict"] for f in summary["figures"]}, {"", "not run"} - {""})
+        self.assertEqual({f["verdict"] for f in summary["figures"]}, {"not run"})
+        results = {step["name"]: step["result"] for step in summary["steps"]}
+        self.assertIn("not run: there is no", results["tests of Python"])
 
 
 if __name__ == "__main__":

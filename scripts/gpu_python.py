@@ -1,0 +1,73 @@
+"""The Python package's part of scripts/gpu-check: its tests, and figures of two ranks over NCCL."""
+
+import json
+import os
+import pathlib
+import typing
+
+# For each name: the arguments of `python -m tersor.bench`, and for how many seconds it may run.
+RUNS = {
+    "backward": (
+        ["backward", "--mib", "256", "--hooks", "none", "torch:bf16", "tersor:none", "bf16", "int8",
+         "int4+ef", "auto"],
+        60,
+    ),
+    "training": (
+        ["train", "--model", "gpt", "--data", "text.txt", "--epochs", "1", "--steps", "40",
+         "--hooks", "none", "torch:bf16", "int8", "int4+ef"],
+        120,
+    ),
+}  # fmt: skip
+TEST_SECONDS = 150
+
+
+class Check(typing.Protocol):
+    """What is needed of the one in gpu-check."""
+
+    out: pathlib.Path
+    failed: bool
+    ran: bool
+
+    def command(
+        self, words: list[str], seconds: float, package: pathlib.Path
+    ) -> tuple[int | None, str]: ...
+
+
+def test(check: Check, package: pathlib.Path) -> str:
+    """Runs the tests that need a GPU. PyTorch and pytest are the machine's own."""
+    if not (package / "tersor").exists():
+        return f"not run: there is no {package / 'tersor'}"
+    report = check.out / "python_test.xml"
+    report.unlink(missing_ok=True)
+    tests = str(package / "tests")
+    words = [
+        "python3", "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-c", os.devnull,
+        "--rootdir", tests, f"--junitxml={report}", tests,
+    ]  # fmt: skip
+    status, output = check.command(words, TEST_SECONDS, package)
+    if status is not None and not report.exists():
+        return f"not run: {last_line(output)}"
+    check.ran = True
+    check.failed |= status != 0
+    return last_line(output) if status == 0 else f"failed: {last_line(output)}"
+
+
+def benchmark(check: Check, name: str, package: pathlib.Path) -> str:
+    """Runs one of `RUNS`, whose records go to a file of their own."""
+    if not (package / "tersor").exists():
+        return f"not run: there is no {package / 'tersor'}"
+    file = check.out / f"python_{name}.json"
+    file.unlink(missing_ok=True)
+    arguments, seconds = RUNS[name]
+    where = ["--device", "cuda", "--backend", "nccl", "--ranks", "2", "--json", str(file)]
+    words = ["python3", "-m", "tersor.bench", *arguments, *where]
+    status, output = check.command(words, seconds, package)
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    said = f"{len(json.loads(text)) if text else 0} figures"
+    return said if status == 0 else f"{said}, then failed: {last_line(output)}"
+
+
+def last_line(output: str) -> str:
+    """Of what a command printed, cut to what a summary holds."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:160] if lines else "no output"
