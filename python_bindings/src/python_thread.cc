@@ -31,6 +31,7 @@ void PythonThread::run(Task task) {
 
 // A task may own Python objects: it goes while the GIL is held.
 void PythonThread::work() {
+  id_ = std::this_thread::get_id();
   const nb::gil_scoped_acquire held;
   Task task;
   while (next(task)) {

@@ -1,6 +1,7 @@
 // A thread that calls Python.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -22,6 +23,8 @@ class PythonThread {
 
   /// Any thread may call it. Tasks throw nothing. Dropped after `finish`.
   void run(Task task);
+  /// Whether the caller is one of its tasks.
+  bool is_current() const { return std::this_thread::get_id() == id_; }
   /// Runs what is left, and ends the thread. The GIL must not be held.
   void finish();
 
@@ -34,6 +37,7 @@ class PythonThread {
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   bool ending_ = false;
+  std::atomic<std::thread::id> id_;  // once it runs
   std::thread thread_;
 };
 

@@ -6,11 +6,16 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <string>
 #include <thread>
 #include <utility>
 
 namespace tersor::python {
 namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kHeadsEndWithin = 200ms;  // after a payload's connection broke
 
 bool travels_with_head(std::size_t payload_bytes) {
   return payload_bytes <= TorchWire::kMostBytesWithHead;
@@ -46,6 +51,7 @@ struct TorchWire::Line {
 
   const int peer;
   std::atomic<bool> gone{false};                // it said goodbye
+  std::atomic<bool> silent{false};              // its last head was read, or is not waited for
   std::deque<std::shared_ptr<Letter>> letters;  // not yet delivered
   PythonThread heads, payloads, sent;
 };
@@ -172,6 +178,7 @@ void TorchWire::await_head(Line& line, const host::Block& memory, Work& work) {
   if (!line.gone) post_head(line);
 }
 
+// A fault overtakes what came before: its sender may not live to send the rest of that.
 void TorchWire::take_head(Line& line, const host::Block& memory) {
   auto letter = std::make_shared<Letter>();
   Arrival& arrival = letter->arrival;
@@ -182,36 +189,63 @@ void TorchWire::take_head(Line& line, const host::Block& memory) {
   const std::size_t bytes = arrival.head.envelope.bytes;
   letter->there = travels_with_head(bytes);
   arrival.payload = letter->there ? memory.part(sizeof(Head), bytes) : pool_->take(bytes);
+  if (letter->there && arrival.head.kind == processes::Kind::kFault) return tell(taking(letter));
   {
     const std::lock_guard lock(mutex_);
     line.letters.push_back(letter);
   }
-  letter->there ? deliver(line) : receive_payload(line, letter);
+  if (letter->there)
+    deliver(line);
+  else
+    receive_payload(line, letter);
 }
 
 void TorchWire::receive_payload(Line& line, const std::shared_ptr<Letter>& letter) {
-  Work receipt = messenger_.receive(line.peer, payload_lane(line.peer, rank_),
-                                    letter->arrival.payload.writable());
-  line.payloads.run([this, &line, letter, work = std::move(receipt)]() mutable {
-    const bool came = attempt(line, [&] { messenger_.wait(work); });
-    work.reset();
-    if (!came) return;
-    {
-      const std::lock_guard lock(mutex_);
-      letter->there = true;
-    }
-    deliver(line);
-  });
+  try {
+    Work receipt = messenger_.receive(line.peer, payload_lane(line.peer, rank_),
+                                      letter->arrival.payload.writable());
+    line.payloads.run([this, &line, letter, work = std::move(receipt)]() mutable {
+      await_payload(line, letter, work);
+    });
+  } catch (const std::exception& error) {
+    line.payloads.run([this, &line, letter, cause = std::string(error.what())] {
+      lose(line, cause);
+      drop(line, letter);
+    });
+  }
+}
+
+void TorchWire::await_payload(Line& line, const std::shared_ptr<Letter>& letter, Work& work) {
+  const bool came = attempt(line, [&] { messenger_.wait(work); });
+  work.reset();
+  if (!came) return drop(line, letter);
+  {
+    const std::lock_guard lock(mutex_);
+    letter->there = true;
+  }
+  deliver(line);
+}
+
+// Its payload never comes: what stands behind it, a goodbye perhaps, is not lost with it.
+void TorchWire::drop(Line& line, const std::shared_ptr<Letter>& letter) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(line.letters, letter);
+  }
+  deliver(line);
 }
 
 // In the order of their heads.
 void TorchWire::deliver(Line& line) {
   const std::lock_guard lock(mutex_);
   while (!line.letters.empty() && line.letters.front()->there) {
-    events_to_poll_.push_back(
-        [this, letter = line.letters.front()] { events_.take(std::move(letter->arrival)); });
+    events_to_poll_.push_back(taking(line.letters.front()));
     line.letters.pop_front();
   }
+}
+
+TorchWire::Event TorchWire::taking(std::shared_ptr<Letter> letter) {
+  return [this, letter = std::move(letter)] { events_.take(std::move(letter->arrival)); };
 }
 
 void TorchWire::tell(Event event) {
@@ -229,12 +263,21 @@ bool TorchWire::attempt(Line& line, const std::function<void()>& call) {
   }
 }
 
-// Who said goodbye may go, and who ends here ends all that waits.
+// Who said goodbye may go, and who ends here ends all that waits. A payload's connection may break
+// before the last heads are read, one of which may say why the peer gave up.
 void TorchWire::lose(Line& line, const std::string& cause) {
+  if (!line.heads.is_current()) await_last_head(line);
+  line.silent = true;
   if (ending_ || line.gone) return;
   tell([peer = line.peer, cause] {
     throw TransportError("the connection to rank " + std::to_string(peer) + " broke: " + cause);
   });
+}
+
+void TorchWire::await_last_head(const Line& line) const {
+  const nb::gil_scoped_release released;
+  const auto until = Clock::now() + kHeadsEndWithin;
+  while (!ending_ && !line.gone && !line.silent && Clock::now() < until) pause();
 }
 
 bool TorchWire::poll() {

@@ -82,13 +82,17 @@ class TorchWire final : public processes::Wire {
   void await_head(Line& line, const host::Block& memory, Work& work);
   void take_head(Line& line, const host::Block& memory);
   void receive_payload(Line& line, const std::shared_ptr<Letter>& letter);
-
-  // Of any thread.
-  void deliver(Line& line);
-  void tell(Event event);
+  void await_payload(Line& line, const std::shared_ptr<Letter>& letter, Work& work);
   /// Runs `call` for a peer; an error of the network is told, and false returned.
   bool attempt(Line& line, const std::function<void()>& call);
   void lose(Line& line, const std::string& cause);
+  void await_last_head(const Line& line) const;
+
+  // Of any thread.
+  void drop(Line& line, const std::shared_ptr<Letter>& letter);
+  void deliver(Line& line);
+  Event taking(std::shared_ptr<Letter> letter);
+  void tell(Event event);
 
   const Messenger messenger_;
   const int rank_;

@@ -1,0 +1,102 @@
+"""Ranks over a process group of PyTorch whose messages, threads or ends are cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ranks
+import tersor
+
+SOON_SECONDS = 10.0
+COUNT = 300_000
+
+
+def allreduce(transport: tersor.Transport) -> None:
+    tersor.allreduce(
+        transport, np.ones(COUNT, dtype=np.float32), codec="none", algorithm="one-shot", timeout=30
+    )
+
+
+def hold_payloads_back() -> None:
+    """From now on the transports of this rank announce payloads that never leave."""
+    import tersor.torch.group as group
+
+    class Holding(group.Messenger):
+        def send(self, memory, peer, lane):  # type: ignore[no-untyped-def]
+            return super().send(memory, peer, lane) if lane == 0 else None
+
+        def wait(self, work):  # type: ignore[no-untyped-def]
+            if work is None:
+                threading.Event().wait()
+            super().wait(work)
+
+    group.Messenger = Holding  # type: ignore[misc]
+
+
+def allreduce_that_sticks() -> tersor.Transport:
+    """The transport, once its peers were told of a payload that they will never get."""
+    import tersor.torch.group as group
+
+    hold_payloads_back()
+    transport = group.transport()
+
+    def stick() -> None:
+        with contextlib.suppress(tersor.TransportError):
+            allreduce(transport)
+
+    threading.Thread(target=stick, daemon=True).start()
+    while transport.counters().sent_bytes < 4 * COUNT:
+        time.sleep(0.01)
+    return transport
+
+
+def said_by_the_allreduce() -> tuple[str, float]:
+    """What the other ranks are told, and after how many seconds."""
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    start = time.monotonic()
+    with pytest.raises(tersor.TransportError) as caught:
+        allreduce(transport)
+    return str(caught.value), time.monotonic() - start
+
+
+def gives_up_while_it_sends(rank: int, count: int) -> tuple[str, float]:
+    import torch.distributed as dist
+
+    if rank == 0:
+        allreduce_that_sticks().poison("the disk is full")
+        dist.barrier()
+        os._exit(0)
+    told = said_by_the_allreduce()
+    dist.barrier()
+    return told
+
+
+def test_a_fault_does_not_wait_for_what_was_sent_before() -> None:
+    message, seconds = ranks.outcomes(gives_up_while_it_sends, 2, fresh=True)[1].value
+    assert "the disk is full" in message
+    assert seconds < SOON_SECONDS
+
+
+def leaves_while_it_sends(rank: int, count: int) -> tuple[str, float]:
+    import tersor.torch.group as group
+
+    if rank == 0:
+        allreduce_that_sticks()
+        threading.Thread(target=group.close, daemon=True).start()
+        time.sleep(1)  # its goodbye goes out meanwhile
+        os._exit(0)
+    return said_by_the_allreduce()
+
+
+def test_a_goodbye_behind_a_payload_that_never_comes_is_heard() -> None:
+    message, seconds = ranks.outcomes(leaves_while_it_sends, 2, fresh=True)[1].value
+    assert "rank 0 left" in message
+    assert seconds < SOON_SECONDS
