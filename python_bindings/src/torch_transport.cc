@@ -10,13 +10,15 @@
 #include "comm/transport/processes/transport.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/torch_wire.h"
+#include "python_bindings/src/waiting.h"
 
 namespace tersor::python {
 namespace {
 
-/// A world whose end is not waited for with the GIL, which its threads need, whoever ends it.
+/// A world that is made and ended without the GIL, which its threads need, whoever ends it.
 std::shared_ptr<processes::World> make_world(std::unique_ptr<processes::Wire> wire) {
-  return {new processes::World(std::move(wire)), [](processes::World* world) {
+  return {without_gil([&] { return new processes::World(std::move(wire)); }),
+          [](processes::World* world) {
             const nb::gil_scoped_acquire held;  // or else there is none to release
             const nb::gil_scoped_release released;
             delete world;

@@ -68,14 +68,22 @@ std::size_t TorchWire::wire_bytes(std::size_t payload_bytes) const {
 void TorchWire::start(host::BlockPool& pool, Events events) {
   pool_ = &pool;
   events_ = std::move(events);
-  sender_ = std::make_unique<PythonThread>();
-  for (int peer = 0; peer < ranks(); ++peer) {
-    auto& line = lines_.emplace_back();
-    if (peer == rank_) continue;
-    line = std::make_unique<Line>(peer, events_.changed);
-    for (int ahead = 0; ahead < kHeadsAhead; ++ahead)
-      line->heads.run([this, &of = *line] { post_head(of); });
+  lines_.resize(static_cast<std::size_t>(ranks()));
+  try {
+    sender_ = std::make_unique<PythonThread>();
+    for (int peer = 0; peer < ranks(); ++peer)
+      if (peer != rank_) listen_to(peer);
+  } catch (...) {  // there may be no more threads
+    end(processes::Parting::kAlone);
+    throw;
   }
+}
+
+void TorchWire::listen_to(int peer) {
+  auto& line = lines_[static_cast<std::size_t>(peer)];
+  line = std::make_unique<Line>(peer, events_.changed);
+  for (int ahead = 0; ahead < kHeadsAhead; ++ahead)
+    line->heads.run([this, &of = *line] { post_head(of); });
 }
 
 // What waits is woken by an error; then the threads have nothing left to do.
@@ -85,7 +93,7 @@ bool TorchWire::end(processes::Parting) {
     const nb::gil_scoped_acquire held;
     messenger_.abort();
   }
-  sender_->finish();
+  if (sender_ != nullptr) sender_->finish();
   for (const auto& line : lines_) {
     if (line == nullptr) continue;
     line->heads.finish();

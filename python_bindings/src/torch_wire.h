@@ -72,6 +72,7 @@ class TorchWire final : public processes::Wire {
   using Event = std::function<void()>;
 
   // Of whoever uses the wire.
+  void listen_to(int peer);
   void post(Message message);
   void finish(const std::shared_ptr<Job>& job);
 

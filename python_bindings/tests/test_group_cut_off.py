@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 import time
 
@@ -100,3 +101,34 @@ def test_a_goodbye_behind_a_payload_that_never_comes_is_heard() -> None:
     message, seconds = ranks.outcomes(leaves_while_it_sends, 2, fresh=True)[1].value
     assert "rank 0 left" in message
     assert seconds < SOON_SECONDS
+
+
+def address_space_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def has_no_room_for_more_threads(rank: int, count: int) -> None:
+    import torch.distributed as dist
+
+    import tersor.torch.group as group
+
+    lanes = [dist.new_group(backend="gloo") for _ in range(3)]
+    if rank == 0:
+        before = len(os.listdir("/proc/self/task"))
+        usual = resource.getrlimit(resource.RLIMIT_AS)
+        stacks_of_some = 3 * resource.getrlimit(resource.RLIMIT_STACK)[0]
+        resource.setrlimit(resource.RLIMIT_AS, (address_space_bytes() + stacks_of_some, usual[1]))
+        try:
+            with pytest.raises(RuntimeError, match="temporarily unavailable"):
+                tersor._core.TorchTransport(group.Messenger(lanes), rank=rank, hosts=[0] * count)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, usual)
+        assert len(os.listdir("/proc/self/task")) == before
+    dist.barrier()
+
+
+def test_a_transport_that_gets_no_threads_is_not_made() -> None:
+    found = ranks.outcomes(has_no_room_for_more_threads, 4, fresh=True)
+    assert found[0].error is None, found[0].traceback
+    assert found[0].finished
