@@ -56,8 +56,16 @@ void Messenger::wait(const Work& work) const {
   in_python([&] { messenger_.attr("wait")(work); });
 }
 
-void Messenger::abort() const {
-  in_python([&] { messenger_.attr("abort")(); });
+bool Messenger::abort() const {
+  bool aborted = false, interrupted = false;
+  for (int attempt = 0; attempt < 2 && !aborted; ++attempt) try {
+      messenger_.attr("abort")();
+      aborted = true;
+    } catch (const nb::python_error& error) {
+      interrupted = interrupted || error.matches(PyExc_KeyboardInterrupt);
+    }
+  if (interrupted) PyErr_SetInterrupt();
+  return aborted;
 }
 
 }  // namespace tersor::python

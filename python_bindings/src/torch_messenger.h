@@ -35,8 +35,9 @@ class Messenger {
   Work receive(int peer, Lane lane, ByteSpan bytes) const;
   /// Blocks until the message has left or come; without the GIL while it does.
   void wait(const Work& work) const;
-  /// Ends all that is under way, with errors, here and at the peers.
-  void abort() const;
+  /// Ends all that is under way, with errors, here and at the peers. False where Python does not do
+  /// so, though it was asked twice: Ctrl-C, which then comes later, may have met the first.
+  bool abort() const;
 
  private:
   nb::object messenger_;

@@ -81,18 +81,22 @@ void TorchWire::start(host::BlockPool& pool, Events events) {
 
 void TorchWire::listen_to(int peer) {
   auto& line = lines_[static_cast<std::size_t>(peer)];
-  line = std::make_unique<Line>(peer, events_.changed);
+  line = std::make_unique<Line>(peer, [this] {
+    if (!left_alone_) events_.changed();
+  });
   for (int ahead = 0; ahead < kHeadsAhead; ++ahead)
     line->heads.run([this, &of = *line] { post_head(of); });
 }
 
-// What waits is woken by an error; then the threads have nothing left to do.
+// What waits is woken by an error; then the threads have nothing left to do. Where that cannot be,
+// they wait for ever, and nobody for them.
 bool TorchWire::end(processes::Parting) {
   ending_ = true;
   {
     const nb::gil_scoped_acquire held;
-    messenger_.abort();
+    left_alone_ = !messenger_.abort();
   }
+  if (left_alone_) return false;
   if (sender_ != nullptr) sender_->finish();
   for (const auto& line : lines_) {
     if (line == nullptr) continue;

@@ -103,7 +103,8 @@ class TorchWire final : public processes::Wire {
   std::vector<std::shared_ptr<Job>> under_way_;  // what is sent and has not left
 
   std::atomic<bool> ending_{false};
-  std::mutex mutex_;  // of the events, and of the lines' letters
+  std::atomic<bool> left_alone_{false};  // ended, but its threads still wait
+  std::mutex mutex_;                     // of the events, and of the lines' letters
   std::vector<Event> events_to_poll_;
   std::vector<std::unique_ptr<Line>> lines_;  // by peer; of this rank itself: null
   std::unique_ptr<PythonThread> sender_;

@@ -132,3 +132,50 @@ def test_a_transport_that_gets_no_threads_is_not_made() -> None:
     found = ranks.outcomes(has_no_room_for_more_threads, 4, fresh=True)
     assert found[0].error is None, found[0].traceback
     assert found[0].finished
+
+
+def abort_raises(error: type[BaseException], times: int) -> None:
+    """From now on the transports of this rank meet the error where they end."""
+    import tersor.torch.group as group
+
+    errors = [error()] * times
+
+    class Raising(group.Messenger):
+        def abort(self):  # type: ignore[no-untyped-def]
+            if errors:
+                raise errors.pop()
+            super().abort()
+
+    group.Messenger = Raising  # type: ignore[misc]
+
+
+def is_interrupted_when_it_ends(rank: int, count: int) -> None:
+    import tersor.torch.group as group
+
+    abort_raises(KeyboardInterrupt, times=1)
+    allreduce(group.transport())
+    with_threads_of_the_transport = len(os.listdir("/proc/self/task"))
+    with pytest.raises(KeyboardInterrupt):
+        group.close_all()
+        time.sleep(1)
+    assert len(os.listdir("/proc/self/task")) < with_threads_of_the_transport
+
+
+def test_ctrl_c_at_the_end_is_not_lost_and_leaves_no_threads() -> None:
+    for outcome in ranks.outcomes(is_interrupted_when_it_ends, 2, fresh=True):
+        assert outcome.error is None, outcome.traceback
+        assert outcome.finished
+
+
+def cannot_end(rank: int, count: int) -> None:
+    import tersor.torch.group as group
+
+    abort_raises(RuntimeError, times=100)
+    allreduce(group.transport())
+
+
+def test_a_process_ends_though_python_ends_no_connection() -> None:
+    for outcome in ranks.outcomes(cannot_end, 2, fresh=True, close=False, deadline=60):
+        assert outcome.error is None, outcome.traceback
+        assert outcome.exit_code == 0, outcome.output
+        assert "terminate" not in outcome.output

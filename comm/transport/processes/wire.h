@@ -69,7 +69,7 @@ class Wire {
   /// follows.
   virtual void start(host::BlockPool& pool, Events events) = 0;
   /// Gives back what the network lets go of. True where that is all: nothing is read, written or
-  /// called any more. After that messages are dropped, and `poll` finds nothing.
+  /// called any more. After that messages are dropped, and `poll` finds nothing. Throws nothing.
   virtual bool end(Parting parting) = 0;
 
   /// Sends a copy of the payload; the job has left when it is no more `open`.

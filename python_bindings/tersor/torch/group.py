@@ -156,9 +156,11 @@ def _connection(group: dist.ProcessGroup) -> _Connection:
 
 @atexit.register
 def close_all() -> None:
-    """Ends the transports of all groups."""
-    while _connections:
-        _connections.pop().close()
+    """Ends the transports of all groups, even where the end of one raises."""
+    with contextlib.ExitStack() as ends:
+        for connection in _connections:
+            ends.callback(connection.close)
+        _connections.clear()
 
 
 def _checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
