@@ -173,8 +173,8 @@ void TorchWire::finish(const std::shared_ptr<Job>& job) {
 }
 
 void TorchWire::post_head(Line& line) {
-  const host::Block memory = pool_->take(kHeadBytes);
   attempt(line, [&] {
+    const host::Block memory = pool_->take(kHeadBytes);
     Work work = messenger_.receive(line.peer, Messenger::Lane::kHeads, memory.writable());
     line.heads.run([this, &line, memory, work = std::move(work)]() mutable {
       await_head(line, memory, work);
