@@ -21,7 +21,8 @@ class PythonThread {
   PythonThread(const PythonThread&) = delete;
   PythonThread& operator=(const PythonThread&) = delete;
 
-  /// Any thread may call it. Tasks throw nothing. Dropped after `finish`.
+  /// Any thread may call it. Tasks throw nothing. Dropped after `finish`, with all that it owns: by
+  /// then nothing may work on that any more.
   void run(Task task);
   /// Whether the caller is one of its tasks.
   bool is_current() const { return std::this_thread::get_id() == id_; }

@@ -88,8 +88,9 @@ void TorchWire::listen_to(int peer) {
     line->heads.run([this, &of = *line] { post_head(of); });
 }
 
-// What waits is woken by an error; then the threads have nothing left to do. Where that cannot be,
-// they wait for ever, and nobody for them.
+// What waits is woken by an error, and what was started in between fails at once, so that no memory
+// is in use that goes with its task; then the threads have nothing left to do. Where that cannot
+// be, they wait for ever, and nobody for them.
 bool TorchWire::end(processes::Parting) {
   ending_ = true;
   {
@@ -173,6 +174,7 @@ void TorchWire::finish(const std::shared_ptr<Job>& job) {
 }
 
 void TorchWire::post_head(Line& line) {
+  if (ending_) return;  // the thread may be about to drop what would wait for it
   attempt(line, [&] {
     const host::Block memory = pool_->take(kHeadBytes);
     Work work = messenger_.receive(line.peer, Messenger::Lane::kHeads, memory.writable());
@@ -213,6 +215,7 @@ void TorchWire::take_head(Line& line, const host::Block& memory) {
 }
 
 void TorchWire::receive_payload(Line& line, const std::shared_ptr<Letter>& letter) {
+  if (ending_) return;
   try {
     Work receipt = messenger_.receive(line.peer, payload_lane(line.peer, rank_),
                                       letter->arrival.payload.writable());
