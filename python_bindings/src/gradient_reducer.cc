@@ -44,14 +44,21 @@ void ArrayReducer::add(const std::string& name, nb::handle like) {
   entries_[name].count = shape.count;
 }
 
+// A call that fails may do so before it lets go of the former gradient, or after it took this one.
+ReducerHandle ArrayReducer::hand_over(const std::string& name, const ValueSpan& gradient,
+                                      const nb::ndarray<nb::ro>& owner, Contribution contribution) {
+  auto& kept = entry(name).gradients;
+  kept.push_back(owner);
+  const ReducerHandle handle =
+      without_gil([&] { return reducer_->ready(name, gradient, contribution); });
+  kept.erase(kept.begin(), kept.end() - 1);
+  return handle;
+}
+
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
                                    Contribution contribution) {
   const auto values = write_values(gradient, {.name = "gradient", .layout = Layout::kDense});
-  Entry& known = entry(name);
-  ReadyGradients ready{
-      {without_gil([&] { return reducer_->ready(name, values.span, contribution); })}};
-  known.gradient = values.owner;
-  return ready;
+  return {{hand_over(name, values.span, values.owner, contribution)}};
 }
 
 // Before any of them is ready: a mistake leaves the step as it was.
@@ -71,12 +78,10 @@ ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, n
   ReadyGradients ready;
   std::size_t first = 0;
   for (const std::string& name : names) {
-    Entry& known = entry(name);
-    const ValueSpan gradient = values.span.subspan(first, known.count);
+    const std::size_t count = entry(name).count;
     ready.handles.push_back(
-        without_gil([&] { return reducer_->ready(name, gradient, contribution); }));
-    known.gradient = values.owner;
-    first += known.count;
+        hand_over(name, values.span.subspan(first, count), values.owner, contribution));
+    first += count;
   }
   return ready;
 }

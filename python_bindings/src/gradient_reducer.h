@@ -44,10 +44,13 @@ class ArrayReducer {
  private:
   struct Entry {
     std::size_t count = 0;
-    nb::ndarray<nb::ro> gradient;  ///< of this step, or of the last
+    std::vector<nb::ndarray<nb::ro>> gradients;  ///< of this step, or of the last; the last stands
+                                                 ///< behind those of calls that failed
   };
 
   Entry& entry(const std::string& name);
+  ReducerHandle hand_over(const std::string& name, const ValueSpan& gradient,
+                          const nb::ndarray<nb::ro>& owner, Contribution contribution);
   void check_counts(const std::vector<std::string>& names, std::size_t count);
 
   std::unordered_map<std::string, Entry> entries_;  // declared before, so they go after

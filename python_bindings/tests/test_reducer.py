@@ -112,6 +112,24 @@ def test_gradients_are_kept_alive_while_they_are_reduced() -> None:
     tersor.local.run(2, rank)
 
 
+def test_a_call_that_fails_lets_go_of_no_gradient_under_way() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        reducer = make(transport, codec="int8")
+        values = gradients(transport.rank, 0)
+        taken = {name: weakref.ref(value) for name, value in values.items()}
+        for name, value in values.items():
+            reducer.ready(name, value)
+        del value
+        with pytest.raises(tersor.InvalidArgument, match="ready twice"):
+            reducer.ready(name, np.zeros_like(values[name]))
+        del values
+        gc.collect()
+        assert all(reference() is not None for reference in taken.values())
+        reducer.wait()
+
+    tersor.local.run(2, rank)
+
+
 def test_a_step_can_be_thrown_away() -> None:
     def rank(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int4+ef", transactional=True)
