@@ -201,3 +201,13 @@ def test_the_codecs_command(tmp_path: pathlib.Path) -> None:
 def test_the_codecs_command_refuses(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["codec", "--codec", spec, "--mib", "1"]) == 2
     assert spec in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_a_gpu_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")  # a rank already: nothing is started
+    assert main(["backward", "--device", "cuda"]) == 2
+    assert "finds no GPU" in capsys.readouterr().err

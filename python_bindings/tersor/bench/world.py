@@ -8,6 +8,8 @@ import pathlib
 import torch
 import torch.distributed as dist
 
+from tersor.bench.errors import BenchmarkError
+
 PATIENCE = datetime.timedelta(minutes=10)  # until a rank that does not come is given up
 
 
@@ -109,6 +111,8 @@ def shared_gpu_environment(rank: int, ranks_here: int) -> dict[str, str]:
 def _own_device(device_type: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise BenchmarkError("--device cuda: PyTorch finds no GPU here")
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
