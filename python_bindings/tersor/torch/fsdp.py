@@ -23,7 +23,7 @@ from tersor._core import InvalidArgument
 from tersor._options import fill
 from tersor.torch.checkpoint import Mode
 from tersor.torch.messages import Feedback, Track
-from tersor.torch.parameters import Unsupported
+from tersor.torch.parameters import Unsupported, unwrapped
 from tersor.torch.reporting import Reporting
 from tersor.torch.scaler import LossScale, Scaler
 from tersor.torch.sharded_exchange import (
@@ -195,11 +195,13 @@ def compress(
     one has a custom reduce-scatter already, and for options that are wrong. What ends an exchange
     is raised when the backward pass is over, with gradients of NaN.
     """
-    modules = {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    modules = unwrapped(
+        {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    )
     if not modules:
         raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
     sender = Sender(_reducer_options(options), unsupported)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(one): name for name, one in unwrapped(dict(model.named_parameters())).items()}
     reduces = {
         name: GradientExchange(name, ModuleLayout(module, names), sender)
         for name, module in modules.items()

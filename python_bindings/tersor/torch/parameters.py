@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +16,10 @@ Unsupported = Literal["warn", "error"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SPARSE_MODULES = (nn.Embedding, nn.EmbeddingBag)
+# What torch.compile and activation checkpointing call the module that they wrap.
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
+
+Named = TypeVar("Named")
 
 
 def is_supported(gradient: torch.Tensor) -> bool:
@@ -25,13 +30,30 @@ def is_supported(gradient: torch.Tensor) -> bool:
 def trained_parameters(
     module: nn.Module, ignored: Iterable[str] = ()
 ) -> dict[str, torch.nn.Parameter]:
-    """Those that want a gradient, by name, without what ``torch.compile`` adds to names."""
+    """Those that want a gradient, by name, without what wrappers add to names."""
     left_out = set(ignored)
-    return {
-        name.replace("_orig_mod.", ""): parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in left_out
-    }
+    return unwrapped(
+        {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in left_out
+        }
+    )
+
+
+def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
+    """The same, in the same order, by names without what PyTorch's wrappers add to them.
+
+    So rules and checkpoints fit a model with and without wrappers. Names that would become equal
+    stay as they are.
+    """
+    plain = {name: _without_wrappers(name) for name in named}
+    uses = Counter(plain.values())
+    return {plain[name] if uses[plain[name]] == 1 else name: one for name, one in named.items()}
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
 
 
 def unsupported_parameters(

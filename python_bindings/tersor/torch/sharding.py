@@ -25,7 +25,7 @@ class ShardedParameter:
     """A parameter of a message.
 
     Attributes:
-        name: as in ``named_parameters()`` of the model.
+        name: as in ``named_parameters()`` of the model, without what wrappers add.
         shape: of the whole parameter, without padding.
         dimension: along which it is cut.
         shard_count: values that each rank has of it, padding included.

@@ -1,0 +1,120 @@
+"""What PyTorch offers beside data parallelism works with compressed gradients.
+
+Each feature trains without a codec and has the weights of PyTorch's own mean, bit for bit with two
+ranks; so nothing of it is lost, doubled or computed twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sharded_models import backward, make_model, shard
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import tersor.torch
+from tersor.torch.parameters import unwrapped
+
+NONE: dict[str, Any] = {"rules": [("*", "none")]}
+NAMES = [f"{index}.{kind}" for index in (0, 1, 2, 4) for kind in ("weight", "bias")]
+
+
+@dataclasses.dataclass
+class Training:
+    """A model on several ranks, its optimizer, and Tersor's handle where it compresses."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    handle: Any = None
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def with_ddp(module: nn.Sequential, **options: Any) -> Training:
+    model = DistributedDataParallel(module)
+    return Training(model, sgd(model), tersor.torch.compress(model, **options) if options else None)
+
+
+def with_fsdp(module: nn.Sequential, **options: Any) -> Training:
+    model = shard(module, 2)
+    return Training(model, sgd(model), tersor.torch.compress(model, **options) if options else None)
+
+
+def with_optimizer(module: nn.Sequential, **options: Any) -> Training:
+    """Has DDP for a reference: it averages in the same order."""
+    if not options:
+        return with_ddp(module)
+    optimizer = tersor.torch.DistributedOptimizer(sgd(module), module.named_parameters(), **options)
+    return Training(module, optimizer, optimizer)
+
+
+WAYS = [with_ddp, with_fsdp, with_optimizer]
+Way = Callable[..., Training]
+
+
+def train(training: Training, rank: int) -> Tensor:
+    """Three steps; this rank's weights, one after another."""
+    for step in range(3):
+        backward(training.model, rank, step)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    weights = [one.detach() for one in training.model.parameters()]
+    return torch.cat(
+        [(one.to_local() if isinstance(one, DTensor) else one).flatten() for one in weights]
+    )
+
+
+def both(make: Callable[..., Training], rank: int) -> Any:
+    """Trains with and without Tersor, to equal weights; the handle."""
+    ours, reference = make(**NONE), make()
+    assert torch.equal(train(ours, rank), train(reference, rank))
+    return ours.handle
+
+
+def checkpointed() -> nn.Sequential:
+    module = make_model()
+    apply_activation_checkpointing(module, check_fn=lambda one: isinstance(one, nn.Linear))
+    return module
+
+
+def recomputes(rank: int, _: int, way: Way) -> list[str]:
+    handle = both(lambda **options: way(checkpointed(), **options), rank)
+    return [one["name"] for one in handle.statistics()]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_activation_checkpointing_changes_no_names(way: Way) -> None:
+    for names in ranks.run(recomputes, 2, way):
+        assert sorted(names) == sorted(NAMES)
+
+
+def loads_without_wrappers(rank: int, _: int, way: Way) -> None:
+    options: dict[str, Any] = {"rules": [("0.weight", "int4+ef"), ("*", "none")]}
+    first, second = way(checkpointed(), **options), way(make_model(), **options)
+    train(first, rank)
+    save = "residual_state_dict" if way is with_optimizer else "state_dict"
+    state = getattr(first.handle, save)()
+    getattr(second.handle, f"load_{save}")(state)
+    norms = {one["name"]: one["residual_norm"] for one in second.handle.statistics()}
+    assert norms["0.weight"] > 0
+
+
+@pytest.mark.parametrize("way", [with_ddp, with_optimizer])
+def test_rules_and_checkpoints_fit_with_and_without_wrappers(way: Way) -> None:
+    ranks.run(loads_without_wrappers, 2, way)
+
+
+def test_names_stay_different_without_wrappers() -> None:
+    named = {"_orig_mod.0._checkpoint_wrapped_module.w": 1, "1._orig_mod.w": 2, "1.w": 3}
+    assert unwrapped(named) == {"0.w": 1, "1._orig_mod.w": 2, "1.w": 3}
