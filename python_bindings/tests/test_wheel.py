@@ -62,6 +62,16 @@ def test_import_needs_numpy_only() -> None:
     assert [name for name in foreign if not name.startswith(("_", "sitecustomize"))] == []
 
 
+def test_without_pytorch_its_part_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None  # as where it is not installed\n"
+        "try: import tersor.torch\n"
+        "except ModuleNotFoundError as error: print(error.name, error)"
+    )
+    told = run_python(program)
+    assert told.startswith("torch tersor.torch needs PyTorch: pip install 'tersor[torch]'")
+
+
 def test_import_is_fast() -> None:
     """Beside NumPy's own import; 11 to 27 ms where it was written, so ten times that is a fault."""
     program = (

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-from torch import nn
+try:
+    from torch import nn
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "tersor.torch needs PyTorch: pip install 'tersor[torch]'", name="torch"
+    ) from error
+
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
