@@ -95,6 +95,29 @@ def test_what_passes_through_a_hook_is_the_mean_from_the_first_pass_on(kind: str
         assert ("complex64" if kind == "complex" else "float64") in message
 
 
+def only_doubles(rank: int, _: int, unsupported: str) -> tuple[list[str], list[str]]:
+    """Messages of two passes: warnings, and errors."""
+    model = DistributedDataParallel(nn.Linear(96, 96).double())
+    state = tersor.torch.HookState(model, unsupported=unsupported)  # type: ignore[arg-type]
+    model.register_comm_hook(state, tersor.torch.hook)
+    errors = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(2):
+            try:
+                model(inputs(rank, step).double()).square().mean().backward()
+            except tersor.InvalidArgument as error:
+                errors.append(str(error))
+    return [one for one in (str(each.message) for each in caught) if "uncompressed" in one], errors
+
+
+@pytest.mark.parametrize("unsupported", ["warn", "error"])
+def test_a_model_of_which_nothing_can_be_encoded_is_told_of(unsupported: str) -> None:
+    for warned, raised in ranks.run(only_doubles, 2, unsupported):
+        assert (len(warned), len(raised)) == ((1, 0) if unsupported == "warn" else (0, 2))
+        assert "weight (float64), bias (float64)" in (warned + raised)[0]
+
+
 def complex_steps(rank: int, _: int, compressed: bool) -> list[Tensor]:
     model = DistributedDataParallel(Complex())
     if compressed:

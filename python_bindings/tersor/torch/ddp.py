@@ -78,6 +78,7 @@ class HookState(Reporting):
         self._rebuilt = False
         self._removed = False
         self._unsupported: dict[str, str] = {}
+        self._reported = False
         self._loaded: Mapping[str, Any] | None = None
 
     @property
@@ -152,7 +153,7 @@ class HookState(Reporting):
         self._group = model.process_group
         self._names = Names(parameters)
         self._unsupported = unsupported_parameters(model.module, parameters)
-        report_unsupported(self._unsupported, self._unsupported_means)
+        self._report_unsupported()
         self._make_reducer(
             {name: one for name, one in parameters.items() if name not in self._unsupported}
         )
@@ -201,22 +202,32 @@ class HookState(Reporting):
     def _end(self, backward: Backward) -> None:
         """The last bucket is there."""
         self._backward = None
-        if not backward.buckets:
-            return
         with backward.guard():
-            if self._reducer is None:
+            self._report_unsupported()
+        if backward.buckets:
+            self._reduce_all(backward)
+        if backward.is_shadow:
+            backward.raise_error()
+
+    def _report_unsupported(self) -> None:
+        """Once, unless it is an error."""
+        if not self._reported:
+            report_unsupported(self._unsupported, self._unsupported_means)
+            self._reported = True
+
+    def _reduce_all(self, backward: Backward) -> None:
+        """Sends what waits, and completes the futures of the pass as results come in."""
+        with backward.guard():
+            if self._reducer is None and backward.error is None:
                 self._learn(backward)
             if backward.error is None:
                 self.reducer.flush()
         if backward.error is not None and self._transport is not None:
             self._transport.poison(str(backward.error))  # the others would wait for this rank
         backward.complete_on(self._executor)
-        if backward.is_shadow:
-            backward.raise_error()
 
     def _learn(self, backward: Backward) -> None:
         """After the first pass: a reducer for what DDP handed over."""
-        report_unsupported(self._unsupported, self._unsupported_means)
         names = [name for bucket in backward.buckets for name in bucket.names]
         reducer = self._make_reducer(self._names.in_order(names))
         if self._loaded is not None:
