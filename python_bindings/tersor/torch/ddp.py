@@ -135,11 +135,13 @@ class HookState(Reporting):
         """After an error that ended an exchange: connects the ranks anew, residuals at zero.
 
         A collective call of all ranks, each of which had the error raised by ``backward()``. Other
-        handles over the same process group are to be reset, too.
+        handles over the same process group are to be reset, too. Where the first pass ended before
+        there was a reducer, the next one makes it.
         """
-        self._reducer = None
+        self._reducer = self._transport = None
         group.close(self._group)
-        self._make_reducer(self._parameters)
+        if self._parameters:
+            self._make_reducer(self._parameters)
 
     def close(self) -> None:
         """Ends what was made for the hook; gradients travel uncompressed from then on."""
