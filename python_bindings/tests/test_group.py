@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import pathlib
 
 import numpy as np
 import pytest
@@ -119,6 +120,25 @@ def closed_and_made_anew(rank: int, count: int) -> None:
 
 def test_a_closed_transport_says_so_and_can_be_made_anew() -> None:
     ranks.run(closed_and_made_anew, 2)
+
+
+def outlives_a_group(rank: int, count: int, meeting: str) -> None:
+    import torch.distributed as dist
+
+    import tersor.torch.group as group
+
+    first = group.transport()
+    reduced(first, "int8", 1000)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
+    second = group.transport()
+    with pytest.raises(tersor.TransportError, match="closed the transport"):
+        reduced(first, "int8", 1000)
+    reduced(second, "int8", 1000)
+
+
+def test_the_transport_of_a_destroyed_group_is_ended(tmp_path: pathlib.Path) -> None:
+    ranks.run(outlives_a_group, 2, f"file://{tmp_path}/store")
 
 
 def without_a_group(rank: int, count: int) -> None:

@@ -120,7 +120,8 @@ def transport(
     """The transport of a process group (default: all ranks), made at the first call, then kept.
 
     The first call for a group is collective: all its ranks make it in the same order, as with
-    ``torch.distributed.new_group``. ``device``: where the memory lies that will be sent.
+    ``torch.distributed.new_group``. It also ends those of groups that were destroyed. ``device``:
+    where the memory lies that will be sent.
     Raises InvalidArgument where this process is not a member, or there is no group.
     """
     return _connection(_checked(process_group)).of(torch.device(device or "cpu"))
@@ -150,8 +151,24 @@ def _connection(group: dist.ProcessGroup) -> _Connection:
     for connection in _connections:
         if connection.group is group:
             return connection
+    _close_orphans()
     _connections.append(_Connection(group))
     return _connections[-1]
+
+
+def _close_orphans() -> None:
+    """Ends what was made for groups that the trainer has destroyed since."""
+    for connection in [one for one in _connections if not _is_alive(one.group)]:
+        _connections.remove(connection)
+        connection.close()
+
+
+def _is_alive(group: dist.ProcessGroup) -> bool:
+    try:
+        dist.get_backend(group)
+    except ValueError:  # PyTorch does not know it any more
+        return False
+    return True
 
 
 @atexit.register
