@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_mistakes_are_named_before_training() -> None:
 
 
 class Foreign:
-    """Somebody else's reduce-scatter."""
+    """Somebody else's collective."""
 
     def allocate(self, *arguments: Any, **options: Any) -> None:
         raise AssertionError("is not called")
@@ -61,8 +62,17 @@ def finds_a_foreign_exchange(rank: int, count: int) -> None:
         fsdp.compress(model)
 
 
-def test_a_custom_reduce_scatter_is_not_replaced() -> None:
-    ranks.run(finds_a_foreign_exchange, 1)
+def finds_a_foreign_gather(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    model[2].set_custom_all_gather(Foreign())  # type: ignore[operator,union-attr]
+    with pytest.raises(tersor.InvalidArgument, match=r"2 has a custom all-gather.*Foreign"):
+        fsdp.compress(model, weights="int8")
+    fsdp.compress(model)  # leaves weights alone
+
+
+@pytest.mark.parametrize("body", [finds_a_foreign_exchange, finds_a_foreign_gather])
+def test_a_custom_collective_is_not_replaced(body: Callable[[int, int], None]) -> None:
+    ranks.run(body, 1)
 
 
 def has_different_codecs(rank: int, count: int) -> str:

@@ -34,7 +34,7 @@ from tersor.torch.sharded_exchange import (
     WeightExchange,
 )
 from tersor.torch.sharded_state import load_sharded, save_sharded
-from tersor.torch.sharding import ModuleLayout, exchanges_of, is_pytorchs
+from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs
 from tersor.torch.statistics import ParameterStatistics
 
 if TYPE_CHECKING:
@@ -192,8 +192,9 @@ def compress(
     parameters, which the optimizer moves, are not.
 
     Every ``FSDPModule`` in ``model`` takes part. Raises InvalidArgument where there is none, where
-    one has a custom reduce-scatter already, and for options that are wrong. What ends an exchange
-    is raised when the backward pass is over, with gradients of NaN.
+    one has a custom reduce-scatter already (or all-gather, with ``weights``), and for options that
+    are wrong. What ends an exchange is raised when the backward pass is over, with gradients of
+    NaN.
     """
     modules = unwrapped(
         {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
@@ -207,7 +208,9 @@ def compress(
         for name, module in modules.items()
     }
     gathers = {name: WeightExchange(weights, sender) for name in modules if weights is not None}
-    _refuse_others(modules)
+    _refuse_others(modules, "reduce-scatter")
+    if gathers:
+        _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model)]
     for name, reduce in reduces.items():
         # Each by itself, as it does not go down; of PyTorch's class in all but name.
@@ -234,13 +237,13 @@ def _reducer_options(options: ShardedOptions) -> _core.ReducerOptions:
     return fill(_core.ReducerOptions(), options)
 
 
-def _refuse_others(modules: Mapping[str, FSDPModule]) -> None:
-    """Raises InvalidArgument where a module's reduce-scatter is somebody else's, or ours."""
+def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) -> None:
+    """Raises InvalidArgument where a module's collective is somebody else's, or ours."""
     for name, module in modules.items():
-        for exchange in exchanges_of(module):
+        for exchange in exchanges_of(module, collective):
             if not (is_pytorchs(exchange) or (isinstance(exchange, Exchange) and exchange.removed)):
                 raise InvalidArgument(
-                    f"module {name or '(root)'} has a custom reduce-scatter already, a "
+                    f"module {name or '(root)'} has a custom {collective} already, a "
                     f"{type(exchange).__name__}: remove it, or compress once"
                 )
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+
+Collective = Literal["reduce-scatter", "all-gather"]
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,10 @@ class ModuleLayout:
         )
 
 
-def exchanges_of(module: FSDPModule) -> list[Any]:
-    """What reduce-scatters the module's gradients now; empty where PyTorch does not show it."""
-    groups = _groups(module) or []
-    found = [getattr(group, "_reduce_scatter_comm", None) for group in groups]
+def exchanges_of(module: FSDPModule, collective: Collective) -> list[Any]:
+    """What does the module's collective now; empty where PyTorch does not show it."""
+    attribute = f"_{collective.replace('-', '_')}_comm"
+    found = [getattr(group, attribute, None) for group in _groups(module) or []]
     return [one for one in found if one is not None]
 
 
