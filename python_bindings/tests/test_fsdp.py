@@ -28,7 +28,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 import ranks
-from tersor import _core
 from tersor.torch import fsdp, sharded_exchange
 from tersor.torch.sharding import ModuleLayout
 
@@ -323,17 +322,29 @@ def test_weights_are_compressed_where_that_is_asked_for(count: int) -> None:
     ranks.run(gathers_weights, count)
 
 
+def rounds_with_noise(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    fsdp.compress(model, weights="int8:rounding=stochastic", **NONE)
+    inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
+    first, again = model(inputs), model(inputs)
+    assert torch.equal(first, again)  # as long as the weights may not have changed
+    again.square().mean().backward()  # which no optimizer uses
+    later = model(inputs)
+    assert 1e-3 < relative(later.detach(), first.detach()) < 0.2
+
+
+def test_weights_are_rounded_with_other_noise_in_each_step() -> None:
+    ranks.run(rounds_with_noise, 2)
+
+
 def gathers_bytes(rank: int, count: int) -> None:
-    gather = sharded_exchange.WeightExchange("int8", sharded_exchange.Sender(options()))
+    gradients = fsdp.compress(sharded_model(count))._gradients[0]
+    gather = sharded_exchange.WeightExchange("int8", gradients._sender, gradients)
     output = torch.zeros(5 * count, dtype=torch.uint8)
     own = output[5 * rank : 5 * rank + 5]  # as FSDP does: the input lies in the output
     own.copy_(torch.arange(5) + 10 * rank)
     gather(output, own, dist.group.WORLD)  # type: ignore[arg-type]
     assert output.view(count, 5).tolist() == [[10 * r + i for i in range(5)] for r in range(count)]
-
-
-def options() -> _core.ReducerOptions:
-    return _core.ReducerOptions()
 
 
 def test_gathers_of_bytes_pass_through() -> None:

@@ -108,7 +108,7 @@ def fails_alone(rank: int, count: int, weights: bool) -> str:
     operation = dist.ReduceOp.MAX if failing else dist.ReduceOp.AVG
     call = functools.partial(gradients, short, long, world, operation)
     if weights:
-        exchange = WeightExchange("int8", gradients._sender)
+        exchange = WeightExchange("int8", gradients._sender, gradients)
         call = functools.partial(exchange, long, short, world)
     with pytest.raises(tersor.InvalidArgument if failing else tersor.TransportError) as raised:
         call()

@@ -207,7 +207,11 @@ def compress(
         name: GradientExchange(name, ModuleLayout(module, names), sender)
         for name, module in modules.items()
     }
-    gathers = {name: WeightExchange(weights, sender) for name in modules if weights is not None}
+    gathers = {
+        name: WeightExchange(weights, sender, reduce)
+        for name, reduce in reduces.items()
+        if weights is not None
+    }
     _refuse_others(modules, "reduce-scatter")
     if gathers:
         _refuse_others(modules, "all-gather")

@@ -64,22 +64,34 @@ class Sender:
     ) -> CollectiveStatistics:
         """Reduces ``values`` (ranks shards of the message) over the group into ``shard``."""
         self._groups.add(group)
-        options = self._call("reduce_scatter", message.codec, values)
         first = message.columns[0].track
-        options["seed"] = self.options.seed + zlib.crc32(first.parameter.name.encode())
-        options["step"] = first.totals.steps
+        options: CollectiveOptions = {
+            **self._call("reduce_scatter", message.codec, values),
+            **self.noise(first.parameter.name, first.totals.steps),
+        }
         options["reduction"] = reduction
         if first.feedback is not None:
             options["state"] = first.feedback.state
         return collectives.reduce_scatter(transport(group, values.device), values, shard, **options)
 
-    def gather(self, codec: str, shard: Tensor, output: Tensor, group: dist.ProcessGroup) -> None:
+    def gather(
+        self,
+        codec: str,
+        shard: Tensor,
+        output: Tensor,
+        group: dist.ProcessGroup,
+        noise: CollectiveOptions,
+    ) -> None:
         """Collects the shards of weights, by messages that gradients never meet."""
         if group not in self._channels:
             self._groups.add(group)
             self._channels[group] = transport(group, shard.device).channel()
-        options = self._call("allgather", codec, shard)
+        options: CollectiveOptions = {**self._call("allgather", codec, shard), **noise}
         collectives.allgather(self._channels[group], shard, output, **options)
+
+    def noise(self, name: str, step: int) -> CollectiveOptions:
+        """What stochastic rounding draws from: other noise for each name and step."""
+        return {"seed": self.options.seed + zlib.crc32(name.encode()), "step": step}
 
     def poison(self, error: Exception, group: dist.ProcessGroup, device: torch.device) -> None:
         """Lets the other ranks hear of an error of this one alone: they would wait for it.
@@ -139,7 +151,8 @@ class GradientExchange(Exchange):
 
     def __init__(self, name: str, layout: ModuleLayout, sender: Sender) -> None:
         super().__init__(sender)
-        self._name = name or "(root)"
+        self.name = name or "(root)"
+        self.calls = 0
         self._layout = layout
         self._plans: dict[tuple[object, ...], list[Message]] = {}
         self.tracks: dict[tuple[str, torch.dtype], Track] = {}
@@ -181,6 +194,7 @@ class GradientExchange(Exchange):
 
         An error is raised when the backward pass is over; the output is NaN then.
         """
+        self.calls += 1
         try:
             if self._takes(input_tensor):
                 self._exchange(output_tensor, input_tensor, group, op)
@@ -195,7 +209,7 @@ class GradientExchange(Exchange):
     def _report_once(self, values: Tensor) -> None:
         if self._active and not self._reported:
             self._reported = True
-            report_unsupported({self._name: reason_of(values)}, self._sender.unsupported)
+            report_unsupported({self.name: reason_of(values)}, self._sender.unsupported)
 
     def _exchange(self, output: Tensor, values: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         self.reduction, factor = reduction_of(op)
@@ -220,7 +234,7 @@ class GradientExchange(Exchange):
     def _tracks(self, rows: Tensor, parameters: list[ShardedParameter] | None) -> list[Track]:
         if parameters is not None:
             return [self._track(one, rows) for one in parameters]
-        whole = ShardedParameter(self._name, rows.shape, 0, rows.shape[1])
+        whole = ShardedParameter(self.name, rows.shape, 0, rows.shape[1])
         if not self._layout.known:
             track = self._track(whole, rows)
             reason = "borders of parameters are not known: the module's gradients are one tensor"
@@ -228,7 +242,7 @@ class GradientExchange(Exchange):
             return [track]
         # Which parameters these are nobody says, so their residuals wait for another step.
         codec = "bf16" if rows.dtype == torch.float32 else "none"
-        key = (f"{self._name}, {rows.shape[1]} values a rank", rows.dtype)
+        key = (f"{self.name}, {rows.shape[1]} values a rank", rows.dtype)
         choice = Choice(codec, "some of the module's parameters had no gradient", by_value=True)
         return [self.tracks.setdefault(key, Track(replace(whole, name=key[0]), choice))]
 
@@ -254,10 +268,15 @@ class GradientExchange(Exchange):
 
 
 class WeightExchange(Exchange):
-    """The all-gather of one ``FSDPModule``, by a codec without feedback."""
+    """The all-gather of one ``FSDPModule``, by a codec without feedback.
 
-    def __init__(self, codec: str, sender: Sender) -> None:
+    Weights change after the module's gradients were reduced. All gathers up to then have the same
+    noise, so that forward and backward pass compute with the same weights.
+    """
+
+    def __init__(self, codec: str, sender: Sender, gradients: GradientExchange) -> None:
         super().__init__(sender)
+        self._gradients = gradients
         options = fill(_core.ReducerOptions(), {"rules": [("*", codec)]})
         if codec == "auto" or _core.choose_codec(options, "weights", [1], "f32").feedback:
             raise InvalidArgument(f"weights={codec!r}: name a codec without feedback, such as int8")
@@ -274,7 +293,8 @@ class WeightExchange(Exchange):
         if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
             return plain_all_gather(output_tensor, input_tensor, group, async_op)
         try:
-            self._sender.gather(self._codec, input_tensor, output_tensor, group)
+            noise = self._sender.noise(f"weights of {self._gradients.name}", self._gradients.calls)
+            self._sender.gather(self._codec, input_tensor, output_tensor, group, noise)
         except Exception as error:  # also what is not ours
             self._sender.poison(error, group, input_tensor.device)
             fail(error, output_tensor)
