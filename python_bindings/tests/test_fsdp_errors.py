@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sharded_models import backward, gradients, make_model, plain_step, sharded_model
+from sharded_models import backward, gradients, make_model, plain_step, shard, sharded_model
 
 import ranks
 import tersor
@@ -123,21 +123,23 @@ def test_a_rank_that_fails_alone_tells_the_others(weights: bool) -> None:
 
 
 def loses_a_rank(rank: int, count: int) -> str:
-    model = sharded_model(count)
-    fsdp.compress(model, codec="int8", timeout=20)
+    # Weights stay gathered: PyTorch's own all-gather in the backward pass would fail otherwise.
+    model = shard(make_model(), count, reshard_after_forward=False)
+    fsdp.compress(model, codec="int8")
     backward(model, rank, 0)
-    if rank == count - 1:
-        # Before its first reduce-scatter of the second step, after all weights were gathered.
+    if rank == count - 1:  # before its first reduce-scatter of the second step
         model[4].register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises((tersor.TransportError, RuntimeError)) as raised:
+    with pytest.raises(tersor.TransportError) as raised:
         backward(model, rank, 1)
-    return type(raised.value).__name__
+    return str(raised.value)
 
 
-def test_a_killed_rank_ends_the_others() -> None:
-    found = ranks.outcomes(loses_a_rank, 3)
+def test_a_killed_rank_is_named_to_the_others() -> None:
+    found = ranks.outcomes(loses_a_rank, 3)  # with a deadline below the timeout of 300 s
     assert [one.finished for one in found] == [True, True, False]
-    assert all(one.error is None for one in found[:2])
+    for outcome in found[:2]:
+        assert outcome.error is None, outcome.traceback
+        assert "rank 2" in outcome.value
 
 
 def has_f64(rank: int, count: int) -> None:

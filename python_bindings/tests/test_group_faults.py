@@ -47,18 +47,25 @@ def test_a_killed_rank_is_named_within_seconds(count: int) -> None:
         assert seconds < SOON_SECONDS
 
 
-def with_another_codec(rank: int, count: int) -> str:
+def with_another_codec(rank: int, count: int, other: str) -> str:
     import tersor.torch.group as group
 
     transport = group.transport()
     with pytest.raises(tersor.TransportError) as caught:
-        allreduce(transport, codec="int8" if rank else "bf16")
+        allreduce(transport, codec="int8" if rank else other)
     return str(caught.value)
 
 
-def test_ranks_with_different_codecs_all_raise() -> None:
-    for message in ranks.run(with_another_codec, 3):
-        assert "signature" in message or "rank" in message
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ("int4", "another signature (codec, count, dtype or options differ)"),
+        ("bf16", " where this rank calls "),  # it is summed on the way
+    ],
+)
+def test_ranks_with_different_codecs_all_raise(other: str, difference: str) -> None:
+    for message in ranks.run(with_another_codec, 3, other):
+        assert difference in message
 
 
 def while_one_is_late(rank: int, count: int) -> str:
