@@ -15,6 +15,7 @@ from ddp_models import gradients, inputs, mean_gradients, mlp, relative_error, t
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import ranks
 import tersor
@@ -45,6 +46,8 @@ def refusals(rank: int, count: int) -> tuple[list[str], float]:
     theirs = wrap(mlp())
     theirs.register_comm_hook(None, default_hooks.allreduce_hook)
     corrected = wrap(mlp())
+    mixed = wrap(mlp())
+    mixed.mixed_precision = _MixedPrecision()  # which DDP itself takes on a GPU only
     fused = mlp()
     _apply_optimizer_in_backward(torch.optim.SGD, fused.parameters(), {"lr": 0.1})
     messages = [
@@ -54,6 +57,7 @@ def refusals(rank: int, count: int) -> tuple[list[str], float]:
         message_of(lambda: tersor.torch.compress(corrected, codec="int9")),
         message_of(lambda: tersor.torch.compress(wrap(mlp()), codek="int8")),
         message_of(lambda: tersor.torch.compress(mlp(), codec="int8")),
+        message_of(lambda: tersor.torch.compress(mixed, codec="int8")),
     ]
     tersor.torch.compress(corrected, codec="int8")
     assert one_backward(corrected, rank, 0) is None
@@ -62,7 +66,7 @@ def refusals(rank: int, count: int) -> tuple[list[str], float]:
 
 def test_mistakes_are_named() -> None:
     for messages, error in ranks.run(refusals, 2):
-        again, hooked, fused, codec, option, bare = messages
+        again, hooked, fused, codec, option, bare, mixed = messages
         assert 1e-4 < error < 0.03  # what was corrected is compressed
         assert "communication hook already" in again
         assert "communication hook already" in hooked
@@ -72,6 +76,7 @@ def test_mistakes_are_named() -> None:
         assert "no option 'codek'" in option
         assert "DistributedDataParallel" in bare
         assert "Sequential" in bare
+        assert "mixed_precision" in mixed
 
 
 def python_reducer(rank: int, _: int) -> str:
@@ -82,6 +87,18 @@ def python_reducer(rank: int, _: int) -> str:
 
 def test_the_python_reducer_is_refused() -> None:
     for message in ranks.run(python_reducer, 1):
+        assert '"ddp_optimizer"' in message
+
+
+def python_reducer_of_a_hook(rank: int, _: int) -> str:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        model = wrap(mlp())
+        model.register_comm_hook(tersor.torch.HookState(codec="int8"), tersor.torch.hook)
+        return str(one_backward(model, rank, 0))
+
+
+def test_the_python_reducer_is_refused_by_the_hook() -> None:
+    for message in ranks.run(python_reducer_of_a_hook, 1):
         assert '"ddp_optimizer"' in message
 
 

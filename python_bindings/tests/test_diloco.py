@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -159,6 +161,30 @@ def leaves_frozen_alone(rank: int, count: int) -> None:
 
 def test_parameters_without_gradients_are_left_alone() -> None:
     ranks.run(leaves_frozen_alone, 2)
+
+
+def loses_a_rank(rank: int, count: int) -> tuple[str, bool]:
+    model = make_model()
+    outer = DiLoCo(model, every=1, codec="int8+ef")
+    outer.step()
+    move(model, seed=rank)
+    before = flat(model)
+    if rank == 1:  # in the middle of a step
+        outer.reducer.ready("0.weight", torch.ones(70, 80))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(tersor.TransportError) as raised:
+        outer.step()
+    return str(raised.value), torch.equal(flat(model), before)
+
+
+def test_a_killed_rank_is_named_to_the_others_whose_model_is_as_it_was() -> None:
+    found = ranks.outcomes(loses_a_rank, 3)  # with a deadline below the timeout of 300 s
+    assert [one.finished for one in found] == [True, False, True]
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome.traceback
+        message, unchanged = outcome.value
+        assert "rank 1" in message
+        assert unchanged
 
 
 def refuses(rank: int, count: int) -> None:

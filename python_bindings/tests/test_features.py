@@ -6,6 +6,7 @@ ranks; so nothing of it is lost, doubled or computed twice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -75,11 +78,29 @@ def train(training: Training, rank: int) -> Tensor:
     )
 
 
-def both(make: Callable[..., Training], rank: int) -> Any:
+def both(make: Callable[..., Training], rank: int, around: Any = contextlib.nullcontext) -> Any:
     """Trains with and without Tersor, to equal weights; the handle."""
     ours, reference = make(**NONE), make()
-    assert torch.equal(train(ours, rank), train(reference, rank))
+    with around():
+        assert torch.equal(train(ours, rank), train(reference, rank))
     return ours.handle
+
+
+def casts(rank: int, _: int, way: Way) -> None:
+    seen = []
+
+    def make(**options: Any) -> Training:
+        module = make_model()
+        module[0].register_forward_hook(lambda *found: seen.append(found[-1].dtype))
+        return way(module, **options)
+
+    both(make, rank, lambda: torch.autocast("cpu", torch.bfloat16))
+    assert set(seen) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_autocast(way: Way) -> None:
+    ranks.run(casts, 2, way)
 
 
 def checkpointed() -> nn.Sequential:
@@ -97,6 +118,33 @@ def recomputes(rank: int, _: int, way: Way) -> list[str]:
 def test_activation_checkpointing_changes_no_names(way: Way) -> None:
     for names in ranks.run(recomputes, 2, way):
         assert sorted(names) == sorted(NAMES)
+
+
+def shares_optimizer_states(rank: int, _: int) -> None:
+    def make(**options: Any) -> Training:
+        training = with_ddp(make_model(), **options)
+        parameters = training.model.parameters()
+        training.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
+        return training
+
+    both(make, rank)
+
+
+def test_zero_redundancy_optimizer() -> None:
+    ranks.run(shares_optimizer_states, 2)
+
+
+def offloads(rank: int, _: int) -> None:
+    def make(**options: Any) -> Training:
+        model = shard(make_model(), 2, offload_policy=CPUOffloadPolicy(pin_memory=False))
+        handle = tersor.torch.compress(model, **options) if options else None
+        return Training(model, sgd(model), handle)
+
+    both(make, rank)
+
+
+def test_cpu_offload_policy() -> None:
+    ranks.run(offloads, 2)
 
 
 def loads_without_wrappers(rank: int, _: int, way: Way) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -304,6 +306,25 @@ def fails_to_send(rank: int, count: int) -> None:
 
 def test_gradients_can_be_dropped_after_an_error() -> None:
     ranks.run(fails_to_send, 1)
+
+
+def loses_a_rank(rank: int, count: int) -> str:
+    model = make_model()
+    optimizer = wrap(model, "int8")
+    plainly(model, optimizer, rank, 0)
+    if rank == 1:  # when other gradients are under way
+        model[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(tersor.TransportError) as raised:
+        plainly(model, optimizer, rank, 1)
+    return str(raised.value)
+
+
+def test_a_killed_rank_is_named_to_the_others() -> None:
+    found = ranks.outcomes(loses_a_rank, 3)  # with a deadline below the timeout of 300 s
+    assert [one.finished for one in found] == [True, False, True]
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome.traceback
+        assert "rank 1" in outcome.value
 
 
 def different_codecs(rank: int, count: int) -> str:
