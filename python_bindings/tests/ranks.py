@@ -28,7 +28,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-DEADLINE_SECONDS = 90.0
+# For what hangs: beyond all that slow processors and disks may take, below Tersor's own 300 s.
+DEADLINE_SECONDS = 180.0
 
 
 @dataclasses.dataclass

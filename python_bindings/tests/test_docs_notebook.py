@@ -12,7 +12,7 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 
 NOTEBOOK = pathlib.Path(__file__).parents[2] / "docs" / "tersor.ipynb"
-CELL_SECONDS = 120
+CELL_SECONDS = 180
 
 # Run after the last cell, where the notebook's variables still are.
 LESSONS = """

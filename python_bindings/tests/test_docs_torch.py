@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 PAGE = "docs/python.md"
 RANKS = 2
-DEADLINE_SECONDS = 80
 
 
 def surroundings(rank: int, folder: str) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def run_program(rank: int, _: int, program: str, folder: str) -> list[Any]:
 def test_a_program_runs_and_ranks_agree(number: int, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tensorboard")
     program = programs(PAGE, "torch")[number]
-    first, second = ranks.run(run_program, RANKS, program, str(tmp_path), deadline=DEADLINE_SECONDS)
+    first, second = ranks.run(run_program, RANKS, program, str(tmp_path))
     # DiLoCo's ranks have gradients of their own, and equal parameters.
     step = 2 if "DiLoCo" in program else 1
     for one, other in zip(first[::step], second[::step], strict=True):

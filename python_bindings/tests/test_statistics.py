@@ -155,4 +155,4 @@ def test_without_matplotlib_a_report_says_what_to_install() -> None:
         else:
             sys.exit("no error")
     """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=180)

@@ -23,7 +23,7 @@ MODULE = pathlib.Path(_core.__file__)
 def run_python(program: str) -> str:
     """What a fresh interpreter prints."""
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180).stdout
 
 
 def tool_output(tool: str, *arguments: str) -> str:
