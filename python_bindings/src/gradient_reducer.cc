@@ -44,21 +44,29 @@ void ArrayReducer::add(const std::string& name, nb::handle like) {
   entries_[name].count = shape.count;
 }
 
-// A call that fails may do so before it lets go of the former gradient, or after it took this one.
-ReducerHandle ArrayReducer::hand_over(const std::string& name, const ValueSpan& gradient,
-                                      const nb::ndarray<nb::ro>& owner, Contribution contribution) {
-  auto& kept = entry(name).gradients;
-  kept.push_back(owner);
-  const ReducerHandle handle =
-      without_gil([&] { return reducer_->ready(name, gradient, contribution); });
-  kept.erase(kept.begin(), kept.end() - 1);
-  return handle;
+// A call that fails may do so before it lets go of the former gradients, or after it took these.
+// The GIL is given away once for all parts: threads that want it are many, and may keep it for a
+// while.
+ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts,
+                                       const nb::ndarray<nb::ro>& owner,
+                                       Contribution contribution) {
+  for (const Part& part : parts) entry(part.name).gradients.push_back(owner);
+  ReadyGradients ready;
+  without_gil([&] {
+    for (const Part& part : parts)
+      ready.handles.push_back(reducer_->ready(part.name, part.gradient, contribution));
+  });
+  for (const Part& part : parts) {
+    auto& kept = entry(part.name).gradients;
+    kept.erase(kept.begin(), kept.end() - 1);
+  }
+  return ready;
 }
 
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
                                    Contribution contribution) {
   const auto values = write_values(gradient, {.name = "gradient", .layout = Layout::kDense});
-  return {{hand_over(name, values.span, values.owner, contribution)}};
+  return hand_over({{name, values.span}}, values.owner, contribution);
 }
 
 // Before any of them is ready: a mistake leaves the step as it was.
@@ -75,15 +83,14 @@ ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, n
                                         Contribution contribution) {
   const auto values = write_values(gradients, {.name = "gradients"});
   check_counts(names, values.span.count());
-  ReadyGradients ready;
+  std::vector<Part> parts;
   std::size_t first = 0;
   for (const std::string& name : names) {
     const std::size_t count = entry(name).count;
-    ready.handles.push_back(
-        hand_over(name, values.span.subspan(first, count), values.owner, contribution));
+    parts.push_back({name, values.span.subspan(first, count)});
     first += count;
   }
-  return ready;
+  return hand_over(parts, values.owner, contribution);
 }
 
 }  // namespace tersor::python

@@ -48,9 +48,14 @@ class ArrayReducer {
                                                  ///< behind those of calls that failed
   };
 
+  struct Part {
+    const std::string& name;
+    ValueSpan gradient;
+  };
+
   Entry& entry(const std::string& name);
-  ReducerHandle hand_over(const std::string& name, const ValueSpan& gradient,
-                          const nb::ndarray<nb::ro>& owner, Contribution contribution);
+  ReadyGradients hand_over(const std::vector<Part>& parts, const nb::ndarray<nb::ro>& owner,
+                           Contribution contribution);
   void check_counts(const std::vector<std::string>& names, std::size_t count);
 
   std::unordered_map<std::string, Entry> entries_;  // declared before, so they go after
