@@ -5,6 +5,13 @@
 #include <cmath>
 
 namespace tersor {
+namespace {
+
+std::string counted(std::size_t count, std::string_view thing) {
+  return std::to_string(count) + " " + std::string(thing) + (count == 1 ? "" : "s");
+}
+
+}  // namespace
 
 // When a step is complete: the driver has nothing under way, so its counters stand still.
 void GradientReducer::Impl::snapshot_totals() {
@@ -98,7 +105,7 @@ std::string GradientReducer::Impl::explain() {
   const std::lock_guard lock(mutex_);
   std::string text;
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    text += parameters_[i].name + ": " + std::to_string(slots_[i].count) + " values of " +
+    text += parameters_[i].name + ": " + counted(slots_[i].count, "value") + " of " +
             std::string(dtype_name(slots_[i].dtype)) + " as " + slots_[i].codec->spec().text() +
             " (" + parameters_[i].reason + "), " +
             std::string(algorithm_name(parameters_[i].algorithm)) + "\n";
@@ -106,8 +113,8 @@ std::string GradientReducer::Impl::explain() {
     text += "encoded between " + std::to_string(encoding_ranks()) + " hosts, added as " +
             options_.host_codec + " within them\n";
   if (order_known_)
-    text += std::to_string(slots_.size()) + " parameters in " + std::to_string(buckets_.size()) +
-            " messages, in rank 0's order of the first step\n";
+    text += counted(slots_.size(), "parameter") + " in " + counted(buckets_.size(), "message") +
+            ", in rank 0's order of the first step\n";
   if (own_tuner_ != nullptr) text += own_tuner_->explain();
   return text;
 }

@@ -305,6 +305,24 @@ TEST(Reducer, RulesAndDefaultsChooseTheCodec) {
   });
 }
 
+TEST(Reducer, ExplainCountsParametersAndMessages) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values scale(1), shift(1);
+    GradientReducer one(transport, {}), two(transport, {});
+    one.add("scale", scale);
+    two.add("scale", scale);
+    two.add("shift", shift);
+    for (GradientReducer* reducer : {&one, &two}) {
+      reducer->ready("scale");
+      if (reducer == &two) reducer->ready("shift");
+      reducer->wait();
+    }
+    EXPECT_NE(one.explain().find("scale: 1 value of f32"), std::string::npos) << one.explain();
+    EXPECT_NE(one.explain().find("1 parameter in 1 message,"), std::string::npos) << one.explain();
+    EXPECT_NE(two.explain().find("2 parameters in 1 message,"), std::string::npos) << two.explain();
+  });
+}
+
 TEST(Reducer, ACodecThatLosesNothingIsForSmallParametersToo) {
   run_ranks(2, {}, [](Transport& transport) {
     Model model(transport.rank());
