@@ -5,14 +5,23 @@
 #include <tersor/mpi.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "comm/transport/mpi/wire.h"
+
 namespace tersor {
 namespace {
+
+int rank_count() {
+  int ranks = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  return ranks;
+}
 
 bool multiple() {
   int level = 0;
@@ -120,6 +129,60 @@ TEST(MpiTransport, CarriesMoreThanTwoGibibytes) {
       ASSERT_EQ(bytes[i], std::byte(i / 4096 % 251)) << i;
   }
   MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// What a wire does with others when it is made; the communicator of its messages.
+MPI_Comm communicator_of_a_wire() {
+  MPI_Comm own = MPI_COMM_NULL, host = MPI_COMM_NULL;
+  int name = 0, ranks = 0;
+  MPI_Comm_dup(MPI_COMM_WORLD, &own);
+  MPI_Comm_rank(own, &name);
+  MPI_Comm_size(own, &ranks);
+  MPI_Comm_split_type(own, MPI_COMM_TYPE_SHARED, name, MPI_INFO_NULL, &host);
+  MPI_Bcast(&name, 1, MPI_INT, 0, host);
+  MPI_Comm_free(&host);
+  std::vector<int> names(static_cast<std::size_t>(ranks));
+  MPI_Allgather(&name, 1, MPI_INT, names.data(), 1, MPI_INT, own);
+  return own;
+}
+
+void expect_refusal(mpi::MpiWire& wire) {
+  const auto until = Clock::now() + std::chrono::seconds(30);
+  try {
+    while (Clock::now() < until) wire.poll();
+    ADD_FAILURE() << "was not refused";
+  } catch (const TransportError& error) {
+    EXPECT_NE(std::string(error.what()).find("another version"), std::string::npos);
+  }
+}
+
+void receive_refused_ones(int count) {
+  host::BlockPool pool;
+  mpi::MpiWire wire(MPI_COMM_WORLD);
+  wire.start(pool, {.take = [](const processes::Arrival&) { ADD_FAILURE() << "was taken"; },
+                    .changed = {}});
+  for (int message = 0; message < count; ++message) {
+    if (rank_count() > 1) expect_refusal(wire);
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  wire.end(processes::Parting::kAgreed);
+}
+
+// Heads that promise more, or less, than travels with them, and one that is cut off.
+TEST(MpiTransport, RefusesMessagesOfAnotherLength) {
+  constexpr int kHeadBytes = sizeof(processes::Head);
+  constexpr int kLengths[] = {kHeadBytes + 4, kHeadBytes + 12, kHeadBytes - 1};
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (rank == 0) return receive_refused_ones(std::size(kLengths));
+  MPI_Comm own = communicator_of_a_wire();
+  std::array<processes::Head, 2> heads{};
+  heads[0].envelope.bytes = 8;
+  for (const int length : kLengths) {
+    if (rank == 1) MPI_Send(&heads, length, MPI_BYTE, 0, 1, own);
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  MPI_Comm_free(&own);
 }
 
 TEST(MpiTransport, ManyInARowLeaveNothingBehind) {

@@ -163,11 +163,11 @@ Arrival MpiWire::parse(const HeadReceive& receive) {
   Arrival arrival{.head = {}, .payload = {}, .peer = receive.status.MPI_SOURCE};
   const host::Block& memory = receive.memory;
   const std::size_t came = static_cast<std::size_t>(bytes);
-  if (came < sizeof(Head)) arrival.head.envelope.magic = 0;
-  if (came >= sizeof(Head)) std::memcpy(&arrival.head, memory.bytes().data(), sizeof(Head));
+  std::memcpy(&arrival.head, memory.bytes().data(), std::min(came, sizeof(Head)));
   processes::check_protocol(arrival.head, arrival.peer);
   arrival.whole = travels_whole(arrival.head.envelope.bytes);
-  const std::size_t with_head = came - sizeof(Head);
+  const std::size_t with_head = arrival.whole ? arrival.head.envelope.bytes : 0;
+  if (came != sizeof(Head) + with_head) processes::refuse_protocol(arrival.peer);
   if (with_head > kCopiedBytes) {
     arrival.payload = memory.part(sizeof(Head), with_head);
   } else if (with_head != 0) {

@@ -107,5 +107,6 @@ class Wire {
 
 /// Throws TransportError where a head was not written by this version of the transport.
 void check_protocol(const Head& head, int peer);
+[[noreturn]] void refuse_protocol(int peer);
 
 }  // namespace tersor::processes
