@@ -102,9 +102,11 @@ void MpiWire::start(host::BlockPool& pool, Events events) {
   events_ = std::move(events);
   const auto ranks = static_cast<std::size_t>(ranks_);
   const std::size_t heads = ranks == 1 ? 0 : std::clamp(4 * ranks, kLeastHeads, kMostHeads);
-  while (heads_ < heads) {
-    post_head();
-    ++heads_;
+  try {
+    for (; heads_ < heads; ++heads_) post_head();
+  } catch (...) {
+    requests_.cancel_all();  // the blocks go
+    throw;
   }
 }
 
