@@ -5,10 +5,12 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <tersor/error.h>
 #include <tersor/span.h>
 #include <tersor/stream.h>
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 namespace tersor::python {
@@ -46,6 +48,18 @@ Array<ValueSpan> write_values(nb::handle array, const ArrayRequest& request = {}
 /// The bytes of a contiguous array of any dtype, or of a `bytes` object. Throw as above.
 Array<ConstByteSpan> read_bytes(nb::handle array, const ArrayRequest& request = {});
 Array<ByteSpan> write_bytes(nb::handle array, const ArrayRequest& request = {});
+
+/// Throws InvalidArgument where the array that was given for the argument `name` lies elsewhere.
+template <typename First, typename Span>
+void check_same_device(const Array<First>& first, const Array<Span>& other, const char* name) {
+  if (other.memory == first.memory && other.device == first.device) return;
+  const auto text = [](Memory memory, int device) {
+    return memory == Memory::kHost ? std::string("the host") : "cuda:" + std::to_string(device);
+  };
+  throw InvalidArgument(std::string(name) + ": it lies on " + text(other.memory, other.device) +
+                        ", the first array on " + text(first.memory, first.device) +
+                        "; all arrays of a call lie on one device");
+}
 
 /// A stream as Python programs have it: an int (a cudaStream_t), or an object of PyTorch
 /// (`cuda_stream`), CuPy (`ptr`) or anything with `__cuda_stream__`. None: the current stream of

@@ -81,17 +81,6 @@ FrameIdentity identity_of(const FrameOptions& options) {
 }
 
 template <typename First, typename Span>
-void check_same_device(const Array<First>& first, const Array<Span>& other, const char* name) {
-  if (other.memory == first.memory && other.device == first.device) return;
-  const auto text = [](Memory memory, int device) {
-    return memory == Memory::kHost ? std::string("the host") : "cuda:" + std::to_string(device);
-  };
-  throw InvalidArgument(std::string(name) + ": it lies on " + text(other.memory, other.device) +
-                        ", the first array on " + text(first.memory, first.device) +
-                        "; all arrays of a call lie on one device");
-}
-
-template <typename First, typename Span>
 void check_same_device(const Array<First>& first, const ArrayList<Span>& others, const char* name) {
   for (const auto& array : others.arrays) check_same_device(first, array, name);
 }

@@ -51,6 +51,7 @@ CollectiveStatistics reduce_scatter_array(nb::handle transport, nb::handle input
                                           const CallOptions& wanted, nb::handle stream) {
   const auto values = read_values(input, {.name = "input", .stream = stream});
   const auto result = write_values(shard, {.name = "shard", .stream = stream});
+  check_same_device(values, result, "shard");
   const StreamView queue = to_stream(stream, input, values.memory);
   return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
     reduce_scatter(ranks, values.span, result.span, options, queue);
@@ -61,6 +62,7 @@ CollectiveStatistics allgather_array(nb::handle transport, nb::handle shard, nb:
                                      const CallOptions& wanted, nb::handle stream) {
   const auto values = read_values(shard, {.name = "shard", .stream = stream});
   const auto result = write_values(output, {.name = "output", .stream = stream});
+  check_same_device(values, result, "output");
   const StreamView queue = to_stream(stream, shard, values.memory);
   return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
     allgather(ranks, values.span, result.span, options, queue);
@@ -106,8 +108,7 @@ void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle word
   if (bytes.span.size() != sizeof(StateWords))
     throw InvalidArgument("words: " + std::to_string(bytes.span.size()) + " bytes, not " +
                           std::to_string(sizeof(StateWords)) + " as in FRESH_STATE_WORDS");
-  if (bytes.memory != values.memory)
-    throw InvalidArgument("words lie elsewhere than the residual: put them on one device");
+  check_same_device(values, bytes, "words");
   if (reinterpret_cast<std::uintptr_t>(bytes.span.data()) % alignof(StateWords) != 0)
     throw InvalidArgument("words are not as aligned as an int64");
   new (state) FeedbackState(values.span, reinterpret_cast<StateWords*>(bytes.span.data()));
