@@ -1,6 +1,8 @@
 // See gradient_reducer.h.
 #include "python_bindings/src/gradient_reducer.h"
 
+#include "python_bindings/src/device_scope.h"
+
 #include <algorithm>
 
 namespace tersor::python {
@@ -39,6 +41,7 @@ ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
 
 void ArrayReducer::add(const std::string& name, nb::handle like) {
   const auto values = read_values(like, {.name = "like", .layout = Layout::kDense});
+  const DeviceScope scope(values);
   const GradientShape shape = shape_of(values);
   without_gil([&] { reducer_->add(name, shape); });
   entries_[name].count = shape.count;
@@ -66,6 +69,7 @@ ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts,
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
                                    Contribution contribution) {
   const auto values = write_values(gradient, {.name = "gradient", .layout = Layout::kDense});
+  const DeviceScope scope(values);
   return hand_over({{name, values.span}}, values.owner, contribution);
 }
 
@@ -90,6 +94,7 @@ ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, n
     parts.push_back({name, values.span.subspan(first, count)});
     first += count;
   }
+  const DeviceScope scope(values);
   return hand_over(parts, values.owner, contribution);
 }
 
