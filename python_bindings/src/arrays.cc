@@ -72,7 +72,7 @@ nb::object without_autograd(nb::handle array) {
 
 /// What `__dlpack__` is told: -1 where nothing has to be ordered, since all goes to one stream.
 std::intptr_t consumer_stream(nb::handle array, const ArrayRequest& request) {
-  if (request.stream.is_none()) return -1;
+  if (request.stream.is_none() && has_current_stream(array)) return -1;
   constexpr std::intptr_t kLegacyStream = 1;  // DLPack's name for the stream whose handle is null
   const StreamView stream = to_stream(request.stream, array, Memory::kDevice);
   const auto number = reinterpret_cast<std::intptr_t>(stream.handle);

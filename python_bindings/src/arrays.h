@@ -26,7 +26,7 @@ struct ArrayRequest {
   const char* name = "array";  ///< of the argument, for messages
   Layout layout = Layout::kContiguous;
   /// Device memory: what the array's library shall order its own work before, a stream as
-  /// `to_stream` takes it. None: the caller queues on the library's current stream anyway.
+  /// `to_stream` takes it. None: the stream that `to_stream` takes None for.
   nb::handle stream = nb::none();
 };
 
@@ -66,5 +66,8 @@ void check_same_device(const Array<First>& first, const Array<Span>& other, cons
 /// the library that `array` comes from, CUDA's legacy default stream where it has none. Host memory
 /// needs no stream. Throws InvalidArgument for anything else.
 StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
+
+/// Whether the library that the array comes from has a current stream which `to_stream` knows.
+bool has_current_stream(nb::handle array);
 
 }  // namespace tersor::python

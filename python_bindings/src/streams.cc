@@ -16,9 +16,18 @@ StreamView from_number(nb::handle number) {
   return {reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number))};
 }
 
+/// "torch" or "cupy" where the array's class is one of theirs, or derived from one; else empty.
+std::string library_with_streams(nb::handle array) {
+  for (const nb::handle type : array.type().attr("__mro__")) {
+    const auto module = nb::cast<std::string>(type.attr("__module__"));
+    const std::string library = module.substr(0, module.find('.'));
+    if (library == "torch" || library == "cupy") return library;
+  }
+  return {};
+}
+
 StreamView current_stream(nb::handle array) {
-  const auto module = nb::cast<std::string>(array.type().attr("__module__"));
-  const std::string library = module.substr(0, module.find('.'));
+  const std::string library = library_with_streams(array);
   if (library == "torch") {
     const nb::object cuda = nb::module_::import_("torch").attr("cuda");
     return from_number(cuda.attr("current_stream")(array.attr("device")).attr("cuda_stream"));
@@ -30,6 +39,8 @@ StreamView current_stream(nb::handle array) {
 }
 
 }  // namespace
+
+bool has_current_stream(nb::handle array) { return !library_with_streams(array).empty(); }
 
 StreamView to_stream(nb::handle stream, nb::handle array, Memory memory) {
   if (stream.is_none()) return memory == Memory::kHost ? StreamView{} : current_stream(array);

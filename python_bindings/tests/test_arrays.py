@@ -197,6 +197,33 @@ class TestTorch:
         refused(words, lambda: tersor.Codec("int8").encode(tensor))
 
 
+class OnADevice:
+    """Says that it lies on a CUDA device, and which stream it was asked to wait for."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        raise BufferError(f"stream {stream}")
+
+
+class TestStreams:
+    def test_libraries_without_a_current_stream_order_their_work_before_the_legacy_one(
+        self,
+    ) -> None:
+        refused("stream 1$", lambda: tersor.Codec("int8").encode(OnADevice(), payload()))
+        refused(
+            "stream 77$", lambda: tersor.Codec("int8").encode(OnADevice(), payload(), stream=77)
+        )
+
+    def test_classes_derived_from_tensors_use_the_current_stream_of_torch(self, torch: Any) -> None:
+        class Derived(OnADevice, torch.Tensor):  # type: ignore[misc, name-defined]
+            pass
+
+        tensor = torch.zeros(3).as_subclass(Derived)
+        refused("stream -1$", lambda: tersor.Codec("int8").encode(tensor))
+
+
 class TestJax:
     def test_arrays_are_read_and_not_written(self) -> None:
         jax = pytest.importorskip("jax")
