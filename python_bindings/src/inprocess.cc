@@ -1,5 +1,6 @@
 // Ranks as threads of one process.
 #include "python_bindings/src/bindings.h"
+#include "python_bindings/src/patient_transport.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string_view.h>
@@ -22,8 +23,13 @@ void bind_inprocess(nb::module_& module) {
           },
           "ranks"_a, "link"_a = "none")
       .def_prop_ro("ranks", &InProcessWorld::ranks)
-      .def("transport", &InProcessWorld::transport, "rank"_a, nb::keep_alive<0, 1>(),
-           "The transport of one rank, once for each; for that rank's thread.");
+      .def(
+          "transport",
+          [](InProcessWorld& world, int rank) {
+            return make_patient([&] { return world.transport(rank); });
+          },
+          "rank"_a, nb::keep_alive<0, 1>(),
+          "The transport of one rank, once for each; for that rank's thread.");
 }
 
 }  // namespace tersor::python

@@ -7,7 +7,7 @@
 
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/waiting.h"
+#include "python_bindings/src/patient_transport.h"
 
 #ifdef TERSOR_HAS_NCCL
 #include <tersor/nccl.h>
@@ -21,7 +21,7 @@ constexpr bool kHasNccl = true;
 
 std::unique_ptr<Transport> make_nccl_transport(Transport& meeting, double timeout) {
   const auto within = to_timeout(timeout);
-  return without_gil([&]() -> std::unique_ptr<Transport> {
+  return make_patient([&]() -> std::unique_ptr<Transport> {
     return std::make_unique<NcclTransport>(NcclCommunicator::over(meeting, within), within);
   });
 }

@@ -9,23 +9,19 @@
 
 #include "comm/transport/processes/transport.h"
 #include "python_bindings/src/bindings.h"
+#include "python_bindings/src/patient_transport.h"
 #include "python_bindings/src/torch_wire.h"
-#include "python_bindings/src/waiting.h"
 
 namespace tersor::python {
 namespace {
 
 /// A world that is made and ended without the GIL, which its threads need, whoever ends it.
 std::shared_ptr<processes::World> make_world(std::unique_ptr<processes::Wire> wire) {
-  return {without_gil([&] { return new processes::World(std::move(wire)); }),
-          [](processes::World* world) {
-            const nb::gil_scoped_acquire held;  // or else there is none to release
-            const nb::gil_scoped_release released;
-            delete world;
-          }};
+  return ended_without_gil(
+      without_gil([&] { return std::make_unique<processes::World>(std::move(wire)); }));
 }
 
-class TorchTransport final : public ForwardingTransport {
+class TorchTransport final : public PatientTransport {
  public:
   TorchTransport(nb::object messenger, int rank, std::vector<int> hosts)
       : TorchTransport(
@@ -36,7 +32,7 @@ class TorchTransport final : public ForwardingTransport {
 
  private:
   explicit TorchTransport(std::shared_ptr<processes::World> world)
-      : ForwardingTransport(processes::make_transport(world)), world_(std::move(world)) {}
+      : PatientTransport(processes::make_transport(world)), world_(std::move(world)) {}
 
   std::shared_ptr<processes::World> world_;
 };

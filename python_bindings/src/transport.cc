@@ -2,6 +2,7 @@
 // the collectives alone.
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
+#include "python_bindings/src/patient_transport.h"
 #include "python_bindings/src/waiting.h"
 
 #include <nanobind/nanobind.h>
@@ -40,15 +41,18 @@ void bind_transport(nb::module_& module) {
       .def_prop_ro("ranks", &Transport::ranks, "How many there are.")
       .def("hosts", &Transport::hosts, nb::call_guard<nb::gil_scoped_release>(),
            "For each rank the number of its host.")
-      .def("counters", &Transport::counters, "Since this channel was made.")
-      .def("channel", &Transport::channel, nb::call_guard<nb::gil_scoped_release>(),
-           nb::keep_alive<0, 1>(), "The same ranks with messages of their own; a collective call.")
+      .def("counters", &Transport::counters, nb::call_guard<nb::gil_scoped_release>(),
+           "Since this channel was made.")
+      .def(
+          "channel",
+          [](Transport& transport) { return make_patient([&] { return transport.channel(); }); },
+          nb::keep_alive<0, 1>(), "The same ranks with messages of their own; a collective call.")
       .def(
           "split",
           [](Transport& transport, const std::vector<int>& members) {
-            return transport.split(members);
+            return make_patient([&] { return transport.split(members); });
           },
-          "members"_a, nb::call_guard<nb::gil_scoped_release>(), nb::keep_alive<0, 1>(),
+          "members"_a, nb::keep_alive<0, 1>(),
           "The ranks of `members` (ascending, this one among them), numbered anew from 0. Called "
           "by all members.")
       .def("barrier", &wait_for_all, "timeout"_a = kSeconds,

@@ -1,6 +1,6 @@
 // The module `tersor._mpi`, built where MPI is, and apart from `tersor._core`, which needs none:
 // makes transports over communicators. `tersor._core`, imported before, says what a Transport is.
-#include "python_bindings/src/waiting.h"
+#include "python_bindings/src/patient_transport.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -27,7 +27,7 @@ std::string library_version() {
 /// `address`: of an MPI_Comm, which mpi4py keeps in each of its communicators.
 std::unique_ptr<Transport> make_transport(std::uintptr_t address) {
   const MPI_Comm communicator = *reinterpret_cast<const MPI_Comm*>(address);
-  return without_gil(
+  return make_patient(
       [&]() -> std::unique_ptr<Transport> { return std::make_unique<MpiTransport>(communicator); });
 }
 
