@@ -57,9 +57,9 @@ struct Choice<Algorithm> {
 };
 
 template <>
-struct Choice<Dtype> {
+struct Choice<Dtype> {  // those of gradients
   static constexpr std::string_view kWhat = "dtype";
-  static constexpr std::string_view kTexts[] = {"f32", "bf16", "f16", "i8", "i32", "u32"};
+  static constexpr std::string_view kTexts[] = {"f32", "bf16", "f16"};
 };
 
 template <>

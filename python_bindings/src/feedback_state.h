@@ -21,6 +21,8 @@ class FeedbackState {
 
   /// In the caller's memory, which outlives it: of what this rank sends alone, with no owner's.
   FeedbackState(const ValueSpan& residual, StateWords* words);
+  FeedbackState(const FeedbackState&) = delete;  // its state points into itself
+  FeedbackState& operator=(const FeedbackState&) = delete;
 
   const CollectiveState& state() const { return state_; }
   Memory memory() const { return memory_; }

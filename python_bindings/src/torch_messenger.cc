@@ -3,10 +3,17 @@
 
 #include <tersor/error.h>
 
+#include <string>
 #include <utility>
 
 namespace tersor::python {
 namespace {
+
+/// What went wrong in Python, in one line.
+std::string first_line(const nb::python_error& error) {
+  const std::string text = nb::str(error.value()).c_str();
+  return text.substr(0, text.find('\n'));
+}
 
 /// Runs what calls Python; its exceptions are the network's.
 template <typename Call>
@@ -26,11 +33,6 @@ nb::object memory_view(const std::byte* bytes, std::size_t count) {
 }
 
 }  // namespace
-
-std::string first_line(const nb::python_error& error) {
-  const std::string text = nb::str(error.value()).c_str();
-  return text.substr(0, text.find('\n'));
-}
 
 Messenger::~Messenger() {
   const nb::gil_scoped_acquire held;

@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 #include <tersor/span.h>
 
-#include <string>
 #include <utility>
 
 namespace tersor::python {
@@ -42,8 +41,5 @@ class Messenger {
  private:
   nb::object messenger_;
 };
-
-/// What went wrong in Python, in one line.
-std::string first_line(const nb::python_error& error);
 
 }  // namespace tersor::python
