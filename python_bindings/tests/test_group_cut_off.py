@@ -152,12 +152,15 @@ def abort_raises(error: type[BaseException], times: int) -> None:
 def is_interrupted_when_it_ends(rank: int, count: int) -> None:
     import tersor.torch.group as group
 
+    def end() -> None:
+        group.close_all()
+        time.sleep(1)
+
     abort_raises(KeyboardInterrupt, times=1)
     allreduce(group.transport())
     with_threads_of_the_transport = len(os.listdir("/proc/self/task"))
     with pytest.raises(KeyboardInterrupt):
-        group.close_all()
-        time.sleep(1)
+        end()
     assert len(os.listdir("/proc/self/task")) < with_threads_of_the_transport
 
 
