@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
 #include <memory>
 #include <type_traits>
@@ -18,6 +19,16 @@ decltype(auto) without_gil(Call&& call) {
   return std::forward<Call>(call)();
 }
 
+/// The process that something with threads was made in. A fork of it has none of them, and shares
+/// its connections: there nothing may be ended, which is left to the first.
+class HomeProcess {
+ public:
+  bool left() const { return getpid() != id_; }
+
+ private:
+  pid_t id_ = getpid();
+};
+
 /// Owner of something that may wait when it is made and when it goes: both without the GIL.
 template <typename T>
 class Patient {
@@ -28,6 +39,7 @@ class Patient {
       : value_(without_gil(
             [&] { return std::make_unique<T>(std::forward<Arguments>(arguments)...); })) {}
   ~Patient() {
+    if (home_.left()) static_cast<void>(value_.release());
     without_gil([this] { value_.reset(); });
   }
   Patient(const Patient&) = delete;
@@ -37,6 +49,7 @@ class Patient {
   T* operator->() const { return value_.get(); }
 
  private:
+  HomeProcess home_;
   std::unique_ptr<T> value_;
 };
 

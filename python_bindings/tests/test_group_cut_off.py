@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
+import signal
 import threading
 import time
 
@@ -182,3 +184,43 @@ def test_a_process_ends_though_python_ends_no_connection() -> None:
         assert outcome.error is None, outcome.traceback
         assert outcome.exit_code == 0, outcome.output
         assert "terminate" not in outcome.output
+
+
+def ended_within(process: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if os.waitpid(process, os.WNOHANG)[0] == process:
+            return True
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return False
+
+
+def forks_a_process_that_ends(rank: int, count: int) -> bool:
+    import torch.distributed as dist
+
+    import tersor.torch.group as group
+
+    transport = group.transport()
+    reducer = tersor.GradientReducer(transport, codec="int8")
+    gradient = np.ones(1000, dtype=np.float32)
+    reducer.add("weight", gradient)
+    reducer.ready("weight", gradient)
+    reducer.wait()
+    child = os.fork()
+    if child == 0:
+        group.close_all()
+        del reducer, transport
+        gc.collect()
+        os._exit(0)
+    ended = ended_within(child, SOON_SECONDS)
+    dist.barrier()
+    reducer.ready("weight", gradient)
+    reducer.wait()
+    allreduce(transport)
+    return ended
+
+
+def test_a_fork_ends_without_the_connections_of_its_parent() -> None:
+    assert ranks.run(forks_a_process_that_ends, 2, fresh=True) == [True, True]
