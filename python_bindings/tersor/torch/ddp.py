@@ -159,6 +159,9 @@ class HookState(Reporting):
         self._make_reducer(
             {name: one for name, one in parameters.items() if name not in self._unsupported}
         )
+        if self._loss_scale is not None and self._stream is not None:
+            read_ahead = self._loss_scale.read_ahead
+            model.register_forward_pre_hook(lambda *_: read_ahead())
 
     def reduce(self, bucket: GradBucket) -> Future:
         """What ``hook`` does: takes a bucket of DDP's, whose future gets the mean over ranks."""
