@@ -9,7 +9,7 @@
 // PyTorch tells that a message has left or come only to a thread that blocks for it. So each peer
 // has three: for heads, for payloads, for what was sent; each waits in the order of starting, which
 // is that of the network. One more starts what is sent. They alone call Python, and hold no lock
-// when they take the GIL; whoever uses this wire never does.
+// when they take the GIL; whoever uses this wire does so only to end it.
 #pragma once
 
 #include <nanobind/nanobind.h>

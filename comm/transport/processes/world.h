@@ -88,7 +88,7 @@ class World {
   host::BlockPools& pools();
 
  private:
-  struct State;  // what must live on where MPI still may touch it
+  struct State;  // what must live on where the network may still touch it
 
   void part();
   bool said_goodbye();
