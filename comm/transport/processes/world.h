@@ -134,7 +134,7 @@ class World {
   std::atomic<bool> faulty_{false};
   std::vector<std::shared_ptr<const Job>> told_;  // messages of the fault
   std::optional<bool> ended_;  // whether the wire gave all back; nothing before it was asked
-  bool unannounced_ = false;  // the fault is not yet told: raised on a thread that is kept out
+  bool unannounced_ = false;   // the fault is not yet told: raised on a thread that is kept out
 };
 
 }  // namespace tersor::processes
