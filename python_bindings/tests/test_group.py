@@ -153,23 +153,29 @@ def test_there_must_be_a_process_group() -> None:
         assert outcome.error is None, outcome.traceback
 
 
-def message_sizes(rank: int, count: int) -> tuple[object, object]:
+def message_sizes(rank: int, count: int) -> list[dict[str, object]]:
+    import torch
+
     from tersor.torch import group
 
-    ranks_here = group.transport()
-    return group.with_message_sizes({}, ranks_here), group.with_message_sizes(
-        {"chunk_count": 512, "codec": "int8"}, ranks_here
-    )
+    here = group.transport()
+    small, large, huge = (torch.empty(values) for values in (1 << 20, 1 << 22, 1 << 25))
+    return [
+        {**group.with_message_sizes({}, here, [small])},
+        {**group.with_message_sizes({}, here, [large, large])},
+        {**group.with_message_sizes({"chunk_count": 512, "codec": "int8"}, here, [huge])},
+    ]
 
 
 @pytest.mark.parametrize(("count", "values"), [(2, 1 << 20), (3, 3 << 19)])
-def test_chunks_grow_with_the_ranks_unless_the_caller_says(count: int, values: int) -> None:
-    for usual, chosen in ranks.run(message_sizes, count):
-        assert usual == {"chunk_count": values, "bucket_bytes": 4 * values}
+def test_messages_grow_with_ranks_and_model_unless_the_caller_says(count: int, values: int) -> None:
+    for small, large, chosen in ranks.run(message_sizes, count):
+        assert small == {"chunk_count": values, "bucket_bytes": 1 << 20}
+        assert large == {"chunk_count": values, "bucket_bytes": 1 << 22}
         assert chosen == {"chunk_count": 512, "bucket_bytes": 4 * values, "codec": "int8"}
 
 
 def test_other_transports_keep_their_message_sizes() -> None:
     from tersor.torch import group
 
-    assert tersor.local.run(2, lambda local: group.with_message_sizes({}, local)) == [{}, {}]
+    assert tersor.local.run(2, lambda local: group.with_message_sizes({}, local, [])) == [{}, {}]

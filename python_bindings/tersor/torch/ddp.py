@@ -270,9 +270,8 @@ class HookState(Reporting):
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             options = {**options, "stream": self._stream}
         self._transport = group.transport(self._group, device)
-        reducer = GradientReducer(
-            self._transport, **group.with_message_sizes(options, self._transport)
-        )
+        options = group.with_message_sizes(options, self._transport, parameters.values())
+        reducer = GradientReducer(self._transport, **options)
         for name, parameter in parameters.items():
             reducer.add(name, parameter.detach())
         self._parameters, self._reducer = parameters, reducer

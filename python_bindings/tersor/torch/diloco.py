@@ -89,7 +89,8 @@ class DiLoCo(ReducerReporting):
         }
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
         self._side_stream = SideStream(device, options)
-        options = with_message_sizes(self._side_stream.options, ranks)
+        parameters = self._parameters.values()
+        options = with_message_sizes(self._side_stream.options, ranks, parameters)
         self.reducer = GradientReducer(ranks, **options)
         for name, start in self._start.items():
             self.reducer.add(name, start.detach())

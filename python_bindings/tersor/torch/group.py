@@ -15,7 +15,7 @@ import contextlib
 import datetime
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ _NCCL_SECONDS = 300.0  # for all ranks to come to a new communicator
 # call of Python among it) outweighs the overlap that more of them give.
 _PART_COUNT = 1 << 19
 _CHUNK_COUNTS = (1 << 20, 1 << 22)  # at least and at most
-_CHUNKS_OF_A_BUCKET = 4  # bytes of f32: small parameters share what a large one would fill
+_LEAST_BUCKET_BYTES = 1 << 20
+_LEAST_BUCKETS = 8  # of a model: with fewer, nothing is left to send while the pass computes
 
 _LANES = 3  # of tersor._core: heads, payloads to higher ranks, payloads to lower ranks
 
@@ -127,13 +128,17 @@ def transport(
     return _connection(_checked(process_group)).of(torch.device(device or "cpu"))
 
 
-def with_message_sizes(options: ReducerOptions, ranks: Transport) -> ReducerOptions:
+def with_message_sizes(
+    options: ReducerOptions, ranks: Transport, parameters: Iterable[torch.Tensor]
+) -> ReducerOptions:
     """Options for a reducer with messages as long as pay on this transport, unless they say."""
     if not isinstance(ranks, TorchTransport):
         return options
     least, most = _CHUNK_COUNTS
     count = min(max(least, _PART_COUNT * ranks.ranks), most)
-    return {"chunk_count": count, "bucket_bytes": _CHUNKS_OF_A_BUCKET * count, **options}
+    model_bytes = sum(one.numel() * one.element_size() for one in parameters)
+    bucket_bytes = min(max(_LEAST_BUCKET_BYTES, model_bytes // _LEAST_BUCKETS), 4 * count)
+    return {"chunk_count": count, "bucket_bytes": bucket_bytes, **options}
 
 
 def close(process_group: dist.ProcessGroup | None = None) -> None:

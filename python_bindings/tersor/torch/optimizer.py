@@ -210,7 +210,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         device = next(iter(self._parameters.values())).device
         ranks = transport(self._group, device)
         self._side_stream = SideStream(device, options)
-        options = with_message_sizes(self._side_stream.options, ranks)
+        parameters = self._parameters.values()
+        options = with_message_sizes(self._side_stream.options, ranks, parameters)
         reducer = GradientReducer(ranks, **options)
         for name, parameter in self._parameters.items():
             if name not in self._uncompressed:
