@@ -1,0 +1,88 @@
+// The queues of the device: streams with a thread each, events, captures and graphs. cuda.cc makes
+// CUDA's functions of them.
+#pragma once
+
+#include "tests/ptx_device/machine/machine.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace ptx {
+
+/// A point in a stream that may have been passed.
+class Mark {
+ public:
+  void pass();
+  void wait();
+  bool passed() const { return passed_; }
+  std::chrono::steady_clock::time_point time() const { return time_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> passed_{false};
+  std::chrono::steady_clock::time_point time_;
+};
+
+struct Node {
+  std::function<void()> work;
+  std::vector<std::size_t> before;  // nodes
+  bool waits = false;               // for what only others do: keeps its place among the others
+};
+struct Graph {
+  std::vector<Node> nodes;
+  /// Runs all, in an order drawn from `random` among those that are allowed.
+  void run(std::uint64_t random) const;
+};
+
+class Stream;
+struct Capture {
+  std::uint64_t id = 0;
+  int mode = 0;
+  std::thread::id thread;
+  Stream* origin = nullptr;
+  bool broken = false;
+  std::shared_ptr<Graph> graph = std::make_shared<Graph>();
+  std::set<Stream*> streams;
+};
+
+class Stream {
+ public:
+  Stream(int device, bool blocks);
+  /// Nothing is queued any more; what is queued will be done.
+  void close();
+
+  void add(std::function<void()> work, bool waits = false);
+  void wait_for(std::shared_ptr<Mark> mark);
+  std::shared_ptr<Mark> mark();
+  void synchronize();
+  bool idle();
+
+  const int device;
+  const bool blocks;  // on the legacy default stream
+  const std::uint64_t number;
+  Capture* capture = nullptr;        // under capture_mutex()
+  std::vector<std::size_t> frontier;  // what the next captured node comes after
+
+ private:
+  void loop();
+  std::mutex mutex_;
+  std::condition_variable changed_, idle_;
+  std::deque<std::function<void()>> work_;
+  bool busy_ = false, started_ = false, closed_ = false;
+  std::uint64_t random_;
+};
+
+std::recursive_mutex& capture_mutex();
+
+/// Waits until nothing is queued on a device.
+void wait_for_device(int device);
+
+}  // namespace ptx
