@@ -64,8 +64,9 @@ void Graph::run(std::uint64_t random) const {
   }
   while (!ready.empty()) {
     random = random * 6364136223846793005u + 1442695040888963407u;
-    auto next = in_order ? std::min_element(ready.begin(), ready.end())
-                         : ready.begin() + static_cast<std::ptrdiff_t>((random >> 33) % ready.size());
+    auto next = in_order
+                    ? std::min_element(ready.begin(), ready.end())
+                    : ready.begin() + static_cast<std::ptrdiff_t>((random >> 33) % ready.size());
     const std::size_t index = *next;
     ready.erase(next);
     nodes[index].work();

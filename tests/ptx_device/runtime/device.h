@@ -1,5 +1,5 @@
-// The queues of the device: streams with a thread each, events, captures and graphs. cuda.cc makes
-// CUDA's functions of them.
+// The queues of the device: streams with a thread each, marks in them, captures and graphs. The
+// other files make CUDA's functions of them.
 #pragma once
 
 #include "tests/ptx_device/machine/machine.h"
@@ -48,7 +48,7 @@ struct Capture {
   int mode = 0;
   std::thread::id thread;
   Stream* origin = nullptr;
-  bool broken = false;
+  bool is_broken = false;
   std::shared_ptr<Graph> graph = std::make_shared<Graph>();
   std::set<Stream*> streams;
 };
@@ -68,7 +68,7 @@ class Stream {
   const int device;
   const bool blocks;  // on the legacy default stream
   const std::uint64_t number;
-  Capture* capture = nullptr;        // under capture_mutex()
+  Capture* capture = nullptr;         // under capture_mutex()
   std::vector<std::size_t> frontier;  // what the next captured node comes after
 
  private:

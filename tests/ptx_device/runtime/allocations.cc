@@ -1,0 +1,137 @@
+// The functions that allocate memory, free it and say what a pointer points to.
+#include "tests/ptx_device/runtime/api.h"
+#include "tests/ptx_device/runtime/captures.h"
+#include "tests/ptx_device/runtime/modules.h"
+#include "tests/ptx_device/runtime/queue.h"
+
+#include <algorithm>
+
+namespace ptx {
+namespace {
+
+cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
+  *pointer = Memory::get().allocate(bytes, kind, current_device());
+  return done(*pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
+}
+
+cudaError_t release(void* pointer, MemoryKind kind) {
+  wait_for_device(current_device());
+  return done(Memory::get().free(pointer, kind) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaMemoryType type_of(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::kPinned:
+      return cudaMemoryTypeHost;
+    case MemoryKind::kManaged:
+      return cudaMemoryTypeManaged;
+    default:
+      return cudaMemoryTypeDevice;
+  }
+}
+
+cudaPointerAttributes attributes_of(const void* pointer) {
+  const Allocation* found = Memory::get().find(reinterpret_cast<std::uint64_t>(pointer));
+  const bool is_host = found == nullptr || found->delta == 0;
+  cudaPointerAttributes made{};
+  made.type = found == nullptr ? cudaMemoryTypeUnregistered : type_of(found->kind);
+  made.device = found == nullptr ? cudaInvalidDeviceId : found->device;
+  if (found != nullptr) made.devicePointer = const_cast<void*>(pointer);
+  if (is_host) made.hostPointer = const_cast<void*>(pointer);
+  return made;
+}
+
+}  // namespace
+}  // namespace ptx
+
+using namespace ptx;
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
+  PTX_API;
+  PTX_UNSAFE;
+  *pointer = nullptr;
+  return bytes == 0 ? cudaSuccess : allocate(pointer, bytes, MemoryKind::kDevice);
+}
+
+cudaError_t cudaMallocManaged(void** pointer, std::size_t bytes, unsigned) {
+  PTX_API;
+  PTX_UNSAFE;
+  if (bytes == 0) return done(cudaErrorInvalidValue);
+  return allocate(pointer, bytes, MemoryKind::kManaged);
+}
+
+cudaError_t cudaFree(void* pointer) {
+  if (pointer == nullptr) return cudaSuccess;
+  PTX_API;
+  PTX_UNSAFE;
+  return release(pointer, MemoryKind::kDevice);
+}
+
+cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t) {
+  PTX_API;
+  return allocate(pointer, std::max<std::size_t>(bytes, 1), MemoryKind::kDevice);
+}
+
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
+  PTX_API;
+  return done(queue(stream, [=] { Memory::get().free(pointer, MemoryKind::kDevice); }));
+}
+
+cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
+  PTX_API;
+  PTX_UNSAFE;
+  return allocate(pointer, bytes, MemoryKind::kPinned);
+}
+
+cudaError_t cudaMallocHost(void** pointer, std::size_t bytes) {
+  PTX_API;
+  PTX_UNSAFE;
+  return allocate(pointer, bytes, MemoryKind::kPinned);
+}
+
+cudaError_t cudaFreeHost(void* pointer) {
+  if (pointer == nullptr) return cudaSuccess;
+  PTX_API;
+  PTX_UNSAFE;
+  return release(pointer, MemoryKind::kPinned);
+}
+
+cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned) {
+  PTX_API;
+  Memory::get().add_host(pointer, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* pointer) {
+  PTX_API_ALWAYS;
+  const bool was_registered = Memory::get().remove_host(pointer);
+  return done(was_registered ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  PTX_API_ALWAYS;
+  *device = host;
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  PTX_API;
+  *attributes = attributes_of(pointer);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
+  PTX_API;
+  *total = Memory::get().total();
+  *free_bytes = *total - Memory::get().used();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetSymbolAddress(void** pointer, const void* symbol) {
+  PTX_API_ALWAYS;
+  return done(symbol_address(pointer, symbol));
+}
+
+}  // extern "C"

@@ -1,0 +1,36 @@
+// See api.h.
+#include "tests/ptx_device/runtime/api.h"
+
+#include "tests/ptx_device/settings.h"
+
+#include <atomic>
+#include <cstdio>
+
+namespace ptx {
+namespace {
+
+std::atomic<cudaError_t> broken_by{cudaSuccess};
+thread_local cudaError_t last = cudaSuccess;
+thread_local int device_of_thread = 0;
+
+}  // namespace
+
+cudaError_t enter(const char* name, When when) {
+  if (settings().log > 1) std::fprintf(stderr, "ptx-device: %s\n", name);
+  return when == When::kDeviceWorks ? done(sticky()) : cudaSuccess;
+}
+
+cudaError_t done(cudaError_t status) {
+  if (status != cudaSuccess && status != cudaErrorNotReady) last = status;
+  return status;
+}
+
+cudaError_t last_error() { return sticky() != cudaSuccess ? sticky() : last; }
+void forget_last_error() { last = cudaSuccess; }
+
+cudaError_t sticky() { return broken_by; }
+void break_device(cudaError_t error) { broken_by = error; }
+
+int& current_device() { return device_of_thread; }
+
+}  // namespace ptx

@@ -1,0 +1,13 @@
+// Copies and fills of memory, on the host's side.
+#pragma once
+
+#include <cstddef>
+
+namespace ptx {
+
+enum class Place { kPageable, kPinned, kDevice, kBad };
+
+/// Where memory lies; bad: on the device, but in no allocation as a whole.
+Place place_of(const void* pointer, std::size_t bytes);
+
+}  // namespace ptx
