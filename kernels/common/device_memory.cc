@@ -18,8 +18,9 @@ namespace {
 
 cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-std::byte* checked(cudaError_t status, void* pointer, std::size_t bytes, const std::string& where) {
-  if (status == cudaSuccess) return static_cast<std::byte*>(pointer);
+/// `where`: of what memory.
+void check_allocation(cudaError_t status, std::size_t bytes, const std::string& where) {
+  if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // said here
   if (status == cudaErrorMemoryAllocation)
     throw OutOfMemory("no " + std::to_string(bytes) + " bytes of " + where + " memory");
@@ -31,7 +32,8 @@ std::byte* checked(cudaError_t status, void* pointer, std::size_t bytes, const s
 std::byte* allocate_device(std::size_t bytes) {
   require_device();
   void* pointer = nullptr;
-  return checked(cudaMalloc(&pointer, bytes), pointer, bytes, "device");
+  check_allocation(cudaMalloc(&pointer, bytes), bytes, "device");
+  return static_cast<std::byte*>(pointer);
 }
 
 void free_device(std::byte* memory) noexcept { cudaFree(memory); }
@@ -40,9 +42,9 @@ std::byte* allocate_pinned(std::size_t bytes) {
   require_device();
   void* pointer = nullptr;
   const unsigned flags = cudaHostAllocPortable | cudaHostAllocMapped;
-  const cudaError_t status = cudaHostAlloc(&pointer, bytes, flags);
-  if (status == cudaSuccess) std::memset(pointer, 0, bytes);
-  return checked(status, pointer, bytes, "pinned host");
+  check_allocation(cudaHostAlloc(&pointer, bytes, flags), bytes, "pinned host");
+  std::memset(pointer, 0, bytes);
+  return static_cast<std::byte*>(pointer);
 }
 
 void free_pinned(std::byte* memory) noexcept { cudaFreeHost(memory); }
