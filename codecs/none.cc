@@ -13,13 +13,11 @@ struct NoneKernels {
   static constexpr bool kLossless = true;
   static constexpr Dtype wire_dtype(Dtype gradient) { return gradient; }
   static std::size_t encode(const kernels::CastEncode& arguments) {
-    kernels::none_encode(arguments);
-    return 0;
+    return kernels::none_encode(arguments);
   }
   static void decode(const kernels::CastDecode& arguments) { kernels::none_decode(arguments); }
   static std::size_t reduce(const kernels::CastReduce& arguments, Dtype wire) {
-    kernels::none_reduce(arguments, wire);
-    return 0;
+    return kernels::none_reduce(arguments, wire);
   }
 
   static void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) {

@@ -50,7 +50,7 @@ struct StateWords {
   float gradient_factor = 1.0f;
   float residual_factor = 1.0f;
   std::uint32_t reserved = 0;
-  std::uint64_t overflows = 0;  ///< values that were finite and left the range of the wire's type
+  std::uint64_t overflows = 0;  ///< finite values that became infinite as f16
 };
 static_assert(sizeof(StateWords) == 24);
 

@@ -29,15 +29,19 @@ void copy_range(const CastEncode& arguments) {
   }
 }
 
-void none_encode_on(const CastEncode& arguments) {
+template <typename T, typename E>
+std::size_t none_encode_range(const CastEncode& arguments) {
+  if (!std::is_same_v<E, Absent> || arguments.factor != 1)
+    return cast_encode_range<T, T, E>(arguments);
+  copy_range<T>(arguments);
+  return 0;
+}
+
+std::size_t none_encode_on(const CastEncode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
-    using T = decltype(gradient);
-    visit_residual(arguments.feedback, [&](auto residual) {
-      if (std::is_same_v<decltype(residual), Absent> && arguments.factor == 1)
-        copy_range<T>(arguments);
-      else
-        cast_encode_range<T, T, decltype(residual)>(arguments);
+  return visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
+    return visit_residual(arguments.feedback, [&](auto residual) {
+      return none_encode_range<decltype(gradient), decltype(residual)>(arguments);
     });
   });
 }
@@ -49,8 +53,9 @@ void none_decode_on(const CastDecode& arguments) {
   });
 }
 
-void none_reduce_on(const CastReduce& arguments, Dtype dtype) {
-  visit_gradient_dtype(dtype, [&](auto value) { cast_reduce<decltype(value)>(arguments); });
+std::size_t none_reduce_on(const CastReduce& arguments, Dtype dtype) {
+  return visit_gradient_dtype(dtype,
+                              [&](auto value) { return cast_reduce<decltype(value)>(arguments); });
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE
@@ -65,10 +70,12 @@ HWY_EXPORT(none_encode_on);
 HWY_EXPORT(none_decode_on);
 HWY_EXPORT(none_reduce_on);
 
-void none_encode(const CastEncode& arguments) { TERSOR_DISPATCH(none_encode_on)(arguments); }
+std::size_t none_encode(const CastEncode& arguments) {
+  return TERSOR_DISPATCH(none_encode_on)(arguments);
+}
 void none_decode(const CastDecode& arguments) { TERSOR_DISPATCH(none_decode_on)(arguments); }
-void none_reduce(const CastReduce& arguments, Dtype dtype) {
-  TERSOR_DISPATCH(none_reduce_on)(arguments, dtype);
+std::size_t none_reduce(const CastReduce& arguments, Dtype dtype) {
+  return TERSOR_DISPATCH(none_reduce_on)(arguments, dtype);
 }
 
 }  // namespace tersor::kernels

@@ -92,6 +92,28 @@ TEST(Cast, F16CountsOverflowsOfBareValuesAndOfSums) {
   EXPECT_EQ(next.overflows, 2u);
 }
 
+TEST(Cast, NoneCountsWhatFeedbackAndSumsPushOutOfF16) {
+  for_each_isa([] {
+    CodecHarness harness("none+ef", {4}, {.dtype = Dtype::kF16});
+    harness.set_gradient({60'000.0f, 1.0f, -60'000.0f, INFINITY});
+    harness.set_residual({6'000.0f, 0.0f, -1'000.0f, 0.0f});
+    StateWords next;
+    EncodeCall call = harness.encode_call();
+    call.words_out = &next;
+    harness.encode(call);
+    EXPECT_EQ(next.overflows, 1u);
+
+    CodecHarness sums("none", {4}, {.dtype = Dtype::kF16});
+    sums.set_gradient({60'000.0f, 1.0f, -60'000.0f, INFINITY});
+    const std::vector<GuardedBytes> twice(2, sums.encode());
+    ReduceCall reduce = sums.reduce_call(twice);
+    reduce.words_out = &next;
+    GuardedBytes target(sums.plan().frame_bytes);
+    sums.codec().reduce(reduce, target.span());
+    EXPECT_EQ(next.overflows, 2u);
+  });
+}
+
 TEST(Cast, SumsAreOfF32InTheOrderOfTheFrames) {
   for_each_isa([] {
     for (const auto& [spec, dtype] : {std::pair{"bf16", Dtype::kBf16}, {"f16", Dtype::kF16}}) {
