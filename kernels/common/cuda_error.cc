@@ -14,6 +14,7 @@ namespace tersor::kernels {
 
 void check_cuda(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // it is said here, and not to the caller's next call of CUDA again
   const std::string text = std::string(doing) + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
   throw CudaError(text);

@@ -38,7 +38,10 @@ void Event::hold(StreamView stream) const {
 
 bool Event::done() const {
   const cudaError_t status = cudaEventQuery(event_of(handle_));
-  if (status == cudaErrorNotReady) return false;
+  if (status == cudaErrorNotReady) {
+    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();  // it is no error
+    return false;
+  }
   check_cuda(status, "asking whether queued work is done");
   return true;
 }

@@ -17,7 +17,7 @@
 
 #include <tersor/stream.h>
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -49,8 +49,11 @@ class Queue {
   /// Throws CudaError where the launch is refused.
   template <class Kernel>
   void launch(const Kernel& kernel, unsigned blocks) {
-    run_kernel<Kernel><<<blocks, Kernel::kThreads, 0, stream_>>>(kernel);
-    check_cuda(cudaGetLastError(), "launching a kernel");
+    // What this launch returns: cudaGetLastError() could be an error of the caller's own.
+    void* arguments[] = {const_cast<Kernel*>(&kernel)};
+    check_cuda(
+        cudaLaunchKernel(&run_kernel<Kernel>, blocks, Kernel::kThreads, arguments, 0, stream_),
+        "launching a kernel");
   }
 
   /// Zeros, in the stream's order.

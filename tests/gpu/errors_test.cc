@@ -1,5 +1,6 @@
 // What a GPU's user gets wrong, and what the machine lacks, is said before a kernel is queued.
 
+#include "kernels/common/cuda_error.h"
 #include "tests/gpu/device_memory.h"
 
 #include <vector>
@@ -61,6 +62,27 @@ TEST(GpuErrors, AnImpossibleSize) {
   EXPECT_THROW(
       make_codec("topk:density=0.5")->plan({.segments = {&segment, 1}, .memory = Memory::kDevice}),
       InvalidArgument);
+}
+
+TEST(GpuErrors, AnErrorOfTheCallersBeforeStaysTheCallers) {
+  const std::vector<float> gradient(5'000, 1.0f);
+  const Stream stream;
+  for (const char* spec : {"int8+ef", "topk:density=0.1+ef"}) {  // one launch, and several
+    DeviceCodec untouched(spec, gradient), after_error(spec, gradient);
+    untouched.encode(stream);
+    EXPECT_NE(cudaSetDevice(1 << 20), cudaSuccess);
+    EXPECT_NO_THROW(after_error.encode(stream)) << spec;
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice) << spec;
+    stream.synchronize();
+    EXPECT_EQ(after_error.frame(), untouched.frame()) << spec;
+  }
+}
+
+TEST(GpuErrors, WhatWasThrownIsNotLeftBehind) {
+  EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemory);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_THROW(kernels::check_cuda(cudaSetDevice(1 << 20), "choosing a device"), CudaError);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 TEST(GpuErrors, MixedMemoryIsNamed) {
