@@ -1,4 +1,4 @@
-"""cuobjdump and the demangler: where they are, and what they say of object files."""
+"""cuobjdump, ptxas and the demangler: where they are, and what they say of object files."""
 
 import glob
 import os
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import typing
 
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
@@ -57,18 +58,41 @@ class ObjectDump:
         """What each function of a file takes, by its mangled name."""
         return parse_usages(self._run("-res-usage", file))
 
+    def with_code(self, file: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+        """The file; where it has no code for the architecture, its PTX assembled, in `folder`."""
+        if self.usages(file):
+            return file
+        place = pathlib.Path(tempfile.mkdtemp(dir=folder))
+        self._run("-xptx", "all", file.absolute(), where=place)
+        assembled = place / f"{file.stem}.cubin"
+        for text in place.glob("*.ptx"):
+            assemble(text, self.architecture, assembled)
+        return assembled if assembled.exists() else file
+
     def machine_code(self, file: pathlib.Path, functions: list[str]) -> str:
         return self._run("-sass", "-fun", ",".join(functions), file) if functions else ""
 
-    def _run(self, *arguments: str | pathlib.Path) -> str:
+    def _run(self, *arguments: str | pathlib.Path, where: pathlib.Path | None = None) -> str:
         path = os.pathsep.join([str(pathlib.Path(self.program).parent), *_path()])
-        command = [self.program, "-arch", self.architecture, *map(str, arguments)]
+        filters = [] if where else ["-arch", self.architecture]
         done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False
-        )
+            [self.program, *filters, *map(str, arguments)], cwd=where, capture_output=True,
+            text=True, env={**os.environ, "PATH": path}, check=False,
+        )  # fmt: skip
         if done.returncode != 0 and "does not contain device code" not in done.stdout + done.stderr:
             raise ReportError(f"cuobjdump {arguments[-1]}: {done.stderr.strip() or 'failed'}")
         return done.stdout
+
+
+def assemble(text: pathlib.Path, architecture: str, into: pathlib.Path) -> None:
+    """PTX becomes machine code, as nvcc's own last step would make it of the project's kernels."""
+    program = shutil.which("ptxas", path=os.pathsep.join([*_path(), *PLACES]))
+    if program is None:
+        raise MissingTool("no ptxas on PATH or in CUDA's bin: it comes with nvcc")
+    command = [program, "--fmad", "false", "-arch", architecture, "-o", str(into), str(text)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ReportError(f"ptxas {text.name} for {architecture}: {done.stderr.strip()}")
 
 
 def parse_usages(text: str) -> dict[str, Usage]:
