@@ -1,0 +1,15 @@
+// NCCL's types of values, and how values are added.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstddef>
+
+namespace ptx::nccl {
+
+std::size_t bytes_of(ncclDataType_t type);
+
+/// to[i] = to[i] + from[i], or the larger or smaller one.
+void combine(char* to, const char* from, std::size_t count, ncclDataType_t type, ncclRedOp_t op);
+
+}  // namespace ptx::nccl
