@@ -37,6 +37,8 @@ Settings read() {
   made.strict = number("PTX_DEVICE_STRICT", 0) != 0;
   made.log = static_cast<int>(number("PTX_DEVICE_LOG", 0));
   made.statistics = number("PTX_DEVICE_STATISTICS", 0) != 0;
+  const char* fail = std::getenv("PTX_DEVICE_FAIL");
+  made.fail = fail == nullptr ? "" : fail;
   return made;
 }
 

@@ -1,4 +1,6 @@
-// The functions that allocate memory, free it and say what a pointer points to.
+// See allocations.h: the functions that allocate memory, free it and say what a pointer points to.
+#include "tests/ptx_device/runtime/allocations.h"
+
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/modules.h"
@@ -9,14 +11,27 @@
 namespace ptx {
 namespace {
 
+std::atomic<std::size_t> live{0};
+
 cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
   *pointer = Memory::get().allocate(bytes, kind, current_device());
-  return done(*pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
+  if (*pointer == nullptr) return done(cudaErrorMemoryAllocation);
+  ++live;
+  return cudaSuccess;
 }
 
+cudaError_t release_now(void* pointer, MemoryKind kind) {
+  if (!Memory::get().free(pointer, kind)) return done(cudaErrorInvalidValue);
+  --live;
+  return cudaSuccess;
+}
+
+/// Refused by a broken device, as the memory is gone with its context.
 cudaError_t release(void* pointer, MemoryKind kind) {
+  PTX_UNSAFE;
+  if (sticky() != cudaSuccess) return done(sticky());
   wait_for_device(current_device());
-  return done(Memory::get().free(pointer, kind) ? cudaSuccess : cudaErrorInvalidValue);
+  return release_now(pointer, kind);
 }
 
 cudaMemoryType type_of(MemoryKind kind) {
@@ -42,6 +57,9 @@ cudaPointerAttributes attributes_of(const void* pointer) {
 }
 
 }  // namespace
+
+std::size_t live_allocations() { return live; }
+
 }  // namespace ptx
 
 using namespace ptx;
@@ -64,9 +82,7 @@ cudaError_t cudaMallocManaged(void** pointer, std::size_t bytes, unsigned) {
 
 cudaError_t cudaFree(void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
-  PTX_API;
-  PTX_UNSAFE;
-  return release(pointer, MemoryKind::kDevice);
+  PTX_API_ENDS(release(pointer, MemoryKind::kDevice));
 }
 
 cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t) {
@@ -76,7 +92,7 @@ cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t) {
 
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
   PTX_API;
-  return done(queue(stream, [=] { Memory::get().free(pointer, MemoryKind::kDevice); }));
+  return done(queue(stream, [=] { release_now(pointer, MemoryKind::kDevice); }));
 }
 
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
@@ -93,9 +109,7 @@ cudaError_t cudaMallocHost(void** pointer, std::size_t bytes) {
 
 cudaError_t cudaFreeHost(void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
-  PTX_API;
-  PTX_UNSAFE;
-  return release(pointer, MemoryKind::kPinned);
+  PTX_API_ENDS(release(pointer, MemoryKind::kPinned));
 }
 
 cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned) {

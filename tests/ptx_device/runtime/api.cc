@@ -1,6 +1,7 @@
 // See api.h.
 #include "tests/ptx_device/runtime/api.h"
 
+#include "tests/ptx_device/runtime/injected.h"
 #include "tests/ptx_device/settings.h"
 
 #include <atomic>
@@ -13,11 +14,23 @@ std::atomic<cudaError_t> broken_by{cudaSuccess};
 thread_local cudaError_t last = cudaSuccess;
 thread_local int device_of_thread = 0;
 
+void log(const char* name, const Injected& injected) {
+  if (injected.error == cudaSuccess) {
+    std::fprintf(stderr, "ptx-device: %s\n", name);
+  } else {
+    std::fprintf(stderr, "ptx-device: %s: error %d, as asked for\n", name, injected.error);
+  }
+}
+
 }  // namespace
 
 cudaError_t enter(const char* name, When when) {
-  if (settings().log > 1) std::fprintf(stderr, "ptx-device: %s\n", name);
-  return when == When::kDeviceWorks ? done(sticky()) : cudaSuccess;
+  if (name[0] == '_') name += 2;  // __cudaLaunchKernel
+  const Injected injected = count_call(name);
+  if (settings().log > 1) log(name, injected);
+  if (when == When::kDeviceWorks && sticky() != cudaSuccess) return done(sticky());
+  if (injected.breaks_device) break_device(injected.error);
+  return done(injected.error);
 }
 
 cudaError_t done(cudaError_t status) {

@@ -1,5 +1,6 @@
-// What every function of the API passes at its beginning and end: the log, the error that broke the
-// device, the error that the thread remembers, and the thread's device.
+// What every function of the API passes at its beginning and end: the log, errors that were asked
+// for, the error that broke the device, the error that the thread remembers, and the thread's
+// device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -32,6 +33,13 @@ int& current_device();
   return refused
 #define PTX_API PTX_API_BEGIN(::ptx::When::kDeviceWorks)
 #define PTX_API_ALWAYS PTX_API_BEGIN(::ptx::When::kAlways)
+
+/// A function that ends something ends it in any case: an error that was asked for is returned
+/// afterwards, as CUDA returns errors of earlier calls there.
+#define PTX_API_ENDS(expression)                                           \
+  const cudaError_t before = ::ptx::enter(__func__, ::ptx::When::kAlways); \
+  const cudaError_t ended = expression;                                    \
+  return before != cudaSuccess ? before : ended
 
 /// A function that no capture allows, as it waits or allocates.
 #define PTX_UNSAFE \

@@ -10,7 +10,13 @@ namespace ptx {
 
 /// What cudaGraph_t and cudaGraphExec_t point to.
 struct Executable {
-  std::shared_ptr<Graph> graph;
+  explicit Executable(std::shared_ptr<Graph> what) : graph(std::move(what)) { ++live; }
+  ~Executable() { --live; }
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
+
+  const std::shared_ptr<Graph> graph;
+  static inline std::atomic<std::size_t> live{0};
 };
 
 /// Whether a call that waits or allocates is forbidden just now, as a capture is under way: that

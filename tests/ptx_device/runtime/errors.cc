@@ -33,6 +33,14 @@ const std::map<cudaError_t, const char*>& texts() {
        "operation would make the legacy stream depend on a capturing blocking stream"},
       {cudaErrorStreamCaptureWrongThread,
        "attempt to terminate a thread-local capture sequence from another thread"},
+      {cudaErrorInitializationError, "initialization error"},
+      {cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"},
+      {cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"},
+      {cudaErrorECCUncorrectable, "uncorrectable ECC error encountered"},
+      {cudaErrorLaunchOutOfResources, "too many resources requested for launch"},
+      {cudaErrorLaunchTimeout, "the launch timed out and was terminated"},
+      {cudaErrorAssert, "device-side assert triggered"},
+      {cudaErrorUnknown, "unknown error"},
       {cudaErrorIllegalState, "the operation cannot be performed in the present state"},
   };
   return *texts;

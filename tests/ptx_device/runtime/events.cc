@@ -1,4 +1,6 @@
-// Events: marks in streams, and what a capture makes of them.
+// See events.h: marks in streams, and what a capture makes of them.
+#include "tests/ptx_device/runtime/events.h"
+
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/queue.h"
@@ -16,12 +18,22 @@ struct Event {
   std::vector<std::size_t> frontier;  // what was captured before it
 };
 
+std::atomic<std::size_t> live{0};
+
 Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
 cudaError_t make(cudaEvent_t* event, unsigned flags) {
+  ++live;
   auto* made = new Event;
   made->flags = flags;
   *event = reinterpret_cast<cudaEvent_t>(made);
+  return cudaSuccess;
+}
+
+cudaError_t end(cudaEvent_t event) {
+  if (event == nullptr) return done(cudaErrorInvalidResourceHandle);
+  --live;
+  delete event_of(event);
   return cudaSuccess;
 }
 
@@ -108,6 +120,9 @@ bool is_timed(const Event& event) {
 }
 
 }  // namespace
+
+std::size_t live_events() { return live; }
+
 }  // namespace ptx
 
 using namespace ptx;
@@ -124,11 +139,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return make(event, cudaEventDefault);
 }
 
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  PTX_API_ALWAYS;
-  delete event_of(event);
-  return cudaSuccess;
-}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { PTX_API_ENDS(end(event)); }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
   PTX_API;

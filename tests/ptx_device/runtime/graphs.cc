@@ -19,6 +19,12 @@ cudaError_t instantiate(cudaGraphExec_t* executable, cudaGraph_t graph) {
   return cudaSuccess;
 }
 
+cudaError_t end(const Executable* executable) {
+  if (executable == nullptr) return done(cudaErrorInvalidValue);
+  delete executable;
+  return cudaSuccess;
+}
+
 }  // namespace
 
 extern "C" {
@@ -54,16 +60,10 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::si
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  PTX_API_ALWAYS;
-  delete executable_of(graph);
-  return cudaSuccess;
-}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { PTX_API_ENDS(end(executable_of(graph))); }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  PTX_API_ALWAYS;
-  delete executable_of(executable);
-  return cudaSuccess;
+  PTX_API_ENDS(end(executable_of(executable)));
 }
 
 }  // extern "C"

@@ -2,7 +2,11 @@
 #include "tests/ptx_device/runtime/hooks.h"
 
 #include "tests/ptx_device/machine/memory.h"
+#include "tests/ptx_device/runtime/allocations.h"
+#include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/copies.h"
+#include "tests/ptx_device/runtime/events.h"
+#include "tests/ptx_device/runtime/injected.h"
 #include "tests/ptx_device/runtime/queue.h"
 
 namespace ptx {
@@ -21,4 +25,20 @@ void mark_written(const void* pointer, std::size_t bytes) {
   Memory::get().mark_written(pointer, bytes);
 }
 
+namespace {
+
+std::size_t live(const std::string& kind) {
+  if (kind == "allocations") return live_allocations();
+  if (kind == "streams") return live_streams();
+  if (kind == "events") return live_events();
+  if (kind == "graphs") return Executable::live;
+  return live_allocations() + live_streams() + live_events() + Executable::live;
+}
+
+}  // namespace
 }  // namespace ptx
+
+int ptx_device_fail(const char* asked) { return ptx::ask_for_errors(asked) ? 1 : 0; }
+std::size_t ptx_device_calls(const char* function) { return ptx::calls_of(function); }
+const char* ptx_device_last_injected() { return ptx::last_injected(); }
+std::size_t ptx_device_live(const char* kind) { return ptx::live(kind); }

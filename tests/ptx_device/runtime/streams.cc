@@ -5,6 +5,16 @@
 
 using namespace ptx;
 
+namespace {
+
+cudaError_t end(cudaStream_t stream) {
+  if (is_null(stream) || !is_known(stream)) return done(cudaErrorInvalidResourceHandle);
+  remove_stream(stream_of(stream));
+  return cudaSuccess;
+}
+
+}  // namespace
+
 extern "C" {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
@@ -25,12 +35,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  PTX_API_ALWAYS;
-  if (is_null(stream) || !is_known(stream)) return done(cudaErrorInvalidResourceHandle);
-  remove_stream(stream_of(stream));
-  return cudaSuccess;
-}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { PTX_API_ENDS(end(stream)); }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   PTX_API;
