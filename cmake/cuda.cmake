@@ -29,6 +29,12 @@ endif()
 if(TERSOR_HAS_CUDA)
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
+  # Static, so that programs run where only a driver is; but what runs on the device of tests/ptx_device
+  # has a runtime library that can be exchanged, and PTX that can be read.
+  set(TERSOR_CUDART CUDA::cudart_static)
+  if(TERSOR_PTX_DEVICE)
+    set(TERSOR_CUDART CUDA::cudart)
+  endif()
   message(STATUS "Tersor: CUDA on (${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, "
                  "architectures ${CMAKE_CUDA_ARCHITECTURES}, TERSOR_CUDA=${TERSOR_CUDA})")
 endif()
