@@ -1,110 +1,29 @@
-// What runs a kernel: instructions decoded for warps of 32 threads whose registers lie side by side,
-// and the blocks, warps and groups of threads that are under way.
+// What is under way while a kernel runs: a launch, its blocks, their warps of 32 threads whose
+// registers lie side by side, and the groups of threads that are at one place.
 #pragma once
 
+#include "tests/ptx_device/machine/kernel.h"
 #include "tests/ptx_device/machine/memory.h"
-#include "tests/ptx_device/ptx/module.h"
 #include "tests/ptx_device/settings.h"
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 namespace ptx {
 
-constexpr unsigned kLanes = 32;
-constexpr std::uint32_t kAll = 0xffffffffu;
-
-/// Where generic addresses of other spaces lie; no allocation does.
-constexpr std::uint64_t kSharedWindow = std::uint64_t{1} << 60;
-constexpr std::uint64_t kLocalWindow = std::uint64_t{2} << 60;
-constexpr std::uint64_t kParamWindow = std::uint64_t{3} << 60;
-constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 32;
-
-struct Warp;
-struct Ins;
-struct Launch;
-using Fn = void (*)(Warp&, const Ins&, std::uint32_t lanes);
-
-enum class Kind : std::uint8_t {
-  kPlain,
-  kBranch,
-  kTable,     // brx.idx
-  kExit,
-  kWarpSync,  // waits for the lanes in `e`
-  kBarrier,
-  kPause,     // lets others go first
+enum class FaultKind : std::uint8_t {
+  kNone,
+  kAddress,
+  kMisaligned,
+  kInstruction,
+  kFailure,
+  kAssert
 };
-
-enum class Space : std::uint8_t { kGlobal, kShared, kLocal, kParam, kGeneric };
-enum class Use : std::uint8_t { kRead, kWrite, kAtomic };
-
-/// Operands are byte offsets into a warp's registers, constants among them.
-struct Ins {
-  Fn fn = nullptr;
-  std::uint32_t d = 0, d2 = 0, a = 0, b = 0, c = 0, e = 0;
-  std::int32_t guard = -1;
-  bool guard_negated = false;
-  bool leader = false;   // others may join here
-  bool narrow = false;   // the address is of 32 bits
-  bool has_d2 = false, has_c = false;
-  Kind kind = Kind::kPlain;
-  std::uint8_t how = 0;  // what else an instruction needs to know
-  std::uint8_t count = 1;
-  std::uint32_t target = 0;
-  std::int64_t imm = 0;
-  std::uint64_t used = ~std::uint64_t{0};
-  std::array<std::uint32_t, 8> v{};
-  std::uint32_t line = 0;
-  const std::vector<std::uint32_t>* table = nullptr;
-};
-
-enum class Special : std::uint8_t {
-  kTidX, kTidY, kTidZ, kNtidX, kNtidY, kNtidZ, kCtaidX, kCtaidY, kCtaidZ, kNctaidX, kNctaidY,
-  kNctaidZ, kLaneid, kWarpid, kNwarpid, kSmid, kNsmid, kGridid, kMaskEq, kMaskLe, kMaskLt, kMaskGe,
-  kMaskGt, kDynamicShared, kTotalShared, kZero,
-};
-
-struct Constant {
-  std::uint32_t offset;
-  std::uint8_t bytes;  // 0: predicate
-  std::uint64_t bits;
-};
-struct SpecialSlot {
-  std::uint32_t offset;
-  std::uint8_t bytes;
-  Special which;
-};
-
-struct Kernel {
-  std::string name;      // as people write it
-  std::vector<Ins> code;
-  std::vector<std::string> text;  // a statement each
-  std::vector<Constant> constants;
-  std::vector<SpecialSlot> specials;
-  std::vector<std::vector<std::uint32_t>> tables;
-  std::size_t register_bytes = 0;
-  std::size_t shared_bytes = 0, local_bytes = 0, param_bytes = 0;
-  struct Param {
-    std::size_t offset, bytes;
-  };
-  std::vector<Param> params;
-  unsigned max_threads = 0, min_blocks = 0, registers = 0, live_bytes = 0;
-  unsigned required[3] = {0, 0, 0};
-};
-
-/// Addresses of a module's variables.
-using Variables = std::unordered_map<std::string, std::uint64_t>;
-/// Throws Unsupported.
-std::unique_ptr<Kernel> decode(const Function& function, const Module& module,
-                               const Variables& variables);
-
-enum class FaultKind : std::uint8_t { kNone, kAddress, kMisaligned, kInstruction, kFailure, kAssert };
 
 /// What ends a kernel.
 struct Fault {
@@ -112,17 +31,20 @@ struct Fault {
   std::string text;
 };
 
+/// Lanes of a warp that are at one instruction.
 struct Group {
   std::uint32_t pc, lanes;
 };
+/// Lanes that wait for the others of a mask.
 struct Parked {
   std::uint32_t pc, lanes, need;
 };
 
 struct Block;
+struct Launch;
 
 struct Warp {
-  char* regs = nullptr;
+  char* registers = nullptr;
   Block* block = nullptr;
   std::uint32_t index = 0;
   std::uint32_t alive = 0;
@@ -130,9 +52,10 @@ struct Warp {
   std::vector<Parked> parked;
   std::uint32_t at_barrier = 0, barrier_pc = 0;
   std::uint32_t sync_count = 0;  // warp-wide operations so far
-  const Ins* now = nullptr;
+  const Instruction* now = nullptr;
 };
 
+/// The allocation that an instruction found last.
 struct RangeCache {
   std::uint64_t lo = 1, hi = 0;
   std::int64_t delta = 0, shadow = 0;
@@ -140,9 +63,9 @@ struct RangeCache {
 
 /// Who touched a byte of shared memory last, for the race check.
 struct Touch {
-  std::uint16_t writer, reader;            // thread + 1; 0xffff: several readers
-  std::uint32_t write_phase, read_phase;   // barriers before
-  std::uint32_t write_sync, read_sync;     // warp-wide operations before
+  std::uint16_t writer, reader;           // thread + 1; 0xffff: several readers
+  std::uint32_t write_phase, read_phase;  // barriers before
+  std::uint32_t write_sync, read_sync;    // warp-wide operations before
 };
 
 /// A block under way; kept and used for the next one.
@@ -162,6 +85,7 @@ struct Block {
   std::uint64_t random = 1;
   std::uint64_t executed = 0, executed_lanes = 0;
   std::array<RangeCache, 64> cache;
+  std::vector<std::uint32_t> order;  // of the warps' turns
 
   std::uint64_t draw() {
     random ^= random << 13;
@@ -174,6 +98,10 @@ struct Block {
   bool run(std::uint64_t budget);
 
  private:
+  void make_warps();
+  void start_warp(Warp& warp);
+  void fill_memory(const Launch& launch);
+  bool run_warps();
   bool pass_barrier();
   [[noreturn]] void stuck();
 };
@@ -193,10 +121,17 @@ struct Launch {
   Fault fault;
 
   std::uint64_t blocks() const { return std::uint64_t{1} * grid[0] * grid[1] * grid[2]; }
+  /// The first fault is kept.
+  void fail(const Fault& fault);
 };
 
 /// Runs it to its end, on this thread and helpers.
 void run(Launch& launch);
+
+/// Runs a warp until all its lanes wait or have left, or it has done `most` instructions.
+void run_warp(Warp& warp, std::uint64_t most);
+/// The lanes of a group become one or more groups, as the schedule says.
+void make_ready(Warp& warp, std::uint32_t pc, std::uint32_t lanes);
 
 /// For instructions: ends the kernel. `lane`: whose fault it is.
 [[noreturn]] void fault(Warp& warp, FaultKind kind, unsigned lane, const std::string& what);
@@ -205,9 +140,24 @@ void complain(Warp& warp, unsigned lane, const std::string& what);
 /// Complaints so far.
 std::size_t complaints();
 
+/// What depends on a seed alone, and is never 0.
+inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t x = a * 0x9e3779b97f4a7c15u ^ (b + 0x7f4a7c15u) * 0xbf58476d1ce4e5b9u;
+  x ^= x >> 31;
+  x *= 0x94d049bb133111ebu;
+  x ^= x >> 29;
+  return x | 1;
+}
+
+inline bool contains(std::uint32_t lanes, unsigned lane) { return ((lanes >> lane) & 1) != 0; }
+inline unsigned first_lane(std::uint32_t lanes) {
+  return static_cast<unsigned>(__builtin_ctz(lanes));
+}
+
+/// The registers of 32 lanes that begin at an offset.
 template <class T>
 inline T* at(Warp& warp, std::uint32_t offset) {
-  return reinterpret_cast<T*>(warp.regs + offset);
+  return reinterpret_cast<T*>(warp.registers + offset);
 }
 
 }  // namespace ptx

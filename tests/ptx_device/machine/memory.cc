@@ -18,7 +18,8 @@ constexpr std::size_t kAlignment = 512, kRedZone = 4096;
 constexpr std::size_t kMostPoisoned = std::size_t{64} << 20;
 
 char* reserve(int protection) {
-  void* memory = mmap(nullptr, kSpace, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, kSpace, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     std::perror("ptx-device: reserving addresses");
     std::abort();

@@ -1,0 +1,40 @@
+// ld and st: what their files share.
+#pragma once
+
+#include "tests/ptx_device/decode/types.h"
+#include "tests/ptx_device/machine/access.h"
+
+#include <string>
+
+namespace ptx {
+
+/// What lies in memory, the registers, and how many of each.
+struct AccessType {
+  std::string type;
+  unsigned register_bytes;
+  unsigned count;
+  Space space;
+};
+
+// Null for what is not known.
+WarpFunction load_of(const AccessType& access);
+WarpFunction store_of(const AccessType& access);
+
+/// choose.template operator()<kCount>()
+template <class F>
+WarpFunction by_count(unsigned count, F choose) {
+  switch (count) {
+    case 1:
+      return choose.template operator()<1>();
+    case 2:
+      return choose.template operator()<2>();
+    case 4:
+      return choose.template operator()<4>();
+    case 8:
+      return choose.template operator()<8>();
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace ptx

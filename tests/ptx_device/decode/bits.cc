@@ -1,0 +1,155 @@
+// Shifts, fields and bytes.
+#include "tests/ptx_device/decode/bits.h"
+
+#include "tests/ptx_device/decode/decoder.h"
+#include "tests/ptx_device/decode/lanes.h"
+
+namespace ptx {
+namespace {
+
+using U32 = std::uint32_t;
+using U64 = std::uint64_t;
+
+template <class F>
+struct Shift {
+  template <class T>
+  static WarpFunction get() {
+    return binary<T, T, U32, F>;
+  }
+};
+template <class F>
+struct Count {
+  template <class T>
+  static WarpFunction get() {
+    return unary<U32, T, F>;
+  }
+};
+struct Field {
+  template <class T>
+  static WarpFunction get() {
+    return ternary<T, T, U32, U32, Bfe>;
+  }
+};
+
+template <class T>
+void bfi(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  constexpr unsigned kBits = 8 * sizeof(T);
+  const T *a = at<T>(warp, ins.a), *b = at<T>(warp, ins.b);
+  const U32 *c = at<U32>(warp, ins.c), *e = at<U32>(warp, ins.e);
+  T values[kLanes];
+  for (unsigned i = 0; i < kLanes; ++i) {
+    const unsigned position = c[i] & 0xff, length = e[i] & 0xff;
+    T mask = length >= kBits ? ~T{0} : static_cast<T>((T{1} << length) - 1);
+    if (position >= kBits) mask = 0;
+    const unsigned shift = position & (kBits - 1);
+    values[i] = (b[i] & ~static_cast<T>(mask << shift)) | static_cast<T>((a[i] & mask) << shift);
+  }
+  put(at<T>(warp, ins.d), values, lanes);
+}
+
+/// how: the table, a bit for each row of a, b and c.
+void lop3(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  const U32 *a = at<U32>(warp, ins.a), *b = at<U32>(warp, ins.b), *c = at<U32>(warp, ins.c);
+  U32 values[kLanes] = {};
+  for (unsigned row = 0; row < 8; ++row) {
+    if (!contains(ins.how, row)) continue;
+    const U32 x = (row & 4) != 0 ? 0 : kAll, y = (row & 2) != 0 ? 0 : kAll,
+              z = (row & 1) != 0 ? 0 : kAll;
+    for (unsigned i = 0; i < kLanes; ++i) values[i] |= (a[i] ^ x) & (b[i] ^ y) & (c[i] ^ z);
+  }
+  put(at<U32>(warp, ins.d), values, lanes);
+}
+
+template <class F>
+void decode_shift(Decoder& decoder, Instruction& ins) {
+  ins.run = decoder.known(by_integer<Shift<F>>(decoder.type()));
+  ins.d = decoder.out(0, decoder.bytes());
+  ins.a = decoder.in(1, decoder.bytes());
+  ins.b = decoder.in(2, 4);
+}
+
+void decode_funnel(Decoder& decoder, Instruction& ins) {
+  const bool left = decoder.has("l"), wrap = decoder.has("wrap");
+  WarpFunction function =
+      left ? of_three<U32, Funnel<true, false>> : of_three<U32, Funnel<false, false>>;
+  if (wrap)
+    function = left ? of_three<U32, Funnel<true, true>> : of_three<U32, Funnel<false, true>>;
+  decoder.same_bytes(ins, function, 3);
+}
+
+/// The result is of 32 bits.
+void decode_count(Decoder& decoder, Instruction& ins, WarpFunction function) {
+  ins.run = decoder.known(function);
+  ins.d = decoder.out(0, 4);
+  ins.a = decoder.in(1, decoder.bytes());
+}
+
+template <class F>
+void decode_count_bits(Decoder& decoder, Instruction& ins) {
+  if (decoder.type() != "b32" && decoder.type() != "b64") decoder.refuse();
+  decode_count(decoder, ins, decoder.bytes() == 4 ? unary<U32, U32, F> : unary<U32, U64, F>);
+}
+
+void decode_bfind(Decoder& decoder, Instruction& ins) {
+  const std::string& type = decoder.type();
+  decode_count(decoder, ins,
+               decoder.has("shiftamt") ? by_integer<Count<Bfind<true>>>(type)
+                                       : by_integer<Count<Bfind<false>>>(type));
+}
+
+void decode_brev(Decoder& decoder, Instruction& ins) {
+  decoder.same_bytes(ins, decoder.bytes() == 4 ? of_one<U32, Brev> : of_one<U64, Brev>, 1);
+}
+
+void decode_bfe(Decoder& decoder, Instruction& ins) {
+  ins.run = decoder.known(by_integer<Field>(decoder.type()));
+  ins.d = decoder.out(0, decoder.bytes());
+  ins.a = decoder.in(1, decoder.bytes());
+  ins.b = decoder.in(2, 4);
+  ins.c = decoder.in(3, 4);
+}
+
+void decode_bfi(Decoder& decoder, Instruction& ins) {
+  decoder.same_bytes(ins, decoder.bytes() == 4 ? bfi<U32> : bfi<U64>, 2);
+  ins.c = decoder.in(3, 4);
+  ins.e = decoder.in(4, 4);
+}
+
+void decode_lop3(Decoder& decoder, Instruction& ins) {
+  if (decoder.op().size() != 2) decoder.refuse();
+  ins.how = static_cast<std::uint8_t>(decoder.operand(4).imm);
+  decoder.same_bytes(ins, lop3, 3);
+}
+
+void decode_prmt(Decoder& decoder, Instruction& ins) {
+  if (decoder.op().size() != 2) decoder.refuse();
+  decoder.same_bytes(ins, of_three<U32, Prmt>, 3);
+}
+
+void decode_dp4a(Decoder& decoder, Instruction& ins) {
+  using S = std::int8_t;
+  using U = std::uint8_t;
+  const bool a = decoder.op()[1] == "s32", b = decoder.op()[2] == "s32";
+  WarpFunction function = a ? of_three<U32, Dp4a<S, U>> : of_three<U32, Dp4a<U, U>>;
+  if (b) function = a ? of_three<U32, Dp4a<S, S>> : of_three<U32, Dp4a<U, S>>;
+  decoder.same_bytes(ins, function, 3);
+}
+
+}  // namespace
+
+void add_bits(Handlers& handlers) {
+  handlers["shl"] = decode_shift<Shl>;
+  handlers["shr"] = decode_shift<Shr>;
+  handlers["shf"] = decode_funnel;
+  handlers["popc"] = decode_count_bits<Popc>;
+  handlers["clz"] = decode_count_bits<Clz>;
+  handlers["bfind"] = decode_bfind;
+  handlers["brev"] = decode_brev;
+  handlers["bfe"] = decode_bfe;
+  handlers["bfi"] = decode_bfi;
+  handlers["lop3"] = decode_lop3;
+  handlers["prmt"] = decode_prmt;
+  handlers["dp4a"] = decode_dp4a;
+}
+
+}  // namespace ptx

@@ -1,0 +1,143 @@
+// cvt from floating-point numbers.
+#include "tests/ptx_device/decode/conversions.h"
+#include "tests/ptx_device/decode/functions.h"
+#include "tests/ptx_device/decode/lanes.h"
+
+namespace ptx {
+namespace {
+
+template <class S>
+constexpr bool kIsHalf = std::is_same_v<S, F16> || std::is_same_v<S, Bf16>;
+
+template <class S>
+inline auto widest(S value) {
+  if constexpr (kIsHalf<S>)
+    return widen(value);
+  else
+    return value;
+}
+
+template <class S>
+inline auto flushed_if(S value, bool ftz) {
+  if constexpr (std::is_same_v<S, float>)
+    return ftz ? flushed(value) : value;
+  else
+    return value;
+}
+
+template <class R, class D, class S>
+void to_integer(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  const S* a = at<S>(warp, ins.a);
+  const bool ftz = (ins.how & kFtz) != 0;
+  R values[kLanes];
+  for (unsigned i = 0; i < kLanes; ++i) {
+    const double value = flushed_if(widest(a[i]), ftz);
+    values[i] = static_cast<R>(integer_of<D>(rounded(value, ins.how)));
+  }
+  put(at<R>(warp, ins.d), values, lanes);
+}
+
+/// Between numbers of at most 32 bits.
+template <class D, class S>
+void to_float(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  const S* a = at<S>(warp, ins.a);
+  const bool sat = (ins.how & kSat) != 0, ftz = (ins.how & kFtz) != 0;
+  const bool to_integers = (ins.how & kRoundMask) >= kRni;
+  D values[kLanes];
+  for (unsigned i = 0; i < kLanes; ++i) {
+    float value = flushed_if(widest(a[i]), ftz);
+    if (to_integers) value = static_cast<float>(rounded(value, ins.how));
+    if (sat) value = saturated(value);
+    if constexpr (kIsHalf<D>)
+      values[i] = narrow<D>(value);
+    else
+      values[i] = canonical(value);
+  }
+  put(at<D>(warp, ins.d), values, lanes);
+}
+
+/// From or to f64.
+template <class D, class S>
+void by_double(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  const S* a = at<S>(warp, ins.a);
+  D values[kLanes];
+  for (unsigned i = 0; i < kLanes; ++i)
+    values[i] = canonical(static_cast<D>(rounded(widest(a[i]), ins.how)));
+  put(at<D>(warp, ins.d), values, lanes);
+}
+
+/// Cut off, as .rz says.
+template <class D>
+struct Cut {
+  static D f(float a) {
+    D near = narrow<D>(a);
+    if (a == a && std::fabs(widen(near)) > std::fabs(a)) --near.bits;
+    return near;
+  }
+};
+
+/// a becomes the upper half.
+template <class D>
+struct Pair {
+  static std::uint32_t f(float a, float b) {
+    return (std::uint32_t{narrow<D>(a).bits} << 16) | narrow<D>(b).bits;
+  }
+};
+
+template <class S>
+WarpFunction to_integer_from(const Conversion& conversion) {
+  return by_integer_in_register(
+      conversion.to, conversion.to_bytes,
+      []<class D, class R>() -> WarpFunction { return to_integer<R, D, S>; });
+}
+
+template <class S>
+WarpFunction to_float_from(const std::string& to) {
+  if (to == "f64") return by_double<double, S>;
+  if constexpr (std::is_same_v<S, double>) {
+    if (to == "f32") return by_double<float, S>;
+  } else {
+    if (to == "f32") return to_float<float, S>;
+    if (to == "f16") return to_float<F16, S>;
+    if (to == "bf16") return to_float<Bf16, S>;
+  }
+  return nullptr;
+}
+
+WarpFunction cut_off(const Conversion& conversion) {
+  if (conversion.from != "f32" || conversion.how != kRz) return nullptr;
+  if (conversion.to == "f16") return unary<F16, float, Cut<F16>>;
+  if (conversion.to == "bf16") return unary<Bf16, float, Cut<Bf16>>;
+  return nullptr;
+}
+
+}  // namespace
+
+WarpFunction float_to_integer(const Conversion& conversion) {
+  if (conversion.round() < kRni) return nullptr;
+  if (conversion.from == "f32") return to_integer_from<float>(conversion);
+  if (conversion.from == "f64") return to_integer_from<double>(conversion);
+  if (conversion.from == "f16") return to_integer_from<F16>(conversion);
+  if (conversion.from == "bf16") return to_integer_from<Bf16>(conversion);
+  return nullptr;
+}
+
+WarpFunction float_to_float(const Conversion& conversion) {
+  const bool narrows = bytes_of_type(conversion.to) <= bytes_of_type(conversion.from);
+  const bool rounds = conversion.to != conversion.from && narrows;
+  if (rounds && conversion.round() == kRz) return cut_off(conversion);
+  if (rounds && conversion.round() != kRn && conversion.round() < kRni) return nullptr;
+  if (conversion.from == "f32") return to_float_from<float>(conversion.to);
+  if (conversion.from == "f64") return to_float_from<double>(conversion.to);
+  if (conversion.from == "f16") return to_float_from<F16>(conversion.to);
+  if (conversion.from == "bf16") return to_float_from<Bf16>(conversion.to);
+  return nullptr;
+}
+
+WarpFunction floats_to_pair(const Conversion& conversion) {
+  if (conversion.from != "f32" || conversion.how != kRn) return nullptr;
+  if (conversion.to == "f16x2") return binary<std::uint32_t, float, float, Pair<F16>>;
+  return binary<std::uint32_t, float, float, Pair<Bf16>>;
+}
+
+}  // namespace ptx

@@ -1,0 +1,73 @@
+// Loads.
+#include "tests/ptx_device/decode/accesses.h"
+#include "tests/ptx_device/decode/decoder.h"
+#include "tests/ptx_device/decode/lanes.h"
+
+#include <cstring>
+
+namespace ptx {
+namespace {
+
+/// T: what lies in memory; R: the register, as wide or wider; kCount of them.
+template <class T, class R, unsigned kCount, Space kSpace>
+void load(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  Access access(warp, ins, lanes, sizeof(T) * kCount, Use::kRead);
+  resolve<kSpace>(access);
+  if (kSpace != Space::kParam && settings().check_reads) check_written(access);
+  for (unsigned part = 0; part < kCount; ++part) {
+    if (ins.v[part] == kNoPlace) continue;
+    R values[kLanes];
+    for (unsigned i = 0; i < kLanes; ++i) {
+      T value;
+      std::memcpy(&value, reinterpret_cast<const char*>(access.addresses[i]) + part * sizeof(T),
+                  sizeof(T));
+      values[i] = static_cast<R>(value);
+    }
+    put(at<R>(warp, ins.v[part]), values, lanes);
+  }
+}
+
+template <class T, class R, unsigned kCount>
+WarpFunction in_space(Space space) {
+  switch (space) {
+    case Space::kGlobal:
+      return load<T, R, kCount, Space::kGlobal>;
+    case Space::kShared:
+      return load<T, R, kCount, Space::kShared>;
+    case Space::kLocal:
+      return load<T, R, kCount, Space::kLocal>;
+    case Space::kParam:
+      return load<T, R, kCount, Space::kParam>;
+    case Space::kGeneric:
+      return load<T, R, kCount, Space::kGeneric>;
+  }
+  return nullptr;
+}
+
+template <class T>
+WarpFunction of_type(const AccessType& access) {
+  return by_register<T>(access.register_bytes, [&]<class M, class R>() {
+    return by_count(access.count,
+                    [&]<unsigned kCount>() { return in_space<M, R, kCount>(access.space); });
+  });
+}
+
+}  // namespace
+
+WarpFunction load_of(const AccessType& access) {
+  const bool is_signed = access.type[0] == 's';
+  switch (bytes_of_type(access.type)) {
+    case 1:
+      return is_signed ? of_type<std::int8_t>(access) : of_type<std::uint8_t>(access);
+    case 2:
+      return is_signed ? of_type<std::int16_t>(access) : of_type<std::uint16_t>(access);
+    case 4:
+      return is_signed ? of_type<std::int32_t>(access) : of_type<std::uint32_t>(access);
+    case 8:
+      return of_type<std::uint64_t>(access);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace ptx

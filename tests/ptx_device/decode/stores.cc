@@ -1,0 +1,68 @@
+// Stores. They cut a register to what lies in memory, so that signs do not matter.
+#include "tests/ptx_device/decode/accesses.h"
+#include "tests/ptx_device/decode/decoder.h"
+
+#include <cstring>
+
+namespace ptx {
+namespace {
+
+/// T: what lies in memory; R: the register, as wide or wider; kCount of them.
+template <class T, class R, unsigned kCount, Space kSpace>
+void store(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  Access access(warp, ins, lanes, sizeof(T) * kCount, Use::kWrite);
+  resolve<kSpace>(access);
+  for (unsigned part = 0; part < kCount; ++part) {
+    const R* from = at<R>(warp, ins.v[part]);
+    for (std::uint32_t left = lanes; left != 0; left &= left - 1) {
+      const unsigned i = first_lane(left);
+      const T value = static_cast<T>(from[i]);
+      std::memcpy(reinterpret_cast<char*>(access.addresses[i]) + part * sizeof(T), &value,
+                  sizeof(T));
+    }
+  }
+  if (settings().check_reads) set_written(access);
+}
+
+template <class T, class R, unsigned kCount>
+WarpFunction in_space(Space space) {
+  switch (space) {
+    case Space::kGlobal:
+      return store<T, R, kCount, Space::kGlobal>;
+    case Space::kShared:
+      return store<T, R, kCount, Space::kShared>;
+    case Space::kLocal:
+      return store<T, R, kCount, Space::kLocal>;
+    case Space::kGeneric:
+      return store<T, R, kCount, Space::kGeneric>;
+    default:
+      return nullptr;
+  }
+}
+
+template <class T>
+WarpFunction of_type(const AccessType& access) {
+  return by_register<T>(access.register_bytes, [&]<class M, class R>() {
+    return by_count(access.count,
+                    [&]<unsigned kCount>() { return in_space<M, R, kCount>(access.space); });
+  });
+}
+
+}  // namespace
+
+WarpFunction store_of(const AccessType& access) {
+  switch (bytes_of_type(access.type)) {
+    case 1:
+      return of_type<std::uint8_t>(access);
+    case 2:
+      return of_type<std::uint16_t>(access);
+    case 4:
+      return of_type<std::uint32_t>(access);
+    case 8:
+      return of_type<std::uint64_t>(access);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace ptx

@@ -1,0 +1,59 @@
+// PTX's types, and the choice of a template by them.
+#pragma once
+
+#include "tests/ptx_device/machine/kernel.h"
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+namespace ptx {
+
+/// Which arithmetic a type asks for.
+enum class Family : std::uint8_t { kNone, kPredicate, kInteger, kHalf, kFloat };
+
+bool is_type(const std::string& word);
+/// 0: predicate.
+unsigned bytes_of_type(const std::string& type);
+Family family_of(const std::string& type);
+
+/// F::get<T>() for the C++ type that an integer type of PTX is; null: it is none.
+template <class F>
+WarpFunction by_integer(const std::string& type) {
+  if (type == "s16") return F::template get<std::int16_t>();
+  if (type == "u16" || type == "b16") return F::template get<std::uint16_t>();
+  if (type == "s32") return F::template get<std::int32_t>();
+  if (type == "u32" || type == "b32") return F::template get<std::uint32_t>();
+  if (type == "s64") return F::template get<std::int64_t>();
+  if (type == "u64" || type == "b64") return F::template get<std::uint64_t>();
+  return nullptr;
+}
+
+/// An integer that is as signed as T and as long as a register.
+template <class T, unsigned kBytes>
+struct RegisterFor;
+template <class T>
+struct RegisterFor<T, 2> {
+  using type = std::conditional_t<std::is_signed_v<T>, std::int16_t, std::uint16_t>;
+};
+template <class T>
+struct RegisterFor<T, 4> {
+  using type = std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>;
+};
+template <class T>
+struct RegisterFor<T, 8> {
+  using type = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+};
+
+/// choose.template operator()<T, R>() for a register that T lies in, as wide or wider.
+template <class T, class F>
+WarpFunction by_register(unsigned bytes, F choose) {
+  if constexpr (sizeof(T) <= 2)
+    if (bytes == 2) return choose.template operator()<T, typename RegisterFor<T, 2>::type>();
+  if constexpr (sizeof(T) <= 4)
+    if (bytes == 4) return choose.template operator()<T, typename RegisterFor<T, 4>::type>();
+  if (bytes == 8) return choose.template operator()<T, typename RegisterFor<T, 8>::type>();
+  return nullptr;
+}
+
+}  // namespace ptx

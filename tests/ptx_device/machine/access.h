@@ -1,0 +1,125 @@
+// Where loads, stores and atomics find their bytes: addresses are checked for all lanes of a warp
+// at once, and one by one only where they do not all lie in one allocation.
+#pragma once
+
+#include "tests/ptx_device/machine/machine.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ptx {
+
+/// An access of a warp: addresses as the kernel names them, then the host's. Lanes that do not take
+/// part repeat the first one's.
+struct Access {
+  Access(Warp& warp, const Instruction& ins, std::uint32_t lanes, unsigned bytes, Use use)
+      : warp(warp), ins(ins), lanes(lanes), bytes(bytes), use(use) {}
+
+  Warp& warp;
+  const Instruction& ins;
+  std::uint32_t lanes;
+  unsigned bytes;  // a lane's
+  Use use;
+  std::uint64_t addresses[kLanes];
+  // host's address + shadow: what says whether the byte was written; 0: that is not known
+  std::int64_t shadow = 0;  // of all lanes, where `same`
+  bool same = true;
+  bool shared = false;
+  std::int64_t shadows[kLanes];
+};
+
+inline void read_addresses(Access& access) {
+  Warp& warp = access.warp;
+  std::uint64_t* addresses = access.addresses;
+  if (access.ins.narrow) {
+    const auto* base = at<std::uint32_t>(warp, access.ins.a);
+    const auto offset = static_cast<std::uint32_t>(access.ins.imm);
+    for (unsigned i = 0; i < kLanes; ++i)
+      addresses[i] = static_cast<std::uint32_t>(base[i] + offset);
+  } else {
+    const auto* base = at<std::uint64_t>(warp, access.ins.a);
+    const auto offset = static_cast<std::uint64_t>(access.ins.imm);
+    for (unsigned i = 0; i < kLanes; ++i) addresses[i] = base[i] + offset;
+  }
+  if (access.lanes == kAll) return;
+  const std::uint64_t other = addresses[first_lane(access.lanes)];
+  for (unsigned i = 0; i < kLanes; ++i)
+    addresses[i] = contains(access.lanes, i) ? addresses[i] : other;
+}
+
+// Each ends the kernel where a lane's address is wrong, and makes host addresses of the others.
+[[noreturn]] void misaligned(Access& access);
+void check_room(Access& access, const char* space, std::size_t room);
+void resolve_global_slowly(Access& access);
+void resolve_generic(Access& access);
+void check_races(Access& access);
+void check_race(Access& access, unsigned lane, std::uint64_t offset);
+
+inline void resolve_global(Access& access, std::uint64_t low, std::uint64_t high) {
+  Block& block = *access.warp.block;
+  const auto index = static_cast<std::size_t>(&access.ins - block.kernel->code.data());
+  const RangeCache& range = block.cache[index % block.cache.size()];
+  if (low < range.lo || high + access.bytes > range.hi) return resolve_global_slowly(access);
+  for (std::uint64_t& address : access.addresses)
+    address += static_cast<std::uint64_t>(range.delta);
+  access.shadow = range.shadow;
+}
+
+inline void resolve_shared(Access& access, std::uint64_t high) {
+  // cvta leaves what is an address of this space already.
+  Block& block = *access.warp.block;
+  if (high + access.bytes > block.shared_bytes) check_room(access, "shared", block.shared_bytes);
+  if (settings().check_races) check_races(access);
+  const auto base = reinterpret_cast<std::uint64_t>(block.shared.data());
+  for (std::uint64_t& address : access.addresses) address += base;
+  access.shadow = block.shared_written.data() - block.shared.data();
+  access.shared = true;
+}
+
+inline void resolve_local(Access& access, std::uint64_t high) {
+  Block& block = *access.warp.block;
+  const std::size_t room = block.kernel->local_bytes;
+  if (high + access.bytes > room) check_room(access, "local", room);
+  const auto base = reinterpret_cast<std::uint64_t>(block.local.data()) +
+                    std::uint64_t{access.warp.index} * kLanes * room;
+  const unsigned first = first_lane(access.lanes);
+  for (unsigned i = 0; i < kLanes; ++i)
+    access.addresses[i] += base + (contains(access.lanes, i) ? i : first) * room;
+  access.shadow = block.local_written.data() - block.local.data();
+}
+
+inline void resolve_param(Access& access, std::uint64_t high) {
+  const std::vector<char>& params = access.warp.block->launch->params;
+  if (high + access.bytes > params.size()) check_room(access, "param", params.size());
+  const auto base = reinterpret_cast<std::uint64_t>(params.data());
+  for (std::uint64_t& address : access.addresses) address += base;
+}
+
+/// Makes host addresses of what an instruction names, or ends the kernel.
+template <Space kSpace>
+inline void resolve(Access& access) {
+  read_addresses(access);
+  std::uint64_t low = access.addresses[0], high = low, all = 0;
+  for (const std::uint64_t address : access.addresses) {
+    low = low < address ? low : address;
+    high = high > address ? high : address;
+    all |= address;
+  }
+  if ((all & (access.bytes - 1)) != 0) misaligned(access);
+  if constexpr (kSpace == Space::kGlobal)
+    resolve_global(access, low, high);
+  else if constexpr (kSpace == Space::kShared)
+    resolve_shared(access, high);
+  else if constexpr (kSpace == Space::kLocal)
+    resolve_local(access, high);
+  else if constexpr (kSpace == Space::kParam)
+    resolve_param(access, high);
+  else
+    resolve_generic(access);
+}
+
+/// Says where bytes are read that nobody wrote.
+void check_written(Access& access);
+void set_written(const Access& access);
+
+}  // namespace ptx

@@ -1,0 +1,179 @@
+// Runs a launch: the threads of the host each take blocks from it, keep many under way, and let
+// them go on in turns that are drawn from the seed.
+#include "tests/ptx_device/machine/machine.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+
+namespace ptx {
+namespace {
+
+constexpr std::uint64_t kSlice = 1'000'000;  // instructions of a block before another's turn
+constexpr std::size_t kMostBlocks = 64;      // under way on a thread of the host
+constexpr std::uint64_t kMixed = 8;          // blocks whose order is drawn
+
+/// Threads that help to run blocks.
+class Helpers {
+ public:
+  static Helpers& get() {
+    static Helpers* helpers = new Helpers;
+    return *helpers;
+  }
+  void add(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    changed_.notify_one();
+  }
+
+ private:
+  Helpers() {
+    for (unsigned i = 1; i < settings().threads; ++i)
+      std::thread([this] {
+        for (;;) next()();
+      }).detach();
+  }
+  std::function<void()> next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !tasks_.empty(); });
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    return task;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+};
+
+/// What one thread of the host does for a launch.
+class Worker {
+ public:
+  explicit Worker(Launch& launch)
+      : launch_(launch), order_(mix(settings().seed, launch.number)), random_(order_) {}
+  ~Worker() {
+    for (auto& block : active_) idle().push_back(std::move(block));
+  }
+
+  void run() {
+    while (!launch_.failed) {
+      if (more_ && active_.size() < kMostBlocks) take();
+      if (!active_.empty())
+        run_one();
+      else if (!more_)
+        return;
+    }
+  }
+
+ private:
+  using Blocks = std::vector<std::unique_ptr<Block>>;
+
+  /// Blocks that this thread has room for already.
+  static Blocks& idle() {
+    thread_local Blocks blocks;
+    return blocks;
+  }
+
+  void take() {
+    std::uint64_t index = launch_.next++;
+    if (index >= launch_.blocks()) {
+      more_ = false;
+      return;
+    }
+    const std::uint64_t first = index / kMixed * kMixed;
+    if (first + kMixed <= launch_.blocks())
+      index = first + ((index ^ (mix(order_, first) >> 7)) & (kMixed - 1));
+    if (idle().empty()) idle().push_back(std::make_unique<Block>());
+    active_.push_back(std::move(idle().back()));
+    idle().pop_back();
+    active_.back()->start(launch_, index);
+  }
+
+  void run_one() {
+    random_ = mix(random_, active_.size());
+    const std::size_t at = (random_ >> 8) % active_.size();
+    Block& block = *active_[at];
+    try {
+      if (block.run(kSlice))
+        finish(at);
+      else if (block.executed > settings().limit)
+        launch_.fail({FaultKind::kFailure, "ptx-device: " + block.kernel->name + " does not end"});
+    } catch (const Fault& fault) {
+      launch_.fail(fault);
+    }
+  }
+
+  void finish(std::size_t at) {
+    launch_.executed += active_[at]->executed;
+    launch_.executed_lanes += active_[at]->executed_lanes;
+    idle().push_back(std::move(active_[at]));
+    active_[at] = std::move(active_.back());
+    active_.pop_back();
+  }
+
+  Launch& launch_;
+  const std::uint64_t order_;  // the same on all threads
+  std::uint64_t random_;
+  Blocks active_;
+  bool more_ = true;
+};
+
+/// The helpers that have begun to work for a launch.
+struct Join {
+  std::mutex mutex;
+  std::condition_variable changed;
+  unsigned running = 0;
+  bool closed = false;
+
+  bool enter() {
+    const std::lock_guard lock(mutex);
+    if (!closed) ++running;
+    return !closed;
+  }
+  void leave() {
+    const std::lock_guard lock(mutex);
+    --running;
+    changed.notify_one();
+  }
+  /// A helper that is busy elsewhere is not waited for.
+  void close() {
+    std::unique_lock lock(mutex);
+    closed = true;
+    changed.wait(lock, [&] { return running == 0; });
+  }
+};
+
+void run_with_helpers(Launch& launch, unsigned helpers) {
+  const auto join = std::make_shared<Join>();
+  for (unsigned i = 0; i < helpers; ++i)
+    Helpers::get().add([join, &launch] {
+      if (!join->enter()) return;
+      Worker(launch).run();
+      join->leave();
+    });
+  Worker(launch).run();
+  join->close();
+}
+
+}  // namespace
+
+void Launch::fail(const Fault& made) {
+  const std::lock_guard lock(mutex);
+  if (!failed) fault = made;
+  failed = true;
+}
+
+void run(Launch& launch) {
+  const std::uint64_t blocks = launch.blocks(), threads = std::max(settings().threads, 1u);
+  const auto helpers = static_cast<unsigned>(std::min(threads, blocks) - 1);
+  // Small launches are done sooner alone.
+  if (helpers == 0 || blocks < 4)
+    Worker(launch).run();
+  else
+    run_with_helpers(launch, helpers);
+}
+
+}  // namespace ptx

@@ -1,0 +1,54 @@
+// The names that a function's scopes declare: registers, and labels and variables that may repeat
+// in other scopes.
+#pragma once
+
+#include "tests/ptx_device/ptx/module.h"
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace ptx {
+
+class Scopes {
+ public:
+  explicit Scopes(std::vector<Register>& registers) : registers_(registers) {}
+
+  void open() { scopes_.push_back({count_++, {}, {}, {}}); }
+  void close() { scopes_.pop_back(); }
+  bool closed() const { return scopes_.empty(); }
+
+  void add_register(const std::string& name, std::uint8_t bytes) {
+    scopes_.back().names[name] = bytes;
+  }
+  /// %r<8>: %r0 to %r7.
+  void add_registers(const std::string& name, unsigned count, std::uint8_t bytes) {
+    scopes_.back().ranges[name] = {count, bytes};
+  }
+  /// -1: no register has this name.
+  int register_of(const std::string& name);
+
+  /// What a label or variable of the innermost scope is called in the whole function.
+  std::string unique(const std::string& name) const;
+
+ private:
+  struct Range {
+    unsigned count;
+    std::uint8_t bytes;
+  };
+  struct Scope {
+    unsigned id;
+    std::unordered_map<std::string, Range> ranges;
+    std::unordered_map<std::string, std::uint8_t> names;
+    std::unordered_map<std::string, int> known;
+  };
+  int find(Scope& scope, const std::string& name);
+  int add(Scope& scope, const std::string& name, std::uint8_t bytes);
+
+  std::vector<Register>& registers_;
+  std::vector<Scope> scopes_;
+  unsigned count_ = 0;
+};
+
+}  // namespace ptx
