@@ -3,12 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "tests/faults/in_process.h"
+#include "tests/support/seeds.h"
 
 namespace tersor::faults {
 namespace {
@@ -16,23 +14,10 @@ namespace {
 constexpr const char* kVariable = "TERSOR_FAULT_SEEDS";  // "17" or "1-1000"
 constexpr const char* kSeedsOfCi = "1-50";
 
-std::vector<std::uint64_t> parse_seeds(const std::string& text) {
-  const auto dash = text.find('-');
-  const std::uint64_t first = std::stoull(text);
-  const std::uint64_t last = dash == std::string::npos ? first : std::stoull(text.substr(dash + 1));
-  std::vector<std::uint64_t> seeds;
-  for (std::uint64_t seed = first; seed <= last; ++seed) seeds.push_back(seed);
-  return seeds;
-}
-
-std::vector<std::uint64_t> seeds() {
-  const char* wanted = std::getenv(kVariable);
-  return parse_seeds(wanted == nullptr ? kSeedsOfCi : wanted);
-}
-
 class FaultsInProcess : public ::testing::TestWithParam<std::uint64_t> {};
 
-INSTANTIATE_TEST_SUITE_P(Seeds, FaultsInProcess, ::testing::ValuesIn(seeds()),
+INSTANTIATE_TEST_SUITE_P(Seeds, FaultsInProcess,
+                         ::testing::ValuesIn(test::seeds_of(kVariable, kSeedsOfCi)),
                          [](const auto& seed) { return std::to_string(seed.param); });
 
 TEST_P(FaultsInProcess, EndInTimeOnAllRanks) {
