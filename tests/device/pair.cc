@@ -2,6 +2,8 @@
 
 #include "tests/device/pair.h"
 
+#include "tests/device/expectations.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,31 +15,6 @@ namespace {
 HarnessOptions in(Memory memory, HarnessOptions options) {
   options.memory = memory;
   return options;
-}
-
-void expect_same_frame(const GuardedBytes& host, const GuardedBytes& device) {
-  const ConstByteSpan a = host.span(), b = device.span();
-  ASSERT_EQ(a.size(), b.size());
-  const auto first = std::ranges::mismatch(a, b).in1;
-  EXPECT_TRUE(first == a.end()) << "frames differ at byte " << first - a.begin() << " of "
-                                << a.size() << " (the payload begins at " << sizeof(FrameHeader)
-                                << ")";
-}
-
-void expect_same(const std::vector<float>& host, const std::vector<float>& device,
-                 const char* what) {
-  ASSERT_EQ(host.size(), device.size());
-  for (std::size_t i = 0; i < host.size(); ++i) {
-    if (same_values({host[i]}, {device[i]})) continue;
-    ADD_FAILURE() << what << " " << i << " of " << host.size() << ": " << host[i]
-                  << " on the host, " << device[i] << " on the device";
-    return;
-  }
-}
-
-bool same_words(const StateWords& a, const StateWords& b) {
-  return a.step == b.step && a.gradient_factor == b.gradient_factor &&
-         a.residual_factor == b.residual_factor && a.overflows == b.overflows;
 }
 
 bool reduces(const CodecHarness& harness) {
@@ -59,7 +36,7 @@ void Pair::for_each(const std::function<void(CodecHarness&)>& body) {
 
 void Pair::expect_same_encode() {
   const GuardedBytes host = host_.encode(), device = device_.encode();
-  expect_same_frame(host, device);
+  expect_same_frame(host.span(), device.span());
   expect_same_residuals();
   expect_intact();
 }
@@ -85,7 +62,7 @@ void Pair::expect_same_decode(std::size_t frames) {
       });
       host_.decode(made.host, mode, factor);
       device_.decode(made.device, mode, factor);
-      expect_same(host_.outputs(), device_.outputs(), "decoded value");
+      expect_same_values(host_.outputs(), device_.outputs(), "decoded value");
     }
   expect_intact();
 }
@@ -93,7 +70,8 @@ void Pair::expect_same_decode(std::size_t frames) {
 void Pair::expect_same_reduce(std::size_t frames) {
   if (!reduces(host_)) return;
   const Frames made = make_frames(frames);
-  expect_same_frame(host_.reduce(made.host), device_.reduce(made.device));
+  const GuardedBytes host = host_.reduce(made.host), device = device_.reduce(made.device);
+  expect_same_frame(host.span(), device.span());
   expect_same_residuals();
   expect_intact();
 }
@@ -113,10 +91,10 @@ void Pair::expect_same_native() {
         harness.codec().decode_native(call, next->span());
         ++next;
       });
-      expect_same(bare[0].floats(), bare[1].floats(), "bare value");
+      expect_same_values(bare[0].floats(), bare[1].floats(), "bare value");
       EXPECT_TRUE(same_bytes(bare[0].bytes(), bare[1].bytes()));
       EXPECT_TRUE(bare[0].intact() && bare[1].intact());
-      expect_same(host_.outputs(), device_.outputs(), "value decoded from bare ones");
+      expect_same_values(host_.outputs(), device_.outputs(), "value decoded from bare ones");
     }
   expect_intact();
 }
@@ -132,13 +110,15 @@ void Pair::expect_same_words() {
       harness.encode(call);
       *next++ = *call.words_out;
     });
-    EXPECT_TRUE(same_words(written[0], written[1])) << "in place: " << in_place;
+    SCOPED_TRACE(in_place ? "in place" : "elsewhere");
+    test::expect_same_words(written[0], written[1]);
     EXPECT_EQ(written[1].step, 42u);
   }
 }
 
 void Pair::expect_same_residuals() const {
-  if (host_.has_states()) expect_same(host_.residuals_out(), device_.residuals_out(), "residual");
+  if (host_.has_states())
+    expect_same_values(host_.residuals_out(), device_.residuals_out(), "residual");
 }
 
 void Pair::expect_intact() const { EXPECT_TRUE(host_.intact() && device_.intact()); }

@@ -3,15 +3,14 @@
 
 #include "kernels/topk/device.h"
 #include "kernels/topk/device_plan.h"
+#include "tests/device/hard_values.h"
 #include "tests/device/pair.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <string>
 
@@ -144,44 +143,6 @@ constexpr TopkOptions kOptions[] = {{.density = 0.1, .values = TopkValues::kF32}
                                     {.density = 0.1, .values = TopkValues::kBf16},
                                     {.density = 0.1, .values = TopkValues::kInt8}};
 
-/// Gradients of one kind.
-struct Data {
-  const char* name;
-  std::function<float(std::size_t i, std::size_t count, float gaussian)> value;
-};
-
-std::vector<float> make(const Data& data, std::size_t count, std::uint64_t seed) {
-  const std::vector<float> random = gaussian(count, seed);
-  std::vector<float> values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = data.value(i, count, random[i]);
-  return values;
-}
-
-std::vector<Data> hard_data() {
-  constexpr float kHuge = 3.4e38f;  // rounds to infinity as bf16
-  const auto at_one = [](float special) {
-    return [special](std::size_t i, std::size_t count, float x) {
-      return i == count / 3 ? special : x;
-    };
-  };
-  return {{"ties", [](auto, auto, float x) { return std::round(x); }},
-          {"all equal", [](auto i, auto, float) { return i % 2 == 0 ? 2.5f : -2.5f; }},
-          {"all zero", [](auto i, auto, float) { return i % 2 == 0 ? 0.0f : -0.0f; }},
-          {"few are not zero", [](auto i, auto, float x) { return i % 97 == 0 ? x : 0.0f; }},
-          {"as many as are sent", [](auto i, auto, float x) { return i % 10 == 3 ? x : 0.0f; }},
-          {"a few more than are sent", [](auto i, auto, float x) { return i % 9 == 0 ? x : 0.0f; }},
-          {"denormal", [](auto, auto, float x) { return x * 1e-40f; }},
-          {"all magnitudes", [](auto, auto, float x) { return std::ldexp(x, int(40 * x)); }},
-          {"one that is huge", at_one(1e30f)},
-          {"one that bf16 cannot hold", at_one(kHuge)},
-          {"NaN", at_one(std::numeric_limits<float>::quiet_NaN())},
-          {"infinity", at_one(-std::numeric_limits<float>::infinity())},
-          {"ascending", [](auto i, auto, float) { return static_cast<float>(i); }},
-          {"descending", [](auto i, auto n, float) { return static_cast<float>(n - i); }},
-          {"all large ones together",
-           [](auto i, auto n, float x) { return i > n * 4 / 5 ? 9 * x : x; }}};
-}
-
 TEST(TopkOnADevice, EveryPathWithEveryResidual) {
   constexpr TopkPath kPaths[] = {TopkPath::kHit, TopkPath::kGather, TopkPath::kGather,
                                  TopkPath::kRadix};
@@ -198,27 +159,25 @@ TEST(TopkOnADevice, EveryPathWithEveryResidual) {
 }
 
 TEST(TopkOnADevice, HardGradients) {
-  for (const Data& data : hard_data())
+  for (const ValueKind& kind : hard_values())
     for (const TopkOptions& options : kOptions)
       for_each_mode([&](const ResidualMode* mode) {
-        SCOPED_TRACE(data.name);
+        SCOPED_TRACE(kind.name);
         const std::size_t count = 5'000;
         ForcedPair pair(options, count, {.shift = 1}, mode);
-        pair.set(make(data, count, 1), make(data, count, 2));
+        pair.set(values_of(kind, count, 1), values_of(kind, count, 2));
         for (const TopkForce force : {TopkForce::kNothing, TopkForce::kRadix}) {
           pair.expect_same_encode(force);
-          pair.set(make(data, count, 3), gaussian(count, 4));
+          pair.set(values_of(kind, count, 3), gaussian(count, 4));
         }
       });
 }
 
 TEST(TopkOnADevice, PathsThatNobodyForces) {
-  const auto data = hard_data();
   const auto path_of = [&](const char* name, std::size_t count) {
     ForcedPair pair(kOptions[0], count, {}, nullptr);
-    const auto kind = std::ranges::find_if(
-        data, [&](const Data& one) { return std::strcmp(one.name, name) == 0; });
-    const std::vector<float> values = make(*kind, count, 1);
+    const auto kind = std::ranges::find(hard_values(), std::string_view(name), &ValueKind::name);
+    const std::vector<float> values = values_of(*kind, count, 1);
     pair.set(values, values);
     pair.expect_same_encode(TopkForce::kNothing);
     return pair.path();

@@ -1,0 +1,19 @@
+// What the host and the device made of one call, compared bit by bit; failures name the first
+// place.
+#pragma once
+
+#include <tersor/codec.h>
+
+#include <vector>
+
+namespace tersor::test {
+
+void expect_same_frame(ConstByteSpan host, ConstByteSpan device);
+
+/// All NaNs count as equal.
+void expect_same_values(const std::vector<float>& host, const std::vector<float>& device,
+                        const char* what);
+
+void expect_same_words(const StateWords& host, const StateWords& device);
+
+}  // namespace tersor::test
