@@ -1,0 +1,282 @@
+// Calls drawn from seeds, on the host and on the device, in memory that ends where the call's spans
+// end: frames, residuals, words and values agree bit by bit.
+
+#include "tests/device/expectations.h"
+#include "tests/gpu/random_call.h"
+#include "tests/gpu/twins.h"
+#include "tests/support/seeds.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tersor::test {
+namespace {
+
+using Part = RandomCall::Part;
+
+constexpr const char* kVariable = "TERSOR_CALL_SEEDS";  // "17" or "1-1000"
+constexpr const char* kSeedsOfCi = "1-1000";
+constexpr std::size_t kBlock = 100;  // seeds of one test
+
+constexpr std::array kMemories = {Memory::kHost, Memory::kDevice};
+
+/// What belongs to one segment.
+struct SegmentTwins {
+  SegmentTwins(const RandomCall& call, std::size_t segment)
+      : gradient(call.segments[segment].count, call.dtype, call.shift),
+        output(call.segments[segment].count, call.dtype, call.shift),
+        residual(call.segments[segment].count, call.residual_dtype, call.shift),
+        next_residual(call.segments[segment].count, call.residual_dtype, call.shift) {
+    gradient.set(call.values(Part::kGradient, segment));
+    residual.set(call.values(Part::kResidual, segment));
+  }
+  bool intact() const {
+    return gradient.intact() && output.intact() && residual.intact() && next_residual.intact();
+  }
+
+  TwinValues gradient, output, residual, next_residual;
+};
+
+/// One memory's half of a call, as calls take it.
+struct Half {
+  std::vector<Segment> segments;
+  std::vector<ConstValueSpan> gradients;
+  std::vector<SegmentState> states;
+  std::vector<ValueSpan> outputs;
+  std::vector<ConstByteSpan> frames;
+  StateWords* words;
+  Execution execution;
+};
+
+/// A random call's memories, and the calls on both of them.
+class CallTwins {
+ public:
+  explicit CallTwins(const RandomCall& call);
+
+  void expect_same_encode();
+  void expect_same_decode(DecodeMode mode, float factor);
+  /// Nothing where the codec has no bare values, or does not reduce.
+  void expect_same_native();
+  void expect_same_reduce();
+  void expect_nothing_else();
+
+ private:
+  Plan plan(Memory memory) const;
+  Half half(Memory memory);
+  EncodeCall encode_call(const Half& half) const;
+  DecodeCall decode_call(const Half& half) const;
+  bool offers(Exchange exchange) const;
+
+  void expect_same_frames(const TwinBytes& frames) const;
+  void expect_same_states() const;
+  void expect_same_outputs() const;
+
+  const RandomCall& call_;
+  std::shared_ptr<const Codec> codec_;
+  Plan plan_;
+  FrameIdentity identity_;
+  std::deque<SegmentTwins> segments_;
+  TwinBytes frame_, sum_;
+  TwinObject<StateWords> words_;
+  TwinObject<std::uint32_t> active_;
+  TwinObject<FrameFault> fault_;
+  GuardedBytes host_workspace_;
+  Buffer device_workspace_;
+};
+
+CallTwins::CallTwins(const RandomCall& call)
+    : call_(call),
+      codec_(make_codec(call.spec)),
+      plan_(plan(Memory::kHost)),
+      identity_{.signature = call.seed, .checksum = call.checksum},
+      frame_(plan_.frame_bytes),
+      sum_(plan_.frame_bytes),
+      words_(call.words),
+      active_(call.active.value_or(1)),
+      fault_(FrameFault{}),
+      host_workspace_(plan_.workspace_bytes, 0, Memory::kHost),
+      device_workspace_(plan(Memory::kDevice).workspace_bytes, Memory::kDevice) {
+  for (std::size_t i = 0; i < call.segments.size(); ++i) segments_.emplace_back(call, i);
+}
+
+Plan CallTwins::plan(Memory memory) const {
+  return codec_->plan({.segments = call_.segments,
+                       .dtype = call_.dtype,
+                       .contributions = call_.frames,
+                       .memory = memory});
+}
+
+Half CallTwins::half(Memory memory) {
+  Half half{.segments = call_.segments,
+            .frames = {call_.frames, frame_.span(memory)},
+            .words = words_.pointer(memory)};
+  if (call_.active) half.segments.front().active = active_.pointer(memory);
+  for (SegmentTwins& segment : segments_) {
+    TwinValues& next = call_.in_place ? segment.residual : segment.next_residual;
+    half.gradients.push_back(segment.gradient.span(memory));
+    half.outputs.push_back(segment.output.span(memory));
+    if (codec_->has_feedback())
+      half.states.push_back({segment.residual.span(memory), next.span(memory), {}, {}});
+  }
+  half.execution.memory = memory;
+  half.execution.workspace =
+      memory == Memory::kHost ? host_workspace_.span() : device_workspace_.span();
+  if (memory == Memory::kDevice) half.execution.fault = fault_.pointer(memory);
+  return half;
+}
+
+EncodeCall CallTwins::encode_call(const Half& half) const {
+  return {.segments = half.segments,
+          .gradients = half.gradients,
+          .states = half.states,
+          .words = half.words,
+          .words_out = half.words,
+          .random = {.key = call_.seed * 3 + 1},
+          .identity = identity_,
+          .execution = half.execution,
+          .contributions = call_.frames};
+}
+
+DecodeCall CallTwins::decode_call(const Half& half) const {
+  return {.segments = half.segments,
+          .frames = half.frames,
+          .outputs = half.outputs,
+          .identity = identity_,
+          .execution = half.execution,
+          .contributions = call_.frames};
+}
+
+bool CallTwins::offers(Exchange exchange) const {
+  const auto& exchanges = plan_.rounds.front().exchanges;
+  return std::ranges::find(exchanges, exchange) != exchanges.end();
+}
+
+void CallTwins::expect_same_encode() {
+  for (const Memory memory : kMemories)
+    codec_->encode(encode_call(half(memory)), frame_.span(memory));
+  expect_same_frames(frame_);
+  expect_same_states();
+}
+
+void CallTwins::expect_same_decode(DecodeMode mode, float factor) {
+  for (std::size_t i = 0; mode == DecodeMode::kAdd && i < segments_.size(); ++i)
+    segments_[i].output.set(call_.values(Part::kOutput, i));
+  for (const Memory memory : kMemories) {
+    const Half half = this->half(memory);
+    DecodeCall call = decode_call(half);
+    call.mode = mode;
+    call.factor = factor;
+    codec_->decode(call);
+  }
+  expect_same_outputs();
+}
+
+void CallTwins::expect_same_native() {
+  if (!offers(Exchange::kNativeSum)) return;
+  const Round& round = plan_.rounds.front();
+  TwinValues bare(round.native_count, round.native_dtype, call_.shift);
+  for (const Memory memory : kMemories) {
+    const Half half = this->half(memory);
+    codec_->encode_native(encode_call(half), call_.native_factor, bare.span(memory));
+    DecodeCall back = decode_call(half);
+    back.frames = {};
+    back.factor = 0.5f;
+    codec_->decode_native(back, bare.span(memory));
+  }
+  expect_same_values(bare.floats(Memory::kHost), bare.floats(Memory::kDevice), "bare value");
+  EXPECT_TRUE(bare.intact());
+  expect_same_states();
+  expect_same_outputs();
+}
+
+void CallTwins::expect_same_reduce() {
+  if (!offers(Exchange::kTwoShot)) return;
+  for (const Memory memory : kMemories) {
+    const Half half = this->half(memory);
+    codec_->reduce({.segments = half.segments,
+                    .dtype = call_.dtype,
+                    .frames = half.frames,
+                    .states = half.states,
+                    .random = {.key = 9, .step = 4},
+                    .identity = identity_,
+                    .execution = half.execution},
+                   sum_.span(memory));
+  }
+  expect_same_frames(sum_);
+  expect_same_states();
+}
+
+void CallTwins::expect_nothing_else() {
+  EXPECT_NO_THROW(throw_if_faulty(fault_.value(Memory::kDevice)));
+  EXPECT_TRUE(frame_.intact() && sum_.intact() && host_workspace_.intact());
+  EXPECT_TRUE(std::ranges::all_of(segments_, &SegmentTwins::intact));
+}
+
+/// Only what the frame holds: what follows is nobody's.
+void CallTwins::expect_same_frames(const TwinBytes& frames) const {
+  const auto host = frames.bytes(Memory::kHost), device = frames.bytes(Memory::kDevice);
+  const std::size_t used = frame_bytes(host);
+  expect_same_frame(std::span(host).first(used), std::span(device).first(used));
+}
+
+void CallTwins::expect_same_states() const {
+  expect_same_words(words_.value(Memory::kHost), words_.value(Memory::kDevice));
+  for (const SegmentTwins& segment : segments_) {
+    if (!codec_->has_feedback()) continue;
+    const TwinValues& next = call_.in_place ? segment.residual : segment.next_residual;
+    expect_same_values(next.floats(Memory::kHost), next.floats(Memory::kDevice), "residual");
+  }
+}
+
+void CallTwins::expect_same_outputs() const {
+  for (const SegmentTwins& segment : segments_)
+    expect_same_values(segment.output.floats(Memory::kHost), segment.output.floats(Memory::kDevice),
+                       "decoded value");
+}
+
+void expect_same_everything(const RandomCall& call) {
+  CallTwins twins(call);
+  twins.expect_same_encode();
+  twins.expect_same_decode(DecodeMode::kAssign, 1.0f);
+  twins.expect_same_decode(DecodeMode::kAdd, 0.25f);
+  twins.expect_same_native();
+  twins.expect_same_reduce();
+  twins.expect_nothing_else();
+}
+
+using Seeds = std::vector<std::uint64_t>;
+
+/// The seeds in blocks, so that ctest runs several at once.
+std::vector<Seeds> blocks() {
+  const Seeds seeds = seeds_of(kVariable, kSeedsOfCi);
+  std::vector<Seeds> blocks;
+  for (std::size_t i = 0; i < seeds.size(); ++i) {
+    if (i % kBlock == 0) blocks.emplace_back();
+    blocks.back().push_back(seeds[i]);
+  }
+  return blocks;
+}
+
+class RandomCalls : public ::testing::TestWithParam<Seeds> {};
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomCalls, ::testing::ValuesIn(blocks()), [](const auto& seeds) {
+  return std::to_string(seeds.param.front()) + "To" + std::to_string(seeds.param.back());
+});
+
+TEST_P(RandomCalls, HostAndDeviceAgree) {
+  for (const std::uint64_t seed : GetParam()) {
+    const RandomCall call = draw_call(seed);
+    SCOPED_TRACE(call.text() + "\nrepeat with: " + kVariable + "=" + std::to_string(seed) +
+                 " tersor_gpu_test --gtest_filter=*RandomCalls*");
+    ASSERT_NO_THROW(expect_same_everything(call));
+  }
+}
+
+}  // namespace
+}  // namespace tersor::test
