@@ -26,6 +26,7 @@ constexpr const char* kWithoutCuda = "; give it host memory";
 void require_driver() {
   int devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&devices);
+  if (status != cudaSuccess) (void)cudaGetLastError();  // said here
   if (status == cudaErrorInsufficientDriver)
     throw CudaError(std::string("device memory asked for, but there is no NVIDIA driver, or one "
                                 "older than CUDA ") +
@@ -37,15 +38,28 @@ void require_driver() {
   check_cuda(status, "looking for devices");
 }
 
+int attribute_of(int device, cudaDeviceAttr which) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "asking for a device's attribute");
+  return value;
+}
+
+/// Whether an error says that a program holds nothing that the device can run.
+bool says_no_image(cudaError_t status) {
+  return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidKernelImage ||
+         status == cudaErrorInvalidDeviceFunction || status == cudaErrorInvalidPtx ||
+         status == cudaErrorUnsupportedPtxVersion || status == cudaErrorJitCompilerNotFound ||
+         status == cudaErrorJitCompilationDisabled;
+}
+
 /// Throws where the device has no kernel to run.
 void require_image(int device) {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel());
-  if (status == cudaSuccess) return;
+  if (!says_no_image(status)) return check_cuda(status, "loading the kernels");
   (void)cudaGetLastError();
-  int major = 0, minor = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  const int major = attribute_of(device, cudaDevAttrComputeCapabilityMajor);
+  const int minor = attribute_of(device, cudaDevAttrComputeCapabilityMinor);
   throw CudaError("device " + std::to_string(device) + " has compute capability " +
                   std::to_string(major) + "." + std::to_string(minor) +
                   ", but this build of Tersor holds kernels for " TERSOR_CUDA_ARCHITECTURES
@@ -72,12 +86,14 @@ void require_device() {
 void check_device_pointer(const void* pointer) {
   cudaPointerAttributes attributes{};
   const cudaError_t status = cudaPointerGetAttributes(&attributes, pointer);
-  if (status != cudaSuccess) (void)cudaGetLastError();  // said below
-  int device = 0, pageable = 0;
-  check_cuda(cudaGetDevice(&device), "asking for the current device");
-  if (status != cudaSuccess || attributes.type == cudaMemoryTypeUnregistered) {
-    cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device);
-    if (pageable != 0) return;
+  if (status == cudaErrorInvalidValue) {
+    (void)cudaGetLastError();  // said below: its type stayed unregistered
+  } else {
+    check_cuda(status, "asking whose memory a pointer is to");
+  }
+  const int device = current_device();
+  if (attributes.type == cudaMemoryTypeUnregistered) {
+    if (attribute_of(device, cudaDevAttrPageableMemoryAccess) != 0) return;
     throw InvalidArgument("given as device memory, but the pointer is to the host's");
   }
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != device)

@@ -93,26 +93,31 @@ bool DeviceCodec::reduces() const {
   return std::ranges::find(exchanges, Exchange::kTwoShot) != exchanges.end();
 }
 
+void Graph::Destroy::operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
+void Graph::Destroy::operator()(cudaGraphExec_t executable) const {
+  cudaGraphExecDestroy(executable);
+}
+
 Graph::Graph(const Stream& stream, const std::function<void()>& body) {
   const auto handle = static_cast<cudaStream_t>(stream.view().handle);
   check_cuda(cudaStreamBeginCapture(handle, cudaStreamCaptureModeGlobal));
+  cudaGraph_t graph = nullptr;
   try {
     body();
   } catch (...) {
-    cudaStreamEndCapture(handle, &graph_);
+    cudaStreamEndCapture(handle, &graph);
+    graph_.reset(graph);
     throw;
   }
-  check_cuda(cudaStreamEndCapture(handle, &graph_));
-  check_cuda(cudaGraphInstantiate(&executable_, graph_, 0));
-}
-
-Graph::~Graph() {
-  if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-  if (graph_ != nullptr) cudaGraphDestroy(graph_);
+  check_cuda(cudaStreamEndCapture(handle, &graph));
+  graph_.reset(graph);
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+  executable_.reset(executable);
 }
 
 void Graph::replay(const Stream& stream) const {
-  check_cuda(cudaGraphLaunch(executable_, static_cast<cudaStream_t>(stream.view().handle)));
+  check_cuda(cudaGraphLaunch(executable_.get(), static_cast<cudaStream_t>(stream.view().handle)));
 }
 
 }  // namespace tersor::test

@@ -9,6 +9,8 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <type_traits>
 #include <vector>
 
 namespace tersor::test {
@@ -53,15 +55,19 @@ class DeviceCodec {
 class Graph {
  public:
   Graph(const Stream& stream, const std::function<void()>& body);
-  ~Graph();
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
 
   void replay(const Stream& stream) const;
 
  private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
+  struct Destroy {
+    void operator()(cudaGraph_t graph) const;
+    void operator()(cudaGraphExec_t executable) const;
+  };
+  template <class Handle>
+  using Owner = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy>;
+
+  Owner<cudaGraph_t> graph_;
+  Owner<cudaGraphExec_t> executable_;
 };
 
 }  // namespace tersor::test

@@ -1,0 +1,201 @@
+// See injected.h.
+#include "tests/gpu/injected.h"
+
+#include <dlfcn.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <set>
+#include <thread>
+
+namespace tersor::test {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+template <class Function>
+Function* find(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+/// tests/ptx_device/runtime/hooks.h.
+struct Hooks {
+  int (*fail)(const char*) = find<int(const char*)>("ptx_device_fail");
+  void (*repair)() = find<void()>("ptx_device_repair");
+  int (*is_broken)() = find<int()>("ptx_device_is_broken");
+  std::size_t (*calls)(const char*) = find<std::size_t(const char*)>("ptx_device_calls");
+  const char* (*last_injected)() = find<const char*()>("ptx_device_last_injected");
+  std::size_t (*live)(const char*) = find<std::size_t(const char*)>("ptx_device_live");
+};
+const Hooks& hooks() {
+  static const Hooks hooks;
+  return hooks;
+}
+
+/// Ends the program where something takes longer than a minute: it hangs.
+class Watchdog {
+ public:
+  explicit Watchdog(std::string what) : what_(std::move(what)), thread_([this] { watch(); }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void watch() {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, std::chrono::minutes(1), [this] { return over_; })) return;
+    std::cerr << what_ << ": hangs" << std::endl;
+    std::abort();
+  }
+
+  const std::string what_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+/// What a destructor calls can say nothing. No function: ranks that poll make fewer calls in one
+/// run than in another.
+bool is_silent(const std::string& function) {
+  static const std::set<std::string> known = {"cudaFree",         "cudaFreeHost",
+                                              "cudaEventDestroy", "cudaStreamDestroy",
+                                              "cudaGraphDestroy", "cudaGraphExecDestroy"};
+  return function.empty() || known.count(function) != 0;
+}
+
+enum class Thrown { kNothing, kOutOfMemory, kCudaError, kTransportError, kAnother };
+
+struct Outcome {
+  Thrown thrown = Thrown::kNothing;
+  std::string message;
+  std::string function;  // that the error was injected into
+};
+
+Outcome run(Scenario& scenario) {
+  try {
+    scenario.run();
+    return {};
+  } catch (const OutOfMemory& error) {
+    return {Thrown::kOutOfMemory, error.what(), {}};
+  } catch (const CudaError& error) {
+    return {Thrown::kCudaError, error.what(), {}};
+  } catch (const TransportError& error) {
+    return {Thrown::kTransportError, error.what(), {}};
+  } catch (const std::exception& error) {
+    return {Thrown::kAnother, error.what(), {}};
+  }
+}
+
+Outcome run_with_error(Scenario& scenario, std::size_t call, cudaError_t error) {
+  hooks().fail(("any:" + std::to_string(call) + "=" + std::to_string(error)).c_str());
+  Outcome outcome = run(scenario);
+  outcome.function = hooks().last_injected();
+  hooks().fail("");
+  return outcome;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void expect_right_type(const Outcome& outcome, Callers callers, cudaError_t error) {
+  if (callers == Callers::kRanks && outcome.thrown == Thrown::kTransportError) return;
+  if (callers == Callers::kTestToo && outcome.thrown == Thrown::kCudaError) return;
+  const bool is_memory = error == cudaErrorMemoryAllocation;
+  EXPECT_EQ(outcome.thrown, is_memory ? Thrown::kOutOfMemory : Thrown::kCudaError)
+      << outcome.message;
+}
+
+/// What was being done, and what CUDA said of it.
+void expect_right_message(const Outcome& outcome, Callers callers, cudaError_t error) {
+  if (outcome.thrown == Thrown::kTransportError || callers == Callers::kTestToo) return;
+  if (outcome.thrown == Thrown::kOutOfMemory && has(outcome.message, " bytes of ")) return;
+  const std::string text = cudaGetErrorString(error);
+  EXPECT_TRUE(has(outcome.message, text)) << outcome.message;
+  EXPECT_GT(outcome.message.size(), text.size() + 5) << outcome.message;
+}
+
+std::size_t calls_of_good_run(const Scene& scene, Bytes& result) {
+  scene.make()->run();  // what is asked for once in a process
+  const auto scenario = scene.make();
+  const std::size_t before = hooks().calls("any");
+  scenario->run();
+  const std::size_t calls = hooks().calls("any") - before;
+  result = scenario->result();
+  return calls;
+}
+
+void expect_result(const Scene& scene, const Bytes& wanted) {
+  const auto scenario = scene.make();
+  EXPECT_NO_THROW(scenario->run());
+  EXPECT_TRUE(scenario->result() == wanted);
+}
+
+/// A transport that cannot learn whether the device is done with its memory keeps that, and says
+/// nothing where it goes itself (~Copies and ~HostTransport).
+bool may_keep_memory(const Scene& scene, const Outcome& outcome, bool is_broken) {
+  const bool asks =
+      has(outcome.function, "cudaEventRecord") || has(outcome.function, "cudaEventQuery");
+  return scene.callers == Callers::kRanks && (is_broken || asks);
+}
+
+void try_call(const Scene& scene, std::size_t call, cudaError_t error, const Bytes& wanted) {
+  const std::size_t live = hooks().live("any");
+  auto scenario = scene.make();
+  const Outcome outcome = run_with_error(*scenario, call, error);
+  SCOPED_TRACE(scene.name + ": error " + std::to_string(error) + " in call " +
+               std::to_string(call) + ", " + outcome.function);
+  const bool is_broken = hooks().is_broken() != 0;
+  hooks().repair();
+  const bool is_left_behind = cudaGetLastError() != cudaSuccess;
+  if (outcome.thrown != Thrown::kNothing) {
+    EXPECT_TRUE(is_broken || !is_left_behind || scene.callers == Callers::kTestToo ||
+                is_silent(outcome.function))
+        << "left behind";
+    expect_right_type(outcome, scene.callers, error);
+    expect_right_message(outcome, scene.callers, error);
+  } else {
+    EXPECT_TRUE(is_silent(outcome.function) || may_keep_memory(scene, outcome, is_broken))
+        << "nothing was thrown";
+    if (!is_broken) {
+      EXPECT_TRUE(scenario->result() == wanted) << "another result";
+    }
+  }
+  scenario.reset();
+  if (!may_keep_memory(scene, outcome, is_broken)) {
+    EXPECT_EQ(hooks().live("any"), live) << "left behind";
+  }
+}
+
+}  // namespace
+
+void InjectedErrors::SetUp() {
+  if (hooks().fail == nullptr) GTEST_SKIP() << "this device injects no errors";
+}
+
+void InjectedErrors::expect_errors(const Scene& scene, cudaError_t error) {
+  Bytes wanted;
+  const std::size_t calls = calls_of_good_run(scene, wanted);
+  ASSERT_GT(calls, 0u) << scene.name;
+  const std::size_t tries = std::min(calls, scene.most_tries);
+  for (std::size_t i = 0; i < tries; ++i) {
+    const std::size_t call = 1 + i * calls / tries;
+    const Watchdog watchdog(scene.name + ", call " + std::to_string(call));
+    try_call(scene, call, error, wanted);
+    if (i % 8 == 0 || HasFailure()) expect_result(scene, wanted);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace tersor::test
