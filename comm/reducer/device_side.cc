@@ -40,7 +40,7 @@ DeviceSide::Entry::Entry(const DeviceSide& side) : before_(kernels::current_devi
 DeviceSide::Entry::~Entry() {
   try {
     kernels::use_device(before_);
-  } catch (const CudaError&) {
+  } catch (const Error&) {
     // It was in use before.
   }
 }

@@ -39,19 +39,16 @@ GradientReducer::Impl::~Impl() {
   thread_.join();
 }
 
-void GradientReducer::Impl::work() {
+void GradientReducer::Impl::work() try {
   if (device_ != nullptr) device_->become_worker();
-  while (true) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (stopping_ || error_ != nullptr) return;
-    }
-    try {
-      drive_or_wait();
-    } catch (...) {
-      return fail(std::current_exception());
-    }
-  }
+  while (!is_over()) drive_or_wait();
+} catch (...) {
+  fail(std::current_exception());
+}
+
+bool GradientReducer::Impl::is_over() const {
+  const std::lock_guard lock(mutex_);
+  return stopping_ || error_ != nullptr;
 }
 
 // One piece of work; false where all waits for the wire or the trainer.

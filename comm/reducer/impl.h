@@ -56,6 +56,7 @@ struct GradientReducer::Impl {
 
   // The driving side (driver.cc).
   void work();
+  bool is_over() const;
   bool drive();
   void drive_or_wait();
   void drive_or_fail();

@@ -21,7 +21,7 @@ class DeviceScope {
     if (!active_) return;
     try {
       kernels::use_device(before_);
-    } catch (const CudaError&) {
+    } catch (const Error&) {
       // It was in use before.
     }
   }

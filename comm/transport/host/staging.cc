@@ -77,7 +77,7 @@ bool Staging::settle(Clock::time_point until) try {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return lost_.empty();
-} catch (const CudaError&) {
+} catch (const Error&) {
   return false;
 }
 
@@ -95,7 +95,7 @@ Copies::~Copies() {
   try {
     const kernels::Event& last = last_event();
     staging_.retired_.push_back({std::move(events_), &last, std::move(blocks_)});
-  } catch (const CudaError&) {
+  } catch (const Error&) {
     std::move(blocks_.begin(), blocks_.end(), std::back_inserter(staging_.lost_));
   }
 }
