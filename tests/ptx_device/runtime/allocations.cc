@@ -26,12 +26,12 @@ cudaError_t release_now(void* pointer, MemoryKind kind) {
   return cudaSuccess;
 }
 
-/// Refused by a broken device, as the memory is gone with its context.
+/// Says what broke the device too, whose memory is gone with its context.
 cudaError_t release(void* pointer, MemoryKind kind) {
   PTX_UNSAFE;
-  if (sticky() != cudaSuccess) return done(sticky());
   wait_for_device(current_device());
-  return release_now(pointer, kind);
+  const cudaError_t status = release_now(pointer, kind);
+  return sticky() == cudaSuccess ? status : done(sticky());
 }
 
 cudaMemoryType type_of(MemoryKind kind) {

@@ -71,16 +71,19 @@ cudaError_t end(Stream& stream, cudaGraph_t* graph) {
   const Capture* capture = stream.capture;
   const bool joined = is_joined(*capture->graph, stream.frontier), is_broken = capture->is_broken;
   const std::shared_ptr<Graph> kept = capture->graph;
-  const std::uint64_t id = capture->id;
-  for (Stream* other : capture->streams) {
-    other->capture = nullptr;
-    other->frontier.clear();
-  }
-  captures().under_way.erase(id);
+  forget_capture(stream);
   if (is_broken) return cudaErrorStreamCaptureInvalidated;
   if (!joined) return cudaErrorStreamCaptureUnjoined;
   *graph = reinterpret_cast<cudaGraph_t>(new Executable{kept});
   return cudaSuccess;
+}
+
+cudaError_t end_of(cudaStream_t handle, cudaGraph_t* graph) {
+  if (is_null(handle) || !is_known(handle)) return cudaErrorInvalidResourceHandle;
+  const std::lock_guard lock(capture_mutex());
+  Stream& stream = *stream_of(handle);
+  const cudaError_t refusal = refusal_to_end(stream);
+  return refusal == cudaSuccess ? end(stream, graph) : refusal;
 }
 
 cudaError_t capture_status(cudaStream_t stream, cudaStreamCaptureStatus* status,
@@ -96,6 +99,15 @@ cudaError_t capture_status(cudaStream_t stream, cudaStreamCaptureStatus* status,
 }
 
 }  // namespace
+
+void forget_capture(Stream& stream) {
+  const std::uint64_t id = stream.capture->id;
+  for (Stream* other : std::set<Stream*>(stream.capture->streams)) {
+    other->capture = nullptr;
+    other->frontier.clear();
+  }
+  captures().under_way.erase(id);
+}
 
 bool is_forbidden() {
   const std::lock_guard lock(capture_mutex());
@@ -131,13 +143,15 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   return cudaSuccess;
 }
 
+// An error that was asked for, or a broken device, ends the capture too.
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  PTX_API;
+  const cudaError_t before = enter(__func__, When::kDeviceWorks);
   *graph = nullptr;
-  if (is_null(stream) || !is_known(stream)) return done(cudaErrorInvalidResourceHandle);
-  const std::lock_guard lock(capture_mutex());
-  const cudaError_t refusal = refusal_to_end(*stream_of(stream));
-  return done(refusal == cudaSuccess ? end(*stream_of(stream), graph) : refusal);
+  const cudaError_t ended = end_of(stream, graph);
+  if (before == cudaSuccess) return done(ended);
+  delete reinterpret_cast<Executable*>(*graph);
+  *graph = nullptr;
+  return before;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {

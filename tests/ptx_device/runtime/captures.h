@@ -24,6 +24,8 @@ struct Executable {
 bool is_forbidden();
 /// Under capture_mutex().
 bool is_under_way(std::uint64_t capture);
+/// Ends the capture of a stream; under capture_mutex().
+void forget_capture(Stream& stream);
 /// Breaks all that are under way; false: none was.
 bool break_captures();
 

@@ -3,6 +3,7 @@
 
 #include "tests/ptx_device/machine/memory.h"
 #include "tests/ptx_device/runtime/allocations.h"
+#include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/copies.h"
 #include "tests/ptx_device/runtime/events.h"
@@ -39,6 +40,8 @@ std::size_t live(const std::string& kind) {
 }  // namespace ptx
 
 int ptx_device_fail(const char* asked) { return ptx::ask_for_errors(asked) ? 1 : 0; }
+void ptx_device_repair() { ptx::break_device(cudaSuccess); }
+int ptx_device_is_broken() { return ptx::sticky() != cudaSuccess ? 1 : 0; }
 std::size_t ptx_device_calls(const char* function) { return ptx::calls_of(function); }
 const char* ptx_device_last_injected() { return ptx::last_injected(); }
 std::size_t ptx_device_live(const char* kind) { return ptx::live(kind); }

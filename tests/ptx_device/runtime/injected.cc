@@ -129,6 +129,7 @@ bool ask_for_errors(const std::string& asked) {
     if (rule.last != SIZE_MAX) rule.last += before;
   }
   calls().from_program = std::move(rules);
+  if (!asked.empty()) calls().last_injected.clear();
   return true;
 }
 

@@ -27,7 +27,7 @@ Injected count_call(const char* function);
 bool ask_for_errors(const std::string& asked);
 /// Calls so far; of all functions, where it is "any".
 std::size_t calls_of(const std::string& function);
-/// The function that an error was injected into last.
+/// The function that an error was injected into last; "": none, since some were asked for.
 const char* last_injected();
 
 }  // namespace ptx

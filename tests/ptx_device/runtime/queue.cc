@@ -2,6 +2,7 @@
 #include "tests/ptx_device/runtime/queue.h"
 
 #include "tests/ptx_device/runtime/api.h"
+#include "tests/ptx_device/runtime/captures.h"
 
 #include <map>
 #include <set>
@@ -52,6 +53,14 @@ cudaError_t mark_what_is_before(cudaStream_t handle, const Stream& stream, Marks
   return cudaSuccess;
 }
 
+/// A capture ends with the stream that it began on, and is broken without one of the others.
+void leave_capture(Stream& stream) {
+  Capture& capture = *stream.capture;
+  if (capture.origin == &stream) return forget_capture(stream);
+  capture.is_broken = true;
+  capture.streams.erase(&stream);
+}
+
 }  // namespace
 
 cudaStream_t add_stream(unsigned flags) {
@@ -64,10 +73,7 @@ cudaStream_t add_stream(unsigned flags) {
 void remove_stream(Stream* stream) {
   {
     const std::lock_guard lock(capture_mutex());
-    if (stream->capture != nullptr) {
-      stream->capture->is_broken = true;
-      stream->capture->streams.erase(stream);
-    }
+    if (stream->capture != nullptr) leave_capture(*stream);
     const std::lock_guard streams_lock(streams().mutex);
     streams().made.erase(stream);
   }
