@@ -29,6 +29,11 @@ endif()
 if(TERSOR_HAS_CUDA)
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
+  if(TERSOR_PTX_DEVICE AND NOT CUDAToolkit_VERSION_MAJOR EQUAL 13)
+    message(STATUS "Tersor: no tests on the device that interprets PTX: it stands in for the runtime "
+                   "of CUDA 13, this one is of ${CUDAToolkit_VERSION_MAJOR}")
+    set(TERSOR_PTX_DEVICE OFF)
+  endif()
   # Static, so that programs run where only a driver is; but what runs on the device of tests/ptx_device
   # has a runtime library that can be exchanged, and PTX that can be read.
   set(TERSOR_CUDART CUDA::cudart_static)
