@@ -1,5 +1,6 @@
-"""Sums up JUnit files of CTest and of pytest: says why each failed test failed, then one line
-'N passed, N failed, N skipped', with how many of these for want of a GPU. Fails where a test did.
+"""Sums up JUnit files of CTest and of pytest: says why each failed test failed and which took longest,
+then one line 'N passed, N failed, N skipped', with how many of these for want of a GPU. Fails where a
+test did.
 
 usage: test_summary.py BROKEN FILES…    BROKEN: failures outside of any test, to be counted too
 """
@@ -8,6 +9,7 @@ import sys
 import xml.etree.ElementTree as xml
 
 LAST_LINES = 40  # that are shown of what a failed test printed
+SLOWEST = 10  # tests that are named
 
 
 def failure_text(test):
@@ -52,8 +54,24 @@ def count(tests):
     return counts
 
 
+def full_name(test):
+    """CTest's is whole; pytest's function alone would not say where it stands."""
+    name, place = test.get("name", ""), test.get("classname", "")
+    return name if place in ("", name) else f"{place}.{name}"
+
+
+def show_slowest(tests):
+    timed = sorted(((float(test.get("time") or 0), full_name(test)) for test in tests), reverse=True)
+    if timed:
+        print("slowest tests:")
+    for seconds, name in timed[:SLOWEST]:
+        print(f"{seconds:8.1f} s  {name}")
+
+
 def main(broken, paths):
-    counts = count(test for path in paths for test in xml.parse(path).iter("testcase"))
+    tests = [test for path in paths for test in xml.parse(path).iter("testcase")]
+    counts = count(tests)
+    show_slowest(tests)
     failed = counts["failed"] + int(broken)
     without_gpu = counts["without_gpu"]
     note = f" ({without_gpu} for want of a GPU)" if without_gpu else ""
