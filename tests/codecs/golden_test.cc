@@ -72,9 +72,9 @@ std::vector<float> golden_values(std::uint64_t stream, std::size_t count) {
 }
 
 /// Segment j: parameter 7 + j, first_index 512 · j, gradient stream 2j, residual stream 2j + 1.
-CodecHarness harness_of(const Golden& golden) {
+CodecHarness harness_of(const Golden& golden, Memory memory = default_memory()) {
   CodecHarness harness(golden.spec, golden.counts,
-                       {.dtype = golden.dtype, .checksum = golden.checksum});
+                       {.dtype = golden.dtype, .checksum = golden.checksum, .memory = memory});
   harness.words = {.step = 3, .gradient_factor = 0.5f, .residual_factor = 1.5f};
   harness.random = {.key = 0x0123456789abcdef};
   harness.identity.signature = 0x1122334455667788;
@@ -88,12 +88,12 @@ CodecHarness harness_of(const Golden& golden) {
 
 bool writes_golden() { return std::getenv("TERSOR_WRITE_GOLDEN") != nullptr; }
 
-GuardedBytes read_file(const fs::path& path) {
+GuardedBytes read_file(const fs::path& path, Memory memory = default_memory()) {
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  GuardedBytes memory(bytes.size());
-  std::ranges::copy(std::as_bytes(std::span(bytes)), memory.span().begin());
-  return memory;
+  GuardedBytes frame(bytes.size(), 0, memory);
+  std::ranges::copy(std::as_bytes(std::span(bytes)), frame.span().begin());
+  return frame;
 }
 
 void write_file(const fs::path& path, ConstByteSpan bytes) {
@@ -117,7 +117,17 @@ TEST(Golden, FramesAreWrittenByteForByte) {
     }
     const GuardedBytes expected = read_file(path);
     EXPECT_TRUE(same_bytes(frame.span(), expected.span())) << golden.name;
-    harness.decode({expected});
+  }
+}
+
+TEST(Golden, FramesDecodeToTheHostsValues) {
+  for (const Golden& golden : golden_frames()) {
+    const fs::path path = kTests / "golden" / (golden.name + ".bin");
+    CodecHarness harness = harness_of(golden), host = harness_of(golden, Memory::kHost);
+    harness.decode({read_file(path)});
+    host.decode({read_file(path, Memory::kHost)});
+    EXPECT_TRUE(same_values(harness.outputs(), host.outputs())) << golden.name;
+    EXPECT_TRUE(harness.intact()) << golden.name;
   }
 }
 
