@@ -1,60 +1,119 @@
-// A rank that is killed in the middle: the others hear of it within the deadline, and go on without
-// it in the same processes.
+// A rank that is killed, between its steps or in the middle of one that is called or replayed: the
+// others hear of it within the deadline, hold no wrong sum, and go on without it in the same
+// processes.
 
 #include "tests/gpu/nccl/reduction.h"
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <thread>
 
 namespace tersor::test {
 namespace {
 
-constexpr std::chrono::seconds kDeadline{5}, kSlack{10};
-const Reduction kWanted{"int8", Algorithm::kTwoShot, Dtype::kF32, 1'000'001};
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
 
-/// Calls until the transport says that something is wrong.
-void call_until_it_throws(DeviceReduction& on_device, const Stream& stream) {
+constexpr std::chrono::seconds kDeadline{5}, kSlack{10};
+/// One chunk, so that frames of the step before would fit.
+const Reduction kWanted{"int8", Algorithm::kTwoShot, Dtype::kF32, 150'001};
+const Reduction kStopped{.codec = "int8", .count = kWanted.count, .seed = 1};
+
+enum class Steps { kCalled, kReplayed };
+enum class Death { kBetweenSteps, kInTheMiddle };
+
+/// What the last rank leaves behind when it dies.
+fs::path mark_of(const RankPlace& place) { return place.id_file.string() + ".dead"; }
+
+void die(const RankPlace& place) {
+  std::ofstream{mark_of(place)};
+  std::raise(SIGKILL);
+}
+
+/// The last rank dies in the middle of its next step, as rank 0 begins its own afterwards: nobody
+/// can be through before.
+void before_the_last_step(const RankPlace& place, Death death) {
+  if (place.rank == place.ranks - 1) {
+    if (death == Death::kBetweenSteps) die(place);
+    std::thread([place] {
+      std::this_thread::sleep_for(300ms);
+      die(place);
+    }).detach();
+  }
+  while (place.rank == 0 && !fs::exists(mark_of(place))) std::this_thread::sleep_for(1ms);
+}
+
+void require_error(const std::function<void()>& step) {
   constexpr int kMost = 3;
-  for (int call = 0; call < kMost; ++call) {
-    on_device.call();
-    stream.synchronize();
+  const auto start = Clock::now();
+  try {
+    for (int i = 0; i < kMost; ++i) step();
+  } catch (const TransportError&) {
+    require(Clock::now() - start < kDeadline + kSlack, "the error came long after the deadline");
+    return;
   }
   throw Error("a rank was killed, and nobody noticed");
 }
 
-void require_error(DeviceReduction& on_device, const Stream& stream) {
-  const auto start = Clock::now();
-  try {
-    call_until_it_throws(on_device, stream);
-  } catch (const TransportError&) {
-    require(Clock::now() - start < kDeadline + kSlack, "the error came long after the deadline");
-  }
+void lose_the_last(const RankPlace& place, Steps steps, Death death) {
+  const Bytes expected = reduced_on_cpu(kWanted, place.ranks).front();
+  const Bytes expected_next = reduced_on_cpu(kStopped, place.ranks).front();
+  const Stream stream;
+  NcclTransport transport(meet(place));
+  DeviceReduction on_device(kWanted, transport, stream);
+  on_device.options().timeout = kDeadline;
+  on_device.call();
+  std::optional<Graph> graph;
+  if (steps == Steps::kReplayed) graph.emplace(stream, [&] { on_device.call(); });
+  const auto step = [&] {
+    graph ? graph->replay(stream) : on_device.call();
+    stream.synchronize();
+    transport.progress();
+  };
+  step();
+  on_device.require_bits(expected);
+  on_device.draw(kStopped.seed);
+  before_the_last_step(place, death);
+  require_error(step);
+  on_device.require_bits_or_nan(expected_next);
 }
 
-void go_on(const RankPlace& place, const Stream& stream) {
+void go_on(const RankPlace& place) {
+  const Stream stream;
   NcclTransport transport(meet(place, ".after"));
   DeviceReduction on_device(kWanted, transport, stream);
   on_device.call();
   on_device.require_bits(reduced_on_cpu(kWanted, place.ranks).front());
 }
 
-const Registered kKilled("killed", [](const RankPlace& place) {
-  const Stream stream;
-  {
-    NcclTransport transport(meet(place));
-    DeviceReduction on_device(kWanted, transport, stream);
-    on_device.options().timeout = kDeadline;
-    on_device.call();
-    on_device.require_bits(reduced_on_cpu(kWanted, place.ranks).front());
-    if (place.rank == place.ranks - 1) std::raise(SIGKILL);
-    require_error(on_device, stream);
-  }
-  go_on({place.rank, place.ranks - 1, place.id_file}, stream);
-});
+template <Steps steps, Death death>
+void survive(const RankPlace& place) {
+  lose_the_last(place, steps, death);
+  go_on({place.rank, place.ranks - 1, place.id_file});
+}
+
+const Registered kBetweenCalls("dead_between_calls", survive<Steps::kCalled, Death::kBetweenSteps>);
+const Registered kInACall("dead_in_a_call", survive<Steps::kCalled, Death::kInTheMiddle>);
+const Registered kBetweenReplays("dead_between_replays",
+                                 survive<Steps::kReplayed, Death::kBetweenSteps>);
+const Registered kInAReplay("dead_in_a_replay", survive<Steps::kReplayed, Death::kInTheMiddle>);
 
 class NcclFailure : public OverNccl {};
 
-TEST_F(NcclFailure, SurvivorsOfAKilledRankGoOnWithoutIt) {
-  expect_all_but_the_last_pass(kKilled, 4);
+TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenCallsGoOn) {
+  expect_all_but_the_last_pass(kBetweenCalls, 4);
+}
+TEST_F(NcclFailure, SurvivorsOfARankKilledInACallGoOn) {
+  expect_all_but_the_last_pass(kInACall, 4);
+}
+TEST_F(NcclFailure, SurvivorsOfARankKilledBetweenReplaysGoOn) {
+  expect_all_but_the_last_pass(kBetweenReplays, 4);
+}
+TEST_F(NcclFailure, SurvivorsOfARankKilledInAReplayGoOn) {
+  expect_all_but_the_last_pass(kInAReplay, 4);
 }
 
 }  // namespace

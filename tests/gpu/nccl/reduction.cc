@@ -8,6 +8,7 @@
 #include <tersor/inprocess.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace tersor::test {
@@ -47,7 +48,9 @@ std::string Reduction::text() const {
 }
 
 Bytes Reduction::gradient(int rank) const {
-  const std::vector<float> values = testing::gaussian(count, static_cast<std::uint64_t>(rank) + 1);
+  constexpr std::uint64_t kRanks = 1000;
+  const std::vector<float> values =
+      testing::gaussian(count, seed * kRanks + static_cast<std::uint64_t>(rank) + 1);
   return dtype == Dtype::kF32 ? bytes_of(std::as_bytes(std::span(values))) : narrowed(values);
 }
 
@@ -88,6 +91,13 @@ void DeviceReduction::make_state() {
   options_.state = &state_;
 }
 
+void DeviceReduction::draw(std::uint64_t seed) {
+  reduction_.seed = seed;
+  const Bytes gradient = reduction_.gradient(transport_.rank());
+  check_cuda(
+      cudaMemcpy(input_.pointer(), gradient.data(), gradient.size(), cudaMemcpyHostToDevice));
+}
+
 void DeviceReduction::call() {
   const auto stream = static_cast<cudaStream_t>(stream_.view().handle);
   check_cuda(cudaMemcpyAsync(values_.pointer(), input_.pointer(), input_.bytes(),
@@ -102,6 +112,21 @@ void DeviceReduction::require_bits(const Bytes& expected) {
   if (found == expected) return;
   const auto place = std::ranges::mismatch(found, expected).in1 - found.begin();
   throw Error(reduction_.text() + ": differs from the CPU's at byte " + std::to_string(place));
+}
+
+void DeviceReduction::require_bits_or_nan(const Bytes& expected) {
+  stream_.synchronize();
+  const Bytes found = to_host(values_);
+  std::size_t missing = 0;
+  for (std::size_t i = 0; i < reduction_.count; ++i) {
+    float value;
+    std::memcpy(&value, found.data() + i * sizeof value, sizeof value);
+    missing += std::isnan(value);
+    require(std::isnan(value) ||
+                std::memcmp(&value, expected.data() + i * sizeof value, sizeof value) == 0,
+            reduction_.text() + ": value " + std::to_string(i) + " is wrong and no NaN");
+  }
+  require(missing != 0, reduction_.text() + ": all values are there");
 }
 
 }  // namespace tersor::test

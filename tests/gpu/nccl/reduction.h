@@ -8,6 +8,7 @@
 #include <tersor/collectives.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct Reduction {
   Dtype dtype = Dtype::kF32;
   std::size_t count = 0;
   std::vector<int> hosts = {};  ///< for hierarchical
+  std::uint64_t seed = 0;       ///< of the gradients
 
   std::string text() const;
   bool has_feedback() const { return codec.ends_with("+ef"); }
@@ -38,10 +40,14 @@ class DeviceReduction {
  public:
   DeviceReduction(const Reduction& reduction, Transport& transport, const Stream& stream);
 
+  /// Other gradients from here on.
+  void draw(std::uint64_t seed);
   /// Queues a fresh copy of the gradient and the call.
   void call();
   /// Waits; throws Error unless what came of the last call has these bits.
   void require_bits(const Bytes& expected);
+  /// The same after a call that was stopped, of f32: values may be NaN, and some are.
+  void require_bits_or_nan(const Bytes& expected);
   CollectiveOptions& options() { return options_; }
 
  private:
