@@ -1,7 +1,8 @@
 // See injected.h.
 #include "tests/gpu/injected.h"
 
-#include <dlfcn.h>
+#include "tests/gpu/hooks.h"
+
 #include <tersor/error.h>
 
 #include <algorithm>
@@ -10,32 +11,12 @@
 #include <cstdlib>
 #include <iostream>
 #include <mutex>
-#include <set>
 #include <thread>
 
 namespace tersor::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-
-template <class Function>
-Function* find(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
-}
-
-/// tests/ptx_device/runtime/hooks.h.
-struct Hooks {
-  int (*fail)(const char*) = find<int(const char*)>("ptx_device_fail");
-  void (*repair)() = find<void()>("ptx_device_repair");
-  int (*is_broken)() = find<int()>("ptx_device_is_broken");
-  std::size_t (*calls)(const char*) = find<std::size_t(const char*)>("ptx_device_calls");
-  const char* (*last_injected)() = find<const char*()>("ptx_device_last_injected");
-  std::size_t (*live)(const char*) = find<std::size_t(const char*)>("ptx_device_live");
-};
-const Hooks& hooks() {
-  static const Hooks hooks;
-  return hooks;
-}
 
 /// Ends the program where something takes longer than a minute: it hangs.
 class Watchdog {
@@ -65,15 +46,6 @@ class Watchdog {
   std::thread thread_;
 };
 
-/// What a destructor calls can say nothing. No function: ranks that poll make fewer calls in one
-/// run than in another.
-bool is_silent(const std::string& function) {
-  static const std::set<std::string> known = {"cudaFree",         "cudaFreeHost",
-                                              "cudaEventDestroy", "cudaStreamDestroy",
-                                              "cudaGraphDestroy", "cudaGraphExecDestroy"};
-  return function.empty() || known.count(function) != 0;
-}
-
 enum class Thrown { kNothing, kOutOfMemory, kCudaError, kTransportError, kAnother };
 
 struct Outcome {
@@ -98,10 +70,10 @@ Outcome run(Scenario& scenario) {
 }
 
 Outcome run_with_error(Scenario& scenario, std::size_t call, cudaError_t error) {
-  hooks().fail(("any:" + std::to_string(call) + "=" + std::to_string(error)).c_str());
+  hooks().fail_call(call, error);
   Outcome outcome = run(scenario);
   outcome.function = hooks().last_injected();
-  hooks().fail("");
+  hooks().fail_none();
   return outcome;
 }
 
@@ -181,7 +153,7 @@ void try_call(const Scene& scene, std::size_t call, cudaError_t error, const Byt
 }  // namespace
 
 void InjectedErrors::SetUp() {
-  if (hooks().fail == nullptr) GTEST_SKIP() << "this device injects no errors";
+  if (!hooks().are_there()) GTEST_SKIP() << "this device injects no errors";
 }
 
 void InjectedErrors::expect_errors(const Scene& scene, cudaError_t error) {

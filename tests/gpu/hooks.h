@@ -1,0 +1,50 @@
+// How tests ask the interpreted device of tests/ptx_device (runtime/hooks.h there) to let calls of
+// CUDA's runtime fail. The runtime of a real GPU has none of these functions.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <set>
+#include <string>
+
+namespace tersor::test {
+
+template <class Function>
+Function* find_function(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+/// Null where the device is another one.
+struct Hooks {
+  int (*fail)(const char*) = find_function<int(const char*)>("ptx_device_fail");
+  void (*repair)() = find_function<void()>("ptx_device_repair");
+  int (*is_broken)() = find_function<int()>("ptx_device_is_broken");
+  std::size_t (*calls)(const char*) = find_function<std::size_t(const char*)>("ptx_device_calls");
+  const char* (*last_injected)() = find_function<const char*()>("ptx_device_last_injected");
+  std::size_t (*live)(const char*) = find_function<std::size_t(const char*)>("ptx_device_live");
+
+  bool are_there() const { return fail != nullptr; }
+  /// Of all calls from now on the one of that number fails.
+  void fail_call(std::size_t number, cudaError_t error) const {
+    fail(("any:" + std::to_string(number) + "=" + std::to_string(error)).c_str());
+  }
+  void fail_none() const { fail(""); }
+};
+
+inline const Hooks& hooks() {
+  static const Hooks hooks;
+  return hooks;
+}
+
+/// What a destructor calls can say nothing. No function: ranks that poll make fewer calls in one
+/// run than in another.
+inline bool is_silent(const std::string& function) {
+  static const std::set<std::string> known = {"cudaFree",         "cudaFreeHost",
+                                              "cudaEventDestroy", "cudaStreamDestroy",
+                                              "cudaGraphDestroy", "cudaGraphExecDestroy"};
+  return function.empty() || known.count(function) != 0;
+}
+
+}  // namespace tersor::test

@@ -1,0 +1,109 @@
+// Over NCCL, calls of CUDA's runtime fail on one rank: its call throws, the other rank's ends by
+// the deadline, and both go on in the same processes.
+
+#include "tests/gpu/hooks.h"
+#include "tests/gpu/nccl/reduction.h"
+
+namespace tersor::test {
+namespace {
+
+constexpr std::chrono::seconds kDeadline{1};
+constexpr std::size_t kTries = 16;
+constexpr int kCalls = 2;
+const Reduction kWanted{"int8+ef", Algorithm::kTwoShot, Dtype::kF32, 3001};
+
+/// One communicator on this rank; the first call prepares what the second uses again.
+class Run {
+ public:
+  Run(const RankPlace& place, std::size_t number)
+      : transport_(meet(place, "." + std::to_string(number))),
+        on_device_(kWanted, transport_, stream_) {
+    on_device_.options().timeout = kDeadline;
+  }
+
+  void call() {
+    for (int i = 0; i < kCalls; ++i) {
+      on_device_.call();
+      ++called_;
+      stream_.synchronize();
+    }
+  }
+  /// Values of the last call that threw nothing may be NaN, but never those of another call.
+  void require_bits_or_nan(const std::vector<Bytes>& expected) {
+    on_device_.require_bits_or_nan(expected[called_ - 1]);
+  }
+  void require_bits(const Bytes& expected) { on_device_.require_bits(expected); }
+
+ private:
+  NcclTransport transport_;
+  const Stream stream_;
+  DeviceReduction on_device_;
+  std::size_t called_ = 0;
+};
+
+/// Whether calling threw what a device's error, or another rank's, may throw.
+bool throws(Run& run) {
+  try {
+    run.call();
+    return false;
+  } catch (const CudaError&) {
+  } catch (const OutOfMemory&) {
+  } catch (const TransportError&) {
+  }
+  return true;
+}
+
+std::size_t calls_of_good_run(Run& run) {
+  const std::size_t before = hooks().calls("any");
+  run.call();
+  return hooks().calls("any") - before;
+}
+
+/// Where a block's last use cannot be marked, it is not used again: ~QueuedTransfer.
+bool may_be_swallowed(const std::string& function) {
+  return is_silent(function) || function == "cudaEventRecord";
+}
+
+/// Whether anything was thrown.
+bool fail_on_first_rank(const RankPlace& place, std::size_t call, cudaError_t error, Run& run) {
+  if (place.rank == 0) hooks().fail_call(call, error);
+  const bool has_thrown = throws(run);
+  const std::string function = hooks().last_injected();
+  hooks().fail_none();
+  hooks().repair();
+  require(place.rank != 0 || has_thrown || may_be_swallowed(function),
+          "error " + std::to_string(error) + " of " + function + ", call " + std::to_string(call) +
+              ", was swallowed");
+  return has_thrown;
+}
+
+const Registered kInjected("injected", [](const RankPlace& place) {
+  const std::vector<Bytes> expected = reduced_on_cpu(kWanted, place.ranks, kCalls);
+  std::size_t calls = 0, number = 0;
+  {
+    Run run(place, number++);
+    calls = calls_of_good_run(run);
+  }
+  for (std::size_t i = 0; i < kTries; ++i) {
+    Run run(place, number++);
+    const cudaError_t error = i % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorIllegalAddress;
+    if (fail_on_first_rank(place, 1 + i * calls / kTries, error, run)) continue;
+    if (place.rank == 0)
+      run.require_bits(expected.back());
+    else
+      run.require_bits_or_nan(expected);
+  }
+  Run last(place, number);
+  last.call();
+  last.require_bits(expected.back());
+});
+
+class NcclInjectedErrors : public OverNccl {};
+
+TEST_F(NcclInjectedErrors, EndTheCallOnAllRanks) {
+  if (!hooks().are_there()) GTEST_SKIP() << "this device injects no errors";
+  expect_passes(kInjected, 2);
+}
+
+}  // namespace
+}  // namespace tersor::test
