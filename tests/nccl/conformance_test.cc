@@ -60,6 +60,23 @@ TEST(NcclTransportConformance, AllToAllBringsEachPairItsOwn) {
   });
 }
 
+// As parts of a buffer, which may begin where it ends: at what the device knows nothing of.
+TEST(NcclTransportConformance, EmptyMessagesMayBeginAnywhere) {
+  on_nccl(3, [](NcclRank& rank) {
+    DeviceBytes send(512);
+    send.fill(pattern(512, rank.rank(), 0), rank.stream);
+    const ConstByteSpan behind(send.span().data() + 512, 0);
+    const int next = (rank.rank() + 1) % 3, last = (rank.rank() + 2) % 3;
+    std::vector<ConstByteSpan> sends(3, behind);
+    sends[static_cast<std::size_t>(next)] = send.span();
+    std::vector<std::size_t> capacities(3, 0);
+    capacities[static_cast<std::size_t>(last)] = 512;
+    Handle handle = rank.transport.all_to_all(rank.operation(), sends, capacities);
+    handle.wait_synchronize();
+    EXPECT_EQ(fetch(handle.received(last), rank.stream), pattern(512, last, 0));
+  });
+}
+
 TEST(NcclTransportConformance, EvenRanksSendToOddOnes) {
   on_all_nccl_ranks([](NcclRank& rank) {
     const int peer = rank.rank() ^ 1;

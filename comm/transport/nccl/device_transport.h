@@ -123,7 +123,7 @@ class DeviceTransport final : public Transport {
   std::string find_differing(const Agreement& own, const Handle& gathered) const;
 
   void check_host(const Operation& operation) const;
-  void check_device(const Operation& operation, const void* pointer) const;
+  void check_device(const Operation& operation, ConstByteSpan bytes) const;
   void check_peer(const Operation& operation, int peer) const;
   std::string name(int rank) const;
   void count_sent(std::uint64_t bytes, std::uint64_t messages);

@@ -84,12 +84,12 @@ class LoneBracket {
   bool open_;
 };
 
-void DeviceTransport::check_device(const Operation& operation, const void* pointer) const {
+void DeviceTransport::check_device(const Operation& operation, ConstByteSpan bytes) const {
   if (operation.memory == Memory::kHost)
     refuse(operation,
            "NCCL moves device memory (of the host's, all_gather and barrier alone): "
            "give it device spans, or give host spans to another transport");
-  if (pointer != nullptr) kernels::check_device_pointer(pointer);
+  if (!bytes.empty()) kernels::check_device_pointer(bytes.data());
 }
 
 void DeviceTransport::check_peer(const Operation& operation, int peer) const {
@@ -151,7 +151,7 @@ Handle DeviceTransport::all_to_all(const Operation& operation, std::span<const C
   std::size_t bytes = 0;
   for (std::size_t peer = 0; peer < sends.size(); ++peer)
     if (peer != own) {
-      check_device(operation, sends[peer].data());
+      check_device(operation, sends[peer]);
       bytes += aligned(capacities[peer]);
     }
   LoneBracket bracket(*this, operation);
@@ -175,7 +175,7 @@ Handle DeviceTransport::all_to_all(const Operation& operation, std::span<const C
 Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                    std::size_t capacity) {
   if (operation.memory == Memory::kHost) return gather_staged(operation, send, capacity);
-  check_device(operation, send.data());
+  check_device(operation, send);
   if (send.size() != capacity)
     refuse(operation, "on devices messages have the full capacity, but " +
                           std::to_string(send.size()) + " bytes are to be sent for a capacity of " +
@@ -204,7 +204,7 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
 
 Handle DeviceTransport::send(const Operation& operation, int peer, ConstByteSpan bytes) {
   check_peer(operation, peer);
-  check_device(operation, bytes.data());
+  check_device(operation, bytes);
   LoneBracket bracket(*this, operation, Partners::kSome);
   count_sent(bytes.size(), 1);
   return bracket.close(
@@ -215,7 +215,7 @@ Handle DeviceTransport::send(const Operation& operation, int peer, ConstByteSpan
 
 Handle DeviceTransport::receive(const Operation& operation, int peer, std::size_t capacity) {
   check_peer(operation, peer);
-  check_device(operation, nullptr);
+  check_device(operation, {});
   LoneBracket bracket(*this, operation, Partners::kSome);
   auto transfer = new_transfer(operation);
   std::byte* into = lend(*transfer, capacity);
@@ -247,7 +247,7 @@ Handle DeviceTransport::reduce(const Operation& operation, std::span<const Value
   for (const ValueSpan& run : runs) {
     if (run.memory() == Memory::kHost || run.dtype() != runs.front().dtype())
       refuse(operation, "its parts must be of one type, and all in device memory");
-    check_device(operation, run.pointer());
+    check_device(operation, {run.pointer(), run.bytes()});
     bytes += run.bytes();
   }
   LoneBracket bracket(*this, operation);
