@@ -32,6 +32,8 @@ Settings read() {
                                                                                : Schedule::kAlone;
   made.check_reads = number("PTX_DEVICE_CHECK_READS", 1) != 0;
   made.check_races = number("PTX_DEVICE_CHECK_RACES", 0) != 0;
+  const char* stores = std::getenv("PTX_DEVICE_STORES");
+  made.late_stores = stores != nullptr && std::strcmp(stores, "late") == 0;
   made.delay = number("PTX_DEVICE_DELAY", 0) != 0;
   made.poison = static_cast<int>(number("PTX_DEVICE_POISON", 0xcb));
   made.strict = number("PTX_DEVICE_STRICT", 0) != 0;
@@ -44,9 +46,10 @@ Settings read() {
 
 }  // namespace
 
-const Settings& settings() {
-  static const Settings* known = new Settings(read());
-  return *known;
+const Settings& read_settings() {
+  static const Settings* made = new Settings(read());
+  __atomic_store_n(&known_settings, made, __ATOMIC_RELEASE);
+  return *made;
 }
 
 }  // namespace ptx

@@ -2,6 +2,7 @@
 #include "tests/ptx_device/decode/accesses.h"
 
 #include "tests/ptx_device/decode/decoder.h"
+#include "tests/ptx_device/decode/whole.h"
 
 #include <algorithm>
 
@@ -35,17 +36,21 @@ AccessType decode_values(Decoder& decoder, Instruction& ins, const Operand& memo
   for (std::size_t i = 0; i < values.size(); ++i)
     ins.v[i] = values[i].kind == Operand::kSink ? kNoPlace : decoder.in(values[i], bytes);
   ins.count = static_cast<std::uint8_t>(values.size());
-  return {decoder.type(), bytes, ins.count, decoder.space_of(memory)};
+  const Space space = decoder.space_of(memory);
+  const bool is_fixed = space == Space::kParam && decoder.fix_param(ins, memory);
+  return {decoder.type(), bytes, ins.count, space, is_fixed};
 }
 
 void decode_load(Decoder& decoder, Instruction& ins) {
-  ins.run =
-      decoder.known(load_of(decode_values(decoder, ins, decoder.operand(1), decoder.operand(0))));
+  const auto access = decode_values(decoder, ins, decoder.operand(1), decoder.operand(0));
+  ins.run = decoder.known(load_of(access));
+  wrap_load(decoder, ins, access);
 }
 
 void decode_store(Decoder& decoder, Instruction& ins) {
-  ins.run =
-      decoder.known(store_of(decode_values(decoder, ins, decoder.operand(0), decoder.operand(1))));
+  const auto access = decode_values(decoder, ins, decoder.operand(0), decoder.operand(1));
+  ins.run = decoder.known(store_of(access));
+  wrap_store(decoder, ins, access);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ struct AccessType {
   unsigned register_bytes;
   unsigned count;
   Space space;
+  bool is_fixed;  // a parameter, at the same address for all threads
 };
 
 // Null for what is not known.

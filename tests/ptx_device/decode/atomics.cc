@@ -1,6 +1,7 @@
 // atom and red.
 #include "tests/ptx_device/decode/arithmetic.h"
 #include "tests/ptx_device/decode/decoder.h"
+#include "tests/ptx_device/decode/whole.h"
 #include "tests/ptx_device/machine/access.h"
 
 namespace ptx {
@@ -128,6 +129,7 @@ void decode_at(Decoder& decoder, Instruction& ins, std::size_t address) {
   if (ins.has_c) ins.c = decoder.in(address + 2, decoder.bytes());
   const Space space = decoder.space_of(decoder.operand(address));
   ins.run = decoder.known(function_of(name, decoder.type(), space));
+  wrap_atomic(decoder, ins, space);
 }
 
 void decode_atom(Decoder& decoder, Instruction& ins) {

@@ -60,6 +60,18 @@ void lop3(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<U32>(warp, ins.d), values, lanes);
 }
 
+/// Where all lanes pick the same bytes and none is a sign; imm: which.
+void prmt_fixed(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  const U32 *a = at<U32>(warp, ins.a), *b = at<U32>(warp, ins.b);
+  U32 values[kLanes] = {};
+  for (unsigned byte = 0; byte < 4; ++byte) {
+    const unsigned pick = static_cast<unsigned>(ins.imm >> (4 * byte)) & 7, shift = 8 * (pick & 3);
+    const U32* from = pick < 4 ? a : b;
+    for (unsigned i = 0; i < kLanes; ++i) values[i] |= ((from[i] >> shift) & 0xff) << (8 * byte);
+  }
+  put(at<U32>(warp, ins.d), values, lanes);
+}
+
 template <class F>
 void decode_shift(Decoder& decoder, Instruction& ins) {
   ins.run = decoder.known(by_integer<Shift<F>>(decoder.type()));
@@ -97,6 +109,11 @@ void decode_bfind(Decoder& decoder, Instruction& ins) {
                                        : by_integer<Count<Bfind<false>>>(type));
 }
 
+void decode_bmsk(Decoder& decoder, Instruction& ins) {
+  const bool clamp = decoder.has("clamp");
+  decoder.same_bytes(ins, clamp ? of_two<U32, Bmsk<true>> : of_two<U32, Bmsk<false>>, 2);
+}
+
 void decode_brev(Decoder& decoder, Instruction& ins) {
   decoder.same_bytes(ins, decoder.bytes() == 4 ? of_one<U32, Brev> : of_one<U64, Brev>, 1);
 }
@@ -123,7 +140,10 @@ void decode_lop3(Decoder& decoder, Instruction& ins) {
 
 void decode_prmt(Decoder& decoder, Instruction& ins) {
   if (decoder.op().size() != 2) decoder.refuse();
-  decoder.same_bytes(ins, of_three<U32, Prmt>, 3);
+  const Operand& picks = decoder.operand(3);
+  const bool is_fixed = picks.kind == Operand::kImm && (picks.imm & 0x8888) == 0;
+  ins.imm = static_cast<std::int64_t>(picks.imm);
+  decoder.same_bytes(ins, is_fixed ? prmt_fixed : of_three<U32, Prmt>, 3);
 }
 
 void decode_dp4a(Decoder& decoder, Instruction& ins) {
@@ -144,6 +164,7 @@ void add_bits(Handlers& handlers) {
   handlers["popc"] = decode_count_bits<Popc>;
   handlers["clz"] = decode_count_bits<Clz>;
   handlers["bfind"] = decode_bfind;
+  handlers["bmsk"] = decode_bmsk;
   handlers["brev"] = decode_brev;
   handlers["bfe"] = decode_bfe;
   handlers["bfi"] = decode_bfi;

@@ -35,6 +35,15 @@ struct Funnel {
                  : static_cast<std::uint32_t>(both >> shift);
   }
 };
+/// Ones from bit a on, b of them.
+template <bool kClamp>
+struct Bmsk {
+  static std::uint32_t f(std::uint32_t a, std::uint32_t b) {
+    if (kClamp && a >= 32) return 0;
+    const std::uint32_t end = (a & 31) + (b & 31), mask = ~0u << (a & 31);
+    return end >= 32 || (kClamp && b >= 32) ? mask : mask & ~(~0u << end);
+  }
+};
 struct Popc {
   template <class T>
   static std::uint32_t f(T a) {

@@ -1,5 +1,6 @@
 // Branches, barriers, fences, and what does nothing here.
 #include "tests/ptx_device/decode/decoder.h"
+#include "tests/ptx_device/decode/whole.h"
 #include "tests/ptx_device/machine/machine.h"
 
 #include <atomic>
@@ -20,6 +21,10 @@ void trap(Warp& warp, const Instruction&, std::uint32_t lanes) {
 template <WarpFunction kFunction>
 void decode_plain(Decoder&, Instruction& ins) {
   ins.run = kFunction;
+}
+
+void decode_fence(Decoder& decoder, Instruction& ins) {
+  ins.run = settings().late_stores ? late_fence(decoder) : fence;
 }
 
 void decode_branch(Decoder& decoder, Instruction& ins) {
@@ -55,7 +60,7 @@ void decode_vote(Decoder& decoder, Instruction& ins) {
 
 void decode_warp_barrier(Decoder& decoder, Instruction& ins) {
   ins.kind = Kind::kWarpSync;
-  ins.run = nothing;
+  ins.run = settings().late_stores ? late_warp_barrier() : nothing;
   ins.count = 0;
   ins.e = decoder.in(0, 4);
 }
@@ -77,7 +82,7 @@ void add_control(Handlers& handlers) {
   handlers["brx"] = decode_table;
   handlers["bar"] = handlers["barrier"] = decode_barrier;
   handlers["ret"] = handlers["exit"] = decode_exit;
-  handlers["membar"] = handlers["fence"] = decode_plain<fence>;
+  handlers["membar"] = handlers["fence"] = decode_fence;
   handlers["trap"] = handlers["brkpt"] = decode_plain<trap>;
   handlers["nanosleep"] = decode_pause;
   for (const char* hint : {"prefetch", "prefetchu", "discard", "applypriority", "griddepcontrol"})

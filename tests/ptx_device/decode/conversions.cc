@@ -1,5 +1,6 @@
 // See conversions.h: which conversion a statement asks for.
 #include "tests/ptx_device/decode/conversions.h"
+#include "tests/ptx_device/decode/rounding.h"
 
 #include <cmath>
 
@@ -45,6 +46,7 @@ void decode_cvt(Decoder& decoder, Instruction& ins) {
   ins.run = function_of(conversion);
   if (ins.run == nullptr) decoder.refuse("a conversion or rounding that is not done here");
   ins.how = conversion.how;
+  direct_rounding(decoder, ins);
   ins.d = decoder.out(0, conversion.to_bytes);
   ins.a = decoder.in(1, conversion.from_bytes);
   if (is_pair(to)) ins.b = decoder.in(2, conversion.from_bytes);

@@ -66,14 +66,22 @@ void by_double(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<D>(warp, ins.d), values, lanes);
 }
 
-/// Cut off, as .rz says.
-template <class D>
-struct Cut {
-  static D f(float a) {
-    D near = narrow<D>(a);
-    if (a == a && std::fabs(widen(near)) > std::fabs(a)) --near.bits;
-    return near;
-  }
+/// To f16 or bf16, rounded to one side of what is nearest.
+template <class D, Round kRound>
+D narrow_toward(float a) {
+  D near = narrow<D>(a);
+  const float found = widen(near);
+  if (a != a || found == a) return near;
+  const bool is_negative = std::signbit(a), above = found > a;
+  const bool too_large = is_negative ? !above : above;  // away from 0
+  const bool to_zero = kRound == kRz || (kRound == kRm) == !is_negative;
+  if (to_zero && too_large) --near.bits;
+  if (!to_zero && !too_large) ++near.bits;
+  return near;
+}
+template <class D, Round kRound>
+struct Toward {
+  static D f(float a) { return narrow_toward<D, kRound>(a); }
 };
 
 /// a becomes the upper half.
@@ -81,6 +89,12 @@ template <class D>
 struct Pair {
   static std::uint32_t f(float a, float b) {
     return (std::uint32_t{narrow<D>(a).bits} << 16) | narrow<D>(b).bits;
+  }
+};
+template <class D>
+struct PairTowardZero {
+  static std::uint32_t f(float a, float b) {
+    return (std::uint32_t{narrow_toward<D, kRz>(a).bits} << 16) | narrow_toward<D, kRz>(b).bits;
   }
 };
 
@@ -104,10 +118,25 @@ WarpFunction to_float_from(const std::string& to) {
   return nullptr;
 }
 
-WarpFunction cut_off(const Conversion& conversion) {
-  if (conversion.from != "f32" || conversion.how != kRz) return nullptr;
-  if (conversion.to == "f16") return unary<F16, float, Cut<F16>>;
-  if (conversion.to == "bf16") return unary<Bf16, float, Cut<Bf16>>;
+template <class D>
+WarpFunction toward(Round round) {
+  switch (round) {
+    case kRz:
+      return unary<D, float, Toward<D, kRz>>;
+    case kRm:
+      return unary<D, float, Toward<D, kRm>>;
+    case kRp:
+      return unary<D, float, Toward<D, kRp>>;
+    default:
+      return nullptr;
+  }
+}
+
+WarpFunction directed(const Conversion& conversion) {
+  if (conversion.to == "f32" && conversion.from == "f64") return by_double<float, double>;
+  if (conversion.from != "f32" || conversion.how != conversion.round()) return nullptr;
+  if (conversion.to == "f16") return toward<F16>(conversion.round());
+  if (conversion.to == "bf16") return toward<Bf16>(conversion.round());
   return nullptr;
 }
 
@@ -125,8 +154,7 @@ WarpFunction float_to_integer(const Conversion& conversion) {
 WarpFunction float_to_float(const Conversion& conversion) {
   const bool narrows = bytes_of_type(conversion.to) <= bytes_of_type(conversion.from);
   const bool rounds = conversion.to != conversion.from && narrows;
-  if (rounds && conversion.round() == kRz) return cut_off(conversion);
-  if (rounds && conversion.round() != kRn && conversion.round() < kRni) return nullptr;
+  if (rounds && conversion.round() > kRn && conversion.round() < kRni) return directed(conversion);
   if (conversion.from == "f32") return to_float_from<float>(conversion.to);
   if (conversion.from == "f64") return to_float_from<double>(conversion.to);
   if (conversion.from == "f16") return to_float_from<F16>(conversion.to);
@@ -135,9 +163,15 @@ WarpFunction float_to_float(const Conversion& conversion) {
 }
 
 WarpFunction floats_to_pair(const Conversion& conversion) {
-  if (conversion.from != "f32" || conversion.how != kRn) return nullptr;
-  if (conversion.to == "f16x2") return binary<std::uint32_t, float, float, Pair<F16>>;
-  return binary<std::uint32_t, float, float, Pair<Bf16>>;
+  using U32 = std::uint32_t;
+  const bool is_f16 = conversion.to == "f16x2";
+  if (conversion.from != "f32") return nullptr;
+  if (conversion.how == kRn)
+    return is_f16 ? binary<U32, float, float, Pair<F16>> : binary<U32, float, float, Pair<Bf16>>;
+  if (conversion.how == kRz)
+    return is_f16 ? binary<U32, float, float, PairTowardZero<F16>>
+                  : binary<U32, float, float, PairTowardZero<Bf16>>;
+  return nullptr;
 }
 
 }  // namespace ptx

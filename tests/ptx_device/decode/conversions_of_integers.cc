@@ -19,6 +19,11 @@ template <class D, class S>
 struct Convert {
   static D f(S value) { return static_cast<D>(value); }
 };
+/// Rounded down, a compiler's sum of two halves of 0 would be -0.
+template <class D, class S>
+struct ConvertDirected {
+  static D f(S value) { return value == 0 ? D{0} : static_cast<D>(value); }
+};
 template <class D, class S>
 struct ConvertSaturated {
   static D f(S value) { return cut<D>(value); }
@@ -62,9 +67,9 @@ WarpFunction integer_to_integer(const Conversion& conversion) {
 }
 
 WarpFunction integer_to_float(const Conversion& conversion) {
+  if (conversion.to == "f32") return to_float<float, ConvertDirected>(conversion);
+  if (conversion.to == "f64") return to_float<double, ConvertDirected>(conversion);
   if (conversion.round() > kRn) return nullptr;
-  if (conversion.to == "f32") return to_float<float, Convert>(conversion);
-  if (conversion.to == "f64") return to_float<double, Convert>(conversion);
   if (conversion.to == "f16") return to_float<F16, ConvertToHalf>(conversion);
   if (conversion.to == "bf16") return to_float<Bf16, ConvertToHalf>(conversion);
   return nullptr;

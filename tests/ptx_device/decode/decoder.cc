@@ -32,9 +32,9 @@ void registers_in(const Operand& operand, std::vector<int>& list) {
 const Handlers& handlers() {
   static const Handlers known = [] {
     Handlers made;
-    for (auto* add :
-         {add_integers, add_floats, add_halves, add_bits, add_comparisons, add_predicates,
-          add_conversions, add_moves, add_accesses, add_atomics, add_warps, add_control})
+    for (auto* add : {add_integers, add_floats, add_halves, add_bits, add_comparisons,
+                      add_predicates, add_conversions, add_moves, add_accesses, add_atomics,
+                      add_warps, add_control, add_device_calls})
       add(made);
     return made;
   }();
@@ -173,6 +173,7 @@ void Decoder::finish() {
   for (std::size_t i = 0; i + 1 < kernel_->code.size(); ++i)
     if (ends_a_run(kernel_->code[i].kind)) kernel_->code[i + 1].leader = true;
   kernel_->register_bytes = aligned(kernel_->register_bytes, 64);
+  fill_image();
   kernel_->registers = static_cast<unsigned>(function_.registers.size());
 }
 

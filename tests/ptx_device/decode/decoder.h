@@ -54,6 +54,9 @@ class Decoder {
   void second_out(Instruction& ins) const;
   void address(Instruction& ins, const Operand& at);
   Space space_of(const Operand& address) const;
+  const Place& symbol(const Operand& operand) const;
+  /// True: all threads read the parameters at `imm`.
+  bool fix_param(Instruction& ins, const Operand& address) const;
   std::uint32_t label(const std::string& name) const;
   /// The index of a table of labels.
   std::size_t table(const std::string& name);
@@ -74,8 +77,8 @@ class Decoder {
   Instruction decode_one(const Statement& statement);
   std::uint32_t add_bytes(std::size_t bytes);
   std::uint32_t constant(std::uint64_t bits, unsigned bytes);
+  void fill_image();
   std::uint32_t special(const std::string& name, unsigned bytes);
-  const Place& symbol(const Operand& operand) const;
 
   const Function& function_;
   const Module& module_;
@@ -83,6 +86,7 @@ class Decoder {
   std::unique_ptr<Kernel> kernel_;
   const Statement* statement_ = nullptr;
   std::string type_;
+  unsigned accesses_ = 0;
   std::vector<std::uint32_t> offsets_;  // of registers
   std::map<std::pair<std::uint64_t, unsigned>, std::uint32_t> constants_;
   std::map<std::pair<std::string, unsigned>, std::uint32_t> specials_;
@@ -105,6 +109,7 @@ void add_accesses(Handlers& handlers);
 void add_atomics(Handlers& handlers);
 void add_warps(Handlers& handlers);
 void add_control(Handlers& handlers);
+void add_device_calls(Handlers& handlers);
 
 /// For the live ranges of registers: whether a statement's first operand is what it writes.
 bool writes_first(const Statement& statement);

@@ -3,6 +3,7 @@
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/decode/functions.h"
 #include "tests/ptx_device/decode/lanes.h"
+#include "tests/ptx_device/decode/rounding.h"
 
 #include <concepts>
 
@@ -21,11 +22,8 @@ WarpFunction of_doubles_one() {
   return nullptr;
 }
 
-void refuse_rounding(const Decoder& decoder) { decoder.refuse_parts({"rz", "rm", "rp"}); }
-
 template <class F>
 void decode_one(Decoder& decoder, Instruction& ins) {
-  refuse_rounding(decoder);
   decoder.refuse_parts({"sat"});
   WarpFunction function = of_one<float, F>;
   if (decoder.type() == "f64")
@@ -33,11 +31,11 @@ void decode_one(Decoder& decoder, Instruction& ins) {
   else if (decoder.has("ftz"))
     function = of_one<float, Flushed<F>>;
   decoder.same_bytes(ins, function, 1);
+  direct_rounding(decoder, ins);
 }
 
 template <class F>
 void decode_two(Decoder& decoder, Instruction& ins) {
-  refuse_rounding(decoder);
   decoder.refuse_parts({"NaN", "xorsign"});
   if (decoder.operands() != 3) decoder.refuse();
   const bool sat = decoder.has("sat"), ftz = decoder.has("ftz");
@@ -51,10 +49,10 @@ void decode_two(Decoder& decoder, Instruction& ins) {
   else if (ftz)
     function = of_two<float, Flushed<F>>;
   decoder.same_bytes(ins, function, 2);
+  direct_rounding(decoder, ins);
 }
 
 void decode_fma(Decoder& decoder, Instruction& ins) {
-  refuse_rounding(decoder);
   const bool sat = decoder.has("sat"), ftz = decoder.has("ftz");
   WarpFunction function = of_three<float, Fma>;
   if (decoder.type() == "f64")
@@ -66,6 +64,7 @@ void decode_fma(Decoder& decoder, Instruction& ins) {
   else if (ftz)
     function = of_three<float, Flushed<Fma>>;
   decoder.same_bytes(ins, function, 3);
+  direct_rounding(decoder, ins);
 }
 
 }  // namespace

@@ -8,6 +8,25 @@
 namespace ptx {
 namespace {
 
+/// One of kCount values, of each lane.
+template <class T, class R, unsigned kCount>
+inline void read_contiguous(const Access& access, unsigned part, R* to) {
+  using Memory __attribute__((may_alias)) = T;
+  const auto* from = reinterpret_cast<const Memory*>(access.addresses[0]) + part;
+  for (unsigned i = 0; i < kLanes; ++i) to[i] = static_cast<R>(from[i * kCount]);
+}
+template <class T, class R>
+inline void read_each(const Access& access, unsigned part, R* to) {
+  R values[kLanes];
+  for (unsigned i = 0; i < kLanes; ++i) {
+    T value;
+    std::memcpy(&value, reinterpret_cast<const char*>(access.addresses[i]) + part * sizeof(T),
+                sizeof(T));
+    values[i] = static_cast<R>(value);
+  }
+  put(to, values, access.lanes);
+}
+
 /// T: what lies in memory; R: the register, as wide or wider; kCount of them.
 template <class T, class R, unsigned kCount, Space kSpace>
 void load(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
@@ -16,19 +35,27 @@ void load(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   if (kSpace != Space::kParam && settings().check_reads) check_written(access);
   for (unsigned part = 0; part < kCount; ++part) {
     if (ins.v[part] == kNoPlace) continue;
-    R values[kLanes];
-    for (unsigned i = 0; i < kLanes; ++i) {
-      T value;
-      std::memcpy(&value, reinterpret_cast<const char*>(access.addresses[i]) + part * sizeof(T),
-                  sizeof(T));
-      values[i] = static_cast<R>(value);
-    }
-    put(at<R>(warp, ins.v[part]), values, lanes);
+    if (access.contiguous)
+      read_contiguous<T, R, kCount>(access, part, at<R>(warp, ins.v[part]));
+    else
+      read_each<T, R>(access, part, at<R>(warp, ins.v[part]));
+  }
+}
+
+/// Of a parameter, whose address is the same for all threads; imm: it.
+template <class T, class R, unsigned kCount>
+void load_param(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  const char* from = warp.block->launch->params.data() + ins.imm;
+  for (unsigned part = 0; part < kCount; ++part) {
+    if (ins.v[part] == kNoPlace) continue;
+    T value;
+    std::memcpy(&value, from + part * sizeof(T), sizeof(T));
+    put_same(at<R>(warp, ins.v[part]), static_cast<R>(value), lanes);
   }
 }
 
 template <class T, class R, unsigned kCount>
-WarpFunction in_space(Space space) {
+WarpFunction in_space(Space space, bool is_fixed) {
   switch (space) {
     case Space::kGlobal:
       return load<T, R, kCount, Space::kGlobal>;
@@ -37,7 +64,7 @@ WarpFunction in_space(Space space) {
     case Space::kLocal:
       return load<T, R, kCount, Space::kLocal>;
     case Space::kParam:
-      return load<T, R, kCount, Space::kParam>;
+      return is_fixed ? load_param<T, R, kCount> : load<T, R, kCount, Space::kParam>;
     case Space::kGeneric:
       return load<T, R, kCount, Space::kGeneric>;
   }
@@ -47,8 +74,9 @@ WarpFunction in_space(Space space) {
 template <class T>
 WarpFunction of_type(const AccessType& access) {
   return by_register<T>(access.register_bytes, [&]<class M, class R>() {
-    return by_count(access.count,
-                    [&]<unsigned kCount>() { return in_space<M, R, kCount>(access.space); });
+    return by_count(access.count, [&]<unsigned kCount>() {
+      return in_space<M, R, kCount>(access.space, access.is_fixed);
+    });
   });
 }
 

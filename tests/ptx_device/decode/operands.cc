@@ -1,7 +1,9 @@
 // Where a statement's operands lie. See decoder.h.
 #include "tests/ptx_device/decode/decoder.h"
+#include "tests/ptx_device/machine/machine.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace ptx {
 namespace {
@@ -70,9 +72,17 @@ std::uint32_t Decoder::constant(std::uint64_t bits, unsigned bytes) {
   if (bytes != 0 && bytes < 8) bits &= (std::uint64_t{1} << (8 * bytes)) - 1;
   const auto [slot, is_new] = constants_.try_emplace({bits, bytes}, 0);
   if (!is_new) return slot->second;
-  slot->second = add_bytes(bytes == 0 ? 4 : bytes * kLanes);
-  kernel_->constants.push_back({slot->second, static_cast<std::uint8_t>(bytes), bits});
-  return slot->second;
+  return slot->second = add_bytes(bytes == 0 ? 4 : bytes * kLanes);
+}
+
+void Decoder::fill_image() {
+  kernel_->image.assign(kernel_->register_bytes, 0);
+  for (const auto& [constant, offset] : constants_) {
+    const auto [bits, bytes] = constant;
+    char* to = kernel_->image.data() + offset;
+    if (bytes == 0) std::memset(to, bits != 0 ? 0xff : 0, 4);
+    for (unsigned lane = 0; lane < kLanes; ++lane) std::memcpy(to + lane * bytes, &bits, bytes);
+  }
 }
 
 std::uint32_t Decoder::special(const std::string& name, unsigned bytes) {
@@ -97,9 +107,7 @@ unsigned Decoder::register_bytes(const Operand& operand) const {
 }
 
 const Place& Decoder::symbol(const Operand& operand) const {
-  auto found = symbols_.find(operand.name);
-  if (found == symbols_.end() && !operand.parts.empty())
-    found = symbols_.find(operand.parts[0].name);
+  const auto found = symbols_.find(operand.name);
   if (found == symbols_.end()) refuse("unknown name " + operand.name);
   return found->second;
 }
@@ -138,6 +146,7 @@ void Decoder::second_out(Instruction& ins) const {
 
 void Decoder::address(Instruction& ins, const Operand& at) {
   if (at.kind != Operand::kMem) refuse("address expected");
+  ins.slot = static_cast<std::uint16_t>(accesses_++ % std::tuple_size_v<Ranges>);
   if (at.name.empty() && at.reg < 0) {
     ins.a = constant(at.imm, 8);
     return;
@@ -161,6 +170,14 @@ Space Decoder::space_of(const Operand& address) const {
   }
   const bool is_named = address.kind == Operand::kMem && !address.name.empty();
   return is_named ? symbol(address).space : Space::kGeneric;
+}
+
+bool Decoder::fix_param(Instruction& ins, const Operand& address) const {
+  if (address.name.empty()) return false;
+  const std::uint64_t begin = symbol(address).value + address.imm, all = ins.count * bytes();
+  if (begin % all != 0 || begin + all > kernel_->param_bytes) return false;
+  ins.imm = static_cast<std::int64_t>(begin);
+  return true;
 }
 
 std::uint32_t Decoder::label(const std::string& name) const {
@@ -193,8 +210,8 @@ void Decoder::same_bytes(Instruction& ins, WarpFunction function, std::size_t in
 
 bool writes_first(const Statement& statement) {
   static const char* const kWriteNothing[] = {
-      "st",    "red",       "bra", "brx",  "prefetch", "prefetchu", "membar",
-      "fence", "nanosleep", "cp",  "exit", "discard",  "ret",       "trap"};
+      "st",        "red", "bra",  "brx",     "prefetch", "prefetchu", "membar", "fence",
+      "nanosleep", "cp",  "exit", "discard", "ret",      "trap",      "call"};
   const std::string& opcode = statement.op[0];
   const auto& op = statement.op;
   if (opcode == "bar" || opcode == "barrier")

@@ -7,19 +7,32 @@
 namespace ptx {
 namespace {
 
+/// One of kCount values, of each lane.
+template <class T, class R, unsigned kCount>
+inline void write_contiguous(const Access& access, unsigned part, const R* from) {
+  using Memory __attribute__((may_alias)) = T;
+  auto* to = reinterpret_cast<Memory*>(access.addresses[0]) + part;
+  for (unsigned i = 0; i < kLanes; ++i) to[i * kCount] = static_cast<T>(from[i]);
+}
+template <class T, class R>
+inline void write_each(const Access& access, unsigned part, const R* from) {
+  for (std::uint32_t left = access.lanes; left != 0; left &= left - 1) {
+    const unsigned i = first_lane(left);
+    const T value = static_cast<T>(from[i]);
+    std::memcpy(reinterpret_cast<char*>(access.addresses[i]) + part * sizeof(T), &value, sizeof(T));
+  }
+}
+
 /// T: what lies in memory; R: the register, as wide or wider; kCount of them.
 template <class T, class R, unsigned kCount, Space kSpace>
 void store(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   Access access(warp, ins, lanes, sizeof(T) * kCount, Use::kWrite);
   resolve<kSpace>(access);
   for (unsigned part = 0; part < kCount; ++part) {
-    const R* from = at<R>(warp, ins.v[part]);
-    for (std::uint32_t left = lanes; left != 0; left &= left - 1) {
-      const unsigned i = first_lane(left);
-      const T value = static_cast<T>(from[i]);
-      std::memcpy(reinterpret_cast<char*>(access.addresses[i]) + part * sizeof(T), &value,
-                  sizeof(T));
-    }
+    if (access.contiguous)
+      write_contiguous<T, R, kCount>(access, part, at<R>(warp, ins.v[part]));
+    else
+      write_each<T, R>(access, part, at<R>(warp, ins.v[part]));
   }
   if (settings().check_reads) set_written(access);
 }

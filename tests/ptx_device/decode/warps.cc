@@ -10,40 +10,35 @@ using U32 = std::uint32_t;
 
 enum Shuffle : std::uint8_t { kUp, kDown, kButterfly, kIndexed };
 
-/// The lane whose value another takes; `fine`: it is in range.
-struct Source {
-  int lane;
-  bool fine;
-};
-Source source_of(unsigned how, int lane, U32 b, U32 c) {
+/// The lane whose value another takes; below 0: none is in range.
+template <Shuffle kHow>
+inline int source_of(int lane, U32 b, U32 c) {
   const int offset = static_cast<int>(b & 31), clamp = static_cast<int>(c & 31),
             segment = static_cast<int>((c >> 8) & 31);
   const int least = lane & segment, most = least | (clamp & ~segment);
-  switch (how) {
-    case kUp:
-      return {lane - offset, lane - offset >= most};
-    case kDown:
-      return {lane + offset, lane + offset <= most};
-    case kButterfly:
-      return {lane ^ offset, (lane ^ offset) <= most};
-    default:
-      return {least | (offset & ~segment), (least | (offset & ~segment)) <= most};
-  }
+  if constexpr (kHow == kUp) return lane - offset >= most ? lane - offset : -1;
+  int from = least | (offset & ~segment);
+  if constexpr (kHow == kDown) from = lane + offset;
+  if constexpr (kHow == kButterfly) from = lane ^ offset;
+  return from <= most ? from : -1;
 }
 
+/// A lane that finds none in range keeps its own value.
+template <Shuffle kHow>
 void shfl(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const U32 *a = at<U32>(warp, ins.a), *b = at<U32>(warp, ins.b), *c = at<U32>(warp, ins.c);
-  U32 values[kLanes] = {}, found = 0;
-  for (std::uint32_t left = lanes; left != 0; left &= left - 1) {
-    const unsigned lane = first_lane(left);
-    const Source source = source_of(ins.how, static_cast<int>(lane), b[lane], c[lane]);
-    const unsigned from = source.fine ? static_cast<unsigned>(source.lane) : lane;
-    if (!contains(lanes, from))
-      fault(warp, FaultKind::kInstruction, lane,
-            "takes the value of lane " + std::to_string(from) + ", which takes no part");
-    values[lane] = a[from];
-    found |= U32{source.fine} << lane;
+  U32 values[kLanes], found = 0, absent = 0;
+  for (unsigned i = 0; i < kLanes; ++i) {
+    const int source = source_of<kHow>(static_cast<int>(i), b[i], c[i]);
+    const U32 from = source < 0 ? i : static_cast<U32>(source) & 31;
+    values[i] = a[from];
+    found |= U32{source >= 0} << i;
+    absent |= (~(lanes >> from) & 1) << i;
   }
+  absent &= lanes;
+  if (absent != 0)
+    fault(warp, FaultKind::kInstruction, first_lane(absent),
+          "takes the value of a lane that takes no part");
   put(at<U32>(warp, ins.d), values, lanes);
   if (ins.has_d2) put_predicate(warp, ins.d2, found, lanes);
 }
@@ -107,8 +102,9 @@ void wait_for(Decoder& decoder, Instruction& ins, std::size_t mask) {
 
 void decode_shfl(Decoder& decoder, Instruction& ins) {
   wait_for(decoder, ins, 4);
-  ins.how = decoder.which({"up", "down", "bfly"});
-  decoder.same_bytes(ins, shfl, 3);
+  static constexpr WarpFunction kFunctions[] = {shfl<kUp>, shfl<kDown>, shfl<kButterfly>,
+                                                shfl<kIndexed>};
+  decoder.same_bytes(ins, kFunctions[decoder.which({"up", "down", "bfly"})], 3);
   decoder.second_out(ins);
 }
 

@@ -103,6 +103,8 @@ class GenericAddress {
 };
 
 bool all_set(const char* marks, unsigned bytes, std::uint64_t used) {
+  constexpr std::uint64_t kSet = 0x0101010101010101u;
+  if (bytes <= 8 && std::memcmp(marks, &kSet, bytes) == 0) return true;
   for (unsigned i = 0; i < bytes; ++i)
     if (marks[i] == 0 && ((used >> i) & 1) != 0) return false;
   return true;
@@ -127,8 +129,6 @@ void check_room(Access& access, const char* space, std::size_t room) {
 }
 
 void resolve_global_slowly(Access& access) {
-  Block& block = *access.warp.block;
-  const auto index = static_cast<std::size_t>(&access.ins - block.kernel->code.data());
   const Allocation* last = nullptr;
   bool one = true;
   for (std::uint32_t left = access.lanes; left != 0; left &= left - 1) {
@@ -143,7 +143,7 @@ void resolve_global_slowly(Access& access) {
     access.shadows[i] = last->shadow;
   }
   if (one)
-    block.cache[index % block.cache.size()] = {last->lo, last->hi, last->delta, last->shadow};
+    (*access.warp.block->ranges)[access.ins.slot] = {last->lo, last->hi, last->delta, last->shadow};
   access.same = false;
   fill_others(access);
 }
@@ -160,8 +160,7 @@ void check_races(Access& access) {
     check_race(access, first_lane(left), access.addresses[first_lane(left)]);
 }
 
-void check_written(Access& access) {
-  if (access.same && access.shadow == 0) return;
+void check_written_slowly(Access& access) {
   for (std::uint32_t left = access.lanes; left != 0; left &= left - 1) {
     const unsigned i = first_lane(left);
     const std::int64_t shadow = access.same ? access.shadow : access.shadows[i];
@@ -177,8 +176,7 @@ void check_written(Access& access) {
   }
 }
 
-void set_written(const Access& access) {
-  if (access.same && access.shadow == 0) return;
+void set_written_slowly(const Access& access) {
   for (std::uint32_t left = access.lanes; left != 0; left &= left - 1) {
     const unsigned i = first_lane(left);
     const std::int64_t shadow = access.same ? access.shadow : access.shadows[i];

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace ptx {
 
@@ -25,6 +26,7 @@ struct Access {
   std::int64_t shadow = 0;  // of all lanes, where `same`
   bool same = true;
   bool shared = false;
+  bool contiguous = false;  // all lanes take part, each behind the one before
   std::int64_t shadows[kLanes];
 };
 
@@ -56,9 +58,7 @@ void check_races(Access& access);
 void check_race(Access& access, unsigned lane, std::uint64_t offset);
 
 inline void resolve_global(Access& access, std::uint64_t low, std::uint64_t high) {
-  Block& block = *access.warp.block;
-  const auto index = static_cast<std::size_t>(&access.ins - block.kernel->code.data());
-  const RangeCache& range = block.cache[index % block.cache.size()];
+  const Range& range = (*access.warp.block->ranges)[access.ins.slot];
   if (low < range.lo || high + access.bytes > range.hi) return resolve_global_slowly(access);
   for (std::uint64_t& address : access.addresses)
     address += static_cast<std::uint64_t>(range.delta);
@@ -95,6 +95,14 @@ inline void resolve_param(Access& access, std::uint64_t high) {
   for (std::uint64_t& address : access.addresses) address += base;
 }
 
+inline bool is_contiguous(const Access& access, std::uint64_t low) {
+  if (access.lanes != kAll) return false;
+  std::uint64_t wrong = 0;
+  for (unsigned i = 0; i < kLanes; ++i)
+    wrong |= access.addresses[i] ^ (low + std::uint64_t{i} * access.bytes);
+  return wrong == 0;
+}
+
 /// Makes host addresses of what an instruction names, or ends the kernel.
 template <Space kSpace>
 inline void resolve(Access& access) {
@@ -106,6 +114,8 @@ inline void resolve(Access& access) {
     all |= address;
   }
   if ((all & (access.bytes - 1)) != 0) misaligned(access);
+  if constexpr (kSpace == Space::kGlobal || kSpace == Space::kShared)
+    access.contiguous = is_contiguous(access, low);
   if constexpr (kSpace == Space::kGlobal)
     resolve_global(access, low, high);
   else if constexpr (kSpace == Space::kShared)
@@ -119,7 +129,22 @@ inline void resolve(Access& access) {
 }
 
 /// Says where bytes are read that nobody wrote.
-void check_written(Access& access);
-void set_written(const Access& access);
+void check_written_slowly(Access& access);
+inline void check_written(Access& access) {
+  if (access.same && access.shadow == 0) return;
+  if (!access.contiguous || !access.same) return check_written_slowly(access);
+  const char* marks = reinterpret_cast<const char*>(access.addresses[0]) + access.shadow;
+  char all = 1;
+  for (unsigned i = 0; i < kLanes * access.bytes; ++i) all &= marks[i];
+  if (all == 0) check_written_slowly(access);
+}
+
+void set_written_slowly(const Access& access);
+inline void set_written(const Access& access) {
+  if (access.same && access.shadow == 0) return;
+  if (!access.contiguous || !access.same) return set_written_slowly(access);
+  std::memset(reinterpret_cast<char*>(access.addresses[0]) + access.shadow, 1,
+              kLanes * access.bytes);
+}
 
 }  // namespace ptx

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <sstream>
+#include <utility>
 
 namespace ptx {
 namespace {
@@ -26,15 +27,6 @@ void fill(Warp& warp, std::uint32_t offset, unsigned bytes, F value_of) {
   for (unsigned lane = 0; lane < kLanes; ++lane) {
     const std::uint64_t value = value_of(lane);
     std::memcpy(warp.registers + offset + lane * bytes, &value, bytes);
-  }
-}
-
-void fill_constants(Warp& warp, const Kernel& kernel) {
-  for (const Constant& constant : kernel.constants) {
-    if (constant.bytes == 0)
-      *at<std::uint32_t>(warp, constant.offset) = constant.bits != 0 ? kAll : 0;
-    else
-      fill(warp, constant.offset, constant.bytes, [&](unsigned) { return constant.bits; });
   }
 }
 
@@ -129,11 +121,14 @@ void give_result(Warp& warp, const Instruction& ins, const Vote& vote) {
 
 }  // namespace
 
-void Block::start(Launch& made, std::uint64_t at_index) {
-  const bool other = kernel != made.kernel || threads != threads_of(made);
-  if (launch_number != made.number || other) cache.fill({});
+bool Block::fits(const Launch& made) const {
+  return kernel == made.kernel && threads == threads_of(made);
+}
+
+void Block::start(Launch& made, std::uint64_t at_index, Ranges& found) {
+  const bool other = !fits(made);
   launch = &made;
-  launch_number = made.number;
+  ranges = &found;
   kernel = made.kernel;
   index = at_index;
   id[0] = static_cast<std::uint32_t>(index % made.grid[0]);
@@ -143,6 +138,7 @@ void Block::start(Launch& made, std::uint64_t at_index) {
   random = mix(settings().seed * 31 + made.number, index);
   phase = 1;
   executed = executed_lanes = 0;
+  paused = false;
   fill_memory(made);
   if (other) make_warps();
   for (Warp& warp : warps) start_warp(warp);
@@ -152,14 +148,14 @@ void Block::make_warps() {
   const std::size_t count = (threads + kLanes - 1) / kLanes;
   warps.clear();
   warps.resize(count);
-  registers.assign(count * kernel->register_bytes + kAlignment, 0);
+  registers.resize(count * kernel->register_bytes + kAlignment);
   char* base = registers.data();
   base += (kAlignment - reinterpret_cast<std::uintptr_t>(base) % kAlignment) % kAlignment;
   for (std::size_t i = 0; i < count; ++i) {
     warps[i].block = this;
     warps[i].index = static_cast<std::uint32_t>(i);
     warps[i].registers = base + i * kernel->register_bytes;
-    fill_constants(warps[i], *kernel);
+    std::copy(kernel->image.begin(), kernel->image.end(), warps[i].registers);
   }
 }
 
@@ -195,7 +191,7 @@ bool Block::run(std::uint64_t budget) {
   for (;;) {
     if (run_warps()) {
       if (launch->failed) return true;
-      if (executed >= end) return false;
+      if (executed >= end || std::exchange(paused, false)) return false;
       continue;
     }
     bool left = true;

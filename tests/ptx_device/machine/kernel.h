@@ -46,15 +46,18 @@ enum class Use : std::uint8_t { kRead, kWrite, kAtomic };
 /// Operands are byte offsets into a warp's registers, constants among them.
 struct Instruction {
   WarpFunction run = nullptr;
+  WarpFunction inner = nullptr;  // what `run` calls, where it only prepares
   std::uint32_t d = 0, d2 = 0, a = 0, b = 0, c = 0, e = 0;
   std::int32_t guard = -1;
   bool guard_negated = false;
   bool leader = false;  // others may join here
   bool narrow = false;  // the address is of 32 bits
   bool has_d2 = false, has_c = false;
+  bool strong = false;  // of an access: others may watch it
   Kind kind = Kind::kPlain;
   std::uint8_t how = 0;  // what else an instruction needs to know
   std::uint8_t count = 1;
+  std::uint16_t slot = 0;  // of the allocation that it found last
   std::uint32_t target = 0;
   std::int64_t imm = 0;
   std::uint64_t used = ~std::uint64_t{0};
@@ -91,11 +94,6 @@ enum class Special : std::uint8_t {
   kTotalShared,
 };
 
-struct Constant {
-  std::uint32_t offset;
-  std::uint8_t bytes;  // 0: predicate
-  std::uint64_t bits;
-};
 struct SpecialSlot {
   std::uint32_t offset;
   std::uint8_t bytes;
@@ -106,8 +104,8 @@ struct Kernel {
   std::string name;  // as people write it
   std::vector<Instruction> code;
   std::vector<std::string> text;  // a statement each
-  std::vector<Constant> constants;
   std::vector<SpecialSlot> specials;
+  std::vector<char> image;  // a warp's registers before it runs: its constants
   std::vector<std::vector<std::uint32_t>> tables;
   std::size_t register_bytes = 0;
   std::size_t shared_bytes = 0, local_bytes = 0, param_bytes = 0;

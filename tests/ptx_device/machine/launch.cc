@@ -1,5 +1,6 @@
 // Runs a launch: the threads of the host each take blocks from it, keep many under way, and let
 // them go on in turns that are drawn from the seed.
+#include "tests/ptx_device/machine/late_stores.h"
 #include "tests/ptx_device/machine/machine.h"
 
 #include <algorithm>
@@ -12,9 +13,11 @@
 namespace ptx {
 namespace {
 
-constexpr std::uint64_t kSlice = 1'000'000;  // instructions of a block before another's turn
-constexpr std::size_t kMostBlocks = 64;      // under way on a thread of the host
-constexpr std::uint64_t kMixed = 8;          // blocks whose order is drawn
+constexpr std::uint64_t kSlice = 1'000'000;   // instructions of a block before another's turn
+constexpr std::size_t kMostBlocks = 64;       // under way on a thread of the host
+constexpr std::uint64_t kLateSlice = 20'000;  // where others wait for what a block holds back
+constexpr std::uint64_t kLateSlices = 8;      // after one of so many, some late stores are seen
+constexpr std::uint64_t kMixed = 8;           // blocks whose order is drawn
 
 /// Threads that help to run blocks.
 class Helpers {
@@ -77,6 +80,17 @@ class Worker {
     return blocks;
   }
 
+  /// A block that ran the same kernel, or else the one that was idle longest.
+  std::unique_ptr<Block> room() {
+    const auto fits = [&](const auto& block) { return block->fits(launch_); };
+    auto found = std::find_if(idle().begin(), idle().end(), fits);
+    if (found == idle().end() && idle().size() < kMostBlocks) return std::make_unique<Block>();
+    if (found == idle().end()) found = idle().begin();
+    std::unique_ptr<Block> block = std::move(*found);
+    idle().erase(found);
+    return block;
+  }
+
   void take() {
     std::uint64_t index = launch_.next++;
     if (index >= launch_.blocks()) {
@@ -86,10 +100,8 @@ class Worker {
     const std::uint64_t first = index / kMixed * kMixed;
     if (first + kMixed <= launch_.blocks())
       index = first + ((index ^ (mix(order_, first) >> 7)) & (kMixed - 1));
-    if (idle().empty()) idle().push_back(std::make_unique<Block>());
-    active_.push_back(std::move(idle().back()));
-    idle().pop_back();
-    active_.back()->start(launch_, index);
+    active_.push_back(room());
+    active_.back()->start(launch_, index, ranges_);
   }
 
   void run_one() {
@@ -97,7 +109,10 @@ class Worker {
     const std::size_t at = (random_ >> 8) % active_.size();
     Block& block = *active_[at];
     try {
-      if (block.run(kSlice))
+      const bool done = block.run(launch_.late == nullptr ? kSlice : kLateSlice);
+      if (launch_.late != nullptr && (!done || (random_ >> 32) % kLateSlices == 0))
+        launch_.late->let_some_go();
+      if (done)
         finish(at);
       else if (block.executed > settings().limit)
         launch_.fail({FaultKind::kFailure, "ptx-device: " + block.kernel->name + " does not end"});
@@ -118,6 +133,7 @@ class Worker {
   const std::uint64_t order_;  // the same on all threads
   std::uint64_t random_;
   Blocks active_;
+  Ranges ranges_;
   bool more_ = true;
 };
 
@@ -169,11 +185,14 @@ void Launch::fail(const Fault& made) {
 void run(Launch& launch) {
   const std::uint64_t blocks = launch.blocks(), threads = std::max(settings().threads, 1u);
   const auto helpers = static_cast<unsigned>(std::min(threads, blocks) - 1);
+  if (settings().late_stores)
+    launch.late = std::make_shared<LateStores>(mix(settings().seed, launch.number));
   // Small launches are done sooner alone.
   if (helpers == 0 || blocks < 4)
     Worker(launch).run();
   else
     run_with_helpers(launch, helpers);
+  launch.late = nullptr;
 }
 
 }  // namespace ptx

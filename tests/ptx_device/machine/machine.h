@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -42,6 +43,7 @@ struct Parked {
 
 struct Block;
 struct Launch;
+class LateStores;
 
 struct Warp {
   char* registers = nullptr;
@@ -56,10 +58,12 @@ struct Warp {
 };
 
 /// The allocation that an instruction found last.
-struct RangeCache {
+struct Range {
   std::uint64_t lo = 1, hi = 0;
   std::int64_t delta = 0, shadow = 0;
 };
+/// By the instruction's slot; of all blocks of a launch that a thread of the host runs.
+using Ranges = std::array<Range, 64>;
 
 /// Who touched a byte of shared memory last, for the race check.
 struct Touch {
@@ -72,7 +76,6 @@ struct Touch {
 struct Block {
   Launch* launch = nullptr;
   const Kernel* kernel = nullptr;
-  std::uint64_t launch_number = ~std::uint64_t{0};
   std::uint64_t index = 0;
   std::uint32_t id[3] = {0, 0, 0};
   unsigned threads = 0;
@@ -84,8 +87,9 @@ struct Block {
   std::uint32_t phase = 0;
   std::uint64_t random = 1;
   std::uint64_t executed = 0, executed_lanes = 0;
-  std::array<RangeCache, 64> cache;
+  Ranges* ranges = nullptr;
   std::vector<std::uint32_t> order;  // of the warps' turns
+  bool paused = false;               // a thread lets other blocks go first
 
   std::uint64_t draw() {
     random ^= random << 13;
@@ -93,7 +97,9 @@ struct Block {
     random ^= random << 17;
     return random;
   }
-  void start(Launch& launch, std::uint64_t index);
+  /// Whether its registers are those that the launch needs.
+  bool fits(const Launch& launch) const;
+  void start(Launch& launch, std::uint64_t index, Ranges& ranges);
   /// True when all threads have left.
   bool run(std::uint64_t budget);
 
@@ -119,6 +125,7 @@ struct Launch {
   std::atomic<std::uint64_t> executed{0}, executed_lanes{0};
   std::mutex mutex;
   Fault fault;
+  std::shared_ptr<LateStores> late;  // null: stores are seen at once
 
   std::uint64_t blocks() const { return std::uint64_t{1} * grid[0] * grid[1] * grid[2]; }
   /// The first fault is kept.

@@ -169,6 +169,7 @@ class Turn {
       case Kind::kBarrier:
         return wait(lanes);
       case Kind::kPause:
+        block_.paused = true;
         warp_.ready.push_back({group_.pc + 1, group_.lanes});
         return false;
       case Kind::kPlain:

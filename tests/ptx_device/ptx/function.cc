@@ -39,14 +39,21 @@ class FunctionParser {
 
  private:
   void parse_head() {
-    in_.until('(');
+    while (in_.peek() == '.') in_.dotted();  // .visible .entry
+    parse_params(function_.results);
+    in_.word();  // the name
+    parse_params(function_.params);
+    while (in_.peek() == '.') parse_limit(in_.dotted());
+  }
+
+  void parse_params(std::vector<Variable>& list) {
+    if (!in_.take('(')) return;
     while (in_.peek() == '.') {
-      in_.dotted();  // .param
-      function_.params.push_back(parse_variable(in_));
+      if (in_.dotted() != ".param") in_.fail("a parameter in a register");
+      list.push_back(parse_variable(in_));
       if (!in_.take(',')) break;
     }
     in_.need(')');
-    while (in_.peek() == '.') parse_limit(in_.dotted());
   }
 
   /// .maxntid 256, 1, 1
@@ -114,7 +121,8 @@ class FunctionParser {
   void parse_directive(const std::string& word) {
     if (word == ".reg") return parse_registers();
     if (word == ".shared") return parse_variable_into(function_.shared);
-    if (word == ".local") return parse_variable_into(function_.local);
+    if (word == ".local" || word == ".param") return parse_variable_into(function_.local);
+    if (word == ".callprototype") return void(in_.until(';'));
     if (word == ".pragma") return parse_pragma();
     if (word == ".branchtargets") return parse_table();
     if (word == ".loc" || word == ".file") return in_.skip_line();
@@ -137,6 +145,7 @@ class FunctionParser {
 
   void parse_variable_into(std::vector<Variable>& list) {
     list.push_back(parse_variable(in_));
+    list.back().name = scopes_.unique(list.back().name);
     in_.need(';');
   }
 
@@ -156,6 +165,7 @@ class FunctionParser {
 
   Operand parse_operand() {
     if (in_.take('{')) return parse_vector();
+    if (in_.take('(')) return parse_list();
     if (in_.take('[')) return parse_address();
     Operand result;
     result.negated = in_.take('!');
@@ -164,7 +174,7 @@ class FunctionParser {
     const char* begin = in_.at();
     const std::string word = in_.word();
     if (word.empty()) in_.fail("operand");
-    if (word == "_") return result;
+    if (word == "_") return parse_second(result);
     if (parse_number(word, result.imm)) {
       if (in_.peek() == '.') in_.fail("decimal floating-point number");
       result.kind = Operand::kImm;
@@ -201,13 +211,28 @@ class FunctionParser {
     return result;
   }
 
+  /// Of a call: (param0, param1)
+  Operand parse_list() {
+    Operand result;
+    result.kind = Operand::kVec;
+    if (in_.take(')')) return result;
+    do result.parts.push_back(parse_operand());
+    while (in_.take(','));
+    in_.need(')');
+    return result;
+  }
+
   /// %r1, or a pair %p1|%p2.
   bool parse_register(const std::string& word, Operand& result) {
     result.reg = scopes_.register_of(word);
     if (result.reg < 0) return false;
     result.kind = Operand::kReg;
-    if (in_.take('|')) result.reg2 = scopes_.register_of(in_.word());
+    result = parse_second(result);
     return true;
+  }
+  Operand parse_second(Operand result) {
+    if (in_.take('|')) result.reg2 = scopes_.register_of(in_.word());
+    return result;
   }
 
   /// A label or variable of this scope, or else of the function or module.

@@ -1,6 +1,7 @@
 // See module.h: what a module declares.
 #include "tests/ptx_device/ptx/module.h"
 
+#include "tests/ptx_device/ptx/inlining.h"
 #include "tests/ptx_device/ptx/reader.h"
 
 #include <cstdlib>
@@ -47,7 +48,7 @@ void Module::read_item(Reader& in) {
   } else if (word == ".entry") {
     read_entry(in, begin, line);
   } else if (word == ".func") {
-    read_function(in);
+    read_function(in, begin, line);
   } else {
     in.fail("directive " + word);
   }
@@ -63,12 +64,13 @@ void Module::read_entry(Reader& in, const char* begin, unsigned line) {
   const std::string name = in.word();
   in.until('{');
   in.skip_body();
-  entries_[name] = {static_cast<std::size_t>(begin - text_.data()),
-                    static_cast<std::size_t>(in.at() - begin), line};
+  entries_[name] = extent(begin, in.at(), line);
 }
 
-/// Declarations may stand there too; who calls one is told when the call is decoded.
-void Module::read_function(Reader& in) {
+/// .func (results) name (params) {…}, or a declaration.
+void Module::read_function(Reader& in, const char* begin, unsigned line) {
+  if (in.take('(')) in.until(')');
+  const std::string name = in.word();
   while (in.peek() != ';' && in.peek() != '{') {
     if (in.done()) in.fail("function");
     in.go_to(in.at() + 1);
@@ -76,13 +78,24 @@ void Module::read_function(Reader& in) {
   if (in.take(';')) return;
   in.take('{');
   in.skip_body();
+  functions_[name] = extent(begin, in.at(), line);
 }
 
-Function Module::function(const std::string& name) const {
-  const Extent& extent = entries_.at(name);
+Module::Extent Module::extent(const char* begin, const char* end, unsigned line) const {
+  return {static_cast<std::size_t>(begin - text_.data()), static_cast<std::size_t>(end - begin),
+          line};
+}
+
+Function Module::parse(const std::string& name, const Extent& extent) const {
   const std::string_view text(text_.data() + extent.begin, extent.length);
   return parse_function(name, Reader(text, extent.line));
 }
+
+Function Module::function(const std::string& name) const {
+  return inline_calls(*this, parse(name, entries_.at(name)));
+}
+
+Function Module::callee(const std::string& name) const { return parse(name, functions_.at(name)); }
 
 std::vector<std::string> Module::names() const {
   std::vector<std::string> names;

@@ -1,0 +1,63 @@
+// Kernels with a mistake each, which must be found. Each is made in a process of its own, since it
+// breaks the device.
+#include "tests/ptx_device/device_testing.h"
+
+namespace {
+
+__global__ void past_the_end(float* y, unsigned count) { y[count] = 1; }
+__global__ void misaligned(char* y) { *reinterpret_cast<int*>(y + 2) = 1; }
+__global__ void foreign_mask() {
+  if (threadIdx.x == 41) __syncwarp(1u << 11 | 1u << 10);
+}
+__global__ void too_much_shared(int* y, int at) {
+  __shared__ int part[16];
+  if (threadIdx.x < 16) part[threadIdx.x] = 1;
+  __syncthreads();
+  *y = part[at];
+}
+/// Without a barrier: right only where warps happen to run in order.
+__global__ void missing_barrier(int* y) {
+  __shared__ int part[256];
+  part[threadIdx.x] = static_cast<int>(threadIdx.x);
+  y[threadIdx.x] = part[255 - threadIdx.x];
+}
+__global__ void reads_what_nobody_wrote(const int* x, int* y) { y[threadIdx.x] = x[threadIdx.x]; }
+__global__ void nothing() {}
+
+}  // namespace
+
+void test_mistakes() {
+  const auto broken = [](auto&& launch) {
+    return alone([&] {
+      float* y = nullptr;
+      cudaMalloc(&y, 4096);
+      cudaMemset(y, 0, 4096);
+      launch(y);
+      return static_cast<int>(cudaDeviceSynchronize());
+    });
+  };
+  EXPECT(broken([](float* y) { past_the_end<<<1, 1>>>(y, 1024); }) ==
+         cudaErrorIllegalAddress % 256);
+  EXPECT(broken([](float* y) { past_the_end<<<1, 1>>>(y, 1023); }) == cudaSuccess);
+  EXPECT(broken([](float* y) { misaligned<<<1, 1>>>(reinterpret_cast<char*>(y)); }) ==
+         cudaErrorMisalignedAddress % 256);
+  EXPECT(broken([](float*) { foreign_mask<<<1, 64>>>(); }) == cudaErrorIllegalInstruction % 256);
+  EXPECT(broken([](float* y) { too_much_shared<<<1, 64>>>(reinterpret_cast<int*>(y), 16); }) ==
+         cudaErrorIllegalAddress % 256);
+  EXPECT(broken([](float* y) { missing_barrier<<<1, 256>>>(reinterpret_cast<int*>(y)); }) ==
+         cudaErrorLaunchFailure % 256);
+  EXPECT(broken([](float* y) {
+           int* x = nullptr;
+           cudaMalloc(&x, 256);
+           reads_what_nobody_wrote<<<1, 64>>>(x, reinterpret_cast<int*>(y));
+         }) == cudaErrorLaunchFailure % 256);
+  EXPECT(alone([] {
+           volatile int* y = nullptr;
+           cudaMalloc(const_cast<int**>(&y), 64);
+           return *y;  // the host cannot touch it
+         }) == -1);
+  EXPECT(alone([] {
+           nothing<<<1, 2048>>>();
+           return static_cast<int>(cudaGetLastError());
+         }) == cudaErrorInvalidConfiguration);
+}
