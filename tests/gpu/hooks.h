@@ -1,5 +1,6 @@
-// How tests ask the interpreted device of tests/ptx_device (runtime/hooks.h there) to let calls of
-// CUDA's runtime fail. The runtime of a real GPU has none of these functions.
+// What tests ask of the interpreted device of tests/ptx_device (runtime/hooks.h there): to let
+// calls of CUDA's runtime fail, and to look whether kernels read what nobody wrote. The runtime of
+// a real GPU has none of these functions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,6 +20,8 @@ Function* find_function(const char* name) {
 /// Null where the device is another one.
 struct Hooks {
   int (*fail)(const char*) = find_function<int(const char*)>("ptx_device_fail");
+  void (*mark)(const void*, std::size_t,
+               int) = find_function<void(const void*, std::size_t, int)>("ptx_device_mark");
   void (*repair)() = find_function<void()>("ptx_device_repair");
   int (*is_broken)() = find_function<int()>("ptx_device_is_broken");
   std::size_t (*calls)(const char*) = find_function<std::size_t(const char*)>("ptx_device_calls");

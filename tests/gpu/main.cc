@@ -1,6 +1,7 @@
 // Chooses the GPU as the device of these tests; where there is none, each test is skipped by name
 // and says why.
 
+#include "tests/gpu/hooks.h"
 #include "tests/support/test_device.h"
 
 #include <cuda_runtime_api.h>
@@ -32,18 +33,30 @@ class Gpu final : public TestDevice {
     void* memory = nullptr;
     check(cudaMallocManaged(&memory, bytes));
     bytes_[static_cast<std::byte*>(memory)] = bytes;
+    mark(memory, bytes, Use::kOutput);
     return static_cast<std::byte*>(memory);
   }
-  void release(std::byte* memory) override { free_.emplace(bytes_.at(memory), memory); }
+  void release(std::byte* memory) override {
+    mark(memory, bytes_.at(memory), Use::kOutput);
+    free_.emplace(bytes_.at(memory), memory);
+  }
 
+  // What was not declared is never written by the host, so that kernels must not read it.
   void declare(std::byte*, std::size_t) override {}
   void withdraw(std::byte*) override {}
-  void prepare(const std::byte*, std::size_t, Use) override {}
+  void prepare(const std::byte* begin, std::size_t bytes, Use use) override {
+    mark(begin, bytes, use);
+  }
   StreamView stream() override { return stream_.view(); }
   void synchronize() override { stream_.synchronize(); }
   bool is_fast() const override { return true; }
 
  private:
+  /// An interpreted device says where kernels read what nobody wrote.
+  static void mark(const void* begin, std::size_t bytes, Use use) {
+    if (hooks().mark != nullptr) hooks().mark(begin, bytes, use == Use::kInput ? 1 : 0);
+  }
+
   Stream stream_;
   std::map<std::byte*, std::size_t> bytes_;
   std::multimap<std::size_t, std::byte*> free_;

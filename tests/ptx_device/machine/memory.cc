@@ -27,6 +27,16 @@ char* reserve(int protection) {
   return static_cast<char*>(memory);
 }
 
+char* pointer_at(std::uint64_t address) { return reinterpret_cast<char*>(address); }
+
+/// How far from `address` its marks lie, all of which say that their bytes were written.
+std::int64_t new_marks(std::uint64_t address, std::size_t bytes) {
+  void* marks = std::malloc(bytes == 0 ? 1 : bytes);
+  if (marks == nullptr) return 0;
+  std::memset(marks, 1, bytes);
+  return static_cast<std::int64_t>(reinterpret_cast<std::uint64_t>(marks) - address);
+}
+
 }  // namespace
 
 Memory& Memory::get() {
@@ -63,6 +73,7 @@ void* Memory::allocate(std::size_t bytes, MemoryKind kind, int device) {
     void* memory = nullptr;
     if (posix_memalign(&memory, kAlignment, bytes == 0 ? 1 : bytes) != 0) return nullptr;
     made.lo = reinterpret_cast<std::uint64_t>(memory);
+    if (kind == MemoryKind::kManaged) made.shadow = new_marks(made.lo, bytes);
   }
   made.hi = made.lo + bytes;
   used_ += bytes;
@@ -82,6 +93,7 @@ bool Memory::free(void* pointer, MemoryKind kind) {
   used_ -= bytes;
   --live_;
   if (allocation.delta == 0) {
+    if (allocation.shadow != 0) std::free(pointer_at(allocation.lo + allocation.shadow));
     std::free(pointer);
     allocations_.erase(found);
     return true;
@@ -149,22 +161,27 @@ char* Memory::host_of(const void* pointer, std::size_t bytes, bool& is_device) c
   return reinterpret_cast<char*>(address + allocation->delta);
 }
 
-void Memory::mark_written(const void* pointer, std::size_t bytes) {
-  bool is_device = false;
-  char* host = host_of(pointer, bytes, is_device);
-  if (is_device && host != nullptr && settings().check_reads)
-    std::memset(host + to_shadow_, 1, bytes);
+char* Memory::marks_of(const void* pointer, std::size_t bytes) const {
+  const auto address = reinterpret_cast<std::uint64_t>(pointer);
+  const Allocation* allocation = find(address);
+  if (allocation == nullptr || allocation->shadow == 0) return nullptr;
+  if (address + bytes > allocation->hi) return nullptr;
+  return pointer_at(address + allocation->delta + allocation->shadow);
+}
+
+void Memory::mark(const void* pointer, std::size_t bytes, bool written) {
+  char* marks = settings().check_reads ? marks_of(pointer, bytes) : nullptr;
+  if (marks != nullptr) std::memset(marks, written ? 1 : 0, bytes);
 }
 
 void Memory::copy_marks(const void* to, const void* from, std::size_t bytes) {
-  bool to_device = false, from_device = false;
-  char* target = host_of(to, bytes, to_device);
-  char* source = host_of(from, bytes, from_device);
-  if (!to_device || target == nullptr || !settings().check_reads) return;
-  if (from_device && source != nullptr)
-    std::memmove(target + to_shadow_, source + to_shadow_, bytes);
+  char* target = settings().check_reads ? marks_of(to, bytes) : nullptr;
+  if (target == nullptr) return;
+  const char* source = marks_of(from, bytes);
+  if (source != nullptr)
+    std::memmove(target, source, bytes);
   else
-    std::memset(target + to_shadow_, 1, bytes);
+    std::memset(target, 1, bytes);
 }
 
 }  // namespace ptx

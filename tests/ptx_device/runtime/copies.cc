@@ -99,7 +99,7 @@ void fill_now(void* pointer, int value, std::size_t bytes) {
     return break_device(cudaErrorIllegalAddress);
   }
   std::memset(host, value, bytes);
-  Memory::get().mark_written(pointer, bytes);
+  Memory::get().mark(pointer, bytes, true);
 }
 
 cudaError_t queue_fill(void* pointer, int value, std::size_t bytes, cudaStream_t stream) {

@@ -6,9 +6,11 @@
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/copies.h"
+#include "tests/ptx_device/runtime/device.h"
 #include "tests/ptx_device/runtime/events.h"
 #include "tests/ptx_device/runtime/injected.h"
 #include "tests/ptx_device/runtime/queue.h"
+#include "tests/ptx_device/settings.h"
 
 namespace ptx {
 
@@ -23,7 +25,7 @@ char* bytes_at(const void* pointer, std::size_t bytes) {
 }
 
 void mark_written(const void* pointer, std::size_t bytes) {
-  Memory::get().mark_written(pointer, bytes);
+  Memory::get().mark(pointer, bytes, true);
 }
 
 namespace {
@@ -40,7 +42,14 @@ std::size_t live(const std::string& kind) {
 }  // namespace ptx
 
 int ptx_device_fail(const char* asked) { return ptx::ask_for_errors(asked) ? 1 : 0; }
-void ptx_device_repair() { ptx::break_device(cudaSuccess); }
+void ptx_device_mark(const void* pointer, std::size_t bytes, int written) {
+  ptx::Memory::get().mark(pointer, bytes, written != 0);
+}
+void ptx_device_repair() {
+  // What is queued is left out as long as the device is broken; nothing behind it may run then.
+  for (int device = 0; device < ptx::settings().devices; ++device) ptx::wait_for_device(device);
+  ptx::break_device(cudaSuccess);
+}
 int ptx_device_is_broken() { return ptx::sticky() != cudaSuccess ? 1 : 0; }
 std::size_t ptx_device_calls(const char* function) { return ptx::calls_of(function); }
 const char* ptx_device_last_injected() { return ptx::last_injected(); }

@@ -51,7 +51,7 @@ std::uint64_t make_variable(const Variable& variable) {
   const auto address = reinterpret_cast<std::uint64_t>(pointer);
   char* bytes = bytes_of(address, variable.bytes);
   std::memset(bytes, 0, variable.bytes);
-  memory.mark_written(pointer, variable.bytes);
+  memory.mark(pointer, variable.bytes, true);
   if (!variable.init.empty()) std::memcpy(bytes, variable.init.data(), variable.init.size());
   return address;
 }
