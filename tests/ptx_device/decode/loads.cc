@@ -16,6 +16,14 @@ inline void read_contiguous(const Access& access, unsigned part, R* to) {
   for (unsigned i = 0; i < kLanes; ++i) to[i] = static_cast<R>(from[i * kCount]);
 }
 template <class T, class R>
+inline void read_uniform(const Access& access, unsigned part, R* to) {
+  T value;
+  const unsigned first = first_lane(access.lanes);
+  std::memcpy(&value, reinterpret_cast<const char*>(access.addresses[first]) + part * sizeof(T),
+              sizeof(T));
+  put_same(to, static_cast<R>(value), access.lanes);
+}
+template <class T, class R>
 inline void read_each(const Access& access, unsigned part, R* to) {
   R values[kLanes];
   for (unsigned i = 0; i < kLanes; ++i) {
@@ -37,6 +45,8 @@ void load(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
     if (ins.v[part] == kNoPlace) continue;
     if (access.contiguous)
       read_contiguous<T, R, kCount>(access, part, at<R>(warp, ins.v[part]));
+    else if (access.uniform)
+      read_uniform<T, R>(access, part, at<R>(warp, ins.v[part]));
     else
       read_each<T, R>(access, part, at<R>(warp, ins.v[part]));
   }

@@ -146,7 +146,7 @@ void Decoder::second_out(Instruction& ins) const {
 
 void Decoder::address(Instruction& ins, const Operand& at) {
   if (at.kind != Operand::kMem) refuse("address expected");
-  ins.slot = static_cast<std::uint16_t>(accesses_++ % std::tuple_size_v<Ranges>);
+  ins.slot = static_cast<std::uint16_t>(accesses_++ % Ranges::kSlots);
   if (at.name.empty() && at.reg < 0) {
     ins.a = constant(at.imm, 8);
     return;

@@ -30,6 +30,16 @@ const Allocation& allocation_of(Access& access, unsigned lane, std::uint64_t add
   return *found;
 }
 
+/// One of those that instructions found before, or else the memory's.
+const Range& range_of(Access& access, unsigned lane, std::uint64_t address) {
+  Ranges& ranges = *access.warp.block->ranges;
+  for (const Range& range : ranges.recent)
+    if (range.holds(address, access.bytes)) return range;
+  const Allocation& found = allocation_of(access, lane, address);
+  Range& oldest = ranges.recent[ranges.next++ % ranges.recent.size()];
+  return oldest = {found.lo, found.hi, found.delta, found.shadow};
+}
+
 /// Lanes that take no part repeat the first one's.
 void fill_others(Access& access) {
   const unsigned first = first_lane(access.lanes);
@@ -91,7 +101,7 @@ class GenericAddress {
     set(params.data(), offset);
   }
   void resolve_global() {
-    const Allocation& found = allocation_of(access_, lane_, address_);
+    const Range& found = range_of(access_, lane_, address_);
     access_.addresses[lane_] = address_ + static_cast<std::uint64_t>(found.delta);
     access_.shadows[lane_] = found.shadow;
   }
@@ -102,12 +112,47 @@ class GenericAddress {
   const std::uint64_t address_;
 };
 
-bool all_set(const char* marks, unsigned bytes, std::uint64_t used) {
-  constexpr std::uint64_t kSet = 0x0101010101010101u;
-  if (bytes <= 8 && std::memcmp(marks, &kSet, bytes) == 0) return true;
-  for (unsigned i = 0; i < bytes; ++i)
-    if (marks[i] == 0 && ((used >> i) & 1) != 0) return false;
-  return true;
+/// Lanes whose marks are not all set: kWords of them, a byte of a mark for each of the access.
+template <class Word, unsigned kWords>
+std::uint32_t lanes_unset(const Access& access) {
+  constexpr Word kSet = static_cast<Word>(0x0101010101010101u);
+  std::uint32_t unset = 0;
+  for (unsigned i = 0; i < kLanes; ++i) {
+    const std::int64_t shadow = access.same ? access.shadow : access.shadows[i];
+    if (shadow == 0) continue;
+    const char* marks = reinterpret_cast<const char*>(access.addresses[i]) + shadow;
+    Word words[kWords];
+    std::memcpy(words, marks, sizeof(words));
+    bool fine = true;
+    for (const Word word : words) fine = fine && word == kSet;
+    unset |= std::uint32_t{!fine} << i;
+  }
+  return unset & access.lanes;
+}
+std::uint32_t lanes_unset(const Access& access) {
+  switch (access.bytes) {
+    case 1:
+      return lanes_unset<std::uint8_t, 1>(access);
+    case 2:
+      return lanes_unset<std::uint16_t, 1>(access);
+    case 4:
+      return lanes_unset<std::uint32_t, 1>(access);
+    case 8:
+      return lanes_unset<std::uint64_t, 1>(access);
+    case 16:
+      return lanes_unset<std::uint64_t, 2>(access);
+    default:
+      return lanes_unset<std::uint64_t, 4>(access);
+  }
+}
+
+/// Whether what is not written there is needed.
+bool is_needed(const Access& access, unsigned lane) {
+  const std::int64_t shadow = access.same ? access.shadow : access.shadows[lane];
+  const char* marks = reinterpret_cast<const char*>(access.addresses[lane]) + shadow;
+  for (unsigned i = 0; i < access.bytes; ++i)
+    if (marks[i] == 0 && ((access.ins.used >> i) & 1) != 0) return true;
+  return false;
 }
 
 }  // namespace
@@ -129,21 +174,21 @@ void check_room(Access& access, const char* space, std::size_t room) {
 }
 
 void resolve_global_slowly(Access& access) {
-  const Allocation* last = nullptr;
+  Ranges& ranges = *access.warp.block->ranges;
+  const Range* last = nullptr;
   bool one = true;
   for (std::uint32_t left = access.lanes; left != 0; left &= left - 1) {
     const unsigned i = first_lane(left);
     std::uint64_t& address = access.addresses[i];
-    if (last == nullptr || address < last->lo || address + access.bytes > last->hi) {
-      const Allocation& found = allocation_of(access, i, address);
-      one = one && (last == nullptr || last == &found);
+    if (last == nullptr || !last->holds(address, access.bytes)) {
+      const Range& found = range_of(access, i, address);
+      one = one && (last == nullptr || last->lo == found.lo);
       last = &found;
     }
     address += static_cast<std::uint64_t>(last->delta);
     access.shadows[i] = last->shadow;
   }
-  if (one)
-    (*access.warp.block->ranges)[access.ins.slot] = {last->lo, last->hi, last->delta, last->shadow};
+  if (one) ranges.slots[access.ins.slot] = *last;
   access.same = false;
   fill_others(access);
 }
@@ -161,11 +206,9 @@ void check_races(Access& access) {
 }
 
 void check_written_slowly(Access& access) {
-  for (std::uint32_t left = access.lanes; left != 0; left &= left - 1) {
+  for (std::uint32_t left = lanes_unset(access); left != 0; left &= left - 1) {
     const unsigned i = first_lane(left);
-    const std::int64_t shadow = access.same ? access.shadow : access.shadows[i];
-    const char* marks = reinterpret_cast<const char*>(access.addresses[i]) + shadow;
-    if (shadow == 0 || all_set(marks, access.bytes, access.ins.used)) continue;
+    if (!is_needed(access, i)) continue;
     std::ostringstream text;
     text << "reads " << access.bytes << " bytes of which some were never written";
     const Block& block = *access.warp.block;

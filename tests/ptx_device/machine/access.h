@@ -27,6 +27,7 @@ struct Access {
   bool same = true;
   bool shared = false;
   bool contiguous = false;  // all lanes take part, each behind the one before
+  bool uniform = false;     // all lanes name one address
   std::int64_t shadows[kLanes];
 };
 
@@ -58,7 +59,7 @@ void check_races(Access& access);
 void check_race(Access& access, unsigned lane, std::uint64_t offset);
 
 inline void resolve_global(Access& access, std::uint64_t low, std::uint64_t high) {
-  const Range& range = (*access.warp.block->ranges)[access.ins.slot];
+  const Range& range = access.warp.block->ranges->slots[access.ins.slot];
   if (low < range.lo || high + access.bytes > range.hi) return resolve_global_slowly(access);
   for (std::uint64_t& address : access.addresses)
     address += static_cast<std::uint64_t>(range.delta);
@@ -114,6 +115,8 @@ inline void resolve(Access& access) {
     all |= address;
   }
   if ((all & (access.bytes - 1)) != 0) misaligned(access);
+  // A local address is another place for each lane.
+  access.uniform = low == high && kSpace != Space::kLocal && kSpace != Space::kGeneric;
   if constexpr (kSpace == Space::kGlobal || kSpace == Space::kShared)
     access.contiguous = is_contiguous(access, low);
   if constexpr (kSpace == Space::kGlobal)

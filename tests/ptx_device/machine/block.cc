@@ -21,15 +21,6 @@ unsigned threads_of(const Launch& launch) {
   return launch.block[0] * launch.block[1] * launch.block[2];
 }
 
-/// Writes a value for each lane.
-template <class F>
-void fill(Warp& warp, std::uint32_t offset, unsigned bytes, F value_of) {
-  for (unsigned lane = 0; lane < kLanes; ++lane) {
-    const std::uint64_t value = value_of(lane);
-    std::memcpy(warp.registers + offset + lane * bytes, &value, bytes);
-  }
-}
-
 std::uint64_t value_of(Special which, const Warp& warp, unsigned lane) {
   const Block& block = *warp.block;
   const unsigned *shape = block.launch->block, *grid = block.launch->grid;
@@ -90,6 +81,43 @@ std::uint64_t value_of(Special which, const Warp& warp, unsigned lane) {
   return 0;
 }
 
+/// Whether another block of the launch finds another value there.
+bool is_of_block(Special which) {
+  switch (which) {
+    case Special::kCtaidX:
+    case Special::kCtaidY:
+    case Special::kCtaidZ:
+    case Special::kNctaidX:
+    case Special::kNctaidY:
+    case Special::kNctaidZ:
+    case Special::kSmid:
+    case Special::kGridid:
+    case Special::kDynamicShared:
+    case Special::kTotalShared:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void fill_each(Warp& warp, const SpecialSlot& slot) {
+  for (unsigned lane = 0; lane < kLanes; ++lane) {
+    const std::uint64_t value = value_of(slot.which, warp, lane);
+    std::memcpy(warp.registers + slot.offset + lane * slot.bytes, &value, slot.bytes);
+  }
+}
+
+/// The same for all lanes.
+void fill_same(Warp& warp, const SpecialSlot& slot) {
+  const std::uint64_t value = value_of(slot.which, warp, 0);
+  if (slot.bytes == 4)
+    std::fill_n(at<std::uint32_t>(warp, slot.offset), kLanes, static_cast<std::uint32_t>(value));
+  else if (slot.bytes == 8)
+    std::fill_n(at<std::uint64_t>(warp, slot.offset), kLanes, value);
+  else
+    fill_each(warp, slot);
+}
+
 /// What the lanes at a barrier say to bar.red.
 struct Vote {
   bool all = true, any = false;
@@ -122,11 +150,12 @@ void give_result(Warp& warp, const Instruction& ins, const Vote& vote) {
 }  // namespace
 
 bool Block::fits(const Launch& made) const {
-  return kernel == made.kernel && threads == threads_of(made);
+  return kernel == made.kernel && std::equal(shape, shape + 3, made.block);
 }
 
 void Block::start(Launch& made, std::uint64_t at_index, Ranges& found) {
   const bool other = !fits(made);
+  std::copy(made.block, made.block + 3, shape);
   launch = &made;
   ranges = &found;
   kernel = made.kernel;
@@ -156,6 +185,8 @@ void Block::make_warps() {
     warps[i].index = static_cast<std::uint32_t>(i);
     warps[i].registers = base + i * kernel->register_bytes;
     std::copy(kernel->image.begin(), kernel->image.end(), warps[i].registers);
+    for (const SpecialSlot& slot : kernel->specials)
+      if (!is_of_block(slot.which)) fill_each(warps[i], slot);
   }
 }
 
@@ -168,8 +199,7 @@ void Block::start_warp(Warp& warp) {
   warp.sync_count = 0;
   warp.now = nullptr;
   for (const SpecialSlot& slot : kernel->specials)
-    fill(warp, slot.offset, slot.bytes,
-         [&](unsigned lane) { return value_of(slot.which, warp, lane); });
+    if (is_of_block(slot.which)) fill_same(warp, slot);
   make_ready(warp, 0, warp.alive);
 }
 

@@ -57,13 +57,22 @@ struct Warp {
   const Instruction* now = nullptr;
 };
 
-/// The allocation that an instruction found last.
+/// An allocation that an instruction found.
 struct Range {
   std::uint64_t lo = 1, hi = 0;
   std::int64_t delta = 0, shadow = 0;
+
+  bool holds(std::uint64_t address, unsigned bytes) const {
+    return address >= lo && address + bytes <= hi;
+  }
 };
-/// By the instruction's slot; of all blocks of a launch that a thread of the host runs.
-using Ranges = std::array<Range, 64>;
+/// Of all blocks of a launch that a thread of the host runs.
+struct Ranges {
+  static constexpr std::size_t kSlots = 64;
+  std::array<Range, kSlots> slots;  // by the instruction's slot
+  std::array<Range, 4> recent;
+  std::size_t next = 0;
+};
 
 /// Who touched a byte of shared memory last, for the race check.
 struct Touch {
@@ -78,7 +87,7 @@ struct Block {
   const Kernel* kernel = nullptr;
   std::uint64_t index = 0;
   std::uint32_t id[3] = {0, 0, 0};
-  unsigned threads = 0;
+  unsigned threads = 0, shape[3] = {0, 0, 0};
   std::vector<Warp> warps;
   std::vector<char> registers;
   std::vector<char> shared, shared_written, local, local_written;
