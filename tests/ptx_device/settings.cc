@@ -27,9 +27,10 @@ Settings read() {
   made.threads = static_cast<unsigned>(number("PTX_DEVICE_THREADS", cores == 0 ? 1 : cores));
   made.limit = static_cast<std::uint64_t>(number("PTX_DEVICE_LIMIT", 4000)) * 1000000;
   const char* schedule = std::getenv("PTX_DEVICE_SCHEDULE");
-  made.schedule = schedule == nullptr || std::strcmp(schedule, "together") == 0 ? Schedule::kTogether
-                  : std::strcmp(schedule, "split") == 0                        ? Schedule::kSplit
-                                                                               : Schedule::kAlone;
+  made.schedule = schedule == nullptr || std::strcmp(schedule, "together") == 0
+                      ? Schedule::kTogether
+                  : std::strcmp(schedule, "split") == 0 ? Schedule::kSplit
+                                                        : Schedule::kAlone;
   made.check_reads = number("PTX_DEVICE_CHECK_READS", 1) != 0;
   made.check_races = number("PTX_DEVICE_CHECK_RACES", 0) != 0;
   const char* stores = std::getenv("PTX_DEVICE_STORES");

@@ -10,7 +10,7 @@
 namespace ptx {
 namespace {
 
-constexpr int kKiB = 1024, kL2 = 50 << 20;
+constexpr int kKiB = 1024, kL2 = 1 << 20;
 constexpr int kMostThreads = 1024, kGridX = 0x7fffffff, kGridYZ = 65535;
 
 void set_limits(cudaDeviceProp& made) {

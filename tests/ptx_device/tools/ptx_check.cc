@@ -18,8 +18,9 @@ int main(int argc, char** argv) {
       try {
         const auto kernel = ptx::decode(module.function(name), module, variables);
         if (argc == 2)
-          std::printf("%6zu instructions, %5zu bytes a thread, %6zu shared, %s\n", kernel->code.size(),
-                      kernel->register_bytes / ptx::kLanes, kernel->shared_bytes, kernel->name.c_str());
+          std::printf("%6zu instructions, %5zu bytes a thread, %6zu shared, %s\n",
+                      kernel->code.size(), kernel->register_bytes / ptx::kLanes,
+                      kernel->shared_bytes, kernel->name.c_str());
       } catch (const std::exception& error) {
         ++refused;
         std::printf("%s\n", error.what());
