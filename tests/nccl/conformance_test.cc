@@ -181,6 +181,31 @@ TEST(NcclTransportConformance, BracketsKeepTheirOrderAcrossStreams) {
   });
 }
 
+// A block that the second stream's bytes come into was the first's, which has still to read it.
+TEST(NcclTransportConformance, WhatAStreamReadsIsNotOverwrittenForAnother) {
+  on_nccl(2, [](NcclRank& rank) {
+    constexpr std::size_t kBytes = 1000;
+    const Stream second;
+    const int peer = 1 - rank.rank();
+    DeviceBytes one(kBytes), other(kBytes), copy(kBytes);
+    one.fill(pattern(kBytes, rank.rank(), 1), rank.stream);
+    other.fill(pattern(kBytes, rank.rank(), 2), second.view());
+    Operation operation = rank.operation();
+    {
+      Handle handle = rank.transport.all_gather(operation, one.span(), kBytes);
+      handle.wait_synchronize();
+      const auto rest = [] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); };
+      ptx::queue_on(rank.stream.handle, rest, false);
+      kernels::copy_bytes(copy.span().data(), handle.received(peer).data(), kBytes, rank.stream);
+    }
+    operation.stream = second.view();
+    Handle handle = rank.transport.all_gather(operation, other.span(), kBytes);
+    handle.wait_synchronize();
+    EXPECT_EQ(fetch(handle.received(peer), second.view()), pattern(kBytes, peer, 2));
+    EXPECT_EQ(fetch(copy.span(), rank.stream), pattern(kBytes, peer, 1));
+  });
+}
+
 TEST(NcclTransportConformance, InOrderNeedsNoSecondStream) {
   on_all_nccl_ranks([](NcclRank& rank) {
     DeviceBytes send(3000);
@@ -271,7 +296,7 @@ TEST(NcclTransportConformance, CountsWhatItGaveToNccl) {
         .wait_synchronize();
     EXPECT_EQ(channel->counters().sent_bytes - agreed, 3000u + 2 * 3 * 800 / 4);
     channel->end(rank.operation());
-    emulator::synchronize(rank.stream);
+    kernels::synchronize(rank.stream);
   });
 }
 

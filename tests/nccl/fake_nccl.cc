@@ -1,7 +1,6 @@
 // Implements fake_nccl.h: NCCL's functions.
 #include "tests/nccl/fake_nccl.h"
 
-#include "tests/emulated/streams.h"
 #include "tests/nccl/fake_state.h"
 
 #include <algorithm>
@@ -14,9 +13,9 @@ namespace tersor::test {
 namespace fake {
 namespace {
 
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kPatience{30};
 
-std::unique_ptr<State> current;
+std::shared_ptr<State> current;  // what is still queued keeps its own
 thread_local std::vector<Call> group;
 thread_local int depth = 0;
 
@@ -25,34 +24,36 @@ ncclComm_t handle_of(Communicator* communicator) {
   return reinterpret_cast<ncclComm_t>(communicator);
 }
 
-emulator::Guard note(const char* function) {
-  auto guard = emulator::lock_device();
-  ++state().calls[function];
-  return guard;
+Lock lock_state() { return Lock(current->mutex); }
+
+Lock note(const char* function) {
+  Lock lock = lock_state();
+  ++current->calls[function];
+  return lock;
 }
 
 /// Whether a communicator may be named in a call.
 bool usable(ncclComm_t handle, const char* function) {
   const Communicator* own = of(handle);
   if (own != nullptr && !own->aborted && !own->destroyed) return true;
-  state().misuse(std::string(function) + " of a communicator that is gone");
+  current->misuse(std::string(function) + " of a communicator that is gone");
   return false;
 }
 
 ncclResult_t get_unique_id(ncclUniqueId* id) {
-  const auto guard = note("ncclGetUniqueId");
+  const Lock lock = note("ncclGetUniqueId");
   std::memset(id, 0, sizeof *id);
-  const std::string text = "identifier " + std::to_string(++state().identifiers);
+  const std::string text = "identifier " + std::to_string(++current->identifiers);
   text.copy(id->internal, sizeof id->internal - 1);
   return ncclSuccess;
 }
 
 /// A new member of the clique of this identifier.
 ncclComm_t join(const std::string& identifier, int ranks, int rank, bool blocking) {
-  auto& clique = state().cliques[identifier];
+  auto& clique = current->cliques[identifier];
   if (clique == nullptr) clique = std::make_shared<Clique>();
   auto made = std::make_unique<Communicator>();
-  if (clique->members.contains(rank)) state().misuse("two ranks of one number");
+  if (clique->members.contains(rank)) current->misuse("two ranks of one number");
   clique->ranks = ranks;
   clique->identifier = identifier;
   clique->members[rank] = made.get();
@@ -60,13 +61,13 @@ ncclComm_t join(const std::string& identifier, int ranks, int rank, bool blockin
   made->rank = rank;
   made->device = kernels::current_device();
   made->blocking = blocking;
-  state().communicators.push_back(std::move(made));
-  return handle_of(state().communicators.back().get());
+  current->communicators.push_back(std::move(made));
+  return handle_of(current->communicators.back().get());
 }
 
 ncclResult_t comm_init(ncclComm_t* handle, int ranks, ncclUniqueId id, int rank,
                        ncclConfig_t* config) {
-  const auto guard = note("ncclCommInitRankConfig");
+  const Lock lock = note("ncclCommInitRankConfig");
   *handle = join(id.internal, ranks, rank, config->blocking != 0);
   return config->blocking == 0 ? ncclInProgress : ncclSuccess;
 }
@@ -74,17 +75,17 @@ ncclResult_t comm_init(ncclComm_t* handle, int ranks, ncclUniqueId id, int rank,
 // All ranks of the transport's splits stay together.
 ncclResult_t comm_split(ncclComm_t handle, int color, int key, ncclComm_t* made,
                         ncclConfig_t* config) {
-  const auto guard = note("ncclCommSplit");
+  const Lock lock = note("ncclCommSplit");
   if (!usable(handle, "ncclCommSplit")) return ncclInvalidArgument;
   Communicator& own = *of(handle);
-  if (color != 0 || key != own.rank) state().misuse("a split that the stand-in does not know");
+  if (color != 0 || key != own.rank) current->misuse("a split that the stand-in does not know");
   *made = join(own.clique->identifier + ", split " + std::to_string(own.splits++),
                own.clique->ranks, own.rank, config->blocking != 0);
   return own.blocking ? ncclSuccess : ncclInProgress;
 }
 
 ncclResult_t comm_async_error(ncclComm_t handle, ncclResult_t* error) {
-  const auto guard = note("ncclCommGetAsyncError");
+  const Lock lock = note("ncclCommGetAsyncError");
   if (!usable(handle, "ncclCommGetAsyncError")) return ncclInvalidArgument;
   const Communicator& own = *of(handle);
   const bool complete = static_cast<int>(own.clique->members.size()) == own.clique->ranks;
@@ -93,36 +94,34 @@ ncclResult_t comm_async_error(ncclComm_t handle, ncclResult_t* error) {
 }
 
 ncclResult_t comm_finalize(ncclComm_t handle) {
-  const auto guard = note("ncclCommFinalize");
+  const Lock lock = note("ncclCommFinalize");
   usable(handle, "ncclCommFinalize");
-  if (of(handle)->revoked) state().misuse("ncclCommFinalize after ncclCommRevoke");
+  if (of(handle)->revoked) current->misuse("ncclCommFinalize after ncclCommRevoke");
   return ncclSuccess;
 }
 
 ncclResult_t comm_destroy(ncclComm_t handle) {
-  const auto guard = note("ncclCommDestroy");
+  const Lock lock = note("ncclCommDestroy");
   if (usable(handle, "ncclCommDestroy")) of(handle)->destroyed = true;
+  current->changed.notify_all();
   return ncclSuccess;
 }
 
 /// As NCCL waits for the stream that its kernels are on, once it has told them to end. What stands
 /// before them must come to its end by others.
 void wait_for_device(const Communicator& own) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  const auto has_ended = [&own] {
-    const auto guard = emulator::lock_device();
-    return own.ended >= own.queued;
-  };
-  while (!has_ended() && std::chrono::steady_clock::now() < until) kernels::rest();
-  const auto guard = emulator::lock_device();
-  if (own.ended < own.queued) state().misuse("a stop that waits for ever");
+  Lock lock = lock_state();
+  const auto has_ended = [&own] { return own.ended >= own.queued; };
+  if (!current->changed.wait_for(lock, kPatience, has_ended))
+    current->misuse("a stop that waits for ever");
 }
 
 ncclResult_t stop(ncclComm_t handle, const char* function, bool Communicator::*how) {
   {
-    const auto guard = note(function);
+    const Lock lock = note(function);
     if (!usable(handle, function)) return ncclInvalidArgument;
     of(handle)->*how = true;
+    current->changed.notify_all();
   }
   wait_for_device(*of(handle));
   return ncclSuccess;
@@ -149,16 +148,16 @@ ncclResult_t comm_rank(ncclComm_t handle, int* rank) {
 }
 
 ncclResult_t comm_register(ncclComm_t handle, void* memory, std::size_t, void** registration) {
-  const auto guard = note("ncclCommRegister");
-  if (state().refuses_registrations) return ncclInvalidUsage;
-  if (!of(handle)->registered.insert(memory).second) state().misuse("memory registered twice");
+  const Lock lock = note("ncclCommRegister");
+  if (current->refuses_registrations) return ncclInvalidUsage;
+  if (!of(handle)->registered.insert(memory).second) current->misuse("memory registered twice");
   *registration = memory;
   return ncclSuccess;
 }
 ncclResult_t comm_deregister(ncclComm_t handle, void* registration) {
-  const auto guard = note("ncclCommDeregister");
+  const Lock lock = note("ncclCommDeregister");
   if (!usable(handle, "ncclCommDeregister") || of(handle)->registered.erase(registration) == 0)
-    state().misuse("memory deregistered that was not registered");
+    current->misuse("memory deregistered that was not registered");
   return ncclSuccess;
 }
 
@@ -169,55 +168,48 @@ const char* error_string(ncclResult_t result) {
 const char* last_error(ncclComm_t) { return "socket closed"; }
 
 ncclResult_t group_start() {
-  const auto guard = note("ncclGroupStart");
+  const Lock lock = note("ncclGroupStart");
   ++depth;
   return ncclSuccess;
 }
 
-/// Blocks the host, as lazy connections do where a rank is gone. Not under the lock.
-void block(Communicator& own) {
-  const auto hears = [&own] {
-    const auto guard = emulator::lock_device();
-    return own.is_deaf ? own.aborted : own.stopped();
-  };
-  while (!hears()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+/// Blocks the host, as lazy connections do where a rank is gone.
+void block(const Communicator& own, Lock& lock) {
+  current->changed.wait(lock, [&own] { return own.is_deaf ? own.aborted : own.stopped(); });
 }
 
 ncclResult_t launch(std::vector<Call> calls) {
-  Communicator* own = nullptr;
-  {
-    const auto guard = emulator::lock_device();
-    own = calls.front().communicator;
-    if (own->stopped()) return ncclInvalidUsage;
-    if (!std::exchange(own->block_next, false)) {
-      queue_calls(std::move(calls));
-      return own->blocking ? ncclSuccess : ncclInProgress;
-    }
+  Lock lock = lock_state();
+  Communicator& own = *calls.front().communicator;
+  if (own.stopped()) return ncclInvalidUsage;
+  if (std::exchange(own.block_next, false)) {
+    block(own, lock);
+    return ncclInternalError;
   }
-  block(*own);
-  return ncclInternalError;
+  queue_calls(current, std::move(calls));
+  return own.blocking ? ncclSuccess : ncclInProgress;
 }
 
 // The transport's groups are of one communicator and one stream.
 ncclResult_t group_end() {
   {
-    const auto guard = note("ncclGroupEnd");
+    const Lock lock = note("ncclGroupEnd");
     --depth;
     if (depth > 0 || group.empty()) return ncclSuccess;
     for (const Call& call : group)
       if (call.communicator != group.front().communicator || call.stream != group.front().stream)
-        state().misuse("a group of several communicators or streams");
+        current->misuse("a group of several communicators or streams");
   }
   return launch(std::exchange(group, {}));
 }
 
 ncclResult_t add(const char* function, Call call) {
   {
-    const auto guard = note(function);
+    const Lock lock = note(function);
     if (!usable(reinterpret_cast<ncclComm_t>(call.communicator), function))
       return ncclInvalidArgument;
     if (call.communicator->device != kernels::current_device())
-      state().misuse(std::string(function) + " on another device");
+      current->misuse(std::string(function) + " on another device");
     if (depth > 0) {
       group.push_back(call);
       return ncclSuccess;
@@ -249,13 +241,10 @@ ncclResult_t receive(void* to, std::size_t count, ncclDataType_t type, int peer,
 
 }  // namespace
 
-State& state() { return *current; }
-void reset() { current = std::make_unique<State>(); }
-
 }  // namespace fake
 
 FakeNccl::FakeNccl(int version) {
-  fake::reset();
+  fake::current = std::make_shared<fake::State>();
   table_.version = version;
   table_.path = "the stand-in of the tests";
   table_.get_unique_id = fake::get_unique_id;
@@ -282,69 +271,78 @@ FakeNccl::FakeNccl(int version) {
   nccl::use_api(&table_);
 }
 
-FakeNccl::~FakeNccl() { nccl::use_api(nullptr); }
+FakeNccl::~FakeNccl() {
+  nccl::use_api(nullptr);
+  const fake::Lock lock = fake::lock_state();
+  for (const auto& communicator : fake::current->communicators) communicator->destroyed = true;
+  fake::current->changed.notify_all();
+}
 
 std::vector<ncclComm_t> FakeNccl::make_clique(int ranks) {
   ncclUniqueId id{};
   fake::get_unique_id(&id);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   std::vector<ncclComm_t> handles(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank)
+  const int before = kernels::current_device();
+  for (int rank = 0; rank < ranks; ++rank) {
+    kernels::use_device(rank);
     fake::comm_init(&handles[static_cast<std::size_t>(rank)], ranks, id, rank, &config);
+  }
+  kernels::use_device(before);
   return handles;
 }
 
 void FakeNccl::break_down(ncclComm_t communicator, ncclResult_t error) {
-  const auto guard = emulator::lock_device();
+  const fake::Lock lock = fake::lock_state();
   fake::of(communicator)->error = error;
 }
 
 void FakeNccl::block_next_group(ncclComm_t communicator) {
-  const auto guard = emulator::lock_device();
+  const fake::Lock lock = fake::lock_state();
   fake::of(communicator)->block_next = true;
 }
 
 void FakeNccl::block_next_group_deaf(ncclComm_t communicator) {
-  const auto guard = emulator::lock_device();
+  const fake::Lock lock = fake::lock_state();
   fake::of(communicator)->block_next = fake::of(communicator)->is_deaf = true;
 }
 
-void FakeNccl::refuse_registrations() { fake::state().refuses_registrations = true; }
+void FakeNccl::refuse_registrations() { fake::current->refuses_registrations = true; }
 
 bool FakeNccl::is_revoked(ncclComm_t communicator) const {
-  const auto guard = emulator::lock_device();
+  const fake::Lock lock = fake::lock_state();
   return fake::of(communicator)->revoked;
 }
 
 bool FakeNccl::is_aborted(ncclComm_t communicator) const {
-  const auto guard = emulator::lock_device();
+  const fake::Lock lock = fake::lock_state();
   return fake::of(communicator)->aborted;
 }
 
 int FakeNccl::calls(const std::string& function) const {
-  const auto guard = emulator::lock_device();
-  return fake::state().calls[function];
+  const fake::Lock lock = fake::lock_state();
+  return fake::current->calls[function];
 }
 
 int FakeNccl::open_communicators() const {
-  const auto guard = emulator::lock_device();
-  const auto& all = fake::state().communicators;
+  const fake::Lock lock = fake::lock_state();
+  const auto& all = fake::current->communicators;
   return static_cast<int>(std::count_if(all.begin(), all.end(), [](const auto& communicator) {
     return !communicator->aborted && !communicator->destroyed;
   }));
 }
 
 int FakeNccl::open_registrations() const {
-  const auto guard = emulator::lock_device();
+  const fake::Lock lock = fake::lock_state();
   int open = 0;
-  for (const auto& communicator : fake::state().communicators)
+  for (const auto& communicator : fake::current->communicators)
     if (!communicator->aborted) open += static_cast<int>(communicator->registered.size());
   return open;
 }
 
 std::vector<std::string> FakeNccl::misuses() const {
-  const auto guard = emulator::lock_device();
-  return fake::state().misuses;
+  const fake::Lock lock = fake::lock_state();
+  return fake::current->misuses;
 }
 
 }  // namespace tersor::test

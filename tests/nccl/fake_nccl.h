@@ -1,7 +1,7 @@
-// A stand-in of NCCL for ranks that are threads, over emulated streams: it fills the table of
-// functions that the transport calls. What a rank sends is read when its stream comes to the
-// operation, what it receives is written when all that it needs has come to it, both in whatever
-// order the emulator chooses; so a missing event shows as wrong bytes. It refuses what NCCL
+// A stand-in of NCCL for ranks that are threads, each with a device of its own: it fills the table
+// of functions that the transport calls. What a rank sends is read when its stream comes to the
+// operation, what it receives is written when all that it needs has come to it; streams run beside
+// each other, and pause at random: so a missing event shows as wrong bytes. It refuses what NCCL
 // refuses, and keeps a record of calls. That it behaves as NCCL does is not proved by this: only
 // that the transport does what is right by NCCL's documentation.
 #pragma once
@@ -27,7 +27,8 @@ class FakeNccl {
 
   nccl::Api& table() { return table_; }
 
-  /// Makes the communicators of all ranks, which block, as a trainer does: on the current device.
+  /// Makes the communicators of all ranks, which block, as a trainer does: on the device of the
+  /// rank's number.
   std::vector<ncclComm_t> make_clique(int ranks);
   /// NCCL finds an error by itself.
   void break_down(ncclComm_t communicator, ncclResult_t error);

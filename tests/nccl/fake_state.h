@@ -1,13 +1,16 @@
-// What the stand-in of NCCL knows. All under the lock of the emulated device.
+// What the stand-in of NCCL knows. Shared by the ranks' threads, the transports' and the streams'
+// of the device: all of it under its mutex.
 #pragma once
 
 #include <nccl.h>
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,7 +18,11 @@
 
 namespace tersor::test::fake {
 
-using Bytes = std::vector<std::byte>;
+/// What a rank sent: bytes, and which of them were ever written; empty: that is not known.
+struct Bytes {
+  std::vector<std::byte> values;
+  std::vector<char> marks;
+};
 
 struct Communicator;
 
@@ -69,6 +76,8 @@ struct Call {
 };
 
 struct State {
+  std::mutex mutex;
+  std::condition_variable changed;                         ///< whatever streams wait for
   std::map<std::string, std::shared_ptr<Clique>> cliques;  ///< by identifier
   std::vector<std::unique_ptr<Communicator>> communicators;
   std::map<std::string, int> calls;
@@ -79,14 +88,13 @@ struct State {
   void misuse(const std::string& what) { misuses.push_back(what); }
 };
 
-State& state();
-void reset();
+using Lock = std::unique_lock<std::mutex>;
 
 std::size_t bytes_of(ncclDataType_t type);
 /// into[i] = into[i] + other[i], or their maximum.
 void combine(Bytes& into, const Bytes& other, ncclDataType_t type, ncclRedOp_t reduction);
 
-/// Queues the calls of a group that are of one communicator and one stream.
-void queue_calls(std::vector<Call> calls);
+/// Queues the calls of a group that are of one communicator and one stream. Under the lock.
+void queue_calls(const std::shared_ptr<State>& state, std::vector<Call> calls);
 
 }  // namespace tersor::test::fake

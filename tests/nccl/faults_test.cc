@@ -15,13 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-/// Work that was stopped may be left over, with what it stands for.
-class NcclFaults : public ::testing::Test {
- protected:
-  ~NcclFaults() override { emulator::restart(emulator::seed()); }
-};
-
-TEST_F(NcclFaults, DisagreementIsSaidOnAllRanks) {
+TEST(NcclFaults, DisagreementIsSaidOnAllRanks) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
     sum_up(rank, rank.operation(rank.rank() == 1 ? "reduce_scatter" : "allreduce"));
@@ -32,7 +26,7 @@ TEST_F(NcclFaults, DisagreementIsSaidOnAllRanks) {
   EXPECT_THAT(run.errors[1], HasSubstr("rank 0 calls allreduce, rank 2 calls allreduce"));
 }
 
-TEST_F(NcclFaults, OtherArgumentsAreADisagreement) {
+TEST(NcclFaults, OtherArgumentsAreADisagreement) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     sum_up(rank, rank.operation("allreduce", rank.rank() == 0 ? 1 : 2));
@@ -54,7 +48,7 @@ NcclRun lose_a_rank(FakeNccl& nccl, Whose whose, std::chrono::milliseconds timeo
       whose);
 }
 
-TEST_F(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
+TEST(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
   FakeNccl nccl;
   const auto start = Clock::now();
   const NcclRun run = lose_a_rank(nccl, Whose::kCallers, 300ms);
@@ -66,13 +60,12 @@ TEST_F(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
                       Not(HasSubstr("abort your communicator"))));
 }
 
-TEST_F(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
+TEST(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
   FakeNccl callers;
   lose_a_rank(callers, Whose::kCallers, 100ms);
   EXPECT_EQ(callers.calls("ncclCommAbort"), 0);
   EXPECT_EQ(callers.calls("ncclCommRevoke"), 2);
   EXPECT_THAT(callers.misuses(), IsEmpty());
-  emulator::restart(emulator::seed());
   FakeNccl ours;
   lose_a_rank(ours, Whose::kOwn, 100ms);
   EXPECT_EQ(ours.calls("ncclCommAbort"), 2);
@@ -82,17 +75,18 @@ TEST_F(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
 }
 
 // Without ncclCommRevoke nothing is freed that the caller owns; the error says what is to be done.
-TEST_F(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
+TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
   FakeNccl nccl(22'703);
   const std::vector<ncclComm_t> clique = nccl.make_clique(2);
   std::vector<std::string> errors(2);
-  std::atomic<bool> has_ended{false};
+  std::barrier<> meeting(2);
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < 2; ++i)
     threads.emplace_back([&, i] {
+      kernels::use_device(static_cast<int>(i));
       const Stream stream;
       NcclTransport transport(clique[i]);
-      NcclRank rank{transport, stream.view(), clique[i]};
+      NcclRank rank{transport, stream.view(), clique[i], meeting};
       Operation operation = rank.operation("allreduce");
       sum_up(rank, operation);
       operation.timeout = 100ms;
@@ -100,11 +94,10 @@ TEST_F(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
       values.fill(std::vector<float>{1.0f}, stream.view());
       if (i == 0) transport.sum(operation, std::vector<ValueSpan>{values.values(), {}});
       if (i == 0) errors[i] = wait_for_fault(transport);
-      if (i == 0) has_ended = true;
-      while (!has_ended) std::this_thread::sleep_for(1ms);
+      rank.meet();
       if (i == 1) errors[i] = message_of<TransportError>([&] { transport.progress(); });
       nccl.table().comm_abort(clique[i]);
-      emulator::synchronize(stream.view());
+      kernels::synchronize(stream.view());
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_THAT(errors[0], HasSubstr("abort your communicator to free what waits on it: NCCL 2.27.3 "
@@ -112,7 +105,7 @@ TEST_F(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
   EXPECT_EQ(errors[1], "nothing was thrown");
 }
 
-TEST_F(NcclFaults, AnErrorOfNcclIsSticky) {
+TEST(NcclFaults, AnErrorOfNcclIsSticky) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
@@ -128,7 +121,7 @@ TEST_F(NcclFaults, AnErrorOfNcclIsSticky) {
                                          "network error (socket closed)")));
 }
 
-TEST_F(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
+TEST(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     rank.transport.poison("the trainer has had enough");
@@ -139,7 +132,7 @@ TEST_F(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
 }
 
 // Connections are made at the first use, and NCCL waits for them on the host.
-TEST_F(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
+TEST(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     Operation operation = rank.operation("allreduce");
@@ -151,7 +144,7 @@ TEST_F(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
   EXPECT_THAT(run.errors, Each(HasSubstr("a call of NCCL did not come back in time")));
 }
 
-TEST_F(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
+TEST(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
@@ -164,7 +157,7 @@ TEST_F(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }
 
-TEST_F(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
+TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     std::vector<std::byte> host(100);
@@ -192,19 +185,20 @@ TEST_F(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
     operation.memory = Memory::kHost;
     EXPECT_THAT(refusal([&] { rank.transport.send(operation, 1 - rank.rank(), host); }),
                 HasSubstr("NCCL moves device memory"));
-    kernels::use_device(1);
+    kernels::use_device(2);
     const Stream elsewhere;
-    kernels::use_device(0);
+    kernels::use_device(rank.rank());
     operation = rank.operation();
     operation.stream = elsewhere.view();
     EXPECT_THAT(refusal([&] { rank.transport.barrier(operation); }),
-                HasSubstr("the stream belongs to device 1, but the current one is 0"));
+                HasSubstr("the stream belongs to device 2, but the current one is " +
+                          std::to_string(rank.rank())));
     sum_up(rank, rank.operation());
   });
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }
 
-TEST_F(NcclFaults, CommunicatorsOfNoUseAreRefused) {
+TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
   FakeNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   const auto refusal = [](ncclComm_t handle) {
@@ -219,7 +213,7 @@ TEST_F(NcclFaults, CommunicatorsOfNoUseAreRefused) {
   EXPECT_THAT(refusal(communicator), HasSubstr("was aborted or has failed"));
 }
 
-TEST_F(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
+TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
   FakeNccl nccl;
   const std::filesystem::path file = ::testing::TempDir() + "tersor_nccl_alone";
   std::filesystem::remove(file);
@@ -233,7 +227,7 @@ TEST_F(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
               HasSubstr("has not written"));
 }
 
-TEST_F(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
+TEST(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
   FakeNccl nccl;
   const std::vector<ncclComm_t> clique = nccl.make_clique(2);
   std::vector<std::string> errors(2);
@@ -241,6 +235,7 @@ TEST_F(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < 2; ++i)
     threads.emplace_back([&, i] {
+      kernels::use_device(static_cast<int>(i));
       NcclTransport transport(clique[i], 3s);
       if (i == 0) errors[i] = message_of<TransportError>([&] { transport.channel(); });
       for (--running; running > 0;) std::this_thread::sleep_for(1ms);

@@ -48,6 +48,7 @@ TEST_F(NcclMeeting, ThroughAFile) {
   std::vector<std::thread> threads;
   for (const int rank : {2, 1, 0})
     threads.emplace_back([&, rank] {
+      kernels::use_device(rank);
       NcclTransport transport(NcclCommunicator::from_file(folder_ / "id", rank, 3, 20s));
       EXPECT_EQ(transport.rank(), rank);
       EXPECT_EQ(transport.ranks(), 3);
@@ -61,6 +62,7 @@ TEST_F(NcclMeeting, ThroughAFile) {
 TEST_F(NcclMeeting, OverAnotherTransport) {
   FakeNccl nccl;
   run_ranks(4, parse_link("none"), [](Transport& threads) {
+    kernels::use_device(threads.rank());
     NcclTransport transport(NcclCommunicator::over(threads, 20s));
     EXPECT_EQ(transport.rank(), threads.rank());
     meet_on_device(transport);
@@ -74,15 +76,21 @@ TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
   nccl::Fabric fabric;
   nccl::Lane lane(fabric.fault());
   fabric.add(lane);
-  const Operation operation{.name = "allreduce", .timeout = 5s};
+  const Stream stream;
+  const Operation operation{.name = "allreduce", .timeout = 5s, .stream = stream.view()};
+  const auto open = [&] {
+    lane.open(operation, fabric.number_of("allreduce"));
+    stream.synchronize();
+  };
   const auto start = Clock::now();
-  lane.open(operation, fabric.number_of("allreduce"));
+  open();
   fabric.observe(start);
   fabric.observe(start + 4999ms);
   EXPECT_FALSE(fabric.fault().is_raised());
   lane.close(operation);
+  stream.synchronize();
   fabric.observe(start + 6s);
-  lane.open(operation, fabric.number_of("allreduce"));
+  open();
   fabric.observe(start + 7s);
   fabric.observe(start + 11s);
   EXPECT_FALSE(fabric.fault().is_raised());

@@ -1,11 +1,12 @@
-// Ranks that are threads, each with a transport over the stand-in of NCCL and a stream of its own.
+// Ranks that are threads, each with a transport over the stand-in of NCCL, a device and a stream of
+// its own.
 #pragma once
 
-#include "tests/emulated/emulator.h"
-#include "tests/emulated/ranks.h"
-#include "tests/emulated/streams.h"
 #include "tests/nccl/fake_nccl.h"
+#include "tests/ptx_device/runtime/hooks.h"
+#include "tests/ptx_device/runtime/pauses.h"
 
+#include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tersor/buffer.h>
@@ -13,7 +14,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -33,13 +37,16 @@ struct NcclRank {
   Transport& transport;
   StreamView stream;
   ncclComm_t communicator;
+  std::barrier<>& meeting;
 
   int rank() const { return transport.rank(); }
   int ranks() const { return transport.ranks(); }
+  /// Until the threads of all ranks are here, or have ended; the devices go on.
+  void meet() const { meeting.arrive_and_wait(); }
   Operation operation(std::string_view name = "test", std::uint64_t signature = 42) const {
     return {.name = name,
             .signature = signature,
-            .timeout = std::chrono::seconds(20),
+            .timeout = std::chrono::seconds(60),
             .memory = Memory::kDevice,
             .stream = stream};
   }
@@ -76,10 +83,75 @@ template <typename T = std::byte>
 std::vector<T> fetch(ConstByteSpan device, StreamView stream) {
   const kernels::PinnedBuffer host(std::max<std::size_t>(device.size(), 1));
   kernels::copy_bytes(host.pointer(), device.data(), device.size(), stream);
-  emulator::synchronize(stream);
+  kernels::synchronize(stream);
   std::vector<T> values(device.size() / sizeof(T));
   std::memcpy(values.data(), host.pointer(), device.size());
   return values;
+}
+
+inline void check_cuda(cudaError_t status) {
+  if (status != cudaSuccess) throw CudaError(cudaGetErrorString(status));
+}
+
+/// What `body` queues on the rank's stream, as a graph. All ranks capture at once, since a capture
+/// forbids whatever would wait or allocate in every thread: those of transports too.
+class Graph {
+ public:
+  /// Throws CudaError where something ended the capture.
+  Graph(const NcclRank& rank, const std::function<void()>& body) {
+    const auto stream = static_cast<cudaStream_t>(rank.stream.handle);
+    rank.meet();
+    cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    rank.meet();
+    std::exception_ptr thrown;
+    try {
+      body();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    rank.meet();
+    if (status == cudaSuccess) status = cudaStreamEndCapture(stream, &graph_);
+    rank.meet();
+    if (thrown != nullptr) std::rethrow_exception(thrown);
+    if (status == cudaSuccess) status = cudaGraphInstantiate(&executable_, graph_, 0);
+    check_cuda(status);
+  }
+  ~Graph() {
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void replay(StreamView stream) const {
+    check_cuda(cudaGraphLaunch(executable_, static_cast<cudaStream_t>(stream.handle)));
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+/// Calls of the runtime so far, of all ranks, that allocate or wait on the host.
+inline std::size_t calls_that_allocate_or_wait() {
+  std::size_t calls = 0;
+  for (const char* function :
+       {"cudaMalloc", "cudaMallocManaged", "cudaMallocAsync", "cudaHostAlloc", "cudaMallocHost",
+        "cudaFree", "cudaFreeAsync", "cudaFreeHost", "cudaStreamSynchronize",
+        "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cudaMemset"})
+    calls += ptx_device_calls(function);
+  return calls;
+}
+
+/// Expects that none of the ranks' bodies, which run together, makes such a call.
+inline void expect_no_wait(const NcclRank& rank, const std::function<void()>& body) {
+  rank.meet();
+  const std::size_t before = calls_that_allocate_or_wait();
+  rank.meet();
+  body();
+  rank.meet();
+  EXPECT_EQ(calls_that_allocate_or_wait(), before);
+  rank.meet();
 }
 
 constexpr const char* kNothing = "nothing was thrown";
@@ -96,7 +168,7 @@ std::string message_of(const std::function<void()>& call) {
 
 /// What the transport's thread finds while the device goes on.
 inline std::string wait_for_fault(Transport& transport) {
-  const auto until = Clock::now() + std::chrono::seconds(20);
+  const auto until = Clock::now() + std::chrono::seconds(60);
   while (Clock::now() < until) {
     kernels::rest();
     const std::string found = message_of<Error>([&] { transport.progress(); });
@@ -112,10 +184,10 @@ inline void sum_up(NcclRank& rank, const Operation& operation) {
   std::vector<ValueSpan> parts(static_cast<std::size_t>(rank.ranks()));
   parts[0] = values.values();
   rank.transport.sum(operation, parts).wait_synchronize();
-  emulator::synchronize(rank.stream);
+  kernels::synchronize(rank.stream);
 }
 
-/// A transport of a thread's, and how the thread ended.
+/// How the thread of each rank ended.
 struct NcclRun {
   std::vector<std::string> errors;  ///< of each rank; empty where it had none
 };
@@ -127,24 +199,27 @@ inline NcclRun run_nccl(FakeNccl& nccl, int ranks, const NcclBody& body,
                         Whose whose = Whose::kCallers) {
   const std::vector<ncclComm_t> clique = nccl.make_clique(ranks);
   NcclRun run{std::vector<std::string>(clique.size())};
+  std::barrier<> meeting(ranks);
   std::atomic<int> running{ranks};
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < clique.size(); ++i)
     threads.emplace_back([&, i] {
-      const Stream stream;
-      emulator::name_stream(stream.view(), "rank " + std::to_string(i));
+      std::unique_ptr<Stream> stream;
       std::unique_ptr<Transport> transport;
       try {
+        kernels::use_device(static_cast<int>(i));
+        stream = std::make_unique<Stream>();
         if (whose == Whose::kCallers)
           transport = std::make_unique<NcclTransport>(clique[i]);
         else
           transport = std::make_unique<NcclTransport>(NcclCommunicator(clique[i]));
-        NcclRank rank{*transport, stream.view(), clique[i]};
+        NcclRank rank{*transport, stream->view(), clique[i], meeting};
         body(rank);
-        stream.synchronize();
+        stream->synchronize();
       } catch (const std::exception& error) {
         run.errors[i] = error.what();
       }
+      meeting.arrive_and_drop();
       --running;
       while (running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
@@ -162,10 +237,23 @@ inline void on_nccl(int ranks, const NcclBody& body) {
   EXPECT_EQ(nccl.open_registrations(), 0);
 }
 
+/// Calls the body so often, with other pauses of streams each time; stops at the first that fails,
+/// and names its seed. The first seed is TERSOR_STREAM_SEED of the environment, or 1.
+inline void for_each_order(std::uint64_t seeds, const std::function<void()>& body) {
+  const char* asked = std::getenv("TERSOR_STREAM_SEED");
+  const std::uint64_t first = asked == nullptr ? 1 : std::strtoull(asked, nullptr, 10);
+  for (std::uint64_t i = 0; i < seeds && !::testing::Test::HasFailure(); ++i) {
+    SCOPED_TRACE("TERSOR_STREAM_SEED=" + std::to_string(first + i));
+    ptx_device_pauses(1, first + i);
+    body();
+  }
+  ptx_device_pauses(0, first);
+}
+
 /// On 1, 2, 3, 4 and 8 ranks, each under some orders of the device.
 inline void on_all_nccl_ranks(const NcclBody& body) {
   for (const int ranks : {1, 2, 3, 4, 8})
-    emulator::for_each_order(3, [&] {
+    for_each_order(3, [&] {
       SCOPED_TRACE(::testing::Message() << ranks << " ranks");
       on_nccl(ranks, body);
     });

@@ -66,11 +66,7 @@ TEST(NcclSteady, AStepNeitherAllocatesNorWaits) {
     StepMemory memory;
     warm_up(rank, memory);
     memory.fill(rank, 7);
-    const emulator::Counters before = emulator::counters();
-    run_step(rank, memory);
-    const emulator::Counters after = emulator::counters();
-    EXPECT_EQ(after.allocations, before.allocations);
-    EXPECT_EQ(after.host_waits, before.host_waits);
+    expect_no_wait(rank, [&] { run_step(rank, memory); });
     memory.expect(rank, 7);
   });
 }
@@ -103,16 +99,14 @@ TEST(NcclSteady, MemoryThatNcclRefusesIsUsedAllTheSame) {
 }
 
 TEST(NcclSteady, AStepIsCapturedAndReplayed) {
-  emulator::for_each_order(5, [] {
+  for_each_order(5, [] {
     on_nccl(3, [](NcclRank& rank) {
       StepMemory memory, other;
       warm_up(rank, memory);
-      emulator::begin_capture(rank.stream);
-      run_step(rank, memory);
-      const emulator::Graph graph = emulator::end_capture(rank.stream);
+      const Graph graph(rank, [&] { run_step(rank, memory); });
       for (int step = 2; step < 5; ++step) {
         memory.fill(rank, step);
-        emulator::replay(graph, rank.stream);
+        graph.replay(rank.stream);
         memory.expect(rank, step);
         // What came meanwhile does not lie where the graph receives.
         other.fill(rank, step + 10);
@@ -120,7 +114,7 @@ TEST(NcclSteady, AStepIsCapturedAndReplayed) {
         const std::vector<std::size_t> capacities(3, kBytes);
         Handle kept = rank.transport.all_to_all(rank.operation("step"), sends, capacities);
         kept.wait_synchronize();
-        emulator::replay(graph, rank.stream);
+        graph.replay(rank.stream);
         const int next = (rank.rank() + 1) % 3;
         EXPECT_EQ(fetch<float>(kept.received(next), rank.stream),
                   std::vector<float>(kCount, StepMemory::value(next, step + 10)));
@@ -132,14 +126,12 @@ TEST(NcclSteady, AStepIsCapturedAndReplayed) {
 TEST(NcclSteady, OnAChannelToo) {
   on_nccl(2, [](NcclRank& rank) {
     const auto channel = rank.transport.channel();
-    NcclRank own{*channel, rank.stream, rank.communicator};
+    NcclRank own{*channel, rank.stream, rank.communicator, rank.meeting};
     StepMemory memory;
     warm_up(own, memory);
-    emulator::begin_capture(rank.stream);
-    run_step(own, memory);
-    const emulator::Graph graph = emulator::end_capture(rank.stream);
+    const Graph graph(rank, [&] { run_step(own, memory); });
     memory.fill(rank, 3);
-    emulator::replay(graph, rank.stream);
+    graph.replay(rank.stream);
     memory.expect(rank, 3);
   });
 }
@@ -148,14 +140,14 @@ TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
   on_nccl(2, [](NcclRank& rank) {
     StepMemory memory;
     warm_up(rank, memory);
-    emulator::begin_capture(rank.stream);
-    try {
-      rank.transport.begin(rank.operation("unheard of"));
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("call it once before capturing"));
-    }
-    emulator::end_capture(rank.stream);
+    const Graph refused(rank, [&] {
+      try {
+        rank.transport.begin(rank.operation("unheard of"));
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(), HasSubstr("call it once before capturing"));
+      }
+    });
   });
 }
 
@@ -164,7 +156,7 @@ TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
   FakeNccl nccl(22'703);
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const auto channel = rank.transport.channel();
-    NcclRank own{*channel, rank.stream, rank.communicator};
+    NcclRank own{*channel, rank.stream, rank.communicator, rank.meeting};
     StepMemory memory;
     warm_up(own, memory);
   });
@@ -178,20 +170,16 @@ TEST(NcclSteady, EachGraphIsWarmedUpForItself) {
   on_nccl(2, [](NcclRank& rank) {
     StepMemory memory;
     warm_up(rank, memory);
-    emulator::begin_capture(rank.stream);
-    run_step(rank, memory);
-    const emulator::Graph first = emulator::end_capture(rank.stream);
-    emulator::begin_capture(rank.stream);
-    EXPECT_THROW(rank.transport.all_gather(rank.operation("step"), memory.input.span(), kBytes),
-                 InvalidArgument);
-    emulator::end_capture(rank.stream);
+    const Graph first(rank, [&] { run_step(rank, memory); });
+    const Graph refused(rank, [&] {
+      EXPECT_THROW(rank.transport.all_gather(rank.operation("step"), memory.input.span(), kBytes),
+                   InvalidArgument);
+    });
     warm_up(rank, memory);
-    emulator::begin_capture(rank.stream);
-    run_step(rank, memory);
-    const emulator::Graph second = emulator::end_capture(rank.stream);
-    for (const emulator::Graph* graph : {&first, &second, &first}) {
+    const Graph second(rank, [&] { run_step(rank, memory); });
+    for (const Graph* graph : {&first, &second, &first}) {
       memory.fill(rank, 9);
-      emulator::replay(*graph, rank.stream);
+      graph->replay(rank.stream);
       memory.expect(rank, 9);
     }
   });
@@ -203,25 +191,26 @@ TEST(NcclSteady, TheDeadlineCoversReplays) {
     StepMemory memory;
     warm_up(rank, memory);
     rank.transport.barrier(rank.operation("barrier")).wait_synchronize();
-    emulator::begin_capture(rank.stream);
-    Operation operation = rank.operation("barrier");
-    operation.timeout = 1s;
-    rank.transport.begin(operation);
-    rank.transport.barrier(operation).wait_synchronize();
-    rank.transport.end(operation);
-    const emulator::Graph graph = emulator::end_capture(rank.stream);
-    emulator::replay(graph, rank.stream);
-    emulator::synchronize(rank.stream);
+    const Graph graph(rank, [&] {
+      Operation operation = rank.operation("barrier");
+      operation.timeout = 3s;
+      rank.transport.begin(operation);
+      rank.transport.barrier(operation).wait_synchronize();
+      rank.transport.end(operation);
+    });
+    rank.meet();
+    graph.replay(rank.stream);
+    kernels::synchronize(rank.stream);
     rank.transport.progress();
+    rank.meet();
     if (rank.rank() == 0) {
-      emulator::replay(graph, rank.stream);
-      emulator::synchronize(rank.stream);
+      graph.replay(rank.stream);
+      kernels::synchronize(rank.stream);
       rank.transport.progress();
     }
   });
-  EXPECT_THAT(run.errors[0], HasSubstr("barrier on rank 0 of 2: not done after 1000 ms"));
+  EXPECT_THAT(run.errors[0], HasSubstr("barrier on rank 0 of 2: not done after 3000 ms"));
   EXPECT_EQ(run.errors[1], "");
-  emulator::restart(emulator::seed());
 }
 
 }  // namespace

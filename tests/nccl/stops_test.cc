@@ -13,41 +13,34 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// Work that was stopped may be left over, with what it stands for.
-class NcclStops : public ::testing::Test {
- protected:
-  ~NcclStops() override { emulator::restart(emulator::seed()); }
-};
-
 /// Two communicators take turns on one stream, and rank 1 does not come: what the first is told to
 /// end stands behind what the other waits for.
 void take_turns_alone(NcclRank& rank) {
   const auto part = rank.transport.split(std::vector<int>{0, 1});
   Operation operation = rank.operation("allreduce");
   for (Transport* each : {part.get(), &rank.transport}) each->barrier(operation).wait_synchronize();
-  emulator::synchronize(rank.stream);
+  kernels::synchronize(rank.stream);
   if (rank.rank() == 1) return;
   operation.timeout = 200ms;
   rank.transport.begin(operation);
   for (Transport* each : {part.get(), &rank.transport, part.get()})
     each->barrier(operation).wait_synchronize();
   rank.transport.end(operation);
-  emulator::synchronize(rank.stream);
+  kernels::synchronize(rank.stream);
   EXPECT_NE(wait_for_fault(rank.transport), kNothing);
 }
 
-TEST_F(NcclStops, NoCommunicatorWaitsForAnother) {
+TEST(NcclStops, NoCommunicatorWaitsForAnother) {
   for (const Whose whose : {Whose::kCallers, Whose::kOwn}) {
     FakeNccl nccl;
     const NcclRun run = run_nccl(nccl, 2, take_turns_alone, whose);
     EXPECT_THAT(run.errors, Each(std::string()));
     EXPECT_THAT(nccl.misuses(), IsEmpty());
-    emulator::restart(emulator::seed());
   }
 }
 
 // A revoke may be over before a call that blocks has seen it.
-TEST_F(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
+TEST(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
   FakeNccl nccl;
   const auto body = [&](NcclRank& rank) {
     Operation operation = rank.operation("allreduce");
@@ -81,19 +74,18 @@ void lose_the_second_step(NcclRank& rank, Algorithm algorithm) {
   EXPECT_THAT(wait_for_fault(rank.transport), HasSubstr("allreduce on rank 0 of 2: not done"));
 }
 
-TEST_F(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
+TEST(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot})
-    emulator::for_each_order(5, [&] {
+    for_each_order(5, [&] {
       FakeNccl nccl;
       const NcclRun run =
           run_nccl(nccl, 2, [&](NcclRank& rank) { lose_the_second_step(rank, algorithm); });
       EXPECT_THAT(run.errors, Each(std::string()));
-      emulator::restart(emulator::seed());
     });
 }
 
 // Replays are calls of nobody: the transport's thread is who sees what their kernels report.
-TEST_F(NcclStops, ADamagedFrameIsToldByProgress) {
+TEST(NcclStops, ADamagedFrameIsToldByProgress) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
@@ -106,7 +98,7 @@ TEST_F(NcclStops, ADamagedFrameIsToldByProgress) {
   EXPECT_THAT(run.errors, Each(std::string()));
 }
 
-TEST_F(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
+TEST(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
   FakeNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     if (rank.rank() == 1) return;
@@ -118,7 +110,7 @@ TEST_F(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
   EXPECT_THAT(run.errors[0], HasSubstr("control on rank 0 of 2: not all ranks came within 200 ms"));
 }
 
-TEST_F(NcclStops, ARevokedCommunicatorIsNamed) {
+TEST(NcclStops, ARevokedCommunicatorIsNamed) {
   FakeNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   nccl.table().comm_revoke(communicator, 0);

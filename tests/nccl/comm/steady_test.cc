@@ -60,31 +60,28 @@ TEST(NcclCollectives, SecondCallsNeitherAllocateNorWait) {
       Gradient gradient(rank, way);
       gradient.reduce();
       gradient.write(1);
-      const emulator::Counters before = emulator::counters();
-      for (int i = 0; i < 3; ++i) gradient.reduce();
-      const emulator::Counters after = emulator::counters();
-      EXPECT_EQ(after.allocations, before.allocations) << way.codec;
-      EXPECT_EQ(after.host_waits, before.host_waits) << way.codec;
+      SCOPED_TRACE(way.codec);
+      expect_no_wait(rank, [&] {
+        for (int i = 0; i < 3; ++i) gradient.reduce();
+      });
     });
 }
 
 TEST(NcclCollectives, GraphsGiveTheBitsOfCalls) {
   for (const CollectiveOptions& way : kWays)
-    emulator::for_each_order(3, [&] {
+    for_each_order(3, [&] {
       on_nccl(3, [&](NcclRank& rank) {
         Gradient called(rank, way), replayed(rank, way);
         for (Gradient* gradient : {&called, &replayed}) {
           gradient->write(0);
           gradient->reduce();
         }
-        emulator::begin_capture(rank.stream);
-        replayed.reduce();
-        const emulator::Graph graph = emulator::end_capture(rank.stream);
+        const Graph graph(rank, [&] { replayed.reduce(); });
         for (int step = 1; step < 4; ++step) {
           called.write(step);
           called.reduce();
           replayed.write(step);
-          emulator::replay(graph, rank.stream);
+          graph.replay(rank.stream);
           EXPECT_EQ(called.result(), replayed.result()) << way.codec;
           EXPECT_EQ(called.residuals(), replayed.residuals()) << way.codec;
         }
@@ -96,14 +93,14 @@ TEST(NcclCollectives, GraphsGiveTheBitsOfCalls) {
 TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
   on_nccl(2, [](NcclRank& rank) {
     Gradient gradient(rank, {.codec = "int8"});
-    emulator::begin_capture(rank.stream);
-    try {
-      gradient.reduce();
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("CollectiveWorkspace"));
-    }
-    emulator::end_capture(rank.stream);
+    const Graph refused(rank, [&] {
+      try {
+        gradient.reduce();
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const InvalidArgument& error) {
+        EXPECT_THAT(error.what(), HasSubstr("CollectiveWorkspace"));
+      }
+    });
     gradient.write(0);
     EXPECT_NO_THROW(gradient.reduce());
   });
@@ -176,16 +173,14 @@ TEST(NcclReducer, StepsNeitherAllocateNorWait) {
   on_nccl(3, [](NcclRank& rank) {
     Trainer trainer(rank);
     for (int step = 0; step < 2; ++step) trainer.step();
-    const emulator::Counters before = emulator::counters();
-    for (int step = 0; step < 3; ++step) trainer.step();
-    const emulator::Counters after = emulator::counters();
-    EXPECT_EQ(after.allocations, before.allocations);
-    EXPECT_EQ(after.host_waits, before.host_waits);
+    expect_no_wait(rank, [&] {
+      for (int step = 0; step < 3; ++step) trainer.step();
+    });
   });
 }
 
 TEST(NcclReducer, AStepIsCapturedAndReplayed) {
-  emulator::for_each_order(3, [] {
+  for_each_order(3, [] {
     on_nccl(2, [](NcclRank& rank) {
       Trainer called(rank), replayed(rank);
       for (Trainer* trainer : {&called, &replayed})
@@ -193,14 +188,12 @@ TEST(NcclReducer, AStepIsCapturedAndReplayed) {
           trainer->write(step);
           trainer->step();
         }
-      emulator::begin_capture(rank.stream);
-      replayed.step();
-      const emulator::Graph graph = emulator::end_capture(rank.stream);
+      const Graph graph(rank, [&] { replayed.step(); });
       for (int step = 2; step < 5; ++step) {
         called.write(step);
         called.step();
         replayed.write(step);
-        emulator::replay(graph, rank.stream);
+        graph.replay(rank.stream);
         EXPECT_EQ(called.result(), replayed.result());
       }
       EXPECT_TRUE(called.state() == replayed.state());
@@ -218,9 +211,7 @@ TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
     reducer.add("w", gradient.span(), kCount, 1);
     reducer.ready("w");
     reducer.wait();
-    emulator::begin_capture(rank.stream);
-    EXPECT_THROW(reducer.ready("w"), InvalidArgument);
-    emulator::end_capture(rank.stream);
+    const Graph refused(rank, [&] { EXPECT_THROW(reducer.ready("w"), InvalidArgument); });
     reducer.ready("w");
     EXPECT_NO_THROW(reducer.wait());
   });
@@ -250,13 +241,9 @@ TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
   on_nccl(2, [](NcclRank& rank) {
     Gradient gradient(rank, {.codec = "int8"});
     gradient.reduce();
-    emulator::begin_capture(rank.stream);
-    gradient.reduce();
-    const emulator::Graph graph = emulator::end_capture(rank.stream);
-    emulator::begin_capture(rank.stream);
-    EXPECT_THROW(gradient.reduce(), InvalidArgument);
+    const Graph graph(rank, [&] { gradient.reduce(); });
     try {
-      emulator::end_capture(rank.stream);
+      const Graph refused(rank, [&] { EXPECT_THROW(gradient.reduce(), InvalidArgument); });
     } catch (const CudaError&) {
       // What was queued before the mistake is not joined again.
     }
@@ -268,7 +255,7 @@ TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
 
 /// The reducer queues behind what the trainer queued, and the trainer's next work behind it.
 TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
-  emulator::for_each_order(10, [] {
+  for_each_order(10, [] {
     on_nccl(2, [](NcclRank& rank) {
       const Place place{Memory::kDevice, rank.stream};
       PlacedValues input(kCount, Dtype::kF32, place), output(kCount, Dtype::kF32, place);

@@ -1,7 +1,9 @@
 // See device.h.
 #include "tests/ptx_device/runtime/device.h"
 
-#include <algorithm>
+#include "tests/ptx_device/runtime/pauses.h"
+
+#include <optional>
 
 namespace ptx {
 namespace {
@@ -53,20 +55,20 @@ void Mark::wait() {
 }
 
 void Graph::run(std::uint64_t random) const {
-  bool in_order = false;
-  for (const Node& node : nodes) in_order = in_order || node.waits;
   std::vector<std::size_t> left(nodes.size()), ready;
   std::vector<std::vector<std::size_t>> behind(nodes.size());
+  std::optional<std::size_t> last_that_waits;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
-    left[i] = nodes[i].before.size();
-    for (std::size_t before : nodes[i].before) behind[before].push_back(i);
+    std::vector<std::size_t> all_before = nodes[i].before;
+    if (nodes[i].waits && last_that_waits) all_before.push_back(*last_that_waits);
+    if (nodes[i].waits) last_that_waits = i;
+    left[i] = all_before.size();
+    for (std::size_t before : all_before) behind[before].push_back(i);
     if (left[i] == 0) ready.push_back(i);
   }
   while (!ready.empty()) {
     random = random * 6364136223846793005u + 1442695040888963407u;
-    auto next = in_order
-                    ? std::min_element(ready.begin(), ready.end())
-                    : ready.begin() + static_cast<std::ptrdiff_t>((random >> 33) % ready.size());
+    const auto next = ready.begin() + static_cast<std::ptrdiff_t>((random >> 33) % ready.size());
     const std::size_t index = *next;
     ready.erase(next);
     nodes[index].work();
@@ -79,7 +81,7 @@ Stream::Stream(int device_of, bool blocks_on_default)
     : device(device_of),
       blocks(blocks_on_default),
       number(++stream_count),
-      random_(settings().seed * 0x9e3779b97f4a7c15u + number) {}
+      random_(order_seed() * 0x9e3779b97f4a7c15u + number) {}
 
 void Stream::close() {
   std::unique_lock lock(mutex_);
@@ -141,7 +143,7 @@ void Stream::loop() {
       work_.pop_front();
       busy_ = true;
     }
-    if (settings().delay) {
+    if (streams_pause()) {
       random_ = random_ * 6364136223846793005u + 1442695040888963407u;
       if ((random_ >> 40) % 4 == 0)
         std::this_thread::sleep_for(std::chrono::microseconds((random_ >> 33) % 2000));

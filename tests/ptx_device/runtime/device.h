@@ -34,7 +34,7 @@ class Mark {
 struct Node {
   std::function<void()> work;
   std::vector<std::size_t> before;  // nodes
-  bool waits = false;               // for what only others do: keeps its place among the others
+  bool waits = false;               // for what others do: these keep their order among themselves
 };
 struct Graph {
   std::vector<Node> nodes;

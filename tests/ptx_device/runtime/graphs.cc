@@ -2,6 +2,7 @@
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/launches.h"
+#include "tests/ptx_device/runtime/pauses.h"
 #include "tests/ptx_device/runtime/queue.h"
 
 using namespace ptx;
@@ -44,7 +45,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   PTX_API;
   const auto graph = executable_of(executable)->graph;
-  const std::uint64_t random = settings().seed * 77 + next_launch();
+  const std::uint64_t random = order_seed() * 77 + next_launch();
   return done(queue(stream, [graph, random] { graph->run(random); }));
 }
 
