@@ -36,6 +36,7 @@ Settings read() {
   const char* stores = std::getenv("PTX_DEVICE_STORES");
   made.late_stores = stores != nullptr && std::strcmp(stores, "late") == 0;
   made.delay = number("PTX_DEVICE_DELAY", 0) != 0;
+  made.open = number("PTX_DEVICE_OPEN", 0) != 0;
   made.poison = static_cast<int>(number("PTX_DEVICE_POISON", 0xcb));
   made.strict = number("PTX_DEVICE_STRICT", 0) != 0;
   made.log = static_cast<int>(number("PTX_DEVICE_LOG", 0));

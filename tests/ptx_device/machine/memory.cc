@@ -4,6 +4,7 @@
 #include "tests/ptx_device/settings.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -17,14 +18,25 @@ constexpr std::uint64_t kSpace = std::uint64_t{1} << 41;
 constexpr std::size_t kAlignment = 512, kRedZone = 4096;
 constexpr std::size_t kMostPoisoned = std::size_t{64} << 20;
 
-char* reserve(int protection) {
-  void* memory =
-      mmap(nullptr, kSpace, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+/// Addresses of memory in a file, or of their own where there is none.
+char* reserve(int protection, int file = -1) {
+  const int sharing = file == -1 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* memory = mmap(nullptr, kSpace, protection, sharing | MAP_NORESERVE, file, 0);
   if (memory == MAP_FAILED) {
     std::perror("ptx-device: reserving addresses");
     std::abort();
   }
   return static_cast<char*>(memory);
+}
+
+/// Memory for two ranges of addresses.
+int make_file() {
+  const int file = memfd_create("ptx-device", 0);
+  if (file == -1 || ftruncate(file, static_cast<off_t>(kSpace)) != 0) {
+    std::perror("ptx-device: making memory that the host reaches too");
+    std::abort();
+  }
+  return file;
 }
 
 char* pointer_at(std::uint64_t address) { return reinterpret_cast<char*>(address); }
@@ -45,8 +57,10 @@ Memory& Memory::get() {
 }
 
 Memory::Memory() : total_(settings().memory_bytes) {
-  device_base_ = reinterpret_cast<std::uint64_t>(reserve(PROT_NONE));
-  const auto bytes = reinterpret_cast<std::uint64_t>(reserve(PROT_READ | PROT_WRITE));
+  const int file = settings().open ? make_file() : -1;
+  const int of_host = settings().open ? PROT_READ | PROT_WRITE : PROT_NONE;
+  device_base_ = reinterpret_cast<std::uint64_t>(reserve(of_host, file));
+  const auto bytes = reinterpret_cast<std::uint64_t>(reserve(PROT_READ | PROT_WRITE, file));
   const auto shadow = reinterpret_cast<std::uint64_t>(reserve(PROT_READ | PROT_WRITE));
   to_bytes_ = static_cast<std::int64_t>(bytes - device_base_);
   to_shadow_ = static_cast<std::int64_t>(shadow - bytes);
