@@ -1,6 +1,8 @@
 // What goes wrong, on every rank: disagreement, ranks that do not come, errors of NCCL, bad input.
 #include "tests/nccl/nccl_ranks.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 
 #include "kernels/common/device.h"
@@ -215,7 +217,8 @@ TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
 
 TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
   FakeNccl nccl;
-  const std::filesystem::path file = ::testing::TempDir() + "tersor_nccl_alone";
+  const std::filesystem::path file =
+      ::testing::TempDir() + "tersor_nccl_alone_" + std::to_string(getpid());
   std::filesystem::remove(file);
   EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
               HasSubstr("making a communicator on rank 0 of 2: not all ranks came in time"));

@@ -5,6 +5,7 @@
 #include <tersor/inprocess.h>
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -30,7 +31,9 @@ class NcclMeeting : public ::testing::Test {
   }
   ~NcclMeeting() override { fs::remove_all(folder_); }
 
-  fs::path folder_ = fs::path(::testing::TempDir()) / "tersor_nccl_meeting";
+  /// Of this process alone.
+  fs::path folder_ =
+      fs::path(::testing::TempDir()) / ("tersor_nccl_meeting_" + std::to_string(getpid()));
 };
 
 /// A barrier by device memory, which works where the ranks are those of one communicator.
