@@ -7,7 +7,7 @@
 #include <cstring>
 
 // TERSOR_BODY marks formulas, which hosts and devices compute; TERSOR_DEVICE what only kernels
-// call: under nvcc device code, under g++ (the tests' emulator of a device) plain functions.
+// call: under nvcc device code, under g++ plain functions.
 #if defined(__CUDACC__)
 #define TERSOR_BODY __host__ __device__ __forceinline__
 #define TERSOR_DEVICE __device__ __forceinline__

@@ -25,16 +25,7 @@ enum class NoiseKind : std::uint8_t { kNone, kUnits, kAny };
 /// Bytes picked from two words: nibble i of `selector` names byte 0 to 7 of high:low.
 TERSOR_DEVICE std::uint32_t byte_permute(std::uint32_t low, std::uint32_t high,
                                          std::uint32_t selector) {
-#if defined(__CUDACC__)
   return __byte_perm(low, high, selector);
-#else
-  const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
-  std::uint32_t picked = 0;
-  for (unsigned i = 0; i < 4; ++i)
-    picked |= static_cast<std::uint32_t>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff)
-              << (8 * i);
-  return picked;
-#endif
 }
 
 /// Byte `kByte` of each of four words.

@@ -1,8 +1,6 @@
-// The thread groups of a device: what kernel bodies are templates over. The tests have groups of
-// the same members made of fibres. Every thread of a group calls its members, and all in one order.
+// The thread groups of a device: what kernel bodies are templates over. Every thread of a group
+// calls its members, and all in one order.
 #pragma once
-
-#if defined(__CUDACC__)
 
 #include "kernels/common/bits.h"
 
@@ -90,5 +88,3 @@ class DeviceBlock {
 };
 
 }  // namespace tersor::kernels
-
-#endif

@@ -1,13 +1,11 @@
-// How kernel bodies reach memory: loads, stores and atomics of 1, 2, 4, 8 or 16 bytes. On a device
-// each is one instruction. Under g++ each tells the tests' emulator first, which knows every span
-// and what other threads did to it.
+// How kernel bodies reach memory: loads, stores and atomics of 1, 2, 4, 8 or 16 bytes, each one
+// instruction.
 #pragma once
 
 #include "kernels/common/bits.h"
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace tersor::kernels {
 
@@ -18,62 +16,6 @@ struct alignas(8) Words64 {
 struct alignas(16) Words128 {
   std::uint32_t word[4];
 };
-
-#if !defined(__CUDACC__)
-
-enum class Access : std::uint8_t { kRead, kWrite, kAtomic };
-
-/// What the emulator of the tests checks; not part of the library.
-void emulated_access(const void* pointer, std::size_t bytes, Access access);
-void emulated_index(std::size_t index, std::size_t count);
-
-template <typename T>
-inline T load(const T* pointer) {
-  emulated_access(pointer, sizeof(T), Access::kRead);
-  T value;
-  std::memcpy(&value, pointer, sizeof value);
-  return value;
-}
-
-template <typename T>
-inline T load_input(const T* pointer) {
-  return load(pointer);
-}
-
-template <typename T>
-inline T load_fresh(const T* pointer) {
-  return load(pointer);
-}
-
-template <typename T>
-inline void store(T* pointer, T value) {
-  emulated_access(pointer, sizeof(T), Access::kWrite);
-  std::memcpy(pointer, &value, sizeof value);
-}
-
-/// Of words in pinned memory that the host reads while the kernel runs: it sees all that was
-/// stored before no later than these.
-template <typename T>
-inline void store_for_host(T* pointer, T value) {
-  emulated_access(pointer, sizeof(T), Access::kWrite);
-  __atomic_store_n(pointer, value, __ATOMIC_RELEASE);
-}
-template <typename T>
-inline void add_for_host(T* pointer, T value) {
-  emulated_access(pointer, sizeof(T), Access::kAtomic);
-  __atomic_fetch_add(pointer, value, __ATOMIC_RELEASE);
-}
-
-/// The value before. T is u32 or u64.
-template <typename T>
-inline T atomic_add(T* pointer, T value) {
-  emulated_access(pointer, sizeof(T), Access::kAtomic);
-  const T before = *pointer;
-  *pointer = before + value;
-  return before;
-}
-
-#else
 
 template <typename T>
 __device__ __forceinline__ T load(const T* pointer) {
@@ -113,6 +55,7 @@ __device__ __forceinline__ void store(T* pointer, T value) {
   *pointer = value;
 }
 
+/// The value before.
 __device__ __forceinline__ std::uint32_t atomic_add(std::uint32_t* pointer, std::uint32_t value) {
   return atomicAdd(pointer, value);
 }
@@ -121,6 +64,8 @@ __device__ __forceinline__ std::uint64_t atomic_add(std::uint64_t* pointer, std:
   return atomicAdd(reinterpret_cast<unsigned long long*>(pointer), value);
 }
 
+/// Of words in pinned memory that the host reads while the kernel runs: it sees all that was
+/// stored before no later than these.
 template <typename T>
 __device__ __forceinline__ void store_for_host(T* pointer, T value) {
   __threadfence_system();
@@ -133,11 +78,9 @@ __device__ __forceinline__ void add_for_host(T* pointer, T value) {
   atomic_add(pointer, value);
 }
 
-#endif
-
 /// Memory that the threads of a block share; what it holds at first is not known. Kernels name
-/// theirs in a struct Shared. On the host, two threads that meet at one element between two
-/// barriers (unless both read or both add), and an element read before it was written, are errors.
+/// theirs in a struct Shared. Two threads must not meet at one element between two barriers, unless
+/// both read or both add.
 template <typename T, unsigned kCount>
 class SharedArray {
  public:
@@ -148,12 +91,7 @@ class SharedArray {
   TERSOR_DEVICE T add(std::size_t index, T value) { return atomic_add(at(index), value); }
 
  private:
-  TERSOR_DEVICE T* at(std::size_t index) {
-#if !defined(__CUDACC__)
-    emulated_index(index, kCount);
-#endif
-    return values_ + index;
-  }
+  TERSOR_DEVICE T* at(std::size_t index) { return values_ + index; }
   TERSOR_DEVICE const T* at(std::size_t index) const {
     return const_cast<SharedArray*>(this)->at(index);
   }

@@ -6,11 +6,8 @@
 //   static constexpr bool kScans;                whether it calls block.exclusive_sum
 //   struct Shared;                               SharedArrays, or nothing
 //   template <class Block> void operator()(const Block& block, Shared& shared) const;
-// nvcc compiles all of this for a device; g++ for the emulator of the tests, which TERSOR_QUEUE
-// names. Launching neither waits nor allocates.
+// Launching neither waits nor allocates.
 #pragma once
-
-#if defined(__CUDACC__)
 
 #include "kernels/common/cuda_error.h"
 #include "kernels/common/group.cuh"
@@ -66,7 +63,3 @@ class Queue {
 };
 
 }  // namespace tersor::kernels
-
-#else
-#include TERSOR_QUEUE
-#endif

@@ -9,11 +9,7 @@
 #include <cstdint>
 
 /// Before a loop that mostly makes one turn.
-#if defined(__CUDACC__)
 #define TERSOR_KEEP_LOOP _Pragma("unroll 1")
-#else
-#define TERSOR_KEEP_LOOP
-#endif
 
 namespace tersor::kernels {
 

@@ -147,7 +147,7 @@ TEST_P(CollectivesOnDevice, MixedMemoryIsRefused) {
   });
 }
 
-/// A file of speeds of this device, which need not be true: on an emulated one measuring takes
+/// A file of speeds of this device, which need not be true: on an interpreted one measuring takes
 /// minutes.
 std::string speeds_file() {
   const auto folder = std::filesystem::temp_directory_path();

@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <string>
 #include <thread>
 
@@ -24,7 +23,6 @@ namespace {
 
 using emulator::Guard;
 using emulator::lock_device;
-using emulator::Written;
 
 constexpr int kDevices = 8;
 constexpr int kPinned = -1;
@@ -33,7 +31,6 @@ thread_local int device_of_thread = 0;
 struct Allocation {
   int device;  // kPinned: the host's
   std::size_t bytes;
-  std::unique_ptr<emulator::Region> region;
 };
 
 std::map<const std::byte*, Allocation>& allocations() {
@@ -46,17 +43,15 @@ std::byte* find_memory(std::size_t bytes, int device) {
   return static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
 }
 
-std::byte* allocate(std::size_t bytes, int device, Written written) {
+std::byte* allocate(std::size_t bytes, int device, int fill) {
   const Guard guard = lock_device();
   emulator::forbid_in_capture("allocating memory");
   count(&emulator::Counters::allocations);
   std::byte* memory = find_memory(bytes, device);
   if (memory == nullptr) throw OutOfMemory("no " + std::to_string(bytes) + " emulated bytes");
   const emulator::ArenaAccess access;
-  std::memset(memory, written == Written::kYes ? 0 : 0xcd, bytes);
-  const std::string label = "an allocation of " + std::to_string(bytes) + " bytes";
-  allocations()[memory] = {device, bytes,
-                           std::make_unique<emulator::Region>(memory, bytes, written, label)};
+  std::memset(memory, fill, bytes);
+  allocations()[memory] = {device, bytes};
   return memory;
 }
 
@@ -82,6 +77,15 @@ const Allocation* find_allocation(const void* pointer) {
   return address < begin + allocation.bytes ? &allocation : nullptr;
 }
 
+/// Throws where a stream would touch anything but memory of the device and pinned memory.
+void check_known(const void* pointer, std::size_t bytes, const std::string& what) {
+  const Allocation* found = find_allocation(pointer);
+  if (found == nullptr ||
+      find_allocation(static_cast<const std::byte*>(pointer) + bytes - 1) != found)
+    throw emulator::EmulatorError(what + " of " + std::to_string(bytes) +
+                                  " bytes: memory that is neither the device's nor pinned");
+}
+
 emulator::EventState& state_of(void* event) { return *static_cast<emulator::EventState*>(event); }
 
 std::string other_device(int device) {
@@ -91,23 +95,26 @@ std::string other_device(int device) {
 
 }  // namespace
 
-std::byte* allocate_device(std::size_t bytes) {
-  return allocate(bytes, device_of_thread, Written::kNo);
-}
+std::byte* allocate_device(std::size_t bytes) { return allocate(bytes, device_of_thread, 0xcd); }
 void free_device(std::byte* memory) noexcept { release(memory); }
-std::byte* allocate_pinned(std::size_t bytes) { return allocate(bytes, kPinned, Written::kYes); }
+std::byte* allocate_pinned(std::size_t bytes) { return allocate(bytes, kPinned, 0); }
 void free_pinned(std::byte* memory) noexcept { release(memory); }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes, StreamView stream) {
   if (bytes == 0) return;
-  emulator::launch(stream, "copy of " + std::to_string(bytes) + " bytes",
-                   [=] { emulator::copy(to, from, bytes); });
+  emulator::launch(stream, "copy of " + std::to_string(bytes) + " bytes", [=] {
+    check_known(to, bytes, "a copy");
+    check_known(from, bytes, "a copy");
+    std::memcpy(to, from, bytes);
+  });
 }
 
 void zero_bytes(void* memory, std::size_t bytes, StreamView stream) {
   if (bytes == 0) return;
-  emulator::launch(stream, std::to_string(bytes) + " zeros",
-                   [=] { emulator::clear(memory, bytes); });
+  emulator::launch(stream, std::to_string(bytes) + " zeros", [=] {
+    check_known(memory, bytes, "zeros");
+    std::memset(memory, 0, bytes);
+  });
 }
 
 Event::Event() : handle_(new emulator::EventState{device_of_thread, nullptr}) {}
@@ -122,10 +129,10 @@ void require_device() {}
 
 void check_device_pointer(const void* pointer) {
   const Guard guard = lock_device();
-  if (!emulator::is_known(pointer))
-    throw InvalidArgument("given as device memory, but the pointer is to the host's");
   const Allocation* found = find_allocation(pointer);
-  if (found != nullptr && found->device != kPinned && found->device != device_of_thread)
+  if (found == nullptr)
+    throw InvalidArgument("given as device memory, but the pointer is to the host's");
+  if (found->device != kPinned && found->device != device_of_thread)
     throw InvalidArgument("it lies on" + other_device(found->device));
 }
 

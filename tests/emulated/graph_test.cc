@@ -4,7 +4,6 @@
 #include "kernels/common/device.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/event.h"
-#include "tests/emulated/emulator.h"
 #include "tests/emulated/ranks.h"
 #include "tests/emulated/streams.h"
 

@@ -2,7 +2,6 @@
 // `lock_device`.
 #pragma once
 
-#include "tests/emulated/emulator.h"
 #include "tests/emulated/streams.h"
 
 #include <deque>

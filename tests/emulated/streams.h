@@ -18,11 +18,17 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace tersor::emulator {
+
+class EmulatorError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 /// Queues work that runs once; in a capture: once for each replay. `what` stands in messages.
 void enqueue(StreamView stream, std::string what, std::function<void()> work);

@@ -6,7 +6,6 @@
 #include "kernels/common/device.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/event.h"
-#include "tests/emulated/emulator.h"
 #include "tests/emulated/ranks.h"
 
 #include <gtest/gtest.h>
@@ -254,7 +253,7 @@ TEST(EmulatedStreams, CountersTellWhatAThreadAskedFor) {
 
 // Memory.
 
-TEST(EmulatedStreams, CopiesTakeAlongWhatWasNeverWritten) {
+TEST(EmulatedStreams, CopiesAndZerosDoAsTheySay) {
   const Stream stream;
   const Buffer device(8, Memory::kDevice), other(8, Memory::kDevice);
   const PinnedBuffer host(8);

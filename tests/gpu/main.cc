@@ -50,6 +50,9 @@ class Gpu final : public TestDevice {
   StreamView stream() override { return stream_.view(); }
   void synchronize() override { stream_.synchronize(); }
   bool is_fast() const override { return true; }
+  std::size_t launches() const override {
+    return hooks().calls == nullptr ? 0 : hooks().calls("cudaLaunchKernel");
+  }
 
  private:
   /// An interpreted device says where kernels read what nobody wrote.

@@ -1,5 +1,5 @@
-// The device that a test program tests on: the emulator, a GPU, or none. Its memory can be reached
-// from the host too.
+// The device that a test program tests on: a GPU, one that interprets PTX, or none. Its memory can
+// be reached from the host too.
 #pragma once
 
 #include <tersor/span.h>
@@ -37,7 +37,7 @@ TestDevice* test_device();
 /// To be called before main; `why` is what there is instead of a device.
 void set_test_device(TestDevice* device, std::string why = "");
 
-/// `count`, or as many as are affordable on an emulated device.
+/// `count`, or as many as are affordable on a device that is not fast.
 std::size_t affordable(std::size_t count);
 
 /// Memory in which harnesses lay out their spans: the device's, where there is one.
