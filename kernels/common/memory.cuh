@@ -1,5 +1,5 @@
 // How kernel bodies reach memory: loads, stores and atomics of 1, 2, 4, 8 or 16 bytes, each one
-// instruction.
+// instruction but for those that the host reads.
 #pragma once
 
 #include "kernels/common/bits.h"
@@ -86,16 +86,11 @@ class SharedArray {
  public:
   static constexpr unsigned kElements = kCount;
 
-  TERSOR_DEVICE T get(std::size_t index) const { return load(at(index)); }
-  TERSOR_DEVICE void set(std::size_t index, T value) { store(at(index), value); }
-  TERSOR_DEVICE T add(std::size_t index, T value) { return atomic_add(at(index), value); }
+  TERSOR_DEVICE T get(std::size_t index) const { return load(values_ + index); }
+  TERSOR_DEVICE void set(std::size_t index, T value) { store(values_ + index, value); }
+  TERSOR_DEVICE T add(std::size_t index, T value) { return atomic_add(values_ + index, value); }
 
  private:
-  TERSOR_DEVICE T* at(std::size_t index) { return values_ + index; }
-  TERSOR_DEVICE const T* at(std::size_t index) const {
-    return const_cast<SharedArray*>(this)->at(index);
-  }
-
   T values_[kCount];
 };
 

@@ -12,12 +12,12 @@ namespace tersor::faults {
 namespace {
 
 constexpr const char* kVariable = "TERSOR_FAULT_SEEDS";  // "17" or "1-1000"
-constexpr const char* kSeedsOfCi = "1-50";
+constexpr const char* kSeeds = "1-50";
 
 class FaultsInProcess : public ::testing::TestWithParam<std::uint64_t> {};
 
 INSTANTIATE_TEST_SUITE_P(Seeds, FaultsInProcess,
-                         ::testing::ValuesIn(test::seeds_of(kVariable, kSeedsOfCi)),
+                         ::testing::ValuesIn(test::seeds_of(kVariable, kSeeds)),
                          [](const auto& seed) { return std::to_string(seed.param); });
 
 TEST_P(FaultsInProcess, EndInTimeOnAllRanks) {

@@ -1,8 +1,11 @@
 // What a GPU's user gets wrong, and what the machine lacks, is said before a kernel is queued.
 
 #include "kernels/common/cuda_error.h"
+#include "kernels/common/event.h"
 #include "tests/gpu/device_memory.h"
 
+#include <atomic>
+#include <thread>
 #include <vector>
 
 namespace tersor::test {
@@ -83,6 +86,24 @@ TEST(GpuErrors, WhatWasThrownIsNotLeftBehind) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_THROW(kernels::check_cuda(cudaSetDevice(1 << 20), "choosing a device"), CudaError);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST(GpuErrors, WorkThatIsNotDoneIsNoError) {
+  const Stream stream;
+  std::atomic<bool> goes_on{false};
+  check_cuda(cudaLaunchHostFunc(
+      static_cast<cudaStream_t>(stream.view().handle),
+      [](void* flag) {
+        while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
+      },
+      &goes_on));
+  kernels::Event event;
+  event.record(stream.view());
+  EXPECT_FALSE(event.done());
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  goes_on = true;
+  stream.synchronize();
+  EXPECT_TRUE(event.done());
 }
 
 TEST(GpuErrors, MixedMemoryIsNamed) {

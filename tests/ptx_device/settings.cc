@@ -4,14 +4,46 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 
 namespace ptx {
 namespace {
 
-long number(const char* name, long otherwise) {
+[[noreturn]] void refuse(const char* name, const char* value, const char* known) {
+  std::fprintf(stderr, "ptx-device: %s is \"%s\", not %s\n", name, value, known);
+  std::abort();
+}
+
+/// Null: not set.
+const char* text(const char* name) {
   const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? otherwise : std::strtol(value, nullptr, 0);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+long number(const char* name, long otherwise) {
+  const char* value = text(name);
+  if (value == nullptr) return otherwise;
+  char* end = nullptr;
+  const long found = std::strtol(value, &end, 0);
+  if (*end != '\0') refuse(name, value, "a number");
+  return found;
+}
+
+Schedule schedule() {
+  const char* name = "PTX_DEVICE_SCHEDULE";
+  const std::string value = text(name) == nullptr ? "together" : text(name);
+  if (value == "together") return Schedule::kTogether;
+  if (value == "split") return Schedule::kSplit;
+  if (value == "alone") return Schedule::kAlone;
+  refuse(name, value.c_str(), "together, split or alone");
+}
+
+bool stores_are_late() {
+  const char* name = "PTX_DEVICE_STORES";
+  const char* value = text(name);
+  if (value != nullptr && std::strcmp(value, "late") != 0) refuse(name, value, "late");
+  return value != nullptr;
 }
 
 Settings read() {
@@ -26,15 +58,10 @@ Settings read() {
   const unsigned cores = std::thread::hardware_concurrency();
   made.threads = static_cast<unsigned>(number("PTX_DEVICE_THREADS", cores == 0 ? 1 : cores));
   made.limit = static_cast<std::uint64_t>(number("PTX_DEVICE_LIMIT", 4000)) * 1000000;
-  const char* schedule = std::getenv("PTX_DEVICE_SCHEDULE");
-  made.schedule = schedule == nullptr || std::strcmp(schedule, "together") == 0
-                      ? Schedule::kTogether
-                  : std::strcmp(schedule, "split") == 0 ? Schedule::kSplit
-                                                        : Schedule::kAlone;
+  made.schedule = schedule();
   made.check_reads = number("PTX_DEVICE_CHECK_READS", 1) != 0;
   made.check_races = number("PTX_DEVICE_CHECK_RACES", 0) != 0;
-  const char* stores = std::getenv("PTX_DEVICE_STORES");
-  made.late_stores = stores != nullptr && std::strcmp(stores, "late") == 0;
+  made.late_stores = stores_are_late();
   made.delay = number("PTX_DEVICE_DELAY", 0) != 0;
   made.open = number("PTX_DEVICE_OPEN", 0) != 0;
   made.poison = static_cast<int>(number("PTX_DEVICE_POISON", 0xcb));

@@ -34,7 +34,7 @@ cudaError_t enter(const char* name, When when) {
 }
 
 cudaError_t done(cudaError_t status) {
-  if (status != cudaSuccess && status != cudaErrorNotReady) last = status;
+  if (status != cudaSuccess) last = status;
   return status;
 }
 

@@ -13,7 +13,7 @@ enum class When { kDeviceWorks, kAlways };
 /// The beginning of a call of the function `name`; cudaSuccess: it may do its work.
 cudaError_t enter(const char* name, When when);
 
-/// The end of a call: cudaGetLastError will say an error that is none of "not ready".
+/// The end of a call: cudaGetLastError will say its error, "not ready" too.
 cudaError_t done(cudaError_t status);
 cudaError_t last_error();
 void forget_last_error();

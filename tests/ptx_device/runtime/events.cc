@@ -161,7 +161,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   const Event& event = *event_of(handle);
   if (const cudaError_t status = refuse_captured(event); status != cudaSuccess) return done(status);
   PTX_UNSAFE;
-  if (event.mark != nullptr && !event.mark->passed()) return cudaErrorNotReady;
+  if (event.mark != nullptr && !event.mark->passed()) return done(cudaErrorNotReady);
   return done(sticky());
 }
 
@@ -179,7 +179,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
   PTX_API;
   const Event &first = *event_of(begin), &last = *event_of(end);
   if (!is_timed(first) || !is_timed(last)) return done(cudaErrorInvalidResourceHandle);
-  if (!first.mark->passed() || !last.mark->passed()) return cudaErrorNotReady;
+  if (!first.mark->passed() || !last.mark->passed()) return done(cudaErrorNotReady);
   const auto between = last.mark->time() - first.mark->time();
   *milliseconds = std::chrono::duration<float, std::milli>(between).count();
   return cudaSuccess;

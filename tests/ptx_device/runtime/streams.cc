@@ -48,7 +48,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   PTX_API;
   if (!is_known(stream)) return done(cudaErrorInvalidResourceHandle);
   PTX_UNSAFE;
-  return stream_of(stream)->idle() ? done(sticky()) : cudaErrorNotReady;
+  return done(stream_of(stream)->idle() ? sticky() : cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
