@@ -7,7 +7,7 @@
 // Ranks are threads of one process. One lock guards the device, and work runs under it: it must not
 // block. The null stream stays immediate: its work runs in the call that queues it.
 //
-// What a device does in parallel runs here piece by piece, whole kernels and copies at a time.
+// What a device does in parallel runs here piece by piece, whole copies at a time.
 #pragma once
 
 #include <tersor/stream.h>

@@ -41,7 +41,7 @@ class Gpu final : public TestDevice {
     free_.emplace(bytes_.at(memory), memory);
   }
 
-  // What was not declared is never written by the host, so that kernels must not read it.
+  // Only what a call reads counts as written (prepare), so that nothing around it may be read.
   void declare(std::byte*, std::size_t) override {}
   void withdraw(std::byte*) override {}
   void prepare(const std::byte* begin, std::size_t bytes, Use use) override {
