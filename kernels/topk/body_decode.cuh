@@ -85,20 +85,27 @@ struct TopkSections {
   }
 };
 
-/// A block's outputs: the segment's values [first, last), of [unit, unit + kTopkDecodeUnit).
+/// A block's outputs: those of [unit, unit + kTopkDecodeUnit) that are wanted.
 struct TopkDecodeUnit {
   const TopkDecodeEntry& segment;
   std::size_t unit;
-  std::size_t first;
-  std::size_t last;
+  unsigned skipped;  // values of the unit before the wanted ones
+  unsigned values;   // that are wanted
 
   TERSOR_DEVICE TopkDecodeUnit(const TopkDecodeEntry& entry, std::uint32_t number)
       : segment(entry),
         unit((entry.begin / kTopkDecodeUnit + (number - entry.first_unit)) * kTopkDecodeUnit),
-        first(unit < entry.begin ? entry.begin : unit),
-        last(unit + kTopkDecodeUnit < entry.end ? unit + kTopkDecodeUnit : entry.end) {}
+        skipped(unit < entry.begin ? static_cast<unsigned>(entry.begin - unit) : 0),
+        values(up_to(entry.end) - skipped) {}
 
-  TERSOR_DEVICE std::size_t values() const { return last - first; }
+  /// In the output.
+  TERSOR_DEVICE std::size_t first() const { return unit + skipped - segment.begin; }
+  TERSOR_DEVICE std::size_t tile() const { return unit / kTopkTile; }
+  TERSOR_DEVICE unsigned index_in_tile() const { return static_cast<unsigned>(unit % kTopkTile); }
+  /// Values of the unit that lie before `end`.
+  TERSOR_DEVICE unsigned up_to(std::size_t end) const {
+    return end - unit < kTopkDecodeUnit ? static_cast<unsigned>(end - unit) : kTopkDecodeUnit;
+  }
   /// Whether these are the segment's last values, so that places behind them are wrong ones.
   TERSOR_DEVICE bool ends_segment() const { return unit + kTopkDecodeUnit >= segment.count; }
 };
@@ -129,9 +136,10 @@ struct TopkDecodeKernel {
   }
 
  private:
-  /// Places [begin, end) of a payload.
+  /// Some of a payload's places, as many as a unit can have at most.
   struct Slice {
-    std::uint32_t begin, end;
+    std::uint32_t first;
+    unsigned places;
     bool sound;
   };
 
@@ -161,14 +169,12 @@ struct TopkDecodeKernel {
   template <class Block, class Visit>
   TERSOR_DEVICE static void for_each_row(const Block& block, const TopkDecodeUnit& unit,
                                          const Visit& visit) {
-    const T* output = static_cast<const T*>(unit.segment.output);
-    const std::size_t begin = unit.first - unit.segment.begin;
-    const bool aligned = is_aligned_for<T, kRow>(output + begin);
-    for (unsigned i = block.thread_rank() * kRow; i < unit.values(); i += block.threads() * kRow)
-      visit(i, RowPlace{i, unit.values() - i, aligned});
+    const bool aligned = is_aligned_for<T, kRow>(output_of(unit));
+    for (unsigned i = block.thread_rank() * kRow; i < unit.values; i += block.threads() * kRow)
+      visit(i, RowPlace{i, unit.values - i, aligned});
   }
   TERSOR_DEVICE static T* output_of(const TopkDecodeUnit& unit) {
-    return static_cast<T*>(unit.segment.output) + (unit.first - unit.segment.begin);
+    return static_cast<T*>(unit.segment.output) + unit.first();
   }
 
   template <class Block>
@@ -198,19 +204,29 @@ struct TopkDecodeKernel {
   }
 
   /// Where the places of a unit lie in a frame, a window's whole unit; nowhere where `first` is not
-  /// sound.
+  /// sound, or where there are more than can ascend.
   template <class Warp>
   TERSOR_DEVICE static Slice slice_of(const Warp& warp, const TopkSections& frame,
                                       const TopkDecodeUnit& unit) {
-    const std::size_t tile = unit.unit / kTopkTile;
-    const auto index = static_cast<std::uint32_t>(unit.unit % kTopkTile);
+    const std::size_t tile = unit.tile();
     const std::uint32_t begin = frame.first(tile), end = frame.first(tile + 1);
     const bool sound = begin <= end && end <= frame.layout.kept && (tile != 0 || begin == 0);
     if (!sound) return {0, 0, false};
-    return {
-        frame.lower_bound(warp, begin, end, index),
-        unit.ends_segment() ? end : frame.lower_bound(warp, begin, end, index + kTopkDecodeUnit),
-        true};
+    const unsigned index = unit.index_in_tile();
+    const std::uint32_t first = frame.lower_bound(warp, begin, end, index);
+    const std::uint32_t last =
+        unit.ends_segment() ? end : frame.lower_bound(warp, begin, end, index + kTopkDecodeUnit);
+    return {first, last - first, last - first <= kTopkDecodeUnit};
+  }
+
+  /// Calls visit(place, index in the unit) for the slice's places, in parallel. The index of one
+  /// that is not the unit's is larger than those of the unit.
+  template <class Block, class Visit>
+  TERSOR_DEVICE static void for_each_place(const Block& block, const TopkSections& frame,
+                                           const TopkDecodeUnit& unit, Slice slice,
+                                           const Visit& visit) {
+    for (unsigned i = block.thread_rank(); i < slice.places; i += block.threads())
+      visit(slice.first + i, frame.index_in_tile(slice.first + i) - unit.index_in_tile());
   }
 
   /// Whether the places that this thread looks at ascend, and are the unit's. The first ones in a
@@ -218,32 +234,25 @@ struct TopkDecodeKernel {
   template <class Block>
   TERSOR_DEVICE static bool is_sound(const Block& block, const TopkSections& frame,
                                      const TopkDecodeUnit& unit, Slice slice) {
-    const std::size_t tile_first = unit.unit / kTopkTile * kTopkTile;
-    const std::size_t left = unit.segment.count - unit.unit;
-    const auto low = static_cast<std::uint32_t>(unit.unit - tile_first);
-    const auto high =
-        low + static_cast<std::uint32_t>(left < kTopkDecodeUnit ? left : kTopkDecodeUnit);
-    bool sound = slice.sound;
-    for (std::size_t i = std::size_t{slice.begin} + block.thread_rank(); i < slice.end;
-         i += block.threads()) {
-      const std::uint32_t index = frame.index_in_tile(i);
-      sound &= index >= low && index < high;
-      if (i != slice.begin) sound &= frame.index_in_tile(i - 1) < index;
-    }
+    if (!slice.sound) return false;
+    bool sound = true;
+    for_each_place(block, frame, unit, slice, [&](std::uint32_t place, unsigned index) {
+      sound &= index < unit.up_to(unit.segment.count);
+      if (place != slice.first)
+        sound &= frame.index_in_tile(place - 1) - unit.index_in_tile() < index;
+    });
     return sound;
   }
 
   template <class Block>
   TERSOR_DEVICE void add(const Block& block, Shared& shared, const TopkSections& frame,
                          const TopkDecodeUnit& unit, Slice slice) const {
-    const std::size_t tile_first = unit.unit / kTopkTile * kTopkTile;
-    for (std::size_t i = std::size_t{slice.begin} + block.thread_rank(); i < slice.end;
-         i += block.threads()) {
-      const std::size_t place = tile_first + frame.index_in_tile(i);
-      if (place < unit.first || place >= unit.last) continue;  // outside of the window
-      const unsigned at = slot(static_cast<unsigned>(place - unit.first));
-      shared.sum.set(at, shared.sum.get(at) + topk_contribution(frame.value(i), factor));
-    }
+    for_each_place(block, frame, unit, slice, [&](std::uint32_t place, unsigned index) {
+      const unsigned value = index - unit.skipped;
+      if (value >= unit.values) return;  // outside of the window
+      const unsigned at = slot(value);
+      shared.sum.set(at, shared.sum.get(at) + topk_contribution(frame.value(place), factor));
+    });
   }
 };
 

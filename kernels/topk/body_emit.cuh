@@ -47,9 +47,15 @@ struct TopkEmitKernel {
   }
 
  private:
-  /// Keys before a value in the segment.
+  /// Keys before a value in its part.
   struct Before {
-    std::uint64_t larger, equal;
+    unsigned larger, equal;
+  };
+
+  /// What is sent of a part: its first value's place, and how many of its equal keys.
+  struct PartCut {
+    std::uint32_t place;
+    TopkCut cut;
   };
 
   // One part.
@@ -59,25 +65,27 @@ struct TopkEmitKernel {
                                TopkCut cut, bool reads_all) const {
     const TopkPartRun* run = task.memory.runs + part;
     const TopkBlockBase* base = task.memory.bases + part / block_parts;
-    Before before{load_input(&base->larger) + load_input(&run->larger),
-                  load_input(&base->equal) + load_input(&run->equal)};
-    if (warp.thread_rank() == 0) write_first(part, cut.sent(before.larger, before.equal));
+    const std::uint64_t larger = load_input(&base->larger) + load_input(&run->larger);
+    const std::uint64_t equal = load_input(&base->equal) + load_input(&run->equal);
+    const auto place = static_cast<std::uint32_t>(cut.sent(larger, equal));
+    cut.ties -= equal < cut.ties ? static_cast<std::uint32_t>(equal) : cut.ties;
+    Before before{0, 0};
+    if (warp.thread_rank() == 0) write_first(part, place);
     if (reads_all)
       for_each_warp_row(warp, reader, part, [&](const auto& row, unsigned index) {
-        send_row(warp, reader, row, part * kTopkPart + index, cut, before);
+        send_row(warp, reader, row, part * kTopkPart + index, {place, cut}, before);
       });
     else
-      for_each_warp_candidate(warp, task.memory,
-                              {load_input(&run->base), load_input(&run->count), 0, 0, 0},
-                              [&](const auto& row, unsigned index) {
-                                send_row(warp, reader, row, part * kTopkPart + index, cut, before);
-                              });
+      for_each_warp_candidate(
+          warp, task.memory, {load_input(&run->base), load_input(&run->count), 0, 0, 0},
+          [&](const auto& row, unsigned index) {
+            send_row(warp, reader, row, part * kTopkPart + index, {place, cut}, before);
+          });
   }
 
-  TERSOR_DEVICE void write_first(std::size_t part, std::uint64_t kept_before) const {
+  TERSOR_DEVICE void write_first(std::size_t part, std::uint32_t place) const {
     constexpr std::size_t kParts = kTopkTile / kTopkPart;
-    if (part % kParts == 0)
-      store(target.first() + part / kParts, static_cast<std::uint32_t>(kept_before));
+    if (part % kParts == 0) store(target.first() + part / kParts, place);
     if (part == 0)
       store(target.first() + target.layout.tiles(), load_input(&task.memory.control->kept));
   }
@@ -86,7 +94,7 @@ struct TopkEmitKernel {
   /// candidates; longer ones are all that there is, and where the residual waits it is written.
   template <unsigned kRow, class Warp>
   TERSOR_DEVICE void send_row(const Warp& warp, const Reader& reader, const float (&row)[kRow],
-                              std::size_t first, TopkCut cut, Before& before) const {
+                              std::size_t first, PartCut part, Before& before) const {
     const bool writes_row = kRow != 1 && reader.writes_afterwards();
     const bool writes_one = reader.writes_in_scan() && target.layout.values != TopkValues::kInt8;
     float left[kRow];
@@ -94,14 +102,15 @@ struct TopkEmitKernel {
     for (unsigned i = 0; i < kRow; ++i) left[i] = row[i];
     bool any = false;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRow; ++i) any |= topk_key(row[i]) >= cut.key;
+    for (unsigned i = 0; i < kRow; ++i) any |= topk_key(row[i]) >= part.cut.key;
     if (warp.ballot(any) != 0) {
-      Before mine = count_row(warp, row, cut, before);
+      Before mine = count_row(warp, row, part.cut, before);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
-        const bool larger = cut.larger(row[i]), equal = cut.equal(row[i]);
-        if (larger || (equal && mine.equal < cut.ties)) {
-          left[i] = send(cut.sent(mine.larger, mine.equal), first + i, row[i]);
+        const bool larger = part.cut.larger(row[i]), equal = part.cut.equal(row[i]);
+        if (larger || (equal && mine.equal < part.cut.ties)) {
+          const auto sent = static_cast<unsigned>(part.cut.sent(mine.larger, mine.equal));
+          left[i] = send(part.place + sent, first + i, row[i]);
           if (writes_one) reader.store_residual_at(first + i, left[i]);
         }
         mine.larger += larger;
@@ -132,7 +141,7 @@ struct TopkEmitKernel {
 
   /// Writes a value that is sent; returns what remains of it. Of int8 all does, until its block's
   /// scale is known.
-  TERSOR_DEVICE float send(std::uint64_t place, std::size_t index, float p) const {
+  TERSOR_DEVICE float send(std::uint32_t place, std::size_t index, float p) const {
     store(target.index_in_tile() + place, static_cast<std::uint16_t>(index % kTopkTile));
     write_value(place, p);
     if (target.layout.values == TopkValues::kF32) return 0;
