@@ -70,8 +70,10 @@ nb::object without_autograd(nb::handle array) {
   return tracked ? array.attr("detach")() : nb::borrow(array);
 }
 
-/// What `__dlpack__` is told: -1 where nothing has to be ordered, since all goes to one stream.
+/// What `__dlpack__` is told: -1 where nothing has to be ordered, since all goes to one stream or
+/// no value is looked at.
 std::intptr_t consumer_stream(nb::handle array, const ArrayRequest& request) {
+  if (request.use == Use::kShape) return -1;
   if (request.stream.is_none() && has_current_stream(array)) return -1;
   constexpr std::intptr_t kLegacyStream = 1;  // DLPack's name for the stream whose handle is null
   const StreamView stream = to_stream(request.stream, array, Memory::kDevice);
@@ -79,11 +81,23 @@ std::intptr_t consumer_stream(nb::handle array, const ArrayRequest& request) {
   return number == 0 ? kLegacyStream : number;
 }
 
+/// What `__dlpack__` returns for a stream: of DLPack 1, which knows arrays that must not be
+/// written, or an older one's where the library knows no other.
+nb::object exported(nb::handle array, std::intptr_t stream) {
+  const nb::object method = array.attr("__dlpack__");
+  try {
+    return method(nb::arg("stream") = stream, nb::arg("max_version") = nb::make_tuple(1, 0));
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+  }
+  return method(nb::arg("stream") = stream);
+}
+
 /// The capsule of an array on a device.
 nb::object device_capsule(nb::handle array, const ArrayRequest& request) {
   const std::intptr_t stream = consumer_stream(array, request);
   try {
-    return without_autograd(array).attr("__dlpack__")(nb::arg("stream") = stream);
+    return exported(without_autograd(array), stream);
   } catch (const nb::python_error& error) {
     refuse(request, nb::cast<std::string>(nb::str(error.value())));
   }

@@ -21,10 +21,14 @@ namespace nb = nanobind;
 /// their memory without gaps (channels-last too), whose values then are in the order of memory.
 enum class Layout { kContiguous, kDense };
 
+/// What a call does with an array: works on its values, or looks at its shape, dtype and place.
+enum class Use { kValues, kShape };
+
 /// What the importers below are told beside the array.
 struct ArrayRequest {
   const char* name = "array";  ///< of the argument, for messages
   Layout layout = Layout::kContiguous;
+  Use use = Use::kValues;
   /// Device memory: what the array's library shall order its own work before, a stream as
   /// `to_stream` takes it. None: the stream that `to_stream` takes None for.
   nb::handle stream = nb::none();

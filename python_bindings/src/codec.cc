@@ -142,7 +142,8 @@ std::size_t ArrayCodec::frame_capacity(const std::vector<std::vector<std::size_t
 }
 
 std::size_t ArrayCodec::frame_capacity(Arrays gradients) const {
-  const auto values = import_all<ConstValueSpan>(gradients, read_values, {.name = "array"});
+  const auto values =
+      import_all<ConstValueSpan>(gradients, read_values, {.name = "array", .use = Use::kShape});
   const Dtype dtype = values.spans.empty() ? Dtype::kF32 : values.spans.front().dtype();
   return plan(segments_of(values, {}), dtype, Memory::kHost, 1, 1).frame_bytes;
 }

@@ -89,7 +89,8 @@ void bind_statistics(nb::module_& module) {
 // For a gradient like `like` and the call's options: as many values as any collective asks for.
 void make_feedback(FeedbackState* state, const Transport& transport, nb::handle like,
                    const CallOptions& options, std::string_view dtype) {
-  const auto values = read_values(like, {.name = "like", .layout = Layout::kDense});
+  const auto values =
+      read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
   const std::size_t count = values.span.count();
   const int rank = transport.rank(), ranks = transport.ranks();
   FeedbackCounts counts{count, owned_count(count, rank, ranks, options.parameter)};

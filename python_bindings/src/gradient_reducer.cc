@@ -4,6 +4,7 @@
 #include "python_bindings/src/device_scope.h"
 
 #include <algorithm>
+#include <cstdint>
 
 namespace tersor::python {
 namespace {
@@ -39,8 +40,15 @@ ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
   return found->second;
 }
 
+// A library with a current stream queues its work where the trainer does, which is `stream_`.
+nb::object ArrayReducer::stream_of(nb::handle gradient) const {
+  if (has_current_stream(gradient)) return nb::none();
+  return nb::int_(reinterpret_cast<std::uintptr_t>(stream_.handle));
+}
+
 void ArrayReducer::add(const std::string& name, nb::handle like) {
-  const auto values = read_values(like, {.name = "like", .layout = Layout::kDense});
+  const auto values =
+      read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
   const DeviceScope scope(values);
   const GradientShape shape = shape_of(values);
   without_gil([&] { reducer_->add(name, shape); });
@@ -68,7 +76,9 @@ ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts,
 
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
                                    Contribution contribution) {
-  const auto values = write_values(gradient, {.name = "gradient", .layout = Layout::kDense});
+  const nb::object stream = stream_of(gradient);
+  const auto values =
+      write_values(gradient, {.name = "gradient", .layout = Layout::kDense, .stream = stream});
   const DeviceScope scope(values);
   return hand_over({{name, values.span}}, values.owner, contribution);
 }
@@ -85,7 +95,8 @@ void ArrayReducer::check_counts(const std::vector<std::string>& names, std::size
 
 ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, nb::handle gradients,
                                         Contribution contribution) {
-  const auto values = write_values(gradients, {.name = "gradients"});
+  const nb::object stream = stream_of(gradients);
+  const auto values = write_values(gradients, {.name = "gradients", .stream = stream});
   check_counts(names, values.span.count());
   std::vector<Part> parts;
   std::size_t first = 0;

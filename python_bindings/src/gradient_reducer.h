@@ -27,7 +27,7 @@ struct ReadyGradients {
 class ArrayReducer {
  public:
   ArrayReducer(Transport& transport, const ReducerOptions& options)
-      : reducer_(transport, options) {}
+      : stream_(options.stream), reducer_(transport, options) {}
 
   GradientReducer& reducer() const { return *reducer_; }
 
@@ -54,10 +54,14 @@ class ArrayReducer {
   };
 
   Entry& entry(const std::string& name);
+
+  /// What the gradient's library orders its own work before, as ArrayRequest has it.
+  nb::object stream_of(nb::handle gradient) const;
   ReadyGradients hand_over(const std::vector<Part>& parts, const nb::ndarray<nb::ro>& owner,
                            Contribution contribution);
   void check_counts(const std::vector<std::string>& names, std::size_t count);
 
+  StreamView stream_;
   std::unordered_map<std::string, Entry> entries_;  // declared before, so they go after
   Patient<GradientReducer> reducer_;
 };

@@ -10,6 +10,7 @@
 #include <tersor/reducer.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,9 @@ void set_threads(ReducerOptions& options, unsigned threads) {
   options.automatic.threads = threads;
 }
 
+/// Whoever has a stream has gradients on a device, of which "auto" has to know before it sees one.
 void set_stream(ReducerOptions& options, nb::handle stream) {
+  if (!stream.is_none()) options.automatic.memory = Memory::kDevice;
   options.stream = to_stream(stream, nb::none(), Memory::kDevice);
 }
 
@@ -49,6 +52,11 @@ void bind_automatic(nb::class_<ReducerOptions>& options) {
       .def_prop_rw(
           "speeds_file", [](const ReducerOptions& o) { return o.automatic.speeds_file; },
           [](ReducerOptions& o, std::string path) { o.automatic.speeds_file = std::move(path); })
+      .def_prop_rw(
+          "memory", [](const ReducerOptions& o) { return text_of(o.automatic.memory); },
+          [](ReducerOptions& o, std::string_view memory) {
+            o.automatic.memory = parse_choice<Memory>(memory);
+          })
       .def_rw("tuner", &ReducerOptions::tuner, nb::for_setter(nb::arg().none()),
               nb::for_setter(nb::keep_alive<1, 2>()));
 }

@@ -56,7 +56,8 @@ def empty_bytes(count: int, like: Array) -> Array:
         torch = sys.modules["torch"]
         return torch.empty(count, dtype=torch.uint8, device=like.device)
     if library == "cupy":
-        return sys.modules["cupy"].empty(count, dtype="uint8")
+        with like.device:
+            return sys.modules["cupy"].empty(count, dtype="uint8")
     if is_on_device(like):
         raise InvalidArgument(
             f"out: make it a uint8 array of PyTorch or CuPy on {library}'s device, "

@@ -191,7 +191,8 @@ class Codec:
 
         Raises:
             WireError: for a payload that is damaged, truncated, or not what the call says; nothing
-                was written. On a device nobody waits: the values are NaN then.
+                was written. On a device only its length is known at once; for all else nobody
+                waits, and the values are NaN then.
             InvalidArgument: as in ``encode``.
         """
         payloads = _as_list(payload)

@@ -27,6 +27,9 @@ class ReducerOptions(TypedDict, total=False):
     must. Default: ``codec`` for all."""
     auto_codecs: Sequence[str]
     """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
+    memory: Literal["host", "device"]
+    """Where the gradients lie, for ``"auto"``. Default ``"host"``; ``"device"`` where ``stream`` is
+    given."""
     speeds_file: str
     """Where ``"auto"`` keeps measured speeds of codecs; ``"none"``: nowhere."""
     tuner: Tuner | None

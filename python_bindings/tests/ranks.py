@@ -8,7 +8,7 @@
 
 Processes are kept and used again, since importing PyTorch takes seconds; `fresh=True` asks for new
 ones, which come to their ordinary end after the call. Nobody outlives a deadline: a process that is
-late, or that died, is killed and replaced.
+late, or that died or raised, is killed and replaced.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Outcome:
     exit_code: int | None = None  #: of the process, where that ended; negative: by a signal
     output: str = ""  #: what the process wrote to its standard output and error
     finished: bool = False  #: the function returned or raised, before the deadline
+    reusable: bool = True  #: PyTorch's count of groups, in its stores' keys, is as it was before
 
 
 @dataclasses.dataclass
@@ -142,7 +143,7 @@ def outcomes(
             process.send(_Task(function, arguments, rank, ranks, meeting, close))
         found = _collect(processes, until)
         for process, outcome in zip(processes, found, strict=True):
-            if fresh or not outcome.finished:
+            if fresh or not outcome.finished or not outcome.reusable:
                 hopeless = not fresh and process.process.poll() is None
                 outcome.exit_code = process.end(time.monotonic() if hopeless else until)
             else:
@@ -195,6 +196,7 @@ def _perform(task: _Task) -> Outcome:
             error=_portable(error),
             traceback="".join(traceback.format_exc()),
             finished=True,
+            reusable=False,
         )
 
 
@@ -220,7 +222,7 @@ def _call(task: _Task) -> Any:
         init_method=f"file://{task.meeting}",
         rank=task.rank,
         world_size=task.ranks,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=DEADLINE_SECONDS),
     )
     try:
         return task.function(task.rank, task.ranks, *task.arguments)

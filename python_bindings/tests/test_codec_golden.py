@@ -67,21 +67,29 @@ def residuals_of(counts: list[int]) -> list[Any]:
     return [golden_values(2 * i + 1, count) * numpy.float32(1.5) for i, count in enumerate(counts)]
 
 
-@pytest.mark.parametrize(
-    ("name", "spec", "counts", "dtype", "checksum"),
-    VARIANTS + PLAIN,
-    ids=[golden[0] for golden in VARIANTS + PLAIN],
-)
-def test_frames_are_written_byte_for_byte(
-    name: str, spec: str, counts: list[int], dtype: str, checksum: bool
-) -> None:
-    codec = tersor.Codec(spec)
-    places = {
+def places_of(counts: list[int], checksum: bool) -> dict[str, Any]:
+    """Where the files' segments lie, and what their headers hold."""
+    return {
         "parameter": 7,
         "first_index": [512 * i for i in range(len(counts))],
         "checksum": checksum,
         "signature": SIGNATURE,
     }
+
+
+of_each_file = pytest.mark.parametrize(
+    ("name", "spec", "counts", "dtype", "checksum"),
+    VARIANTS + PLAIN,
+    ids=[golden[0] for golden in VARIANTS + PLAIN],
+)
+
+
+@of_each_file
+def test_frames_are_written_byte_for_byte(
+    name: str, spec: str, counts: list[int], dtype: str, checksum: bool
+) -> None:
+    codec = tersor.Codec(spec)
+    places = places_of(counts, checksum)
     payload = codec.encode(
         gradients_of(counts, dtype, codec.has_feedback),
         residual=residuals_of(counts) if codec.has_feedback else None,

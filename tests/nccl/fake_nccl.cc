@@ -314,11 +314,6 @@ bool FakeNccl::is_revoked(ncclComm_t communicator) const {
   return fake::of(communicator)->revoked;
 }
 
-bool FakeNccl::is_aborted(ncclComm_t communicator) const {
-  const fake::Lock lock = fake::lock_state();
-  return fake::of(communicator)->aborted;
-}
-
 int FakeNccl::calls(const std::string& function) const {
   const fake::Lock lock = fake::lock_state();
   return fake::current->calls[function];

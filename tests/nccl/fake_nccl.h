@@ -40,7 +40,6 @@ class FakeNccl {
   void refuse_registrations();
 
   bool is_revoked(ncclComm_t communicator) const;
-  bool is_aborted(ncclComm_t communicator) const;
   /// How often a function was called by all ranks, by its name in NCCL.
   int calls(const std::string& function) const;
   /// Communicators, and registrations of memory, that were made and not given back.

@@ -11,11 +11,10 @@ namespace tersor::test {
 
 GuardedBytes::GuardedBytes(std::size_t bytes, std::size_t shift, Memory memory)
     : bytes_(bytes), shift_(shift), memory_(memory) {
-  const bool on_host = memory == Memory::kHost;
-  block_ = on_host ? new std::byte[block_bytes()] : test_device()->allocate(block_bytes());
+  block_ = memory == Memory::kHost ? new std::byte[block_bytes()]
+                                   : test_device()->allocate(block_bytes());
   std::fill_n(block_, block_bytes(), kMark);
   std::memset(begin(), 0x5a, bytes);
-  if (!on_host) test_device()->declare(begin(), bytes);
 }
 
 GuardedBytes::~GuardedBytes() {
@@ -24,7 +23,6 @@ GuardedBytes::~GuardedBytes() {
     delete[] block_;
     return;
   }
-  test_device()->withdraw(begin());
   test_device()->release(block_);
 }
 

@@ -27,11 +27,6 @@ TestDevice* test_device() {
 
 void set_test_device(TestDevice* device, std::string why) { choice() = {device, std::move(why)}; }
 
-std::size_t affordable(std::size_t count) {
-  const bool slow = test_device() != nullptr && !test_device()->is_fast();
-  return slow && count > 100'000 ? 66'003 : count;
-}
-
 Memory default_memory() { return test_device() == nullptr ? Memory::kHost : Memory::kDevice; }
 
 }  // namespace tersor::test

@@ -16,16 +16,11 @@ class TestDevice {
 
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void release(std::byte* memory) = 0;
-  /// A part of it that kernels may touch, until it is withdrawn; not written yet.
-  virtual void declare(std::byte* begin, std::size_t bytes) = 0;
-  virtual void withdraw(std::byte* begin) = 0;
   /// Before a call: what it reads was written by the host, what it writes holds nothing yet.
   enum class Use { kInput, kOutput };
   virtual void prepare(const std::byte* begin, std::size_t bytes, Use use) = 0;
   virtual StreamView stream() = 0;
   virtual void synchronize() = 0;
-  /// Whether large counts are affordable.
-  virtual bool is_fast() const = 0;
   /// Kernels launched so far; 0 where nobody counts.
   virtual std::size_t launches() const { return 0; }
 };
@@ -36,9 +31,6 @@ TestDevice* test_device();
 
 /// To be called before main; `why` is what there is instead of a device.
 void set_test_device(TestDevice* device, std::string why = "");
-
-/// `count`, or as many as are affordable on a device that is not fast.
-std::size_t affordable(std::size_t count);
 
 /// Memory in which harnesses lay out their spans: the device's, where there is one.
 Memory default_memory();
