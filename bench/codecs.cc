@@ -241,6 +241,12 @@ void add_options(CLI::App& command, CodecsOptions& options) {
       ->transform(size_suffix())
       ->check(quiet(CLI::PositiveNumber))
       ->type_name("N");
+  command
+      .add_option("--tensor", options.tensor_count, "Values of each of multi-tensor's 500 tensors")
+      ->transform(size_suffix())
+      ->check(quiet(CLI::Range(std::size_t{1}, std::size_t{1} << 20)))
+      ->type_name("N")
+      ->capture_default_str();
   add_dtype(command, options.dtype);
   command.add_option("--isa", options.isas, "portable, avx2, avx512 or neon (the best one)")
       ->transform(checked(isa, ""))

@@ -26,6 +26,7 @@ struct CodecsOptions {
   std::string device = "cpu";
   std::vector<std::string> operations;
   std::vector<std::size_t> counts;
+  std::size_t tensor_count = std::size_t{1} << 16;  ///< values of each of multi-tensor's
   std::string dtype = "f32";
   std::vector<std::string> isas;
   unsigned threads = 0;

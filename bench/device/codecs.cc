@@ -104,12 +104,15 @@ class DeviceBenchmark {
     const bool feedback = accepts_feedback(codec, plan_for);
     for (const std::string_view name : kOperations) {
       if (!has_operation(name, planned, feedback)) continue;
-      const DeviceCase wanted{
-          codec, std::string(name),
-          is_launch_operation(name) ? launch_operation_count(name, dtype_) : count};
+      const DeviceCase wanted{codec, std::string(name), count_of(name, count)};
       const bool is_new = std::ranges::find(cases, wanted) == cases.end();
       if (is_new && is_wanted(options_, spec, wanted.operation)) cases.push_back(wanted);
     }
+  }
+
+  std::size_t count_of(std::string_view operation, std::size_t count) const {
+    if (!is_launch_operation(operation)) return count;
+    return launch_operation_count(operation, dtype_, options_.tensor_count);
   }
 
   /// Some values more than are encoded, so that the steps of a training see other gradients.

@@ -37,7 +37,7 @@ class ListCodec {
   ListCodec(std::string_view spec, const PlanFor& plan_for)
       : codec_(make_codec(spec)), plan_for_(plan_for), segments_(kTensors) {
     for (std::size_t i = 0; i < segments_.size(); ++i) {
-      segments_[i].count = kTensorValues;
+      segments_[i].count = plan_for.count / kTensors;
       segments_[i].parameter = static_cast<std::uint32_t>(i);
     }
     const unsigned threads = plan_for.threads == nullptr ? 1 : plan_for.threads->count();
@@ -71,9 +71,9 @@ class ListCodec {
 };
 
 std::vector<ConstValueSpan> cut(ConstValueSpan gradient) {
+  const std::size_t count = gradient.count() / kTensors;
   std::vector<ConstValueSpan> tensors;
-  for (std::size_t i = 0; i < kTensors; ++i)
-    tensors.push_back(gradient.subspan(i * kTensorValues, kTensorValues));
+  for (std::size_t i = 0; i < kTensors; ++i) tensors.push_back(gradient.subspan(i * count, count));
   return tensors;
 }
 
@@ -175,8 +175,8 @@ bool is_launch_operation(std::string_view name) {
   return std::ranges::find(kNames, name) != kNames.end();
 }
 
-std::size_t launch_operation_count(std::string_view name, Dtype dtype) {
-  return is_multi_tensor(name) ? kTensors * kTensorValues : kSmallBytes / dtype_bytes(dtype);
+std::size_t launch_operation_count(std::string_view name, Dtype dtype, std::size_t tensor_count) {
+  return is_multi_tensor(name) ? kTensors * tensor_count : kSmallBytes / dtype_bytes(dtype);
 }
 
 std::unique_ptr<DeviceOperation> make_launch_operation(std::string_view name,

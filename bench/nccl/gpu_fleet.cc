@@ -116,7 +116,7 @@ class GpuFleet final : public Fleet {
 
   int ranks() const override { return place_.ranks; }
   std::string text() const override {
-    const std::string where = fmt::format("{} processes, {} of {}, NCCL {}", ranks(), devices_,
+    const std::string where = fmt::format("{} processes, {} of {}, {}", ranks(), devices_,
                                           current_gpu().name, nccl_library());
     const std::string note = sharing_note(ranks(), devices_);
     return note.empty() ? where : where + "; " + note;

@@ -1,6 +1,6 @@
 // A trainer on GPUs, one process for each rank, that shares its gradients by Tersor: five lines, as
 // docs/gpu.md shows them. Started without a rank in its environment it starts the ranks itself.
-// usage: tersor-trainer-cuda [--ranks N] [--steps N] [--codec SPEC...]
+// usage: tersor-trainer-cuda [--ranks N] [--steps N] [--hidden N] [--codec SPEC...]
 // Exit status 1 where ranks end with different bits, or it did not learn.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ namespace {
 
 using tersor::bench::RankPlace;
 
-constexpr std::size_t kInputs = 256, kHidden = 1024, kClasses = 10, kBatch = 128;
+constexpr std::size_t kInputs = 256, kClasses = 10, kBatch = 128;
 constexpr float kRate = 0.1f;
 constexpr std::size_t kLastSteps = 20;  // over which, at most, loss and accuracy are averaged
 constexpr std::chrono::seconds kToMeet{60};
@@ -30,6 +30,7 @@ constexpr std::chrono::seconds kToMeet{60};
 struct Options {
   int ranks = 2;
   std::size_t steps = 300;
+  std::size_t hidden = 1024;  ///< width of both hidden layers
   std::vector<std::string> codecs = {"none", "int8", "topk:density=0.01+ef"};
 };
 
@@ -59,11 +60,12 @@ void note(const BatchResult& result, std::size_t step, std::size_t steps, Learnt
   learnt.last.accuracy += result.accuracy / static_cast<double>(averaged);
 }
 
-Learnt train(tersor::Transport& transport, std::size_t steps, const std::string& codec) {
+Learnt train(tersor::Transport& transport, const Options& options, const std::string& codec) {
+  const std::size_t steps = options.steps, hidden = options.hidden;
   const tersor::Stream own;
   const tersor::StreamView stream = own.view();
   const GpuMachine machine(stream);
-  Network<GpuMachine> network(machine, {kInputs, kHidden, kHidden, kClasses}, kBatch, 1);
+  Network<GpuMachine> network(machine, {kInputs, hidden, hidden, kClasses}, kBatch, 1);
   Teacher teacher(kInputs, kClasses, 100 + static_cast<unsigned>(transport.rank()));
   Learnt learnt;
   const auto start = std::chrono::steady_clock::now();
@@ -103,9 +105,9 @@ void run_rank(const RankPlace& place, const Options& options) {
   const int rank = place.rank, ranks = place.ranks;
   tersor::NcclTransport transport(
       tersor::NcclCommunicator::from_file(id_file, rank, ranks, kToMeet));
-  if (rank == 0) fmt::print("{} ranks, NCCL {}\n", ranks, tersor::nccl_library());
+  if (rank == 0) fmt::print("{} ranks, {}\n", ranks, tersor::nccl_library());
   for (const std::string& codec : options.codecs) {
-    const Learnt learnt = train(transport, options.steps, codec);
+    const Learnt learnt = train(transport, options, codec);
     check_same(transport, learnt.values);
     if (!(learnt.last.loss < learnt.first.loss))
       throw tersor::Error(fmt::format("{}: the loss did not fall: {:.4f}, then {:.4f}", codec,
@@ -137,6 +139,8 @@ int run(int argc, char** argv) {
   program.add_option("--ranks", options.ranks, "Processes to start")->check(CLI::Range(1, 64));
   program.add_option("--steps", options.steps)
       ->check(CLI::Range(std::size_t{2}, std::size_t{1} << 20));
+  program.add_option("--hidden", options.hidden, "Width of the hidden layers")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 14));
   program.add_option("--codec", options.codecs, "One training for each");
   CLI11_PARSE(program, argc, argv);
   const auto place = tersor::bench::place_of_process();

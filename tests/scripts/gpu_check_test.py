@@ -99,7 +99,7 @@ def allreduce(codec: str, algorithm: str, **changes: typing.Any) -> gpu_figures.
     base = {
         "benchmark": "allreduce", "codec": codec, "algorithm": algorithm, "dtype": "f32",
         "count": 64 * MI, "seconds": 0.2, "busbw": 1.3, "speed_of_f32": 2.5, "host_seconds": 3e-5,
-        "wrong": 0, "graph": False, "nccl": "2.28.9 (/lib/libnccl.so.2)",
+        "wrong": 0, "graph": False, "nccl": "NCCL 2.28.9 (/lib/libnccl.so.2)",
         "note": "one GPU, sockets",
     }  # fmt: skip
     return {**base, **changes}
@@ -154,6 +154,15 @@ class Figures(unittest.TestCase):
         self.assertIn("| 4 | f32 | int8 | two-shot, graph |", page)
         self.assertEqual(page.count("**one GPU, sockets.**"), 1)
         self.assertNotIn("Allreduce", gpu_figures.summary(RECORDS, [], "GPU"))
+
+    def test_those_of_a_rehearsal_are_of_few_values_and_not_judged(self) -> None:
+        few = {"encode": MI // 16, "encode+feedback (CUB sort)": 16 * 1024}
+        records = [{**r, "count": few.get(r["operation"], 0)} for r in RECORDS]
+        figures = gpu_figures.figures(rehearsed=True)
+        found = {f.name: gpu_figures.measure(f, records) for f in figures}
+        self.assertEqual(found.keys(), self.measured(RECORDS).keys())
+        self.assertEqual(found["int8 encode, of a copy"].value, 0.95)
+        self.assertEqual({m.verdict for m in found.values()}, {"", "not run"})
 
     def test_with_checksum_is_another_case(self) -> None:
         only = [record("int8", "encode", checksum=True)]
