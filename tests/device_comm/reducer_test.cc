@@ -226,10 +226,9 @@ TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
     ReducerOptions options = options_of(place);
     options.checksum = transport.rank() == 0 ? Checksum::kOn : Checksum::kOff;
     Model model(transport, place, options);
-    const Values values = model.step(0);
-    EXPECT_TRUE(std::isnan(values.back()));
     EXPECT_THROW(
         {
+          EXPECT_TRUE(std::isnan(model.step(0).back()));  // or the other rank is a step ahead
           model.step(1);
           model.step(2);
         },

@@ -59,8 +59,16 @@ PlacedValues::PlacedValues(std::size_t count, Dtype dtype, const Place& place)
     : count_(count),
       dtype_(dtype),
       place_(place),
-      memory_(count * dtype_bytes(dtype), place.memory) {
+      memory_(count * dtype_bytes(dtype), place.memory),
+      pinned_(place.memory == Memory::kDevice ? memory_.bytes() : 0) {
   write(Values(count, 0.0f));
+}
+
+void PlacedValues::write(const Values& values) {
+  if (place_.memory == Memory::kHost) return from_floats(values, 1.0f, span(), {});
+  kernels::synchronize(place_.stream);  // what was written before has left pinned_
+  from_floats(values, 1.0f, {pinned_.pointer(), count_, dtype_, Memory::kHost}, {});
+  kernels::copy_bytes(memory_.pointer(), pinned_.pointer(), memory_.bytes(), place_.stream);
 }
 
 PlacedState::PlacedState(const Case& wanted, const Transport& transport, const Place& place)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/collectives/host_copy.h"
+#include "kernels/common/device_memory.h"
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -22,12 +23,13 @@ struct Place {
   StreamView stream = {};
 };
 
-/// Values in such a place.
+/// Values in such a place. On a device they are there when the stream comes to it, so that whoever
+/// does not wait for the stream sees older ones.
 class PlacedValues {
  public:
   PlacedValues(std::size_t count, Dtype dtype, const Place& place);
 
-  void write(const Values& values) { from_floats(values, 1.0f, span(), place_.stream); }
+  void write(const Values& values);
   Values read() const { return to_floats(span(), place_.stream); }
   ValueSpan span() const { return memory_.values(count_, dtype_); }
 
@@ -36,6 +38,7 @@ class PlacedValues {
   Dtype dtype_;
   Place place_;
   Buffer memory_;
+  kernels::PinnedBuffer pinned_;
 };
 
 /// What a call of a collective is made of.

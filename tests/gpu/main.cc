@@ -41,15 +41,12 @@ class Gpu final : public TestDevice {
     free_.emplace(bytes_.at(memory), memory);
   }
 
-  // Only what a call reads counts as written (prepare), so that nothing around it may be read.
-  void declare(std::byte*, std::size_t) override {}
-  void withdraw(std::byte*) override {}
+  /// Only what a call reads counts as written, so that nothing around it may be read.
   void prepare(const std::byte* begin, std::size_t bytes, Use use) override {
     mark(begin, bytes, use);
   }
   StreamView stream() override { return stream_.view(); }
   void synchronize() override { stream_.synchronize(); }
-  bool is_fast() const override { return true; }
   std::size_t launches() const override {
     return hooks().calls == nullptr ? 0 : hooks().calls("cudaLaunchKernel");
   }

@@ -123,7 +123,8 @@ std::string RandomCall::text() const {
   text += ", gradients " + std::string(dtype_name(dtype)) + " " + gradients.name + ", residuals " +
           std::string(dtype_name(residual_dtype)) + " " + residuals.name;
   if (in_place) text += " in place";
-  if (shift != 0) text += ", shift " + std::to_string(shift);
+  text += ", gradient, residual, output and next residual shifted by";
+  for (const std::size_t shift : shifts) text += " " + std::to_string(shift);
   if (checksum == Checksum::kOff) text += ", no checksum";
   if (active) text += ", first segment active: " + std::to_string(*active);
   return text + ", frames " + std::to_string(frames);
@@ -139,7 +140,8 @@ RandomCall draw_call(std::uint64_t seed) {
   call.residual_dtype = draw.chance(2) ? Dtype::kF32 : Dtype::kBf16;
   call.gradients = draw.pick(value_kinds());
   call.residuals = draw.chance(2) ? call.gradients : kGaussian;
-  call.shift = draw.chance(2) ? 0 : draw.below(8);
+  const bool shifted = draw.chance(2);
+  for (std::size_t& shift : call.shifts) shift = !shifted || draw.chance(3) ? 0 : draw.below(8);
   call.in_place = draw.chance(2);
   call.checksum = draw.chance(2) ? Checksum::kOn : Checksum::kOff;
   call.frames = 1 + draw.below(4);

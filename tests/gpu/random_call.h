@@ -6,6 +6,7 @@
 
 #include <tersor/codec.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -21,7 +22,6 @@ struct RandomCall {
   Dtype dtype = Dtype::kF32;
   Dtype residual_dtype = Dtype::kF32;
   ValueKind gradients, residuals;
-  std::size_t shift = 0;  ///< values between an aligned address and each span
   bool in_place = false;  ///< residual_out is residual_in
   Checksum checksum = Checksum::kOn;
   std::size_t frames = 1;  ///< that are decoded and reduced
@@ -29,8 +29,12 @@ struct RandomCall {
   float native_factor = 1.0f;
   std::optional<std::uint32_t> active;  ///< the first segment's flag
 
-  /// The gradient, residual or output of a segment.
-  enum class Part { kGradient, kResidual, kOutput };
+  /// A segment's; next: the residual that is written, unless in place.
+  enum class Part { kGradient, kResidual, kOutput, kNextResidual, kParts };
+  /// Values between an aligned address and each.
+  std::array<std::size_t, static_cast<std::size_t>(Part::kParts)> shifts = {};
+
+  std::size_t shift(Part part) const { return shifts[static_cast<std::size_t>(part)]; }
   std::vector<float> values(Part part, std::size_t segment) const;
 
   /// All of it, for a failure's message.

@@ -29,10 +29,11 @@ constexpr std::array kMemories = {Memory::kHost, Memory::kDevice};
 /// What belongs to one segment.
 struct SegmentTwins {
   SegmentTwins(const RandomCall& call, std::size_t segment)
-      : gradient(call.segments[segment].count, call.dtype, call.shift),
-        output(call.segments[segment].count, call.dtype, call.shift),
-        residual(call.segments[segment].count, call.residual_dtype, call.shift),
-        next_residual(call.segments[segment].count, call.residual_dtype, call.shift) {
+      : gradient(call.segments[segment].count, call.dtype, call.shift(Part::kGradient)),
+        output(call.segments[segment].count, call.dtype, call.shift(Part::kOutput)),
+        residual(call.segments[segment].count, call.residual_dtype, call.shift(Part::kResidual)),
+        next_residual(call.segments[segment].count, call.residual_dtype,
+                      call.shift(Part::kNextResidual)) {
     gradient.set(call.values(Part::kGradient, segment));
     residual.set(call.values(Part::kResidual, segment));
   }
@@ -180,7 +181,7 @@ void CallTwins::expect_same_decode(DecodeMode mode, float factor) {
 void CallTwins::expect_same_native() {
   if (!offers(Exchange::kNativeSum)) return;
   const Round& round = plan_.rounds.front();
-  TwinValues bare(round.native_count, round.native_dtype, call_.shift);
+  TwinValues bare(round.native_count, round.native_dtype, call_.shift(Part::kOutput));
   for (const Memory memory : kMemories) {
     const Half half = this->half(memory);
     codec_->encode_native(encode_call(half), call_.native_factor, bare.span(memory));

@@ -78,9 +78,8 @@ std::vector<GuardedBytes> frames_of_ranks(CodecHarness& harness, std::size_t ran
 TEST_P(CodecConformance, RoundTripStaysWithinTheError) {
   for_each_isa([&] {
     for (const Dtype dtype : kGradientDtypes)
-      for (const std::size_t wanted : kCounts) {
-        const std::size_t count = affordable(wanted);
-        if (!is_quick(wanted, dtype)) continue;
+      for (const std::size_t count : kCounts) {
+        if (!is_quick(count, dtype)) continue;
         SCOPED_TRACE(std::string(dtype_name(dtype)) + " " + std::to_string(count));
         CodecHarness harness(spec(), {count}, {.dtype = dtype});
         harness.decode({harness.encode()});

@@ -112,10 +112,6 @@ void CodecHarness::set_output(const std::vector<float>& values, std::size_t segm
 
 void CodecHarness::share_residuals() { shared_ = true; }
 
-void CodecHarness::take_residuals() {
-  for (std::size_t i = 0; i < segments.size(); ++i) set_residual(residuals_out_[i].floats(), i);
-}
-
 Execution CodecHarness::execution() {
   Execution execution;
   execution.threads = threads_.get();

@@ -61,8 +61,6 @@ class CodecHarness {
   void set_output(const std::vector<float>& values, std::size_t segment = 0);
   /// From here on residual_out is residual_in.
   void share_residuals();
-  /// The residuals that were written are read next time.
-  void take_residuals();
 
   std::vector<float> gradient(std::size_t segment = 0) const;
   std::vector<float> residual_in(std::size_t segment = 0) const;

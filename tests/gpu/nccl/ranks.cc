@@ -19,7 +19,7 @@ namespace {
 using bench::RankEnding;
 
 constexpr const char* kBodyVariable = "TERSOR_NCCL_TEST_BODY";
-constexpr std::chrono::seconds kTimeLimit{100};  // below ctest's
+constexpr std::chrono::seconds kTimeLimit{200};  // below ctest's
 constexpr int kKilled = 128 + SIGKILL;
 
 std::map<std::string, RankBody>& bodies() {
@@ -84,7 +84,7 @@ std::string refused_sharing() {
 std::string why_skipped() {
   if (device_count() == 0) return "there is no GPU that can be used";
   if (std::string missing = missing_library(); !missing.empty()) return missing;
-  std::cout << device_count() << " GPUs, NCCL " << nccl_library() << std::endl;
+  std::cout << device_count() << " GPUs, " << nccl_library() << std::endl;
   return refused_sharing();
 }
 

@@ -47,7 +47,7 @@ std::size_t free_bytes(Transport& transport) {
 }
 
 const Registered kAllocations("allocations", [](const RankPlace& place) {
-  constexpr int kCalls = 20;
+  constexpr int kCalls = 5;
   NcclTransport transport(meet(place));
   const Stream stream;
   for (const Reduction& reduction : reductions(place.ranks)) {
