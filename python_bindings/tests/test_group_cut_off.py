@@ -158,6 +158,7 @@ def is_interrupted_when_it_ends(rank: int, count: int) -> None:
         group.close_all()
         time.sleep(1)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     abort_raises(KeyboardInterrupt, times=1)
     allreduce(group.transport())
     with_threads_of_the_transport = len(os.listdir("/proc/self/task"))
