@@ -5,8 +5,27 @@
 
 #include <algorithm>
 #include <functional>
+#include <vector>
 
 namespace tersor {
+namespace {
+
+/// Of messages "to" or "from" each peer.
+template <typename Message>
+void check_peers(const Operation& operation, const Transport& transport,
+                 std::span<const Message> messages, const std::string& way) {
+  std::vector<bool> listed(static_cast<std::size_t>(transport.ranks()));
+  for (const Message& message : messages) {
+    check_peer(operation, transport, message.peer);
+    const auto peer = static_cast<std::size_t>(message.peer);
+    if (listed[peer])
+      refuse(operation, "two messages " + way + " rank " + std::to_string(peer) +
+                            ": make them one, or two exchanges");
+    listed[peer] = true;
+  }
+}
+
+}  // namespace
 
 void refuse(const Operation& operation, const std::string& why) {
   throw InvalidArgument(std::string(operation.name) + ": " + why);
@@ -16,6 +35,24 @@ void check_entries(const Operation& operation, std::size_t entries, int ranks) {
   if (entries != static_cast<std::size_t>(ranks))
     refuse(operation,
            std::to_string(entries) + " entries given for " + std::to_string(ranks) + " ranks");
+}
+
+void check_peer(const Operation& operation, const Transport& transport, int peer) {
+  if (peer < 0 || peer >= transport.ranks() || peer == transport.rank())
+    refuse(operation, "rank " + std::to_string(peer) + " is not a peer of rank " +
+                          std::to_string(transport.rank()) + " of " +
+                          std::to_string(transport.ranks()));
+}
+
+void check_messages(const Operation& operation, const Transport& transport,
+                    std::span<const SendTo> sends, std::span<const ReceiveFrom> receives) {
+  check_peers(operation, transport, sends, "to");
+  const auto is_any = [](const ReceiveFrom& message) { return message.peer == kAnyRank; };
+  if (std::none_of(receives.begin(), receives.end(), is_any))
+    return check_peers(operation, transport, receives, "from");
+  if (receives.size() != 1) refuse(operation, "kAnyRank must be the only one to receive from");
+  if (!transport.traits().receive_any) refuse(operation, "this transport has no receive_any");
+  if (transport.ranks() == 1) refuse(operation, "a rank alone has nobody to receive from");
 }
 
 void check_members(std::span<const int> members, int rank, int ranks) {

@@ -22,21 +22,12 @@ class ForwardingTransport : public Transport {
   TransferCounters counters() const override { return inner_->counters(); }
 
   std::uint32_t reserve_tags(std::uint32_t count) override { return inner_->reserve_tags(count); }
-  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                    std::span<const std::size_t> capacities) override {
-    return inner_->all_to_all(operation, sends, capacities);
+  Handle exchange(const Operation& operation, std::span<const SendTo> sends,
+                  std::span<const ReceiveFrom> receives) override {
+    return inner_->exchange(operation, sends, receives);
   }
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override {
     return inner_->all_gather(operation, send, capacity);
-  }
-  Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override {
-    return inner_->send(operation, peer, bytes);
-  }
-  Handle receive(const Operation& operation, int peer, std::size_t capacity) override {
-    return inner_->receive(operation, peer, capacity);
-  }
-  Handle receive_any(const Operation& operation, std::size_t capacity) override {
-    return inner_->receive_any(operation, capacity);
   }
   Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
     return inner_->sum(operation, parts);
@@ -44,7 +35,6 @@ class ForwardingTransport : public Transport {
   Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
     return inner_->maximum(operation, parts);
   }
-  Handle barrier(const Operation& operation) override { return inner_->barrier(operation); }
 
   std::unique_ptr<Transport> channel() override { return inner_->channel(); }
   std::unique_ptr<Transport> split(std::span<const int> members) override {

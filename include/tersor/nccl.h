@@ -60,11 +60,12 @@ class NcclCommunicator {
 /// (TransportTraits::queues). docs/gpu.md says what that means for deadlines, agreement, graphs and
 /// errors.
 ///
-/// Bytes sent have the length that the peer gives as capacity. Of host memory it takes all_gather
-/// and barrier alone. There is no receive_any. Native sums are NCCL's own; parts must lie to each
-/// other alike on all ranks, and the counters say what a ring moves, 2 (ranks - 1) / ranks of the
-/// bytes, since NCCL does not tell. Replays of graphs are not counted. Ranks share a host where the
-/// names of their machines and the numbers of their last start are equal.
+/// Bytes sent have the length that the peer gives as capacity; where that is 0, no message is sent,
+/// and only an all_gather of it waits for anybody. Of host memory it takes all_gather and barrier
+/// alone. There is no receive_any. Native sums are NCCL's own; parts must lie to each other alike
+/// on all ranks, and the counters say what a ring moves, 2 (ranks - 1) / ranks of the bytes, since
+/// NCCL does not tell. Replays of graphs are not counted. Ranks share a host where the names of
+/// their machines and the numbers of their last start are equal.
 ///
 /// A channel has a communicator, streams and a bracket of its own; a split a communicator, and this
 /// transport's streams and bracket.

@@ -20,6 +20,10 @@ namespace tersor {
 using Clock = std::chrono::steady_clock;
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
+/// By what name an operation was called, for ranks that call different things to find out. Set by
+/// those members of Transport that are another one by a name of their own.
+enum class Calling : std::uint8_t { kExchange, kAllToAll, kSend, kBarrier };
+
 /// What each operation says of itself. All ranks must say the same, else all get a TransportError.
 struct Operation {
   std::string_view name = "operation";  ///< for messages: "allreduce", …; must outlive the handle
@@ -27,6 +31,7 @@ struct Operation {
   /// Tells operations under way on one channel apart; from `reserve_tags`. Where
   /// TransportTraits::ordered is set all ranks must also start them in one order.
   std::uint32_t tag = 0;
+  Calling calling = Calling::kExchange;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Memory memory = Memory::kHost;  ///< of bytes sent and received; values say where they lie
   /// Device memory: what is sent is there when the stream has come so far; what is received is
@@ -39,6 +44,21 @@ struct Operation {
   /// read them, beyond the handle where an operation fails and cannot be called back. Giving it up
   /// must not call the transport.
   std::shared_ptr<const void> keep_alive = {};
+};
+
+/// A message of an exchange. The bytes must outlive the handle's completion.
+struct SendTo {
+  int peer = 0;
+  ConstByteSpan bytes = {};
+};
+
+/// Of `ReceiveFrom`: whichever rank sends with this tag first.
+inline constexpr int kAnyRank = -1;
+
+/// Where an exchange takes a message of at most `capacity` bytes from.
+struct ReceiveFrom {
+  int peer = 0;
+  std::size_t capacity = 0;
 };
 
 /// An operation under way, owned by its handle. Implemented by transports.
@@ -73,7 +93,7 @@ class Handle {
   /// On a device: valid for work queued on the operation's stream.
   ConstByteSpan received(int rank) const { return transfer_->received(rank); }
 
-  /// Of `receive_any`: the rank whose message it is.
+  /// Of what came from `kAnyRank`: the rank whose message it is.
   int source() const { return transfer_->source(); }
 
  private:
@@ -84,7 +104,7 @@ class Handle {
 struct TransportTraits {
   bool any_thread = true;     ///< may be called from any thread (one at a time for each channel)
   bool ordered = false;       ///< operations must be started in the same order on all ranks
-  bool receive_any = true;    ///< `receive_any` is there
+  bool receive_any = true;    ///< `receive_any` and `kAnyRank` are there
   bool host = true;           ///< takes host memory for all; else for all_gather alone
   bool device = false;        ///< takes device memory
   bool queues = false;        ///< of device memory: nothing waits on the host, see `Handle::test`
@@ -117,20 +137,29 @@ class Transport {
   /// Tags for `count` operations. All ranks reserve in the same order.
   virtual std::uint32_t reserve_tags(std::uint32_t count) = 0;
 
+  /// Messages to some peers and from some, all started at once; either list may be empty. A peer
+  /// stands in each at most once, this rank in none, and `kAnyRank` alone in the second. What one
+  /// rank sends, its peer takes in an exchange with the same tag. Over a transport that queues all
+  /// ranks call it, unless it stands between `begin` and `end`.
+  virtual Handle exchange(const Operation& operation, std::span<const SendTo> sends,
+                          std::span<const ReceiveFrom> receives) = 0;
+
   /// sends[r] goes to rank r (own entry ignored); at most capacities[r] bytes come from rank r.
-  /// The spans of bytes must outlive the handle's completion.
-  virtual Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                            std::span<const std::size_t> capacities) = 0;
+  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+                    std::span<const std::size_t> capacities);
+  /// The two ends of a message; no other rank knows of it.
+  Handle send(const Operation& operation, int peer, ConstByteSpan bytes);
+  Handle receive(const Operation& operation, int peer, std::size_t capacity);
+  /// From whichever rank sends with this tag first.
+  Handle receive_any(const Operation& operation, std::size_t capacity);
 
   /// `send` goes to all others; at most `capacity` bytes come from each of them. All ranks give the
   /// same capacity.
   virtual Handle all_gather(const Operation& operation, ConstByteSpan send,
                             std::size_t capacity) = 0;
 
-  virtual Handle send(const Operation& operation, int peer, ConstByteSpan bytes) = 0;
-  virtual Handle receive(const Operation& operation, int peer, std::size_t capacity) = 0;
-  /// From whichever rank sends with this tag first.
-  virtual Handle receive_any(const Operation& operation, std::size_t capacity) = 0;
+  /// Done when all ranks have begun it: a gather of nothing.
+  Handle barrier(const Operation& operation);
 
   /// In-place sum over ranks, of f32, f16, bf16, i8, i32 or u32. parts[r], of any count, is owned
   /// by rank r and added in the order of ranks r + 1, …, r (cyclic), so the result depends on the
@@ -139,7 +168,6 @@ class Transport {
   virtual Handle sum(const Operation& operation, std::span<const ValueSpan> parts) = 0;
   /// In-place maximum over ranks, of the same types.
   virtual Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) = 0;
-  virtual Handle barrier(const Operation& operation) = 0;
 
   /// The same ranks with messages of their own. All ranks make their channels in the same order.
   virtual std::unique_ptr<Transport> channel() = 0;

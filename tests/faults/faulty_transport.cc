@@ -47,12 +47,11 @@ Handle FaultyTransport::started(Handle handle) {
   return handle;
 }
 
-Handle FaultyTransport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                                   std::span<const std::size_t> capacities) {
-  std::vector<ConstByteSpan> passed(sends.begin(), sends.end());
-  for (std::size_t peer = 0; peer < passed.size(); ++peer)
-    if (static_cast<int>(peer) != rank()) passed[peer] = trap_->pass(passed[peer]);
-  return started(inner().all_to_all(operation, passed, capacities));
+Handle FaultyTransport::exchange(const Operation& operation, std::span<const SendTo> sends,
+                                 std::span<const ReceiveFrom> receives) {
+  std::vector<SendTo> passed(sends.begin(), sends.end());
+  for (SendTo& message : passed) message.bytes = trap_->pass(message.bytes);
+  return started(inner().exchange(operation, passed, receives));
 }
 
 Handle FaultyTransport::all_gather(const Operation& operation, ConstByteSpan send,

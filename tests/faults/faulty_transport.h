@@ -22,7 +22,7 @@ class Trap {
   void set(unsigned operations, Action action);
   /// Does at once what was set and has not happened.
   void spring();
-  /// One bit of the next message of an all_gather or all_to_all that is not empty changes.
+  /// One bit of the next message of an all_gather or exchange that is not empty changes.
   void damage_next(std::uint32_t bit);
 
   void count_operation();
@@ -43,26 +43,14 @@ class FaultyTransport final : public ForwardingTransport {
   FaultyTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Trap> trap)
       : ForwardingTransport(std::move(inner)), trap_(std::move(trap)) {}
 
-  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                    std::span<const std::size_t> capacities) override;
+  Handle exchange(const Operation& operation, std::span<const SendTo> sends,
+                  std::span<const ReceiveFrom> receives) override;
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
-  Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override {
-    return started(inner().send(operation, peer, bytes));
-  }
-  Handle receive(const Operation& operation, int peer, std::size_t capacity) override {
-    return started(inner().receive(operation, peer, capacity));
-  }
-  Handle receive_any(const Operation& operation, std::size_t capacity) override {
-    return started(inner().receive_any(operation, capacity));
-  }
   Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
     return started(inner().sum(operation, parts));
   }
   Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
     return started(inner().maximum(operation, parts));
-  }
-  Handle barrier(const Operation& operation) override {
-    return started(inner().barrier(operation));
   }
 
   std::unique_ptr<Transport> channel() override;

@@ -6,8 +6,8 @@ namespace {
 
 std::string_view call_name(Call call) {
   constexpr std::string_view kNames[] = {
-      "something unknown", "all_to_all", "all_gather",          "send", "sum",
-      "maximum",           "barrier",    "all_gather in rounds"};
+      "something unknown", "all_to_all", "all_gather",           "send",    "sum",
+      "maximum",           "barrier",    "all_gather in rounds", "exchange"};
   const auto index = static_cast<std::size_t>(call);
   return kNames[index < std::size(kNames) ? index : 0];
 }

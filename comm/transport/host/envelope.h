@@ -21,6 +21,7 @@ enum class Call : std::uint8_t {
   kMaximum = 5,
   kBarrier = 6,
   kGatherInRounds = 7,
+  kExchange = 8,
 };
 
 /// 32 bytes, little-endian, counted like the payload behind them.

@@ -34,8 +34,8 @@ std::vector<int> Exchange::missing() const {
     for (int rank = 0; rank < channel().ranks(); ++rank)
       if (rank != channel().rank()) ranks.push_back(rank);
   }
-  for (const Outgoing& outgoing : outgoing_)
-    if (incoming_.empty()) ranks.push_back(outgoing.peer);
+  if (!ranks.empty()) return ranks;
+  for (const Outgoing& outgoing : outgoing_) ranks.push_back(outgoing.peer);
   return ranks;
 }
 

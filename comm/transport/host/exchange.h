@@ -9,8 +9,7 @@
 
 namespace tersor::host {
 
-/// all_to_all, all_gather, barrier, send, receive and receive_any; of device memory:
-/// StagedExchange.
+/// Transport::exchange, and all_gather; of device memory: StagedExchange.
 class Exchange : public HostTransfer {
  public:
   /// Of a transfer that will get `receives` calls of `add_receive` before it begins.

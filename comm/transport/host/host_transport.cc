@@ -27,12 +27,9 @@ Envelope envelope_of(const Operation& operation, Call call) {
   return envelope;
 }
 
-/// Calls `visit(rank)` for every rank but this one, the next rank first: so that not all ranks send
-/// to the same one at the same time.
-template <typename Visitor>
-void for_each_peer(const Channel& channel, Visitor&& visit) {
-  for (int distance = 1; distance < channel.ranks(); ++distance)
-    visit((channel.rank() + distance) % channel.ranks());
+Call call_of(Calling calling) {
+  constexpr Call kCalls[] = {Call::kExchange, Call::kAllToAll, Call::kSend, Call::kBarrier};
+  return kCalls[static_cast<std::size_t>(calling)];
 }
 
 /// A part that is not empty, or an empty one; the others are of its dtype and memory. Throws
@@ -112,15 +109,13 @@ std::unique_ptr<Exchange> HostTransport::make_exchange(const Operation& operatio
                                           receives);
 }
 
-Handle HostTransport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                                 std::span<const std::size_t> capacities) {
-  check_entries(operation, sends.size(), ranks());
-  check_entries(operation, capacities.size(), ranks());
-  auto exchange = make_exchange(operation, Call::kAllToAll, sends.size() - 1);
-  for_each_peer(*channel_, [&](int peer) {
-    exchange->add_send(peer, sends[static_cast<std::size_t>(peer)]);
-    exchange->add_receive(peer, 0, capacities[static_cast<std::size_t>(peer)]);
-  });
+Handle HostTransport::exchange(const Operation& operation, std::span<const SendTo> sends,
+                               std::span<const ReceiveFrom> receives) {
+  check_messages(operation, *this, sends, receives);
+  auto exchange = make_exchange(operation, call_of(operation.calling), receives.size());
+  for (const SendTo& message : sends) exchange->add_send(message.peer, message.bytes);
+  for (const ReceiveFrom& message : receives)
+    exchange->add_receive(message.peer, 0, message.capacity);
   return channel_->start(std::move(exchange));
 }
 
@@ -131,48 +126,13 @@ Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
       capacity <= tuning.most_bytes)
     return channel_->start(make_gather_in_rounds(
         channel_, operation, {send, capacity, envelope_of(operation, Call::kGatherInRounds)}));
-  auto exchange = make_exchange(operation, Call::kAllGather, static_cast<std::size_t>(ranks()) - 1);
-  for_each_peer(*channel_, [&](int peer) {
+  const Call call = operation.calling == Calling::kBarrier ? Call::kBarrier : Call::kAllGather;
+  auto exchange = make_exchange(operation, call, static_cast<std::size_t>(ranks()) - 1);
+  for (int distance = 1; distance < ranks(); ++distance) {
+    const int peer = (rank() + distance) % ranks();  // as in all_to_all
     exchange->add_send(peer, send);
     exchange->add_receive(peer, 0, capacity);
-  });
-  return channel_->start(std::move(exchange));
-}
-
-Handle HostTransport::barrier(const Operation& operation) {
-  auto exchange = make_exchange(operation, Call::kBarrier, static_cast<std::size_t>(ranks()) - 1);
-  for_each_peer(*channel_, [&](int peer) {
-    exchange->add_send(peer, {});
-    exchange->add_receive(peer, 0, 0);
-  });
-  return channel_->start(std::move(exchange));
-}
-
-void HostTransport::check_peer(const Operation& operation, int peer) const {
-  if (peer < 0 || peer >= ranks() || peer == rank())
-    refuse(operation, "rank " + std::to_string(peer) + " is not a peer of rank " +
-                          std::to_string(rank()) + " of " + std::to_string(ranks()));
-}
-
-Handle HostTransport::send(const Operation& operation, int peer, ConstByteSpan bytes) {
-  check_peer(operation, peer);
-  auto exchange = make_exchange(operation, Call::kSend, 0);
-  exchange->add_send(peer, bytes);
-  return channel_->start(std::move(exchange));
-}
-
-Handle HostTransport::receive(const Operation& operation, int peer, std::size_t capacity) {
-  check_peer(operation, peer);
-  auto exchange = make_exchange(operation, Call::kSend, 1);
-  exchange->add_receive(peer, 0, capacity);
-  return channel_->start(std::move(exchange));
-}
-
-Handle HostTransport::receive_any(const Operation& operation, std::size_t capacity) {
-  if (!traits_.receive_any) refuse(operation, "this transport has no receive_any");
-  if (ranks() == 1) refuse(operation, "a rank alone has nobody to receive from");
-  auto exchange = make_exchange(operation, Call::kSend, 1);
-  exchange->add_receive(kAnyRank, 0, capacity);
+  }
   return channel_->start(std::move(exchange));
 }
 

@@ -29,15 +29,11 @@ class HostTransport final : public Transport {
   TransferCounters counters() const override { return channel_->postman().counters(); }
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
-  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                    std::span<const std::size_t> capacities) override;
+  Handle exchange(const Operation& operation, std::span<const SendTo> sends,
+                  std::span<const ReceiveFrom> receives) override;
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
-  Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override;
-  Handle receive(const Operation& operation, int peer, std::size_t capacity) override;
-  Handle receive_any(const Operation& operation, std::size_t capacity) override;
   Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override;
   Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override;
-  Handle barrier(const Operation& operation) override;
 
   void begin(const Operation& operation) override;
   FrameFault* fault() override;
@@ -56,7 +52,6 @@ class HostTransport final : public Transport {
   Staging& staging_for(const Operation& operation);
   std::unique_ptr<Exchange> make_exchange(const Operation& operation, Call call,
                                           std::size_t receives);
-  void check_peer(const Operation& operation, int peer) const;
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Call call);
   std::unique_ptr<Transport> join(std::span<const int> members);
 

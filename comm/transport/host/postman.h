@@ -21,8 +21,6 @@
 
 namespace tersor::host {
 
-inline constexpr int kAnyRank = -1;
-
 /// Which messages of one sender and one channel meet: equal keys in the order of posting.
 struct MessageKey {
   std::uint32_t tag = 0;   ///< of the operation

@@ -114,7 +114,7 @@ bool World::gone(const Group& group, int rank) const {
 
 // Whether nobody is left whom a slot for `peer` could hear of.
 bool World::gone(const Mailbox& box, int peer) const {
-  if (peer != host::kAnyRank) return gone(*box.group, peer);
+  if (peer != kAnyRank) return gone(*box.group, peer);
   for (const Mailbox& other : box.group->mailboxes)
     if (&other != &box && !gone(*box.group, other.rank)) return false;
   return true;
@@ -124,7 +124,7 @@ void World::check_abandoned(Mailbox& box, Rings& rings) {
   const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
   if (!found.has_value()) return;
   const std::string who =
-      found->peer == host::kAnyRank ? "every other rank" : box.group->name(found->peer);
+      found->peer == kAnyRank ? "every other rank" : box.group->name(found->peer);
   raise_locked(
       std::string(found->operation) + " on " + box.group->name(box.rank) + ": " + who + " left",
       rings);
@@ -156,7 +156,7 @@ int World::culprit(const Mailbox& box, int peer, std::uint32_t tag) const {
   int last = peer;
   for (std::size_t hops = 0; hops < box.group->members.size(); ++hops) {
     const int next = box.group->mailboxes[static_cast<std::size_t>(last)].letters.awaited(tag);
-    if (next == host::kAnyRank) return last;
+    if (next == kAnyRank) return last;
     last = next;
   }
   return most_absent(box);

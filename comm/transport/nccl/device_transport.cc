@@ -113,7 +113,7 @@ void DeviceTransport::fail(const Operation& operation, const std::string& cause)
 void DeviceTransport::begin(const Operation& operation) {
   fabric_->check(operation.name);
   if (lane_->in_bracket()) return lane_->open(operation, 0);
-  open(operation, Partners::kAll);
+  open(operation);
 }
 
 // A frame that was not what its call said became NaN on this rank alone: so all ranks stop.
@@ -123,10 +123,11 @@ void DeviceTransport::check_frames(std::string_view operation) {
   fabric_->check(operation);
 }
 
-void DeviceTransport::open(const Operation& operation, Partners partners) {
+// On what some ranks do between them the others cannot agree.
+void DeviceTransport::open(const Operation& operation) {
   kernels::check_stream(operation.stream);
   check_frames(operation.name);
-  if (partners == Partners::kAll) agree(operation);
+  if (operation.calling != Calling::kSend) agree(operation);
   lane_->open(operation, fabric_->number_of(operation.name));
 }
 

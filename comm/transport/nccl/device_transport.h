@@ -24,9 +24,6 @@ struct Agreement {
   char name[56] = {};  ///< as much of it as there is room for; ends with a NUL
 };
 
-/// Who takes part in a bracket: what some ranks do between them the others cannot agree on.
-enum class Partners { kAll, kSome };
-
 /// A lane of its own, watched while it lives.
 std::shared_ptr<Lane> make_lane(const std::shared_ptr<Fabric>& fabric);
 
@@ -59,15 +56,11 @@ class DeviceTransport final : public Transport {
   TransferCounters counters() const override;
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
-  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                    std::span<const std::size_t> capacities) override;
+  Handle exchange(const Operation& operation, std::span<const SendTo> sends,
+                  std::span<const ReceiveFrom> receives) override;
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
-  Handle send(const Operation& operation, int peer, ConstByteSpan bytes) override;
-  Handle receive(const Operation& operation, int peer, std::size_t capacity) override;
-  Handle receive_any(const Operation& operation, std::size_t capacity) override;
   Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override;
   Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override;
-  Handle barrier(const Operation& operation) override;
 
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;
@@ -107,10 +100,9 @@ class DeviceTransport final : public Transport {
   }
   std::unique_ptr<QueuedTransfer> new_transfer(const Operation& operation);
   std::byte* lend(QueuedTransfer& transfer, std::size_t bytes);
-  ncclResult_t exchange(ncclComm_t handle, cudaStream_t stream,
-                        std::span<const ConstByteSpan> sends, const QueuedTransfer& transfer) const;
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, ncclRedOp_t how);
 
+  Handle meet(const Operation& operation);
   Handle gather_staged(const Operation& operation, ConstByteSpan send, std::size_t capacity);
   void gather_hosts();
   ncclUniqueId spread_id(std::span<const int> members, const Operation& operation);
@@ -118,13 +110,12 @@ class DeviceTransport final : public Transport {
                                   std::string_view name);
   [[noreturn]] void fail(const Operation& operation, const std::string& cause);
   void check_frames(std::string_view operation);
-  void open(const Operation& operation, Partners partners);
+  void open(const Operation& operation);
   void agree(const Operation& operation);
   std::string find_differing(const Agreement& own, const Handle& gathered) const;
 
   void check_host(const Operation& operation) const;
   void check_device(const Operation& operation, ConstByteSpan bytes) const;
-  void check_peer(const Operation& operation, int peer) const;
   std::string name(int rank) const;
   void count_sent(std::uint64_t bytes, std::uint64_t messages);
 

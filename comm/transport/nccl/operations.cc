@@ -48,16 +48,33 @@ std::vector<ValueSpan> merged(std::span<const ValueSpan> parts) {
   return runs;
 }
 
+/// The messages of an exchange, which begin together; empty ones are none. What comes lies `into`.
+ncclResult_t queue_messages(std::span<const SendTo> sends, std::span<const ReceiveFrom> receives,
+                            std::byte* into, ncclComm_t handle, cudaStream_t stream) {
+  return grouped([&] {
+    ncclResult_t result = ncclSuccess;
+    for (const auto& [peer, bytes] : sends)
+      if (!bytes.empty())
+        result =
+            worse(result, api().send(bytes.data(), bytes.size(), ncclUint8, peer, handle, stream));
+    for (const auto& [peer, bytes] : receives) {
+      if (bytes != 0)
+        result = worse(result, api().receive(into, bytes, ncclUint8, peer, handle, stream));
+      into += aligned(bytes);
+    }
+    return result;
+  });
+}
+
 }  // namespace
 
 /// A bracket around an operation that stands outside of any.
 class LoneBracket {
  public:
-  LoneBracket(DeviceTransport& transport, const Operation& operation,
-              Partners partners = Partners::kAll)
+  LoneBracket(DeviceTransport& transport, const Operation& operation)
       : transport_(transport), operation_(operation), open_(!transport.lane_->in_bracket()) {
     transport.fabric_->check(operation.name);
-    if (open_) transport.open(operation, partners);
+    if (open_) transport.open(operation);
   }
   /// Where an error unwinds, too, the bracket ends: else its deadline would pass.
   ~LoneBracket() {
@@ -92,11 +109,6 @@ void DeviceTransport::check_device(const Operation& operation, ConstByteSpan byt
   if (!bytes.empty()) kernels::check_device_pointer(bytes.data());
 }
 
-void DeviceTransport::check_peer(const Operation& operation, int peer) const {
-  if (peer < 0 || peer >= ranks() || peer == rank())
-    refuse(operation, "rank " + std::to_string(peer) + " is not a peer of " + name(rank()));
-}
-
 void DeviceTransport::count_sent(std::uint64_t bytes, std::uint64_t messages) {
   sent_bytes_ += bytes;
   sent_messages_ += messages;
@@ -114,26 +126,6 @@ std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::size_t bytes) {
   return block.memory.pointer();
 }
 
-ncclResult_t DeviceTransport::exchange(ncclComm_t handle, cudaStream_t stream,
-                                       std::span<const ConstByteSpan> sends,
-                                       const QueuedTransfer& transfer) const {
-  return grouped([&] {
-    ncclResult_t result = ncclSuccess;
-    for (int peer = 0; peer < ranks(); ++peer) {
-      if (peer == rank()) continue;
-      const ConstByteSpan bytes = sends[static_cast<std::size_t>(peer)];
-      const ConstByteSpan into = transfer.received(peer);
-      if (!bytes.empty())
-        result =
-            worse(result, api().send(bytes.data(), bytes.size(), ncclUint8, peer, handle, stream));
-      if (!into.empty())
-        result = worse(result, api().receive(const_cast<std::byte*>(into.data()), into.size(),
-                                             ncclUint8, peer, handle, stream));
-    }
-    return result;
-  });
-}
-
 template <typename Queueing>
 Handle DeviceTransport::launch(std::unique_ptr<QueuedTransfer> transfer, const Operation& operation,
                                const Queueing& queueing) {
@@ -143,31 +135,40 @@ Handle DeviceTransport::launch(std::unique_ptr<QueuedTransfer> transfer, const O
   return Handle(std::move(transfer));
 }
 
-Handle DeviceTransport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
-                                   std::span<const std::size_t> capacities) {
-  check_entries(operation, sends.size(), ranks());
-  check_entries(operation, capacities.size(), ranks());
-  const auto own = static_cast<std::size_t>(rank());
+Handle DeviceTransport::exchange(const Operation& operation, std::span<const SendTo> sends,
+                                 std::span<const ReceiveFrom> receives) {
+  if (!receives.empty() && receives.front().peer == kAnyRank)
+    refuse(operation, "NCCL has no receive_any");
+  check_messages(operation, *this, sends, receives);
+  check_device(operation, {});
+  for (const SendTo& message : sends) check_device(operation, message.bytes);
   std::size_t bytes = 0;
-  for (std::size_t peer = 0; peer < sends.size(); ++peer)
-    if (peer != own) {
-      check_device(operation, sends[peer]);
-      bytes += aligned(capacities[peer]);
-    }
+  for (const ReceiveFrom& message : receives) bytes += aligned(message.capacity);
   LoneBracket bracket(*this, operation);
   auto transfer = new_transfer(operation);
-  std::byte* into = lend(*transfer, bytes);
-  for (std::size_t peer = 0; peer < sends.size(); ++peer) {
-    if (peer == own) continue;
-    transfer->set_received(static_cast<int>(peer), {into, capacities[peer]});
-    into += aligned(capacities[peer]);
-    count_sent(sends[peer].size(), 1);
-    received_bytes_ += capacities[peer];
+  std::byte* const into = lend(*transfer, bytes);
+  std::size_t offset = 0;
+  for (const ReceiveFrom& message : receives) {
+    transfer->set_received(message.peer, {into + offset, message.capacity});
+    offset += aligned(message.capacity);
+    received_bytes_ += message.capacity;
   }
-  const QueuedTransfer& made = *transfer;
+  for (const SendTo& message : sends) count_sent(message.bytes.size(), 1);
   return bracket.close(
       launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        return exchange(handle, stream, sends, made);
+        return queue_messages(sends, receives, into, handle, stream);
+      }));
+}
+
+// A sum of one value.
+Handle DeviceTransport::meet(const Operation& operation) {
+  LoneBracket bracket(*this, operation);
+  auto transfer = new_transfer(operation);
+  std::byte* word = lend(*transfer, 1);
+  return bracket.close(
+      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
+        kernels::zero_bytes(word, 1, {stream});
+        return api().all_reduce(word, word, 1, ncclUint8, ncclSum, handle, stream);
       }));
 }
 
@@ -180,6 +181,7 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
     refuse(operation, "on devices messages have the full capacity, but " +
                           std::to_string(send.size()) + " bytes are to be sent for a capacity of " +
                           std::to_string(capacity));
+  if (capacity == 0) return meet(operation);
   if (ranks() == 2 || capacity % kAlignment != 0) {
     const std::vector<ConstByteSpan> sends(static_cast<std::size_t>(ranks()), send);
     const std::vector<std::size_t> capacities(sends.size(), capacity);
@@ -196,39 +198,8 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
   received_bytes_ += others * capacity;
   return bracket.close(
       launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        return capacity == 0
-                   ? ncclSuccess
-                   : api().all_gather(send.data(), into, capacity, ncclUint8, handle, stream);
+        return api().all_gather(send.data(), into, capacity, ncclUint8, handle, stream);
       }));
-}
-
-Handle DeviceTransport::send(const Operation& operation, int peer, ConstByteSpan bytes) {
-  check_peer(operation, peer);
-  check_device(operation, bytes);
-  LoneBracket bracket(*this, operation, Partners::kSome);
-  count_sent(bytes.size(), 1);
-  return bracket.close(
-      launch(new_transfer(operation), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        return api().send(bytes.data(), bytes.size(), ncclUint8, peer, handle, stream);
-      }));
-}
-
-Handle DeviceTransport::receive(const Operation& operation, int peer, std::size_t capacity) {
-  check_peer(operation, peer);
-  check_device(operation, {});
-  LoneBracket bracket(*this, operation, Partners::kSome);
-  auto transfer = new_transfer(operation);
-  std::byte* into = lend(*transfer, capacity);
-  transfer->set_received(peer, {into, capacity});
-  received_bytes_ += capacity;
-  return bracket.close(
-      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        return api().receive(into, capacity, ncclUint8, peer, handle, stream);
-      }));
-}
-
-Handle DeviceTransport::receive_any(const Operation& operation, std::size_t) {
-  refuse(operation, "NCCL has no receive_any");
 }
 
 Handle DeviceTransport::sum(const Operation& operation, std::span<const ValueSpan> parts) {
@@ -263,19 +234,6 @@ Handle DeviceTransport::reduce(const Operation& operation, std::span<const Value
                                                     type_of(run.dtype()), how, handle, stream));
           return result;
         });
-      }));
-}
-
-// On a device: a sum of one value.
-Handle DeviceTransport::barrier(const Operation& operation) {
-  if (operation.memory == Memory::kHost) return gather_staged(operation, {}, 0);
-  LoneBracket bracket(*this, operation);
-  auto transfer = new_transfer(operation);
-  std::byte* word = lend(*transfer, 1);
-  return bracket.close(
-      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        kernels::zero_bytes(word, 1, {stream});
-        return api().all_reduce(word, word, 1, ncclUint8, ncclSum, handle, stream);
       }));
 }
 

@@ -146,7 +146,7 @@ bool World::gone_from(const Box& box, int rank) const {
 }
 
 bool World::gone(const Box& box, int peer) const {
-  if (peer != host::kAnyRank) return gone_from(box, peer);
+  if (peer != kAnyRank) return gone_from(box, peer);
   for (int rank = 0; rank < static_cast<int>(box.members.size()); ++rank)
     if (rank != box.rank && !gone_from(box, rank)) return false;
   return true;
@@ -156,8 +156,7 @@ void World::check_abandoned(Box& box) {
   if (box.members.empty()) return;  // nobody here has joined it yet
   const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
   if (!found.has_value()) return;
-  const std::string who =
-      found->peer == host::kAnyRank ? "every other rank" : box.name(found->peer);
+  const std::string who = found->peer == kAnyRank ? "every other rank" : box.name(found->peer);
   raise_locked(std::string(found->operation) + " on " + box.name(box.rank) + ": " + who + " left");
 }
 
@@ -285,7 +284,7 @@ int World::culprit(Box& box, Question question) {
   const int peer = question.peer;
   for (std::size_t hops = 0; hops < box.members.size(); ++hops) {
     const int next = ask(box, question);
-    if (next == host::kAnyRank) return question.peer;
+    if (next == kAnyRank) return question.peer;
     question.peer = next;
   }
   return peer;
@@ -295,14 +294,14 @@ int World::culprit(Box& box, Question question) {
 int World::ask(Box& box, const Question& question) {
   std::unique_lock lock(mutex_);
   if (question.peer == box.rank) return box.letters.awaited(question.tag);
-  if (faulty() || !wire_->right_thread() || !wire_->running()) return host::kAnyRank;
+  if (faulty() || !wire_->right_thread() || !wire_->running()) return kAnyRank;
   Head head = head_of(box, Kind::kQuestion);
   head.tag = question.tag;
   head.part = ++questions_;
   try {
     wire_->send(box.members[static_cast<std::size_t>(question.peer)], head, {});
   } catch (const std::exception&) {
-    return host::kAnyRank;  // as silent as can be
+    return kAnyRank;  // as silent as can be
   }
   const auto until = Clock::now() + question.patience;
   while (!faulty() && Clock::now() < until) {
@@ -312,7 +311,7 @@ int World::ask(Box& box, const Question& question) {
     wire_->pause();
     lock.lock();
   }
-  return host::kAnyRank;
+  return kAnyRank;
 }
 
 }  // namespace tersor::processes
