@@ -27,8 +27,18 @@ void expect_all_fail(const std::vector<std::string>& errors,
           << "rank " << rank << " says \"" << errors[rank] << "\", not " << part;
 }
 
+void exchange_all(Transport& transport, const Operation& operation, ConstByteSpan bytes) {
+  std::vector<SendTo> sends;
+  std::vector<ReceiveFrom> receives;
+  for (const int peer : peers_of(transport)) {
+    sends.push_back({peer, bytes});
+    receives.push_back({peer, bytes.size()});
+  }
+  transport.exchange(operation, sends, receives).wait_synchronize();
+}
+
 /// Some operation of many, by number, on `count` f32 values.
-constexpr int kCalls = 5;
+constexpr int kCalls = 6;
 void call(Transport& transport, int which, const Operation& operation, std::size_t count) {
   std::vector<float> values(count, 1.0f);
   const auto parts = cut(values, even_counts(count, transport.ranks()));
@@ -45,6 +55,8 @@ void call(Transport& transport, int which, const Operation& operation, std::size
       return transport.sum(operation, parts).wait_synchronize();
     case 3:
       return transport.maximum(operation, parts).wait_synchronize();
+    case 4:
+      return exchange_all(transport, operation, bytes);
     default:
       return transport.barrier(operation).wait_synchronize();
   }
@@ -88,6 +100,19 @@ TEST_P(TransportFaults, AllStalledRanksAreNamed) {
   });
   EXPECT_TRUE(contains(errors[0], "rank 1 and rank 3")) << errors[0];
   EXPECT_TRUE(contains(errors[2], "rank 1 and rank 3")) << errors[2];
+}
+
+// Of those that an exchange waits for, not those whose messages came.
+TEST_P(TransportFaults, AnExchangeNamesWhoDoesNotSend) {
+  const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
+    const SendTo to{0, {}};
+    const std::vector<ReceiveFrom> from = {{1, 0}, {2, 0}};
+    const Operation operation{.name = "star", .tag = 3, .timeout = 100ms};
+    if (transport.rank() == 1) transport.exchange(operation, {&to, 1}, {}).wait_synchronize();
+    transport.barrier({.name = "meeting"}).wait_synchronize();
+    if (transport.rank() == 0) transport.exchange(operation, {}, from).wait_synchronize();
+  });
+  EXPECT_TRUE(contains(errors[0], "star on rank 0: no message from rank 2 within")) << errors[0];
 }
 
 TEST_P(TransportFaults, ReceiveHasADeadlineToo) {

@@ -155,7 +155,8 @@ inline Fabric late_fabric() {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < ranks; ++rank)
       threads.emplace_back([&, rank] {
-        host::HostTransport transport(std::make_shared<LatePostman>(network, rank), {});
+        host::HostTransport transport(std::make_shared<LatePostman>(network, rank),
+                                      {.receive_any = false});
         body(transport);
       });
   };
