@@ -4,17 +4,9 @@
 #include "comm/transport/arguments.h"
 
 namespace tersor {
-namespace {
-
-Operation called(Operation operation, Calling calling) {
-  operation.calling = calling;
-  return operation;
-}
-
-}  // namespace
 
 // The next rank first, so that not all ranks send to the same one at the same time.
-Handle Transport::all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+Handle Transport::all_to_all(Operation operation, std::span<const ConstByteSpan> sends,
                              std::span<const std::size_t> capacities) {
   check_entries(operation, sends.size(), ranks());
   check_entries(operation, capacities.size(), ranks());
@@ -25,27 +17,32 @@ Handle Transport::all_to_all(const Operation& operation, std::span<const ConstBy
     to.push_back({peer, sends[static_cast<std::size_t>(peer)]});
     from.push_back({peer, capacities[static_cast<std::size_t>(peer)]});
   }
-  return exchange(called(operation, Calling::kAllToAll), to, from);
+  operation.calling = Calling::kAllToAll;
+  return exchange(operation, to, from);
 }
 
-Handle Transport::send(const Operation& operation, int peer, ConstByteSpan bytes) {
+Handle Transport::send(Operation operation, int peer, ConstByteSpan bytes) {
   const SendTo to{peer, bytes};
-  return exchange(called(operation, Calling::kSend), {&to, 1}, {});
+  operation.calling = Calling::kSend;
+  return exchange(operation, {&to, 1}, {});
 }
 
-Handle Transport::receive(const Operation& operation, int peer, std::size_t capacity) {
+Handle Transport::receive(Operation operation, int peer, std::size_t capacity) {
   check_peer(operation, *this, peer);  // not any rank
   const ReceiveFrom from{peer, capacity};
-  return exchange(called(operation, Calling::kSend), {}, {&from, 1});
+  operation.calling = Calling::kSend;
+  return exchange(operation, {}, {&from, 1});
 }
 
-Handle Transport::receive_any(const Operation& operation, std::size_t capacity) {
+Handle Transport::receive_any(Operation operation, std::size_t capacity) {
   const ReceiveFrom from{kAnyRank, capacity};
-  return exchange(called(operation, Calling::kSend), {}, {&from, 1});
+  operation.calling = Calling::kSend;
+  return exchange(operation, {}, {&from, 1});
 }
 
-Handle Transport::barrier(const Operation& operation) {
-  return all_gather(called(operation, Calling::kBarrier), {}, 0);
+Handle Transport::barrier(Operation operation) {
+  operation.calling = Calling::kBarrier;
+  return all_gather(operation, {}, 0);
 }
 
 }  // namespace tersor

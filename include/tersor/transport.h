@@ -20,8 +20,8 @@ namespace tersor {
 using Clock = std::chrono::steady_clock;
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
-/// By what name an operation was called, for ranks that call different things to find out. Set by
-/// those members of Transport that are another one by a name of their own.
+/// The name that an operation was called by: ranks that call different things find out. Set by the
+/// members of Transport that are another one.
 enum class Calling : std::uint8_t { kExchange, kAllToAll, kSend, kBarrier };
 
 /// What each operation says of itself. All ranks must say the same, else all get a TransportError.
@@ -139,19 +139,19 @@ class Transport {
 
   /// Messages to some peers and from some, all started at once; either list may be empty. A peer
   /// stands in each at most once, this rank in none, and `kAnyRank` alone in the second. What one
-  /// rank sends, its peer takes in an exchange with the same tag. Over a transport that queues all
-  /// ranks call it, unless it stands between `begin` and `end`.
+  /// rank sends, its peer takes in an exchange (no `receive`) with the same tag. Over a transport
+  /// that queues all ranks call it, unless it stands between `begin` and `end`.
   virtual Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                           std::span<const ReceiveFrom> receives) = 0;
 
   /// sends[r] goes to rank r (own entry ignored); at most capacities[r] bytes come from rank r.
-  Handle all_to_all(const Operation& operation, std::span<const ConstByteSpan> sends,
+  Handle all_to_all(Operation operation, std::span<const ConstByteSpan> sends,
                     std::span<const std::size_t> capacities);
   /// The two ends of a message; no other rank knows of it.
-  Handle send(const Operation& operation, int peer, ConstByteSpan bytes);
-  Handle receive(const Operation& operation, int peer, std::size_t capacity);
+  Handle send(Operation operation, int peer, ConstByteSpan bytes);
+  Handle receive(Operation operation, int peer, std::size_t capacity);
   /// From whichever rank sends with this tag first.
-  Handle receive_any(const Operation& operation, std::size_t capacity);
+  Handle receive_any(Operation operation, std::size_t capacity);
 
   /// `send` goes to all others; at most `capacity` bytes come from each of them. All ranks give the
   /// same capacity.
@@ -159,7 +159,7 @@ class Transport {
                             std::size_t capacity) = 0;
 
   /// Done when all ranks have begun it: a gather of nothing.
-  Handle barrier(const Operation& operation);
+  Handle barrier(Operation operation);
 
   /// In-place sum over ranks, of f32, f16, bf16, i8, i32 or u32. parts[r], of any count, is owned
   /// by rank r and added in the order of ranks r + 1, …, r (cyclic), so the result depends on the

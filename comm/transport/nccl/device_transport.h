@@ -85,9 +85,10 @@ class DeviceTransport final : public Transport {
 
   friend class LoneBracket;
 
-  /// queueing(communicator, stream) puts the transfer's operations of NCCL on the stream.
+  /// queueing(communicator, stream, into) puts operations of NCCL on the stream. What comes lies
+  /// `into`, one message behind the other; that of this rank itself is scratch.
   template <typename Queueing>
-  Handle launch(std::unique_ptr<QueuedTransfer> transfer, const Operation& operation,
+  Handle launch(const Operation& operation, std::span<const ReceiveFrom> receives,
                 const Queueing& queueing);
   /// A failed call poisons the transport.
   template <typename Call>
@@ -98,11 +99,10 @@ class DeviceTransport final : public Transport {
       fail(operation, error.what());
     }
   }
-  std::unique_ptr<QueuedTransfer> new_transfer(const Operation& operation);
-  std::byte* lend(QueuedTransfer& transfer, std::size_t bytes);
+  std::byte* lend(QueuedTransfer& transfer, std::span<const ReceiveFrom> receives);
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, ncclRedOp_t how);
-
   Handle meet(const Operation& operation);
+
   Handle gather_staged(const Operation& operation, ConstByteSpan send, std::size_t capacity);
   void gather_hosts();
   ncclUniqueId spread_id(std::span<const int> members, const Operation& operation);

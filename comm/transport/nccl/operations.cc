@@ -114,25 +114,33 @@ void DeviceTransport::count_sent(std::uint64_t bytes, std::uint64_t messages) {
   sent_messages_ += messages;
 }
 
-std::unique_ptr<QueuedTransfer> DeviceTransport::new_transfer(const Operation& operation) {
-  return std::make_unique<QueuedTransfer>(fabric_, lane_, operation, ranks());
-}
-
-std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::size_t bytes) {
+std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::span<const ReceiveFrom> receives) {
+  std::size_t bytes = 0;
+  for (const ReceiveFrom& message : receives) bytes += aligned(message.capacity);
   if (bytes == 0) return nullptr;
   const Block& block = transfer.receive_into(bytes);
   if (bytes >= kLeastRegisteredBytes && block.capture == 0)
     communicator_->enrol(block.memory.span());
+  std::byte* into = block.memory.pointer();
+  for (const auto& [peer, capacity] : receives) {
+    if (peer != rank()) transfer.set_received(peer, {into, capacity});
+    if (peer != rank()) received_bytes_ += capacity;
+    into += aligned(capacity);
+  }
   return block.memory.pointer();
 }
 
 template <typename Queueing>
-Handle DeviceTransport::launch(std::unique_ptr<QueuedTransfer> transfer, const Operation& operation,
+Handle DeviceTransport::launch(const Operation& operation, std::span<const ReceiveFrom> receives,
                                const Queueing& queueing) {
+  LoneBracket bracket(*this, operation);
+  auto transfer = std::make_unique<QueuedTransfer>(fabric_, lane_, operation, ranks());
+  std::byte* const into = lend(*transfer, receives);
   const StreamView stream = transfer->enter();
-  call_nccl(operation, [&](ncclComm_t handle) { return queueing(handle, stream_of(stream)); });
+  call_nccl(operation,
+            [&](ncclComm_t handle) { return queueing(handle, stream_of(stream), into); });
   transfer->leave();
-  return Handle(std::move(transfer));
+  return bracket.close(Handle(std::move(transfer)));
 }
 
 Handle DeviceTransport::exchange(const Operation& operation, std::span<const SendTo> sends,
@@ -142,34 +150,19 @@ Handle DeviceTransport::exchange(const Operation& operation, std::span<const Sen
   check_messages(operation, *this, sends, receives);
   check_device(operation, {});
   for (const SendTo& message : sends) check_device(operation, message.bytes);
-  std::size_t bytes = 0;
-  for (const ReceiveFrom& message : receives) bytes += aligned(message.capacity);
-  LoneBracket bracket(*this, operation);
-  auto transfer = new_transfer(operation);
-  std::byte* const into = lend(*transfer, bytes);
-  std::size_t offset = 0;
-  for (const ReceiveFrom& message : receives) {
-    transfer->set_received(message.peer, {into + offset, message.capacity});
-    offset += aligned(message.capacity);
-    received_bytes_ += message.capacity;
-  }
-  for (const SendTo& message : sends) count_sent(message.bytes.size(), 1);
-  return bracket.close(
-      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        return queue_messages(sends, receives, into, handle, stream);
-      }));
+  return launch(operation, receives, [&](ncclComm_t handle, cudaStream_t stream, std::byte* into) {
+    for (const SendTo& message : sends) count_sent(message.bytes.size(), 1);
+    return queue_messages(sends, receives, into, handle, stream);
+  });
 }
 
 // A sum of one value.
 Handle DeviceTransport::meet(const Operation& operation) {
-  LoneBracket bracket(*this, operation);
-  auto transfer = new_transfer(operation);
-  std::byte* word = lend(*transfer, 1);
-  return bracket.close(
-      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        kernels::zero_bytes(word, 1, {stream});
-        return api().all_reduce(word, word, 1, ncclUint8, ncclSum, handle, stream);
-      }));
+  const ReceiveFrom word{rank(), 1};
+  return launch(operation, {&word, 1}, [](ncclComm_t handle, cudaStream_t stream, std::byte* into) {
+    kernels::zero_bytes(into, 1, {stream});
+    return api().all_reduce(into, into, 1, ncclUint8, ncclSum, handle, stream);
+  });
 }
 
 // Own bytes are not moved between two ranks; among more, NCCL's all-gather copies them on the way.
@@ -187,19 +180,12 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
     const std::vector<std::size_t> capacities(sends.size(), capacity);
     return all_to_all(operation, sends, capacities);
   }
-  LoneBracket bracket(*this, operation);
-  auto transfer = new_transfer(operation);
-  const auto others = static_cast<std::uint64_t>(ranks()) - 1;
-  std::byte* into = lend(*transfer, capacity * (others + 1));
-  for (int peer = 0; peer < ranks(); ++peer)
-    if (peer != rank())
-      transfer->set_received(peer, {into + static_cast<std::size_t>(peer) * capacity, capacity});
-  count_sent(others * capacity, others);
-  received_bytes_ += others * capacity;
-  return bracket.close(
-      launch(std::move(transfer), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        return api().all_gather(send.data(), into, capacity, ncclUint8, handle, stream);
-      }));
+  std::vector<ReceiveFrom> receives;
+  for (int peer = 0; peer < ranks(); ++peer) receives.push_back({peer, capacity});
+  return launch(operation, receives, [&](ncclComm_t handle, cudaStream_t stream, std::byte* into) {
+    count_sent((receives.size() - 1) * capacity, receives.size() - 1);
+    return api().all_gather(send.data(), into, capacity, ncclUint8, handle, stream);
+  });
 }
 
 Handle DeviceTransport::sum(const Operation& operation, std::span<const ValueSpan> parts) {
@@ -221,20 +207,18 @@ Handle DeviceTransport::reduce(const Operation& operation, std::span<const Value
     check_device(operation, {run.pointer(), run.bytes()});
     bytes += run.bytes();
   }
-  LoneBracket bracket(*this, operation);
   const auto all = static_cast<std::uint64_t>(ranks());
-  count_sent(2 * (all - 1) * bytes / all, 2 * (all - 1) * runs.size());
-  received_bytes_ += 2 * (all - 1) * bytes / all;
-  return bracket.close(
-      launch(new_transfer(operation), operation, [&](ncclComm_t handle, cudaStream_t stream) {
-        return grouped([&] {
-          ncclResult_t result = ncclSuccess;
-          for (const ValueSpan& run : runs)
-            result = worse(result, api().all_reduce(run.pointer(), run.pointer(), run.count(),
-                                                    type_of(run.dtype()), how, handle, stream));
-          return result;
-        });
-      }));
+  return launch(operation, {}, [&](ncclComm_t handle, cudaStream_t stream, std::byte*) {
+    count_sent(2 * (all - 1) * bytes / all, 2 * (all - 1) * runs.size());
+    received_bytes_ += 2 * (all - 1) * bytes / all;
+    return grouped([&] {
+      ncclResult_t result = ncclSuccess;
+      for (const ValueSpan& run : runs)
+        result = worse(result, api().all_reduce(run.pointer(), run.pointer(), run.count(),
+                                                type_of(run.dtype()), how, handle, stream));
+      return result;
+    });
+  });
 }
 
 }  // namespace tersor::nccl
