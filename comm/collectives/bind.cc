@@ -54,6 +54,7 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
                StreamView stream) {
   ExchangeContext& context = prepared.context;
   context.transport = &transport;
+  context.adder = prepared.hierarchy == nullptr ? &transport : prepared.hierarchy->owners();
   context.seed = options.seed;
   context.step = options.step;
   context.words = options.state == nullptr ? nullptr : options.state->words;
@@ -65,7 +66,6 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   context.overflows = 0;
   for (SlotCounters& counters : context.counters) counters = {};
   if (context.on_device()) bind_device(prepared, transport, stream);
-  if (prepared.hierarchy != nullptr) prepared.hierarchy->bind(context);
 }
 
 void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) {
@@ -76,7 +76,7 @@ void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) 
               prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
   slot.residual = in_place(options.state->residual);
   slot.residual_first = ranges.encoded.first;
-  if (prepared.flow != Flow::kTwoShot) return;
+  if (prepared.encoded != Algorithm::kTwoShot) return;
   check_state(prepared, options.state->owner_residual, ranges.owned.count,
               "owner_residual (see owned_count)");
   slot.owner = in_place(options.state->owner_residual);

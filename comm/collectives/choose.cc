@@ -71,9 +71,4 @@ Algorithm choose_algorithm(const ChoiceRequest& request) {
   return request.wanted;
 }
 
-Flow flow_of(Algorithm algorithm) {
-  if (algorithm == Algorithm::kNative) return Flow::kNative;
-  return algorithm == Algorithm::kTwoShot ? Flow::kTwoShot : Flow::kOneShot;
-}
-
 }  // namespace tersor

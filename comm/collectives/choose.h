@@ -29,7 +29,4 @@ struct ChoiceRequest {
 /// Throws InvalidArgument where the wanted algorithm does not fit the codec.
 Algorithm choose_algorithm(const ChoiceRequest& request);
 
-/// The flow of an allreduce by `algorithm` (neither kAuto nor kHierarchical).
-Flow flow_of(Algorithm algorithm);
-
 }  // namespace tersor

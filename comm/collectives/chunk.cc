@@ -1,6 +1,9 @@
 // See chunk.h.
 #include "comm/collectives/chunk.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace tersor {
 namespace {
 
@@ -12,21 +15,13 @@ void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes, Memory memory) {
   if (!fits(*buffer, bytes, memory)) buffer = std::make_shared<Buffer>(bytes, memory);
 }
 
-std::size_t native_bytes(const ChunkPlan& plan) {
-  std::size_t count = 0;
-  for (const std::size_t lane : plan.native_counts) count += lane;
-  return count * dtype_bytes(plan.native_dtype);
-}
-
 }  // namespace
 
 void ChunkTask::prepare(const ChunkPlan& plan) {
-  const bool native = plan.flow == Flow::kNative;
-  const std::size_t sent = !native ? plan.lane_bytes() : plan.in_place ? 0 : native_bytes(plan);
-  grow(sends_, sent, plan.memory);
-  if (plan.flow == Flow::kTwoShot) grow(sum_, plan.largest_lane(), plan.memory);
-  if (!fits(workspace_, plan.workspace_bytes(), plan.memory))
-    workspace_ = Buffer(plan.workspace_bytes(), plan.memory);
+  grow(made_, plan.made_bytes, plan.memory);
+  grow(reduced_, plan.reduced_bytes, plan.memory);
+  if (!fits(workspace_, plan.workspace_bytes, plan.memory))
+    workspace_ = Buffer(plan.workspace_bytes, plan.memory);
 }
 
 void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag) {
@@ -35,157 +30,170 @@ void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint
   messages_.bind(context);
   plan_ = &plan;
   tag_ = tag;
-  stage_ = Stage::kEncode;
+  step_ = 0;
+  ticked_ = false;
 }
 
 void ChunkTask::drop() {
   handle_ = {};
-  stage_ = Stage::kDone;
+  kept_ = {};
+  plan_ = nullptr;
 }
 
-// The first exchange of any flow has the first tag, so that ranks that go another way meet there.
-Operation ChunkTask::operation(std::uint32_t phase, const std::shared_ptr<Buffer>& sent) const {
+Transport& ChunkTask::transport() const {
+  return on_wire() && step().sums ? *context_->adder : *context_->transport;
+}
+
+std::size_t ChunkTask::next_busy(std::size_t step) const {
+  while (step < plan_->schedule->size() && (*plan_->schedule)[step].idle()) ++step;
+  return step;
+}
+
+void ChunkTask::advance() {
+  if (on_wire()) {
+    finish_step();
+    ++step_;
+  }
+  step_ = next_busy(step_);
+  if (step_ == plan_->schedule->size()) return drop();
+  begin_step();
+}
+
+void ChunkTask::tick() {
+  if (on_wire()) {
+    handle_.wait_synchronize();  // of the stream: the host goes on
+    finish_step();
+  }
+  if (std::exchange(ticked_, true)) ++step_;
+  if (step_ == plan_->schedule->size()) return drop();
+  if (!step().idle()) begin_step();
+}
+
+// The first step has the first tag whatever the schedule, so that ranks that go another way meet
+// there.
+Operation ChunkTask::operation() const {
   return {.name = context_->name,
           .signature = context_->signature,
-          .tag = tag_ + phase,
+          .tag = tag_ + static_cast<std::uint32_t>(step_),
           .timeout = context_->timeout,
           .memory = context_->memory,
           .stream = context_->stream,
           .in_order = context_->in_order,
-          .keep_alive = sent};
+          .keep_alive = step().make == Make::kReduce ? reduced_ : made_};
 }
 
-ByteSpan ChunkTask::message_space(int lane) const {
-  std::size_t offset = 0;
-  for (int i = 0; i < lane; ++i) offset += plan_->lanes[i].message_bytes;
-  return sends_->span().subspan(offset, plan_->lanes[lane].message_bytes);
+ByteSpan ChunkTask::made_space(const Lane& lane) const {
+  return made_->span().subspan(lane.offset, lane.message_bytes);
 }
 
-bool ChunkTask::can_advance() {
-  if (stage_ == Stage::kDone) return false;
-  return stage_ == Stage::kEncode || handle_.test();
-}
-
-void ChunkTask::wait_synchronize() {
-  if (on_wire()) handle_.wait_synchronize();
-}
-
-void ChunkTask::advance() {
-  switch (stage_) {
-    case Stage::kEncode:
-      if (plan_->flow == Flow::kNative) return start_native();
-      if (plan_->flow == Flow::kOneShot) return encode_and_gather(plan_->lanes.front());
-      if (plan_->flow == Flow::kGather) return encode_and_gather(own_lane());
-      return start_scatter();
-    case Stage::kScatter:
-      return finish_scatter();
-    case Stage::kGather:
-      return plan_->flow == Flow::kNative ? finish_native() : finish_gather();
-    case Stage::kDone:
-      return;
-  }
-}
-
-ValueSpan ChunkTask::native_space(std::size_t lane, std::size_t offset) const {
-  const auto& frames = plan_->lanes[lane].frames;
-  if (frames.empty()) return {nullptr, 0, plan_->native_dtype, plan_->memory};
-  if (!plan_->in_place)
-    return {sends_->pointer() + offset, plan_->native_counts[lane], plan_->native_dtype,
-            plan_->memory};
-  const Piece& piece = frames.front().pieces.front();
+ValueSpan ChunkTask::bare_space(const Lane& lane) const {
+  if (lane.frames.empty()) return {nullptr, 0, plan_->bare_dtype, plan_->memory};
+  const FramePlan& frame = lane.frames.front();
+  if (!frame.in_place())
+    return {made_->pointer() + lane.offset, frame.bare_count, frame.bare_dtype, plan_->memory};
+  const Piece& piece = frame.pieces.front();
   return context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
 }
 
+void ChunkTask::begin_step() {
+  if (step().sums) return begin_sum();
+  make_messages();
+  start_messages();
+  kept_ = {};
+}
+
 // Bare values: in place where the gradient is what travels, else through the buffer, lane by lane.
-void ChunkTask::start_native() {
+void ChunkTask::begin_sum() {
   parts_.clear();
-  std::size_t offset = 0;
-  for (std::size_t i = 0; i < plan_->lanes.size(); ++i) {
-    const Lane& lane = plan_->lanes[i];
-    const std::size_t bytes = plan_->native_counts[i] * dtype_bytes(plan_->native_dtype);
-    const ValueSpan values = native_space(i, offset);
-    messages_.encode_native(lane, values, workspace_.span());
-    parts_.push_back(values);
-    offset += bytes;
+  for (std::size_t i = 0; i < step().lane_count; ++i) {
+    const Lane& lane = this->lane(step().first_lane + i);
+    parts_.push_back(bare_space(lane));
+    messages_.encode_native(lane, parts_.back(), workspace_.span());
   }
-  handle_ = context_->transport->sum(operation(0, sends_), parts_);
-  stage_ = Stage::kGather;
+  handle_ = context_->adder->sum(operation(), parts_);
 }
 
-void ChunkTask::finish_native() {
-  if (!plan_->in_place)
-    for (std::size_t i = 0; i < plan_->lanes.size(); ++i)
-      messages_.decode_native(plan_->lanes[i], parts_[i], workspace_.span());
-  handle_ = {};
-  stage_ = Stage::kDone;
+/// How many other ranks a message that was made goes to. What goes to this rank is the last parcel.
+int ChunkTask::peers_of(std::size_t lane) const {
+  const auto& sends = step().sends;
+  const std::size_t copies = step().lane_count > 1 ? 1 : sends.size();
+  return static_cast<int>(copies) - (sends.back() == Parcel{context_->rank, lane} ? 1 : 0);
 }
 
-void ChunkTask::start_scatter() {
-  outgoing_.clear();
-  capacities_.assign(context_->ranks, own_lane().message_bytes);
-  for (int lane = 0; lane < context_->ranks; ++lane) {
-    const int peers = lane == context_->rank ? 0 : 1;
-    const std::size_t bytes =
-        messages_.encode(plan_->lanes[lane], message_space(lane), workspace_.span(), peers);
-    outgoing_.push_back(message_space(lane).first(bytes));
+void ChunkTask::make_messages() {
+  own_.clear();
+  for (std::size_t i = step().first_lane; i < step().first_lane + step().lane_count; ++i) {
+    if (step().make == Make::kReduce) {
+      const std::size_t bytes =
+          messages_.reduce(lane(i), received_, reduced_->span(), workspace_.span(), peers_of(i));
+      own_.push_back(reduced_->span().first(bytes));
+    } else {
+      const ByteSpan space = made_space(lane(i));
+      own_.push_back(space.first(messages_.encode(lane(i), space, workspace_.span(), peers_of(i))));
+    }
   }
-  handle_ = context_->transport->all_to_all(operation(0, sends_), outgoing_, capacities_);
-  stage_ = Stage::kScatter;
 }
 
-void ChunkTask::collect(int own_rank, ConstByteSpan own) {
-  received_.clear();
-  for (int rank = 0; rank < context_->ranks; ++rank)
-    received_.push_back(rank == own_rank ? own : handle_.received(rank));
-}
-
-void ChunkTask::finish_scatter() {
-  collect(context_->rank, outgoing_[context_->rank]);
-  if (plan_->flow == Flow::kScatter) {
-    messages_.decode(own_lane(), received_, 0, workspace_.span());
-    handle_ = {};
-    stage_ = Stage::kDone;
-    return;
-  }
-  const std::size_t bytes =
-      messages_.reduce(own_lane(), received_, sum_->span(), workspace_.span());
-  start_gather(sum_, bytes);
-}
-
-void ChunkTask::encode_and_gather(const Lane& lane) {
-  const std::size_t bytes =
-      messages_.encode(lane, sends_->span(), workspace_.span(), context_->ranks - 1);
-  start_gather(sends_, bytes);
+/// Whether messages of one exchange have different capacities.
+bool ChunkTask::lanes_differ() const {
+  return std::ranges::any_of(step().receives, [&](const Parcel& parcel) {
+    return lane(parcel.lane).message_bytes != lane(step().receives.front().lane).message_bytes;
+  });
 }
 
 // A device sends as many bytes as others expect: where lanes differ, each its own.
-Handle ChunkTask::gather(const Operation& operation) {
-  if (!context_->on_device() || plan_->even())
-    return context_->transport->all_gather(operation, gathered_, plan_->largest_lane());
-  outgoing_.assign(context_->ranks, gathered_);
-  capacities_.clear();
-  for (const Lane& lane : plan_->lanes) capacities_.push_back(lane.message_bytes);
-  return context_->transport->all_to_all(operation, outgoing_, capacities_);
-}
-
-void ChunkTask::start_gather(const std::shared_ptr<Buffer>& message, std::size_t bytes) {
-  const std::uint32_t phase = plan_->flow == Flow::kTwoShot ? 1 : 0;
-  gathered_ = message->span().first(bytes);
-  handle_ = gather(operation(phase, message));
-  stage_ = Stage::kGather;
-}
-
-void ChunkTask::finish_gather() {
-  collect(context_->rank, gathered_);
-  if (plan_->flow == Flow::kOneShot) {
-    messages_.decode(plan_->lanes.front(), received_, 0, workspace_.span());
-  } else {
-    for (int lane = 0; lane < context_->ranks; ++lane)
-      messages_.decode(plan_->lanes[lane], std::span(received_).subspan(lane, 1), lane,
-                       workspace_.span());
+void ChunkTask::start_messages() {
+  sends_.clear();
+  receives_.clear();
+  std::size_t largest = 0;
+  for (const Parcel& parcel : step().sends)
+    if (parcel.peer != context_->rank)
+      sends_.push_back({parcel.peer, own_[parcel.lane - step().first_lane]});
+  for (const Parcel& parcel : step().receives) {
+    const std::size_t capacity = lane(parcel.lane).message_bytes;
+    largest = std::max(largest, capacity);
+    if (parcel.peer != context_->rank) receives_.push_back({parcel.peer, capacity});
   }
+  Transport& transport = *context_->transport;
+  const bool gathers = step().gathers && !(context_->on_device() && lanes_differ());
+  handle_ = gathers ? transport.all_gather(operation(), own_.front(), largest)
+                    : transport.exchange(operation(), sends_, receives_);
+}
+
+void ChunkTask::finish_step() {
+  if (step().sums) {
+    take_sum();
+  } else {
+    collect();
+    if (step().take == Take::kDecode) decode_received();
+  }
+  if (step().take == Take::kKeep) kept_ = std::move(handle_);
   handle_ = {};
-  stage_ = Stage::kDone;
+}
+
+void ChunkTask::collect() {
+  received_.clear();
+  for (const Parcel& parcel : step().receives)
+    received_.push_back({parcel.lane, parcel.peer,
+                         parcel.peer == context_->rank ? own_[parcel.lane - step().first_lane]
+                                                       : handle_.received(parcel.peer)});
+}
+
+void ChunkTask::decode_received() {
+  for (std::size_t first = 0, last = 0; first < received_.size(); first = last) {
+    const std::size_t of = received_[first].lane;
+    while (last < received_.size() && received_[last].lane == of) ++last;
+    messages_.decode(lane(of), std::span(received_).subspan(first, last - first),
+                     workspace_.span());
+  }
+}
+
+void ChunkTask::take_sum() {
+  for (std::size_t i = 0; i < step().lane_count; ++i) {
+    const Lane& lane = this->lane(step().first_lane + i);
+    if (!lane.frames.empty() && !lane.frames.front().in_place())
+      messages_.decode_native(lane, parts_[i], workspace_.span());
+  }
 }
 
 }  // namespace tersor

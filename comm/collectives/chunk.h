@@ -1,4 +1,4 @@
-// One chunk on its way: encode, exchange, reduce, exchange, decode, as far as its flow has them.
+// Carries a chunk through the steps of its schedule: make messages, send them, take what came.
 #pragma once
 
 #include "comm/collectives/messages.h"
@@ -7,66 +7,77 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace tersor {
 
-/// Carries one chunk at a time through its stages; then another one. Whoever drives it calls
-/// `advance` whenever `can_advance`. Buffers grow to what `prepare` is given and then stay.
+/// Carries one chunk at a time; then another one. Whoever drives it calls `advance` whenever
+/// `can_advance`, or `tick`. Buffers grow to what `prepare` is given and then stay.
 class ChunkTask {
  public:
   /// Makes the buffers large enough for a plan.
   void prepare(const ChunkPlan& plan);
 
-  /// Binds a chunk; its operations use `tag` and `tag` + 1. Context and plan outlive the task.
+  /// Binds a chunk; its operations use the tags from `tag` on, one a step. Context and plan outlive
+  /// the task.
   void start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag);
 
   /// True while messages of it are under way.
-  bool on_wire() const { return stage_ != Stage::kEncode && stage_ != Stage::kDone; }
-  bool done() const { return stage_ == Stage::kDone; }
+  bool on_wire() const { return handle_.valid(); }
+  bool done() const { return plan_ == nullptr; }
   /// True where nothing remains but to decode: other chunks' sends go first.
-  bool only_decodes() const { return stage_ == Stage::kGather; }
-  Transport& transport() const { return *context_->transport; }
+  bool only_decodes() const { return on_wire() && next_busy(step_ + 1) == plan_->schedule->size(); }
+  /// That of what is under way.
+  Transport& transport() const;
 
   /// True where `advance` has work to do, because what it waited for is there.
-  bool can_advance();
-  /// Does the work of one stage and starts the next exchange.
+  bool can_advance() { return !done() && (!on_wire() || handle_.test()); }
+  /// Takes what came in one step and begins the next in which this rank has a part.
   void advance();
-  /// Waits for what is under way; throws what ended it.
-  void wait_synchronize();
+  /// For transports that queue. One tick goes by for each step, one more after the last; each takes
+  /// what the tick before began and begins a step, so that ranks begin what they share in one
+  /// order.
+  void tick();
   /// Forgets the chunk, after an error.
   void drop();
 
  private:
-  enum class Stage { kEncode, kScatter, kGather, kDone };
+  const Step& step() const { return (*plan_->schedule)[step_]; }
+  std::size_t next_busy(std::size_t step) const;
+  void finish();
 
-  void start_native();
-  void start_scatter();
-  void start_gather(const std::shared_ptr<Buffer>& message, std::size_t bytes);
-  Handle gather(const Operation& operation);
-  void encode_and_gather(const Lane& lane);
-  void finish_scatter();
-  void finish_gather();
-  void finish_native();
-  void collect(int own_rank, ConstByteSpan own);
-  const Lane& own_lane() const { return plan_->lanes[context_->rank]; }
-  Operation operation(std::uint32_t phase, const std::shared_ptr<Buffer>& sent) const;
-  ByteSpan message_space(int lane) const;
-  ValueSpan native_space(std::size_t lane, std::size_t offset) const;
+  void begin_step();
+  void begin_sum();
+  void make_messages();
+  void start_messages();
+  void finish_step();
+  void collect();
+  void decode_received();
+  void take_sum();
+
+  const Lane& lane(std::size_t index) const { return plan_->lanes[index]; }
+  int peers_of(std::size_t lane) const;
+  bool lanes_differ() const;
+  ByteSpan made_space(const Lane& lane) const;
+  ValueSpan bare_space(const Lane& lane) const;
+  Operation operation() const;
 
   ExchangeContext* context_ = nullptr;
   Messages messages_;
   const ChunkPlan* plan_ = nullptr;
-  Stage stage_ = Stage::kDone;
   std::uint32_t tag_ = 0;
+  std::size_t step_ = 0;  ///< under way, or the next
+  bool ticked_ = false;
   Handle handle_;
-  std::shared_ptr<Buffer> sends_ = std::make_shared<Buffer>();  ///< all lanes' messages, or values
-  std::shared_ptr<Buffer> sum_ = std::make_shared<Buffer>();    ///< what this rank gathers to all
+  Handle kept_;  ///< of the messages that the next step reduces
+  std::shared_ptr<Buffer> made_ = std::make_shared<Buffer>();     ///< encoded, or bare values
+  std::shared_ptr<Buffer> reduced_ = std::make_shared<Buffer>();  ///< sums, encoded once more
   Buffer workspace_;
-  ConstByteSpan gathered_;  ///< this rank's own message of the gather
-  std::vector<ConstByteSpan> received_;
-  std::vector<ConstByteSpan> outgoing_;
-  std::vector<std::size_t> capacities_;
+  std::vector<ConstByteSpan> own_;  ///< messages of the step's lanes
+  std::vector<Received> received_;  ///< in the order of lanes, then ranks
+  std::vector<SendTo> sends_;
+  std::vector<ReceiveFrom> receives_;
   std::vector<ValueSpan> parts_;
 };
 

@@ -39,17 +39,12 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
   }
 }
 
-std::uint64_t sent_bytes(const Prepared& prepared, const Transport& transport) {
-  const std::uint64_t whole = transport.counters().sent_bytes;
-  return prepared.hierarchy == nullptr ? whole : whole + prepared.hierarchy->sent_bytes();
-}
-
 void submit(Prepared& prepared, Transport& transport) {
   const auto chunks = static_cast<std::uint32_t>(prepared.chunks.size());
-  std::uint32_t tag = transport.reserve_tags(kTagsOfRoute * chunks);
-  for (const Route& chunk : prepared.chunks) {
+  std::uint32_t tag = transport.reserve_tags(kMostSteps * chunks);
+  for (const ChunkPlan& chunk : prepared.chunks) {
     prepared.pipeline->submit(chunk, tag);
-    tag += kTagsOfRoute;
+    tag += kMostSteps;
   }
 }
 
@@ -90,13 +85,12 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
 
 void run(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
   const auto start = Clock::now();
-  const std::uint64_t sent = sent_bytes(prepared, transport);
+  const std::uint64_t sent = sent_bytes(transport, prepared.hierarchy.get());
   const double wire = prepared.pipeline->wire_seconds();
   exchange(prepared, transport, options);
-  if (prepared.hierarchy != nullptr) prepared.hierarchy->collect(prepared.context);
   if (options.statistics == nullptr) return;
   fill_statistics(prepared, *options.statistics);
-  options.statistics->sent_bytes = sent_bytes(prepared, transport) - sent;
+  options.statistics->sent_bytes = sent_bytes(transport, prepared.hierarchy.get()) - sent;
   options.statistics->wire_seconds = prepared.pipeline->wire_seconds() - wire;
   options.statistics->seconds = seconds_since(start);
 }

@@ -25,6 +25,7 @@ struct SlotCounters {
 /// Everything that is fixed while an exchange runs.
 struct ExchangeContext {
   Transport* transport = nullptr;
+  Transport* adder = nullptr;  ///< sums bare values: the transport, or one of its splits
   int rank = 0;
   int ranks = 1;
   std::span<const Slot> slots;

@@ -1,4 +1,4 @@
-// The transports of a hierarchical allreduce, and what its exchanges have for context.
+// Hosts of a hierarchical allreduce, and what its ranks agree about.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -7,42 +7,32 @@
 #include <tersor/transport.h>
 #include <tersor/wire.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 namespace tersor {
 
-/// Splits of one transport: this rank's neighbours, and the owners of its shard. Made once and used
-/// for all exchanges.
+/// Groups, the codec within a host, and the split of the transport on which the owners of a shard
+/// add bare values. Made once and used for all exchanges.
 class Hierarchy {
  public:
-  /// All ranks call it with equal groups, of which there are at least two hosts. The codec is that
-  /// within a host.
+  /// All ranks call it with equal groups, of which there are at least two hosts.
   Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec);
 
   const HostGroups& groups() const { return groups_; }
   const Codec& codec() const { return *codec_; }
-  /// The context among neighbours, and among the owners of this rank's shard (where it has one).
-  ExchangeContext& within() { return within_; }
-  ExchangeContext& between() { return between_; }
-  bool encodes() const { return between_transport_ != nullptr; }
-
-  /// Takes over all that a whole exchange is called with; clears what was counted.
-  void bind(const ExchangeContext& whole);
-  /// Adds what was counted since `bind` or the last `collect` to the whole.
-  void collect(ExchangeContext& whole);
-  /// Since the splits were made.
-  std::uint64_t sent_bytes() const;
+  /// The owners of this rank's shard; null where it has none.
+  Transport* owners() const { return owners_.get(); }
 
  private:
   HostGroups groups_;
   std::shared_ptr<const Codec> codec_;
-  std::unique_ptr<Transport> within_transport_;
-  std::unique_ptr<Transport> between_transport_;  ///< null: this rank owns no shard
-  ExchangeContext within_;
-  ExchangeContext between_;
+  std::unique_ptr<Transport> owners_;
 };
+
+/// What this rank sent by a transport, and by the split of a hierarchy (may be null).
+std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy);
 
 /// Part of the signature of whatever goes through such a hierarchy.
 void add_groups(Signature& signature, const HostGroups& groups, std::string_view host_codec);

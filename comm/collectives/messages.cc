@@ -60,17 +60,16 @@ void Messages::gather_outputs(const FramePlan& frame) {
 }
 
 // Takes the next frame out of each message; the codec checks it, this only finds where it ends.
-void Messages::next_frames(const FramePlan& frame, std::span<const ConstByteSpan> messages,
-                           int first_rank) {
+void Messages::next_frames(const FramePlan& frame, std::span<const Received> messages) {
   frames_.clear();
   for (std::size_t i = 0; i < messages.size(); ++i) try {
-      const std::size_t offset = std::min(offsets_[i], messages[i].size());
-      const ConstByteSpan rest = messages[i].subspan(offset);
+      const std::size_t offset = std::min(offsets_[i], messages[i].bytes.size());
+      const ConstByteSpan rest = messages[i].bytes.subspan(offset);
       const std::size_t bytes = context_->on_device() ? frame.frame_bytes : frame_bytes(rest);
       frames_.push_back(rest.first(bytes));
       offsets_[i] = offset + align_up(bytes, kSectionAlignment);
     } catch (const WireError& error) {
-      throw_damaged(first_rank + static_cast<int>(i), error);
+      throw_damaged(messages[i].rank, error);
     }
 }
 
@@ -86,22 +85,22 @@ void Messages::throw_damaged(int rank, const WireError& error) const {
 // A codec knows no ranks. Where it refuses the frames, each is read alone to find whose is at
 // fault; what that leaves in the outputs does not matter any more.
 template <typename Read>
-void Messages::read_frames(int first_rank, const Read& read) {
+void Messages::read_frames(std::span<const Received> messages, const Read& read) {
   try {
     read(std::span<const ConstByteSpan>(frames_));
   } catch (const WireError&) {
     for (std::size_t i = 0; i < frames_.size(); ++i) try {
         read(std::span<const ConstByteSpan>(frames_).subspan(i, 1));
       } catch (const WireError& error) {
-        throw_damaged(first_rank + static_cast<int>(i), error);
+        throw_damaged(messages[i].rank, error);
       }
     throw;
   }
 }
 
-RandomSource Messages::random(Phase phase) const {
-  const auto rank = static_cast<std::uint32_t>(context_->rank);
-  return {.key = kernels::noise_key(context_->seed, rank, static_cast<std::uint32_t>(phase)),
+RandomSource Messages::random(const Lane& lane, Phase phase) const {
+  const auto place = static_cast<std::uint32_t>(lane.place);
+  return {.key = kernels::noise_key(context_->seed, place, static_cast<std::uint32_t>(phase)),
           .step = context_->step};
 }
 
@@ -160,7 +159,7 @@ std::size_t Messages::encode(const Lane& lane, ByteSpan message, ByteSpan worksp
                          .states = states_,
                          .words = context_->words,
                          .words_out = words_out(),
-                         .random = random(Phase::kSender),
+                         .random = random(lane, Phase::kSender),
                          .identity = identity(),
                          .execution = execution(workspace)},
                         target);
@@ -173,23 +172,23 @@ std::size_t Messages::encode(const Lane& lane, ByteSpan message, ByteSpan worksp
   return offset;
 }
 
-std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> messages,
-                             ByteSpan sum, ByteSpan workspace) {
+std::size_t Messages::reduce(const Lane& lane, std::span<const Received> messages, ByteSpan sum,
+                             ByteSpan workspace, int peers) {
   offsets_.assign(messages.size(), 0);
   std::size_t offset = 0;
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
-    next_frames(frame, messages, 0);
+    next_frames(frame, messages);
     gather_inputs(frame, Phase::kOwner);
     const ByteSpan target = sum.subspan(offset, frame.frame_bytes);
-    read_frames(0, [&](std::span<const ConstByteSpan> frames) {
+    read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
       frame.codec->reduce({.segments = frame.segments,
                            .dtype = frame.dtype,
                            .frames = frames,
                            .states = states_,
                            .words = context_->words,
                            .words_out = words_out(),
-                           .random = random(Phase::kOwner),
+                           .random = random(lane, Phase::kOwner),
                            .identity = identity(),
                            .execution = execution(workspace)},
                           target);
@@ -197,25 +196,24 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const ConstByteSpan> me
     const std::size_t bytes = written_bytes(frame, target);
     offset += align_up(bytes, kSectionAlignment);
     count_time(frame, Work::kEncode, seconds_since(start));
-    count_bytes(frame, bytes, context_->ranks - 1);
+    count_bytes(frame, bytes, peers);
     count_overflows();
   }
   return offset;
 }
 
-void Messages::decode(const Lane& lane, std::span<const ConstByteSpan> messages, int first_rank,
-                      ByteSpan workspace) {
+void Messages::decode(const Lane& lane, std::span<const Received> messages, ByteSpan workspace) {
   offsets_.assign(messages.size(), 0);
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
-    next_frames(frame, messages, first_rank);
+    next_frames(frame, messages);
     gather_outputs(frame);
-    read_frames(first_rank, [&](std::span<const ConstByteSpan> frames) {
+    read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
       frame.codec->decode({.segments = frame.segments,
                            .frames = frames,
                            .outputs = outputs_,
                            .mode = DecodeMode::kAssign,
-                           .factor = context_->factor,
+                           .factor = factor(lane),
                            .identity = identity(),
                            .execution = execution(workspace),
                            .window_first = context_->slots[frame.pieces.front().slot].window});
@@ -234,10 +232,10 @@ void Messages::encode_native(const Lane& lane, ValueSpan values, ByteSpan worksp
                               .states = {},
                               .words = nullptr,
                               .words_out = words_out(),
-                              .random = random(Phase::kSender),
+                              .random = random(lane, Phase::kSender),
                               .identity = identity(),
                               .execution = execution(workspace)},
-                             context_->factor, values);
+                             factor(lane), values);
   count_time(frame, Work::kEncode, seconds_since(start));
   count_overflows();
 }

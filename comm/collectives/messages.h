@@ -11,6 +11,13 @@
 
 namespace tersor {
 
+/// A lane's message, and the rank that made it.
+struct Received {
+  std::size_t lane = 0;
+  int rank = 0;
+  ConstByteSpan bytes = {};
+};
+
 /// Makes the codec's calls of one chunk at a time. Keeps its arrays, so that a second chunk of the
 /// same shape allocates nothing.
 class Messages {
@@ -22,15 +29,13 @@ class Messages {
   /// to.
   std::size_t encode(const Lane& lane, ByteSpan message, ByteSpan workspace, int peers);
 
-  /// Adds all ranks' messages of the lane that this rank owns and encodes the sum. Throws WireError
-  /// that names the operation and the rank whose frame is damaged; so does `decode`.
-  std::size_t reduce(const Lane& lane, std::span<const ConstByteSpan> messages, ByteSpan sum,
-                     ByteSpan workspace);
+  /// Adds the messages of a lane that this rank owns and encodes the sum. Throws WireError that
+  /// names the operation and the rank whose frame is damaged; so does `decode`.
+  std::size_t reduce(const Lane& lane, std::span<const Received> messages, ByteSpan sum,
+                     ByteSpan workspace, int peers);
 
-  /// Adds the messages (one a rank, or that of `first_rank` alone) and assigns them to the slots'
-  /// outputs.
-  void decode(const Lane& lane, std::span<const ConstByteSpan> messages, int first_rank,
-              ByteSpan workspace);
+  /// Adds the messages of a lane and assigns them to the slots' outputs.
+  void decode(const Lane& lane, std::span<const Received> messages, ByteSpan workspace);
 
   /// Writes a lane's bare values; and takes them when they are summed.
   void encode_native(const Lane& lane, ValueSpan values, ByteSpan workspace);
@@ -42,17 +47,18 @@ class Messages {
 
   void gather_inputs(const FramePlan& frame, Phase phase);
   void gather_outputs(const FramePlan& frame);
-  void next_frames(const FramePlan& frame, std::span<const ConstByteSpan> messages, int first_rank);
+  void next_frames(const FramePlan& frame, std::span<const Received> messages);
   std::size_t written_bytes(const FramePlan& frame, ByteSpan target) const;
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
-  RandomSource random(Phase phase) const;
+  RandomSource random(const Lane& lane, Phase phase) const;
   FrameIdentity identity() const;
+  float factor(const Lane& lane) const { return lane.scaled ? context_->factor : 1.0f; }
   Execution execution(ByteSpan workspace) const;
   void count_time(const FramePlan& frame, Work work, double seconds);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
   template <typename Read>
-  void read_frames(int first_rank, const Read& read);
+  void read_frames(std::span<const Received> messages, const Read& read);
   [[noreturn]] void throw_damaged(int rank, const WireError& error) const;
 
   ExchangeContext* context_ = nullptr;

@@ -15,20 +15,20 @@ constexpr std::chrono::microseconds kLongestDeafness{50};  // to all transports 
 
 Pipeline::Pipeline(ExchangeContext& context) : context_(context) {
   for (unsigned i = 0; i < kWindow; ++i) {
-    tasks_.push_back(std::make_unique<RouteTask>());
+    tasks_.push_back(std::make_unique<ChunkTask>());
     free_.push_back(tasks_.back().get());
   }
   active_.reserve(kWindow);
 }
 
 // Chunks take the last of the free tasks.
-void Pipeline::prepare(const Route& route, std::size_t at_once) {
+void Pipeline::prepare(const ChunkPlan& chunk, std::size_t at_once) {
   const std::size_t first = free_.size() - std::min(free_.size(), at_once);
-  for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(route);
+  for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(chunk);
 }
 
-void Pipeline::submit(const Route& route, std::uint32_t tag, std::function<void()> on_done) {
-  queue_.push_back({&route, tag, std::move(on_done)});
+void Pipeline::submit(const ChunkPlan& chunk, std::uint32_t tag, std::function<void()> on_done) {
+  queue_.push_back({&chunk, tag, std::move(on_done)});
 }
 
 void Pipeline::activate_next() {
@@ -36,7 +36,7 @@ void Pipeline::activate_next() {
   queue_.pop_front();
   active_.push_back({free_.back(), std::move(entry.on_done)});
   free_.pop_back();
-  active_.back().task->start(*entry.route, entry.tag);
+  active_.back().task->start(context_, *entry.chunk, entry.tag);
 }
 
 bool Pipeline::start_next() {

@@ -6,7 +6,7 @@
 // chunks around it were worked at.
 #pragma once
 
-#include "comm/collectives/route.h"
+#include "comm/collectives/chunk.h"
 
 #include <tersor/transport.h>
 
@@ -28,13 +28,13 @@ class Pipeline {
 
   explicit Pipeline(ExchangeContext& context);
 
-  /// Makes buffers for a route, so that running it allocates nothing where not more than
+  /// Makes buffers for a chunk, so that running it allocates nothing where not more than
   /// `at_once` chunks are under way.
-  void prepare(const Route& route, std::size_t at_once = kWindow);
+  void prepare(const ChunkPlan& chunk, std::size_t at_once = kWindow);
 
   /// Queues a chunk. `on_done` (may be empty) runs on the driving thread.
-  /// The chunk takes `kTagsOfRoute` tags, from `tag` on.
-  void submit(const Route& route, std::uint32_t tag, std::function<void()> on_done = {});
+  /// The chunk takes `kMostSteps` tags, from `tag` on, and outlives the pipeline's work.
+  void submit(const ChunkPlan& chunk, std::uint32_t tag, std::function<void()> on_done = {});
 
   bool idle() const { return queue_.empty() && active_.empty(); }
   /// Does one stage's work, if any is there to do. Returns false where all waits for the wire; with
@@ -52,12 +52,12 @@ class Pipeline {
 
  private:
   struct Entry {
-    const Route* route;
+    const ChunkPlan* chunk;
     std::uint32_t tag;
     std::function<void()> on_done;
   };
   struct Active {
-    RouteTask* task;
+    ChunkTask* task;
     std::function<void()> on_done;
   };
 
@@ -71,8 +71,8 @@ class Pipeline {
   void update_wire_clock();
 
   ExchangeContext& context_;
-  std::vector<std::unique_ptr<RouteTask>> tasks_;
-  std::vector<RouteTask*> free_;
+  std::vector<std::unique_ptr<ChunkTask>> tasks_;
+  std::vector<ChunkTask*> free_;
   std::vector<Active> active_;  ///< oldest first
   std::deque<Entry> queue_;
   bool wire_busy_ = false;

@@ -2,11 +2,10 @@
 #include "comm/collectives/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tersor {
 namespace {
-
-bool has_owners(Flow flow) { return flow == Flow::kTwoShot || flow == Flow::kNative; }
 
 FramePlan& frame_for(Lane& lane, const Slot& slot, const Codec* codec) {
   for (FramePlan& frame : lane.frames)
@@ -30,56 +29,40 @@ void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
                             .active = context.carried == Carried::kOwn ? slot.active : nullptr});
 }
 
-/// What of a slot travels in the exchange.
-Range carried_range(const PlanContext& context, const Slot& slot) {
-  return owned_range(slot.count, context.sharding.shard, context.sharding.shards, slot.parameter);
-}
-
 /// What of a slot travels in a lane.
-Range lane_range(const PlanContext& context, const Slot& slot, Flow flow, int lane) {
-  const Range carried = carried_range(context, slot);
-  return has_owners(flow) ? owned_range(carried, lane, context.ranks, slot.parameter) : carried;
+Range lane_range(const PlanContext& context, const Slot& slot, Algorithm algorithm, int lane) {
+  const Range carried =
+      owned_range(slot.count, context.sharding.shard, context.sharding.shards, slot.parameter);
+  if (algorithm == Algorithm::kOneShot) return carried;
+  return owned_range(carried, lane, context.ranks, slot.parameter);
 }
 
-void size_frame(FramePlan& frame, const PlanContext& context, Round& round) {
-  Plan plan = frame.codec->plan({.segments = frame.segments,
-                                 .dtype = frame.dtype,
-                                 .contributions = static_cast<std::size_t>(context.ranks),
-                                 .memory = context.memory,
-                                 .threads = context.threads});
+void size_frame(FramePlan& frame, const PlanContext& context) {
+  const Plan plan = frame.codec->plan({.segments = frame.segments,
+                                       .dtype = frame.dtype,
+                                       .contributions = static_cast<std::size_t>(context.ranks),
+                                       .memory = context.memory,
+                                       .threads = context.threads});
   if (plan.rounds.size() != 1)
     throw InvalidArgument("codec " + frame.codec->spec().name +
                           " needs several rounds, which the collectives do not run yet");
   frame.frame_bytes = align_up(plan.frame_bytes, kSectionAlignment);
   frame.workspace_bytes = plan.workspace_bytes;
-  round = std::move(plan.rounds.front());
+  frame.bare_count = plan.rounds.front().native_count;
+  frame.bare_dtype = plan.rounds.front().native_dtype;
 }
 
-void size_native(ChunkPlan& chunk, const Lane& lane, const Round& round) {
-  chunk.native_counts.push_back(lane.frames.empty() ? 0 : round.native_count);
-  if (lane.frames.empty()) return;
-  chunk.native_dtype = round.native_dtype;
-  const FramePlan& frame = lane.frames.front();
-  chunk.in_place &= frame.pieces.size() == 1 && frame.codec->traits().lossless &&
-                    round.native_dtype == frame.dtype;
+Lanes empty_lanes(const PlanContext& context, std::size_t count) {
+  return Lanes(count, Lane{.place = context.place, .scaled = context.scaled});
 }
 
-void size_chunk(ChunkPlan& chunk, const PlanContext& context) {
-  chunk.in_place = chunk.flow == Flow::kNative;
-  for (Lane& lane : chunk.lanes) {
-    Round round;
+Lanes sized(Lanes lanes, const PlanContext& context) {
+  for (Lane& lane : lanes)
     for (FramePlan& frame : lane.frames) {
-      size_frame(frame, context, round);
+      size_frame(frame, context);
       lane.message_bytes += frame.frame_bytes;
     }
-    if (chunk.flow == Flow::kNative) size_native(chunk, lane, round);
-  }
-}
-
-ChunkPlan empty_chunk(const PlanContext& context, Flow flow) {
-  ChunkPlan chunk{.flow = flow, .memory = context.memory};
-  chunk.lanes.resize(flow == Flow::kOneShot ? 1 : context.ranks);
-  return chunk;
+  return lanes;
 }
 
 // The values of `range` from the chunk's own offset on, at most `step`.
@@ -88,90 +71,92 @@ Range cut(Range range, std::size_t offset, std::size_t step) {
   return {range.first + offset, std::min(step, range.count - offset)};
 }
 
+/// Chunks whose lane l is a part of lanes[l]; at least one.
+std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> lanes,
+                             std::size_t chunk_count) {
+  std::size_t longest = 1;
+  for (const Piece& lane : lanes) longest = std::max(longest, lane.range.count);
+  const bool divisible = context.slots[lanes.front().slot].codec->traits().divisible;
+  const std::size_t share = std::max<std::size_t>(chunk_count / lanes.size(), 1);
+  const std::size_t step = divisible ? align_up(share, kUnit) : longest;
+  std::vector<Lanes> chunks;
+  for (std::size_t offset = 0; offset < longest; offset += step) {
+    Lanes chunk = empty_lanes(context, lanes.size());
+    for (std::size_t i = 0; i < lanes.size(); ++i)
+      add_piece(chunk[i], context, {lanes[i].slot, cut(lanes[i].range, offset, step)});
+    chunks.push_back(sized(std::move(chunk), context));
+  }
+  return chunks;
+}
+
+/// Room for what this rank makes of a lane in a step.
+std::size_t made_bytes(const Lane& lane, const Step& step) {
+  if (!step.sums) return lane.message_bytes;
+  std::size_t bytes = 0;
+  for (const FramePlan& frame : lane.frames)
+    if (!frame.in_place()) bytes += frame.bare_count * dtype_bytes(frame.bare_dtype);
+  return align_up(bytes, kSectionAlignment);
+}
+
+// What a step made is sent before the next one begins: they share the room.
+void place_lanes(ChunkPlan& chunk, const Step& step) {
+  std::size_t offset = 0;
+  for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i) {
+    const std::size_t bytes = made_bytes(chunk.lanes[i], step);
+    if (step.sums && !chunk.lanes[i].frames.empty())
+      chunk.bare_dtype = chunk.lanes[i].frames.front().bare_dtype;
+    if (step.make == Make::kReduce) {
+      chunk.reduced_bytes = std::max(chunk.reduced_bytes, bytes);
+    } else {
+      chunk.lanes[i].offset = offset;
+      offset += bytes;
+    }
+  }
+  chunk.made_bytes = std::max(chunk.made_bytes, offset);
+}
+
 }  // namespace
 
-std::size_t ChunkPlan::lane_bytes() const {
-  std::size_t bytes = 0;
-  for (const Lane& lane : lanes) bytes += lane.message_bytes;
-  return bytes;
+Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots,
+                 Algorithm algorithm) {
+  const int count = lanes_of(algorithm, context.ranks);
+  Lanes lanes = empty_lanes(context, static_cast<std::size_t>(count));
+  for (const std::uint32_t slot : slots)
+    for (int lane = 0; lane < count; ++lane)
+      add_piece(lanes[static_cast<std::size_t>(lane)], context,
+                {slot, lane_range(context, context.slots[slot], algorithm, lane)});
+  return sized(std::move(lanes), context);
 }
 
-std::size_t ChunkPlan::largest_lane() const {
-  std::size_t bytes = 0;
-  for (const Lane& lane : lanes) bytes = std::max(bytes, lane.message_bytes);
-  return bytes;
+std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Algorithm algorithm,
+                            std::size_t chunk_count) {
+  std::vector<Piece> lanes;
+  for (int lane = 0; lane < lanes_of(algorithm, context.ranks); ++lane)
+    lanes.push_back({slot, lane_range(context, context.slots[slot], algorithm, lane)});
+  return cut_lanes(context, lanes, chunk_count);
 }
 
-std::size_t ChunkPlan::workspace_bytes() const {
-  std::size_t bytes = 0;
-  for (const Lane& lane : lanes)
-    for (const FramePlan& frame : lane.frames) bytes = std::max(bytes, frame.workspace_bytes);
-  return bytes;
+std::vector<Lanes> plan_slots(const PlanContext& context, std::size_t chunk_count) {
+  std::vector<Piece> lanes;
+  for (std::uint32_t slot = 0; slot < context.slots.size(); ++slot)
+    lanes.push_back({slot, {0, context.slots[slot].count}});
+  return cut_lanes(context, lanes, chunk_count);
 }
 
-bool ChunkPlan::even() const {
-  return std::ranges::all_of(
-      lanes, [&](const Lane& lane) { return lane.message_bytes == lanes.front().message_bytes; });
-}
-
-ChunkPlan plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Flow flow) {
-  ChunkPlan chunk = empty_chunk(context, flow);
-  for (const std::uint32_t index : slots) {
-    const Slot& slot = context.slots[index];
-    for (int lane = 0; lane < static_cast<int>(chunk.lanes.size()); ++lane)
-      add_piece(chunk.lanes[lane], context, {index, lane_range(context, slot, flow, lane)});
-  }
-  size_chunk(chunk, context);
-  return chunk;
-}
-
-std::vector<ChunkPlan> plan_cut(const PlanContext& context, std::uint32_t index, Flow flow,
-                                std::size_t chunk_count) {
-  const Slot& slot = context.slots[index];
-  const int lanes = flow == Flow::kOneShot ? 1 : context.ranks;
-  const std::size_t count = carried_range(context, slot).count;
-  const std::size_t longest = align_up(ceil_div(count, lanes), kUnit);
-  const std::size_t step = slot.codec->traits().divisible
-                               ? align_up(std::max<std::size_t>(chunk_count / lanes, 1), kUnit)
-                               : std::max(count, kUnit);
-  std::vector<ChunkPlan> chunks;
-  for (std::size_t offset = 0; offset < std::max<std::size_t>(longest, 1); offset += step) {
-    ChunkPlan chunk = empty_chunk(context, flow);
-    for (int lane = 0; lane < lanes; ++lane) {
-      const Range whole = lane_range(context, slot, flow, lane);
-      add_piece(chunk.lanes[lane], context, {index, cut(whole, offset, step)});
-    }
-    size_chunk(chunk, context);
-    chunks.push_back(std::move(chunk));
-  }
-  return chunks;
-}
-
-ChunkPlan plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes,
-                      Flow flow) {
-  ChunkPlan chunk = empty_chunk(context, flow);
+Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes) {
+  Lanes planned = empty_lanes(context, lanes.size());
   for (std::size_t lane = 0; lane < lanes.size(); ++lane)
-    for (const Piece& piece : lanes[lane]) add_piece(chunk.lanes[lane], context, piece);
-  size_chunk(chunk, context);
-  return chunk;
+    for (const Piece& piece : lanes[lane]) add_piece(planned[lane], context, piece);
+  return sized(std::move(planned), context);
 }
 
-std::vector<ChunkPlan> plan_lanes(const PlanContext& context, Flow flow, std::size_t chunk_count) {
-  const std::size_t longest = context.slots.front().count;
-  const bool divisible = context.slots.front().codec->traits().divisible;
-  const std::size_t share = std::max<std::size_t>(chunk_count / context.ranks, 1);
-  const std::size_t step = divisible ? align_up(share, kUnit) : std::max(longest, kUnit);
-  std::vector<ChunkPlan> chunks;
-  for (std::size_t offset = 0; offset < std::max<std::size_t>(longest, 1); offset += step) {
-    ChunkPlan chunk = empty_chunk(context, flow);
-    for (std::uint32_t lane = 0; lane < context.slots.size(); ++lane) {
-      const Slot& slot = context.slots[lane];
-      add_piece(chunk.lanes[lane], context, {lane, cut({0, slot.count}, offset, step)});
-    }
-    size_chunk(chunk, context);
-    chunks.push_back(std::move(chunk));
-  }
-  return chunks;
+ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Lanes lanes, Memory memory) {
+  ChunkPlan chunk{.schedule = std::move(schedule), .memory = memory, .lanes = std::move(lanes)};
+  for (const Step& step : *chunk.schedule) place_lanes(chunk, step);
+  for (const Lane& lane : chunk.lanes)
+    for (const FramePlan& frame : lane.frames)
+      chunk.workspace_bytes = std::max(chunk.workspace_bytes, frame.workspace_bytes);
+  return chunk;
 }
 
 }  // namespace tersor

@@ -1,12 +1,13 @@
 // What an exchange consists of, before anything moves: slots (parameters), cut into pieces, which
 // lie in frames, which make up the messages of a chunk.
 //
-// A chunk is what travels together and is encoded, sent and decoded as one. It has *lanes*: lane r
-// holds what rank r owns (or, where nobody owns anything, lane 0 holds all). A lane is a list of
-// frames, one for each codec and dtype in it.
+// A chunk is what travels together, by one schedule. Its *lanes* are what is encoded, sent and
+// decoded as one: what one rank owns of it or, where nobody owns anything, all of it. A lane is a
+// list of frames, one for each codec and dtype in it.
 #pragma once
 
 #include "comm/collectives/parts.h"
+#include "comm/collectives/schedule.h"
 
 #include <tersor/codec.h>
 #include <tersor/collectives.h>
@@ -19,15 +20,6 @@
 #include <vector>
 
 namespace tersor {
-
-/// Which way the bytes of a chunk go.
-enum class Flow : std::uint8_t {
-  kNative,   ///< bare values, summed by the transport
-  kTwoShot,  ///< lanes to their owners; reduced; all-gather
-  kOneShot,  ///< lane 0 to everybody, who adds all ranks'
-  kScatter,  ///< lanes to their owners, who add them: reduce_scatter
-  kGather,   ///< own lane to everybody: allgather
-};
 
 /// A parameter, as an exchange sees it. Spans may be bound anew between exchanges.
 struct Slot {
@@ -66,27 +58,35 @@ struct FramePlan {
   std::vector<Segment> segments = {};
   std::size_t frame_bytes = 0;  ///< capacity
   std::size_t workspace_bytes = 0;
+  // As bare values, where the codec has such:
+  std::size_t bare_count = 0;
+  Dtype bare_dtype = Dtype::kF32;
+
+  /// Its bare values are the gradient itself: they are summed where they lie.
+  bool in_place() const {
+    return pieces.size() == 1 && codec->traits().lossless && bare_dtype == dtype;
+  }
 };
 
-/// What one rank owns of a chunk.
 struct Lane {
   std::vector<FramePlan> frames = {};
   std::size_t message_bytes = 0;  ///< capacity of the frames, one behind the other
+  std::size_t offset = 0;         ///< of what this rank makes of it, in the chunk's buffer
+  int place = 0;       ///< this rank's, among those that exchange it: random numbers depend on it
+  bool scaled = true;  ///< what is decoded is multiplied by the collective's factor
 };
 
-struct ChunkPlan {
-  Flow flow = Flow::kTwoShot;
-  Memory memory = Memory::kHost;  ///< of messages and workspace
-  std::vector<Lane> lanes = {};
-  // Of a native flow: how many bare values each lane holds, and their type.
-  std::vector<std::size_t> native_counts = {};
-  Dtype native_dtype = Dtype::kF32;
-  bool in_place = false;  ///< bare values are the gradient itself: no copy
+using Lanes = std::vector<Lane>;
 
-  std::size_t lane_bytes() const;    ///< of all lanes' messages together
-  std::size_t largest_lane() const;  ///< bytes
-  std::size_t workspace_bytes() const;
-  bool even() const;  ///< all lanes have messages of one length
+struct ChunkPlan {
+  std::shared_ptr<const Schedule> schedule = nullptr;
+  Memory memory = Memory::kHost;  ///< of messages and workspace
+  Lanes lanes = {};
+  Dtype bare_dtype = Dtype::kF32;  ///< of values that are summed
+  // What running it takes:
+  std::size_t made_bytes = 0;     ///< room for all that one step encodes, or sums
+  std::size_t reduced_bytes = 0;  ///< room for what this rank owns, encoded once more
+  std::size_t workspace_bytes = 0;
 };
 
 /// Which part of every slot an exchange carries: all of it, unless it is one of a hierarchy.
@@ -101,27 +101,32 @@ enum class Carried : std::uint8_t { kOwn, kOfHost };
 /// What all chunks of an exchange have in common.
 struct PlanContext {
   std::span<const Slot> slots;
-  int ranks = 1;
+  int ranks = 1;  ///< that exchange with each other
+  int place = 0;  ///< this rank's among them
   unsigned threads = 1;
   Sharding sharding = {};
   Carried carried = Carried::kOwn;
   const Codec* codec = nullptr;  ///< of all slots; null: their own
   Memory memory = Memory::kHost;
+  bool scaled = true;
 };
 
-/// The chunk that these slots make up whole, uncut.
-ChunkPlan plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Flow flow);
+/// The lanes of an allreduce of these slots whole, uncut.
+Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots,
+                 Algorithm algorithm);
 
-/// Chunks of at most about `chunk_count` values over all lanes that one slot is cut into, where its
-/// codec allows it; else one chunk.
-std::vector<ChunkPlan> plan_cut(const PlanContext& context, std::uint32_t slot, Flow flow,
-                                std::size_t chunk_count);
+/// Those of the chunks, of at most about `chunk_count` values over all lanes, that one slot is cut
+/// into, where its codec allows it; else of one chunk.
+std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Algorithm algorithm,
+                            std::size_t chunk_count);
 
-/// The chunk whose lane r has these pieces: lanes[r].
-ChunkPlan plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes,
-                      Flow flow);
+/// The same where lane r is slot r (reduce_scatter, allgather).
+std::vector<Lanes> plan_slots(const PlanContext& context, std::size_t chunk_count);
 
-/// Chunks of a collective whose lane r is slot r (reduce_scatter, allgather).
-std::vector<ChunkPlan> plan_lanes(const PlanContext& context, Flow flow, std::size_t chunk_count);
+/// Lane l has these pieces: lanes[l].
+Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes);
+
+/// A chunk of these lanes, which are those of the schedule.
+ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Lanes lanes, Memory memory);
 
 }  // namespace tersor

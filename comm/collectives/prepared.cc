@@ -2,6 +2,7 @@
 #include "comm/collectives/prepared.h"
 
 #include "comm/collectives/choose.h"
+#include "comm/collectives/planner.h"
 
 #include <algorithm>
 #include <optional>
@@ -63,7 +64,7 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
                                          .count = ceil_div(prepared.key.count, shards),
                                          .ranks = groups ? groups->hosts() : prepared.context.ranks,
                                          .wanted = prepared.key.algorithm});
-  prepared.flow = flow_of(prepared.algorithm);
+  prepared.encoded = prepared.algorithm;
   if (groups) prepared.algorithm = Algorithm::kHierarchical;
 }
 
@@ -82,19 +83,14 @@ std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& 
 }
 
 void make_plans(Prepared& prepared) {
-  if (prepared.hierarchy != nullptr) prepared.hierarchy->bind(prepared.context);
-  if (prepared.key.kind == Kind::kAllreduce || prepared.gathers_whole()) {
-    const Router router(prepared.context, prepared.hierarchy.get(), prepared.key.threads);
-    prepared.chunks = router.cut(0, prepared.flow, prepared.key.chunk_count);
-  } else {
-    const Flow flow = prepared.key.kind == Kind::kAllgather ? Flow::kGather : Flow::kScatter;
-    const PlanContext plan{.slots = prepared.slots,
-                           .ranks = prepared.context.ranks,
-                           .threads = prepared.key.threads,
-                           .memory = prepared.key.memory};
-    prepared.chunks =
-        direct_routes(prepared.context, plan_lanes(plan, flow, prepared.key.chunk_count));
-  }
+  const Key& key = prepared.key;
+  const Planner planner(prepared.context, prepared.hierarchy.get(), key.threads);
+  const Party all = everybody(prepared.context.rank, prepared.context.ranks);
+  if (key.kind == Kind::kAllreduce || prepared.gathers_whole())
+    prepared.chunks = planner.cut(0, prepared.encoded, key.chunk_count);
+  else
+    prepared.chunks = planner.by_rank(
+        key.kind == Kind::kAllgather ? all_gather(all) : reduce_scatter(all), key.chunk_count);
 }
 
 void make_context(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
@@ -123,7 +119,7 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   if (groups) prepared->hierarchy = find_hierarchy(transport, *prepared, *std::move(groups), known);
   make_plans(*prepared);
   prepared->pipeline = std::make_unique<Pipeline>(prepared->context);
-  for (const Route& chunk : prepared->chunks)
+  for (const ChunkPlan& chunk : prepared->chunks)
     prepared->pipeline->prepare(chunk, prepared->chunks.size());
   return prepared;
 }

@@ -48,11 +48,11 @@ struct Prepared {
   Key key;
   std::shared_ptr<const Codec> codec;
   Algorithm algorithm = Algorithm::kAuto;
-  Flow flow = Flow::kOneShot;  ///< of what is encoded
+  Algorithm encoded = Algorithm::kOneShot;  ///< the way of what is encoded: between hosts, if any
   std::vector<Slot> slots;
   ExchangeContext context;
   std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all
-  std::vector<Route> chunks;
+  std::vector<ChunkPlan> chunks;
   std::unique_ptr<Pipeline> pipeline;
 };
 

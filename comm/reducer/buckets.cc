@@ -27,43 +27,43 @@ bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.d
 /// A bucket that is being filled.
 class Filling {
  public:
-  Filling(const Router& router, const BucketOptions& options)
-      : router_(&router), options_(options) {}
+  Filling(const Planner& planner, const BucketOptions& options)
+      : planner_(&planner), options_(options) {}
 
   bool fits(std::uint32_t index) const {
     if (slots_.empty()) return true;
     const Slot& slot = slot_at(index);
     if (bytes_ + bytes_of(slot) > options_.bucket_bytes) return false;
-    if (is_rider(slot)) return flow_ != Flow::kNative || uniform_with(slot);
-    const Flow wanted = flow_for(slot);
-    if (wanted == Flow::kNative && !uniform_with(slot)) return false;
-    return !flow_.has_value() || *flow_ == wanted;
+    if (is_rider(slot)) return algorithm_ != Algorithm::kNative || uniform_with(slot);
+    const Algorithm wanted = way_of(slot);
+    if (wanted == Algorithm::kNative && !uniform_with(slot)) return false;
+    return !algorithm_.has_value() || *algorithm_ == wanted;
   }
 
   void add(std::uint32_t index) {
     const Slot& slot = slot_at(index);
     slots_.push_back(index);
     bytes_ += bytes_of(slot);
-    if (!is_rider(slot)) flow_ = flow_for(slot);
+    if (!is_rider(slot)) algorithm_ = way_of(slot);
   }
 
   Bucket close() const {
-    Bucket bucket{.slots = slots_, .flow = flow_.value_or(riders_flow()), .chunks = {}};
+    Bucket bucket{.slots = slots_, .algorithm = algorithm_.value_or(way_of_riders()), .chunks = {}};
     if (slots_.size() == 1) {
-      const std::size_t chosen = router_->slots()[slots_.front()].chunk_count;
-      bucket.chunks =
-          router_->cut(slots_.front(), bucket.flow, chosen != 0 ? chosen : options_.chunk_count);
+      const std::size_t chosen = planner_->slots()[slots_.front()].chunk_count;
+      bucket.chunks = planner_->cut(slots_.front(), bucket.algorithm,
+                                    chosen != 0 ? chosen : options_.chunk_count);
     } else {
-      bucket.chunks.push_back(router_->whole(slots_, bucket.flow));
+      bucket.chunks.push_back(planner_->whole(slots_, bucket.algorithm));
     }
     return bucket;
   }
 
  private:
-  const Slot& slot_at(std::uint32_t index) const { return router_->slots()[index]; }
+  const Slot& slot_at(std::uint32_t index) const { return planner_->slots()[index]; }
 
-  Flow flow_for(const Slot& slot) const {
-    return flow_of(preferred_algorithm(slot, router_->ranks(), options_.algorithm));
+  Algorithm way_of(const Slot& slot) const {
+    return preferred_algorithm(slot, planner_->encoding_ranks(), options_.algorithm);
   }
 
   bool uniform_with(const Slot& slot) const {
@@ -72,19 +72,20 @@ class Filling {
   }
 
   // Nothing but riders: at once to everybody where that is little, else as the first one prefers.
-  Flow riders_flow() const {
+  Algorithm way_of_riders() const {
     const Slot& first = slot_at(slots_.front());
-    const Flow flow = flow_for(first);
-    if (options_.algorithm == Algorithm::kAuto && bytes_ <= kOneShotBytes) return Flow::kOneShot;
-    if (flow != Flow::kNative || uniform_with(first)) return flow;
-    return router_->ranks() > 2 ? Flow::kTwoShot : Flow::kOneShot;
+    const Algorithm way = way_of(first);
+    if (options_.algorithm == Algorithm::kAuto && bytes_ <= kOneShotBytes)
+      return Algorithm::kOneShot;
+    if (way != Algorithm::kNative || uniform_with(first)) return way;
+    return planner_->encoding_ranks() > 2 ? Algorithm::kTwoShot : Algorithm::kOneShot;
   }
 
-  const Router* router_;
+  const Planner* planner_;
   BucketOptions options_;
   std::vector<std::uint32_t> slots_;
   std::size_t bytes_ = 0;
-  std::optional<Flow> flow_;  ///< of the first that is no rider
+  std::optional<Algorithm> algorithm_;  ///< of the first that is no rider
 };
 
 }  // namespace
@@ -96,15 +97,15 @@ Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
       {slot.codec.get(), slot.dtype, kAnyLargeCount, ranks, chosen ? slot.algorithm : wanted});
 }
 
-std::vector<Bucket> make_buckets(const Router& router, std::span<const std::uint32_t> order,
+std::vector<Bucket> make_buckets(const Planner& planner, std::span<const std::uint32_t> order,
                                  const BucketOptions& options) {
   std::vector<Bucket> buckets;
-  Filling filling(router, options);
+  Filling filling(planner, options);
   bool empty = true;
   for (const std::uint32_t index : order) {
     if (!filling.fits(index)) {
       buckets.push_back(filling.close());
-      filling = Filling(router, options);
+      filling = Filling(planner, options);
     }
     filling.add(index);
     empty = false;

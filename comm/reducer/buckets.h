@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/collectives/choose.h"
-#include "comm/collectives/route.h"
+#include "comm/collectives/planner.h"
 
 #include <tersor/collectives.h>
 
@@ -17,8 +17,8 @@ namespace tersor {
 /// Parameters that travel together, and their chunks.
 struct Bucket {
   std::vector<std::uint32_t> slots;
-  Flow flow = Flow::kTwoShot;
-  std::vector<Route> chunks;
+  Algorithm algorithm = Algorithm::kTwoShot;
+  std::vector<ChunkPlan> chunks;
 };
 
 struct BucketOptions {
@@ -33,7 +33,7 @@ struct BucketOptions {
 Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted);
 
 /// Groups the slots in `order`.
-std::vector<Bucket> make_buckets(const Router& router, std::span<const std::uint32_t> order,
+std::vector<Bucket> make_buckets(const Planner& planner, std::span<const std::uint32_t> order,
                                  const BucketOptions& options);
 
 }  // namespace tersor

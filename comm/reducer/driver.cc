@@ -83,10 +83,10 @@ void GradientReducer::Impl::submit(std::uint32_t index) {
   const Bucket& bucket = buckets_[index];
   if (device_ != nullptr && !queues()) channel_->begin(bracket());  // tells of damaged frames
   const auto chunks = static_cast<std::uint32_t>(bucket.chunks.size());
-  std::uint32_t tag = channel_->reserve_tags(kTagsOfRoute * chunks);
-  for (const Route& chunk : bucket.chunks) {
+  std::uint32_t tag = channel_->reserve_tags(kMostSteps * chunks);
+  for (const ChunkPlan& chunk : bucket.chunks) {
     pipeline_->submit(chunk, tag, [this, index] { chunk_done(index); });
-    tag += kTagsOfRoute;
+    tag += kMostSteps;
   }
 }
 
@@ -128,13 +128,13 @@ bool GradientReducer::Impl::learn_order() {
 // Messages and buffers for an order; with `mutex_` held.
 void GradientReducer::Impl::adopt_order(std::vector<std::uint32_t> order) {
   order_ = std::move(order);
-  const Router router(context_, hierarchy_.get(), threads_.count());
+  const Planner planner(context_, hierarchy_.get(), threads_.count());
   buckets_ =
-      make_buckets(router, order_, {algorithm_, options_.bucket_bytes, options_.chunk_count});
+      make_buckets(planner, order_, {algorithm_, options_.bucket_bytes, options_.chunk_count});
   chunks_left_.clear();
   for (const Bucket& bucket : buckets_) {
     chunks_left_.push_back(bucket.chunks.size());
-    for (const Route& chunk : bucket.chunks) pipeline_->prepare(chunk);
+    for (const ChunkPlan& chunk : bucket.chunks) pipeline_->prepare(chunk);
   }
   order_known_ = true;
 }

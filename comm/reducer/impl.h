@@ -139,7 +139,6 @@ struct GradientReducer::Impl {
   void check_requested(std::uint32_t parameter) const;
   std::uint64_t signature() const;
   void snapshot_totals();
-  std::uint64_t sent_bytes() const;
 
   // Gradients on a device (driver.cc, steps.cc).
   void place_on_device();

@@ -15,17 +15,11 @@ std::string counted(std::size_t count, std::string_view thing) {
 
 // When a step is complete: the driver has nothing under way, so its counters stand still.
 void GradientReducer::Impl::snapshot_totals() {
-  if (hierarchy_ != nullptr) hierarchy_->collect(context_);
   totals_.steps += 1;
   totals_.overflows = context_.overflows;
-  totals_.sent_bytes = sent_bytes() - sent_before_;
+  totals_.sent_bytes = sent_bytes(*channel_, hierarchy_.get()) - sent_before_;
   totals_.wire_seconds = pipeline_->wire_seconds() - wire_before_;
   totals_.slots = context_.counters;
-}
-
-std::uint64_t GradientReducer::Impl::sent_bytes() const {
-  const std::uint64_t whole = channel_->counters().sent_bytes;
-  return hierarchy_ == nullptr ? whole : whole + hierarchy_->sent_bytes();
 }
 
 void GradientReducer::Impl::reset_statistics() {
@@ -35,7 +29,7 @@ void GradientReducer::Impl::reset_statistics() {
   totals_.slots.resize(slots_.size());
   if (pipeline_ == nullptr) return;
   if (device_ != nullptr) overflows_before_ = device_->read_words().overflows;
-  sent_before_ = sent_bytes();
+  sent_before_ = sent_bytes(*channel_, hierarchy_.get());
   wire_before_ = pipeline_->wire_seconds();
   context_.overflows = 0;
   for (SlotCounters& counters : context_.counters) counters = {};

@@ -39,7 +39,7 @@ void GradientReducer::Impl::finalize() {
   context_.counters.resize(slots_.size());
   totals_.slots.resize(slots_.size());
   context_.signature = signature();
-  if (hierarchy_ != nullptr) hierarchy_->bind(context_);
+  context_.adder = hierarchy_ == nullptr ? channel_.get() : hierarchy_->owners();
   pipeline_ = std::make_unique<Pipeline>(context_);
   start_thread();
 }

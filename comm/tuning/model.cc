@@ -3,14 +3,18 @@
 // core does for the bytes sent, which is part of the wire's time where a chunk is alone.
 #include "comm/tuning/model.h"
 
+#include "comm/collectives/choose.h"
 #include "comm/collectives/parts.h"
 #include "comm/collectives/pipeline.h"
+#include "comm/collectives/schedule.h"
 #include "comm/transport/host/envelope.h"
 #include "comm/transport/host/ring.h"
 
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tersor {
 namespace {
@@ -29,7 +33,6 @@ struct Stages {
 
 /// What a question comes to: lanes, and how often a chunk of them goes.
 struct Shape {
-  int ranks;
   double lane_count;  ///< values of a chunk in one lane
   double chunks;      ///< a whole number but for the last one's share
 };
@@ -42,7 +45,7 @@ Shape shape_of(const CostQuestion& question) {
   const std::size_t step = align_up(std::max<std::size_t>(question.chunk_count / lanes, 1), kUnit);
   const bool cut = question.codec->traits().divisible && step < longest;
   const auto whole = static_cast<double>(longest), lane = static_cast<double>(cut ? step : longest);
-  return {question.ranks, lane, cut ? whole / lane : 1.0};
+  return {lane, cut ? whole / lane : 1.0};
 }
 
 Plan plan_of(const CostQuestion& question, double count) {
@@ -61,31 +64,9 @@ double message_seconds(const LinkFigures& link, double bytes) {
   return link.seconds_per_message + (bytes + kEnvelopeBytes) * link.seconds_per_byte;
 }
 
-/// A message of `bytes` to each other rank. Ranks of a host share its link, and reach each other by
-/// the local one at the same time.
-void add_exchange(Stages& stages, const Network& network, int ranks, double bytes) {
-  const int sharing = std::min(network.ranks_per_host, ranks);
-  const int near = sharing - 1, far = ranks - sharing;
-  const double away = far * (network.link.seconds_per_message +
-                             sharing * (bytes + kEnvelopeBytes) * network.link.seconds_per_byte);
-  stages.wire += std::max(away, near * message_seconds(network.local, bytes));
-  stages.latency += far > 0 ? network.link.latency : network.local.latency;
-  const double all = (ranks - 1) * (bytes + kEnvelopeBytes);
-  stages.moving += all * network.link.core_seconds_per_byte;
-  stages.bytes += all;
-}
-
 /// The slowest hop of a ring over all ranks. Only one rank of a host sends to the next host.
 const LinkFigures& ring_link(const Network& network, int ranks) {
   return ranks > network.ranks_per_host ? network.link : network.local;
-}
-
-// A few KiB go to everybody at once, who adds them all.
-Stages direct_sum(const CostFigures& figures, int ranks, double bytes) {
-  Stages stages;
-  add_exchange(stages, figures.network, ranks, bytes);
-  stages.latency += ranks * bytes * figures.add_seconds_per_byte;
-  return stages;
 }
 
 double ring_messages(double part_bytes) {
@@ -113,47 +94,118 @@ Stages ring_sum(const CostFigures& figures, int ranks, double part_bytes) {
           .bytes = sent};
 }
 
-Stages native(const CostQuestion& question, const CostFigures& figures, const Shape& shape) {
-  const Round round = plan_of(question, shape.lane_count).rounds.front();
-  const double value_bytes = static_cast<double>(dtype_bytes(round.native_dtype));
-  const double part_bytes = shape.lane_count * value_bytes;
-  const double all_bytes =
-      std::min(part_bytes * shape.ranks, static_cast<double>(question.count) * value_bytes);
-  Stages stages = all_bytes <= host::RingTuning::kDirectBytes
-                      ? direct_sum(figures, shape.ranks, all_bytes)
-                      : ring_sum(figures, shape.ranks, part_bytes);
-  const CodecCosts& codec = figures.codec;
-  stages.work = shape.ranks * (codec.encode_native.seconds(shape.lane_count) +
-                               codec.decode_native.seconds(shape.lane_count));
-  return stages;
-}
+/// What the longest lane of a kind holds.
+struct Load {
+  double count = 0;
+  double bytes = 0;     ///< of its message
+  bool encoded = true;  ///< else bare values, within a host
+};
 
-Stages one_shot(const CostQuestion& question, const CostFigures& figures, const Shape& shape) {
-  const CodecCosts& codec = figures.codec;
-  Stages stages;
-  add_exchange(stages, figures.network, shape.ranks, frame_bytes_of(question, shape.lane_count));
-  stages.work = codec.encode.seconds(shape.lane_count) + codec.decode.seconds(shape.lane_count) +
-                (shape.ranks - 1) * codec.decode_more.seconds(shape.lane_count);
-  return stages;
-}
+/// Adds up what rank 0 does in the steps of a chunk. Host i has the ranks from i ranks_per_host on;
+/// its ranks do the same at the same time and share its link.
+class Walk {
+ public:
+  Walk(const CostQuestion& question, const CostFigures& figures, std::vector<Load> lanes)
+      : question_(question), figures_(figures), lanes_(std::move(lanes)) {}
 
-Stages two_shot(const CostQuestion& question, const CostFigures& figures, const Shape& shape) {
-  const CodecCosts& codec = figures.codec;
-  const double bytes = frame_bytes_of(question, shape.lane_count);
-  Stages stages;
-  add_exchange(stages, figures.network, shape.ranks, bytes);
-  add_exchange(stages, figures.network, shape.ranks, bytes);
-  stages.work = shape.ranks *
-                (codec.encode.seconds(shape.lane_count) + codec.reduce.seconds(shape.lane_count) +
-                 codec.decode.seconds(shape.lane_count));
-  return stages;
-}
+  Stages stages(const Schedule& schedule) {
+    for (std::size_t i = 0; i < schedule.size(); ++i) {
+      if (schedule[i].sums) {
+        add_sum(schedule[i]);
+      } else {
+        if (schedule[i].make == Make::kReduce) add_reduce(schedule[i - 1]);
+        add_messages(schedule[i]);
+      }
+    }
+    return stages_;
+  }
 
-Stages stages_of(const CostQuestion& question, const CostFigures& figures, const Shape& shape) {
-  if (question.algorithm == Algorithm::kNative) return native(question, figures, shape);
-  if (question.algorithm == Algorithm::kOneShot) return one_shot(question, figures, shape);
-  return two_shot(question, figures, shape);
-}
+ private:
+  int sharing() const { return std::min(figures_.network.ranks_per_host, question_.ranks); }
+
+  void add_reduce(const Step& kept) {
+    for (const Parcel& parcel : kept.receives)
+      stages_.work += figures_.codec.reduce.seconds(lanes_[parcel.lane].count);
+  }
+
+  void add_messages(const Step& step) {
+    const Load& load = lanes_[step.first_lane];
+    if (step.make == Make::kEncode && load.encoded)
+      stages_.work +=
+          static_cast<double>(step.lane_count) * figures_.codec.encode.seconds(load.count);
+    add_wire(step.sends, load.bytes);
+    if (step.take == Take::kDecode) add_decode(step);
+  }
+
+  // Ranks of a host reach each other by the local link while others use that of the host.
+  void add_wire(const std::vector<Parcel>& sends, double bytes) {
+    const Network& network = figures_.network;
+    const auto far = static_cast<double>(std::ranges::count_if(
+        sends, [&](const Parcel& parcel) { return parcel.peer >= network.ranks_per_host; }));
+    const double near = std::max(static_cast<double>(sends.size()) - far - 1, 0.0);
+    const double away =
+        far * (network.link.seconds_per_message +
+               sharing() * (bytes + kEnvelopeBytes) * network.link.seconds_per_byte);
+    stages_.wire += std::max(away, near * message_seconds(network.local, bytes));
+    if (near + far > 0) stages_.latency += far > 0 ? network.link.latency : network.local.latency;
+    const double all = (near + far) * (bytes + kEnvelopeBytes);
+    stages_.moving += all * network.link.core_seconds_per_byte;
+    stages_.bytes += all;
+  }
+
+  // Of each lane one payload is decoded; the others are added to it.
+  void add_decode(const Step& step) {
+    for (std::size_t i = 0; i < step.receives.size(); ++i) {
+      const Load& load = lanes_[step.receives[i].lane];
+      const bool first = i == 0 || step.receives[i - 1].lane != step.receives[i].lane;
+      if (load.encoded)
+        stages_.work +=
+            (first ? figures_.codec.decode : figures_.codec.decode_more).seconds(load.count);
+      else if (!first)
+        stages_.latency += load.bytes * figures_.add_seconds_per_byte;
+    }
+  }
+
+  void add_sum(const Step& step) {
+    const auto ranks = static_cast<int>(step.lane_count);
+    const double count = lanes_[step.first_lane].count;
+    const Round round = plan_of(question_, count).rounds.front();
+    const auto value_bytes = static_cast<double>(dtype_bytes(round.native_dtype));
+    const double all = std::min(count * ranks, static_cast<double>(question_.count)) * value_bytes;
+    if (all <= host::RingTuning::kDirectBytes)
+      add_direct_sum(ranks, all);
+    else
+      add_ring(ranks, count * value_bytes);
+    stages_.work += ranks * (figures_.codec.encode_native.seconds(count) +
+                             figures_.codec.decode_native.seconds(count));
+  }
+
+  // A few KiB go to everybody at once, who adds them all.
+  void add_direct_sum(int ranks, double bytes) {
+    std::vector<Parcel> sends;
+    for (int i = 0; i < ranks; ++i) sends.push_back({i * (question_.ranks / ranks), 0});
+    add_wire(sends, bytes);
+    stages_.latency += ranks * bytes * figures_.add_seconds_per_byte;
+  }
+
+  // Of all ranks, or of one a host, whose neighbours have rings of their own.
+  void add_ring(int ranks, double part_bytes) {
+    CostFigures figures = figures_;
+    const int rings = question_.ranks / ranks;
+    figures.network.link.seconds_per_byte *= rings;
+    if (rings > 1) figures.network.ranks_per_host = 1;
+    const Stages ring = ring_sum(figures, ranks, part_bytes);
+    stages_.wire += ring.wire;
+    stages_.latency += ring.latency;
+    stages_.moving += ring.moving;
+    stages_.bytes += ring.bytes;
+  }
+
+  const CostQuestion& question_;
+  const CostFigures& figures_;
+  std::vector<Load> lanes_;
+  Stages stages_;
+};
 
 /// Several chunks: what is scarcest decides how soon one follows the other.
 Prediction pipelined(Stages stages, double chunks, double crowding) {
@@ -180,22 +232,24 @@ void check_figures(const CostQuestion& question, const CostFigures& figures) {
     throw InvalidArgument("there is at least 1 rank, in all and on a host");
 }
 
-// Reduce-scatter among the ranks of a host, in bare values; what each of them then holds goes
-// between hosts; all-gather back. The host's ranks share its link.
-Stages hierarchical(const CostQuestion& question, const CostFigures& figures, double count) {
-  const Network& network = figures.network;
-  const int near = network.ranks_per_host, hosts = question.ranks / near;
-  const double share_bytes = count / near * static_cast<double>(dtype_bytes(question.dtype));
-  const double hop = message_seconds(network.local, share_bytes);
-  CostFigures between = figures;
-  between.network.ranks_per_host = 1;
-  between.network.link.seconds_per_byte *= near;
-  Stages stages;
-  if (hosts > 1) stages = two_shot(question, between, {hosts, std::ceil(count / near / hosts), 1});
-  stages.latency += 2 * (near - 1) * (network.local.latency + hop) +
-                    (near - 1) * share_bytes * figures.add_seconds_per_byte;
-  stages.bytes += 2 * (near - 1) * (share_bytes + kEnvelopeBytes);
-  return stages;
+/// Hosts of equally many ranks, one behind the other.
+HostGroups equal_hosts(int ranks, int ranks_per_host) {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < ranks; ++rank) hosts.push_back(rank / ranks_per_host);
+  return {hosts, ranks};
+}
+
+// Lanes of `count` values in all: those within a host, in bare values, those between hosts, and
+// those within it on the way back.
+std::vector<Load> loads_of(const CostQuestion& question, int near, int lanes_between,
+                           double count) {
+  const double share = count / near, between = std::ceil(share / lanes_between);
+  const Load within{share, share * static_cast<double>(dtype_bytes(question.dtype)), false};
+  std::vector<Load> loads(static_cast<std::size_t>(near), within);
+  loads.insert(loads.end(), static_cast<std::size_t>(lanes_between),
+               {between, frame_bytes_of(question, between)});
+  loads.insert(loads.end(), static_cast<std::size_t>(near), within);
+  return loads;
 }
 
 }  // namespace
@@ -224,7 +278,11 @@ Prediction predict_allreduce(const CostQuestion& question, const CostFigures& fi
   check_figures(question, figures);
   if (question.ranks == 1 || question.count == 0) return {};
   const Shape shape = shape_of(question);
-  return pipelined(stages_of(question, figures, shape), shape.chunks, figures.crowding);
+  const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count)};
+  const auto lanes = static_cast<std::size_t>(question.ranks);
+  Walk walk(question, figures, std::vector<Load>(lanes, load));
+  return pipelined(walk.stages(allreduce_by(question.algorithm, everybody(0, question.ranks))),
+                   shape.chunks, figures.crowding);
 }
 
 Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures) {
@@ -234,9 +292,14 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
     throw InvalidArgument(std::to_string(question.ranks) + " ranks do not fill hosts of " +
                           std::to_string(near));
   if (question.ranks == 1 || question.count == 0) return {};
+  const int hosts = question.ranks / near;
   const auto all = static_cast<double>(question.count);
   const double chunk = std::min(all, static_cast<double>(question.chunk_count));
-  return pipelined(hierarchical(question, figures, chunk), all / chunk, figures.crowding);
+  const Algorithm between = choose_algorithm(
+      {question.codec, question.dtype, static_cast<std::size_t>(all / near), hosts});
+  Walk walk(question, figures, loads_of(question, near, lanes_of(between, hosts), chunk));
+  return pipelined(walk.stages(hierarchical(equal_hosts(question.ranks, near), 0, between)),
+                   all / chunk, figures.crowding);
 }
 
 }  // namespace tersor

@@ -106,6 +106,28 @@ TEST_P(HierarchicalReducer, LosesNothing) {
   });
 }
 
+// An owner of a shard hands its host's sum on, though it had no gradient of its own.
+TEST(HierarchicalReducers, AMissingParameterAddsNothingAndGetsTheSum) {
+  constexpr std::size_t kValues = 8192;
+  const Hosts hosts{0, 0, 1, 1};
+  run_ranks(4, {}, [&](Transport& transport) {
+    ReducerOptions options = hierarchical(hosts, "none");
+    options.reduction = Reduction::kSum;
+    options.missing = MissingGradient::kInactive;
+    Values gradient(kValues), other(kValues, 1.0f);
+    GradientReducer reducer(transport, options);
+    reducer.add("w", gradient, 64, 128);
+    reducer.add("v", other, 64, 128);
+    for (int missing = 0; missing < 4; ++missing) {
+      std::fill(gradient.begin(), gradient.end(), 1.0f);
+      if (transport.rank() != missing) reducer.ready("w");
+      reducer.ready("v");
+      reducer.wait();
+      ASSERT_EQ(gradient, Values(kValues, 3.0f)) << missing;
+    }
+  });
+}
+
 TEST_P(HierarchicalReducer, ACheckpointGoesOnBitForBit) {
   run_ranks(static_cast<int>(GetParam().size()), {}, [](Transport& transport) {
     const ReducerOptions options = hierarchical(GetParam());

@@ -1,0 +1,127 @@
+// See planner.h.
+#include "comm/collectives/planner.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+std::vector<Piece> pieces_of(const Lanes& lanes) {
+  std::vector<Piece> pieces;
+  for (const Lane& lane : lanes)
+    for (const FramePlan& frame : lane.frames)
+      pieces.insert(pieces.end(), frame.pieces.begin(), frame.pieces.end());
+  return pieces;
+}
+
+void append(Lanes& lanes, Lanes more) { std::ranges::move(more, std::back_inserter(lanes)); }
+
+}  // namespace
+
+int Planner::encoding_ranks() const {
+  return hierarchy_ == nullptr ? context_.ranks : hierarchy_->groups().hosts();
+}
+
+PlanContext Planner::encoded_context(int shard) const {
+  PlanContext context{.slots = context_.slots,
+                      .ranks = encoding_ranks(),
+                      .place = context_.rank,
+                      .threads = threads_,
+                      .memory = context_.memory};
+  if (hierarchy_ == nullptr) return context;
+  context.place = index_in(hierarchy_->groups().owners(shard), context_.rank);
+  context.sharding = {shard, hierarchy_->groups().shards()};
+  context.carried = Carried::kOfHost;
+  return context;
+}
+
+// A mean is one of all ranks: it is taken where the hosts' sums meet, and nowhere else.
+PlanContext Planner::host_context(Carried carried) const {
+  const HostGroups& groups = hierarchy_->groups();
+  return {.slots = context_.slots,
+          .ranks = static_cast<int>(groups.neighbours(context_.rank).size()),
+          .place = groups.place(context_.rank),
+          .threads = threads_,
+          .carried = carried,
+          .codec = &hierarchy_->codec(),
+          .memory = context_.memory,
+          .scaled = false};
+}
+
+// A library below that adds values where they lie cuts them by itself.
+bool Planner::stays_whole(const Slot& slot, Algorithm algorithm) const {
+  const bool in_place = algorithm == Algorithm::kNative && slot.codec->traits().lossless;
+  return in_place && context_.on_device() && context_.transport->traits().queues;
+}
+
+Schedule Planner::schedule(Algorithm algorithm) const {
+  if (hierarchy_ != nullptr) return hierarchical(hierarchy_->groups(), context_.rank, algorithm);
+  return allreduce_by(algorithm, everybody(context_.rank, context_.ranks));
+}
+
+std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Lanes> lanes) const {
+  const auto shared = std::make_shared<const Schedule>(schedule);
+  std::vector<ChunkPlan> plans;
+  for (Lanes& chunk : lanes) plans.push_back(make_chunk(shared, std::move(chunk), context_.memory));
+  return plans;
+}
+
+// What is exchanged of a shard between the hosts is what its owner gets and gives within them.
+Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
+  std::vector<std::vector<Piece>> pieces;
+  for (const Lanes& shard : shards) pieces.push_back(pieces_of(shard));
+  const auto own = static_cast<std::size_t>(hierarchy_->groups().place(context_.rank));
+  Lanes lanes = plan_pieces(host_context(Carried::kOwn), pieces);
+  append(lanes, own < shards.size() ? std::move(shards[own]) : Lanes(shards.front().size()));
+  append(lanes, plan_pieces(host_context(Carried::kOfHost), pieces));
+  return lanes;
+}
+
+ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const {
+  std::vector<Lanes> shards;
+  const int count = hierarchy_ == nullptr ? 1 : hierarchy_->groups().shards();
+  for (int shard = 0; shard < count; ++shard)
+    shards.push_back(plan_whole(encoded_context(shard), slots, algorithm));
+  Lanes lanes = hierarchy_ == nullptr ? std::move(shards.front()) : with_hosts(std::move(shards));
+  return std::move(chunks(schedule(algorithm), {std::move(lanes)}).front());
+}
+
+std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
+                                    std::size_t chunk_count) const {
+  if (stays_whole(slots()[slot], algorithm))
+    chunk_count = std::max(chunk_count, encoding_ranks() * align_up(slots()[slot].count, kUnit));
+  if (hierarchy_ == nullptr)
+    return chunks(schedule(algorithm), plan_cut(encoded_context(0), slot, algorithm, chunk_count));
+  return chunks(schedule(algorithm), cut_shards(slot, algorithm, chunk_count));
+}
+
+// Shards differ by a unit: one of them may have a chunk more.
+std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Algorithm algorithm,
+                                       std::size_t chunk_count) const {
+  const auto shards = static_cast<std::size_t>(hierarchy_->groups().shards());
+  const int lane_count = lanes_of(algorithm, encoding_ranks());
+  std::vector<std::vector<Lanes>> of_shard;
+  std::size_t chunks = 0;
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    of_shard.push_back(
+        plan_cut(encoded_context(static_cast<int>(shard)), slot, algorithm, chunk_count / shards));
+    chunks = std::max(chunks, of_shard.back().size());
+  }
+  std::vector<Lanes> lanes;
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+    std::vector<Lanes> shard_lanes;
+    for (std::vector<Lanes>& shard : of_shard)
+      shard_lanes.push_back(chunk < shard.size() ? std::move(shard[chunk])
+                                                 : Lanes(static_cast<std::size_t>(lane_count)));
+    lanes.push_back(with_hosts(std::move(shard_lanes)));
+  }
+  return lanes;
+}
+
+std::vector<ChunkPlan> Planner::by_rank(const Schedule& schedule, std::size_t chunk_count) const {
+  return chunks(schedule, plan_slots(encoded_context(0), chunk_count));
+}
+
+}  // namespace tersor

@@ -1,0 +1,47 @@
+// Plans chunks: their lanes, and the schedule that they go by.
+#pragma once
+
+#include "comm/collectives/context.h"
+#include "comm/collectives/hierarchy.h"
+#include "comm/collectives/plan.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tersor {
+
+class Planner {
+ public:
+  /// `hierarchy` may be null. Both outlive the planner and its chunks.
+  Planner(const ExchangeContext& context, const Hierarchy* hierarchy, unsigned threads)
+      : context_(context), hierarchy_(hierarchy), threads_(threads) {}
+
+  std::span<const Slot> slots() const { return context_.slots; }
+  /// Among whom encoded values are exchanged: all ranks, or the owners of a shard.
+  int encoding_ranks() const;
+
+  /// One chunk of whole slots that are added up; and the chunks that one slot is cut into.
+  ChunkPlan whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const;
+  std::vector<ChunkPlan> cut(std::uint32_t slot, Algorithm algorithm,
+                             std::size_t chunk_count) const;
+  /// The chunks of a collective whose lane r is slot r, all ranks by one schedule.
+  std::vector<ChunkPlan> by_rank(const Schedule& schedule, std::size_t chunk_count) const;
+
+ private:
+  PlanContext encoded_context(int shard) const;
+  PlanContext host_context(Carried carried) const;
+  bool stays_whole(const Slot& slot, Algorithm algorithm) const;
+  std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;
+  Schedule schedule(Algorithm algorithm) const;
+  std::vector<Lanes> cut_shards(std::uint32_t slot, Algorithm algorithm,
+                                std::size_t chunk_count) const;
+  Lanes with_hosts(std::vector<Lanes> shards) const;
+
+  const ExchangeContext& context_;
+  const Hierarchy* hierarchy_;
+  unsigned threads_;
+};
+
+}  // namespace tersor

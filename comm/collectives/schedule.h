@@ -1,0 +1,96 @@
+// A collective as a list of steps, before anything moves: which messages this rank makes, to whom
+// they go, from whom it takes some, and what it does with them. Every rank has a schedule of its
+// own with the same number of steps; a rank that has no part in one lets it go by.
+//
+// Messages are named by *lanes*: what travels together and is encoded and decoded as one. Peers are
+// ranks of the whole transport. tests/schedules walks the schedules of all ranks and holds them to
+// docs/algorithms.md.
+#pragma once
+
+#include "comm/collectives/hosts.h"
+
+#include <tersor/collectives.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tersor {
+
+/// How the lanes that a step makes come to be.
+enum class Make : std::uint8_t {
+  kEncode,  ///< from the values
+  kReduce,  ///< from the messages kept of the step before: added, and encoded once more
+};
+
+/// What becomes of the messages that came in a step.
+enum class Take : std::uint8_t {
+  kDecode,  ///< all of one lane are added and assigned to the values
+  kKeep,    ///< for the next step
+};
+
+/// One lane's message to or from a rank. From a rank to itself nothing is sent.
+struct Parcel {
+  int peer = 0;
+  std::size_t lane = 0;
+
+  bool operator==(const Parcel&) const = default;
+};
+
+struct Step {
+  Make make = Make::kEncode;
+  std::size_t first_lane = 0;  ///< of those that it makes, or whose bare values it sums
+  std::size_t lane_count = 0;
+  std::vector<Parcel> sends = {};     ///< in this order, to itself last; one a lane, or all of one
+  std::vector<Parcel> receives = {};  ///< in the order of lanes, then ranks
+  Take take = Take::kDecode;
+  bool sums = false;     ///< no messages: the transport adds bare values, lane l owned by member l
+  bool gathers = false;  ///< every rank sends one message to every other
+
+  /// This rank has no part in it.
+  bool idle() const { return sends.empty() && receives.empty() && !sums; }
+};
+
+using Schedule = std::vector<Step>;
+
+/// Steps of the longest schedule: a two-shot between hosts, and both ways within them.
+inline constexpr std::uint32_t kMostSteps = 4;
+
+/// Ranks that exchange something among them.
+struct Party {
+  std::vector<int> members = {};  ///< ascending; empty where this rank is none of them
+  int place = 0;                  ///< this rank's index among the members
+  int owners = 0;                 ///< lane l is owned by member l, of these many
+  std::size_t first_lane = 0;     ///< in the schedule
+  bool whole = false;             ///< all ranks are members
+
+  bool owns() const { return place < owners && !members.empty(); }
+  bool owned(std::size_t lane) const { return lane < static_cast<std::size_t>(owners); }
+  std::size_t own_lane() const { return first_lane + static_cast<std::size_t>(place); }
+};
+
+/// All ranks; each owns a lane.
+Party everybody(int rank, int ranks);
+
+/// Bare values, added by the transport.
+Schedule native_sum(const Party& party);
+/// Everybody's only lane to everybody, who adds them all.
+Schedule one_shot(const Party& party);
+/// Lanes to their owners, who add them.
+Schedule reduce_scatter(const Party& party);
+/// Each owner's lane to everybody.
+Schedule all_gather(const Party& party);
+/// Lanes to their owners, who add them, encode the sums and send these to everybody.
+Schedule two_shot(const Party& party);
+/// One of native, one-shot and two-shot.
+Schedule allreduce_by(Algorithm algorithm, const Party& party);
+
+/// Lanes of an allreduce by one of these: one where nobody owns anything.
+int lanes_of(Algorithm algorithm, int ranks);
+
+/// Neighbours add their shards at the shards' owners; the owners of each exchange their host's sum
+/// by `between`; and hand the result to their neighbours. Lanes: one a shard on its way to the
+/// owner, those between the hosts, one a shard on its way back.
+Schedule hierarchical(const HostGroups& groups, int rank, Algorithm between);
+
+}  // namespace tersor

@@ -1,0 +1,181 @@
+// See schedule_walk.h.
+#include "tests/schedules/schedule_walk.h"
+
+#include <algorithm>
+
+namespace tersor::testing {
+
+Expression Expressions::find(Node node) {
+  const auto [place, is_new] = known_.try_emplace(node, nodes_.size());
+  if (is_new) nodes_.push_back(std::move(node));
+  return place->second;
+}
+
+Expression Expressions::sum(const std::vector<Expression>& values) {
+  return values.size() == 1 ? values.front() : find({kSum, values});
+}
+
+std::map<int, int> Expressions::contributions(Expression value) const {
+  const Node& node = nodes_[value];
+  if (node.kind == kGradient) return {{static_cast<int>(node.of.front()), 1}};
+  std::map<int, int> all;
+  for (const Expression part : node.of)
+    for (const auto& [rank, times] : contributions(part)) all[rank] += times;
+  return all;
+}
+
+int Expressions::encodings(Expression value) const {
+  const Node& node = nodes_[value];
+  if (node.kind == kGradient) return 0;
+  int most = 0;
+  for (const Expression part : node.of) most = std::max(most, encodings(part));
+  return most + (node.kind == kEncoded ? 1 : 0);
+}
+
+Layout flat_layout(Schedule (*way)(const Party&), int ranks, std::size_t lanes) {
+  Layout layout{.schedules = {}, .parts = {}, .part_count = lanes};
+  std::vector<std::vector<std::size_t>> parts;
+  for (std::size_t lane = 0; lane < lanes; ++lane) parts.push_back({lane});
+  for (int rank = 0; rank < ranks; ++rank) {
+    layout.schedules.push_back(way(everybody(rank, ranks)));
+    layout.parts.push_back(parts);
+  }
+  return layout;
+}
+
+Layout hierarchical_layout(const std::vector<int>& hosts, Algorithm between) {
+  const auto ranks = static_cast<int>(hosts.size());
+  const HostGroups groups(hosts, ranks);
+  const auto shards = static_cast<std::size_t>(groups.shards());
+  const auto each = static_cast<std::size_t>(lanes_of(between, groups.hosts()));
+  Layout layout{.schedules = {}, .parts = {}, .part_count = shards * each};
+  const auto parts_of = [&](std::size_t shard) {
+    std::vector<std::size_t> parts;
+    for (std::size_t i = 0; i < each; ++i) parts.push_back(shard * each + i);
+    return parts;
+  };
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<std::vector<std::size_t>> lanes;
+    for (std::size_t shard = 0; shard < shards; ++shard) lanes.push_back(parts_of(shard));
+    for (std::size_t i = 0; i < each; ++i)
+      lanes.push_back({static_cast<std::size_t>(groups.place(rank)) * each + i});
+    for (std::size_t shard = 0; shard < shards; ++shard) lanes.push_back(parts_of(shard));
+    layout.schedules.push_back(hierarchical(groups, rank, between));
+    layout.parts.push_back(lanes);
+  }
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    layout.bare_lanes.insert(shard);
+    layout.bare_lanes.insert(shards + each + shard);
+  }
+  return layout;
+}
+
+ScheduleWalk::ScheduleWalk(const Layout& layout) : layout_(layout) {
+  for (int rank = 0; rank < ranks(); ++rank)
+    values_.emplace_back(layout.part_count, expressions_.gradient(rank));
+  outbox_.resize(values_.size());
+  inbox_.resize(values_.size());
+  kept_.resize(values_.size());
+  sent_.resize(values_.size());
+}
+
+std::string ScheduleWalk::fault(int rank, const std::string& what) const {
+  return "step " + std::to_string(step_) + ", rank " + std::to_string(rank) + ": " + what;
+}
+
+// What a rank makes of a lane: of the values as they were before the step.
+std::vector<Expression> ScheduleWalk::made(int rank, std::size_t lane) {
+  std::vector<Expression> made;
+  const std::vector<std::size_t>& lane_parts = parts(rank, lane);
+  for (std::size_t i = 0; i < lane_parts.size(); ++i) {
+    Expression value = values_[size(rank)][lane_parts[i]];
+    if (step(rank).make == Make::kReduce) {
+      std::vector<Expression> kept;
+      for (const auto& [parcel, message] : kept_[size(rank)]) kept.push_back(message.values[i]);
+      value = expressions_.sum(kept);
+    }
+    const bool bare = layout_.bare_lanes.contains(lane);
+    made.push_back(bare ? expressions_.bare(value) : expressions_.encoded(value));
+  }
+  return made;
+}
+
+void ScheduleWalk::count(int rank, std::size_t lane) {
+  const double share =
+      static_cast<double>(parts(rank, lane).size()) / static_cast<double>(layout_.part_count);
+  Sent& sent = sent_[size(rank)];
+  sent.messages += 1;
+  (layout_.bare_lanes.contains(lane) ? sent.bare : sent.encoded) += share;
+}
+
+std::string ScheduleWalk::deliver(int rank) {
+  Inbox inbox;
+  for (const Parcel& parcel : step(rank).receives) {
+    const auto message = outbox_[size(rank)].find(parcel.peer);
+    if (message == outbox_[size(rank)].end())
+      return fault(rank, "waits in vain for rank " + std::to_string(parcel.peer));
+    if (parts(rank, parcel.lane) != parts(parcel.peer, message->second.lane))
+      return fault(rank, "gets another lane from rank " + std::to_string(parcel.peer));
+    inbox.emplace_back(parcel, std::move(message->second));
+    outbox_[size(rank)].erase(message);
+  }
+  if (!outbox_[size(rank)].empty())
+    return fault(rank, "does not take what rank " +
+                           std::to_string(outbox_[size(rank)].begin()->first) + " sends");
+  const bool ordered = std::ranges::is_sorted(inbox, [](const auto& a, const auto& b) {
+    return std::pair(a.first.lane, a.first.peer) < std::pair(b.first.lane, b.first.peer);
+  });
+  inbox_[size(rank)] = std::move(inbox);
+  return ordered ? "" : fault(rank, "adds in another order than that of lanes and ranks");
+}
+
+void ScheduleWalk::take(int rank) {
+  if (step(rank).idle()) return;
+  if (step(rank).take == Take::kKeep) {
+    kept_[size(rank)] = std::move(inbox_[size(rank)]);
+    return;
+  }
+  std::map<std::size_t, std::vector<Expression>> sums;  // by part
+  for (const auto& [parcel, message] : inbox_[size(rank)])
+    for (std::size_t i = 0; i < message.values.size(); ++i)
+      sums[parts(rank, parcel.lane)[i]].push_back(message.values[i]);
+  for (const auto& [part, values] : sums) values_[size(rank)][part] = expressions_.sum(values);
+}
+
+// The transport's sum: of all who hold a part, whatever the order.
+void ScheduleWalk::add_bare() {
+  std::map<std::size_t, std::vector<int>> adders;  // by part
+  for (int rank = 0; rank < ranks(); ++rank)
+    for (std::size_t i = 0; step(rank).sums && i < step(rank).lane_count; ++i)
+      for (const std::size_t part : parts(rank, step(rank).first_lane + i))
+        adders[part].push_back(rank);
+  for (const auto& [part, group] : adders) {
+    std::vector<Expression> values;
+    for (const int rank : group) values.push_back(values_[size(rank)][part]);
+    const Expression sum = expressions_.bare(expressions_.sum(values));
+    for (const int rank : group) values_[size(rank)][part] = sum;
+  }
+}
+
+std::string ScheduleWalk::run() {
+  const std::size_t steps = layout_.schedules.front().size();
+  for (int rank = 0; rank < ranks(); ++rank)
+    if (layout_.schedules[size(rank)].size() != steps) return fault(rank, "has other steps");
+  for (step_ = 0; step_ < steps; ++step_) {
+    for (int rank = 0; rank < ranks(); ++rank)
+      for (const Parcel& parcel : step(rank).sends) {
+        if (!outbox_[size(parcel.peer)]
+                 .emplace(rank, Message{rank, parcel.lane, made(rank, parcel.lane)})
+                 .second)
+          return fault(rank, "sends twice to rank " + std::to_string(parcel.peer));
+        if (parcel.peer != rank) count(rank, parcel.lane);
+      }
+    for (int rank = 0; rank < ranks(); ++rank)
+      if (std::string what = deliver(rank); !what.empty()) return what;
+    add_bare();
+    for (int rank = 0; rank < ranks(); ++rank) take(rank);
+  }
+  return "";
+}
+
+}  // namespace tersor::testing

@@ -1,0 +1,200 @@
+// The schedules of all ranks, held to the table of docs/algorithms.md for many numbers of ranks.
+#include "tests/schedules/schedule_walk.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace tersor {
+namespace {
+
+using testing::Expression;
+using testing::flat_layout;
+using testing::hierarchical_layout;
+using testing::Layout;
+using testing::ScheduleWalk;
+
+std::vector<int> world_sizes() {
+  std::vector<int> sizes(33);
+  std::iota(sizes.begin(), sizes.end(), 1);
+  sizes.insert(sizes.end(), {48, 64, 100});
+  return sizes;
+}
+
+/// Every rank ends with one expression for each part, in which every gradient is once, and which
+/// was encoded so often.
+void expect_allreduce(const Layout& layout, ScheduleWalk& walk, int encodings) {
+  ASSERT_EQ(walk.run(), "");
+  const auto ranks = static_cast<int>(layout.schedules.size());
+  for (std::size_t part = 0; part < layout.part_count; ++part) {
+    const Expression sum = walk.value(0, part);
+    for (int rank = 1; rank < ranks; ++rank) ASSERT_EQ(walk.value(rank, part), sum) << rank;
+    const auto contributions = walk.expressions().contributions(sum);
+    ASSERT_EQ(contributions.size(), static_cast<std::size_t>(ranks));
+    for (const auto& [rank, times] : contributions) ASSERT_EQ(times, 1) << rank;
+    ASSERT_EQ(walk.expressions().encodings(sum), encodings);
+  }
+}
+
+void expect_sent(const ScheduleWalk& walk, int ranks, std::size_t messages, double encoded) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    EXPECT_EQ(walk.sent(rank).messages, messages) << rank;
+    EXPECT_NEAR(walk.sent(rank).encoded, encoded, 1e-9) << rank;
+  }
+}
+
+TEST(Schedules, TwoShot) {
+  for (const int n : world_sizes()) {
+    SCOPED_TRACE(n);
+    const Layout layout = flat_layout(two_shot, n, static_cast<std::size_t>(n));
+    ScheduleWalk walk(layout);
+    expect_allreduce(layout, walk, 2);
+    expect_sent(walk, n, 2 * static_cast<std::size_t>(n - 1), 2.0 * (n - 1) / n);
+  }
+}
+
+TEST(Schedules, OneShot) {
+  for (const int n : world_sizes()) {
+    SCOPED_TRACE(n);
+    const Layout layout = flat_layout(one_shot, n, 1);
+    ScheduleWalk walk(layout);
+    expect_allreduce(layout, walk, 1);
+    expect_sent(walk, n, static_cast<std::size_t>(n - 1), n - 1);
+  }
+}
+
+TEST(Schedules, NativeSum) {
+  for (const int n : world_sizes()) {
+    SCOPED_TRACE(n);
+    const Layout layout = flat_layout(native_sum, n, static_cast<std::size_t>(n));
+    ScheduleWalk walk(layout);
+    expect_allreduce(layout, walk, 0);
+    expect_sent(walk, n, 0, 0);
+  }
+}
+
+TEST(Schedules, ReduceScatter) {
+  for (const int n : world_sizes()) {
+    SCOPED_TRACE(n);
+    const Layout layout = flat_layout(reduce_scatter, n, static_cast<std::size_t>(n));
+    ScheduleWalk walk(layout);
+    ASSERT_EQ(walk.run(), "");
+    for (int rank = 0; rank < n; ++rank) {
+      const Expression sum = walk.value(rank, static_cast<std::size_t>(rank));
+      ASSERT_EQ(walk.expressions().contributions(sum).size(), static_cast<std::size_t>(n));
+      ASSERT_EQ(walk.expressions().encodings(sum), 1);
+    }
+    expect_sent(walk, n, static_cast<std::size_t>(n - 1), (n - 1.0) / n);
+  }
+}
+
+TEST(Schedules, AllGather) {
+  for (const int n : world_sizes()) {
+    SCOPED_TRACE(n);
+    const Layout layout = flat_layout(all_gather, n, static_cast<std::size_t>(n));
+    ScheduleWalk walk(layout);
+    ASSERT_EQ(walk.run(), "");
+    for (int part = 0; part < n; ++part)
+      for (int rank = 0; rank < n; ++rank)
+        ASSERT_EQ(walk.value(rank, static_cast<std::size_t>(part)),
+                  walk.expressions().encoded(walk.expressions().gradient(part)));
+    expect_sent(walk, n, static_cast<std::size_t>(n - 1), (n - 1.0) / n);
+  }
+}
+
+const std::vector<std::vector<int>> kHosts{
+    {0, 0, 1, 1},       {0, 1, 1, 0},
+    {0, 0, 1},          {0, 0, 0, 1, 1, 2},
+    {7, -3, 7, -3, 7},  {0, 1, 2, 0, 1, 2, 2},
+    {0, 0, 0, 0, 1, 1}, {0, 0, 1, 1, 2, 2, 3, 3},
+    {0, 1, 0, 1, 0, 1}, {3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0}};
+
+TEST(Schedules, Hierarchies) {
+  for (const auto& [between, encodings] :
+       {std::pair(Algorithm::kTwoShot, 2), {Algorithm::kOneShot, 1}, {Algorithm::kNative, 0}})
+    for (const std::vector<int>& hosts : kHosts) {
+      SCOPED_TRACE(::testing::PrintToString(hosts));
+      const Layout layout = hierarchical_layout(hosts, between);
+      ScheduleWalk walk(layout);
+      expect_allreduce(layout, walk, encodings);
+      for (const Schedule& schedule : layout.schedules) ASSERT_LE(schedule.size(), kMostSteps);
+    }
+}
+
+TEST(Schedules, AHierarchySendsWhatTheTableSays) {
+  for (const int hosts : {2, 3, 4, 8})
+    for (const int each : {2, 3, 4, 8}) {
+      std::vector<int> numbers;
+      for (int rank = 0; rank < hosts * each; ++rank) numbers.push_back(rank / each);
+      const double within = 2.0 * (each - 1) / each;
+      const Layout two = hierarchical_layout(numbers, Algorithm::kTwoShot);
+      const Layout one = hierarchical_layout(numbers, Algorithm::kOneShot);
+      ScheduleWalk two_walk(two), one_walk(one);
+      ASSERT_EQ(two_walk.run() + one_walk.run(), "");
+      for (int rank = 0; rank < hosts * each; ++rank) {
+        EXPECT_NEAR(two_walk.sent(rank).bare, within, 1e-9);
+        EXPECT_NEAR(two_walk.sent(rank).encoded, 2.0 * (hosts - 1) / hosts / each, 1e-9);
+        EXPECT_NEAR(one_walk.sent(rank).encoded, (hosts - 1.0) / each, 1e-9);
+      }
+    }
+}
+
+// Else all would wait for one rank's link.
+TEST(Schedules, AtAnyTimeEachRankSendsToAnother) {
+  for (const int n : {2, 3, 8, 33})
+    for (const auto& way : {two_shot, one_shot})
+      for (std::size_t turn = 0; turn < static_cast<std::size_t>(n); ++turn) {
+        std::set<int> peers;
+        for (int rank = 0; rank < n; ++rank)
+          peers.insert(way(everybody(rank, n)).front().sends[turn].peer);
+        EXPECT_EQ(peers.size(), static_cast<std::size_t>(n)) << turn;
+      }
+}
+
+// Does the walk see what is wrong?
+std::string said_of(const Layout& layout) { return ScheduleWalk(layout).run(); }
+
+TEST(ScheduleWalk, AMessageThatNobodyTakes) {
+  Layout layout = flat_layout(two_shot, 4, 4);
+  layout.schedules[2][1].receives.pop_back();
+  EXPECT_EQ(said_of(layout), "step 1, rank 2: does not take what rank 3 sends");
+}
+
+TEST(ScheduleWalk, AMessageThatNobodySends) {
+  Layout layout = flat_layout(two_shot, 4, 4);
+  layout.schedules[1][0].sends.erase(layout.schedules[1][0].sends.begin());  // to the next rank
+  EXPECT_EQ(said_of(layout), "step 0, rank 2: waits in vain for rank 1");
+}
+
+TEST(ScheduleWalk, LanesThatAreMixedUp) {
+  Layout layout = flat_layout(two_shot, 4, 4);
+  std::swap(layout.schedules[1][0].sends[2].lane, layout.schedules[1][0].sends[3].lane);
+  EXPECT_EQ(said_of(layout), "step 0, rank 0: gets another lane from rank 1");
+}
+
+TEST(ScheduleWalk, RanksThatAddInAnotherOrder) {
+  Layout layout = flat_layout(one_shot, 4, 1);
+  std::swap(layout.schedules[3][0].receives[0], layout.schedules[3][0].receives[1]);
+  EXPECT_EQ(said_of(layout), "step 0, rank 3: adds in another order than that of lanes and ranks");
+}
+
+TEST(ScheduleWalk, ARankWithFewerSteps) {
+  Layout layout = flat_layout(two_shot, 4, 4);
+  layout.schedules[3].pop_back();
+  EXPECT_EQ(said_of(layout), "step 0, rank 3: has other steps");
+}
+
+TEST(ScheduleWalk, AContributionThatIsNotAdded) {
+  Layout layout = flat_layout(one_shot, 3, 1);
+  for (Schedule& schedule : layout.schedules) {
+    std::erase(schedule[0].sends, Parcel{1, 0});
+    if (&schedule == &layout.schedules[1]) schedule[0].receives.clear();
+  }
+  ScheduleWalk walk(layout);
+  EXPECT_EQ(walk.run(), "");
+  EXPECT_NE(walk.value(0, 0), walk.value(1, 0));
+  EXPECT_EQ(walk.expressions().contributions(walk.value(1, 0)).size(), 1u);
+}
+
+}  // namespace
+}  // namespace tersor
