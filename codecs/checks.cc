@@ -16,8 +16,6 @@
 namespace tersor::encoding {
 namespace {
 
-constexpr std::size_t kWorkspaceAlignment = 64;
-
 [[noreturn]] void fail(const Codec& codec, const std::string& what) {
   throw InvalidArgument("codec " + codec.spec().text() + ": " + what);
 }

@@ -26,8 +26,15 @@ Exchange exchange_of(Algorithm algorithm) {
 
 bool allows(const Plan& plan, Algorithm algorithm) {
   if (algorithm == Algorithm::kHierarchical) return true;
-  const auto& exchanges = plan.rounds.front().exchanges;
+  const auto& exchanges = plan.rounds.back().exchanges;
   return std::find(exchanges.begin(), exchanges.end(), exchange_of(algorithm)) != exchanges.end();
+}
+
+Plan plan_of(const ChoiceRequest& request) {
+  const Segment segment{.count = request.count};
+  return request.codec->plan({.segments = {&segment, 1},
+                              .dtype = request.dtype,
+                              .contributions = static_cast<std::size_t>(request.ranks)});
 }
 
 [[noreturn]] void throw_unfit(const Codec& codec, const Plan& plan, Algorithm wanted) {
@@ -61,14 +68,24 @@ Algorithm parse_algorithm(std::string_view name) {
 }
 
 Algorithm choose_algorithm(const ChoiceRequest& request) {
-  const Segment segment{.count = request.count};
-  const Plan plan = request.codec->plan({.segments = {&segment, 1},
-                                         .dtype = request.dtype,
-                                         .contributions = static_cast<std::size_t>(request.ranks)});
+  const Plan plan = plan_of(request);
   if (request.wanted == Algorithm::kAuto || request.wanted == Algorithm::kHierarchical)
     return automatic(plan, request);
   if (!allows(plan, request.wanted)) throw_unfit(*request.codec, plan, request.wanted);
   return request.wanted;
+}
+
+std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks,
+                                   Algorithm algorithm) {
+  std::vector<Exchange> exchanges;
+  const Plan plan = plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .ranks = ranks});
+  for (const Round& round : plan.rounds) exchanges.push_back(round.exchanges.front());
+  exchanges.back() = exchange_of(algorithm);
+  return exchanges;
+}
+
+bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm) {
+  return allows(plan_of({.codec = &codec, .dtype = dtype, .count = kUnit}), algorithm);
 }
 
 }  // namespace tersor

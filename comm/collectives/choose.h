@@ -8,6 +8,7 @@
 #include <tersor/collectives.h>
 
 #include <cstddef>
+#include <vector>
 
 namespace tersor {
 
@@ -22,6 +23,13 @@ struct ChoiceRequest {
   int ranks = 1;
   Algorithm wanted = Algorithm::kAuto;
 };
+
+/// What the rounds of a codec go by: the last as `algorithm` (neither kAuto nor kHierarchical), all
+/// before it by the exchange that they like best.
+std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks, Algorithm algorithm);
+
+/// Whether an allreduce by `codec` may go so.
+bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);
 
 /// Native where the values add on the wire; one-shot for codecs that cannot reduce, for two ranks
 /// (the same bytes, one quantisation) and for small messages; else two-shot. For kHierarchical what

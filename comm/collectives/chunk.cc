@@ -11,6 +11,10 @@ bool fits(const Buffer& buffer, std::size_t bytes, Memory memory) {
   return buffer.bytes() >= bytes && (bytes == 0 || buffer.memory() == memory);
 }
 
+void grow(Buffer& buffer, std::size_t bytes, Memory memory) {
+  if (!fits(buffer, bytes, memory)) buffer = Buffer(bytes, memory);
+}
+
 void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes, Memory memory) {
   if (!fits(*buffer, bytes, memory)) buffer = std::make_shared<Buffer>(bytes, memory);
 }
@@ -20,14 +24,14 @@ void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes, Memory memory) {
 void ChunkTask::prepare(const ChunkPlan& plan) {
   grow(made_, plan.made_bytes, plan.memory);
   grow(reduced_, plan.reduced_bytes, plan.memory);
-  if (!fits(workspace_, plan.workspace_bytes, plan.memory))
-    workspace_ = Buffer(plan.workspace_bytes, plan.memory);
+  grow(workspace_, plan.workspace_bytes, plan.memory);
+  grow(kept_memory_, plan.kept_bytes, plan.memory);
 }
 
 void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag) {
   prepare(plan);
   context_ = &context;
-  messages_.bind(context);
+  messages_.bind(context, workspace_.span(), kept_memory_.span());
   plan_ = &plan;
   tag_ = tag;
   step_ = 0;
@@ -41,7 +45,7 @@ void ChunkTask::drop() {
 }
 
 Transport& ChunkTask::transport() const {
-  return on_wire() && step().sums ? *context_->adder : *context_->transport;
+  return on_wire() && step().is_native() ? *context_->adder : *context_->transport;
 }
 
 std::size_t ChunkTask::next_busy(std::size_t step) const {
@@ -82,35 +86,38 @@ Operation ChunkTask::operation() const {
           .keep_alive = step().make == Make::kReduce ? reduced_ : made_};
 }
 
-ByteSpan ChunkTask::made_space(const Lane& lane) const {
-  return made_->span().subspan(lane.offset, lane.message_bytes);
-}
-
-ValueSpan ChunkTask::bare_space(const Lane& lane) const {
-  if (lane.frames.empty()) return {nullptr, 0, plan_->bare_dtype, plan_->memory};
+ValueSpan ChunkTask::bare_space(const Lane& lane, std::size_t offset) const {
+  const Dtype dtype = plan_->bare_dtypes[step_];
+  if (lane.frames.empty()) return {nullptr, 0, dtype, plan_->memory};
   const FramePlan& frame = lane.frames.front();
   if (!frame.in_place())
-    return {made_->pointer() + lane.offset, frame.bare_count, frame.bare_dtype, plan_->memory};
+    return {made_->pointer() + offset, frame.rounds[step().round].native_count, dtype,
+            plan_->memory};
   const Piece& piece = frame.pieces.front();
   return context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
 }
 
 void ChunkTask::begin_step() {
-  if (step().sums) return begin_sum();
+  messages_.set_round(step().round);
+  if (step().is_native()) return begin_native();
   make_messages();
   start_messages();
   kept_ = {};
 }
 
 // Bare values: in place where the gradient is what travels, else through the buffer, lane by lane.
-void ChunkTask::begin_sum() {
+void ChunkTask::begin_native() {
   parts_.clear();
+  std::size_t offset = 0;
   for (std::size_t i = 0; i < step().lane_count; ++i) {
     const Lane& lane = this->lane(step().first_lane + i);
-    parts_.push_back(bare_space(lane));
-    messages_.encode_native(lane, parts_.back(), workspace_.span());
+    parts_.push_back(bare_space(lane, offset));
+    messages_.encode_native(lane, parts_.back());
+    offset += made_bytes(lane, step());
   }
-  handle_ = context_->adder->sum(operation(), parts_);
+  Transport& transport = *context_->adder;
+  handle_ = step().native == Native::kSum ? transport.sum(operation(), parts_)
+                                          : transport.maximum(operation(), parts_);
 }
 
 /// How many other ranks a message that was made goes to. What goes to this rank is the last parcel.
@@ -122,15 +129,13 @@ int ChunkTask::peers_of(std::size_t lane) const {
 
 void ChunkTask::make_messages() {
   own_.clear();
+  const bool reduces = step().make == Make::kReduce;
+  ByteSpan space = reduces ? reduced_->span() : made_->span();
   for (std::size_t i = step().first_lane; i < step().first_lane + step().lane_count; ++i) {
-    if (step().make == Make::kReduce) {
-      const std::size_t bytes =
-          messages_.reduce(lane(i), received_, reduced_->span(), workspace_.span(), peers_of(i));
-      own_.push_back(reduced_->span().first(bytes));
-    } else {
-      const ByteSpan space = made_space(lane(i));
-      own_.push_back(space.first(messages_.encode(lane(i), space, workspace_.span(), peers_of(i))));
-    }
+    const std::size_t bytes = reduces ? messages_.reduce(lane(i), received_, space, peers_of(i))
+                                      : messages_.encode(lane(i), space, peers_of(i));
+    own_.push_back(space.first(bytes));
+    space = space.subspan(lane(i).message_bytes);
   }
 }
 
@@ -161,11 +166,11 @@ void ChunkTask::start_messages() {
 }
 
 void ChunkTask::finish_step() {
-  if (step().sums) {
-    take_sum();
+  if (step().is_native()) {
+    take_native();
   } else {
     collect();
-    if (step().take == Take::kDecode) decode_received();
+    if (step().take != Take::kKeep) decode_received();
   }
   if (step().take == Take::kKeep) kept_ = std::move(handle_);
   handle_ = {};
@@ -183,16 +188,15 @@ void ChunkTask::decode_received() {
   for (std::size_t first = 0, last = 0; first < received_.size(); first = last) {
     const std::size_t of = received_[first].lane;
     while (last < received_.size() && received_[last].lane == of) ++last;
-    messages_.decode(lane(of), std::span(received_).subspan(first, last - first),
-                     workspace_.span());
+    messages_.decode(lane(of), std::span(received_).subspan(first, last - first), step().take);
   }
 }
 
-void ChunkTask::take_sum() {
+void ChunkTask::take_native() {
   for (std::size_t i = 0; i < step().lane_count; ++i) {
     const Lane& lane = this->lane(step().first_lane + i);
     if (!lane.frames.empty() && !lane.frames.front().in_place())
-      messages_.decode_native(lane, parts_[i], workspace_.span());
+      messages_.decode_native(lane, parts_[i], step().take);
   }
 }
 

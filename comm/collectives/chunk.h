@@ -48,19 +48,18 @@ class ChunkTask {
   void finish();
 
   void begin_step();
-  void begin_sum();
+  void begin_native();
   void make_messages();
   void start_messages();
   void finish_step();
   void collect();
   void decode_received();
-  void take_sum();
+  void take_native();
 
   const Lane& lane(std::size_t index) const { return plan_->lanes[index]; }
   int peers_of(std::size_t lane) const;
   bool lanes_differ() const;
-  ByteSpan made_space(const Lane& lane) const;
-  ValueSpan bare_space(const Lane& lane) const;
+  ValueSpan bare_space(const Lane& lane, std::size_t offset) const;
   Operation operation() const;
 
   ExchangeContext* context_ = nullptr;
@@ -73,7 +72,7 @@ class ChunkTask {
   Handle kept_;  ///< of the messages that the next step reduces
   std::shared_ptr<Buffer> made_ = std::make_shared<Buffer>();     ///< encoded, or bare values
   std::shared_ptr<Buffer> reduced_ = std::make_shared<Buffer>();  ///< sums, encoded once more
-  Buffer workspace_;
+  Buffer workspace_, kept_memory_;
   std::vector<ConstByteSpan> own_;  ///< messages of the step's lanes
   std::vector<Received> received_;  ///< in the order of lanes, then ranks
   std::vector<SendTo> sends_;

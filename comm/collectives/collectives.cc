@@ -39,15 +39,6 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
   }
 }
 
-void submit(Prepared& prepared, Transport& transport) {
-  const auto chunks = static_cast<std::uint32_t>(prepared.chunks.size());
-  std::uint32_t tag = transport.reserve_tags(kMostSteps * chunks);
-  for (const ChunkPlan& chunk : prepared.chunks) {
-    prepared.pipeline->submit(chunk, tag);
-    tag += kMostSteps;
-  }
-}
-
 /// What brackets the operations of a call on a device.
 Operation bracket_of(const ExchangeContext& context) {
   return {.name = context.name,
@@ -68,7 +59,7 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
   const ExchangeContext& context = prepared.context;
   if (context.on_device()) transport.begin(bracket_of(context));
   try {
-    submit(prepared, transport);
+    for (const ChunkPlan& chunk : prepared.chunks) prepared.pipeline->submit(chunk);
     prepared.pipeline->finish();
     advance_words(context, options);
     if (context.on_device()) transport.end(bracket_of(context));

@@ -105,13 +105,14 @@ RandomSource Messages::random(const Lane& lane, Phase phase) const {
 }
 
 FrameIdentity Messages::identity() const {
-  return {.signature = context_->signature, .checksum = context_->checksum, .round = 0};
+  return {.signature = context_->signature, .checksum = context_->checksum, .round = round_};
 }
 
-Execution Messages::execution(ByteSpan workspace) const {
+Execution Messages::execution(const FramePlan& frame) const {
   Execution execution;
   execution.threads = context_->threads;
-  execution.workspace = workspace;
+  execution.workspace = workspace_;
+  execution.kept = kept_.subspan(frame.kept_offset, frame.kept_bytes);
   execution.memory = context_->memory;
   execution.stream = context_->stream;
   execution.fault = context_->fault;
@@ -148,21 +149,12 @@ void Messages::count_overflows() {
   words_out_ = {};
 }
 
-std::size_t Messages::encode(const Lane& lane, ByteSpan message, ByteSpan workspace, int peers) {
+std::size_t Messages::encode(const Lane& lane, ByteSpan message, int peers) {
   std::size_t offset = 0;
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
-    gather_inputs(frame, Phase::kSender);
     const ByteSpan target = message.subspan(offset, frame.frame_bytes);
-    frame.codec->encode({.segments = frame.segments,
-                         .gradients = inputs_,
-                         .states = states_,
-                         .words = context_->words,
-                         .words_out = words_out(),
-                         .random = random(lane, Phase::kSender),
-                         .identity = identity(),
-                         .execution = execution(workspace)},
-                        target);
+    frame.codec->encode(encode_call(lane, frame), target);
     const std::size_t bytes = written_bytes(frame, target);
     offset += align_up(bytes, kSectionAlignment);
     count_time(frame, Work::kEncode, seconds_since(start));
@@ -173,7 +165,7 @@ std::size_t Messages::encode(const Lane& lane, ByteSpan message, ByteSpan worksp
 }
 
 std::size_t Messages::reduce(const Lane& lane, std::span<const Received> messages, ByteSpan sum,
-                             ByteSpan workspace, int peers) {
+                             int peers) {
   offsets_.assign(messages.size(), 0);
   std::size_t offset = 0;
   for (const FramePlan& frame : lane.frames) {
@@ -190,7 +182,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
                            .words_out = words_out(),
                            .random = random(lane, Phase::kOwner),
                            .identity = identity(),
-                           .execution = execution(workspace)},
+                           .execution = execution(frame)},
                           target);
     });
     const std::size_t bytes = written_bytes(frame, target);
@@ -202,58 +194,67 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
   return offset;
 }
 
-void Messages::decode(const Lane& lane, std::span<const Received> messages, ByteSpan workspace) {
+EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
+  gather_inputs(frame, Phase::kSender);
+  return {.segments = frame.segments,
+          .gradients = inputs_,
+          .states = states_,
+          .words = context_->words,
+          .words_out = words_out(),
+          .random = random(lane, Phase::kSender),
+          .identity = identity(),
+          .execution = execution(frame),
+          .contributions = lane.contributions};
+}
+
+DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame) {
+  gather_outputs(frame);
+  return {.segments = frame.segments,
+          .frames = {},
+          .outputs = outputs_,
+          .mode = DecodeMode::kAssign,
+          .factor = factor(lane),
+          .identity = identity(),
+          .execution = execution(frame),
+          .window_first = context_->slots[frame.pieces.front().slot].window,
+          .states = {},
+          .contributions = lane.contributions};
+}
+
+void Messages::decode(const Lane& lane, std::span<const Received> messages, Take take) {
   offsets_.assign(messages.size(), 0);
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
     next_frames(frame, messages);
-    gather_outputs(frame);
+    DecodeCall call = decode_call(lane, frame);
     read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
-      frame.codec->decode({.segments = frame.segments,
-                           .frames = frames,
-                           .outputs = outputs_,
-                           .mode = DecodeMode::kAssign,
-                           .factor = factor(lane),
-                           .identity = identity(),
-                           .execution = execution(workspace),
-                           .window_first = context_->slots[frame.pieces.front().slot].window});
+      call.frames = frames;
+      take == Take::kAbsorb ? frame.codec->absorb(call, {}) : frame.codec->decode(call);
     });
     count_time(frame, Work::kDecode, seconds_since(start));
   }
 }
 
-void Messages::encode_native(const Lane& lane, ValueSpan values, ByteSpan workspace) {
+// The factor is in the values that are sent: nothing is left of it for `decode_native`.
+void Messages::encode_native(const Lane& lane, ValueSpan values) {
   if (lane.frames.empty()) return;
   const FramePlan& frame = lane.frames.front();
   const auto start = Clock::now();
-  gather_inputs(frame, Phase::kSender);
-  frame.codec->encode_native({.segments = frame.segments,
-                              .gradients = inputs_,
-                              .states = {},
-                              .words = nullptr,
-                              .words_out = words_out(),
-                              .random = random(lane, Phase::kSender),
-                              .identity = identity(),
-                              .execution = execution(workspace)},
-                             factor(lane), values);
+  EncodeCall call = encode_call(lane, frame);
+  if (!frame.codec->has_feedback()) call.words = nullptr;
+  frame.codec->encode_native(call, factor(lane), values);
   count_time(frame, Work::kEncode, seconds_since(start));
   count_overflows();
 }
 
-void Messages::decode_native(const Lane& lane, ConstValueSpan values, ByteSpan workspace) {
+void Messages::decode_native(const Lane& lane, ConstValueSpan values, Take take) {
   if (lane.frames.empty()) return;
   const FramePlan& frame = lane.frames.front();
   const auto start = Clock::now();
-  gather_outputs(frame);
-  frame.codec->decode_native({.segments = frame.segments,
-                              .frames = {},
-                              .outputs = outputs_,
-                              .mode = DecodeMode::kAssign,
-                              .factor = 1.0f,
-                              .identity = identity(),
-                              .execution = execution(workspace),
-                              .window_first = {}},
-                             values);
+  DecodeCall call = decode_call(lane, frame);
+  call.factor = 1.0f;
+  take == Take::kAbsorb ? frame.codec->absorb(call, values)
+                        : frame.codec->decode_native(call, values);
   count_time(frame, Work::kDecode, seconds_since(start));
 }
 

@@ -22,24 +22,30 @@ struct Received {
 /// same shape allocates nothing.
 class Messages {
  public:
-  /// Whose calls are to be made from now on.
-  void bind(ExchangeContext& context) { context_ = &context; }
+  /// Whose calls are to be made from now on, and with what memory: scratch, and what codecs of
+  /// several rounds remember of the chunk.
+  void bind(ExchangeContext& context, ByteSpan workspace, ByteSpan kept) {
+    context_ = &context;
+    workspace_ = workspace;
+    kept_ = kept;
+  }
+  /// Which round of the codecs the next calls belong to.
+  void set_round(std::uint8_t round) { round_ = round; }
 
   /// Encodes a lane's slots; returns the message's true bytes. `peers` is how many ranks it goes
   /// to.
-  std::size_t encode(const Lane& lane, ByteSpan message, ByteSpan workspace, int peers);
+  std::size_t encode(const Lane& lane, ByteSpan message, int peers);
 
   /// Adds the messages of a lane that this rank owns and encodes the sum. Throws WireError that
   /// names the operation and the rank whose frame is damaged; so does `decode`.
-  std::size_t reduce(const Lane& lane, std::span<const Received> messages, ByteSpan sum,
-                     ByteSpan workspace, int peers);
+  std::size_t reduce(const Lane& lane, std::span<const Received> messages, ByteSpan sum, int peers);
 
-  /// Adds the messages of a lane and assigns them to the slots' outputs.
-  void decode(const Lane& lane, std::span<const Received> messages, ByteSpan workspace);
+  /// Adds the messages of a lane and assigns them to the slots' outputs, or absorbs them.
+  void decode(const Lane& lane, std::span<const Received> messages, Take take);
 
   /// Writes a lane's bare values; and takes them when they are summed.
-  void encode_native(const Lane& lane, ValueSpan values, ByteSpan workspace);
-  void decode_native(const Lane& lane, ConstValueSpan values, ByteSpan workspace);
+  void encode_native(const Lane& lane, ValueSpan values);
+  void decode_native(const Lane& lane, ConstValueSpan values, Take take);
 
  private:
   enum class Phase : std::uint32_t { kSender = 0, kOwner = 1 };
@@ -53,7 +59,9 @@ class Messages {
   RandomSource random(const Lane& lane, Phase phase) const;
   FrameIdentity identity() const;
   float factor(const Lane& lane) const { return lane.scaled ? context_->factor : 1.0f; }
-  Execution execution(ByteSpan workspace) const;
+  Execution execution(const FramePlan& frame) const;
+  EncodeCall encode_call(const Lane& lane, const FramePlan& frame);
+  DecodeCall decode_call(const Lane& lane, const FramePlan& frame);
   void count_time(const FramePlan& frame, Work work, double seconds);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
@@ -62,6 +70,8 @@ class Messages {
   [[noreturn]] void throw_damaged(int rank, const WireError& error) const;
 
   ExchangeContext* context_ = nullptr;
+  ByteSpan workspace_, kept_;
+  std::uint8_t round_ = 0;
   StateWords words_out_;  ///< of each call; only its counter is used
   std::vector<ConstValueSpan> inputs_;
   std::vector<ValueSpan> outputs_;

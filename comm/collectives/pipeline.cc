@@ -27,7 +27,9 @@ void Pipeline::prepare(const ChunkPlan& chunk, std::size_t at_once) {
   for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(chunk);
 }
 
-void Pipeline::submit(const ChunkPlan& chunk, std::uint32_t tag, std::function<void()> on_done) {
+void Pipeline::submit(const ChunkPlan& chunk, std::function<void()> on_done) {
+  const auto steps = static_cast<std::uint32_t>(chunk.schedule->size());
+  const std::uint32_t tag = context_.transport->reserve_tags(steps);
   queue_.push_back({&chunk, tag, std::move(on_done)});
 }
 

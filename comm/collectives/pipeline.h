@@ -32,9 +32,9 @@ class Pipeline {
   /// `at_once` chunks are under way.
   void prepare(const ChunkPlan& chunk, std::size_t at_once = kWindow);
 
-  /// Queues a chunk. `on_done` (may be empty) runs on the driving thread.
-  /// The chunk takes `kMostSteps` tags, from `tag` on, and outlives the pipeline's work.
-  void submit(const ChunkPlan& chunk, std::uint32_t tag, std::function<void()> on_done = {});
+  /// Queues a chunk, which outlives the pipeline's work; all ranks in one order. `on_done` (may be
+  /// empty) runs on the driving thread.
+  void submit(const ChunkPlan& chunk, std::function<void()> on_done = {});
 
   bool idle() const { return queue_.empty() && active_.empty(); }
   /// Does one stage's work, if any is there to do. Returns false where all waits for the wire; with

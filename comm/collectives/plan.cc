@@ -30,30 +30,29 @@ void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
 }
 
 /// What of a slot travels in a lane.
-Range lane_range(const PlanContext& context, const Slot& slot, Algorithm algorithm, int lane) {
+Range lane_range(const PlanContext& context, const Slot& slot, Exchange last, int lane) {
   const Range carried =
       owned_range(slot.count, context.sharding.shard, context.sharding.shards, slot.parameter);
-  if (algorithm == Algorithm::kOneShot) return carried;
+  if (last == Exchange::kGather) return carried;
   return owned_range(carried, lane, context.ranks, slot.parameter);
 }
 
 void size_frame(FramePlan& frame, const PlanContext& context) {
-  const Plan plan = frame.codec->plan({.segments = frame.segments,
-                                       .dtype = frame.dtype,
-                                       .contributions = static_cast<std::size_t>(context.ranks),
-                                       .memory = context.memory,
-                                       .threads = context.threads});
-  if (plan.rounds.size() != 1)
-    throw InvalidArgument("codec " + frame.codec->spec().name +
-                          " needs several rounds, which the collectives do not run yet");
+  Plan plan = frame.codec->plan({.segments = frame.segments,
+                                 .dtype = frame.dtype,
+                                 .contributions = static_cast<std::size_t>(context.ranks),
+                                 .memory = context.memory,
+                                 .threads = context.threads});
   frame.frame_bytes = align_up(plan.frame_bytes, kSectionAlignment);
   frame.workspace_bytes = plan.workspace_bytes;
-  frame.bare_count = plan.rounds.front().native_count;
-  frame.bare_dtype = plan.rounds.front().native_dtype;
+  frame.kept_bytes = align_up(plan.kept_bytes, kWorkspaceAlignment);
+  frame.rounds = std::move(plan.rounds);
 }
 
 Lanes empty_lanes(const PlanContext& context, std::size_t count) {
-  return Lanes(count, Lane{.place = context.place, .scaled = context.scaled});
+  return Lanes(count, Lane{.contributions = static_cast<std::size_t>(context.ranks),
+                           .place = context.place,
+                           .scaled = context.scaled});
 }
 
 Lanes sized(Lanes lanes, const PlanContext& context) {
@@ -89,50 +88,54 @@ std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> 
   return chunks;
 }
 
-/// Room for what this rank makes of a lane in a step.
-std::size_t made_bytes(const Lane& lane, const Step& step) {
-  if (!step.sums) return lane.message_bytes;
+// What a step made is sent before the next one begins: they share the room.
+void make_room(ChunkPlan& chunk, const Step& step) {
   std::size_t bytes = 0;
-  for (const FramePlan& frame : lane.frames)
-    if (!frame.in_place()) bytes += frame.bare_count * dtype_bytes(frame.bare_dtype);
-  return align_up(bytes, kSectionAlignment);
+  for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i)
+    bytes += made_bytes(chunk.lanes[i], step);
+  std::size_t& room = step.make == Make::kReduce ? chunk.reduced_bytes : chunk.made_bytes;
+  room = std::max(room, bytes);
 }
 
-// What a step made is sent before the next one begins: they share the room.
-void place_lanes(ChunkPlan& chunk, const Step& step) {
-  std::size_t offset = 0;
-  for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i) {
-    const std::size_t bytes = made_bytes(chunk.lanes[i], step);
-    if (step.sums && !chunk.lanes[i].frames.empty())
-      chunk.bare_dtype = chunk.lanes[i].frames.front().bare_dtype;
-    if (step.make == Make::kReduce) {
-      chunk.reduced_bytes = std::max(chunk.reduced_bytes, bytes);
-    } else {
-      chunk.lanes[i].offset = offset;
-      offset += bytes;
-    }
+void make_room(ChunkPlan& chunk, Lane& lane) {
+  for (FramePlan& frame : lane.frames) {
+    chunk.workspace_bytes = std::max(chunk.workspace_bytes, frame.workspace_bytes);
+    frame.kept_offset = chunk.kept_bytes;
+    chunk.kept_bytes += frame.kept_bytes;
   }
-  chunk.made_bytes = std::max(chunk.made_bytes, offset);
+}
+
+/// Of all lanes of a native step; one codec has them all.
+Dtype bare_dtype(const ChunkPlan& chunk, const Step& step) {
+  for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i)
+    if (!chunk.lanes[i].frames.empty())
+      return chunk.lanes[i].frames.front().rounds[step.round].native_dtype;
+  return Dtype::kF32;
 }
 
 }  // namespace
 
-Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots,
-                 Algorithm algorithm) {
-  const int count = lanes_of(algorithm, context.ranks);
+std::size_t made_bytes(const Lane& lane, const Step& step) {
+  if (!step.is_native()) return lane.message_bytes;
+  if (lane.frames.empty() || lane.frames.front().in_place()) return 0;
+  return align_up(lane.frames.front().bare_bytes(step.round), kSectionAlignment);
+}
+
+Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last) {
+  const int count = lanes_of(last, context.ranks);
   Lanes lanes = empty_lanes(context, static_cast<std::size_t>(count));
   for (const std::uint32_t slot : slots)
     for (int lane = 0; lane < count; ++lane)
       add_piece(lanes[static_cast<std::size_t>(lane)], context,
-                {slot, lane_range(context, context.slots[slot], algorithm, lane)});
+                {slot, lane_range(context, context.slots[slot], last, lane)});
   return sized(std::move(lanes), context);
 }
 
-std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Algorithm algorithm,
+std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
                             std::size_t chunk_count) {
   std::vector<Piece> lanes;
-  for (int lane = 0; lane < lanes_of(algorithm, context.ranks); ++lane)
-    lanes.push_back({slot, lane_range(context, context.slots[slot], algorithm, lane)});
+  for (int lane = 0; lane < lanes_of(last, context.ranks); ++lane)
+    lanes.push_back({slot, lane_range(context, context.slots[slot], last, lane)});
   return cut_lanes(context, lanes, chunk_count);
 }
 
@@ -152,10 +155,11 @@ Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>
 
 ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Lanes lanes, Memory memory) {
   ChunkPlan chunk{.schedule = std::move(schedule), .memory = memory, .lanes = std::move(lanes)};
-  for (const Step& step : *chunk.schedule) place_lanes(chunk, step);
-  for (const Lane& lane : chunk.lanes)
-    for (const FramePlan& frame : lane.frames)
-      chunk.workspace_bytes = std::max(chunk.workspace_bytes, frame.workspace_bytes);
+  for (Lane& lane : chunk.lanes) make_room(chunk, lane);
+  for (const Step& step : *chunk.schedule) {
+    make_room(chunk, step);
+    chunk.bare_dtypes.push_back(bare_dtype(chunk, step));
+  }
   return chunk;
 }
 

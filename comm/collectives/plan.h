@@ -58,20 +58,24 @@ struct FramePlan {
   std::vector<Segment> segments = {};
   std::size_t frame_bytes = 0;  ///< capacity
   std::size_t workspace_bytes = 0;
-  // As bare values, where the codec has such:
-  std::size_t bare_count = 0;
-  Dtype bare_dtype = Dtype::kF32;
+  // What the codec remembers from round to round, in the chunk's kept memory:
+  std::size_t kept_bytes = 0;
+  std::size_t kept_offset = 0;
+  std::vector<Round> rounds = {};
 
   /// Its bare values are the gradient itself: they are summed where they lie.
   bool in_place() const {
-    return pieces.size() == 1 && codec->traits().lossless && bare_dtype == dtype;
+    return pieces.size() == 1 && codec->traits().lossless && rounds.front().native_dtype == dtype;
+  }
+  std::size_t bare_bytes(std::size_t round) const {
+    return rounds[round].native_count * dtype_bytes(rounds[round].native_dtype);
   }
 };
 
 struct Lane {
   std::vector<FramePlan> frames = {};
   std::size_t message_bytes = 0;  ///< capacity of the frames, one behind the other
-  std::size_t offset = 0;         ///< of what this rank makes of it, in the chunk's buffer
+  std::size_t contributions = 1;  ///< ranks that exchange it
   int place = 0;       ///< this rank's, among those that exchange it: random numbers depend on it
   bool scaled = true;  ///< what is decoded is multiplied by the collective's factor
 };
@@ -82,12 +86,16 @@ struct ChunkPlan {
   std::shared_ptr<const Schedule> schedule = nullptr;
   Memory memory = Memory::kHost;  ///< of messages and workspace
   Lanes lanes = {};
-  Dtype bare_dtype = Dtype::kF32;  ///< of values that are summed
+  std::vector<Dtype> bare_dtypes = {};  ///< of each step, where that is native
   // What running it takes:
   std::size_t made_bytes = 0;     ///< room for all that one step encodes, or sums
   std::size_t reduced_bytes = 0;  ///< room for what this rank owns, encoded once more
   std::size_t workspace_bytes = 0;
+  std::size_t kept_bytes = 0;
 };
+
+/// Room for what this rank makes of a lane in a step.
+std::size_t made_bytes(const Lane& lane, const Step& step);
 
 /// Which part of every slot an exchange carries: all of it, unless it is one of a hierarchy.
 struct Sharding {
@@ -111,13 +119,12 @@ struct PlanContext {
   bool scaled = true;
 };
 
-/// The lanes of an allreduce of these slots whole, uncut.
-Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots,
-                 Algorithm algorithm);
+/// The lanes of an allreduce of these slots whole, uncut, whose last round goes so.
+Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last);
 
 /// Those of the chunks, of at most about `chunk_count` values over all lanes, that one slot is cut
 /// into, where its codec allows it; else of one chunk.
-std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Algorithm algorithm,
+std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
                             std::size_t chunk_count);
 
 /// The same where lane r is slot r (reduce_scatter, allgather).

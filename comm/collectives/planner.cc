@@ -1,6 +1,8 @@
 // See planner.h.
 #include "comm/collectives/planner.h"
 
+#include "comm/collectives/choose.h"
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -56,9 +58,13 @@ bool Planner::stays_whole(const Slot& slot, Algorithm algorithm) const {
   return in_place && context_.on_device() && context_.transport->traits().queues;
 }
 
-Schedule Planner::schedule(Algorithm algorithm) const {
-  if (hierarchy_ != nullptr) return hierarchical(hierarchy_->groups(), context_.rank, algorithm);
-  return allreduce_by(algorithm, everybody(context_.rank, context_.ranks));
+std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) const {
+  return exchanges_of(*slot.codec, slot.dtype, encoding_ranks(), algorithm);
+}
+
+Schedule Planner::schedule(std::span<const Exchange> rounds) const {
+  if (hierarchy_ != nullptr) return hierarchical(hierarchy_->groups(), context_.rank, rounds);
+  return allreduce_by(rounds, everybody(context_.rank, context_.ranks));
 }
 
 std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Lanes> lanes) const {
@@ -80,41 +86,42 @@ Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
 }
 
 ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const {
+  const auto rounds = exchanges(this->slots()[slots.front()], algorithm);
   std::vector<Lanes> shards;
   const int count = hierarchy_ == nullptr ? 1 : hierarchy_->groups().shards();
   for (int shard = 0; shard < count; ++shard)
-    shards.push_back(plan_whole(encoded_context(shard), slots, algorithm));
+    shards.push_back(plan_whole(encoded_context(shard), slots, rounds.back()));
   Lanes lanes = hierarchy_ == nullptr ? std::move(shards.front()) : with_hosts(std::move(shards));
-  return std::move(chunks(schedule(algorithm), {std::move(lanes)}).front());
+  return std::move(chunks(schedule(rounds), {std::move(lanes)}).front());
 }
 
 std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
                                     std::size_t chunk_count) const {
+  const auto rounds = exchanges(slots()[slot], algorithm);
   if (stays_whole(slots()[slot], algorithm))
     chunk_count = std::max(chunk_count, encoding_ranks() * align_up(slots()[slot].count, kUnit));
   if (hierarchy_ == nullptr)
-    return chunks(schedule(algorithm), plan_cut(encoded_context(0), slot, algorithm, chunk_count));
-  return chunks(schedule(algorithm), cut_shards(slot, algorithm, chunk_count));
+    return chunks(schedule(rounds), plan_cut(encoded_context(0), slot, rounds.back(), chunk_count));
+  return chunks(schedule(rounds), cut_shards(slot, rounds.back(), chunk_count));
 }
 
 // Shards differ by a unit: one of them may have a chunk more.
-std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Algorithm algorithm,
+std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
                                        std::size_t chunk_count) const {
   const auto shards = static_cast<std::size_t>(hierarchy_->groups().shards());
-  const int lane_count = lanes_of(algorithm, encoding_ranks());
+  const auto lane_count = static_cast<std::size_t>(lanes_of(last, encoding_ranks()));
   std::vector<std::vector<Lanes>> of_shard;
   std::size_t chunks = 0;
   for (std::size_t shard = 0; shard < shards; ++shard) {
     of_shard.push_back(
-        plan_cut(encoded_context(static_cast<int>(shard)), slot, algorithm, chunk_count / shards));
+        plan_cut(encoded_context(static_cast<int>(shard)), slot, last, chunk_count / shards));
     chunks = std::max(chunks, of_shard.back().size());
   }
   std::vector<Lanes> lanes;
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
     std::vector<Lanes> shard_lanes;
     for (std::vector<Lanes>& shard : of_shard)
-      shard_lanes.push_back(chunk < shard.size() ? std::move(shard[chunk])
-                                                 : Lanes(static_cast<std::size_t>(lane_count)));
+      shard_lanes.push_back(chunk < shard.size() ? std::move(shard[chunk]) : Lanes(lane_count));
     lanes.push_back(with_hosts(std::move(shard_lanes)));
   }
   return lanes;

@@ -34,9 +34,9 @@ class Planner {
   PlanContext host_context(Carried carried) const;
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;
-  Schedule schedule(Algorithm algorithm) const;
-  std::vector<Lanes> cut_shards(std::uint32_t slot, Algorithm algorithm,
-                                std::size_t chunk_count) const;
+  std::vector<Exchange> exchanges(const Slot& slot, Algorithm algorithm) const;
+  Schedule schedule(std::span<const Exchange> rounds) const;
+  std::vector<Lanes> cut_shards(std::uint32_t slot, Exchange last, std::size_t chunk_count) const;
   Lanes with_hosts(std::vector<Lanes> shards) const;
 
   const ExchangeContext& context_;

@@ -2,6 +2,7 @@
 #include "comm/collectives/schedule.h"
 
 #include <numeric>
+#include <utility>
 
 namespace tersor {
 namespace {
@@ -41,6 +42,25 @@ Step to_everybody(const Party& party, Make make) {
   return step;
 }
 
+Schedule native(const Party& party, Native native) {
+  if (party.members.empty()) return {Step{}};
+  return {{.first_lane = party.first_lane, .lane_count = party.members.size(), .native = native}};
+}
+
+Schedule by(Exchange exchange, const Party& party) {
+  switch (exchange) {
+    case Exchange::kNativeSum:
+      return native_sum(party);
+    case Exchange::kNativeMaximum:
+      return native_maximum(party);
+    case Exchange::kTwoShot:
+      return two_shot(party);
+    case Exchange::kGather:
+      return one_shot(party);
+  }
+  return {};
+}
+
 // The ranks of one host. As many own a shard as the smallest host has ranks.
 Party neighbours(const HostGroups& groups, int rank) {
   return {
@@ -65,11 +85,9 @@ Party everybody(int rank, int ranks) {
   return party;
 }
 
-Schedule native_sum(const Party& party) {
-  return {{.first_lane = party.first_lane,
-           .lane_count = party.members.size(),
-           .sums = !party.members.empty()}};
-}
+Schedule native_sum(const Party& party) { return native(party, Native::kSum); }
+
+Schedule native_maximum(const Party& party) { return native(party, Native::kMaximum); }
 
 Schedule one_shot(const Party& party) {
   Step step{.first_lane = party.first_lane,
@@ -91,20 +109,25 @@ Schedule two_shot(const Party& party) {
   return {to_owners(party, Take::kKeep), to_everybody(party, Make::kReduce)};
 }
 
-Schedule allreduce_by(Algorithm algorithm, const Party& party) {
-  if (algorithm == Algorithm::kNative) return native_sum(party);
-  return algorithm == Algorithm::kTwoShot ? two_shot(party) : one_shot(party);
+Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {
+  Schedule schedule;
+  for (std::size_t round = 0; round < rounds.size(); ++round) {
+    Schedule steps = by(rounds[round], party);
+    for (Step& step : steps) step.round = static_cast<std::uint8_t>(round);
+    if (round + 1 < rounds.size()) steps.back().take = Take::kAbsorb;
+    append(schedule, std::move(steps));
+  }
+  return schedule;
 }
 
-int lanes_of(Algorithm algorithm, int ranks) {
-  return algorithm == Algorithm::kOneShot ? 1 : ranks;
-}
+int lanes_of(Exchange last, int ranks) { return last == Exchange::kGather ? 1 : ranks; }
 
-Schedule hierarchical(const HostGroups& groups, int rank, Algorithm between) {
+Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between) {
   Party within = neighbours(groups, rank);
   Schedule schedule = reduce_scatter(within);
   append(schedule, allreduce_by(between, shard_owners(groups, rank)));
-  within.first_lane = static_cast<std::size_t>(groups.shards() + lanes_of(between, groups.hosts()));
+  within.first_lane =
+      static_cast<std::size_t>(groups.shards() + lanes_of(between.back(), groups.hosts()));
   append(schedule, all_gather(within));
   return schedule;
 }

@@ -9,10 +9,12 @@
 
 #include "comm/collectives/hosts.h"
 
+#include <tersor/codec.h>
 #include <tersor/collectives.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace tersor {
@@ -23,11 +25,15 @@ enum class Make : std::uint8_t {
   kReduce,  ///< from the messages kept of the step before: added, and encoded once more
 };
 
-/// What becomes of the messages that came in a step.
+/// What becomes of the messages, or the bare values, that came in a step.
 enum class Take : std::uint8_t {
   kDecode,  ///< all of one lane are added and assigned to the values
+  kAbsorb,  ///< the codec keeps what it needs of them in its next round
   kKeep,    ///< for the next step
 };
+
+/// What the transport makes of bare values, where no messages are sent.
+enum class Native : std::uint8_t { kNone, kSum, kMaximum };
 
 /// One lane's message to or from a rank. From a rank to itself nothing is sent.
 struct Parcel {
@@ -39,22 +45,21 @@ struct Parcel {
 
 struct Step {
   Make make = Make::kEncode;
-  std::size_t first_lane = 0;  ///< of those that it makes, or whose bare values it sums
+  std::size_t first_lane = 0;  ///< of those that it makes, or whose bare values it gives
   std::size_t lane_count = 0;
   std::vector<Parcel> sends = {};     ///< in this order, to itself last; one a lane, or all of one
   std::vector<Parcel> receives = {};  ///< in the order of lanes, then ranks
   Take take = Take::kDecode;
-  bool sums = false;     ///< no messages: the transport adds bare values, lane l owned by member l
-  bool gathers = false;  ///< every rank sends one message to every other
+  Native native = Native::kNone;  ///< of lanes: member l owns lane l
+  bool gathers = false;           ///< every rank sends one message to every other
+  std::uint8_t round = 0;         ///< of the codec
 
+  bool is_native() const { return native != Native::kNone; }
   /// This rank has no part in it.
-  bool idle() const { return sends.empty() && receives.empty() && !sums; }
+  bool idle() const { return sends.empty() && receives.empty() && !is_native(); }
 };
 
 using Schedule = std::vector<Step>;
-
-/// Steps of the longest schedule: a two-shot between hosts, and both ways within them.
-inline constexpr std::uint32_t kMostSteps = 4;
 
 /// Ranks that exchange something among them.
 struct Party {
@@ -72,8 +77,9 @@ struct Party {
 /// All ranks; each owns a lane.
 Party everybody(int rank, int ranks);
 
-/// Bare values, added by the transport.
+/// Bare values, added by the transport; or the largest of them.
 Schedule native_sum(const Party& party);
+Schedule native_maximum(const Party& party);
 /// Everybody's only lane to everybody, who adds them all.
 Schedule one_shot(const Party& party);
 /// Lanes to their owners, who add them.
@@ -82,15 +88,16 @@ Schedule reduce_scatter(const Party& party);
 Schedule all_gather(const Party& party);
 /// Lanes to their owners, who add them, encode the sums and send these to everybody.
 Schedule two_shot(const Party& party);
-/// One of native, one-shot and two-shot.
-Schedule allreduce_by(Algorithm algorithm, const Party& party);
+/// The rounds of a codec, one after the other, each by one exchange. What comes of all but the last
+/// is absorbed.
+Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party);
 
-/// Lanes of an allreduce by one of these: one where nobody owns anything.
-int lanes_of(Algorithm algorithm, int ranks);
+/// Lanes of an allreduce whose last round goes so: one where nobody owns anything.
+int lanes_of(Exchange last, int ranks);
 
 /// Neighbours add their shards at the shards' owners; the owners of each exchange their host's sum
 /// by `between`; and hand the result to their neighbours. Lanes: one a shard on its way to the
 /// owner, those between the hosts, one a shard on its way back.
-Schedule hierarchical(const HostGroups& groups, int rank, Algorithm between);
+Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between);
 
 }  // namespace tersor

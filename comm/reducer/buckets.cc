@@ -19,7 +19,8 @@ bool is_small(const Slot& slot) {
 }
 
 bool is_rider(const Slot& slot) {
-  return is_small(slot) && !slot.codec->has_feedback() && slot.codec->traits().divisible;
+  return is_small(slot) && !slot.codec->has_feedback() &&
+         can_go(*slot.codec, slot.dtype, Algorithm::kTwoShot);
 }
 
 bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.dtype == b.dtype; }

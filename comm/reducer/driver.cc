@@ -82,12 +82,8 @@ void GradientReducer::Impl::drive_or_wait() {
 void GradientReducer::Impl::submit(std::uint32_t index) {
   const Bucket& bucket = buckets_[index];
   if (device_ != nullptr && !queues()) channel_->begin(bracket());  // tells of damaged frames
-  const auto chunks = static_cast<std::uint32_t>(bucket.chunks.size());
-  std::uint32_t tag = channel_->reserve_tags(kMostSteps * chunks);
-  for (const ChunkPlan& chunk : bucket.chunks) {
-    pipeline_->submit(chunk, tag, [this, index] { chunk_done(index); });
-    tag += kMostSteps;
-  }
+  for (const ChunkPlan& chunk : bucket.chunks)
+    pipeline_->submit(chunk, [this, index] { chunk_done(index); });
 }
 
 void GradientReducer::Impl::chunk_done(std::uint32_t index) {

@@ -110,7 +110,7 @@ class Walk {
 
   Stages stages(const Schedule& schedule) {
     for (std::size_t i = 0; i < schedule.size(); ++i) {
-      if (schedule[i].sums) {
+      if (schedule[i].is_native()) {
         add_sum(schedule[i]);
       } else {
         if (schedule[i].make == Make::kReduce) add_reduce(schedule[i - 1]);
@@ -169,7 +169,7 @@ class Walk {
   void add_sum(const Step& step) {
     const auto ranks = static_cast<int>(step.lane_count);
     const double count = lanes_[step.first_lane].count;
-    const Round round = plan_of(question_, count).rounds.front();
+    const Round round = plan_of(question_, count).rounds[step.round];
     const auto value_bytes = static_cast<double>(dtype_bytes(round.native_dtype));
     const double all = std::min(count * ranks, static_cast<double>(question_.count)) * value_bytes;
     if (all <= host::RingTuning::kDirectBytes)
@@ -266,7 +266,7 @@ std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype) {
   const Segment segment{.count = kUnit};
   const Plan plan = codec.plan({.segments = {&segment, 1}, .dtype = dtype});
   std::vector<Algorithm> algorithms;
-  for (const Exchange exchange : plan.rounds.front().exchanges) {
+  for (const Exchange exchange : plan.rounds.back().exchanges) {
     if (exchange == Exchange::kNativeSum) algorithms.push_back(Algorithm::kNative);
     if (exchange == Exchange::kTwoShot) algorithms.push_back(Algorithm::kTwoShot);
     if (exchange == Exchange::kGather) algorithms.push_back(Algorithm::kOneShot);
@@ -281,7 +281,9 @@ Prediction predict_allreduce(const CostQuestion& question, const CostFigures& fi
   const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count)};
   const auto lanes = static_cast<std::size_t>(question.ranks);
   Walk walk(question, figures, std::vector<Load>(lanes, load));
-  return pipelined(walk.stages(allreduce_by(question.algorithm, everybody(0, question.ranks))),
+  return pipelined(walk.stages(allreduce_by(exchanges_of(*question.codec, question.dtype,
+                                                         question.ranks, question.algorithm),
+                                            everybody(0, question.ranks))),
                    shape.chunks, figures.crowding);
 }
 
@@ -295,9 +297,11 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   const int hosts = question.ranks / near;
   const auto all = static_cast<double>(question.count);
   const double chunk = std::min(all, static_cast<double>(question.chunk_count));
-  const Algorithm between = choose_algorithm(
-      {question.codec, question.dtype, static_cast<std::size_t>(all / near), hosts});
-  Walk walk(question, figures, loads_of(question, near, lanes_of(between, hosts), chunk));
+  const std::vector<Exchange> between =
+      exchanges_of(*question.codec, question.dtype, hosts,
+                   choose_algorithm({question.codec, question.dtype,
+                                     static_cast<std::size_t>(all / near), hosts}));
+  Walk walk(question, figures, loads_of(question, near, lanes_of(between.back(), hosts), chunk));
   return pipelined(walk.stages(hierarchical(equal_hosts(question.ranks, near), 0, between)),
                    all / chunk, figures.crowding);
 }

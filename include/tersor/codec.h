@@ -54,6 +54,9 @@ struct StateWords {
 };
 static_assert(sizeof(StateWords) == 24);
 
+/// Of workspaces and kept memory, in bytes.
+inline constexpr std::size_t kWorkspaceAlignment = 64;
+
 /// What a call may use: threads on a host, a stream on a device, scratch memory of the plan's
 /// sizes. A call on a device is queued on its stream and returns at once: all memory that it names
 /// on the device (gradients, states, words, frames, workspace, fault) stays as it is until the
@@ -61,9 +64,9 @@ static_assert(sizeof(StateWords) == 24);
 struct Execution {
   Threads* threads = nullptr;  ///< null: the calling thread alone
   StreamView stream;
-  /// At least Plan::workspace_bytes, 64-byte aligned; lent until the call is done.
+  /// At least Plan::workspace_bytes, aligned to kWorkspaceAlignment; lent until the call is done.
   ByteSpan workspace;
-  /// At least Plan::kept_bytes, 64-byte aligned; the same memory for all calls of one exchange,
+  /// At least Plan::kept_bytes, aligned so too; the same memory for all calls of one exchange,
   /// from the encode of round 0 to the last decode: what a codec of several rounds remembers in
   /// between. Calls on parts of the plan's segments (two-shot) get it too; their lists are as long
   /// as the plan's, empty parts included, so that segment i is segment i.

@@ -32,7 +32,7 @@ int Expressions::encodings(Expression value) const {
   return most + (node.kind == kEncoded ? 1 : 0);
 }
 
-Layout flat_layout(Schedule (*way)(const Party&), int ranks, std::size_t lanes) {
+Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes) {
   Layout layout{.schedules = {}, .parts = {}, .part_count = lanes};
   std::vector<std::vector<std::size_t>> parts;
   for (std::size_t lane = 0; lane < lanes; ++lane) parts.push_back({lane});
@@ -43,7 +43,7 @@ Layout flat_layout(Schedule (*way)(const Party&), int ranks, std::size_t lanes) 
   return layout;
 }
 
-Layout hierarchical_layout(const std::vector<int>& hosts, Algorithm between) {
+Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
   const auto ranks = static_cast<int>(hosts.size());
   const HostGroups groups(hosts, ranks);
   const auto shards = static_cast<std::size_t>(groups.shards());
@@ -60,7 +60,7 @@ Layout hierarchical_layout(const std::vector<int>& hosts, Algorithm between) {
     for (std::size_t i = 0; i < each; ++i)
       lanes.push_back({static_cast<std::size_t>(groups.place(rank)) * each + i});
     for (std::size_t shard = 0; shard < shards; ++shard) lanes.push_back(parts_of(shard));
-    layout.schedules.push_back(hierarchical(groups, rank, between));
+    layout.schedules.push_back(hierarchical(groups, rank, {&between, 1}));
     layout.parts.push_back(lanes);
   }
   for (std::size_t shard = 0; shard < shards; ++shard) {
@@ -130,7 +130,7 @@ std::string ScheduleWalk::deliver(int rank) {
 }
 
 void ScheduleWalk::take(int rank) {
-  if (step(rank).idle()) return;
+  if (step(rank).idle() || step(rank).take == Take::kAbsorb) return;
   if (step(rank).take == Take::kKeep) {
     kept_[size(rank)] = std::move(inbox_[size(rank)]);
     return;
@@ -146,14 +146,15 @@ void ScheduleWalk::take(int rank) {
 void ScheduleWalk::add_bare() {
   std::map<std::size_t, std::vector<int>> adders;  // by part
   for (int rank = 0; rank < ranks(); ++rank)
-    for (std::size_t i = 0; step(rank).sums && i < step(rank).lane_count; ++i)
+    for (std::size_t i = 0; step(rank).is_native() && i < step(rank).lane_count; ++i)
       for (const std::size_t part : parts(rank, step(rank).first_lane + i))
         adders[part].push_back(rank);
   for (const auto& [part, group] : adders) {
     std::vector<Expression> values;
     for (const int rank : group) values.push_back(values_[size(rank)][part]);
     const Expression sum = expressions_.bare(expressions_.sum(values));
-    for (const int rank : group) values_[size(rank)][part] = sum;
+    for (const int rank : group)
+      if (step(rank).take != Take::kAbsorb) values_[size(rank)][part] = sum;
   }
 }
 

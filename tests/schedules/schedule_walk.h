@@ -6,6 +6,7 @@
 #include "comm/collectives/schedule.h"
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -49,8 +50,8 @@ struct Layout {
   std::size_t part_count = 0;
 };
 
-Layout flat_layout(Schedule (*way)(const Party&), int ranks, std::size_t lanes);
-Layout hierarchical_layout(const std::vector<int>& hosts, Algorithm between);
+Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes);
+Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between);
 
 /// What a rank sent to others.
 struct Sent {
