@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/arguments.h"
@@ -128,6 +129,15 @@ class Predictor {
     return row;
   }
 
+  /// The best way of bare values, ours or another library's: what a codec has to beat.
+  PredictRow best_bare(int ranks, std::size_t count) {
+    PredictRow row = predict("none", ranks, count);
+    const CostQuestion question{.dtype = dtype_, .count = count, .ranks = ranks};
+    keep_quicker(row, predict_halving_doubling(question, figures("none", ranks)),
+                 "halving and doubling");
+    return row;
+  }
+
   std::string figures_text() const {
     return fmt::format(
         "Predicted, not measured: link {}{}; {} a message; codecs as quick as on this machine:\n"
@@ -162,7 +172,7 @@ class Predictor {
   double add_seconds_;
 };
 
-Record record_of(const PredictOptions& options, const PredictRow& row) {
+Record record_of(const PredictOptions& options, const PredictRow& row, const PredictRow& bare) {
   return {{"benchmark", "predict"},
           {"codec", row.codec},
           {"algorithm", row.algorithm},
@@ -174,6 +184,8 @@ Record record_of(const PredictOptions& options, const PredictRow& row) {
           {"count", row.count},
           {"seconds", row.prediction.seconds},
           {"work_seconds", row.prediction.work_seconds},
+          {"bare_seconds", bare.prediction.seconds},
+          {"bare_algorithm", bare.algorithm},
           {"wire_bytes", row.prediction.sent_bytes},
           {"algbw", row.algbw()},
           {"busbw", row.busbw()},
@@ -188,12 +200,12 @@ Table table_for(const std::vector<std::string>& codecs) {
                 {"codec", "", longest(codecs), Align::kLeft},
                 {"algorithm", "", 12, Align::kLeft},
                 {"predicted", "time", 9},
-                {"vs none", "", 7},
+                {"vs bare", "values", 7},
                 {"busbw", "GB/s", 8},
                 {"sent", "by a rank", 9}});
 }
 
-std::vector<std::string> cells_of(const PredictRow& row, double none_seconds) {
+std::vector<std::string> cells_of(const PredictRow& row, double bare_seconds) {
   const double seconds = row.prediction.seconds;
   return {std::to_string(row.ranks),
           std::to_string(row.hosts),
@@ -201,9 +213,19 @@ std::vector<std::string> cells_of(const PredictRow& row, double none_seconds) {
           row.codec,
           row.algorithm,
           format_seconds(seconds),
-          seconds > 0 ? fmt::format("{:.2f}x", none_seconds / seconds) : "-",
+          seconds > 0 ? fmt::format("{:.2f}x", bare_seconds / seconds) : "-",
           fmt::format("{:.3f}", row.busbw()),
           format_bytes(row.prediction.sent_bytes)};
+}
+
+/// Where it pays not to encode.
+void print_losers(const std::vector<std::pair<PredictRow, PredictRow>>& losers) {
+  if (losers.empty()) return;
+  fmt::print("\nSlower than bare values would be:\n");
+  for (const auto& [row, bare] : losers)
+    fmt::print("  {} of {} on {} ranks: {}, {} by {}\n", row.codec, format_bytes(row.bytes),
+               row.ranks, format_seconds(row.prediction.seconds),
+               format_seconds(bare.prediction.seconds), bare.algorithm);
 }
 
 void run_predict(const PredictOptions& options) {
@@ -214,16 +236,19 @@ void run_predict(const PredictOptions& options) {
   fmt::print("{}", predictor.figures_text());
   const Table table = table_for(codecs);
   table.print_head();
+  std::vector<std::pair<PredictRow, PredictRow>> losers;
   for (const std::size_t bytes : options.bytes)
     for (const int ranks : parse_rank_range(options.ranks)) {
       const std::size_t count = std::max<std::size_t>(bytes / value_bytes, 1);
-      const double none = predictor.predict("none", ranks, count).prediction.seconds;
+      const PredictRow bare = predictor.best_bare(ranks, count);
       for (const std::string& codec : codecs) {
         const PredictRow row = predictor.predict(codec, ranks, count);
-        table.print_row(cells_of(row, none));
-        records.add(record_of(options, row));
+        table.print_row(cells_of(row, bare.prediction.seconds));
+        records.add(record_of(options, row, bare));
+        if (row.prediction.seconds > bare.prediction.seconds) losers.push_back({row, bare});
       }
     }
+  print_losers(losers);
 }
 
 CLI::Validator link_text() {

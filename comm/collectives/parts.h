@@ -13,6 +13,15 @@ namespace tersor {
 
 inline constexpr std::size_t kUnit = 512;  // values; every cut of a parameter is at a multiple
 
+/// A chunk is shared among its lanes; but where these are more, none becomes shorter than so: a
+/// message costs microseconds, whatever is in it (docs/algorithms.md#chunks).
+inline constexpr std::size_t kLanesOfChunk = 32;
+
+/// Values of each lane of a chunk.
+inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes) {
+  return align_up(std::max<std::size_t>(chunk_count / std::min(lanes, kLanesOfChunk), 1), kUnit);
+}
+
 /// The values [first, first + count) of a parameter.
 struct Range {
   std::size_t first = 0;

@@ -76,8 +76,7 @@ std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> 
   std::size_t longest = 1;
   for (const Piece& lane : lanes) longest = std::max(longest, lane.range.count);
   const bool divisible = context.slots[lanes.front().slot].codec->traits().divisible;
-  const std::size_t share = std::max<std::size_t>(chunk_count / lanes.size(), 1);
-  const std::size_t step = divisible ? align_up(share, kUnit) : longest;
+  const std::size_t step = divisible ? lane_length(chunk_count, lanes.size()) : longest;
   std::vector<Lanes> chunks;
   for (std::size_t offset = 0; offset < longest; offset += step) {
     Lanes chunk = empty_lanes(context, lanes.size());

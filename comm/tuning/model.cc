@@ -42,7 +42,7 @@ Shape shape_of(const CostQuestion& question) {
       static_cast<std::size_t>(question.algorithm == Algorithm::kOneShot ? 1 : question.ranks);
   const std::size_t units = ceil_div(question.count, kUnit);
   const std::size_t longest = std::min(question.count, ceil_div(units, lanes) * kUnit);
-  const std::size_t step = align_up(std::max<std::size_t>(question.chunk_count / lanes, 1), kUnit);
+  const std::size_t step = lane_length(question.chunk_count, lanes);
   const bool cut = question.codec->traits().divisible && step < longest;
   const auto whole = static_cast<double>(longest), lane = static_cast<double>(cut ? step : longest);
   return {lane, cut ? whole / lane : 1.0};
@@ -296,7 +296,9 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   if (question.ranks == 1 || question.count == 0) return {};
   const int hosts = question.ranks / near;
   const auto all = static_cast<double>(question.count);
-  const double chunk = std::min(all, static_cast<double>(question.chunk_count));
+  const std::size_t lane = lane_length(question.chunk_count / static_cast<std::size_t>(near),
+                                       static_cast<std::size_t>(hosts));
+  const double chunk = std::min(all, static_cast<double>(lane) * hosts * near);
   const std::vector<Exchange> between =
       exchanges_of(*question.codec, question.dtype, hosts,
                    choose_algorithm({question.codec, question.dtype,
@@ -304,6 +306,28 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   Walk walk(question, figures, loads_of(question, near, lanes_of(between.back(), hosts), chunk));
   return pipelined(walk.stages(hierarchical(equal_hosts(question.ranks, near), 0, between)),
                    all / chunk, figures.crowding);
+}
+
+// The vector is halved log2 times, with partners at a distance of 1, 2, 4, …, and put together the
+// same way back. Ranks beyond a power of two give theirs to a partner first, and get the sum from
+// it.
+Prediction predict_halving_doubling(const CostQuestion& question, const CostFigures& figures) {
+  check_figures(question, figures);
+  const double bytes =
+      static_cast<double>(question.count) * static_cast<double>(dtype_bytes(question.dtype));
+  Prediction all;
+  const auto exchange = [&](double part, int distance) {
+    const LinkFigures& link = ring_link(figures.network, distance + 1);
+    const int sharing = std::min(figures.network.ranks_per_host, question.ranks);
+    const double wire = link.seconds_per_message + sharing * part * link.seconds_per_byte;
+    all.seconds += 2 * (link.latency + wire) + part * figures.add_seconds_per_byte;
+    all.sent_bytes += 2 * part;
+  };
+  int distance = 1;
+  for (double part = bytes / 2; 2 * distance <= question.ranks; part /= 2, distance *= 2)
+    exchange(part, distance);
+  if (distance < question.ranks) exchange(bytes, distance);
+  return all;
 }
 
 }  // namespace tersor

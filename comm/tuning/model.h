@@ -75,6 +75,11 @@ Prediction predict_allreduce(const CostQuestion& question, const CostFigures& fi
 /// each rank's share, and back. `question.algorithm` is not looked at.
 Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures);
 
+/// What a sum of bare values, of `question.dtype`, would take by halving and doubling (Thakur,
+/// Rabenseifner and Gropp 2005), which other libraries have: not a way of ours, but what any way
+/// has to beat. `question.codec` and `question.algorithm` are not looked at.
+Prediction predict_halving_doubling(const CostQuestion& question, const CostFigures& figures);
+
 /// The algorithms that an allreduce by this codec may take.
 std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype);
 

@@ -92,6 +92,33 @@ TEST(CostModel, HierarchySparesASharedLink) {
   EXPECT_NEAR(predict_hierarchical(question, shared).seconds / wire, 1, 0.15);
 }
 
+// 25 Gbit/s, 10 us, 3 us a message, 256 MiB: lanes do not become shorter with the ranks, so that
+// messages cost little, and bare values stay behind by whichever way.
+TEST(CostModel, ManyRanksGainAsFewDo) {
+  CostFigures quick = figures(8 / 25e9, 10e-6);
+  quick.network.link.seconds_per_message = 3e-6;
+  const auto int8 = make_codec("int8"), none = make_codec("none");
+  for (const int ranks : {32, 256, 1024}) {
+    CostQuestion question{.codec = int8.get(), .count = std::size_t{1} << 26, .ranks = ranks};
+    const double encoded = predict_allreduce(question, quick).seconds;
+    question.codec = none.get();
+    question.algorithm = Algorithm::kNative;
+    const double bare = std::min(predict_allreduce(question, quick).seconds,
+                                 predict_halving_doubling(question, quick).seconds);
+    EXPECT_GT(bare / encoded, 2.5) << ranks;
+  }
+}
+
+TEST(CostModel, HalvingAndDoublingIsLatencyAndBytes) {
+  const CostFigures figures_{.network = {.link = {1e-3, 1e-9}}};
+  CostQuestion question{.count = std::size_t{1} << 20, .ranks = 8};
+  const double wire = 2 * 7.0 / 8 * 4 * (1 << 20) * 1e-9;
+  EXPECT_NEAR(predict_halving_doubling(question, figures_).seconds, 6e-3 + wire, 1e-9);
+  question.ranks = 9;  // the ninth gives all it has to another one, and gets all back
+  EXPECT_NEAR(predict_halving_doubling(question, figures_).seconds,
+              8e-3 + wire + 2 * 4 * (1 << 20) * 1e-9, 1e-9);
+}
+
 TEST(CostModel, NonsenseIsRefused) {
   for (const double nonsense : {-1.0, std::nan(""), HUGE_VAL}) {
     EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 4, figures(nonsense)),
