@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
 
 namespace tersor::bench {
@@ -76,7 +77,12 @@ std::size_t longest(std::span<const std::string> texts) {
   return width;
 }
 
-bool is_terminal() { return isatty(STDOUT_FILENO) == 1; }
+bool is_terminal() {
+  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+  constexpr const char* kLaunchers[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+  return isatty(STDOUT_FILENO) == 1 && !is_set("NO_COLOR") &&
+         std::ranges::none_of(kLaunchers, is_set);
+}
 
 std::string format_seconds(double seconds) {
   constexpr Unit kUnits[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}};

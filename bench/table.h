@@ -37,7 +37,8 @@ class Table {
 /// The width of the longest.
 std::size_t longest(std::span<const std::string> texts);
 
-/// Whether standard output is a terminal.
+/// Whether a person looks at standard output: a terminal, but not one that an MPI launcher made (it
+/// gives each rank a terminal, whatever it does with the output), and NO_COLOR is not set.
 bool is_terminal();
 
 /// "800 ns", "12.3 us", "1.23 ms", "4.56 s".

@@ -45,7 +45,8 @@ enum class Transactions : std::uint8_t { kOff, kOn };
 enum class ProgressBy : std::uint8_t { kThread, kCaller };
 
 /// Whether each step encodes and decodes once more to measure the relative error: slow, for study.
-/// Not hierarchically: nobody encodes a gradient of its own there.
+/// Refused for a hierarchical reducer, where a rank encodes its host's sum and not its own
+/// gradient.
 enum class MeasureError : std::uint8_t { kOff, kOn };
 
 /// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).

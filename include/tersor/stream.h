@@ -11,8 +11,9 @@ struct StreamView {
   void* handle = nullptr;
 };
 
-/// A stream of the current device that does not wait for the legacy default stream. Move only; it
-/// outlives what was queued on it. Makes no use of it by itself.
+/// A stream of the current device that does not wait for the legacy default stream. Move only.
+/// Keep it until the work that you queued on it is done; the library queues nothing on it unless
+/// you pass it to a call.
 class Stream {
  public:
   /// Throws CudaError where there is no device, or this build has no CUDA.

@@ -25,8 +25,8 @@ void check_stream(StreamView stream);
 /// The number of the capture that the stream is part of; 0 where its work runs as it is queued.
 std::uint64_t capture_of(StreamView stream);
 
-/// This thread may allocate and ask for events while streams that it has nothing to do with are
-/// captured by others.
+/// Lets this thread allocate, and query events, while other threads capture streams of their own:
+/// CUDA would otherwise refuse both.
 void ignore_captures();
 
 /// Waits until all that was queued on the stream is done. Throws CudaError where something failed.

@@ -2,11 +2,16 @@
 // what int8 and int4 compute on every device. `Format` is Int8Format or Int4Format.
 //
 // With p the value to send and absmax the largest |p| of a block, as an integer maximum of bits:
-//   scale       q = absmax · fl(1/L); a block with a NaN or an infinity is poisoned, q < 2^-100 is
-//   0 nearest     t = fma(p, 1/q, 1.5·2^23), whose low bits are the code stochastic  the low 16
-//   bits of fma(p, 1/q, 1.5·2^15) are p/q in steps of 1/256; a random byte is
-//               added before they are cut off
-//   residual    p - d in two roundings, so that d + residual = p (nearest: exactly)
+//   scale        q = absmax · fl(1/L); a block with a NaN or an infinity is poisoned, and a q
+//                below 2^-100 counts as 0
+//
+//   nearest      the code is the low bits of fma(p, 1/q, 1.5·2^23)
+//
+//   stochastic   the low 16 bits of fma(p, 1/q, 1.5·2^15) are p/q in steps of 1/256; a random byte
+//                is added to them, and the code is what lies above the lowest byte then
+//
+//   residual     p - d, with d = code · q rounded once, so that d + residual = p (nearest: exactly)
+//
 #pragma once
 
 #include "kernels/common/bits.h"

@@ -10,8 +10,9 @@
 
 namespace tersor::nccl {
 
-/// A function each, under its own name. Those of which that is said may be null; they are written
-/// out, as a header that is as old does not declare them.
+/// Pointers to NCCL's functions, under their own names. Where a comment names a version, older
+/// libraries lack the function and the pointer is null; its type is written out, since the header
+/// of such a library does not declare the function either.
 struct Api {
   int version = 0;   ///< as ncclGetVersion gives it: 22809 for 2.28.9
   std::string path;  ///< of the file that it came from

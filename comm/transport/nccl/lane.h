@@ -34,7 +34,7 @@ struct Sighting {
   Clock::time_point since;
 };
 
-/// A bracket that its deadline has passed.
+/// A bracket that was still under way at its deadline.
 struct LateBracket {
   std::uint32_t name = 0;
   std::chrono::milliseconds timeout{0};
