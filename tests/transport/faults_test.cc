@@ -300,8 +300,11 @@ TEST_P(TransportFaults, WhoLeftALongTimeAgoIsNamedAtOnce) {
     transport.receive({.name = "reducer", .timeout = 20s}, 1, 8).wait_synchronize();
   };
   const auto send = [](Transport& transport) {
-    transport.send({.name = "reducer", .timeout = 20s}, 1, {}).wait_synchronize();
-    transport.progress();
+    for (int attempt = 0; attempt < 1000; ++attempt) {  // until it is known who left
+      transport.send({.name = "reducer", .timeout = 20s}, 1, {}).wait_synchronize();
+      transport.progress();
+      std::this_thread::sleep_for(10ms);
+    }
   };
   for (const Body& stayer : {Body(in_a_channel_of_its_own), Body(receive), Body(send)}) {
     const std::string error = error_after_leaving(GetParam(), leave, stayer);
