@@ -15,7 +15,7 @@ constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
 SegmentState in_place(ValueSpan residual) { return residual_from(residual, residual); }
 
 SegmentState residual_from(ConstValueSpan before, ValueSpan after) {
-  return {.residual_in = before, .residual_out = after, .memory_in = {}, .memory_out = {}};
+  return {.residual_in = before, .residual_out = after};
 }
 
 PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)

@@ -97,24 +97,20 @@ void check_state_pair(const Codec& codec, std::size_t index, const ConstValueSpa
 }
 
 void check_state(const Codec& codec, std::size_t index, const SegmentState& state,
-                 std::size_t count, unsigned state_spans) {
+                 std::size_t count) {
   check_state_pair(codec, index, state.residual_in, state.residual_out);
   check_count(codec, index, state.residual_in.count(), count);
   check_count(codec, index, state.residual_out.count(), count);
-  if (state_spans < 2) return;
-  check_state_pair(codec, index, state.memory_in, state.memory_out);
-  check_count(codec, index, state.memory_in.count(), count);
-  check_count(codec, index, state.memory_out.count(), count);
 }
 
 void check_state_list(const Codec& codec, std::span<const Segment> segments,
-                      std::span<const SegmentState> states, unsigned state_spans) {
+                      std::span<const SegmentState> states) {
   if (states.empty()) return;
   if (!codec.has_feedback())
     fail(codec, "the call brings states, but the codec has no feedback; add \"+ef\" to its spec");
   check_list(codec, "states", states.size(), segments.size());
   for (std::size_t i = 0; i < states.size(); ++i)
-    check_state(codec, i, states[i], segments[i].count, state_spans);
+    check_state(codec, i, states[i], segments[i].count);
 }
 
 template <typename Bytes>
@@ -145,14 +141,11 @@ class PlaceCheck {
 
   void states(std::span<const SegmentState> list) const {
     for (std::size_t i = 0; i < list.size(); ++i)
-      for (const auto& [what, span] :
-           {std::pair<const char*, ConstValueSpan>{"residual", list[i].residual_in},
-            {"residual", list[i].residual_out},
-            {"memory", list[i].memory_in},
-            {"memory", list[i].memory_out}}) {
+      for (const ConstValueSpan span :
+           {list[i].residual_in, ConstValueSpan(list[i].residual_out)}) {
         if (span.empty()) continue;
-        same_memory(what, i, span);
-        if (is_asked_about(i, list.size())) pointer_of(what, i, span);
+        same_memory("residual", i, span);
+        if (is_asked_about(i, list.size())) pointer_of("residual", i, span);
       }
   }
 
@@ -256,7 +249,6 @@ void check_places(const Codec& codec, const EncodeCall& call, ConstByteSpan fram
 void check_places(const Codec& codec, const DecodeCall& call) {
   const PlaceCheck check(codec, memory_of(call));
   check.values("output", call.outputs);
-  check.states(call.states);
   check.execution(call.execution);
   check.frames(call.frames);
 }
@@ -290,16 +282,16 @@ Dtype check_outputs(const Codec& codec, const DecodeCall& call) {
   return dtype;
 }
 
-void check_states(const Codec& codec, const EncodeCall& call, const PlanSizes& sizes) {
+void check_states(const Codec& codec, const EncodeCall& call) {
   if (codec.has_feedback() && call.states.empty() && !call.segments.empty())
     fail(codec,
          "\"+ef\" keeps residuals, but the call brings no states; give it one SegmentState a "
          "segment (a GradientReducer looks after them), or leave \"+ef\" out");
-  check_state_list(codec, call.segments, call.states, sizes.state_spans);
+  check_state_list(codec, call.segments, call.states);
 }
 
-void check_states(const Codec& codec, const ReduceCall& call, const PlanSizes& sizes) {
-  check_state_list(codec, call.segments, call.states, sizes.state_spans);
+void check_states(const Codec& codec, const ReduceCall& call) {
+  check_state_list(codec, call.segments, call.states);
 }
 
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution) {

@@ -28,10 +28,10 @@ Dtype check_values(const Codec& codec, std::span<const Segment> segments,
 Dtype check_outputs(const Codec& codec, const DecodeCall& call);
 
 /// States are there exactly where the codec has feedback, one a segment.
-void check_states(const Codec& codec, const EncodeCall& call, const PlanSizes& sizes);
+void check_states(const Codec& codec, const EncodeCall& call);
 
 /// Owners may go without.
-void check_states(const Codec& codec, const ReduceCall& call, const PlanSizes& sizes);
+void check_states(const Codec& codec, const ReduceCall& call);
 
 /// Room and alignment of workspace and kept memory.
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution);

@@ -65,7 +65,7 @@ Plan Codec::plan(const PlanRequest& request) const {
 
 void Codec::encode(const EncodeCall& call, ByteSpan frame) const {
   const PlanSizes sizes = plan_sizes(checked(*this, call));
-  check_states(*this, call, sizes);
+  check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
   check_places(*this, call, frame);
@@ -89,7 +89,7 @@ void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
                             .threads = threads_of(call.execution)};
   check_request(*this, request);
   const PlanSizes sizes = plan_sizes(request);
-  check_states(*this, call, sizes);
+  check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
   check_places(*this, call, frame);
@@ -98,7 +98,7 @@ void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
 
 void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values) const {
   const PlanSizes sizes = plan_sizes(checked(*this, call));
-  check_states(*this, call, sizes);
+  check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_places(*this, call, {});
   check_place(*this, memory_of(call), values);

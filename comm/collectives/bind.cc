@@ -17,7 +17,7 @@ void bind_device(Prepared& prepared, Transport& transport, StreamView stream) {
   context.device_overflows = words == nullptr ? nullptr : &words->overflows;
 }
 
-SegmentState in_place(const ValueSpan& residual) { return {residual, residual, {}, {}}; }
+SegmentState in_place(const ValueSpan& residual) { return {residual, residual}; }
 
 void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_t count,
                  std::string_view which) {

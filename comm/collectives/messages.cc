@@ -20,8 +20,7 @@ ValueSpan part(const ValueSpan& span, Range range) {
 }
 
 SegmentState part(const SegmentState& state, Range range) {
-  return {part(state.residual_in, range), part(state.residual_out, range),
-          part(state.memory_in, range), part(state.memory_out, range)};
+  return {part(state.residual_in, range), part(state.residual_out, range)};
 }
 
 SegmentState sender_part(const Slot& slot, Range range) {
@@ -217,7 +216,6 @@ DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame) {
           .identity = identity(),
           .execution = execution(frame),
           .window_first = context_->slots[frame.pieces.front().slot].window,
-          .states = {},
           .contributions = lane.contributions};
 }
 

@@ -60,7 +60,7 @@ ValueSpan Residuals::values(std::size_t parameter, unsigned generation, Range ra
 
 SegmentState Residuals::state(std::size_t parameter, Range range) const {
   if (range.count == 0) return {};
-  return {values(parameter, current_, range), values(parameter, next(), range), {}, {}};
+  return {values(parameter, current_, range), values(parameter, next(), range)};
 }
 
 SegmentState Residuals::sender(std::size_t parameter) const {

@@ -104,7 +104,7 @@ class CodecRun {
     execution_.stream = place.view();
     const ValueSpan residual =
         residual_memory_.values(residual_memory_.bytes() / sizeof(float), Dtype::kF32);
-    state_ = {residual, residual, {}, {}};
+    state_ = {residual, residual};
     encode();
     const bool host = place.memory == Memory::kHost;
     frames_.assign(kFrames,

@@ -1,6 +1,6 @@
 // The contract of a codec: gradient segments in, a payload out, and back. A codec is a value with
 // options and no state, safe to use from many threads; it never sees a rank, and it allocates
-// nothing once its plan is made. docs/contracts.md shows how codecs not yet written fit in here.
+// nothing once its plan is made. docs/contracts.md tells how calls make up an exchange.
 #pragma once
 
 #include <tersor/modes.h>
@@ -38,8 +38,6 @@ struct Segment {
 struct SegmentState {
   ConstValueSpan residual_in;
   ValueSpan residual_out;
-  ConstValueSpan memory_in;  ///< a second span, for rules that need one (momentum correction)
-  ValueSpan memory_out;
 };
 
 /// The words of a state, in the gradient's memory, so that a replayed graph reads new ones.
@@ -111,7 +109,6 @@ struct PlanSizes {
   std::size_t frame_bytes = 0;      ///< capacity of a frame, header included; a multiple of 16
   std::size_t workspace_bytes = 0;  ///< the most that any call of this plan needs
   std::size_t kept_bytes = 0;       ///< of Execution::kept; 0 for codecs of one round
-  unsigned state_spans = 1;         ///< of the segment's count that feedback needs: 1 or 2
 };
 
 /// Sizes and rounds for one list of segments. Whoever keeps to it allocates nothing afterwards.
@@ -121,12 +118,9 @@ struct Plan : PlanSizes {
 
 /// What a codec is able to do: asked instead of its type.
 struct CodecTraits {
-  bool fixed_bytes = true;    ///< payload bytes follow from the counts alone
-  bool divisible = true;      ///< a segment may be cut into chunks at multiples of 512 values
-  bool sums_payloads = true;  ///< contributions add; false: the codec combines them in its own way
-  bool portable_bytes =
-      true;               ///< the same bytes from every CPU and GPU; false: per instruction set
-  bool lossless = false;  ///< decode returns what was encoded, but for the bits of a NaN
+  bool fixed_bytes = true;  ///< payload bytes follow from the counts alone
+  bool divisible = true;    ///< a segment may be cut into chunks at multiples of 512 values
+  bool lossless = false;    ///< decode returns what was encoded, but for the bits of a NaN
 };
 
 /// Who reads a frame: what its header must say.
@@ -168,9 +162,6 @@ struct DecodeCall {
   /// Where only a part of one segment is wanted (outputs[0] has as many values): its first value,
   /// from the segment's start. For codecs that are not divisible; others have their segments cut.
   std::optional<std::uint64_t> window_first = {};
-  /// Where the codec keeps something of what came back (Plan::state_spans = 2, e.g. a warm start in
-  /// `memory_out`). Empty for all others.
-  std::span<const SegmentState> states = {};
   std::size_t contributions = 1;  ///< as in the plan
 };
 

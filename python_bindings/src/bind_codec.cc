@@ -105,7 +105,6 @@ void bind_codec(nb::module_& module) {
                    [](const ArrayCodec& codec) { return codec.codec().has_feedback(); })
       .def_prop_ro("fixed_bytes", &trait<&CodecTraits::fixed_bytes>)
       .def_prop_ro("lossless", &trait<&CodecTraits::lossless>)
-      .def_prop_ro("portable_bytes", &trait<&CodecTraits::portable_bytes>)
       .def("capacity_of_shapes",
            nb::overload_cast<const std::vector<std::vector<std::size_t>>&, const std::string&>(
                &ArrayCodec::frame_capacity, nb::const_),

@@ -125,7 +125,7 @@ struct Rank {
     }
     for (std::size_t i = 0; i < segments.size(); ++i) {
       gradient_spans.emplace_back(gradients[i]);
-      states.push_back({residuals[i], residuals[i], {}, {}});
+      states.push_back({residuals[i], residuals[i]});
       output_spans.emplace_back(outputs[i]);
     }
   }

@@ -50,7 +50,7 @@ Execution DeviceCodec::execution(const Stream& stream) const {
 void DeviceCodec::encode(const Stream& stream) {
   const ConstValueSpan gradient = gradient_.values(segment_.count, Dtype::kF32);
   const ValueSpan residual = residual_.values(segment_.count, Dtype::kF32);
-  const SegmentState state{residual, residual, {}, {}};
+  const SegmentState state{residual, residual};
   auto* words = reinterpret_cast<StateWords*>(words_.pointer());
   EncodeCall call{.segments = {&segment_, 1}, .gradients = {&gradient, 1}};
   if (codec_->has_feedback()) call.states = {&state, 1};

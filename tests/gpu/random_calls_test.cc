@@ -123,7 +123,7 @@ Half CallTwins::half(Memory memory) {
     half.gradients.push_back(segment.gradient.span(memory));
     half.outputs.push_back(segment.output.span(memory));
     if (codec_->has_feedback())
-      half.states.push_back({segment.residual.span(memory), next.span(memory), {}, {}});
+      half.states.push_back({segment.residual.span(memory), next.span(memory)});
   }
   half.execution.memory = memory;
   half.execution.workspace =

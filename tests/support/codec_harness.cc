@@ -125,10 +125,9 @@ EncodeCall CodecHarness::encode_call() {
   for (GuardedValues& gradient : gradients_) gradient_spans_.push_back(gradient.span());
   states_.clear();
   for (std::size_t i = 0; has_states() && i < segments.size(); ++i)
-    states_.push_back({.residual_in = residuals_in_[i].span(),
-                       .residual_out = shared_ ? residuals_in_[i].span() : residuals_out_[i].span(),
-                       .memory_in = {},
-                       .memory_out = {}});
+    states_.push_back(
+        {.residual_in = residuals_in_[i].span(),
+         .residual_out = shared_ ? residuals_in_[i].span() : residuals_out_[i].span()});
   return {.segments = segments,
           .gradients = gradient_spans_,
           .states = states_,

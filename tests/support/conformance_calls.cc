@@ -121,8 +121,8 @@ TEST_P(CodecConformance, StatesBelongToFeedback) {
   SpoiltCall call(spec());
   if (!has_feedback()) {
     GuardedValues residual(300, Dtype::kF32), rest(20, Dtype::kF32);
-    const std::vector<SegmentState> states = {{residual.span(), residual.span(), {}, {}},
-                                              {rest.span(), rest.span(), {}, {}}};
+    const std::vector<SegmentState> states = {{residual.span(), residual.span()},
+                                              {rest.span(), rest.span()}};
     EXPECT_TRUE(says(call.encode_error([&](EncodeCall& spoilt) { spoilt.states = states; }),
                      "no feedback"));
     return;
@@ -136,7 +136,7 @@ TEST_P(CodecConformance, StatesBelongToFeedback) {
                                    call.encode_call().states.end());
   GuardedValues half(300, Dtype::kF16), shorter(299, Dtype::kF32);
   const auto with_first = [&](GuardedValues& values) {
-    states[0] = {values.span(), values.span(), {}, {}};
+    states[0] = {values.span(), values.span()};
     return call.encode_error([&](EncodeCall& spoilt) { spoilt.states = states; });
   };
   EXPECT_TRUE(says(with_first(half), "f32 or bf16"));

@@ -1,0 +1,151 @@
+// Codecs of several rounds, through the collectives and the reducer: intsum, whose sums are exact,
+// so that its results depend on nothing but the gradients.
+#include "tests/comm/ranks.h"
+#include "tests/comm/training.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::exact_sum;
+using testing::gradients;
+using testing::on_ranks;
+using testing::squared_error;
+using testing::Values;
+
+const char* const kSpecs[] = {"intsum", "intsum:lanes=16", "intsum:lanes=32",
+                              "intsum:lanes=16,rounding=stochastic"};
+
+std::vector<Values> summed(const std::vector<Values>& inputs, const CollectiveOptions& options) {
+  return on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+    allreduce(transport, gradient, options);
+  });
+}
+
+TEST(Rounds, AllRanksEndWithTheSameBitsNearTheSum) {
+  for (const std::string spec : kSpecs)
+    for (const int ranks : {1, 2, 3, 5, 8})
+      for (const std::size_t count : {1, 255, 513, 5000, 70001}) {
+        SCOPED_TRACE(::testing::Message() << spec << " " << ranks << " " << count);
+        const auto inputs = gradients(ranks, count);
+        const auto outputs = summed(inputs, {.codec = spec});
+        for (const Values& output : outputs) ASSERT_EQ(output, outputs.front());
+        // n ranks share a scale of 3 sigma or so in `levels` steps.
+        const double levels = spec == "intsum" ? 127.0 / ranks : 4000.0;
+        EXPECT_LT(squared_error(outputs.front(), exact_sum(inputs)), 3 / (levels * levels));
+      }
+}
+
+TEST(Rounds, BitsDependOnNeitherChunksNorTheOrderOfRanks) {
+  auto inputs = gradients(4, 70001);
+  const CollectiveOptions options{.codec = "intsum:lanes=16", .reduction = Reduction::kMean};
+  const Values wanted = summed(inputs, options).front();
+  CollectiveOptions cut = options;
+  cut.chunk_count = 4096;
+  EXPECT_EQ(summed(inputs, cut).front(), wanted);
+  std::rotate(inputs.begin(), inputs.begin() + 1, inputs.end());
+  EXPECT_EQ(summed(inputs, options).front(), wanted);
+  std::swap(inputs[0], inputs[2]);
+  EXPECT_EQ(summed(inputs, options).front(), wanted);
+}
+
+// Each host's sum is quantised, not each rank's gradient.
+TEST(Rounds, GoBetweenTheHostsOfAHierarchy) {
+  const auto inputs = gradients(6, 70001);
+  const std::vector<int> hosts{0, 0, 0, 1, 1, 2};
+  CollectiveOptions options{.codec = "intsum:lanes=16", .algorithm = Algorithm::kHierarchical};
+  options.hosts = hosts;
+  options.chunk_count = 8192;
+  const auto outputs = summed(inputs, options);
+  for (const Values& output : outputs) ASSERT_EQ(output, outputs.front());
+  EXPECT_LT(squared_error(outputs.front(), exact_sum(inputs)), 1e-6);
+}
+
+TEST(Rounds, WhatFeedbackLeavesOutIsInTheResiduals) {
+  constexpr std::size_t kValues = 20000;
+  const auto inputs = gradients(3, kValues);
+  std::vector<Values> residuals(3, Values(kValues, 0.25f));
+  const auto before = exact_sum(residuals);
+  const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+    Values& residual = residuals[static_cast<std::size_t>(transport.rank())];
+    CollectiveState state{.residual = residual};
+    CollectiveOptions options{.codec = "intsum+ef"};
+    options.state = &state;
+    options.chunk_count = 4096;
+    allreduce(transport, gradient, options);
+  });
+  const auto wanted = exact_sum(inputs), after = exact_sum(residuals);
+  for (std::size_t i = 0; i < kValues; ++i)
+    ASSERT_NEAR(outputs.front()[i] + after[i], wanted[i] + before[i], 1e-5) << i;
+}
+
+TEST(Rounds, ANanPoisonsItsBlockOnAllRanks) {
+  auto inputs = gradients(3, 2000);
+  inputs[1][700] = std::numeric_limits<float>::quiet_NaN();
+  for (const Values& output : summed(inputs, {.codec = "intsum"}))
+    for (std::size_t i = 0; i < output.size(); ++i)
+      ASSERT_EQ(std::isnan(output[i]), i / 256 == 700 / 256) << i;
+}
+
+TEST(Rounds, TheReducerLosesNothing) {
+  for (const bool hierarchical : {false, true}) {
+    run_ranks(4, {}, [&](Transport& transport) {
+      ReducerOptions options{.codec = "intsum:lanes=16+ef", .reduction = Reduction::kSum};
+      if (hierarchical) {
+        options.algorithm = Algorithm::kHierarchical;
+        options.hosts = {0, 0, 1, 1};
+      }
+      testing::Training run(transport, options);
+      std::vector<double> found(testing::kCount, 0.0), wanted(testing::kCount, 0.0);
+      for (int step = 0; step < 4; ++step) {
+        for (int rank = 0; rank < 4; ++rank) {
+          const auto seed = static_cast<std::uint64_t>(step * 100 + rank);
+          const Values values = testing::gaussian(testing::kCount, seed);
+          for (std::size_t i = 0; i < testing::kCount; ++i) wanted[i] += values[i];
+        }
+        const Values& sum = run.step(step);
+        for (std::size_t i = 0; i < testing::kCount; ++i) found[i] += sum[i];
+      }
+      const auto rest = testing::drain(run);
+      for (std::size_t i = 0; i < testing::kCount; ++i)
+        ASSERT_NEAR(found[i] + rest[i], wanted[i], 2e-3) << i;
+    });
+  }
+}
+
+TEST(Rounds, WhatHasNoFramesIsRefusedBeforeAnythingIsSent) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values whole(2000), shard(1000);
+    const CollectiveOptions options{.codec = "intsum"};
+    EXPECT_THROW(reduce_scatter(transport, whole, shard, options), InvalidArgument);
+    EXPECT_THROW(allgather(transport, shard, whole, options), InvalidArgument);
+    EXPECT_THROW(allreduce(transport, whole, {.codec = "intsum", .algorithm = Algorithm::kTwoShot}),
+                 InvalidArgument);
+    EXPECT_EQ(transport.counters().sent_messages, 0u);
+    allreduce(transport, whole, options);
+  });
+}
+
+TEST(Rounds, MoreRanksThanALaneHoldsAreRefusedByName) {
+  run_ranks(130, {}, [](Transport& transport) {
+    Values gradient(10);
+    try {
+      allreduce(transport, gradient, {.codec = "intsum"});
+      ADD_FAILURE() << "no error";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("lanes=16"), std::string::npos) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tersor
