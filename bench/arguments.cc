@@ -40,9 +40,9 @@ CLI::Option* add_allowed(CLI::App& command, std::vector<std::string>& specs) {
 CLI::Option* add_codecs(CLI::App& command, std::vector<std::string>& specs, Automatic automatic) {
   std::string help = "Codecs, each NAME[:key=value[,key=value]...][+ef]. Names and keys:";
   for (const CodecInfo& codec : codecs())
-    help += fmt::format("\n  {:<5} {}", codec.name, fmt::join(codec.keys, ", "));
+    help += fmt::format("\n  {:<6} {}", codec.name, fmt::join(codec.keys, ", "));
   if (automatic == Automatic::kTaken)
-    help += "\n  auto  whichever of none, bf16 and --allow is quickest";
+    help += "\n  auto   whichever of none, bf16 and --allow is quickest";
   const auto canonical = [automatic](const std::string& spec) {
     const bool takes = automatic == Automatic::kTaken && spec == kAutoCodec;
     return takes ? spec : make_codec(spec)->spec().text();

@@ -31,8 +31,9 @@ inline void write_words(StateWords words, std::uint64_t overflows, StateWords* o
 }
 
 /// Feedback of a slice; none where there are no states.
-inline kernels::Feedback feedback_of(std::span<const SegmentState> states, const Slice& slice,
-                                     const StateWords& words) {
+template <typename Offset>
+kernels::Feedback feedback_of(std::span<const SegmentState> states, const SliceAt<Offset>& slice,
+                              const StateWords& words) {
   if (states.empty()) return {};
   const SegmentState& state = states[slice.segment];
   return {.residual_in = state.residual_in.subspan(slice.first, slice.count).pointer(),

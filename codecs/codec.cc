@@ -116,6 +116,8 @@ void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
 void Codec::absorb(const DecodeCall& call, ConstValueSpan values) const {
   const PlanRequest request = checked(*this, call, call.contributions);
   check_execution(*this, plan_sizes(request), call.execution);
+  check_places(*this, call);
+  if (!values.empty()) check_place(*this, memory_of(call), values);
   do_absorb(call, values);
 }
 

@@ -4,6 +4,7 @@
 
 #include <tersor/codec.h>
 #include <tersor/error.h>
+#include <tersor/modes.h>
 
 #include <array>
 #include <cstddef>
@@ -28,6 +29,10 @@ struct Choice {
     return text + " (" + std::string(words[0].first) + ")";
   }
 };
+
+/// The option that all quantisers have.
+inline constexpr Choice<Rounding, 2> kRoundingChoice = {
+    "rounding", {{{"nearest", Rounding::kNearest}, {"stochastic", Rounding::kStochastic}}}};
 
 /// An option that is a number above `above` and at most `most`.
 struct Number {

@@ -191,10 +191,6 @@ class QuantizeCodec final : public Codec {
   Rounding rounding_;
 };
 
-/// The option that both have.
-inline constexpr Choice<Rounding, 2> kRoundingChoice = {
-    "rounding", {{{"nearest", Rounding::kNearest}, {"stochastic", Rounding::kStochastic}}}};
-
 template <typename Kernels>
 std::shared_ptr<const Codec> make_quantize_codec(const CodecSpec& spec, const CodecInfo& info) {
   OptionReader reader(spec, info);

@@ -15,7 +15,8 @@
   X(f16)                 \
   X(int8)                \
   X(int4)                \
-  X(topk)
+  X(topk)                \
+  X(intsum)
 
 namespace tersor {
 namespace encoding {

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <span>
+#include <type_traits>
 
 namespace tersor::encoding {
 
@@ -19,15 +20,18 @@ inline constexpr std::size_t kSliceCount = std::size_t{1} << 16;
 /// Tasks a thread, so that one that comes late does not keep the others waiting.
 inline constexpr std::size_t kTasksPerThread = 4;
 
-/// Values [first, first + count) of a segment, for one task.
-struct Slice {
+/// Values [first, first + count) of a segment, for one task. `Offset` adds up what segments take:
+/// bytes of one payload, or a struct where each lies in several places.
+template <typename Offset>
+struct SliceAt {
   std::size_t segment = 0;
   std::size_t first = 0;
   std::size_t count = 0;
-  std::size_t offset = 0;  ///< bytes of payload before the segment's
+  Offset offset = {};  ///< what the segments before take
   std::size_t task = 0;
   bool is_last = true;  ///< of its segment: who has it pads the sections
 };
+using Slice = SliceAt<std::size_t>;
 
 inline std::size_t slices_of(const Segment& segment) {
   return ceil_div(segment.count, kSliceCount);
@@ -48,15 +52,16 @@ constexpr std::size_t most_tasks(unsigned threads) {
 template <typename SegmentBytes, typename Visitor>
 void visit_slices(std::span<const Segment> segments, std::size_t begin, std::size_t end,
                   std::size_t task, const SegmentBytes& segment_bytes, const Visitor& visit) {
+  using Offset = std::decay_t<decltype(segment_bytes(Segment{}))>;
   std::size_t before = 0;  // slices before the segment
-  std::size_t offset = 0;
+  Offset offset = {};
   for (std::size_t i = 0; i < segments.size() && before < end; ++i) {
     const std::size_t count = segments[i].count;
     const std::size_t after = before + slices_of(segments[i]);
     if (after > begin) {
       const std::size_t first = (std::max(begin, before) - before) * kSliceCount;
       const std::size_t last = std::min(count, (std::min(end, after) - before) * kSliceCount);
-      if (first < last) visit(Slice{i, first, last - first, offset, task, last == count});
+      if (first < last) visit(SliceAt<Offset>{i, first, last - first, offset, task, last == count});
     }
     before = after;
     offset += segment_bytes(segments[i]);

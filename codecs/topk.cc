@@ -158,7 +158,7 @@ class TopkCodec final : public Codec {
     const Segment& segment = call.segments[index];
     const TopkLayout layout = layout_of(segment);
     const kernels::Feedback feedback =
-        feedback_of(call.states, {.segment = index, .first = 0, .count = segment.count}, words);
+        feedback_of(call.states, Slice{.segment = index, .count = segment.count}, words);
     if (!is_active(segment)) {
       pad_section(payload, 0, payload.size());
       return keep_residual(feedback, segment.count);

@@ -1,5 +1,6 @@
 // The few operations of which every formula is made, for g++ and for nvcc: bit casts, the fused
-// multiply-add, the exact reciprocal. No other operation here or in the formulas may be fused.
+// multiply-add, the exact reciprocal and quotient. No other operation here or in the formulas may
+// be fused.
 #pragma once
 
 #include <cmath>
@@ -77,6 +78,15 @@ TERSOR_BODY float reciprocal(float value) {
   return __frcp_rn(value);
 #else
   return 1.0f / value;
+#endif
+}
+
+/// a / b, rounded once.
+TERSOR_BODY float quotient(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
 #endif
 }
 

@@ -110,19 +110,14 @@ HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
 template <class Format, typename E>
 class Quantizer {
  public:
-  template <class Arguments>  // QuantizeEncode or QuantizeReduce
-  explicit Quantizer(const Arguments& arguments)
-      : noise_(arguments.noise),
-        scales_(arguments.scales),
-        codes_(arguments.codes, arguments.store),
-        residual_(arguments.feedback.residual_out,
-                  residual_store(arguments.feedback, arguments.store)) {}
+  Quantizer(const Noise& noise, const Feedback& feedback, std::byte* codes, Store store)
+      : noise_(noise),
+        codes_(codes, store),
+        residual_(feedback.residual_out, residual_store(feedback, store)) {}
 
-  /// The block at `first`, of which `count` values are real, with the bits of its largest |p|.
-  HWY_INLINE void write(std::size_t first, std::size_t count, const float* p, std::uint32_t absmax,
-                        Pointer<const E> residual_in) {
-    const BlockScale scale = block_scale<Format>(absmax);
-    *scales_++ = scale.scale;
+  /// The block at `first`, of which `count` values are real.
+  HWY_INLINE void write(std::size_t first, std::size_t count, const float* p,
+                        const BlockScale& scale, Pointer<const E> residual_in) {
     const BlockOutput<E> out{codes_.tile(code_bytes<Format>(count)), residual_in,
                              residual_.tile(count), noise_.at(first, Format::kBlock)};
     if (HWY_UNLIKELY(scale.poisoned))
@@ -135,37 +130,65 @@ class Quantizer {
 
  private:
   NoiseBytes noise_;
-  float* scales_;
   Output<std::byte, code_bytes<Format>(Format::kBlock)> codes_;
   Output<E, Format::kBlock> residual_;
 };
 
-template <class Format, typename G, typename E>
-void encode_range(const QuantizeEncode& arguments) {
-  constexpr std::size_t kBlock = Format::kBlock;
-  // Where p lies in memory already, it is read twice instead of being copied.
-  constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
-  const Factors factors(arguments.feedback);
-  Input<G, kBlock> gradients(arguments.gradient, arguments.count);
-  Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
-  Quantizer<Format, E> quantizer(arguments);
-  alignas(kLine) float sums[kPlain ? 1 : kBlock];
-  for (std::size_t first = 0; first < arguments.count; first += kBlock) {
-    const G* gradient = gradients.tile(first);
-    const Pointer<const E> residual = residuals.tile(first);
-    Absmax absmax;
+/// p = a · g + b · e of one block after the other.
+template <std::size_t kBlock, typename G, typename E>
+class SentBlocks {
+ public:
+  template <class Arguments>
+  explicit SentBlocks(const Arguments& arguments)
+      : factors_(arguments.feedback),
+        gradients_(arguments.gradient, arguments.count),
+        residuals_(arguments.feedback.residual_in, arguments.count) {}
+
+  /// p of the whole block at `first`, which visit(vector, k) is shown in order.
+  template <class Visit>
+  HWY_INLINE const float* at(std::size_t first, const Visit& visit) {
+    const G* gradient = gradients_.tile(first);
+    residual_ = residuals_.tile(first);
     for (std::size_t i = 0; i < kBlock; i += kGroup)
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
-        const VF32 p = with_feedback(gradient + at, residual + at, factors);
-        if constexpr (!kPlain) hn::Store(p, F32(), sums + at);
-        absmax.show(p, k);
+        const VF32 p = with_feedback(gradient + at, residual_ + at, factors_);
+        if constexpr (!kPlain) hn::Store(p, F32(), sums_ + at);
+        visit(p, k);
       }
-    const float* p;
     if constexpr (kPlain)
-      p = gradient;
+      return gradient;
     else
-      p = sums;
-    quantizer.write(first, std::min(kBlock, arguments.count - first), p, absmax.bits(), residual);
+      return sums_;
+  }
+
+  /// What the block was shown with.
+  HWY_INLINE Pointer<const E> residual() const { return residual_; }
+
+ private:
+  // Where p lies in memory already, it is read twice instead of being copied.
+  static constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
+
+  const Factors factors_;
+  Input<G, kBlock> gradients_;
+  Input<E, kBlock> residuals_;
+  Pointer<const E> residual_ = {};
+  alignas(kLine) float sums_[kPlain ? 1 : kBlock];
+};
+
+template <class Format, typename G, typename E>
+void encode_range(const QuantizeEncode& arguments) {
+  SentBlocks<Format::kBlock, G, E> blocks(arguments);
+  Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.codes,
+                                 arguments.store);
+  float* scales = arguments.scales;
+  for (std::size_t first = 0; first < arguments.count; first += Format::kBlock) {
+    Absmax absmax;
+    const float* p =
+        blocks.at(first, [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(value, k); });
+    const BlockScale scale = block_scale<Format>(absmax.bits());
+    *scales++ = scale.scale;
+    quantizer.write(first, std::min(Format::kBlock, arguments.count - first), p, scale,
+                    blocks.residual());
   }
 }
 
@@ -245,7 +268,9 @@ void reduce_range(const QuantizeReduce& arguments) {
   const Factors factors(arguments.feedback);
   Payloads<Format> payloads(arguments.payloads, arguments.count);
   Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
-  Quantizer<Format, E> quantizer(arguments);
+  Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.codes,
+                                 arguments.store);
+  float* scales = arguments.scales;
   alignas(kLine) float sums[kBlock];
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {
     const Pointer<const E> residual = residuals.tile(first);
@@ -261,8 +286,9 @@ void reduce_range(const QuantizeReduce& arguments) {
         absmax.show(p, k);
       }
     }
-    quantizer.write(first, std::min(kBlock, arguments.count - first), sums, absmax.bits(),
-                    residual);
+    const BlockScale scale = block_scale<Format>(absmax.bits());
+    *scales++ = scale.scale;
+    quantizer.write(first, std::min(kBlock, arguments.count - first), sums, scale, residual);
   }
 }
 

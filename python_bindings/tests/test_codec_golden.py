@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import pytest
+from framed import FRAMED
 
 import tersor
 
@@ -34,7 +35,7 @@ VARIANTS: list[tuple[str, str, list[int], str, bool]] = [
 ]
 PLAIN = [
     (name + suffix.replace("+", "-"), name + suffix, [601], "f32", True)
-    for name in (codec.name for codec in tersor.codecs())
+    for name in FRAMED
     for suffix in ("", "+ef")
 ]
 

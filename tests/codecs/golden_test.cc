@@ -4,6 +4,7 @@
 // a new file; TERSOR_WRITE_GOLDEN=1 writes the files (of a new codec, say) and the fuzz corpus.
 
 #include "tests/support/codec_harness.h"
+#include "tests/support/native_rounds.h"
 #include "tests/support/reference.h"
 
 #include <gtest/gtest.h>
@@ -50,8 +51,7 @@ const std::vector<Golden> kVariants = {
 /// Each codec of the registry, with and without feedback, and the variants.
 std::vector<Golden> golden_frames() {
   std::vector<Golden> frames = kVariants;
-  for (const CodecInfo& codec : codecs()) {
-    const std::string name(codec.name);
+  for (const std::string& name : framed_codecs()) {
     frames.push_back({name, name, {601}});
     frames.push_back({name + "-ef", name + "+ef", {601}});
   }

@@ -60,12 +60,14 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
 TEST(Spec, UnknownCodecsListTheRightOnes) {
   const std::string error = error_with("int9");
   EXPECT_TRUE(says(error, "\"int9\"")) << error;
-  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk")) << error;
+  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk, intsum")) << error;
 }
 
 TEST(Spec, UnknownOptionsListTheRightOnes) {
   EXPECT_TRUE(says(error_with("int8:round=nearest"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(says(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
+  EXPECT_TRUE(says(error_with("intsum:lanes=9"), "lanes=8|16|32 (8)"));
+  EXPECT_TRUE(says(error_with("intsum:bits=8"), "lanes=8|16|32 (8), rounding=nearest|stochastic"));
   EXPECT_TRUE(says(error_with("none:density=1"), "it has none"));
   EXPECT_TRUE(says(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
 }
@@ -88,8 +90,8 @@ TEST(Registry, EveryCodecHasAnIdOfItsOwn) {
 }
 
 TEST(Registry, IdsNeverChange) {
-  const std::map<std::string, std::uint16_t> expected = {{"none", 1}, {"bf16", 2}, {"f16", 3},
-                                                         {"int8", 4}, {"int4", 5}, {"topk", 6}};
+  const std::map<std::string, std::uint16_t> expected = {
+      {"none", 1}, {"bf16", 2}, {"f16", 3}, {"int8", 4}, {"int4", 5}, {"topk", 6}, {"intsum", 7}};
   for (const auto& [name, id] : expected) EXPECT_EQ(make_codec(name)->id(), id) << name;
 }
 

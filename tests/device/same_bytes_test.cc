@@ -2,6 +2,7 @@
 // all codecs, types, roundings, counts and distances from an aligned address.
 
 #include "tests/device/pair.h"
+#include "tests/support/native_rounds.h"
 
 #include <gtest/gtest.h>
 
@@ -10,15 +11,16 @@
 namespace tersor::test {
 namespace {
 
-/// Every codec of the registry, with and without feedback, and these options of theirs.
+/// Every codec of the registry that sends frames, with and without feedback, and these options of
+/// theirs.
 std::vector<std::string> specs() {
   std::vector<std::string> all = {
       "int8:rounding=stochastic",          "int8:rounding=stochastic+ef",
       "int4:rounding=stochastic",          "int4:rounding=stochastic+ef",
       "topk:density=0.1,values=bf16+ef",   "topk:density=0.1,values=int8",
       "topk:density=0.003,values=int8+ef", "topk:density=1+ef"};
-  for (const CodecInfo& info : codecs())
-    for (const char* feedback : {"", "+ef"}) all.push_back(std::string(info.name) + feedback);
+  for (const std::string& name : framed_codecs())
+    for (const char* feedback : {"", "+ef"}) all.push_back(name + feedback);
   return all;
 }
 

@@ -82,6 +82,7 @@ CodecHarness::CodecHarness(std::string_view spec, const std::vector<std::size_t>
   }
   draw(options.seed);
   workspace_.emplace(plan().workspace_bytes, 0, options.memory);
+  kept_.emplace(plan().kept_bytes, 0, options.memory);
 }
 
 Plan CodecHarness::plan() const {
@@ -116,6 +117,7 @@ Execution CodecHarness::execution() {
   Execution execution;
   execution.threads = threads_.get();
   execution.workspace = workspace_->span();
+  execution.kept = kept_->span();
   execution.memory = options_.memory;
   return execution;
 }
@@ -134,7 +136,8 @@ EncodeCall CodecHarness::encode_call() {
           .words = &words,
           .random = random,
           .identity = identity,
-          .execution = execution()};
+          .execution = execution(),
+          .contributions = options_.contributions};
 }
 
 DecodeCall CodecHarness::decode_call(const std::vector<GuardedBytes>& frames) {
@@ -146,7 +149,10 @@ DecodeCall CodecHarness::decode_call(const std::vector<GuardedBytes>& frames) {
           .frames = frame_spans_,
           .outputs = output_spans_,
           .identity = identity,
-          .execution = execution()};
+          .execution = execution(),
+          .window_first = {},
+          .states = {},
+          .contributions = options_.contributions};
 }
 
 ReduceCall CodecHarness::reduce_call(const std::vector<GuardedBytes>& frames) {
@@ -211,7 +217,8 @@ std::vector<float> CodecHarness::sent(std::size_t segment) const {
 
 bool CodecHarness::intact() const {
   return all_intact(gradients_) && all_intact(residuals_in_) && all_intact(residuals_out_) &&
-         all_intact(outputs_) && (!workspace_ || workspace_->intact());
+         all_intact(outputs_) && (!workspace_ || workspace_->intact()) &&
+         (!kept_ || kept_->intact());
 }
 
 }  // namespace tersor::test

@@ -66,6 +66,8 @@ class CodecHarness {
   std::vector<float> residual_in(std::size_t segment = 0) const;
   std::vector<float> residual_out(std::size_t segment = 0) const;
   std::vector<float> output(std::size_t segment = 0) const;
+  /// What the codec remembers between its rounds.
+  ConstByteSpan kept() const { return kept_->span(); }
   /// Of all segments, one behind the other.
   std::vector<float> outputs() const;
   std::vector<float> residuals_out() const;
@@ -88,7 +90,7 @@ class CodecHarness {
   std::unique_ptr<Threads> threads_;
   std::vector<GuardedValues> gradients_, residuals_in_, residuals_out_, outputs_;
   bool shared_ = false;
-  std::optional<GuardedBytes> workspace_;
+  std::optional<GuardedBytes> workspace_, kept_;
   // What the calls' spans point to.
   std::vector<ConstValueSpan> gradient_spans_;
   std::vector<SegmentState> states_;

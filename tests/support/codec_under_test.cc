@@ -166,6 +166,7 @@ void CodecUnderTest::encode_native(const EncodeCall& call, float factor, ValueSp
   DeviceParts parts(copy);
   parts.copy_words(copy);
   prepare(values, Use::kOutput);
+  prepare_states(call.states);
   for (const ConstValueSpan& gradient : call.gradients) prepare(gradient, Use::kInput);
   codec_->encode_native(copy, factor, values);
   parts.finish();
@@ -178,6 +179,15 @@ void CodecUnderTest::decode_native(const DecodeCall& call, ConstValueSpan values
   prepare_outputs(call);
   prepare(values, Use::kInput);
   codec_->decode_native(copy, values);
+  parts.finish();
+}
+
+void CodecUnderTest::absorb(const DecodeCall& call, ConstValueSpan values) const {
+  if (!is_device_call(call.outputs, call.execution)) return codec_->absorb(call, values);
+  DecodeCall copy = call;
+  DeviceParts parts(copy);
+  if (!values.empty()) prepare(values, Use::kInput);
+  codec_->absorb(copy, values);
   parts.finish();
 }
 

@@ -1,0 +1,232 @@
+// intsum: joins the two rounds, their kernels and the name.
+
+#include "codecs/calls.h"
+#include "codecs/checks.h"
+#include "codecs/device.h"
+#include "codecs/options.h"
+#include "codecs/registry.h"
+#include "kernels/intsum/cpu.h"
+#include "kernels/intsum/places.h"
+
+#include <tersor/codecs/intsum.h>
+#include <tersor/wire.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+namespace tersor::encoding {
+namespace {
+
+using kernels::IntsumPlace;
+using IntsumSlice = SliceAt<IntsumPlace>;
+
+constexpr Choice<IntsumLanes, 3> kLanesChoice = {
+    "lanes", {{{"8", IntsumLanes::k8}, {"16", IntsumLanes::k16}, {"32", IntsumLanes::k32}}}};
+
+class IntsumCodec final : public Codec {
+ public:
+  IntsumCodec(CodecSpec spec, IntsumOptions options)
+      : Codec(std::move(spec), kIntsumCodecId), options_(options) {}
+
+  CodecTraits traits() const override { return {}; }
+
+ protected:
+  PlanSizes plan_sizes(const PlanRequest& request) const override {
+    check_contributions(request.contributions);
+    return {.frame_bytes = sizeof(FrameHeader),
+            .kept_bytes = places_of(request.segments).maxima * sizeof(float)};
+  }
+
+  std::vector<Round> plan_rounds(const PlanRequest& request) const override {
+    const IntsumPlace end = places_of(request.segments);
+    return {{{Exchange::kNativeMaximum}, Dtype::kU32, end.maxima},
+            {{Exchange::kNativeSum}, intsum_dtype(options_.lanes), end.codes}};
+  }
+
+  void do_encode(const EncodeCall&, ByteSpan) const override { throw_native(); }
+  void do_decode(const DecodeCall&) const override { throw_native(); }
+  void do_reduce(const ReduceCall&, ByteSpan) const override { throw_native(); }
+
+  void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const override {
+    check_factor(factor);
+    check_round(call.identity, 0, 1);
+    const bool is_last = call.identity.round == 1;
+    check_bare(values, call.segments, is_last);
+    check_host(memory_of(call));
+    const StateWords words = words_of(call);
+    for_each(call, [&](const IntsumSlice& slice) {
+      if (is_last)
+        write_codes(call, words, factor, slice, values);
+      else
+        write_maxima(call, words, factor, slice, values.as<std::uint32_t>().data());
+    });
+    if (is_last) write_words(words, 0, call.words_out);
+  }
+
+  void do_absorb(const DecodeCall& call, ConstValueSpan values) const override {
+    check_round(call.identity, 0, 0);
+    check_bare(values, call.segments, false);
+    check_host(memory_of(call));
+    kernels::intsum_scales(values.as<std::uint32_t>(),
+                           static_cast<float>(intsum_levels(options_, call.contributions)),
+                           scales_of(call.execution));
+  }
+
+  void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
+    check_round(call.identity, 1, 1);
+    check_bare(values, call.segments, true);
+    check_host(memory_of(call));
+    const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
+    for_each(call, [&](const IntsumSlice& slice) { decode_slice(call, slice, values, store); });
+  }
+
+ private:
+  static float* scales_of(const Execution& execution) {
+    return reinterpret_cast<float*>(execution.kept.data());
+  }
+
+  IntsumPlace place_of(std::size_t count) const { return IntsumPlace::of(count, options_.lanes); }
+
+  IntsumPlace places_of(std::span<const Segment> segments) const {
+    IntsumPlace end;
+    for (const Segment& segment : segments) end += place_of(segment.count);
+    return end;
+  }
+
+  /// Where a slice's own bare values begin.
+  IntsumPlace begin_of(const IntsumSlice& slice) const {
+    IntsumPlace begin = slice.offset;
+    return begin += place_of(slice.first);
+  }
+
+  /// The byte in which a slice's codes begin.
+  std::size_t codes_offset(const IntsumSlice& slice) const {
+    return begin_of(slice).codes * dtype_bytes(intsum_dtype(options_.lanes));
+  }
+
+  template <typename Call, typename Visitor>
+  void for_each(const Call& call, const Visitor& visit) const {
+    for_each_slice(
+        call.segments, call.execution.threads,
+        [this](const Segment& segment) { return place_of(segment.count); }, visit);
+  }
+
+  static kernels::IntsumSent sent_of(const EncodeCall& call, const StateWords& words, float factor,
+                                     const IntsumSlice& slice) {
+    const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
+    return {.gradient = gradient.pointer(),
+            .dtype = gradient.dtype(),
+            .count = slice.count,
+            .feedback = feedback_of(call.states, slice, words),
+            .factor = factor};
+  }
+
+  void write_maxima(const EncodeCall& call, const StateWords& words, float factor,
+                    const IntsumSlice& slice, std::uint32_t* values) const {
+    std::uint32_t* maxima = values + begin_of(slice).maxima;
+    if (is_active(call.segments[slice.segment]))
+      kernels::intsum_maxima(sent_of(call, words, factor, slice), maxima);
+    else
+      std::fill_n(maxima, place_of(slice.count).maxima, 0u);
+  }
+
+  void write_codes(const EncodeCall& call, const StateWords& words, float factor,
+                   const IntsumSlice& slice, ValueSpan values) const {
+    const Segment& segment = call.segments[slice.segment];
+    const kernels::IntsumSent sent = sent_of(call, words, factor, slice);
+    std::byte* codes = values.pointer() + codes_offset(slice);
+    if (!is_active(segment)) {
+      std::memset(codes, 0, place_of(slice.count).codes * dtype_bytes(values.dtype()));
+      return keep_residual(sent.feedback, slice.count);
+    }
+    kernels::intsum_encode(
+        {.sent = sent,
+         .noise = noise_of(options_.rounding, call.random, words, segment, slice.first),
+         .scales = scales_of(call.execution) + begin_of(slice).maxima,
+         .codes = codes,
+         .lanes = options_.lanes,
+         .store = store_for(values.bytes() + bytes_of(call.gradients))});
+  }
+
+  void decode_slice(const DecodeCall& call, const IntsumSlice& slice, ConstValueSpan values,
+                    kernels::Store store) const {
+    const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
+    const kernels::QuantizedView view{scales_of(call.execution) + begin_of(slice).maxima,
+                                      values.pointer() + codes_offset(slice)};
+    kernels::intsum_decode({.payloads = {&view, 1},
+                            .count = slice.count,
+                            .factor = call.factor,
+                            .mode = call.mode,
+                            .output = output.pointer(),
+                            .dtype = output.dtype(),
+                            .store = store},
+                           options_.lanes);
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw InvalidArgument("codec " + spec().text() + ": " + what);
+  }
+
+  [[noreturn]] void throw_native() const {
+    fail("it sends bare values only, which a transport adds; it has no frames");
+  }
+
+  void check_contributions(std::size_t contributions) const {
+    if (intsum_levels(options_, contributions) != 0) return;
+    std::string advice = "no lanes hold so many";
+    for (const auto& [word, lanes] : kLanesChoice.words)
+      if (intsum_levels({lanes, options_.rounding}, contributions) != 0) {
+        advice = "take lanes=" + std::string(word);
+        break;
+      }
+    fail("the codes of " + std::to_string(contributions) + " ranks do not fit into lanes of " +
+         std::to_string(static_cast<unsigned>(options_.lanes)) + " bits, which hold those of " +
+         std::to_string(intsum_most(options_.lanes)) + "; " + advice);
+  }
+
+  void check_factor(float factor) const {
+    if (!(factor > 0 && std::isfinite(factor)))
+      fail("bare values are made with a factor above 0, not with " + number_text(factor));
+  }
+
+  void check_round(const FrameIdentity& identity, unsigned first, unsigned last) const {
+    if (identity.round < first || identity.round > last)
+      fail("this call is not one of round " + std::to_string(identity.round));
+  }
+
+  void check_bare(ConstValueSpan values, std::span<const Segment> segments, bool is_last) const {
+    const IntsumPlace end = places_of(segments);
+    if (is_last)
+      check_native(*this, values, intsum_dtype(options_.lanes), end.codes);
+    else
+      check_native(*this, values, Dtype::kU32, end.maxima);
+  }
+
+  void check_host(Memory memory) const {
+    if (memory != Memory::kHost) fail("it has no kernels for a device yet; give it host memory");
+  }
+
+  IntsumOptions options_;
+};
+
+std::shared_ptr<const Codec> make_intsum(const CodecSpec& spec, const CodecInfo& info) {
+  OptionReader reader(spec, info);
+  IntsumOptions options;
+  options.lanes = reader.read(kLanesChoice);
+  options.rounding = reader.read(kRoundingChoice);
+  return std::make_shared<IntsumCodec>(reader.canonical(), options);
+}
+
+}  // namespace
+
+CodecEntry intsum_entry() {
+  return {{.name = "intsum",
+           .id = kIntsumCodecId,
+           .summary = "whole numbers to scales that all ranks share, whose sum is exact (THC)",
+           .keys = {kLanesChoice.help(), kRoundingChoice.help()}},
+          make_intsum};
+}
+
+}  // namespace tersor::encoding

@@ -1,0 +1,104 @@
+// intsum on the CPU: the loops of kernels/common/quantize-inl.h with scales that are given. Bytes a
+// value, f32: maxima 4 read; codes 4 read and 1, 2 or 4 written, with feedback 4 more of each.
+
+#include "kernels/intsum/cpu.h"
+
+#include "kernels/common/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/intsum/cpu.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "kernels/common/quantize-inl.h"
+#include "kernels/intsum/codes-inl.h"
+#include "kernels/intsum/formulas.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+template <typename G, typename E>
+void maxima_range(const IntsumSent& sent, std::uint32_t* maxima) {
+  SentBlocks<kIntsumBlock, G, E> blocks(sent);
+  for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
+    Absmax absmax;
+    blocks.at(first, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.show(p, k); });
+    *maxima++ = sent_maximum(absmax.bits(), sent.factor);
+  }
+}
+
+template <class Format, typename G, typename E>
+void codes_range(const IntsumEncode& arguments) {
+  const IntsumSent& sent = arguments.sent;
+  SentBlocks<kIntsumBlock, G, E> blocks(sent);
+  Quantizer<Format, E> quantizer(arguments.noise, sent.feedback, arguments.codes, arguments.store);
+  const float* scales = arguments.scales;
+  for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
+    const float* p = blocks.at(first, [](VF32, std::size_t) HWY_ATTR {});
+    quantizer.write(first, std::min(kIntsumBlock, sent.count - first), p,
+                    own_scale(*scales++, sent.factor), blocks.residual());
+  }
+}
+
+/// Calls `visitor(G{}, E{})` with the types of gradient and residual.
+template <typename Visitor>
+void visit_sent(const IntsumSent& sent, Visitor&& visitor) {
+  visit_gradient_dtype(sent.dtype, [&](auto gradient) {
+    visit_residual(sent.feedback, [&](auto residual) { visitor(gradient, residual); });
+  });
+}
+
+/// Calls `visitor(Format{})`.
+template <typename Visitor>
+void visit_lanes(IntsumLanes lanes, Visitor&& visitor) {
+  if (lanes == IntsumLanes::k8) return visitor(IntsumBytes{});
+  if (lanes == IntsumLanes::k16) return visitor(IntsumPairs{});
+  visitor(IntsumWords{});
+}
+
+void intsum_maxima_on(const IntsumSent& sent, std::uint32_t* maxima) {
+  const DefaultFloatMode mode;
+  visit_sent(sent, [&](auto gradient, auto residual) {
+    maxima_range<decltype(gradient), decltype(residual)>(sent, maxima);
+  });
+}
+
+void intsum_encode_on(const IntsumEncode& arguments) {
+  const DefaultFloatMode mode;
+  visit_lanes(arguments.lanes, [&](auto format) {
+    visit_sent(arguments.sent, [&](auto gradient, auto residual) {
+      codes_range<decltype(format), decltype(gradient), decltype(residual)>(arguments);
+    });
+  });
+}
+
+void intsum_decode_on(const QuantizeDecode& arguments, IntsumLanes lanes) {
+  visit_lanes(lanes, [&](auto format) { decode<decltype(format)>(arguments); });
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/common/dispatch.h"
+
+namespace tersor::kernels {
+
+HWY_EXPORT(intsum_maxima_on);
+HWY_EXPORT(intsum_encode_on);
+HWY_EXPORT(intsum_decode_on);
+
+void intsum_maxima(const IntsumSent& sent, std::uint32_t* maxima) {
+  TERSOR_DISPATCH(intsum_maxima_on)(sent, maxima);
+}
+void intsum_encode(const IntsumEncode& arguments) { TERSOR_DISPATCH(intsum_encode_on)(arguments); }
+void intsum_decode(const QuantizeDecode& arguments, IntsumLanes lanes) {
+  TERSOR_DISPATCH(intsum_decode_on)(arguments, lanes);
+}
+
+void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales) {
+  const DefaultFloatMode mode;
+  for (std::size_t i = 0; i < maxima.size(); ++i) scales[i] = shared_scale(maxima[i], levels);
+}
+
+}  // namespace tersor::kernels
+#endif

@@ -1,0 +1,57 @@
+// intsum: shared scales, and codes to them in lanes of 8, 16 or 32 bits. How p becomes a code and a
+// residual stands in kernels/common/quantize_formulas.h.
+//
+// With A the maximum over ranks of fl(a · f), a the own largest |p| and f the factor, codes are
+// made with q' = fl(q / f), q = fl(A / L): |p · fl(1 / q')| ≤ L · (1 + 2^-22 and a little), from
+// four roundings. With L < 2^20 that is within 1/4 of L, and 256 times it (L < 2^13) within 1/2 of
+// 256 · L: no code leaves [-L, L].
+#pragma once
+
+#include "kernels/common/quantize_formulas.h"
+#include "kernels/int8/formulas.h"
+
+#include <tersor/codecs/intsum.h>
+
+#include <cstddef>
+
+namespace tersor::kernels {
+
+constexpr std::size_t kIntsumBlock = IntsumLayout::kBlock;
+
+/// What a block's bare maximum is, from the largest magnitude of p as bits.
+TERSOR_BODY std::uint32_t sent_maximum(std::uint32_t absmax_bits, float factor) {
+  return absmax_bits > kInfinityBits ? kNanBits : bits_of(float_of(absmax_bits) * factor);
+}
+
+/// The scale of all ranks' codes, from the largest of their maxima.
+TERSOR_BODY float shared_scale(std::uint32_t maximum, float levels) {
+  if (maximum >= kInfinityBits) return float_of(kNanBits);
+  const float scale = quotient(float_of(maximum), levels);
+  return scale < kSmallestScale ? 0.0f : scale;
+}
+
+/// What this rank's p are quantised with. A scale that leaves the range of f32 on the way sends
+/// nothing: p stays in the residual.
+TERSOR_BODY BlockScale own_scale(float scale, float factor) {
+  if (!is_finite(scale)) return {scale, 0.0f, true};
+  const float own = quotient(scale, factor);
+  if (!is_finite(own) || own < kSmallestScale) return {0.0f, 0.0f, false};
+  return {own, reciprocal(own), false};
+}
+
+/// Formats of codes; lanes of 8 bits are the bytes of int8. `kBits`: of a code, as it travels.
+using IntsumBytes = Int8Format;
+struct IntsumPairs {
+  static constexpr std::size_t kBlock = kIntsumBlock;
+  static constexpr unsigned kBits = 16;
+};
+struct IntsumWords {
+  static constexpr std::size_t kBlock = kIntsumBlock;
+  static constexpr unsigned kBits = 32;
+};
+static_assert(IntsumBytes::kBlock == kIntsumBlock);
+
+/// Added to a word of two codes, this leaves each with an offset of 2^15 in a half of its own.
+constexpr std::uint32_t kPairOffset = 0x80008000u;
+
+}  // namespace tersor::kernels

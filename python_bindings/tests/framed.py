@@ -1,0 +1,18 @@
+"""The codecs that send frames; the others only send what a transport adds."""
+
+from __future__ import annotations
+
+import numpy
+
+import tersor
+
+
+def sends_frames(name: str) -> bool:
+    try:
+        tersor.Codec(name).encode(numpy.zeros(1, numpy.float32))
+    except tersor.InvalidArgument:
+        return False
+    return True
+
+
+FRAMED = [codec.name for codec in tersor.codecs() if sends_frames(codec.name)]

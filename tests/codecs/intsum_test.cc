@@ -1,0 +1,273 @@
+// intsum against a reference written from its header alone, and what only this codec promises: sums
+// that no order changes, lanes that no sum leaves, and residuals that hold what was not sent.
+
+#include "tests/support/codec_conformance.h"
+#include "tests/support/native_rounds.h"
+#include "tests/support/reference.h"
+
+#include <tersor/align.h>
+#include <tersor/codecs/intsum.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <string>
+
+namespace tersor::test {
+namespace {
+
+constexpr std::size_t kBlock = IntsumLayout::kBlock;
+
+struct IntsumCase {
+  std::string spec;
+  IntsumOptions options;
+};
+
+std::vector<IntsumCase> cases(const std::string& suffix = "") {
+  std::vector<IntsumCase> all;
+  for (const IntsumLanes lanes : {IntsumLanes::k8, IntsumLanes::k16, IntsumLanes::k32})
+    for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
+      const std::string name = rounding == Rounding::kNearest ? "nearest" : "stochastic";
+      all.push_back(
+          {"intsum:lanes=" + std::to_string(static_cast<int>(lanes)) + ",rounding=" + name + suffix,
+           {lanes, rounding}});
+    }
+  return all;
+}
+
+/// Bare values as the codes or sums of codes that they hold, of one segment of `count` values.
+std::vector<long> codes_of(ConstValueSpan values, std::size_t count, IntsumLanes lanes) {
+  std::vector<long> codes(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (lanes == IntsumLanes::k8) codes[i] = values.as<std::int8_t>()[i];
+    if (lanes == IntsumLanes::k32) codes[i] = values.as<std::int32_t>()[i];
+    if (lanes != IntsumLanes::k16) continue;
+    const auto word = static_cast<std::int32_t>(values.as<std::uint32_t>()[i / 2]);
+    const auto low = static_cast<std::int16_t>(word & 0xffff);
+    codes[i] = i % 2 == 0 ? low : static_cast<std::int16_t>((word - low) >> 16);
+  }
+  return codes;
+}
+
+/// What one rank is to send and to keep, for one segment, by the header's formulas.
+struct Expected {
+  std::vector<long> codes;
+  std::vector<float> residual;
+};
+
+std::vector<float> expected_scales(const NativeRounds& rounds, std::size_t levels, float factor) {
+  std::vector<float> most(ceil_div(rounds.ranks[0].segments[0].count, kBlock));
+  for (const CodecHarness& rank : rounds.ranks) {
+    const std::vector<float> p = rank.sent();
+    for (std::size_t i = 0; i < p.size(); ++i)
+      most[i / kBlock] = std::max(most[i / kBlock], std::fabs(p[i]) * factor);
+  }
+  for (float& scale : most) {
+    scale = scale / static_cast<float>(levels);
+    if (scale < 0x1p-100f) scale = 0;
+  }
+  return most;
+}
+
+Expected expected_of(const CodecHarness& rank, const std::vector<float>& scales, float factor,
+                     Rounding rounding) {
+  const std::vector<float> p = rank.sent();
+  Expected expected{std::vector<long>(p.size()), p};
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    if (scales[i / kBlock] == 0) continue;
+    const float own = scales[i / kBlock] / factor;
+    const double ratio = static_cast<double>(p[i]) * static_cast<float>(1.0 / own);
+    const std::uint32_t noise =
+        random_byte(i, rank.random.key, rank.words.step, rank.segments[0].parameter);
+    expected.codes[i] = rounding == Rounding::kNearest
+                            ? std::lrint(ratio)
+                            : std::lrint(std::floor((std::nearbyint(ratio * 256) + noise) / 256));
+    expected.residual[i] = p[i] - static_cast<float>(expected.codes[i]) * own;
+  }
+  return expected;
+}
+
+void expect_numbers_of_the_format(const IntsumCase& one, Dtype dtype, float factor) {
+  constexpr std::size_t kCount = 1027, kRanks = 3;
+  NativeRounds rounds(one.spec, {kCount}, {.dtype = dtype, .contributions = kRanks});
+  rounds.exchange({.encode_factor = factor, .decode_factor = 0.5f});
+  const std::vector<float> scales =
+      expected_scales(rounds, intsum_levels(one.options, kRanks), factor);
+  std::vector<long> sums(kCount);
+  for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    const Expected expected = expected_of(rounds.ranks[rank], scales, factor, one.options.rounding);
+    EXPECT_EQ(codes_of(rounds.bare[1][rank].span(), kCount, one.options.lanes), expected.codes);
+    EXPECT_TRUE(same_values(rounds.ranks[rank].residual_out(), expected.residual));
+    for (std::size_t i = 0; i < kCount; ++i) sums[i] += expected.codes[i];
+  }
+  std::vector<float> outputs(kCount);
+  for (std::size_t i = 0; i < kCount; ++i)
+    outputs[i] = rounded(static_cast<float>(sums[i]) * (scales[i / kBlock] * 0.5f), dtype);
+  for (const CodecHarness& rank : rounds.ranks) EXPECT_TRUE(same_values(rank.output(), outputs));
+  EXPECT_TRUE(rounds.intact());
+}
+
+TEST(Intsum, WritesTheNumbersOfTheFormat) {
+  for_each_isa([] {
+    for (const IntsumCase& one : cases("+ef"))
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+        for (const float factor : {1.0f, 1.0f / 3}) {
+          SCOPED_TRACE(one.spec + " " + std::string(dtype_name(dtype)));
+          expect_numbers_of_the_format(one, dtype, factor);
+        }
+  });
+}
+
+TEST(Intsum, NothingIsLost) {
+  for (const IntsumCase& one : cases("+ef"))
+    for (const float factor : {1.0f, 0.2f}) {
+      SCOPED_TRACE(one.spec);
+      NativeRounds rounds(one.spec, {700, 0, 301}, {.contributions = 5});
+      rounds.exchange({.encode_factor = factor, .decode_factor = 1 / factor});
+      for (const std::size_t segment : {0, 2}) {
+        std::vector<double> missing(rounds.ranks[0].segments[segment].count);
+        for (std::size_t i = 0; i < missing.size(); ++i) {
+          missing[i] = -rounds.ranks[0].output(segment)[i];
+          for (const CodecHarness& rank : rounds.ranks)
+            missing[i] += double{rank.sent(segment)[i]} - rank.residual_out(segment)[i];
+          ASSERT_NEAR(missing[i], 0, 1e-5) << i;
+        }
+      }
+    }
+}
+
+/// True where summing over a random tree of the ranks gives `expected`.
+bool random_sum_is(const GuardedValues& expected, std::vector<GuardedValues> parts,
+                   std::mt19937_64& random) {
+  std::vector<std::size_t> left(parts.size());
+  std::iota(left.begin(), left.end(), 0);
+  while (left.size() > 1) {
+    std::ranges::shuffle(left, random);
+    combine(Exchange::kNativeSum, parts[left[0]].span(), parts[left.back()].span());
+    left.pop_back();
+  }
+  return same_bytes(parts[left[0]].bytes(), expected.bytes());
+}
+
+TEST(Intsum, NoOrderAndNoTopologyChangesABit) {
+  for (const IntsumCase& one : cases()) {
+    NativeRounds rounds(one.spec, {301}, {.contributions = 13});
+    rounds.exchange();
+    std::mt19937_64 random(1);
+    for (int turn = 0; turn < 1'000; ++turn)
+      ASSERT_TRUE(random_sum_is(rounds.combined[1], rounds.bare[1], random)) << one.spec << turn;
+  }
+}
+
+/// Values that reach for the ends of the lanes: all ranks' largest ones, of one sign, in one place.
+std::vector<float> extreme_values(std::size_t count, std::uint64_t seed) {
+  std::vector<float> values = gaussian(count, seed);
+  for (std::size_t i = 0; i < count; ++i) {
+    const float most =
+        from_bits(0x3f000000u + static_cast<std::uint32_t>(mixed(i / kBlock + seed / 8) >> 41));
+    if (i % 3 != 0) values[i] = i % 2 == 0 ? most : -most;
+    if (i / kBlock % 3 == 1) values[i] *= 3e38f / most;
+  }
+  return values;
+}
+
+TEST(Intsum, NoSumLeavesItsLane) {
+  for (const IntsumCase& one : cases())
+    for (const std::size_t ranks : {1, 2, 7, 127})
+      for (const float factor : {1.0f, 1.0f / 3, 0.7f}) {
+        constexpr std::size_t kCount = 5 * kBlock;
+        const auto levels = static_cast<long>(intsum_levels(one.options, ranks));
+        NativeRounds rounds(one.spec, {kCount}, {.contributions = ranks});
+        for (std::size_t i = 0; i < ranks; ++i)
+          rounds.ranks[i].set_gradient(extreme_values(kCount, i % 3));
+        rounds.exchange({.encode_factor = factor});
+        std::vector<long> sums(kCount);
+        for (const GuardedValues& bare : rounds.bare[1]) {
+          const std::vector<long> codes = codes_of(bare.span(), kCount, one.options.lanes);
+          for (std::size_t i = 0; i < kCount; ++i) {
+            ASSERT_LE(std::abs(codes[i]), levels) << one.spec << " of " << ranks;
+            sums[i] += codes[i];
+          }
+        }
+        ASSERT_LE(static_cast<long>(ranks) * levels,
+                  static_cast<long>(intsum_most(one.options.lanes)));
+        EXPECT_EQ(codes_of(rounds.combined[1].span(), kCount, one.options.lanes), sums);
+      }
+}
+
+TEST(Intsum, TheLargestValueIsTheLargestCode) {
+  for (const IntsumCase& one : cases()) {
+    NativeRounds rounds(one.spec, {kBlock}, {.contributions = 2});
+    const auto levels = static_cast<long>(intsum_levels(one.options, 2));
+    for (CodecHarness& rank : rounds.ranks) rank.set_gradient(std::vector<float>(kBlock, -1.7f));
+    rounds.exchange();
+    EXPECT_EQ(codes_of(rounds.combined[1].span(), kBlock, one.options.lanes),
+              std::vector<long>(kBlock, -2 * levels));
+  }
+}
+
+TEST(Intsum, ABadValueOfOneRankPoisonsItsBlockOnAll) {
+  for (const IntsumCase& one : cases("+ef"))
+    for (const float bad : {std::nanf(""), -std::nanf("7"), INFINITY, -INFINITY}) {
+      NativeRounds rounds(one.spec, {3 * kBlock + 5}, {.contributions = 3});
+      std::vector<float> gradient = rounds.ranks[1].gradient();
+      gradient[kBlock + 3] = bad;
+      rounds.ranks[1].set_gradient(gradient);
+      rounds.exchange();
+      const bool is_nan = std::isnan(bad);
+      EXPECT_EQ(rounds.combined[0].span().as<std::uint32_t>()[1], is_nan ? 0x7fc00000 : 0x7f800000);
+      for (const CodecHarness& rank : rounds.ranks)
+        for (std::size_t i = 0; i < 3 * kBlock + 5; ++i) {
+          const bool poisoned = i / kBlock == 1;
+          ASSERT_EQ(std::isnan(rank.output()[i]), poisoned) << i;
+          if (poisoned) ASSERT_EQ(rank.residual_out()[i], rank.residual_in()[i]) << i;
+          ASSERT_TRUE(std::isfinite(rank.residual_out()[i])) << i;
+        }
+    }
+}
+
+TEST(Intsum, TinyBlocksWaitInTheResidual) {
+  NativeRounds rounds("intsum+ef", {300}, {.scale = 0x1p-110f, .contributions = 2});
+  rounds.exchange();
+  EXPECT_EQ(rounds.ranks[0].output(), std::vector<float>(300, 0.0f));
+  EXPECT_TRUE(same_values(rounds.ranks[0].residual_out(), rounds.ranks[0].sent()));
+}
+
+TEST(Intsum, StochasticRoundingIsRightOnAverage) {
+  NativeRounds rounds("intsum:rounding=stochastic", {2000}, {.contributions = 1});
+  CodecHarness& rank = rounds.ranks[0];
+  std::vector<double> mean(2000);
+  for (std::uint32_t draw = 0; draw < 400; ++draw) {
+    rank.words.step = draw;
+    rounds.exchange();
+    for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += rank.output()[i] / 400.0;
+  }
+  double error = 0;
+  for (std::size_t i = 0; i < mean.size(); ++i)
+    error += std::fabs(mean[i] - rank.gradient()[i]) / static_cast<double>(mean.size());
+  EXPECT_LT(error, 0.03 * 3.5 / 127);
+}
+
+TEST(Intsum, ErrorsAreHalfAStepOfEachRank) {
+  for (const IntsumCase& one : cases()) {
+    constexpr std::size_t kRanks = 4;
+    NativeRounds rounds(one.spec, {7919}, {.contributions = kRanks});
+    rounds.exchange();
+    const double step = one.options.rounding == Rounding::kNearest ? 0.5 : 1.0;
+    const auto levels = static_cast<double>(intsum_levels(one.options, kRanks));
+    std::vector<double> missing(7919);
+    const std::vector<float> output = rounds.ranks[0].output();
+    for (const CodecHarness& rank : rounds.ranks) {
+      const std::vector<float> gradient = rank.gradient();
+      for (std::size_t i = 0; i < missing.size(); ++i) missing[i] += gradient[i];
+    }
+    for (std::size_t i = 0; i < missing.size(); ++i)
+      ASSERT_NEAR(output[i], missing[i], kRanks * step * 5 / levels + 1e-5) << one.spec;
+  }
+}
+
+}  // namespace
+}  // namespace tersor::test

@@ -1,0 +1,104 @@
+// See native_rounds.h.
+
+#include "tests/support/native_rounds.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tersor::test {
+namespace {
+
+bool has_frames(const std::string& name) {
+  const Segment segment{.count = 1};
+  const Plan plan = make_codec(name)->plan({.segments = {&segment, 1}});
+  return std::ranges::any_of(plan.rounds, [](const Round& round) {
+    return std::ranges::any_of(round.exchanges, [](Exchange exchange) {
+      return exchange == Exchange::kTwoShot || exchange == Exchange::kGather;
+    });
+  });
+}
+
+std::vector<std::string> names_where(bool framed) {
+  std::vector<std::string> names;
+  for (const CodecInfo& info : codecs())
+    if (has_frames(std::string(info.name)) == framed) names.emplace_back(info.name);
+  return names;
+}
+
+template <typename Unsigned>
+void add(ValueSpan into, ConstValueSpan from) {
+  auto* sums = reinterpret_cast<Unsigned*>(into.pointer());
+  const auto* values = reinterpret_cast<const Unsigned*>(from.pointer());
+  for (std::size_t i = 0; i < into.count(); ++i)
+    sums[i] = static_cast<Unsigned>(sums[i] + values[i]);
+}
+
+void keep_largest(ValueSpan into, ConstValueSpan from) {
+  const auto most = into.as<std::uint32_t>();
+  const auto values = from.as<std::uint32_t>();
+  for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], values[i]);
+}
+
+}  // namespace
+
+std::vector<std::string> framed_codecs() { return names_where(true); }
+std::vector<std::string> native_codecs() { return names_where(false); }
+
+void combine(Exchange exchange, ValueSpan into, ConstValueSpan from) {
+  if (exchange == Exchange::kNativeMaximum) return keep_largest(into, from);
+  if (dtype_bytes(into.dtype()) == 1) return add<std::uint8_t>(into, from);
+  add<std::uint32_t>(into, from);
+}
+
+NativeRounds::NativeRounds(std::string_view spec, const std::vector<std::size_t>& counts,
+                           HarnessOptions options)
+    : memory_(options.memory) {
+  for (std::uint64_t rank = 0; rank < options.contributions; ++rank) {
+    options.seed = rank + 1;
+    ranks.emplace_back(spec, counts, options).random.key += rank;
+  }
+}
+
+void NativeRounds::exchange(const NativeOptions& options) {
+  bare.clear();
+  combined.clear();
+  const Plan plan = ranks.front().plan();
+  for (std::size_t round = 0; round < plan.rounds.size(); ++round) {
+    run_round(round, plan.rounds[round], options);
+    take_back(round, round + 1 == plan.rounds.size(), options);
+  }
+}
+
+void NativeRounds::run_round(std::size_t round, const Round& plan, const NativeOptions& options) {
+  auto& written = bare.emplace_back();
+  for (CodecHarness& rank : ranks) {
+    rank.identity.round = static_cast<std::uint8_t>(round);
+    written.emplace_back(plan.native_count, plan.native_dtype, options.shift, memory_);
+    rank.codec().encode_native(rank.encode_call(), options.encode_factor, written.back().span());
+  }
+  auto& all = combined.emplace_back(plan.native_count, plan.native_dtype, options.shift, memory_);
+  std::ranges::copy(written.front().bytes(), all.span().pointer());
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+    combine(plan.exchanges.front(), all.span(), written[rank].span());
+}
+
+void NativeRounds::take_back(std::size_t round, bool is_last, const NativeOptions& options) {
+  for (CodecHarness& rank : ranks) {
+    DecodeCall call = rank.decode_call({});
+    call.mode = options.mode;
+    call.factor = options.decode_factor;
+    if (is_last)
+      rank.codec().decode_native(call, combined[round].span());
+    else
+      rank.codec().absorb(call, combined[round].span());
+  }
+}
+
+bool NativeRounds::intact() const {
+  const auto is_intact = [](const auto& part) { return part.intact(); };
+  return std::ranges::all_of(ranks, is_intact) && std::ranges::all_of(combined, is_intact) &&
+         std::ranges::all_of(
+             bare, [&](const auto& values) { return std::ranges::all_of(values, is_intact); });
+}
+
+}  // namespace tersor::test

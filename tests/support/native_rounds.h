@@ -1,0 +1,52 @@
+// The rounds of a codec that only goes native, among ranks that are harnesses of one plan: what a
+// transport's native maximum and sum would do stands between them.
+#pragma once
+
+#include "tests/support/codec_harness.h"
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor::test {
+
+/// The codecs of the registry that send frames, and those that do not.
+std::vector<std::string> framed_codecs();
+std::vector<std::string> native_codecs();
+
+/// into = into combined with `from`, as a transport would: sums modulo the type's range.
+void combine(Exchange exchange, ValueSpan into, ConstValueSpan from);
+
+/// Factors of one exchange, and where bare values lie.
+struct NativeOptions {
+  float encode_factor = 1.0f;
+  float decode_factor = 1.0f;
+  DecodeMode mode = DecodeMode::kAssign;
+  std::size_t shift = 0;  ///< values between a 64-byte boundary and the bare ones
+};
+
+class NativeRounds {
+ public:
+  /// `options.contributions` is how many ranks there are.
+  NativeRounds(std::string_view spec, const std::vector<std::size_t>& counts,
+               HarnessOptions options = {});
+
+  /// All rounds of all ranks.
+  void exchange(const NativeOptions& options = {});
+
+  std::vector<CodecHarness> ranks;
+  /// By rounds: what each rank wrote, and what came back to all.
+  std::vector<std::vector<GuardedValues>> bare;
+  std::vector<GuardedValues> combined;
+
+  bool intact() const;
+
+ private:
+  void run_round(std::size_t round, const Round& plan, const NativeOptions& options);
+  void take_back(std::size_t round, bool is_last, const NativeOptions& options);
+
+  Memory memory_;
+};
+
+}  // namespace tersor::test
