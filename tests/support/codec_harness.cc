@@ -151,7 +151,6 @@ DecodeCall CodecHarness::decode_call(const std::vector<GuardedBytes>& frames) {
           .identity = identity,
           .execution = execution(),
           .window_first = {},
-          .states = {},
           .contributions = options_.contributions};
 }
 
