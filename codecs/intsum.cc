@@ -6,6 +6,7 @@
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/intsum/cpu.h"
+#include "kernels/intsum/device.h"
 #include "kernels/intsum/places.h"
 
 #include <tersor/codecs/intsum.h>
@@ -54,7 +55,10 @@ class IntsumCodec final : public Codec {
     check_round(call.identity, 0, 1);
     const bool is_last = call.identity.round == 1;
     check_bare(values, call.segments, is_last);
-    check_host(memory_of(call));
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return is_last ? kernels::intsum_device_encode(call, options_, factor, values)
+                       : kernels::intsum_device_maxima(call, factor, values);
     const StateWords words = words_of(call);
     for_each(call, [&](const IntsumSlice& slice) {
       if (is_last)
@@ -68,16 +72,19 @@ class IntsumCodec final : public Codec {
   void do_absorb(const DecodeCall& call, ConstValueSpan values) const override {
     check_round(call.identity, 0, 0);
     check_bare(values, call.segments, false);
-    check_host(memory_of(call));
-    kernels::intsum_scales(values.as<std::uint32_t>(),
-                           static_cast<float>(intsum_levels(options_, call.contributions)),
-                           scales_of(call.execution));
+    const auto levels = static_cast<float>(intsum_levels(options_, call.contributions));
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return kernels::intsum_device_scales(call, levels, values);
+    kernels::intsum_scales(values.as<std::uint32_t>(), levels, scales_of(call.execution));
   }
 
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
     check_round(call.identity, 1, 1);
     check_bare(values, call.segments, true);
-    check_host(memory_of(call));
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return kernels::intsum_device_decode(call, options_.lanes, values);
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     for_each(call, [&](const IntsumSlice& slice) { decode_slice(call, slice, values, store); });
   }
@@ -202,10 +209,6 @@ class IntsumCodec final : public Codec {
       check_native(*this, values, intsum_dtype(options_.lanes), end.codes);
     else
       check_native(*this, values, Dtype::kU32, end.maxima);
-  }
-
-  void check_host(Memory memory) const {
-    if (memory != Memory::kHost) fail("it has no kernels for a device yet; give it host memory");
   }
 
   IntsumOptions options_;

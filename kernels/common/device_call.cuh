@@ -52,7 +52,8 @@ struct LaunchPlace {
 
 /// Fills `table` and calls launch(place), as often as a list of segments fills it; at least once.
 /// What stands in it say entry_of(i, offset), with where the segment's sections begin, and
-/// sizes_of(segment), a SegmentSizes. Segments without values stand in none.
+/// sizes_of(segment), a SegmentSizes, or what has other `bytes` that add up to offsets. Segments
+/// without values stand in none.
 struct SegmentSizes {
   std::size_t bytes;  // of its sections
   std::size_t units;
@@ -62,9 +63,9 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
                     const EntryOf& entry_of, const Launch& launch) {
   table.clear();
   bool is_first = true;
-  std::uint64_t offset = 0;
+  decltype(sizes_of(Segment{}).bytes) offset = {};
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    const SegmentSizes sizes = sizes_of(segments[i]);
+    const auto sizes = sizes_of(segments[i]);
     if (sizes.units != 0 && !table.add(entry_of(i, offset), sizes.units)) {
       launch(LaunchPlace{is_first, false});
       is_first = false;

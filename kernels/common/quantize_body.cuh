@@ -101,6 +101,62 @@ TERSOR_DEVICE RowBytes<kRowCodeBytes<Format, kRow>> quantize_row(const float (&p
   return pack_codes<Format, kRow, kByte, kBase>(sums);
 }
 
+/// This thread's rows of one unit's residual.
+template <typename E, unsigned kRow>
+struct ResidualRows {
+  static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
+  using Rows = float[kUnitChunks<kRow>][kRow];
+
+  const E* in;
+  E* out;
+  bool aligned;
+
+  /// Of an EncodeEntry or a ReduceEntry.
+  template <class Entry>
+  TERSOR_DEVICE static ResidualRows of(const Entry& segment) {
+    bool aligned = false;
+    if constexpr (kFeedback)
+      aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
+                is_aligned_for<E, kRow>(segment.residual_out);
+    return {static_cast<const E*>(segment.residual_in), static_cast<E*>(segment.residual_out),
+            aligned};
+  }
+
+  /// p = a · p + b · residual.
+  TERSOR_DEVICE void add_to(const UnitPlace<kRow>& place, float a, float b, Rows& p) const {
+    if constexpr (kFeedback) {
+      Rows residual;
+      load_rows<Load::kAny>(in, place, aligned, residual);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
+      }
+    }
+  }
+
+  /// What the codes left of p; the residual of poisoned blocks stays.
+  TERSOR_DEVICE void store_left(const UnitPlace<kRow>& place,
+                                const BlockScale (&scales)[kUnitChunks<kRow>],
+                                const Rows& left) const {
+    if constexpr (kFeedback) {
+      bool poisoned = false;
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+        poisoned |= scales[chunk].poisoned;
+      if (!poisoned) return store_rows(left, out, place, aligned);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        const RowPlace row = place.row(chunk, aligned);
+        if (!scales[chunk].poisoned)
+          store_row(left[chunk], out, row);
+        else if (in != out)
+          copy_row<E, kRow>(in, out, row);
+      }
+    }
+  }
+};
+
 /// What encode and reduce do with p: codes, scales and residual of one unit.
 template <class Format, typename E, NoiseKind kKind, unsigned kRow>
 struct QuantizeUnit {
@@ -108,25 +164,14 @@ struct QuantizeUnit {
 
   UnitPlace<kRow> place;
   std::byte* sections;  // of the segment
-  const E* residual_in;
-  E* residual_out;
-  bool aligned;  // the residual's rows
-  bool keeps;    // all codes and scales are 0, the residual stays
+  ResidualRows<E, kRow> residual;
+  bool keeps;  // all codes and scales are 0, the residual stays
 
   /// Of an EncodeEntry or a ReduceEntry.
   template <class Entry>
   TERSOR_DEVICE static QuantizeUnit of(const Entry& segment, const UnitPlace<kRow>& place,
                                        std::byte* payload, bool keeps) {
-    bool aligned = false;
-    if constexpr (kFeedback)
-      aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
-                is_aligned_for<E, kRow>(segment.residual_out);
-    return {place,
-            payload + segment.offset,
-            static_cast<const E*>(segment.residual_in),
-            static_cast<E*>(segment.residual_out),
-            aligned,
-            keeps};
+    return {place, payload + segment.offset, ResidualRows<E, kRow>::of(segment), keeps};
   }
 
   template <class Warp>
@@ -144,13 +189,11 @@ struct QuantizeUnit {
     store_scales(scales);
     float left[kUnitChunks<kRow>][kRow];
     quantize(p, scales, noise, left);
-    if constexpr (kFeedback) store_residual(scales, left);
+    residual.store_left(place, scales, left);
     pad_scales();
   }
 
  private:
-  static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
-
   TERSOR_DEVICE void store_scales(const BlockScale (&scales)[kUnitChunks<kRow>]) const {
     constexpr unsigned kChunk = kChunkValues<kRow>;
     const unsigned row = place.thread * kRow, end = place.values();
@@ -190,24 +233,16 @@ struct QuantizeUnit {
       for (unsigned i = 0; i < kRow; ++i) left[chunk][i] = p[chunk][i] - decoded[i];
     }
   }
-
-  /// The residual of poisoned blocks stays.
-  TERSOR_DEVICE void store_residual(const BlockScale (&scales)[kUnitChunks<kRow>],
-                                    const float (&left)[kUnitChunks<kRow>][kRow]) const {
-    bool poisoned = false;
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) poisoned |= scales[chunk].poisoned;
-    if (!poisoned) return store_rows(left, residual_out, place, aligned);
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      const RowPlace row = place.row(chunk, aligned);
-      if (!scales[chunk].poisoned)
-        store_row(left[chunk], residual_out, row);
-      else if (residual_in != residual_out)
-        copy_row<E, kRow>(residual_in, residual_out, row);
-    }
-  }
 };
+
+/// p of a unit of one segment.
+template <typename G, typename E, unsigned kRow>
+TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const UnitPlace<kRow>& place, float a,
+                             float b, float (&p)[kUnitChunks<kRow>][kRow]) {
+  const auto* gradient = static_cast<const G*>(segment.gradient);
+  load_rows<Load::kInput>(gradient, place, is_aligned_for<G, kRow>(gradient), p);
+  ResidualRows<E, kRow>::of(segment).add_to(place, a, b, p);
+}
 
 template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
 struct QuantizeEncodeKernel {
@@ -237,29 +272,12 @@ struct QuantizeEncodeKernel {
       const Unit out =
           Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, inactive);
       float p[kUnitChunks<kRow>][kRow];
-      load_unit(segment, out, a, b, p);
+      load_sent<G, E>(segment, out.place, a, b, p);
       const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
                                         segment.parameter);
       out.write(block.warp(), p, noise);
     });
     next.write(block);
-  }
-
- private:
-  TERSOR_DEVICE static void load_unit(const EncodeEntry& segment, const Unit& out, float a, float b,
-                                      float (&p)[kUnitChunks<kRow>][kRow]) {
-    const auto* gradient = static_cast<const G*>(segment.gradient);
-    const bool aligned = is_aligned_for<G, kRow>(gradient);
-    load_rows<Load::kInput>(gradient, out.place, aligned, p);
-    if constexpr (!std::is_same_v<E, NoResidual>) {
-      float residual[kUnitChunks<kRow>][kRow];
-      load_rows<Load::kAny>(out.residual_in, out.place, out.aligned, residual);
-      TERSOR_UNROLL
-      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        TERSOR_UNROLL
-        for (unsigned i = 0; i < kRow; ++i) p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
-      }
-    }
   }
 };
 
@@ -293,7 +311,7 @@ struct QuantizeReduceKernel {
           Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, false);
       float p[kUnitChunks<kRow>][kRow] = {};
       if (sound) add_all_frames(segment, out.place, p);
-      add_residual(out, b, p);
+      out.residual.add_to(out.place, 1.0f, b, p);
       if (!sound) poison(p);
       const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
                                         segment.parameter);
@@ -336,19 +354,6 @@ struct QuantizeReduceKernel {
   TERSOR_DEVICE static void poison(float (&p)[kUnitChunks<kRow>][kRow]) {
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) p[chunk][0] = float_of(kNanBits);
-  }
-
-  TERSOR_DEVICE static void add_residual(const Unit& out, float b,
-                                         float (&p)[kUnitChunks<kRow>][kRow]) {
-    if constexpr (!std::is_same_v<E, NoResidual>) {
-      float residual[kUnitChunks<kRow>][kRow];
-      load_rows<Load::kAny>(out.residual_in, out.place, out.aligned, residual);
-      TERSOR_UNROLL
-      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        TERSOR_UNROLL
-        for (unsigned i = 0; i < kRow; ++i) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
-      }
-    }
   }
 };
 

@@ -42,10 +42,10 @@ std::vector<IntsumCase> cases(const std::string& suffix = "") {
 std::vector<long> codes_of(ConstValueSpan values, std::size_t count, IntsumLanes lanes) {
   std::vector<long> codes(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (lanes == IntsumLanes::k8) codes[i] = values.as<std::int8_t>()[i];
-    if (lanes == IntsumLanes::k32) codes[i] = values.as<std::int32_t>()[i];
+    if (lanes == IntsumLanes::k8) codes[i] = numbers<std::int8_t>(values)[i];
+    if (lanes == IntsumLanes::k32) codes[i] = numbers<std::int32_t>(values)[i];
     if (lanes != IntsumLanes::k16) continue;
-    const auto word = static_cast<std::int32_t>(values.as<std::uint32_t>()[i / 2]);
+    const auto word = static_cast<std::int32_t>(numbers<std::uint32_t>(values)[i / 2]);
     const auto low = static_cast<std::int16_t>(word & 0xffff);
     codes[i] = i % 2 == 0 ? low : static_cast<std::int16_t>((word - low) >> 16);
   }
@@ -218,7 +218,8 @@ TEST(Intsum, ABadValueOfOneRankPoisonsItsBlockOnAll) {
       rounds.ranks[1].set_gradient(gradient);
       rounds.exchange();
       const bool is_nan = std::isnan(bad);
-      EXPECT_EQ(rounds.combined[0].span().as<std::uint32_t>()[1], is_nan ? 0x7fc00000 : 0x7f800000);
+      EXPECT_EQ(numbers<std::uint32_t>(rounds.combined[0].span())[1],
+                is_nan ? 0x7fc00000 : 0x7f800000);
       for (const CodecHarness& rank : rounds.ranks)
         for (std::size_t i = 0; i < 3 * kBlock + 5; ++i) {
           const bool poisoned = i / kBlock == 1;

@@ -10,6 +10,14 @@ namespace {
 
 constexpr StateWords kFirstWords;
 
+/// Bytes of a frame, or of any round's bare values.
+std::size_t room_of(const Plan& plan) {
+  std::size_t bytes = plan.frame_bytes;
+  for (const Round& round : plan.rounds)
+    bytes = std::max(bytes, round.native_count * dtype_bytes(round.native_dtype));
+  return bytes;
+}
+
 }  // namespace
 
 Buffer to_device(ConstByteSpan host) {
@@ -35,14 +43,16 @@ DeviceCodec::DeviceCodec(std::string_view spec, const std::vector<float>& gradie
       residual_(to_device(std::vector<std::byte>(gradient_.bytes()))),
       output_(to_device(std::vector<std::byte>(gradient_.bytes()))),
       words_(to_device(std::as_bytes(std::span(&kFirstWords, 1)))),
-      frame_(to_device(std::vector<std::byte>(plan_.frame_bytes))),
+      frame_(to_device(std::vector<std::byte>(room_of(plan_)))),
       sum_(to_device(std::vector<std::byte>(plan_.frame_bytes))),
-      workspace_(plan_.workspace_bytes, Memory::kDevice) {}
+      workspace_(plan_.workspace_bytes, Memory::kDevice),
+      kept_(plan_.kept_bytes, Memory::kDevice) {}
 
 Execution DeviceCodec::execution(const Stream& stream) const {
   Execution execution;
   execution.stream = stream.view();
   execution.workspace = workspace_.span();
+  execution.kept = kept_.span();
   execution.memory = Memory::kDevice;
   return execution;
 }
@@ -58,17 +68,44 @@ void DeviceCodec::encode(const Stream& stream) {
   call.random.key = 17;
   call.identity = identity_;
   call.execution = execution(stream);
+  if (!has_frames()) return encode_rounds(call, stream);
   codec_->encode(call, frame_.span());
+}
+
+ValueSpan DeviceCodec::bare(std::size_t round) const {
+  return frame_.values(plan_.rounds[round].native_count, plan_.rounds[round].native_dtype);
+}
+
+void DeviceCodec::encode_rounds(EncodeCall& call, const Stream& stream) {
+  const ValueSpan output = output_.values(segment_.count, Dtype::kF32);
+  for (std::size_t round = 0; round < plan_.rounds.size(); ++round) {
+    call.identity.round = static_cast<std::uint8_t>(round);
+    codec_->encode_native(call, 1.0f, bare(round));
+    if (round + 1 == plan_.rounds.size()) return;
+    DecodeCall back = decode_call(stream, output);
+    back.identity = call.identity;
+    codec_->absorb(back, bare(round));
+  }
+}
+
+DecodeCall DeviceCodec::decode_call(const Stream& stream, const ValueSpan& output) const {
+  return {.segments = {&segment_, 1},
+          .frames = {},
+          .outputs = {&output, 1},
+          .identity = identity_,
+          .execution = execution(stream)};
 }
 
 void DeviceCodec::decode(const Stream& stream) {
   const ConstByteSpan frame = frame_.span();
   const ValueSpan output = output_.values(segment_.count, Dtype::kF32);
-  codec_->decode({.segments = {&segment_, 1},
-                  .frames = {&frame, 1},
-                  .outputs = {&output, 1},
-                  .identity = identity_,
-                  .execution = execution(stream)});
+  DecodeCall call = decode_call(stream, output);
+  if (has_frames()) {
+    call.frames = {&frame, 1};
+    return codec_->decode(call);
+  }
+  call.identity.round = static_cast<std::uint8_t>(plan_.rounds.size() - 1);
+  codec_->decode_native(call, bare(call.identity.round));
 }
 
 void DeviceCodec::reduce(const Stream& stream) {

@@ -24,7 +24,8 @@ Buffer to_device(ConstByteSpan host);
 /// The bytes of device memory, once nothing is queued any more.
 std::vector<std::byte> to_host(const Buffer& device);
 
-/// One codec with one segment in plain device memory, called on a stream.
+/// One codec with one segment in plain device memory, called on a stream. Of one that sends no
+/// frames all rounds are run with its own bare values, the last of which stand in for a frame.
 class DeviceCodec {
  public:
   DeviceCodec(std::string_view spec, const std::vector<float>& gradient,
@@ -43,12 +44,16 @@ class DeviceCodec {
 
  private:
   Execution execution(const Stream& stream) const;
+  bool has_frames() const { return plan_.rounds.size() == 1; }
+  ValueSpan bare(std::size_t round) const;
+  DecodeCall decode_call(const Stream& stream, const ValueSpan& output) const;
+  void encode_rounds(EncodeCall& call, const Stream& stream);
 
   std::shared_ptr<const Codec> codec_;
   Segment segment_;
   FrameIdentity identity_;
   Plan plan_;
-  Buffer gradient_, residual_, output_, words_, frame_, sum_, workspace_;
+  Buffer gradient_, residual_, output_, words_, frame_, sum_, workspace_, kept_;
 };
 
 /// What `body` queues, as a graph. Capture forbids whatever would wait or allocate, in all threads.

@@ -69,10 +69,14 @@ std::string draw_spec(Draw& draw) {
   constexpr const char* kDensities[] = {"0.00001", "0.0001", "0.001", "0.01", "0.1",
                                         "0.3",     "0.5",    "0.9",   "1"};
   constexpr const char* kValues[] = {"f32", "bf16", "int8"};
+  constexpr const char* kLanes[] = {"8", "16", "32"};
   std::string spec = draw.pick(kPlain);
   if (draw.chance(2)) {
     spec = std::string("topk:density=") + draw.pick(kDensities);
     spec += std::string(",values=") + draw.pick(kValues);
+  } else if (draw.chance(4)) {
+    spec = std::string("intsum:lanes=") + draw.pick(kLanes);
+    if (draw.chance(2)) spec += ",rounding=stochastic";
   }
   return draw.chance(2) ? spec + "+ef" : spec;
 }

@@ -78,7 +78,9 @@ INSTANTIATE_TEST_SUITE_P(Codecs, OnStream,
                          ::testing::Values("none", "bf16+ef", "f16+ef", "int8", "int8+ef",
                                            "int8:rounding=stochastic+ef", "int4+ef",
                                            "int4:rounding=stochastic", "topk+ef",
-                                           "topk:density=0.001,values=int8+ef"),
+                                           "topk:density=0.001,values=int8+ef", "intsum+ef",
+                                           "intsum:lanes=16,rounding=stochastic+ef",
+                                           "intsum:lanes=32"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name)

@@ -3,7 +3,8 @@
 #include "tests/support/native_rounds.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstdint>
+#include <functional>
 
 namespace tersor::test {
 namespace {
@@ -25,18 +26,13 @@ std::vector<std::string> names_where(bool framed) {
   return names;
 }
 
-template <typename Unsigned>
-void add(ValueSpan into, ConstValueSpan from) {
-  auto* sums = reinterpret_cast<Unsigned*>(into.pointer());
-  const auto* values = reinterpret_cast<const Unsigned*>(from.pointer());
-  for (std::size_t i = 0; i < into.count(); ++i)
-    sums[i] = static_cast<Unsigned>(sums[i] + values[i]);
-}
-
-void keep_largest(ValueSpan into, ConstValueSpan from) {
-  const auto most = into.as<std::uint32_t>();
-  const auto values = from.as<std::uint32_t>();
-  for (std::size_t i = 0; i < most.size(); ++i) most[i] = std::max(most[i], values[i]);
+template <typename Unsigned, typename Operation>
+void merge(ValueSpan into, ConstValueSpan from, const Operation& operation) {
+  auto* merged = reinterpret_cast<Unsigned*>(into.pointer());
+  for (const Unsigned value : numbers<Unsigned>(from)) {
+    *merged = static_cast<Unsigned>(operation(*merged, value));
+    ++merged;
+  }
 }
 
 }  // namespace
@@ -45,9 +41,10 @@ std::vector<std::string> framed_codecs() { return names_where(true); }
 std::vector<std::string> native_codecs() { return names_where(false); }
 
 void combine(Exchange exchange, ValueSpan into, ConstValueSpan from) {
-  if (exchange == Exchange::kNativeMaximum) return keep_largest(into, from);
-  if (dtype_bytes(into.dtype()) == 1) return add<std::uint8_t>(into, from);
-  add<std::uint32_t>(into, from);
+  const auto larger = [](std::uint32_t a, std::uint32_t b) { return std::max(a, b); };
+  if (exchange == Exchange::kNativeMaximum) return merge<std::uint32_t>(into, from, larger);
+  if (dtype_bytes(into.dtype()) == 1) return merge<std::uint8_t>(into, from, std::plus<>());
+  merge<std::uint32_t>(into, from, std::plus<>());
 }
 
 NativeRounds::NativeRounds(std::string_view spec, const std::vector<std::size_t>& counts,

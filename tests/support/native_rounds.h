@@ -5,6 +5,7 @@
 #include "tests/support/codec_harness.h"
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,12 @@ namespace tersor::test {
 /// The codecs of the registry that send frames, and those that do not.
 std::vector<std::string> framed_codecs();
 std::vector<std::string> native_codecs();
+
+/// Bare values as numbers; those of the test device can be reached from the host.
+template <typename T>
+std::span<const T> numbers(const ConstValueSpan& values) {
+  return {reinterpret_cast<const T*>(values.pointer()), values.count()};
+}
 
 /// into = into combined with `from`, as a transport would: sums modulo the type's range.
 void combine(Exchange exchange, ValueSpan into, ConstValueSpan from);

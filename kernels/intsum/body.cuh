@@ -1,0 +1,248 @@
+// The kernel bodies of intsum: a warp takes a unit of 512 values (two blocks) of one segment at a
+// time, as in kernels/common/quantize_body.cuh.
+//
+// Bytes a value, f32: maxima 4 read, with feedback 8; codes 4 read and 1, 2 or 4 written, with
+// feedback 4 more of each; decode 1, 2 or 4 read and 4 written, adding 4 more read.
+#pragma once
+
+#include "kernels/common/quantize_body.cuh"
+#include "kernels/intsum/codes.cuh"
+#include "kernels/intsum/formulas.h"
+
+namespace tersor::kernels {
+
+/// Segments of one launch: entries hold one number more than other codecs'.
+constexpr unsigned kMostIntsumSegments = 400;
+
+/// `offset` counts bare codes.
+struct IntsumEncodeEntry : EncodeEntry {
+  std::uint64_t first_block;
+};
+struct IntsumDecodeEntry : DecodeEntry {
+  std::uint64_t first_block;
+};
+
+/// The block of a call in which a row of each chunk lies.
+template <class Entry, unsigned kRow>
+TERSOR_DEVICE std::uint64_t block_of(const Entry& segment, const UnitPlace<kRow>& place,
+                                     unsigned chunk) {
+  return segment.first_block + (place.first + chunk * kChunkValues<kRow>) / kIntsumBlock;
+}
+
+/// Whether a block of the segment begins or goes on in a chunk.
+template <unsigned kRow>
+TERSOR_DEVICE bool has_block(const UnitPlace<kRow>& place, unsigned chunk) {
+  return chunk * kChunkValues<kRow> / kIntsumBlock * kIntsumBlock < place.values();
+}
+
+TERSOR_DEVICE bool is_inactive(const EncodeEntry& segment) {
+  return segment.active != nullptr && load(segment.active) == 0;
+}
+
+template <typename G, typename E, unsigned kMost>
+struct IntsumMaximaKernel {
+  static constexpr unsigned kThreads = kQuantizeThreads;
+  static constexpr unsigned kResident = kQuantizeResident<E, NoiseKind::kNone>;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(G);
+  struct Shared {};
+
+  SegmentTable<IntsumEncodeEntry, kMost> table;
+  std::uint32_t* maxima;
+  CallWords words;
+  float factor;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const IntsumEncodeEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      write_unit(block.warp(), segment, {first, segment.count, block.warp().thread_rank()}, a, b);
+    });
+  }
+
+ private:
+  template <class Warp>
+  TERSOR_DEVICE void write_unit(const Warp& warp, const IntsumEncodeEntry& segment,
+                                const UnitPlace<kRow>& place, float a, float b) const {
+    float p[kUnitChunks<kRow>][kRow];
+    load_sent<G, E>(segment, place, a, b, p);
+    std::uint32_t largest[kUnitChunks<kRow>];
+    block_maxima<IntsumBytes, kRow>(warp, p, largest);
+    if (place.thread != 0) return;
+    const bool inactive = is_inactive(segment);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const bool begins = chunk * kChunkValues<kRow> % kIntsumBlock == 0;
+      if (begins && has_block(place, chunk))
+        store(maxima + block_of(segment, place, chunk),
+              inactive ? 0u : sent_maximum(largest[chunk], factor));
+    }
+  }
+};
+
+/// Scales of all blocks, which know nothing of segments.
+struct IntsumScalesKernel {
+  static constexpr unsigned kThreads = 256;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  const std::uint32_t* maxima;
+  float* scales;
+  std::size_t count;
+  float levels;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const std::size_t threads = std::size_t{block.blocks()} * block.threads();
+    std::size_t at = std::size_t{block.rank()} * block.threads() + block.thread_rank();
+    for (; at < count; at += threads)
+      store(scales + at, shared_scale(load_input(maxima + at), levels));
+  }
+};
+
+/// A row's codes, and what they leave of p.
+template <NoiseKind kKind, unsigned kRow>
+TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale,
+                            const RowNoise<kKind, kRow>& noise, unsigned chunk,
+                            std::uint32_t (&codes)[kRow], float (&left)[kRow]) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i) {
+    std::int32_t code;
+    if constexpr (kKind == NoiseKind::kNone)
+      code = nearest_code(nearest_sum(p[i], scale.inverse));
+    else
+      code = stochastic_code(p[i], scale.inverse, noise.at(chunk, i));
+    codes[i] = scale.poisoned ? 0u : static_cast<std::uint32_t>(code);
+    left[i] = p[i] - float_of_small(code) * scale.scale;
+  }
+}
+
+template <typename G, typename E, NoiseKind kKind, unsigned kMost>
+struct IntsumEncodeKernel {
+  static constexpr unsigned kThreads = kQuantizeThreads;
+  static constexpr unsigned kResident = kQuantizeResident<E, kKind>;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(G);
+  struct Shared {};
+
+  SegmentTable<IntsumEncodeEntry, kMost> table;
+  std::byte* codes;
+  const float* scales;
+  CallWords words;
+  NextWords next;
+  std::uint64_t key;
+  float factor;
+  IntsumLanes lanes;
+  unsigned code_bytes;  // of one bare value
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const IntsumEncodeEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      const UnitPlace<kRow> place{first, segment.count, block.warp().thread_rank()};
+      float p[kUnitChunks<kRow>][kRow];
+      load_sent<G, E>(segment, place, a, b, p);
+      const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
+                                        segment.parameter);
+      write_unit(segment, place, noise, p);
+    });
+    next.write(block);
+  }
+
+ private:
+  using Scales = BlockScale[kUnitChunks<kRow>];
+
+  TERSOR_DEVICE void load_scales(const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place,
+                                 Scales& own) const {
+    const bool inactive = is_inactive(segment);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const bool goes_on = chunk * kChunkValues<kRow> % kIntsumBlock != 0;
+      own[chunk] = goes_on ? own[chunk - 1] : BlockScale{0.0f, 0.0f, false};
+      if (goes_on || !has_block(place, chunk)) continue;
+      own[chunk] = own_scale(load_input(scales + block_of(segment, place, chunk)), factor);
+      own[chunk].poisoned |= inactive;
+    }
+  }
+
+  TERSOR_DEVICE void write_unit(const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place,
+                                const RowNoise<kKind, kRow>& noise,
+                                const float (&p)[kUnitChunks<kRow>][kRow]) const {
+    Scales own;
+    load_scales(segment, place, own);
+    float left[kUnitChunks<kRow>][kRow];
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      std::uint32_t row[kRow];
+      code_row(p[chunk], own[chunk], noise, chunk, row, left[chunk]);
+      store_codes<kRow>(row, lanes, {codes + segment.offset * code_bytes, place.row(chunk, false)});
+    }
+    ResidualRows<E, kRow>::of(segment).store_left(place, own, left);
+  }
+};
+
+template <typename T, unsigned kMost>
+struct IntsumDecodeKernel {
+  static constexpr unsigned kThreads = kQuantizeThreads;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(T);
+  struct Shared {};
+
+  SegmentTable<IntsumDecodeEntry, kMost> table;
+  const std::byte* codes;
+  const float* scales;
+  float factor;
+  DecodeMode mode;
+  IntsumLanes lanes;
+  unsigned code_bytes;  // of one bare value
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const IntsumDecodeEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      decode_unit(segment, {first, segment.count, block.warp().thread_rank()});
+    });
+  }
+
+ private:
+  TERSOR_DEVICE void decode_unit(const IntsumDecodeEntry& segment,
+                                 const UnitPlace<kRow>& place) const {
+    auto* output = static_cast<T*>(segment.output);
+    const bool aligned = is_aligned_for<T, kRow>(output);
+    float sum[kUnitChunks<kRow>][kRow];
+    if (mode == DecodeMode::kAdd)
+      load_rows<Load::kAny>(output, place, aligned, sum);
+    else  // what is added to -0 stays as it is: products, with their signs
+      fill(sum, -0.0f);
+    auto* base = const_cast<std::byte*>(codes) + segment.offset * code_bytes;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      if (!has_block(place, chunk)) continue;
+      const float scale = load_input(scales + block_of(segment, place, chunk)) * factor;
+      float row[kRow];
+      load_sums<kRow>({base, place.row(chunk, false)}, lanes, row);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] = fused_multiply_add(row[i], scale, sum[chunk][i]);
+    }
+    store_rows(sum, output, place, aligned);
+  }
+
+  TERSOR_DEVICE static void fill(float (&rows)[kUnitChunks<kRow>][kRow], float value) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) rows[chunk][i] = value;
+    }
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,118 @@
+// A row of codes (4 or 8) between registers and bare values in lanes of 8, 16 or 32 bits.
+#pragma once
+
+#include "kernels/common/codes.cuh"
+#include "kernels/common/row.cuh"
+#include "kernels/intsum/formulas.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace tersor::kernels {
+
+/// Where a row's bare values lie. Rows begin at even values.
+template <unsigned kRow>
+struct CodeRow {
+  void* codes;  // of the segment
+  RowPlace place;
+
+  /// Whether rows of `Lane`s move whole.
+  template <typename Lane>
+  TERSOR_DEVICE bool is_whole() const {
+    return place.left >= kRow && is_aligned_for<Lane, kRow>(codes);
+  }
+  template <typename T>
+  TERSOR_DEVICE T* at(std::size_t index) const {
+    return static_cast<T*>(codes) + index;
+  }
+};
+
+/// Codes of 8 bits from the low bytes of words.
+template <unsigned kRow>
+TERSOR_DEVICE void store_bytes(const std::uint32_t (&codes)[kRow], const CodeRow<kRow>& row) {
+  auto* to = row.template at<std::uint8_t>(row.place.first);
+  if (row.template is_whole<std::int8_t>())
+    return pack_codes<IntsumBytes, kRow, 0, 0>(codes).store_to(to);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i)
+    if (i < row.place.left) store(to + i, static_cast<std::uint8_t>(codes[i]));
+}
+
+/// Words of which each holds the codes of `kOf` values.
+template <unsigned kOf, unsigned kWords, unsigned kRow>
+TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_whole,
+                               const CodeRow<kRow>& row) {
+  auto* to = row.template at<std::uint32_t>(row.place.first / kOf);
+  if (is_whole) {
+    RowBytes<sizeof words> bytes;
+    std::memcpy(&bytes, words, sizeof words);
+    return bytes.store_to(to);
+  }
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kWords; ++i)
+    if (i * kOf < row.place.left) store(to + i, words[i]);
+}
+
+/// Codes behind the segment's end are 0.
+template <unsigned kRow>
+TERSOR_DEVICE void store_codes(const std::uint32_t (&codes)[kRow], IntsumLanes lanes,
+                               const CodeRow<kRow>& row) {
+  if (lanes == IntsumLanes::k8) return store_bytes(codes, row);
+  if (lanes == IntsumLanes::k32)
+    return store_words<1>(codes, row.template is_whole<std::uint32_t>(), row);
+  std::uint32_t pairs[kRow / 2];
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow / 2; ++i) pairs[i] = codes[2 * i] + (codes[2 * i + 1] << 16);
+  store_words<2>(pairs, row.template is_whole<std::uint16_t>(), row);
+}
+
+/// Sums of codes of 8 bits; 0 behind the segment's end.
+template <unsigned kRow>
+TERSOR_DEVICE void load_bytes(const CodeRow<kRow>& row, float (&sums)[kRow]) {
+  const auto* from = row.template at<const std::int8_t>(row.place.first);
+  if (row.template is_whole<std::int8_t>())
+    return unpack_codes<IntsumBytes, kRow>(RowBytes<kRow>::template load_from<Load::kInput>(from),
+                                           sums);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i)
+    sums[i] = i < row.place.left ? float_of_small(load(from + i)) : 0.0f;
+}
+
+/// As store_words; 0 behind the segment's end.
+template <unsigned kOf, unsigned kWords, unsigned kRow>
+TERSOR_DEVICE void load_words(const CodeRow<kRow>& row, bool is_whole,
+                              std::uint32_t (&words)[kWords]) {
+  const auto* from = row.template at<const std::uint32_t>(row.place.first / kOf);
+  if (is_whole) {
+    const auto bytes = RowBytes<sizeof words>::template load_from<Load::kInput>(from);
+    std::memcpy(words, &bytes, sizeof words);
+    return;
+  }
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kWords; ++i) words[i] = i * kOf < row.place.left ? load(from + i) : 0;
+}
+
+template <unsigned kRow>
+TERSOR_DEVICE void load_pairs(const CodeRow<kRow>& row, float (&sums)[kRow]) {
+  std::uint32_t pairs[kRow / 2];
+  load_words<2>(row, row.template is_whole<std::uint16_t>(), pairs);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i) {
+    const std::uint32_t halves = pairs[i / 2] + kPairOffset;
+    sums[i] = float_of_small(static_cast<std::int32_t>(halves >> (i % 2 * 16) & 0xffffu) - 0x8000);
+  }
+}
+
+/// What the sums of a row are, as floats.
+template <unsigned kRow>
+TERSOR_DEVICE void load_sums(const CodeRow<kRow>& row, IntsumLanes lanes, float (&sums)[kRow]) {
+  if (lanes == IntsumLanes::k8) return load_bytes(row, sums);
+  if (lanes == IntsumLanes::k16) return load_pairs(row, sums);
+  std::uint32_t words[kRow];
+  load_words<1>(row, row.template is_whole<std::uint32_t>(), words);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i)
+    sums[i] = static_cast<float>(static_cast<std::int32_t>(words[i]));
+}
+
+}  // namespace tersor::kernels

@@ -1,0 +1,140 @@
+// How intsum is launched on a device: one launch a round for up to 400 segments.
+
+#include "kernels/common/quantize_device.cuh"
+#include "kernels/intsum/body.cuh"
+#include "kernels/intsum/device.h"
+#include "kernels/intsum/places.h"
+
+namespace tersor::kernels {
+namespace {
+
+/// What for_each_table adds up.
+struct IntsumSizes {
+  IntsumPlace bytes;
+  std::size_t units;
+};
+
+auto sizes_of(IntsumLanes lanes) {
+  return [=](const Segment& segment) -> IntsumSizes {
+    return {IntsumPlace::of(segment.count, lanes), ceil_div(segment.count, kUnitValues)};
+  };
+}
+
+template <NoiseKind kKind, typename Visitor>
+void visit_intsum_lengths(std::size_t segments, Visitor&& visitor) {
+  if (kKind == NoiseKind::kAny || segments <= kFewSegments)
+    visitor(Constant<kFewSegments>{});
+  else if constexpr (kKind != NoiseKind::kAny)
+    visitor(Constant<kMostIntsumSegments>{});
+}
+
+Dtype gradient_dtype(const EncodeCall& call) {
+  return call.gradients.empty() ? Dtype::kF32 : call.gradients.front().dtype();
+}
+
+unsigned code_bytes(IntsumLanes lanes) {
+  return static_cast<unsigned>(dtype_bytes(intsum_dtype(lanes)));
+}
+
+/// The launches of a call that encodes; `before(place)` comes before each of them.
+template <class Kernel, class Before>
+void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLanes lanes,
+                   const Before& before) {
+  kernel.words = words_of_call(call);
+  for_each_table(
+      kernel.table, call.segments, sizes_of(lanes),
+      [&](std::size_t i, const IntsumPlace& place) {
+        return IntsumEncodeEntry{encode_entry(call, i, place.codes), place.maxima};
+      },
+      [&](LaunchPlace place) {
+        before(place);
+        queue.launch(kernel,
+                     queue.blocks_for<Kernel>(kernel.table.units, Kernel::kThreads / kWarpThreads));
+      });
+}
+
+template <NoiseKind kKind, class Kernel>
+void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLanes lanes) {
+  constexpr bool kAdvances = kKind == NoiseKind::kNone;  // nobody reads the step
+  prepare_next_words(queue, call);
+  launch_encode(queue, kernel, call, lanes, [&](LaunchPlace place) {
+    kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
+  });
+  if (!kAdvances && call.words_out != nullptr)
+    queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
+}
+
+}  // namespace
+
+void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima) {
+  Queue queue(call.execution.stream);
+  visit_value_type(gradient_dtype(call), [&]<typename G>(G) {
+    visit_residual_type(call.states, [&]<typename E>(E) {
+      visit_intsum_lengths<NoiseKind::kNone>(call.segments.size(), [&](auto segments) {
+        IntsumMaximaKernel<G, E, segments()> kernel;
+        kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima.pointer());
+        kernel.factor = factor;
+        launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
+      });
+    });
+  });
+}
+
+void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan maxima) {
+  Queue queue(call.execution.stream);
+  const IntsumScalesKernel kernel{reinterpret_cast<const std::uint32_t*>(maxima.pointer()),
+                                  reinterpret_cast<float*>(call.execution.kept.data()),
+                                  maxima.count(), levels};
+  queue.launch(kernel, queue.blocks_for<IntsumScalesKernel>(kernel.count, kernel.kThreads));
+}
+
+void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, float factor,
+                          ValueSpan codes) {
+  Queue queue(call.execution.stream);
+  visit_value_type(gradient_dtype(call), [&]<typename G>(G) {
+    visit_residual_type(call.states, [&]<typename E>(E) {
+      visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
+        visit_intsum_lengths<kKind>(call.segments.size(), [&](auto segments) {
+          IntsumEncodeKernel<G, E, kKind, segments()> kernel;
+          kernel.codes = codes.pointer();
+          kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
+          kernel.key = call.random.key;
+          kernel.factor = factor;
+          kernel.lanes = options.lanes;
+          kernel.code_bytes = code_bytes(options.lanes);
+          launch_codes<kKind>(queue, kernel, call, options.lanes);
+        });
+      });
+    });
+  });
+}
+
+void intsum_device_decode(const DecodeCall& call, IntsumLanes lanes, ConstValueSpan codes) {
+  Queue queue(call.execution.stream);
+  const auto launch = [&]<class Kernel>(Kernel& kernel) {
+    kernel.codes = codes.pointer();
+    kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
+    kernel.factor = call.factor;
+    kernel.mode = call.mode;
+    kernel.lanes = lanes;
+    kernel.code_bytes = code_bytes(lanes);
+    for_each_table(
+        kernel.table, call.segments, sizes_of(lanes),
+        [&](std::size_t i, const IntsumPlace& place) {
+          return IntsumDecodeEntry{decode_entry(call, i, place.codes), place.maxima};
+        },
+        [&](LaunchPlace) {
+          queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units,
+                                                        Kernel::kThreads / kWarpThreads));
+        });
+  };
+  const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
+  visit_value_type(dtype, [&]<typename T>(T) {
+    visit_intsum_lengths<NoiseKind::kNone>(call.segments.size(), [&](auto segments) {
+      IntsumDecodeKernel<T, segments()> kernel;
+      launch(kernel);
+    });
+  });
+}
+
+}  // namespace tersor::kernels

@@ -1,0 +1,190 @@
+// A device writes the bits that the CPU writes in codecs that only go native: bare values of all
+// rounds, residuals, words and decoded values, for all types, counts and distances from an aligned
+// address.
+
+#include "tests/support/native_rounds.h"
+#include "tests/device/expectations.h"
+#include "tests/device/hard_values.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+namespace tersor::test {
+namespace {
+
+std::vector<std::string> specs() {
+  std::vector<std::string> all = {
+      "intsum:lanes=16", "intsum:lanes=32+ef", "intsum:rounding=stochastic+ef",
+      "intsum:lanes=16,rounding=stochastic+ef", "intsum:lanes=32,rounding=stochastic"};
+  for (const std::string& name : native_codecs())
+    for (const char* feedback : {"", "+ef"}) all.push_back(name + feedback);
+  return all;
+}
+
+/// The same exchange on the host and on the device under test.
+struct RoundsPair {
+  RoundsPair(const std::string& spec, const std::vector<std::size_t>& counts,
+             HarnessOptions options)
+      : host(spec, counts, in(Memory::kHost, options)),
+        device(spec, counts, in(Memory::kDevice, options)) {}
+
+  static HarnessOptions in(Memory memory, HarnessOptions options) {
+    options.memory = memory;
+    options.contributions = 2;
+    return options;
+  }
+
+  void for_each(const std::function<void(CodecHarness&)>& body) {
+    for (NativeRounds* rounds : {&host, &device})
+      for (CodecHarness& rank : rounds->ranks) body(rank);
+  }
+
+  void expect_same(const NativeOptions& options = {}) {
+    host.exchange(options);
+    device.exchange(options);
+    for (std::size_t rank = 0; rank < host.ranks.size(); ++rank) expect_same_rank(rank);
+    EXPECT_TRUE(host.intact() && device.intact());
+  }
+
+  NativeRounds host, device;
+
+ private:
+  void expect_same_rank(std::size_t rank) const {
+    for (std::size_t round = 0; round < host.bare.size(); ++round)
+      EXPECT_TRUE(same_bytes(host.bare[round][rank].bytes(), device.bare[round][rank].bytes()))
+          << "bare values of round " << round;
+    const CodecHarness &one = host.ranks[rank], &other = device.ranks[rank];
+    EXPECT_TRUE(same_bytes(one.kept(), other.kept())) << "kept memory";
+    if (one.has_states())
+      expect_same_values(one.residuals_out(), other.residuals_out(), "residual");
+    expect_same_values(one.outputs(), other.outputs(), "decoded value");
+  }
+};
+
+class NativeRoundsOn : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::string spec() const { return GetParam(); }
+
+  /// Runs `body` on a pair for each type of gradient and residual.
+  void for_each_type(const std::vector<std::size_t>& counts, HarnessOptions options,
+                     const std::function<void(RoundsPair&)>& body) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+      for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
+        if (residual == Dtype::kBf16 && !make_codec(spec())->has_feedback()) continue;
+        options.dtype = dtype;
+        options.residual_dtype = residual;
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + ", residual " +
+                     std::string(dtype_name(residual)));
+        RoundsPair pair(spec(), counts, options);
+        body(pair);
+      }
+  }
+};
+
+TEST_P(NativeRoundsOn, AnyCount) {
+  for (const std::size_t count : {1, 2, 31, 128, 129, 255, 256, 257, 511, 512, 513, 2919})
+    for_each_type({count}, {}, [&](RoundsPair& pair) {
+      SCOPED_TRACE(count);
+      pair.expect_same();
+    });
+}
+
+TEST_P(NativeRoundsOn, AnyStart) {
+  for (const std::size_t shift : {1, 2, 3, 5})
+    for_each_type({1'500, 1, 7}, {.shift = shift}, [&](RoundsPair& pair) {
+      SCOPED_TRACE(shift);
+      pair.expect_same({.shift = shift});
+    });
+}
+
+TEST_P(NativeRoundsOn, FactorsAndModes) {
+  for_each_type({1'030, 77}, {}, [](RoundsPair& pair) {
+    pair.for_each([](CodecHarness& rank) {
+      rank.share_residuals();
+      rank.words = {.step = 99, .gradient_factor = 0.5f, .residual_factor = 3.0f};
+      for (std::size_t i = 0; i < rank.segments.size(); ++i)
+        rank.set_output(gaussian(rank.segments[i].count, 3 + i), i);
+    });
+    pair.expect_same({.encode_factor = 1.0f / 3, .decode_factor = 0.7f, .mode = DecodeMode::kAdd});
+  });
+}
+
+/// More segments than one launch takes, and more than short parameters hold.
+TEST_P(NativeRoundsOn, SeveralLaunches) {
+  std::vector<std::size_t> counts;
+  for (std::size_t i = 0; i < 900; ++i) counts.push_back(i == 450 ? 1'000 : i % 7);
+  RoundsPair pair(spec(), counts, {});
+  pair.expect_same();
+  pair.for_each([](CodecHarness& rank) {
+    for (Segment& segment : rank.segments) segment.first_index = 3;  // random bytes one by one
+  });
+  pair.expect_same();
+}
+
+TEST_P(NativeRoundsOn, Nothing) {
+  for_each_type({}, {}, [](RoundsPair& pair) { pair.expect_same(); });
+  for_each_type({0, 0}, {}, [](RoundsPair& pair) { pair.expect_same(); });
+}
+
+TEST_P(NativeRoundsOn, PartsOfAParameter) {
+  for (const std::uint64_t first : {512u, 1u, 0xfffffff1u})
+    for_each_type({700, 5}, {}, [&](RoundsPair& pair) {
+      SCOPED_TRACE(first);
+      pair.for_each([&](CodecHarness& rank) {
+        for (Segment& segment : rank.segments) segment.first_index = first;
+      });
+      pair.expect_same();
+    });
+}
+
+TEST_P(NativeRoundsOn, InactiveSegments) {
+  const std::uint32_t no = 0, yes = 1;
+  for_each_type({1'000, 30, 600}, {}, [&](RoundsPair& pair) {
+    pair.for_each([&](CodecHarness& rank) {
+      rank.segments[0].active = &no;
+      rank.segments[1].active = &yes;
+    });
+    pair.device.ranks[1].segments[0].active = pair.host.ranks[1].segments[0].active = &yes;
+    pair.expect_same();
+  });
+}
+
+TEST_P(NativeRoundsOn, HardValues) {
+  for (const ValueKind& kind : hard_values())
+    for_each_type({700}, {}, [&](RoundsPair& pair) {
+      SCOPED_TRACE(kind.name);
+      pair.for_each([&](CodecHarness& rank) { rank.set_gradient(values_of(kind, 700, 4)); });
+      pair.expect_same({.encode_factor = 0.3f});
+    });
+}
+
+TEST_P(NativeRoundsOn, WordsOfTheNextStep) {
+  for (const bool in_place : {true, false}) {
+    RoundsPair pair(spec(), {600}, {});
+    pair.expect_same();
+    for (NativeRounds* rounds : {&pair.host, &pair.device}) {
+      CodecHarness& rank = rounds->ranks[0];
+      rank.words = {.step = 41, .gradient_factor = 2, .residual_factor = 0.5f, .overflows = 3};
+      EncodeCall call = rank.encode_call();
+      StateWords next;
+      call.words_out = in_place ? &rank.words : &next;
+      rank.codec().encode_native(call, 1.0f, rounds->bare[1][0].span());
+      if (!in_place) rank.words = next;
+    }
+    expect_same_words(pair.host.ranks[0].words, pair.device.ranks[0].words);
+    EXPECT_EQ(pair.device.ranks[0].words.step, 42u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, NativeRoundsOn, ::testing::ValuesIn(specs()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name)
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tersor::test
