@@ -53,5 +53,8 @@ class InProcessWorld {
 /// Runs `body` once for each rank, each on a thread of its own, and returns when all are done.
 /// Where a rank throws, the others are told, and its exception is thrown again here.
 void run_ranks(int ranks, const Link& link, const std::function<void(Transport&)>& body);
+/// As above, on transports of any kind whose ranks are all in this process.
+void run_ranks(std::vector<std::unique_ptr<Transport>> transports,
+               const std::function<void(Transport&)>& body);
 
 }  // namespace tersor

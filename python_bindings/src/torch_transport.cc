@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/transport/processes/transport.h"
+#include "comm/transport/host/host_transport.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/patient_transport.h"
 #include "python_bindings/src/torch_wire.h"
@@ -16,9 +16,9 @@ namespace tersor::python {
 namespace {
 
 /// A world that is made and ended without the GIL, which its threads need, whoever ends it.
-std::shared_ptr<processes::World> make_world(std::unique_ptr<processes::Wire> wire) {
+std::shared_ptr<host::World> make_world(std::unique_ptr<Wire> wire) {
   return ended_without_gil(
-      without_gil([&] { return std::make_unique<processes::World>(std::move(wire)); }));
+      without_gil([&] { return std::make_unique<host::World>(std::move(wire)); }));
 }
 
 class TorchTransport final : public PatientTransport {
@@ -31,10 +31,10 @@ class TorchTransport final : public PatientTransport {
   void close() { world_->close(); }
 
  private:
-  explicit TorchTransport(std::shared_ptr<processes::World> world)
-      : PatientTransport(processes::make_transport(world)), world_(std::move(world)) {}
+  explicit TorchTransport(std::shared_ptr<host::World> world)
+      : PatientTransport(std::make_unique<host::HostTransport>(world)), world_(std::move(world)) {}
 
-  std::shared_ptr<processes::World> world_;
+  std::shared_ptr<host::World> world_;
 };
 
 }  // namespace

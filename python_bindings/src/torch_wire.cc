@@ -25,16 +25,11 @@ Messenger::Lane payload_lane(int from, int to) {
   return from < to ? Messenger::Lane::kUpwards : Messenger::Lane::kDownwards;
 }
 
-/// The last word of a process to another.
-bool is_goodbye(const processes::Head& head) {
-  return head.kind == processes::Kind::kLeave && head.part == 1;
-}
-
 }  // namespace
 
 struct TorchWire::Message {
   int peer;
-  host::Block head;
+  Block head;
   ConstByteSpan payload;  // what does not travel with the head
   std::shared_ptr<Job> job;
 };
@@ -65,8 +60,7 @@ std::size_t TorchWire::wire_bytes(std::size_t payload_bytes) const {
   return kHeadBytes + (travels_with_head(payload_bytes) ? 0 : payload_bytes);
 }
 
-void TorchWire::start(host::BlockPool& pool, Events events) {
-  pool_ = &pool;
+void TorchWire::start(Events events) {
   events_ = std::move(events);
   lines_.resize(static_cast<std::size_t>(ranks()));
   try {
@@ -74,7 +68,7 @@ void TorchWire::start(host::BlockPool& pool, Events events) {
     for (int peer = 0; peer < ranks(); ++peer)
       if (peer != rank_) listen_to(peer);
   } catch (...) {  // there may be no more threads
-    end(processes::Parting::kAlone);
+    end(Parting::kAlone);
     throw;
   }
 }
@@ -91,7 +85,7 @@ void TorchWire::listen_to(int peer) {
 // What waits is woken by an error, and what was started in between fails at once, so that no memory
 // is in use that goes with its task; then the threads have nothing left to do. Where that cannot
 // be, they wait for ever, and nobody for them.
-bool TorchWire::end(processes::Parting) {
+bool TorchWire::end(Parting) {
   ending_ = true;
   {
     const nb::gil_scoped_acquire held;
@@ -108,36 +102,18 @@ bool TorchWire::end(processes::Parting) {
   return true;
 }
 
-std::shared_ptr<const processes::Job> TorchWire::send(int peer, Head head, ConstByteSpan payload) {
-  host::Block copy = pool_->take(payload.size());
-  if (!payload.empty()) std::memcpy(copy.writable().data(), payload.data(), payload.size());
-  return send_block(peer, head, std::move(copy));
-}
-
-std::shared_ptr<const processes::Job> TorchWire::send_block(int peer, Head head,
-                                                            host::Block payload) {
-  auto job = std::make_shared<Job>();
-  job->memory = std::move(payload);
-  send_from(peer, head, job->memory.bytes(), job);
-  return job;
-}
-
-bool TorchWire::send_from(int peer, Head head, ConstByteSpan payload,
-                          const std::shared_ptr<Job>& job) {
-  head.envelope.bytes = payload.size();
-  Message message{.peer = peer, .head = pool_->take(kHeadBytes), .payload = {}, .job = job};
+void TorchWire::send(int peer, MessageHead head, Payload payload) {
+  auto job = payload.job != nullptr ? std::move(payload.job) : std::make_shared<Job>();
+  Message message{.peer = peer, .head = take_block(kHeadBytes), .payload = {}, .job = job};
   std::byte* bytes = message.head.writable().data();
   std::memset(bytes, 0, kHeadBytes);
-  std::memcpy(bytes, &head, sizeof(Head));
-  const bool with_head = travels_with_head(payload.size());
-  if (!with_head)
-    message.payload = payload;
-  else if (!payload.empty())
-    std::memcpy(bytes + sizeof(Head), payload.data(), payload.size());
-  const auto posted = with_head && job->keep_alive != nullptr ? std::make_shared<Job>() : job;
-  message.job = posted;
+  std::memcpy(bytes, &head, sizeof(MessageHead));
+  if (!travels_with_head(payload.bytes.size()))
+    message.payload = payload.bytes;
+  else if (!payload.bytes.empty())
+    std::memcpy(bytes + sizeof(MessageHead), payload.bytes.data(), payload.bytes.size());
+  job->memory = std::move(payload.block);
   post(std::move(message));
-  return posted == job;
 }
 
 void TorchWire::post(Message message) {
@@ -176,7 +152,7 @@ void TorchWire::finish(const std::shared_ptr<Job>& job) {
 void TorchWire::post_head(Line& line) {
   if (ending_) return;  // the thread may be about to drop what would wait for it
   attempt(line, [&] {
-    const host::Block memory = pool_->take(kHeadBytes);
+    const Block memory = take_block(kHeadBytes);
     Work work = messenger_.receive(line.peer, Messenger::Lane::kHeads, memory.writable());
     line.heads.run([this, &line, memory, work = std::move(work)]() mutable {
       await_head(line, memory, work);
@@ -184,7 +160,7 @@ void TorchWire::post_head(Line& line) {
   });
 }
 
-void TorchWire::await_head(Line& line, const host::Block& memory, Work& work) {
+void TorchWire::await_head(Line& line, const Block& memory, Work& work) {
   const bool came = attempt(line, [&] { messenger_.wait(work); });
   work.reset();
   if (!came || line.gone) return;
@@ -193,17 +169,17 @@ void TorchWire::await_head(Line& line, const host::Block& memory, Work& work) {
 }
 
 // A fault overtakes what came before: its sender may not live to send the rest of that.
-void TorchWire::take_head(Line& line, const host::Block& memory) {
+void TorchWire::take_head(Line& line, const Block& memory) {
   auto letter = std::make_shared<Letter>();
   Arrival& arrival = letter->arrival;
   arrival.peer = line.peer;
-  std::memcpy(&arrival.head, memory.bytes().data(), sizeof(Head));
-  processes::check_protocol(arrival.head, line.peer);
-  line.gone = is_goodbye(arrival.head);
-  const std::size_t bytes = arrival.head.envelope.bytes;
+  std::memcpy(&arrival.head, memory.bytes().data(), sizeof(MessageHead));
+  arrival.head.check(line.peer);
+  line.gone = arrival.head.is_goodbye();
+  const std::size_t bytes = arrival.head.payload_bytes();
   letter->there = travels_with_head(bytes);
-  arrival.payload = letter->there ? memory.part(sizeof(Head), bytes) : pool_->take(bytes);
-  if (letter->there && arrival.head.kind == processes::Kind::kFault) return tell(taking(letter));
+  arrival.payload = letter->there ? memory.part(sizeof(MessageHead), bytes) : take_block(bytes);
+  if (letter->there && arrival.head.is_fault()) return tell(taking(letter));
   {
     const std::lock_guard lock(mutex_);
     line.letters.push_back(letter);
@@ -309,11 +285,6 @@ bool TorchWire::poll() {
     }
   if (error != nullptr) std::rethrow_exception(error);
   return !events.empty();
-}
-
-void TorchWire::forget(const host::Batch& batch) {
-  for (const auto& job : under_way_)
-    if (job->batch == &batch) job->batch = nullptr;
 }
 
 void TorchWire::pause() const { std::this_thread::sleep_for(std::chrono::microseconds(50)); }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <tersor/network.h>
 
 #include <atomic>
 #include <cstddef>
@@ -23,45 +24,36 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/processes/wire.h"
 #include "python_bindings/src/python_thread.h"
 #include "python_bindings/src/torch_messenger.h"
 
 namespace tersor::python {
 
-class TorchWire final : public processes::Wire {
+class TorchWire final : public Wire {
  public:
-  using Arrival = processes::Arrival;
-  using Head = processes::Head;
-  using Job = processes::Job;
-
   static constexpr std::size_t kHeadBytes = 1024;
-  static constexpr std::size_t kMostBytesWithHead = kHeadBytes - sizeof(Head);
+  static constexpr std::size_t kMostBytesWithHead = kHeadBytes - sizeof(MessageHead);
   static constexpr int kHeadsAhead = 4;
 
   /// `host_names`: for each rank a number that ranks of one host share. With the GIL held.
   TorchWire(nb::object messenger, int rank, std::vector<int> host_names);
   ~TorchWire() override;
 
-  processes::WireTraits traits() const override { return {.moves_alone = true}; }
+  Traits traits() const override {
+    return {.moves_alone = true, .copied_bytes = kMostBytesWithHead};
+  }
   int rank() const override { return rank_; }
   int ranks() const override { return static_cast<int>(host_names_.size()); }
   std::vector<int> host_names() const override { return host_names_; }
   std::size_t wire_bytes(std::size_t payload_bytes) const override;
 
-  void start(host::BlockPool& pool, Events events) override;
+  void start(Events events) override;
   /// Without the GIL.
-  bool end(processes::Parting parting) override;
+  bool end(Parting parting) override;
 
-  std::shared_ptr<const Job> send(int peer, Head head, ConstByteSpan payload) override;
-  std::shared_ptr<const Job> send_block(int peer, Head head, host::Block payload) override;
-  bool send_from(int peer, Head head, ConstByteSpan payload,
-                 const std::shared_ptr<Job>& job) override;
-  /// Never called: all arrivals are whole.
-  void receive_rest(const Arrival&, ByteSpan, const std::shared_ptr<Job>&) override {}
+  void send(int peer, MessageHead head, Payload payload) override;
 
   bool poll() override;
-  void forget(const host::Batch& batch) override;
   bool quiet() const override { return under_way_.empty(); }
   void pause() const override;
 
@@ -80,8 +72,8 @@ class TorchWire final : public processes::Wire {
   void start_sending(const Message& message);
   void await_sent(Line& line, const Message& message, std::vector<Work>& works);
   void post_head(Line& line);
-  void await_head(Line& line, const host::Block& memory, Work& work);
-  void take_head(Line& line, const host::Block& memory);
+  void await_head(Line& line, const Block& memory, Work& work);
+  void take_head(Line& line, const Block& memory);
   void receive_payload(Line& line, const std::shared_ptr<Letter>& letter);
   void await_payload(Line& line, const std::shared_ptr<Letter>& letter, Work& work);
   /// Runs `call` for a peer; an error of the network is told, and false returned.
@@ -98,7 +90,6 @@ class TorchWire final : public processes::Wire {
   const Messenger messenger_;
   const int rank_;
   const std::vector<int> host_names_;
-  host::BlockPool* pool_ = nullptr;
   Events events_;
   std::vector<std::shared_ptr<Job>> under_way_;  // what is sent and has not left
 

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/transport/host/head.h"
 #include "comm/transport/mpi/wire.h"
 
 namespace tersor {
@@ -157,27 +158,26 @@ void expect_refusal(mpi::MpiWire& wire) {
 }
 
 void receive_refused_ones(int count) {
-  host::BlockPool pool;
   mpi::MpiWire wire(MPI_COMM_WORLD);
-  wire.start(pool, {.take = [](const processes::Arrival&) { ADD_FAILURE() << "was taken"; },
-                    .changed = {}});
+  wire.start({.take = [](const Wire::Arrival&) { ADD_FAILURE() << "was taken"; }, .changed = {}});
   for (int message = 0; message < count; ++message) {
     if (rank_count() > 1) expect_refusal(wire);
     MPI_Barrier(MPI_COMM_WORLD);
   }
-  wire.end(processes::Parting::kAgreed);
+  wire.end(Wire::Parting::kAgreed);
 }
 
 // Heads that promise more, or less, than travels with them, and one that is cut off.
 TEST(MpiTransport, RefusesMessagesOfAnotherLength) {
-  constexpr int kHeadBytes = sizeof(processes::Head);
+  constexpr int kHeadBytes = sizeof(MessageHead);
   constexpr int kLengths[] = {kHeadBytes + 4, kHeadBytes + 12, kHeadBytes - 1};
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   if (rank == 0) return receive_refused_ones(std::size(kLengths));
   MPI_Comm own = communicator_of_a_wire();
-  std::array<processes::Head, 2> heads{};
-  heads[0].envelope.bytes = 8;
+  host::Head head;
+  head.envelope.bytes = 8;
+  std::array<MessageHead, 2> heads{to_message_head(head)};
   for (const int length : kLengths) {
     if (rank == 1) MPI_Send(&heads, length, MPI_BYTE, 0, 1, own);
     MPI_Barrier(MPI_COMM_WORLD);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "tests/transport/late_wire.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {
@@ -19,6 +20,7 @@ class TransportConformance : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportConformance, ::testing::ValuesIn(fabrics()),
                          fabric_name);
+INSTANTIATE_TEST_SUITE_P(Late, TransportConformance, ::testing::Values(late_fabric()), fabric_name);
 
 // Every rank there is once: it gets what the others call themselves.
 TEST_P(TransportConformance, KnowsItsRanks) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tests/transport/late_postman.h"
+#include "tests/transport/late_wire.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {
@@ -211,10 +211,11 @@ TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
 // All has come that was to come, but rank 1 does not take what was sent to it.
 TEST_P(UnreadExchange, NamesWhoDoesNotTake) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
-    const auto own = pattern(1000, transport.rank(), 0);
-    const SendTo to_middle{0, own}, to_idle{1, own};
+    const auto own = std::make_shared<std::vector<std::byte>>(pattern(1000, transport.rank(), 0));
+    const SendTo to_middle{0, *own}, to_idle{1, *own};
     const ReceiveFrom from{2, 1000};
-    const Operation operation{.name = "step", .timeout = std::chrono::milliseconds(200)};
+    const Operation operation{
+        .name = "step", .timeout = std::chrono::milliseconds(200), .keep_alive = own};
     if (transport.rank() == 0)
       transport.exchange(operation, {&to_idle, 1}, {&from, 1}).wait_synchronize();
     if (transport.rank() == 2)

@@ -8,8 +8,7 @@
 #include <optional>
 #include <thread>
 
-#include "comm/transport/inproc/postman.h"
-#include "comm/transport/inproc/world.h"
+#include "comm/transport/inproc/wire.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {
@@ -23,14 +22,18 @@ using RankBody = std::function<void(const std::shared_ptr<Channel>&)>;
 /// Runs ranks that speak through channels, on threads; returns the text of each one's
 /// TransportError. All stay until the last one has ended.
 std::vector<std::string> on_channels(int ranks, const Link& link, const RankBody& body) {
-  const auto world = std::make_shared<inproc::World>(ranks, link);
+  const auto network = std::make_shared<inproc::Network>(ranks, link);
+  std::vector<std::shared_ptr<host::World>> worlds;
+  for (int rank = 0; rank < ranks; ++rank)
+    worlds.push_back(
+        std::make_shared<host::World>(std::make_unique<inproc::InProcessWire>(network, rank)));
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::atomic<int> running{ranks};
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       const auto channel = std::make_shared<Channel>(
-          std::make_shared<inproc::InProcessPostman>(world, world->claim(rank)));
+          std::make_shared<host::Endpoint>(worlds[static_cast<std::size_t>(rank)]));
       try {
         body(channel);
       } catch (const TransportError& error) {
@@ -91,7 +94,7 @@ TEST_P(GatherInRounds, BringsEverybodysBytes) {
         handle.wait_synchronize();
         expect_lengths_and_patterns(handle, *channel, most);
         const auto rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
-        EXPECT_EQ(channel->postman().counters().sent_messages, static_cast<unsigned>(rounds));
+        EXPECT_EQ(channel->endpoint().counters().sent_messages, static_cast<unsigned>(rounds));
       });
       for (const std::string& error : errors) EXPECT_EQ(error, "");
     }

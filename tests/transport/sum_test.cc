@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "tests/transport/late_postman.h"
+#include "tests/transport/late_wire.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {
@@ -17,7 +17,7 @@ namespace {
 class TransportSum : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportSum, ::testing::ValuesIn(fabrics()), fabric_name);
-INSTANTIATE_TEST_SUITE_P(Late, TransportSum, ::testing::Values(late_fabric()), fabric_name);
+INSTANTIATE_TEST_SUITE_P(Late, TransportSum, ::testing::Values(in_place_fabric()), fabric_name);
 
 // The tests' own conversions, independent of the library's.
 float narrowed(float value, Bf16) {

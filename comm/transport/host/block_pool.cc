@@ -1,13 +1,46 @@
 // Implements block_pool.h.
 #include "comm/transport/host/block_pool.h"
 
+#include <tersor/buffer.h>
+
 #include <algorithm>
+#include <atomic>
 #include <bit>
 
 #include "kernels/common/device.h"
 #include "kernels/common/device_memory.h"
 
-namespace tersor::host {
+namespace tersor {
+
+struct Block::Slab {
+  Buffer memory;
+  kernels::PinnedBuffer pinned;  // or this
+  host::BlockPool* pool;
+  unsigned size_class;
+  std::atomic<std::uint32_t> references{0};
+  Slab* next = nullptr;  // in the list of free ones
+};
+
+Block::Block(const Block& other) : slab_(other.slab_), bytes_(other.bytes_) {
+  if (slab_ != nullptr) slab_->references.fetch_add(1, std::memory_order_relaxed);
+}
+
+Block::~Block() {
+  if (slab_ == nullptr) return;
+  if (slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slab_->pool->give_back(slab_);
+}
+
+BlockMemory Block::memory() const {
+  return slab_ == nullptr ? BlockMemory::kHost : slab_->pool->memory_;
+}
+
+Block Block::part(std::size_t first, std::size_t count) const {
+  Block block = *this;
+  block.bytes_ = bytes_.subspan(first, count);
+  return block;
+}
+
+namespace host {
 namespace {
 
 constexpr std::size_t kSmallestBlock = 512;  // bytes
@@ -34,34 +67,6 @@ class OnDevice {
 };
 
 }  // namespace
-
-struct Block::Slab {
-  Buffer memory;
-  kernels::PinnedBuffer pinned;  // or this
-  BlockPool* pool;
-  unsigned size_class;
-  std::atomic<std::uint32_t> references{0};
-  Slab* next = nullptr;  // in the list of free ones
-};
-
-Block::Block(const Block& other) : slab_(other.slab_), bytes_(other.bytes_) {
-  if (slab_ != nullptr) slab_->references.fetch_add(1, std::memory_order_relaxed);
-}
-
-Block::~Block() {
-  if (slab_ == nullptr) return;
-  if (slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slab_->pool->give_back(slab_);
-}
-
-BlockMemory Block::memory() const {
-  return slab_ == nullptr ? BlockMemory::kHost : slab_->pool->memory_;
-}
-
-Block Block::part(std::size_t first, std::size_t count) const {
-  Block block = *this;
-  block.bytes_ = bytes_.subspan(first, count);
-  return block;
-}
 
 BlockPool::BlockPool(BlockMemory memory)
     : memory_(memory), device_(memory == BlockMemory::kHost ? 0 : kernels::current_device()) {}
@@ -116,4 +121,5 @@ BlockPool& BlockPools::of(BlockMemory memory) {
   return others_.try_emplace({memory, kernels::current_device()}, memory).first->second;
 }
 
-}  // namespace tersor::host
+}  // namespace host
+}  // namespace tersor

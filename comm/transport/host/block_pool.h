@@ -1,13 +1,10 @@
-// Memory of messages: counted references to blocks that go back to a pool, so that a running
-// exchange allocates nothing.
+// Memory of messages: blocks go back to a pool, so that a running exchange allocates nothing.
 #pragma once
 
-#include <tersor/buffer.h>
+#include <tersor/network.h>
 
 #include <array>
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,43 +12,6 @@
 #include <vector>
 
 namespace tersor::host {
-
-class BlockPool;
-
-/// What blocks are made of. Pinned memory is the host's as well, and what a device copies from and
-/// to while nobody waits.
-enum class BlockMemory : std::uint8_t { kHost, kPinned, kDevice };
-
-/// One reference to a block of a pool; the last one gives it back. Copies share the bytes, which
-/// are written by whoever took the block and only read once it is shared.
-class Block {
- public:
-  Block() = default;
-  Block(const Block& other);
-  Block(Block&& other) noexcept
-      : slab_(std::exchange(other.slab_, nullptr)), bytes_(std::exchange(other.bytes_, {})) {}
-  Block& operator=(Block other) noexcept {
-    std::swap(slab_, other.slab_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~Block();
-
-  explicit operator bool() const { return slab_ != nullptr; }
-  ByteSpan writable() const { return bytes_; }
-  ConstByteSpan bytes() const { return bytes_; }
-  BlockMemory memory() const;
-  /// One reference more, to a part of the bytes.
-  Block part(std::size_t first, std::size_t count) const;
-
- private:
-  friend class BlockPool;
-  struct Slab;
-  Block(Slab* slab, ByteSpan bytes) : slab_(slab), bytes_(bytes) {}
-
-  Slab* slab_ = nullptr;
-  ByteSpan bytes_;
-};
 
 /// Blocks by powers of two, at least 64-byte aligned. Grows with what is under way and keeps it.
 /// Outlives its blocks; safe to use from many threads.
@@ -67,7 +27,7 @@ class BlockPool {
   Block take(std::size_t bytes);
 
  private:
-  friend class Block;
+  friend class tersor::Block;
   static constexpr unsigned kClasses = 64;
   void give_back(Block::Slab* slab);
   Block::Slab* reuse(unsigned size_class);

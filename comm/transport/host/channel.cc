@@ -18,9 +18,9 @@ Clock::time_point deadline_of(const Operation& operation) {
 }
 
 /// "rank 2", "rank 1 and rank 3"
-std::string names(const Postman& postman, const std::vector<int>& ranks) {
+std::string names(const Endpoint& endpoint, const std::vector<int>& ranks) {
   std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : " and ") + postman.name(rank);
+  for (const int rank : ranks) text += (text.empty() ? "" : " and ") + endpoint.name(rank);
   return text;
 }
 
@@ -55,13 +55,13 @@ void HostTransfer::address(Batch& batch, std::uint32_t part, const Envelope& env
 }
 
 void HostTransfer::cancel(Batch& batch) const {
-  if (!batch.closed()) channel_->postman().cancel(batch);
+  if (!batch.closed()) channel_->endpoint().cancel(batch);
 }
 
 void Channel::check(std::string_view name) const {
-  if (!postman_->faulty()) return;
-  postman_->progress();  // the others may not have heard of it yet
-  throw TransportError(std::string(name) + ": the transport is poisoned: " + postman_->fault());
+  if (!endpoint_->faulty()) return;
+  endpoint_->progress();  // the others may not have heard of it yet
+  throw TransportError(std::string(name) + ": the transport is poisoned: " + endpoint_->fault());
 }
 
 Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
@@ -84,7 +84,7 @@ bool Channel::step(HostTransfer& transfer) {
 void Channel::forget(HostTransfer& transfer) { std::erase(under_way_, &transfer); }
 
 void Channel::step_all() {
-  postman_->progress();
+  endpoint_->progress();
   for (std::size_t index = 0; index < under_way_.size();)
     if (!step(*under_way_[index])) ++index;
 }
@@ -99,7 +99,7 @@ void Channel::progress() {
 
 bool Channel::test(HostTransfer& transfer) {
   if (transfer.done_) return true;
-  postman_->progress();
+  endpoint_->progress();
   if (step(transfer)) return true;
   check(transfer.operation_.name);
   if (Clock::now() >= transfer.deadline_) fail_late(transfer);
@@ -112,7 +112,7 @@ void Channel::wait(HostTransfer& transfer) {
     if (transfer.done_) return;
     check(transfer.operation_.name);
     if (Clock::now() >= transfer.deadline_) fail_late(transfer);
-    postman_->wait(sleep_until(transfer.deadline_));
+    endpoint_->wait(sleep_until(transfer.deadline_));
   }
 }
 
@@ -123,14 +123,14 @@ void Channel::wait_activity(Clock::time_point until) {
     HostTransfer* urgent = most_urgent();
     if (urgent != nullptr && now >= urgent->deadline_) fail_late(*urgent);
     if (woken_.exchange(false) || completions_ != reported_ || now >= until) break;
-    postman_->wait(sleep_until(urgent == nullptr ? until : std::min(until, urgent->deadline_)));
+    endpoint_->wait(sleep_until(urgent == nullptr ? until : std::min(until, urgent->deadline_)));
   }
   reported_ = completions_;
 }
 
 void Channel::wake() {
   woken_.store(true);
-  postman_->wake();
+  endpoint_->wake();
 }
 
 HostTransfer* Channel::most_urgent() const {
@@ -152,15 +152,15 @@ void Channel::fail_late(const HostTransfer& transfer) {
   const auto until = Clock::now() + std::min(operation.timeout / 2, kLongestQuestion);
   for (int& rank : culprits) {
     const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
-    rank = postman_->culprit(rank, operation.tag, std::max(left, std::chrono::milliseconds(0)));
+    rank = endpoint_->culprit({rank, operation.tag, std::max(left, std::chrono::milliseconds(0))});
   }
   std::sort(culprits.begin(), culprits.end());
   culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
   const std::string late = transfer.copying() ? "the operation's stream has not come to its copies"
-                                              : "no message from " + names(*postman_, culprits);
-  postman_->raise(std::string(operation.name) + " on " + postman_->name(rank()) + ": " + late +
-                  " within " + std::to_string(operation.timeout.count()) + " ms");
-  throw TransportError(postman_->fault());
+                                              : "no message from " + names(*endpoint_, culprits);
+  endpoint_->raise(std::string(operation.name) + " on " + endpoint_->name(rank()) + ": " + late +
+                   " within " + std::to_string(operation.timeout.count()) + " ms");
+  throw TransportError(endpoint_->fault());
 }
 
 }  // namespace tersor::host

@@ -1,4 +1,4 @@
-// What the operations of one channel share: the postman, who is under way, deadlines and faults.
+// What the operations of one channel share: the endpoint, who is under way, deadlines and faults.
 #pragma once
 
 #include <tersor/transport.h>
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/transport/host/postman.h"
+#include "comm/transport/host/endpoint.h"
 
 namespace tersor::host {
 
@@ -61,12 +61,12 @@ class HostTransfer : public Transfer {
 /// One channel of one rank. One thread at a time, but for `wake`.
 class Channel {
  public:
-  explicit Channel(std::shared_ptr<Postman> postman) : postman_(std::move(postman)) {}
+  explicit Channel(std::shared_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
 
-  Postman& postman() const { return *postman_; }
-  const std::shared_ptr<Postman>& shared_postman() const { return postman_; }
-  int rank() const { return postman_->rank(); }
-  int ranks() const { return postman_->ranks(); }
+  Endpoint& endpoint() const { return *endpoint_; }
+  const std::shared_ptr<Endpoint>& shared_endpoint() const { return endpoint_; }
+  int rank() const { return endpoint_->rank(); }
+  int ranks() const { return endpoint_->ranks(); }
 
   /// Throws TransportError where the transport is poisoned.
   void check(std::string_view name) const;
@@ -86,7 +86,7 @@ class Channel {
   HostTransfer* most_urgent() const;
   Clock::time_point sleep_until(Clock::time_point until) const;
 
-  std::shared_ptr<Postman> postman_;
+  std::shared_ptr<Endpoint> endpoint_;
   std::vector<HostTransfer*> under_way_;  // in the order of starting
   std::uint64_t completions_ = 0;         // operations that were done, ever
   std::uint64_t reported_ = 0;            // of these, before the last return of wait_activity

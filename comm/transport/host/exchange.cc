@@ -20,7 +20,7 @@ void Exchange::add_receive(int peer, std::size_t least_bytes, std::size_t capaci
 void Exchange::begin() {
   batch_.outgoing = outgoing_;
   batch_.incoming = incoming_;
-  channel().postman().post(batch_);
+  channel().endpoint().post(batch_);
 }
 
 std::vector<int> Exchange::missing() const {

@@ -56,19 +56,18 @@ std::size_t count_of(std::span<const ValueSpan> parts) {
 
 }  // namespace
 
-HostTransport::HostTransport(std::shared_ptr<Postman> postman, const TransportTraits& traits)
-    : channel_(std::make_shared<Channel>(std::move(postman))), traits_(traits) {
-  traits_.device = kernels::has_cuda();
-}
+HostTransport::HostTransport(std::unique_ptr<Endpoint> endpoint)
+    : traits_{.any_thread = endpoint->traits().any_thread, .device = kernels::has_cuda()},
+      channel_(std::make_shared<Channel>(std::move(endpoint))) {}
 
 // Memory that a device that is stuck, or broken, may still write to is left to it.
 HostTransport::~HostTransport() {
-  channel_->postman().leave();
+  channel_->endpoint().leave();
   if (staging_ != nullptr && !staging_->settle(Clock::now() + kSettlesWithin))
     static_cast<void>(staging_.release());
 }
 
-std::vector<int> HostTransport::hosts() const { return channel_->postman().hosts(); }
+std::vector<int> HostTransport::hosts() const { return channel_->endpoint().hosts(); }
 
 std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
   const std::uint32_t first = next_tag_;
@@ -77,7 +76,7 @@ std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
 }
 
 Staging& HostTransport::staging() {
-  if (staging_ == nullptr) staging_ = std::make_unique<Staging>(channel_->shared_postman());
+  if (staging_ == nullptr) staging_ = std::make_unique<Staging>(channel_->shared_endpoint());
   return *staging_;
 }
 
@@ -121,7 +120,7 @@ Handle HostTransport::exchange(const Operation& operation, std::span<const SendT
 
 Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                  std::size_t capacity) {
-  const RoundsTuning tuning = channel_->postman().rounds_tuning();
+  const RoundsTuning tuning;
   if (operation.memory == Memory::kHost && ranks() >= tuning.least_ranks &&
       capacity <= tuning.most_bytes)
     return channel_->start(make_gather_in_rounds(
@@ -175,11 +174,11 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
 
 std::unique_ptr<Transport> HostTransport::join(std::span<const int> members) {
   channel_->check("channel");
-  return std::make_unique<HostTransport>(channel_->postman().join(members), traits_);
+  return std::make_unique<HostTransport>(channel_->endpoint().join(members));
 }
 
 void HostTransport::poison(std::string_view cause) {
-  channel_->postman().raise(channel_->postman().name(rank()) + " gave up: " + std::string(cause));
+  channel_->endpoint().raise(channel_->endpoint().name(rank()) + " gave up: " + std::string(cause));
 }
 
 }  // namespace tersor::host

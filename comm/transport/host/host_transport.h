@@ -1,4 +1,4 @@
-// The Transport of ranks on hosts, whatever carries their messages: all it needs is a Postman.
+// The Transport of ranks on hosts, whatever carries their messages.
 #pragma once
 
 #include <tersor/transport.h>
@@ -16,7 +16,9 @@ namespace tersor::host {
 
 class HostTransport final : public Transport {
  public:
-  HostTransport(std::shared_ptr<Postman> postman, const TransportTraits& traits);
+  explicit HostTransport(std::shared_ptr<World> world)
+      : HostTransport(std::make_unique<Endpoint>(std::move(world))) {}
+  explicit HostTransport(std::unique_ptr<Endpoint> endpoint);
   /// Tells peers that still wait for this rank.
   ~HostTransport() override;
   HostTransport(const HostTransport&) = delete;
@@ -26,7 +28,7 @@ class HostTransport final : public Transport {
   int ranks() const override { return channel_->ranks(); }
   std::vector<int> hosts() const override;
   TransportTraits traits() const override { return traits_; }
-  TransferCounters counters() const override { return channel_->postman().counters(); }
+  TransferCounters counters() const override { return channel_->endpoint().counters(); }
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
   Handle exchange(const Operation& operation, std::span<const SendTo> sends,
@@ -55,8 +57,8 @@ class HostTransport final : public Transport {
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Call call);
   std::unique_ptr<Transport> join(std::span<const int> members);
 
+  const TransportTraits traits_;
   std::shared_ptr<Channel> channel_;
-  TransportTraits traits_;
   std::unique_ptr<Staging> staging_;  // made by the first operation on device memory
   std::uint32_t next_tag_ = 0;
 };

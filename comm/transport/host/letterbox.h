@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/transport/host/postman.h"
+#include "comm/transport/host/batch.h"
 
 namespace tersor::host {
 

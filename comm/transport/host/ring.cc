@@ -96,7 +96,7 @@ void Ring::post_receive(std::size_t index) {
   Batch& batch = receives_[slot];
   address(batch, static_cast<std::uint32_t>(index), envelope_);
   batch.incoming = {&incoming, 1};
-  channel().postman().post(batch);
+  channel().endpoint().post(batch);
 }
 
 // A message of the first step needs nothing but room in the window; later ones wait for the chunk
@@ -115,7 +115,7 @@ void Ring::send_ready() {
     Batch& batch = sends_[slot];
     address(batch, static_cast<std::uint32_t>(sent_), envelope_);
     batch.outgoing = {&outgoing_[slot], 1};
-    channel().postman().post(batch);
+    channel().endpoint().post(batch);
     if (left_ == sent_ && batch.closed()) ++left_;
   }
 }

@@ -68,10 +68,10 @@ GatherInRounds::GatherInRounds(std::shared_ptr<Channel> channel, const Operation
 }
 
 void GatherInRounds::refuse(int rank, const std::string& how) const {
-  Postman& postman = channel().postman();
-  postman.raise(std::string(operation().name) + " on " + postman.name(channel().rank()) + ": " +
-                postman.name(rank) + " sends " + how);
-  throw TransportError(postman.fault());
+  Endpoint& endpoint = channel().endpoint();
+  endpoint.raise(std::string(operation().name) + " on " + endpoint.name(channel().rank()) + ": " +
+                 endpoint.name(rank) + " sends " + how);
+  throw TransportError(endpoint.fault());
 }
 
 std::size_t GatherInRounds::records_of_round() const {
@@ -116,7 +116,7 @@ void GatherInRounds::post_round() {
   batch.keep_alive = records_;
   batch.outgoing = {&outgoing_[round_], 1};
   batch.incoming = {&incoming, 1};
-  channel().postman().post(batch);
+  channel().endpoint().post(batch);
 }
 
 void GatherInRounds::take_round() {

@@ -27,7 +27,7 @@ void StagedExchange::begin() {
   std::size_t capacity = 0;
   for (const Incoming& message : incoming()) capacity = std::max(capacity, message.capacity);
   receive_into(copies_.staging().network_pool(capacity));
-  on_device(*this, channel().postman(), [this] { copy_down(); });
+  on_device(*this, channel().endpoint(), [this] { copy_down(); });
 }
 
 // What goes to several peers is copied once. Who sends nothing waits for no stream.
@@ -57,7 +57,7 @@ void StagedExchange::copy_down(Outgoing& message, StreamView stream) {
 }
 
 bool StagedExchange::step() {
-  return on_device(*this, channel().postman(), [this] { return move(); });
+  return on_device(*this, channel().endpoint(), [this] { return move(); });
 }
 
 bool StagedExchange::move() {

@@ -47,7 +47,7 @@ std::vector<int> StagedReduction::missing() const {
 }
 
 void StagedReduction::begin() {
-  on_device(*this, channel_->postman(), [this] { copy_down(); });
+  on_device(*this, channel_->endpoint(), [this] { copy_down(); });
 }
 
 void StagedReduction::copy_down() {
@@ -65,7 +65,7 @@ void StagedReduction::copy_down() {
 }
 
 bool StagedReduction::step() {
-  return on_device(*this, channel_->postman(), [this] { return move(); });
+  return on_device(*this, channel_->endpoint(), [this] { return move(); });
 }
 
 bool StagedReduction::move() {

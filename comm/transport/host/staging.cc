@@ -14,18 +14,18 @@
 namespace tersor::host {
 namespace {
 
-BlockPool& pinned_pool(Postman& postman) {
+BlockPool& pinned_pool(Endpoint& endpoint) {
   kernels::require_device();
-  return postman.pools().pinned();
+  return endpoint.pools().pinned();
 }
 
 }  // namespace
 
-Staging::Staging(std::shared_ptr<Postman> postman)
-    : postman_(std::move(postman)),
+Staging::Staging(std::shared_ptr<Endpoint> endpoint)
+    : endpoint_(std::move(endpoint)),
       number_(kernels::current_device()),
-      pinned_(pinned_pool(*postman_)),
-      device_(postman_->pools().device()),
+      pinned_(pinned_pool(*endpoint_)),
+      device_(endpoint_->pools().device()),
       fault_(sizeof(FrameFault)) {}
 
 void Staging::check(const Operation& operation) const {
@@ -49,7 +49,7 @@ void Staging::check(const Operation& operation, ConstByteSpan bytes) try {
 }
 
 BlockPool& Staging::network_pool(std::size_t bytes) const {
-  return bytes >= postman_->least_device_bytes() ? device_ : pinned_;
+  return bytes >= endpoint_->traits().least_device_bytes ? device_ : pinned_;
 }
 
 FrameFault* Staging::fault() const { return reinterpret_cast<FrameFault*>(fault_.pointer()); }

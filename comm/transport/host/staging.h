@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "comm/transport/host/channel.h"
-#include "comm/transport/host/postman.h"
+#include "comm/transport/host/endpoint.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/event.h"
 
@@ -31,7 +31,7 @@ namespace tersor::host {
 class Staging {
  public:
   /// Of the current device. Throws CudaError, OutOfMemory.
-  explicit Staging(std::shared_ptr<Postman> postman);
+  explicit Staging(std::shared_ptr<Endpoint> endpoint);
 
   /// Throws what a device operation must be refused for: no device, another device than that of
   /// this channel, a stream that is captured or belongs to another device.
@@ -64,8 +64,8 @@ class Staging {
   std::unique_ptr<Events> take_events();
   void sweep();
 
-  std::shared_ptr<Postman> postman_;  // its pools are where blocks go back to
-  int number_;                        // of the device
+  std::shared_ptr<Endpoint> endpoint_;  // its pools are where blocks go back to
+  int number_;                          // of the device
   BlockPool& pinned_;
   BlockPool& device_;
   Stream down_, up_;
@@ -120,10 +120,10 @@ class Copies {
 
 /// Does what may meet an error of the device: that ends the operation on all ranks.
 template <typename Work>
-auto on_device(const HostTransfer& transfer, Postman& postman, Work&& work) {
+auto on_device(const HostTransfer& transfer, Endpoint& endpoint, Work&& work) {
   const auto raise = [&](const Error& error) {
-    postman.raise(std::string(transfer.operation().name) + " on " + postman.name(postman.rank()) +
-                  ": " + error.what());
+    endpoint.raise(std::string(transfer.operation().name) + " on " +
+                   endpoint.name(endpoint.rank()) + ": " + error.what());
   };
   try {
     return work();

@@ -1,4 +1,5 @@
 // Implements <tersor/inprocess.h>.
+#include <tersor/error.h>
 #include <tersor/inprocess.h>
 
 #include <exception>
@@ -6,8 +7,7 @@
 #include <thread>
 
 #include "comm/transport/host/host_transport.h"
-#include "comm/transport/inproc/postman.h"
-#include "comm/transport/inproc/world.h"
+#include "comm/transport/inproc/wire.h"
 
 namespace tersor {
 namespace {
@@ -48,28 +48,46 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
 
 }  // namespace
 
-struct InProcessWorld::State : inproc::World {
-  using World::World;
+/// Worlds of ranks whose transport was not yet asked for.
+struct InProcessWorld::State {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<host::World>> worlds;
 };
 
-InProcessWorld::InProcessWorld(int ranks, Link link)
-    : state_(std::make_shared<State>(ranks, link)) {}
+InProcessWorld::InProcessWorld(int ranks, Link link) : state_(std::make_shared<State>()) {
+  const auto network = std::make_shared<inproc::Network>(ranks, link);
+  for (int rank = 0; rank < ranks; ++rank)
+    state_->worlds.push_back(
+        std::make_shared<host::World>(std::make_unique<inproc::InProcessWire>(network, rank)));
+}
 
 InProcessWorld::~InProcessWorld() = default;
 
-int InProcessWorld::ranks() const { return state_->ranks(); }
+int InProcessWorld::ranks() const { return static_cast<int>(state_->worlds.size()); }
 
 std::unique_ptr<Transport> InProcessWorld::transport(int rank) {
-  return std::make_unique<host::HostTransport>(
-      std::make_shared<inproc::InProcessPostman>(state_, state_->claim(rank)), TransportTraits{});
+  if (rank < 0 || rank >= ranks())
+    throw InvalidArgument("rank " + std::to_string(rank) + " of a world of " +
+                          std::to_string(ranks()) + " ranks");
+  const std::lock_guard lock(state_->mutex);
+  auto& world = state_->worlds[static_cast<std::size_t>(rank)];
+  if (world == nullptr)
+    throw InvalidArgument("the transport of rank " + std::to_string(rank) +
+                          " was given out before");
+  return std::make_unique<host::HostTransport>(std::move(world));
 }
 
 void run_ranks(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
   InProcessWorld world(ranks, link);
-  FirstErrors errors;
-  std::vector<std::jthread> threads;
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < ranks; ++rank) transports.push_back(world.transport(rank));
+  run_ranks(std::move(transports), body);
+}
+
+void run_ranks(std::vector<std::unique_ptr<Transport>> transports,
+               const std::function<void(Transport&)>& body) {
+  FirstErrors errors;
+  std::vector<std::jthread> threads;
   for (auto& transport : transports)
     threads.emplace_back(
         [&body, &errors, own = std::move(transport)] { run_rank(*own, body, errors); });

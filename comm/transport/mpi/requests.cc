@@ -66,11 +66,6 @@ bool Requests::poll() {
   return true;
 }
 
-void Requests::forget(const host::Batch& batch) {
-  for (const auto& job : jobs_)
-    if (job->batch == &batch) job->batch = nullptr;
-}
-
 void Requests::cancel_all() {
   for (MPI_Request& request : requests_) {
     MPI_Cancel(&request);

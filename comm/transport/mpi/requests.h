@@ -2,16 +2,15 @@
 #pragma once
 
 #include <mpi.h>
+#include <tersor/network.h>
 
 #include <cstddef>
 #include <memory>
 #include <vector>
 
-#include "comm/transport/processes/wire.h"
-
 namespace tersor::mpi {
 
-using processes::Job;
+using Job = Wire::Job;
 
 class Requests {
  public:
@@ -22,9 +21,6 @@ class Requests {
   /// request was done.
   /// Throws TransportError where MPI reports an error.
   bool poll();
-
-  /// Nobody counts on the batch any more.
-  void forget(const host::Batch& batch);
 
   /// True where nothing is under way but `expected` requests.
   bool idle_but(std::size_t expected) const { return requests_.size() <= expected; }

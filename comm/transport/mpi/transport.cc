@@ -6,7 +6,6 @@
 
 #include "comm/transport/mpi/library.h"
 #include "comm/transport/mpi/wire.h"
-#include "comm/transport/processes/transport.h"
 
 namespace tersor {
 namespace {
@@ -45,8 +44,7 @@ bool everybody_comes(MPI_Comm meeting) {
 }  // namespace
 
 MpiTransport::MpiTransport(MPI_Comm communicator)
-    : ForwardingTransport(processes::make_transport(
-          std::make_shared<processes::World>(std::make_unique<mpi::MpiWire>(communicator)))) {}
+    : ForwardingTransport(make_transport(std::make_unique<mpi::MpiWire>(communicator))) {}
 
 MpiTransport::~MpiTransport() = default;
 

@@ -1,7 +1,6 @@
 // Implements wire.h.
 #include "comm/transport/mpi/wire.h"
 
-#include <sched.h>
 #include <tersor/error.h>
 
 #include <algorithm>
@@ -91,14 +90,14 @@ MpiWire::MpiWire(MPI_Comm communicator)
   early_.resize(ranks);
 }
 
-processes::WireTraits MpiWire::traits() const {
-  processes::WireTraits traits{.any_thread = thread_level_ == MPI_THREAD_MULTIPLE};
+Wire::Traits MpiWire::traits() const {
+  Traits traits{.any_thread = thread_level_ == MPI_THREAD_MULTIPLE,
+                .copied_bytes = kMostBytesWithHead};
   if (takes_device_memory_) traits.least_device_bytes = kMostBytesWithHead + 1;
   return traits;
 }
 
-void MpiWire::start(host::BlockPool& pool, Events events) {
-  pool_ = &pool;
+void MpiWire::start(Events events) {
   events_ = std::move(events);
   const auto ranks = static_cast<std::size_t>(ranks_);
   const std::size_t heads = ranks == 1 ? 0 : std::clamp(4 * ranks, kLeastHeads, kMostHeads);
@@ -110,14 +109,12 @@ void MpiWire::start(host::BlockPool& pool, Events events) {
   }
 }
 
-bool MpiWire::end(processes::Parting parting) {
-  if (parting == processes::Parting::kAlone) return false;
+bool MpiWire::end(Parting parting) {
+  if (parting == Parting::kAlone) return false;
   requests_.cancel_all();
   MPI_Comm_free(&communicator_);
   return true;
 }
-
-void MpiWire::pause() const { sched_yield(); }
 
 bool MpiWire::running() const { return mpi::running(); }
 
@@ -144,7 +141,7 @@ void MpiWire::note_poisoned() { mpi::note_poisoned(); }
 
 void MpiWire::post_head() {
   auto job = std::make_shared<HeadReceive>();
-  job->memory = pool_->take(kWholeBytes);
+  job->memory = take_block(kWholeBytes);
   job->done = [this](Job& done) { head_came(static_cast<HeadReceive&>(done)); };
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Irecv(job->memory.writable().data(), static_cast<int>(kWholeBytes), MPI_BYTE,
@@ -159,22 +156,23 @@ void MpiWire::head_came(HeadReceive& receive) {
   take_in_order(parse(receive));
 }
 
-Arrival MpiWire::parse(const HeadReceive& receive) {
+Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
   int bytes = 0;
   check(MPI_Get_count(&receive.status, MPI_BYTE, &bytes), "MPI_Get_count");
   Arrival arrival{.head = {}, .payload = {}, .peer = receive.status.MPI_SOURCE};
-  const host::Block& memory = receive.memory;
+  const Block& memory = receive.memory;
   const std::size_t came = static_cast<std::size_t>(bytes);
-  std::memcpy(&arrival.head, memory.bytes().data(), std::min(came, sizeof(Head)));
-  processes::check_protocol(arrival.head, arrival.peer);
-  arrival.whole = travels_whole(arrival.head.envelope.bytes);
-  const std::size_t with_head = arrival.whole ? arrival.head.envelope.bytes : 0;
-  if (came != sizeof(Head) + with_head) processes::refuse_protocol(arrival.peer);
+  std::memcpy(&arrival.head, memory.bytes().data(), std::min(came, sizeof(MessageHead)));
+  arrival.head.check(arrival.peer);
+  arrival.whole = travels_whole(arrival.head.payload_bytes());
+  const std::size_t with_head = arrival.whole ? arrival.head.payload_bytes() : 0;
+  if (came != sizeof(MessageHead) + with_head) MessageHead().check(arrival.peer);
   if (with_head > kCopiedBytes) {
-    arrival.payload = memory.part(sizeof(Head), with_head);
+    arrival.payload = memory.part(sizeof(MessageHead), with_head);
   } else if (with_head != 0) {
-    arrival.payload = pool_->take(with_head);
-    std::memcpy(arrival.payload.writable().data(), memory.bytes().data() + sizeof(Head), with_head);
+    arrival.payload = take_block(with_head);
+    std::memcpy(arrival.payload.writable().data(), memory.bytes().data() + sizeof(MessageHead),
+                with_head);
   }
   return arrival;
 }
@@ -190,67 +188,45 @@ void MpiWire::take_in_order(Arrival arrival) {
   }
 }
 
-int MpiWire::rest_tag(const Head& head) const {
+int MpiWire::rest_tag(const MessageHead& head) const {
   return kFirstRestTag + static_cast<int>(head.sequence % rest_tags_);
 }
 
-// A head that could not be sent takes no number: what follows must not wait for it.
-std::shared_ptr<const Job> MpiWire::send_head(int peer, Head& head, ConstByteSpan payload) {
-  std::uint32_t& sent = sent_[static_cast<std::size_t>(peer)];
-  head.sequence = sent;
-  auto job = std::make_shared<Job>();
-  job->memory = pool_->take(sizeof(Head) + payload.size());
-  std::byte* bytes = job->memory.writable().data();
-  std::memcpy(bytes, &head, sizeof(Head));
-  if (!payload.empty()) std::memcpy(bytes + sizeof(Head), payload.data(), payload.size());
-  MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Isend(bytes, static_cast<int>(sizeof(Head) + payload.size()), MPI_BYTE, peer, kHeadTag,
-                  communicator_, &request),
-        "MPI_Isend");
-  ++sent;
-  requests_.add(job, request);
-  return job;
+void MpiWire::send(int peer, MessageHead head, Payload payload) {
+  if (travels_whole(payload.bytes.size())) return send_head(peer, head, std::move(payload));
+  send_head(peer, head, {});
+  send_rest(peer, head, std::move(payload));
 }
 
-void MpiWire::send_rest(int peer, const Head& head, ConstByteSpan payload,
-                        const std::shared_ptr<Job>& job) {
-  for_each_piece(payload.size(), [&](std::size_t first, int bytes) {
+// A head that could not be sent takes no number: what follows must not wait for it.
+void MpiWire::send_head(int peer, MessageHead& head, Payload payload) {
+  std::uint32_t& sent = sent_[static_cast<std::size_t>(peer)];
+  head.sequence = sent;
+  const std::size_t bytes = sizeof(MessageHead) + payload.bytes.size();
+  auto job = payload.job != nullptr ? std::move(payload.job) : std::make_shared<Job>();
+  job->memory = take_block(bytes);
+  std::byte* first = job->memory.writable().data();
+  std::memcpy(first, &head, sizeof(MessageHead));
+  if (!payload.bytes.empty())
+    std::memcpy(first + sizeof(MessageHead), payload.bytes.data(), payload.bytes.size());
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(
+      MPI_Isend(first, static_cast<int>(bytes), MPI_BYTE, peer, kHeadTag, communicator_, &request),
+      "MPI_Isend");
+  ++sent;
+  requests_.add(std::move(job), request);
+}
+
+void MpiWire::send_rest(int peer, const MessageHead& head, Payload payload) {
+  const auto job = payload.job != nullptr ? std::move(payload.job) : std::make_shared<Job>();
+  if (payload.block) job->memory = std::move(payload.block);
+  for_each_piece(payload.bytes.size(), [&](std::size_t first, int bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Isend(payload.data() + first, bytes, MPI_BYTE, peer, rest_tag(head), communicator_,
-                    &request),
+    check(MPI_Isend(payload.bytes.data() + first, bytes, MPI_BYTE, peer, rest_tag(head),
+                    communicator_, &request),
           "MPI_Isend");
     requests_.add(job, request);
   });
-}
-
-std::shared_ptr<const Job> MpiWire::send(int peer, Head head, ConstByteSpan payload) {
-  head.envelope.bytes = payload.size();
-  if (travels_whole(payload.size())) return send_head(peer, head, payload);
-  host::Block copy = pool_->take(payload.size());
-  std::memcpy(copy.writable().data(), payload.data(), payload.size());
-  return send_block(peer, head, std::move(copy));
-}
-
-std::shared_ptr<const Job> MpiWire::send_block(int peer, Head head, host::Block payload) {
-  head.envelope.bytes = payload.bytes().size();
-  if (travels_whole(head.envelope.bytes)) return send_head(peer, head, payload.bytes());
-  auto job = std::make_shared<Job>();
-  job->memory = std::move(payload);
-  send_head(peer, head, {});
-  send_rest(peer, head, job->memory.bytes(), job);
-  return job;
-}
-
-bool MpiWire::send_from(int peer, Head head, ConstByteSpan payload,
-                        const std::shared_ptr<Job>& job) {
-  if (travels_whole(payload.size())) {
-    send(peer, head, payload);
-    return false;
-  }
-  head.envelope.bytes = payload.size();
-  send_head(peer, head, {});
-  send_rest(peer, head, payload, job);
-  return true;
 }
 
 void MpiWire::receive_rest(const Arrival& arrival, ByteSpan into, const std::shared_ptr<Job>& job) {

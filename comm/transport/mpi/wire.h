@@ -13,47 +13,38 @@
 #include <vector>
 
 #include "comm/transport/mpi/requests.h"
-#include "comm/transport/processes/wire.h"
 
 namespace tersor::mpi {
-
-using processes::Arrival;
-using processes::Head;
 
 /// One process's end of a communicator of its own.
 ///
 /// A message of up to kWholeBytes, head included, travels as one; a longer one sends its head alone
 /// and then its whole payload under a tag of its own, received straight into its place once the
 /// receiver has agreed.
-class MpiWire final : public processes::Wire {
+class MpiWire final : public Wire {
  public:
   static constexpr std::size_t kWholeBytes = 63 * 1024;
   /// Of a payload that travels with its head.
-  static constexpr std::size_t kMostBytesWithHead = kWholeBytes - sizeof(Head);
+  static constexpr std::size_t kMostBytesWithHead = kWholeBytes - sizeof(MessageHead);
 
   /// Duplicates the communicator, and learns who shares a host: a collective call.
   explicit MpiWire(MPI_Comm communicator);
 
-  processes::WireTraits traits() const override;
+  Traits traits() const override;
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   std::vector<int> host_names() const override { return host_names_; }
 
-  void start(host::BlockPool& pool, Events events) override;
+  void start(Events events) override;
   /// A communicator that some still use, and requests that MPI cannot end, are left to it.
-  bool end(processes::Parting parting) override;
+  bool end(Parting parting) override;
 
-  std::shared_ptr<const Job> send(int peer, Head head, ConstByteSpan payload) override;
-  std::shared_ptr<const Job> send_block(int peer, Head head, host::Block payload) override;
-  bool send_from(int peer, Head head, ConstByteSpan payload,
-                 const std::shared_ptr<Job>& job) override;
+  void send(int peer, MessageHead head, Payload payload) override;
   void receive_rest(const Arrival& arrival, ByteSpan into,
                     const std::shared_ptr<Job>& job) override;
 
   bool poll() override { return requests_.poll(); }
-  void forget(const host::Batch& batch) override { requests_.forget(batch); }
   bool quiet() const override { return requests_.idle_but(heads_); }
-  void pause() const override;
 
   bool running() const override;
   void note_use() override;
@@ -68,16 +59,14 @@ class MpiWire final : public processes::Wire {
   void head_came(HeadReceive& receive);
   Arrival parse(const HeadReceive& receive);
   void take_in_order(Arrival arrival);
-  std::shared_ptr<const Job> send_head(int peer, Head& head, ConstByteSpan payload);
-  void send_rest(int peer, const Head& head, ConstByteSpan payload,
-                 const std::shared_ptr<Job>& job);
-  int rest_tag(const Head& head) const;
+  void send_head(int peer, MessageHead& head, Payload payload);
+  void send_rest(int peer, const MessageHead& head, Payload payload);
+  int rest_tag(const MessageHead& head) const;
 
   MPI_Comm communicator_;
   const int thread_level_;
   const bool takes_device_memory_;
   std::atomic<std::thread::id> user_ = std::this_thread::get_id();
-  host::BlockPool* pool_ = nullptr;
   Events events_;
   int rank_ = 0;
   int ranks_ = 0;

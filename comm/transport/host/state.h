@@ -5,21 +5,19 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
-#include "comm/transport/processes/world.h"
+#include "comm/transport/host/world.h"
 
-namespace tersor::processes {
+namespace tersor::host {
 
 struct World::State {
   explicit State(std::unique_ptr<Wire> own) : wire(std::move(own)) {}
 
-  host::BlockPools pools;
-  std::deque<ProcessLetter> letters;
-  std::vector<ProcessLetter*> free_letters;
+  std::unique_ptr<Wire> wire;  // goes last: it holds the pools
+  std::deque<WireLetter> letters;
+  std::vector<WireLetter*> free_letters;
   std::map<std::uint64_t, std::unique_ptr<Box>> boxes;
-  std::unique_ptr<Wire> wire;  // goes first
 };
 
-}  // namespace tersor::processes
+}  // namespace tersor::host

@@ -9,7 +9,7 @@
 
 #include "comm/transport/host/bell.h"
 
-namespace tersor::processes {
+namespace tersor::host {
 
 /// Lends the core while those who take it give it back soon, and naps otherwise. A thread that
 /// computes keeps a lent core for milliseconds, but is interrupted at once by one whose nap is
@@ -20,11 +20,11 @@ class Patience {
   void renew() { news_ = Clock::now(); }
 
   /// Waits for a moment; until the bell rings at the latest, or `until`.
-  void wait(host::Bell& bell, std::uint32_t seen, Clock::time_point until) {
+  void wait(Bell& bell, std::uint32_t seen, Clock::time_point until) {
     const auto now = Clock::now();
     if (naps_ == 0 && now - news_ < kLending) return lend(now);
     if (naps_ != 0) --naps_;
-    bell.wait(seen, std::min(until, now + kNap), host::Bell::Patience::kLong);
+    bell.wait(seen, std::min(until, now + kNap), Bell::Patience::kLong);
   }
 
  private:
@@ -42,4 +42,4 @@ class Patience {
   unsigned naps_ = 0;
 };
 
-}  // namespace tersor::processes
+}  // namespace tersor::host

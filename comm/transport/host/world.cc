@@ -1,5 +1,5 @@
 // Implements world.h: who is there, faults, and waiting. Messages: messages.cc.
-#include "comm/transport/processes/world.h"
+#include "comm/transport/host/world.h"
 
 #include <tersor/wire.h>
 
@@ -8,9 +8,9 @@
 #include <numeric>
 
 #include "comm/transport/host/hosts.h"
-#include "comm/transport/processes/state.h"
+#include "comm/transport/host/state.h"
 
-namespace tersor::processes {
+namespace tersor::host {
 namespace {
 
 using namespace std::chrono_literals;
@@ -28,19 +28,40 @@ std::uint64_t channel_id(const Box& parent, std::span<const int> members, int or
   return signature.value();
 }
 
+/// Counts a thread that waits, for as long as this lives.
+class Waiting {
+ public:
+  explicit Waiting(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
+  ~Waiting() { --threads_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  std::atomic<int>& threads_;
+};
+
 }  // namespace
 
 World::World(std::unique_ptr<Wire> wire)
     : state_(std::make_unique<State>(std::move(wire))),
       wire_(state_->wire.get()),
+      gate_(wire_->shared().gate),
       traits_(wire_->traits()),
       host_names_(wire_->host_names()) {
-  everybody_ = &box_of(Signature().value());
+  {
+    const std::lock_guard lock(gate_);
+    everybody_ = &box_of(Signature().value());
+  }
   everybody_->members.resize(static_cast<std::size_t>(wire_->ranks()));
   std::iota(everybody_->members.begin(), everybody_->members.end(), 0);
   everybody_->rank = wire_->rank();
-  wire_->start(state_->pools.host(), {.take = [this](Arrival arrival) { take(std::move(arrival)); },
-                                      .changed = [this] { move(); }});
+  wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); },
+                .changed =
+                    [this] {
+                      const std::lock_guard lock(gate_);
+                      while (poll_wire()) {
+                      }
+                    }});
 }
 
 World::~World() {
@@ -50,26 +71,26 @@ World::~World() {
 
 void World::close() {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(gate_);
     present_ = 1;
   }
   leave(*everybody_);
   part();
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gate_);
   poison_locked("rank " + std::to_string(wire_->rank()) + " closed the transport");
 }
 
 void World::part() {
   if (ended_.has_value()) return;
-  const bool agreed = wire_->running() && said_goodbye();
-  ended_ = wire_->end(agreed ? Parting::kAgreed : Parting::kAlone);
+  const bool agreed = !traits_.keeps_sent && wire_->running() && said_goodbye();
+  ended_ = wire_->end(agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone);
 }
 
 // Waits a moment for the others, and for what was sent, so that nothing is lost; true where all is
 // over.
 bool World::said_goodbye() {
   wire_->note_use();
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(gate_);
   if (!wire_->right_thread()) return false;
   const auto start = Clock::now();
   const auto over = [this] {
@@ -87,19 +108,24 @@ bool World::said_goodbye() {
   return !faulty() && over();
 }
 
-host::BlockPools& World::pools() { return state_->pools; }
-
 Box& World::box_of(std::uint64_t id) {
   auto& box = state_->boxes[id];
   if (box == nullptr) {
-    box = std::make_unique<Box>();
-    box->id = id;
+    box = std::make_unique<Box>(id, gate_.add_bell());
   }
   return *box;
 }
 
+Head World::head_in(const Box& box, Kind kind) const {
+  Head head;
+  head.channel = box.id;
+  head.from = box.rank;
+  head.kind = kind;
+  return head;
+}
+
 Box& World::join(Box& box, std::span<const int> members) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gate_);
   std::vector<int> of_all;
   for (const int member : members) of_all.push_back(box.members[static_cast<std::size_t>(member)]);
   Box& joined = box_of(channel_id(box, of_all, box.joined[of_all]++));
@@ -115,16 +141,16 @@ Box& World::join(Box& box, std::span<const int> members) {
 void World::leave(Box& box) {
   if (!wire_->running()) return;
   wire_->note_use();
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gate_);
   --present_;
   if (!wire_->right_thread()) return;
   if (faulty()) return tell_more();
-  Head head = head_of(box, Kind::kLeave);
+  Head head = head_in(box, Kind::kLeave);
   head.part = present_ == 0 ? 1 : 0;
   try {
     for (int peer = 0; peer < wire_->ranks(); ++peer) {
       const bool member = std::binary_search(box.members.begin(), box.members.end(), peer);
-      if (peer != wire_->rank() && (member || head.part == 1)) wire_->send(peer, head, {});
+      if (peer != wire_->rank() && (member || head.part == 1)) send(peer, head);
     }
     poll();
   } catch (const std::exception& error) {
@@ -161,7 +187,7 @@ void World::check_abandoned(Box& box) {
 }
 
 void World::raise(const std::string& cause) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gate_);
   raise_locked(cause);
 }
 
@@ -176,11 +202,15 @@ void World::poison_locked(const std::string& cause) {
   wire_->note_poisoned();
   fault_ = cause;
   faulty_.store(true, std::memory_order_release);
-  for (auto& [id, box] : state_->boxes) box->bell.ring();
+  ring_all();
+}
+
+void World::ring_all() {
+  for (auto& [id, box] : state_->boxes) gate_.ring(box->bell);
 }
 
 std::string World::fault() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gate_);
   return fault_;
 }
 
@@ -189,12 +219,14 @@ std::string World::fault() const {
 void World::announce() {
   unannounced_ = !wire_->right_thread();
   if (unannounced_ || !wire_->running()) return;
-  const std::string text = fault_.substr(0, kMostFaultBytes);
+  const auto bytes = std::as_bytes(std::span(fault_));
+  const Block text = in_block(bytes.first(std::min(bytes.size(), kMostFaultBytes)));
   for (int peer = 0; peer < wire_->ranks(); ++peer) {
     if (peer == wire_->rank()) continue;
     try {
-      told_.push_back(
-          wire_->send(peer, head_of(*everybody_, Kind::kFault), std::as_bytes(std::span(text))));
+      auto job = std::make_shared<Wire::Job>();
+      told_.push_back(job);
+      send(peer, head_in(*everybody_, Kind::kFault), {text.bytes(), text, job});
     } catch (const std::exception&) {
       // This one will find out at its deadline.
     }
@@ -230,16 +262,22 @@ std::vector<int> World::hosts(const Box& box) const {
   std::vector<int> names;
   for (const int member : box.members)
     names.push_back(host_names_[static_cast<std::size_t>(member)]);
-  return host::number_hosts(names);
+  return number_hosts(names);
 }
 
 TransferCounters World::counters(const Box& box) const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gate_);
   return box.counters;
 }
 
-// True where something moved. An error of the network is a fault like any other.
+// As `poll_wire`, on a thread that works here: it answers what others have asked.
 bool World::poll() {
+  answer_questions();
+  return poll_wire();
+}
+
+// True where something moved. An error of the network is a fault like any other.
+bool World::poll_wire() {
   if (faulty()) {
     tell_more();
     return false;
@@ -252,25 +290,29 @@ bool World::poll() {
   }
 }
 
-void World::progress() {
+void World::progress(Box& box) {
   wire_->check_thread();
-  move();
-}
-
-void World::move() {
-  const std::lock_guard lock(mutex_);
+  if (!traits_.polled && !questioned_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(gate_);
+  box.asleep_until = Box::kAwake;
   while (poll()) {
   }
 }
 
 void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
   wire_->check_thread();
-  if (traits_.moves_alone) return box.bell.wait(seen, until, host::Bell::Patience::kLong);
+  const Waiting here(waiting_);
+  if (!traits_.moves_alone) return poll_until(box, seen, until);
+  if (traits_.polled) until = std::min(until, fall_asleep(box));
+  box.bell.wait(seen, until, traits_.comes_soon ? Bell::Patience::kShort : Bell::Patience::kLong);
+}
+
+void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
   box.patience.renew();
   while (box.bell.rings() == seen && Clock::now() < until) {
     bool moved = false;
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(gate_);
       moved = poll();
     }
     if (moved)
@@ -278,6 +320,28 @@ void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
     else
       box.patience.wait(box.bell, seen, until);
   }
+}
+
+// Who waits here answers at once, whichever thread brings the question; who is elsewhere is silent.
+void World::take_question(const Head& head, int peer) {
+  questions_.emplace_back(head, peer);
+  if (waiting_ > 0) return answer_questions();
+  questioned_.store(true, std::memory_order_relaxed);
+  ring_all();
+}
+
+void World::answer_questions() {
+  if (questions_.empty()) return;
+  questioned_.store(false, std::memory_order_relaxed);
+  for (const auto& [question, peer] : std::exchange(questions_, {})) try {
+      Box& box = box_of(question.channel);
+      Head head = head_in(box, Kind::kAnswer);
+      head.part = question.part;
+      head.envelope.count = static_cast<std::uint64_t>(box.letters.awaited(question.tag) + 1);
+      if (!faulty()) send(peer, head);
+    } catch (const std::exception& error) {
+      raise_locked(error.what());
+    }
 }
 
 int World::culprit(Box& box, Question question) {
@@ -292,20 +356,22 @@ int World::culprit(Box& box, Question question) {
 
 // Whom a rank waits for; nobody where it is silent.
 int World::ask(Box& box, const Question& question) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(gate_);
   if (question.peer == box.rank) return box.letters.awaited(question.tag);
   if (faulty() || !wire_->right_thread() || !wire_->running()) return kAnyRank;
-  Head head = head_of(box, Kind::kQuestion);
+  Head head = head_in(box, Kind::kQuestion);
   head.tag = question.tag;
-  head.part = ++questions_;
+  head.part = ++asked_;
   try {
-    wire_->send(box.members[static_cast<std::size_t>(question.peer)], head, {});
+    send(box.members[static_cast<std::size_t>(question.peer)], head);
   } catch (const std::exception&) {
     return kAnyRank;  // as silent as can be
   }
+  const Waiting here(waiting_);
   const auto until = Clock::now() + question.patience;
-  while (!faulty() && Clock::now() < until) {
+  while (!faulty()) {
     if (auto found = answers_.extract(head.part)) return found.mapped();
+    if (Clock::now() >= until) break;
     if (poll()) continue;
     lock.unlock();
     wire_->pause();
@@ -314,4 +380,4 @@ int World::ask(Box& box, const Question& question) {
   return kAnyRank;
 }
 
-}  // namespace tersor::processes
+}  // namespace tersor::host

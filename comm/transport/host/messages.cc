@@ -1,0 +1,214 @@
+// The messages of a world: sent, claimed by who waits for them, received in whole, delivered.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "comm/transport/host/state.h"
+#include "comm/transport/host/world.h"
+
+namespace tersor::host {
+namespace {
+
+std::string text_of(const Block& payload) {
+  return {reinterpret_cast<const char*>(payload.bytes().data()), payload.bytes().size()};
+}
+
+bool same_place(ConstByteSpan one, ConstByteSpan other) {
+  return one.data() == other.data() && one.size() == other.size();
+}
+
+}  // namespace
+
+Block World::in_block(ConstByteSpan bytes) {
+  Block block = pools().host().take(bytes.size());
+  if (!bytes.empty()) std::memcpy(block.writable().data(), bytes.data(), bytes.size());
+  return block;
+}
+
+// Copies what must lie in blocks, outside of the lock; what goes to several peers once.
+void World::pack(Batch& batch) {
+  if (traits_.sends_in_place && batch.keep_alive != nullptr) return;
+  const Outgoing* before = nullptr;
+  for (Outgoing& outgoing : batch.outgoing) {
+    if (outgoing.block || outgoing.payload.size() <= traits_.copied_bytes) continue;
+    const bool again = before != nullptr && same_place(before->payload, outgoing.payload);
+    outgoing.block = again ? before->block : in_block(outgoing.payload);
+    before = &outgoing;
+  }
+}
+
+void World::post(Box& box, Batch& batch) {
+  wire_->check_thread();
+  batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
+  pack(batch);
+  const std::lock_guard lock(gate_);
+  poll();  // who left should be known
+  if (faulty()) return;
+  if (!batch.incoming.empty()) box.letters.open(batch);
+  try {
+    for (Outgoing& outgoing : batch.outgoing) send(box, batch, outgoing);
+    for (Incoming& slot : batch.incoming) seek_letter(box, batch, slot);
+  } catch (const std::exception& error) {
+    raise_locked(error.what());
+  }
+}
+
+void World::send(int peer, Head head, Wire::Payload payload) {
+  head.envelope.bytes = payload.bytes.size();
+  wire_->send(peer, to_message_head(head), std::move(payload));
+}
+
+void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
+  if (faulty()) return;
+  if (gone_from(box, outgoing.peer))
+    return raise_locked(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
+                        box.name(outgoing.peer) + " left");
+  Head head = head_in(box, Kind::kMessage);
+  head.envelope = batch.envelope;
+  head.tag = batch.key.tag;
+  head.part = batch.key.part;
+  box.counters.sent_bytes += wire_->wire_bytes(outgoing.payload.size());
+  ++box.counters.sent_messages;
+  Wire::Payload payload{.bytes = outgoing.payload, .block = std::move(outgoing.block)};
+  if (payload.block)
+    payload.bytes = payload.block.bytes();
+  else if (payload.bytes.size() > traits_.copied_bytes)
+    payload.job = count_send(box, batch);
+  send(box.members[static_cast<std::size_t>(outgoing.peer)], head, std::move(payload));
+}
+
+// Straight from the owner's memory, which the network may read even after an error: the batch is
+// closed only once that has left.
+std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch) {
+  auto job = std::make_shared<Wire::Job>();
+  job->keep_alive = batch.keep_alive;
+  job->done = [this, &box](const Wire::Job& done) {
+    const auto send = sends_.extract(&done);
+    if (send && send.mapped() != nullptr && box.letters.close_one(*send.mapped()))
+      gate_.ring(box.bell);
+  };
+  sends_[job.get()] = &batch;
+  batch.open.fetch_add(1, std::memory_order_relaxed);
+  return job;
+}
+
+void World::seek_letter(Box& box, Batch& batch, Incoming& slot) {
+  if (faulty()) return;
+  if (Letter* letter = box.letters.seek(batch, slot))
+    paired(box, static_cast<WireLetter&>(*letter));
+  else if (gone(box, slot.peer))
+    check_abandoned(box);
+}
+
+void World::cancel(Box& box, Batch& batch) {
+  const std::lock_guard lock(gate_);
+  box.letters.cancel(batch);
+  std::erase_if(sends_, [&](const auto& send) { return send.second == &batch; });
+}
+
+void World::take(Wire::Arrival arrival) {
+  if (faulty()) return;
+  const Head head = head_of(arrival.head);
+  switch (head.kind) {
+    case Kind::kMessage:
+      return take_message(head, std::move(arrival));
+    case Kind::kFault:
+      return poison_locked(text_of(arrival.payload));
+    case Kind::kLeave:
+      return take_leave(head, arrival.peer);
+    case Kind::kQuestion:
+      return take_question(head, arrival.peer);
+    case Kind::kAnswer:
+      answers_[head.part] = static_cast<int>(head.envelope.count) - 1;
+      return;
+  }
+}
+
+void World::take_message(const Head& head, Wire::Arrival arrival) {
+  Box& box = box_of(head.channel);
+  WireLetter& letter = new_letter();
+  letter.envelope = head.envelope;
+  letter.key = {.tag = head.tag, .part = head.part};
+  letter.from = head.from;
+  letter.there = arrival.whole;
+  letter.payload = std::move(arrival.payload);
+  if (!arrival.whole) letter.arrival = std::move(arrival);
+  if (box.letters.claim(letter)) paired(box, letter);
+}
+
+// What does not fit is never received.
+void World::paired(Box& box, WireLetter& letter) {
+  const Batch& batch = *letter.batch;
+  if (!Letterbox::fits(letter))
+    return raise_locked(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
+                        Letterbox::misfit(letter, box.name(letter.from)));
+  if (letter.there) return deliver(box, letter);
+  if (!letter.receiving) receive_rest(box, letter);
+  wake_for(box, batch);
+}
+
+void World::receive_rest(Box& box, WireLetter& letter) {
+  letter.receiving = true;
+  BlockPool* wish = letter.batch->pool;
+  if (!letter.payload)
+    letter.payload = (wish == nullptr ? pools().host() : *wish).take(letter.envelope.bytes);
+  auto job = std::make_shared<Wire::Job>();
+  job->memory = letter.payload;
+  job->done = [this, &box, &letter](const Wire::Job&) {
+    letter.there = true;
+    if (letter.slot != nullptr) deliver(box, letter);
+  };
+  wire_->receive_rest(letter.arrival, letter.payload.writable(), job);
+}
+
+void World::deliver(Box& box, WireLetter& letter) {
+  box.counters.received_bytes += wire_->wire_bytes(letter.envelope.bytes);
+  const Batch& batch = *letter.batch;
+  const bool foreseen = letter.receiving;
+  if (box.letters.deliver(letter))
+    gate_.ring(box.bell);
+  else if (!foreseen)
+    wake_for(box, batch);
+  state_->free_letters.push_back(&letter);
+}
+
+WireLetter& World::new_letter() {
+  if (state_->free_letters.empty()) return state_->letters.emplace_back();
+  WireLetter& letter = *state_->free_letters.back();
+  state_->free_letters.pop_back();
+  letter.receiving = false;
+  return letter;
+}
+
+// A thread that sleeps until its next batch can be closed at the earliest is woken by what closes
+// one before that.
+void World::wake_for(Box& box, const Batch& batch) {
+  if (box.asleep_until == Box::kAwake) return;
+  const Clock::time_point closed = completion(batch);
+  if (closed >= box.asleep_until) return;
+  box.asleep_until = closed;
+  gate_.ring(box.bell);
+}
+
+Clock::time_point World::completion(const Batch& batch) const {
+  Clock::time_point last = Box::kAwake;
+  for (const Incoming& slot : batch.incoming) {
+    if (slot.arrived.load(std::memory_order_relaxed)) continue;
+    if (slot.ticket == nullptr) return Clock::time_point::max();
+    const auto& letter = static_cast<const WireLetter&>(*static_cast<const Letter*>(slot.ticket));
+    last = std::max(last, wire_->earliest(letter.arrival));
+  }
+  return last;
+}
+
+Clock::time_point World::fall_asleep(Box& box) {
+  const std::lock_guard lock(gate_);
+  poll();
+  box.asleep_until = Clock::time_point::max();
+  for (const Batch* batch : box.letters.batches())
+    box.asleep_until = std::min(box.asleep_until, completion(*batch));
+  return box.asleep_until;
+}
+
+}  // namespace tersor::host

@@ -1,0 +1,45 @@
+// Implements <tersor/network.h>; blocks: block_pool.cc.
+#include <sched.h>
+#include <tersor/error.h>
+#include <tersor/network.h>
+
+#include <string>
+
+#include "comm/transport/host/gate.h"
+#include "comm/transport/host/head.h"
+#include "comm/transport/host/host_transport.h"
+
+namespace tersor {
+
+void MessageHead::check(int peer) const {
+  const host::Envelope ours, theirs = host::head_of(*this).envelope;
+  if (theirs.magic == ours.magic && theirs.version == ours.version) return;
+  throw TransportError("rank " + std::to_string(peer) +
+                       " speaks another version of the transport: all ranks need the same format "
+                       "version of Tersor");
+}
+
+std::size_t MessageHead::payload_bytes() const { return host::head_of(*this).envelope.bytes; }
+
+bool MessageHead::is_fault() const { return host::head_of(*this).kind == host::Kind::kFault; }
+
+bool MessageHead::is_goodbye() const {
+  const host::Head head = host::head_of(*this);
+  return head.kind == host::Kind::kLeave && head.part == 1;
+}
+
+Wire::Wire() : Wire(std::make_shared<Shared>()) {}
+
+Wire::Wire(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+Wire::~Wire() = default;
+
+Block Wire::take_block(std::size_t bytes) const { return shared_->pools.host().take(bytes); }
+
+void Wire::pause() const { sched_yield(); }
+
+std::unique_ptr<Transport> make_transport(std::unique_ptr<Wire> wire) {
+  return std::make_unique<host::HostTransport>(std::make_shared<host::World>(std::move(wire)));
+}
+
+}  // namespace tersor

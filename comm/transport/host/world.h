@@ -1,0 +1,160 @@
+// What all channels of one rank share: its wire, letterboxes, the first fault. One lock for all;
+// whoever holds it moves what is under way for everybody. Here stand the rules by which nobody
+// waits for ever, whatever the network: a fault is told to all, who leaves is told from who is
+// late, and whom to name is asked of those who are waited for.
+#pragma once
+
+#include <tersor/network.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/transport/host/gate.h"
+#include "comm/transport/host/head.h"
+#include "comm/transport/host/letterbox.h"
+#include "comm/transport/host/patience.h"
+
+namespace tersor::host {
+
+/// A message that came, until it is delivered.
+struct WireLetter : Letter {
+  Wire::Arrival arrival;   ///< of one that is not there
+  bool receiving = false;  ///< its payload is under way
+};
+
+/// One channel, as this rank sees it. Made by the first message for it or by `join`.
+struct Box {
+  static constexpr Clock::time_point kAwake = Clock::time_point::min();
+
+  const std::uint64_t id;    ///< of the channel, the same on all its ranks
+  std::vector<int> members;  ///< ranks of the world; empty until joined
+  int rank = 0;
+  bool whole = true;
+  Letterbox letters;
+  std::set<int> left;                      ///< ranks of the channel that are gone from it
+  std::map<std::vector<int>, int> joined;  ///< how many channels it made, by members
+  TransferCounters counters;
+  Patience patience;                        ///< of the thread that waits here
+  Clock::time_point asleep_until = kAwake;  ///< when that thread looks again by itself
+  /// Rings when a batch is closed, on faults and questions, and on `wake`.
+  Bell& bell;
+
+  Box(std::uint64_t number, Bell& own) : id(number), bell(own) {}
+  std::string name(int of) const {
+    return rank_name(of, members[static_cast<std::size_t>(of)], whole);
+  }
+};
+
+/// Whom does `peer` wait for, under a tag?
+struct Question {
+  int peer = 0;
+  std::uint32_t tag = 0;
+  std::chrono::milliseconds patience{0};
+};
+
+class World {
+ public:
+  /// Starts the wire.
+  explicit World(std::unique_ptr<Wire> wire);
+  /// Says goodbye and gives back what the network lets go of; the rest lives until the process
+  /// ends.
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  /// Leaves all channels and ends the wire while transports still live: what they are asked for
+  /// later, or wait for now, ends in TransportError. Call it once.
+  void close();
+
+  const Wire::Traits& traits() const { return traits_; }
+  Box& everybody() { return *everybody_; }
+  BlockPools& pools() { return wire_->shared().pools; }
+
+  Box& join(Box& box, std::span<const int> members);
+  void leave(Box& box);
+  void post(Box& box, Batch& batch);
+  void cancel(Box& box, Batch& batch);
+  void progress(Box& box);
+  void wait(Box& box, std::uint32_t seen, Clock::time_point until);
+
+  void raise(const std::string& cause);
+  bool faulty() const { return faulty_.load(std::memory_order_acquire); }
+  std::string fault() const;
+  /// Asks along who waits for whom under the tag, up to one who waits for nobody or is silent.
+  int culprit(Box& box, Question question);
+  TransferCounters counters(const Box& box) const;
+  std::vector<int> hosts(const Box& box) const;
+
+ private:
+  struct State;  // what must live on where the network may still touch it
+
+  void part();
+  bool said_goodbye();
+  void pack(Batch& batch);
+  Block in_block(ConstByteSpan bytes);
+  void poll_until(Box& box, std::uint32_t seen, Clock::time_point until);
+  Clock::time_point fall_asleep(Box& box);
+
+  // With the lock held.
+  Box& box_of(std::uint64_t id);
+  Head head_in(const Box& box, Kind kind) const;
+  bool poll();
+  bool poll_wire();
+  void take(Wire::Arrival arrival);
+  void take_message(const Head& head, Wire::Arrival arrival);
+  void take_leave(const Head& head, int peer);
+  void take_question(const Head& head, int peer);
+  void answer_questions();
+  void send(int peer, Head head, Wire::Payload payload = {});
+  void send(Box& box, Batch& batch, Outgoing& outgoing);
+  std::shared_ptr<Wire::Job> count_send(Box& box, Batch& batch);
+  void seek_letter(Box& box, Batch& batch, Incoming& slot);
+  void paired(Box& box, WireLetter& letter);
+  void receive_rest(Box& box, WireLetter& letter);
+  void deliver(Box& box, WireLetter& letter);
+  WireLetter& new_letter();
+  void wake_for(Box& box, const Batch& batch);
+  Clock::time_point completion(const Batch& batch) const;
+  bool gone(const Box& box, int peer) const;
+  bool gone_from(const Box& box, int rank) const;
+  void check_abandoned(Box& box);
+  void raise_locked(const std::string& cause);
+  void poison_locked(const std::string& cause);
+  void ring_all();
+  void announce();
+  bool told() const;
+  void tell_more();
+  void tell_until(Clock::time_point until);
+  int ask(Box& box, const Question& question);
+
+  std::unique_ptr<State> state_;
+  Wire* wire_;  // the state's
+  Gate& gate_;  // the wire's
+  const Wire::Traits traits_;
+  Box* everybody_ = nullptr;
+  std::vector<int> host_names_;               // by rank of the world
+  int present_ = 1;                           // channels that are not left
+  std::set<int> gone_;                        // who left all channels, by rank of the world
+  std::map<const Wire::Job*, Batch*> sends_;  // that batches count, under way
+  std::uint32_t asked_ = 0;                   // questions of our own
+  std::map<std::uint32_t, int> answers_;
+  std::vector<std::pair<Head, int>> questions_;  // of others, by rank of the world
+  std::atomic<bool> questioned_{false};          // there are some, and nobody was here
+  std::atomic<int> waiting_{0};                  // threads
+  std::string fault_;
+  std::atomic<bool> faulty_{false};
+  std::vector<std::shared_ptr<const Wire::Job>> told_;  // messages of the fault
+  std::optional<bool> ended_;  // whether the wire gave all back; nothing before it was asked
+  bool unannounced_ = false;   // the fault is not yet told: raised on a thread that is kept out
+};
+
+}  // namespace tersor::host

@@ -1,0 +1,151 @@
+// Implements wire.h.
+#include "comm/transport/inproc/wire.h"
+
+#include <tersor/error.h>
+
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "comm/transport/host/gate.h"
+#include "comm/transport/host/head.h"
+
+namespace tersor::inproc {
+namespace {
+
+constexpr std::size_t kHeadBytes = 32;  // of every message, as they are counted
+
+std::size_t checked_ranks(int ranks) {
+  if (ranks < 1) throw InvalidArgument("a world has at least 1 rank, not " + std::to_string(ranks));
+  return static_cast<std::size_t>(ranks);
+}
+
+int checked_ranks_per_host(const Link& link) {
+  if (link.ranks_per_host < 1)
+    throw InvalidArgument("a host has at least 1 rank, not " + std::to_string(link.ranks_per_host));
+  return link.ranks_per_host;
+}
+
+}  // namespace
+
+Network::Network(int ranks, const Link& link)
+    : ranks_per_host_(checked_ranks_per_host(link)),
+      shared_(std::make_shared<Wire::Shared>()),
+      takers_(checked_ranks(ranks)) {
+  if (link.emulated()) emulator_.emplace(host_of(ranks - 1) + 1, link);
+}
+
+void Network::enter(int rank, std::function<void(Wire::Arrival)> take) {
+  const std::lock_guard lock(shared_->gate);
+  takers_[static_cast<std::size_t>(rank)] = std::move(take);
+}
+
+void Network::leave(int rank) {
+  const std::lock_guard lock(shared_->gate);
+  takers_[static_cast<std::size_t>(rank)] = nullptr;
+  for (Message& message : messages_)
+    if (message.to == rank) message.job = nullptr;
+}
+
+// Between hosts payloads take their time. Words of the transport itself do not.
+bool Network::crosses_link(int peer, const Wire::Arrival& arrival) const {
+  return emulated() && host_of(peer) != host_of(arrival.peer) &&
+         host::head_of(arrival.head).kind == host::Kind::kMessage;
+}
+
+void Network::send(int peer, Wire::Arrival arrival, std::size_t bytes) {
+  const auto& take = takers_[static_cast<std::size_t>(peer)];
+  if (!take) return;
+  if (crosses_link(peer, arrival)) {
+    Message& message = new_message();
+    message.source = host_of(arrival.peer);
+    message.destination = host_of(peer);
+    message.bytes = bytes;
+    message.to = peer;
+    emulator_->post(message, now());
+    arrival.whole = false;
+    arrival.ticket = &message;
+  }
+  take(std::move(arrival));
+}
+
+void Network::receive(Message& message, const std::shared_ptr<Wire::Job>& job) {
+  message.job = job;
+  if (message.there) arrive(message);
+}
+
+void Network::arrive(Message& message) {
+  message.there = true;
+  if (message.job == nullptr) return;
+  const auto job = std::exchange(message.job, nullptr);
+  free_messages_.push_back(&message);
+  job->done(*job);
+}
+
+bool Network::advance() {
+  bool moved = false;
+  if (emulator_)
+    emulator_->advance(now(), [&](Packet& packet) {
+      arrive(static_cast<Message&>(packet));
+      moved = true;
+    });
+  return moved;
+}
+
+Clock::time_point Network::earliest(const Message& message) const {
+  const std::chrono::duration<double> since_start(emulator_->earliest_arrival(message));
+  return start_ + std::chrono::ceil<Clock::duration>(since_start);
+}
+
+Message& Network::new_message() {
+  if (free_messages_.empty()) return messages_.emplace_back();
+  Message& message = *free_messages_.back();
+  free_messages_.pop_back();
+  message = {};
+  return message;
+}
+
+InProcessWire::InProcessWire(std::shared_ptr<Network> network, int rank)
+    : Wire(network->shared()), network_(std::move(network)), rank_(rank) {}
+
+Wire::Traits InProcessWire::traits() const {
+  return {.polled = network_->emulated(),
+          .moves_alone = true,
+          .comes_soon = !network_->emulated(),
+          .keeps_sent = true,
+          .sends_in_place = false};
+}
+
+std::vector<int> InProcessWire::host_names() const {
+  std::vector<int> names;
+  for (int rank = 0; rank < ranks(); ++rank) names.push_back(network_->host_of(rank));
+  return names;
+}
+
+std::size_t InProcessWire::wire_bytes(std::size_t payload_bytes) const {
+  return kHeadBytes + payload_bytes;
+}
+
+bool InProcessWire::end(Parting) {
+  network_->leave(rank_);
+  return true;
+}
+
+void InProcessWire::send(int peer, MessageHead head, Payload payload) {
+  network_->send(peer, {.head = head, .payload = std::move(payload.block), .peer = rank_},
+                 wire_bytes(payload.bytes.size()));
+}
+
+void InProcessWire::receive_rest(const Arrival& arrival, ByteSpan,
+                                 const std::shared_ptr<Job>& job) {
+  network_->receive(*static_cast<Message*>(arrival.ticket), job);
+}
+
+Clock::time_point InProcessWire::earliest(const Arrival& arrival) const {
+  return network_->earliest(*static_cast<const Message*>(arrival.ticket));
+}
+
+void InProcessWire::pause() const { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+
+}  // namespace tersor::inproc

@@ -1,0 +1,197 @@
+// A network outside of the library, made of <tersor/network.h> alone: queues between threads, on
+// which long messages take their time. They are read from the sender's memory at random later
+// moments, so that ranks overtake each other, and senders hear of that later still, as with MPI. It
+// checks that nobody writes to them in between.
+#pragma once
+
+#include <tersor/forwarding.h>
+#include <tersor/network.h>
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "tests/transport/ranks.h"
+
+namespace tersor::test {
+
+/// What all ranks share.
+class LateNetwork {
+ public:
+  struct Letter {
+    int from;
+    int to;
+    MessageHead head;
+    Wire::Payload payload;
+    std::vector<std::byte> came = {};  // of its bytes, once read
+    bool read = false;
+
+    bool is_long() const { return payload.bytes.size() > kShortBytes; }
+  };
+  static constexpr std::size_t kShortBytes = 250;
+
+  void post(Letter letter) {
+    const std::lock_guard lock(mutex_);
+    if (!gone_.contains(letter.to)) letters_.push_back(std::move(letter));
+  }
+
+  /// Takes some of what was sent to a rank, of each sender in order.
+  std::vector<Letter> read_some(int rank) {
+    const std::lock_guard lock(mutex_);
+    std::vector<Letter> taken;
+    std::set<int> late;
+    for (Letter& letter : letters_) {
+      if (letter.read || letter.to != rank || late.contains(letter.from)) continue;
+      if (letter.is_long() && random_() % 4 != 0) {
+        late.insert(letter.from);
+        continue;
+      }
+      letter.read = true;
+      if (letter.is_long())
+        letter.came.assign(letter.payload.bytes.begin(), letter.payload.bytes.end());
+      taken.push_back({letter.from, rank, letter.head, {}, letter.came});
+    }
+    return taken;
+  }
+
+  /// Tells a rank of some that were read.
+  std::vector<std::shared_ptr<Wire::Job>> acknowledge_some(int rank) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Wire::Job>> jobs;
+    letters_.remove_if([&](const Letter& letter) {
+      if (!letter.read || letter.from != rank) return false;
+      if (letter.is_long() && random_() % 16 != 0) return false;
+      EXPECT_TRUE(same_bytes(letter.payload.bytes, letter.came))
+          << "rank " << rank << " wrote to what it was sending";
+      if (letter.payload.job != nullptr) jobs.push_back(letter.payload.job);
+      return true;
+    });
+    return jobs;
+  }
+
+  bool all_left(int rank) const {
+    const std::lock_guard lock(mutex_);
+    return std::none_of(letters_.begin(), letters_.end(), [&](const Letter& letter) {
+      return letter.from == rank && letter.is_long();
+    });
+  }
+
+  /// Short messages come all the same.
+  void leave(int rank) {
+    const std::lock_guard lock(mutex_);
+    gone_.insert(rank);
+    letters_.remove_if([&](const Letter& letter) {
+      return letter.to == rank || (letter.from == rank && letter.is_long());
+    });
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::mt19937 random_{12345};
+  std::list<Letter> letters_;
+  std::set<int> gone_;
+};
+
+class LateWire final : public Wire {
+ public:
+  LateWire(std::shared_ptr<LateNetwork> network, int rank, int ranks)
+      : network_(std::move(network)), rank_(rank), ranks_(ranks) {}
+
+  Traits traits() const override { return {.copied_bytes = LateNetwork::kShortBytes}; }
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
+  std::vector<int> host_names() const override {
+    std::vector<int> names(static_cast<std::size_t>(ranks_));
+    std::iota(names.begin(), names.end(), 0);
+    return names;
+  }
+
+  void start(Events events) override { events_ = std::move(events); }
+  bool end(Parting) override {
+    network_->leave(rank_);
+    return true;
+  }
+
+  void send(int peer, MessageHead head, Payload payload) override {
+    LateNetwork::Letter letter{rank_, peer, head, std::move(payload)};
+    if (!letter.is_long()) {
+      letter.came.assign(letter.payload.bytes.begin(), letter.payload.bytes.end());
+      letter.payload = {.bytes = letter.came};
+    } else if (letter.payload.job != nullptr) {
+      letter.payload.job->open = 1;
+    }
+    network_->post(std::move(letter));
+  }
+
+  bool poll() override {
+    const auto letters = network_->read_some(rank_);
+    for (const LateNetwork::Letter& letter : letters) {
+      const Block block = take_block(letter.came.size());
+      if (block) std::memcpy(block.writable().data(), letter.came.data(), letter.came.size());
+      events_.take({.head = letter.head, .payload = block, .peer = letter.from});
+    }
+    const auto jobs = network_->acknowledge_some(rank_);
+    for (const auto& job : jobs) {
+      job->open = 0;
+      if (job->done) job->done(*job);
+    }
+    return !letters.empty() || !jobs.empty();
+  }
+  bool quiet() const override { return network_->all_left(rank_); }
+
+ private:
+  const std::shared_ptr<LateNetwork> network_;
+  const int rank_;
+  const int ranks_;
+  Events events_;
+};
+
+/// The transports of all ranks.
+inline std::vector<std::unique_ptr<Transport>> late_transports(int ranks) {
+  const auto network = std::make_shared<LateNetwork>();
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < ranks; ++rank)
+    transports.push_back(make_transport(std::make_unique<LateWire>(network, rank, ranks)));
+  return transports;
+}
+
+inline Fabric late_fabric() {
+  const auto run = [](int ranks, const Body& body) { run_ranks(late_transports(ranks), body); };
+  return {"LateQueues", run, sizeof(MessageHead)};
+}
+
+/// Says that somebody owns what is summed, so that it is sent from where it lies.
+class SumsInPlace final : public ForwardingTransport {
+ public:
+  explicit SumsInPlace(std::unique_ptr<Transport> inner) : ForwardingTransport(std::move(inner)) {}
+
+  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
+    return inner().sum(owned(operation), parts);
+  }
+  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
+    return inner().maximum(owned(operation), parts);
+  }
+
+ private:
+  static Operation owned(Operation operation) {
+    operation.keep_alive = std::make_shared<int>();
+    return operation;
+  }
+};
+
+/// For bodies that wait for all handles, so that what is sent really stays.
+inline Fabric in_place_fabric() {
+  const auto run = [](int ranks, const Body& body) {
+    auto transports = late_transports(ranks);
+    for (auto& transport : transports)
+      transport = std::make_unique<SumsInPlace>(std::move(transport));
+    run_ranks(std::move(transports), body);
+  };
+  return {"LateSendsInPlace", run, sizeof(MessageHead)};
+}
+
+}  // namespace tersor::test
