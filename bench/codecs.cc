@@ -219,10 +219,10 @@ void run_on_device(const CodecsOptions& options) {
 #endif
 }
 
-void add_options(CLI::App& command, CodecsOptions& options) {
+/// What is measured, and on how many values.
+void add_subjects(CLI::App& command, CodecsOptions& options) {
   std::vector<std::string> names(operation_names().begin(), operation_names().end());
   names.insert(names.end(), std::begin(kDeviceOnlyOperations), std::end(kDeviceOnlyOperations));
-  const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
   add_codecs(command, options.codecs);
   command
       .add_option("--device", options.device,
@@ -247,6 +247,11 @@ void add_options(CLI::App& command, CodecsOptions& options) {
       ->check(quiet(CLI::Range(std::size_t{1}, std::size_t{1} << 20)))
       ->type_name("N")
       ->capture_default_str();
+}
+
+/// How it is measured.
+void add_conditions(CLI::App& command, CodecsOptions& options) {
+  const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
   add_dtype(command, options.dtype);
   command.add_option("--isa", options.isas, "portable, avx2, avx512 or neon (the best one)")
       ->transform(checked(isa, ""))
@@ -269,7 +274,6 @@ void add_options(CLI::App& command, CodecsOptions& options) {
       ->check(quiet(CLI::Range(1, 10000)))
       ->type_name("N")
       ->capture_default_str();
-  add_json(command, options.json);
 }
 
 }  // namespace
@@ -278,7 +282,9 @@ void add_codecs_command(CLI::App& program) {
   const auto options = std::make_shared<CodecsOptions>();
   CLI::App* command = program.add_subcommand(
       "codecs", "Times encode, decode and reduce against plain loops over memory of as many bytes");
-  add_options(*command, *options);
+  add_subjects(*command, *options);
+  add_conditions(*command, *options);
+  add_json(*command, options->json);
   command->callback([options] {
     if (options->device == "cuda") return run_on_device(*options);
     run_codecs(*options);
