@@ -111,7 +111,7 @@ TEST(GpuErrors, MixedMemoryIsNamed) {
   const Buffer gradient(1200, Memory::kDevice), frame(2048, Memory::kDevice);
   const Segment segment{.count = 300};
   const ConstValueSpan values = gradient.values(300, Dtype::kF32);
-  const SegmentState state{ConstValueSpan(host), ValueSpan(host), {}, {}};
+  const SegmentState state{ConstValueSpan(host), ValueSpan(host)};
   EncodeCall call{.segments = {&segment, 1}, .gradients = {&values, 1}, .states = {&state, 1}};
   const Buffer workspace(64, Memory::kDevice);
   call.execution.workspace = workspace.span();
