@@ -99,6 +99,19 @@ TEST_P(CollectivesOnDevice, NativeSums) {
                          bits);
 }
 
+// Two rounds; exact, so that the bits are those of hosts whoever adds.
+TEST_P(CollectivesOnDevice, SumsOfWholeNumbersGiveTheBitsOfHosts) {
+  for (const char* codec : {"intsum", "intsum:lanes=16+ef", "intsum:lanes=32,rounding=stochastic"})
+    for (const std::size_t count : {1ul, 600ul, 7001ul})
+      expect_as_on_hosts(allreduce_steps, {.codec = codec, .count = count}, 3);
+  expect_as_on_hosts(allreduce_steps,
+                     {.algorithm = Algorithm::kHierarchical,
+                      .codec = "intsum:lanes=16",
+                      .count = 6007,
+                      .hosts = {0, 0, 1, 1}},
+                     4);
+}
+
 // Ranks of one host first; a host of one rank, hosts of unequal numbers.
 TEST_P(CollectivesOnDevice, HierarchicalGivesTheBitsOfHosts) {
   for (const std::vector<int>& hosts :

@@ -19,7 +19,7 @@ using testing::on_ranks;
 using testing::Values;
 
 constexpr std::array kCodecs = {
-    "none", "bf16", "f16", "int8", "int4:rounding=stochastic", "topk:density=0.02"};
+    "none", "bf16", "f16", "int8", "int4:rounding=stochastic", "topk:density=0.02", "intsum"};
 constexpr std::size_t kCount = 300'001;
 
 void expect_same_bits(const Values& one, const Values& other, std::string_view what) {
