@@ -31,6 +31,10 @@ PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
   kept_ = Buffer(plan_.kept_bytes, plan_for.memory);
 }
 
+bool PlannedCodec::has_frames() const {
+  return std::ranges::count(plan_.rounds.back().exchanges, Exchange::kGather) != 0;
+}
+
 bool PlannedCodec::reduces() const {
   return std::ranges::count(plan_.rounds.back().exchanges, Exchange::kTwoShot) != 0;
 }

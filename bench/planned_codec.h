@@ -33,6 +33,8 @@ class PlannedCodec {
   Dtype dtype() const { return plan_for_.dtype; }
   const Codec& codec() const { return *codec_; }
   const Plan& plan() const { return plan_; }
+  /// Whether gradients travel as frames; else as bare values alone.
+  bool has_frames() const;
   /// Whether frames of several ranks may be reduced to one.
   bool reduces() const;
   /// A buffer of that memory that holds a frame.

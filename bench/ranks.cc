@@ -3,10 +3,14 @@
 #include "bench/ranks.h"
 
 #include <fmt/format.h>
+#include <tersor/collectives.h>
 #include <tersor/error.h>
+#include <tersor/inprocess.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <string>
 
 #include "bench/codec_operations.h"
 #include "bench/compare.h"
@@ -16,12 +20,28 @@
 namespace tersor::bench {
 namespace {
 
-/// What one encode and decode changes, relative to the gradient.
-double codec_error(std::string_view codec, ConstValueSpan gradient) {
+/// What an allreduce of one rank's gradient changes, to which the others add zeros.
+double sum_error(std::string_view codec, ConstValueSpan gradient, int ranks) {
+  double error = 0;
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    const Buffer memory(gradient.bytes());
+    std::memset(memory.pointer(), 0, memory.bytes());
+    if (transport.rank() == 0) std::memcpy(memory.pointer(), gradient.pointer(), gradient.bytes());
+    const ValueSpan values = memory.values(gradient.count(), gradient.dtype());
+    allreduce(transport, values, {.codec = std::string(codec)});
+    if (transport.rank() == 0) error = relative_error(gradient, values);
+  });
+  return error;
+}
+
+/// What one encode and decode changes, relative to the gradient; of a codec without frames, which
+/// all ranks encode together, what `sum_error` tells.
+double codec_error(std::string_view codec, ConstValueSpan gradient, int ranks) {
+  const std::string plain = with_feedback(codec, Feedback::kNone);
   Threads threads(0);
   const PlannedCodec planned(
-      with_feedback(codec, Feedback::kNone),
-      {.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads});
+      plain, {.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads});
+  if (!planned.has_frames()) return sum_error(plain, gradient, ranks);
   const Buffer frame = planned.frame(), decoded(gradient.bytes());
   const ValueSpan values = decoded.values(gradient.count(), gradient.dtype());
   planned.encode(gradient, frame.span());
@@ -71,7 +91,7 @@ double RankGradients::error_limit(std::string_view codec) const {
   constexpr std::size_t kFew = 1024;  // values, of which nothing can be said on the average
   const double rounding = rounding_limit(dtype_, ranks());
   if (count() < kFew) return 1 + rounding;
-  const double of_codec = codec_error(codec, of(0));
+  const double of_codec = codec_error(codec, of(0), ranks());
   const double sent = of_codec * norms_;
   const double of_sum = norm(sum_);
   return 3 * (sent + of_codec * (of_sum + sent)) / of_sum + rounding;

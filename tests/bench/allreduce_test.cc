@@ -38,6 +38,17 @@ TEST_F(Allreduce, NoneAndBf16StandBesideEveryCodec) {
                                    "int8 4096", "int4+ef 1024", "int4+ef 4096"}));
 }
 
+// Its error depends on the number of ranks, which encode together.
+TEST_F(Allreduce, ACodecWithoutFramesIsCheckedToo) {
+  const Json records = records_of({"allreduce", "--codec", "intsum", "intsum:lanes=16+ef", "--min",
+                                   "16K", "--max", "16K", "--iterations", "2", "--ranks", "3"});
+  ASSERT_EQ(records.size(), 4u);  // none and bf16 beside them
+  for (const Json& record : records) EXPECT_TRUE(record["identical"].get<bool>());
+  EXPECT_LT(records[2]["relative_error"], 0.05);
+  EXPECT_LT(records[3]["relative_error"], 1e-3);
+  EXPECT_LT(records[2]["wire_bytes"].get<double>(), 0.4 * records[0]["wire_bytes"].get<double>());
+}
+
 TEST_F(Allreduce, TheEmulatedLinkIsFelt) {
   const Json records = records_of({"allreduce", "--codec", "int8", "--min", "64K", "--max", "64K",
                                    "--link", "20Mbit", "--iterations", "1"});
