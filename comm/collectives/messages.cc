@@ -148,17 +148,22 @@ void Messages::count_overflows() {
   words_out_ = {};
 }
 
+std::size_t Messages::count_written(const FramePlan& frame, ByteSpan target,
+                                    Clock::time_point start, int peers) {
+  const std::size_t bytes = written_bytes(frame, target);
+  count_time(frame, Work::kEncode, seconds_since(start));
+  count_bytes(frame, bytes, peers);
+  count_overflows();
+  return align_up(bytes, kSectionAlignment);
+}
+
 std::size_t Messages::encode(const Lane& lane, ByteSpan message, int peers) {
   std::size_t offset = 0;
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
     const ByteSpan target = message.subspan(offset, frame.frame_bytes);
     frame.codec->encode(encode_call(lane, frame), target);
-    const std::size_t bytes = written_bytes(frame, target);
-    offset += align_up(bytes, kSectionAlignment);
-    count_time(frame, Work::kEncode, seconds_since(start));
-    count_bytes(frame, bytes, peers);
-    count_overflows();
+    offset += count_written(frame, target, start, peers);
   }
   return offset;
 }
@@ -184,11 +189,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
                            .execution = execution(frame)},
                           target);
     });
-    const std::size_t bytes = written_bytes(frame, target);
-    offset += align_up(bytes, kSectionAlignment);
-    count_time(frame, Work::kEncode, seconds_since(start));
-    count_bytes(frame, bytes, peers);
-    count_overflows();
+    offset += count_written(frame, target, start, peers);
   }
   return offset;
 }

@@ -65,6 +65,9 @@ class Messages {
   void count_time(const FramePlan& frame, Work work, double seconds);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
+  /// What a frame took from `start` on; the bytes from it to the next one.
+  std::size_t count_written(const FramePlan& frame, ByteSpan target, Clock::time_point start,
+                            int peers);
   template <typename Read>
   void read_frames(std::span<const Received> messages, const Read& read);
   [[noreturn]] void throw_damaged(int rank, const WireError& error) const;
