@@ -83,8 +83,9 @@ def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
     assert half["wire_bytes"] == 4 * 2**20
     assert 2**21 < int8["wire_bytes"] < 1.1 * 2**21
     assert none["relative_error"] < 1e-6 < half["relative_error"] < int8["relative_error"] < 0.02
-    for record in (none, half, int8):  # the loopback carries what the ranks say, and little else
-        assert 0.99 * record["wire_bytes"] < record["interface_bytes"]
+    # The loopback carries what the ranks say; the last messages may not have left when it is read.
+    for record in (none, half, int8):
+        assert 0.9 * record["wire_bytes"] < record["interface_bytes"]
     assert len(load_for_report(path)) == 3
 
 
