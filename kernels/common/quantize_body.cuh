@@ -237,11 +237,12 @@ struct QuantizeUnit {
 
 /// p of a unit of one segment.
 template <typename G, typename E, unsigned kRow>
-TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const UnitPlace<kRow>& place, float a,
-                             float b, float (&p)[kUnitChunks<kRow>][kRow]) {
+TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, kRow>& residual,
+                             const UnitPlace<kRow>& place, float a, float b,
+                             float (&p)[kUnitChunks<kRow>][kRow]) {
   const auto* gradient = static_cast<const G*>(segment.gradient);
   load_rows<Load::kInput>(gradient, place, is_aligned_for<G, kRow>(gradient), p);
-  ResidualRows<E, kRow>::of(segment).add_to(place, a, b, p);
+  residual.add_to(place, a, b, p);
 }
 
 template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
@@ -272,7 +273,7 @@ struct QuantizeEncodeKernel {
       const Unit out =
           Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, inactive);
       float p[kUnitChunks<kRow>][kRow];
-      load_sent<G, E>(segment, out.place, a, b, p);
+      load_sent<G>(segment, out.residual, out.place, a, b, p);
       const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
                                         segment.parameter);
       out.write(block.warp(), p, noise);

@@ -67,7 +67,7 @@ struct IntsumMaximaKernel {
   TERSOR_DEVICE void write_unit(const Warp& warp, const IntsumEncodeEntry& segment,
                                 const UnitPlace<kRow>& place, float a, float b) const {
     float p[kUnitChunks<kRow>][kRow];
-    load_sent<G, E>(segment, place, a, b, p);
+    load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), place, a, b, p);
     std::uint32_t largest[kUnitChunks<kRow>];
     block_maxima<IntsumBytes, kRow>(warp, p, largest);
     if (place.thread != 0) return;
@@ -147,7 +147,7 @@ struct IntsumEncodeKernel {
       const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
       const UnitPlace<kRow> place{first, segment.count, block.warp().thread_rank()};
       float p[kUnitChunks<kRow>][kRow];
-      load_sent<G, E>(segment, place, a, b, p);
+      load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), place, a, b, p);
       const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
                                         segment.parameter);
       write_unit(segment, place, noise, p);
