@@ -2,6 +2,8 @@
 
 #include "bench/mpi/process_fleet.h"
 
+#include "bench/mpi/library_sum.h"
+
 #include <fmt/format.h>
 #include <mpi.h>
 #include <tersor/error.h>
@@ -11,8 +13,6 @@
 
 namespace tersor::bench {
 namespace {
-
-constexpr int kMostPerCall = 1 << 28;  // values; MPI counts in int
 
 class ProcessRank final : public Rank {
  public:
@@ -40,20 +40,12 @@ class ProcessRank final : public Rank {
     return all;
   }
 
-  void library_sum(ValueSpan values, StreamView) override {
-    if (values.dtype() != Dtype::kF32) throw InvalidArgument("MPI_Allreduce adds f32 values only");
-    auto* first = reinterpret_cast<float*>(values.pointer());
-    for (std::size_t left = values.count(); left != 0;) {
-      const auto count = static_cast<int>(std::min<std::size_t>(left, kMostPerCall));
-      MPI_Allreduce(MPI_IN_PLACE, first, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-      first += count;
-      left -= static_cast<std::size_t>(count);
-    }
-  }
+  void library_sum(ValueSpan values, StreamView) override { library_.add(values); }
 
  private:
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Transport> control_;
+  LibrarySum library_;
 };
 
 class ProcessFleet final : public Fleet {
@@ -89,6 +81,7 @@ class ProcessFleet final : public Fleet {
 }  // namespace
 
 std::unique_ptr<Fleet> make_process_fleet(const FleetOptions& options) {
+  LibrarySum::prepare();
   auto fleet = std::make_unique<ProcessFleet>(options.link);
   if (options.ranks.has_value() && *options.ranks != fleet->ranks())
     throw InvalidArgument(fmt::format(
