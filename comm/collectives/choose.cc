@@ -47,7 +47,9 @@ Plan plan_of(const ChoiceRequest& request) {
 }
 
 Algorithm automatic(const Plan& plan, const ChoiceRequest& request) {
-  const bool small = plan.frame_bytes <= kOneShotBytes;
+  const bool sums_f32 = request.alone && allows(plan, Algorithm::kNative) &&
+                        plan.rounds.back().native_dtype == Dtype::kF32;
+  const bool small = plan.frame_bytes <= kOneShotBytes && !sums_f32;
   if (small && allows(plan, Algorithm::kOneShot)) return Algorithm::kOneShot;
   if (allows(plan, Algorithm::kNative)) return Algorithm::kNative;
   const bool two_shot = request.ranks > 2 && allows(plan, Algorithm::kTwoShot);

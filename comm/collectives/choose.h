@@ -22,6 +22,7 @@ struct ChoiceRequest {
   std::size_t count = 0;
   int ranks = 1;
   Algorithm wanted = Algorithm::kAuto;
+  bool alone = false;  ///< a gradient by itself: in which order little is summed is left open
 };
 
 /// What the rounds of a codec go by: the last as `algorithm` (neither kAuto nor kHierarchical), all
@@ -31,10 +32,10 @@ std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks, A
 /// Whether an allreduce by `codec` may go so.
 bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);
 
-/// Native where the values add on the wire; one-shot for codecs that cannot reduce, for two ranks
-/// (the same bytes, one quantisation) and for small messages; else two-shot. For kHierarchical what
-/// goes on between the hosts, of which `ranks` is the number.
-/// Throws InvalidArgument where the wanted algorithm does not fit the codec.
+/// Native where the values add on the wire, little f32 ones only if they are alone; one-shot for
+/// codecs that cannot reduce, for two ranks (the same bytes, one quantisation) and for small
+/// messages; else two-shot. For kHierarchical what goes on between the hosts, of which `ranks` is
+/// the number. Throws InvalidArgument where the wanted algorithm does not fit the codec.
 Algorithm choose_algorithm(const ChoiceRequest& request);
 
 }  // namespace tersor

@@ -83,6 +83,7 @@ Operation ChunkTask::operation() const {
           .memory = context_->memory,
           .stream = context_->stream,
           .in_order = context_->in_order,
+          .whole_bytes = context_->whole_bytes,
           .keep_alive = step().make == Make::kReduce ? reduced_ : made_};
 }
 
@@ -112,9 +113,10 @@ void ChunkTask::begin_native() {
   for (std::size_t i = 0; i < step().lane_count; ++i) {
     const Lane& lane = this->lane(step().first_lane + i);
     parts_.push_back(bare_space(lane, offset));
-    messages_.encode_native(lane, parts_.back());
     offset += made_bytes(lane, step());
   }
+  messages_.encode_native(std::span(plan_->lanes).subspan(step().first_lane, step().lane_count),
+                          parts_);
   Transport& transport = *context_->adder;
   handle_ = step().native == Native::kSum ? transport.sum(operation(), parts_)
                                           : transport.maximum(operation(), parts_);

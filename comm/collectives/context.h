@@ -38,6 +38,7 @@ struct ExchangeContext {
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Threads* threads = nullptr;
+  std::size_t whole_bytes = 0;    ///< of native sums whose order is left to the transport
   Memory memory = Memory::kHost;  ///< of all values, states, words and messages
   // On a device: where everything is queued, where damaged frames are reported, where overflows are
   // counted, and whether only one chunk is under way.

@@ -234,16 +234,23 @@ void Messages::decode(const Lane& lane, std::span<const Received> messages, Take
   }
 }
 
-// The factor is in the values that are sent: nothing is left of it for `decode_native`.
-void Messages::encode_native(const Lane& lane, ValueSpan values) {
-  if (lane.frames.empty()) return;
-  const FramePlan& frame = lane.frames.front();
+// The factor is in the values that are sent: nothing is left of it for `decode_native`. Lanes are
+// about equally long, and often short: one look at the clock for all.
+void Messages::encode_native(std::span<const Lane> lanes, std::span<const ValueSpan> values) {
   const auto start = Clock::now();
+  for (std::size_t i = 0; i < lanes.size(); ++i)
+    if (!lanes[i].frames.empty()) encode_native(lanes[i], values[i]);
+  const double seconds = seconds_since(start) / static_cast<double>(lanes.size());
+  for (const Lane& lane : lanes)
+    if (!lane.frames.empty()) count_time(lane.frames.front(), Work::kEncode, seconds);
+  count_overflows();
+}
+
+void Messages::encode_native(const Lane& lane, ValueSpan values) {
+  const FramePlan& frame = lane.frames.front();
   EncodeCall call = encode_call(lane, frame);
   if (!frame.codec->has_feedback()) call.words = nullptr;
   frame.codec->encode_native(call, factor(lane), values);
-  count_time(frame, Work::kEncode, seconds_since(start));
-  count_overflows();
 }
 
 void Messages::decode_native(const Lane& lane, ConstValueSpan values, Take take) {

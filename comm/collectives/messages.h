@@ -43,8 +43,8 @@ class Messages {
   /// Adds the messages of a lane and assigns them to the slots' outputs, or absorbs them.
   void decode(const Lane& lane, std::span<const Received> messages, Take take);
 
-  /// Writes a lane's bare values; and takes them when they are summed.
-  void encode_native(const Lane& lane, ValueSpan values);
+  /// Writes the bare values of lanes; and takes those of one when they are summed.
+  void encode_native(std::span<const Lane> lanes, std::span<const ValueSpan> values);
   void decode_native(const Lane& lane, ConstValueSpan values, Take take);
 
  private:
@@ -60,6 +60,7 @@ class Messages {
   FrameIdentity identity() const;
   float factor(const Lane& lane) const { return lane.scaled ? context_->factor : 1.0f; }
   Execution execution(const FramePlan& frame) const;
+  void encode_native(const Lane& lane, ValueSpan values);
   EncodeCall encode_call(const Lane& lane, const FramePlan& frame);
   DecodeCall decode_call(const Lane& lane, const FramePlan& frame);
   void count_time(const FramePlan& frame, Work work, double seconds);

@@ -74,9 +74,12 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
                                          .dtype = prepared.key.dtype,
                                          .count = ceil_div(prepared.key.count, shards),
                                          .ranks = groups ? groups->hosts() : prepared.context.ranks,
-                                         .wanted = prepared.key.algorithm});
+                                         .wanted = prepared.key.algorithm,
+                                         .alone = !groups && !prepared.context.on_device()});
   prepared.encoded = prepared.algorithm;
   if (groups) prepared.algorithm = Algorithm::kHierarchical;
+  if (prepared.algorithm == Algorithm::kNative)
+    prepared.context.whole_bytes = prepared.key.count * dtype_bytes(prepared.key.dtype);
 }
 
 std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& prepared,

@@ -9,6 +9,7 @@
 #include "comm/collectives/schedule.h"
 #include "comm/transport/host/envelope.h"
 #include "comm/transport/host/ring.h"
+#include "comm/transport/host/steps.h"
 
 #include <algorithm>
 #include <cmath>
@@ -120,6 +121,22 @@ class Walk {
     return stages_;
   }
 
+  /// Those of rank 0 of a sum, whose `ranks` are equally far from each other.
+  void add_steps(const host::HostSteps& steps, int ranks, double value_bytes) {
+    const int apart = question_.ranks / ranks;
+    for (const host::HostStep& step : steps) {
+      const bool sends = step.to != host::HostStep::kNobody;
+      const std::size_t count = sends ? step.sent.count : step.taken.count;
+      add_wire({{apart * (sends ? step.to : step.from), 0}, {0, 0}},
+               static_cast<double>(count) * value_bytes);
+      if (step.combines)
+        stages_.latency +=
+            static_cast<double>(step.taken.count) * value_bytes * figures_.add_seconds_per_byte;
+    }
+  }
+
+  const Stages& stages() const { return stages_; }
+
  private:
   int sharing() const { return std::min(figures_.network.ranks_per_host, question_.ranks); }
 
@@ -171,13 +188,28 @@ class Walk {
     const double count = lanes_[step.first_lane].count;
     const Round round = plan_of(question_, count).rounds[step.round];
     const auto value_bytes = static_cast<double>(dtype_bytes(round.native_dtype));
-    const double all = std::min(count * ranks, static_cast<double>(question_.count)) * value_bytes;
-    if (all <= host::RingTuning::kDirectBytes)
-      add_direct_sum(ranks, all);
-    else
+    const double all = std::min(count * ranks, static_cast<double>(question_.count));
+    const double bytes = all * value_bytes;
+    const host::SumWay way = way_of_sum(ranks, bytes, value_bytes);
+    if (way == host::SumWay::kDirect)
+      add_direct_sum(ranks, bytes);
+    else if (way == host::SumWay::kRing)
       add_ring(ranks, count * value_bytes);
+    else
+      add_steps(host::steps_of(way, 0, ranks, static_cast<std::size_t>(all)), ranks, value_bytes);
     stages_.work += ranks * (figures_.codec.encode_native.seconds(count) +
                              figures_.codec.decode_native.seconds(count));
+  }
+
+  // As ranks choose it: of a gradient by itself the order is left open, not between hosts.
+  host::SumWay way_of_sum(int ranks, double bytes, double value_bytes) const {
+    const auto way = [&](double of) {
+      return host::sum_way(ranks, question_.ranks <= figures_.network.ranks_per_host,
+                           static_cast<std::size_t>(of));
+    };
+    const double whole = static_cast<double>(question_.count) * value_bytes;
+    if (ranks == question_.ranks && way(whole) != host::SumWay::kRing) return way(bytes);
+    return bytes <= host::SumTuning::kMostDirectBytes ? host::SumWay::kDirect : host::SumWay::kRing;
   }
 
   // A few KiB go to everybody at once, who adds them all.
@@ -308,26 +340,12 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
                    all / chunk, figures.crowding);
 }
 
-// The vector is halved log2 times, with partners at a distance of 1, 2, 4, …, and put together the
-// same way back. Ranks beyond a power of two give theirs to a partner first, and get the sum from
-// it.
 Prediction predict_halving_doubling(const CostQuestion& question, const CostFigures& figures) {
   check_figures(question, figures);
-  const double bytes =
-      static_cast<double>(question.count) * static_cast<double>(dtype_bytes(question.dtype));
-  Prediction all;
-  const auto exchange = [&](double part, int distance) {
-    const LinkFigures& link = ring_link(figures.network, distance + 1);
-    const int sharing = std::min(figures.network.ranks_per_host, question.ranks);
-    const double wire = link.seconds_per_message + sharing * part * link.seconds_per_byte;
-    all.seconds += 2 * (link.latency + wire) + part * figures.add_seconds_per_byte;
-    all.sent_bytes += 2 * part;
-  };
-  int distance = 1;
-  for (double part = bytes / 2; 2 * distance <= question.ranks; part /= 2, distance *= 2)
-    exchange(part, distance);
-  if (distance < question.ranks) exchange(bytes, distance);
-  return all;
+  Walk walk(question, figures, {});
+  walk.add_steps(host::halving_doubling(0, question.ranks, question.count), question.ranks,
+                 static_cast<double>(dtype_bytes(question.dtype)));
+  return pipelined(walk.stages(), 1, figures.crowding);
 }
 
 }  // namespace tersor

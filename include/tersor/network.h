@@ -85,6 +85,7 @@ class Wire {
     /// Things move while nobody polls: a thread that waits sleeps, until a message that it was
     /// given or `Events::changed` wakes it.
     bool moves_alone = false;
+    bool yields = false;      ///< `poll` lends the core to others where it finds nothing
     bool comes_soon = false;  ///< such a thread lends its core for some microseconds before
     bool keeps_sent = false;  ///< what was sent comes, though its sender has ended: no goodbyes
     /// Takes memory of others; else payloads lie in blocks, but for the copied ones.

@@ -40,6 +40,9 @@ struct Operation {
   /// Device memory: nothing else is queued on the stream until the handle was waited for, so that
   /// nothing is won by a second stream.
   bool in_order = false;
+  /// Of a sum whose order is left open: the bytes of all sums of the same collective, which are
+  /// then added in one order. 0: each part in that of ranks owner + 1, …, owner.
+  std::size_t whole_bytes = 0;
   /// Owner of the bytes that are sent. A transport keeps it for as long as the network below may
   /// read them, beyond the handle where an operation fails and cannot be called back. Giving it up
   /// must not call the transport.

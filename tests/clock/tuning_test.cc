@@ -2,6 +2,7 @@
 // which nothing takes time but the link.
 #include <gtest/gtest.h>
 #include <tersor/tersor.h>
+#include <atomic>
 
 #include <cmath>
 #include <string>
@@ -66,15 +67,18 @@ struct Way {
 };
 
 double seconds_of_allreduce(const Way& way, int ranks, const Link& link, std::size_t count) {
-  double seconds = 0;
+  std::atomic<double> slowest = 0;
   run_on_clock(ranks, link, [&](Transport& transport) {
     std::vector<float> gradient(count, 1.0f);
     transport.barrier({.name = "start", .tag = transport.reserve_tags(1)}).wait_synchronize();
     const auto start = Clock::now();
     allreduce(transport, gradient, {.codec = way.codec, .algorithm = way.algorithm});
-    if (transport.rank() == 0) seconds = seconds_since(start);
+    const double seconds = seconds_since(start);
+    double before = slowest;
+    while (before < seconds && !slowest.compare_exchange_weak(before, seconds)) {
+    }
   });
-  return seconds;
+  return slowest;
 }
 
 double predicted_seconds(const Way& way, int ranks, const Link& link, std::size_t count) {

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "tests/transport/ranks.h"
+#include "tests/transport/calls.h"
 
 namespace tersor::test {
 namespace {
@@ -13,54 +13,6 @@ using namespace std::chrono_literals;
 class TransportFaults : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportFaults, ::testing::ValuesIn(fabrics()), fabric_name);
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-/// Every rank has failed, and each error says all of `parts`.
-void expect_all_fail(const std::vector<std::string>& errors,
-                     const std::vector<std::string>& parts) {
-  for (std::size_t rank = 0; rank < errors.size(); ++rank)
-    for (const std::string& part : parts)
-      EXPECT_TRUE(contains(errors[rank], part))
-          << "rank " << rank << " says \"" << errors[rank] << "\", not " << part;
-}
-
-void exchange_all(Transport& transport, const Operation& operation, ConstByteSpan bytes) {
-  std::vector<SendTo> sends;
-  std::vector<ReceiveFrom> receives;
-  for (const int peer : peers_of(transport)) {
-    sends.push_back({peer, bytes});
-    receives.push_back({peer, bytes.size()});
-  }
-  transport.exchange(operation, sends, receives).wait_synchronize();
-}
-
-/// Some operation of many, by number, on `count` f32 values.
-constexpr int kCalls = 6;
-void call(Transport& transport, int which, const Operation& operation, std::size_t count) {
-  std::vector<float> values(count, 1.0f);
-  const auto parts = cut(values, even_counts(count, transport.ranks()));
-  const ConstByteSpan bytes = std::as_bytes(std::span(values));
-  const auto ranks = static_cast<std::size_t>(transport.ranks());
-  const std::vector<ConstByteSpan> sends(ranks, bytes);
-  const std::vector<std::size_t> capacities(ranks, bytes.size());
-  switch (which) {
-    case 0:
-      return transport.all_gather(operation, bytes, bytes.size()).wait_synchronize();
-    case 1:
-      return transport.all_to_all(operation, sends, capacities).wait_synchronize();
-    case 2:
-      return transport.sum(operation, parts).wait_synchronize();
-    case 3:
-      return transport.maximum(operation, parts).wait_synchronize();
-    case 4:
-      return exchange_all(transport, operation, bytes);
-    default:
-      return transport.barrier(operation).wait_synchronize();
-  }
-}
 
 // Rank 2 never calls; the others were told so, each of them, whichever rank they wait for.
 TEST_P(TransportFaults, AStalledRankIsNamedAtTheDeadline) {
@@ -141,68 +93,6 @@ TEST_P(TransportFaults, TestAndWaitActivityKeepTheDeadline) {
     });
     EXPECT_TRUE(contains(errors[0], "no message from rank 1 within 50 ms")) << errors[0];
   }
-}
-
-TEST_P(TransportFaults, AnotherSignatureEndsOnAllRanks) {
-  for (int which = 0; which < kCalls; ++which) {
-    SCOPED_TRACE(::testing::Message() << "call " << which);
-    const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
-      const std::uint64_t signature = transport.rank() == 2 ? 1 : 0;
-      call(transport, which, {.name = "allreduce", .signature = signature, .timeout = 20s}, 50'000);
-    });
-    expect_all_fail(errors, {"allreduce", "rank 2", "another signature"});
-  }
-}
-
-TEST_P(TransportFaults, AnotherOperationEndsOnAllRanks) {
-  for (int one = 0; one < kCalls; ++one)
-    for (int other = 0; other < kCalls; ++other) {
-      if (one == other) continue;
-      SCOPED_TRACE(::testing::Message() << "calls " << one << " and " << other);
-      const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
-        call(transport, transport.rank() == 1 ? other : one, {.name = "step", .timeout = 20s}, 999);
-      });
-      expect_all_fail(errors, {"step", "rank 1", "calls", "where this rank calls"});
-    }
-}
-
-TEST_P(TransportFaults, AnotherCountOrTypeOfASumEndsOnAllRanks) {
-  for (const std::size_t count : {0u, 7u, 90'000u}) {
-    const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
-      call(transport, 2, {.name = "allreduce", .timeout = 20s},
-           transport.rank() == 0 ? count : 80'000);
-    });
-    expect_all_fail(errors, {"allreduce", "80000 values of f32"});
-    expect_all_fail(errors, {std::to_string(count) + " values of f32"});
-  }
-  const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
-    std::vector<Bf16> halves(1000);
-    std::vector<F16> others(1000);
-    const ValueSpan values = transport.rank() == 0 ? ValueSpan(halves) : ValueSpan(others);
-    transport.sum({.name = "sum", .timeout = 20s}, cut(values, {500, 500})).wait_synchronize();
-  });
-  expect_all_fail(errors, {"1000 values of bf16", "1000 values of f16"});
-}
-
-// The same count and dtype, but other parts: found by the bytes of the chunks.
-TEST_P(TransportFaults, OtherPartsOfASumEndOnAllRanks) {
-  const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
-    std::vector<float> values(40'000);
-    const std::size_t first = transport.rank() == 0 ? 20'000 : 10'000;
-    transport.sum({.name = "sum", .timeout = 20s}, cut(values, {first, 40'000 - first}))
-        .wait_synchronize();
-  });
-  expect_all_fail(errors, {"sum", "sends", "bytes where this rank takes"});
-}
-
-TEST_P(TransportFaults, AMessageLongerThanTheCapacityEndsOnAllRanks) {
-  const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
-    const std::vector<std::byte> send(transport.rank() == 1 ? 300 : 200);
-    transport.all_gather({.name = "allgather", .timeout = 20s}, send, 200).wait_synchronize();
-    transport.barrier({.name = "allgather", .tag = 1, .timeout = 20s}).wait_synchronize();
-  });
-  expect_all_fail(errors,
-                  {"allgather", "rank 1 sends 300 bytes where this rank takes at most 200"});
 }
 
 TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {

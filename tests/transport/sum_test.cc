@@ -123,7 +123,8 @@ float sum_in_order(const std::vector<std::vector<float>>& contributions, std::si
 }
 
 template <typename T>
-void check_order(Transport& transport, const std::vector<std::size_t>& counts) {
+void check_order(Transport& transport, const std::vector<std::size_t>& counts,
+                 std::size_t whole_bytes = 0) {
   const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   std::vector<std::vector<float>> contributions;
   for (int rank = 0; rank < transport.ranks(); ++rank)
@@ -131,7 +132,9 @@ void check_order(Transport& transport, const std::vector<std::size_t>& counts) {
   std::vector<T> values;
   for (const float value : contributions[static_cast<std::size_t>(transport.rank())])
     values.push_back(encoded(value, T{}));
-  transport.sum(operation_of(transport), cut(values, counts)).wait_synchronize();
+  Operation operation = operation_of(transport);
+  operation.whole_bytes = whole_bytes;
+  transport.sum(operation, cut(values, counts)).wait_synchronize();
   std::size_t i = 0;
   for (int owner = 0; owner < transport.ranks(); ++owner)
     for (std::size_t end = i + counts[static_cast<std::size_t>(owner)]; i < end; ++i)
@@ -161,6 +164,100 @@ TEST_P(TransportSum, PartsMayBeAsUnequalAsTheyLike) {
     counts.front() = 0;
     check_order<float>(transport, counts);
   });
+}
+
+/// In twos, then in fours, …: for a power of two of ranks.
+template <typename T>
+float sum_by_halves(const std::vector<std::vector<float>>& contributions, std::size_t i, int first,
+                    int ranks) {
+  if (ranks == 1) return narrowed(contributions[static_cast<std::size_t>(first)][i], T{});
+  return narrowed(sum_by_halves<T>(contributions, i, first, ranks / 2) +
+                      sum_by_halves<T>(contributions, i, first + ranks / 2, ranks / 2),
+                  T{});
+}
+
+template <typename T>
+void check_halves(Transport& transport, const std::vector<std::size_t>& counts,
+                  std::size_t whole_bytes) {
+  const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  std::vector<std::vector<float>> contributions;
+  for (int rank = 0; rank < transport.ranks(); ++rank)
+    contributions.push_back(rough_values(count, rank));
+  std::vector<T> values;
+  for (const float value : contributions[static_cast<std::size_t>(transport.rank())])
+    values.push_back(encoded(value, T{}));
+  Operation operation = operation_of(transport);
+  operation.whole_bytes = whole_bytes;
+  transport.sum(operation, cut(values, counts)).wait_synchronize();
+  for (std::size_t i = 0; i < count; ++i)
+    ASSERT_EQ(decoded(values[i]), sum_by_halves<T>(contributions, i, 0, transport.ranks()))
+        << "value " << i << " of " << count;
+}
+
+// The order is left open: little is added in twos, whichever way and however it was cut.
+TEST_P(TransportSum, LittleIsAddedInTwosWhereTheOrderIsOpen) {
+  for (const int ranks : {2, 4, 8})
+    run(ranks, [](Transport& transport) {
+      for (const std::size_t count : {1u, 7u, 2'048u, 2'049u, 8'192u, 16'384u}) {
+        const auto even = even_counts(count, transport.ranks());
+        std::vector<std::size_t> uneven(even.size(), 0);
+        uneven[even.size() / 2] = count;
+        for (const auto& counts : {even, uneven}) {
+          check_halves<float>(transport, counts, count * 4);
+          check_halves<float>(transport, counts, 64 * 1024);  // a piece of more
+          check_halves<Bf16>(transport, counts, count * 2);
+          check_halves<F16>(transport, counts, count * 2);
+        }
+      }
+    });
+}
+
+TEST_P(TransportSum, PiecesOfMuchKeepTheOwnersOrder) {
+  on_all_ranks([](Transport& transport) {
+    const auto counts = even_counts(300, transport.ranks());
+    check_order<float>(transport, counts, 64 * 1024 + 4);
+    if (transport.ranks() == 3) check_order<float>(transport, counts, 1200);
+  });
+}
+
+// A part may lie anywhere: those that do not lie in a row are brought together.
+TEST_P(TransportSum, PartsMayLieApart) {
+  run(4, [](Transport& transport) {
+    std::vector<std::vector<float>> memory(4, std::vector<float>(100));
+    std::vector<ValueSpan> parts;
+    for (std::size_t part = 4; part-- > 0;) {
+      std::iota(memory[part].begin(), memory[part].end(), static_cast<float>(part));
+      parts.emplace_back(memory[part]);
+    }
+    Operation operation = operation_of(transport);
+    operation.whole_bytes = 1600;
+    transport.sum(operation, parts).wait_synchronize();
+    for (std::size_t part = 0; part < 4; ++part)
+      for (std::size_t i = 0; i < 100; ++i)
+        ASSERT_EQ(memory[part][i], 4 * static_cast<float>(part + i));
+  });
+}
+
+// NaNs of several ranks in one place: which of them is the sum is the same everywhere.
+TEST_P(TransportSum, EveryRankEndsWithTheSameNan) {
+  for (const int ranks : {2, 4, 8})
+    for (const std::size_t count : {500u, 10'000u}) {
+      std::vector<std::vector<float>> results(static_cast<std::size_t>(ranks));
+      run(ranks, [&](Transport& transport) {
+        std::vector<float> values(count);
+        for (std::size_t i = 0; i < count; ++i)
+          values[i] =
+              std::bit_cast<float>(0x7fc00001u + static_cast<std::uint32_t>(transport.rank()));
+        Operation operation = operation_of(transport);
+        operation.whole_bytes = 4 * count;
+        transport.sum(operation, cut(values, even_counts(count, ranks))).wait_synchronize();
+        results[static_cast<std::size_t>(transport.rank())] = values;
+      });
+      for (const auto& result : results)
+        if (!result.empty() && !results.front().empty()) {
+          ASSERT_EQ(std::memcmp(result.data(), results.front().data(), 4 * count), 0);
+        }
+    }
 }
 
 TEST_P(TransportSum, PartsMayBeUnaligned) {

@@ -58,6 +58,10 @@ void HostTransfer::cancel(Batch& batch) const {
   if (!batch.closed()) channel_->endpoint().cancel(batch);
 }
 
+Channel::Channel(std::shared_ptr<Endpoint> endpoint)
+    : endpoint_(std::move(endpoint)),
+      one_host_(std::ranges::all_of(endpoint_->hosts(), [](int host) { return host == 0; })) {}
+
 void Channel::check(std::string_view name) const {
   if (!endpoint_->faulty()) return;
   endpoint_->progress();  // the others may not have heard of it yet
@@ -83,22 +87,36 @@ bool Channel::step(HostTransfer& transfer) {
 
 void Channel::forget(HostTransfer& transfer) { std::erase(under_way_, &transfer); }
 
+// What has come already goes on at once: to look for more may give the core away.
 void Channel::step_all() {
+  if (step_ready()) return;
   endpoint_->progress();
+  step_ready();
+}
+
+bool Channel::step_ready() {
+  const std::uint64_t before = completions_;
   for (std::size_t index = 0; index < under_way_.size();)
     if (!step(*under_way_[index])) ++index;
+  return completions_ != before;
 }
 
 // A fault that ended something is told in the name of what has waited longest.
-void Channel::progress() {
+void Channel::move() {
   const std::string_view name =
       under_way_.empty() ? "progress" : under_way_.front()->operation().name;
   step_all();
   check(name);
 }
 
+// What a first look brings in is seen by the second one.
+void Channel::progress() {
+  endpoint_->progress();
+  move();
+}
+
 bool Channel::test(HostTransfer& transfer) {
-  if (transfer.done_) return true;
+  if (transfer.done_ || step(transfer)) return true;
   endpoint_->progress();
   if (step(transfer)) return true;
   check(transfer.operation_.name);
@@ -118,7 +136,7 @@ void Channel::wait(HostTransfer& transfer) {
 
 void Channel::wait_activity(Clock::time_point until) {
   for (;;) {
-    progress();
+    move();
     const auto now = Clock::now();
     HostTransfer* urgent = most_urgent();
     if (urgent != nullptr && now >= urgent->deadline_) fail_late(*urgent);

@@ -61,12 +61,13 @@ class HostTransfer : public Transfer {
 /// One channel of one rank. One thread at a time, but for `wake`.
 class Channel {
  public:
-  explicit Channel(std::shared_ptr<Endpoint> endpoint) : endpoint_(std::move(endpoint)) {}
+  explicit Channel(std::shared_ptr<Endpoint> endpoint);
 
   Endpoint& endpoint() const { return *endpoint_; }
   const std::shared_ptr<Endpoint>& shared_endpoint() const { return endpoint_; }
   int rank() const { return endpoint_->rank(); }
   int ranks() const { return endpoint_->ranks(); }
+  bool one_host() const { return one_host_; }
 
   /// Throws TransportError where the transport is poisoned.
   void check(std::string_view name) const;
@@ -79,7 +80,10 @@ class Channel {
   void forget(HostTransfer& transfer);
 
  private:
+  void move();
   void step_all();
+  /// True where that ended one.
+  bool step_ready();
   /// Steps one that is under way; true where that ended it.
   bool step(HostTransfer& transfer);
   [[noreturn]] void fail_late(const HostTransfer& transfer);
@@ -87,6 +91,7 @@ class Channel {
   Clock::time_point sleep_until(Clock::time_point until) const;
 
   std::shared_ptr<Endpoint> endpoint_;
+  const bool one_host_;                   // all ranks share it
   std::vector<HostTransfer*> under_way_;  // in the order of starting
   std::uint64_t completions_ = 0;         // operations that were done, ever
   std::uint64_t reported_ = 0;            // of these, before the last return of wait_activity

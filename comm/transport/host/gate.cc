@@ -13,9 +13,13 @@ void Gate::unlock() {
   std::for_each(rings.begin(), end, [](Bell* bell) { bell->ring(); });
 }
 
-void Gate::ring(Bell& bell) {
+bool Gate::will_ring(const Bell& bell) const {
   const auto end = rings_.begin() + count_;
-  if (std::find(rings_.begin(), end, &bell) != end) return;
+  return std::find(rings_.begin(), end, &bell) != end;
+}
+
+void Gate::ring(Bell& bell) {
+  if (will_ring(bell)) return;
   if (count_ == kMostRings) return bell.ring();
   rings_[count_++] = &bell;
 }

@@ -22,6 +22,8 @@ class Gate {
   /// rings.
   Bell& add_bell() { return bells_.emplace_back(); }
   void ring(Bell& bell);
+  /// With the lock held: whether a bell rings once it is released.
+  bool will_ring(const Bell& bell) const;
 
  private:
   static constexpr std::size_t kMostRings = 32;  // more ring at once

@@ -147,6 +147,7 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
                              Call call) {
   check_entries(operation, parts.size(), ranks());
   Envelope envelope = envelope_of(operation, call);
+  envelope.signature += operation.whole_bytes;  // which decides how values travel
   const ValueSpan any = any_part(operation, parts);
   envelope.dtype = any.dtype();
   envelope.count = count_of(parts);

@@ -43,7 +43,7 @@ void World::post(Box& box, Batch& batch) {
   batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
   pack(batch);
   const std::lock_guard lock(gate_);
-  poll();  // who left should be known
+  if (batch.incoming.empty()) poll();  // who left should be known: nothing else tells
   if (faulty()) return;
   if (!batch.incoming.empty()) box.letters.open(batch);
   try {
@@ -197,6 +197,7 @@ Clock::time_point World::completion(const Batch& batch) const {
     if (slot.arrived.load(std::memory_order_relaxed)) continue;
     if (slot.ticket == nullptr) return Clock::time_point::max();
     const auto& letter = static_cast<const WireLetter&>(*static_cast<const Letter*>(slot.ticket));
+    if (!letter.receiving) return Clock::time_point::max();  // it does not fit: never delivered
     last = std::max(last, wire_->earliest(letter.arrival));
   }
   return last;

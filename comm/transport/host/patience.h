@@ -16,29 +16,35 @@ namespace tersor::host {
 /// over.
 class Patience {
  public:
-  /// Call it where something moved.
-  void renew() { news_ = Clock::now(); }
+  /// Call it where something moved, and before the first poll.
+  void renew() { news_ = kNow; }
 
-  /// Waits for a moment; until the bell rings at the latest, or `until`.
-  void wait(Bell& bell, std::uint32_t seen, Clock::time_point until) {
+  /// Waits for a moment, unless the poll before did (`lent`); until the bell rings at the latest,
+  /// or `until`. When it looked at the clock last.
+  Clock::time_point wait(Bell& bell, std::uint32_t seen, Clock::time_point until, bool lent) {
     const auto now = Clock::now();
-    if (naps_ == 0 && now - news_ < kLending) return lend(now);
+    if (news_ == kNow) news_ = looked_ = now;
+    if (now - looked_ > kLongTurn) naps_ = kNapsAfter;
+    if (naps_ == 0 && now - news_ < kLending) {
+      looked_ = now;
+      if (!lent) sched_yield();
+      return now;
+    }
     if (naps_ != 0) --naps_;
     bell.wait(seen, std::min(until, now + kNap), Bell::Patience::kLong);
+    return looked_ = Clock::now();
   }
 
  private:
-  static constexpr std::chrono::microseconds kLending{100};  // without news
+  static constexpr std::chrono::microseconds kLending{500};  // without news
   static constexpr std::chrono::microseconds kNap{50};
-  static constexpr std::chrono::microseconds kLongTurn{300};  // of somebody who computes
+  static constexpr std::chrono::microseconds kLongTurn{600};  // of somebody who computes
   static constexpr unsigned kNapsAfter = 200;                 // such a turn
 
-  void lend(Clock::time_point before) {
-    sched_yield();
-    if (Clock::now() - before > kLongTurn) naps_ = kNapsAfter;
-  }
+  static constexpr Clock::time_point kNow = Clock::time_point::max();  // once somebody looks
 
-  Clock::time_point news_ = Clock::now();
+  Clock::time_point news_ = kNow;
+  Clock::time_point looked_ = {};
   unsigned naps_ = 0;
 };
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/transport/host/small_sum.h"
+
 namespace tersor::host {
 namespace {
 
@@ -164,11 +166,11 @@ Direct::Direct(std::shared_ptr<Channel> channel, const Operation& operation, con
   own_.reserve(bytes_of_all(parts_));
   for (const ValueSpan& part : parts_)
     own_.insert(own_.end(), part.pointer(), part.pointer() + part.bytes());
-  const int own_rank = this->channel().rank();
-  for (int rank = 0; rank < this->channel().ranks(); ++rank) {
-    if (rank == own_rank) continue;
-    add_send(rank, own_);
-    add_receive(rank, own_.size(), own_.size());
+  const int rank = this->channel().rank(), ranks = this->channel().ranks();
+  for (int distance = 1; distance < ranks; ++distance) {
+    const int peer = (rank + distance) % ranks;  // not all to the same one at once
+    add_send(peer, own_);
+    add_receive(peer, own_.size(), own_.size());
   }
 }
 
@@ -193,6 +195,19 @@ void Direct::combine_part(std::size_t part, std::size_t offset) {
   }
 }
 
+bool is_exact(Dtype dtype) {
+  return dtype == Dtype::kI8 || dtype == Dtype::kI32 || dtype == Dtype::kU32;
+}
+
+// Parts of a collective go the same way, so that cutting it changes no bits.
+SumWay way_of(const Channel& channel, const Operation& operation, const RingWork& work) {
+  const std::size_t bytes = bytes_of_all(work.parts);
+  const std::size_t whole = is_exact(work.envelope.dtype) ? bytes : operation.whole_bytes;
+  const auto way = [&](std::size_t of) { return sum_way(channel.ranks(), channel.one_host(), of); };
+  if (whole != 0 && way(whole) != SumWay::kRing) return way(bytes);
+  return bytes <= SumTuning::kMostDirectBytes ? SumWay::kDirect : SumWay::kRing;
+}
+
 }  // namespace
 
 RingChunks::RingChunks(std::span<const ValueSpan> parts, Dtype dtype) {
@@ -212,9 +227,11 @@ ValueSpan RingChunks::of(ValueSpan part, std::size_t chunk) const {
 
 std::unique_ptr<HostTransfer> make_reduction(std::shared_ptr<Channel> channel,
                                              const Operation& operation, const RingWork& work) {
-  if (bytes_of_all(work.parts) <= RingTuning::kDirectBytes)
-    return std::make_unique<Direct>(std::move(channel), operation, work);
-  return std::make_unique<Ring>(std::move(channel), operation, work);
+  const SumWay way = way_of(*channel, operation, work);
+  if (way == SumWay::kDirect) return std::make_unique<Direct>(std::move(channel), operation, work);
+  if (way == SumWay::kRing) return std::make_unique<Ring>(std::move(channel), operation, work);
+  HostSteps steps = steps_of(way, channel->rank(), channel->ranks(), work.envelope.count);
+  return make_small_sum(std::move(channel), operation, work, std::move(steps));
 }
 
 }  // namespace tersor::host

@@ -1,5 +1,6 @@
-// Native sums and maxima over ranks. Each part is combined in the order of ranks owner + 1, …,
-// owner, and then handed round, whichever of two ways it goes:
+// Native sums and maxima over ranks. Where the order does not matter, what is little goes step by
+// step (steps.h). All else is combined part by part in the order of ranks owner + 1, …, owner, and
+// then handed round, whichever of two ways it goes:
 //
 // Ring    In step k, rank r sends part r - 1 - k to rank r + 1 and takes part r - 2 - k from rank
 //         r - 1 (all cyclic). For the first ranks - 1 steps what comes is combined with the own
@@ -23,7 +24,6 @@ namespace tersor::host {
 
 /// What was measured to be good, for rates from 100 Mbit/s to memory's.
 struct RingTuning {
-  static constexpr std::size_t kDirectBytes = 8 * 1024;  ///< up to here all to all
   static constexpr std::size_t kLeastChunkBytes = 16 * 1024;
   static constexpr std::size_t kMostChunkBytes = 256 * 1024;
   static constexpr std::size_t kChunksPerPart = 8;  ///< where that stays between these
@@ -50,7 +50,7 @@ struct RingWork {
   Envelope envelope;  ///< with the dtype of all parts and the count of all
 };
 
-/// The sum or maximum as a transfer; ring or direct by the bytes of all parts.
+/// The sum or maximum as a transfer.
 std::unique_ptr<HostTransfer> make_reduction(std::shared_ptr<Channel> channel,
                                              const Operation& operation, const RingWork& work);
 

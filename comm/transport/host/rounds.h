@@ -1,15 +1,10 @@
-// all_gather of little among many ranks, in ceil(log2 ranks) rounds instead of ranks - 1 messages
-// (Bruck et al., "Efficient algorithms for all-to-all communications", 1997).
+// all_gather of little among many ranks, by `gather_in_rounds` (steps.h): in ceil(log2 ranks) steps
+// instead of ranks - 1 messages. A record is what one rank gathers to all: its bytes as u64, 8
+// bytes of zeros, the bytes themselves, zeros up to the length of all records.
 //
-// A *record* is what one rank gathers to all: its bytes as u64, 8 bytes of zeros, the bytes
-// themselves, zeros up to a multiple of 16. Rank r keeps the records of ranks r, r + 1, … (cyclic)
-// one behind the other, at first its own alone. In round k it sends the first
-// min(2^k, ranks - 2^k) of them to rank r - 2^k, takes as many from rank r + 2^k and puts them
-// behind its own: after the last round it has those of all ranks.
-//
-// Worth it where a message costs its sender more than a round's latency shared out over the
-// messages that are saved: with a cost of o a message and a latency of l, (ranks - 1) o + l of the
-// direct way against ceil(log2 ranks) (2 o + l). RoundsTuning says from where on.
+// Worth it where a message costs its sender more than a step's latency shared out over the messages
+// that are saved: with a cost of o a message and a latency of l, (ranks - 1) o + l of the direct
+// way against ceil(log2 ranks) (2 o + l).
 #pragma once
 
 #include <cstddef>
@@ -19,8 +14,8 @@
 
 namespace tersor::host {
 
-/// Which all_gathers go in rounds (rounds.h) and not directly: those of at least so many ranks and
-/// at most so many bytes of each. The same on all ranks.
+/// Which all_gathers go in rounds and not directly: those of at least so many ranks and at most so
+/// many bytes of each. The same on all ranks.
 ///
 /// Measured in process (ranks as threads on 2 cores, 64 bytes of each, direct / rounds): without a
 /// link 0.02 / 0.06 ms on 8 ranks, 0.24 / 0.31 ms on 32; over a link of 1 Gbit/s and 50 us 0.1 /

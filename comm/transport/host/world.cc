@@ -290,12 +290,13 @@ bool World::poll_wire() {
   }
 }
 
+// What was closed comes first: to look for more may give the core away.
 void World::progress(Box& box) {
   wire_->check_thread();
   if (!traits_.polled && !questioned_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(gate_);
   box.asleep_until = Box::kAwake;
-  while (poll()) {
+  while (poll() && !gate_.will_ring(box.bell)) {
   }
 }
 
@@ -309,7 +310,7 @@ void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
 
 void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
   box.patience.renew();
-  while (box.bell.rings() == seen && Clock::now() < until) {
+  for (Clock::time_point now{}; box.bell.rings() == seen && now < until;) {
     bool moved = false;
     {
       const std::lock_guard lock(gate_);
@@ -318,7 +319,7 @@ void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
     if (moved)
       box.patience.renew();
     else
-      box.patience.wait(box.bell, seen, until);
+      now = box.patience.wait(box.bell, seen, until, traits_.yields);
   }
 }
 

@@ -17,6 +17,18 @@ namespace {
 
 std::atomic<bool> poisoned{false};
 
+/// A yes or no of MPI's tool interface; no where it knows none of that name.
+bool tool_switch(const char* name) {
+  int index = 0, count = 0;
+  MPI_T_cvar_handle handle = MPI_T_CVAR_HANDLE_NULL;
+  std::array<char, 16> value{};  // a bool or an int
+  if (MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS) return false;
+  if (MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count) != MPI_SUCCESS) return false;
+  const bool read = count == 1 && MPI_T_cvar_read(handle, value.data()) == MPI_SUCCESS;
+  MPI_T_cvar_handle_free(&handle);
+  return read && value.front() != 0;
+}
+
 }  // namespace
 
 void check(int code, std::string_view call) {
@@ -82,6 +94,14 @@ bool takes_device_memory() {
 #else
   return false;
 #endif
+}
+
+bool yields_when_idle() {
+  int level = 0;
+  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return false;
+  const bool yields = tool_switch("mpi_yield_when_idle");
+  MPI_T_finalize();
+  return yields;
 }
 
 bool any_poisoned() { return poisoned.load(); }

@@ -1,7 +1,9 @@
 // Implements requests.h.
 #include "comm/transport/mpi/requests.h"
 
+#include <algorithm>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include "comm/transport/mpi/library.h"
@@ -28,33 +30,31 @@ int Requests::test_some() {
   return count == MPI_UNDEFINED ? 0 : count;
 }
 
+// The last request takes the place of one that is done; from the back, so that none is lost.
 std::vector<std::shared_ptr<Job>> Requests::take_finished(int count) {
-  std::vector<std::shared_ptr<Job>> finished;
-  finished.reserve(static_cast<std::size_t>(count));
+  std::vector<std::shared_ptr<Job>> finished(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < finished.size(); ++i) {
+    const auto index = static_cast<std::size_t>(indices_[i]);
+    if (wanted_[index] != nullptr) *wanted_[index] = statuses_[i];
+    finished[i] = std::move(jobs_[index]);
+  }
+  std::sort(indices_.begin(), indices_.begin() + count, std::greater<>());
   for (int i = 0; i < count; ++i) {
     const auto index = static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)]);
-    if (wanted_[index] != nullptr) *wanted_[index] = statuses_[static_cast<std::size_t>(i)];
-    finished.push_back(std::move(jobs_[index]));
+    requests_[index] = requests_.back();
+    jobs_[index] = std::move(jobs_.back());
+    wanted_[index] = wanted_.back();
+    requests_.pop_back();
+    jobs_.pop_back();
+    wanted_.pop_back();
   }
-  std::size_t kept = 0;
-  for (std::size_t index = 0; index < requests_.size(); ++index) {
-    if (jobs_[index] == nullptr) continue;
-    requests_[kept] = requests_[index];
-    jobs_[kept] = std::exchange(jobs_[index], nullptr);
-    wanted_[kept] = wanted_[index];
-    ++kept;
-  }
-  requests_.resize(kept);
-  jobs_.resize(kept);
-  wanted_.resize(kept);
   return finished;
 }
 
-// Open MPI looks first and moves things after: what that brought is seen by a second look.
+// Open MPI looks first and moves things after: what that brought is seen by the next call.
 bool Requests::poll() {
   if (requests_.empty()) return false;
-  int count = test_some();
-  if (count == 0) count = test_some();
+  const int count = test_some();
   if (count == 0) return false;
   std::exception_ptr error;  // the first; the others are done all the same
   for (const auto& job : take_finished(count)) try {

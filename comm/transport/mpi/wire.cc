@@ -59,6 +59,12 @@ std::uint32_t rest_tags_of(MPI_Comm communicator) {
   return static_cast<std::uint32_t>((found != 0 ? *bound : 32'767) - kFirstRestTag);
 }
 
+bool left_at_once(MPI_Request& request) {
+  int left = 0;
+  check(MPI_Test(&request, &left, MPI_STATUS_IGNORE), "MPI_Test");
+  return left != 0;
+}
+
 /// Calls `visit(first, bytes)` for each piece of a payload.
 template <typename Visitor>
 void for_each_piece(std::size_t bytes, Visitor&& visit) {
@@ -71,7 +77,7 @@ void for_each_piece(std::size_t bytes, Visitor&& visit) {
 }  // namespace
 
 /// The receive of a head, and perhaps of its payload.
-struct MpiWire::HeadReceive : Job {
+struct MpiWire::HeadReceive : Job, std::enable_shared_from_this<HeadReceive> {
   MPI_Status status;
 };
 
@@ -80,6 +86,7 @@ MpiWire::MpiWire(MPI_Comm communicator)
     : communicator_(duplicate(communicator)),
       thread_level_(thread_level()),
       takes_device_memory_(takes_device_memory()),
+      yields_(yields_when_idle()),
       host_names_(lowest_ranks_of_hosts(communicator_)) {
   check(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
   check(MPI_Comm_size(communicator_, &ranks_), "MPI_Comm_size");
@@ -92,6 +99,7 @@ MpiWire::MpiWire(MPI_Comm communicator)
 
 Wire::Traits MpiWire::traits() const {
   Traits traits{.any_thread = thread_level_ == MPI_THREAD_MULTIPLE,
+                .yields = yields_,
                 .copied_bytes = kMostBytesWithHead};
   if (takes_device_memory_) traits.least_device_bytes = kMostBytesWithHead + 1;
   return traits;
@@ -100,9 +108,13 @@ Wire::Traits MpiWire::traits() const {
 void MpiWire::start(Events events) {
   events_ = std::move(events);
   const auto ranks = static_cast<std::size_t>(ranks_);
-  const std::size_t heads = ranks == 1 ? 0 : std::clamp(4 * ranks, kLeastHeads, kMostHeads);
+  const std::size_t heads = ranks == 1 ? 0 : std::clamp(2 * ranks, kLeastHeads, kMostHeads);
   try {
-    for (; heads_ < heads; ++heads_) post_head();
+    for (; heads_ < heads; ++heads_) {
+      auto receive = std::make_shared<HeadReceive>();
+      receive->done = [this](Job& done) { head_came(static_cast<HeadReceive&>(done)); };
+      post_head(std::move(receive));
+    }
   } catch (...) {
     requests_.cancel_all();  // the blocks go
     throw;
@@ -139,21 +151,21 @@ void MpiWire::check_thread() {
 
 void MpiWire::note_poisoned() { mpi::note_poisoned(); }
 
-void MpiWire::post_head() {
-  auto job = std::make_shared<HeadReceive>();
-  job->memory = take_block(kWholeBytes);
-  job->done = [this](Job& done) { head_came(static_cast<HeadReceive&>(done)); };
+void MpiWire::post_head(std::shared_ptr<Job> job) {
+  auto& receive = static_cast<HeadReceive&>(*job);
+  receive.memory = take_block(kWholeBytes);
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Irecv(job->memory.writable().data(), static_cast<int>(kWholeBytes), MPI_BYTE,
+  check(MPI_Irecv(receive.memory.writable().data(), static_cast<int>(kWholeBytes), MPI_BYTE,
                   MPI_ANY_SOURCE, kHeadTag, communicator_, &request),
         "MPI_Irecv");
-  MPI_Status* status = &job->status;
-  requests_.add(std::move(job), request, status);
+  requests_.add(std::move(job), request, &receive.status);
 }
 
+// The next message may come before this one is taken.
 void MpiWire::head_came(HeadReceive& receive) {
-  post_head();
-  take_in_order(parse(receive));
+  Arrival arrival = parse(receive);
+  post_head(receive.shared_from_this());
+  take_in_order(std::move(arrival));
 }
 
 Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
@@ -181,6 +193,10 @@ Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
 void MpiWire::take_in_order(Arrival arrival) {
   const auto peer = static_cast<std::size_t>(arrival.peer);
   auto& early = early_[peer];
+  if (early.empty() && arrival.head.sequence == taken_[peer]) {
+    ++taken_[peer];
+    return events_.take(std::move(arrival));
+  }
   early.emplace(arrival.head.sequence, std::move(arrival));
   for (auto next = early.find(taken_[peer]); next != early.end(); next = early.find(taken_[peer])) {
     ++taken_[peer];
@@ -198,14 +214,14 @@ void MpiWire::send(int peer, MessageHead head, Payload payload) {
   send_rest(peer, head, std::move(payload));
 }
 
-// A head that could not be sent takes no number: what follows must not wait for it.
+// A head that could not be sent takes no number: what follows must not wait for it. MPI sends what
+// is short at once, if it can: then nothing is under way.
 void MpiWire::send_head(int peer, MessageHead& head, Payload payload) {
   std::uint32_t& sent = sent_[static_cast<std::size_t>(peer)];
   head.sequence = sent;
   const std::size_t bytes = sizeof(MessageHead) + payload.bytes.size();
-  auto job = payload.job != nullptr ? std::move(payload.job) : std::make_shared<Job>();
-  job->memory = take_block(bytes);
-  std::byte* first = job->memory.writable().data();
+  Block memory = take_block(bytes);
+  std::byte* first = memory.writable().data();
   std::memcpy(first, &head, sizeof(MessageHead));
   if (!payload.bytes.empty())
     std::memcpy(first + sizeof(MessageHead), payload.bytes.data(), payload.bytes.size());
@@ -214,6 +230,9 @@ void MpiWire::send_head(int peer, MessageHead& head, Payload payload) {
       MPI_Isend(first, static_cast<int>(bytes), MPI_BYTE, peer, kHeadTag, communicator_, &request),
       "MPI_Isend");
   ++sent;
+  if (payload.job == nullptr && left_at_once(request)) return;
+  auto job = payload.job != nullptr ? std::move(payload.job) : std::make_shared<Job>();
+  job->memory = std::move(memory);
   requests_.add(std::move(job), request);
 }
 

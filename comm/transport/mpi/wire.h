@@ -55,7 +55,7 @@ class MpiWire final : public Wire {
  private:
   struct HeadReceive;
 
-  void post_head();
+  void post_head(std::shared_ptr<Job> job);
   void head_came(HeadReceive& receive);
   Arrival parse(const HeadReceive& receive);
   void take_in_order(Arrival arrival);
@@ -66,6 +66,7 @@ class MpiWire final : public Wire {
   MPI_Comm communicator_;
   const int thread_level_;
   const bool takes_device_memory_;
+  const bool yields_;  // where it finds nothing
   std::atomic<std::thread::id> user_ = std::this_thread::get_id();
   Events events_;
   int rank_ = 0;

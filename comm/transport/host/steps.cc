@@ -1,0 +1,99 @@
+// Implements steps.h.
+#include "comm/transport/host/steps.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace tersor::host {
+namespace {
+
+/// Where a rank stands among those that fold into a power of two of partners.
+struct Fold {
+  int partners;
+  bool beyond;  ///< gives its values to another one
+  int other;    ///< this one, or who gives it values; kNobody where there is none
+
+  Fold(int rank, int ranks)
+      : partners(static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)))),
+        beyond(rank >= partners),
+        other(beyond                    ? rank - partners
+              : rank + partners < ranks ? rank + partners
+                                        : HostStep::kNobody) {}
+};
+
+HostStep exchange(int peer, ItemRange sent, ItemRange taken) {
+  return {.to = peer, .from = peer, .sent = sent, .taken = taken, .combines = true};
+}
+
+/// The steps of partners, and what those do beyond whom there is a partner only.
+template <typename AmongPartners>
+HostSteps folded(int rank, int ranks, ItemRange all, AmongPartners&& among_partners) {
+  const Fold fold(rank, ranks);
+  const HostStep gives{.to = fold.other, .sent = all}, takes{.from = fold.other, .taken = all};
+  if (fold.beyond) return {gives, takes};
+  HostSteps steps;
+  if (fold.other != HostStep::kNobody) steps.push_back(takes);
+  if (!steps.empty()) steps.back().combines = true;
+  among_partners(fold.partners, steps);
+  if (fold.other != HostStep::kNobody) steps.push_back(gives);
+  return steps;
+}
+
+}  // namespace
+
+HostSteps recursive_doubling(int rank, int ranks, std::size_t count) {
+  const ItemRange all{0, count};
+  return folded(rank, ranks, all, [&](int partners, HostSteps& steps) {
+    for (int distance = 1; distance < partners; distance *= 2)
+      steps.push_back(exchange(rank ^ distance, all, all));
+  });
+}
+
+HostSteps halving_doubling(int rank, int ranks, std::size_t count) {
+  const ItemRange all{0, count};
+  return folded(rank, ranks, all, [&](int partners, HostSteps& steps) {
+    HostSteps back;
+    ItemRange left = all;
+    for (int distance = 1; distance < partners; distance *= 2) {
+      const ItemRange low{left.first, left.count / 2};
+      const ItemRange high{left.first + low.count, left.count - low.count};
+      const bool takes_high = (rank & distance) != 0;
+      left = takes_high ? high : low;
+      steps.push_back(exchange(rank ^ distance, takes_high ? low : high, left));
+      back.push_back(exchange(rank ^ distance, left, takes_high ? low : high));
+      back.back().combines = false;
+      back.back().part = 1;
+    }
+    steps.insert(steps.end(), back.rbegin(), back.rend());
+  });
+}
+
+HostSteps gather_in_rounds(int rank, int ranks) {
+  HostSteps steps;
+  for (int distance = 1; distance < ranks; distance *= 2) {
+    const auto records = static_cast<std::size_t>(std::min(distance, ranks - distance));
+    steps.push_back({.to = (rank - distance + ranks) % ranks,
+                     .from = (rank + distance) % ranks,
+                     .sent = {0, records},
+                     .taken = {static_cast<std::size_t>(distance), records}});
+  }
+  return steps;
+}
+
+SumWay sum_way(int ranks, bool one_host, std::size_t bytes) {
+  using Tuning = SumTuning;
+  if (!std::has_single_bit(static_cast<unsigned>(ranks))) {
+    const std::size_t direct = ranks < 8 ? Tuning::kMostDirectOfFewRanks : Tuning::kMostDirectBytes;
+    return bytes <= direct ? SumWay::kDirect : SumWay::kRing;
+  }
+  if (bytes > Tuning::kMostHalvedBytes) return SumWay::kRing;
+  const std::size_t doubled = one_host ? Tuning::kMostDoubledOnHost : Tuning::kMostDoubledBytes;
+  return ranks == 2 || bytes <= doubled ? SumWay::kDoubling : SumWay::kHalving;
+}
+
+HostSteps steps_of(SumWay way, int rank, int ranks, std::size_t count) {
+  return way == SumWay::kDoubling ? recursive_doubling(rank, ranks, count)
+                                  : halving_doubling(rank, ranks, count);
+}
+
+}  // namespace tersor::host

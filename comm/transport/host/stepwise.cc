@@ -1,0 +1,62 @@
+// Implements stepwise.h.
+#include "comm/transport/host/stepwise.h"
+
+#include <cstring>
+#include <utility>
+
+namespace tersor::host {
+
+Stepwise::Stepwise(std::shared_ptr<Channel> channel, const Operation& operation,
+                   const Envelope& envelope, HostSteps steps, std::size_t item_bytes)
+    : HostTransfer(std::move(channel), operation),
+      envelope_(envelope),
+      steps_(std::move(steps)),
+      item_bytes_(item_bytes) {}
+
+void Stepwise::begin() {
+  if (!steps_.empty()) post();
+}
+
+void Stepwise::post() {
+  const HostStep& step = steps_[now_];
+  address(batch_, step.part, envelope_);
+  batch_.outgoing = {};
+  batch_.incoming = {};
+  if (step.to != HostStep::kNobody) {
+    outgoing_ = {.peer = step.to, .payload = bytes_of(step.sent)};
+    batch_.outgoing = {&outgoing_, 1};
+  }
+  if (step.from != HostStep::kNobody) {
+    incoming_.peer = step.from;
+    incoming_.least_bytes = incoming_.capacity = bytes_of(step.taken).size();
+    incoming_.arrived.store(false, std::memory_order_relaxed);
+    batch_.incoming = {&incoming_, 1};
+  }
+  channel().endpoint().post(batch_);
+}
+
+bool Stepwise::step() {
+  while (now_ < steps_.size()) {
+    if (!batch_.closed()) return false;
+    take();
+    if (++now_ < steps_.size()) post();
+  }
+  finish();
+  return true;
+}
+
+void Stepwise::take() {
+  const HostStep& step = steps_[now_];
+  if (step.from == HostStep::kNobody) return;
+  Block came = std::move(incoming_.payload);
+  if (step.combines) return combine(step, std::move(came));
+  const ConstByteSpan bytes = came.bytes();
+  if (!bytes.empty()) std::memcpy(at(step.taken.first), bytes.data(), bytes.size());
+}
+
+std::vector<int> Stepwise::missing() const {
+  const HostStep& step = steps_[now_];
+  return {step.from == HostStep::kNobody ? step.to : step.from};
+}
+
+}  // namespace tersor::host

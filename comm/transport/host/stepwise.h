@@ -1,0 +1,52 @@
+// Runs the steps of an operation (steps.h) one after the other.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "comm/transport/host/channel.h"
+#include "comm/transport/host/steps.h"
+
+namespace tersor::host {
+
+class Stepwise : public HostTransfer {
+ public:
+  ~Stepwise() override { cancel(batch_); }
+
+  void begin() override;
+  bool step() final;
+  std::vector<int> missing() const final;
+
+ protected:
+  /// On items of so many bytes each.
+  Stepwise(std::shared_ptr<Channel> channel, const Operation& operation, const Envelope& envelope,
+           HostSteps steps, std::size_t item_bytes);
+
+  /// Where the items lie, from `begin` to the end of the last step. A message is read from there
+  /// until its step is over.
+  void lie_at(std::byte* items) { items_ = items; }
+  std::byte* at(std::size_t item) const { return items_ + item * item_bytes_; }
+  BlockPool& pool() const { return channel().endpoint().pools().host(); }
+
+  /// Combines what came with what is there. `came` is nobody else's.
+  virtual void combine(const HostStep& /*step*/, Block /*came*/) {}
+  /// After the last step.
+  virtual void finish() {}
+
+ private:
+  ByteSpan bytes_of(ItemRange range) const { return {at(range.first), range.count * item_bytes_}; }
+  void post();
+  void take();
+
+  const Envelope envelope_;
+  const HostSteps steps_;
+  const std::size_t item_bytes_;
+  std::byte* items_ = nullptr;
+  std::size_t now_ = 0;  // step
+  Outgoing outgoing_;
+  Incoming incoming_;
+  Batch batch_;
+};
+
+}  // namespace tersor::host

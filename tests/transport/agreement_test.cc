@@ -1,0 +1,99 @@
+// Ranks that call different things: every rank ends with an error that names one that differs, in
+// which operation, and how.
+#include <chrono>
+#include <cstdlib>
+
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class TransportFaultsByDisagreement : public OnFabric {};
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, TransportFaultsByDisagreement, ::testing::ValuesIn(fabrics()),
+                         fabric_name);
+
+TEST_P(TransportFaultsByDisagreement, AnotherSignatureEndsOnAllRanks) {
+  for (int which = 0; which < kCalls; ++which) {
+    SCOPED_TRACE(::testing::Message() << "call " << which);
+    const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
+      const std::uint64_t signature = transport.rank() == 2 ? 1 : 0;
+      call(transport, which, {.name = "allreduce", .signature = signature, .timeout = 20s}, 50'000);
+    });
+    expect_all_fail(errors, {"allreduce", "rank 2", "another signature"});
+  }
+}
+
+TEST_P(TransportFaultsByDisagreement, AnotherOperationEndsOnAllRanks) {
+  for (int one = 0; one < kCalls; ++one)
+    for (int other = 0; other < kCalls; ++other) {
+      if (one == other) continue;
+      SCOPED_TRACE(::testing::Message() << "calls " << one << " and " << other);
+      const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
+        call(transport, transport.rank() == 1 ? other : one, {.name = "step", .timeout = 20s}, 999);
+      });
+      const bool both_sum = one + other == 7 && std::abs(one - other) == 3;
+      expect_all_fail(errors, {"step", "rank 1"});
+      expect_all_fail(errors, {both_sum ? "another signature" : "where this rank calls"});
+    }
+}
+
+// Whichever way each of them goes, some rank hears at once of another one that differs.
+TEST_P(TransportFaultsByDisagreement, AnotherCountEndsOnAllRanksWhicheverWayTheyGo) {
+  constexpr std::size_t kCounts[] = {200, 10'000, 200'000};
+  for (const std::size_t count : kCounts)
+    for (const std::size_t other : kCounts)
+      for (int culprit = 0; culprit < 4 && count != other; ++culprit) {
+        SCOPED_TRACE(::testing::Message() << count << ", rank " << culprit << " " << other);
+        const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
+          const bool differs = transport.rank() == culprit;
+          call(transport, 5, {.name = "step", .timeout = 20s}, differs ? other : count);
+        });
+        expect_all_fail(errors, {"step", std::to_string(count) + " values of f32"});
+        expect_all_fail(errors, {std::to_string(other) + " values of f32"});
+      }
+}
+
+TEST_P(TransportFaultsByDisagreement, AnotherCountOrTypeOfASumEndsOnAllRanks) {
+  for (const std::size_t count : {0u, 7u, 90'000u}) {
+    const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
+      call(transport, 2, {.name = "allreduce", .timeout = 20s},
+           transport.rank() == 0 ? count : 80'000);
+    });
+    expect_all_fail(errors, {"allreduce", "80000 values of f32"});
+    expect_all_fail(errors, {std::to_string(count) + " values of f32"});
+  }
+  const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
+    std::vector<Bf16> halves(1000);
+    std::vector<F16> others(1000);
+    const ValueSpan values = transport.rank() == 0 ? ValueSpan(halves) : ValueSpan(others);
+    transport.sum({.name = "sum", .timeout = 20s}, cut(values, {500, 500})).wait_synchronize();
+  });
+  expect_all_fail(errors, {"1000 values of bf16", "1000 values of f16"});
+}
+
+// The same count and dtype, but other parts: found by the bytes of the chunks.
+TEST_P(TransportFaultsByDisagreement, OtherPartsOfASumEndOnAllRanks) {
+  const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
+    std::vector<float> values(40'000);
+    const std::size_t first = transport.rank() == 0 ? 20'000 : 10'000;
+    transport.sum({.name = "sum", .timeout = 20s}, cut(values, {first, 40'000 - first}))
+        .wait_synchronize();
+  });
+  expect_all_fail(errors, {"sum", "sends", "bytes where this rank takes"});
+}
+
+TEST_P(TransportFaultsByDisagreement, AMessageLongerThanTheCapacityEndsOnAllRanks) {
+  const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
+    const std::vector<std::byte> send(transport.rank() == 1 ? 300 : 200);
+    transport.all_gather({.name = "allgather", .timeout = 20s}, send, 200).wait_synchronize();
+    transport.barrier({.name = "allgather", .tag = 1, .timeout = 20s}).wait_synchronize();
+  });
+  expect_all_fail(errors,
+                  {"allgather", "rank 1 sends 300 bytes where this rank takes at most 200"});
+}
+
+}  // namespace
+}  // namespace tersor::test
