@@ -127,9 +127,9 @@ void check_room(const Codec& codec, const char* what, const Bytes& bytes, std::s
 }
 
 /// Holds the places of a call against the memory that it says to lie in.
-class PlaceCheck {
+class MemoryCheck {
  public:
-  PlaceCheck(const Codec& codec, Memory memory) : codec_(codec), memory_(memory) {}
+  MemoryCheck(const Codec& codec, Memory memory) : codec_(codec), memory_(memory) {}
 
   template <typename Span>
   void values(const char* what, std::span<Span> list) const {
@@ -236,8 +236,8 @@ void check_memory(const Codec& codec, Memory memory) {
   }
 }
 
-void check_places(const Codec& codec, const EncodeCall& call, ConstByteSpan frame) {
-  const PlaceCheck check(codec, memory_of(call));
+void check_one_memory(const Codec& codec, const EncodeCall& call, ConstByteSpan frame) {
+  const MemoryCheck check(codec, memory_of(call));
   check.values("gradient", call.gradients);
   check.states(call.states);
   check.active_words(call.segments);
@@ -246,15 +246,15 @@ void check_places(const Codec& codec, const EncodeCall& call, ConstByteSpan fram
   check.bytes("the frame", frame);
 }
 
-void check_places(const Codec& codec, const DecodeCall& call) {
-  const PlaceCheck check(codec, memory_of(call));
+void check_one_memory(const Codec& codec, const DecodeCall& call) {
+  const MemoryCheck check(codec, memory_of(call));
   check.values("output", call.outputs);
   check.execution(call.execution);
   check.frames(call.frames);
 }
 
-void check_places(const Codec& codec, const ReduceCall& call, ConstByteSpan frame) {
-  const PlaceCheck check(codec, memory_of(call));
+void check_one_memory(const Codec& codec, const ReduceCall& call, ConstByteSpan frame) {
+  const MemoryCheck check(codec, memory_of(call));
   check.states(call.states);
   check.words(call.words, call.words_out);
   check.execution(call.execution);
@@ -262,8 +262,8 @@ void check_places(const Codec& codec, const ReduceCall& call, ConstByteSpan fram
   check.bytes("the frame", frame);
 }
 
-void check_place(const Codec& codec, Memory memory, ConstValueSpan bare_values) {
-  PlaceCheck(codec, memory).values("bare values", std::span(&bare_values, 1));
+void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan bare_values) {
+  MemoryCheck(codec, memory).values("bare values", std::span(&bare_values, 1));
 }
 
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,

@@ -15,10 +15,10 @@ void check_memory(const Codec& codec, Memory memory);
 
 /// All of a call lies in one memory: its lists of values, and on a device whatever else it points
 /// to. Run after the other checks.
-void check_places(const Codec& codec, const EncodeCall& call, ConstByteSpan frame);
-void check_places(const Codec& codec, const DecodeCall& call);
-void check_places(const Codec& codec, const ReduceCall& call, ConstByteSpan frame);
-void check_place(const Codec& codec, Memory memory, ConstValueSpan bare_values);
+void check_one_memory(const Codec& codec, const EncodeCall& call, ConstByteSpan frame);
+void check_one_memory(const Codec& codec, const DecodeCall& call);
+void check_one_memory(const Codec& codec, const ReduceCall& call, ConstByteSpan frame);
+void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan bare_values);
 
 /// One gradient a segment, all of one dtype, which is returned; f32 where there is none.
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,

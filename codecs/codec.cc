@@ -68,7 +68,7 @@ void Codec::encode(const EncodeCall& call, ByteSpan frame) const {
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
-  check_places(*this, call, frame);
+  check_one_memory(*this, call, frame);
   do_encode(call, frame.first(sizes.frame_bytes));
 }
 
@@ -76,7 +76,7 @@ void Codec::decode(const DecodeCall& call) const {
   check_frame_list(*this, call.frames);
   const PlanRequest request = checked(*this, call, call.frames.size());
   check_execution(*this, plan_sizes(request), call.execution);
-  check_places(*this, call);
+  check_one_memory(*this, call);
   do_decode(call);
 }
 
@@ -92,7 +92,7 @@ void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
-  check_places(*this, call, frame);
+  check_one_memory(*this, call, frame);
   do_reduce(call, frame.first(sizes.frame_bytes));
 }
 
@@ -100,24 +100,24 @@ void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values
   const PlanSizes sizes = plan_sizes(checked(*this, call));
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
-  check_places(*this, call, {});
-  check_place(*this, memory_of(call), values);
+  check_one_memory(*this, call, {});
+  check_one_memory(*this, memory_of(call), values);
   do_encode_native(call, factor, values);
 }
 
 void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
   const PlanRequest request = checked(*this, call, call.contributions);
   check_execution(*this, plan_sizes(request), call.execution);
-  check_places(*this, call);
-  check_place(*this, memory_of(call), values);
+  check_one_memory(*this, call);
+  check_one_memory(*this, memory_of(call), values);
   do_decode_native(call, values);
 }
 
 void Codec::absorb(const DecodeCall& call, ConstValueSpan values) const {
   const PlanRequest request = checked(*this, call, call.contributions);
   check_execution(*this, plan_sizes(request), call.execution);
-  check_places(*this, call);
-  if (!values.empty()) check_place(*this, memory_of(call), values);
+  check_one_memory(*this, call);
+  if (!values.empty()) check_one_memory(*this, memory_of(call), values);
   do_absorb(call, values);
 }
 

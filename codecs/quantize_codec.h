@@ -93,13 +93,14 @@ class QuantizeCodec final : public Codec {
 
   /// Where a slice's scales and codes lie in a payload.
   template <typename Byte>
-  struct Place {
+  struct Sections {
     Byte* scales;
     Byte* codes;
   };
 
   template <typename Byte>
-  static Place<Byte> place_of(std::span<Byte> payload, const Segment& segment, const Slice& slice) {
+  static Sections<Byte> sections_of(std::span<Byte> payload, const Segment& segment,
+                                    const Slice& slice) {
     const Layout layout{segment.count};
     Byte* start = payload.data() + slice.offset;
     return {start + Layout{slice.first}.scales_bytes(),
@@ -132,13 +133,13 @@ class QuantizeCodec final : public Codec {
   void encode_slice(const EncodeCall& call, const StateWords& words, const Slice& slice,
                     const Output& output) const {
     const Segment& segment = call.segments[slice.segment];
-    const auto place = place_of(output.payload, segment, slice);
+    const auto sections = sections_of(output.payload, segment, slice);
     const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
     const kernels::Feedback feedback = feedback_of(call.states, slice, words);
     pad(output.payload, segment, slice);
     if (!is_active(segment)) {
-      std::memset(place.scales, 0, Layout{slice.count}.scales_bytes());
-      std::memset(place.codes, 0, Layout{slice.count}.codes_bytes());
+      std::memset(sections.scales, 0, Layout{slice.count}.scales_bytes());
+      std::memset(sections.codes, 0, Layout{slice.count}.codes_bytes());
       return keep_residual(feedback, slice.count);
     }
     Kernels::encode({.gradient = gradient.pointer(),
@@ -146,16 +147,17 @@ class QuantizeCodec final : public Codec {
                      .count = slice.count,
                      .feedback = feedback,
                      .noise = noise_of(rounding_, call.random, words, segment, slice.first),
-                     .scales = reinterpret_cast<float*>(place.scales),
-                     .codes = place.codes,
+                     .scales = reinterpret_cast<float*>(sections.scales),
+                     .codes = sections.codes,
                      .store = output.store});
   }
 
   template <typename Call>
   static void view_slice(const Call& call, const Slice& slice, Views& views) {
     for (std::size_t i = 0; i < call.frames.size(); ++i) {
-      const auto place = place_of(payload_of(call.frames[i]), call.segments[slice.segment], slice);
-      views[i] = {reinterpret_cast<const float*>(place.scales), place.codes};
+      const auto sections =
+          sections_of(payload_of(call.frames[i]), call.segments[slice.segment], slice);
+      views[i] = {reinterpret_cast<const float*>(sections.scales), sections.codes};
     }
   }
 
@@ -177,14 +179,14 @@ class QuantizeCodec final : public Codec {
     Views views(call.frames.size(), call.execution.workspace, slice.task);
     view_slice(call, slice, views);
     const Segment& segment = call.segments[slice.segment];
-    const auto place = place_of(output.payload, segment, slice);
+    const auto sections = sections_of(output.payload, segment, slice);
     pad(output.payload, segment, slice);
     Kernels::reduce({.payloads = views.span(),
                      .count = slice.count,
                      .feedback = feedback_of(call.states, slice, words),
                      .noise = noise_of(rounding_, call.random, words, segment, slice.first),
-                     .scales = reinterpret_cast<float*>(place.scales),
-                     .codes = place.codes,
+                     .scales = reinterpret_cast<float*>(sections.scales),
+                     .codes = sections.codes,
                      .store = output.store});
   }
 

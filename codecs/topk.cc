@@ -88,7 +88,7 @@ class TopkCodec final : public Codec {
         return kernels::topk_device_decode(call, options_, expected);
       }
     check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
-    check_places(call);
+    check_indices(call);
     CallThreads threads(call.execution.threads);
     std::size_t offset = 0;
     for (std::size_t i = 0; i < call.segments.size(); ++i) {
@@ -190,7 +190,7 @@ class TopkCodec final : public Codec {
   }
 
   /// Places come from elsewhere: none may lie outside its segment.
-  void check_places(const DecodeCall& call) const {
+  void check_indices(const DecodeCall& call) const {
     std::size_t offset = 0;
     for (std::size_t i = 0; i < call.segments.size(); ++i) {
       const TopkLayout layout = layout_of(call.segments[i]);

@@ -23,8 +23,8 @@ void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_
                  std::string_view which) {
   if (count != 0 && !residual.empty() && residual.memory() != prepared.key.memory)
     throw InvalidArgument("the state's " + std::string(which) + " lies " +
-                          std::string(place_of(residual.memory())) + ", but the values lie " +
-                          std::string(place_of(prepared.key.memory)));
+                          std::string(memory_text(residual.memory())) + ", but the values lie " +
+                          std::string(memory_text(prepared.key.memory)));
   if (residual.count() == count) return;
   throw InvalidArgument("the state's " + std::string(which) + " has " +
                         std::to_string(residual.count()) + " values, but this rank needs " +
@@ -46,7 +46,7 @@ bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {
 
 }  // namespace
 
-std::string_view place_of(Memory memory) {
+std::string_view memory_text(Memory memory) {
   return memory == Memory::kHost ? "on the host" : "on a device";
 }
 

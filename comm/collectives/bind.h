@@ -22,6 +22,6 @@ void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options);
 void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded);
 
 /// For messages: "on the host" or "on a device".
-std::string_view place_of(Memory memory);
+std::string_view memory_text(Memory memory);
 
 }  // namespace tersor

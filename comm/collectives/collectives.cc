@@ -90,7 +90,7 @@ void check_span(const Transport& transport, const ConstValueSpan& span, std::str
   const TransportTraits traits = transport.traits();
   const bool taken = span.memory() == Memory::kHost ? traits.host : traits.device;
   if (!taken)
-    throw InvalidArgument(std::string(name) + " lies " + std::string(place_of(span.memory())) +
+    throw InvalidArgument(std::string(name) + " lies " + std::string(memory_text(span.memory())) +
                           ", but this transport takes " +
                           (traits.host ? "host memory" : "device memory"));
   if (!is_gradient_dtype(span.dtype()))
@@ -100,8 +100,8 @@ void check_span(const Transport& transport, const ConstValueSpan& span, std::str
 
 void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
   if (all.memory() != shard.memory())
-    throw InvalidArgument("the shard lies " + std::string(place_of(shard.memory())) +
-                          ", but the whole lies " + std::string(place_of(all.memory())));
+    throw InvalidArgument("the shard lies " + std::string(memory_text(shard.memory())) +
+                          ", but the whole lies " + std::string(memory_text(all.memory())));
   if (all.dtype() != shard.dtype())
     throw InvalidArgument("the shard is " + std::string(dtype_name(shard.dtype())) +
                           ", but the whole is " + std::string(dtype_name(all.dtype())));

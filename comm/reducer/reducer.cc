@@ -115,10 +115,10 @@ void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, st
 // All gradients lie in one memory, which the transport must take.
 void GradientReducer::Impl::check_memory(const std::string& name, Memory memory) {
   if (slots_.empty()) memory_ = memory;
-  const std::string place(place_of(memory));
+  const std::string place(memory_text(memory));
   if (memory != memory_)
     throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
-                          ", but those added before lie " + std::string(place_of(memory_)));
+                          ", but those added before lie " + std::string(memory_text(memory_)));
   const TransportTraits traits = channel_->traits();
   if (memory_ == Memory::kHost ? traits.host : traits.device) return;
   throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +

@@ -102,10 +102,10 @@ void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, ValueSpan gra
       gradient.memory() != memory_)
     throw InvalidArgument(
         "\"" + parameters_[parameter].name + "\" was added with " + std::to_string(slot.count) +
-        " values of " + std::string(dtype_name(slot.dtype)) + " " + std::string(place_of(memory_)) +
-        ", but " + std::to_string(gradient.count()) + " of " +
-        std::string(dtype_name(gradient.dtype())) + " " + std::string(place_of(gradient.memory())) +
-        " are ready");
+        " values of " + std::string(dtype_name(slot.dtype)) + " " +
+        std::string(memory_text(memory_)) + ", but " + std::to_string(gradient.count()) + " of " +
+        std::string(dtype_name(gradient.dtype())) + " " +
+        std::string(memory_text(gradient.memory())) + " are ready");
   slot.input = gradient;
   slot.output = gradient;
 }

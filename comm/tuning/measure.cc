@@ -69,7 +69,7 @@ std::vector<float> numbers(std::size_t count) {
 }
 
 /// Where codecs are measured.
-struct Place {
+struct Site {
   Memory memory = Memory::kHost;
   const Stream* stream = nullptr;  ///< of a device
 
@@ -80,38 +80,38 @@ struct Place {
 /// A codec and all memory that its calls need for one gradient.
 class CodecRun {
  public:
-  CodecRun(const std::string& spec, Dtype dtype, std::size_t count, Place place)
-      : place_(place),
+  CodecRun(const std::string& spec, Dtype dtype, std::size_t count, Site site)
+      : site_(site),
         segment_{.count = count},
         codec_(make_codec(spec)),
         plan_(codec_->plan({.segments = {&segment_, 1},
                             .dtype = dtype,
                             .contributions = kFrames,
-                            .memory = place.memory})),
-        gradient_memory_(count * dtype_bytes(dtype), place.memory),
-        output_memory_(place.zeros(count * dtype_bytes(dtype))),
-        residual_memory_(place.zeros(codec_->has_feedback() ? count * sizeof(float) : 0)),
-        native_memory_(place.zeros(plan_.rounds.front().native_count * sizeof(float))),
-        frame_(plan_.frame_bytes, place.memory),
-        sum_(plan_.frame_bytes, place.memory),
-        workspace_(plan_.workspace_bytes, place.memory),
-        words_memory_(place.zeros(sizeof(StateWords))),
+                            .memory = site.memory})),
+        gradient_memory_(count * dtype_bytes(dtype), site.memory),
+        output_memory_(site.zeros(count * dtype_bytes(dtype))),
+        residual_memory_(site.zeros(codec_->has_feedback() ? count * sizeof(float) : 0)),
+        native_memory_(site.zeros(plan_.rounds.front().native_count * sizeof(float))),
+        frame_(plan_.frame_bytes, site.memory),
+        sum_(plan_.frame_bytes, site.memory),
+        workspace_(plan_.workspace_bytes, site.memory),
+        words_memory_(site.zeros(sizeof(StateWords))),
         gradient_(gradient_memory_.values(count, dtype)),
         output_(output_memory_.values(count, dtype)) {
-    from_floats(numbers(count), 1.0f, gradient_memory_.values(count, dtype), place.view());
+    from_floats(numbers(count), 1.0f, gradient_memory_.values(count, dtype), site.view());
     execution_.workspace = workspace_.span();
-    execution_.memory = place.memory;
-    execution_.stream = place.view();
+    execution_.memory = site.memory;
+    execution_.stream = site.view();
     const ValueSpan residual =
         residual_memory_.values(residual_memory_.bytes() / sizeof(float), Dtype::kF32);
     state_ = {residual, residual};
     encode();
-    const bool host = place.memory == Memory::kHost;
+    const bool host = site.memory == Memory::kHost;
     frames_.assign(kFrames,
                    frame_.span().first(host ? frame_bytes(frame_.span()) : frame_.bytes()));
   }
 
-  const Stream* stream() const { return place_.stream; }
+  const Stream* stream() const { return site_.stream; }
   bool allows(Exchange exchange) const {
     const auto& all = plan_.rounds.front().exchanges;
     return std::find(all.begin(), all.end(), exchange) != all.end();
@@ -151,7 +151,7 @@ class CodecRun {
     return native_memory_.values(round.native_count, round.native_dtype);
   }
 
-  Place place_;
+  Site site_;
   Segment segment_;
   std::shared_ptr<const Codec> codec_;
   Plan plan_;
@@ -189,8 +189,8 @@ bool travels_itself(const std::string& spec) { return make_codec(spec)->traits()
 
 CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory) {
   const auto stream = memory == Memory::kHost ? nullptr : std::make_unique<Stream>();
-  const Place place{memory, stream.get()};
-  CodecRun few(spec, dtype, kFew, place), many(spec, dtype, kMany, place);
+  const Site site{memory, stream.get()};
+  CodecRun few(spec, dtype, kFew, site), many(spec, dtype, kMany, site);
   CodecCosts costs;
   costs.encode = cost_of(few, many, [](CodecRun& run) { run.encode(); });
   costs.decode = cost_of(few, many, [](CodecRun& run) { run.decode(1); });

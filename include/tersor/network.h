@@ -152,9 +152,9 @@ class Wire {
 
   /// Takes every message from now on. Called once, before all that follows.
   virtual void start(Events events) = 0;
-  /// Gives back what the network lets go of. True where that is all: nothing is read, written or
-  /// called any more; else this wire is never destroyed. After that messages are dropped, and
-  /// `poll` finds nothing. Throws nothing.
+  /// Ends the wire: messages are dropped from now on, and `poll` finds nothing. Returns whether the
+  /// network has let go of this wire. If not, the network may still read and write its memory, and
+  /// the wire is never destroyed. Throws nothing.
   virtual bool end(Parting parting) = 0;
 
   /// Starts a message of `head.payload_bytes()` to another rank; never waits.

@@ -40,17 +40,17 @@ Messenger::~Messenger() {
 }
 
 // PyTorch makes tensors of writable memory only; what is sent is not written to.
-Work Messenger::send(int peer, Lane lane, ConstByteSpan bytes) const {
+Work Messenger::send(int peer, Group group, ConstByteSpan bytes) const {
   return in_python([&] {
     return messenger_.attr("send")(memory_view(bytes.data(), bytes.size()), peer,
-                                   static_cast<int>(lane));
+                                   static_cast<int>(group));
   });
 }
 
-Work Messenger::receive(int peer, Lane lane, ByteSpan bytes) const {
+Work Messenger::receive(int peer, Group group, ByteSpan bytes) const {
   return in_python([&] {
     return messenger_.attr("receive")(memory_view(bytes.data(), bytes.size()), peer,
-                                      static_cast<int>(lane));
+                                      static_cast<int>(group));
   });
 }
 

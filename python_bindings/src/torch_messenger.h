@@ -17,10 +17,11 @@ using Work = nb::object;
 /// TransportErrors.
 class Messenger {
  public:
-  /// Messages of one lane between two ranks meet in their order. A receiver tells the sender that
+  /// Messages of one group between two ranks meet in their order. A receiver tells the sender that
   /// it is ready by a word of the network's own, which must stand behind no payload that goes the
-  /// same way: so heads, payloads to higher ranks and payloads to lower ranks have each their lane.
-  enum class Lane : int { kHeads = 0, kUpwards = 1, kDownwards = 2 };
+  /// same way: so heads, payloads to higher ranks and payloads to lower ranks have each their
+  /// group.
+  enum class Group : int { kHeads = 0, kUpwards = 1, kDownwards = 2 };
 
   explicit Messenger(nb::object messenger) : messenger_(std::move(messenger)) {}
   /// The only one that takes the GIL itself.
@@ -30,8 +31,8 @@ class Messenger {
 
   /// Starts a message of at least one byte; both ends give the same number. The bytes stay where
   /// they are until the message was waited for.
-  Work send(int peer, Lane lane, ConstByteSpan bytes) const;
-  Work receive(int peer, Lane lane, ByteSpan bytes) const;
+  Work send(int peer, Group group, ConstByteSpan bytes) const;
+  Work receive(int peer, Group group, ByteSpan bytes) const;
   /// Blocks until the message has left or come; without the GIL while it does.
   void wait(const Work& work) const;
   /// Ends all that is under way, with errors, here and at the peers. False where Python does not do

@@ -21,8 +21,8 @@ bool travels_with_head(std::size_t payload_bytes) {
   return payload_bytes <= TorchWire::kMostBytesWithHead;
 }
 
-Messenger::Lane payload_lane(int from, int to) {
-  return from < to ? Messenger::Lane::kUpwards : Messenger::Lane::kDownwards;
+Messenger::Group payload_group(int from, int to) {
+  return from < to ? Messenger::Group::kUpwards : Messenger::Group::kDownwards;
 }
 
 }  // namespace
@@ -126,10 +126,10 @@ void TorchWire::start_sending(const Message& message) {
   Line& line = *lines_[static_cast<std::size_t>(message.peer)];
   std::vector<Work> works;
   attempt(line, [&] {
-    works.push_back(messenger_.send(message.peer, Messenger::Lane::kHeads, message.head.bytes()));
+    works.push_back(messenger_.send(message.peer, Messenger::Group::kHeads, message.head.bytes()));
     if (!message.payload.empty())
       works.push_back(
-          messenger_.send(message.peer, payload_lane(rank_, message.peer), message.payload));
+          messenger_.send(message.peer, payload_group(rank_, message.peer), message.payload));
   });
   line.sent.run([this, &line, message, works = std::move(works)]() mutable {
     await_sent(line, message, works);
@@ -153,7 +153,7 @@ void TorchWire::post_head(Line& line) {
   if (ending_) return;  // the thread may be about to drop what would wait for it
   attempt(line, [&] {
     const Block memory = take_block(kHeadBytes);
-    Work work = messenger_.receive(line.peer, Messenger::Lane::kHeads, memory.writable());
+    Work work = messenger_.receive(line.peer, Messenger::Group::kHeads, memory.writable());
     line.heads.run([this, &line, memory, work = std::move(work)]() mutable {
       await_head(line, memory, work);
     });
@@ -193,7 +193,7 @@ void TorchWire::take_head(Line& line, const Block& memory) {
 void TorchWire::receive_payload(Line& line, const std::shared_ptr<Letter>& letter) {
   if (ending_) return;
   try {
-    Work receipt = messenger_.receive(line.peer, payload_lane(line.peer, rank_),
+    Work receipt = messenger_.receive(line.peer, payload_group(line.peer, rank_),
                                       letter->arrival.payload.writable());
     line.payloads.run([this, &line, letter, work = std::move(receipt)]() mutable {
       await_payload(line, letter, work);

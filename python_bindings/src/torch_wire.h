@@ -2,7 +2,8 @@
 //
 // Head     Every message begins with one of kHeadBytes, a short payload inside: both ends of a
 //          message must know its length. Each rank has kHeadsAhead receives for heads of each peer.
-// Payload  A longer one follows on another lane, straight from the sender's memory into a block. It
+// Payload  A longer one follows on another group, straight from the sender's memory into a block.
+// It
 //          is received as soon as its head has come, whoever waits for it, so that what was sent
 //          always leaves.
 //

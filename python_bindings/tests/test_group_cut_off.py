@@ -31,8 +31,8 @@ def hold_payloads_back() -> None:
     import tersor.torch.group as group
 
     class Holding(group.Messenger):
-        def send(self, memory, peer, lane):  # type: ignore[no-untyped-def]
-            return super().send(memory, peer, lane) if lane == 0 else None
+        def send(self, memory, peer, group):  # type: ignore[no-untyped-def]
+            return super().send(memory, peer, group) if group == 0 else None
 
         def wait(self, work):  # type: ignore[no-untyped-def]
             if work is None:
@@ -115,7 +115,7 @@ def has_no_room_for_more_threads(rank: int, count: int) -> None:
 
     import tersor.torch.group as group
 
-    lanes = [dist.new_group(backend="gloo") for _ in range(3)]
+    groups = [dist.new_group(backend="gloo") for _ in range(3)]
     if rank == 0:
         before = len(os.listdir("/proc/self/task"))
         usual = resource.getrlimit(resource.RLIMIT_AS)
@@ -123,7 +123,7 @@ def has_no_room_for_more_threads(rank: int, count: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (address_space_bytes() + stacks_of_some, usual[1]))
         try:
             with pytest.raises(RuntimeError, match="temporarily unavailable"):
-                tersor._core.TorchTransport(group.Messenger(lanes), rank=rank, hosts=[0] * count)
+                tersor._core.TorchTransport(group.Messenger(groups), rank=rank, hosts=[0] * count)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, usual)
         assert len(os.listdir("/proc/self/task")) == before

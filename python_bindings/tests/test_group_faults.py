@@ -69,11 +69,11 @@ def of_another_version(rank: int, count: int) -> str:
     class Newer(group.Messenger):
         """Writes another format version into each head."""
 
-        def send(self, memory: memoryview, peer: int, lane: int) -> Any:
-            if lane == 0:
+        def send(self, memory: memoryview, peer: int, group: int) -> Any:
+            if group == 0:
                 memory = memoryview(bytearray(memory))
                 memory[6:8] = b"\x63\0"
-            return super().send(memory, peer, lane)
+            return super().send(memory, peer, group)
 
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:

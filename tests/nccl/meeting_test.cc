@@ -77,12 +77,12 @@ TEST_F(NcclMeeting, OverAnotherTransport) {
 TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
   FakeNccl nccl;
   nccl::Fabric fabric;
-  nccl::Lane lane(fabric.fault());
-  fabric.add(lane);
+  nccl::Queue queue(fabric.fault());
+  fabric.add(queue);
   const Stream stream;
   const Operation operation{.name = "allreduce", .timeout = 5s, .stream = stream.view()};
   const auto open = [&] {
-    lane.open(operation, fabric.number_of("allreduce"));
+    queue.open(operation, fabric.number_of("allreduce"));
     stream.synchronize();
   };
   const auto start = Clock::now();
@@ -90,7 +90,7 @@ TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
   fabric.observe(start);
   fabric.observe(start + 4999ms);
   EXPECT_FALSE(fabric.fault().is_raised());
-  lane.close(operation);
+  queue.close(operation);
   stream.synchronize();
   fabric.observe(start + 6s);
   open();
@@ -99,7 +99,7 @@ TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
   EXPECT_FALSE(fabric.fault().is_raised());
   fabric.observe(start + 12s);
   EXPECT_THROW(fabric.check("next"), TransportError);
-  fabric.remove(lane);
+  fabric.remove(queue);
 }
 
 TEST_F(NcclMeeting, PythonsPackageIsFoundBesideThePythonOfThePath) {

@@ -6,14 +6,14 @@
 namespace tersor::host {
 namespace {
 
-void pair(Letter& letter, Batch& batch, Incoming& slot) {
+void pair(Letter& letter, Batch& batch, Incoming& incoming) {
   letter.batch = &batch;
-  letter.slot = &slot;
-  slot.ticket = &letter;
+  letter.incoming = &incoming;
+  incoming.ticket = &letter;
 }
 
 Expectation expectation_of(const Letter& letter) {
-  return {letter.batch->envelope, letter.slot->least_bytes, letter.slot->capacity};
+  return {letter.batch->envelope, letter.incoming->least_bytes, letter.incoming->capacity};
 }
 
 }  // namespace
@@ -21,9 +21,9 @@ Expectation expectation_of(const Letter& letter) {
 bool Letterbox::claim(Letter& letter) {
   for (Batch* batch : open_) {
     if (!(batch->key == letter.key)) continue;
-    for (Incoming& slot : batch->incoming) {
-      if (!waits_for(slot, letter.from)) continue;
-      pair(letter, *batch, slot);
+    for (Incoming& incoming : batch->incoming) {
+      if (!waits_for(incoming, letter.from)) continue;
+      pair(letter, *batch, incoming);
       return true;
     }
   }
@@ -31,14 +31,14 @@ bool Letterbox::claim(Letter& letter) {
   return false;
 }
 
-Letter* Letterbox::seek(Batch& batch, Incoming& slot) {
+Letter* Letterbox::seek(Batch& batch, Incoming& incoming) {
   const auto found = std::find_if(unclaimed_.begin(), unclaimed_.end(), [&](const Letter* letter) {
-    return letter->key == batch.key && waits_for(slot, letter->from);
+    return letter->key == batch.key && waits_for(incoming, letter->from);
   });
   if (found == unclaimed_.end()) return nullptr;
   Letter* letter = *found;
   unclaimed_.erase(found);
-  pair(*letter, batch, slot);
+  pair(*letter, batch, incoming);
   return letter;
 }
 
@@ -46,12 +46,12 @@ Letter* Letterbox::seek(Batch& batch, Incoming& slot) {
 void Letterbox::cancel(Batch& batch) {
   std::erase(open_, &batch);
   std::vector<Letter*> parted;
-  for (Incoming& slot : batch.incoming) {
-    if (slot.ticket == nullptr) continue;
-    auto& letter = *static_cast<Letter*>(slot.ticket);
+  for (Incoming& incoming : batch.incoming) {
+    if (incoming.ticket == nullptr) continue;
+    auto& letter = *static_cast<Letter*>(incoming.ticket);
     letter.batch = nullptr;
-    letter.slot = nullptr;
-    slot.ticket = nullptr;
+    letter.incoming = nullptr;
+    incoming.ticket = nullptr;
     parted.push_back(&letter);
   }
   unclaimed_.insert(unclaimed_.begin(), parted.begin(), parted.end());
@@ -67,13 +67,13 @@ std::string Letterbox::misfit(const Letter& letter, std::string_view sender) {
 
 bool Letterbox::deliver(Letter& letter) {
   Batch& batch = *letter.batch;
-  Incoming& slot = *letter.slot;
-  slot.source = letter.from;
-  slot.payload = std::move(letter.payload);
-  slot.ticket = nullptr;
+  Incoming& incoming = *letter.incoming;
+  incoming.source = letter.from;
+  incoming.payload = std::move(letter.payload);
+  incoming.ticket = nullptr;
   letter.batch = nullptr;
-  letter.slot = nullptr;
-  slot.arrived.store(true, std::memory_order_release);
+  letter.incoming = nullptr;
+  incoming.arrived.store(true, std::memory_order_release);
   return close_one(batch);
 }
 
@@ -87,8 +87,9 @@ bool Letterbox::close_one(Batch& batch) {
 int Letterbox::awaited(std::uint32_t tag) const {
   int rank = kAnyRank;
   for (const Batch* batch : open_)
-    for (const Incoming& slot : batch->incoming)
-      if (batch->key.tag == tag && waits(slot) && slot.peer != kAnyRank) rank = slot.peer;
+    for (const Incoming& incoming : batch->incoming)
+      if (batch->key.tag == tag && waits(incoming) && incoming.peer != kAnyRank)
+        rank = incoming.peer;
   return rank;
 }
 

@@ -18,31 +18,31 @@ namespace tersor::host {
 struct Letter {
   Envelope envelope;
   MessageKey key;
-  int from = 0;              // rank in the channel
-  Block payload;             // whole once `there`
-  bool there = false;        // all of it has come
-  Batch* batch = nullptr;    // that waits for it, or null
-  Incoming* slot = nullptr;  // in that batch
+  int from = 0;                  // rank in the channel
+  Block payload;                 // whole once `there`
+  bool there = false;            // all of it has come
+  Batch* batch = nullptr;        // that waits for it, or null
+  Incoming* incoming = nullptr;  // in that batch
 };
 
 /// Letters and batches meet here by sender and key, each in the order of coming.
 class Letterbox {
  public:
-  /// Gives a letter to the first slot that waits for it; else keeps it until one does. True where
-  /// it found a slot.
+  /// Gives a letter to the first one that waits for it; else keeps it until one does. True where
+  /// it found one.
   bool claim(Letter& letter);
   /// A batch that waits from now on, but for what `seek` finds.
   void open(Batch& batch) { open_.push_back(&batch); }
-  /// The letter that came before its slot, now paired with it; null where there is none.
-  Letter* seek(Batch& batch, Incoming& slot);
+  /// The letter that came before it was waited for, now paired with it; null where there is none.
+  Letter* seek(Batch& batch, Incoming& incoming);
   /// Parts a batch from its letters, which then wait for another one.
   void cancel(Batch& batch);
 
-  /// Whether a paired letter is what its slot waits for.
+  /// Whether a paired letter is what is waited for.
   static bool fits(const Letter& letter);
   /// Where it does not: how it differs; `sender` is the name of its rank.
   static std::string misfit(const Letter& letter, std::string_view sender);
-  /// Fills the slot of a letter that is there. True where that closed its batch.
+  /// Fills in what waited for a letter that is there. True where that closed its batch.
   bool deliver(Letter& letter);
   /// Counts one message less of a batch that is under way. True where that closed it.
   bool close_one(Batch& batch);
@@ -57,8 +57,8 @@ class Letterbox {
   template <typename Gone>
   std::optional<InVain> in_vain(Gone&& gone) const {
     for (const Batch* batch : open_)
-      for (const Incoming& slot : batch->incoming)
-        if (waits(slot) && gone(slot.peer)) return InVain{batch->name, slot.peer};
+      for (const Incoming& incoming : batch->incoming)
+        if (waits(incoming) && gone(incoming.peer)) return InVain{batch->name, incoming.peer};
     return std::nullopt;
   }
 
@@ -66,11 +66,11 @@ class Letterbox {
   int awaited(std::uint32_t tag) const;
 
  private:
-  static bool waits(const Incoming& slot) {
-    return slot.ticket == nullptr && !slot.arrived.load(std::memory_order_relaxed);
+  static bool waits(const Incoming& incoming) {
+    return incoming.ticket == nullptr && !incoming.arrived.load(std::memory_order_relaxed);
   }
-  static bool waits_for(const Incoming& slot, int from) {
-    return waits(slot) && (slot.peer == from || slot.peer == kAnyRank);
+  static bool waits_for(const Incoming& incoming, int from) {
+    return waits(incoming) && (incoming.peer == from || incoming.peer == kAnyRank);
   }
 
   std::vector<Batch*> open_;        // that still wait for something, in the order of posting

@@ -48,7 +48,7 @@ void World::post(Box& box, Batch& batch) {
   if (!batch.incoming.empty()) box.letters.open(batch);
   try {
     for (Outgoing& outgoing : batch.outgoing) send(box, batch, outgoing);
-    for (Incoming& slot : batch.incoming) seek_letter(box, batch, slot);
+    for (Incoming& incoming : batch.incoming) seek_letter(box, batch, incoming);
   } catch (const std::exception& error) {
     raise_locked(error.what());
   }
@@ -93,11 +93,11 @@ std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch) {
   return job;
 }
 
-void World::seek_letter(Box& box, Batch& batch, Incoming& slot) {
+void World::seek_letter(Box& box, Batch& batch, Incoming& incoming) {
   if (faulty()) return;
-  if (Letter* letter = box.letters.seek(batch, slot))
+  if (Letter* letter = box.letters.seek(batch, incoming))
     paired(box, static_cast<WireLetter&>(*letter));
-  else if (gone(box, slot.peer))
+  else if (gone(box, incoming.peer))
     check_abandoned(box);
 }
 
@@ -157,7 +157,7 @@ void World::receive_rest(Box& box, WireLetter& letter) {
   job->memory = letter.payload;
   job->done = [this, &box, &letter](const Wire::Job&) {
     letter.there = true;
-    if (letter.slot != nullptr) deliver(box, letter);
+    if (letter.incoming != nullptr) deliver(box, letter);
   };
   wire_->receive_rest(letter.arrival, letter.payload.writable(), job);
 }
@@ -193,10 +193,11 @@ void World::wake_for(Box& box, const Batch& batch) {
 
 Clock::time_point World::completion(const Batch& batch) const {
   Clock::time_point last = Box::kAwake;
-  for (const Incoming& slot : batch.incoming) {
-    if (slot.arrived.load(std::memory_order_relaxed)) continue;
-    if (slot.ticket == nullptr) return Clock::time_point::max();
-    const auto& letter = static_cast<const WireLetter&>(*static_cast<const Letter*>(slot.ticket));
+  for (const Incoming& incoming : batch.incoming) {
+    if (incoming.arrived.load(std::memory_order_relaxed)) continue;
+    if (incoming.ticket == nullptr) return Clock::time_point::max();
+    const auto& letter =
+        static_cast<const WireLetter&>(*static_cast<const Letter*>(incoming.ticket));
     if (!letter.receiving) return Clock::time_point::max();  // it does not fit: never delivered
     last = std::max(last, wire_->earliest(letter.arrival));
   }

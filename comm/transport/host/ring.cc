@@ -90,12 +90,12 @@ void Ring::begin() {
 }
 
 void Ring::post_receive(std::size_t index) {
-  const std::size_t slot = index % window_;
-  Incoming& incoming = incoming_[slot];
+  const std::size_t at = index % window_;
+  Incoming& incoming = incoming_[at];
   incoming.peer = neighbour(ranks_ - 1);
   incoming.least_bytes = incoming.capacity = chunk(index, 2).bytes();
   incoming.arrived.store(false, std::memory_order_relaxed);
-  Batch& batch = receives_[slot];
+  Batch& batch = receives_[at];
   address(batch, static_cast<std::uint32_t>(index), envelope_);
   batch.incoming = {&incoming, 1};
   channel().endpoint().post(batch);
@@ -112,11 +112,11 @@ bool Ring::may_send(std::size_t index) const {
 void Ring::send_ready() {
   while (left_ < sent_ && sends_[left_ % window_].closed()) ++left_;
   for (; may_send(sent_); ++sent_) {
-    const std::size_t slot = sent_ % window_;
-    outgoing_[slot] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
-    Batch& batch = sends_[slot];
+    const std::size_t at = sent_ % window_;
+    outgoing_[at] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
+    Batch& batch = sends_[at];
     address(batch, static_cast<std::uint32_t>(sent_), envelope_);
-    batch.outgoing = {&outgoing_[slot], 1};
+    batch.outgoing = {&outgoing_[at], 1};
     channel().endpoint().post(batch);
     if (left_ == sent_ && batch.closed()) ++left_;
   }

@@ -117,7 +117,7 @@ class World {
   void send(int peer, Head head, Wire::Payload payload = {});
   void send(Box& box, Batch& batch, Outgoing& outgoing);
   std::shared_ptr<Wire::Job> count_send(Box& box, Batch& batch);
-  void seek_letter(Box& box, Batch& batch, Incoming& slot);
+  void seek_letter(Box& box, Batch& batch, Incoming& incoming);
   void paired(Box& box, WireLetter& letter);
   void receive_rest(Box& box, WireLetter& letter);
   void deliver(Box& box, WireLetter& letter);

@@ -43,10 +43,10 @@ bool alike(const Agreement& one, const Agreement& other) {
 
 }  // namespace
 
-std::shared_ptr<Lane> make_lane(const std::shared_ptr<Fabric>& fabric) {
-  auto lane = std::make_unique<Lane>(fabric->fault());
-  fabric->add(*lane);
-  return {lane.release(), [fabric](Lane* made) {
+std::shared_ptr<Queue> make_lane(const std::shared_ptr<Fabric>& fabric) {
+  auto queue = std::make_unique<Queue>(fabric->fault());
+  fabric->add(*queue);
+  return {queue.release(), [fabric](Queue* made) {
             fabric->remove(*made);
             delete made;
           }};
@@ -54,7 +54,7 @@ std::shared_ptr<Lane> make_lane(const std::shared_ptr<Fabric>& fabric) {
 
 DeviceTransport::DeviceTransport(Parts parts)
     : fabric_(std::move(parts.fabric)),
-      lane_(std::move(parts.lane)),
+      queue_(std::move(parts.queue)),
       communicator_(std::move(parts.communicator)),
       timeout_(parts.timeout) {
   fabric_->add(*communicator_);
@@ -71,7 +71,7 @@ DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric,
 // The communicator ends while the device memory that it knows is still there.
 DeviceTransport::~DeviceTransport() {
   try {
-    lane_->finish();
+    queue_->finish();
   } catch (const std::exception&) {
     // A device that failed: nothing is queued on it any more.
   }
@@ -112,13 +112,13 @@ void DeviceTransport::fail(const Operation& operation, const std::string& cause)
 
 void DeviceTransport::begin(const Operation& operation) {
   fabric_->check(operation.name);
-  if (lane_->in_bracket()) return lane_->open(operation, 0);
+  if (queue_->in_bracket()) return queue_->open(operation, 0);
   open(operation);
 }
 
 // A frame that was not what its call said became NaN on this rank alone: so all ranks stop.
 void DeviceTransport::check_frames(std::string_view operation) {
-  if (const auto damage = lane_->find_damage())
+  if (const auto damage = queue_->find_damage())
     fabric_->fail(name(rank()) + ": " + *damage, {}, Blame::kFrame);
   fabric_->check(operation);
 }
@@ -128,10 +128,10 @@ void DeviceTransport::open(const Operation& operation) {
   kernels::check_stream(operation.stream);
   check_frames(operation.name);
   if (operation.calling != Calling::kSend) agree(operation);
-  lane_->open(operation, fabric_->number_of(operation.name));
+  queue_->open(operation, fabric_->number_of(operation.name));
 }
 
-void DeviceTransport::end(const Operation& operation) { lane_->close(operation); }
+void DeviceTransport::end(const Operation& operation) { queue_->close(operation); }
 
 void DeviceTransport::agree(const Operation& operation) {
   const Agreement own = agreement_of(operation);
@@ -173,13 +173,13 @@ std::unique_ptr<Transport> DeviceTransport::channel() {
 
 std::unique_ptr<Transport> DeviceTransport::split(std::span<const int> members) {
   check_members(members, rank(), ranks());
-  return join(members, lane_, "split");
+  return join(members, queue_, "split");
 }
 
 // By an identifier of its own and not by ncclCommSplit, which all ranks would have to call, not
 // the members alone.
 std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
-                                                 std::shared_ptr<Lane> lane,
+                                                 std::shared_ptr<Queue> queue,
                                                  std::string_view name) {
   const Operation operation{.name = name, .timeout = timeout_};
   fabric_->check(name);
@@ -197,7 +197,7 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
       std::make_unique<Communicator>(made.handle(), Owner::kTransport, fabric_->fault());
   made.release();
   std::unique_ptr<DeviceTransport> joined(
-      new DeviceTransport(Parts{fabric_, std::move(lane), std::move(communicator), timeout_}));
+      new DeviceTransport(Parts{fabric_, std::move(queue), std::move(communicator), timeout_}));
   std::vector<int> hosts;
   for (const int member : members) hosts.push_back(hosts_[static_cast<std::size_t>(member)]);
   joined->hosts_ = host::number_hosts(hosts);

@@ -13,7 +13,7 @@
 
 #include "comm/transport/nccl/communicator.h"
 #include "comm/transport/nccl/fabric.h"
-#include "comm/transport/nccl/lane.h"
+#include "comm/transport/nccl/queue.h"
 #include "comm/transport/nccl/transfers.h"
 
 namespace tersor::nccl {
@@ -24,8 +24,8 @@ struct Agreement {
   char name[56] = {};  ///< as much of it as there is room for; ends with a NUL
 };
 
-/// A lane of its own, watched while it lives.
-std::shared_ptr<Lane> make_lane(const std::shared_ptr<Fabric>& fabric);
+/// A queue of its own, watched while it lives.
+std::shared_ptr<Queue> make_lane(const std::shared_ptr<Fabric>& fabric);
 
 /// Calls of NCCL that begin and end together; of two results, the first that is an error.
 inline ncclResult_t worse(ncclResult_t first, ncclResult_t second) {
@@ -67,7 +67,7 @@ class DeviceTransport final : public Transport {
 
   void begin(const Operation& operation) override;
   void end(const Operation& operation) override;
-  FrameFault* fault() override { return lane_->frame_fault(); }
+  FrameFault* fault() override { return queue_->frame_fault(); }
 
   void progress() override { check_frames("progress"); }
   void wait_activity(Clock::time_point until) override;
@@ -77,7 +77,7 @@ class DeviceTransport final : public Transport {
  private:
   struct Parts {
     std::shared_ptr<Fabric> fabric;
-    std::shared_ptr<Lane> lane;
+    std::shared_ptr<Queue> queue;
     std::unique_ptr<Communicator> communicator;
     std::chrono::milliseconds timeout;
   };
@@ -106,7 +106,7 @@ class DeviceTransport final : public Transport {
   Handle gather_staged(const Operation& operation, ConstByteSpan send, std::size_t capacity);
   void gather_hosts();
   ncclUniqueId spread_id(std::span<const int> members, const Operation& operation);
-  std::unique_ptr<Transport> join(std::span<const int> members, std::shared_ptr<Lane> lane,
+  std::unique_ptr<Transport> join(std::span<const int> members, std::shared_ptr<Queue> queue,
                                   std::string_view name);
   [[noreturn]] void fail(const Operation& operation, const std::string& cause);
   void check_frames(std::string_view operation);
@@ -120,7 +120,7 @@ class DeviceTransport final : public Transport {
   void count_sent(std::uint64_t bytes, std::uint64_t messages);
 
   std::shared_ptr<Fabric> fabric_;
-  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<Queue> queue_;
   std::unique_ptr<Communicator> communicator_;
   std::chrono::milliseconds timeout_;  // of what has no operation
   std::vector<int> hosts_;

@@ -45,15 +45,15 @@ void Fabric::remove(Communicator& communicator) {
   std::erase(communicators_, &communicator);
 }
 
-void Fabric::add(Lane& lane) {
+void Fabric::add(Queue& queue) {
   const std::lock_guard lock(mutex_);
-  lanes_.push_back(&lane);
+  queues_.push_back(&queue);
 }
 
-void Fabric::remove(Lane& lane) {
+void Fabric::remove(Queue& queue) {
   Lock lock(mutex_);
   changed_.wait(lock, [this] { return !stopping_; });
-  std::erase(lanes_, &lane);
+  std::erase(queues_, &queue);
 }
 
 std::uint32_t Fabric::number_of(std::string_view name) {
@@ -90,8 +90,8 @@ std::optional<std::string> Fabric::find_late(Clock::time_point now) {
       return *name + " on " + who_ +
              ": a call of NCCL did not come back in time: a rank is gone, " +
              "late, or calls something else";
-  for (Lane* lane : lanes_)
-    if (const auto late = lane->observe(now))
+  for (Queue* queue : queues_)
+    if (const auto late = queue->observe(now))
       return names_.at(late->name) + " on " + who_ + ": not done after " +
              std::to_string(late->timeout.count()) +
              " ms on the device: a rank is gone, late, or calls something else" + what_nccl_says();
@@ -99,8 +99,8 @@ std::optional<std::string> Fabric::find_late(Clock::time_point now) {
 }
 
 std::optional<std::string> Fabric::find_damage() {
-  for (Lane* lane : lanes_)
-    if (const auto damage = lane->observe_damage()) return who_ + ": " + *damage;
+  for (Queue* queue : queues_)
+    if (const auto damage = queue->observe_damage()) return who_ + ": " + *damage;
   return std::nullopt;
 }
 
@@ -135,10 +135,10 @@ void Fabric::stop_all(Clock::time_point now, Lock& lock) {
   for (Communicator* communicator : communicators_)
     if (!communicator->is_stopped()) running.push_back(communicator);
   if (running.empty()) return;
-  const std::vector<Lane*> lanes = lanes_;
+  const std::vector<Queue*> queues = queues_;
   stopping_ = true;
   lock.unlock();
-  on_each_at_once(lanes, [](Lane& lane) { lane.spoil(); });
+  on_each_at_once(queues, [](Queue& queue) { queue.spoil(); });
   on_each_at_once(running, [](Communicator& communicator) { communicator.stop(); });
   lock.lock();
   stopping_ = false;

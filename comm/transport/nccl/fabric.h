@@ -17,7 +17,7 @@
 
 #include "comm/transport/nccl/communicator.h"
 #include "comm/transport/nccl/fault.h"
-#include "comm/transport/nccl/lane.h"
+#include "comm/transport/nccl/queue.h"
 
 namespace tersor::nccl {
 
@@ -40,10 +40,10 @@ class Fabric {
             Blame blame = Blame::kRanks);
 
   void add(Communicator& communicator);
-  void add(Lane& lane);
+  void add(Queue& queue);
   /// Wait while communicators are being stopped.
   void remove(Communicator& communicator);
-  void remove(Lane& lane);
+  void remove(Queue& queue);
 
   /// For names on a device: the same number for the same name.
   std::uint32_t number_of(std::string_view name);
@@ -71,7 +71,7 @@ class Fabric {
   std::condition_variable_any changed_;
   std::string who_ = "this rank";
   std::vector<Communicator*> communicators_;
-  std::vector<Lane*> lanes_;
+  std::vector<Queue*> queues_;
   std::vector<std::string> names_;
   std::optional<Clock::time_point> stop_at_;
   bool stopping_ = false;  // then nothing is removed, though the lock is free

@@ -72,7 +72,7 @@ ncclResult_t queue_messages(std::span<const SendTo> sends, std::span<const Recei
 class LoneBracket {
  public:
   LoneBracket(DeviceTransport& transport, const Operation& operation)
-      : transport_(transport), operation_(operation), open_(!transport.lane_->in_bracket()) {
+      : transport_(transport), operation_(operation), open_(!transport.queue_->in_bracket()) {
     transport.fabric_->check(operation.name);
     if (open_) transport.open(operation);
   }
@@ -118,7 +118,7 @@ std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::span<const Recei
   std::size_t bytes = 0;
   for (const ReceiveFrom& message : receives) bytes += aligned(message.capacity);
   if (bytes == 0) return nullptr;
-  const Block& block = transfer.receive_into(bytes);
+  const DeviceBlock& block = transfer.receive_into(bytes);
   if (bytes >= kLeastRegisteredBytes && block.capture == 0)
     communicator_->enrol(block.memory.span());
   std::byte* into = block.memory.pointer();
@@ -134,7 +134,7 @@ template <typename Queueing>
 Handle DeviceTransport::launch(const Operation& operation, std::span<const ReceiveFrom> receives,
                                const Queueing& queueing) {
   LoneBracket bracket(*this, operation);
-  auto transfer = std::make_unique<QueuedTransfer>(fabric_, lane_, operation, ranks());
+  auto transfer = std::make_unique<QueuedTransfer>(fabric_, queue_, operation, ranks());
   std::byte* const into = lend(*transfer, receives);
   const StreamView stream = transfer->enter();
   call_nccl(operation,

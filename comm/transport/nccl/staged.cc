@@ -14,40 +14,40 @@ cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(str
 
 }  // namespace
 
-// Slots of all ranks lie alike in pinned memory and on the device.
+// The messages of all ranks lie alike in pinned memory and on the device.
 Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan send,
                                       std::size_t capacity) {
   check_host(operation);
   if (send.size() > capacity)
     throw InvalidArgument(std::string(operation.name) + ": " + std::to_string(send.size()) +
                           " bytes for a capacity of " + std::to_string(capacity));
-  const std::size_t slot = Slot::bytes(capacity);
-  const auto slots = static_cast<std::size_t>(ranks());
-  auto transfer = std::make_unique<StagedTransfer>(fabric_, lane_, operation, slots * slot);
-  Staging& staging = transfer->staging();
-  const auto own = static_cast<std::size_t>(rank()) * slot;
-  Slot::write(staging.host.span().subspan(own, slot), send);
-  std::byte* device = staging.device.pointer();
-  const StreamView wire = lane_->wire();
-  kernels::copy_bytes(device + own, staging.host.pointer() + own, slot, wire);
+  const std::size_t bytes = SizedMessage::bytes(capacity);
+  const auto count = static_cast<std::size_t>(ranks());
+  auto transfer = std::make_unique<RelayedTransfer>(fabric_, queue_, operation, count * bytes);
+  Relay& relay = transfer->relay();
+  const auto own = static_cast<std::size_t>(rank()) * bytes;
+  SizedMessage::write(relay.host.span().subspan(own, bytes), send);
+  std::byte* device = relay.device.pointer();
+  const StreamView wire = queue_->wire();
+  kernels::copy_bytes(device + own, relay.host.pointer() + own, bytes, wire);
   call_nccl(operation, [&](ncclComm_t handle) {
-    return api().all_gather(device + own, device, slot, ncclUint8, handle, stream_of(wire));
+    return api().all_gather(device + own, device, bytes, ncclUint8, handle, stream_of(wire));
   });
-  kernels::copy_bytes(staging.host.pointer(), device, slots * slot, wire);
-  lane_->signal(staging);
-  std::vector<ConstByteSpan> received(slots);
-  for (std::size_t peer = 0; peer < slots; ++peer)
+  kernels::copy_bytes(relay.host.pointer(), device, count * bytes, wire);
+  queue_->signal(relay);
+  std::vector<ConstByteSpan> received(count);
+  for (std::size_t peer = 0; peer < count; ++peer)
     if (peer != static_cast<std::size_t>(rank()))
-      received[peer] = staging.host.span().subspan(peer * slot, slot);
+      received[peer] = relay.host.span().subspan(peer * bytes, bytes);
   transfer->set_received(std::move(received));
-  count_sent((slots - 1) * slot, slots - 1);
-  received_bytes_ += (slots - 1) * slot;
+  count_sent((count - 1) * bytes, count - 1);
+  received_bytes_ += (count - 1) * bytes;
   return Handle(std::move(transfer));
 }
 
 void DeviceTransport::check_host(const Operation& operation) const {
   fabric_->check(operation.name);
-  if (kernels::capture_of(lane_->wire()) != 0)
+  if (kernels::capture_of(queue_->wire()) != 0)
     throw InvalidArgument(std::string(operation.name) +
                           ": the host waits for it, so that it cannot be captured in a graph");
 }
@@ -56,15 +56,15 @@ void DeviceTransport::check_host(const Operation& operation) const {
 ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Operation& operation) {
   ncclUniqueId id{};
   check_host(operation);
-  StagedTransfer transfer(fabric_, lane_, operation, sizeof id);
-  Staging& staging = transfer.staging();
+  RelayedTransfer transfer(fabric_, queue_, operation, sizeof id);
+  Relay& relay = transfer.relay();
   const bool first = members.front() == rank();
-  const StreamView wire = lane_->wire();
-  std::byte* device = staging.device.pointer();
+  const StreamView wire = queue_->wire();
+  std::byte* device = relay.device.pointer();
   if (first) {
     check(api().get_unique_id(&id), "ncclGetUniqueId", nullptr);
-    std::memcpy(staging.host.pointer(), &id, sizeof id);
-    kernels::copy_bytes(device, staging.host.pointer(), sizeof id, wire);
+    std::memcpy(relay.host.pointer(), &id, sizeof id);
+    kernels::copy_bytes(device, relay.host.pointer(), sizeof id, wire);
   }
   call_nccl(operation, [&](ncclComm_t handle) {
     return grouped([&] {
@@ -78,10 +78,10 @@ ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Oper
       return result;
     });
   });
-  if (!first) kernels::copy_bytes(staging.host.pointer(), device, sizeof id, wire);
-  lane_->signal(staging);
+  if (!first) kernels::copy_bytes(relay.host.pointer(), device, sizeof id, wire);
+  queue_->signal(relay);
   transfer.wait_synchronize();
-  std::memcpy(&id, staging.host.pointer(), sizeof id);
+  std::memcpy(&id, relay.host.pointer(), sizeof id);
   return id;
 }
 

@@ -16,25 +16,25 @@ namespace {
 
 }  // namespace
 
-QueuedTransfer::QueuedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Lane> lane,
+QueuedTransfer::QueuedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
                                const Operation& operation, int ranks)
     : fabric_(std::move(fabric)),
-      lane_(std::move(lane)),
+      queue_(std::move(queue)),
       operation_(operation),
       received_(static_cast<std::size_t>(ranks)) {}
 
 // A block that nobody waited for is given up: the network may write to it at any time.
 QueuedTransfer::~QueuedTransfer() {
   try {
-    if (block_ != nullptr && !waits_ && !failed_) lane_->pool().give_back(*block_);
-    if (!waits_ && queued_.has_value()) lane_->give_back(std::move(*queued_));
+    if (block_ != nullptr && !waits_ && !failed_) queue_->pool().give_back(*block_);
+    if (!waits_ && queued_.has_value()) queue_->give_back(std::move(*queued_));
   } catch (const std::exception&) {
-    // The block stays lent for as long as the lane lives.
+    // The block stays lent for as long as the queue lives.
   }
 }
 
-Block& QueuedTransfer::receive_into(std::size_t bytes) {
-  block_ = &lane_->pool().take(bytes, operation_.stream);
+DeviceBlock& QueuedTransfer::receive_into(std::size_t bytes) {
+  block_ = &queue_->pool().take(bytes, operation_.stream);
   return *block_;
 }
 
@@ -45,15 +45,15 @@ void QueuedTransfer::set_received(int rank, ConstByteSpan bytes) {
 StreamView QueuedTransfer::enter() {
   failed_ = true;
   if (operation_.in_order) return operation_.stream;
-  lane_->order(operation_.stream, lane_->wire());
-  return lane_->wire();
+  queue_->order(operation_.stream, queue_->wire());
+  return queue_->wire();
 }
 
 void QueuedTransfer::leave() {
   failed_ = false;
   if (operation_.in_order) return;
-  queued_.emplace(lane_->take_event());
-  queued_->record(lane_->wire());
+  queued_.emplace(queue_->take_event());
+  queued_->record(queue_->wire());
   waits_ = true;
 }
 
@@ -70,17 +70,17 @@ ConstByteSpan QueuedTransfer::received(int rank) const {
 
 int QueuedTransfer::source() const { refuse_source(); }
 
-StagedTransfer::StagedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Lane> lane,
-                               const Operation& operation, std::size_t bytes)
+RelayedTransfer::RelayedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+                                 const Operation& operation, std::size_t bytes)
     : fabric_(std::move(fabric)),
-      lane_(std::move(lane)),
+      queue_(std::move(queue)),
       operation_(operation),
       deadline_(Clock::now() + operation.timeout),
-      staging_(lane_->take_staging(bytes)) {}
+      relay_(queue_->take_relay(bytes)) {}
 
-bool StagedTransfer::test() {
+bool RelayedTransfer::test() {
   fabric_->check(operation_.name);
-  if (lane_->is_signalled(staging_)) return true;
+  if (queue_->is_signalled(relay_)) return true;
   if (Clock::now() < deadline_) return false;
   fabric_->fail(std::string(operation_.name) + " on " + fabric_->who() +
                 ": not all ranks came within " + std::to_string(operation_.timeout.count()) +
@@ -89,30 +89,30 @@ bool StagedTransfer::test() {
   return false;
 }
 
-void StagedTransfer::wait_synchronize() {
+void RelayedTransfer::wait_synchronize() {
   while (!test()) kernels::rest();
 }
 
-ConstByteSpan StagedTransfer::received(int rank) const {
-  const ConstByteSpan slot = received_.at(static_cast<std::size_t>(rank));
-  return slot.empty() ? slot : Slot::read(slot);
+ConstByteSpan RelayedTransfer::received(int rank) const {
+  const ConstByteSpan memory = received_.at(static_cast<std::size_t>(rank));
+  return memory.empty() ? memory : SizedMessage::read(memory);
 }
 
-int StagedTransfer::source() const { refuse_source(); }
+int RelayedTransfer::source() const { refuse_source(); }
 
-void Slot::write(ByteSpan slot, ConstByteSpan message) {
+void SizedMessage::write(ByteSpan memory, ConstByteSpan message) {
   const std::uint64_t length = message.size();
-  std::memcpy(slot.data(), &length, sizeof length);
-  if (length != 0) std::memcpy(slot.data() + kHead, message.data(), message.size());
+  std::memcpy(memory.data(), &length, sizeof length);
+  if (length != 0) std::memcpy(memory.data() + kHead, message.data(), message.size());
 }
 
-ConstByteSpan Slot::read(ConstByteSpan slot) {
+ConstByteSpan SizedMessage::read(ConstByteSpan memory) {
   std::uint64_t length = 0;
-  std::memcpy(&length, slot.data(), sizeof length);
-  if (length > slot.size() - kHead)
+  std::memcpy(&length, memory.data(), sizeof length);
+  if (length > memory.size() - kHead)
     throw TransportError("a message of " + std::to_string(length) + " bytes, for which there are " +
-                         std::to_string(slot.size() - kHead));
-  return slot.subspan(kHead, length);
+                         std::to_string(memory.size() - kHead));
+  return memory.subspan(kHead, length);
 }
 
 }  // namespace tersor::nccl

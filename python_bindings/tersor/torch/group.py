@@ -38,7 +38,7 @@ _CHUNK_COUNTS = (1 << 20, 1 << 22)  # at least and at most
 _LEAST_BUCKET_BYTES = 1 << 20
 _LEAST_BUCKETS = 8  # of a model: with fewer, nothing is left to send while the pass computes
 
-_LANES = 3  # of tersor._core: heads, payloads to higher ranks, payloads to lower ranks
+_GROUPS = 3  # of tersor._core: heads, payloads to higher ranks, payloads to lower ranks
 
 _TAG = 0
 # Gloo keeps a set of connections for each network device, and a tag chooses one by its remainder.
@@ -49,20 +49,20 @@ _ABORT_TAG = 720720
 class Messenger:
     """Messages between this rank and others; called by the threads of the transport.
 
-    A lane is a group, and so has connections of its own; it keeps messages of two ranks in their
-    order. Memory is sent from and received into where it lies.
+    Each group has connections of its own, and keeps messages of two ranks in their order. Memory is
+    sent from and received into where it lies.
     """
 
-    def __init__(self, lanes: Sequence[dist.ProcessGroup]) -> None:
-        self._lanes = lanes
+    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._groups = groups
 
-    def send(self, memory: memoryview, peer: int, lane: int) -> dist.Work:
+    def send(self, memory: memoryview, peer: int, group: int) -> dist.Work:
         """Starts to send all of ``memory``, which stays until the work was waited for."""
-        return self._lanes[lane].send([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
+        return self._groups[group].send([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
 
-    def receive(self, memory: memoryview, peer: int, lane: int) -> dist.Work:
+    def receive(self, memory: memoryview, peer: int, group: int) -> dist.Work:
         """Starts to receive a message that fills ``memory``, which stays likewise."""
-        return self._lanes[lane].recv([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
+        return self._groups[group].recv([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
 
     def wait(self, work: dist.Work) -> None:
         """Blocks until the message has left or come. Raises RuntimeError where its peer is gone."""
@@ -74,7 +74,7 @@ class Messenger:
         Gloo closes all connections when the time for any message has run out; it offers no other
         way. A peer whose connection is closed already says so at once, then the next one is tried.
         """
-        for group in self._lanes:
+        for group in self._groups:
             for peer in set(range(group.size())) - {group.rank()}:
                 with contextlib.suppress(RuntimeError):
                     group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(_AT_ONCE)
@@ -86,12 +86,12 @@ class _Connection:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.process = os.getpid()
-        lanes = [_gloo_group(group) for _ in range(_LANES)]
+        groups = [_gloo_group(group) for _ in range(_GROUPS)]
         hosts: list[Any] = [None] * group.size()
-        dist.all_gather_object(hosts, _host_name(), group=lanes[0])
+        dist.all_gather_object(hosts, _host_name(), group=groups[0])
         numbers = [hosts.index(host) for host in hosts]
         self._devices: dict[int, Transport] = {}
-        self.host = TorchTransport(Messenger(lanes), rank=group.rank(), hosts=numbers)
+        self.host = TorchTransport(Messenger(groups), rank=group.rank(), hosts=numbers)
 
     def of(self, device: torch.device) -> Transport:
         """The transport for memory on a device, which is made by the first call; collective."""

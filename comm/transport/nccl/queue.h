@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/nccl/block_pool.h"
+#include "comm/transport/nccl/device_blocks.h"
 #include "comm/transport/nccl/fault.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/event.h"
@@ -21,7 +21,7 @@
 namespace tersor::nccl {
 
 /// Both ends of what a host sends and receives by way of a device.
-struct Staging {
+struct Relay {
   kernels::PinnedBuffer host;
   Buffer device;
   std::uint64_t ticket = 0;  ///< the signal that ends its use
@@ -41,16 +41,16 @@ struct LateBracket {
 };
 
 /// One thread at a time, but for what the watcher calls.
-class Lane {
+class Queue {
  public:
-  explicit Lane(const Fault& fault);
+  explicit Queue(const Fault& fault);
   /// What the device may still touch where it was stopped is given up, not freed.
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
 
   StreamView wire() const { return wire_.view(); }
-  BlockPool& pool() { return *pool_; }
+  DeviceBlocks& pool() { return *pool_; }
   FrameFault* frame_fault() const { return frame_fault_; }
 
   bool in_bracket() const { return depth_ != 0; }
@@ -71,10 +71,10 @@ class Lane {
   kernels::Event take_event();
   void give_back(kernels::Event event) { events_.push_back(std::move(event)); }
 
-  Staging& take_staging(std::size_t bytes);
-  /// Queues the signal that ends the staging's use.
-  void signal(Staging& staging);
-  bool is_signalled(const Staging& staging) const;
+  Relay& take_relay(std::size_t bytes);
+  /// Queues the signal that ends the relay's use.
+  void signal(Relay& relay);
+  bool is_signalled(const Relay& relay) const;
 
   /// What is late; called again and again.
   std::optional<LateBracket> observe(Clock::time_point now);
@@ -90,9 +90,9 @@ class Lane {
   kernels::ProgressWords* spoiled_;  // signals alone
   FrameFault* frame_fault_;
   Stream wire_;
-  std::unique_ptr<BlockPool> pool_ = std::make_unique<BlockPool>();
+  std::unique_ptr<DeviceBlocks> pool_ = std::make_unique<DeviceBlocks>();
   std::vector<kernels::Event> events_;
-  std::vector<std::unique_ptr<Staging>> stagings_;
+  std::vector<std::unique_ptr<Relay>> relays_;
   std::uint64_t signals_ = 0;  // queued
   kernels::Event turn_;
   kernels::Event last_;  // stands for the last bracket that was not captured

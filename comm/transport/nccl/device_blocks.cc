@@ -1,5 +1,5 @@
-// Implements block_pool.h.
-#include "comm/transport/nccl/block_pool.h"
+// Implements device_blocks.h.
+#include "comm/transport/nccl/device_blocks.h"
 
 #include <tersor/error.h>
 
@@ -25,7 +25,7 @@ std::size_t rounded(std::size_t bytes) {
 // A block that a graph wrote to stays that graph's. One that no graph knows yet may join one: what
 // read it before is behind the graph's launch, or in it. That it was read on a stream of the same
 // handle says nothing: a stream's handle may be another's later.
-Block& BlockPool::take(std::size_t bytes, StreamView stream) {
+DeviceBlock& DeviceBlocks::take(std::size_t bytes, StreamView stream) {
   const std::size_t wanted = rounded(bytes);
   const std::uint64_t capture = kernels::capture_of(stream);
   for (const auto& block : blocks_) {
@@ -45,19 +45,19 @@ Block& BlockPool::take(std::size_t bytes, StreamView stream) {
 }
 
 // Allocating may wait for the device, and so is done without the lock.
-Block& BlockPool::add(std::size_t bytes, std::uint64_t capture, StreamView stream) {
-  auto block =
-      std::make_unique<Block>(Block{Buffer(bytes, Memory::kDevice), capture, stream, {}, false});
+DeviceBlock& DeviceBlocks::add(std::size_t bytes, std::uint64_t capture, StreamView stream) {
+  auto block = std::make_unique<DeviceBlock>(
+      DeviceBlock{Buffer(bytes, Memory::kDevice), capture, stream, {}, false});
   const std::lock_guard lock(mutex_);
   return *blocks_.emplace_back(std::move(block));
 }
 
-void BlockPool::spoil(StreamView stream) {
+void DeviceBlocks::spoil(StreamView stream) {
   const std::lock_guard lock(mutex_);
   for (const auto& block : blocks_) kernels::spoil(block->memory.span(), stream);
 }
 
-void BlockPool::give_back(Block& block) {
+void DeviceBlocks::give_back(DeviceBlock& block) {
   block.read.record(block.stream);
   block.free = true;
 }

@@ -1,5 +1,5 @@
-// Implements lane.h.
-#include "comm/transport/nccl/lane.h"
+// Implements queue.h.
+#include "comm/transport/nccl/queue.h"
 
 #include <tersor/error.h>
 
@@ -18,14 +18,14 @@ struct Words {
   alignas(64) std::byte nothing[16];
 };
 
-/// The ticket of a staging whose signal is not queued yet.
+/// The ticket of a relay whose signal is not queued yet.
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
 constexpr auto kSpoilsWithin = std::chrono::seconds(5);
 
 }  // namespace
 
-Lane::Lane(const Fault& fault) : fault_(fault), pinned_(sizeof(Words)) {
+Queue::Queue(const Fault& fault) : fault_(fault), pinned_(sizeof(Words)) {
   auto* words = reinterpret_cast<Words*>(pinned_.pointer());
   words_ = &words->progress;
   frame_fault_ = &words->frames;
@@ -34,7 +34,7 @@ Lane::Lane(const Fault& fault) : fault_(fault), pinned_(sizeof(Words)) {
   kernels::spoil(words->nothing, spoiling_.view());
 }
 
-Lane::~Lane() {
+Queue::~Queue() {
   const auto ended = [this] {
     const auto words = kernels::read_progress(*words_);
     return is_done() && words.begun == words.ended && words.signals == signals_;
@@ -46,11 +46,11 @@ Lane::~Lane() {
   }
   // Freeing memory waits for the whole device, which may wait for a rank that is gone.
   static_cast<void>(pool_.release());
-  new std::vector<std::unique_ptr<Staging>>(std::move(stagings_));
+  new std::vector<std::unique_ptr<Relay>>(std::move(relays_));
   new kernels::PinnedBuffer(std::move(pinned_));
 }
 
-void Lane::open(const Operation& operation, std::uint32_t name) {
+void Queue::open(const Operation& operation, std::uint32_t name) {
   if (depth_ == 0) {
     if (has_ended_ && kernels::capture_of(operation.stream) == 0) last_.hold(operation.stream);
     kernels::mark_begun(words_, operation.timeout, name, operation.stream);
@@ -58,7 +58,7 @@ void Lane::open(const Operation& operation, std::uint32_t name) {
   ++depth_;
 }
 
-void Lane::close(const Operation& operation) {
+void Queue::close(const Operation& operation) {
   if (depth_ == 0 || --depth_ != 0) return;
   kernels::mark_ended(words_, operation.stream);
   if (kernels::capture_of(operation.stream) != 0) return;
@@ -66,7 +66,7 @@ void Lane::close(const Operation& operation) {
   has_ended_ = true;
 }
 
-std::optional<std::string> Lane::find_damage() const {
+std::optional<std::string> Queue::find_damage() const {
   if (__atomic_load_n(&frame_fault_->kind, __ATOMIC_ACQUIRE) == FrameFault::kNone)
     return std::nullopt;
   try {
@@ -77,7 +77,7 @@ std::optional<std::string> Lane::find_damage() const {
   return std::nullopt;
 }
 
-std::optional<std::string> Lane::observe_damage() {
+std::optional<std::string> Queue::observe_damage() {
   auto damage = find_damage();
   if (!damage.has_value()) return std::nullopt;
   const auto words = kernels::read_progress(*words_);
@@ -86,7 +86,7 @@ std::optional<std::string> Lane::observe_damage() {
   return damage;
 }
 
-void Lane::spoil() noexcept try {
+void Queue::spoil() noexcept try {
   const std::uint64_t before = kernels::read_progress(*spoiled_).signals;
   pool_->spoil(spoiling_.view());
   kernels::mark_signal(spoiled_, spoiling_.view());
@@ -97,35 +97,35 @@ void Lane::spoil() noexcept try {
   // A device that fails writes no results either.
 }
 
-kernels::Event Lane::take_event() {
+kernels::Event Queue::take_event() {
   if (events_.empty()) return {};
   kernels::Event event = std::move(events_.back());
   events_.pop_back();
   return event;
 }
 
-Staging& Lane::take_staging(std::size_t bytes) {
-  for (const auto& staging : stagings_)
-    if (staging->free && staging->host.bytes() >= bytes && is_signalled(*staging)) {
-      staging->free = false;
-      staging->ticket = kNever;
-      return *staging;
+Relay& Queue::take_relay(std::size_t bytes) {
+  for (const auto& relay : relays_)
+    if (relay->free && relay->host.bytes() >= bytes && is_signalled(*relay)) {
+      relay->free = false;
+      relay->ticket = kNever;
+      return *relay;
     }
-  stagings_.push_back(std::make_unique<Staging>(
-      Staging{kernels::PinnedBuffer(bytes), Buffer(bytes, Memory::kDevice), kNever, false}));
-  return *stagings_.back();
+  relays_.push_back(std::make_unique<Relay>(
+      Relay{kernels::PinnedBuffer(bytes), Buffer(bytes, Memory::kDevice), kNever, false}));
+  return *relays_.back();
 }
 
-void Lane::signal(Staging& staging) {
+void Queue::signal(Relay& relay) {
   kernels::mark_signal(words_, wire());
-  staging.ticket = ++signals_;
+  relay.ticket = ++signals_;
 }
 
-bool Lane::is_signalled(const Staging& staging) const {
-  return kernels::read_progress(*words_).signals >= staging.ticket;
+bool Queue::is_signalled(const Relay& relay) const {
+  return kernels::read_progress(*words_).signals >= relay.ticket;
 }
 
-std::optional<LateBracket> Lane::observe(Clock::time_point now) {
+std::optional<LateBracket> Queue::observe(Clock::time_point now) {
   const auto words = kernels::read_progress(*words_);
   if (words.begun == words.ended) {
     sighting_.bracket = 0;
@@ -138,7 +138,7 @@ std::optional<LateBracket> Lane::observe(Clock::time_point now) {
   return std::nullopt;
 }
 
-void Lane::finish() const {
+void Queue::finish() const {
   while (!fault_.is_raised() && !is_done()) kernels::rest();
 }
 

@@ -18,7 +18,7 @@ namespace tersor::nccl {
 
 /// A block is lent to one operation at a time, and after that to whatever comes later on its
 /// stream; to one on another stream only behind an event.
-struct Block {
+struct DeviceBlock {
   Buffer memory;
   std::uint64_t capture = 0;  ///< of a graph, whose replays write here for ever; 0: of none
   StreamView stream;          ///< that it was last read on
@@ -26,22 +26,22 @@ struct Block {
   bool free = false;
 };
 
-/// Of one lane; one thread at a time, but for `spoil`. Grows with what is under way and keeps it.
-class BlockPool {
+/// Of one queue; one thread at a time, but for `spoil`. Grows with what is under way and keeps it.
+class DeviceBlocks {
  public:
   /// A block of at least `bytes` bytes for work on the stream. Throws InvalidArgument where the
   /// stream is captured and no block is free: nothing can be allocated then.
-  Block& take(std::size_t bytes, StreamView stream);
+  DeviceBlock& take(std::size_t bytes, StreamView stream);
   /// What is queued on the block's stream so far is the last to read it.
-  void give_back(Block& block);
+  void give_back(DeviceBlock& block);
   /// Queues that no block holds anything that was received.
   void spoil(StreamView stream);
 
  private:
-  Block& add(std::size_t bytes, std::uint64_t capture, StreamView stream);
+  DeviceBlock& add(std::size_t bytes, std::uint64_t capture, StreamView stream);
 
   std::mutex mutex_;  // where blocks are added, and seen by `spoil`
-  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<std::unique_ptr<DeviceBlock>> blocks_;
 };
 
 }  // namespace tersor::nccl
