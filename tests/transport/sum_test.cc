@@ -122,23 +122,32 @@ float sum_in_order(const std::vector<std::vector<float>>& contributions, std::si
   return sum;
 }
 
+/// What the ranks gave, and the sum of it here.
+template <typename T>
+struct RoughSum {
+  std::vector<std::vector<float>> contributions;
+  std::vector<T> values;
+
+  RoughSum(Transport& transport, const std::vector<std::size_t>& counts, std::size_t whole_bytes) {
+    const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    for (int rank = 0; rank < transport.ranks(); ++rank)
+      contributions.push_back(rough_values(count, rank));
+    for (const float value : contributions[static_cast<std::size_t>(transport.rank())])
+      values.push_back(encoded(value, T{}));
+    Operation operation = operation_of(transport);
+    operation.whole_bytes = whole_bytes;
+    transport.sum(operation, cut(values, counts)).wait_synchronize();
+  }
+};
+
 template <typename T>
 void check_order(Transport& transport, const std::vector<std::size_t>& counts,
                  std::size_t whole_bytes = 0) {
-  const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  std::vector<std::vector<float>> contributions;
-  for (int rank = 0; rank < transport.ranks(); ++rank)
-    contributions.push_back(rough_values(count, rank));
-  std::vector<T> values;
-  for (const float value : contributions[static_cast<std::size_t>(transport.rank())])
-    values.push_back(encoded(value, T{}));
-  Operation operation = operation_of(transport);
-  operation.whole_bytes = whole_bytes;
-  transport.sum(operation, cut(values, counts)).wait_synchronize();
+  const RoughSum<T> sum(transport, counts, whole_bytes);
   std::size_t i = 0;
   for (int owner = 0; owner < transport.ranks(); ++owner)
     for (std::size_t end = i + counts[static_cast<std::size_t>(owner)]; i < end; ++i)
-      ASSERT_EQ(decoded(values[i]), sum_in_order<T>(contributions, i, owner))
+      ASSERT_EQ(decoded(sum.values[i]), sum_in_order<T>(sum.contributions, i, owner))
           << "value " << i << " of owner " << owner;
 }
 
@@ -179,19 +188,10 @@ float sum_by_halves(const std::vector<std::vector<float>>& contributions, std::s
 template <typename T>
 void check_halves(Transport& transport, const std::vector<std::size_t>& counts,
                   std::size_t whole_bytes) {
-  const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  std::vector<std::vector<float>> contributions;
-  for (int rank = 0; rank < transport.ranks(); ++rank)
-    contributions.push_back(rough_values(count, rank));
-  std::vector<T> values;
-  for (const float value : contributions[static_cast<std::size_t>(transport.rank())])
-    values.push_back(encoded(value, T{}));
-  Operation operation = operation_of(transport);
-  operation.whole_bytes = whole_bytes;
-  transport.sum(operation, cut(values, counts)).wait_synchronize();
-  for (std::size_t i = 0; i < count; ++i)
-    ASSERT_EQ(decoded(values[i]), sum_by_halves<T>(contributions, i, 0, transport.ranks()))
-        << "value " << i << " of " << count;
+  const RoughSum<T> sum(transport, counts, whole_bytes);
+  for (std::size_t i = 0; i < sum.values.size(); ++i)
+    ASSERT_EQ(decoded(sum.values[i]), sum_by_halves<T>(sum.contributions, i, 0, transport.ranks()))
+        << "value " << i << " of " << sum.values.size();
 }
 
 // The order is left open: little is added in twos, whichever way and however it was cut.
