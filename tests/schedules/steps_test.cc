@@ -10,7 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace tersor::host {
@@ -18,8 +18,8 @@ namespace {
 
 using Items = std::vector<std::string>;  // an expression each
 
-/// Walks the steps of all ranks until nobody can go on. A message is taken where its sender, its
-/// receiver and its part are those of the step.
+/// Walks the steps of all ranks until nobody can go on. Messages of two ranks are taken in the
+/// order in which they were sent.
 class StepsWalk {
  public:
   StepsWalk(std::vector<HostSteps> steps, std::vector<Items> items)
@@ -46,7 +46,7 @@ class StepsWalk {
   std::size_t sent_items(std::size_t rank) const { return sent_[rank].second; }
 
  private:
-  using Key = std::tuple<std::size_t, std::size_t, std::uint32_t>;  // from, to, part
+  using Key = std::pair<std::size_t, std::size_t>;  // from, to
 
   bool advance(std::size_t rank) {
     if (at_[rank] == steps_[rank].size()) return false;
@@ -63,7 +63,7 @@ class StepsWalk {
 
   void send(std::size_t rank, const HostStep& step) {
     const auto first = items_[rank].begin() + static_cast<std::ptrdiff_t>(step.sent.first);
-    letters_[{rank, static_cast<std::size_t>(step.to), step.part}].emplace_back(
+    letters_[{rank, static_cast<std::size_t>(step.to)}].emplace_back(
         first, first + static_cast<std::ptrdiff_t>(step.sent.count));
     ++sent_[rank].first;
     sent_[rank].second += step.sent.count;
@@ -71,7 +71,7 @@ class StepsWalk {
 
   bool take(std::size_t rank, const HostStep& step) {
     const auto from = static_cast<std::size_t>(step.from);
-    auto& letters = letters_[{from, rank, step.part}];
+    auto& letters = letters_[{from, rank}];
     if (letters.empty()) return false;
     const Items came = letters.front();
     letters.pop_front();
@@ -183,7 +183,6 @@ TEST(HostSteps, NeighboursMeetFirst) {
         const HostStep first = way(rank, ranks, 100).front();
         EXPECT_EQ(first.to, rank ^ 1);
         EXPECT_EQ(first.from, rank ^ 1);
-        EXPECT_EQ(first.part, 0u);
       }
 }
 

@@ -62,7 +62,6 @@ HostSteps halving_doubling(int rank, int ranks, std::size_t count) {
       steps.push_back(exchange(rank ^ distance, takes_high ? low : high, left));
       back.push_back(exchange(rank ^ distance, left, takes_high ? low : high));
       back.back().combines = false;
-      back.back().part = 1;
     }
     steps.insert(steps.end(), back.rbegin(), back.rend());
   });

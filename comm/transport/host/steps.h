@@ -23,8 +23,7 @@ struct HostStep {
   int from = kNobody;
   ItemRange sent = {};
   ItemRange taken = {};
-  bool combines = false;   ///< what comes is combined with what is there; else it replaces that
-  std::uint32_t part = 0;  ///< 1 where the two met before: tells their messages apart
+  bool combines = false;  ///< what comes is combined with what is there; else it replaces that
 };
 
 using HostSteps = std::vector<HostStep>;
