@@ -48,6 +48,8 @@ struct ExchangeContext {
   bool in_order = false;
 
   bool on_device() const { return memory == Memory::kDevice; }
+  /// The library below does all on the device, and adds in an order of its own.
+  bool queues() const { return on_device() && transport->traits().queues; }
 
   std::vector<SlotCounters> counters = {};  ///< one a slot
   std::uint64_t overflows = 0;

@@ -48,7 +48,7 @@ bool Pipeline::start_next() {
   return true;
 }
 
-bool Pipeline::ticks() const { return context_.on_device() && context_.transport->traits().queues; }
+bool Pipeline::ticks() const { return context_.queues(); }
 
 // The newest first: its message is what the wire does next while the older ones wait for theirs.
 void Pipeline::tick() {

@@ -55,7 +55,7 @@ PlanContext Planner::host_context(Carried carried) const {
 // A library below that adds values where they lie cuts them by itself.
 bool Planner::stays_whole(const Slot& slot, Algorithm algorithm) const {
   const bool in_place = algorithm == Algorithm::kNative && slot.codec->traits().lossless;
-  return in_place && context_.on_device() && context_.transport->traits().queues;
+  return in_place && context_.queues();
 }
 
 std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) const {

@@ -75,7 +75,7 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
                                          .count = ceil_div(prepared.key.count, shards),
                                          .ranks = groups ? groups->hosts() : prepared.context.ranks,
                                          .wanted = prepared.key.algorithm,
-                                         .alone = !groups && !prepared.context.on_device()});
+                                         .alone = !groups && !prepared.context.queues()});
   prepared.encoded = prepared.algorithm;
   if (groups) prepared.algorithm = Algorithm::kHierarchical;
   if (prepared.algorithm == Algorithm::kNative)

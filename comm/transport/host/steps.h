@@ -32,7 +32,8 @@ using HostSteps = std::vector<HostStep>;
 // to rank r - 2^k first and gets the result from it in the end. Among the others the partner of the
 // first step is at a distance of 1, then of 2, 4, …: x0 + x1, (x0 + x1) + (x2 + x3), … for every
 // value, so both ways come to the same bits. Neighbours meet in the first step, as they do in a
-// ring and where all send to all: ranks that go different ways find out at once.
+// ring and where all send to all: ranks that go different ways find out at once. (Sums of ranks
+// that are no power of two go other ways; of them the cost model asks what others would take.)
 
 /// Everything to the partner in each of k steps: few messages, k times the bytes.
 HostSteps recursive_doubling(int rank, int ranks, std::size_t count);
