@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device_memory.h"
 
 namespace tersor::bench {
 namespace {

@@ -1,7 +1,7 @@
 // Read, copy and triad, each cut into one contiguous piece a thread, as memcpy wants it: only large
 // pieces are written past the caches.
 
-#include "kernels/common/targets.h"
+#include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/baselines.cc"

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
 namespace {

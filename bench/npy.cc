@@ -17,7 +17,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
 namespace {

@@ -13,7 +13,7 @@
 #include <random>
 
 #include "bench/npy.h"
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "bench/codec_operations.h"
 #include "bench/compare.h"
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 #include "kernels/topk/cpu.h"
 
 namespace tersor::bench {

@@ -11,7 +11,7 @@
 
 #include "bench/allreduce_rank.h"
 #include "bench/fleet.h"
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "codecs/slices.h"
-#include "kernels/common/arguments.h"
+#include "kernels/host/arguments.h"
 
 #include <tersor/codec.h>
 

@@ -8,7 +8,7 @@
 #include "codecs/frame.h"
 #include "codecs/options.h"
 #include "codecs/slices.h"
-#include "kernels/common/cast.h"
+#include "kernels/cast/arguments.h"
 
 #include <tersor/codecs/none.h>
 

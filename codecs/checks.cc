@@ -3,7 +3,7 @@
 #include "codecs/checks.h"
 
 #include "codecs/device.h"
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 #include <tersor/align.h>
 

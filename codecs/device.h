@@ -3,7 +3,7 @@
 #pragma once
 
 #include "codecs/frame.h"
-#include "kernels/common/device_frame.h"
+#include "kernels/device/device_frame.h"
 
 #include <tersor/codec.h>
 

@@ -4,7 +4,7 @@
 
 #include "codecs/device.h"
 
-#include "kernels/common/checksum.h"
+#include "kernels/host/checksum.h"
 
 #include <tersor/align.h>
 #include <tersor/error.h>

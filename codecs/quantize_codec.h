@@ -7,7 +7,7 @@
 #include "codecs/frame.h"
 #include "codecs/options.h"
 #include "codecs/slices.h"
-#include "kernels/common/quantize.h"
+#include "kernels/quantize/arguments.h"
 
 #include <tersor/codec.h>
 

@@ -1,7 +1,7 @@
 // The two functions of Highway's library that its headers call. Compiled into the modules where
 // Highway is found as a shared library only, as on Debian: a wheel must not ask for that library on
-// the machine that it is installed on. Of the sets that kernels/common/targets.h names.
-#include "kernels/common/targets.h"
+// the machine that it is installed on. Of the sets that kernels/host/targets.h names.
+#include "kernels/host/targets.h"
 
 #include <hwy/targets.h>
 

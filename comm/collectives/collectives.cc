@@ -3,9 +3,9 @@
 #include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"
 #include "comm/tuning/automatic.h"
-#include "kernels/common/device.h"
-#include "kernels/common/device_memory.h"
-#include "kernels/common/step.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/step.h"
 
 #include <tersor/auto.h>
 #include <tersor/collectives.h>

@@ -1,8 +1,8 @@
 // See host_copy.h.
 #include "comm/collectives/host_copy.h"
 
-#include "kernels/common/convert.h"
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
+#include "kernels/scalar/convert.h"
 
 #include <algorithm>
 

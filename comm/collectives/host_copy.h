@@ -4,7 +4,7 @@
 #include <tersor/span.h>
 #include <tersor/stream.h>
 
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device_memory.h"
 
 #include <span>
 #include <vector>

@@ -1,7 +1,7 @@
 // See messages.h.
 #include "comm/collectives/messages.h"
 
-#include "kernels/common/philox.h"
+#include "kernels/scalar/philox.h"
 
 #include <tersor/error.h>
 

@@ -1,8 +1,8 @@
 // See device_side.h.
 #include "comm/reducer/device_side.h"
 
-#include "kernels/common/device.h"
-#include "kernels/common/step.h"
+#include "kernels/device/device.h"
+#include "kernels/device/step.h"
 
 #include <cstring>
 

@@ -3,8 +3,8 @@
 // parameter.
 #pragma once
 
-#include "kernels/common/device_memory.h"
-#include "kernels/common/event.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
 
 #include <tersor/buffer.h>
 #include <tersor/codec.h>

@@ -1,7 +1,7 @@
 // See measure.h.
 #include "comm/reducer/measure.h"
 
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 
 #include <tersor/buffer.h>
 

@@ -2,8 +2,8 @@
 #include "comm/reducer/residuals.h"
 
 #include "comm/collectives/host_copy.h"
-#include "kernels/common/device_memory.h"
-#include "kernels/common/elementwise.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/host/elementwise.h"
 
 #include <cmath>
 #include <cstring>

@@ -4,7 +4,7 @@
 // in frames u64. Texts and lists begin with their length as u64.
 #include "comm/reducer/state.h"
 
-#include "kernels/common/checksum.h"
+#include "kernels/host/checksum.h"
 
 #include <tersor/align.h>
 #include <tersor/error.h>

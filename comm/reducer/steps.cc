@@ -3,7 +3,7 @@
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 #include "comm/reducer/measure.h"
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 #include <algorithm>
 #include <cstring>

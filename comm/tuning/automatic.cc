@@ -2,7 +2,7 @@
 #include "comm/tuning/automatic.h"
 
 #include "comm/collectives/context.h"
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 #include <tersor/auto.h>
 

@@ -1,7 +1,7 @@
 // The file of codec speeds: a line a codec and dtype, under three lines that say for which machine.
 #include "comm/tuning/codec_speed.h"
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 #include <tersor/isa.h>
 

@@ -3,7 +3,7 @@
 #include "comm/collectives/context.h"
 #include "comm/collectives/host_copy.h"
 #include "comm/tuning/codec_speed.h"
-#include "kernels/common/elementwise.h"
+#include "kernels/host/elementwise.h"
 
 #include <tersor/buffer.h>
 #include <tersor/stream.h>

@@ -1,14 +1,14 @@
-// bf16 on the CPU: the loops of kernels/common/cast-inl.h, once for each instruction set.
+// bf16 on the CPU: the loops of kernels/cast/loops-inl.h, once for each instruction set.
 
 #include "kernels/bf16/cpu.h"
 
-#include "kernels/common/targets.h"
+#include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/bf16/cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include "kernels/common/cast-inl.h"
+#include "kernels/cast/loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -21,7 +21,7 @@ std::size_t bf16_reduce_on(const CastReduce& arguments) { return cast_reduce<Bf1
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "kernels/common/dispatch.h"
+#include "kernels/host/dispatch.h"
 
 namespace tersor::kernels {
 

@@ -1,8 +1,8 @@
 // bf16: the upper half of an f32, rounded to nearest even. What the arguments
-// mean stands in kernels/common/cast.h, the rounding in kernels/common/convert.h.
+// mean stands in kernels/cast/arguments.h, the rounding in kernels/scalar/convert.h.
 #pragma once
 
-#include "kernels/common/cast.h"
+#include "kernels/cast/arguments.h"
 
 namespace tersor::kernels {
 

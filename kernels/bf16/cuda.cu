@@ -1,7 +1,7 @@
-// bf16 on a device: the kernels of kernels/common/cast_body.cuh.
+// bf16 on a device: the kernels of kernels/cast/body.cuh.
 
 #include "kernels/bf16/device.h"
-#include "kernels/common/cast_device.cuh"
+#include "kernels/cast/device.cuh"
 
 namespace tersor::kernels {
 namespace {

@@ -2,7 +2,7 @@
 // checked.
 #pragma once
 
-#include "kernels/common/device_frame.h"
+#include "kernels/device/device_frame.h"
 
 #include <tersor/codec.h>
 

@@ -1,9 +1,9 @@
 // f16: IEEE binary16, rounded to nearest even; what is too large becomes infinite and is counted.
-// What the arguments mean stands in kernels/common/cast.h, the rounding in
-// kernels/common/convert.h.
+// What the arguments mean stands in kernels/cast/arguments.h, the rounding in
+// kernels/scalar/convert.h.
 #pragma once
 
-#include "kernels/common/cast.h"
+#include "kernels/cast/arguments.h"
 
 namespace tersor::kernels {
 

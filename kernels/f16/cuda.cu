@@ -1,6 +1,6 @@
-// f16 on a device: the kernels of kernels/common/cast_body.cuh.
+// f16 on a device: the kernels of kernels/cast/body.cuh.
 
-#include "kernels/common/cast_device.cuh"
+#include "kernels/cast/device.cuh"
 #include "kernels/f16/device.h"
 
 namespace tersor::kernels {

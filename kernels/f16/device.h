@@ -1,7 +1,7 @@
 // f16 on a device: the same bytes as on the CPU. Queued on the call's stream; the call was checked.
 #pragma once
 
-#include "kernels/common/device_frame.h"
+#include "kernels/device/device_frame.h"
 
 #include <tersor/codec.h>
 

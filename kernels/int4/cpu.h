@@ -1,8 +1,8 @@
-// int4 on the CPU; what the arguments mean stands in kernels/common/quantize.h, the arithmetic in
-// kernels/common/quantize_formulas.h. Same bytes on every instruction set.
+// int4 on the CPU; what the arguments mean stands in kernels/quantize/arguments.h, the arithmetic
+// in kernels/quantize/formulas.h. Same bytes on every instruction set.
 #pragma once
 
-#include "kernels/common/quantize.h"
+#include "kernels/quantize/arguments.h"
 
 namespace tersor::kernels {
 

@@ -1,8 +1,8 @@
-// int4 on a device: the kernels of kernels/common/quantize_body.cuh.
+// int4 on a device: the kernels of kernels/quantize/body.cuh.
 
-#include "kernels/common/quantize_device.cuh"
 #include "kernels/int4/device.h"
-#include "kernels/int4/formulas.h"
+#include "kernels/quantize/device.cuh"
+#include "kernels/quantize/int4.h"
 
 namespace tersor::kernels {
 

@@ -1,15 +1,15 @@
-// int8 on the CPU: the loops of kernels/common/quantize-inl.h, once for each instruction set.
+// int8 on the CPU: the loops of kernels/quantize/loops-inl.h, once for each instruction set.
 
 #include "kernels/int8/cpu.h"
 
-#include "kernels/common/targets.h"
+#include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/int8/cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include "kernels/common/quantize-inl.h"
-#include "kernels/int8/formulas.h"
+#include "kernels/quantize/int8.h"
+#include "kernels/quantize/loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -22,7 +22,7 @@ void int8_reduce_on(const QuantizeReduce& arguments) { reduce<Int8Format>(argume
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "kernels/common/dispatch.h"
+#include "kernels/host/dispatch.h"
 
 namespace tersor::kernels {
 

@@ -1,8 +1,8 @@
-// int8 on a device: the kernels of kernels/common/quantize_body.cuh.
+// int8 on a device: the kernels of kernels/quantize/body.cuh.
 
-#include "kernels/common/quantize_device.cuh"
 #include "kernels/int8/device.h"
-#include "kernels/int8/formulas.h"
+#include "kernels/quantize/device.cuh"
+#include "kernels/quantize/int8.h"
 
 namespace tersor::kernels {
 

@@ -1,13 +1,13 @@
 // The kernel bodies of intsum: a warp takes a unit of 512 values (two blocks) of one segment at a
-// time, as in kernels/common/quantize_body.cuh.
+// time, as in kernels/quantize/body.cuh.
 //
 // Bytes a value, f32: maxima 4 read, with feedback 8; codes 4 read and 1, 2 or 4 written, with
 // feedback 4 more of each; decode 1, 2 or 4 read and 4 written, adding 4 more read.
 #pragma once
 
-#include "kernels/common/quantize_body.cuh"
 #include "kernels/intsum/codes.cuh"
 #include "kernels/intsum/formulas.h"
+#include "kernels/quantize/body.cuh"
 
 namespace tersor::kernels {
 

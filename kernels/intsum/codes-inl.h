@@ -7,8 +7,8 @@
 #define TERSOR_KERNELS_INTSUM_CODES_INL_H_
 #endif
 
-#include "kernels/common/quantize-inl.h"
 #include "kernels/intsum/formulas.h"
+#include "kernels/quantize/loops-inl.h"
 
 #include <cstring>
 

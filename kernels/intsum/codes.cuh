@@ -1,9 +1,9 @@
 // A row of codes (4 or 8) between registers and bare values in lanes of 8, 16 or 32 bits.
 #pragma once
 
-#include "kernels/common/codes.cuh"
-#include "kernels/common/row.cuh"
+#include "kernels/device/row.cuh"
 #include "kernels/intsum/formulas.h"
+#include "kernels/quantize/codes.cuh"
 
 #include <cstdint>
 #include <cstring>

@@ -1,17 +1,17 @@
-// intsum on the CPU: the loops of kernels/common/quantize-inl.h with scales that are given. Bytes a
-// value, f32: maxima 4 read; codes 4 read and 1, 2 or 4 written, with feedback 4 more of each.
+// intsum on the CPU: the loops of kernels/quantize/loops-inl.h with scales that are given. Bytes
+// a value, f32: maxima 4 read; codes 4 read and 1, 2 or 4 written, with feedback 4 more of each.
 
 #include "kernels/intsum/cpu.h"
 
-#include "kernels/common/targets.h"
+#include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/intsum/cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include "kernels/common/quantize-inl.h"
 #include "kernels/intsum/codes-inl.h"
 #include "kernels/intsum/formulas.h"
+#include "kernels/quantize/loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -79,7 +79,7 @@ void intsum_decode_on(const QuantizeDecode& arguments, IntsumLanes lanes) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "kernels/common/dispatch.h"
+#include "kernels/host/dispatch.h"
 
 namespace tersor::kernels {
 

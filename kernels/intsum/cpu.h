@@ -3,7 +3,7 @@
 // values need only their element's alignment.
 #pragma once
 
-#include "kernels/common/quantize.h"
+#include "kernels/quantize/arguments.h"
 
 #include <tersor/codecs/intsum.h>
 

@@ -1,9 +1,9 @@
 // How intsum is launched on a device: one launch a round for up to 400 segments.
 
-#include "kernels/common/quantize_device.cuh"
 #include "kernels/intsum/body.cuh"
 #include "kernels/intsum/device.h"
 #include "kernels/intsum/places.h"
+#include "kernels/quantize/device.cuh"
 
 namespace tersor::kernels {
 namespace {

@@ -1,5 +1,5 @@
 // intsum: shared scales, and codes to them in lanes of 8, 16 or 32 bits. How p becomes a code and a
-// residual stands in kernels/common/quantize_formulas.h.
+// residual stands in kernels/quantize/formulas.h.
 //
 // With A the maximum over ranks of fl(a · f), a the own largest |p| and f the factor, codes are
 // made with q' = fl(q / f), q = fl(A / L): |p · fl(1 / q')| ≤ L · (1 + 2^-22 and a little), from
@@ -7,8 +7,8 @@
 // 256 · L: no code leaves [-L, L].
 #pragma once
 
-#include "kernels/common/quantize_formulas.h"
-#include "kernels/int8/formulas.h"
+#include "kernels/quantize/formulas.h"
+#include "kernels/quantize/int8.h"
 
 #include <tersor/codecs/intsum.h>
 

@@ -1,14 +1,14 @@
-// none on the CPU: the loops of kernels/common/cast-inl.h, once for each instruction set.
+// none on the CPU: the loops of kernels/cast/loops-inl.h, once for each instruction set.
 
 #include "kernels/none/cpu.h"
 
-#include "kernels/common/targets.h"
+#include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/none/cpu.cc"
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
-#include "kernels/common/cast-inl.h"
+#include "kernels/cast/loops-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -62,7 +62,7 @@ std::size_t none_reduce_on(const CastReduce& arguments, Dtype dtype) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "kernels/common/dispatch.h"
+#include "kernels/host/dispatch.h"
 
 namespace tersor::kernels {
 

@@ -1,8 +1,8 @@
 // none: gradients as they are. The wire's type is the gradient's own. What the arguments mean
-// stands in kernels/common/cast.h.
+// stands in kernels/cast/arguments.h.
 #pragma once
 
-#include "kernels/common/cast.h"
+#include "kernels/cast/arguments.h"
 
 namespace tersor::kernels {
 

@@ -1,6 +1,6 @@
-// none on a device: the kernels of kernels/common/cast_body.cuh.
+// none on a device: the kernels of kernels/cast/body.cuh.
 
-#include "kernels/common/cast_device.cuh"
+#include "kernels/cast/device.cuh"
 #include "kernels/none/device.h"
 
 namespace tersor::kernels {

@@ -2,7 +2,7 @@
 // which the value of a rank lies, counted from the largest.
 #pragma once
 
-#include "kernels/common/memory.cuh"
+#include "kernels/device/memory.cuh"
 #include "kernels/topk/device_plan.h"
 
 #include <cstddef>

@@ -10,9 +10,9 @@
 // consecutive pieces: each place of a tile is some block's to look at, and none is passed over.
 #pragma once
 
-#include "kernels/common/call.cuh"
-#include "kernels/common/quantize_formulas.h"
-#include "kernels/common/row.cuh"
+#include "kernels/device/call.cuh"
+#include "kernels/device/row.cuh"
+#include "kernels/quantize/formulas.h"
 #include "kernels/topk/formulas.h"
 
 #include <tersor/codecs/topk.h>

@@ -6,7 +6,7 @@
 // bins, of one bin by fine ones.
 #pragma once
 
-#include "kernels/common/philox.h"
+#include "kernels/scalar/philox.h"
 #include "kernels/topk/body_bins.cuh"
 #include "kernels/topk/body_tensor.cuh"
 

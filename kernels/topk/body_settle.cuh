@@ -4,7 +4,7 @@
 // 4 at its place in the residual; 4 bytes a scale.
 #pragma once
 
-#include "kernels/int8/formulas.h"
+#include "kernels/quantize/int8.h"
 #include "kernels/topk/body_tensor.cuh"
 
 #include <cstddef>

@@ -3,8 +3,8 @@
 // holds it exactly, and is computed again if not.
 #pragma once
 
-#include "kernels/common/call.cuh"
-#include "kernels/common/row.cuh"
+#include "kernels/device/call.cuh"
+#include "kernels/device/row.cuh"
 #include "kernels/topk/device_plan.h"
 
 #include <tersor/codecs/topk.h>

@@ -2,7 +2,7 @@
 // the instruction set, the threads and the path. And the sum of several such payloads.
 #pragma once
 
-#include "kernels/common/arguments.h"
+#include "kernels/host/arguments.h"
 #include "kernels/topk/formulas.h"
 #include "kernels/topk/path.h"
 

@@ -1,9 +1,9 @@
 // Adds sparse payloads tile by tile, so that the outputs of one tile stay in the cache while all
 // payloads add to it. Outputs of 16 bits are summed in f32, in a scratch tile of the task.
 #include "kernels/bf16/cpu.h"
-#include "kernels/common/quantize_formulas.h"
 #include "kernels/f16/cpu.h"
-#include "kernels/int8/formulas.h"
+#include "kernels/quantize/formulas.h"
+#include "kernels/quantize/int8.h"
 #include "kernels/topk/cpu.h"
 
 #include <tersor/align.h>

@@ -9,7 +9,7 @@
 // Long because the four ways to find the set share one state.
 #include "kernels/bf16/cpu.h"
 #include "kernels/int8/cpu.h"
-#include "kernels/int8/formulas.h"
+#include "kernels/quantize/int8.h"
 #include "kernels/topk/cpu.h"
 #include "kernels/topk/cpu_residual.h"
 #include "kernels/topk/cpu_sample.h"

@@ -1,8 +1,8 @@
 // Residuals of single values.
 #include "kernels/topk/cpu_residual.h"
 
-#include "kernels/common/quantize_formulas.h"
-#include "kernels/int8/formulas.h"
+#include "kernels/quantize/formulas.h"
+#include "kernels/quantize/int8.h"
 
 #include <cstring>
 

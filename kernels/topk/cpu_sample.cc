@@ -1,7 +1,7 @@
 // Samples p and reads order statistics off the sample.
 #include "kernels/topk/cpu_sample.h"
 
-#include "kernels/common/philox.h"
+#include "kernels/scalar/philox.h"
 
 #include <algorithm>
 #include <functional>

@@ -9,12 +9,12 @@
 
 #include "kernels/topk/cpu_scan.h"
 
-#include "kernels/common/targets.h"
+#include "kernels/host/targets.h"
 
 #include <hwy/foreach_target.h>
 
-#include "kernels/common/dispatch.h"
-#include "kernels/common/simd-inl.h"
+#include "kernels/host/dispatch.h"
+#include "kernels/host/simd-inl.h"
 
 #include <algorithm>
 #include <bit>

@@ -2,7 +2,7 @@
 // kernels/topk only.
 #pragma once
 
-#include "kernels/common/arguments.h"
+#include "kernels/host/arguments.h"
 #include "kernels/topk/formulas.h"
 
 #include <cstddef>

@@ -12,7 +12,7 @@
 //
 // With a checksum the whole call ends with one more.
 
-#include "kernels/common/device_call.cuh"
+#include "kernels/device/device_call.cuh"
 #include "kernels/topk/body_decode.cuh"
 #include "kernels/topk/body_emit.cuh"
 #include "kernels/topk/body_narrow.cuh"

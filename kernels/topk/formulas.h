@@ -1,10 +1,10 @@
 // Top-k with error feedback: what CPU and GPU both compute, one value at a time. No loops.
 //
-// With p = a · g + b · e (Feedback of kernels/common/arguments.h; p = g where there is no
+// With p = a · g + b · e (Feedback of kernels/host/arguments.h; p = g where there is no
 // residual), chosen are the k largest keys, ties to the lowest index; zeros are never chosen.
 #pragma once
 
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 
 #include <tersor/dtype.h>
 

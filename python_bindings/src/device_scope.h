@@ -1,7 +1,7 @@
 // The CUDA device of an array while a call works on it.
 #pragma once
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 #include "python_bindings/src/arrays.h"
 
 #include <tersor/error.h>

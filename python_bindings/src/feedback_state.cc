@@ -1,7 +1,7 @@
 // See feedback_state.h.
 #include "python_bindings/src/feedback_state.h"
 
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device_memory.h"
 
 #include <tersor/align.h>
 #include <tersor/stream.h>

@@ -1,5 +1,5 @@
 // Hierarchical allreduce: whoever shares a host, every rank ends with the same bits, near the sum.
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device_memory.h"
 
 namespace tersor::test {
 

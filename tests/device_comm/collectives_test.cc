@@ -2,7 +2,7 @@
 #include "tests/device_comm/fabric.h"
 #include "tests/device_comm/steps.h"
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 #include <unistd.h>
 

@@ -1,8 +1,8 @@
 // See steps.h.
 #include "tests/device_comm/steps.h"
 
-#include "kernels/common/device.h"
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
 
 #include <cstring>
 

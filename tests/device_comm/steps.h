@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/collectives/host_copy.h"
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device_memory.h"
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>

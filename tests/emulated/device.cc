@@ -1,9 +1,9 @@
-// The emulated device stands in for kernels/common/{device,device_memory,event}.cc: its memory is
+// The emulated device stands in for kernels/device/{device,device_memory,event}.cc: its memory is
 // what was allocated here or what tests declared, its streams are those of streams.h.
 
-#include "kernels/common/device.h"
-#include "kernels/common/device_memory.h"
-#include "kernels/common/event.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
 
 #include "tests/emulated/arena.h"
 #include "tests/emulated/schedule.h"

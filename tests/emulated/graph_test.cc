@@ -1,9 +1,9 @@
 // Captures of emulated streams: what is kept, in which order replays run it, and what ends a
 // capture.
 
-#include "kernels/common/device.h"
-#include "kernels/common/device_memory.h"
-#include "kernels/common/event.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
 #include "tests/emulated/ranks.h"
 #include "tests/emulated/streams.h"
 

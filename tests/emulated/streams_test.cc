@@ -3,9 +3,9 @@
 
 #include "tests/emulated/streams.h"
 
-#include "kernels/common/device.h"
-#include "kernels/common/device_memory.h"
-#include "kernels/common/event.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
 #include "tests/emulated/ranks.h"
 
 #include <gtest/gtest.h>

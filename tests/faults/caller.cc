@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 
 namespace tersor::faults {
 namespace {

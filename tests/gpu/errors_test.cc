@@ -1,7 +1,7 @@
 // What a GPU's user gets wrong, and what the machine lacks, is said before a kernel is queued.
 
-#include "kernels/common/cuda_error.h"
-#include "kernels/common/event.h"
+#include "kernels/device/cuda_error.h"
+#include "kernels/device/event.h"
 #include "tests/gpu/device_memory.h"
 
 #include <atomic>

@@ -1,6 +1,6 @@
 // Each call of CUDA's runtime that the library makes fails once: memory, streams and codecs.
-#include "kernels/common/device_memory.h"
-#include "kernels/common/event.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
 #include "tests/gpu/device_memory.h"
 #include "tests/gpu/injected.h"
 

@@ -1,7 +1,7 @@
 // bf16 and f16 to and from f32, one value at a time: exhaustively from the narrow side, and around
 // every boundary from the wide side.
 
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 #include "tests/kernels/reference.h"
 
 #include <gtest/gtest.h>

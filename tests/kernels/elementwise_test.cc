@@ -1,7 +1,7 @@
 // Sums, maxima and products in place, and the checksum, under every instruction set.
 
-#include "kernels/common/elementwise.h"
-#include "kernels/common/checksum.h"
+#include "kernels/host/elementwise.h"
+#include "kernels/host/checksum.h"
 #include "tests/kernels/reference.h"
 
 #include <tersor/error.h>

@@ -1,6 +1,6 @@
 // Philox4x32-7 against the published vectors, and the layout of the random bytes.
 
-#include "kernels/common/philox.h"
+#include "kernels/scalar/philox.h"
 #include "tests/kernels/reference.h"
 
 #include <gtest/gtest.h>

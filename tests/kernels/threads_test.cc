@@ -3,7 +3,7 @@
 #include <tersor/error.h>
 #include <tersor/threads.h>
 
-#include "kernels/common/float_mode.h"
+#include "kernels/scalar/float_mode.h"
 
 #include <gtest/gtest.h>
 

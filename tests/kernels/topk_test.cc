@@ -3,8 +3,8 @@
 // Long because each promise of the format has a test of its own.
 #include "kernels/topk/cpu.h"
 
-#include "kernels/common/quantize_formulas.h"
 #include "kernels/int8/cpu.h"
+#include "kernels/quantize/formulas.h"
 
 #include <gtest/gtest.h>
 #include <tersor/align.h>

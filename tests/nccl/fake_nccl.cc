@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::test {
 namespace fake {

@@ -12,9 +12,9 @@
 #include <chrono>
 #include <cstring>
 
-#include "kernels/common/convert.h"
-#include "kernels/common/device.h"
-#include "kernels/common/elementwise.h"
+#include "kernels/device/device.h"
+#include "kernels/host/elementwise.h"
+#include "kernels/scalar/convert.h"
 
 namespace tersor::test::fake {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::test {
 namespace {

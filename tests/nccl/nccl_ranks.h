@@ -26,8 +26,8 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/common/device.h"
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {

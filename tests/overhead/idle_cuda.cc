@@ -1,7 +1,7 @@
 // The functions of the CUDA runtime that the library calls, for a device that does nothing: a
 // program that holds these calls no others. Copies are made at once, as what ranks agree on goes by
 // way of them; of kernels only marks run, for which the host waits.
-#include "kernels/common/marks.h"
+#include "kernels/device/marks.h"
 #include "tests/overhead/idle_counts.h"
 
 #include <cuda_runtime_api.h>
@@ -49,7 +49,7 @@ std::set<const void*>& marks() {
   return kernels;
 }
 
-/// What MarkKernel (kernels/common/marks.cu) is made of.
+/// What MarkKernel (kernels/device/marks.cu) is made of.
 struct Mark {
   tersor::kernels::ProgressWords* words;
   std::uint64_t* counter;

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <bit>
 
-#include "kernels/common/device.h"
-#include "kernels/common/device_memory.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
 
 namespace tersor {
 

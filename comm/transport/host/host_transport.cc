@@ -12,8 +12,8 @@
 #include "comm/transport/host/rounds.h"
 #include "comm/transport/host/staged_exchange.h"
 #include "comm/transport/host/staged_reduction.h"
-#include "kernels/common/device.h"
-#include "kernels/common/elementwise.h"
+#include "kernels/device/device.h"
+#include "kernels/host/elementwise.h"
 
 namespace tersor::host {
 namespace {

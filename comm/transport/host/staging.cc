@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::host {
 namespace {

@@ -22,8 +22,8 @@
 
 #include "comm/transport/host/channel.h"
 #include "comm/transport/host/endpoint.h"
-#include "kernels/common/device_memory.h"
-#include "kernels/common/event.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
 
 namespace tersor::host {
 

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::nccl {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <bit>
 
-#include "kernels/common/device.h"
-#include "kernels/common/marks.h"
+#include "kernels/device/device.h"
+#include "kernels/device/marks.h"
 
 namespace tersor::nccl {
 namespace {

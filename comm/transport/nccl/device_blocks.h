@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/transport/nccl/communicator.h"
-#include "kernels/common/event.h"
+#include "kernels/device/event.h"
 
 namespace tersor::nccl {
 

@@ -13,7 +13,7 @@
 
 #include "comm/transport/host/hosts.h"
 #include "comm/transport/nccl/machine.h"
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::nccl {
 namespace {

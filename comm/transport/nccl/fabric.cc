@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::nccl {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "comm/transport/arguments.h"
 #include "comm/transport/nccl/device_transport.h"
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::nccl {
 namespace {

@@ -14,9 +14,9 @@
 
 #include "comm/transport/nccl/device_blocks.h"
 #include "comm/transport/nccl/fault.h"
-#include "kernels/common/device_memory.h"
-#include "kernels/common/event.h"
-#include "kernels/common/marks.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
+#include "kernels/device/marks.h"
 
 namespace tersor::nccl {
 

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "kernels/common/device.h"
+#include "kernels/device/device.h"
 
 namespace tersor::nccl {
 namespace {

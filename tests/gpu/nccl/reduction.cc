@@ -2,7 +2,7 @@
 
 #include "tests/gpu/nccl/reduction.h"
 
-#include "kernels/common/convert.h"
+#include "kernels/scalar/convert.h"
 #include "tests/comm/ranks.h"
 
 #include <tersor/inprocess.h>

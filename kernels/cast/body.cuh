@@ -1,0 +1,381 @@
+// The kernel bodies of none, bf16 and f16: a warp takes a unit of 512 values of one segment at a
+// time, 16 of them a thread.
+//
+// Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
+// Bytes a value: encode the gradient's and the wire's, with feedback twice the residual's besides;
+// decode the wire's a frame and the output's; reduce the wire's a frame and once more, with the
+// owner's residual twice that.
+#pragma once
+
+#include "kernels/device/call.cuh"
+#include "kernels/device/units.cuh"
+
+#include <tersor/align.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+constexpr unsigned kCastThreads = 256;
+
+/// A value as it travels: every NaN is the same one.
+template <typename Wire>
+TERSOR_DEVICE float wire_value(float p) {
+  if constexpr (std::is_same_v<Wire, float>)
+    return magnitude_bits(p) > kInfinityBits ? float_of(kNanBits) : p;
+  else
+    return p;
+}
+
+/// Whether framed sections are padded with zeros; bare values follow each other.
+enum class Padding : std::uint8_t { kNone, kSection };
+
+/// What encode and reduce do with p: wire values and residual of one unit.
+template <typename Wire, typename E, unsigned kRow>
+struct CastUnit {
+  static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
+  static constexpr bool kCounts = std::is_same_v<Wire, F16>;
+
+  UnitPlace<kRow> place;
+  Wire* values;  // of the segment
+  const E* residual_in;
+  E* residual_out;
+  bool values_aligned, residual_aligned;
+  Padding padding;
+  bool inactive;  // zeros are sent, the residual stays
+
+  TERSOR_DEVICE void load_residual(unsigned chunk, float (&residual)[kRow]) const {
+    if constexpr (kFeedback)
+      load_row<Load::kAny>(residual_in, place.row(chunk, residual_aligned), residual);
+  }
+
+  /// Returns how many finite values left the range of the wire's type.
+  TERSOR_DEVICE unsigned write_chunk(unsigned chunk, float (&p)[kRow],
+                                     const float (&residual)[kRow]) const {
+    const RowPlace row = place.row(chunk, values_aligned);
+    unsigned overflows = 0;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
+      p[i] = i < row.left && !inactive ? wire_value<Wire>(p[i]) : 0.0f;
+      if constexpr (kCounts)
+        overflows += magnitude_bits(p[i]) >= kF16OverflowBits && is_finite(p[i]);
+    }
+    store_row(p, values, padded(row));
+    if constexpr (kFeedback) store_residual(chunk, p, residual);
+    return overflows;
+  }
+
+ private:
+  TERSOR_DEVICE RowPlace padded(RowPlace row) const {
+    if (padding == Padding::kNone) return row;
+    const std::size_t end = align_up(place.count, 16 / sizeof(Wire));
+    return {row.first, row.first < end ? end - row.first : 0, row.aligned};
+  }
+
+  TERSOR_DEVICE void store_residual(unsigned chunk, const float (&p)[kRow],
+                                    const float (&residual)[kRow]) const {
+    float left[kRow];
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) {
+      const float decoded = to_f32(from_f32<Wire>(p[i]));
+      left[i] = !inactive && is_finite(decoded) ? p[i] - decoded : residual[i];
+    }
+    store_row(left, residual_out, place.row(chunk, residual_aligned));
+  }
+};
+
+/// Adds to the next step's words what all threads of a warp counted.
+template <class Warp>
+TERSOR_DEVICE void add_overflows(const Warp& warp, unsigned overflows, std::uint64_t* total) {
+  if (total == nullptr) return;
+  const std::uint64_t sum = warp.sum(overflows);
+  if (warp.thread_rank() == 0 && sum != 0) atomic_add(total, sum);
+}
+
+/// Where the wire values of a call go.
+struct CastTarget {
+  std::byte* values;
+  Padding padding;
+  std::uint64_t* overflows;  // null: not counted
+};
+
+template <typename Wire, typename G, typename E, unsigned kMost>
+struct CastEncodeKernel {
+  static constexpr unsigned kThreads = kCastThreads;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(G);
+  struct Shared {};
+  using Unit = CastUnit<Wire, E, kRow>;
+
+  SegmentTable<EncodeEntry, kMost> table;
+  CastTarget target;
+  CallWords words;
+  NextWords next;
+  FrameSeal seal;
+  float factor;  // without feedback
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    unsigned overflows = 0;
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const EncodeEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      overflows += encode_unit(segment, {first, segment.count, block.warp().thread_rank()}, a, b);
+    });
+    if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
+    next.write(block);
+  }
+
+ private:
+  TERSOR_DEVICE Unit place_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place) const {
+    auto* values = reinterpret_cast<Wire*>(target.values + segment.offset);
+    bool residual_aligned = false;
+    if constexpr (Unit::kFeedback)
+      residual_aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
+                         is_aligned_for<E, kRow>(segment.residual_out);
+    return {place,
+            values,
+            static_cast<const E*>(segment.residual_in),
+            static_cast<E*>(segment.residual_out),
+            is_aligned_for<Wire, kRow>(values),
+            residual_aligned,
+            target.padding,
+            segment.active != nullptr && load(segment.active) == 0};
+  }
+
+  /// Gradient and values may be one span (bare values in place), so loads are of any kind.
+  TERSOR_DEVICE unsigned encode_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place,
+                                     float a, float b) const {
+    const Unit out = place_unit(segment, place);
+    const auto* gradient = static_cast<const G*>(segment.gradient);
+    const bool aligned = is_aligned_for<G, kRow>(gradient);
+    float p[kUnitChunks<kRow>][kRow], residual[kUnitChunks<kRow>][kRow];
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      load_row<Load::kAny>(gradient, place.row(chunk, aligned), p[chunk]);
+      out.load_residual(chunk, residual[chunk]);
+    }
+    unsigned overflows = 0;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
+        if constexpr (Unit::kFeedback)
+          p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
+        else
+          p[chunk][i] = p[chunk][i] * factor;
+      }
+      overflows += out.write_chunk(chunk, p[chunk], residual[chunk]);
+    }
+    return overflows;
+  }
+};
+
+/// The bits of the gradient as they are, with zeros for segments that are not active.
+template <typename T, unsigned kMost>
+struct CopyKernel {
+  static constexpr unsigned kThreads = kCastThreads;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(T);
+  struct Shared {};
+
+  SegmentTable<EncodeEntry, kMost> table;
+  CastTarget target;
+  NextWords next;
+  FrameSeal seal;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const EncodeEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      copy_unit(segment, {first, segment.count, block.warp().thread_rank()});
+    });
+    next.write(block);
+  }
+
+ private:
+  TERSOR_DEVICE void copy_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place) const {
+    const auto* from = static_cast<const T*>(segment.gradient);
+    auto* to = reinterpret_cast<T*>(target.values + segment.offset);
+    const bool aligned = is_aligned_for<T, kRow>(from) && is_aligned_for<T, kRow>(to);
+    const bool inactive = segment.active != nullptr && load(segment.active) == 0;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      copy_row(from, to, place.row(chunk, aligned), inactive);
+    if (place.count - place.first <= kUnitValues) pad(to, place);
+  }
+
+  TERSOR_DEVICE static void copy_row(const T* from, T* to, RowPlace row, bool inactive) {
+    using Bytes = RowBytes<kRow * sizeof(T)>;
+    if (row.aligned && row.left >= kRow) {
+      const Bytes bytes =
+          inactive ? Bytes{} : Bytes::template load_from<Load::kAny>(from + row.first);
+      return bytes.store_to(to + row.first);
+    }
+    for (unsigned i = 0; i < kRow && i < row.left; ++i)
+      store(to + row.first + i, inactive ? T{} : load(from + row.first + i));
+  }
+
+  /// Zeros to the end of the section, in the segment's last unit.
+  TERSOR_DEVICE void pad(T* to, const UnitPlace<kRow>& place) const {
+    if (target.padding == Padding::kNone) return;
+    const std::size_t at = place.count + place.thread;
+    if (at < align_up(place.count, 16 / sizeof(T))) store(to + at, T{});
+  }
+};
+
+template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
+struct CastDecodeKernel {
+  static constexpr unsigned kThreads = kCastThreads;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(T);
+  struct Shared {};
+
+  SegmentTable<DecodeEntry, kMostSegments> table;
+  FrameList<kMostFrames> list;
+  float factor;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const bool sound = list.check(block);
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const DecodeEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      decode_unit(segment, {first, segment.count, block.warp().thread_rank()}, sound);
+    });
+  }
+
+ private:
+  TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, const UnitPlace<kRow>& place,
+                                 bool sound) const {
+    auto* output = static_cast<T*>(segment.output);
+    const bool aligned = is_aligned_for<T, kRow>(output);
+    float sum[kUnitChunks<kRow>][kRow] = {};
+    if constexpr (kMode == DecodeMode::kAdd) {
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+        load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
+    }
+    if (sound)
+      for (unsigned index = 0; index < list.frames; ++index) add_frame(index, segment, place, sum);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] = sound ? sum[chunk][i] : float_of(kNanBits);
+      store_row(sum[chunk], output, place.row(chunk, aligned));
+    }
+  }
+
+  /// Bare values may lie in the output itself. The first frame is assigned as a product.
+  TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
+                               const UnitPlace<kRow>& place,
+                               float (&sum)[kUnitChunks<kRow>][kRow]) const {
+    const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
+    const bool aligned = is_aligned_for<Wire, kRow>(values);
+    const bool assigns = kMode == DecodeMode::kAssign && index == 0;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      float row[kRow];
+      load_row<Load::kAny>(values, place.row(chunk, aligned), row);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] =
+            assigns ? row[i] * factor : fused_multiply_add(row[i], factor, sum[chunk][i]);
+    }
+  }
+};
+
+template <typename Wire, typename E, unsigned kMostSegments, unsigned kMostFrames>
+struct CastReduceKernel {
+  static constexpr unsigned kThreads = kCastThreads;
+  static constexpr unsigned kResident = 3;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(Wire);
+  struct Shared {};
+  using Unit = CastUnit<Wire, E, kRow>;
+
+  SegmentTable<ReduceEntry, kMostSegments> table;
+  FrameList<kMostFrames> list;
+  CastTarget target;
+  CallWords words;
+  NextWords next;
+  FrameSeal seal;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
+    const bool sound = list.check(block);
+    const float b = words.residual_factor();
+    unsigned overflows = 0;
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const ReduceEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      overflows +=
+          reduce_unit(segment, {first, segment.count, block.warp().thread_rank()}, b, sound);
+    });
+    if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
+    next.write(block);
+  }
+
+ private:
+  TERSOR_DEVICE Unit place_unit(const ReduceEntry& segment, const UnitPlace<kRow>& place) const {
+    bool residual_aligned = false;
+    if constexpr (Unit::kFeedback)
+      residual_aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
+                         is_aligned_for<E, kRow>(segment.residual_out);
+    return {place,
+            reinterpret_cast<Wire*>(target.values + segment.offset),
+            static_cast<const E*>(segment.residual_in),
+            static_cast<E*>(segment.residual_out),
+            true,
+            residual_aligned,
+            Padding::kSection,
+            false};
+  }
+
+  TERSOR_DEVICE unsigned reduce_unit(const ReduceEntry& segment, const UnitPlace<kRow>& place,
+                                     float b, bool sound) const {
+    const Unit out = place_unit(segment, place);
+    float p[kUnitChunks<kRow>][kRow] = {}, residual[kUnitChunks<kRow>][kRow];
+    if (sound) add_frames(segment, place, p);
+    unsigned overflows = 0;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      out.load_residual(chunk, residual[chunk]);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
+        if constexpr (Unit::kFeedback) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
+        p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
+      }
+      overflows += out.write_chunk(chunk, p[chunk], residual[chunk]);
+    }
+    return overflows;
+  }
+
+  TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
+                                float (&sum)[kUnitChunks<kRow>][kRow]) const {
+    TERSOR_UNROLL_4
+    for (unsigned index = 0; index < list.frames; ++index) {
+      const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        float row[kRow];
+        load_row<Load::kInput>(values, place.row(chunk, true), row);
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] = sum[chunk][i] + row[i];
+      }
+    }
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,178 @@
+// The loops of none, bf16 and f16 for one instruction set; `Wire` is float, Bf16 or F16.
+#if defined(TERSOR_KERNELS_CAST_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_CAST_LOOPS_INL_H_
+#undef TERSOR_KERNELS_CAST_LOOPS_INL_H_
+#else
+#define TERSOR_KERNELS_CAST_LOOPS_INL_H_
+#endif
+
+#include "kernels/cast/arguments.h"
+#include "kernels/host/feedback-inl.h"
+#include "kernels/scalar/float_mode.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kTile = 256;  // values
+
+HWY_INLINE auto finite(VF32 value) {
+  return hn::Lt(hn::Abs(value), hn::Set(F32(), float_of(kInfinityBits)));
+}
+
+/// How many finite values become infinite as f16.
+HWY_INLINE std::size_t f16_overflows(VF32 value) {
+  const auto large = hn::Ge(hn::Abs(value), hn::Set(F32(), float_of(kF16OverflowBits)));
+  return hn::CountTrue(F32(), hn::And(large, finite(value)));
+}
+
+HWY_INLINE void store_wire(VF32 value, float* wire) {
+  store_values(with_nan(value, kNanBits), wire);
+}
+HWY_INLINE void store_wire(VF32 value, Bf16* wire) { store_values(value, wire); }
+HWY_INLINE void store_wire(VF32 value, F16* wire) { store_values(value, wire); }
+
+/// Writes p as wire values, tile by tile, and the residual.
+template <typename Wire, typename E>
+class CastWriter {
+ public:
+  template <class Arguments>  // CastEncode or CastReduce
+  explicit CastWriter(const Arguments& arguments)
+      : residuals_(arguments.feedback.residual_in, arguments.count),
+        wire_(arguments.values, arguments.store),
+        residual_(arguments.feedback.residual_out,
+                  residual_store(arguments.feedback, arguments.store)) {}
+
+  /// The `count` values at `first`; value(index, residual) is p.
+  template <class Value>
+  HWY_INLINE void write(std::size_t first, std::size_t count, Value&& value) {
+    const Pointer<const E> old = residuals_.tile(first);
+    Wire* wire = wire_.tile(count);
+    const Pointer<E> residual = residual_.tile(count);
+    for (std::size_t i = 0; i < kTile; i += kLanes) {
+      const VF32 p = value(i, old + i);
+      if constexpr (std::is_same_v<Wire, F16>) overflows_ += f16_overflows(p);
+      store_wire(p, wire + i);
+      if constexpr (!std::is_same_v<E, Absent>) {
+        const VF32 decoded = load_values(wire + i);
+        const VF32 left = hn::Sub(p, decoded);
+        store_values(hn::IfThenElse(finite(decoded), left, load_values(old + i)), residual + i);
+      }
+    }
+    wire_.take(count);
+    residual_.take(count);
+  }
+
+  std::size_t overflows() const { return overflows_; }
+
+ private:
+  Input<E, kTile> residuals_;
+  Output<Wire, kTile> wire_;
+  Output<E, kTile> residual_;
+  std::size_t overflows_ = 0;
+};
+
+template <typename Wire, typename G, typename E>
+std::size_t cast_encode_range(const CastEncode& arguments) {
+  const Factors factors(arguments.feedback);
+  const VF32 factor = hn::Set(F32(), arguments.factor);
+  Input<G, kTile> gradients(arguments.gradient, arguments.count);
+  CastWriter<Wire, E> writer(arguments);
+  for (std::size_t first = 0; first < arguments.count; first += kTile) {
+    const G* gradient = gradients.tile(first);
+    writer.write(first, std::min(kTile, arguments.count - first),
+                 [&](std::size_t i, Pointer<const E> residual) HWY_ATTR {
+                   const VF32 p = with_feedback(gradient + i, residual, factors);
+                   return std::is_same_v<E, Absent> ? hn::Mul(p, factor) : p;
+                 });
+  }
+  return writer.overflows();
+}
+
+/// sum[i] = update(value, sum[i]) over one tile of a payload.
+template <typename Wire, class Update>
+HWY_INLINE void add_tile(const void* payload, std::size_t first, std::size_t count, float* sums,
+                         Update&& update) {
+  Input<Wire, kTile> values(static_cast<const Wire*>(payload) + first, count);
+  const Wire* tile = values.tile(0);
+  for (std::size_t i = 0; i < kTile; i += kLanes)
+    hn::Store(update(load_values(tile + i), hn::Load(F32(), sums + i)), F32(), sums + i);
+}
+
+template <typename Wire, typename E>
+std::size_t cast_reduce_range(const CastReduce& arguments) {
+  const Factors factors(arguments.feedback);
+  CastWriter<Wire, E> writer(arguments);
+  alignas(kLine) float sums[kTile];
+  for (std::size_t first = 0; first < arguments.count; first += kTile) {
+    const std::size_t count = std::min(kTile, arguments.count - first);
+    std::fill_n(sums, kTile, 0.0f);
+    for (const void* payload : arguments.payloads)
+      add_tile<Wire>(payload, first, count, sums,
+                     [](VF32 value, VF32 sum) HWY_ATTR { return hn::Add(sum, value); });
+    writer.write(first, count, [&](std::size_t i, Pointer<const E> residual) HWY_ATTR {
+      return add_residual(hn::Load(F32(), sums + i), residual, factors);
+    });
+  }
+  return writer.overflows();
+}
+
+template <typename Wire, typename T>
+void cast_decode_range(const CastDecode& arguments) {
+  const bool adds = arguments.mode == DecodeMode::kAdd;
+  const VF32 factor = hn::Set(F32(), arguments.factor);
+  const auto add = [&](VF32 value, VF32 sum) HWY_ATTR { return fused(value, factor, sum); };
+  const auto assign = [&](VF32 value, VF32) HWY_ATTR { return hn::Mul(value, factor); };
+  Input<T, kTile> olds(arguments.output, arguments.count);
+  Output<T, kTile> output(arguments.output, adds ? Store::kCached : arguments.store);
+  alignas(kLine) float sums[kTile] = {};
+  for (std::size_t first = 0; first < arguments.count; first += kTile) {
+    const std::size_t count = std::min(kTile, arguments.count - first);
+    if (adds)
+      for (std::size_t i = 0; i < kTile; i += kLanes)
+        hn::Store(load_values(olds.tile(first) + i), F32(), sums + i);
+    bool assigns = !adds;
+    for (const void* payload : arguments.payloads) {
+      if (assigns)
+        add_tile<Wire>(payload, first, count, sums, assign);
+      else
+        add_tile<Wire>(payload, first, count, sums, add);
+      assigns = false;
+    }
+    T* values = output.tile(count);
+    for (std::size_t i = 0; i < kTile; i += kLanes)
+      store_values(hn::Load(F32(), sums + i), values + i);
+    output.take(count);
+  }
+}
+
+// The entry points, by types.
+
+template <typename Wire>
+std::size_t cast_encode(const CastEncode& arguments) {
+  const DefaultFloatMode mode;
+  return visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
+    return visit_residual(arguments.feedback, [&](auto residual) {
+      return cast_encode_range<Wire, decltype(gradient), decltype(residual)>(arguments);
+    });
+  });
+}
+
+template <typename Wire>
+void cast_decode(const CastDecode& arguments) {
+  const DefaultFloatMode mode;
+  visit_gradient_dtype(arguments.dtype,
+                       [&](auto value) { cast_decode_range<Wire, decltype(value)>(arguments); });
+}
+
+template <typename Wire>
+std::size_t cast_reduce(const CastReduce& arguments) {
+  const DefaultFloatMode mode;
+  return visit_residual(arguments.feedback, [&](auto residual) {
+    return cast_reduce_range<Wire, decltype(residual)>(arguments);
+  });
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_CAST_LOOPS_INL_H_

@@ -1,0 +1,214 @@
+// What all kernels of a codec's call carry: where its segments and frames lie, as tables in the
+// kernel's parameters (nothing is copied to the device first, so a captured graph holds all it
+// needs), the frame's header, and the words of the state.
+#pragma once
+
+#include "kernels/device/device_frame.h"
+#include "kernels/device/memory.cuh"
+
+#include <tersor/codec.h>
+#include <tersor/wire.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// In place of a residual's type: no feedback.
+struct NoResidual {};
+
+/// Kernel parameters hold 32,764 bytes: lists longer than this take several launches.
+constexpr unsigned kMostSegments = 500;
+/// Frames that one decode or reduce takes.
+constexpr unsigned kMostFrames = kMostDeviceFrames;
+/// Lists up to here go in short parameters, which launch faster.
+constexpr unsigned kFewSegments = 16;
+constexpr unsigned kFewFrames = 16;
+
+/// Entries begin at their first unit: units are what a warp (or block) does at a time, numbered
+/// through all segments.
+struct EncodeEntry {
+  const void* gradient;
+  const void* residual_in;  // null: no feedback
+  void* residual_out;
+  const std::uint32_t* active;
+  std::uint64_t count;
+  std::uint64_t first_index;
+  std::uint64_t offset;  // of the segment's sections, in bytes from the payload's beginning
+  std::uint32_t parameter;
+  std::uint32_t first_unit;
+};
+static_assert(sizeof(EncodeEntry) == 64);
+
+struct DecodeEntry {
+  void* output;
+  std::uint64_t count;
+  std::uint64_t offset;
+  std::uint32_t first_unit;
+  std::uint32_t reserved;
+};
+
+struct ReduceEntry {
+  const void* residual_in;
+  void* residual_out;
+  std::uint64_t count;
+  std::uint64_t first_index;
+  std::uint64_t offset;
+  std::uint32_t parameter;
+  std::uint32_t first_unit;
+};
+
+template <class Entry, unsigned kMost>
+struct SegmentTable {
+  static constexpr unsigned kEntries = kMost;
+
+  std::uint32_t entries = 0;
+  std::uint32_t units = 0;
+  Entry entry[kMost];
+
+  void clear() { entries = units = 0; }
+
+  /// Takes a segment of `units_of_it` units; false where the table is full.
+  bool add(Entry next, std::size_t units_of_it) {
+    if (entries == kMost || units_of_it > 0xffffffffu - units) return false;
+    next.first_unit = units;
+    entry[entries++] = next;
+    units += static_cast<std::uint32_t>(units_of_it);
+    return true;
+  }
+
+  /// The segment in which a unit lies.
+  TERSOR_DEVICE const Entry& find(std::uint32_t unit) const {
+    unsigned low = 0, high = entries;  // it is in [low, high)
+    while (high - low > 1) {
+      const unsigned middle = (low + high) / 2;
+      if (entry[middle].first_unit <= unit)
+        low = middle;
+      else
+        high = middle;
+    }
+    return entry[low];
+  }
+};
+
+/// A frame's header, written with the payload. The checksum is that of the header alone: the
+/// payload's part is added behind it.
+struct FrameSeal {
+  std::byte* frame = nullptr;  // null: another launch writes it
+  FrameHeader header;
+
+  template <class Block>
+  TERSOR_DEVICE void write(const Block& block) const {
+    constexpr unsigned kWords = sizeof(FrameHeader) / sizeof(std::uint32_t);
+    if (frame == nullptr || block.rank() != 0 || block.thread_rank() >= kWords) return;
+    const auto* words = reinterpret_cast<const std::uint32_t*>(&header);
+    store(reinterpret_cast<std::uint32_t*>(frame) + block.thread_rank(),
+          words[block.thread_rank()]);
+  }
+};
+
+/// The words of a call: read where they lie, so that a replayed graph reads new ones.
+struct CallWords {
+  const StateWords* in = nullptr;  // null: factors 1 and `step`
+  std::uint32_t step = 0;
+
+  TERSOR_DEVICE std::uint32_t step_of() const { return in == nullptr ? step : load(&in->step); }
+  TERSOR_DEVICE float gradient_factor() const {
+    return in == nullptr ? 1.0f : load(&in->gradient_factor);
+  }
+  TERSOR_DEVICE float residual_factor() const {
+    return in == nullptr ? 1.0f : load(&in->residual_factor);
+  }
+};
+
+/// The next step's words, written by one thread of a launch in which nobody reads the step. In
+/// place only the step changes. Overflows are added by whoever counts them.
+struct NextWords {
+  const StateWords* in = nullptr;
+  StateWords* out = nullptr;  // null: the call advances nothing
+  std::uint32_t step = 0;     // where `in` is null
+
+  template <class Block>
+  TERSOR_DEVICE void write(const Block& block) const {
+    if (out == nullptr || block.rank() != 0 || block.thread_rank() != 0) return;
+    store(&out->step, (in == nullptr ? step : load(&in->step)) + 1);
+    if (in == out) return;
+    store(&out->gradient_factor, in == nullptr ? 1.0f : load(&in->gradient_factor));
+    store(&out->residual_factor, in == nullptr ? 1.0f : load(&in->residual_factor));
+    store(&out->reserved, in == nullptr ? 0u : load(&in->reserved));
+    if (in != nullptr) atomic_add(&out->overflows, load(&in->overflows));
+  }
+};
+
+/// The frames that a call reads, and what each must say of itself. Whether it does is compared by
+/// every block; a checksum was summed by an earlier launch.
+template <unsigned kMost>
+struct FrameList {
+  static constexpr unsigned kFrames = kMost;
+
+  FrameHeader expected;
+  const std::uint64_t* checksums = nullptr;  // [frames], the payloads' part; null: not checked
+  FrameFault* fault = nullptr;
+  std::uint32_t frames = 0;
+  std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: bare values, of which nothing is known
+  const std::byte* frame[kMost];
+
+  TERSOR_DEVICE const std::byte* payload(unsigned index) const {
+    return frame[index] + header_bytes;
+  }
+
+  /// A barrier; false where a frame is not what the call says.
+  template <class Block>
+  TERSOR_DEVICE bool check(const Block& block) const {
+    if (header_bytes == 0) return true;
+    bool wrong = false;
+    for (unsigned i = block.thread_rank(); i < frames; i += block.threads())
+      wrong |= !check_frame(i);
+    return !block.any(wrong);
+  }
+
+  /// The first fault stays. Its kind comes last: who sees it sees the rest.
+  TERSOR_DEVICE void report(unsigned index, std::uint32_t kind, std::uint64_t detail) const {
+    if (fault == nullptr || atomic_add(&fault->times, 1u) != 0) return;
+    store(&fault->frame, index);
+    store(&fault->frames, frames);
+    store(&fault->detail, detail);
+    for (unsigned word = 0; word < kHeaderWords; ++word) {
+      store(words_of(&fault->found) + word, load(words_of(frame[index]) + word));
+      store(words_of(&fault->expected) + word, words_of(&expected)[word]);
+    }
+    store_for_host(&fault->kind, kind);
+  }
+
+ private:
+  static constexpr unsigned kHeaderWords = sizeof(FrameHeader) / sizeof(std::uint32_t);
+  static constexpr unsigned kChecksumWord = offsetof(FrameHeader, checksum) / 4;
+
+  template <typename T>
+  TERSOR_DEVICE static const std::uint32_t* words_of(const T* pointer) {
+    return reinterpret_cast<const std::uint32_t*>(pointer);
+  }
+  TERSOR_DEVICE static std::uint32_t* words_of(FrameHeader* pointer) {
+    return reinterpret_cast<std::uint32_t*>(pointer);
+  }
+
+  TERSOR_DEVICE bool check_frame(unsigned index) const {
+    std::uint64_t sum = 0;
+    for (unsigned word = 0; word < kChecksumWord; ++word) {
+      const std::uint32_t found = load(words_of(frame[index]) + word);
+      sum += static_cast<std::uint64_t>(found) * (2 * word + 1);
+      if (found == words_of(&expected)[word]) continue;
+      report(index, FrameFault::kHeader, 0);
+      return false;
+    }
+    const std::uint64_t claimed =
+        load(words_of(frame[index]) + kChecksumWord) |
+        static_cast<std::uint64_t>(load(words_of(frame[index]) + kChecksumWord + 1)) << 32;
+    sum = checksums == nullptr ? 0 : sum + load(checksums + index);
+    if (claimed == sum) return true;
+    report(index, FrameFault::kChecksum, sum);
+    return false;
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,189 @@
+// What the launchers of all codecs share: lists of segments cut into tables, headers and words,
+// checksums, and visiting types. Everything here runs on the host.
+#pragma once
+
+#include "kernels/device/call.cuh"
+#include "kernels/device/checksum_body.cuh"
+#include "kernels/device/device_frame.h"
+#include "kernels/device/queue.cuh"
+#include "kernels/host/checksum.h"
+
+#include <tersor/codec.h>
+#include <tersor/error.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+template <typename Visitor>
+void visit_value_type(Dtype dtype, Visitor&& visitor) {
+  if (dtype == Dtype::kF32) return visitor(float{});
+  if (dtype == Dtype::kBf16) return visitor(Bf16{});
+  return visitor(F16{});
+}
+
+/// The type of a call's residuals.
+template <typename Visitor>
+void visit_residual_type(std::span<const SegmentState> states, Visitor&& visitor) {
+  if (states.empty()) return visitor(NoResidual{});
+  if (states.front().residual_in.dtype() == Dtype::kF32) return visitor(float{});
+  return visitor(Bf16{});
+}
+
+template <auto kValue>
+using Constant = std::integral_constant<decltype(kValue), kValue>;
+
+/// Long lists and short ones have launches of their own.
+template <typename Visitor>
+void visit_list_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
+  if (segments <= kFewSegments && frames <= kFewFrames)
+    return visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
+  return visitor(Constant<kMostSegments>{}, Constant<kMostFrames>{});
+}
+
+/// Which of a call's launches one is.
+struct LaunchPlace {
+  bool is_first, is_last;
+};
+
+/// Fills `table` and calls launch(place), as often as a list of segments fills it; at least once.
+/// What stands in it say entry_of(i, offset), with where the segment's sections begin, and
+/// sizes_of(segment), a SegmentSizes, or what has other `bytes` that add up to offsets. Segments
+/// without values stand in none.
+struct SegmentSizes {
+  std::size_t bytes;  // of its sections
+  std::size_t units;
+};
+template <class Table, class SizesOf, class EntryOf, class Launch>
+void for_each_table(Table& table, std::span<const Segment> segments, const SizesOf& sizes_of,
+                    const EntryOf& entry_of, const Launch& launch) {
+  table.clear();
+  bool is_first = true;
+  decltype(sizes_of(Segment{}).bytes) offset = {};
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const auto sizes = sizes_of(segments[i]);
+    if (sizes.units != 0 && !table.add(entry_of(i, offset), sizes.units)) {
+      launch(LaunchPlace{is_first, false});
+      is_first = false;
+      table.clear();
+      table.add(entry_of(i, offset), sizes.units);
+    }
+    offset += sizes.bytes;
+  }
+  launch(LaunchPlace{is_first, true});
+}
+
+/// The header as it is written before the payload's part of the checksum is known.
+inline FrameSeal seal_of(const DeviceFrame& frame) {
+  FrameSeal seal{frame.frame, frame.header};
+  seal.header.checksum = 0;
+  if ((frame.header.flags & kFrameHasChecksum) != 0)
+    seal.header.checksum = checksum(&seal.header, sizeof seal.header / sizeof(std::uint32_t), 0);
+  return seal;
+}
+
+/// Adds the payload's part to the checksum in a frame's header, where it has one.
+inline void add_checksum(Queue& queue, const DeviceFrame& frame) {
+  if ((frame.header.flags & kFrameHasChecksum) == 0 || frame.header.payload_bytes == 0) return;
+  ChecksumKernel<1> kernel;
+  kernel.frames = 1;
+  kernel.frame[0] = frame.frame;
+  kernel.payload_bytes = frame.header.payload_bytes;
+  kernel.sums = reinterpret_cast<std::uint64_t*>(frame.frame + offsetof(FrameHeader, checksum));
+  const std::size_t pieces = kernel.payload_bytes / kernel.kPieceBytes + 1;
+  queue.launch(kernel, queue.blocks_for<ChecksumKernel<1>>(pieces, kernel.kThreads / 32));
+}
+
+/// The frames of a call, and sums over them in `workspace` where they have checksums.
+template <unsigned kMost>
+FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames,
+                             const FrameHeader& expected, const Execution& execution) {
+  FrameList<kMost> list;
+  list.expected = expected;
+  list.fault = execution.fault;
+  list.frames = static_cast<std::uint32_t>(frames.size());
+  for (std::size_t i = 0; i < frames.size(); ++i) list.frame[i] = frames[i].data();
+  if ((expected.flags & kFrameHasChecksum) == 0) return list;
+  auto* sums = reinterpret_cast<std::uint64_t*>(execution.workspace.data());
+  queue.zero(sums, frames.size() * sizeof(std::uint64_t));
+  ChecksumKernel<kMost> kernel;
+  kernel.frames = list.frames;
+  for (std::size_t i = 0; i < frames.size(); ++i) kernel.frame[i] = list.frame[i];
+  kernel.payload_bytes = expected.payload_bytes;
+  kernel.sums = sums;
+  const std::size_t pieces = kernel.payload_bytes / kernel.kPieceBytes + 1;
+  queue.launch(kernel, queue.blocks_for<ChecksumKernel<kMost>>(pieces, kernel.kThreads / 32));
+  list.checksums = sums;
+  return list;
+}
+
+/// Words of an EncodeCall or ReduceCall.
+template <typename Call>
+CallWords words_of_call(const Call& call) {
+  return {call.words, call.random.step};
+}
+template <typename Call>
+NextWords next_words_of_call(const Call& call) {
+  return {call.words, call.words_out, call.random.step};
+}
+
+/// Before a call's first launch: other words than those that are read begin to count from 0.
+template <typename Call>
+void prepare_next_words(Queue& queue, const Call& call) {
+  if (call.words_out != nullptr && call.words_out != call.words)
+    queue.zero(&call.words_out->overflows, sizeof call.words_out->overflows);
+}
+
+/// Writes the next step's words in a launch of its own.
+struct AdvanceWordsKernel {
+  static constexpr unsigned kThreads = 32;
+  static constexpr unsigned kResident = 1;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  NextWords next;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    next.write(block);
+  }
+};
+
+/// Table entries without what is known only later.
+inline EncodeEntry encode_entry(const EncodeCall& call, std::size_t i, std::uint64_t offset) {
+  const Segment& segment = call.segments[i];
+  const SegmentState state = call.states.empty() ? SegmentState{} : call.states[i];
+  return {.gradient = call.gradients[i].pointer(),
+          .residual_in = state.residual_in.pointer(),
+          .residual_out = state.residual_out.pointer(),
+          .active = segment.active,
+          .count = segment.count,
+          .first_index = segment.first_index,
+          .offset = offset,
+          .parameter = segment.parameter,
+          .first_unit = 0};
+}
+inline ReduceEntry reduce_entry(const ReduceCall& call, std::size_t i, std::uint64_t offset) {
+  const Segment& segment = call.segments[i];
+  const SegmentState state = call.states.empty() ? SegmentState{} : call.states[i];
+  return {.residual_in = state.residual_in.pointer(),
+          .residual_out = state.residual_out.pointer(),
+          .count = segment.count,
+          .first_index = segment.first_index,
+          .offset = offset,
+          .parameter = segment.parameter,
+          .first_unit = 0};
+}
+inline DecodeEntry decode_entry(const DecodeCall& call, std::size_t i, std::uint64_t offset) {
+  return {.output = call.outputs[i].pointer(),
+          .count = call.segments[i].count,
+          .offset = offset,
+          .first_unit = 0,
+          .reserved = 0};
+}
+
+}  // namespace tersor::kernels

@@ -1,0 +1,144 @@
+// Rows: the few consecutive values that one thread of a warp owns, in registers as f32. A row that
+// is whole and aligned moves 8 or 16 bytes at a time, any other one value by value, by the same
+// thread.
+#pragma once
+
+#include "kernels/device/memory.cuh"
+#include "kernels/scalar/convert.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+/// How memory is loaded: as an input that nobody writes meanwhile, or as anything else.
+enum class Load : std::uint8_t { kInput, kAny };
+
+/// The widest unit in which `bytes` consecutive bytes move.
+template <std::size_t kBytes>
+using UnitOf = std::conditional_t<
+    kBytes % 16 == 0, Words128,
+    std::conditional_t<kBytes % 8 == 0, Words64,
+                       std::conditional_t<kBytes % 4 == 0, std::uint32_t, std::uint16_t>>>;
+
+/// True where rows that begin at multiples of their length move in their widest units.
+template <typename T, unsigned kValues>
+TERSOR_DEVICE bool is_aligned_for(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(UnitOf<kValues * sizeof(T)>) == 0;
+}
+
+template <Load kLoad, typename Unit>
+TERSOR_DEVICE Unit load_unit(const Unit* pointer) {
+  if constexpr (kLoad == Load::kInput)
+    return load_input(pointer);
+  else
+    return load(pointer);
+}
+
+/// `bytes` consecutive bytes, in their widest units.
+template <std::size_t kBytes>
+struct alignas(kBytes % 16 == 0 ? 16 : kBytes) RowBytes {
+  using Unit = UnitOf<kBytes>;
+  static constexpr unsigned kUnits = kBytes / sizeof(Unit);
+
+  template <Load kLoad>
+  TERSOR_DEVICE static RowBytes load_from(const void* pointer) {
+    RowBytes row;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kUnits; ++i)
+      row.unit[i] = load_unit<kLoad>(static_cast<const Unit*>(pointer) + i);
+    return row;
+  }
+
+  TERSOR_DEVICE void store_to(void* pointer) const {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kUnits; ++i) store(static_cast<Unit*>(pointer) + i, unit[i]);
+  }
+
+  Unit unit[kUnits];
+};
+
+/// The bits of a value of 16 or 32 bits, and back.
+template <typename T>
+TERSOR_DEVICE T
+value_of_bits(std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits) {
+  if constexpr (sizeof(T) == 4)
+    return float_of(bits);
+  else
+    return T{bits};
+}
+TERSOR_DEVICE std::uint32_t bits_of_value(float value) { return bits_of(value); }
+template <typename T>
+TERSOR_DEVICE std::uint32_t bits_of_value(T value) {
+  return value.bits;
+}
+
+/// Values of a row, one after the other.
+template <typename T, unsigned kValues>
+TERSOR_DEVICE void unpack_row(const RowBytes<kValues * sizeof(T)>& row, float (&values)[kValues]) {
+  std::uint32_t word[kValues * sizeof(T) / 4];
+  static_assert(sizeof word == sizeof row);
+  std::memcpy(word, &row, sizeof row);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
+    if constexpr (sizeof(T) == 4)
+      values[i] = float_of(word[i]);
+    else
+      values[i] = to_f32(T{static_cast<std::uint16_t>(word[i / 2] >> (i % 2 * 16))});
+  }
+}
+
+template <typename T, unsigned kValues>
+TERSOR_DEVICE RowBytes<kValues * sizeof(T)> pack_row(const float (&values)[kValues]) {
+  std::uint32_t word[kValues * sizeof(T) / 4] = {};
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
+    const std::uint32_t bits = bits_of_value(from_f32<T>(values[i]));
+    if constexpr (sizeof(T) == 4)
+      word[i] = bits;
+    else
+      word[i / 2] |= bits << (i % 2 * 16);
+  }
+  RowBytes<kValues * sizeof(T)> row;
+  std::memcpy(&row, word, sizeof row);
+  return row;
+}
+
+/// Where a row lies: `left` values from its first one on exist, and the others count as 0.
+/// `aligned` says that rows of this span move whole.
+struct RowPlace {
+  std::size_t first;
+  std::size_t left;
+  bool aligned;
+};
+
+template <Load kLoad, typename T, unsigned kValues>
+TERSOR_DEVICE void load_row(const T* values, RowPlace place, float (&row)[kValues]) {
+  const T* from = values + place.first;
+  if (place.aligned && place.left >= kValues)
+    return unpack_row<T>(RowBytes<kValues * sizeof(T)>::template load_from<kLoad>(from), row);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) row[i] = i < place.left ? to_f32(load(from + i)) : 0.0f;
+}
+
+template <typename T, unsigned kValues>
+TERSOR_DEVICE void store_row(const float (&row)[kValues], T* values, RowPlace place) {
+  T* to = values + place.first;
+  if (place.aligned && place.left >= kValues) return pack_row<T>(row).store_to(to);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
+    if (i < place.left) store(to + i, from_f32<T>(row[i]));
+  }
+}
+
+/// Copies a row bit by bit.
+template <typename T, unsigned kValues>
+TERSOR_DEVICE void copy_row(const T* from, T* to, RowPlace place) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kValues; ++i) {
+    if (i < place.left) store(to + place.first + i, load(from + place.first + i));
+  }
+}
+
+}  // namespace tersor::kernels

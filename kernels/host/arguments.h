@@ -1,0 +1,35 @@
+// What the entry points of the CPU kernels share: error feedback, noise, and how to store.
+#pragma once
+
+#include <tersor/dtype.h>
+#include <tersor/modes.h>
+
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// How results are written. Streaming goes past the caches: for outputs that are larger than they
+/// are.
+enum class Store : std::uint8_t { kCached, kStreaming };
+
+/// Error feedback: what is sent is p = gradient_factor · g + residual_factor · e (two products and
+/// a sum, each rounded), and what p and its decoded value differ in is the new residual. No
+/// feedback where `residual_in` is null: then p = g.
+struct Feedback {
+  const void* residual_in = nullptr;  // `count` values of `dtype`
+  void* residual_out = nullptr;  // the same span as residual_in, or one that does not overlap it
+  Dtype dtype = Dtype::kF32;     // f32 or bf16
+  float gradient_factor = 1;     // a reduction ignores it
+  float residual_factor = 1;
+};
+
+/// How to round, and for stochastic rounding which random bytes to use (kernels/scalar/philox.h).
+struct Noise {
+  Rounding rounding = Rounding::kNearest;
+  std::uint64_t key = 0;
+  std::uint32_t step = 0;
+  std::uint32_t parameter = 0;
+  std::uint64_t first_index = 0;  // where the range begins in its parameter
+};
+
+}  // namespace tersor::kernels

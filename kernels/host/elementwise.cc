@@ -1,0 +1,150 @@
+// The loops behind kernels/host/elementwise.h, once for each instruction set.
+
+#include "kernels/host/elementwise.h"
+
+#include "kernels/host/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host/elementwise.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "kernels/host/tiles-inl.h"
+#include "kernels/scalar/float_mode.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kTile = 256;  // values
+
+/// result(index of a tile, vector of values) for all of them.
+template <typename T, class Result>
+HWY_INLINE void update(void* values, std::size_t count, Result&& result) {
+  Input<T, kTile> olds(values, count);
+  Output<T, kTile> news(values, Store::kCached);
+  for (std::size_t first = 0; first < count; first += kTile) {
+    const std::size_t valid = std::min(kTile, count - first);
+    const T* old = olds.tile(first);
+    T* target = news.tile(valid);
+    result(first, old, target);
+    news.take(valid);
+  }
+}
+
+template <typename T>
+void scale(void* values, std::size_t count, float factor) {
+  const VF32 factors = hn::Set(F32(), factor);
+  update<T>(values, count, [&](std::size_t, const T* old, T* target) HWY_ATTR {
+    for (std::size_t i = 0; i < kTile; i += kLanes)
+      store_values(hn::Mul(load_values(old + i), factors), target + i);
+  });
+}
+
+/// values = operation(values, others)
+template <typename T, class Operation>
+HWY_INLINE void combine(void* values, const void* others, std::size_t count, Operation operation) {
+  Input<T, kTile> rights(others, count);
+  update<T>(values, count, [&](std::size_t first, const T* left, T* target) HWY_ATTR {
+    const T* right = rights.tile(first);
+    for (std::size_t i = 0; i < kTile; i += kLanes)
+      store_values(operation(load_values(left + i), load_values(right + i)), target + i);
+  });
+}
+
+HWY_INLINE VF32 larger(VF32 a, VF32 b) {
+  const VF32 unequal = hn::IfThenElse(hn::Lt(a, b), b, a);
+  const VF32 ordered = hn::IfThenElse(hn::Eq(a, b), hn::And(a, b), unequal);
+  const VF32 sum = hn::Add(a, b);  // a NaN where one of them is, and where infinities cancel
+  const auto numbers = hn::And(hn::Eq(a, a), hn::Eq(b, b));
+  return hn::IfThenElse(numbers, ordered, sum);
+}
+
+// Integers are left to the compiler, which has vectors for them.
+
+template <typename T>
+void add_integers(void* sums, const void* values, std::size_t count) {
+  auto* left = static_cast<T*>(sums);
+  const auto* right = static_cast<const T*>(values);
+  for (std::size_t i = 0; i < count; ++i) left[i] = static_cast<T>(left[i] + right[i]);
+}
+
+template <typename T>
+void maximum_integers(void* maxima, const void* values, std::size_t count) {
+  auto* left = static_cast<T*>(maxima);
+  const auto* right = static_cast<const T*>(values);
+  for (std::size_t i = 0; i < count; ++i) left[i] = std::max(left[i], right[i]);
+}
+
+void scale_on(void* values, Dtype dtype, std::size_t count, float factor) {
+  const DefaultFloatMode mode;
+  visit_gradient_dtype(dtype, [&](auto value) { scale<decltype(value)>(values, count, factor); });
+}
+
+template <typename T>
+void add_floats(void* sums, const void* values, std::size_t count) {
+  combine<T>(sums, values, count, [](VF32 a, VF32 b) HWY_ATTR { return hn::Add(a, b); });
+}
+
+template <typename T>
+void maximum_floats(void* maxima, const void* values, std::size_t count) {
+  combine<T>(maxima, values, count, [](VF32 a, VF32 b) HWY_ATTR { return larger(a, b); });
+}
+
+void add_on(void* sums, const void* values, Dtype dtype, std::size_t count) {
+  const DefaultFloatMode mode;
+  switch (dtype) {
+    case Dtype::kF32:
+      return add_floats<float>(sums, values, count);
+    case Dtype::kBf16:
+      return add_floats<Bf16>(sums, values, count);
+    case Dtype::kF16:
+      return add_floats<F16>(sums, values, count);
+    case Dtype::kI8:
+      return add_integers<std::uint8_t>(sums, values, count);
+    case Dtype::kI32:
+    case Dtype::kU32:
+      return add_integers<std::uint32_t>(sums, values, count);
+  }
+}
+
+void maximum_on(void* maxima, const void* values, Dtype dtype, std::size_t count) {
+  const DefaultFloatMode mode;
+  switch (dtype) {
+    case Dtype::kF32:
+      return maximum_floats<float>(maxima, values, count);
+    case Dtype::kBf16:
+      return maximum_floats<Bf16>(maxima, values, count);
+    case Dtype::kF16:
+      return maximum_floats<F16>(maxima, values, count);
+    case Dtype::kI8:
+      return maximum_integers<std::int8_t>(maxima, values, count);
+    case Dtype::kI32:
+      return maximum_integers<std::int32_t>(maxima, values, count);
+    case Dtype::kU32:
+      return maximum_integers<std::uint32_t>(maxima, values, count);
+  }
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/host/dispatch.h"
+
+namespace tersor::kernels {
+
+HWY_EXPORT(scale_on);
+HWY_EXPORT(add_on);
+HWY_EXPORT(maximum_on);
+
+void scale_values(void* values, Dtype dtype, std::size_t count, float factor) {
+  TERSOR_DISPATCH(scale_on)(values, dtype, count, factor);
+}
+void add_values(void* sums, const void* values, Dtype dtype, std::size_t count) {
+  TERSOR_DISPATCH(add_on)(sums, values, dtype, count);
+}
+void maximum_values(void* maxima, const void* values, Dtype dtype, std::size_t count) {
+  TERSOR_DISPATCH(maximum_on)(maxima, values, dtype, count);
+}
+
+}  // namespace tersor::kernels
+#endif

@@ -1,0 +1,63 @@
+// p = a · g + b · e, vector by vector, for a gradient of any type and a residual of any type or
+// none.
+#if defined(TERSOR_KERNELS_HOST_FEEDBACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_HOST_FEEDBACK_INL_H_
+#undef TERSOR_KERNELS_HOST_FEEDBACK_INL_H_
+#else
+#define TERSOR_KERNELS_HOST_FEEDBACK_INL_H_
+#endif
+
+#include "kernels/host/tiles-inl.h"
+
+#include <tersor/error.h>
+
+#include <string>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+/// Calls `visitor(E{})` with the type of the residual: float, Bf16, or Absent where there is none.
+template <typename Visitor>
+decltype(auto) visit_residual(const Feedback& feedback, Visitor&& visitor) {
+  if (feedback.residual_in == nullptr) return visitor(Absent{});
+  if (feedback.dtype == Dtype::kF32) return visitor(float{});
+  if (feedback.dtype == Dtype::kBf16) return visitor(Bf16{});
+  throw InvalidArgument("residuals are f32 or bf16, not " +
+                        std::string(dtype_name(feedback.dtype)));
+}
+
+/// How the residual is to be stored: in place it lies in the cache already.
+inline Store residual_store(const Feedback& feedback, Store store) {
+  return feedback.residual_in == feedback.residual_out ? Store::kCached : store;
+}
+
+/// The two factors, in every lane.
+struct Factors {
+  explicit Factors(const Feedback& feedback)
+      : gradient(hn::Set(F32(), feedback.gradient_factor)),
+        residual(hn::Set(F32(), feedback.residual_factor)) {}
+
+  VF32 gradient, residual;
+};
+
+/// sum + b · e
+template <typename E>
+HWY_INLINE VF32 add_residual(VF32 sum, const E* residual, const Factors& factors) {
+  return hn::Add(sum, hn::Mul(factors.residual, load_values(residual)));
+}
+HWY_INLINE VF32 add_residual(VF32 sum, Absent, const Factors&) { return sum; }
+
+/// a · g + b · e
+template <typename G, typename E>
+HWY_INLINE VF32 with_feedback(const G* gradient, const E* residual, const Factors& factors) {
+  return add_residual(hn::Mul(factors.gradient, load_values(gradient)), residual, factors);
+}
+template <typename G>
+HWY_INLINE VF32 with_feedback(const G* gradient, Absent, const Factors&) {
+  return load_values(gradient);
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_HOST_FEEDBACK_INL_H_

@@ -1,0 +1,118 @@
+// Chooses the instruction set: forced, else by TERSOR_ISA, else the best that this CPU runs.
+
+#include <tersor/isa.h>
+
+#include "kernels/host/dispatch.h"
+
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <string>
+
+namespace tersor {
+namespace {
+
+struct Entry {
+  Isa isa;
+  std::string_view name;
+  long long targets;  // Highway's bits
+};
+
+// Slowest first.
+constexpr Entry kEntries[] = {
+    {Isa::kPortable, "portable", HWY_SCALAR | HWY_EMU128},
+    {Isa::kNeon, "neon", (1LL << 28) | (1LL << 29)},
+    {Isa::kAvx2, "avx2", HWY_AVX2},
+    {Isa::kAvx512, "avx512", HWY_AVX3},
+};
+
+const Entry& entry_of(Isa isa) { return *std::ranges::find(kEntries, isa, &Entry::isa); }
+
+/// The bits of those that are both built and supported; portable code needs no support.
+long long usable_targets() {
+  return HWY_TARGETS & (hwy::SupportedTargets() | HWY_SCALAR | HWY_EMU128);
+}
+
+std::string list_of(const std::vector<Isa>& isas) {
+  std::string list;
+  for (const Isa isa : isas) list += (list.empty() ? "" : ", ") + std::string(isa_name(isa));
+  return list;
+}
+
+void check_available(Isa isa, std::string_view asked_by) {
+  const auto available = available_isas();
+  if (std::ranges::find(available, isa) == available.end())
+    throw InvalidArgument(std::string(asked_by) + " asks for the instruction set " +
+                          std::string(isa_name(isa)) +
+                          ", which is not available here; these are: " + list_of(available));
+}
+
+Isa default_isa() {
+  const char* name = std::getenv("TERSOR_ISA");
+  if (name == nullptr || *name == '\0') return available_isas().back();
+  const Isa isa = parse_isa(name);
+  check_available(isa, "TERSOR_ISA");
+  return isa;
+}
+
+/// Its place in a table of HWY_EXPORT. Such a table holds one function for each bit of the mask.
+std::size_t table_index([[maybe_unused]] Isa isa) {
+#if (HWY_TARGETS & (HWY_TARGETS - 1)) == 0
+  return 0;
+#else
+  const long long targets = entry_of(isa).targets & usable_targets();
+  const auto mask =
+      static_cast<std::uint64_t>(HWY_CHOSEN_TARGET_SHIFT(targets & ~(HWY_SCALAR | HWY_EMU128)) |
+                                 HWY_CHOSEN_TARGET_MASK_SCALAR);
+  return hwy::Num0BitsBelowLS1Bit_Nonzero64(mask);
+#endif
+}
+
+/// The choice, as isa + 1 and its place in the tables; 0 while nothing has been chosen.
+std::atomic<std::uint32_t> chosen{0};
+
+std::uint32_t packed(Isa isa) {
+  return static_cast<std::uint32_t>(table_index(isa) << 8) | (static_cast<std::uint32_t>(isa) + 1);
+}
+
+std::uint32_t choice() {
+  std::uint32_t value = chosen.load(std::memory_order_relaxed);
+  if (value != 0) return value;
+  static const std::uint32_t by_default = packed(default_isa());
+  chosen.compare_exchange_strong(value, by_default, std::memory_order_relaxed);
+  return value != 0 ? value : by_default;
+}
+
+}  // namespace
+
+std::string_view isa_name(Isa isa) { return entry_of(isa).name; }
+
+std::vector<Isa> available_isas() {
+  std::vector<Isa> isas;
+  for (const Entry& entry : kEntries)
+    if ((entry.targets & usable_targets()) != 0) isas.push_back(entry.isa);
+  return isas;
+}
+
+Isa current_isa() { return static_cast<Isa>((choice() & 0xff) - 1); }
+
+void force_isa(std::optional<Isa> isa) {
+  if (isa) check_available(*isa, "force_isa");
+  chosen.store(isa ? packed(*isa) : 0, std::memory_order_relaxed);
+}
+
+Isa parse_isa(std::string_view name) {
+  for (const Entry& entry : kEntries)
+    if (entry.name == name) return entry.isa;
+  throw InvalidArgument("there is no instruction set \"" + std::string(name) +
+                        "\"; the names are portable, neon, avx2 and avx512");
+}
+
+namespace kernels {
+
+std::size_t dispatch_index() { return choice() >> 8; }
+
+}  // namespace kernels
+}  // namespace tersor

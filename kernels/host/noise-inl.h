@@ -1,0 +1,141 @@
+// The random bytes of kernels/scalar/philox.h, 512 at a time and in the order of the elements.
+#if defined(TERSOR_KERNELS_HOST_NOISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_HOST_NOISE_INL_H_
+#undef TERSOR_KERNELS_HOST_NOISE_INL_H_
+#else
+#define TERSOR_KERNELS_HOST_NOISE_INL_H_
+#endif
+
+#include "kernels/host/arguments.h"
+#include "kernels/host/simd-inl.h"
+#include "kernels/scalar/philox.h"
+
+#include <algorithm>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+/// The keys of all rounds.
+struct RoundKeys {
+  explicit RoundKeys(std::uint64_t key) {
+    std::uint32_t key0 = static_cast<std::uint32_t>(key);
+    std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
+    for (auto& round : word) {
+      round[0] = key0;
+      round[1] = key1;
+      key0 += kPhiloxBump0;
+      key1 += kPhiloxBump1;
+    }
+  }
+
+  std::uint64_t word[kPhiloxRounds][2];
+};
+
+#if TERSOR_PORTABLE
+
+/// The 512 bytes of one unit: byte 128·w + 4·j + b is byte b of word w of counter j.
+inline void fill_unit(const Noise& noise, const RoundKeys&, std::uint64_t unit,
+                      std::uint8_t* bytes) {
+  for (std::size_t j = 0; j < kNoiseUnitCounters; ++j) {
+    const PhiloxWords words =
+        noise_words(unit * kNoiseUnitCounters + j, noise.key, noise.step, noise.parameter);
+    for (std::size_t w = 0; w < 4; ++w)
+      for (std::size_t b = 0; b < 4; ++b)
+        bytes[128 * w + 4 * j + b] = static_cast<std::uint8_t>(words.word[w] >> (8 * b));
+  }
+}
+
+#else
+
+using U64 = hn::Repartition<std::uint64_t, U32>;
+using VU64 = hn::Vec<U64>;
+
+/// Counters of 64 bits a lane; only the low half of each word counts, the high half is left over
+/// from the products, which never read it.
+struct VectorWords {
+  VU64 word[4];
+};
+
+HWY_INLINE VU64 product(VU64 a, VU32 multiplier) {
+  return hn::MulEven(hn::BitCast(U32(), a), multiplier);
+}
+
+HWY_INLINE VectorWords philox(VectorWords counter, const RoundKeys& keys) {
+  const VU32 multiplier0 = hn::Set(U32(), kPhiloxMultiplier0);
+  const VU32 multiplier1 = hn::Set(U32(), kPhiloxMultiplier1);
+  VU64 w0 = counter.word[0], w1 = counter.word[1], w2 = counter.word[2], w3 = counter.word[3];
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const VU64 product0 = product(w0, multiplier0);
+    const VU64 product1 = product(w2, multiplier1);
+    w0 = hn::Xor(hn::ShiftRight<32>(product1), hn::Xor(w1, hn::Set(U64(), keys.word[round][0])));
+    w2 = hn::Xor(hn::ShiftRight<32>(product0), hn::Xor(w3, hn::Set(U64(), keys.word[round][1])));
+    w1 = product1;
+    w3 = product0;
+  }
+  return {{w0, w1, w2, w3}};
+}
+
+/// The 512 bytes of one unit. Even and odd counters are computed apart, so that merging them puts
+/// their words in order.
+inline void fill_unit(const Noise& noise, const RoundKeys& keys, std::uint64_t unit,
+                      std::uint8_t* bytes) {
+  const std::uint64_t first = unit * kNoiseUnitCounters;
+  const VU64 twice = hn::Add(hn::Iota(U64(), 0), hn::Iota(U64(), 0));
+  const VU64 high = hn::Set(U64(), first >> 32);
+  const VU64 step = hn::Set(U64(), noise.step);
+  const VU64 parameter = hn::Set(U64(), noise.parameter);
+  for (std::size_t j = 0; j < kNoiseUnitCounters; j += kLanes) {
+    const VU64 counter = hn::Add(hn::Set(U64(), static_cast<std::uint32_t>(first) + j), twice);
+    const VU64 next = hn::Add(counter, hn::Set(U64(), 1));
+    const VectorWords even = philox({{counter, high, step, parameter}}, keys);
+    const VectorWords odd = philox({{next, high, step, parameter}}, keys);
+    for (std::size_t w = 0; w < 4; ++w) {
+      const VU32 words = hn::OddEven(hn::BitCast(U32(), hn::ShiftLeft<32>(odd.word[w])),
+                                     hn::BitCast(U32(), even.word[w]));
+      hn::StoreU(words, U32(), reinterpret_cast<std::uint32_t*>(bytes + 128 * w + 4 * j));
+    }
+  }
+}
+
+#endif
+
+/// The bytes of consecutive elements, made when they are first asked for.
+class NoiseBytes {
+ public:
+  explicit NoiseBytes(const Noise& noise) : noise_(noise), keys_(noise.key) {}
+
+  /// The bytes of `count` ≤ 512 elements from first_index + position on; null for nearest rounding.
+  /// Positions only grow.
+  HWY_INLINE const std::uint8_t* at(std::size_t position, std::size_t count) {
+    if (noise_.rounding == Rounding::kNearest) return nullptr;
+    const std::uint64_t element = noise_.first_index + position;
+    const std::size_t offset = element % kNoiseUnit;
+    provide(element / kNoiseUnit, offset + count > kNoiseUnit ? 2 : 1);
+    return bytes_ + offset;
+  }
+
+ private:
+  /// Makes the buffer begin with `unit` and hold `units` of them.
+  void provide(std::uint64_t unit, std::size_t units) {
+    if (held_ == 2 && unit == unit_ + 1) {
+      std::copy_n(bytes_ + kNoiseUnit, kNoiseUnit, bytes_);
+      held_ = 1;
+    } else if (unit != unit_) {
+      held_ = 0;
+    }
+    unit_ = unit;
+    for (; held_ < units; ++held_)
+      fill_unit(noise_, keys_, unit + held_, bytes_ + held_ * kNoiseUnit);
+  }
+
+  const Noise noise_;
+  const RoundKeys keys_;
+  std::uint64_t unit_ = 0;
+  std::size_t held_ = 0;  // units in the buffer: unit_ and, if 2, the next
+  alignas(64) std::uint8_t bytes_[2 * kNoiseUnit];
+};
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_HOST_NOISE_INL_H_

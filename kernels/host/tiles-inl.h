@@ -1,0 +1,144 @@
+// Ranges of values as tiles of one size: the last one, where it is not whole, is lent from a copy
+// that is padded with zeros, so that kernels see whole tiles only. Outputs may go past the caches.
+#if defined(TERSOR_KERNELS_HOST_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_HOST_TILES_INL_H_
+#undef TERSOR_KERNELS_HOST_TILES_INL_H_
+#else
+#define TERSOR_KERNELS_HOST_TILES_INL_H_
+#endif
+
+#include "kernels/host/arguments.h"
+#include "kernels/host/simd-inl.h"
+
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kLine = 64;  // bytes of a cache line
+
+/// The type of values that are not there, e.g. of a residual, and of the pointer to them.
+struct Absent {
+  Absent operator+(std::size_t) const { return {}; }
+};
+
+template <typename T>
+using Pointer = std::conditional_t<std::is_same_v<std::remove_const_t<T>, Absent>, Absent, T*>;
+
+/// An input of `count` values, read in tiles of kTile.
+template <typename T, std::size_t kTile>
+class Input {
+ public:
+  Input(const void* values, std::size_t count)
+      : values_(static_cast<const T*>(values)), count_(count) {}
+
+  /// kTile values, from index `first` on.
+  HWY_INLINE const T* tile(std::size_t first) {
+    return HWY_LIKELY(first + kTile <= count_) ? values_ + first : padded(first);
+  }
+
+ private:
+  HWY_NOINLINE const T* padded(std::size_t first) {
+    std::fill(std::copy_n(values_ + first, count_ - first, padded_), padded_ + kTile, T{});
+    return padded_;
+  }
+
+  const T* values_;
+  std::size_t count_;
+  alignas(kLine) T padded_[kTile];
+};
+
+template <std::size_t kTile>
+class Input<Absent, kTile> {
+ public:
+  Input(const void*, std::size_t) {}
+  HWY_INLINE Absent tile(std::size_t) { return {}; }
+};
+
+/// Writes whole lines past the caches; both pointers at line boundaries. Portable code has no such
+/// store and copies.
+HWY_INLINE void stream_lines(const std::byte* from, std::byte* to, std::size_t lines) {
+#if TERSOR_PORTABLE
+  std::memcpy(to, from, lines * kLine);
+#else
+  const auto* source = reinterpret_cast<const float*>(from);
+  auto* target = reinterpret_cast<float*>(to);
+  for (std::size_t i = 0; i < lines * kLine / sizeof(float); i += kLanes)
+    hn::Stream(hn::Load(F32(), source + i), F32(), target + i);
+#endif
+}
+
+/// An output that is written in tiles of kTile values. Streaming, a tile is first written to a
+/// stage in the first-level cache, whose lines match those of the destination, and from there in
+/// whole lines; the ends of the range, which share their lines with others, are copied.
+template <typename T, std::size_t kTile>
+class Output {
+ public:
+  Output(void* destination, Store store)
+      : destination_(static_cast<std::byte*>(destination)), streaming_(store == Store::kStreaming) {
+    if (!streaming_) return;
+    begin_ = fill_ = reinterpret_cast<std::uintptr_t>(destination) % kLine;
+    destination_ -= fill_;
+  }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+  ~Output() {
+    if (!streaming_) return;
+    if (fill_ > begin_) std::memcpy(destination_ + begin_, stage_ + begin_, fill_ - begin_);
+    hwy::FlushStream();
+  }
+
+  /// Room for kTile values, of which the first `count` will be kept.
+  HWY_INLINE T* tile(std::size_t count) {
+    const bool direct = !streaming_ && count == kTile;
+    return reinterpret_cast<T*>(direct ? destination_ : stage_ + fill_);
+  }
+
+  /// The tile has been written; takes its first `count` values.
+  HWY_INLINE void take(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T);
+    if (streaming_) return flush(bytes);
+    if (count < kTile) std::memcpy(destination_, stage_, bytes);
+    destination_ += bytes;
+  }
+
+ private:
+  void flush(std::size_t bytes) {
+    fill_ += bytes;
+    if (fill_ < kLine) return;
+    std::size_t done = 0;
+    if (begin_ != 0) {
+      std::memcpy(destination_ + begin_, stage_ + begin_, kLine - begin_);
+      begin_ = 0;
+      done = kLine;
+    }
+    const std::size_t end = fill_ / kLine * kLine;
+    stream_lines(stage_ + done, destination_ + done, (end - done) / kLine);
+    if (fill_ != end) std::memcpy(stage_, stage_ + end, kLine);
+    destination_ += end;
+    fill_ -= end;
+  }
+
+  std::byte* destination_;  // streaming: at a line boundary, where stage_[0] goes
+  const bool streaming_;
+  std::size_t begin_ = 0;  // the first bytes of the stage, which are not ours
+  std::size_t fill_ = 0;   // bytes in the stage
+  alignas(kLine) std::byte stage_[kTile * sizeof(T) + 2 * kLine];
+};
+
+template <std::size_t kTile>
+class Output<Absent, kTile> {
+ public:
+  Output(void*, Store) {}
+  HWY_INLINE Absent tile(std::size_t) { return {}; }
+  HWY_INLINE void take(std::size_t) {}
+};
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_HOST_TILES_INL_H_

@@ -1,0 +1,361 @@
+// The kernel bodies of int8 and int4: a warp takes a unit of 512 values of one segment at a time,
+// 16 of them a thread, in registers between the one read and the one write.
+//
+// Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
+// Bytes a value, f32: encode 4 read and 1 (int4: 1/2) written, with feedback 4 more of each; decode
+// 1 (1/2) read a frame and 4 written; reduce 1 (1/2) read a frame, 1 (1/2) written, with the
+// owner's residual 4 more of each. One scale of 4 bytes a block besides.
+#pragma once
+
+#include "kernels/device/call.cuh"
+#include "kernels/device/units.cuh"
+#include "kernels/quantize/codes.cuh"
+#include "kernels/quantize/decode_body.cuh"
+
+#include <tersor/align.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+/// Blocks on a multiprocessor: as many as need no spills. Noise of any element takes a counter a
+/// value, feedback a second row of each chunk.
+template <typename E, NoiseKind kKind>
+constexpr unsigned kQuantizeResident = kKind == NoiseKind::kAny        ? 2
+                                       : std::is_same_v<E, NoResidual> ? 4
+                                                                       : 3;
+
+/// The largest magnitude, as bits, of the block in which this thread's row of each chunk lies.
+template <class Format, unsigned kRow, class Warp>
+TERSOR_DEVICE void block_maxima(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
+                                std::uint32_t (&maxima)[kUnitChunks<kRow>]) {
+  // As signed numbers the bits have the largest positive value on top, as unsigned ones the largest
+  // negative: of a maximum of each only the sign must go.
+  constexpr unsigned kChunk = kChunkValues<kRow>;
+  TERSOR_UNROLL
+  for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    std::uint32_t negative = bits_of(p[chunk][0]);
+    std::int32_t positive = static_cast<std::int32_t>(negative);
+    TERSOR_UNROLL
+    for (unsigned i = 1; i < kRow; ++i) {
+      const std::uint32_t bits = bits_of(p[chunk][i]);
+      const std::int32_t number = static_cast<std::int32_t>(bits);
+      negative = bits > negative ? bits : negative;
+      positive = number > positive ? number : positive;
+    }
+    const std::uint32_t a = negative & 0x7fffffffu;
+    const std::uint32_t b = static_cast<std::uint32_t>(positive) & 0x7fffffffu;
+    const std::uint32_t most = a > b ? a : b;
+    maxima[chunk] = most;
+  }
+  if constexpr (Format::kBlock == 2 * kChunk) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; chunk += 2) {
+      const std::uint32_t a = maxima[chunk], b = maxima[chunk + 1];
+      maxima[chunk] = maxima[chunk + 1] = warp.maximum(a > b ? a : b);
+    }
+  } else if constexpr (Format::kBlock == kChunk) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      maxima[chunk] = warp.maximum(maxima[chunk]);
+  } else {
+    static_assert(2 * Format::kBlock == kChunk);
+    const bool low = warp.thread_rank() < 16;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const std::uint32_t first = warp.maximum(low ? maxima[chunk] : 0);
+      const std::uint32_t second = warp.maximum(low ? 0 : maxima[chunk]);
+      maxima[chunk] = low ? first : second;
+    }
+  }
+}
+
+/// A row's codes, and what they decode to where a residual wants it.
+template <class Format, NoiseKind kKind, unsigned kRow>
+TERSOR_DEVICE RowBytes<kRowCodeBytes<Format, kRow>> quantize_row(const float (&p)[kRow],
+                                                                 const BlockScale& scale,
+                                                                 const RowNoise<kKind, kRow>& noise,
+                                                                 unsigned chunk,
+                                                                 float (&decoded)[kRow]) {
+  constexpr bool kNearest = kKind == NoiseKind::kNone;
+  constexpr unsigned kByte = kNearest ? 0 : 1;  // of a sum that holds the code
+  // What sums hold beside the code. The bytes of int8 know nothing of it.
+  constexpr std::uint32_t kBase = kNearest ? kNearestBits : kStochasticBits >> 8;
+  std::uint32_t sums[kRow];
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kRow; ++i) {
+    if constexpr (kNearest) {
+      const float sum = nearest_sum(p[i], scale.inverse);
+      decoded[i] = nearest_value(sum, scale.scale);
+      sums[i] = bits_of(sum);
+    } else {
+      const std::uint32_t sum =
+          bits_of(fused_multiply_add(p[i], scale.inverse, kStochasticMagic)) + noise.at(chunk, i);
+      const std::uint32_t code = sum >> 8;  // plus kBase
+      decoded[i] = (float_of(code + (kNearestBits - kBase)) - kNearestMagic) * scale.scale;
+      sums[i] = Format::kBits == 8 ? sum : code;
+    }
+  }
+  return pack_codes<Format, kRow, kByte, kBase>(sums);
+}
+
+/// This thread's rows of one unit's residual.
+template <typename E, unsigned kRow>
+struct ResidualRows {
+  static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
+  using Rows = float[kUnitChunks<kRow>][kRow];
+
+  const E* in;
+  E* out;
+  bool aligned;
+
+  /// Of an EncodeEntry or a ReduceEntry.
+  template <class Entry>
+  TERSOR_DEVICE static ResidualRows of(const Entry& segment) {
+    bool aligned = false;
+    if constexpr (kFeedback)
+      aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
+                is_aligned_for<E, kRow>(segment.residual_out);
+    return {static_cast<const E*>(segment.residual_in), static_cast<E*>(segment.residual_out),
+            aligned};
+  }
+
+  /// p = a · p + b · residual.
+  TERSOR_DEVICE void add_to(const UnitPlace<kRow>& place, float a, float b, Rows& p) const {
+    if constexpr (kFeedback) {
+      Rows residual;
+      load_rows<Load::kAny>(in, place, aligned, residual);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i) p[chunk][i] = a * p[chunk][i] + b * residual[chunk][i];
+      }
+    }
+  }
+
+  /// What the codes left of p; the residual of poisoned blocks stays.
+  TERSOR_DEVICE void store_left(const UnitPlace<kRow>& place,
+                                const BlockScale (&scales)[kUnitChunks<kRow>],
+                                const Rows& left) const {
+    if constexpr (kFeedback) {
+      bool poisoned = false;
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+        poisoned |= scales[chunk].poisoned;
+      if (!poisoned) return store_rows(left, out, place, aligned);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        const RowPlace row = place.row(chunk, aligned);
+        if (!scales[chunk].poisoned)
+          store_row(left[chunk], out, row);
+        else if (in != out)
+          copy_row<E, kRow>(in, out, row);
+      }
+    }
+  }
+};
+
+/// What encode and reduce do with p: codes, scales and residual of one unit.
+template <class Format, typename E, NoiseKind kKind, unsigned kRow>
+struct QuantizeUnit {
+  using Layout = typename Format::Layout;
+
+  UnitPlace<kRow> place;
+  std::byte* sections;  // of the segment
+  ResidualRows<E, kRow> residual;
+  bool keeps;  // all codes and scales are 0, the residual stays
+
+  /// Of an EncodeEntry or a ReduceEntry.
+  template <class Entry>
+  TERSOR_DEVICE static QuantizeUnit of(const Entry& segment, const UnitPlace<kRow>& place,
+                                       std::byte* payload, bool keeps) {
+    return {place, payload + segment.offset, ResidualRows<E, kRow>::of(segment), keeps};
+  }
+
+  template <class Warp>
+  TERSOR_DEVICE void write(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
+                           const RowNoise<kKind, kRow>& noise) const {
+    std::uint32_t maxima[kUnitChunks<kRow>];
+    block_maxima<Format, kRow>(warp, p, maxima);
+    BlockScale scales[kUnitChunks<kRow>];
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const bool shares = Format::kBlock > kChunkValues<kRow> && chunk % 2 == 1;
+      scales[chunk] =
+          shares ? scales[chunk - 1] : block_scale<Format>(keeps ? kInfinityBits : maxima[chunk]);
+    }
+    store_scales(scales);
+    float left[kUnitChunks<kRow>][kRow];
+    quantize(p, scales, noise, left);
+    residual.store_left(place, scales, left);
+    pad_scales();
+  }
+
+ private:
+  TERSOR_DEVICE void store_scales(const BlockScale (&scales)[kUnitChunks<kRow>]) const {
+    constexpr unsigned kChunk = kChunkValues<kRow>;
+    const unsigned row = place.thread * kRow, end = place.values();
+    if (row % Format::kBlock != 0) return;
+    float* to = reinterpret_cast<float*>(sections) + (place.first + row) / Format::kBlock;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      if (chunk * kChunk % Format::kBlock == 0 && place.index(chunk) < end)
+        store(to + chunk * kChunk / Format::kBlock, keeps ? 0.0f : scales[chunk].scale);
+    }
+  }
+
+  /// The padding of the scales is written with the segment's last unit.
+  TERSOR_DEVICE void pad_scales() const {
+    if (place.count - place.first > kUnitValues) return;
+    const std::size_t block = Layout{place.count}.blocks() + place.thread;
+    if (block * sizeof(float) < Layout{place.count}.codes_offset())
+      store(reinterpret_cast<float*>(sections) + block, 0.0f);
+  }
+
+  /// Writes the codes with their padding, and returns what they leave of p.
+  TERSOR_DEVICE void quantize(const float (&p)[kUnitChunks<kRow>][kRow],
+                              const BlockScale (&scales)[kUnitChunks<kRow>],
+                              const RowNoise<kKind, kRow>& noise,
+                              float (&left)[kUnitChunks<kRow>][kRow]) const {
+    std::byte* to =
+        sections + Layout{place.count}.codes_offset() + place.position(0) * Format::kBits / 8;
+    const unsigned end = (place.values() * Format::kBits + 127) / 128 * 16;  // bytes of the unit
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      float decoded[kRow];
+      auto codes = quantize_row<Format>(p[chunk], scales[chunk], noise, chunk, decoded);
+      if (scales[chunk].poisoned) codes = {};
+      if (place.index(chunk) * Format::kBits / 8 < end)
+        codes.store_to(to + chunk * kChunkValues<kRow> * Format::kBits / 8);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) left[chunk][i] = p[chunk][i] - decoded[i];
+    }
+  }
+};
+
+/// p of a unit of one segment.
+template <typename G, typename E, unsigned kRow>
+TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, kRow>& residual,
+                             const UnitPlace<kRow>& place, float a, float b,
+                             float (&p)[kUnitChunks<kRow>][kRow]) {
+  const auto* gradient = static_cast<const G*>(segment.gradient);
+  load_rows<Load::kInput>(gradient, place, is_aligned_for<G, kRow>(gradient), p);
+  residual.add_to(place, a, b, p);
+}
+
+template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
+struct QuantizeEncodeKernel {
+  static constexpr unsigned kThreads = kQuantizeThreads;
+  static constexpr unsigned kResident = kQuantizeResident<E, kKind>;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 16 / sizeof(G);
+  struct Shared {};
+  using Unit = QuantizeUnit<Format, E, kKind, kRow>;
+
+  SegmentTable<EncodeEntry, kMost> table;
+  std::byte* payload;
+  CallWords words;
+  NextWords next;
+  FrameSeal seal;
+  std::uint64_t key;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const EncodeEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      const bool inactive = segment.active != nullptr && load(segment.active) == 0;
+      const Unit out =
+          Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, inactive);
+      float p[kUnitChunks<kRow>][kRow];
+      load_sent<G>(segment, out.residual, out.place, a, b, p);
+      const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
+                                        segment.parameter);
+      out.write(block.warp(), p, noise);
+    });
+    next.write(block);
+  }
+};
+
+template <class Format, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
+struct QuantizeReduceKernel {
+  static constexpr unsigned kThreads = kQuantizeThreads;
+  static constexpr unsigned kResident = kKind == NoiseKind::kAny ? 2 : 3;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kRow = 8;
+  struct Shared {};
+  using Unit = QuantizeUnit<Format, E, kKind, kRow>;
+
+  SegmentTable<ReduceEntry, kMostSegments> table;
+  FrameList<kMostFrames> list;
+  std::byte* payload;
+  CallWords words;
+  NextWords next;
+  FrameSeal seal;
+  std::uint64_t key;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    seal.write(block);
+    const bool sound = list.check(block);
+    const float b = words.residual_factor();
+    const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      const ReduceEntry& segment = table.find(unit);
+      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
+      const Unit out =
+          Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, false);
+      float p[kUnitChunks<kRow>][kRow] = {};
+      if (sound) add_all_frames(segment, out.place, p);
+      out.residual.add_to(out.place, 1.0f, b, p);
+      if (!sound) poison(p);
+      const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
+                                        segment.parameter);
+      out.write(block.warp(), p, noise);
+    });
+    next.write(block);
+  }
+
+ private:
+  /// Codes behind the segment's end may be anything in a frame that came from elsewhere.
+  TERSOR_DEVICE void add_all_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
+                                    float (&sum)[kUnitChunks<kRow>][kRow]) const {
+    const QuantizedRows<Format, kRow> rows(place, segment.offset);
+    if (place.is_whole()) return add_frames<UnitKind::kWhole>(rows, sum);
+    add_frames<UnitKind::kPart>(rows, sum);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const std::size_t left = place.row(chunk, false).left;
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] = i < left ? sum[chunk][i] : 0.0f;
+    }
+  }
+
+  template <UnitKind kUnit>
+  TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows,
+                                float (&sum)[kUnitChunks<kRow>][kRow]) const {
+    TERSOR_UNROLL_4
+    for (unsigned index = 0; index < list.frames; ++index) {
+      float codes[kUnitChunks<kRow>][kRow], scales[kUnitChunks<kRow>];
+      rows.template load<kUnit>(list.payload(index), codes, scales);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRow; ++i)
+          sum[chunk][i] = fused_multiply_add(codes[chunk][i], scales[chunk], sum[chunk][i]);
+      }
+    }
+  }
+
+  TERSOR_DEVICE static void poison(float (&p)[kUnitChunks<kRow>][kRow]) {
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) p[chunk][0] = float_of(kNanBits);
+  }
+};
+
+}  // namespace tersor::kernels
