@@ -1,5 +1,5 @@
-// none, bf16 and f16: values that travel as values, in frames or bare, so that a transport may add
-// them. `Kernels` names the wire's type, the id and the kernels of one of them.
+// The codecs of the cast formats (kernels/cast/formats.h): values that travel as values, in frames
+// or bare, so that a transport may add them.
 #pragma once
 
 #include "codecs/calls.h"
@@ -7,8 +7,9 @@
 #include "codecs/device.h"
 #include "codecs/frame.h"
 #include "codecs/options.h"
+#include "codecs/registry.h"
 #include "codecs/slices.h"
-#include "kernels/cast/arguments.h"
+#include "kernels/cast/kernels.h"
 
 #include <tersor/codecs/none.h>
 
@@ -20,18 +21,16 @@
 
 namespace tersor::encoding {
 
-template <typename Kernels>
+template <class Format>
 class CastCodec final : public Codec {
  public:
-  explicit CastCodec(CodecSpec spec) : Codec(std::move(spec), Kernels::kId) {}
+  explicit CastCodec(CodecSpec spec) : Codec(std::move(spec), Format::kId) {}
 
-  CodecTraits traits() const override {
-    return {.lossless = Kernels::kLossless && !has_feedback()};
-  }
+  CodecTraits traits() const override { return {.lossless = Format::kLossless && !has_feedback()}; }
 
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {
-    const Dtype wire = Kernels::wire_dtype(request.dtype);
+    const Dtype wire = wire_dtype(request.dtype);
     const std::size_t workspace =
         request.memory == Memory::kDevice
             ? kernels::device_frames_bytes(request.contributions)
@@ -42,7 +41,7 @@ class CastCodec final : public Codec {
 
   std::vector<Round> plan_rounds(const PlanRequest& request) const override {
     Round round;
-    round.native_dtype = Kernels::wire_dtype(request.dtype);
+    round.native_dtype = wire_dtype(request.dtype);
     round.native_count = values_of(request.segments);
     if (!has_feedback()) round.exchanges.push_back(Exchange::kNativeSum);
     round.exchanges.insert(round.exchanges.end(), {Exchange::kTwoShot, Exchange::kGather});
@@ -53,8 +52,8 @@ class CastCodec final : public Codec {
     const Dtype dtype = dtype_of(call.gradients);
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice)
-        return Kernels::device_encode(call, device_frame(frame, header(call, dtype)));
-    const Dtype wire = Kernels::wire_dtype(dtype);
+        return kernels::cast_device_encode<Format>(call, device_frame(frame, header(call, dtype)));
+    const Dtype wire = wire_dtype(dtype);
     const StateWords words = words_of(call);
     const Output output{payload_of(frame), wire, 1.0f,
                         store_for(frame.size() + bytes_of(call.gradients))};
@@ -73,11 +72,11 @@ class CastCodec final : public Codec {
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice) {
         check_frame_bytes(header(call, dtype), call.frames);
-        return Kernels::device_decode(call, header(call, dtype));
+        return kernels::cast_device_decode<Format>(call, header(call, dtype));
       }
     check_frames(header(call, dtype), call.frames, call.execution.threads);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
-    for_each_slice(call.segments, call.execution.threads, SegmentBytes{Kernels::wire_dtype(dtype)},
+    for_each_slice(call.segments, call.execution.threads, SegmentBytes{wire_dtype(dtype)},
                    [&](const Slice& slice) {
                      Views views(call.frames.size(), call.execution.workspace, slice.task);
                      view_slice(call, slice, dtype, views);
@@ -90,10 +89,10 @@ class CastCodec final : public Codec {
       if (memory_of(call) == Memory::kDevice) {
         const FrameHeader expected = header(call, call.dtype);
         check_frame_bytes(expected, call.frames);
-        return Kernels::device_reduce(call, device_frame(frame, expected), expected);
+        return kernels::cast_device_reduce<Format>(call, device_frame(frame, expected), expected);
       }
     check_frames(header(call, call.dtype), call.frames, call.execution.threads);
-    const Dtype wire = Kernels::wire_dtype(call.dtype);
+    const Dtype wire = wire_dtype(call.dtype);
     const StateWords words = words_of(call);
     const Output output{payload_of(frame), wire, 1.0f,
                         store_for(frame.size() + bytes_of(call.frames))};
@@ -110,11 +109,11 @@ class CastCodec final : public Codec {
   /// Bare values lie one segment behind the other, without padding.
   void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const override {
     check_no_feedback();
-    const Dtype wire = Kernels::wire_dtype(dtype_of(call.gradients));
+    const Dtype wire = wire_dtype(dtype_of(call.gradients));
     check_native(*this, values, wire, values_of(call.segments));
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice)
-        return Kernels::device_encode_native(call, factor, values);
+        return kernels::cast_device_encode_native<Format>(call, factor, values);
     const StateWords words = words_of(call);
     const Output output{{values.pointer(), values.bytes()},
                         wire,
@@ -128,10 +127,11 @@ class CastCodec final : public Codec {
   }
 
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
-    const Dtype wire = Kernels::wire_dtype(dtype_of(call.outputs));
+    const Dtype wire = wire_dtype(dtype_of(call.outputs));
     check_native(*this, values, wire, values_of(call.segments));
     if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) return Kernels::device_decode_native(call, values);
+      if (memory_of(call) == Memory::kDevice)
+        return kernels::cast_device_decode_native<Format>(call, values);
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     for_each_slice(call.segments, call.execution.threads, BareBytes{wire}, [&](const Slice& slice) {
       const void* bare = values.pointer() + slice.offset + first_byte(slice, wire);
@@ -162,6 +162,11 @@ class CastCodec final : public Codec {
     }
   };
 
+  static Dtype wire_dtype(Dtype gradient) {
+    return visit_gradient_dtype(
+        gradient, []<typename G>(G) { return DtypeOf<typename Format::template Wire<G>>::value; });
+  }
+
   static std::size_t first_byte(const Slice& slice, Dtype wire) {
     return slice.first * dtype_bytes(wire);
   }
@@ -175,7 +180,7 @@ class CastCodec final : public Codec {
   template <typename Call>
   FrameHeader header(const Call& call, Dtype dtype) const {
     return frame_header({*this, call.segments, dtype, call.identity},
-                        {.bytes = payload_bytes(call.segments, Kernels::wire_dtype(dtype))});
+                        {.bytes = payload_bytes(call.segments, wire_dtype(dtype))});
   }
 
   void check_no_feedback() const {
@@ -202,19 +207,19 @@ class CastCodec final : public Codec {
       return 0;
     }
     const bool in_place = gradient.pointer() == values && output.factor == 1;
-    if (Kernels::kLossless && in_place) return 0;  // bare values in the gradient's own memory
-    return Kernels::encode({.gradient = gradient.pointer(),
-                            .dtype = gradient.dtype(),
-                            .count = slice.count,
-                            .feedback = feedback,
-                            .values = values,
-                            .factor = output.factor,
-                            .store = output.store});
+    if (Format::kLossless && in_place) return 0;  // bare values in the gradient's own memory
+    return kernels::cast_encode<Format>({.gradient = gradient.pointer(),
+                                         .dtype = gradient.dtype(),
+                                         .count = slice.count,
+                                         .feedback = feedback,
+                                         .values = values,
+                                         .factor = output.factor,
+                                         .store = output.store});
   }
 
   template <typename Call>
   static void view_slice(const Call& call, const Slice& slice, Dtype dtype, Views& views) {
-    const std::size_t offset = slice.offset + first_byte(slice, Kernels::wire_dtype(dtype));
+    const std::size_t offset = slice.offset + first_byte(slice, wire_dtype(dtype));
     for (std::size_t i = 0; i < call.frames.size(); ++i)
       views[i] = payload_of(call.frames[i]).data() + offset;
   }
@@ -222,32 +227,35 @@ class CastCodec final : public Codec {
   static void decode_slice(const DecodeCall& call, const Slice& slice,
                            std::span<const void* const> payloads, kernels::Store store) {
     const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
-    Kernels::decode({.payloads = payloads,
-                     .count = slice.count,
-                     .factor = call.factor,
-                     .mode = call.mode,
-                     .output = output.pointer(),
-                     .dtype = output.dtype(),
-                     .store = store});
+    kernels::cast_decode<Format>({.payloads = payloads,
+                                  .count = slice.count,
+                                  .factor = call.factor,
+                                  .mode = call.mode,
+                                  .output = output.pointer(),
+                                  .dtype = output.dtype(),
+                                  .store = store});
   }
 
   static std::size_t reduce_slice(const ReduceCall& call, const StateWords& words,
                                   const Slice& slice, const Output& output) {
     Views views(call.frames.size(), call.execution.workspace, slice.task);
     view_slice(call, slice, call.dtype, views);
-    return Kernels::reduce(
+    return kernels::cast_reduce<Format>(
         {.payloads = views.span(),
+         .dtype = call.dtype,
          .count = slice.count,
          .feedback = feedback_of(call.states, slice, words),
          .values = output.payload.data() + slice.offset + first_byte(slice, output.wire),
-         .store = output.store},
-        output.wire);
+         .store = output.store});
   }
 };
 
-template <typename Kernels>
-std::shared_ptr<const Codec> make_cast_codec(const CodecSpec& spec, const CodecInfo& info) {
-  return std::make_shared<CastCodec<Kernels>>(OptionReader(spec, info).canonical());
+template <class Format>
+CodecEntry cast_entry() {
+  return {{.name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .keys = {}},
+          [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
+            return std::make_shared<CastCodec<Format>>(OptionReader(spec, info).canonical());
+          }};
 }
 
 }  // namespace tersor::encoding

@@ -1,13 +1,14 @@
-// int8 and int4: scales, then codes, for each segment. `Kernels` names the layout, the id and the
-// kernels of one of them.
+// The codecs of the quantising formats (kernels/quantize/formats.h): scales, then codes, for each
+// segment.
 #pragma once
 
 #include "codecs/calls.h"
 #include "codecs/device.h"
 #include "codecs/frame.h"
 #include "codecs/options.h"
+#include "codecs/registry.h"
 #include "codecs/slices.h"
-#include "kernels/quantize/arguments.h"
+#include "kernels/quantize/kernels.h"
 
 #include <tersor/codec.h>
 
@@ -18,14 +19,14 @@
 
 namespace tersor::encoding {
 
-template <typename Kernels>
+template <class Format>
 class QuantizeCodec final : public Codec {
  public:
-  using Layout = typename Kernels::Layout;
+  using Layout = typename Format::Layout;
   using Views = ViewList<kernels::QuantizedView>;
 
   QuantizeCodec(CodecSpec spec, Rounding rounding)
-      : Codec(std::move(spec), Kernels::kId), rounding_(rounding) {}
+      : Codec(std::move(spec), Format::kId), rounding_(rounding) {}
 
   CodecTraits traits() const override { return {}; }
 
@@ -46,8 +47,8 @@ class QuantizeCodec final : public Codec {
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice)
-        return Kernels::device_encode(call, rounding_,
-                                      device_frame(frame, header(call, dtype_of(call.gradients))));
+        return kernels::quantize_device_encode<Format>(
+            call, rounding_, device_frame(frame, header(call, dtype_of(call.gradients))));
     const StateWords words = words_of(call);
     const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.gradients))};
     for_each_slice(call.segments, call.execution.threads, segment_bytes,
@@ -61,7 +62,7 @@ class QuantizeCodec final : public Codec {
       if (memory_of(call) == Memory::kDevice) {
         const FrameHeader expected = header(call, dtype_of(call.outputs));
         check_frame_bytes(expected, call.frames);
-        return Kernels::device_decode(call, expected);
+        return kernels::quantize_device_decode<Format>(call, expected);
       }
     check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
@@ -74,7 +75,8 @@ class QuantizeCodec final : public Codec {
       if (memory_of(call) == Memory::kDevice) {
         const FrameHeader expected = header(call, call.dtype);
         check_frame_bytes(expected, call.frames);
-        return Kernels::device_reduce(call, rounding_, device_frame(frame, expected), expected);
+        return kernels::quantize_device_reduce<Format>(call, rounding_,
+                                                       device_frame(frame, expected), expected);
       }
     check_frames(header(call, call.dtype), call.frames, call.execution.threads);
     const StateWords words = words_of(call);
@@ -142,14 +144,15 @@ class QuantizeCodec final : public Codec {
       std::memset(sections.codes, 0, Layout{slice.count}.codes_bytes());
       return keep_residual(feedback, slice.count);
     }
-    Kernels::encode({.gradient = gradient.pointer(),
-                     .dtype = gradient.dtype(),
-                     .count = slice.count,
-                     .feedback = feedback,
-                     .noise = noise_of(rounding_, call.random, words, segment, slice.first),
-                     .scales = reinterpret_cast<float*>(sections.scales),
-                     .codes = sections.codes,
-                     .store = output.store});
+    kernels::quantize_encode<Format>(
+        {.gradient = gradient.pointer(),
+         .dtype = gradient.dtype(),
+         .count = slice.count,
+         .feedback = feedback,
+         .noise = noise_of(rounding_, call.random, words, segment, slice.first),
+         .scales = reinterpret_cast<float*>(sections.scales),
+         .codes = sections.codes,
+         .store = output.store});
   }
 
   template <typename Call>
@@ -165,13 +168,13 @@ class QuantizeCodec final : public Codec {
     Views views(call.frames.size(), call.execution.workspace, slice.task);
     view_slice(call, slice, views);
     const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
-    Kernels::decode({.payloads = views.span(),
-                     .count = slice.count,
-                     .factor = call.factor,
-                     .mode = call.mode,
-                     .output = output.pointer(),
-                     .dtype = output.dtype(),
-                     .store = store});
+    kernels::quantize_decode<Format>({.payloads = views.span(),
+                                      .count = slice.count,
+                                      .factor = call.factor,
+                                      .mode = call.mode,
+                                      .output = output.pointer(),
+                                      .dtype = output.dtype(),
+                                      .store = store});
   }
 
   void reduce_slice(const ReduceCall& call, const StateWords& words, const Slice& slice,
@@ -181,23 +184,30 @@ class QuantizeCodec final : public Codec {
     const Segment& segment = call.segments[slice.segment];
     const auto sections = sections_of(output.payload, segment, slice);
     pad(output.payload, segment, slice);
-    Kernels::reduce({.payloads = views.span(),
-                     .count = slice.count,
-                     .feedback = feedback_of(call.states, slice, words),
-                     .noise = noise_of(rounding_, call.random, words, segment, slice.first),
-                     .scales = reinterpret_cast<float*>(sections.scales),
-                     .codes = sections.codes,
-                     .store = output.store});
+    kernels::quantize_reduce<Format>(
+        {.payloads = views.span(),
+         .count = slice.count,
+         .feedback = feedback_of(call.states, slice, words),
+         .noise = noise_of(rounding_, call.random, words, segment, slice.first),
+         .scales = reinterpret_cast<float*>(sections.scales),
+         .codes = sections.codes,
+         .store = output.store});
   }
 
   Rounding rounding_;
 };
 
-template <typename Kernels>
-std::shared_ptr<const Codec> make_quantize_codec(const CodecSpec& spec, const CodecInfo& info) {
-  OptionReader reader(spec, info);
-  const Rounding rounding = reader.read(kRoundingChoice);
-  return std::make_shared<QuantizeCodec<Kernels>>(reader.canonical(), rounding);
+template <class Format>
+CodecEntry quantize_entry() {
+  return {{.name = Format::kName,
+           .id = Format::kId,
+           .summary = Format::kSummary,
+           .keys = {kRoundingChoice.help()}},
+          [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
+            OptionReader reader(spec, info);
+            const Rounding rounding = reader.read(kRoundingChoice);
+            return std::make_shared<QuantizeCodec<Format>>(reader.canonical(), rounding);
+          }};
 }
 
 }  // namespace tersor::encoding

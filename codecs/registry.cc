@@ -1,6 +1,11 @@
-// The codecs of this build: the only list of them that is written by hand.
+// The codecs of this build: the formats of the families, and one line here for each codec of none.
 
 #include "codecs/registry.h"
+
+#include "codecs/cast_codec.h"
+#include "codecs/quantize_codec.h"
+#include "kernels/cast/formats.h"
+#include "kernels/quantize/formats.h"
 
 #include <tersor/error.h>
 #include <tersor/isa.h>
@@ -8,13 +13,8 @@
 #include <array>
 #include <string>
 
-// One line a codec: codecs/<name>.cc defines `CodecEntry <name>_entry()`.
+// codecs/<name>.cc defines `CodecEntry <name>_entry()`.
 #define TERSOR_CODECS(X) \
-  X(none)                \
-  X(bf16)                \
-  X(f16)                 \
-  X(int8)                \
-  X(int4)                \
   X(topk)                \
   X(intsum)
 
@@ -27,12 +27,18 @@ TERSOR_CODECS(TERSOR_DECLARE)
 
 namespace {
 
+#define TERSOR_CAST_ENTRY(Format) cast_entry<kernels::Format>(),
+#define TERSOR_QUANTIZE_FORMAT(Format) quantize_entry<kernels::Format>(),
 #define TERSOR_ENTRY(name) name##_entry(),
 const auto& entries() {
-  static const std::array kEntries = {TERSOR_CODECS(TERSOR_ENTRY)};
+  static const std::array kEntries = {TERSOR_CAST_FORMATS(TERSOR_CAST_ENTRY)
+#include "kernels/quantize/formats.h"
+                                          TERSOR_CODECS(TERSOR_ENTRY)};
   return kEntries;
 }
 #undef TERSOR_ENTRY
+#undef TERSOR_QUANTIZE_FORMAT
+#undef TERSOR_CAST_ENTRY
 
 }  // namespace
 }  // namespace encoding

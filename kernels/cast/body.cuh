@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
+#include "kernels/device/queue.cuh"
 #include "kernels/device/units.cuh"
 
 #include <tersor/align.h>
@@ -18,7 +19,15 @@
 
 namespace tersor::kernels {
 
-constexpr unsigned kCastThreads = 256;
+/// Blocks on a multiprocessor at least, by architecture: as many as need no spills.
+struct CastResident {
+  unsigned from;
+  unsigned encode, copy, decode, reduce;
+};
+constexpr CastResident kCastTuning[] = {
+    {.from = 0, .encode = 4, .copy = 4, .decode = 4, .reduce = 3},
+};
+constexpr CastResident kCastResident = tuning_of(kCastTuning);
 
 /// A value as it travels: every NaN is the same one.
 template <typename Wire>
@@ -45,6 +54,25 @@ struct CastUnit {
   bool values_aligned, residual_aligned;
   Padding padding;
   bool inactive;  // zeros are sent, the residual stays
+
+  /// Of an EncodeEntry or a ReduceEntry.
+  template <class Entry>
+  TERSOR_DEVICE static CastUnit of(const Entry& segment, const UnitPlace<kRow>& place,
+                                   std::byte* payload, Padding padding, bool inactive) {
+    bool residual_aligned = false;
+    if constexpr (kFeedback)
+      residual_aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
+                         is_aligned_for<E, kRow>(segment.residual_out);
+    auto* values = reinterpret_cast<Wire*>(payload + segment.offset);
+    return {place,
+            values,
+            static_cast<const E*>(segment.residual_in),
+            static_cast<E*>(segment.residual_out),
+            is_aligned_for<Wire, kRow>(values),
+            residual_aligned,
+            padding,
+            inactive};
+  }
 
   TERSOR_DEVICE void load_residual(unsigned chunk, float (&residual)[kRow]) const {
     if constexpr (kFeedback)
@@ -102,12 +130,9 @@ struct CastTarget {
 };
 
 template <typename Wire, typename G, typename E, unsigned kMost>
-struct CastEncodeKernel {
-  static constexpr unsigned kThreads = kCastThreads;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
+struct CastEncodeKernel : UnitKernel {
+  static constexpr unsigned kResident = kCastResident.encode;
   static constexpr unsigned kRow = 16 / sizeof(G);
-  struct Shared {};
   using Unit = CastUnit<Wire, E, kRow>;
 
   SegmentTable<EncodeEntry, kMost> table;
@@ -122,39 +147,22 @@ struct CastEncodeKernel {
     seal.write(block);
     const float a = words.gradient_factor(), b = words.residual_factor();
     unsigned overflows = 0;
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const EncodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      overflows += encode_unit(segment, {first, segment.count, block.warp().thread_rank()}, a, b);
-    });
+    for_each_unit<kRow>(block, table,
+                        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
+                          overflows += encode_unit(segment, place, a, b);
+                        });
     if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
     next.write(block);
   }
 
  private:
-  TERSOR_DEVICE Unit place_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place) const {
-    auto* values = reinterpret_cast<Wire*>(target.values + segment.offset);
-    bool residual_aligned = false;
-    if constexpr (Unit::kFeedback)
-      residual_aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
-                         is_aligned_for<E, kRow>(segment.residual_out);
-    return {place,
-            values,
-            static_cast<const E*>(segment.residual_in),
-            static_cast<E*>(segment.residual_out),
-            is_aligned_for<Wire, kRow>(values),
-            residual_aligned,
-            target.padding,
-            segment.active != nullptr && load(segment.active) == 0};
-  }
-
   /// Gradient and values may be one span (bare values in place), so loads are of any kind.
   TERSOR_DEVICE unsigned encode_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place,
                                      float a, float b) const {
-    const Unit out = place_unit(segment, place);
+    const Unit out = Unit::of(segment, place, target.values, target.padding, is_inactive(segment));
     const auto* gradient = static_cast<const G*>(segment.gradient);
     const bool aligned = is_aligned_for<G, kRow>(gradient);
-    float p[kUnitChunks<kRow>][kRow], residual[kUnitChunks<kRow>][kRow];
+    Rows<kRow> p, residual;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       load_row<Load::kAny>(gradient, place.row(chunk, aligned), p[chunk]);
@@ -178,12 +186,9 @@ struct CastEncodeKernel {
 
 /// The bits of the gradient as they are, with zeros for segments that are not active.
 template <typename T, unsigned kMost>
-struct CopyKernel {
-  static constexpr unsigned kThreads = kCastThreads;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
+struct CopyKernel : UnitKernel {
+  static constexpr unsigned kResident = kCastResident.copy;
   static constexpr unsigned kRow = 16 / sizeof(T);
-  struct Shared {};
 
   SegmentTable<EncodeEntry, kMost> table;
   CastTarget target;
@@ -193,11 +198,10 @@ struct CopyKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     seal.write(block);
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const EncodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      copy_unit(segment, {first, segment.count, block.warp().thread_rank()});
-    });
+    for_each_unit<kRow>(block, table,
+                        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
+                          copy_unit(segment, place);
+                        });
     next.write(block);
   }
 
@@ -206,7 +210,7 @@ struct CopyKernel {
     const auto* from = static_cast<const T*>(segment.gradient);
     auto* to = reinterpret_cast<T*>(target.values + segment.offset);
     const bool aligned = is_aligned_for<T, kRow>(from) && is_aligned_for<T, kRow>(to);
-    const bool inactive = segment.active != nullptr && load(segment.active) == 0;
+    const bool inactive = is_inactive(segment);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
       copy_row(from, to, place.row(chunk, aligned), inactive);
@@ -232,26 +236,23 @@ struct CopyKernel {
   }
 };
 
-template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
-struct CastDecodeKernel {
-  static constexpr unsigned kThreads = kCastThreads;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
+template <typename Wire, typename T, unsigned kMostSegments, unsigned kMostFrames>
+struct CastDecodeKernel : UnitKernel {
+  static constexpr unsigned kResident = kCastResident.decode;
   static constexpr unsigned kRow = 16 / sizeof(T);
-  struct Shared {};
 
   SegmentTable<DecodeEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
   float factor;
+  DecodeMode mode;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     const bool sound = list.check(block);
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const DecodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      decode_unit(segment, {first, segment.count, block.warp().thread_rank()}, sound);
-    });
+    for_each_unit<kRow>(block, table,
+                        [&](const DecodeEntry& segment, const UnitPlace<kRow>& place) {
+                          decode_unit(segment, place, sound);
+                        });
   }
 
  private:
@@ -259,8 +260,8 @@ struct CastDecodeKernel {
                                  bool sound) const {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
-    float sum[kUnitChunks<kRow>][kRow] = {};
-    if constexpr (kMode == DecodeMode::kAdd) {
+    Rows<kRow> sum = {};
+    if (mode == DecodeMode::kAdd) {
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
         load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
@@ -278,11 +279,10 @@ struct CastDecodeKernel {
 
   /// Bare values may lie in the output itself. The first frame is assigned as a product.
   TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
-                               const UnitPlace<kRow>& place,
-                               float (&sum)[kUnitChunks<kRow>][kRow]) const {
+                               const UnitPlace<kRow>& place, Rows<kRow>& sum) const {
     const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
     const bool aligned = is_aligned_for<Wire, kRow>(values);
-    const bool assigns = kMode == DecodeMode::kAssign && index == 0;
+    const bool assigns = mode == DecodeMode::kAssign && index == 0;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       float row[kRow];
@@ -296,12 +296,9 @@ struct CastDecodeKernel {
 };
 
 template <typename Wire, typename E, unsigned kMostSegments, unsigned kMostFrames>
-struct CastReduceKernel {
-  static constexpr unsigned kThreads = kCastThreads;
-  static constexpr unsigned kResident = 3;
-  static constexpr bool kScans = false;
+struct CastReduceKernel : UnitKernel {
+  static constexpr unsigned kResident = kCastResident.reduce;
   static constexpr unsigned kRow = 16 / sizeof(Wire);
-  struct Shared {};
   using Unit = CastUnit<Wire, E, kRow>;
 
   SegmentTable<ReduceEntry, kMostSegments> table;
@@ -317,36 +314,19 @@ struct CastReduceKernel {
     const bool sound = list.check(block);
     const float b = words.residual_factor();
     unsigned overflows = 0;
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const ReduceEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      overflows +=
-          reduce_unit(segment, {first, segment.count, block.warp().thread_rank()}, b, sound);
-    });
+    for_each_unit<kRow>(block, table,
+                        [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
+                          overflows += reduce_unit(segment, place, b, sound);
+                        });
     if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
     next.write(block);
   }
 
  private:
-  TERSOR_DEVICE Unit place_unit(const ReduceEntry& segment, const UnitPlace<kRow>& place) const {
-    bool residual_aligned = false;
-    if constexpr (Unit::kFeedback)
-      residual_aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
-                         is_aligned_for<E, kRow>(segment.residual_out);
-    return {place,
-            reinterpret_cast<Wire*>(target.values + segment.offset),
-            static_cast<const E*>(segment.residual_in),
-            static_cast<E*>(segment.residual_out),
-            true,
-            residual_aligned,
-            Padding::kSection,
-            false};
-  }
-
   TERSOR_DEVICE unsigned reduce_unit(const ReduceEntry& segment, const UnitPlace<kRow>& place,
                                      float b, bool sound) const {
-    const Unit out = place_unit(segment, place);
-    float p[kUnitChunks<kRow>][kRow] = {}, residual[kUnitChunks<kRow>][kRow];
+    const Unit out = Unit::of(segment, place, target.values, target.padding, false);
+    Rows<kRow> p = {}, residual;
     if (sound) add_frames(segment, place, p);
     unsigned overflows = 0;
     TERSOR_UNROLL
@@ -363,7 +343,7 @@ struct CastReduceKernel {
   }
 
   TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
-                                float (&sum)[kUnitChunks<kRow>][kRow]) const {
+                                Rows<kRow>& sum) const {
     TERSOR_UNROLL_4
     for (unsigned index = 0; index < list.frames; ++index) {
       const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);

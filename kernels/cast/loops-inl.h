@@ -1,4 +1,4 @@
-// The loops of none, bf16 and f16 for one instruction set; `Wire` is float, Bf16 or F16.
+// The loops of all cast formats for one instruction set; `Wire` is float, Bf16 or F16.
 #if defined(TERSOR_KERNELS_CAST_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_CAST_LOOPS_INL_H_
 #undef TERSOR_KERNELS_CAST_LOOPS_INL_H_
@@ -6,7 +6,7 @@
 #define TERSOR_KERNELS_CAST_LOOPS_INL_H_
 #endif
 
-#include "kernels/cast/arguments.h"
+#include "kernels/cast/kernels.h"
 #include "kernels/host/feedback-inl.h"
 #include "kernels/scalar/float_mode.h"
 
@@ -145,30 +145,49 @@ void cast_decode_range(const CastDecode& arguments) {
   }
 }
 
-// The entry points, by types.
+/// Copies what needs no arithmetic.
+template <typename T>
+void copy_range(const CastEncode& arguments) {
+  if (arguments.store == Store::kCached && arguments.count > 0) {
+    std::memmove(arguments.values, arguments.gradient, arguments.count * sizeof(T));
+    return;
+  }
+  Input<T, kTile> gradients(arguments.gradient, arguments.count);
+  Output<T, kTile> values(arguments.values, arguments.store);
+  for (std::size_t first = 0; first < arguments.count; first += kTile) {
+    const std::size_t count = std::min(kTile, arguments.count - first);
+    std::copy_n(gradients.tile(first), kTile, values.tile(count));
+    values.take(count);
+  }
+}
 
-template <typename Wire>
-std::size_t cast_encode(const CastEncode& arguments) {
+template <class Format>
+std::size_t encode(const CastEncode& arguments) {
   const DefaultFloatMode mode;
-  return visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
-    return visit_residual(arguments.feedback, [&](auto residual) {
-      return cast_encode_range<Wire, decltype(gradient), decltype(residual)>(arguments);
+  return visit_gradient_dtype(arguments.dtype, [&]<typename G>(G) {
+    return visit_residual(arguments.feedback, [&]<typename E>(E) -> std::size_t {
+      if constexpr (Format::kLossless && std::is_same_v<E, Absent>)
+        if (arguments.factor == 1) return copy_range<G>(arguments), 0;
+      return cast_encode_range<typename Format::template Wire<G>, G, E>(arguments);
     });
   });
 }
 
-template <typename Wire>
-void cast_decode(const CastDecode& arguments) {
+template <class Format>
+void decode(const CastDecode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype,
-                       [&](auto value) { cast_decode_range<Wire, decltype(value)>(arguments); });
+  visit_gradient_dtype(arguments.dtype, [&]<typename T>(T) {
+    cast_decode_range<typename Format::template Wire<T>, T>(arguments);
+  });
 }
 
-template <typename Wire>
-std::size_t cast_reduce(const CastReduce& arguments) {
+template <class Format>
+std::size_t reduce(const CastReduce& arguments) {
   const DefaultFloatMode mode;
-  return visit_residual(arguments.feedback, [&](auto residual) {
-    return cast_reduce_range<Wire, decltype(residual)>(arguments);
+  return visit_gradient_dtype(arguments.dtype, [&]<typename G>(G) {
+    return visit_residual(arguments.feedback, [&]<typename E>(E) {
+      return cast_reduce_range<typename Format::template Wire<G>, E>(arguments);
+    });
   });
 }
 

@@ -21,9 +21,11 @@ struct NoResidual {};
 constexpr unsigned kMostSegments = 500;
 /// Frames that one decode or reduce takes.
 constexpr unsigned kMostFrames = kMostDeviceFrames;
-/// Lists up to here go in short parameters, which launch faster.
-constexpr unsigned kFewSegments = 16;
-constexpr unsigned kFewFrames = 16;
+/// Lists up to here have kernels whose parameters take less than the 4,096 bytes that every launch
+/// has had room for, instead of up to 32,224, which the driver copies for each launch. The kernels
+/// themselves are the same, instruction by instruction.
+constexpr unsigned kFewSegments = 48;
+constexpr unsigned kFewFrames = 48;
 
 /// Entries begin at their first unit: units are what a warp (or block) does at a time, numbered
 /// through all segments.
@@ -39,6 +41,10 @@ struct EncodeEntry {
   std::uint32_t first_unit;
 };
 static_assert(sizeof(EncodeEntry) == 64);
+
+TERSOR_DEVICE bool is_inactive(const EncodeEntry& segment) {
+  return segment.active != nullptr && load(segment.active) == 0;
+}
 
 struct DecodeEntry {
   void* output;

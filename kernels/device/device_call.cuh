@@ -37,12 +37,16 @@ void visit_residual_type(std::span<const SegmentState> states, Visitor&& visitor
 template <auto kValue>
 using Constant = std::integral_constant<decltype(kValue), kValue>;
 
-/// Long lists and short ones have launches of their own.
-template <typename Visitor>
-void visit_list_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
-  if (segments <= kFewSegments && frames <= kFewFrames)
-    return visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
-  return visitor(Constant<kMostSegments>{}, Constant<kMostFrames>{});
+/// Which lengths of lists kernels are made for. Long lists are those of many small tensors, which
+/// are sent as they are or rounded to nearest: what is rare with them takes several launches.
+enum class Lengths : std::uint8_t { kFewAndMost, kFew };
+template <Lengths kLengths = Lengths::kFewAndMost, typename Visitor>
+void visit_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
+  if constexpr (kLengths == Lengths::kFewAndMost) {
+    if (segments > kFewSegments || frames > kFewFrames)
+      return visitor(Constant<kMostSegments>{}, Constant<kMostFrames>{});
+  }
+  return visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
 }
 
 /// Which of a call's launches one is.
@@ -75,6 +79,19 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
     offset += sizes.bytes;
   }
   launch(LaunchPlace{is_first, true});
+}
+
+/// A launch over all units of the kernel's table, a warp each.
+template <class Kernel>
+void launch_units(Queue& queue, const Kernel& kernel) {
+  queue.launch(kernel,
+               queue.blocks_for<Kernel>(kernel.table.units, Kernel::kThreads / kWarpThreads));
+}
+
+/// The dtype of a call's checked list; f32 where it is empty.
+template <typename Span>
+Dtype dtype_of(std::span<Span> values) {
+  return values.empty() ? Dtype::kF32 : values.front().dtype();
 }
 
 /// The header as it is written before the payload's part of the checksum is known.

@@ -30,6 +30,22 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kResident)
   kernel(Block(storage), shared);
 }
 
+/// Of a table of tuning, whose rows begin with the architecture `from` which on they hold, the row
+/// of the architecture that is compiled for. Its numbers may differ by architecture, since hosts
+/// ask the device how many blocks it holds.
+template <class Row, std::size_t kRows>
+constexpr Row tuning_of(const Row (&table)[kRows]) {
+#if defined(__CUDA_ARCH__)
+  constexpr unsigned kArchitecture = __CUDA_ARCH__;
+#else
+  constexpr unsigned kArchitecture = 0;
+#endif
+  Row found = table[0];
+  for (const Row& row : table)
+    if (row.from <= kArchitecture) found = row;
+  return found;
+}
+
 class Queue {
  public:
   explicit Queue(StreamView stream) : stream_(static_cast<cudaStream_t>(stream.handle)) {}

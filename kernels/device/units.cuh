@@ -20,6 +20,20 @@ constexpr unsigned kChunkValues = 32 * kRow;
 template <unsigned kRow>
 constexpr unsigned kUnitChunks = kUnitValues / kChunkValues<kRow>;
 
+/// A thread's values of a unit.
+template <unsigned kRow>
+using Rows = float[kUnitChunks<kRow>][kRow];
+
+/// The same value in all of them.
+template <unsigned kRow>
+TERSOR_DEVICE void fill_rows(Rows<kRow>& rows, float value) {
+  TERSOR_UNROLL
+  for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i) rows[chunk][i] = value;
+  }
+}
+
 /// Where a thread's rows of a unit lie in their segment.
 template <unsigned kRow>
 struct UnitPlace {
@@ -49,7 +63,7 @@ struct UnitPlace {
 /// decides for the whole unit, so that its loads go out together.
 template <Load kLoad, typename T, unsigned kRow>
 TERSOR_DEVICE void load_rows(const T* values, const UnitPlace<kRow>& place, bool aligned,
-                             float (&rows)[kUnitChunks<kRow>][kRow]) {
+                             Rows<kRow>& rows) {
   using Bytes = RowBytes<kRow * sizeof(T)>;
   if (aligned && place.is_whole()) {
     const T* from = values + place.position(0);
@@ -65,8 +79,8 @@ TERSOR_DEVICE void load_rows(const T* values, const UnitPlace<kRow>& place, bool
 }
 
 template <typename T, unsigned kRow>
-TERSOR_DEVICE void store_rows(const float (&rows)[kUnitChunks<kRow>][kRow], T* values,
-                              const UnitPlace<kRow>& place, bool aligned) {
+TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPlace<kRow>& place,
+                              bool aligned) {
   if (aligned && place.is_whole()) {
     T* to = values + place.position(0);
     TERSOR_UNROLL
@@ -79,14 +93,24 @@ TERSOR_DEVICE void store_rows(const float (&rows)[kUnitChunks<kRow>][kRow], T* v
     store_row(rows[chunk], values, place.row(chunk, false));
 }
 
-/// Calls visit(unit) for each unit of this warp.
-template <class Block, class Visit>
-TERSOR_DEVICE void for_each_unit(const Block& block, std::uint32_t units, const Visit& visit) {
+/// Calls visit(segment, place) for each unit of this warp.
+template <unsigned kRow, class Block, class Table, class Visit>
+TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const Visit& visit) {
   const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
-  for (std::size_t unit =
-           static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
-       unit < units; unit += stride)
-    visit(static_cast<std::uint32_t>(unit));
+  for (std::size_t at = static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
+       at < table.units; at += stride) {
+    const auto unit = static_cast<std::uint32_t>(at);
+    const auto& segment = table.find(unit);
+    visit(segment, UnitPlace<kRow>{std::size_t{unit - segment.first_unit} * kUnitValues,
+                                   segment.count, block.warp().thread_rank()});
+  }
 }
+
+/// What all kernels have that take a unit a warp.
+struct UnitKernel {
+  static constexpr unsigned kThreads = 256;
+  static constexpr bool kScans = false;
+  struct Shared {};
+};
 
 }  // namespace tersor::kernels

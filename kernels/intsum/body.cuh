@@ -11,9 +11,6 @@
 
 namespace tersor::kernels {
 
-/// Segments of one launch: entries hold one number more than other codecs'.
-constexpr unsigned kMostIntsumSegments = 400;
-
 /// `offset` counts bare codes.
 struct IntsumEncodeEntry : EncodeEntry {
   std::uint64_t first_block;
@@ -35,19 +32,12 @@ TERSOR_DEVICE bool has_block(const UnitPlace<kRow>& place, unsigned chunk) {
   return chunk * kChunkValues<kRow> / kIntsumBlock * kIntsumBlock < place.values();
 }
 
-TERSOR_DEVICE bool is_inactive(const EncodeEntry& segment) {
-  return segment.active != nullptr && load(segment.active) == 0;
-}
-
-template <typename G, typename E, unsigned kMost>
-struct IntsumMaximaKernel {
-  static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = kQuantizeResident<E, NoiseKind::kNone>;
-  static constexpr bool kScans = false;
+template <typename G, typename E>
+struct IntsumMaximaKernel : UnitKernel {
+  static constexpr unsigned kResident = kEncodeResident<E, NoiseKind::kNone>;
   static constexpr unsigned kRow = 16 / sizeof(G);
-  struct Shared {};
 
-  SegmentTable<IntsumEncodeEntry, kMost> table;
+  SegmentTable<IntsumEncodeEntry, kFewSegments> table;
   std::uint32_t* maxima;
   CallWords words;
   float factor;
@@ -55,18 +45,17 @@ struct IntsumMaximaKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     const float a = words.gradient_factor(), b = words.residual_factor();
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const IntsumEncodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      write_unit(block.warp(), segment, {first, segment.count, block.warp().thread_rank()}, a, b);
-    });
+    for_each_unit<kRow>(block, table,
+                        [&](const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place) {
+                          write_unit(block.warp(), segment, place, a, b);
+                        });
   }
 
  private:
   template <class Warp>
   TERSOR_DEVICE void write_unit(const Warp& warp, const IntsumEncodeEntry& segment,
                                 const UnitPlace<kRow>& place, float a, float b) const {
-    float p[kUnitChunks<kRow>][kRow];
+    Rows<kRow> p;
     load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), place, a, b, p);
     std::uint32_t largest[kUnitChunks<kRow>];
     block_maxima<IntsumBytes, kRow>(warp, p, largest);
@@ -120,15 +109,12 @@ TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale,
   }
 }
 
-template <typename G, typename E, NoiseKind kKind, unsigned kMost>
-struct IntsumEncodeKernel {
-  static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = kQuantizeResident<E, kKind>;
-  static constexpr bool kScans = false;
+template <typename G, typename E, NoiseKind kKind>
+struct IntsumEncodeKernel : UnitKernel {
+  static constexpr unsigned kResident = kEncodeResident<E, kKind>;
   static constexpr unsigned kRow = 16 / sizeof(G);
-  struct Shared {};
 
-  SegmentTable<IntsumEncodeEntry, kMost> table;
+  SegmentTable<IntsumEncodeEntry, kFewSegments> table;
   std::byte* codes;
   const float* scales;
   CallWords words;
@@ -142,16 +128,14 @@ struct IntsumEncodeKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     const float a = words.gradient_factor(), b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const IntsumEncodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      const UnitPlace<kRow> place{first, segment.count, block.warp().thread_rank()};
-      float p[kUnitChunks<kRow>][kRow];
-      load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), place, a, b, p);
-      const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
-                                        segment.parameter);
-      write_unit(segment, place, noise, p);
-    });
+    for_each_unit<kRow>(
+        block, table, [&](const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place) {
+          Rows<kRow> p;
+          load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), place, a, b, p);
+          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
+                                            step, segment.parameter);
+          write_unit(segment, place, noise, p);
+        });
     next.write(block);
   }
 
@@ -172,11 +156,10 @@ struct IntsumEncodeKernel {
   }
 
   TERSOR_DEVICE void write_unit(const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place,
-                                const RowNoise<kKind, kRow>& noise,
-                                const float (&p)[kUnitChunks<kRow>][kRow]) const {
+                                const RowNoise<kKind, kRow>& noise, const Rows<kRow>& p) const {
     Scales own;
     load_scales(segment, place, own);
-    float left[kUnitChunks<kRow>][kRow];
+    Rows<kRow> left;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       std::uint32_t row[kRow];
@@ -187,15 +170,12 @@ struct IntsumEncodeKernel {
   }
 };
 
-template <typename T, unsigned kMost>
-struct IntsumDecodeKernel {
-  static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
+template <typename T>
+struct IntsumDecodeKernel : UnitKernel {
+  static constexpr unsigned kResident = kQuantizeResident.decode;
   static constexpr unsigned kRow = 16 / sizeof(T);
-  struct Shared {};
 
-  SegmentTable<IntsumDecodeEntry, kMost> table;
+  SegmentTable<IntsumDecodeEntry, kFewSegments> table;
   const std::byte* codes;
   const float* scales;
   float factor;
@@ -205,11 +185,10 @@ struct IntsumDecodeKernel {
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const IntsumDecodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      decode_unit(segment, {first, segment.count, block.warp().thread_rank()});
-    });
+    for_each_unit<kRow>(block, table,
+                        [&](const IntsumDecodeEntry& segment, const UnitPlace<kRow>& place) {
+                          decode_unit(segment, place);
+                        });
   }
 
  private:
@@ -217,11 +196,11 @@ struct IntsumDecodeKernel {
                                  const UnitPlace<kRow>& place) const {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
-    float sum[kUnitChunks<kRow>][kRow];
+    Rows<kRow> sum;
     if (mode == DecodeMode::kAdd)
       load_rows<Load::kAny>(output, place, aligned, sum);
     else  // what is added to -0 stays as it is: products, with their signs
-      fill(sum, -0.0f);
+      fill_rows<kRow>(sum, -0.0f);
     auto* base = const_cast<std::byte*>(codes) + segment.offset * code_bytes;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
@@ -234,14 +213,6 @@ struct IntsumDecodeKernel {
         sum[chunk][i] = fused_multiply_add(row[i], scale, sum[chunk][i]);
     }
     store_rows(sum, output, place, aligned);
-  }
-
-  TERSOR_DEVICE static void fill(float (&rows)[kUnitChunks<kRow>][kRow], float value) {
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i) rows[chunk][i] = value;
-    }
   }
 };
 

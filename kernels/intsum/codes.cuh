@@ -3,7 +3,7 @@
 
 #include "kernels/device/row.cuh"
 #include "kernels/intsum/formulas.h"
-#include "kernels/quantize/codes.cuh"
+#include "kernels/quantize/rows.cuh"
 
 #include <cstdint>
 #include <cstring>
@@ -31,8 +31,7 @@ struct CodeRow {
 template <unsigned kRow>
 TERSOR_DEVICE void store_bytes(const std::uint32_t (&codes)[kRow], const CodeRow<kRow>& row) {
   auto* to = row.template at<std::uint8_t>(row.place.first);
-  if (row.template is_whole<std::int8_t>())
-    return pack_codes<IntsumBytes, kRow, 0, 0>(codes).store_to(to);
+  if (row.template is_whole<std::int8_t>()) return pack_bytes<0>(codes).store_to(to);
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i)
     if (i < row.place.left) store(to + i, static_cast<std::uint8_t>(codes[i]));
@@ -71,8 +70,8 @@ template <unsigned kRow>
 TERSOR_DEVICE void load_bytes(const CodeRow<kRow>& row, float (&sums)[kRow]) {
   const auto* from = row.template at<const std::int8_t>(row.place.first);
   if (row.template is_whole<std::int8_t>())
-    return unpack_codes<IntsumBytes, kRow>(RowBytes<kRow>::template load_from<Load::kInput>(from),
-                                           sums);
+    return RowCodes<IntsumBytes>::values<kRow>(
+        RowBytes<kRow>::template load_from<Load::kInput>(from), sums);
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i)
     sums[i] = i < row.place.left ? float_of_small(load(from + i)) : 0.0f;

@@ -13,6 +13,10 @@
 #include "kernels/intsum/formulas.h"
 #include "kernels/quantize/loops-inl.h"
 
+#define TERSOR_VECTORS
+#include "kernels/quantize/int8.h"
+#undef TERSOR_VECTORS
+
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 

@@ -3,7 +3,7 @@
 // values need only their element's alignment.
 #pragma once
 
-#include "kernels/quantize/arguments.h"
+#include "kernels/quantize/kernels.h"
 
 #include <tersor/codecs/intsum.h>
 

@@ -1,9 +1,9 @@
-// How intsum is launched on a device: one launch a round for up to 400 segments.
+// How intsum is launched on a device: one launch a round for up to kFewSegments segments.
 
+#include "kernels/device/device_call.cuh"
 #include "kernels/intsum/body.cuh"
 #include "kernels/intsum/device.h"
 #include "kernels/intsum/places.h"
-#include "kernels/quantize/device.cuh"
 
 namespace tersor::kernels {
 namespace {
@@ -18,18 +18,6 @@ auto sizes_of(IntsumLanes lanes) {
   return [=](const Segment& segment) -> IntsumSizes {
     return {IntsumPlace::of(segment.count, lanes), ceil_div(segment.count, kUnitValues)};
   };
-}
-
-template <NoiseKind kKind, typename Visitor>
-void visit_intsum_lengths(std::size_t segments, Visitor&& visitor) {
-  if (kKind == NoiseKind::kAny || segments <= kFewSegments)
-    visitor(Constant<kFewSegments>{});
-  else if constexpr (kKind != NoiseKind::kAny)
-    visitor(Constant<kMostIntsumSegments>{});
-}
-
-Dtype gradient_dtype(const EncodeCall& call) {
-  return call.gradients.empty() ? Dtype::kF32 : call.gradients.front().dtype();
 }
 
 unsigned code_bytes(IntsumLanes lanes) {
@@ -48,8 +36,7 @@ void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumL
       },
       [&](LaunchPlace place) {
         before(place);
-        queue.launch(kernel,
-                     queue.blocks_for<Kernel>(kernel.table.units, Kernel::kThreads / kWarpThreads));
+        launch_units(queue, kernel);
       });
 }
 
@@ -68,14 +55,12 @@ void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLa
 
 void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima) {
   Queue queue(call.execution.stream);
-  visit_value_type(gradient_dtype(call), [&]<typename G>(G) {
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_intsum_lengths<NoiseKind::kNone>(call.segments.size(), [&](auto segments) {
-        IntsumMaximaKernel<G, E, segments()> kernel;
-        kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima.pointer());
-        kernel.factor = factor;
-        launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
-      });
+      IntsumMaximaKernel<G, E> kernel;
+      kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima.pointer());
+      kernel.factor = factor;
+      launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
     });
   });
 }
@@ -91,19 +76,17 @@ void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan m
 void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, float factor,
                           ValueSpan codes) {
   Queue queue(call.execution.stream);
-  visit_value_type(gradient_dtype(call), [&]<typename G>(G) {
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
       visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
-        visit_intsum_lengths<kKind>(call.segments.size(), [&](auto segments) {
-          IntsumEncodeKernel<G, E, kKind, segments()> kernel;
-          kernel.codes = codes.pointer();
-          kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
-          kernel.key = call.random.key;
-          kernel.factor = factor;
-          kernel.lanes = options.lanes;
-          kernel.code_bytes = code_bytes(options.lanes);
-          launch_codes<kKind>(queue, kernel, call, options.lanes);
-        });
+        IntsumEncodeKernel<G, E, kKind> kernel;
+        kernel.codes = codes.pointer();
+        kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
+        kernel.key = call.random.key;
+        kernel.factor = factor;
+        kernel.lanes = options.lanes;
+        kernel.code_bytes = code_bytes(options.lanes);
+        launch_codes<kKind>(queue, kernel, call, options.lanes);
       });
     });
   });
@@ -111,7 +94,8 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
 
 void intsum_device_decode(const DecodeCall& call, IntsumLanes lanes, ConstValueSpan codes) {
   Queue queue(call.execution.stream);
-  const auto launch = [&]<class Kernel>(Kernel& kernel) {
+  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+    IntsumDecodeKernel<T> kernel;
     kernel.codes = codes.pointer();
     kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
     kernel.factor = call.factor;
@@ -123,17 +107,7 @@ void intsum_device_decode(const DecodeCall& call, IntsumLanes lanes, ConstValueS
         [&](std::size_t i, const IntsumPlace& place) {
           return IntsumDecodeEntry{decode_entry(call, i, place.codes), place.maxima};
         },
-        [&](LaunchPlace) {
-          queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units,
-                                                        Kernel::kThreads / kWarpThreads));
-        });
-  };
-  const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
-  visit_value_type(dtype, [&]<typename T>(T) {
-    visit_intsum_lengths<NoiseKind::kNone>(call.segments.size(), [&](auto segments) {
-      IntsumDecodeKernel<T, segments()> kernel;
-      launch(kernel);
-    });
+        [&](LaunchPlace) { launch_units(queue, kernel); });
   });
 }
 

@@ -1,5 +1,5 @@
-// The kernel bodies of int8 and int4: a warp takes a unit of 512 values of one segment at a time,
-// 16 of them a thread, in registers between the one read and the one write.
+// The kernel bodies of quantising formats: a warp takes a unit of 512 values of one segment at a
+// time, 16 of them a thread, in registers between the one read and the one write.
 //
 // Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
 // Bytes a value, f32: encode 4 read and 1 (int4: 1/2) written, with feedback 4 more of each; decode
@@ -9,8 +9,8 @@
 
 #include "kernels/device/call.cuh"
 #include "kernels/device/units.cuh"
-#include "kernels/quantize/codes.cuh"
 #include "kernels/quantize/decode_body.cuh"
+#include "kernels/quantize/noise.cuh"
 
 #include <tersor/align.h>
 
@@ -20,16 +20,9 @@
 
 namespace tersor::kernels {
 
-/// Blocks on a multiprocessor: as many as need no spills. Noise of any element takes a counter a
-/// value, feedback a second row of each chunk.
-template <typename E, NoiseKind kKind>
-constexpr unsigned kQuantizeResident = kKind == NoiseKind::kAny        ? 2
-                                       : std::is_same_v<E, NoResidual> ? 4
-                                                                       : 3;
-
 /// The largest magnitude, as bits, of the block in which this thread's row of each chunk lies.
 template <class Format, unsigned kRow, class Warp>
-TERSOR_DEVICE void block_maxima(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
+TERSOR_DEVICE void block_maxima(const Warp& warp, const Rows<kRow>& p,
                                 std::uint32_t (&maxima)[kUnitChunks<kRow>]) {
   // As signed numbers the bits have the largest positive value on top, as unsigned ones the largest
   // negative: of a maximum of each only the sign must go.
@@ -72,40 +65,10 @@ TERSOR_DEVICE void block_maxima(const Warp& warp, const float (&p)[kUnitChunks<k
   }
 }
 
-/// A row's codes, and what they decode to where a residual wants it.
-template <class Format, NoiseKind kKind, unsigned kRow>
-TERSOR_DEVICE RowBytes<kRowCodeBytes<Format, kRow>> quantize_row(const float (&p)[kRow],
-                                                                 const BlockScale& scale,
-                                                                 const RowNoise<kKind, kRow>& noise,
-                                                                 unsigned chunk,
-                                                                 float (&decoded)[kRow]) {
-  constexpr bool kNearest = kKind == NoiseKind::kNone;
-  constexpr unsigned kByte = kNearest ? 0 : 1;  // of a sum that holds the code
-  // What sums hold beside the code. The bytes of int8 know nothing of it.
-  constexpr std::uint32_t kBase = kNearest ? kNearestBits : kStochasticBits >> 8;
-  std::uint32_t sums[kRow];
-  TERSOR_UNROLL
-  for (unsigned i = 0; i < kRow; ++i) {
-    if constexpr (kNearest) {
-      const float sum = nearest_sum(p[i], scale.inverse);
-      decoded[i] = nearest_value(sum, scale.scale);
-      sums[i] = bits_of(sum);
-    } else {
-      const std::uint32_t sum =
-          bits_of(fused_multiply_add(p[i], scale.inverse, kStochasticMagic)) + noise.at(chunk, i);
-      const std::uint32_t code = sum >> 8;  // plus kBase
-      decoded[i] = (float_of(code + (kNearestBits - kBase)) - kNearestMagic) * scale.scale;
-      sums[i] = Format::kBits == 8 ? sum : code;
-    }
-  }
-  return pack_codes<Format, kRow, kByte, kBase>(sums);
-}
-
 /// This thread's rows of one unit's residual.
 template <typename E, unsigned kRow>
 struct ResidualRows {
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
-  using Rows = float[kUnitChunks<kRow>][kRow];
 
   const E* in;
   E* out;
@@ -123,9 +86,9 @@ struct ResidualRows {
   }
 
   /// p = a · p + b · residual.
-  TERSOR_DEVICE void add_to(const UnitPlace<kRow>& place, float a, float b, Rows& p) const {
+  TERSOR_DEVICE void add_to(const UnitPlace<kRow>& place, float a, float b, Rows<kRow>& p) const {
     if constexpr (kFeedback) {
-      Rows residual;
+      Rows<kRow> residual;
       load_rows<Load::kAny>(in, place, aligned, residual);
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
@@ -138,7 +101,7 @@ struct ResidualRows {
   /// What the codes left of p; the residual of poisoned blocks stays.
   TERSOR_DEVICE void store_left(const UnitPlace<kRow>& place,
                                 const BlockScale (&scales)[kUnitChunks<kRow>],
-                                const Rows& left) const {
+                                const Rows<kRow>& left) const {
     if constexpr (kFeedback) {
       bool poisoned = false;
       TERSOR_UNROLL
@@ -175,7 +138,7 @@ struct QuantizeUnit {
   }
 
   template <class Warp>
-  TERSOR_DEVICE void write(const Warp& warp, const float (&p)[kUnitChunks<kRow>][kRow],
+  TERSOR_DEVICE void write(const Warp& warp, const Rows<kRow>& p,
                            const RowNoise<kKind, kRow>& noise) const {
     std::uint32_t maxima[kUnitChunks<kRow>];
     block_maxima<Format, kRow>(warp, p, maxima);
@@ -187,7 +150,7 @@ struct QuantizeUnit {
           shares ? scales[chunk - 1] : block_scale<Format>(keeps ? kInfinityBits : maxima[chunk]);
     }
     store_scales(scales);
-    float left[kUnitChunks<kRow>][kRow];
+    Rows<kRow> left;
     quantize(p, scales, noise, left);
     residual.store_left(place, scales, left);
     pad_scales();
@@ -215,17 +178,15 @@ struct QuantizeUnit {
   }
 
   /// Writes the codes with their padding, and returns what they leave of p.
-  TERSOR_DEVICE void quantize(const float (&p)[kUnitChunks<kRow>][kRow],
-                              const BlockScale (&scales)[kUnitChunks<kRow>],
-                              const RowNoise<kKind, kRow>& noise,
-                              float (&left)[kUnitChunks<kRow>][kRow]) const {
+  TERSOR_DEVICE void quantize(const Rows<kRow>& p, const BlockScale (&scales)[kUnitChunks<kRow>],
+                              const RowNoise<kKind, kRow>& noise, Rows<kRow>& left) const {
     std::byte* to =
         sections + Layout{place.count}.codes_offset() + place.position(0) * Format::kBits / 8;
     const unsigned end = (place.values() * Format::kBits + 127) / 128 * 16;  // bytes of the unit
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       float decoded[kRow];
-      auto codes = quantize_row<Format>(p[chunk], scales[chunk], noise, chunk, decoded);
+      auto codes = RowCodes<Format>::code(p[chunk], scales[chunk], noise, chunk, decoded);
       if (scales[chunk].poisoned) codes = {};
       if (place.index(chunk) * Format::kBits / 8 < end)
         codes.store_to(to + chunk * kChunkValues<kRow> * Format::kBits / 8);
@@ -238,21 +199,16 @@ struct QuantizeUnit {
 /// p of a unit of one segment.
 template <typename G, typename E, unsigned kRow>
 TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, kRow>& residual,
-                             const UnitPlace<kRow>& place, float a, float b,
-                             float (&p)[kUnitChunks<kRow>][kRow]) {
+                             const UnitPlace<kRow>& place, float a, float b, Rows<kRow>& p) {
   const auto* gradient = static_cast<const G*>(segment.gradient);
   load_rows<Load::kInput>(gradient, place, is_aligned_for<G, kRow>(gradient), p);
   residual.add_to(place, a, b, p);
 }
 
 template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
-struct QuantizeEncodeKernel {
-  static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = kQuantizeResident<E, kKind>;
-  static constexpr bool kScans = false;
+struct QuantizeEncodeKernel : UnitKernel {
+  static constexpr unsigned kResident = kEncodeResident<E, kKind>;
   static constexpr unsigned kRow = 16 / sizeof(G);
-  struct Shared {};
-  using Unit = QuantizeUnit<Format, E, kKind, kRow>;
 
   SegmentTable<EncodeEntry, kMost> table;
   std::byte* payload;
@@ -266,30 +222,24 @@ struct QuantizeEncodeKernel {
     seal.write(block);
     const float a = words.gradient_factor(), b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const EncodeEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      const bool inactive = segment.active != nullptr && load(segment.active) == 0;
-      const Unit out =
-          Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, inactive);
-      float p[kUnitChunks<kRow>][kRow];
-      load_sent<G>(segment, out.residual, out.place, a, b, p);
-      const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
-                                        segment.parameter);
-      out.write(block.warp(), p, noise);
-    });
+    for_each_unit<kRow>(
+        block, table, [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
+          const auto out = QuantizeUnit<Format, E, kKind, kRow>::of(segment, place, payload,
+                                                                    is_inactive(segment));
+          Rows<kRow> p;
+          load_sent<G>(segment, out.residual, place, a, b, p);
+          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
+                                            step, segment.parameter);
+          out.write(block.warp(), p, noise);
+        });
     next.write(block);
   }
 };
 
 template <class Format, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
-struct QuantizeReduceKernel {
-  static constexpr unsigned kThreads = kQuantizeThreads;
-  static constexpr unsigned kResident = kKind == NoiseKind::kAny ? 2 : 3;
-  static constexpr bool kScans = false;
+struct QuantizeReduceKernel : UnitKernel {
+  static constexpr unsigned kResident = kReduceResident<kKind>;
   static constexpr unsigned kRow = 8;
-  struct Shared {};
-  using Unit = QuantizeUnit<Format, E, kKind, kRow>;
 
   SegmentTable<ReduceEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
@@ -305,26 +255,24 @@ struct QuantizeReduceKernel {
     const bool sound = list.check(block);
     const float b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      const ReduceEntry& segment = table.find(unit);
-      const std::size_t first = std::size_t{unit - segment.first_unit} * kUnitValues;
-      const Unit out =
-          Unit::of(segment, {first, segment.count, block.warp().thread_rank()}, payload, false);
-      float p[kUnitChunks<kRow>][kRow] = {};
-      if (sound) add_all_frames(segment, out.place, p);
-      out.residual.add_to(out.place, 1.0f, b, p);
-      if (!sound) poison(p);
-      const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + first, key, step,
-                                        segment.parameter);
-      out.write(block.warp(), p, noise);
-    });
+    for_each_unit<kRow>(
+        block, table, [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
+          const auto out = QuantizeUnit<Format, E, kKind, kRow>::of(segment, place, payload, false);
+          Rows<kRow> p = {};
+          if (sound) add_all_frames(segment, place, p);
+          out.residual.add_to(place, 1.0f, b, p);
+          if (!sound) poison(p);
+          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
+                                            step, segment.parameter);
+          out.write(block.warp(), p, noise);
+        });
     next.write(block);
   }
 
  private:
   /// Codes behind the segment's end may be anything in a frame that came from elsewhere.
   TERSOR_DEVICE void add_all_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
-                                    float (&sum)[kUnitChunks<kRow>][kRow]) const {
+                                    Rows<kRow>& sum) const {
     const QuantizedRows<Format, kRow> rows(place, segment.offset);
     if (place.is_whole()) return add_frames<UnitKind::kWhole>(rows, sum);
     add_frames<UnitKind::kPart>(rows, sum);
@@ -337,22 +285,13 @@ struct QuantizeReduceKernel {
   }
 
   template <UnitKind kUnit>
-  TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows,
-                                float (&sum)[kUnitChunks<kRow>][kRow]) const {
+  TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows, Rows<kRow>& sum) const {
     TERSOR_UNROLL_4
-    for (unsigned index = 0; index < list.frames; ++index) {
-      float codes[kUnitChunks<kRow>][kRow], scales[kUnitChunks<kRow>];
-      rows.template load<kUnit>(list.payload(index), codes, scales);
-      TERSOR_UNROLL
-      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        TERSOR_UNROLL
-        for (unsigned i = 0; i < kRow; ++i)
-          sum[chunk][i] = fused_multiply_add(codes[chunk][i], scales[chunk], sum[chunk][i]);
-      }
-    }
+    for (unsigned index = 0; index < list.frames; ++index)
+      rows.template add<kUnit>(list.payload(index), 1.0f, sum);
   }
 
-  TERSOR_DEVICE static void poison(float (&p)[kUnitChunks<kRow>][kRow]) {
+  TERSOR_DEVICE static void poison(Rows<kRow>& p) {
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) p[chunk][0] = float_of(kNanBits);
   }

@@ -1,20 +1,26 @@
-// Blockwise quantisation with absmax scaling (QSGD, Alistarh et al. 2017), one value at a time:
-// what int8 and int4 compute on every device. `Format` is Int8Format or Int4Format.
-//
+// Blockwise quantisation with absmax scaling (QSGD, Alistarh et al. 2017), one value at a time.
 // With p the value to send and absmax the largest |p| of a block, as an integer maximum of bits:
-//   scale        q = absmax · fl(1/L); a block with a NaN or an infinity is poisoned, and a q
-//                below 2^-100 counts as 0
+//   scale        q = absmax · fl(1/L); a block with a NaN or an infinity is poisoned, and a q below
+//                2^-100 counts as 0
+//   code         what a format makes of p/q
+//   residual     p - d, where d = value(code) · q, rounded once
 //
-//   nearest      the code is the low bits of fma(p, 1/q, 1.5·2^23)
-//
+// Formats whose codes are whole numbers (int8, int4) share how they make them:
+//   nearest      the code is the low bits of fma(p, 1/q, 1.5·2^23); d + residual = p exactly
 //   stochastic   the low 16 bits of fma(p, 1/q, 1.5·2^15) are p/q in steps of 1/256; a random byte
 //                is added to them, and the code is what lies above the lowest byte then
 //
-//   residual     p - d, with d = code · q rounded once, so that d + residual = p (nearest: exactly)
-//
+// A format is a header that formats.h includes. Its parts, of which none can be left out:
+//   NAMEFormat                 name, summary, id, layout, and L as kLevels
+//   RowCodes<NAMEFormat>       for devices (kernels/quantize/rows.cuh says of what)
+//   VectorCodes<NAMEFormat>    for hosts, once for each instruction set, where TERSOR_VECTORS is
+//                              defined (kernels/quantize/vectors-inl.h)
+//   TERSOR_QUANTIZE_FORMAT(NAMEFormat)    where that is defined: the format's place in the list
 #pragma once
 
 #include "kernels/scalar/bits.h"
+
+#include <cstddef>
 
 namespace tersor::kernels {
 
@@ -23,6 +29,14 @@ constexpr std::uint32_t kNearestBits = 0x4b400000u;     // its bits
 constexpr float kStochasticMagic = 49152.0f;            // 1.5 · 2^15
 constexpr std::uint32_t kStochasticBits = 0x47400000u;  // its bits
 constexpr float kSmallestScale = 0x1p-100f;
+
+/// What a format's struct begins with.
+template <class PayloadLayout>
+struct QuantizeFormat {
+  using Layout = PayloadLayout;
+  static constexpr std::size_t kBlock = Layout::kBlock;  // values that share a scale
+  static constexpr unsigned kBits = Layout::kBits;       // of a code
+};
 
 /// What a block is quantised with. Where `poisoned`, all codes are 0 and the residual stays.
 /// A scale of 0 has the inverse 0: the formulas below then give code 0, and residual p.

@@ -1,19 +1,77 @@
-// int8: eight-bit codes in [-127, 127], a scale for every 256 values.
-#pragma once
+// int8: eight-bit codes in [-127, 127], a scale for every 256 values. The one to copy for a format
+// of this family; kernels/quantize/formulas.h says what its parts are.
+#ifndef TERSOR_KERNELS_QUANTIZE_INT8_H_
+#define TERSOR_KERNELS_QUANTIZE_INT8_H_
 
 #include "kernels/quantize/formulas.h"
 
 #include <tersor/codecs/int8.h>
 
-#include <cstddef>
+#include <string_view>
+
+#if defined(__CUDACC__)
+#include "kernels/quantize/rows.cuh"
+#endif
 
 namespace tersor::kernels {
 
-struct Int8Format {
-  using Layout = Int8Layout;
+struct Int8Format : QuantizeFormat<Int8Layout> {
+  static constexpr std::string_view kName = "int8";
+  static constexpr std::string_view kSummary =
+      "eight bits a value, a scale for 256 values (QSGD with absmax scaling)";
+  static constexpr std::uint16_t kId = kInt8CodecId;
   static constexpr float kLevels = 127;
-  static constexpr std::size_t kBlock = 256;  // values that share a scale
-  static constexpr unsigned kBits = 8;        // of a code
 };
 
+#if defined(__CUDACC__)
+
+template <>
+struct RowCodes<Int8Format> : WholeRowCodes<Int8Format> {
+  template <unsigned kByte, unsigned kRow>
+  TERSOR_DEVICE static RowBytes<kRow> pack(const std::uint32_t (&sums)[kRow]) {
+    return pack_bytes<kByte>(sums);
+  }
+
+  template <unsigned kRow>
+  TERSOR_DEVICE static void values(const RowBytes<kRow>& row, float (&values)[kRow]) {
+    std::uint32_t word[kRow / 4];
+    std::memcpy(word, &row, sizeof row);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRow; ++i)
+      values[i] = float_of_byte<128>(word[i / 4] ^ 0x80808080u, i % 4);
+  }
+};
+
+#endif
+
 }  // namespace tersor::kernels
+
+#endif  // TERSOR_KERNELS_QUANTIZE_INT8_H_
+
+#ifdef TERSOR_VECTORS
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+template <>
+struct VectorCodes<Int8Format> : WholeVectorCodes {
+  static HWY_INLINE void store(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index) {
+    store_bytes(codes, block + index);
+  }
+
+  static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
+    const hn::Rebind<std::int8_t, I32> narrow;
+    const auto* bytes = reinterpret_cast<const std::int8_t*>(block) + index;
+    for (std::size_t k = 0; k < kVectors; ++k)
+      values[k] = hn::ConvertTo(F32(), hn::PromoteTo(I32(), hn::LoadU(narrow, bytes + k * kLanes)));
+  }
+};
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_VECTORS
+
+#ifdef TERSOR_QUANTIZE_FORMAT
+TERSOR_QUANTIZE_FORMAT(Int8Format)
+#endif

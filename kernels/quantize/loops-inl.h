@@ -1,7 +1,6 @@
-// The loops of int8 and int4 for one instruction set; `Format` is Int8Format or Int4Format. A block
-// is read once: its p is kept in the first-level cache between its maximum and its codes. Bytes a
-// value, f32: encode 4 read and 1 (int4: 1/2) written; with feedback 4 more read and 4 more
-// written.
+// The loops of all quantising formats for one instruction set. A block is read once: its p is kept
+// in the first-level cache between its maximum and its codes. Bytes a value, f32: encode 4 read and
+// 1 (int4: 1/2) written; with feedback 4 more read and 4 more written.
 #if defined(TERSOR_KERNELS_QUANTIZE_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_QUANTIZE_LOOPS_INL_H_
 #undef TERSOR_KERNELS_QUANTIZE_LOOPS_INL_H_
@@ -11,9 +10,8 @@
 
 #include "kernels/host/feedback-inl.h"
 #include "kernels/host/noise-inl.h"
-#include "kernels/quantize/arguments.h"
-#include "kernels/quantize/codes-inl.h"
-#include "kernels/quantize/formulas.h"
+#include "kernels/quantize/kernels.h"
+#include "kernels/quantize/vectors-inl.h"
 #include "kernels/scalar/float_mode.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -56,44 +54,36 @@ struct BlockOutput {
   const std::uint8_t* noise;  // null: nearest
 };
 
-/// The codes of kLanes values, and their new residual.
+/// Stores what codes leave of p.
 template <typename Residual>  // a pointer, or Absent
-HWY_INLINE VI32 nearest_codes(VF32 p, VF32 scale, VF32 inverse, Residual residual) {
-  const VF32 magic = hn::Set(F32(), kNearestMagic);
-  const VF32 sum = fused(p, inverse, magic);
+HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual residual) {
   if constexpr (!std::is_same_v<Residual, Absent>)
-    store_values(hn::Sub(p, hn::Mul(hn::Sub(sum, magic), scale)), residual);
-  return hn::Sub(hn::BitCast(I32(), sum), hn::Set(I32(), kNearestBits));
-}
-
-template <typename Residual>
-HWY_INLINE VI32 stochastic_codes(VF32 p, VF32 scale, VF32 inverse, const std::uint8_t* noise,
-                                 Residual residual) {
-  const hn::Rebind<std::uint8_t, I32> narrow;
-  const VI32 random = hn::PromoteTo(I32(), hn::LoadU(narrow, noise));
-  const VI32 sum = hn::BitCast(I32(), fused(p, inverse, hn::Set(F32(), kStochasticMagic)));
-  const VI32 fraction = hn::Sub(sum, hn::Set(I32(), kStochasticBits));
-  const VI32 codes = hn::ShiftRight<8>(hn::Add(fraction, random));
-  if constexpr (!std::is_same_v<Residual, Absent>)
-    store_values(hn::Sub(p, hn::Mul(hn::ConvertTo(F32(), codes), scale)), residual);
-  return codes;
+    store_values(hn::Sub(p, hn::Mul(coded.values, scale)), residual);
+  return coded.codes;
 }
 
 /// Codes and residual of a block that is not poisoned.
 template <class Format, typename E>
 HWY_INLINE void quantize_block(const float* p, const BlockScale& block, const BlockOutput<E>& out) {
+  using Codes = VectorCodes<Format>;
+  const hn::Rebind<std::uint8_t, I32> narrow;
   const VF32 scale = hn::Set(F32(), block.scale);
   const VF32 inverse = hn::Set(F32(), block.inverse);
   for (std::size_t i = 0; i < Format::kBlock; i += kGroup) {
     VI32 codes[kVectors];
     if (out.noise == nullptr)
-      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes)
-        codes[k] = nearest_codes(load_values(p + at), scale, inverse, out.residual_out + at);
+      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
+        const VF32 value = load_values(p + at);
+        codes[k] = store_left(Codes::nearest(value, inverse), value, scale, out.residual_out + at);
+      }
     else
-      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes)
-        codes[k] = stochastic_codes(load_values(p + at), scale, inverse, out.noise + at,
-                                    out.residual_out + at);
-    store_codes<Format>(codes, out.codes, i);
+      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
+        const VF32 value = load_values(p + at);
+        const VI32 random = hn::PromoteTo(I32(), hn::LoadU(narrow, out.noise + at));
+        codes[k] = store_left(Codes::stochastic(value, inverse, random), value, scale,
+                              out.residual_out + at);
+      }
+    Codes::store(codes, out.codes, i);
   }
 }
 
@@ -209,7 +199,7 @@ class Payloads {
     const std::byte* codes = block_codes(rank, first);
     const VF32 scale = hn::Set(F32(), views_[rank].scales[first / Format::kBlock] * factor);
     VF32 values[kVectors];
-    load_codes<Format>(codes, index, values);
+    VectorCodes<Format>::load(codes, index, values);
     for (std::size_t k = 0; k < kVectors; ++k) sum[k] = update(values[k], scale, sum[k]);
   }
 
@@ -222,7 +212,8 @@ class Payloads {
   HWY_NOINLINE const std::byte* padded(const std::byte* codes, std::size_t count) {
     const std::byte* end = codes + code_bytes<Format>(count);
     std::fill(std::copy(codes, end, padded_), std::end(padded_), std::byte{});
-    if (Format::kBits == 4 && count % 2 != 0) padded_[count / 2] &= std::byte{0x0f};
+    const std::size_t bits = count * Format::kBits % 8;  // of a last byte that is not whole
+    if (bits != 0) padded_[count * Format::kBits / 8] &= static_cast<std::byte>((1u << bits) - 1);
     return padded_;
   }
 

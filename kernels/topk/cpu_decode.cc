@@ -1,7 +1,7 @@
 // Adds sparse payloads tile by tile, so that the outputs of one tile stay in the cache while all
 // payloads add to it. Outputs of 16 bits are summed in f32, in a scratch tile of the task.
-#include "kernels/bf16/cpu.h"
-#include "kernels/f16/cpu.h"
+#include "kernels/cast/formats.h"
+#include "kernels/cast/kernels.h"
 #include "kernels/quantize/formulas.h"
 #include "kernels/quantize/int8.h"
 #include "kernels/topk/cpu.h"
@@ -115,18 +115,18 @@ class Decoder {
     const CastDecode cast{
         .payloads = {&values, 1}, .count = count, .output = sum, .dtype = Dtype::kF32};
     if (task_.dtype == Dtype::kBf16)
-      bf16_decode(cast);
+      cast_decode<Bf16Format>(cast);
     else
-      f16_decode(cast);
+      cast_decode<F16Format>(cast);
   }
 
   void narrow(const float* sum, std::size_t count, void* output) const {
     const CastEncode cast{
         .gradient = sum, .dtype = Dtype::kF32, .count = count, .feedback = {}, .values = output};
     if (task_.dtype == Dtype::kBf16)
-      bf16_encode(cast);
+      cast_encode<Bf16Format>(cast);
     else
-      f16_encode(cast);
+      cast_encode<F16Format>(cast);
   }
 
   const TopkDecode& task_;

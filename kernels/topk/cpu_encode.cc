@@ -7,9 +7,10 @@
 // again from the residual (f32) or computed again. A residual that would not hold p exactly, or
 // from which the old one could not be computed, is written in a second pass, when all is known.
 // Long because the four ways to find the set share one state.
-#include "kernels/bf16/cpu.h"
-#include "kernels/int8/cpu.h"
+#include "kernels/cast/formats.h"
+#include "kernels/cast/kernels.h"
 #include "kernels/quantize/int8.h"
+#include "kernels/quantize/kernels.h"
 #include "kernels/topk/cpu.h"
 #include "kernels/topk/cpu_residual.h"
 #include "kernels/topk/cpu_sample.h"
@@ -396,19 +397,21 @@ void Encoder::encode_values() {
 }
 
 void Encoder::encode_block(std::size_t begin, std::size_t count) {
-  if (task_.value_dtype == Dtype::kBf16)
-    return bf16_encode({.gradient = chosen_ + begin,
-                        .dtype = Dtype::kF32,
-                        .count = count,
-                        .feedback = {},
-                        .values = static_cast<Bf16*>(payload_.values) + begin});
-  int8_encode({.gradient = chosen_ + begin,
-               .dtype = Dtype::kF32,
-               .count = count,
-               .feedback = {},
-               .noise = {},
-               .scales = payload_.scales + begin / Int8Format::kBlock,
-               .codes = static_cast<std::byte*>(payload_.values) + begin});
+  if (task_.value_dtype == Dtype::kBf16) {
+    cast_encode<Bf16Format>({.gradient = chosen_ + begin,
+                             .dtype = Dtype::kF32,
+                             .count = count,
+                             .feedback = {},
+                             .values = static_cast<Bf16*>(payload_.values) + begin});
+    return;
+  }
+  quantize_encode<Int8Format>({.gradient = chosen_ + begin,
+                               .dtype = Dtype::kF32,
+                               .count = count,
+                               .feedback = {},
+                               .noise = {},
+                               .scales = payload_.scales + begin / Int8Format::kBlock,
+                               .codes = static_cast<std::byte*>(payload_.values) + begin});
 }
 
 /// What is not in the residual yet: all of p, or what remains of the chosen values.

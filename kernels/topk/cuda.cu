@@ -198,8 +198,7 @@ void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
                         const DeviceFrame& frame, TopkForce force) {
   Queue queue(call.execution.stream);
   prepare_next_words(queue, call);
-  const Dtype dtype = call.gradients.empty() ? Dtype::kF32 : call.gradients.front().dtype();
-  visit_value_type(dtype, [&]<typename G>(G) {
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
       encode_segments<G, E>(queue, call, options, frame, force);
     });
@@ -210,9 +209,8 @@ void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
 void topk_device_decode(const DecodeCall& call, const TopkOptions& options,
                         const FrameHeader& expected) {
   Queue queue(call.execution.stream);
-  const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
-  visit_value_type(dtype, [&]<typename T>(T) {
-    visit_list_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       if (call.mode == DecodeMode::kAssign)
         decode_segments<TopkDecodeKernel<T, DecodeMode::kAssign, segments(), frames()>>(
             queue, call, options, expected);

@@ -1,8 +1,7 @@
 // none, bf16 and f16: every instruction set gives the values that the format defines.
 
-#include "kernels/bf16/cpu.h"
-#include "kernels/f16/cpu.h"
-#include "kernels/none/cpu.h"
+#include "kernels/cast/formats.h"
+#include "kernels/cast/kernels.h"
 #include "tests/kernels/reference.h"
 
 #include <gtest/gtest.h>
@@ -21,18 +20,18 @@ struct Codec {
   Dtype (*wire)(Dtype dtype);
   std::size_t (*encode)(const CastEncode&);
   void (*decode)(const CastDecode&);
-  std::size_t (*reduce)(const CastReduce&, Dtype wire);
+  std::size_t (*reduce)(const CastReduce&);
 };
 
-constexpr Codec kCodecs[] = {
-    {"none", [](Dtype dtype) { return dtype; }, none_encode, none_decode, none_reduce},
-    {"bf16", [](Dtype) { return Dtype::kBf16; },
-     [](const CastEncode& arguments) -> std::size_t { return bf16_encode(arguments), 0; },
-     bf16_decode,
-     [](const CastReduce& arguments, Dtype) -> std::size_t { return bf16_reduce(arguments), 0; }},
-    {"f16", [](Dtype) { return Dtype::kF16; }, f16_encode, f16_decode,
-     [](const CastReduce& arguments, Dtype) { return f16_reduce(arguments); }},
-};
+template <class Format>
+constexpr Codec kCodec = {Format::kName.data(),
+                          [](Dtype dtype) {
+                            return visit_gradient_dtype(dtype, []<typename G>(G) {
+                              return DtypeOf<typename Format::template Wire<G>>::value;
+                            });
+                          },
+                          cast_encode<Format>, cast_decode<Format>, cast_reduce<Format>};
+constexpr Codec kCodecs[] = {kCodec<NoneFormat>, kCodec<Bf16Format>, kCodec<F16Format>};
 constexpr std::size_t kCounts[] = {0, 1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1021, 4099};
 constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
@@ -181,7 +180,7 @@ TEST_P(Cast, ReducesInTheOrderOfRanks) {
                                                                            got.residual_dtype, i)));
         }
         const std::size_t overflows = want.write(p);
-        EXPECT_EQ(codec_.reduce({views, count, got.feedback(), got.wire_values(), got.store}, wire),
+        EXPECT_EQ(codec_.reduce({views, wire, count, got.feedback(), got.wire_values(), got.store}),
                   overflows);
         ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got)));
       }
@@ -231,11 +230,11 @@ TEST(F16, CountsFromTheMidpointBeyondTheLargestOn) {
   for (const Isa isa : available_isas()) {
     const ForcedIsa forced(isa);
     F16 values[7];
-    EXPECT_EQ(f16_encode({.gradient = gradient,
-                          .dtype = Dtype::kF32,
-                          .count = 7,
-                          .feedback = {},
-                          .values = values}),
+    EXPECT_EQ(cast_encode<F16Format>({.gradient = gradient,
+                                      .dtype = Dtype::kF32,
+                                      .count = 7,
+                                      .feedback = {},
+                                      .values = values}),
               3u)
         << isa_name(isa);
     EXPECT_EQ(values[2].bits, 0x7bff) << isa_name(isa);

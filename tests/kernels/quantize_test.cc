@@ -1,8 +1,9 @@
 // int8 and int4: every instruction set gives the bytes that the format defines, and the properties
 // that the format promises hold.
 
-#include "kernels/int4/cpu.h"
-#include "kernels/int8/cpu.h"
+#include "kernels/quantize/int4.h"
+#include "kernels/quantize/int8.h"
+#include "kernels/quantize/kernels.h"
 #include "tests/kernels/reference.h"
 
 #include <gtest/gtest.h>
@@ -31,8 +32,10 @@ struct Codec {
 [[maybe_unused]] void PrintTo(const Codec& codec, std::ostream* stream) { *stream << codec.name; }
 
 constexpr Codec kCodecs[] = {
-    {"int8", 127, 256, 8, int8_encode, int8_decode, int8_reduce},
-    {"int4", 7, 128, 4, int4_encode, int4_decode, int4_reduce},
+    {"int8", 127, 256, 8, quantize_encode<Int8Format>, quantize_decode<Int8Format>,
+     quantize_reduce<Int8Format>},
+    {"int4", 7, 128, 4, quantize_encode<Int4Format>, quantize_decode<Int4Format>,
+     quantize_reduce<Int4Format>},
 };
 constexpr std::size_t kCounts[] = {0,   1,   2,   63,  127, 128, 129,  255, 256,
                                    257, 383, 511, 512, 513, 769, 1021, 4099};

@@ -3,8 +3,9 @@
 // Long because each promise of the format has a test of its own.
 #include "kernels/topk/cpu.h"
 
-#include "kernels/int8/cpu.h"
 #include "kernels/quantize/formulas.h"
+#include "kernels/quantize/int8.h"
+#include "kernels/quantize/kernels.h"
 
 #include <gtest/gtest.h>
 #include <tersor/align.h>
@@ -189,13 +190,13 @@ void write_values(const std::vector<float>& values, Payload& payload) {
       reinterpret_cast<Bf16*>(payload.values.data())[i] = from_f32<Bf16>(values[i]);
   }
   if (payload.value_dtype == Dtype::kI8)
-    int8_encode({.gradient = values.data(),
-                 .dtype = Dtype::kF32,
-                 .count = k,
-                 .feedback = {},
-                 .noise = {},
-                 .scales = payload.scales.data(),
-                 .codes = payload.values.data()});
+    quantize_encode<Int8Format>({.gradient = values.data(),
+                                 .dtype = Dtype::kF32,
+                                 .count = k,
+                                 .feedback = {},
+                                 .noise = {},
+                                 .scales = payload.scales.data(),
+                                 .codes = payload.values.data()});
 }
 
 Outcome reference(const Case& test) {

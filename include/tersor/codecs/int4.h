@@ -10,11 +10,9 @@
 /// A block that holds a NaN or an infinity decodes to NaN: an overflow is never hidden.
 #pragma once
 
-#include <tersor/align.h>
+#include <tersor/codecs/scaled_codes.h>
 #include <tersor/modes.h>
-#include <tersor/wire.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace tersor {
@@ -27,18 +25,7 @@ struct Int4Options {
 };
 
 /// Where the sections of one segment's int4 payload lie.
-struct Int4Layout {
-  static constexpr std::size_t kBlock = 128;  ///< values that share a scale
-  std::size_t count;
-
-  constexpr std::size_t blocks() const { return ceil_div(count, kBlock); }
-  constexpr std::size_t scales_bytes() const { return blocks() * sizeof(float); }
-  constexpr std::size_t codes_offset() const { return align_up(scales_bytes(), kSectionAlignment); }
-  constexpr std::size_t codes_bytes() const { return ceil_div(count, 2); }
-  constexpr std::size_t bytes() const {
-    return codes_offset() + align_up(codes_bytes(), kSectionAlignment);
-  }
-};
+using Int4Layout = ScaledCodes<128, 4>;
 static_assert(Int4Layout{1024}.bytes() == 32 + 512);
 static_assert(Int4Layout{257}.codes_offset() == 16 && Int4Layout{257}.codes_bytes() == 129);
 static_assert(Int4Layout{0}.bytes() == 0);

@@ -9,11 +9,9 @@
 /// A block that holds a NaN or an infinity decodes to NaN: an overflow is never hidden.
 #pragma once
 
-#include <tersor/align.h>
+#include <tersor/codecs/scaled_codes.h>
 #include <tersor/modes.h>
-#include <tersor/wire.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace tersor {
@@ -25,20 +23,8 @@ struct Int8Options {
   Rounding rounding = Rounding::kNearest;
 };
 
-/// Where the sections of one segment's int8 payload lie. CPU, CUDA and the tests all read this one
-/// definition.
-struct Int8Layout {
-  static constexpr std::size_t kBlock = 256;  ///< values that share a scale
-  std::size_t count;
-
-  constexpr std::size_t blocks() const { return ceil_div(count, kBlock); }
-  constexpr std::size_t scales_bytes() const { return blocks() * sizeof(float); }
-  constexpr std::size_t codes_offset() const { return align_up(scales_bytes(), kSectionAlignment); }
-  constexpr std::size_t codes_bytes() const { return count; }
-  constexpr std::size_t bytes() const {
-    return codes_offset() + align_up(codes_bytes(), kSectionAlignment);
-  }
-};
+/// Where the sections of one segment's int8 payload lie.
+using Int8Layout = ScaledCodes<256, 8>;
 static_assert(Int8Layout{1024}.bytes() == 16 + 1024);
 static_assert(Int8Layout{257}.codes_offset() == 16 && Int8Layout{257}.bytes() == 16 + 272);
 static_assert(Int8Layout{0}.bytes() == 0);

@@ -1,23 +1,13 @@
-// How int8 and int4 are launched on a device: types and lists of a call become kernels. One launch
-// a call for up to 500 segments; with checksums one more that reads the payload again.
-#pragma once
+// How quantising formats are launched on a device: types and lists of a call become kernels. With
+// checksums one launch more, which reads the payload again.
 
-#include "kernels/device/device_call.cuh"
 #include "kernels/quantize/body.cuh"
+#include "kernels/quantize/kernels.h"
 
-#include <algorithm>
+#include TERSOR_QUANTIZE_FORMATS
 
 namespace tersor::kernels {
-
-/// Which random bytes a call needs.
-template <typename Visitor>
-void visit_noise(Rounding rounding, std::span<const Segment> segments, Visitor&& visitor) {
-  if (rounding == Rounding::kNearest) return visitor(Constant<NoiseKind::kNone>{});
-  const bool in_units = std::ranges::all_of(
-      segments, [](const Segment& segment) { return segment.first_index % kNoiseUnit == 0; });
-  if (in_units) return visitor(Constant<NoiseKind::kUnits>{});
-  return visitor(Constant<NoiseKind::kAny>{});
-}
+namespace {
 
 template <class Format>
 SegmentSizes quantize_sizes(const Segment& segment) {
@@ -38,31 +28,36 @@ void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const Devic
       kernel.table, call.segments, quantize_sizes<Format>, entry_of, [&](LaunchPlace place) {
         kernel.seal = place.is_first ? seal_of(frame) : FrameSeal{};
         kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
-        queue.launch(kernel,
-                     queue.blocks_for<Kernel>(kernel.table.units, Kernel::kThreads / kWarpThreads));
+        launch_units(queue, kernel);
       });
   add_checksum(queue, frame);
   if (!kAdvances && call.words_out != nullptr)
     queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 
-/// The list length that a call's kernel is made for: noise of any element is rare and slow anyway.
+/// Long lists are not of those that have noise or feedback.
+template <typename E, NoiseKind kKind>
+constexpr Lengths kEncodeLengths =
+    std::is_same_v<E, NoResidual>&& kKind == NoiseKind::kNone ? Lengths::kFewAndMost
+                                                              : Lengths::kFew;
+
 template <NoiseKind kKind, typename Visitor>
-void visit_quantize_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
-  if constexpr (kKind == NoiseKind::kAny)
+void visit_reduce_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
+  if constexpr (kKind == NoiseKind::kAny)  // rare, and slow anyway
     visitor(Constant<kFewSegments>{}, Constant<kMostFrames>{});
   else
-    visit_list_lengths(segments, frames, visitor);
+    visit_lengths(segments, frames, visitor);
 }
+
+}  // namespace
 
 template <class Format>
 void quantize_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
-  const Dtype dtype = call.gradients.empty() ? Dtype::kF32 : call.gradients.front().dtype();
-  visit_value_type(dtype, [&]<typename G>(G) {
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
       visit_noise(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
-        visit_quantize_lengths<kKind>(call.segments.size(), 0, [&](auto segments, auto) {
+        visit_lengths<kEncodeLengths<E, kKind>>(call.segments.size(), 0, [&](auto segments, auto) {
           QuantizeEncodeKernel<Format, G, E, kKind, segments()> kernel;
           launch_quantize<Format, kKind>(
               queue, kernel, call, frame,
@@ -79,7 +74,7 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
   Queue queue(call.execution.stream);
   visit_residual_type(call.states, [&]<typename E>(E) {
     visit_noise(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
-      visit_quantize_lengths<kKind>(
+      visit_reduce_lengths<kKind>(
           call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
             QuantizeReduceKernel<Format, E, kKind, segments(), frames()> kernel;
             kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
@@ -94,31 +89,26 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
 template <class Format>
 void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected) {
   Queue queue(call.execution.stream);
-  const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
-  const auto launch = [&](auto& kernel) {
-    using Kernel = std::remove_reference_t<decltype(kernel)>;
-    kernel.list =
-        list_frames<decltype(kernel.list)::kFrames>(queue, call.frames, expected, call.execution);
-    kernel.factor = call.factor;
-    for_each_table(
-        kernel.table, call.segments, quantize_sizes<Format>,
-        [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },
-        [&](LaunchPlace) {
-          queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units,
-                                                        Kernel::kThreads / kWarpThreads));
-        });
-  };
-  visit_value_type(dtype, [&]<typename T>(T) {
-    visit_list_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
-      if (call.mode == DecodeMode::kAssign) {
-        QuantizeDecodeKernel<Format, T, DecodeMode::kAssign, segments(), frames()> kernel;
-        launch(kernel);
-      } else {
-        QuantizeDecodeKernel<Format, T, DecodeMode::kAdd, segments(), frames()> kernel;
-        launch(kernel);
-      }
+  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+      QuantizeDecodeKernel<Format, T, segments(), frames()> kernel;
+      kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
+      kernel.factor = call.factor;
+      kernel.mode = call.mode;
+      for_each_table(
+          kernel.table, call.segments, quantize_sizes<Format>,
+          [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },
+          [&](LaunchPlace) { launch_units(queue, kernel); });
     });
   });
 }
+
+#define TERSOR_QUANTIZE_FORMAT(Format)                                                           \
+  template void quantize_device_encode<Format>(const EncodeCall&, Rounding, const DeviceFrame&); \
+  template void quantize_device_decode<Format>(const DecodeCall&, const FrameHeader&);           \
+  template void quantize_device_reduce<Format>(const ReduceCall&, Rounding, const DeviceFrame&,  \
+                                               const FrameHeader&);
+#include TERSOR_QUANTIZE_FORMATS
+#undef TERSOR_QUANTIZE_FORMAT
 
 }  // namespace tersor::kernels

@@ -1,0 +1,46 @@
+// The cast formats: values travel as values, of the gradient's own type or of a narrower one. A
+// format says which (the types themselves are made by kernels/scalar/convert.h), and
+// TERSOR_CAST_FORMATS lists it, in the order in which codecs() names them.
+#pragma once
+
+#include <tersor/codecs/bf16.h>
+#include <tersor/codecs/f16.h>
+#include <tersor/codecs/none.h>
+#include <tersor/dtype.h>
+
+#include <cstdint>
+#include <string_view>
+
+#define TERSOR_CAST_FORMATS(X) X(NoneFormat) X(Bf16Format) X(F16Format)
+
+namespace tersor::kernels {
+
+struct NoneFormat {
+  static constexpr std::string_view kName = "none";
+  static constexpr std::string_view kSummary = "the gradient's values as they are; the baseline";
+  static constexpr std::uint16_t kId = kNoneCodecId;
+  static constexpr bool kLossless = true;  // bits travel as they are where nothing is computed
+  template <typename Gradient>
+  using Wire = Gradient;
+};
+
+struct Bf16Format {
+  static constexpr std::string_view kName = "bf16";
+  static constexpr std::string_view kSummary = "bfloat16, two bytes a value; the honest baseline";
+  static constexpr std::uint16_t kId = kBf16CodecId;
+  static constexpr bool kLossless = false;
+  template <typename>
+  using Wire = Bf16;
+};
+
+struct F16Format {
+  static constexpr std::string_view kName = "f16";
+  static constexpr std::string_view kSummary =
+      "IEEE binary16, two bytes a value; overflows are counted";
+  static constexpr std::uint16_t kId = kF16CodecId;
+  static constexpr bool kLossless = false;
+  template <typename>
+  using Wire = F16;
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,82 @@
+// What codecs call of a cast format, whose values travel as values ("wire" type): on hosts with
+// ranges, on one thread; on devices with whole calls. Pointers need only their element's alignment.
+// Results are rounded to nearest even; NaN becomes 0x7fff (f32: 0x7fc00000), except where nothing
+// is computed and `none` copies bits.
+#pragma once
+
+#include "kernels/device/device_frame.h"
+#include "kernels/host/arguments.h"
+
+#include <tersor/codec.h>
+
+#include <cstddef>
+#include <span>
+
+namespace tersor::kernels {
+
+/// p as wire values; the residual is p - decoded, and stays what it was where that is not finite.
+struct CastEncode {
+  const void* gradient;  // `count` values of `dtype`
+  Dtype dtype;           // f32, bf16 or f16
+  std::size_t count;
+  Feedback feedback;
+  void* values;      // `count` values of the wire's type
+  float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
+  Store store = Store::kCached;
+};
+
+/// The sum of the payloads, times `factor`, in order, in f32 and rounded once: the first is
+/// value · factor (adding: fma onto the output), each other one is fma(value, factor, sum).
+struct CastDecode {
+  std::span<const void* const> payloads;  // each `count` values of the wire's type
+  std::size_t count;
+  float factor = 1;
+  DecodeMode mode = DecodeMode::kAssign;  // of no payload: zeros
+  void* output;                           // `count` values of `dtype`
+  Dtype dtype;
+  Store store = Store::kCached;  // adding is always cached
+};
+
+/// The sum of the payloads, in order from +0, plus residual_factor · residual, as wire values.
+struct CastReduce {
+  std::span<const void* const> payloads;
+  Dtype dtype;  // of the gradient, which says the wire's
+  std::size_t count;
+  Feedback feedback;
+  void* values;
+  Store store = Store::kCached;
+};
+
+/// The loops of a format for one instruction set.
+struct CastLoops {
+  std::size_t (*encode)(const CastEncode&);
+  void (*decode)(const CastDecode&);
+  std::size_t (*reduce)(const CastReduce&);
+};
+
+/// Encode and reduce return how many finite values became infinite as f16.
+template <class Format>
+std::size_t cast_encode(const CastEncode& arguments);
+template <class Format>
+void cast_decode(const CastDecode& arguments);
+template <class Format>
+std::size_t cast_reduce(const CastReduce& arguments);
+
+/// Queued on the call's stream; the call was checked.
+template <class Format>
+void cast_device_encode(const EncodeCall& call, const DeviceFrame& frame);
+/// Bare values, times `factor`; in the gradient's own memory if need be.
+template <class Format>
+void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan values);
+/// Frames whose header is not `expected` make the outputs NaN.
+template <class Format>
+void cast_device_decode(const DecodeCall& call, const FrameHeader& expected);
+/// Bare values that came back.
+template <class Format>
+void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values);
+/// Frames whose header is not `expected` make all values of the one that is written NaN.
+template <class Format>
+void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
+                        const FrameHeader& expected);
+
+}  // namespace tersor::kernels

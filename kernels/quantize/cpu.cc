@@ -1,0 +1,50 @@
+// The quantising formats on the CPU: the loops of loops-inl.h, once for each instruction set.
+
+#include "kernels/quantize/kernels.h"
+
+#include "kernels/host/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/quantize/cpu.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "kernels/quantize/loops-inl.h"
+
+#define TERSOR_VECTORS
+#include TERSOR_QUANTIZE_FORMATS
+#undef TERSOR_VECTORS
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+#define TERSOR_QUANTIZE_FORMAT(Format) \
+  QuantizeLoops Format##_loops() { return {encode<Format>, decode<Format>, reduce<Format>}; }
+#include TERSOR_QUANTIZE_FORMATS
+#undef TERSOR_QUANTIZE_FORMAT
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/host/dispatch.h"
+
+namespace tersor::kernels {
+#define TERSOR_QUANTIZE_FORMAT(Format)                            \
+  HWY_EXPORT(Format##_loops);                                     \
+  template <>                                                     \
+  void quantize_encode<Format>(const QuantizeEncode& arguments) { \
+    TERSOR_DISPATCH(Format##_loops)().encode(arguments);          \
+  }                                                               \
+  template <>                                                     \
+  void quantize_decode<Format>(const QuantizeDecode& arguments) { \
+    TERSOR_DISPATCH(Format##_loops)().decode(arguments);          \
+  }                                                               \
+  template <>                                                     \
+  void quantize_reduce<Format>(const QuantizeReduce& arguments) { \
+    TERSOR_DISPATCH(Format##_loops)().reduce(arguments);          \
+  }
+#include TERSOR_QUANTIZE_FORMATS
+#undef TERSOR_QUANTIZE_FORMAT
+
+}  // namespace tersor::kernels
+#endif

@@ -1,0 +1,101 @@
+// The random bytes of stochastic rounding on a device.
+#pragma once
+
+#include "kernels/device/device_call.cuh"
+#include "kernels/device/units.cuh"
+#include "kernels/scalar/philox.h"
+
+#include <tersor/codec.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace tersor::kernels {
+
+/// Where random bytes come from: none for nearest rounding; a counter for 16 values where the
+/// segment begins at a multiple of 512 in its parameter; else one for each value.
+enum class NoiseKind : std::uint8_t { kNone, kUnits, kAny };
+
+/// Which random bytes a call needs.
+template <typename Visitor>
+void visit_noise(Rounding rounding, std::span<const Segment> segments, Visitor&& visitor) {
+  if (rounding == Rounding::kNearest) return visitor(Constant<NoiseKind::kNone>{});
+  const bool in_units = std::ranges::all_of(
+      segments, [](const Segment& segment) { return segment.first_index % kNoiseUnit == 0; });
+  if (in_units) return visitor(Constant<NoiseKind::kUnits>{});
+  return visitor(Constant<NoiseKind::kAny>{});
+}
+
+/// The random bytes of one thread's rows in a unit.
+template <NoiseKind kKind, unsigned kRow>
+class RowNoise;
+
+template <unsigned kRow>
+class RowNoise<NoiseKind::kNone, kRow> {
+ public:
+  template <class Warp>
+  TERSOR_DEVICE RowNoise(const Warp&, std::uint64_t, std::uint64_t, std::uint32_t, std::uint32_t) {}
+};
+
+template <unsigned kRow>
+class RowNoise<NoiseKind::kAny, kRow> {
+ public:
+  /// `element`: where the unit begins in its parameter.
+  template <class Warp>
+  TERSOR_DEVICE RowNoise(const Warp& warp, std::uint64_t element, std::uint64_t key,
+                         std::uint32_t step, std::uint32_t parameter)
+      : element_(element + warp.thread_rank() * kRow),
+        key_(key),
+        step_(step),
+        parameter_(parameter) {}
+
+  TERSOR_DEVICE std::uint32_t at(unsigned chunk, unsigned index) const {
+    return noise_of(element_ + chunk * kChunkValues<kRow> + index, key_, step_, parameter_);
+  }
+
+ private:
+  std::uint64_t element_, key_;
+  std::uint32_t step_, parameter_;
+};
+
+template <unsigned kRow>
+class RowNoise<NoiseKind::kUnits, kRow> {
+ public:
+  template <class Warp>
+  TERSOR_DEVICE RowNoise(const Warp& warp, std::uint64_t element, std::uint64_t key,
+                         std::uint32_t step, std::uint32_t parameter) {
+    const std::uint64_t first = element / kNoiseUnit * kNoiseUnitCounters;
+    const unsigned thread = warp.thread_rank();
+    if constexpr (kRow == 4) {
+      const PhiloxWords words = noise_words(first + thread, key, step, parameter);
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < 4; ++chunk) word_[chunk][0] = words.word[chunk];
+    } else {
+      // Threads t and t + 16 own halves of the same two counters: each makes one and gives the
+      // other what it does not need itself.
+      const bool low = thread < 16;
+      const unsigned counter = low ? 2 * thread : 2 * (thread - 16) + 1;
+      const PhiloxWords words = noise_words(first + counter, key, step, parameter);
+      const std::uint32_t mine[2] = {low ? words.word[0] : words.word[1],
+                                     low ? words.word[2] : words.word[3]};
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < 2; ++chunk) {
+        const std::uint32_t other =
+            warp.shuffle_xor(low ? words.word[2 * chunk + 1] : words.word[2 * chunk], 16);
+        word_[chunk][0] = low ? mine[chunk] : other;
+        word_[chunk][1] = low ? other : mine[chunk];
+      }
+    }
+  }
+
+  TERSOR_DEVICE std::uint32_t at(unsigned chunk, unsigned index) const {
+    return word_[chunk][index / 4] >> (8 * (index % 4)) & 0xffu;
+  }
+
+ private:
+  std::uint32_t word_[kUnitChunks<kRow>][kRow / 4];
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,106 @@
+// Codes of a block as vectors, for one instruction set: what formats are made of on hosts.
+#if defined(TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_
+#undef TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_
+#else
+#define TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_
+#endif
+
+#include "kernels/host/simd-inl.h"
+#include "kernels/quantize/formulas.h"
+
+#include <cstring>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kVectors = 8;                // that are packed or unpacked at once
+constexpr std::size_t kGroup = kVectors * kLanes;  // values in them
+
+/// Codes, and what they stand for before they are scaled.
+struct Coded {
+  VI32 codes;
+  VF32 values;
+};
+
+/// What a format computes on hosts; each specialises it:
+///   Coded nearest(VF32 p, VF32 inverse)
+///   Coded stochastic(VF32 p, VF32 inverse, VI32 random)     with a random byte each
+///   void store(codes, block, index)                         kGroup codes of a block from `index`
+///   on void load(block, index, values)                         what they stand for
+template <class Format>
+struct VectorCodes;
+
+/// Codes that are whole numbers.
+struct WholeVectorCodes {
+  static HWY_INLINE Coded nearest(VF32 p, VF32 inverse) {
+    const VF32 magic = hn::Set(F32(), kNearestMagic);
+    const VF32 sum = fused(p, inverse, magic);
+    return {hn::Sub(hn::BitCast(I32(), sum), hn::Set(I32(), kNearestBits)), hn::Sub(sum, magic)};
+  }
+
+  static HWY_INLINE Coded stochastic(VF32 p, VF32 inverse, VI32 random) {
+    const VI32 sum = hn::BitCast(I32(), fused(p, inverse, hn::Set(F32(), kStochasticMagic)));
+    const VI32 fraction = hn::Sub(sum, hn::Set(I32(), kStochasticBits));
+    const VI32 codes = hn::ShiftRight<8>(hn::Add(fraction, random));
+    return {codes, hn::ConvertTo(F32(), codes)};
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+
+// Intrinsics, since Highway 1.0.3 has neither the demotion of i16 pairs nor the sum of pairs of
+// bytes. Codes fit, so saturating packs do not change them, but they work in lanes of 16 bytes: of
+// vectors a, b, c, d they give a0-3 b0-3 c0-3 d0-3 a4-7 …, which a permutation then puts in order.
+
+#if HWY_TARGET == HWY_AVX3
+
+using Bytes = __m512i;
+
+HWY_INLINE Bytes pack4(VI32 a, VI32 b, VI32 c, VI32 d) {
+  return _mm512_packs_epi16(_mm512_packs_epi32(a.raw, b.raw), _mm512_packs_epi32(c.raw, d.raw));
+}
+
+HWY_INLINE void store_in_order(Bytes packed, std::byte* target) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(target, _mm512_permutexvar_epi32(order, packed));
+}
+
+#else
+
+using Bytes = __m256i;
+
+HWY_INLINE Bytes pack4(VI32 a, VI32 b, VI32 c, VI32 d) {
+  return _mm256_packs_epi16(_mm256_packs_epi32(a.raw, b.raw), _mm256_packs_epi32(c.raw, d.raw));
+}
+
+HWY_INLINE void store_in_order(Bytes packed, std::byte* target) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target),
+                      _mm256_permutevar8x32_epi32(packed, order));
+}
+
+#endif
+
+/// kGroup codes in [-128, 127] as bytes.
+HWY_INLINE void store_bytes(const VI32 (&codes)[kVectors], std::byte* bytes) {
+  store_in_order(pack4(codes[0], codes[1], codes[2], codes[3]), bytes);
+  store_in_order(pack4(codes[4], codes[5], codes[6], codes[7]), bytes + 4 * kLanes);
+}
+
+#else
+
+/// kGroup codes in [-128, 127] as bytes.
+HWY_INLINE void store_bytes(const VI32 (&codes)[kVectors], std::byte* bytes) {
+  const hn::Rebind<std::int8_t, I32> narrow;
+  for (std::size_t k = 0; k < kVectors; ++k)
+    hn::StoreU(hn::DemoteTo(narrow, codes[k]), narrow,
+               reinterpret_cast<std::int8_t*>(bytes) + k * kLanes);
+}
+
+#endif
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_
