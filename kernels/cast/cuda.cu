@@ -63,13 +63,14 @@ void encode_to(const CastDestination& to, const EncodeCall& call) {
           queue, kernel, call, DtypeOf<Wire>::value, to.seal,
           [&](std::size_t i, std::uint64_t offset) { return encode_entry(call, i, offset); });
     };
+    if constexpr (Format::kLossless)
+      if (call.states.empty() && to.factor == 1)
+        return visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
+          CopyKernel<G, segments()> kernel;
+          launch(kernel);
+        });
     visit_residual_type(call.states, [&]<typename E>(E) {
       visit_lengths<kEncodeLengths<E>>(call.segments.size(), 0, [&](auto segments, auto) {
-        if constexpr (Format::kLossless && std::is_same_v<E, NoResidual>)
-          if (to.factor == 1) {
-            CopyKernel<G, segments()> kernel;
-            return launch(kernel);
-          }
         CastEncodeKernel<Wire, G, E, segments()> kernel;
         kernel.words = words_of_call(call);
         kernel.factor = to.factor;

@@ -10,6 +10,10 @@
 
 namespace tersor::test {
 
+/// The codec of a spec, of the library or of a format that only tests know
+/// (tests/support/formats.h).
+std::shared_ptr<const Codec> make_codec(std::string_view spec);
+
 class CodecUnderTest {
  public:
   explicit CodecUnderTest(std::string_view spec) : codec_(make_codec(spec)) {}
