@@ -236,7 +236,7 @@ struct CopyKernel : UnitKernel {
   }
 };
 
-template <typename Wire, typename T, unsigned kMostSegments, unsigned kMostFrames>
+template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
 struct CastDecodeKernel : UnitKernel {
   static constexpr unsigned kResident = kCastResident.decode;
   static constexpr unsigned kRow = 16 / sizeof(T);
@@ -244,7 +244,6 @@ struct CastDecodeKernel : UnitKernel {
   SegmentTable<DecodeEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
   float factor;
-  DecodeMode mode;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -261,7 +260,7 @@ struct CastDecodeKernel : UnitKernel {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
     Rows<kRow> sum = {};
-    if (mode == DecodeMode::kAdd) {
+    if constexpr (kMode == DecodeMode::kAdd) {
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
         load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
@@ -282,7 +281,7 @@ struct CastDecodeKernel : UnitKernel {
                                const UnitPlace<kRow>& place, Rows<kRow>& sum) const {
     const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
     const bool aligned = is_aligned_for<Wire, kRow>(values);
-    const bool assigns = mode == DecodeMode::kAssign && index == 0;
+    const bool assigns = kMode == DecodeMode::kAssign && index == 0;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       float row[kRow];

@@ -86,11 +86,10 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
   Queue queue(call.execution.stream);
   visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
     using Wire = typename Format::template Wire<T>;
-    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
-      CastDecodeKernel<Wire, T, segments(), frames()> kernel;
+    visit_decode(call, [&](auto mode, auto segments, auto frames) {
+      CastDecodeKernel<Wire, T, mode(), segments(), frames()> kernel;
       fill(queue, kernel.list);
       kernel.factor = call.factor;
-      kernel.mode = call.mode;
       for_each_table(
           kernel.table, call.segments, cast_sizes(DtypeOf<Wire>::value, padding),
           [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },

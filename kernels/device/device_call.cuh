@@ -49,6 +49,17 @@ void visit_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) 
   return visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
 }
 
+/// Calls visitor(mode, segments, frames). Collectives never add: of that there is one kernel for
+/// lists of all lengths.
+template <typename Visitor>
+void visit_decode(const DecodeCall& call, Visitor&& visitor) {
+  if (call.mode == DecodeMode::kAdd)
+    return visitor(Constant<DecodeMode::kAdd>{}, Constant<kFewSegments>{}, Constant<kMostFrames>{});
+  visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+    visitor(Constant<DecodeMode::kAssign>{}, segments, frames);
+  });
+}
+
 /// Which of a call's launches one is.
 struct LaunchPlace {
   bool is_first, is_last;

@@ -90,11 +90,10 @@ template <class Format>
 void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected) {
   Queue queue(call.execution.stream);
   visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
-    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
-      QuantizeDecodeKernel<Format, T, segments(), frames()> kernel;
+    visit_decode(call, [&](auto mode, auto segments, auto frames) {
+      QuantizeDecodeKernel<Format, T, mode(), segments(), frames()> kernel;
       kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
       kernel.factor = call.factor;
-      kernel.mode = call.mode;
       for_each_table(
           kernel.table, call.segments, quantize_sizes<Format>,
           [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },

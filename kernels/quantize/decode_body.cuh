@@ -73,7 +73,7 @@ class QuantizedRows {
   std::size_t scales_, codes_;  // bytes behind the payload's beginning
 };
 
-template <class Format, typename T, unsigned kMostSegments, unsigned kMostFrames>
+template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
 struct QuantizeDecodeKernel : UnitKernel {
   static constexpr unsigned kResident = kQuantizeResident.decode;
   static constexpr unsigned kRow = 16 / sizeof(T);
@@ -81,7 +81,6 @@ struct QuantizeDecodeKernel : UnitKernel {
   SegmentTable<DecodeEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
   float factor;
-  DecodeMode mode;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -91,7 +90,7 @@ struct QuantizeDecodeKernel : UnitKernel {
           auto* output = static_cast<T*>(segment.output);
           const bool aligned = is_aligned_for<T, kRow>(output);
           Rows<kRow> sum;
-          if (mode == DecodeMode::kAdd)
+          if constexpr (kMode == DecodeMode::kAdd)
             load_rows<Load::kAny>(output, place, aligned, sum);
           else  // what is added to -0 stays as it is: the first frame's products, with their signs
             fill_rows<kRow>(sum, list.frames == 0 ? 0.0f : -0.0f);

@@ -26,12 +26,14 @@ struct Int4Format : QuantizeFormat<Int4Layout> {
 
 template <>
 struct RowCodes<Int4Format> : WholeRowCodes<Int4Format> {
+  static constexpr bool kShifted = true;
+
   /// Nibbles by Horner's rule, biased by 8 so that none borrows from the next.
   template <unsigned kByte, unsigned kRow>
-  TERSOR_DEVICE static RowBytes<kRow / 2> pack(const std::uint32_t (&sums)[kRow]) {
+  TERSOR_DEVICE static RowBytes<kRow / 2> pack(const std::uint32_t (&words)[kRow]) {
     std::uint32_t nibbles = 0;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRow; ++i) nibbles = nibbles * 16 + (sums[kRow - 1 - i] >> 8 * kByte);
+    for (unsigned i = 0; i < kRow; ++i) nibbles = nibbles * 16 + words[kRow - 1 - i];
     nibbles = (nibbles + (0x88888888u - 0x11111111u * kSumBase<kByte>)) ^ 0x88888888u;
     RowBytes<kRow / 2> row;
     static_assert(sizeof row <= sizeof nibbles);

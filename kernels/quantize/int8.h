@@ -27,6 +27,8 @@ struct Int8Format : QuantizeFormat<Int8Layout> {
 
 template <>
 struct RowCodes<Int8Format> : WholeRowCodes<Int8Format> {
+  static constexpr bool kShifted = false;
+
   template <unsigned kByte, unsigned kRow>
   TERSOR_DEVICE static RowBytes<kRow> pack(const std::uint32_t (&sums)[kRow]) {
     return pack_bytes<kByte>(sums);

@@ -58,12 +58,13 @@ TERSOR_DEVICE RowBytes<kRow> pack_bytes(const std::uint32_t (&words)[kRow]) {
 template <class Format>
 struct RowCodes;
 
-/// What sums hold above byte `kByte`, beside the code.
+/// What words hold beside a code, where it begins at byte `kByte` of a sum.
 template <unsigned kByte>
 constexpr std::uint32_t kSumBase = kByte == 0 ? kNearestBits : kStochasticBits >> 8;
 
-/// Codes that are whole numbers, which RowCodes<Format>::pack<kByte>(sums) takes from the bits of
-/// words from byte `kByte` on.
+/// Codes that are whole numbers. RowCodes<Format>::pack<kByte>(words) gets them from sums, where
+/// they begin at byte kByte, or if RowCodes<Format>::kShifted from words in which they begin at bit
+/// 0.
 template <class Format>
 struct WholeRowCodes {
   template <NoiseKind kKind, unsigned kRow>
@@ -71,21 +72,23 @@ struct WholeRowCodes {
                                  const RowNoise<kKind, kRow>& noise, unsigned chunk,
                                  float (&decoded)[kRow]) {
     constexpr unsigned kByte = kKind == NoiseKind::kNone ? 0 : 1;
-    std::uint32_t sums[kRow];
+    std::uint32_t words[kRow];
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRow; ++i) {
       if constexpr (kKind == NoiseKind::kNone) {
         const float sum = nearest_sum(p[i], scale.inverse);
         decoded[i] = nearest_value(sum, scale.scale);
-        sums[i] = bits_of(sum);
+        words[i] = bits_of(sum);
       } else {
-        sums[i] =
+        const std::uint32_t sum =
             bits_of(fused_multiply_add(p[i], scale.inverse, kStochasticMagic)) + noise.at(chunk, i);
-        const std::uint32_t code = (sums[i] >> 8) - kSumBase<kByte>;
-        decoded[i] = (float_of(code + kNearestBits) - kNearestMagic) * scale.scale;
+        const std::uint32_t code = sum >> 8;  // plus kSumBase
+        decoded[i] =
+            (float_of(code + (kNearestBits - kSumBase<kByte>)) - kNearestMagic) * scale.scale;
+        words[i] = RowCodes<Format>::kShifted ? code : sum;
       }
     }
-    return RowCodes<Format>::template pack<kByte>(sums);
+    return RowCodes<Format>::template pack<kByte>(words);
   }
 };
 

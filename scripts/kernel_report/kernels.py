@@ -7,7 +7,7 @@ import typing
 
 UNIT_VALUES = 16  # of one thread; a warp takes 512 (kUnitValues)
 REDUCED_FRAMES = 8
-FEW = "16"  # the lists' shortest length (kFewSegments, kFewFrames): what a large tensor takes
+FEW = "48"  # the lists' shortest length (kFewSegments, kFewFrames): what a large tensor takes
 
 BYTES = {"float": 4.0, "F16": 2.0, "Bf16": 2.0, "NoResidual": 0.0}
 CODE_BYTES = {"Int8Format": 1 + 4 / 256, "Int4Format": 1 / 2 + 4 / 128}
@@ -17,6 +17,7 @@ WORDS = {
 }  # fmt: skip
 NOISES = {"0": "", "1": " stochastic", "2": " stochastic, any start"}
 ADDS = {"0": "", "1": " add"}  # DecodeMode
+DECODED_FRAMES = {"0": FEW, "1": "1000"}  # the shortest list of frames of each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Work:
 
 
 def shorten(demangled: str) -> str:
-    """`QuantizeDecodeKernel<Int8Format, float, 0, 16, 16>` of a function's demangled name."""
+    """`QuantizeDecodeKernel<Int8Format, float, 0, 48, 48>` of a function's demangled name."""
     inner = re.search(r"run_kernel<(.*)>\s*(?:\(|$)", demangled)
     name = inner[1] if inner else demangled.split("(")[0]
     name = re.sub(r"\(anonymous namespace\)::|\b\w+::", "", name)
@@ -63,7 +64,7 @@ def _quantize_encode(codec: str, value: str, residual: str, noise: str, most: st
 
 
 def _quantize_decode(codec: str, value: str, mode: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, FEW):
+    if (most, frames) != (FEW, DECODED_FRAMES[mode]):
         return None
     row = 16 // int(BYTES[value])
     moved = BYTES[value] * (1 + int(mode))
@@ -99,7 +100,7 @@ def _cast_encode(wire: str, value: str, residual: str, most: str) -> Work | None
 
 
 def _cast_decode(wire: str, value: str, mode: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, FEW):
+    if (most, frames) != (FEW, DECODED_FRAMES[mode]):
         return None
     return Work(
         f"{WORDS[wire]} decode{ADDS[mode]} {WORDS[value]}",

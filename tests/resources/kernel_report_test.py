@@ -52,7 +52,7 @@ Resource usage:
 
 REDUCE = (
     "void tersor::kernels::run_kernel<tersor::kernels::QuantizeReduceKernel<tersor::kernels::"
-    "Int8Format, tersor::Bf16, (tersor::kernels::NoiseKind)0, 16u, 16u> >(tersor::kernels::X)"
+    "Int8Format, tersor::Bf16, (tersor::kernels::NoiseKind)0, 48u, 48u> >(tersor::kernels::X)"
 )
 
 
@@ -101,7 +101,7 @@ class HotPath(unittest.TestCase):
 
 class Kernels(unittest.TestCase):
     def test_shortens_names(self) -> None:
-        short = "QuantizeReduceKernel<Int8Format, Bf16, 0, 16, 16>"
+        short = "QuantizeReduceKernel<Int8Format, Bf16, 0, 48, 48>"
         self.assertEqual(kernels.shorten(REDUCE), short)
         self.assertEqual(kernels.shorten("device_image()"), "device_image")
 
@@ -111,8 +111,8 @@ class Kernels(unittest.TestCase):
         self.assertEqual(work.title, "int8 reduce of 8 + feedback bf16")
         self.assertAlmostEqual(work.bytes_a_value, 9 * (1 + 4 / 256) + 2 * 2)
         self.assertEqual(work.frame_load_bytes, 16 + 2 * 4)
-        self.assertIsNone(kernels.work_of("QuantizeReduceKernel<Int8Format, Bf16, 0, 500, 16>"))
-        self.assertIsNone(kernels.work_of("CopyKernel<Unknown, 16>"))
+        self.assertIsNone(kernels.work_of("QuantizeReduceKernel<Int8Format, Bf16, 0, 500, 48>"))
+        self.assertIsNone(kernels.work_of("CopyKernel<Unknown, 48>"))
         self.assertIsNone(kernels.work_of("Another<float>"))
 
 
