@@ -215,14 +215,13 @@ std::vector<std::string> transports_of_allreduce() {
 }
 
 std::string checked_backward(const std::string& text) {
-  if (text == "wire" || CLI::NonNegativeNumber(text).empty()) return text;
-  throw InvalidArgument("give seconds, e.g. 0.5, or wire");
+  return text == "wire" ? text : seconds_text(text);
 }
 
 void add_size(CLI::App& command, const char* name, std::size_t& bytes, const char* help) {
   command.add_option(name, bytes, help)
       ->transform(size_suffix())
-      ->check(quiet(CLI::PositiveNumber))
+      ->check(above_zero())
       ->type_name("BYTES")
       ->capture_default_str();
 }
@@ -233,14 +232,14 @@ void add_reducer_options(CLI::App& command, AllreduceOptions& options) {
           .add_option("--parameters", options.parameters,
                       "Go through the GradientReducer: as many equal parameters, ready one after "
                       "the other")
-          ->check(quiet(CLI::PositiveNumber))
+          ->check(above_zero())
           ->type_name("N");
   command
       .add_option("--backward", options.backward,
-                  "Seconds of the backward pass, a sleep; wire: as long as the wire takes")
+                  "Time of the backward pass, a sleep, e.g. 0.5 or 500ms; wire: as the wire takes")
       ->transform(checked(checked_backward, ""))
       ->needs(parameters)
-      ->type_name("SECONDS")
+      ->type_name("TIME")
       ->capture_default_str();
 }
 
@@ -260,13 +259,13 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
   add_size(command, "--min", options.min_bytes, "Smallest gradient; K, M and G are 1024s");
   add_size(command, "--max", options.max_bytes, "Largest gradient");
   command.add_option("--factor", options.factor, "From one size to the next")
-      ->check(quiet(CLI::Range(2, 1024)))
+      ->check(from_to(2, 1024))
       ->type_name("N")
       ->capture_default_str();
   add_fleet(command, options.fleet, transports_of_allreduce());
   command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
       ->transform(size_suffix())
-      ->check(quiet(CLI::PositiveNumber))
+      ->check(above_zero())
       ->type_name("N")
       ->capture_default_str();
   command
@@ -279,7 +278,7 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
   command.add_flag("--graph", options.graph, "Time replays of a captured call (nccl)");
 #endif
   command.add_option("--threads", options.threads, "Threads of each rank's codec")
-      ->check(quiet(CLI::Range(1, 1024)))
+      ->check(from_to(1, 1024))
       ->type_name("N")
       ->capture_default_str();
   add_reducer_options(command, options);

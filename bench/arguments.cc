@@ -8,8 +8,27 @@
 #include <tersor/inprocess.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string_view>
+#include <utility>
 
 namespace tersor::bench {
+namespace {
+
+/// CLI11's own ranges print the limits of double in 309 digits, and take NaNs.
+template <typename Accepts>
+CLI::Validator number_that(std::string is, Accepts accepts) {
+  const auto check = [is = std::move(is), accepts](const std::string& text) {
+    double number = 0;
+    const bool read = CLI::detail::lexical_cast(text, number) && std::isfinite(number);
+    if (read && accepts(number)) return text;
+    throw InvalidArgument(fmt::format("{} is no number {}", text, is));
+  };
+  return checked(check, "");
+}
+
+}  // namespace
 
 CLI::Validator one_of(const std::vector<std::string>& names) {
   const auto check = [names](const std::string& name) {
@@ -22,6 +41,29 @@ CLI::Validator one_of(const std::vector<std::string>& names) {
 CLI::Validator quiet(CLI::Validator validator) { return validator.description(""); }
 
 CLI::Validator size_suffix() { return quiet(CLI::AsSizeValue(false)); }
+
+std::string seconds_text(const std::string& time) {
+  constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1}, {"s", 1}, {"ms", 1e3}, {"us", 1e6}, {"ns", 1e9}};
+  double number = 0;
+  const char* end = time.data() + time.size();
+  const auto [unit, error] = std::from_chars(time.data(), end, number);
+  if (error == std::errc() && std::isfinite(number) && number >= 0)
+    for (const auto& [name, in_a_second] : kUnits)
+      if (std::string_view(unit, end) == name) return fmt::format("{}", number / in_a_second);
+  throw InvalidArgument(fmt::format(
+      "\"{}\" is no time: write seconds, e.g. 0.5, or a number with ns, us, ms or s, e.g. 5us",
+      time));
+}
+
+CLI::Validator above_zero() {
+  return number_that("above 0", [](double number) { return number > 0; });
+}
+
+CLI::Validator from_to(double least, double most) {
+  return number_that(fmt::format("from {} to {}", least, most),
+                     [=](double number) { return number >= least && number <= most; });
+}
 
 Dtype parse_gradient_dtype(const std::string& name) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
@@ -87,7 +129,7 @@ void add_fleet(CLI::App& command, FleetOptions& fleet, const std::vector<std::st
   command
       .add_option("--ranks", fleet.ranks,
                   "Threads, 4 unless given; mpirun has its own -n; nccl: processes to start")
-      ->check(quiet(CLI::Range(1, 1024)))
+      ->check(from_to(1, 1024))
       ->type_name("N");
   add_link(command, fleet.link);
 }

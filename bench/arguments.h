@@ -48,6 +48,14 @@ CLI::Validator quiet(CLI::Validator validator);
 /// Numbers that take K, M, G (1024), e.g. 64K.
 CLI::Validator size_suffix();
 
+/// The seconds of a time in the units of a link's latency, or of none: 5us, 0.5s, 0.5. Throws
+/// InvalidArgument that shows them.
+std::string seconds_text(const std::string& time);
+
+/// Accepts numbers of a range, which an error names.
+CLI::Validator above_zero();
+CLI::Validator from_to(double least, double most);
+
 /// The gradient's dtype of a name. Throws InvalidArgument that lists them.
 Dtype parse_gradient_dtype(const std::string& name);
 

@@ -2,6 +2,7 @@
 // is timed, and knows the plain loop over memory that moves as many bytes.
 #pragma once
 
+#include <tersor/error.h>
 #include <tersor/span.h>
 #include <tersor/threads.h>
 #include <tersor/wire.h>
@@ -34,13 +35,19 @@ struct OperationInput {
   PlanFor plan_for() const { return {count, gradient.dtype(), checksum, threads}; }
 };
 
+/// What an operation is to time does not happen with these values: it is left out of the run.
+class NotMeasurable : public Error {
+ public:
+  using Error::Error;
+};
+
 /// One operation of one codec on one gradient.
 class CodecOperation {
  public:
   virtual ~CodecOperation() = default;
 
   /// Runs once and holds the result against what it should be. Returns the relative error of what
-  /// was encoded. Throws Error where the result is wrong.
+  /// was encoded. Throws Error where the result is wrong, NotMeasurable where it is not to be had.
   virtual double check() = 0;
   virtual void run() = 0;
 

@@ -62,10 +62,11 @@ std::vector<CodecCase> cases_of(const CodecsOptions& options) {
   return cases;
 }
 
-/// A case with what was measured.
+/// A case with what was measured, or why it was not.
 struct CodecResult {
   CodecCase of;
   CheckedOperation checked;
+  std::string skipped;
   double seconds = 0;
   double baseline_seconds = 0;
 
@@ -142,7 +143,8 @@ class CodecReporter : public benchmark::BenchmarkReporter {
   }
 
   void ReportRuns(const std::vector<Run>& runs) override {
-    if (runs.front().error_occurred || runs.front().run_type != Run::RT_Iteration) return;
+    if (runs.front().run_type != Run::RT_Iteration) return;
+    if (runs.front().error_occurred) return report_skipped(runs.front());
     std::vector<double> seconds, baseline_seconds;
     for (const Run& run : runs) {
       seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
@@ -156,6 +158,13 @@ class CodecReporter : public benchmark::BenchmarkReporter {
   }
 
  private:
+  void report_skipped(const Run& run) const {
+    const CodecResult& result = results_.at(run.run_name.function_name);
+    if (result.skipped.empty()) return;
+    fmt::print("{}  {}  skipped: {}\n", shown_codec(result.of.codec, result.of.operation),
+               result.of.operation, result.skipped);
+  }
+
   std::map<std::string, CodecResult>& results_;
   const Table& table_;
   RecordFile& records_;
@@ -166,16 +175,20 @@ std::string name_of(const CodecCase& of) {
                      isa_name(of.isa), of.threads);
 }
 
-/// One repetition: the operation, then its baseline. After an error nothing more is run.
+/// One repetition: the operation, then its baseline. After an error nothing more is run; what
+/// cannot be measured is left out.
 void run_case(benchmark::State& state, CodecCaseRunner& runner, CodecResult& result,
               std::exception_ptr& failure) {
-  if (failure) return state.SkipWithError("skipped");
+  if (failure || !result.skipped.empty()) return state.SkipWithError("skipped");
   try {
     result.checked = runner.prepare(result.of);
     for (auto _ : state) {
       state.SetIterationTime(runner.time_operation());
       state.counters[kBaselineCounter] = runner.time_baseline();
     }
+  } catch (const NotMeasurable& error) {
+    result.skipped = error.what();
+    state.SkipWithError(error.what());
   } catch (const std::exception& error) {
     state.SkipWithError(error.what());
     failure = std::current_exception();
@@ -239,12 +252,12 @@ void add_subjects(CLI::App& command, CodecsOptions& options) {
   command
       .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
       ->transform(size_suffix())
-      ->check(quiet(CLI::PositiveNumber))
+      ->check(above_zero())
       ->type_name("N");
   command
       .add_option("--tensor", options.tensor_count, "Values of each of multi-tensor's 500 tensors")
       ->transform(size_suffix())
-      ->check(quiet(CLI::Range(std::size_t{1}, std::size_t{1} << 20)))
+      ->check(from_to(1, 1 << 20))
       ->type_name("N")
       ->capture_default_str();
 }
@@ -257,7 +270,7 @@ void add_conditions(CLI::App& command, CodecsOptions& options) {
       ->transform(checked(isa, ""))
       ->type_name("ISA");
   command.add_option("--threads", options.threads, "Threads of a codec; 0: one a core")
-      ->check(quiet(CLI::Range(0, 1024)))
+      ->check(from_to(0, 1024))
       ->type_name("N")
       ->capture_default_str();
   command
@@ -271,7 +284,7 @@ void add_conditions(CLI::App& command, CodecsOptions& options) {
       ->type_name("on|off")
       ->capture_default_str();
   command.add_option("--repetitions", options.repetitions, "Samples, of which the median is taken")
-      ->check(quiet(CLI::Range(1, 10000)))
+      ->check(from_to(1, 10000))
       ->type_name("N")
       ->capture_default_str();
 }

@@ -268,7 +268,7 @@ void add_place_options(CLI::App& command, PredictOptions& options) {
       .add_option("--hosts", options.hosts,
                   "Hosts, over which ranks are spread evenly and whose link they share; without "
                   "it each rank has a host")
-      ->check(quiet(CLI::Range(1, kMostRanks)))
+      ->check(from_to(1, kMostRanks))
       ->type_name("N");
   command.add_option("--link", options.link, "Link of each host: RATE[,LATENCY[,overhead=FACTOR]]")
       ->transform(link_text())
@@ -283,12 +283,12 @@ void add_place_options(CLI::App& command, PredictOptions& options) {
 void add_cost_options(CLI::App& command, PredictOptions& options) {
   command
       .add_option("--message", options.message_seconds,
-                  "Seconds that a message costs beside latency and bytes; without it, what is "
-                  "measured between two threads")
-      ->check(quiet(CLI::NonNegativeNumber))
-      ->type_name("SECONDS");
+                  "What a message costs beside latency and bytes: seconds, or 5us as in a link; "
+                  "without it, what is measured between two threads")
+      ->transform(checked(seconds_text, ""))
+      ->type_name("TIME");
   command.add_option("--crowding", options.crowding, "Ranks that share a core while they encode")
-      ->check(quiet(CLI::Range(0.0, 1024.0)))
+      ->check(from_to(0, 1024))
       ->type_name("F")
       ->capture_default_str();
   command
@@ -302,12 +302,12 @@ void add_options(CLI::App& command, PredictOptions& options) {
   add_place_options(command, options);
   command.add_option("--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s")
       ->transform(size_suffix())
-      ->check(quiet(CLI::PositiveNumber))
+      ->check(above_zero())
       ->type_name("BYTES")
       ->capture_default_str();
   command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
       ->transform(size_suffix())
-      ->check(quiet(CLI::PositiveNumber))
+      ->check(above_zero())
       ->type_name("N")
       ->capture_default_str();
   add_dtype(command, options.dtype);

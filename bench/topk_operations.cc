@@ -99,7 +99,7 @@ class ForcedFeedback : public TopkOperation {
     run();
     check_payload(name_);
     if (path_ != expected_)
-      throw Error(fmt::format("{}: {} values are too few for another path", name_, input_.count));
+      throw NotMeasurable("topk finds its threshold another way among these values");
     return error();
   }
 

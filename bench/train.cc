@@ -246,12 +246,12 @@ void add_options(CLI::App& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
   command.add_option("--epochs", options.epochs, "Passes over the training images")
-      ->check(quiet(CLI::Range(1, 10000)))
+      ->check(from_to(1, 10000))
       ->take_last()
       ->type_name("N")
       ->capture_default_str();
   command.add_option("--batch", options.batch_images, "Images of a rank in a step")
-      ->check(quiet(CLI::PositiveNumber))
+      ->check(above_zero())
       ->type_name("N")
       ->capture_default_str();
   command.add_option("--seed", options.seeds, "One run of each codec for each")

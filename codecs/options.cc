@@ -33,6 +33,10 @@ std::string Number::help() const {
          number_text(standard) + ")";
 }
 
+std::string Number::range() const {
+  return "numbers above " + number_text(above) + ", at most " + number_text(most);
+}
+
 OptionReader::OptionReader(const CodecSpec& spec, const CodecInfo& codec)
     : spec_(spec), canonical_{spec.name, {}, spec.feedback} {
   for (const auto& option : spec.options)
@@ -45,7 +49,7 @@ double OptionReader::read(const Number& number) {
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
     const bool whole = error == std::errc() && end == text->data() + text->size();
     if (!whole || !(value > number.above && value <= number.most))
-      throw_wrong_value(number.key, *text, number.help());
+      throw_wrong_value(number.key, *text, number.range());
   }
   keep(number.key, number_text(value));
   return value;

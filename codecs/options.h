@@ -43,6 +43,8 @@ struct Number {
 
   /// "density=(0, 1] (0.01)"
   std::string help() const;
+  /// "numbers above 0, at most 1"
+  std::string range() const;
 };
 
 /// The shortest text that reads back as the same number.

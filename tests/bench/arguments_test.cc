@@ -1,7 +1,10 @@
 // The command line: help, and bad arguments, which end in exit code 2 and a list of the good ones
 // before anything runs.
+#include <tersor/error.h>
+
 #include <map>
 
+#include "bench/arguments.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {
@@ -75,6 +78,26 @@ TEST(Arguments, OtherBadValuesListTheGoodOnes) {
   expect_usage_error({"allreduce", "--backward", "1"}, {"--backward", "--parameters"});
   expect_usage_error({"allreduce", "--min", "1M", "--max", "1K"}, {"--min", "--max"});
   expect_usage_error({"train", "--ranks", "0"}, {"--ranks"});
+}
+
+TEST(Arguments, RangesAreSaidInWords) {
+  expect_usage_error({"codecs", "--count", "0"}, {"--count: 0 is no number above 0\n"});
+  expect_usage_error({"codecs", "--threads", "1025"}, {"1025 is no number from 0 to 1024\n"});
+  expect_usage_error({"codecs", "--codec", "topk:density=2"},
+                     {"it takes numbers above 0, at most 1\n"});
+  expect_usage_error({"allreduce", "--chunk", "-1"}, {"-1 is no number above 0\n"});
+  expect_usage_error({"predict", "--crowding", "nan"}, {"nan is no number from 0 to 1024\n"});
+  expect_usage_error({"predict", "--message", "-5us"}, {"\"-5us\" is no time", "ns, us, ms or s"});
+  expect_usage_error({"predict", "--message", "5 parsecs"}, {"is no time"});
+}
+
+TEST(Arguments, TimesAreWrittenAsThoseOfLinks) {
+  const std::map<std::string, std::string> same = {{"5us", "5e-06"}, {"0.5", "0.5"},
+                                                   {"2ms", "0.002"}, {"3s", "3"},
+                                                   {"0", "0"},       {"8ns", "8e-09"}};
+  for (const auto& [time, seconds] : same) EXPECT_EQ(seconds_text(time), seconds);
+  for (const char* wrong : {"", "us", "5min", "5us,", "-1", "nan", "inf", "1e999"})
+    EXPECT_THROW(seconds_text(wrong), InvalidArgument) << wrong;
 }
 
 TEST(Arguments, AnUnwritableFileIsFoundBeforeTheRun) {

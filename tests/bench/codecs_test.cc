@@ -66,6 +66,22 @@ TEST_F(Codecs, TopkIsTimedWhereItsThresholdMisses) {
     EXPECT_TRUE(seen.contains(wanted)) << wanted;
 }
 
+TEST_F(Codecs, WhatTheseValuesDoNotLeadToIsLeftOutByName) {
+  const std::vector<std::string> arguments = {"codecs",        "--codec", "topk:density=0.001",
+                                              "--count",       "1M",      "--feedback",
+                                              "--repetitions", "2",       "--isa",
+                                              "portable"};
+  std::set<std::string> seen;
+  for (const Json& record : records_of(arguments)) seen.insert(record["operation"]);
+  EXPECT_FALSE(seen.contains("encode+feedback, miss"));
+  EXPECT_TRUE(seen.contains("decode-add")) << "the rest of the run is lost";
+  const Outcome outcome = run(arguments);
+  const std::string line = "encode+feedback, miss  skipped: ";
+  EXPECT_NE(outcome.output.find("topk:density=0.001+ef  " + line), std::string::npos)
+      << outcome.output;
+  EXPECT_EQ(outcome.output.find(line), outcome.output.rfind(line));
+}
+
 TEST_F(CodecsRealTime, TopkIsFasterThanThePlainSelection) {
   const Json records = records_of({"codecs", "--codec", "topk:density=0.01", "--count", "1M",
                                    "--operation", "reference nth_element"});

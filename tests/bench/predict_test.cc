@@ -35,6 +35,19 @@ TEST_F(Predict, HostsShareTheirLink) {
   EXPECT_EQ(shared[0]["algorithm"], "hierarchical");
 }
 
+TEST_F(Predict, AMessageCostsWhatIsSaid) {
+  const std::vector<std::string> common = {"predict", "--ranks",  "8",           "--codec",
+                                           "none",    "--speeds", path("speeds")};
+  const auto seconds = [&](const std::string& message) {
+    auto arguments = common;
+    arguments.insert(arguments.end(), {"--message", message});
+    return records_of(arguments)[0]["seconds"].get<double>();
+  };
+  EXPECT_LT(seconds("5us"), 5);
+  EXPECT_GT(seconds("5s"), 5);
+  EXPECT_GT(seconds("5"), 5);
+}
+
 TEST_F(Predict, NonsenseIsAnswered) {
   const std::map<std::string, std::vector<std::string>> wrong = {
       {"are no ranks", {"--ranks", "0"}},
