@@ -48,11 +48,16 @@ TEST(Wire, FramesEndWhereTheirHeaderSays) {
   EXPECT_THROW(frame_bytes(frame.span()), WireError);
 }
 
-TEST(Wire, AnEmptyListIsAFrame) {
-  CodecHarness harness("topk+ef", {});
-  const GuardedBytes frame = harness.encode();
-  EXPECT_EQ(frame.span().size(), sizeof(FrameHeader));
-  harness.decode({frame});
+TEST(Wire, AFrameWithoutSegmentsIsItsHeader) {
+  for (const char* spec : {"bf16", "int4", "topk+ef"}) {
+    CodecHarness harness(spec, {}, {.dtype = Dtype::kF16});
+    const GuardedBytes frame = harness.encode();
+    EXPECT_EQ(frame.span().size(), sizeof(FrameHeader));
+    const FrameHeader header = read_frame_header(frame.span());
+    EXPECT_EQ(header.segments + header.count + header.first_index + header.payload_bytes, 0u);
+    EXPECT_EQ(header.dtype, 0) << "there is no gradient to have another";
+    harness.decode({frame});
+  }
 }
 
 TEST(Wire, SignaturesAreFnv1aOfLittleEndianBytes) {

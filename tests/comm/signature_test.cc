@@ -1,0 +1,168 @@
+// What docs/wire-format.md says of a collective's signature and of its ranks' random keys, held
+// against what goes over the transport.
+#include "tests/comm/ranks.h"
+#include "tests/support/reference.h"
+
+#include <tersor/forwarding.h>
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace tersor::testing {
+namespace {
+
+constexpr std::size_t kCount = 1024;
+constexpr const char* kSpec = "int8:rounding=stochastic";
+constexpr std::uint64_t kSeed = 0x123456789abcdef;
+
+/// What a rank gathered last.
+struct Gathered {
+  std::uint64_t signature = 0;
+  std::vector<std::byte> frame;
+};
+
+class RecordingTransport final : public ForwardingTransport {
+ public:
+  RecordingTransport(Transport& inner, Gathered& gathered)
+      : ForwardingTransport({&inner, [](Transport*) {}}), gathered_(gathered) {}
+
+  Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override {
+    gathered_ = {operation.signature, {send.begin(), send.end()}};
+    return inner().all_gather(operation, send, capacity);
+  }
+
+ private:
+  Gathered& gathered_;
+};
+
+/// Runs `body` on two ranks with a gradient each.
+std::vector<Gathered> gather(const std::vector<Values>& inputs,
+                             const std::function<void(Transport&, Values&)>& body) {
+  std::vector<Gathered> all(inputs.size());
+  on_ranks(inputs, [&](Transport& transport, Values& values) {
+    RecordingTransport recording(transport, all[static_cast<std::size_t>(transport.rank())]);
+    body(recording, values);
+  });
+  return all;
+}
+
+/// Little-endian bytes, one number behind the other, and their FNV-1a.
+class Bytes {
+ public:
+  template <typename T>
+  Bytes& number(T value) {
+    for (std::size_t i = 0; i < sizeof value; ++i)
+      text_ += static_cast<char>(static_cast<std::uint64_t>(value) >> 8 * i & 0xff);
+    return *this;
+  }
+  Bytes& text(const std::string& characters) {
+    text_ += characters + '\0';
+    return *this;
+  }
+  std::uint64_t hash() const {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : text_) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    return hash;
+  }
+
+ private:
+  std::string text_;
+};
+
+/// Version, operation, reduction, algorithm, ranks, chunk values.
+Bytes beginning(std::uint8_t operation, std::uint8_t reduction, std::uint8_t algorithm) {
+  return Bytes()
+      .number(kFormatVersion)
+      .number(operation)
+      .number(reduction)
+      .number(algorithm)
+      .number(std::uint32_t{2})
+      .number(std::uint64_t{1} << 20);
+}
+
+Bytes& segment(Bytes& bytes, std::uint64_t first_index) {
+  return bytes.number(std::uint8_t{0})
+      .number(std::uint64_t{kCount})
+      .number(first_index)
+      .text(kSpec);
+}
+
+TEST(Signatures, AreThoseOfTheFormat) {
+  const CollectiveOptions options = {.codec = kSpec, .seed = kSeed};
+  const auto of = [&](const std::function<void(Transport&, Values&)>& body) {
+    return gather(gradients(2, kCount), body)[0].signature;
+  };
+  Bytes sum = beginning(0, 0, 3), mean = beginning(0, 1, 2), shards = beginning(2, 0, 3);
+  EXPECT_EQ(of([&](Transport& transport, Values& values) {
+              auto one_shot = options;
+              one_shot.algorithm = Algorithm::kOneShot;
+              allreduce(transport, values, one_shot);
+            }),
+            segment(sum, 0).hash());
+  EXPECT_EQ(of([&](Transport& transport, Values& values) {
+              auto two_shot = options;
+              two_shot.algorithm = Algorithm::kTwoShot;
+              two_shot.reduction = Reduction::kMean;
+              allreduce(transport, values, two_shot);
+            }),
+            segment(mean, 0).hash());
+  segment(shards, 0);
+  EXPECT_EQ(of([&](Transport& transport, Values& values) {
+              Values all(2 * kCount);
+              allgather(transport, values, all, options);
+            }),
+            segment(shards, kCount).hash());
+}
+
+TEST(Signatures, OfAHierarchyNameItsHosts) {
+  std::vector<std::uint64_t> found(3);
+  on_ranks(gradients(3, kCount), [&](Transport& transport, Values& values) {
+    Gathered gathered;
+    RecordingTransport recording(transport, gathered);
+    const std::vector<int> hosts = {7, 7, 5};
+    allreduce(recording, values,
+              {.codec = kSpec, .algorithm = Algorithm::kHierarchical, .hosts = hosts});
+    found[static_cast<std::size_t>(transport.rank())] = gathered.signature;
+  });
+  Bytes bytes = Bytes()
+                    .number(kFormatVersion)
+                    .number(std::uint8_t{0})
+                    .number(std::uint8_t{0})
+                    .number(std::uint8_t{4})
+                    .number(std::uint32_t{3})
+                    .number(std::uint64_t{1} << 20);
+  segment(bytes, 0).text("none");
+  for (const std::uint32_t host : {0, 0, 1}) bytes.number(host);
+  EXPECT_EQ(found[0], bytes.hash());
+}
+
+/// The frame that a rank sends of its gradient, by this key.
+std::vector<std::byte> encoded(const Values& values, std::uint64_t key, std::uint64_t signature) {
+  const auto codec = make_codec(kSpec);
+  const Segment segment{.count = values.size()};
+  const ConstValueSpan gradient(values);
+  const Plan plan = codec->plan({.segments = {&segment, 1}});
+  const Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
+  codec->encode({.segments = {&segment, 1},
+                 .gradients = {&gradient, 1},
+                 .random = {.key = key},
+                 .identity = {.signature = signature},
+                 .execution = {.workspace = workspace.span()}},
+                frame.span());
+  return {frame.span().begin(), frame.span().end()};
+}
+
+TEST(RandomKeys, AreThoseOfTheFormat) {
+  const std::vector<Values> inputs = gradients(2, kCount);
+  const auto sent = gather(inputs, [](Transport& transport, Values& values) {
+    allreduce(transport, values, {.codec = kSpec, .algorithm = Algorithm::kOneShot, .seed = kSeed});
+  });
+  for (std::uint64_t rank = 0; rank < 2; ++rank)
+    EXPECT_EQ(sent[rank].frame,
+              encoded(inputs[rank], test::mixed(kSeed ^ rank << 33), sent[rank].signature))
+        << rank;
+}
+
+}  // namespace
+}  // namespace tersor::testing
