@@ -252,6 +252,7 @@ class ReduceOperation : public CodecOperation {
 };
 
 bool has_operation(std::string_view name, const PlannedCodec& codec, bool feedback) {
+  if (!codec.has_frames()) return false;
   if (name == kFeedback) return feedback;
   if (name == kReduce) return feedback && codec.reduces();
   if (name == kEncode || name == kDecode || name == kDecodeAdd) return true;

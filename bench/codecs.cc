@@ -19,6 +19,7 @@
 
 #include "bench/arguments.h"
 #include "bench/codec_case.h"
+#include "bench/codec_errors.h"
 #include "bench/codecs_options.h"
 #include "bench/commands.h"
 #include "bench/device/names.h"
@@ -58,7 +59,8 @@ std::vector<CodecCase> cases_of(const CodecsOptions& options) {
         wanted.isa = parse_isa(isa);
         add_cases(options, wanted, spec, cases);
       }
-  if (cases.empty()) throw InvalidArgument("none of the codecs has the operations asked for");
+  if (cases.empty() && !wants_errors(options))
+    throw InvalidArgument("none of the codecs has the operations asked for");
   return cases;
 }
 
@@ -195,12 +197,8 @@ void run_case(benchmark::State& state, CodecCaseRunner& runner, CodecResult& res
   }
 }
 
-void run_codecs(CodecsOptions options) {
-  const SampleSource source(options.source);
-  if (options.counts.empty()) options.counts = {source.count().value_or(kDefaultCount)};
-  if (options.isas.empty()) options.isas = {std::string(isa_name(current_isa()))};
-  const std::vector<CodecCase> cases = cases_of(options);
-  RecordFile records(options.json);
+void time_cases(const CodecsOptions& options, const std::vector<CodecCase>& cases,
+                const SampleSource& source, RecordFile& records) {
   CodecCaseRunner runner(source);
   std::map<std::string, CodecResult> results;
   std::exception_ptr failure;
@@ -213,13 +211,23 @@ void run_codecs(CodecsOptions options) {
         ->Repetitions(options.repetitions)
         ->UseManualTime();
   }
-  fmt::print("{}; {} values; ratio = time of the baseline / time, as many bytes moved\n\n",
-             machine_name(), options.source);
+  fmt::print("Ratio = time of the baseline / time, as many bytes moved\n\n");
   const Table table = table_for(cases);
   CodecReporter reporter(results, table, records);
   benchmark::RunSpecifiedBenchmarks(&reporter);
   benchmark::ClearRegisteredBenchmarks();
   if (failure) std::rethrow_exception(failure);
+}
+
+void run_codecs(CodecsOptions options) {
+  const SampleSource source(options.source);
+  if (options.counts.empty()) options.counts = {source.count().value_or(kDefaultCount)};
+  if (options.isas.empty()) options.isas = {std::string(isa_name(current_isa()))};
+  const std::vector<CodecCase> cases = cases_of(options);
+  RecordFile records(options.json);
+  fmt::print("{}; {} values\n\n", machine_name(), options.source);
+  if (wants_errors(options)) measure_errors(options, source, records);
+  if (!cases.empty()) time_cases(options, cases, source, records);
 }
 
 void run_on_device(const CodecsOptions& options) {
@@ -235,8 +243,12 @@ void run_on_device(const CodecsOptions& options) {
 /// What is measured, and on how many values.
 void add_subjects(CLI::App& command, CodecsOptions& options) {
   std::vector<std::string> names(operation_names().begin(), operation_names().end());
+  names.emplace_back(kErrorOperation);
   names.insert(names.end(), std::begin(kDeviceOnlyOperations), std::end(kDeviceOnlyOperations));
   add_codecs(command, options.codecs);
+  command.add_flag(
+      "--all-codecs", options.all_codecs,
+      "Instead: each codec there is, at its defaults and with every value of an option");
   command
       .add_option("--device", options.device,
                   "cpu, or cuda: device memory and the current GPU, with baselines of its own")
@@ -275,7 +287,8 @@ void add_conditions(CLI::App& command, CodecsOptions& options) {
       ->capture_default_str();
   command
       .add_option("--data", options.source,
-                  "normal, laplace, student (3 degrees of freedom), narrow or FILE.npy")
+                  "normal, laplace, student (3 degrees of freedom), narrow, or a FILE.npy, "
+                  "FILE.npz or FILE.safetensors of tensors")
       ->type_name("DATA")
       ->capture_default_str();
   command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
@@ -299,6 +312,7 @@ void add_codecs_command(CLI::App& program) {
   add_conditions(*command, *options);
   add_json(*command, options->json);
   command->callback([options] {
+    if (options->all_codecs) options->codecs = all_specs();
     if (options->device == "cuda") return run_on_device(*options);
     run_codecs(*options);
   });

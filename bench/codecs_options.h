@@ -23,6 +23,7 @@ struct CodecsOptions {
                                      "int4:rounding=stochastic",
                                      "topk:density=0.01",
                                      "topk:density=0.001"};
+  bool all_codecs = false;  ///< instead of `codecs`
   std::string device = "cpu";
   std::vector<std::string> operations;
   std::vector<std::size_t> counts;
@@ -36,6 +37,10 @@ struct CodecsOptions {
   int repetitions = 11;
   std::filesystem::path json;
 };
+
+/// Each codec of the registry, at its defaults and with every other value of each option; of
+/// numbers a tenth, a hundredth and a thousandth of the largest.
+std::vector<std::string> all_specs();
 
 /// Whether operations that keep residuals are measured for a codec.
 bool wants_feedback(const CodecsOptions& options, const std::string& spec);

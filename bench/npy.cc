@@ -1,22 +1,13 @@
 // A small .npy reader that checks what the header says against the file.
 
-#include "bench/npy.h"
-
 #include <fmt/format.h>
-#include <tersor/error.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <regex>
-#include <string>
-#include <string_view>
 
+#include "bench/tensors.h"
 #include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
@@ -24,43 +15,31 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 
-[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
-  throw InvalidArgument(fmt::format("{}: {}", path.string(), what));
-}
-
-std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  if (!file || bytes.empty()) fail(path, errno != 0 ? strerror(errno) : "empty or not readable");
-  return bytes;
-}
-
 /// The header's dictionary, and where the values begin.
 struct Header {
   std::string text;
   std::size_t values_at;
 };
 
-Header find_header(const std::filesystem::path& path, std::string_view bytes) {
-  if (!bytes.starts_with(kMagic) || bytes.size() < 12) fail(path, "not a .npy file");
+Header find_header(const std::string& where, std::string_view bytes) {
+  if (!bytes.starts_with(kMagic) || bytes.size() < 12) refuse_file(where, "not a .npy file");
   const unsigned version = static_cast<unsigned char>(bytes[6]);
   if (version < 1 || version > 3)
-    fail(path, fmt::format("format version {} is not known", version));
+    refuse_file(where, fmt::format("format version {} is not known", version));
   const std::size_t width = version == 1 ? 2 : 4;  // of the header's length
   std::size_t length = 0;
   for (std::size_t i = width; i-- > 0;)
     length = length << 8 | static_cast<unsigned char>(bytes[8 + i]);
   const std::size_t begin = 8 + width;
-  if (length > bytes.size() - begin) fail(path, "the header is cut short");
+  if (length > bytes.size() - begin) refuse_file(where, "the header is cut short");
   return {std::string(bytes.substr(begin, length)), begin + length};
 }
 
 /// The one match of `pattern`'s group in the header.
-std::string field(const std::filesystem::path& path, const std::string& header,
-                  const std::string& pattern) {
+std::string field(const std::string& where, const std::string& header, const std::string& pattern) {
   std::smatch match;
   if (!std::regex_search(header, match, std::regex(pattern)))
-    fail(path, "the header is damaged: " + header);
+    refuse_file(where, "the header is damaged: " + header);
   return match[1];
 }
 
@@ -92,22 +71,18 @@ std::vector<float> convert(std::string_view bytes, std::size_t value_bytes) {
 
 }  // namespace
 
-std::vector<float> read_npy(const std::filesystem::path& path) {
-  const std::string bytes = read_file(path);
-  const Header header = find_header(path, bytes);
-  const std::string type = field(path, header.text, "'descr': *'([^']*)'");
+std::vector<float> parse_npy(std::string_view bytes, const std::string& where) {
+  const Header header = find_header(where, bytes);
+  const std::string type = field(where, header.text, "'descr': *'([^']*)'");
   if (type != "<f2" && type != "<f4" && type != "<f8")
-    fail(path, "holds " + type + "; <f2, <f4 and <f8 are read");
+    refuse_file(where, "holds " + type + "; <f2, <f4 and <f8 are read");
   const std::size_t value_bytes = static_cast<std::size_t>(type[2] - '0');
-  const double count = value_count(field(path, header.text, "'shape': *\\(([^)]*)\\)"));
-  const std::string_view values = std::string_view(bytes).substr(header.values_at);
+  const double count = value_count(field(where, header.text, "'shape': *\\(([^)]*)\\)"));
+  const std::string_view values = bytes.substr(header.values_at);
   if (count * static_cast<double>(value_bytes) != static_cast<double>(values.size()))
-    fail(path, fmt::format("has {} bytes of values, its header says {} values of {} bytes",
-                           values.size(), count, value_bytes));
-  std::vector<float> result = convert(values, value_bytes);
-  if (!std::ranges::all_of(result, [](float value) { return std::isfinite(value); }))
-    fail(path, "holds values that are not finite in f32");
-  return result;
+    refuse_file(where, fmt::format("has {} bytes of values, its header says {} values of {} bytes",
+                                   values.size(), count, value_bytes));
+  return convert(values, value_bytes);
 }
 
 }  // namespace tersor::bench

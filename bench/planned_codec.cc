@@ -94,6 +94,34 @@ void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, const SegmentSt
                  frame);
 }
 
+std::size_t PlannedCodec::exchange_bare(ConstValueSpan gradient, ValueSpan output) const {
+  std::size_t bytes = 0;
+  for (const Round& round : plan_.rounds) {
+    FrameIdentity identity = this->identity();
+    identity.round = static_cast<std::uint8_t>(&round - plan_.rounds.data());
+    const Buffer bare(round.native_count * dtype_bytes(round.native_dtype));
+    const ValueSpan values = bare.values(round.native_count, round.native_dtype);
+    codec_->encode_native({.segments = {&segment_, 1},
+                           .gradients = {&gradient, 1},
+                           .random = kRandom,
+                           .identity = identity,
+                           .execution = execution(),
+                           .contributions = plan_for_.contributions},
+                          1.0f, values);
+    const DecodeCall back{.segments = {&segment_, 1},
+                          .outputs = {&output, 1},
+                          .identity = identity,
+                          .execution = execution(),
+                          .contributions = plan_for_.contributions};
+    if (&round == &plan_.rounds.back())
+      codec_->decode_native(back, values);
+    else
+      codec_->absorb(back, values);
+    bytes += bare.bytes();
+  }
+  return bytes;
+}
+
 ConstByteSpan used_bytes(const Buffer& frame) {
   return frame.span().first(frame_bytes(frame.span()));
 }

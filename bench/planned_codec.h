@@ -47,6 +47,9 @@ class PlannedCodec {
   void decode(ConstByteSpan frame, ValueSpan output, DecodeMode mode, float factor = 1.0f) const;
   void reduce(std::span<const ConstByteSpan> frames, const SegmentState& state, StateWords* words,
               ByteSpan frame) const;
+  /// Of a codec without frames: the rounds of bare values, to which no other rank adds anything.
+  /// Returns the bytes of all rounds.
+  std::size_t exchange_bare(ConstValueSpan gradient, ValueSpan output) const;
 
  private:
   Execution execution() const;

@@ -90,7 +90,9 @@ void add_report_command(CLI::App& program) {
   command->add_option("-o,--output", options->folder, "Write index.html and PNG files here")
       ->type_name("DIR");
   command->add_flag("--text", options->text, "Print the tables");
-  command->add_option("--picture", options->picture, "Write one picture of the training here")
+  command
+      ->add_option("--picture", options->picture,
+                   "Write one picture here: of the training, or else of the codecs' errors")
       ->type_name("FILE.png");
   command->add_option("--python", options->report.python, "Python 3 with matplotlib (found)")
       ->type_name("PATH");

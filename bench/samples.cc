@@ -12,7 +12,7 @@
 #include <cmath>
 #include <random>
 
-#include "bench/npy.h"
+#include "bench/tensors.h"
 #include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
@@ -62,11 +62,19 @@ void store(std::span<const float> values, ValueSpan destination) {
 
 SampleSource::SampleSource(const std::string& name) : name_(name) {
   if (is_distribution(name)) return;
-  if (!name.ends_with(".npy"))
+  if (!is_tensor_file(name))
     throw InvalidArgument(
-        fmt::format("no data \"{}\"; give normal, laplace, student, narrow or FILE.npy", name));
-  file_ = read_npy(name);
-  if (file_.empty()) throw InvalidArgument(name + ": holds no values");
+        fmt::format("no data \"{}\"; give normal, laplace, student, narrow, or "
+                    "FILE.npy, FILE.npz or FILE.safetensors",
+                    name));
+  for (const Tensor& tensor : read_tensors(name)) {
+    tensors_.push_back({tensor.name, file_.size(), tensor.values.size()});
+    file_.insert(file_.end(), tensor.values.begin(), tensor.values.end());
+  }
+}
+
+std::vector<SampleTensor> SampleSource::tensors(std::size_t count) const {
+  return file_.empty() ? std::vector<SampleTensor>{{name_, 0, count}} : tensors_;
 }
 
 std::optional<std::size_t> SampleSource::count() const {

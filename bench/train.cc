@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/arguments.h"
@@ -19,6 +20,7 @@
 #include "bench/records.h"
 #include "bench/report.h"
 #include "bench/table.h"
+#include "bench/tensors.h"
 #include "bench/training_run.h"
 
 namespace tersor::bench {
@@ -35,6 +37,7 @@ struct TrainOptions {
   std::vector<std::uint64_t> seeds = {1};
   std::string data_folder = trainer::kFashionMnistFolder;
   std::filesystem::path json;
+  std::filesystem::path gradients;
   std::filesystem::path report_folder;
   ReportProgram report;
 };
@@ -206,11 +209,18 @@ void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
 Epochs train_once(const TrainOptions& options, Fleet& fleet, const TrainingRun& run,
                   const trainer::TrainingData& data, RecordFile& records) {
   Progress progress(fleet, run, total_steps(run, data, fleet.ranks()));
+  std::vector<Tensor> gradients;
   const auto on_epoch = [&](const EpochResult& epoch) {
     progress.epoch(epoch);
     records.add(record_of(options, fleet.ranks(), run, epoch));
+    if (!options.gradients.empty())
+      write_safetensors(options.gradients, std::exchange(gradients, {}));
   };
-  return train(fleet, run, data, {.step = [&] { progress.step(); }, .epoch = on_epoch});
+  const auto on_gradient = [&](const trainer::Parameter& parameter) {
+    gradients.push_back({parameter.name, {parameter.gradient.begin(), parameter.gradient.end()}});
+  };
+  return train(fleet, run, data,
+               {.step = [&] { progress.step(); }, .epoch = on_epoch, .gradient = on_gradient});
 }
 
 /// Where the records go: with a report but no file, beside the report.
@@ -242,6 +252,11 @@ void run_train(TrainOptions options) {
                {records_path(options).string(), "-o", options.report_folder.string()});
 }
 
+std::string check_extension(const std::string& name) {
+  if (name.ends_with(".safetensors")) return name;
+  throw InvalidArgument(name + " does not end in .safetensors");
+}
+
 void add_options(CLI::App& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
@@ -263,6 +278,12 @@ void add_options(CLI::App& command, TrainOptions& options) {
       ->type_name("DIR")
       ->capture_default_str();
   add_json(command, options.json);
+  command
+      .add_option("--gradients", options.gradients,
+                  "Write the gradients of rank 0, as they are before they are reduced, of the last "
+                  "step here")
+      ->check(checked(check_extension, ""))
+      ->type_name("FILE.safetensors");
   command.add_option("--report", options.report_folder, "Draw the report here afterwards")
       ->take_last()
       ->type_name("DIR");

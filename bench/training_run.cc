@@ -64,10 +64,11 @@ class TrainingRank {
                    parameter.columns > 1 ? parameter.columns : 0);
   }
 
-  /// Trains on a batch; adds to the epoch's sums.
-  void step(RankEpoch& epoch) {
+  /// Trains on a batch; adds to the epoch's sums, and shows each gradient to `look`, if any.
+  void step(RankEpoch& epoch, const std::function<void(const trainer::Parameter&)>& look) {
     const Stopwatch step;
-    const auto ready = [this](const trainer::Parameter& parameter) {
+    const auto ready = [&](const trainer::Parameter& parameter) {
+      if (look) look(parameter);
       reducer_.ready(parameter.name);
     };
     epoch.loss += network_.forward_backward(data_.train, shard_.batch(step_), ready);
@@ -127,7 +128,8 @@ EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserve
   rank.meet();
   const Stopwatch watch;
   for (std::size_t step = 0; step < trainer.steps(); ++step) {
-    trainer.step(sums);
+    const bool shows = rank.first() && step + 1 == trainer.steps();
+    trainer.step(sums, shows ? observer.gradient : nullptr);
     if (rank.first() && observer.step) observer.step();
   }
   rank.meet();

@@ -9,6 +9,7 @@
 
 #include "bench/fleet.h"
 #include "bench/trainer/dataset.h"
+#include "bench/trainer/perceptron.h"
 #include "bench/trainer/recipe.h"
 
 namespace tersor::bench {
@@ -36,10 +37,12 @@ struct EpochResult {
   double exposed_seconds = 0;  ///< in which the trainer waited for gradients
 };
 
-/// What a run tells while it goes on, on rank 0's thread. Both may be empty.
+/// What a run tells while it goes on, on rank 0's thread. All may be empty.
 struct TrainingObserver {
   std::function<void()> step;
   std::function<void(const EpochResult&)> epoch;
+  /// Of each epoch's last step: rank 0's own gradients, before they are reduced.
+  std::function<void(const trainer::Parameter&)> gradient;
 };
 
 /// Steps of all epochs.

@@ -74,12 +74,18 @@ def in_order(specs: set[str]) -> list[str]:
     return sorted(specs, key=key)
 
 
+def _spare(i: int) -> Style:
+    """Where colours come round again, they have another marker."""
+    turn, place = divmod(i, len(SPARE))
+    return Style(SPARE[place].colour, SPARE[(place + turn) % len(SPARE)].marker)
+
+
 class Palette:
     """Styles for all codecs of one report. Made once, from every record, so that pictures agree."""
 
     def __init__(self, specs: set[str]) -> None:
         unlisted = [spec for spec in in_order(specs) if spec not in STYLES]
-        spare = {spec: SPARE[i % len(SPARE)] for i, spec in enumerate(unlisted)}
+        spare = {spec: _spare(i) for i, spec in enumerate(unlisted)}
         self._styles = {**STYLES, **spare}
 
     def __getitem__(self, spec: str) -> Style:

@@ -8,6 +8,9 @@ with a default; other fields are ignored. `count` is values, `*_seconds` and `se
 codecs     One operation of one codec, timed against a plain copy, read or triad (`baseline`) in the
            same process. `ratio` = speed of the operation / speed of the baseline, both by the bytes
            that must move. `aim`: the ratio to reach. `checksum`: frames carried one.
+           With operation "error" nothing was timed: what a codec loses of one `tensor` of `data`.
+           `bits` = payload bits a value, `energy_lost` = |p - d|^2 / |p|^2 of what was sent (p) and
+           decoded (d), `norm` = |p|; `ranks` share the levels of a codec that sends bare values.
 allreduce  One call. `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tests: algbw = bytes of
            the gradient / seconds, busbw = algbw * 2 (ranks - 1) / ranks. `wire_bytes`: sent by one
            rank. `identical`: all ranks ended with the same bits. Through the reducer: `parameters`
@@ -70,6 +73,18 @@ class CodecRecord(Record):
     relative_error: float | None = _range()
     aim: float | None = None
     checksum: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ErrorRecord(Record):
+    dtype: str
+    count: int = _range(low=1)
+    data: str
+    tensor: str
+    ranks: int = _range(low=1)
+    bits: float = _range()
+    energy_lost: float = _range()
+    norm: float = _range()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,6 +212,8 @@ def _parse(entry: typing.Any, where: str) -> Record:
         raise ReportError(f'{where}: field "benchmark" is missing')
     name = entry["benchmark"]
     kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is CodecRecord and entry.get("operation") == "error":
+        kind = ErrorRecord
     if kind is None:
         raise ReportError(
             f'{where}: field "benchmark" is {json.dumps(name)}, expected one of {", ".join(KINDS)}'

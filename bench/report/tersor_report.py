@@ -3,7 +3,8 @@
 
     tersor_report.py FILE.json... -o DIR       write DIR/index.html and DIR/*.png, print their paths
     tersor_report.py FILE.json... --text       print the tables
-    tersor_report.py FILE.json... --picture P  write one picture of the training, for a README
+    tersor_report.py FILE.json... --picture P  write one picture of the training, or else of the
+                                               codecs' errors, for a README
     tersor_report.py --check -o DIR            only check that a report could be written there
 
 records.py says what a record holds. On bad input or an unwritable folder: one line, status 2.
@@ -22,6 +23,7 @@ try:
     import allreduce_section
     import backward_section
     import codecs_section
+    import errors_section
     import page
     import palette
     import predict_section
@@ -118,6 +120,7 @@ def _sections(found: list[records.Record], colours: palette.Palette) -> list[pag
             colours,
         ),
         *codecs_section.sections(records.select(found, records.CodecRecord), colours),
+        *errors_section.sections(records.select(found, records.ErrorRecord), colours),
     ]
 
 
@@ -138,14 +141,24 @@ def _listed(values: list[str]) -> str:
 def _write_picture(
     path: pathlib.Path, found: list[records.Record], colours: palette.Palette
 ) -> None:
-    trainings = summary.trainings(records.select(found, records.TrainRecord))
-    if len(trainings) != 1:
-        raise records.ReportError(
-            f"--picture needs train records of one setting (ranks and link), found {len(trainings)}"
-        )
-    figure = train_figures.overview(trainings[0], colours, palette.LIGHT)
-    path.write_bytes(page.png(figure, PICTURE_DOTS_PER_INCH))
+    path.write_bytes(_picture(found, colours))
     print(path)
+
+
+def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
+    trainings = summary.trainings(records.select(found, records.TrainRecord))
+    errors = errors_section.losses(records.select(found, records.ErrorRecord))
+    if len(trainings) == 1:
+        figure = train_figures.overview(trainings[0], colours, palette.LIGHT)
+    elif not trainings and len(errors) == 1:
+        ((data, group),) = errors.items()
+        figure = errors_section.draw(data, group, colours, palette.LIGHT)
+    else:
+        raise records.ReportError(
+            "--picture needs train records of one setting (ranks and link), or else errors of one "
+            f"dtype and data; found {len(trainings)} and {len(errors)}"
+        )
+    return page.png(figure, PICTURE_DOTS_PER_INCH)
 
 
 if __name__ == "__main__":

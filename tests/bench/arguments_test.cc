@@ -12,14 +12,14 @@ namespace {
 
 const std::map<std::string, std::vector<std::string>> kOptions = {
     {"codecs",
-     {"--codec", "--operation", "--count", "--dtype", "--isa", "--threads", "--data", "--feedback",
-      "--checksum", "--repetitions", "--json"}},
+     {"--codec", "--all-codecs", "--operation", "--count", "--dtype", "--isa", "--threads",
+      "--data", "--feedback", "--checksum", "--repetitions", "--json"}},
     {"allreduce",
      {"--codec", "--algorithm", "--min", "--max", "--factor", "--ranks", "--transport", "--link",
       "--chunk", "--iterations", "--dtype", "--threads", "--parameters", "--backward", "--json"}},
     {"train",
      {"--codec", "--transport", "--ranks", "--link", "--epochs", "--batch", "--seed", "--data",
-      "--json", "--report", "--python"}},
+      "--json", "--gradients", "--report", "--python"}},
     {"report", {"--output", "--text", "--picture", "--python"}},
 };
 

@@ -53,6 +53,15 @@ TEST_F(Codecs, BytesAndErrorsAreThoseOfTheCodec) {
   }
 }
 
+TEST_F(Codecs, WhatHasNoFramesIsNotTimed) {
+  for (const Json& record : records_of({"codecs", "--codec", "intsum", "int8", "--operation",
+                                        "encode", "--count", "1000", "--repetitions", "1"}))
+    EXPECT_EQ(record["codec"], "int8");
+  const Outcome alone = run({"codecs", "--codec", "intsum", "--count", "1000"});
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_NE(alone.error.find("none of the codecs has"), std::string::npos) << alone.error;
+}
+
 TEST_F(Codecs, TopkIsTimedWhereItsThresholdMisses) {
   std::set<std::string> seen;
   for (const Json& record : records_of({"codecs", "--codec", "topk:density=0.01+ef", "--count",

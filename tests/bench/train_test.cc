@@ -1,6 +1,7 @@
 // `tersor-bench train` and `report` on a tiny set of images.
 #include <cstdlib>
 
+#include "bench/tensors.h"
 #include "tests/bench/program.h"
 
 namespace tersor::bench {
@@ -75,6 +76,18 @@ TEST_F(Train, LearnsAndIsTheSameAgain) {
   EXPECT_GT(first[1]["accuracy"], 0.9) << "four bright quarters are easily told apart";
   for (const char* field : {"accuracy", "loss", "wire_bytes"})
     EXPECT_EQ(first[1][field], second[1][field]) << field;
+}
+
+TEST_F(Train, GradientsAreWrittenAsTheyAreBeforeTheyAreReduced) {
+  const auto gradients = [&](const std::string& codec, const std::string& ranks) {
+    records_of(tiny({"--codec", codec, "--ranks", ranks, "--gradients", path("g.safetensors")}));
+    return read_tensors(path("g.safetensors"));
+  };
+  const auto of_one = gradients("none", "1"), again = gradients("none", "1");
+  ASSERT_EQ(of_one.size(), again.size());
+  EXPECT_EQ(of_one.back().name, "layer1.bias");
+  for (std::size_t i = 0; i < of_one.size(); ++i) EXPECT_EQ(of_one[i].values, again[i].values);
+  EXPECT_EQ(run(tiny({"--gradients", "g.npz"})).code, 2);
 }
 
 TEST_F(Train, TheTableShowsAllCodecs) {

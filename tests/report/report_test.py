@@ -85,6 +85,15 @@ def backward_record(hook: str, seconds: float, **changes: typing.Any) -> dict[st
     return {**record, **changes}
 
 
+def error_record(codec: str, **changes: typing.Any) -> dict[str, typing.Any]:
+    record = {
+        "benchmark": "codecs", "codec": codec, "operation": "error", "dtype": "f32", "count": 100,
+        "data": "g.safetensors", "tensor": "w", "ranks": 1, "payload_bytes": 100, "bits": 8.0,
+        "energy_lost": 0.25, "relative_error": 0.5, "norm": 2.0,
+    }  # fmt: skip
+    return {**record, **changes}
+
+
 def codec_record(ratio: float | None, **changes: typing.Any) -> dict[str, typing.Any]:
     record = {
         "benchmark": "codecs", "codec": "int8", "operation": "encode", "dtype": "f32",
@@ -204,6 +213,10 @@ class Colours(unittest.TestCase):
         alone, together = palette.Palette({"int8"}), palette.Palette({"none", "new", "int8"})
         self.assertEqual(alone["int8"], together["int8"])
 
+    def test_many_unlisted_differ_in_colour_or_marker(self) -> None:
+        specs = {f"new:a={i}" for i in range(3 * len(palette.SPARE))}
+        self.assertEqual(len({palette.Palette(specs)[spec] for spec in specs}), len(specs))
+
     def test_no_two_alike(self) -> None:
         specs = {*palette.STYLES, "new:a=1", "new:a=2", "other+ef"}
         colours = {palette.Palette(specs)[spec].colour for spec in specs}
@@ -243,6 +256,11 @@ class Page(Folder):
         self.assertIn("1 of the points were measured too", page)
         self.assertIn("-20.00 %", page.replace("\u2212", "-"))
 
+    def test_errors_are_drawn_where_they_were_measured(self) -> None:
+        page, paths = self.report([error_record("none", energy_lost=0.0), error_record("int8")])
+        self.assertEqual([pathlib.Path(path).name for path in paths], ["index.html", "errors.png"])
+        self.assertIn("g.safetensors, 1 tensor, 100 f32", page)
+
     def test_the_page_loads_nothing(self) -> None:
         page, _ = self.report(sample_trainings())
         sources = re.findall(r'(?:src|href|srcset)\s*=\s*"([^"]{0,40})', page)
@@ -275,6 +293,8 @@ class Page(Folder):
         result = self.run_report(self.write(sample_trainings()), "--picture", path)
         self.assertEqual(result.stdout.strip(), str(path), result.stderr)
         self.assertTrue(path.read_bytes().startswith(b"\x89PNG"))
+        result = self.run_report(self.write([error_record("int8")]), "--picture", path)
+        self.assertEqual(result.returncode, 0, result.stderr)
 
 
 @unittest.skipUnless(HAS_MATPLOTLIB, "matplotlib is missing: apt-get install python3-matplotlib")
@@ -329,6 +349,14 @@ class Text(Folder):
         text = self.text([allreduce_record("none", 1024, 1e-3), wrong])
         self.assertEqual(self.row(text, "int8")[1:5], ["4 KiB", "400 µs", "2.50×", "0.0154"])
         self.assertIn("Wrong: ranks ended with different bits with int8.", text)
+
+    def test_errors_of_tensors_add_up_by_their_energy(self) -> None:
+        small = error_record("int8", tensor="b", count=300, bits=16.0, energy_lost=1.0, norm=1.0)
+        shared = error_record("sum", ranks=8, energy_lost=0.01)
+        text = self.text([error_record("int8"), small, shared])
+        self.assertEqual(self.row(text, "int8")[1:], ["14.000", "4.00e-01", "6.32e-01"])
+        self.assertEqual(self.row(text, "sum")[1:], ["8.000", "1.00e-02", "1.00e-01"])
+        self.assertIn("sum sends bare values that are added: 8 ranks share its levels.", text)
 
     def test_codecs_name_what_falls_short(self) -> None:
         text = self.text([codec_record(0.84), codec_record(0.99, operation="decode")])

@@ -1,0 +1,131 @@
+// Encodes and decodes each tensor once; nothing is timed.
+
+#include "bench/codec_errors.h"
+
+#include <fmt/format.h>
+#include <tersor/threads.h>
+
+#include <algorithm>
+
+#include "bench/arguments.h"
+#include "bench/compare.h"
+#include "bench/planned_codec.h"
+#include "bench/table.h"
+
+namespace tersor::bench {
+namespace {
+
+constexpr std::uint64_t kSeed = 1;
+
+/// What a codec makes of a tensor.
+struct CodecError {
+  std::string codec, tensor;
+  std::size_t count = 0;
+  std::size_t payload_bytes = 0;
+  double relative_error = 0;
+  double norm = 0;
+  std::size_t ranks = 1;  ///< who share the levels
+
+  double bits() const {
+    return 8 * static_cast<double>(payload_bytes) / static_cast<double>(count);
+  }
+  double energy_lost() const { return relative_error * relative_error; }
+};
+
+/// Decodes to `output` what the codec sends; returns the bytes.
+std::size_t send(const PlannedCodec& codec, ConstValueSpan gradient, ValueSpan output) {
+  if (!codec.has_frames()) return codec.exchange_bare(gradient, output);
+  const Buffer frame = codec.frame();
+  codec.encode(gradient, frame.span());
+  codec.decode(used_bytes(frame), output, DecodeMode::kAssign);
+  return payload_bytes(frame);
+}
+
+CodecError measure(const std::string& spec, const std::string& tensor, ConstValueSpan gradient,
+                   Threads& threads) {
+  PlanFor plan_for{.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads};
+  CodecError error{.codec = spec, .tensor = tensor, .count = gradient.count()};
+  if (!PlannedCodec(spec, plan_for).has_frames()) error.ranks = kSharingRanks;
+  plan_for.contributions = error.ranks;
+  const Buffer decoded(gradient.bytes());
+  const ValueSpan output = decoded.values(gradient.count(), gradient.dtype());
+  error.payload_bytes = send(PlannedCodec(spec, plan_for), gradient, output);
+  error.relative_error = relative_error(gradient, output);
+  error.norm = norm(gradient);
+  return error;
+}
+
+Record record_of(const CodecError& error, const CodecsOptions& options) {
+  return {{"benchmark", "codecs"},
+          {"codec", error.codec},
+          {"operation", kErrorOperation},
+          {"dtype", options.dtype},
+          {"count", error.count},
+          {"data", std::filesystem::path(options.source).filename().string()},
+          {"tensor", error.tensor},
+          {"ranks", error.ranks},
+          {"payload_bytes", error.payload_bytes},
+          {"bits", error.bits()},
+          {"energy_lost", error.energy_lost()},
+          {"relative_error", error.relative_error},
+          {"norm", error.norm}};
+}
+
+Table table_for(const std::vector<std::string>& codecs, const std::vector<SampleTensor>& tensors) {
+  std::vector<std::string> names;
+  for (const SampleTensor& tensor : tensors) names.push_back(tensor.name);
+  return Table({{"codec", "", longest(codecs), Align::kLeft},
+                {"tensor", "", longest(names), Align::kLeft},
+                {"count", "values", 8},
+                {"bits", "a value", 7},
+                {"error", "energy", 8},
+                {"error", "relative", 8}});
+}
+
+std::vector<std::string> cells_of(const CodecError& error) {
+  return {error.codec,
+          error.tensor,
+          format_count(error.count),
+          fmt::format("{:.3f}", error.bits()),
+          format_error(error.energy_lost()),
+          format_error(error.relative_error)};
+}
+
+/// What is sent without feedback; with it, what is lost now is sent later.
+std::vector<std::string> plain_codecs(const CodecsOptions& options) {
+  std::vector<std::string> plain;
+  for (const std::string& spec : options.codecs)
+    plain.push_back(with_feedback(spec, Feedback::kNone));
+  return without_repeats(plain);
+}
+
+}  // namespace
+
+bool wants_errors(const CodecsOptions& options) {
+  const auto& names = options.operations;
+  if (!names.empty()) return std::ranges::find(names, kErrorOperation) != names.end();
+  return options.source.ends_with(".npz") || options.source.ends_with(".safetensors");
+}
+
+void measure_errors(const CodecsOptions& options, const SampleSource& source, RecordFile& records) {
+  const std::size_t count = options.counts.front();
+  const std::vector<SampleTensor> tensors = source.tensors(count);
+  const Dtype dtype = parse_gradient_dtype(options.dtype);
+  const std::vector<std::string> codecs = plain_codecs(options);
+  const Table table = table_for(codecs, tensors);
+  Threads threads(options.threads);
+  table.print_head();
+  for (const SampleTensor& tensor : tensors) {
+    const Buffer buffer(tensor.count * dtype_bytes(dtype));
+    const ValueSpan gradient = buffer.values(tensor.count, dtype);
+    source.fill(gradient, kSeed, tensor.first);
+    for (const std::string& spec : codecs) {
+      const CodecError error = measure(spec, tensor.name, gradient, threads);
+      table.print_row(cells_of(error));
+      records.add(record_of(error, options));
+    }
+  }
+  fmt::print("\n");
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,150 @@
+// .safetensors: the length of a header (u64), a header in JSON, and the tensors' bytes without
+// gaps.
+
+#include <fmt/format.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "bench/tensors.h"
+#include "kernels/scalar/convert.h"
+
+namespace tersor::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kLengthBytes = 8;
+constexpr const char* kMetadata = "__metadata__";
+
+/// What the header says of a tensor; its bytes are [begin, end) of those behind the header.
+struct Entry {
+  std::string name, type;
+  std::size_t count = 1, begin = 0, end = 0;
+};
+
+std::string_view header_of(std::string_view bytes, const std::string& where) {
+  std::uint64_t length = 0;
+  if (bytes.size() < kLengthBytes) refuse_file(where, "is no .safetensors file: it is too short");
+  std::memcpy(&length, bytes.data(), kLengthBytes);
+  if (length > bytes.size() - kLengthBytes)
+    refuse_file(where, fmt::format("the header is cut short: it has {} bytes, and {} are there",
+                                   length, bytes.size() - kLengthBytes));
+  return bytes.substr(kLengthBytes, length);
+}
+
+/// The library takes the last of several equal keys.
+Json parse_once_each(std::string_view text, const std::string& where) {
+  std::set<std::string> names;
+  const auto on_key = [&](int depth, Json::parse_event_t event, const Json& key) {
+    if (depth == 1 && event == Json::parse_event_t::key && !names.insert(key).second)
+      refuse_file(where, fmt::format("tensor \"{}\" stands there twice", key.get<std::string>()));
+    return true;
+  };
+  return Json::parse(text, on_key);
+}
+
+Entry entry_of(const std::string& name, const Json& said, const std::string& where) {
+  Entry entry{.name = name, .type = said.at("dtype")};
+  for (const auto& size : said.at("shape"))
+    if (__builtin_mul_overflow(entry.count, size.get<std::size_t>(), &entry.count))
+      refuse_file(where, fmt::format("tensor \"{}\" has more values than memory holds", name));
+  entry.begin = said.at("data_offsets").at(0);
+  entry.end = said.at("data_offsets").at(1);
+  return entry;
+}
+
+/// In the order of their bytes.
+std::vector<Entry> entries_of(std::string_view header, const std::string& where) {
+  std::vector<Entry> entries;
+  try {
+    const Json parsed = parse_once_each(header, where);
+    for (const auto& [name, said] : parsed.items())
+      if (name != kMetadata) entries.push_back(entry_of(name, said, where));
+  } catch (const Json::exception& error) {
+    refuse_file(where, fmt::format("the header is damaged: {}", error.what()));
+  }
+  std::ranges::stable_sort(entries, {}, &Entry::begin);
+  return entries;
+}
+
+std::size_t value_bytes(const Entry& entry, const std::string& where) {
+  if (entry.type == "F32") return 4;
+  if (entry.type == "BF16" || entry.type == "F16") return 2;
+  refuse_file(where, fmt::format("tensor \"{}\" is of {}; F32, BF16 and F16 are read", entry.name,
+                                 entry.type));
+}
+
+void check_place(const Entry& entry, std::size_t expected_begin, std::size_t most,
+                 const std::string& where) {
+  const auto fail = [&](const std::string& what) {
+    refuse_file(where, fmt::format("tensor \"{}\" {}", entry.name, what));
+  };
+  const std::size_t bytes = value_bytes(entry, where);
+  if (entry.begin > entry.end || entry.end > most)
+    fail(fmt::format("ends at byte {} of {}", entry.end, most));
+  if (entry.begin != expected_begin)
+    fail(fmt::format("begins at byte {}, expected {}", entry.begin, expected_begin));
+  if ((entry.end - entry.begin) % bytes != 0 || (entry.end - entry.begin) / bytes != entry.count)
+    fail(fmt::format("has {} bytes, its shape says {} values of {} bytes", entry.end - entry.begin,
+                     entry.count, bytes));
+}
+
+std::vector<float> values_of(const Entry& entry, std::string_view bytes) {
+  std::vector<float> values(entry.count);
+  if (entry.type == "F32") {
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  for (std::size_t i = 0; i < entry.count; ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
+    values[i] = entry.type == "F16" ? kernels::f16_to_f32(bits) : kernels::bf16_to_f32(bits);
+  }
+  return values;
+}
+
+}  // namespace
+
+std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where) {
+  const std::string_view header = header_of(bytes, where);
+  const std::string_view rest = bytes.substr(kLengthBytes + header.size());
+  std::vector<Tensor> tensors;
+  std::size_t end = 0;
+  for (const Entry& entry : entries_of(header, where)) {
+    check_place(entry, end, rest.size(), where);
+    end = entry.end;
+    tensors.push_back({entry.name, values_of(entry, rest.substr(entry.begin, end - entry.begin))});
+  }
+  if (end != rest.size())
+    refuse_file(where,
+                fmt::format("{} bytes of values, of which tensors have {}", rest.size(), end));
+  return tensors;
+}
+
+void write_safetensors(const std::filesystem::path& path, std::span<const Tensor> tensors) {
+  Json header;
+  std::size_t end = 0;
+  for (const Tensor& tensor : tensors) {
+    const std::size_t begin = std::exchange(end, end + tensor.values.size() * sizeof(float));
+    header[tensor.name] = {
+        {"dtype", "F32"}, {"shape", {tensor.values.size()}}, {"data_offsets", {begin, end}}};
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t length = text.size();
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&length), sizeof length);
+  file << text;
+  for (const Tensor& tensor : tensors)
+    file.write(reinterpret_cast<const char*>(tensor.values.data()),
+               static_cast<std::streamsize>(tensor.values.size() * sizeof(float)));
+  if (!file.flush())
+    throw Error(fmt::format("cannot write {}: {}", path.string(), strerror(errno)));
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,41 @@
+// Tensors of values to measure with, from the files of NumPy and of safetensors.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tersor::bench {
+
+struct Tensor {
+  std::string name;
+  std::vector<float> values;
+};
+
+/// Whether a name ends as the files that are read do: .npy, .npz or .safetensors.
+bool is_tensor_file(const std::string& name);
+
+/// All tensors of a file, each with at least one value: that of a .npy, named like the file; those
+/// of a .npz or .safetensors in the order in which they lie there. Throws InvalidArgument where the
+/// file cannot be read, its sizes do not fit each other, a name stands there twice, or a tensor is
+/// of another type than the file's reader takes, empty, or holds a value that is not finite.
+std::vector<Tensor> read_tensors(const std::filesystem::path& path);
+
+/// As f32, to a .safetensors file. Throws Error where it cannot be written.
+void write_safetensors(const std::filesystem::path& path, std::span<const Tensor> tensors);
+
+// What is read, by kind of file; `where` names file and tensor in an error.
+
+/// The values of a .npy file of any shape: f2, f4 or f8, little-endian. Format: NumPy Enhancement
+/// Proposal 1, versions 1 to 3.
+std::vector<float> parse_npy(std::string_view bytes, const std::string& where);
+std::vector<Tensor> read_npz(const std::filesystem::path& path);
+/// Tensors of F32, BF16 or F16. Format: huggingface.co/docs/safetensors.
+std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where);
+
+[[noreturn]] void refuse_file(const std::string& where, const std::string& what);
+std::string read_file(const std::filesystem::path& path);
+
+}  // namespace tersor::bench
