@@ -137,31 +137,73 @@ TEST(Signatures, OfAHierarchyNameItsHosts) {
   EXPECT_EQ(found[0], bytes.hash());
 }
 
-/// The frame that a rank sends of its gradient, by this key.
-std::vector<std::byte> encoded(const Values& values, std::uint64_t key, std::uint64_t signature) {
-  const auto codec = make_codec(kSpec);
-  const Segment segment{.count = values.size()};
-  const ConstValueSpan gradient(values);
-  const Plan plan = codec->plan({.segments = {&segment, 1}});
-  const Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
-  codec->encode({.segments = {&segment, 1},
-                 .gradients = {&gradient, 1},
-                 .random = {.key = key},
-                 .identity = {.signature = signature},
-                 .execution = {.workspace = workspace.span()}},
-                frame.span());
+/// A part of a parameter, with what calls on it need.
+struct Part {
+  Part(std::size_t first, std::size_t count) : segment{.count = count, .first_index = first} {
+    const Plan plan = codec->plan({.segments = {&segment, 1}, .contributions = 2});
+    workspace = Buffer(plan.workspace_bytes);
+    bytes = plan.frame_bytes;
+  }
+
+  /// What a rank sends of its gradient, by this key.
+  Buffer encode(const Values& values, std::uint64_t key, std::uint64_t signature) const {
+    const ConstValueSpan whole(values);
+    const ConstValueSpan gradient = whole.subspan(segment.first_index, segment.count);
+    Buffer frame(bytes);
+    codec->encode({.segments = {&segment, 1},
+                   .gradients = {&gradient, 1},
+                   .random = {.key = key},
+                   .identity = {.signature = signature},
+                   .execution = {.workspace = workspace.span()}},
+                  frame.span());
+    return frame;
+  }
+
+  /// What an owner makes of the frames.
+  Buffer reduce(std::span<const ConstByteSpan> frames, std::uint64_t key,
+                std::uint64_t signature) const {
+    Buffer frame(bytes);
+    codec->reduce({.segments = {&segment, 1},
+                   .frames = frames,
+                   .random = {.key = key},
+                   .identity = {.signature = signature},
+                   .execution = {.workspace = workspace.span()}},
+                  frame.span());
+    return frame;
+  }
+
+  std::shared_ptr<const Codec> codec = make_codec(kSpec);
+  Segment segment;
+  Buffer workspace;
+  std::size_t bytes = 0;
+};
+
+std::vector<std::byte> bytes_of(const Buffer& frame) {
   return {frame.span().begin(), frame.span().end()};
 }
 
 TEST(RandomKeys, AreThoseOfTheFormat) {
   const std::vector<Values> inputs = gradients(2, kCount);
-  const auto sent = gather(inputs, [](Transport& transport, Values& values) {
-    allreduce(transport, values, {.codec = kSpec, .algorithm = Algorithm::kOneShot, .seed = kSeed});
-  });
-  for (std::uint64_t rank = 0; rank < 2; ++rank)
-    EXPECT_EQ(sent[rank].frame,
-              encoded(inputs[rank], test::mixed(kSeed ^ rank << 33), sent[rank].signature))
-        << rank;
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+    const auto sent = gather(inputs, [&](Transport& transport, Values& values) {
+      allreduce(transport, values, {.codec = kSpec, .algorithm = algorithm, .seed = kSeed});
+    });
+    for (std::uint64_t rank = 0; rank < 2; ++rank) {
+      const std::uint64_t signature = sent[rank].signature;
+      if (algorithm == Algorithm::kOneShot) {
+        const Buffer frame =
+            Part(0, kCount).encode(inputs[rank], test::mixed(kSeed ^ rank << 33), signature);
+        EXPECT_EQ(sent[rank].frame, bytes_of(frame)) << rank;
+        continue;
+      }
+      const Part owned(kCount / 2 * rank, kCount / 2);
+      const Buffer first = owned.encode(inputs[0], test::mixed(kSeed), signature);
+      const Buffer second = owned.encode(inputs[1], test::mixed(kSeed ^ 1ull << 33), signature);
+      const ConstByteSpan frames[] = {first.span(), second.span()};
+      const std::uint64_t key = test::mixed(kSeed ^ rank << 33 ^ 1ull << 32);
+      EXPECT_EQ(sent[rank].frame, bytes_of(owned.reduce(frames, key, signature))) << rank;
+    }
+  }
 }
 
 }  // namespace
