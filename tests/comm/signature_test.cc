@@ -25,7 +25,13 @@ struct Gathered {
 class RecordingTransport final : public ForwardingTransport {
  public:
   RecordingTransport(Transport& inner, Gathered& gathered)
-      : ForwardingTransport({&inner, [](Transport*) {}}), gathered_(gathered) {}
+      : RecordingTransport({&inner, [](Transport*) {}}, gathered) {}
+  RecordingTransport(std::shared_ptr<Transport> inner, Gathered& gathered)
+      : ForwardingTransport(std::move(inner)), gathered_(gathered) {}
+
+  std::unique_ptr<Transport> channel() override {
+    return std::make_unique<RecordingTransport>(inner().channel(), gathered_);
+  }
 
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override {
     gathered_ = {operation.signature, {send.begin(), send.end()}};
@@ -135,6 +141,22 @@ TEST(Signatures, OfAHierarchyNameItsHosts) {
   segment(bytes, 0).text("none");
   for (const std::uint32_t host : {0, 0, 1}) bytes.number(host);
   EXPECT_EQ(found[0], bytes.hash());
+}
+
+TEST(Signatures, OfAReducerNameItsParameters) {
+  const auto found = gather(gradients(2, kCount), [](Transport& transport, Values& values) {
+    GradientReducer reducer(transport, {.rules = {{"*", kSpec}},
+                                        .reduction = Reduction::kSum,
+                                        .algorithm = Algorithm::kOneShot,
+                                        .bucket_bytes = 1 << 16});
+    reducer.add("layer.weight", values);
+    reducer.ready("layer.weight");
+    reducer.wait();
+  });
+  Bytes bytes = Bytes().number(kFormatVersion).text("reducer");
+  bytes.number(std::uint8_t{0}).number(std::uint8_t{3}).number(std::uint32_t{2});
+  bytes.number(std::uint64_t{1} << 20).number(std::uint64_t{1} << 16);
+  EXPECT_EQ(found[0].signature, segment(bytes, 0).text("layer.weight").hash());
 }
 
 /// A part of a parameter, with what calls on it need.
