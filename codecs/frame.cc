@@ -99,10 +99,30 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
   expect_bits("signature", found.signature, expected.signature);
 }
 
+[[noreturn]] void throw_other_step(std::uint32_t found, std::uint32_t first) {
+  throw_mismatch(
+      "step", std::to_string(found),
+      std::to_string(first) + ", that of the first frame: a call reads frames of one step");
+}
+
+/// `expected` with what `found` carries.
+FrameHeader with_carried(FrameHeader expected, const FrameHeader& found, Carried carried) {
+  std::memcpy(expected.parameters, found.parameters, static_cast<std::size_t>(carried));
+  return expected;
+}
+
 void expect_payload(std::size_t found, std::size_t expected) {
   if (found < expected)
     throw WireError("frame is truncated: " + std::to_string(found) + " bytes follow its " +
                     "header, expected " + std::to_string(expected));
+}
+
+void check_checksum(const FrameHeader& found, ConstByteSpan payload, Threads* threads) {
+  expect_payload(payload.size(), found.payload_bytes);
+  const bool has_checksum = (found.flags & kFrameHasChecksum) != 0;
+  expect_bits(
+      "checksum", found.checksum,
+      has_checksum ? frame_checksum(found, payload.first(found.payload_bytes), threads) : 0);
 }
 
 [[noreturn]] void throw_fault(const FrameFault& fault) {
@@ -110,6 +130,8 @@ void expect_payload(std::size_t found, std::size_t expected) {
     check_header(read_frame_header(std::as_bytes(std::span(&fault.found, 1))), fault.expected);
     throw WireError("frame header is another one than the call's");
   }
+  if (fault.kind == FrameFault::kStep)
+    throw_other_step(carried_step(fault.found), static_cast<std::uint32_t>(fault.detail));
   if (fault.kind == FrameFault::kChecksum)
     throw_mismatch("checksum", hexadecimal(fault.found.checksum), hexadecimal(fault.detail));
   throw WireError("frame has a fault of an unknown kind");
@@ -152,14 +174,14 @@ void seal_frame(FrameHeader header, ByteSpan frame, Threads* threads) {
   std::memcpy(frame.data(), &header, sizeof header);
 }
 
-void check_frame(const FrameHeader& expected, ConstByteSpan frame, Threads* threads) {
-  const FrameHeader found = read_frame_header(frame);
-  check_header(found, expected);
-  const ConstByteSpan rest = payload_of(frame);
-  expect_payload(rest.size(), found.payload_bytes);
-  const bool has_checksum = (found.flags & kFrameHasChecksum) != 0;
-  expect_bits("checksum", found.checksum,
-              has_checksum ? frame_checksum(found, rest.first(found.payload_bytes), threads) : 0);
+std::uint32_t carried_step(const FrameHeader& header) {
+  std::uint32_t step;
+  std::memcpy(&step, header.parameters, sizeof step);
+  return step;
+}
+
+void carry_step(FrameHeader& header, std::uint32_t step) {
+  std::memcpy(header.parameters, &step, sizeof step);
 }
 
 void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames) {
@@ -171,9 +193,17 @@ void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpa
 }
 
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
-                  Threads* threads) {
+                  Threads* threads, Carried carried) {
+  std::uint32_t first_step = 0;
   for (std::size_t i = 0; i < frames.size(); ++i)
-    name_frame(i, frames.size(), [&] { check_frame(expected, frames[i], threads); });
+    name_frame(i, frames.size(), [&] {
+      const FrameHeader found = read_frame_header(frames[i]);
+      check_header(found, with_carried(expected, found, carried));
+      if (i == 0) first_step = carried_step(found);
+      if (carried == Carried::kStep && carried_step(found) != first_step)
+        throw_other_step(carried_step(found), first_step);
+      check_checksum(found, payload_of(frames[i]), threads);
+    });
 }
 
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {

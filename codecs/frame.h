@@ -20,6 +20,14 @@ struct PayloadFormat {
   std::array<std::uint8_t, 8> parameters = {};
 };
 
+/// What only the encoder knows of a frame stands in the first so many bytes of its `parameters`: a
+/// step, or nothing. A reader's plan does not say it, but all frames of one call agree in it.
+enum class Carried : std::size_t { kNothing = 0, kStep = 4 };
+
+/// The step that a header carries, or is to carry.
+std::uint32_t carried_step(const FrameHeader& header);
+void carry_step(FrameHeader& header, std::uint32_t step);
+
 /// What a frame is about.
 struct FrameContent {
   const Codec& codec;
@@ -39,12 +47,10 @@ inline ConstByteSpan payload_of(ConstByteSpan frame) { return frame.subspan(size
 void seal_frame(FrameHeader header, ByteSpan frame, Threads* threads);
 
 /// Throws WireError that names field, value and what was expected, where a frame is too short, has
-/// another header than `expected`, or another checksum than its own.
-void check_frame(const FrameHeader& expected, ConstByteSpan frame, Threads* threads);
-
-/// The same for several, whose number the message then says.
+/// another header than `expected`, carries something else than the first one, or has another
+/// checksum than its own. Of several frames the message says which one it was.
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
-                  Threads* threads);
+                  Threads* threads, Carried carried = Carried::kNothing);
 
 /// Writes zeros to the bytes [begin, end) of a payload: the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);

@@ -56,13 +56,13 @@ std::size_t frame_bytes(ConstByteSpan frame);
 /// What calls on a device found wrong with frames (they write NaNs instead of sums). Lies in device
 /// memory, zeros at first, and is the caller's to read and to clear; see Execution::fault.
 struct FrameFault {
-  enum Kind : std::uint32_t { kNone, kHeader, kChecksum, kPlaces };
+  enum Kind : std::uint32_t { kNone, kHeader, kChecksum, kPlaces, kStep };
 
   std::uint32_t times = 0;  ///< how often a block of threads met a fault; the rest is of the first
   std::uint32_t kind = kNone;
   std::uint32_t frame = 0;   ///< its place in the call's list
   std::uint32_t frames = 0;  ///< how many the list has
-  std::uint64_t detail = 0;  ///< the checksum that it should have, or the segment of the places
+  std::uint64_t detail = 0;  ///< the checksum or step that was expected, or the places' segment
   FrameHeader found = {};
   FrameHeader expected = {};
 };

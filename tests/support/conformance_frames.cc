@@ -60,7 +60,7 @@ TEST_P(CodecConformance, ForeignHeadersAreRefusedByName) {
       {"segments", [](FrameHeader& header) { --header.segments; }},
       {"count", [](FrameHeader& header) { header.count += 1; }},
       {"first_index", [](FrameHeader& header) { header.first_index = 512; }},
-      {"parameters", [](FrameHeader& header) { ++header.parameters[0]; }},
+      {"parameters", [](FrameHeader& header) { ++header.parameters[7]; }},
       {"payload_bytes", [](FrameHeader& header) { header.payload_bytes += 16; }},
       {"payload_bytes", [](FrameHeader& header) { header.payload_bytes = ~std::uint64_t{0}; }},
       {"signature", [](FrameHeader& header) { header.signature ^= 1; }},
