@@ -15,18 +15,19 @@
 
 namespace tersor::encoding {
 
-/// An option that is one of several words; the first one is the default.
+/// An option that is one of several words; the first one is the default, or the one that is named.
 template <typename Value, std::size_t kWords>
 struct Choice {
   std::string_view key;
   std::array<std::pair<std::string_view, Value>, kWords> words;
+  std::size_t standard = 0;
 
   /// "rounding=nearest|stochastic (nearest)"
   std::string help() const {
     std::string text = std::string(key) + "=";
     for (const auto& word : words)
       text += (&word == &words[0] ? "" : "|") + std::string(word.first);
-    return text + " (" + std::string(words[0].first) + ")";
+    return text + " (" + std::string(words[standard].first) + ")";
   }
 };
 
@@ -61,10 +62,11 @@ class OptionReader {
   template <typename Value, std::size_t kWords>
   Value read(const Choice<Value, kWords>& choice) {
     const std::string* text = find(choice.key);
-    if (text == nullptr) return choice.words[0].second;
+    const auto& standard = choice.words[choice.standard];
+    if (text == nullptr) return standard.second;
     for (const auto& [word, value] : choice.words)
       if (word == *text) {
-        if (word != choice.words[0].first) keep(choice.key, *text);
+        if (word != standard.first) keep(choice.key, *text);
         return value;
       }
     throw_wrong_value(choice.key, *text, choice.help());
