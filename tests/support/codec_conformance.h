@@ -20,6 +20,9 @@ namespace tersor::test {
 struct CodecCase {
   const char* spec;
   double error;
+  /// How far the decode of several frames may lie from the sum of their decodes, in parts of its
+  /// norm; 0: they are the same bits.
+  double sums = 0;
 };
 
 inline void PrintTo(const CodecCase& codec, std::ostream* out) { *out << codec.spec; }
