@@ -16,7 +16,8 @@
 // codecs/<name>.cc defines `CodecEntry <name>_entry()`.
 #define TERSOR_CODECS(X) \
   X(topk)                \
-  X(intsum)
+  X(intsum)              \
+  X(hadamard)
 
 namespace tersor {
 namespace encoding {

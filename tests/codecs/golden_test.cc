@@ -46,6 +46,9 @@ const std::vector<Golden> kVariants = {
     {"topk-bf16", "topk:density=0.05,values=bf16+ef", {1000}},
     {"topk-int8", "topk:density=0.3,values=int8", {1000}},
     {"topk-segments", "topk:density=0.002", {0, 500, 140'000}},
+    {"hadamard-1-bit", "hadamard:bits=1+ef", {601}},
+    {"hadamard-3-bits", "hadamard:bits=3", {0, 257, 5000}},
+    {"hadamard-4-bits", "hadamard:bits=4+ef", {601}, Dtype::kBf16},
 };
 
 /// Each codec of the registry, with and without feedback, and the variants.
@@ -184,6 +187,8 @@ const std::vector<Broken> kBroken = {
     {"flipped-bit", "int8", [](auto& bytes) { bytes[400] ^= std::byte{4}; }, "frame checksum is"},
     {"density", "topk-dense", [](auto& bytes) { overwrite(bytes, 48, 0.25); },
      "frame parameters is 0x3fd0000000000000, expected 0x3fa999999999999a"},
+    {"bits", "hadamard", [](auto& bytes) { overwrite(bytes, 52, std::uint8_t{3}); },
+     "frame parameters is 0x300000003, expected 0x200000003"},
     {"topk-kept", "topk-dense", [](auto& bytes) { overwrite(bytes, 68, 51u); },
      "frame 0 of 1, segment 0:"},
     {"topk-falling", "topk-segments",

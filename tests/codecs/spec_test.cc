@@ -52,6 +52,8 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
       {"topk:density=1e-05", "topk:density=1e-05"},
       {"topk:values=f32,density=0.5", "topk:density=0.5"},
       {"topk:values=int8,density=1", "topk:density=1,values=int8"},
+      {"hadamard:bits=2", "hadamard"},
+      {"hadamard:bits=1+ef", "hadamard:bits=1+ef"},
   };
   for (const auto& [text, canonical] : expected)
     EXPECT_EQ(make_codec(text)->spec().text(), canonical);
@@ -60,7 +62,7 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
 TEST(Spec, UnknownCodecsListTheRightOnes) {
   const std::string error = error_with("int9");
   EXPECT_TRUE(says(error, "\"int9\"")) << error;
-  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk, intsum")) << error;
+  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard")) << error;
 }
 
 TEST(Spec, UnknownOptionsListTheRightOnes) {
@@ -68,6 +70,7 @@ TEST(Spec, UnknownOptionsListTheRightOnes) {
   EXPECT_TRUE(says(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(says(error_with("intsum:lanes=9"), "lanes=8|16|32 (8)"));
   EXPECT_TRUE(says(error_with("intsum:bits=8"), "lanes=8|16|32 (8), rounding=nearest|stochastic"));
+  EXPECT_TRUE(says(error_with("hadamard:bits=5"), "\"5\"; it takes bits=1|2|3|4 (2)"));
   EXPECT_TRUE(says(error_with("none:density=1"), "it has none"));
   EXPECT_TRUE(says(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
 }
@@ -91,8 +94,9 @@ TEST(Registry, EveryCodecHasAnIdOfItsOwn) {
 }
 
 TEST(Registry, IdsNeverChange) {
-  const std::map<std::string, std::uint16_t> expected = {
-      {"none", 1}, {"bf16", 2}, {"f16", 3}, {"int8", 4}, {"int4", 5}, {"topk", 6}, {"intsum", 7}};
+  const std::map<std::string, std::uint16_t> expected = {{"none", 1},   {"bf16", 2},    {"f16", 3},
+                                                         {"int8", 4},   {"int4", 5},    {"topk", 6},
+                                                         {"intsum", 7}, {"hadamard", 8}};
   for (const auto& [name, id] : expected) EXPECT_EQ(make_codec(name)->id(), id) << name;
 }
 

@@ -54,7 +54,8 @@ const std::vector<std::shared_ptr<const Codec>>& fuzzed_codecs() {
     for (const CodecInfo& info : codecs())
       if (auto codec = make_codec(info.name); sends_frames(*codec)) made.push_back(codec);
     for (const char* spec :
-         {"topk:density=0.05", "topk:density=0.3,values=int8", "topk:density=0.05,values=bf16"})
+         {"topk:density=0.05", "topk:density=0.3,values=int8", "topk:density=0.05,values=bf16",
+          "hadamard:bits=1", "hadamard:bits=3", "hadamard:bits=4"})
       made.push_back(make_codec(spec));
     return made;
   }();

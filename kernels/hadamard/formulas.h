@@ -1,0 +1,85 @@
+// hadamard: what every device computes of a block, one value at a time.
+//
+// With p the values to send, absmax the largest |p| as an integer maximum of bits, 2^e the power of
+// two at or below it, and T the transform of kernels/host/turn-inl.h:
+//   turned   y = T(±p · 2^-(e + 4)), of about the size that absmax / 2^e has
+//   scale    s = bf16(2 · mean |y|) for one bit, else bf16(√(mean y²) · Δ); s · 2^e is sent
+//   code     one bit: whether y's sign bit is 0; else the low bits of clamp(fma(y, 1/s, L − 1/2))
+//            + 2^23
+//   value    k = code − (L − 1/2); T(k · t) with the block's signs, t = scale · 2^-4
+//   residual p − value
+#pragma once
+
+#include "kernels/scalar/convert.h"
+
+#include <tersor/codecs/hadamard.h>
+
+#include <cmath>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+constexpr std::uint32_t kHadamardPoisonBits = 0x7b800000u;  // 2^120
+constexpr std::uint32_t kHadamardLeastBits = 0x0d800000u;   // 2^-100
+constexpr float kHadamardMagic = 8388608.0f;                // 2^23
+
+/// What a block is coded with, by the bits of a code.
+template <unsigned kBits>
+struct HadamardSteps {
+  static_assert(kBits >= 1 && kBits <= 4);
+  /// Codes are numbered from the lowest; k = code − kMiddle.
+  static constexpr float kMost = static_cast<float>((1u << kBits) - 1);
+  static constexpr float kMiddle = kMost / 2;
+  /// The best equal step for a normal distribution, in its standard deviations.
+  static constexpr float kStep = kBits == 1   ? 1.5957691f
+                                 : kBits == 2 ? 0.9956867f
+                                 : kBits == 3 ? 0.58601943f
+                                              : 0.33520061f;
+};
+
+/// sqrt, rounded once.
+TERSOR_BODY float square_root(float value) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(value);
+#else
+  return std::sqrt(value);
+#endif
+}
+
+/// How large the values of a block are.
+struct HadamardRange {
+  std::uint32_t absmax_bits;
+
+  /// The block decodes to NaN; its codes are 0, and its residual stays.
+  TERSOR_BODY bool poisoned() const { return absmax_bits >= kHadamardPoisonBits; }
+  /// Scale and codes are 0, the residual is p.
+  TERSOR_BODY bool vanishes() const { return absmax_bits < kHadamardLeastBits; }
+  /// 2^-(e + 4)
+  TERSOR_BODY float down() const { return float_of((250u - (absmax_bits >> 23)) << 23); }
+  /// The scale of a block that is poisoned or vanishes.
+  TERSOR_BODY std::uint16_t odd_scale() const { return poisoned() ? 0x7fc0 : 0; }
+};
+
+/// The scale of a block, as it is sent and for coding.
+struct HadamardScale {
+  std::uint16_t sent;  // bf16
+  float inverse;       // 1/s; not needed for one bit
+};
+
+/// `sum`: the tree sum of |y| for one bit, else of y · y.
+template <unsigned kBits>
+TERSOR_BODY HadamardScale hadamard_scale(const HadamardRange& range, float sum) {
+  float s = sum * 0x1p-7f;
+  if (kBits != 1) s = square_root(sum * 0x1p-8f) * HadamardSteps<kBits>::kStep;
+  const std::uint32_t bits = f32_to_bf16(s);
+  const std::uint32_t exponent = range.absmax_bits >> 23;  // 127 + e, from 27 to 246
+  return {static_cast<std::uint16_t>(bits + (exponent << 7) - (127u << 7)),
+          kBits == 1 ? 0.0f : reciprocal(bf16_to_f32(static_cast<std::uint16_t>(bits)))};
+}
+
+/// t of the values k · t in turned space.
+TERSOR_BODY float hadamard_unit(std::uint16_t scale, float factor) {
+  return bf16_to_f32(scale) * factor * 0x1p-4f;
+}
+
+}  // namespace tersor::kernels

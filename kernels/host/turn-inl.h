@@ -1,0 +1,203 @@
+// Blocks of 256 values in registers: the transform T, the tree sum, and random signs, many blocks'
+// at once. For one instruction set.
+#if defined(TERSOR_KERNELS_HOST_TURN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_HOST_TURN_INL_H_
+#undef TERSOR_KERNELS_HOST_TURN_INL_H_
+#else
+#define TERSOR_KERNELS_HOST_TURN_INL_H_
+#endif
+
+#include "kernels/host/noise-inl.h"
+#include "kernels/host/simd-inl.h"
+#include "kernels/scalar/turn.h"
+
+#include <cstring>
+
+// Before loops over a block's vectors, which must be registers.
+#undef TERSOR_VECTOR_LOOP
+#if TERSOR_PORTABLE
+#define TERSOR_VECTOR_LOOP
+#else
+#define TERSOR_VECTOR_LOOP TERSOR_UNROLL
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kTurnVectors = kTurnBlock / kLanes;
+
+/// Value i in lane i mod kLanes of vector i / kLanes.
+using TurnVectors = VF32[kTurnVectors];
+
+#if HWY_TARGET == HWY_AVX3
+HWY_INLINE VF32 swapped_blocks(VF32 value) { return hn::SwapAdjacentBlocks(value); }
+#else
+HWY_INLINE VF32 swapped_blocks(VF32 value) { return value; }
+#endif
+
+/// Lane i gets what lane i XOR kDistance holds.
+template <std::size_t kDistance>
+HWY_INLINE VF32 swapped(VF32 value) {
+#if TERSOR_PORTABLE
+  static_assert(kDistance < kLanes, "portable code has one lane");
+  return value;
+#else
+  if constexpr (kDistance == 1) return hn::Shuffle2301(value);
+  if constexpr (kDistance == 2) return hn::Shuffle1032(value);
+  if constexpr (kDistance == 4 && kLanes == 16) return swapped_blocks(value);
+  return hn::ConcatLowerUpper(F32(), value, value);
+#endif
+}
+
+/// (x_i, x_{i + h}) ← (x_i + x_{i + h}, x_i − x_{i + h}) for h = kDistance and all that follow
+/// below kLanes: pairs within a vector. Products with 1 and −1 are exact, so fma rounds as the sum
+/// does.
+template <std::size_t kDistance>
+HWY_INLINE void turn_within(TurnVectors& x) {
+  if constexpr (kDistance < kLanes) {
+    const VU32 upper = hn::And(hn::Iota(U32(), 0), hn::Set(U32(), kDistance));
+    const VF32 one = hn::Set(F32(), 1.0f);
+    const VF32 sign =
+        hn::IfThenElse(hn::Eq(hn::BitCast(F32(), upper), hn::Zero(F32())), one, hn::Neg(one));
+    TERSOR_VECTOR_LOOP
+    for (std::size_t k = 0; k < kTurnVectors; ++k)
+      x[k] = fused(x[k], sign, swapped<kDistance>(x[k]));
+    turn_within<2 * kDistance>(x);
+  }
+}
+
+/// The same for pairs of vectors.
+template <std::size_t kDistance>
+HWY_INLINE void turn_between(TurnVectors& x) {
+  if constexpr (kDistance < kTurnVectors) {
+    TERSOR_VECTOR_LOOP
+    for (std::size_t pair = 0; pair < kTurnVectors / 2; ++pair) {
+      const std::size_t k = pair / kDistance * 2 * kDistance + pair % kDistance;
+      const VF32 low = x[k], high = x[k + kDistance];
+      x[k] = hn::Add(low, high);
+      x[k + kDistance] = hn::Sub(low, high);
+    }
+    turn_between<2 * kDistance>(x);
+  }
+}
+
+/// T.
+HWY_INLINE void turn(TurnVectors& x) {
+  turn_within<1>(x);
+  turn_between<1>(x);
+}
+
+template <std::size_t kDistance>
+HWY_INLINE VF32 tree_sum_within(VF32 sum) {
+  if constexpr (kDistance == 0)
+    return sum;
+  else
+    return tree_sum_within<kDistance / 2>(hn::Add(sum, swapped<kDistance>(sum)));
+}
+
+/// Σ of(x_i), as a tree.
+template <class Of>
+HWY_INLINE float tree_sum(const TurnVectors& x, const Of& of) {
+  VF32 sum[kTurnVectors / 2];
+  TERSOR_VECTOR_LOOP
+  for (std::size_t k = 0; k < kTurnVectors / 2; ++k)
+    sum[k] = hn::Add(of(x[k]), of(x[k + kTurnVectors / 2]));
+  TERSOR_VECTOR_LOOP
+  for (std::size_t half = kTurnVectors / 4; half != 0; half /= 2) {
+    TERSOR_VECTOR_LOOP
+    for (std::size_t k = 0; k < half; ++k) sum[k] = hn::Add(sum[k], sum[k + half]);
+  }
+  return hn::GetLane(tree_sum_within<kLanes / 2>(sum[0]));
+}
+
+/// The bits of vector k, of a block's 256, in the lowest ones.
+HWY_INLINE std::uint32_t bits_of_vector(const std::uint8_t* block, std::size_t k) {
+  if constexpr (kLanes == 16) {
+    std::uint16_t bits;
+    std::memcpy(&bits, block + 2 * k, sizeof bits);
+    return bits;
+  }
+  return block[k * kLanes / 8] >> (k * kLanes % 8);
+}
+
+/// Vector k of a block, with its random signs.
+HWY_INLINE VF32 flipped(VF32 value, const std::uint8_t* signs, std::size_t k) {
+  const std::uint32_t bits = bits_of_vector(signs, k);
+#if HWY_TARGET == HWY_AVX3
+  const __m512i raw = _mm512_castps_si512(value.raw);
+  const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+  return VF32{
+      _mm512_castsi512_ps(_mm512_mask_xor_epi32(raw, static_cast<__mmask16>(bits), raw, sign))};
+#elif TERSOR_PORTABLE
+  return hn::Set(F32(), float_of(bits_of(hn::GetLane(value)) ^ bits << 31));
+#else
+  const VU32 top = hn::Shl(hn::Set(U32(), bits), hn::Sub(hn::Set(U32(), 31), hn::Iota(U32(), 0)));
+  const VU32 sign = hn::And(top, hn::Set(U32(), 0x80000000u));
+  return hn::BitCast(F32(), hn::Xor(hn::BitCast(U32(), value), sign));
+#endif
+}
+
+/// The signs of consecutive blocks, made for 32 of them when the first is asked for.
+class BlockSigns {
+ public:
+  explicit BlockSigns(const Signs& signs)
+      : signs_(signs), keys_{RoundKeys(kSignKey), RoundKeys(kSignKey + 1)} {}
+
+  /// 256 bits, of the block that begins at value `first` of the range.
+  HWY_INLINE const std::uint8_t* at(std::size_t first) {
+    const std::size_t block = first / kTurnBlock;
+    if (HWY_UNLIKELY(block / kGroup != group_)) fill(block / kGroup);
+    return bytes_ + block % kGroup * kBlockBytes;
+  }
+
+ private:
+  static constexpr std::size_t kGroup = 32;  // blocks
+  static constexpr std::size_t kBlockBytes = kTurnBlock / 8;
+
+#if TERSOR_PORTABLE
+
+  HWY_NOINLINE void fill(std::size_t group) {
+    group_ = group;
+    for (std::size_t block = 0; block < kGroup; ++block)
+      for (unsigned half = 0; half < 2; ++half) {
+        const PhiloxWords words =
+            sign_words(signs_, signs_.first_index + (group * kGroup + block) * kTurnBlock, half);
+        std::memcpy(bytes_ + block * kBlockBytes + half * sizeof words, &words, sizeof words);
+      }
+  }
+
+#else
+
+  HWY_NOINLINE void fill(std::size_t group) {
+    group_ = group;
+    const VU64 places = hn::ShiftLeft<8>(hn::Iota(U64(), 0));
+    constexpr std::size_t kCounters = hn::MaxLanes(U64());
+    for (std::size_t block = 0; block < kGroup; block += kCounters) {
+      const std::uint64_t first = signs_.first_index + (group * kGroup + block) * kTurnBlock;
+      const VU64 index = hn::Add(hn::Set(U64(), first), places);
+      const VectorWords counter = {{index, hn::ShiftRight<32>(index), hn::Set(U64(), signs_.step),
+                                    hn::Set(U64(), signs_.parameter)}};
+      const VectorWords low = philox(counter, keys_[0]), high = philox(counter, keys_[1]);
+      auto* to = reinterpret_cast<std::uint64_t*>(bytes_ + block * kBlockBytes);
+      hn::StoreInterleaved4(pair(low, 0), pair(low, 2), pair(high, 0), pair(high, 2), U64(), to);
+    }
+  }
+
+  /// Words w and w + 1 of each counter.
+  HWY_INLINE static VU64 pair(const VectorWords& words, std::size_t w) {
+    return hn::BitCast(U64(), hn::OddEven(hn::BitCast(U32(), hn::ShiftLeft<32>(words.word[w + 1])),
+                                          hn::BitCast(U32(), words.word[w])));
+  }
+
+#endif
+
+  const Signs signs_;
+  const RoundKeys keys_[2];
+  std::size_t group_ = ~std::size_t{0};
+  alignas(64) std::uint8_t bytes_[kGroup * kBlockBytes];
+};
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_HOST_TURN_INL_H_

@@ -1,0 +1,45 @@
+// hadamard once more, written from docs/wire-format.md alone, one value at a time: what the tests
+// hold the kernels against. Nothing here includes kernels.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tersor::test {
+
+inline constexpr std::size_t kTurnedValues = 256;
+using TurnedBlock = std::array<float, kTurnedValues>;
+
+struct HadamardTask {
+  unsigned bits;
+  std::uint32_t step = 0;
+  std::uint32_t parameter = 0;
+  std::uint64_t first_index = 0;
+};
+
+/// What one segment becomes.
+struct HadamardCoded {
+  std::vector<std::uint16_t> scales;
+  std::vector<std::array<std::uint8_t, kTurnedValues>> codes;
+  std::vector<float> residual;  // of poisoned blocks: the old one
+  std::size_t overflows = 0;
+};
+
+/// Bit i: whether value i of a block changes its sign.
+std::array<bool, kTurnedValues> block_signs(const HadamardTask& task, std::size_t block);
+
+/// Codes p; `old_residual` may be empty (then no residual of poisoned blocks is known).
+HadamardCoded hadamard_coded(const HadamardTask& task, const std::vector<float>& p,
+                             const std::vector<float>& old_residual);
+
+/// The sections of a payload, with their padding.
+std::vector<std::byte> hadamard_payload(const HadamardTask& task, const HadamardCoded& coded);
+
+/// `factor` times the sum of payloads, in f32.
+std::vector<float> hadamard_sum(const HadamardTask& task, std::span<const HadamardCoded> payloads,
+                                std::size_t count, float factor);
+
+}  // namespace tersor::test
