@@ -34,8 +34,8 @@ HWY_INLINE std::uint32_t bits_of_lanes(VU32 lanes) {
 /// Writes the bits of vector k into a plane. Vectors come in order.
 HWY_INLINE void store_bits(std::uint32_t bits, std::uint8_t* plane, std::size_t k) {
   if constexpr (kLanes == 16) {
-    const auto both = static_cast<std::uint16_t>(bits);
-    std::memcpy(plane + 2 * k, &both, sizeof both);
+    // Volatile, or GCC collects the masks of several vectors in a register, which takes longer.
+    reinterpret_cast<volatile std::uint16_t*>(plane)[k] = static_cast<std::uint16_t>(bits);
   } else {
     const std::size_t bit = k * kLanes % 8;
     std::uint8_t& byte = plane[k * kLanes / 8];

@@ -54,6 +54,7 @@ struct HadamardRange {
   TERSOR_BODY bool poisoned() const { return absmax_bits >= kHadamardPoisonBits; }
   /// Scale and codes are 0, the residual is p.
   TERSOR_BODY bool vanishes() const { return absmax_bits < kHadamardLeastBits; }
+  TERSOR_BODY bool is_odd() const { return poisoned() || vanishes(); }
   /// 2^-(e + 4)
   TERSOR_BODY float down() const { return float_of((250u - (absmax_bits >> 23)) << 23); }
   /// The scale of a block that is poisoned or vanishes.

@@ -11,14 +11,15 @@
 #include "kernels/host/simd-inl.h"
 #include "kernels/scalar/turn.h"
 
+#include <algorithm>
 #include <cstring>
 
-// Before loops over a block's vectors, which must be registers.
+// Before loops over a block's vectors, which are registers where there are enough of them.
 #undef TERSOR_VECTOR_LOOP
-#if TERSOR_PORTABLE
-#define TERSOR_VECTOR_LOOP
-#else
+#if HWY_TARGET == HWY_AVX3
 #define TERSOR_VECTOR_LOOP TERSOR_UNROLL
+#else
+#define TERSOR_VECTOR_LOOP
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -49,29 +50,31 @@ HWY_INLINE VF32 swapped(VF32 value) {
 #endif
 }
 
+/// Vectors that are turned in registers at once.
+constexpr std::size_t kTurnRadix = HWY_TARGET == HWY_AVX3 ? 16 : 8;
+
 /// (x_i, x_{i + h}) ← (x_i + x_{i + h}, x_i − x_{i + h}) for h = kDistance and all that follow
 /// below kLanes: pairs within a vector. Products with 1 and −1 are exact, so fma rounds as the sum
 /// does.
-template <std::size_t kDistance>
-HWY_INLINE void turn_within(TurnVectors& x) {
+template <std::size_t kDistance, std::size_t kCount>
+HWY_INLINE void turn_within(VF32 (&x)[kCount]) {
   if constexpr (kDistance < kLanes) {
     const VU32 upper = hn::And(hn::Iota(U32(), 0), hn::Set(U32(), kDistance));
     const VF32 one = hn::Set(F32(), 1.0f);
     const VF32 sign =
         hn::IfThenElse(hn::Eq(hn::BitCast(F32(), upper), hn::Zero(F32())), one, hn::Neg(one));
-    TERSOR_VECTOR_LOOP
-    for (std::size_t k = 0; k < kTurnVectors; ++k)
-      x[k] = fused(x[k], sign, swapped<kDistance>(x[k]));
+    TERSOR_UNROLL
+    for (std::size_t k = 0; k < kCount; ++k) x[k] = fused(x[k], sign, swapped<kDistance>(x[k]));
     turn_within<2 * kDistance>(x);
   }
 }
 
 /// The same for pairs of vectors.
-template <std::size_t kDistance>
-HWY_INLINE void turn_between(TurnVectors& x) {
-  if constexpr (kDistance < kTurnVectors) {
-    TERSOR_VECTOR_LOOP
-    for (std::size_t pair = 0; pair < kTurnVectors / 2; ++pair) {
+template <std::size_t kDistance, std::size_t kCount>
+HWY_INLINE void turn_between(VF32 (&x)[kCount]) {
+  if constexpr (kDistance < kCount) {
+    TERSOR_UNROLL
+    for (std::size_t pair = 0; pair < kCount / 2; ++pair) {
       const std::size_t k = pair / kDistance * 2 * kDistance + pair % kDistance;
       const VF32 low = x[k], high = x[k + kDistance];
       x[k] = hn::Add(low, high);
@@ -81,11 +84,28 @@ HWY_INLINE void turn_between(TurnVectors& x) {
   }
 }
 
-/// T.
-HWY_INLINE void turn(TurnVectors& x) {
-  turn_within<1>(x);
-  turn_between<1>(x);
+/// Vectors that stand kStride apart: all pairs among kTurnRadix of them, then wider ones.
+template <std::size_t kStride>
+HWY_INLINE void turn_from(TurnVectors& x) {
+  if constexpr (kStride < kTurnVectors) {
+    constexpr std::size_t kCount = std::min(kTurnRadix, kTurnVectors / kStride);
+    TERSOR_VECTOR_LOOP
+    for (std::size_t group = 0; group < kTurnVectors / kCount; ++group) {
+      const std::size_t first = group / kStride * kStride * kCount + group % kStride;
+      VF32 part[kCount];
+      TERSOR_UNROLL
+      for (std::size_t k = 0; k < kCount; ++k) part[k] = x[first + k * kStride];
+      if constexpr (kStride == 1) turn_within<1>(part);
+      turn_between<1>(part);
+      TERSOR_UNROLL
+      for (std::size_t k = 0; k < kCount; ++k) x[first + k * kStride] = part[k];
+    }
+    turn_from<kStride * kCount>(x);
+  }
 }
+
+/// T.
+HWY_INLINE void turn(TurnVectors& x) { turn_from<1>(x); }
 
 template <std::size_t kDistance>
 HWY_INLINE VF32 tree_sum_within(VF32 sum) {
@@ -137,22 +157,24 @@ HWY_INLINE VF32 flipped(VF32 value, const std::uint8_t* signs, std::size_t k) {
 #endif
 }
 
+constexpr std::size_t kSignBytes = kTurnBlock / 8;  // of a block
+
 /// The signs of consecutive blocks, made for 32 of them when the first is asked for.
 class BlockSigns {
  public:
   explicit BlockSigns(const Signs& signs)
       : signs_(signs), keys_{RoundKeys(kSignKey), RoundKeys(kSignKey + 1)} {}
 
-  /// 256 bits, of the block that begins at value `first` of the range.
+  /// 256 bits of the block that begins at value `first` of the range; those of the blocks behind it
+  /// follow, up to a multiple of 32 blocks.
   HWY_INLINE const std::uint8_t* at(std::size_t first) {
     const std::size_t block = first / kTurnBlock;
     if (HWY_UNLIKELY(block / kGroup != group_)) fill(block / kGroup);
-    return bytes_ + block % kGroup * kBlockBytes;
+    return bytes_ + block % kGroup * kSignBytes;
   }
 
  private:
   static constexpr std::size_t kGroup = 32;  // blocks
-  static constexpr std::size_t kBlockBytes = kTurnBlock / 8;
 
 #if TERSOR_PORTABLE
 
@@ -162,7 +184,7 @@ class BlockSigns {
       for (unsigned half = 0; half < 2; ++half) {
         const PhiloxWords words =
             sign_words(signs_, signs_.first_index + (group * kGroup + block) * kTurnBlock, half);
-        std::memcpy(bytes_ + block * kBlockBytes + half * sizeof words, &words, sizeof words);
+        std::memcpy(bytes_ + block * kSignBytes + half * sizeof words, &words, sizeof words);
       }
   }
 
@@ -178,7 +200,7 @@ class BlockSigns {
       const VectorWords counter = {{index, hn::ShiftRight<32>(index), hn::Set(U64(), signs_.step),
                                     hn::Set(U64(), signs_.parameter)}};
       const VectorWords low = philox(counter, keys_[0]), high = philox(counter, keys_[1]);
-      auto* to = reinterpret_cast<std::uint64_t*>(bytes_ + block * kBlockBytes);
+      auto* to = reinterpret_cast<std::uint64_t*>(bytes_ + block * kSignBytes);
       hn::StoreInterleaved4(pair(low, 0), pair(low, 2), pair(high, 0), pair(high, 2), U64(), to);
     }
   }
@@ -194,7 +216,7 @@ class BlockSigns {
   const Signs signs_;
   const RoundKeys keys_[2];
   std::size_t group_ = ~std::size_t{0};
-  alignas(64) std::uint8_t bytes_[kGroup * kBlockBytes];
+  alignas(64) std::uint8_t bytes_[kGroup * kSignBytes];
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

@@ -1,0 +1,168 @@
+// From p to planes and residual, a batch of blocks at a time, for one instruction set. What a block
+// needs next is known only after a chain of sums and a root; so each phase is run over a whole
+// batch, whose blocks do not wait for each other.
+#if defined(TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_
+#undef TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_
+#else
+#define TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_
+#endif
+
+#include "kernels/hadamard/codes-inl.h"
+#include "kernels/hadamard/cpu.h"
+#include "kernels/quantize/loops-inl.h"
+
+#include <algorithm>
+#include <type_traits>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kBatch = 8;  // blocks; with p and y 16 KiB
+constexpr std::size_t kBatchValues = kBatch * kTurnBlock;
+
+/// Calls `visitor(Bits<1>{})` up to 4.
+template <unsigned kBits>
+using Bits = std::integral_constant<unsigned, kBits>;
+template <typename Visitor>
+HWY_INLINE void visit_bits(unsigned bits, Visitor&& visitor) {
+  if (bits == 1) return visitor(Bits<1>{});
+  if (bits == 2) return visitor(Bits<2>{});
+  if (bits == 3) return visitor(Bits<3>{});
+  visitor(Bits<4>{});
+}
+
+/// Writes y, and returns the sum that its scale comes from.
+template <bool kOneBit>
+HWY_NOINLINE float turn_block(const float* p, float down, const std::uint8_t* signs, float* y) {
+  TurnVectors x;
+  TERSOR_VECTOR_LOOP
+  for (std::size_t k = 0; k < kTurnVectors; ++k)
+    x[k] = flipped(hn::Mul(hn::Load(F32(), p + k * kLanes), hn::Set(F32(), down)), signs, k);
+  turn(x);
+  TERSOR_VECTOR_LOOP
+  for (std::size_t k = 0; k < kTurnVectors; ++k) hn::Store(x[k], F32(), y + k * kLanes);
+  return tree_sum(x, [](VF32 v) HWY_ATTR { return kOneBit ? hn::Abs(v) : hn::Mul(v, v); });
+}
+
+/// Codes y; what they leave of p is the residual.
+template <unsigned kBits, typename E>
+HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const float* p,
+                             const std::uint8_t* signs, std::uint8_t* planes, Pointer<E> residual) {
+  const VF32 inverse = hn::Set(F32(), scale.inverse);
+  const VF32 unit = hn::Set(F32(), hadamard_unit(scale.sent, 1.0f));
+  const CodeNumbers<kBits> numbers;
+  TurnVectors w;
+  TERSOR_VECTOR_LOOP
+  for (std::size_t k = 0; k < kTurnVectors; ++k) {
+    const VU32 codes = codes_of<kBits>(hn::Load(F32(), y + k * kLanes), inverse);
+    store_codes<kBits>(codes, planes, k);
+    if constexpr (!std::is_same_v<E, Absent>) w[k] = hn::Mul(numbers.of(codes), unit);
+  }
+  if constexpr (!std::is_same_v<E, Absent>) {
+    turn(w);
+    TERSOR_VECTOR_LOOP
+    for (std::size_t k = 0; k < kTurnVectors; ++k)
+      store_values(hn::Sub(hn::Load(F32(), p + k * kLanes), flipped(w[k], signs, k)),
+                   residual + k * kLanes);
+  }
+}
+
+/// Writes the blocks of a range in order, batch by batch: the caller fills room(first) and takes
+/// it, for each block of a batch, and writes the batch.
+template <typename E>
+class BlockWriter {
+ public:
+  BlockWriter(const HadamardOutput& output, const Feedback& feedback, std::size_t count)
+      : count_(count),
+        bits_(output.bits),
+        scales_(output.scales),
+        planes_(reinterpret_cast<std::uint8_t*>(output.planes)),
+        residuals_(feedback.residual_in, count),
+        left_(feedback.residual_out, residual_store(feedback, output.store)) {}
+
+  std::size_t end_of_batch(std::size_t first) const {
+    return std::min(first + kBatchValues, count_);
+  }
+  HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
+  HWY_INLINE float* room(std::size_t first) { return p_[index_of(first)]; }
+
+  /// The block at `first` is in its room, and its values were shown; what is missing becomes +0.
+  HWY_INLINE void take(std::size_t first, const Absmax& absmax) {
+    range_[index_of(first)] = {absmax.bits()};
+    if (HWY_UNLIKELY(first + kTurnBlock > count_)) {
+      float* p = room(first);
+      std::fill(p + (count_ - first), p + kTurnBlock, 0.0f);
+    }
+  }
+
+  /// The batch at `first`, with its signs.
+  HWY_INLINE void write(std::size_t first, const std::uint8_t* signs) {
+    visit_bits(bits_, [&]<unsigned kBits>(Bits<kBits>) HWY_ATTR {
+      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock)
+        turn_at<kBits>(at, signs);
+      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock)
+        write_at<kBits>(at, signs);
+    });
+  }
+
+  /// Finite values that decode to NaN.
+  std::size_t overflows() const { return overflows_; }
+
+ private:
+  static std::size_t index_of(std::size_t first) { return first / kTurnBlock % kBatch; }
+
+  template <unsigned kBits>
+  HWY_INLINE void turn_at(std::size_t first, const std::uint8_t* signs) {
+    const std::size_t i = index_of(first);
+    if (HWY_UNLIKELY(range_[i].is_odd())) return;
+    const float sum =
+        turn_block<kBits == 1>(p_[i], range_[i].down(), signs + i * kSignBytes, y_[i]);
+    scale_[i] = hadamard_scale<kBits>(range_[i], sum);
+  }
+
+  template <unsigned kBits>
+  HWY_INLINE void write_at(std::size_t first, const std::uint8_t* signs) {
+    const std::size_t i = index_of(first), count = std::min(kTurnBlock, count_ - first);
+    const Pointer<E> residual = left_.tile(count);
+    if (HWY_UNLIKELY(range_[i].is_odd()))
+      write_odd(first, count, residual);
+    else
+      code_block<kBits, E>(y_[i], scale_[i], p_[i], signs + i * kSignBytes, planes_, residual);
+    *scales_++ = range_[i].is_odd() ? range_[i].odd_scale() : scale_[i].sent;
+    planes_ += kBits * kPlaneBytes;
+    left_.take(count);
+  }
+
+  HWY_NOINLINE void write_odd(std::size_t first, std::size_t count, Pointer<E> residual) {
+    const std::size_t i = index_of(first);
+    std::fill_n(planes_, bits_ * kPlaneBytes, std::uint8_t{0});
+    if (range_[i].poisoned())
+      overflows_ += static_cast<std::size_t>(std::count_if(p_[i], p_[i] + count, is_finite));
+    if constexpr (!std::is_same_v<E, Absent>) {
+      const E* old = old_residual(first);
+      if (range_[i].vanishes())
+        for (std::size_t at = 0; at < kTurnBlock; at += kLanes)
+          store_values(hn::Load(F32(), p_[i] + at), residual + at);
+      else if (residual != old)
+        std::copy_n(old, kTurnBlock, residual);
+    }
+  }
+
+  const std::size_t count_;
+  const unsigned bits_;
+  std::uint16_t* scales_;
+  std::uint8_t* planes_;
+  Input<E, kTurnBlock> residuals_;
+  Output<E, kTurnBlock> left_;
+  std::size_t overflows_ = 0;
+  HadamardRange range_[kBatch];
+  HadamardScale scale_[kBatch];
+  alignas(kLine) float p_[kBatch][kTurnBlock];
+  alignas(kLine) float y_[kBatch][kTurnBlock];
+};
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_
