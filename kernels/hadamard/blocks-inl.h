@@ -18,8 +18,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kBatch = 8;  // blocks; with p and y 16 KiB
+constexpr std::size_t kBatch = 4;  // blocks; with p and y 8 KiB
 constexpr std::size_t kBatchValues = kBatch * kTurnBlock;
+constexpr std::size_t kAhead = 4;  // batches that are asked for before they are read
 
 /// Calls `visitor(Bits<1>{})` up to 4.
 template <unsigned kBits>
@@ -31,6 +32,24 @@ HWY_INLINE void visit_bits(unsigned bits, Visitor&& visitor) {
   if (bits == 3) return visitor(Bits<3>{});
   visitor(Bits<4>{});
 }
+
+template <typename T>
+HWY_INLINE Pointer<T> pointer_of(const void* values) {
+  if constexpr (std::is_same_v<std::remove_const_t<T>, Absent>)
+    return {};
+  else
+    return static_cast<T*>(values);
+}
+
+/// Asks for the block kAhead batches behind `values`, between the work on two others: no hardware
+/// follows reads that come in bursts.
+template <typename T>
+HWY_INLINE void ask_for_block(const T* values) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(values + kAhead * kBatchValues);
+  for (std::size_t line = 0; line < kTurnBlock * sizeof(T); line += kLine)
+    hwy::Prefetch(bytes + line);
+}
+HWY_INLINE void ask_for_block(Absent) {}
 
 /// Writes y, and returns the sum that its scale comes from.
 template <bool kOneBit>
@@ -79,6 +98,7 @@ class BlockWriter {
         scales_(output.scales),
         planes_(reinterpret_cast<std::uint8_t*>(output.planes)),
         residuals_(feedback.residual_in, count),
+        residual_in_(pointer_of<const E>(feedback.residual_in)),
         left_(feedback.residual_out, residual_store(feedback, output.store)) {}
 
   std::size_t end_of_batch(std::size_t first) const {
@@ -96,13 +116,18 @@ class BlockWriter {
     }
   }
 
-  /// The batch at `first`, with its signs.
-  HWY_INLINE void write(std::size_t first, const std::uint8_t* signs) {
+  /// The batch at `first`, with its signs; `gradient` is that of the range, or Absent.
+  template <typename Gradient>
+  HWY_INLINE void write(std::size_t first, const std::uint8_t* signs, Gradient gradient) {
     visit_bits(bits_, [&]<unsigned kBits>(Bits<kBits>) HWY_ATTR {
-      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock)
+      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock) {
+        ask_for_block(gradient + at);
         turn_at<kBits>(at, signs);
-      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock)
+      }
+      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock) {
+        ask_for_block(residual_in_ + at);
         write_at<kBits>(at, signs);
+      }
     });
   }
 
@@ -154,6 +179,7 @@ class BlockWriter {
   std::uint16_t* scales_;
   std::uint8_t* planes_;
   Input<E, kTurnBlock> residuals_;
+  const Pointer<const E> residual_in_;
   Output<E, kTurnBlock> left_;
   std::size_t overflows_ = 0;
   HadamardRange range_[kBatch];

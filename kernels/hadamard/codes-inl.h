@@ -52,13 +52,33 @@ HWY_INLINE void store_codes(VU32 codes, std::uint8_t* planes, std::size_t k) {
   if constexpr (kBits > 3) store_bits(bits_of_lanes<3>(codes), planes + 3 * kPlaneBytes, k);
 }
 
+#if HWY_TARGET == HWY_AVX3
+
+/// Lane i: the code of value i of vector k in its lowest bits; those above them may be anything.
+template <unsigned kBits, unsigned kPlane = 0>
+HWY_INLINE VU32 load_codes(const std::uint8_t* planes, std::size_t k) {
+  std::uint32_t word;  // of two vectors
+  std::memcpy(&word, planes + kPlane * kPlaneBytes + k / 2 * sizeof word, sizeof word);
+  const std::uint32_t first = static_cast<std::uint32_t>(k % 2 * 16) + 32 - kPlane;
+  const VU32 places = hn::Iota(U32(), first);  // rotation is modulo 32
+  const VU32 bits{_mm512_rorv_epi32(_mm512_set1_epi32(static_cast<int>(word)), places.raw)};
+  if constexpr (kPlane + 1 == kBits) {
+    return bits;
+  } else {
+    // Bit kPlane from here, the others from the planes that follow.
+    const VU32 rest = load_codes<kBits, kPlane + 1>(planes, k);
+    const __m512i mine = _mm512_set1_epi32(1 << kPlane);
+    return VU32{_mm512_ternarylogic_epi32(mine, bits.raw, rest.raw, 0xca)};
+  }
+}
+
+#else
+
 /// Bit kBit of the codes of vector k, as a number in each lane.
 template <unsigned kBit>
 HWY_INLINE VU32 load_bit(const std::uint8_t* planes, std::size_t k) {
   const std::uint32_t bits = bits_of_vector(planes + kBit * kPlaneBytes, k);
-#if HWY_TARGET == HWY_AVX3
-  return VU32{_mm512_maskz_set1_epi32(static_cast<__mmask16>(bits), 1 << kBit)};
-#elif TERSOR_PORTABLE
+#if TERSOR_PORTABLE
   return hn::Set(U32(), (bits & 1u) << kBit);
 #else
   const VU32 one = hn::Set(U32(), 1);
@@ -75,13 +95,16 @@ HWY_INLINE VU32 load_codes(const std::uint8_t* planes, std::size_t k) {
   return codes;
 }
 
+#endif
+
 /// k = code − kMiddle of each code, exact.
 template <unsigned kBits>
 class CodeNumbers {
  public:
   HWY_INLINE CodeNumbers() {
 #if HWY_TARGET == HWY_AVX3
-    table_ = hn::Sub(hn::Iota(F32(), 0), hn::Set(F32(), HadamardSteps<kBits>::kMiddle));
+    const VI32 code = hn::And(hn::Iota(I32(), 0), hn::Set(I32(), (1 << kBits) - 1));
+    table_ = hn::Sub(hn::ConvertTo(F32(), code), hn::Set(F32(), HadamardSteps<kBits>::kMiddle));
 #endif
   }
 
@@ -97,7 +120,7 @@ class CodeNumbers {
 
  private:
 #if HWY_TARGET == HWY_AVX3
-  // Looked up by the lowest four bits, of which the upper ones are 0 where codes have fewer.
+  // Looked up by the lowest four bits: each code stands there as often as it must.
   VF32 table_;
 #endif
 };

@@ -37,7 +37,7 @@ std::size_t encode_range(const HadamardEncode& arguments) {
       }
       writer.take(at, absmax);
     }
-    writer.write(first, signs.at(first));
+    writer.write(first, signs.at(first), static_cast<const G*>(arguments.gradient));
   }
   return writer.overflows();
 }
@@ -114,7 +114,7 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
       }
       writer.take(at, absmax);
     }
-    writer.write(first, signs.at(first));
+    writer.write(first, signs.at(first), Absent{});
   }
   return writer.overflows();
 }
