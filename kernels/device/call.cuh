@@ -97,6 +97,10 @@ struct SegmentTable {
   }
 };
 
+constexpr unsigned kHeaderWords = sizeof(FrameHeader) / sizeof(std::uint32_t);
+constexpr unsigned kStepWord = offsetof(FrameHeader, parameters) / sizeof(std::uint32_t);
+constexpr unsigned kChecksumWord = offsetof(FrameHeader, checksum) / sizeof(std::uint32_t);
+
 /// A frame's header, written with the payload. The checksum is that of the header alone: the
 /// payload's part is added behind it.
 struct FrameSeal {
@@ -105,11 +109,32 @@ struct FrameSeal {
 
   template <class Block>
   TERSOR_DEVICE void write(const Block& block) const {
-    constexpr unsigned kWords = sizeof(FrameHeader) / sizeof(std::uint32_t);
-    if (frame == nullptr || block.rank() != 0 || block.thread_rank() >= kWords) return;
+    if (!has_word(block)) return;
     const auto* words = reinterpret_cast<const std::uint32_t*>(&header);
     store(reinterpret_cast<std::uint32_t*>(frame) + block.thread_rank(),
           words[block.thread_rank()]);
+  }
+
+  /// The same with a step, in place of the 0 that `header` has there.
+  template <class Block>
+  TERSOR_DEVICE void write(const Block& block, std::uint32_t step) const {
+    if (!has_word(block)) return;
+    const bool has_checksum = (header.flags & kFrameHasChecksum) != 0;
+    const std::uint64_t checksum =
+        header.checksum + (has_checksum ? std::uint64_t{step} * (2 * kStepWord + 1) : 0);
+    const auto* words = reinterpret_cast<const std::uint32_t*>(&header);
+    const unsigned word = block.thread_rank();
+    std::uint32_t value = words[word];
+    if (word == kStepWord) value = step;
+    if (word == kChecksumWord) value = static_cast<std::uint32_t>(checksum);
+    if (word == kChecksumWord + 1) value = static_cast<std::uint32_t>(checksum >> 32);
+    store(reinterpret_cast<std::uint32_t*>(frame) + word, value);
+  }
+
+ private:
+  template <class Block>
+  TERSOR_DEVICE bool has_word(const Block& block) const {
+    return frame != nullptr && block.rank() == 0 && block.thread_rank() < kHeaderWords;
   }
 };
 
@@ -157,10 +182,16 @@ struct FrameList {
   FrameFault* fault = nullptr;
   std::uint32_t frames = 0;
   std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: bare values, of which nothing is known
+  bool carries_step = false;  // the step is the first frame's, whatever `expected` says
   const std::byte* frame[kMost];
 
   TERSOR_DEVICE const std::byte* payload(unsigned index) const {
     return frame[index] + header_bytes;
+  }
+
+  /// The step that the first frame carries.
+  TERSOR_DEVICE std::uint32_t carried_step() const {
+    return load(reinterpret_cast<const std::uint32_t*>(frame[0]) + kStepWord);
   }
 
   /// A barrier; false where a frame is not what the call says.
@@ -181,15 +212,12 @@ struct FrameList {
     store(&fault->detail, detail);
     for (unsigned word = 0; word < kHeaderWords; ++word) {
       store(words_of(&fault->found) + word, load(words_of(frame[index]) + word));
-      store(words_of(&fault->expected) + word, words_of(&expected)[word]);
+      store(words_of(&fault->expected) + word, expected_word(word));
     }
     store_for_host(&fault->kind, kind);
   }
 
  private:
-  static constexpr unsigned kHeaderWords = sizeof(FrameHeader) / sizeof(std::uint32_t);
-  static constexpr unsigned kChecksumWord = offsetof(FrameHeader, checksum) / 4;
-
   template <typename T>
   TERSOR_DEVICE static const std::uint32_t* words_of(const T* pointer) {
     return reinterpret_cast<const std::uint32_t*>(pointer);
@@ -198,13 +226,21 @@ struct FrameList {
     return reinterpret_cast<std::uint32_t*>(pointer);
   }
 
+  TERSOR_DEVICE bool is_carried(unsigned word) const { return carries_step && word == kStepWord; }
+  TERSOR_DEVICE std::uint32_t expected_word(unsigned word) const {
+    return is_carried(word) ? carried_step() : words_of(&expected)[word];
+  }
+
   TERSOR_DEVICE bool check_frame(unsigned index) const {
     std::uint64_t sum = 0;
     for (unsigned word = 0; word < kChecksumWord; ++word) {
       const std::uint32_t found = load(words_of(frame[index]) + word);
       sum += static_cast<std::uint64_t>(found) * (2 * word + 1);
-      if (found == words_of(&expected)[word]) continue;
-      report(index, FrameFault::kHeader, 0);
+      if (found == expected_word(word)) continue;
+      if (is_carried(word))
+        report(index, FrameFault::kStep, carried_step());
+      else
+        report(index, FrameFault::kHeader, 0);
       return false;
     }
     const std::uint64_t claimed =

@@ -24,6 +24,10 @@ class DeviceWarp {
   TERSOR_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, unsigned mask) const {
     return __shfl_xor_sync(~0u, value, mask);
   }
+  /// The value that thread `rank` gave.
+  TERSOR_DEVICE std::uint32_t shuffle(std::uint32_t value, unsigned rank) const {
+    return __shfl_sync(~0u, value, static_cast<int>(rank));
+  }
   /// Bit i: what thread i said.
   TERSOR_DEVICE std::uint32_t ballot(bool flag) const { return __ballot_sync(~0u, flag); }
   /// The sum over all 32 threads, modulo 2^64.
