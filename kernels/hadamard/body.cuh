@@ -1,0 +1,404 @@
+// The kernels of hadamard: a warp takes 16 blocks of one segment at a time, four at once, 32 values
+// of one a thread, in registers between the one read and the one write. Bits of codes are the same
+// for a whole launch.
+//
+// Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
+// Bytes a value, f32 and 2 bits: encode 4 read and 0.26 written, with feedback 4 more of each;
+// decode 0.26 read a frame and 4 written; reduce 0.26 read a frame and 0.26 written, with the
+// owner's residual 4 more of each.
+#pragma once
+
+#include "kernels/device/call.cuh"
+#include "kernels/device/turn.cuh"
+#include "kernels/device/units.cuh"
+#include "kernels/hadamard/formulas.h"
+
+#include <tersor/align.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+constexpr unsigned kHadamardThreads = 256;
+constexpr unsigned kHadamardUnitValues = kTurnUnit * kTurnBlock;
+
+template <unsigned kBits>
+using CodeBits = std::integral_constant<unsigned, kBits>;
+
+template <class Visit>
+TERSOR_DEVICE void visit_code_bits(unsigned bits, const Visit& visit) {
+  if (bits == 1) return visit(CodeBits<1>{});
+  if (bits == 2) return visit(CodeBits<2>{});
+  if (bits == 3) return visit(CodeBits<3>{});
+  visit(CodeBits<4>{});
+}
+
+/// Where the words of one block's planes lie, behind the segment's sections.
+TERSOR_DEVICE std::size_t plane_offset(const TurnPlace& place, unsigned bits) {
+  const HadamardLayout layout{place.count, bits};
+  return layout.planes_offset() + HadamardLayout{place.first, bits}.planes_bytes() +
+         place.thread * sizeof(std::uint32_t);
+}
+
+/// y becomes values k · unit; returns the codes' bits by planes, bit i for value i.
+template <unsigned kBits>
+struct CodePlanes {
+  std::uint32_t plane[kBits];
+
+  TERSOR_DEVICE CodePlanes(TurnedValues& y, float inverse, float unit) : plane{} {
+    using Steps = HadamardSteps<kBits>;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i) {
+      if constexpr (kBits == 1) {
+        const std::uint32_t sign = bits_of(y[i]) & 0x80000000u;
+        plane[0] |= (sign ^ 0x80000000u) >> (31 - i);
+        y[i] = float_of(bits_of(0.5f) | sign) * unit;
+      } else {
+        const float z = fused_multiply_add(y[i], inverse, Steps::kMiddle);
+        const float sum = fminf(fmaxf(z, 0.0f), Steps::kMost) + kHadamardMagic;
+        TERSOR_UNROLL
+        for (unsigned j = 0; j < kBits; ++j) plane[j] |= (bits_of(sum) >> j & 1u) << i;
+        y[i] = (sum - kHadamardMagic - Steps::kMiddle) * unit;
+      }
+    }
+  }
+
+  /// Nothing is written behind the segment's end; zeros where the block has no codes.
+  template <class Warp>
+  TERSOR_DEVICE void store_to(const Warp& warp, std::byte* sections, const TurnPlace& place,
+                              bool coded) const {
+    auto* to = sections + plane_offset(place, kBits);
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kBits; ++j) {
+      const std::uint32_t word = transposed(warp, coded ? plane[j] : 0u);
+      if (place.is_there())
+        store(reinterpret_cast<std::uint32_t*>(to + j * HadamardLayout::kPlaneBytes), word);
+    }
+  }
+};
+
+/// w = fma(k, unit, w) with one frame's codes.
+template <unsigned kBits, class Warp>
+TERSOR_DEVICE void add_codes(const Warp& warp, const std::byte* sections, const TurnPlace& place,
+                             float factor, TurnedValues& w) {
+  constexpr float kHalves = 4194304.0f;  // 2^22, whose lowest bit counts 1/2
+  std::uint32_t plane[kBits];
+  std::uint16_t scale = 0;
+  if (place.is_there())
+    scale = load_input(reinterpret_cast<const std::uint16_t*>(sections) + place.first / kTurnBlock);
+  const std::byte* from = sections + plane_offset(place, kBits);
+  TERSOR_UNROLL
+  for (unsigned j = 0; j < kBits; ++j) {
+    const std::byte* words = from + j * HadamardLayout::kPlaneBytes;
+    const std::uint32_t word =
+        place.is_there() ? load_input(reinterpret_cast<const std::uint32_t*>(words)) : 0u;
+    plane[j] = transposed(warp, word);
+  }
+  const float unit = hadamard_unit(scale, factor);
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kTurnValues; ++i) {
+    std::uint32_t code = 0;
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kBits; ++j) code |= (plane[j] >> i & 1u) << (j + 1);
+    const float k = float_of(bits_of(kHalves) | code) - (kHalves + HadamardSteps<kBits>::kMiddle);
+    w[i] = fused_multiply_add(k, unit, w[i]);
+  }
+}
+
+/// The frames' sum of one block. What is added to −0 stays as it is: the first frame's products.
+template <unsigned kMost, class Warp>
+TERSOR_DEVICE void sum_frames(const Warp& warp, const FrameList<kMost>& list, std::size_t offset,
+                              unsigned bits, float factor, const TurnPlace& place,
+                              const TurnSigns& signs, TurnedValues& w) {
+  TERSOR_UNROLL
+  for (unsigned i = 0; i < kTurnValues; ++i) w[i] = -0.0f;
+  visit_code_bits(bits, [&]<unsigned kBits>(CodeBits<kBits>) {
+    TERSOR_KEEP_LOOP for (unsigned index = 0; index < list.frames; ++index)
+        add_codes<kBits>(warp, list.payload(index) + offset, place, factor, w);
+  });
+  turn(warp, w);
+  signs.flip(w);
+}
+
+/// What encode and reduce do with p: codes, scale and residual of one block.
+template <typename E>
+struct HadamardBlock {
+  static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
+
+  TurnPlace place;
+  std::byte* sections;  // of the segment
+  const E* residual_in;
+  E* residual_out;
+  bool keeps;  // codes and scale are 0, the residual stays
+
+  /// Of an EncodeEntry or a ReduceEntry.
+  template <class Entry>
+  TERSOR_DEVICE static HadamardBlock of(const Entry& segment, const TurnPlace& place,
+                                        std::byte* payload, bool keeps) {
+    return {place, payload + segment.offset, static_cast<const E*>(segment.residual_in),
+            static_cast<E*>(segment.residual_out), keeps};
+  }
+
+  /// p = a · p + b · residual; what is missing stays +0.
+  TERSOR_DEVICE void add_residual(float a, float b, TurnedValues& p) const {
+    if constexpr (kFeedback) {
+      TurnedValues residual;
+      load_turned<Load::kAny>(residual_in, place, residual);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kTurnValues; ++i) p[i] = a * p[i] + b * residual[i];
+    }
+    clear_missing(p);
+  }
+
+  /// Returns how many finite values decode to NaN.
+  template <class Warp>
+  TERSOR_DEVICE unsigned write(const Warp& warp, unsigned bits, const TurnSigns& signs,
+                               const TurnedValues& p) const {
+    const HadamardRange range{turned_maximum(warp, p)};
+    TurnedValues y;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i) y[i] = p[i] * range.down();
+    signs.flip(y);
+    turn(warp, y);
+    visit_code_bits(bits, [&]<unsigned kBits>(CodeBits<kBits>) { code<kBits>(warp, range, y); });
+    if constexpr (kFeedback) {
+      turn(warp, y);
+      signs.flip(y);
+      leave(range, p, y);
+    }
+    return range.poisoned() && !keeps ? finite_values(p) : 0;
+  }
+
+ private:
+  TERSOR_DEVICE void clear_missing(TurnedValues& p) const {
+    if (place.is_whole()) return;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i)
+      if (!is_real(i)) p[i] = 0.0f;
+  }
+
+  TERSOR_DEVICE bool is_real(unsigned i) const {
+    return i % kTurnRow < place.row(i / kTurnRow, false).left;
+  }
+
+  TERSOR_DEVICE unsigned finite_values(const TurnedValues& p) const {
+    unsigned count = 0;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i) count += is_real(i) && is_finite(p[i]);
+    return count;
+  }
+
+  /// Writes codes and scale of y, which becomes what they stand for.
+  template <unsigned kBits, class Warp>
+  TERSOR_DEVICE void code(const Warp& warp, const HadamardRange& range, TurnedValues& y) const {
+    TurnedValues terms;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i) terms[i] = kBits == 1 ? fabsf(y[i]) : y[i] * y[i];
+    const HadamardScale scale = hadamard_scale<kBits>(range, tree_sum(warp, terms));
+    const CodePlanes<kBits> planes(y, scale.inverse, hadamard_unit(scale.sent, 1.0f));
+    planes.store_to(warp, sections, place, !keeps && !range.is_odd());
+    const std::uint16_t sent = range.is_odd() ? range.odd_scale() : scale.sent;
+    if (place.is_there() && place.thread == 0)
+      store(reinterpret_cast<std::uint16_t*>(sections) + place.first / kTurnBlock,
+            keeps ? std::uint16_t{0} : sent);
+  }
+
+  /// The new residual, where `decoded` is what a block with codes decodes to.
+  TERSOR_DEVICE void leave(const HadamardRange& range, const TurnedValues& p,
+                           TurnedValues& decoded) const {
+    if (keeps || range.poisoned()) {
+      if (residual_in == residual_out) return;
+      TERSOR_UNROLL
+      for (unsigned r = 0; r < kTurnRows; ++r)
+        copy_row<E, kTurnRow>(residual_in, residual_out, place.row(r, false));
+      return;
+    }
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i)
+      decoded[i] = range.vanishes() ? p[i] : p[i] - decoded[i];
+    store_turned(decoded, residual_out, place);
+  }
+};
+
+/// The padding of the scales is written with the segment's last unit.
+template <class Warp>
+TERSOR_DEVICE void pad_scales(const Warp& warp, std::byte* sections, std::size_t first,
+                              std::size_t count) {
+  if (count - first > kHadamardUnitValues) return;
+  const HadamardLayout layout{count, 1};
+  const std::size_t block = layout.blocks() + warp.thread_rank();
+  if (block * sizeof(std::uint16_t) < layout.planes_offset())
+    store(reinterpret_cast<std::uint16_t*>(sections) + block, std::uint16_t{0});
+}
+
+/// Adds what the threads of a warp counted.
+template <class Warp>
+TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* total) {
+  if (total == nullptr) return;
+  const std::uint64_t sum = warp.sum(count);
+  if (warp.thread_rank() == 0 && sum != 0) atomic_add(total, sum);
+}
+
+template <typename G, typename E, unsigned kMost>
+struct HadamardEncodeKernel {
+  static constexpr unsigned kThreads = kHadamardThreads;
+  static constexpr unsigned kResident = 2;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  SegmentTable<EncodeEntry, kMost> table;
+  std::byte* payload;
+  std::uint64_t* overflows;  // null: not counted
+  CallWords words;
+  FrameSeal seal;
+  unsigned bits;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const std::uint32_t step = words.step_of();
+    seal.write(block, step);
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    unsigned count = 0;
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      count += encode_unit(block.warp(), unit, step, a, b);
+    });
+    add_counts(block.warp(), count, overflows);
+  }
+
+ private:
+  template <class Warp>
+  TERSOR_DEVICE unsigned encode_unit(const Warp& warp, std::uint32_t unit, std::uint32_t step,
+                                     float a, float b) const {
+    const EncodeEntry& segment = table.find(unit);
+    const std::size_t first = std::size_t{unit - segment.first_unit} * kHadamardUnitValues;
+    const bool inactive = segment.active != nullptr && load(segment.active) == 0;
+    const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
+    unsigned count = 0;
+    for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
+      const TurnSigns signs = unit_signs.of(warp, index);
+      const auto out = HadamardBlock<E>::of(segment, place, payload, inactive);
+      TurnedValues p;
+      load_turned<Load::kInput>(static_cast<const G*>(segment.gradient), place, p);
+      out.add_residual(a, b, p);
+      count += out.write(warp, bits, signs, p);
+    });
+    pad_scales(warp, payload + segment.offset, first, segment.count);
+    return count;
+  }
+};
+
+/// A segment that is decoded.
+struct HadamardEntry {
+  void* output;
+  std::uint64_t count;
+  std::uint64_t first_index;
+  std::uint64_t offset;
+  std::uint32_t parameter;
+  std::uint32_t first_unit;
+};
+
+template <typename T, unsigned kMostSegments, unsigned kMostFrames>
+struct HadamardDecodeKernel {
+  static constexpr unsigned kThreads = kHadamardThreads;
+  static constexpr unsigned kResident = 3;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  SegmentTable<HadamardEntry, kMostSegments> table;
+  FrameList<kMostFrames> list;
+  float factor;
+  unsigned bits;
+  DecodeMode mode;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const bool sound = list.check(block);
+    const std::uint32_t step = list.carried_step();
+    for_each_unit(block, table.units,
+                  [&](std::uint32_t unit) { decode_unit(block.warp(), unit, step, sound); });
+  }
+
+ private:
+  template <class Warp>
+  TERSOR_DEVICE void decode_unit(const Warp& warp, std::uint32_t unit, std::uint32_t step,
+                                 bool sound) const {
+    const HadamardEntry& segment = table.find(unit);
+    const std::size_t first = std::size_t{unit - segment.first_unit} * kHadamardUnitValues;
+    const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
+    auto* output = static_cast<T*>(segment.output);
+    for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
+      const TurnSigns signs = unit_signs.of(warp, index);
+      TurnedValues w;
+      sum_frames(warp, list, segment.offset, bits, factor, place, signs, w);
+      if (mode == DecodeMode::kAdd) add_old(output, place, w);
+      if (!sound) fill_nan(w);
+      store_turned(w, output, place);
+    });
+  }
+
+  TERSOR_DEVICE static void add_old(const T* output, const TurnPlace& place, TurnedValues& w) {
+    TurnedValues old;
+    load_turned<Load::kAny>(output, place, old);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i) w[i] = old[i] + w[i];
+  }
+
+  TERSOR_DEVICE static void fill_nan(TurnedValues& w) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kTurnValues; ++i) w[i] = float_of(kNanBits);
+  }
+};
+
+template <typename E, unsigned kMostSegments, unsigned kMostFrames>
+struct HadamardReduceKernel {
+  static constexpr unsigned kThreads = kHadamardThreads;
+  static constexpr unsigned kResident = 2;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  SegmentTable<ReduceEntry, kMostSegments> table;
+  FrameList<kMostFrames> list;
+  std::byte* payload;
+  std::uint64_t* overflows;  // null: not counted
+  CallWords words;
+  FrameSeal seal;
+  unsigned bits;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const std::uint32_t step = list.carried_step();
+    seal.write(block, step);
+    const bool sound = list.check(block);
+    const float b = words.residual_factor();
+    unsigned count = 0;
+    for_each_unit(block, table.units, [&](std::uint32_t unit) {
+      count += reduce_unit(block.warp(), unit, step, b, sound);
+    });
+    add_counts(block.warp(), count, overflows);
+  }
+
+ private:
+  template <class Warp>
+  TERSOR_DEVICE unsigned reduce_unit(const Warp& warp, std::uint32_t unit, std::uint32_t step,
+                                     float b, bool sound) const {
+    const ReduceEntry& segment = table.find(unit);
+    const std::size_t first = std::size_t{unit - segment.first_unit} * kHadamardUnitValues;
+    const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
+    unsigned count = 0;
+    for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
+      const TurnSigns signs = unit_signs.of(warp, index);
+      const auto out = HadamardBlock<E>::of(segment, place, payload, false);
+      TurnedValues p;
+      sum_frames(warp, list, segment.offset, bits, 1.0f, place, signs, p);
+      out.add_residual(1.0f, b, p);
+      if (!sound) p[0] = float_of(kNanBits);
+      count += out.write(warp, bits, signs, p);
+    });
+    pad_scales(warp, payload + segment.offset, first, segment.count);
+    return sound ? count : 0;
+  }
+};
+
+}  // namespace tersor::kernels
