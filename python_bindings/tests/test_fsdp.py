@@ -302,12 +302,12 @@ def test_without_borders_a_message_is_one_tensor() -> None:
         assert "\n0: int8" in text
 
 
-def gathers_weights(rank: int, count: int) -> None:
+def gathers_weights(rank: int, count: int, codec: str = "int8", error: float = 0.05) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
-    fsdp.compress(ours, weights="int8", **NONE)
+    fsdp.compress(ours, weights=codec, **NONE)
     inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
     found = ours(inputs).detach()
-    assert 1e-4 < relative(found, reference(inputs).detach()) < 0.05
+    assert 1e-4 < relative(found, reference(inputs).detach()) < error
     for module in fsdp_modules(ours) + fsdp_modules(reference):
         module.reshard()
     assert torch.equal(weights(ours), weights(reference))  # the shards themselves are as they were
@@ -320,6 +320,14 @@ def gathers_weights(rank: int, count: int) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_weights_are_compressed_where_that_is_asked_for(count: int) -> None:
     ranks.run(gathers_weights, count)
+
+
+def gathers_turned_weights(rank: int, count: int) -> None:
+    gathers_weights(rank, count, "hadamard:bits=4", 0.3)
+
+
+def test_weights_of_four_bits_are_turned() -> None:
+    ranks.run(gathers_turned_weights, 2)
 
 
 def rounds_with_noise(rank: int, count: int) -> None:

@@ -14,11 +14,17 @@ namespace {
 /// Every codec of the registry that sends frames, with and without feedback, and these options of
 /// theirs.
 std::vector<std::string> specs() {
-  std::vector<std::string> all = {
-      "int8:rounding=stochastic",          "int8:rounding=stochastic+ef",
-      "int4:rounding=stochastic",          "int4:rounding=stochastic+ef",
-      "topk:density=0.1,values=bf16+ef",   "topk:density=0.1,values=int8",
-      "topk:density=0.003,values=int8+ef", "topk:density=1+ef"};
+  std::vector<std::string> all = {"int8:rounding=stochastic",
+                                  "int8:rounding=stochastic+ef",
+                                  "int4:rounding=stochastic",
+                                  "int4:rounding=stochastic+ef",
+                                  "topk:density=0.1,values=bf16+ef",
+                                  "topk:density=0.1,values=int8",
+                                  "topk:density=0.003,values=int8+ef",
+                                  "topk:density=1+ef",
+                                  "hadamard:bits=1+ef",
+                                  "hadamard:bits=3",
+                                  "hadamard:bits=4+ef"};
   for (const std::string& name : framed_codecs())
     for (const char* feedback : {"", "+ef"}) all.push_back(name + feedback);
   return all;

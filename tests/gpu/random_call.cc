@@ -65,7 +65,11 @@ std::string draw_spec(Draw& draw) {
                                     "int8",
                                     "int4",
                                     "int8:rounding=stochastic",
-                                    "int4:rounding=stochastic"};
+                                    "int4:rounding=stochastic",
+                                    "hadamard:bits=1",
+                                    "hadamard",
+                                    "hadamard:bits=3",
+                                    "hadamard:bits=4"};
   constexpr const char* kDensities[] = {"0.00001", "0.0001", "0.001", "0.01", "0.1",
                                         "0.3",     "0.5",    "0.9",   "1"};
   constexpr const char* kValues[] = {"f32", "bf16", "int8"};
