@@ -94,14 +94,20 @@ TERSOR_DEVICE void turn(const Warp& warp, TurnedValues& x) {
   turn_within<4 * kTurnRow>(x);
 }
 
+/// The tree sum of a thread's own values, down to one row.
+template <unsigned kHalf>
+TERSOR_DEVICE void add_halves(TurnedValues& s) {
+  if constexpr (kHalf >= kTurnRow) {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kHalf; ++i) s[i] += s[i + kHalf];
+    add_halves<kHalf / 2>(s);
+  }
+}
+
 /// The tree sum, which every thread of the block gets.
 template <class Warp>
 TERSOR_DEVICE float tree_sum(const Warp& warp, TurnedValues& s) {
-  TERSOR_UNROLL
-  for (unsigned half = kTurnValues / 2; half >= kTurnRow; half /= 2) {
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < half; ++i) s[i] += s[i + half];
-  }
+  add_halves<kTurnValues / 2>(s);
   TERSOR_UNROLL
   for (unsigned mask = kTurnThreads / 2; mask != 0; mask /= 2) {
     TERSOR_UNROLL

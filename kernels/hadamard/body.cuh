@@ -2,7 +2,7 @@
 // of one a thread, in registers between the one read and the one write. Bits of codes are the same
 // for a whole launch.
 //
-// Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
+// Grid: as many blocks of 128 threads as are resident, each warp striding over the units.
 // Bytes a value, f32 and 2 bits: encode 4 read and 0.26 written, with feedback 4 more of each;
 // decode 0.26 read a frame and 4 written; reduce 0.26 read a frame and 0.26 written, with the
 // owner's residual 4 more of each.
@@ -21,7 +21,9 @@
 
 namespace tersor::kernels {
 
-constexpr unsigned kHadamardThreads = 256;
+constexpr unsigned kHadamardThreads = 128;
+/// Blocks on a multiprocessor: as many as need no spills. A thread holds 32 values of p and of y.
+constexpr unsigned kHadamardResident = 3;
 constexpr unsigned kHadamardUnitValues = kTurnUnit * kTurnBlock;
 
 /// What encode and reduce do with p: codes, scale and residual of one block.
@@ -77,8 +79,7 @@ struct HadamardBlock {
   TERSOR_DEVICE void clear_missing(TurnedValues& p) const {
     if (place.is_whole()) return;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i)
-      if (!is_real(i)) p[i] = 0.0f;
+    for (unsigned i = 0; i < kTurnValues; ++i) p[i] = is_real(i) ? p[i] : 0.0f;
   }
 
   TERSOR_DEVICE bool is_real(unsigned i) const {
@@ -146,7 +147,7 @@ TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* t
 template <typename G, typename E, unsigned kMost>
 struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
-  static constexpr unsigned kResident = 2;
+  static constexpr unsigned kResident = kHadamardResident;
   static constexpr bool kScans = false;
   struct Shared {};
 
@@ -204,7 +205,7 @@ struct HadamardEntry {
 template <typename T, unsigned kMostSegments, unsigned kMostFrames>
 struct HadamardDecodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
-  static constexpr unsigned kResident = 3;
+  static constexpr unsigned kResident = 4;
   static constexpr bool kScans = false;
   struct Shared {};
 
@@ -256,7 +257,8 @@ struct HadamardDecodeKernel {
 template <typename E, unsigned kMostSegments, unsigned kMostFrames>
 struct HadamardReduceKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
-  static constexpr unsigned kResident = 2;
+  static constexpr unsigned kResident =
+      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardResident - 1;
   static constexpr bool kScans = false;
   struct Shared {};
 
