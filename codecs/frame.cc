@@ -22,6 +22,13 @@ namespace {
 constexpr std::size_t kChecksumPiece = std::size_t{1} << 18;
 constexpr std::size_t kWord = sizeof(std::uint32_t);
 
+void add_checksum(std::atomic<std::uint64_t>& sum, std::uint64_t part) {
+  std::uint64_t old = sum.load(std::memory_order_relaxed);
+  while (!sum.compare_exchange_weak(old, kernels::add_checksums(old, part),
+                                    std::memory_order_relaxed)) {
+  }
+}
+
 std::uint64_t payload_checksum(ConstByteSpan payload, Threads* threads) {
   const std::size_t pieces = ceil_div(payload.size(), kChecksumPiece);
   std::atomic<std::uint64_t> sum{0};
@@ -29,8 +36,7 @@ std::uint64_t payload_checksum(ConstByteSpan payload, Threads* threads) {
     const std::size_t first = piece * kChecksumPiece;
     const std::size_t bytes = std::min(kChecksumPiece, payload.size() - first);
     const std::size_t first_word = (sizeof(FrameHeader) + first) / kWord;
-    sum.fetch_add(kernels::checksum(payload.data() + first, bytes / kWord, first_word),
-                  std::memory_order_relaxed);
+    add_checksum(sum, kernels::checksum(payload.data() + first, bytes / kWord, first_word));
   };
   if (threads != nullptr && pieces > 1) {
     threads->run(pieces, add_piece);
@@ -44,8 +50,8 @@ std::uint64_t frame_checksum(FrameHeader header, ConstByteSpan payload, Threads*
   header.checksum = 0;
   std::array<std::byte, sizeof header> bytes;
   std::memcpy(bytes.data(), &header, sizeof header);
-  return kernels::checksum(bytes.data(), bytes.size() / kWord, 0) +
-         payload_checksum(payload, threads);
+  return kernels::add_checksums(kernels::checksum(bytes.data(), bytes.size() / kWord, 0),
+                                payload_checksum(payload, threads));
 }
 
 std::string hexadecimal(std::uint64_t value) {

@@ -14,7 +14,7 @@
 namespace tersor {
 
 inline constexpr std::uint32_t kFrameMagic = 0x53524554;  // "TERS" read as bytes
-inline constexpr std::uint16_t kFormatVersion = 1;
+inline constexpr std::uint16_t kFormatVersion = 2;
 inline constexpr std::size_t kSectionAlignment = 16;
 
 /// Bits of FrameHeader::flags. Codecs define theirs from kCodecFlagShift on.
@@ -41,8 +41,9 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHeader>);
 static_assert(offsetof(FrameHeader, count) == 16 && offsetof(FrameHeader, checksum) == 56);
 
-/// Whether frames carry a checksum (formats: the sum of word · (2 · index + 1) mod 2^64 over the
-/// u32 words of header and payload). Any flipped bit changes it.
+/// Whether frames carry a checksum: a sum over the words of header and payload in the field of
+/// 2^61 - 1 elements (docs/wire-format.md). Two flipped bits are always found, and any other change
+/// but for one in 2^31.
 enum class Checksum : std::uint8_t { kOn, kOff };
 
 /// Reads the header of a frame. Throws WireError where the bytes are too few, or the magic or the

@@ -3,6 +3,7 @@
 // needs), the frame's header, and the words of the state.
 #pragma once
 
+#include "kernels/device/checksum.cuh"
 #include "kernels/device/device_frame.h"
 #include "kernels/device/memory.cuh"
 
@@ -101,40 +102,68 @@ constexpr unsigned kHeaderWords = sizeof(FrameHeader) / sizeof(std::uint32_t);
 constexpr unsigned kStepWord = offsetof(FrameHeader, parameters) / sizeof(std::uint32_t);
 constexpr unsigned kChecksumWord = offsetof(FrameHeader, checksum) / sizeof(std::uint32_t);
 
-/// A frame's header, written with the payload. The checksum is that of the header alone: the
-/// payload's part is added behind it.
+/// A frame's header. Without a checksum it is written with the payload. With one some of its words
+/// are sums at first, to which whoever reads the payload adds, until the last block of that launch
+/// writes what belongs there.
 struct FrameSeal {
   std::byte* frame = nullptr;  // null: another launch writes it
-  FrameHeader header;
+  FrameHeader header;          // with its own part of the checksum
+
+  /// Where the payload's parts are added; behind them a word counts the blocks that are done.
+  TERSOR_BODY static ChecksumParts* sums_of(std::byte* frame) {
+    return reinterpret_cast<ChecksumParts*>(frame) + 1;
+  }
 
   template <class Block>
   TERSOR_DEVICE void write(const Block& block) const {
-    if (!has_word(block)) return;
-    const auto* words = reinterpret_cast<const std::uint32_t*>(&header);
-    store(reinterpret_cast<std::uint32_t*>(frame) + block.thread_rank(),
-          words[block.thread_rank()]);
+    write(block, word_of(header, kStepWord));
   }
 
   /// The same with a step, in place of the 0 that `header` has there.
   template <class Block>
   TERSOR_DEVICE void write(const Block& block, std::uint32_t step) const {
-    if (!has_word(block)) return;
-    const bool has_checksum = (header.flags & kFrameHasChecksum) != 0;
-    const std::uint64_t checksum =
-        header.checksum + (has_checksum ? std::uint64_t{step} * (2 * kStepWord + 1) : 0);
-    const auto* words = reinterpret_cast<const std::uint32_t*>(&header);
     const unsigned word = block.thread_rank();
-    std::uint32_t value = words[word];
-    if (word == kStepWord) value = step;
-    if (word == kChecksumWord) value = static_cast<std::uint32_t>(checksum);
-    if (word == kChecksumWord + 1) value = static_cast<std::uint32_t>(checksum >> 32);
-    store(reinterpret_cast<std::uint32_t*>(frame) + word, value);
+    if (frame == nullptr || block.rank() != 0 || word >= kHeaderWords) return;
+    const bool is_sum = has_checksum() && word >= kFirstSum && word < kLastSum;
+    store_word(word, word == kStepWord ? step : is_sum ? 0 : word_of(header, word));
+  }
+
+  /// A barrier, where there is a frame: the last block writes the words that were sums, and the
+  /// checksum.
+  template <class Block>
+  TERSOR_DEVICE void close(const Block& block) const {
+    if (frame == nullptr) return;
+    ChecksumParts* sums = sums_of(frame);
+    if (!block.is_last(reinterpret_cast<std::uint32_t*>(sums + 1)) || block.thread_rank() != 0)
+      return;
+    FrameHeader sealed = header;
+    sealed.checksum = add_checksums(add_checksums(header.checksum, step_part()), sums->value());
+    for (unsigned word = kFirstSum; word < kLastSum; ++word)
+      store_word(word, word_of(sealed, word));
+    store_word(kChecksumWord, word_of(sealed, kChecksumWord));
+    store_word(kChecksumWord + 1, word_of(sealed, kChecksumWord + 1));
   }
 
  private:
-  template <class Block>
-  TERSOR_DEVICE bool has_word(const Block& block) const {
-    return frame != nullptr && block.rank() == 0 && block.thread_rank() < kHeaderWords;
+  static constexpr unsigned kFirstSum = sizeof(ChecksumParts) / sizeof(std::uint32_t);
+  static constexpr unsigned kLastSum = 2 * kFirstSum + 1;
+  static_assert(kLastSum <= kStepWord);
+
+  TERSOR_DEVICE static std::uint32_t word_of(const FrameHeader& header, unsigned word) {
+    return reinterpret_cast<const std::uint32_t*>(&header)[word];
+  }
+
+  TERSOR_DEVICE bool has_checksum() const { return (header.flags & kFrameHasChecksum) != 0; }
+
+  /// What the step that was written adds to the header's own part.
+  TERSOR_DEVICE std::uint64_t step_part() const {
+    const std::uint32_t* step = reinterpret_cast<const std::uint32_t*>(frame) + kStepWord;
+    if (load_fresh(step) == word_of(header, kStepWord)) return 0;
+    return checksum_of_word(load_fresh(step), kStepWord);
+  }
+
+  TERSOR_DEVICE void store_word(unsigned word, std::uint32_t value) const {
+    store(reinterpret_cast<std::uint32_t*>(frame) + word, value);
   }
 };
 
@@ -178,7 +207,7 @@ struct FrameList {
   static constexpr unsigned kFrames = kMost;
 
   FrameHeader expected;
-  const std::uint64_t* checksums = nullptr;  // [frames], the payloads' part; null: not checked
+  const ChecksumParts* checksums = nullptr;  // [frames], the payloads' part; null: not checked
   FrameFault* fault = nullptr;
   std::uint32_t frames = 0;
   std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: bare values, of which nothing is known
@@ -235,7 +264,7 @@ struct FrameList {
     std::uint64_t sum = 0;
     for (unsigned word = 0; word < kChecksumWord; ++word) {
       const std::uint32_t found = load(words_of(frame[index]) + word);
-      sum += static_cast<std::uint64_t>(found) * (2 * word + 1);
+      sum = add_checksums(sum, checksum_of_word(found, word));
       if (found == expected_word(word)) continue;
       if (is_carried(word))
         report(index, FrameFault::kStep, carried_step());
@@ -246,7 +275,7 @@ struct FrameList {
     const std::uint64_t claimed =
         load(words_of(frame[index]) + kChecksumWord) |
         static_cast<std::uint64_t>(load(words_of(frame[index]) + kChecksumWord + 1)) << 32;
-    sum = checksums == nullptr ? 0 : sum + load(checksums + index);
+    sum = checksums == nullptr ? 0 : add_checksums(sum, checksums[index].value());
     if (claimed == sum) return true;
     report(index, FrameFault::kChecksum, sum);
     return false;

@@ -1,8 +1,9 @@
-// The checksums of frames on a device: the payloads' parts, a warp 2 KiB at a time, added up by one
-// atomic a warp and frame. Reads every byte of the payloads once.
+// The checksums of frames on a device: a warp 2 KiB at a time, added up by two atomics a warp and
+// frame. Reads every byte of the payloads once.
 #pragma once
 
 #include "kernels/device/call.cuh"
+#include "kernels/device/checksum.cuh"
 
 #include <tersor/wire.h>
 
@@ -23,7 +24,8 @@ struct ChecksumKernel {
   std::uint32_t frames = 0;
   const std::byte* frame[kMost];
   std::uint64_t payload_bytes;  // of each; a multiple of 16
-  std::uint64_t* sums;          // [frames], something is added to each
+  ChecksumParts* sums;          // [frames], the payloads' parts are added to each
+  FrameSeal seal;               // of the one frame, where it is written
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -33,10 +35,11 @@ struct ChecksumKernel {
     for (std::uint32_t index = 0; index < frames; ++index) {
       std::uint64_t sum = 0;
       for (std::size_t piece = first; piece * kPieceBytes < payload_bytes; piece += stride)
-        sum += sum_piece(frame[index], piece * kPieceBytes, block.warp().thread_rank());
-      sum = block.warp().sum(sum);
-      if (block.warp().thread_rank() == 0 && sum != 0) atomic_add(sums + index, sum);
+        sum = add_checksums(
+            sum, sum_piece(frame[index], piece * kPieceBytes, block.warp().thread_rank()));
+      sums[index].add(block.warp(), sum);
     }
+    seal.close(block);
   }
 
  private:
@@ -46,17 +49,26 @@ struct ChecksumKernel {
     TERSOR_UNROLL
     for (unsigned i = 0; i < kLoads; ++i) {
       const std::size_t byte = begin + (i * 32 + thread) * sizeof(Words128);
-      if (byte < payload_bytes) sum += sum_words(frame, sizeof(FrameHeader) + byte);
+      if (byte < payload_bytes)
+        sum = add_checksums(sum, sum_words(frame, sizeof(FrameHeader) + byte));
     }
     return sum;
   }
 
+  /// Four words, which are of one group: groups begin at multiples of 16 bytes.
   TERSOR_DEVICE static std::uint64_t sum_words(const std::byte* frame, std::size_t byte) {
+    const ChecksumNumbers& numbers = kDeviceChecksumNumbers;
+    const std::size_t word = byte / sizeof(std::uint32_t);
+    const auto* weights = numbers.weight + word % kChecksumGroup;
     const Words128 words = load_input(reinterpret_cast<const Words128*>(frame + byte));
-    std::uint64_t sum = 0;
+    const Words128 factors = load_input(reinterpret_cast<const Words128*>(weights));
+    std::int64_t sum = 0;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < 4; ++i) sum += words.word[i] * (2 * (byte / 4 + i) + 1);
-    return sum;
+    for (unsigned i = 0; i < 4; ++i)
+      sum += std::int64_t{static_cast<std::int32_t>(words.word[i])} *
+             static_cast<std::int32_t>(factors.word[i]);
+    return multiply_checksums(checksum_of(fold_checksum(sum)),
+                              numbers.power_of(word / kChecksumGroup));
   }
 };
 

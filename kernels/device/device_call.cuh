@@ -114,16 +114,24 @@ inline FrameSeal seal_of(const DeviceFrame& frame) {
   return seal;
 }
 
-/// Adds the payload's part to the checksum in a frame's header, where it has one.
+/// Sums the payloads of `frames` frames that the kernel lists.
+template <unsigned kMost>
+void launch_checksum(Queue& queue, ChecksumKernel<kMost>& kernel, std::size_t frames) {
+  using Kernel = ChecksumKernel<kMost>;
+  kernel.frames = static_cast<std::uint32_t>(frames);
+  const std::size_t pieces = kernel.payload_bytes / Kernel::kPieceBytes + 1;
+  queue.launch(kernel, queue.blocks_for<Kernel>(pieces, Kernel::kThreads / kWarpThreads));
+}
+
+/// Makes the header of a frame with a checksum whole, behind the launches that wrote the payload.
 inline void add_checksum(Queue& queue, const DeviceFrame& frame) {
-  if ((frame.header.flags & kFrameHasChecksum) == 0 || frame.header.payload_bytes == 0) return;
+  if ((frame.header.flags & kFrameHasChecksum) == 0) return;
   ChecksumKernel<1> kernel;
-  kernel.frames = 1;
   kernel.frame[0] = frame.frame;
   kernel.payload_bytes = frame.header.payload_bytes;
-  kernel.sums = reinterpret_cast<std::uint64_t*>(frame.frame + offsetof(FrameHeader, checksum));
-  const std::size_t pieces = kernel.payload_bytes / kernel.kPieceBytes + 1;
-  queue.launch(kernel, queue.blocks_for<ChecksumKernel<1>>(pieces, kernel.kThreads / 32));
+  kernel.sums = FrameSeal::sums_of(frame.frame);
+  kernel.seal = seal_of(frame);
+  launch_checksum(queue, kernel, 1);
 }
 
 /// The frames of a call, and sums over them in `workspace` where they have checksums.
@@ -136,15 +144,13 @@ FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames
   list.frames = static_cast<std::uint32_t>(frames.size());
   for (std::size_t i = 0; i < frames.size(); ++i) list.frame[i] = frames[i].data();
   if ((expected.flags & kFrameHasChecksum) == 0) return list;
-  auto* sums = reinterpret_cast<std::uint64_t*>(execution.workspace.data());
-  queue.zero(sums, frames.size() * sizeof(std::uint64_t));
+  auto* sums = reinterpret_cast<ChecksumParts*>(execution.workspace.data());
+  queue.zero(sums, frames.size() * sizeof(ChecksumParts));
   ChecksumKernel<kMost> kernel;
-  kernel.frames = list.frames;
   for (std::size_t i = 0; i < frames.size(); ++i) kernel.frame[i] = list.frame[i];
   kernel.payload_bytes = expected.payload_bytes;
   kernel.sums = sums;
-  const std::size_t pieces = kernel.payload_bytes / kernel.kPieceBytes + 1;
-  queue.launch(kernel, queue.blocks_for<ChecksumKernel<kMost>>(pieces, kernel.kThreads / 32));
+  launch_checksum(queue, kernel, frames.size());
   list.checksums = sums;
   return list;
 }

@@ -17,9 +17,10 @@ struct DeviceFrame {
 /// Frames that one decode or reduce on a device takes.
 constexpr std::size_t kMostDeviceFrames = 1000;
 
-/// Workspace of a call that reads frames on a device: their checksums.
+/// Workspace of a call that reads frames on a device: two sums of 64 bits for each, of which their
+/// checksums are made.
 constexpr std::size_t device_frames_bytes(std::size_t frames) {
-  return align_up(frames * sizeof(std::uint64_t), 64);
+  return align_up(frames * 2 * sizeof(std::uint64_t), 64);
 }
 
 }  // namespace tersor::kernels

@@ -47,9 +47,12 @@ TERSOR_BODY PhiloxWords philox(PhiloxWords counter, std::uint64_t key) {
   return counter;
 }
 
+/// What SplitMix64 adds to its state at each step.
+constexpr std::uint64_t kSplitmixStep = 0x9e3779b97f4a7c15u;
+
 /// One step of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scatters every bit.
-TERSOR_BODY std::uint64_t splitmix64(std::uint64_t state) {
-  state += 0x9e3779b97f4a7c15u;
+TERSOR_BODY constexpr std::uint64_t splitmix64(std::uint64_t state) {
+  state += kSplitmixStep;
   state = (state ^ state >> 30) * 0xbf58476d1ce4e5b9u;
   state = (state ^ state >> 27) * 0x94d049bb133111ebu;
   return state ^ state >> 31;

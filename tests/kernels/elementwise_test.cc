@@ -1,7 +1,6 @@
-// Sums, maxima and products in place, and the checksum, under every instruction set.
+// Sums, maxima and products in place, under every instruction set.
 
 #include "kernels/host/elementwise.h"
-#include "kernels/host/checksum.h"
 #include "tests/kernels/reference.h"
 
 #include <tersor/error.h>
@@ -106,38 +105,6 @@ TEST_P(Elementwise, IntegersWrapAround) {
 TEST_P(Elementwise, IntegersAreNotScaled) {
   std::int32_t value = 1;
   EXPECT_THROW(scale_values(&value, Dtype::kI32, 1, 2), InvalidArgument);
-}
-
-std::uint64_t checksum_by_the_book(const std::vector<std::uint32_t>& words, std::uint64_t first) {
-  std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < words.size(); ++i) sum += words[i] * (2 * (first + i) + 1);
-  return sum;
-}
-
-TEST_P(Elementwise, TheChecksumMayBeSummedInPieces) {
-  for (const std::size_t count : {0, 1, 2, 15, 16, 17, 1000, 4099}) {
-    std::vector<std::uint32_t> words(count);
-    for (auto& word : words) word = static_cast<std::uint32_t>(random_());
-    for (const std::uint64_t first : {0ull, 13ull, (1ull << 40) + 3}) {
-      const std::uint64_t whole = checksum(words.data(), count, first);
-      EXPECT_EQ(whole, checksum_by_the_book(words, first)) << count;
-      for (const std::size_t cut : {count / 2, count / 3, count})
-        EXPECT_EQ(checksum(words.data(), cut, first) +
-                      checksum(words.data() + cut, count - cut, first + cut),
-                  whole);
-    }
-  }
-}
-
-TEST_P(Elementwise, TheChecksumSeesEveryFlippedBit) {
-  std::vector<std::uint32_t> words(67);
-  for (auto& word : words) word = static_cast<std::uint32_t>(random_());
-  const std::uint64_t sound = checksum(words.data(), words.size(), 0);
-  for (std::size_t bit = 0; bit < 32 * words.size(); ++bit) {
-    words[bit / 32] ^= 1u << bit % 32;
-    EXPECT_NE(checksum(words.data(), words.size(), 0), sound) << bit;
-    words[bit / 32] ^= 1u << bit % 32;
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, Elementwise, ::testing::ValuesIn(available_isas()),

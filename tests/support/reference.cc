@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace tersor::test {
 namespace {
@@ -101,13 +102,25 @@ std::uint32_t random_byte(std::uint64_t element, std::uint64_t key, std::uint32_
 }
 
 std::uint64_t frame_checksum(ConstByteSpan frame) {
-  std::uint64_t sum = 0;
+  constexpr std::int64_t kPrime = (std::int64_t{1} << 61) - 1;
+  constexpr unsigned kGroup = 1024;
+  const auto remainder = [](std::int64_t value) -> unsigned __int128 {
+    return static_cast<std::uint64_t>(value < 0 ? value + kPrime : value);
+  };
+  std::uint64_t state = 1;  // of splitmix64
+  const auto next = [&state] { return mixed(std::exchange(state, state + 0x9e3779b97f4a7c15u)); };
+  std::vector<std::int64_t> weights(kGroup);
+  for (auto& weight : weights) weight = static_cast<std::int64_t>(next() >> 33) - (1 << 30);
+  const std::uint64_t base = next() >> 3;
+  unsigned __int128 sum = 0, power = 1;
   for (std::uint64_t i = 0; i < frame.size() / 4; ++i) {
-    std::uint32_t word;
+    if (i != 0 && i % kGroup == 0) power = power * base % kPrime;
+    std::int32_t word;
     std::memcpy(&word, frame.data() + 4 * i, 4);
-    if (i != 14 && i != 15) sum += word * (2 * i + 1);  // bytes 56 to 63 hold the checksum
+    if (i == 14 || i == 15) continue;  // bytes 56 to 63 hold the checksum
+    sum += remainder(word) * remainder(weights[i % kGroup]) % kPrime * power % kPrime;
   }
-  return sum;
+  return static_cast<std::uint64_t>(sum % kPrime);
 }
 
 namespace {

@@ -36,7 +36,7 @@ std::array<std::uint32_t, 4> philox7(std::array<std::uint32_t, 4> counter, std::
 std::uint32_t random_byte(std::uint64_t element, std::uint64_t key, std::uint32_t step,
                           std::uint32_t parameter);
 
-/// Σ word_i · (2i + 1) over the u32 words of a frame whose checksum field counts as 0.
+/// The checksum of docs/wire-format.md; the frame's own field counts as 0.
 std::uint64_t frame_checksum(ConstByteSpan frame);
 
 /// What blockwise quantisation makes of one list of values.
