@@ -93,17 +93,24 @@ TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPlace
     store_row(rows[chunk], values, place.row(chunk, false));
 }
 
+/// Calls visit(unit) for each unit of this warp.
+template <class Block, class Visit>
+TERSOR_DEVICE void for_each_unit(const Block& block, std::uint32_t units, const Visit& visit) {
+  const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
+  for (std::size_t unit =
+           static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
+       unit < units; unit += stride)
+    visit(static_cast<std::uint32_t>(unit));
+}
+
 /// Calls visit(segment, place) for each unit of this warp.
 template <unsigned kRow, class Block, class Table, class Visit>
 TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const Visit& visit) {
-  const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
-  for (std::size_t at = static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
-       at < table.units; at += stride) {
-    const auto unit = static_cast<std::uint32_t>(at);
+  for_each_unit(block, table.units, [&](std::uint32_t unit) {
     const auto& segment = table.find(unit);
     visit(segment, UnitPlace<kRow>{std::size_t{unit - segment.first_unit} * kUnitValues,
                                    segment.count, block.warp().thread_rank()});
-  }
+  });
 }
 
 /// What all kernels have that take a unit a warp.

@@ -64,7 +64,7 @@ void hadamard_device_encode(const EncodeCall& call, unsigned bits, const DeviceF
   const Dtype dtype = call.gradients.empty() ? Dtype::kF32 : call.gradients.front().dtype();
   visit_value_type(dtype, [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_list_lengths(call.segments.size(), 0, [&](auto segments, auto) {
+      visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
         HadamardEncodeKernel<G, E, segments()> kernel;
         kernel.bits = bits;
         launch_writer(queue, kernel, call, frame, [&](std::size_t i, std::uint64_t offset) {
@@ -79,7 +79,7 @@ void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHe
   Queue queue(call.execution.stream);
   const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
   visit_value_type(dtype, [&]<typename T>(T) {
-    visit_list_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardDecodeKernel<T, segments(), frames()> kernel;
       kernel.list = list_carriers<frames()>(queue, call, expected);
       kernel.factor = call.factor;
@@ -96,7 +96,7 @@ void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHe
 void hadamard_device_reduce(const ReduceCall& call, unsigned bits, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
   visit_residual_type(call.states, [&]<typename E>(E) {
-    visit_list_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardReduceKernel<E, segments(), frames()> kernel;
       kernel.list = list_carriers<frames()>(queue, call, frame.header);
       kernel.bits = bits;
