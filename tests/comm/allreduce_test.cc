@@ -43,6 +43,8 @@ const Way kWays[] = {
     {"int4", Algorithm::kTwoShot, 6e-2},
     {"int4", Algorithm::kOneShot, 3e-2},
     {"int4:rounding=stochastic", Algorithm::kOneShot, 6e-2},
+    {"hadamard:bits=4", Algorithm::kTwoShot, 0.12},
+    {"hadamard", Algorithm::kOneShot, 0.25},
     {"topk:density=1", Algorithm::kOneShot, 1e-12},
     {"topk:density=0.1,values=int8", Algorithm::kOneShot, 1.0},
 };
@@ -99,7 +101,8 @@ TEST_P(Allreduce, TakesHalfPrecisionGradients) {
     auto& mine = halves[static_cast<std::size_t>(transport.rank())];
     allreduce(transport, mine, {.codec = way.codec, .algorithm = way.algorithm});
   });
-  if (way.codec.find("0.1") != std::string::npos || ranks > 4) return;
+  const bool is_exact = way.codec.find("0.1") == std::string::npos && !way.codec.starts_with("had");
+  if (!is_exact || ranks > 4) return;
   const float wanted = static_cast<float>(ranks);
   for (const auto& one : halves)
     for (const Bf16 value : one) {
@@ -113,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, Allreduce,
                                             ::testing::Values(1, 2, 3, 4, 8)));
 
 TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
-  for (const std::string codec : {"int8", "int4"}) {
+  for (const std::string codec : {"int8", "int4", "hadamard"}) {
     double epsilon = 0;
     for (const int ranks : {1, 2, 4, 16, 64}) {
       const auto inputs = gradients(std::max(ranks, 2), 1 << 15, 11);
@@ -137,7 +140,8 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
 TEST(AllreduceFeedback, WhatIsNotSentIsKept) {
   constexpr int kRanks = 4, kSteps = 6;
   constexpr std::size_t kCount = 9001;
-  for (const std::string codec : {"int8+ef", "int4+ef", "topk:density=0.05+ef", "bf16+ef"}) {
+  for (const std::string codec : {"int8+ef", "int4+ef", "hadamard:bits=1+ef", "hadamard+ef",
+                                  "topk:density=0.05+ef", "bf16+ef"}) {
     std::vector<double> sent(kCount, 0.0), wanted(kCount, 0.0);
     std::vector<Values> residuals(kRanks, Values(kCount)), owners(kRanks);
     std::vector<StateWords> words(kRanks);
@@ -194,7 +198,7 @@ TEST(AllreduceFeedback, AnOwnersResidualOfAnotherCountIsAnError) {
 }
 
 TEST(AllreduceValues, AnOverflowReachesEveryRank) {
-  for (const std::string codec : {"none", "bf16", "int8", "int4", "topk:density=0.1"}) {
+  for (const std::string codec : {"none", "bf16", "int8", "int4", "hadamard", "topk:density=0.1"}) {
     auto inputs = gradients(3, 5000);
     inputs[1][777] = INFINITY;
     const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {

@@ -44,6 +44,7 @@ const Way kWays[] = {
     {"int8", 3e-4, "bf16"},
     {"int8:rounding=stochastic", 6e-4},
     {"int4", 6e-2},
+    {"hadamard:bits=4", 0.12},
     {"topk:density=1", 1e-12},
     {"topk:density=0.1,values=int8", 1.0},
     {"none", 2e-5, "bf16"},
@@ -164,7 +165,7 @@ void add_residuals(const CollectiveState& state, std::size_t first, std::size_t 
 class HierarchicalFeedback : public ::testing::TestWithParam<std::tuple<std::string, Hosts>> {};
 
 INSTANTIATE_TEST_SUITE_P(Codecs, HierarchicalFeedback,
-                         ::testing::Combine(::testing::Values("int8+ef", "int4+ef",
+                         ::testing::Combine(::testing::Values("int8+ef", "int4+ef", "hadamard+ef",
                                                               "topk:density=0.05+ef", "bf16+ef"),
                                             ::testing::ValuesIn(kHosts)));
 

@@ -65,6 +65,8 @@ TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
       {Algorithm::kOneShot, "int8:rounding=stochastic+ef"},
       {Algorithm::kTwoShot, "int4:rounding=stochastic"},
       {Algorithm::kOneShot, "int4+ef"},
+      {Algorithm::kTwoShot, "hadamard+ef"},
+      {Algorithm::kOneShot, "hadamard:bits=1"},
       {Algorithm::kOneShot, "topk:density=0.05+ef"},
       {Algorithm::kTwoShot, "bf16"},
       {Algorithm::kOneShot, "none"},
@@ -81,7 +83,7 @@ TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
 
 TEST_P(CollectivesOnDevice, SixteenBitGradientsToo) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16})
-    for (const char* codec : {"int8", "int4+ef", "topk:density=0.1"})
+    for (const char* codec : {"int8", "int4+ef", "hadamard:bits=3+ef", "topk:density=0.1"})
       expect_as_on_hosts(allreduce_steps, {.codec = codec, .count = 3001, .dtype = dtype}, 3);
 }
 
