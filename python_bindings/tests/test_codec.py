@@ -138,8 +138,9 @@ class TestSums:
         assert len(payload) <= codec.max_payload_bytes(gradients)
         outs = [numpy.empty_like(gradient) for gradient in gradients]
         codec.decode(payload, outs, parameter=3)
-        for gradient, out in zip(gradients, outs, strict=True):
-            alone = decoded(codec, codec.encode(gradient), gradient)
+        for parameter, (gradient, out) in enumerate(zip(gradients, outs, strict=True), 3):
+            alone = numpy.empty_like(gradient)
+            codec.decode(codec.encode(gradient, parameter=parameter), alone, parameter=parameter)
             assert out.tobytes() == alone.tobytes()
 
 

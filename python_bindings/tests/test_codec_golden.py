@@ -32,6 +32,9 @@ VARIANTS: list[tuple[str, str, list[int], str, bool]] = [
     ("topk-bf16", "topk:density=0.05,values=bf16+ef", [1000], "f32", True),
     ("topk-int8", "topk:density=0.3,values=int8", [1000], "f32", True),
     ("topk-segments", "topk:density=0.002", [0, 500, 140_000], "f32", True),
+    ("hadamard-1-bit", "hadamard:bits=1+ef", [601], "f32", True),
+    ("hadamard-3-bits", "hadamard:bits=3", [0, 257, 5000], "f32", True),
+    ("hadamard-4-bits", "hadamard:bits=4+ef", [601], "bf16", True),
 ]
 PLAIN = [
     (name + suffix.replace("+", "-"), name + suffix, [601], "f32", True)

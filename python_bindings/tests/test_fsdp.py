@@ -323,7 +323,8 @@ def test_weights_are_compressed_where_that_is_asked_for(count: int) -> None:
 
 
 def gathers_turned_weights(rank: int, count: int) -> None:
-    gathers_weights(rank, count, "hadamard:bits=4", 0.3)
+    # A tenth of the weights' norm, which this net makes six times as large, as it does int8's.
+    gathers_weights(rank, count, "hadamard:bits=4", 0.8)
 
 
 def test_weights_of_four_bits_are_turned() -> None:
