@@ -25,7 +25,8 @@ train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 
            decode and exposed seconds are of one step, mean over the ranks; exposed is communication
            that the backward pass did not hide. Encode, wire and decode are null where nobody can
            tell. `accuracy`: on the test set, 0 to 1. `hidden_seconds`: if absent, encode + wire +
-           decode - exposed, at least 0. `model`: what was trained, where there are several.
+           decode - exposed, at least 0. `model`: what was trained, where there are several;
+           `learning_rate`: the highest, where it was chosen.
 backward   A bare backward pass under PyTorch's DistributedDataParallel; `codec` is a communication
            hook. `rows`: of the input. `seconds`: of the slowest rank. `compute_seconds`: the same
            without communication. `wire_bytes` were sent by one rank, `wire_bytes_are` "counted" or
@@ -122,6 +123,7 @@ class PredictRecord(Record):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
     model: str | None = None
+    learning_rate: float | None = None
     seed: int = _range()
     ranks: int = _range(low=1)
     link: str
@@ -270,7 +272,8 @@ def _check_bandwidth(record: Record, where: str) -> None:
 def _check_runs(records: list[Record]) -> None:
     seen = set()
     for record in select(records, TrainRecord):
-        key = (record.codec, record.seed, record.ranks, record.link, record.epoch, record.model)
+        setting = (record.model, record.learning_rate)
+        key = (record.codec, record.seed, record.ranks, record.link, record.epoch, *setting)
         if key in seen:
             raise ReportError(
                 f"two train records for codec {key[0]}, seed {key[1]}, {key[2]} ranks, "

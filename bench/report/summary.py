@@ -92,9 +92,10 @@ class CodecRuns:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """All codecs by which the same model was trained with the same ranks over the same link."""
+    """All codecs by which the same model was trained alike, with the same ranks and link."""
 
     model: str | None
+    learning_rate: float | None
     ranks: int
     link: str
     codecs: dict[str, CodecRuns]  # in the palette's order
@@ -141,10 +142,12 @@ class Training:
 
 def trainings(train_records: list[records.TrainRecord]) -> list[Training]:
     """Groups by setting, codec and seed."""
-    settings = _grouped(train_records, lambda r: (r.model or "", r.ranks, r.link))
+    settings = _grouped(
+        train_records, lambda r: (r.model or "", r.learning_rate or 0.0, r.ranks, r.link)
+    )
     return [
-        Training(model or None, ranks, link, _codecs(group))
-        for (model, ranks, link), group in settings.items()
+        Training(model or None, learning_rate or None, ranks, link, _codecs(group))
+        for (model, learning_rate, ranks, link), group in settings.items()
     ]
 
 

@@ -29,7 +29,8 @@ def _section(training: summary.Training, palette: Palette, suffix: str) -> Secti
         *_paired_parts(training, palette, suffix),
     ]
     model = f"{training.model}, " if training.model else ""
-    heading = f"Training: {model}{training.ranks} ranks, link {training.link}"
+    rate = f"rate {training.learning_rate:g}, " if training.learning_rate else ""
+    heading = f"Training: {model}{rate}{training.ranks} ranks, link {training.link}"
     return Section(heading, [*_verdicts(training), *_warnings(training)], parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import pathlib
@@ -120,6 +121,20 @@ def test_learning_rate_rises_and_falls() -> None:
     assert 8 <= highest <= 11
     assert rates == sorted(rates[: highest + 1]) + sorted(rates[highest + 1 :], reverse=True)
     assert 0 < rates[-1] < 0.001
+
+
+def test_a_factor_of_the_learning_rate(text_task: TextTask, tmp_path: pathlib.Path) -> None:
+    options = TaskOptions(tmp_path / "text", 3, 2, 5, torch.device("cpu"), ranks=2, rate=2.0)
+    assert TextTask(options).recipe == dataclasses.replace(
+        text_task.recipe, learning_rate=2 * text_task.recipe.learning_rate
+    )
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "nan", "inf", "x"])
+def test_a_wrong_factor_is_refused(factor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--rate", factor])
+    assert "--rate" in capsys.readouterr().err
 
 
 def test_the_gpt_sees_nothing_of_what_it_predicts() -> None:

@@ -182,6 +182,13 @@ class Numbers(Folder):
         found = summary.trainings(records.select(self.load(both), records.TrainRecord))
         self.assertEqual([setting.model for setting in found], ["cnn", "gpt"])
 
+    def test_learning_rates_are_not_mixed(self) -> None:
+        both = training("none", [0.8], learning_rate=0.1) + training(
+            "none", [0.7], learning_rate=0.2
+        )
+        found = summary.trainings(records.select(self.load(both), records.TrainRecord))
+        self.assertEqual([setting.learning_rate for setting in found], [0.1, 0.2])
+
     def test_what_nobody_can_tell_counts_for_nothing(self) -> None:
         unknown = {"encode_seconds": None, "wire_seconds": None, "decode_seconds": None}
         runs = self.training(training("torch:fp16", [0.8], **unknown)).codecs["torch:fp16"]

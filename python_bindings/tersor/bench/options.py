@@ -1,6 +1,7 @@
 """Options that several commands have."""
 
 import argparse
+import math
 import pathlib
 
 import torch
@@ -14,6 +15,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
     return value
 
 

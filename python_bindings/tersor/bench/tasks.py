@@ -86,6 +86,7 @@ class TaskOptions:
     steps: int | None
     device: torch.device
     ranks: int
+    rate: float = 1.0  # times the task's own learning rate
 
 
 @functools.lru_cache(maxsize=1)
@@ -107,7 +108,8 @@ class ImageTask(Task):
         self._deviation = float(self._train.pixels.std())
         batch = options.batch or 64
         whole_pass = len(self._train.labels) // (batch * options.ranks)
-        self.recipe = Recipe(batch, options.epochs or 3, options.steps or whole_pass, 0.1)
+        rate = 0.1 * options.rate
+        self.recipe = Recipe(batch, options.epochs or 3, options.steps or whole_pass, rate)
         if not 0 < self.recipe.steps <= whole_pass:
             raise BenchmarkError(f"the images are enough for {whole_pass} steps an epoch")
 
@@ -148,7 +150,7 @@ class TextTask(Task):
         if len(self._text.validation) <= self._shape.context + TEST_WINDOWS:
             raise BenchmarkError(f"the text is too short: {len(self._text.train)} characters")
         batch = options.batch or (32 if on_gpu else 16)
-        rate = 6e-4 if on_gpu else 2e-3
+        rate = options.rate * (6e-4 if on_gpu else 2e-3)
         self.recipe = Recipe(batch, options.epochs or 5, options.steps or 100, rate)
 
     def model(self) -> nn.Module:

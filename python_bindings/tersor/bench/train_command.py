@@ -31,6 +31,13 @@ def add_to(commands: typing.Any) -> None:
     parser.add_argument("--epochs", type=options.positive)
     parser.add_argument("--steps", type=options.positive, help="an epoch")
     parser.add_argument("--batch", type=options.positive, help="what a rank sees in a step")
+    parser.add_argument(
+        "--rate",
+        type=options.positive_number,
+        default=1.0,
+        metavar="FACTOR",
+        help="times the model's learning rate (1)",
+    )
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     options.add_link(parser)
     options.add_json(parser)
@@ -51,7 +58,13 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
 
 def _task_options(chosen: argparse.Namespace, world: World) -> TaskOptions:
     return TaskOptions(
-        chosen.data, chosen.batch, chosen.epochs, chosen.steps, world.device, world.ranks
+        chosen.data,
+        chosen.batch,
+        chosen.epochs,
+        chosen.steps,
+        world.device,
+        world.ranks,
+        chosen.rate,
     )
 
 
@@ -95,6 +108,7 @@ def _record(
         "parameters": hooks.parameter_count(hook.model),
         "epochs": task.recipe.epochs,
         "batch": task.recipe.batch,
+        "learning_rate": task.recipe.learning_rate,
         "wire_bytes_are": hook.bytes_are,
     }
 
