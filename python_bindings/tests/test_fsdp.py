@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from sharded_models import (
     INPUTS,
     OUTPUTS,
@@ -28,7 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 import ranks
-from tersor.torch import fsdp, sharded_exchange
+from tersor.torch import fsdp
 from tersor.torch.sharding import ModuleLayout
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
@@ -300,64 +299,6 @@ def test_without_borders_a_message_is_one_tensor() -> None:
         assert text.count("borders of parameters are not known") == 3
         assert text.startswith("(root): bf16")  # fewer than 4096 values
         assert "\n0: int8" in text
-
-
-def gathers_weights(rank: int, count: int, codec: str = "int8", error: float = 0.05) -> None:
-    ours, reference = sharded_model(count), sharded_model(count)
-    fsdp.compress(ours, weights=codec, **NONE)
-    inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
-    found = ours(inputs).detach()
-    assert 1e-4 < relative(found, reference(inputs).detach()) < error
-    for module in fsdp_modules(ours) + fsdp_modules(reference):
-        module.reshard()
-    assert torch.equal(weights(ours), weights(reference))  # the shards themselves are as they were
-    others = [torch.empty_like(found) for _ in range(count)]
-    dist.all_gather(others, found)
-    assert all(torch.equal(one, found) for one in others)  # computed with the same weights
-    train(ours, rank, range(3))
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_weights_are_compressed_where_that_is_asked_for(count: int) -> None:
-    ranks.run(gathers_weights, count)
-
-
-def gathers_turned_weights(rank: int, count: int) -> None:
-    # A tenth of the weights' norm, which this net makes six times as large, as it does int8's.
-    gathers_weights(rank, count, "hadamard:bits=4", 0.8)
-
-
-def test_weights_of_four_bits_are_turned() -> None:
-    ranks.run(gathers_turned_weights, 2)
-
-
-def rounds_with_noise(rank: int, count: int) -> None:
-    model = sharded_model(count)
-    fsdp.compress(model, weights="int8:rounding=stochastic", **NONE)
-    inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
-    first, again = model(inputs), model(inputs)
-    assert torch.equal(first, again)  # as long as the weights may not have changed
-    again.square().mean().backward()  # which no optimizer uses
-    later = model(inputs)
-    assert 1e-3 < relative(later.detach(), first.detach()) < 0.2
-
-
-def test_weights_are_rounded_with_other_noise_in_each_step() -> None:
-    ranks.run(rounds_with_noise, 2)
-
-
-def gathers_bytes(rank: int, count: int) -> None:
-    gradients = fsdp.compress(sharded_model(count))._gradients[0]
-    gather = sharded_exchange.WeightExchange("int8", gradients._sender, gradients)
-    output = torch.zeros(5 * count, dtype=torch.uint8)
-    own = output[5 * rank : 5 * rank + 5]  # as FSDP does: the input lies in the output
-    own.copy_(torch.arange(5) + 10 * rank)
-    gather(output, own, dist.group.WORLD)  # type: ignore[arg-type]
-    assert output.view(count, 5).tolist() == [[10 * r + i for i in range(5)] for r in range(count)]
-
-
-def test_gathers_of_bytes_pass_through() -> None:
-    ranks.run(gathers_bytes, 2)
 
 
 def is_removed(rank: int, count: int) -> None:

@@ -188,8 +188,9 @@ def compress(
     ``scaler``: the ``GradScaler`` of the training, where there is one: residuals follow its scale.
     ``unsupported``: what gradients mean that cannot be encoded (float64, …): ``"warn"`` sends them
     uncompressed and lists them once, ``"error"`` raises. ``weights``: a codec for the all-gather of
-    weights too, such as ``"int8"``. What each rank computes with is then rounded; the sharded
-    parameters, which the optimizer moves, are not.
+    weights too, such as ``"int8"``; 1-D parameters and those under 4,096 values travel as bf16 all
+    the same. What each rank computes with is then rounded; the sharded parameters, which the
+    optimizer moves, are not.
 
     Every ``FSDPModule`` in ``model`` takes part. Raises InvalidArgument where there is none, where
     one has a custom reduce-scatter already (or all-gather, with ``weights``), and for options that

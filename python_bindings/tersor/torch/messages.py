@@ -1,4 +1,4 @@
-"""How the gradients of one ``FSDPModule`` travel: one flat tensor, cut into messages.
+"""How the gradients of one ``FSDPModule`` travel, and its weights: one flat tensor, in messages.
 
 A parameter travels in a message of its own, so that a codec sees its values and no others, and its
 residual stays its own. Parameters whose codec takes each value by itself (bf16, none) share one.
@@ -143,11 +143,11 @@ class Message:
         parts = [rows[:, one.start : one.stop] for one in self.columns]
         return torch.cat(parts, dim=1).reshape(-1)
 
-    def scatter(self, shard: Tensor, output: Tensor) -> None:
-        """Puts its shard to its places in ``output``."""
-        parts = torch.split(shard, [one.count for one in self.columns])
+    def scatter(self, values: Tensor, output: Tensor) -> None:
+        """Puts its shard, or rows of all ranks' shards, to its places in ``output``."""
+        parts = torch.split(values, [one.count for one in self.columns], dim=-1)
         for one, part in zip(self.columns, parts, strict=True):
-            output[one.start : one.stop] = part
+            output[..., one.start : one.stop] = part
 
     def account(self, call: CollectiveStatistics, ranks: int) -> None:
         """Shares what a call sent among the parameters."""

@@ -45,14 +45,14 @@ class Sender:
         self._workspaces: dict[tuple[object, ...], Workspace] = {}
 
     def choose(self, parameter: ShardedParameter, dtype: torch.dtype) -> Choice:
-        """How a parameter travels. Raises InvalidArgument where no rule matches."""
-        name, shape = parameter.name, list(parameter.shape)
-        chosen = _core.choose_codec(self.options, name, shape, DTYPE_NAMES[dtype])
-        if chosen.codec == "auto":
+        """How a gradient travels. Raises InvalidArgument where no rule matches."""
+        choice = choose(self.options, parameter, dtype)
+        if choice.codec == "auto":
             raise InvalidArgument(
-                f"{name}: codec auto predicts all-reduces, not FSDP's reduce-scatters: name a codec"
+                f"{parameter.name}: codec auto predicts all-reduces, not FSDP's reduce-scatters: "
+                "name a codec"
             )
-        return Choice(chosen.codec, chosen.reason, chosen.by_value, chosen.feedback)
+        return choice
 
     def send(
         self,
@@ -123,6 +123,15 @@ class Sender:
         }
 
 
+def choose(
+    options: _core.ReducerOptions, parameter: ShardedParameter, dtype: torch.dtype
+) -> Choice:
+    """How the options let a parameter travel. Raises InvalidArgument where no rule matches."""
+    shape = list(parameter.shape)
+    chosen = _core.choose_codec(options, parameter.name, shape, DTYPE_NAMES[dtype])
+    return Choice(chosen.codec, chosen.reason, chosen.by_value, chosen.feedback)
+
+
 class Exchange:
     """What both exchanges have in common."""
 
@@ -153,7 +162,7 @@ class GradientExchange(Exchange):
         super().__init__(sender)
         self.name = name or "(root)"
         self.calls = 0
-        self._layout = layout
+        self.layout = layout
         self._plans: dict[tuple[object, ...], list[Message]] = {}
         self.tracks: dict[tuple[str, torch.dtype], Track] = {}
         self.feedback: dict[str, Feedback] = {}
@@ -162,14 +171,14 @@ class GradientExchange(Exchange):
 
     def expected(self) -> list[tuple[ShardedParameter, Choice]]:
         """How each parameter will travel as f32. Raises InvalidArgument where no rule matches."""
-        every = self._layout.expected()
+        every = self.layout.expected()
         return [(one, self._sender.choose(one, torch.float32)) for one in every]
 
     def prepare(self) -> None:
         """Makes the residuals that steps to come will need, for a state to be loaded into."""
         for parameter, choice in self.expected():
             if choice.feedback:
-                self._feedback_of(parameter, choice, self._layout.ranks, self._layout.device)
+                self._feedback_of(parameter, choice, self.layout.ranks, self.layout.device)
 
     def remove(self) -> None:
         """Drops the residuals too."""
@@ -225,7 +234,7 @@ class GradientExchange(Exchange):
             output.mul_(factor)
 
     def _messages(self, rows: Tensor) -> list[Message]:
-        parameters = self._layout.parameters(rows.shape[1])
+        parameters = self.layout.parameters(rows.shape[1])
         key = (rows.dtype, rows.shape[1], None if parameters is None else tuple(parameters))
         if key not in self._plans:
             self._plans[key] = plan_messages(self._tracks(rows, parameters))
@@ -235,7 +244,7 @@ class GradientExchange(Exchange):
         if parameters is not None:
             return [self._track(one, rows) for one in parameters]
         whole = ShardedParameter(self.name, rows.shape, 0, rows.shape[1])
-        if not self._layout.known:
+        if not self.layout.known:
             track = self._track(whole, rows)
             reason = "borders of parameters are not known: the module's gradients are one tensor"
             track.choice = replace(track.choice, reason=reason)
@@ -270,6 +279,9 @@ class GradientExchange(Exchange):
 class WeightExchange(Exchange):
     """The all-gather of one ``FSDPModule``, by a codec without feedback.
 
+    Each parameter travels by itself, small ones as bf16, as gradients do without rules: the ones of
+    a norm would drown the weights that share a block with them.
+
     Weights change after the module's gradients were reduced. All gathers up to then have the same
     noise, so that forward and backward pass compute with the same weights.
     """
@@ -277,9 +289,11 @@ class WeightExchange(Exchange):
     def __init__(self, codec: str, sender: Sender, gradients: GradientExchange) -> None:
         super().__init__(sender)
         self._gradients = gradients
-        options = fill(_core.ReducerOptions(), {"rules": [("*", codec)]})
-        if codec == "auto" or _core.choose_codec(options, "weights", [1], "f32").feedback:
+        self._plans: dict[tuple[torch.dtype, int], list[Message]] = {}
+        rules = fill(_core.ReducerOptions(), {"rules": [("*", codec)]})
+        if codec == "auto" or _core.choose_codec(rules, "weights", [1], "f32").feedback:
             raise InvalidArgument(f"weights={codec!r}: name a codec without feedback, such as int8")
+        self._options = fill(_core.ReducerOptions(), {"codec": codec})
         self._codec = codec
 
     def __call__(
@@ -293,12 +307,36 @@ class WeightExchange(Exchange):
         if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
             return plain_all_gather(output_tensor, input_tensor, group, async_op)
         try:
-            noise = self._sender.noise(f"weights of {self._gradients.name}", self._gradients.calls)
-            self._sender.gather(self._codec, input_tensor, output_tensor, group, noise)
+            self._gather(output_tensor.view(group.size(), -1), input_tensor, group)
         except Exception as error:  # also what is not ours
             self._sender.poison(error, group, input_tensor.device)
             fail(error, output_tensor)
         return None
+
+    def _gather(self, rows: Tensor, values: Tensor, group: dist.ProcessGroup) -> None:
+        for message in self._messages(values):
+            name = message.columns[0].track.parameter.name
+            noise = self._sender.noise(f"weights of {name}", self._gradients.calls)
+            whole = message.shard_count == values.numel()
+            found = rows if whole else rows.new_empty(group.size(), message.shard_count)
+            shard = message.gather(values.view(1, -1))
+            self._sender.gather(message.codec, shard, found.view(-1), group, noise)
+            if not whole:
+                message.scatter(found, rows)
+
+    def _messages(self, values: Tensor) -> list[Message]:
+        key = (values.dtype, values.numel())
+        if key not in self._plans:
+            self._plans[key] = plan_messages(self._tracks(values))
+        return self._plans[key]
+
+    def _tracks(self, values: Tensor) -> list[Track]:
+        parameters = self._gradients.layout.gathered(values.numel())
+        if parameters is not None:
+            return [Track(one, choose(self._options, one, values.dtype)) for one in parameters]
+        whole = ShardedParameter(self._gradients.name, values.shape, 0, values.numel())
+        reason = "borders of parameters are not known: the module's weights are one tensor"
+        return [Track(whole, Choice(self._codec, reason, by_value=False))]
 
 
 def reduction_of(op: Any) -> tuple[Reduction, float]:
