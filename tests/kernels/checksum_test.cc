@@ -209,7 +209,7 @@ TEST(Checksum, NoThreeFlippedBitsWithin64WordsCancel) {
     ASSERT_EQ(cancelling_triples(first), 0u) << "words " << first << " to " << first + 63;
 }
 
-/// Ten million; TERSOR_CHECKSUM_TRIPLES says another number.
+/// Ten million; TERSOR_CHECKSUM_TRIPLES says another number, as the test labelled long does.
 TEST(Checksum, RandomTriplesAreFound) {
   const char* asked = std::getenv("TERSOR_CHECKSUM_TRIPLES");
   const std::uint64_t triples = asked == nullptr ? 10'000'000 : std::strtoull(asked, nullptr, 10);
