@@ -6,39 +6,23 @@
 #include <tersor/codec.h>
 
 #include <algorithm>
-#include <sstream>
+#include <array>
 
 #include "bench/arguments.h"
 #include "bench/planned_codec.h"
+#include "codecs/examples.h"
 
 namespace tersor::bench {
 namespace {
 
-std::vector<std::string> words_of(const std::string& list) {
-  std::vector<std::string> words;
-  std::istringstream stream(list);
-  for (std::string word; std::getline(stream, word, '|');) words.push_back(word);
-  return words;
-}
-
-/// The values that help names: "rounding=nearest|stochastic (nearest)", "density=(0, 1] (0.01)".
-std::vector<std::string> values_of(const std::string& range) {
-  if (!range.starts_with('(')) return words_of(range);
-  const double most = std::stod(range.substr(range.find(',') + 1));
-  std::vector<std::string> values;
-  for (const double share : {10, 100, 1000}) values.push_back(fmt::format("{}", most / share));
-  return values;
-}
+constexpr std::array kShares = {0.1, 0.01, 0.001};  // of the largest that a number may be
 
 void add_specs(const CodecInfo& codec, std::vector<std::string>& specs) {
   specs.push_back(make_codec(codec.name)->spec().text());
-  for (const std::string& help : codec.keys) {
-    const auto equals = help.find('='), end = help.rfind(" (");
-    for (const auto& value : values_of(help.substr(equals + 1, end - equals - 1)))
-      specs.push_back(make_codec(fmt::format("{}:{}={}", codec.name, help.substr(0, equals), value))
-                          ->spec()
-                          .text());
-  }
+  for (const auto& option : encoding::option_values(codec, kShares))
+    for (const std::string& value : option.values)
+      specs.push_back(
+          make_codec(fmt::format("{}:{}={}", codec.name, option.key, value))->spec().text());
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 // a new file; TERSOR_WRITE_GOLDEN=1 writes the files (of a new codec, say) and the fuzz corpus.
 
 #include "tests/support/codec_harness.h"
-#include "tests/support/native_rounds.h"
 #include "tests/support/reference.h"
+#include "tests/support/specs.h"
 
 #include <gtest/gtest.h>
 

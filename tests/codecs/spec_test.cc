@@ -1,11 +1,13 @@
 // Specs, options and the registry: what is read, what is refused, and what the message lists.
 
 #include "tests/support/codec_harness.h"
+#include "tests/support/specs.h"
 
 #include <tersor/codec.h>
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -91,6 +93,24 @@ TEST(Registry, EveryCodecHasAnIdOfItsOwn) {
     EXPECT_EQ(make_codec(info.name)->id(), info.id);
     EXPECT_TRUE(make_codec(std::string(info.name) + "+ef")->has_feedback());
   }
+}
+
+TEST(Registry, ExamplesHoldEveryWordOfEveryOption) {
+  const auto examples_of = [](std::string_view name) {
+    const auto infos = codecs();
+    return example_specs(*std::ranges::find(infos, name, &CodecInfo::name));
+  };
+  using Specs = std::vector<std::string>;
+  EXPECT_EQ(examples_of("none"), Specs{"none"});
+  EXPECT_EQ(examples_of("hadamard"),
+            (Specs{"hadamard", "hadamard:bits=1", "hadamard:bits=3", "hadamard:bits=4"}));
+  EXPECT_EQ(examples_of("intsum"),
+            (Specs{"intsum", "intsum:lanes=16", "intsum:lanes=32", "intsum:rounding=stochastic",
+                   "intsum:lanes=16,rounding=stochastic", "intsum:lanes=32,rounding=stochastic"}));
+  EXPECT_EQ(examples_of("topk"),
+            (Specs{"topk:density=0.01", "topk:density=1", "topk:density=0.3,values=bf16",
+                   "topk:density=0.1,values=int8", "topk:density=0.003",
+                   "topk:density=1e-04,values=bf16"}));
 }
 
 TEST(Registry, IdsNeverChange) {

@@ -5,6 +5,7 @@
 #include "tests/support/native_rounds.h"
 #include "tests/device/expectations.h"
 #include "tests/device/hard_values.h"
+#include "tests/support/specs.h"
 
 #include <gtest/gtest.h>
 
@@ -13,15 +14,6 @@
 
 namespace tersor::test {
 namespace {
-
-std::vector<std::string> specs() {
-  std::vector<std::string> all = {
-      "intsum:lanes=16", "intsum:lanes=32+ef", "intsum:rounding=stochastic+ef",
-      "intsum:lanes=16,rounding=stochastic+ef", "intsum:lanes=32,rounding=stochastic"};
-  for (const std::string& name : native_codecs())
-    for (const char* feedback : {"", "+ef"}) all.push_back(name + feedback);
-  return all;
-}
 
 /// The same exchange on the host and on the device under test.
 struct RoundsPair {
@@ -178,7 +170,7 @@ TEST_P(NativeRoundsOn, WordsOfTheNextStep) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, NativeRoundsOn, ::testing::ValuesIn(specs()),
+INSTANTIATE_TEST_SUITE_P(Codecs, NativeRoundsOn, ::testing::ValuesIn(native_specs()),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name)

@@ -2,7 +2,7 @@
 // all codecs, types, roundings, counts and distances from an aligned address.
 
 #include "tests/device/pair.h"
-#include "tests/support/native_rounds.h"
+#include "tests/support/specs.h"
 
 #include <gtest/gtest.h>
 
@@ -10,25 +10,6 @@
 
 namespace tersor::test {
 namespace {
-
-/// Every codec of the registry that sends frames, with and without feedback, and these options of
-/// theirs.
-std::vector<std::string> specs() {
-  std::vector<std::string> all = {"int8:rounding=stochastic",
-                                  "int8:rounding=stochastic+ef",
-                                  "int4:rounding=stochastic",
-                                  "int4:rounding=stochastic+ef",
-                                  "topk:density=0.1,values=bf16+ef",
-                                  "topk:density=0.1,values=int8",
-                                  "topk:density=0.003,values=int8+ef",
-                                  "topk:density=1+ef",
-                                  "hadamard:bits=1+ef",
-                                  "hadamard:bits=3",
-                                  "hadamard:bits=4+ef"};
-  for (const std::string& name : framed_codecs())
-    for (const char* feedback : {"", "+ef"}) all.push_back(name + feedback);
-  return all;
-}
 
 class SameBytes : public ::testing::TestWithParam<std::string> {
  protected:
@@ -193,12 +174,13 @@ TEST_P(SameBytes, WordsOfTheNextStep) {
   for_each_type({600}, {}, [](Pair& pair) { pair.expect_same_words(); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(specs()), [](const auto& info) {
-  std::string name = info.param;
-  for (char& c : name)
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Codecs, SameBytes, ::testing::ValuesIn(framed_specs()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name)
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace tersor::test

@@ -3,8 +3,12 @@
 #include "tests/faults/scenario.h"
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 #include <span>
+#include <utility>
+
+#include "tests/support/specs.h"
 
 namespace tersor::faults {
 namespace {
@@ -30,6 +34,10 @@ class Draw {
   T pick(const T (&choices)[count]) {
     return choices[below(count)];
   }
+  template <typename T>
+  T pick(const std::vector<T>& choices) {
+    return choices[below(choices.size())];
+  }
 
   /// From 1 on; every number of bits is as likely as any other.
   std::size_t values(unsigned most_bits) {
@@ -41,24 +49,54 @@ class Draw {
   std::mt19937_64 generator_;
 };
 
-constexpr const char* kCodecs[] = {"none", "bf16", "f16", "int8", "int4", "topk"};
-constexpr const char* kFramedCodecs[] = {"int8", "int4", "topk"};  // never go as bare values
-constexpr const char* kTrainerCodecs[] = {"none", "bf16",    "int8",   "int4",
-                                          "topk", "int8+ef", "topk+ef"};
+using Specs = std::vector<std::string>;
 
-Algorithm draw_algorithm(Draw& draw, const std::string& codec) {
-  constexpr Algorithm kSparse[] = {Algorithm::kAuto, Algorithm::kOneShot};
-  constexpr Algorithm kDense[] = {Algorithm::kAuto, Algorithm::kTwoShot, Algorithm::kOneShot};
-  constexpr Algorithm kBare[] = {Algorithm::kAuto, Algorithm::kNative, Algorithm::kTwoShot,
-                                 Algorithm::kOneShot};
-  if (codec == "topk") return draw.pick(kSparse);
-  return codec == "int8" || codec == "int4" ? draw.pick(kDense) : draw.pick(kBare);
+bool sends_frames(const std::string& spec) { return test::offers(spec, Exchange::kGather); }
+
+/// Those whose frames travel whatever the algorithm.
+Specs framed_only(const Specs& specs) {
+  Specs framed;
+  std::ranges::copy_if(specs, std::back_inserter(framed), [](const std::string& spec) {
+    return sends_frames(spec) && !test::offers(spec, Exchange::kNativeSum);
+  });
+  return framed;
+}
+
+/// Of each codec of the registry.
+const Specs& all_specs() {
+  static const Specs specs = [] {
+    Specs made;
+    for (const CodecInfo& codec : codecs())
+      std::ranges::copy(test::example_specs(codec), std::back_inserter(made));
+    return made;
+  }();
+  return specs;
+}
+
+const Specs& framed_specs() {
+  static const Specs specs = framed_only(all_specs());
+  return specs;
+}
+
+Algorithm draw_algorithm(Draw& draw, const std::string& spec) {
+  constexpr std::pair<Exchange, Algorithm> kWays[] = {{Exchange::kNativeSum, Algorithm::kNative},
+                                                      {Exchange::kTwoShot, Algorithm::kTwoShot},
+                                                      {Exchange::kGather, Algorithm::kOneShot}};
+  std::vector<Algorithm> ways = {Algorithm::kAuto};
+  for (const auto& [exchange, algorithm] : kWays)
+    if (test::offers(spec, exchange)) ways.push_back(algorithm);
+  return draw.pick(ways);
+}
+
+Work draw_work(Draw& draw, const std::string& spec) {
+  constexpr Work kCollectives[] = {Work::kAllreduce, Work::kAllreduce, Work::kReduceScatter,
+                                   Work::kAllgather};
+  const Work work = draw.pick(kCollectives);
+  return sends_frames(spec) ? work : Work::kAllreduce;
 }
 
 Step draw_collective(Draw& draw, std::string codec, unsigned most_bits) {
-  constexpr Work kCollectives[] = {Work::kAllreduce, Work::kAllreduce, Work::kReduceScatter,
-                                   Work::kAllgather};
-  Step step{.work = draw.pick(kCollectives), .codec = std::move(codec)};
+  Step step{.work = draw_work(draw, codec), .codec = std::move(codec)};
   step.algorithm = draw_algorithm(draw, step.codec);
   step.reduction = draw.chance(2) ? Reduction::kMean : Reduction::kSum;
   step.dtype = draw.chance(4) ? Dtype::kBf16 : Dtype::kF32;
@@ -79,12 +117,12 @@ Step draw_raw(Draw& draw, unsigned most_bits) {
 Step draw_step(Draw& draw, bool trains, unsigned most_bits) {
   if (trains && !draw.chance(3)) return {.work = Work::kReducerStep, .codec = {}};
   if (draw.chance(3)) return draw_raw(draw, most_bits);
-  return draw_collective(draw, draw.pick(kCodecs), most_bits);
+  return draw_collective(draw, draw.pick(all_specs()), most_bits);
 }
 
 Trainer draw_trainer(Draw& draw, unsigned most_bits) {
   Trainer trainer;
-  trainer.codec = draw.pick(kTrainerCodecs);
+  trainer.codec = draw.pick(all_specs()) + (draw.chance(3) ? "+ef" : "");
   trainer.progress = draw.chance(2) ? ProgressBy::kCaller : ProgressBy::kThread;
   for (std::size_t parameters = 2 + draw.below(4); parameters > 0; --parameters)
     trainer.counts.push_back(draw.values(most_bits - 1));
@@ -122,9 +160,9 @@ void fit_step(Draw& draw, Scenario& scenario, unsigned most_bits) {
   const auto befallen = scenario.steps.begin() + static_cast<std::ptrdiff_t>(scenario.fault.step);
   const bool knows_reducer = std::any_of(scenario.steps.begin(), befallen, is_reducer_step);
   if (scenario.fault.kind == FaultKind::kDamage)
-    *befallen = draw_collective(draw, draw.pick(kFramedCodecs), most_bits);
+    *befallen = draw_collective(draw, draw.pick(framed_specs()), most_bits);
   else if (scenario.fault.kind == FaultKind::kDisagree && knows_reducer)
-    *befallen = draw_collective(draw, draw.pick(kCodecs), most_bits);
+    *befallen = draw_collective(draw, draw.pick(all_specs()), most_bits);
 }
 
 }  // namespace
@@ -151,6 +189,7 @@ Step with_other_arguments(const Step& step, std::uint32_t choice) {
       break;
     case 3:
       other.work = step.work == Work::kAllgather ? Work::kAllreduce : Work::kAllgather;
+      if (!sends_frames(other.codec)) other.codec = "none";
       break;
     default:
       other.reduction = step.reduction == Reduction::kSum ? Reduction::kMean : Reduction::kSum;

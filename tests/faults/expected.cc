@@ -1,6 +1,7 @@
 // What a sound run yields, computed without the library: in double precision, from the inputs.
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "tests/faults/caller.h"
 
@@ -57,10 +58,11 @@ std::vector<double> gathered(const std::vector<Values>& inputs, std::size_t firs
 
 /// The largest |error|² / |values|² of encoding uniformly distributed values once, generously.
 double unit_error(std::string_view codec) {
-  if (codec.starts_with("topk")) return 1.01;  // keeps few, and the largest first
-  if (codec.starts_with("int4")) return 5e-2;
-  if (codec.starts_with("int8")) return 1e-3;
-  return codec == "none" ? 1e-12 : 1e-4;
+  constexpr std::pair<std::string_view, double> kErrors[] = {
+      {"none", 1e-12}, {"bf16", 1e-4}, {"f16", 1e-4}, {"int8", 1e-3}, {"int4", 5e-2}};
+  for (const auto& [name, error] : kErrors)
+    if (codec.starts_with(name)) return error;
+  return 1.01;  // may lose everything, as topk does but for the largest values
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // the fuzzer gets behind the checks: once as it is, once with the checksum made right.
 
 #include "codecs/frame.h"
+#include "tests/support/specs.h"
 
 #include <tersor/codec.h>
 #include <tersor/error.h>
@@ -42,21 +43,12 @@ class Bytes {
   std::unique_ptr<std::byte, FreeAligned> memory_;
 };
 
-bool sends_frames(const Codec& codec) {
-  return std::ranges::any_of(codec.plan({}).rounds, [](const Round& round) {
-    return std::ranges::count(round.exchanges, Exchange::kGather) != 0;
-  });
-}
-
 const std::vector<std::shared_ptr<const Codec>>& fuzzed_codecs() {
   static const std::vector<std::shared_ptr<const Codec>> list = [] {
     std::vector<std::shared_ptr<const Codec>> made;
     for (const CodecInfo& info : codecs())
-      if (auto codec = make_codec(info.name); sends_frames(*codec)) made.push_back(codec);
-    for (const char* spec :
-         {"topk:density=0.05", "topk:density=0.3,values=int8", "topk:density=0.05,values=bf16",
-          "hadamard:bits=1", "hadamard:bits=3", "hadamard:bits=4"})
-      made.push_back(make_codec(spec));
+      if (test::offers(std::string(info.name), Exchange::kGather))
+        for (const std::string& spec : test::example_specs(info)) made.push_back(make_codec(spec));
     return made;
   }();
   return list;

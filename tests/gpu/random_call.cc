@@ -2,12 +2,15 @@
 
 #include "tests/gpu/random_call.h"
 
+#include "codecs/examples.h"
 #include "tests/support/codec_harness.h"
 #include "tests/support/reference.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <random>
+#include <string_view>
 
 namespace tersor::test {
 namespace {
@@ -58,30 +61,35 @@ const std::vector<ValueKind>& value_kinds() {
   return all;
 }
 
+/// A codec and the values that its options take.
+struct Choices {
+  std::string_view name;
+  std::vector<encoding::OptionValues> options;
+};
+
+/// Each codec of the registry, the more often the more values its options have.
+const std::vector<Choices>& codec_choices() {
+  constexpr std::array kShares = {0.00001, 0.0001, 0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0};
+  constexpr std::size_t kLeast = 3;
+  static const std::vector<Choices> all = [&] {
+    std::vector<Choices> choices;
+    for (const CodecInfo& info : codecs()) {
+      const Choices own = {info.name, encoding::option_values(info, kShares)};
+      choices.insert(choices.end(), kLeast, own);
+      for (const auto& option : own.options)
+        choices.insert(choices.end(), option.values.size(), own);
+    }
+    return choices;
+  }();
+  return all;
+}
+
 std::string draw_spec(Draw& draw) {
-  constexpr const char* kPlain[] = {"none",
-                                    "bf16",
-                                    "f16",
-                                    "int8",
-                                    "int4",
-                                    "int8:rounding=stochastic",
-                                    "int4:rounding=stochastic",
-                                    "hadamard:bits=1",
-                                    "hadamard",
-                                    "hadamard:bits=3",
-                                    "hadamard:bits=4"};
-  constexpr const char* kDensities[] = {"0.00001", "0.0001", "0.001", "0.01", "0.1",
-                                        "0.3",     "0.5",    "0.9",   "1"};
-  constexpr const char* kValues[] = {"f32", "bf16", "int8"};
-  constexpr const char* kLanes[] = {"8", "16", "32"};
-  std::string spec = draw.pick(kPlain);
-  if (draw.chance(2)) {
-    spec = std::string("topk:density=") + draw.pick(kDensities);
-    spec += std::string(",values=") + draw.pick(kValues);
-  } else if (draw.chance(4)) {
-    spec = std::string("intsum:lanes=") + draw.pick(kLanes);
-    if (draw.chance(2)) spec += ",rounding=stochastic";
-  }
+  const Choices codec = draw.pick(codec_choices());
+  std::string spec(codec.name);
+  for (const auto& option : codec.options)
+    spec +=
+        (&option == codec.options.data() ? ":" : ",") + option.key + "=" + draw.pick(option.values);
   return draw.chance(2) ? spec + "+ef" : spec;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/comm/ranks.h"
+#include "tests/support/specs.h"
 
 namespace tersor {
 namespace {
@@ -18,8 +19,6 @@ using testing::gradients;
 using testing::on_ranks;
 using testing::Values;
 
-constexpr std::array kCodecs = {
-    "none", "bf16", "f16", "int8", "int4:rounding=stochastic", "topk:density=0.02", "intsum"};
 constexpr std::size_t kCount = 300'001;
 
 void expect_same_bits(const Values& one, const Values& other, std::string_view what) {
@@ -31,15 +30,17 @@ TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
   MpiTransport transport(MPI_COMM_WORLD);
   const auto inputs = gradients(transport.ranks(), kCount);
   const auto own = static_cast<std::size_t>(transport.rank());
-  for (const char* codec : kCodecs)
-    for (const std::size_t chunk_count : {kDefaultChunkCount, std::size_t{50'000}}) {
-      const CollectiveOptions options{.codec = codec, .chunk_count = chunk_count};
-      const auto wanted = on_ranks(
-          inputs, [&](Transport& threads, Values& values) { allreduce(threads, values, options); });
-      Values values = inputs[own];
-      allreduce(transport, values, options);
-      expect_same_bits(values, wanted[own], codec);
-    }
+  for (const CodecInfo& info : codecs())
+    for (const std::string& codec : test::example_specs(info))
+      for (const std::size_t chunk_count : {kDefaultChunkCount, std::size_t{50'000}}) {
+        const CollectiveOptions options{.codec = codec, .chunk_count = chunk_count};
+        const auto wanted = on_ranks(inputs, [&](Transport& threads, Values& values) {
+          allreduce(threads, values, options);
+        });
+        Values values = inputs[own];
+        allreduce(transport, values, options);
+        expect_same_bits(values, wanted[own], codec);
+      }
 }
 
 TEST(MpiCollectives, ScatterAndGatherHaveTheBitsOfThreads) {
@@ -59,11 +60,12 @@ TEST(MpiCollectives, ScatterAndGatherHaveTheBitsOfThreads) {
 }
 
 /// Some steps of a reducer with feedback; returns the last gradients.
-std::vector<Values> reduce_steps(Transport& transport, ProgressBy progress) {
+std::vector<Values> reduce_steps(Transport& transport, const std::string& codec,
+                                 ProgressBy progress) {
   constexpr std::array<std::size_t, 3> kCounts = {70'000, 5'000, 130};
   std::vector<Values> layers;
   for (const std::size_t count : kCounts) layers.emplace_back(count);
-  GradientReducer reducer(transport, {.codec = "int4+ef", .progress = progress});
+  GradientReducer reducer(transport, {.codec = codec, .progress = progress});
   for (std::size_t layer = 0; layer < layers.size(); ++layer)
     reducer.add("layer" + std::to_string(layer), layers[layer], 10, kCounts[layer] / 10);
   for (std::uint64_t step = 0; step < 4; ++step) {
@@ -78,18 +80,24 @@ std::vector<Values> reduce_steps(Transport& transport, ProgressBy progress) {
   return layers;
 }
 
-TEST(MpiCollectives, ReducerHasTheBitsOfThreads) {
-  MpiTransport transport(MPI_COMM_WORLD);
+void expect_same_steps(MpiTransport& transport, const std::string& codec) {
+  const auto own = static_cast<std::size_t>(transport.rank());
   std::vector<std::vector<Values>> wanted(static_cast<std::size_t>(transport.ranks()));
   run_ranks(transport.ranks(), {}, [&](Transport& threads) {
-    wanted[static_cast<std::size_t>(threads.rank())] = reduce_steps(threads, ProgressBy::kThread);
+    wanted[static_cast<std::size_t>(threads.rank())] =
+        reduce_steps(threads, codec, ProgressBy::kThread);
   });
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller}) {
-    const auto layers = reduce_steps(transport, progress);
+    const auto layers = reduce_steps(transport, codec, progress);
     for (std::size_t layer = 0; layer < layers.size(); ++layer)
-      expect_same_bits(layers[layer], wanted[static_cast<std::size_t>(transport.rank())][layer],
-                       "layer");
+      expect_same_bits(layers[layer], wanted[own][layer], codec);
   }
+}
+
+TEST(MpiCollectives, ReducerHasTheBitsOfThreads) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  for (const CodecInfo& info : codecs())
+    expect_same_steps(transport, std::string(info.name) + "+ef");
 }
 
 // The instruction set of one rank differs; the bytes are the same.
@@ -97,13 +105,15 @@ TEST(MpiCollectives, RanksMayHaveOtherInstructionSets) {
   MpiTransport transport(MPI_COMM_WORLD);
   const auto inputs = gradients(transport.ranks(), kCount);
   const auto own = static_cast<std::size_t>(transport.rank());
-  const CollectiveOptions options{.codec = "int8:rounding=stochastic"};
-  Values usual = inputs[own], mixed = inputs[own];
-  allreduce(transport, usual, options);
-  if (transport.rank() == 0) force_isa(available_isas().front());
-  allreduce(transport, mixed, options);
-  force_isa(std::nullopt);
-  expect_same_bits(mixed, usual, "another instruction set");
+  for (const char* codec : {"int8:rounding=stochastic", "hadamard"}) {
+    const CollectiveOptions options{.codec = codec};
+    Values usual = inputs[own], mixed = inputs[own];
+    allreduce(transport, usual, options);
+    if (transport.rank() == 0) force_isa(available_isas().front());
+    allreduce(transport, mixed, options);
+    force_isa(std::nullopt);
+    expect_same_bits(mixed, usual, codec);
+  }
 }
 
 }  // namespace

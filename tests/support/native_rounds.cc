@@ -9,23 +9,6 @@
 namespace tersor::test {
 namespace {
 
-bool has_frames(const std::string& name) {
-  const Segment segment{.count = 1};
-  const Plan plan = make_codec(name)->plan({.segments = {&segment, 1}});
-  return std::ranges::any_of(plan.rounds, [](const Round& round) {
-    return std::ranges::any_of(round.exchanges, [](Exchange exchange) {
-      return exchange == Exchange::kTwoShot || exchange == Exchange::kGather;
-    });
-  });
-}
-
-std::vector<std::string> names_where(bool framed) {
-  std::vector<std::string> names;
-  for (const CodecInfo& info : codecs())
-    if (has_frames(std::string(info.name)) == framed) names.emplace_back(info.name);
-  return names;
-}
-
 template <typename Unsigned, typename Operation>
 void merge(ValueSpan into, ConstValueSpan from, const Operation& operation) {
   auto* merged = reinterpret_cast<Unsigned*>(into.pointer());
@@ -36,9 +19,6 @@ void merge(ValueSpan into, ConstValueSpan from, const Operation& operation) {
 }
 
 }  // namespace
-
-std::vector<std::string> framed_codecs() { return names_where(true); }
-std::vector<std::string> native_codecs() { return names_where(false); }
 
 void combine(Exchange exchange, ValueSpan into, ConstValueSpan from) {
   const auto larger = [](std::uint32_t a, std::uint32_t b) { return std::max(a, b); };

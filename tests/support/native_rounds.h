@@ -12,10 +12,6 @@
 
 namespace tersor::test {
 
-/// The codecs of the registry that send frames, and those that do not.
-std::vector<std::string> framed_codecs();
-std::vector<std::string> native_codecs();
-
 /// Bare values as numbers; those of the test device can be reached from the host.
 template <typename T>
 std::span<const T> numbers(const ConstValueSpan& values) {

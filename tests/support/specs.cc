@@ -1,0 +1,84 @@
+// See specs.h.
+
+#include "tests/support/specs.h"
+
+#include "codecs/examples.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+namespace tersor::test {
+namespace {
+
+using encoding::OptionValues;
+
+constexpr std::array kShares = {1.0, 0.3, 0.1, 0.003, 0.0001};  // of a number's largest
+
+std::size_t combinations_of(const std::vector<OptionValues>& options) {
+  std::size_t words = 1, numbers = 1;
+  for (const OptionValues& option : options)
+    option.is_number ? numbers = option.values.size() : words *= option.values.size();
+  return std::max(words, numbers);
+}
+
+std::string combination(const CodecInfo& codec, const std::vector<OptionValues>& options,
+                        std::size_t number) {
+  std::string spec(codec.name);
+  std::size_t words = number;
+  for (const OptionValues& option : options) {
+    const std::size_t size = option.values.size();
+    spec += (&option == options.data() ? ":" : ",") + option.key + "=";
+    spec += option.values[(option.is_number ? number : words) % size];
+    if (!option.is_number) words /= size;
+  }
+  return make_codec(spec)->spec().text();
+}
+
+bool has_frames(const CodecInfo& codec) {
+  const std::string name(codec.name);
+  return offers(name, Exchange::kTwoShot) || offers(name, Exchange::kGather);
+}
+
+std::vector<std::string> names_where(bool framed) {
+  std::vector<std::string> names;
+  for (const CodecInfo& info : codecs())
+    if (has_frames(info) == framed) names.emplace_back(info.name);
+  return names;
+}
+
+std::vector<std::string> specs_where(bool framed) {
+  std::vector<std::string> specs;
+  for (const CodecInfo& info : codecs())
+    if (has_frames(info) == framed)
+      for (const std::string& spec : example_specs(info))
+        specs.insert(specs.end(), {spec, spec + "+ef"});
+  return specs;
+}
+
+}  // namespace
+
+std::vector<std::string> example_specs(const CodecInfo& codec) {
+  const auto options = encoding::option_values(codec, kShares);
+  std::vector<std::string> specs = {make_codec(codec.name)->spec().text()};
+  for (std::size_t number = 0; number < combinations_of(options); ++number) {
+    std::string spec = combination(codec, options, number);
+    if (std::ranges::find(specs, spec) == specs.end()) specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+bool offers(const std::string& spec, Exchange exchange) {
+  const Segment segment{.count = 1};
+  const Plan plan = make_codec(spec)->plan({.segments = {&segment, 1}});
+  return std::ranges::any_of(plan.rounds, [exchange](const Round& round) {
+    return std::ranges::count(round.exchanges, exchange) != 0;
+  });
+}
+
+std::vector<std::string> framed_codecs() { return names_where(true); }
+std::vector<std::string> native_codecs() { return names_where(false); }
+std::vector<std::string> framed_specs() { return specs_where(true); }
+std::vector<std::string> native_specs() { return specs_where(false); }
+
+}  // namespace tersor::test
