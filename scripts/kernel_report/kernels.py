@@ -15,6 +15,11 @@ WORDS = {
     "float": "f32", "F16": "f16", "Bf16": "bf16", "NoResidual": "no residual",
     "Int8Format": "int8", "Int4Format": "int4",
 }  # fmt: skip
+# Bits are the launch's; of the kernel's paths that of four has the widest accesses.
+HADAMARD = "hadamard:bits=4"
+HADAMARD_BYTES = 4 / 8 + 2 / 256
+HADAMARD_VALUES = 32  # of a thread in a turn
+HADAMARD_TURNS = 4  # of a unit
 NOISES = {"0": "", "1": " stochastic", "2": " stochastic, any start"}
 ADDS = {"0": "", "1": " add"}  # DecodeMode
 DECODED_FRAMES = {"0": FEW, "1": "1000"}  # the shortest list of frames of each
@@ -29,6 +34,7 @@ class Work:
     frames: int = 0  # that a loop within the main one goes over
     frame_load_bytes: float = 0  # of one thread and frame: codes or values, and scales
     values: int = UNIT_VALUES  # of a thread in one turn; 0: as many as its wide loads hold
+    turns: int = 0  # of a loop within the main one, which then goes over units of so many
     input_bytes: float = 4  # of a value, in wide loads, where `values` is 0
 
 
@@ -121,6 +127,41 @@ def _cast_reduce(wire: str, residual: str, most: str, frames: str) -> Work | Non
     )
 
 
+def _hadamard_encode(value: str, residual: str, most: str) -> Work | None:
+    if most != FEW:
+        return None
+    return Work(
+        f"{HADAMARD} encode {WORDS[value]}{_feedback(residual)}",
+        BYTES[value] + HADAMARD_BYTES + 2 * BYTES[residual],
+        values=HADAMARD_VALUES,
+        turns=HADAMARD_TURNS,
+    )
+
+
+def _hadamard_decode(value: str, most: str, frames: str) -> Work | None:
+    if (most, frames) != (FEW, FEW):
+        return None
+    return Work(  # one kernel for both modes; to add has the wider accesses
+        f"{HADAMARD} decode add {WORDS[value]}",
+        2 * BYTES[value] + HADAMARD_BYTES,
+        frames=1,
+        frame_load_bytes=HADAMARD_VALUES / 2,
+        values=HADAMARD_VALUES,
+    )
+
+
+def _hadamard_reduce(residual: str, most: str, frames: str) -> Work | None:
+    if (most, frames) != (FEW, FEW):
+        return None
+    return Work(
+        f"{HADAMARD} reduce of {REDUCED_FRAMES}{_feedback(residual)}",
+        (REDUCED_FRAMES + 1) * HADAMARD_BYTES + 2 * BYTES[residual],
+        frames=REDUCED_FRAMES,
+        frame_load_bytes=HADAMARD_VALUES / 2,
+        values=HADAMARD_VALUES,
+    )
+
+
 def _copy(value: str, most: str) -> Work | None:
     return Work(f"copy {WORDS[value]}", 2 * BYTES[value]) if most == FEW else None
 
@@ -142,6 +183,9 @@ MAKERS: dict[str, typing.Callable[..., Work | None]] = {
     "CastEncodeKernel": _cast_encode,
     "CastDecodeKernel": _cast_decode,
     "CastReduceKernel": _cast_reduce,
+    "HadamardEncodeKernel": _hadamard_encode,
+    "HadamardDecodeKernel": _hadamard_decode,
+    "HadamardReduceKernel": _hadamard_reduce,
     "CopyKernel": _copy,
     "ChecksumKernel": _checksum,
     "TopkScanKernel": _topk_scan,
@@ -157,4 +201,6 @@ SHOWN = (
     "int8 reduce of 8 + feedback f32", "int4 reduce of 8 + feedback f32",
     "bf16 encode f32", "bf16 decode f32", "checksum, a word of 4 bytes",
     "topk scan f32 + feedback f32",
+    "hadamard:bits=4 encode f32", "hadamard:bits=4 encode f32 + feedback f32",
+    "hadamard:bits=4 decode add f32", "hadamard:bits=4 reduce of 8 + feedback f32",
 )  # fmt: skip

@@ -97,11 +97,19 @@ def _measure(
         work.title,
         usage,
         blocks,
-        instructions=loop.instructions / values + work.frames * a_frame,
+        instructions=_turn_instructions(loop, work) / values + work.frames * a_frame,
         frame_instructions=a_frame if work.frames else None,
         frames=work.frames,
         bytes_a_value=work.bytes_a_value,
     )
+
+
+def _turn_instructions(loop: hot_path.Loop, work: kernels.Work) -> float:
+    """With its share of what a unit of several turns takes."""
+    if not work.turns or not loop.inner:
+        return loop.instructions
+    turn = max(loop.inner, key=lambda inner: inner.load_bytes)
+    return turn.instructions + loop.instructions / work.turns
 
 
 def _frame_instructions(loop: hot_path.Loop, work: kernels.Work) -> float:

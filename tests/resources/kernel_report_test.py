@@ -111,6 +111,11 @@ class Kernels(unittest.TestCase):
         self.assertEqual(work.title, "int8 reduce of 8 + feedback bf16")
         self.assertAlmostEqual(work.bytes_a_value, 9 * (1 + 4 / 256) + 2 * 2)
         self.assertEqual(work.frame_load_bytes, 16 + 2 * 4)
+        hadamard = kernels.work_of("HadamardReduceKernel<float, 48, 48>")
+        assert hadamard is not None
+        self.assertEqual(hadamard.title, "hadamard:bits=4 reduce of 8 + feedback f32")
+        self.assertAlmostEqual(hadamard.bytes_a_value, 9 * (0.5 + 2 / 256) + 2 * 4)
+        self.assertIsNone(kernels.work_of("HadamardDecodeKernel<float, 48, 1000>"))
         self.assertIsNone(kernels.work_of("QuantizeReduceKernel<Int8Format, Bf16, 0, 500, 48>"))
         self.assertIsNone(kernels.work_of("CopyKernel<Unknown, 48>"))
         self.assertIsNone(kernels.work_of("Another<float>"))
@@ -130,6 +135,13 @@ class Measures(unittest.TestCase):
             self.assertEqual(measure.resident_blocks(usage, "sm_90"), blocks, registers)
         self.assertEqual(measure.resident_blocks(tools.Usage(32, 0, 48000, 0), "sm_90"), 4)
         self.assertEqual(measure.resident_blocks(tools.Usage(32, 0, 48000, 0), "sm_80"), 3)
+
+    def test_a_unit_of_several_turns(self) -> None:
+        loop = hot_path.main_loop(machine_code.parse(SASS)["_Z4rowsv"])
+        assert loop is not None
+        work = kernels.Work("w", 4.0, values=2, turns=4)
+        self.assertEqual(measure._turn_instructions(loop, work), 3 + 8 / 4)
+        self.assertEqual(measure._turn_instructions(loop, kernels.Work("w", 4.0)), 8)
 
     def test_slots_of_four_bytes(self) -> None:
         self.assertAlmostEqual(measure.slots_for(4), 27.6, places=1)
