@@ -15,6 +15,110 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
+constexpr std::size_t kWordBytes = sizeof(std::int32_t);
+
+HWY_INLINE std::int32_t load_word(const std::byte* words, std::size_t i) {
+  std::int32_t word;
+  std::memcpy(&word, words + i * kWordBytes, sizeof word);
+  return word;
+}
+
+#if TERSOR_PORTABLE
+
+/// Products of the words of one group.
+class WordProducts {
+ public:
+  HWY_INLINE WordProducts() {}
+
+  /// `count` words, whose weights begin at number `first`.
+  HWY_INLINE void add(const std::byte* words, std::size_t count, std::size_t first) {
+    for (std::size_t i = 0; i < count; ++i)
+      sum_ = fold_checksum(sum_ +
+                           std::int64_t{load_word(words, i)} * kChecksumNumbers.weight[first + i]);
+  }
+  std::uint64_t value() const { return checksum_of(sum_); }
+
+ private:
+  std::int64_t sum_ = 0;
+};
+
+#else
+
+using I64 = hn::Repartition<std::int64_t, I32>;
+using U64 = hn::Repartition<std::uint64_t, I32>;
+using VI64 = hn::Vec<I64>;
+
+/// Products of words, those at even and those at odd places apart, as products of 32 bits want it.
+struct VectorProducts {
+  HWY_INLINE VectorProducts() : even(hn::Zero(I64())), odd(hn::Zero(I64())) {}
+
+  /// kVectors vectors of words, whose weights begin at number `first`.
+  template <std::size_t kVectors>
+  HWY_INLINE void add(const std::byte* words, std::size_t first) {
+    static_assert(kVectors <= kChecksumProducts);
+    for (std::size_t i = 0; i < kVectors * kLanes; i += kLanes) {
+      const VI32 vector = hn::LoadU(I32(), reinterpret_cast<const std::int32_t*>(words) + i);
+      const VI32 shifted = hn::BitCast(I32(), hn::ShiftRight<32>(hn::BitCast(U64(), vector)));
+      const VI32 weights = hn::LoadU(I32(), kChecksumNumbers.weight + first + i);
+      const VI32 next_weights = hn::LoadU(I32(), kNextWeights.weight + first + i);
+      even = hn::Add(even, hn::MulEven(vector, weights));
+      odd = hn::Add(odd, hn::MulEven(shifted, next_weights));
+    }
+    even = fold(even);
+    odd = fold(odd);
+  }
+
+  HWY_INLINE static VI64 fold(VI64 sum) {
+    const VI64 low = hn::And(sum, hn::Set(I64(), static_cast<std::int64_t>(kChecksumPrime)));
+    return hn::Add(low, hn::ShiftRight<kChecksumBits>(sum));
+  }
+
+  VI64 even, odd;
+};
+
+/// Products of the words of one group. Two take turns, so that none waits for another.
+class WordProducts {
+ public:
+  HWY_INLINE WordProducts() {}
+
+  /// `count` words, whose weights begin at number `first`.
+  HWY_INLINE void add(const std::byte* words, std::size_t count, std::size_t first) {
+    VectorProducts first_products = products_[0], second_products = products_[1];
+    std::size_t i = 0;
+    for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+      first_products.template add<2>(words + i * kWordBytes, first + i);
+      second_products.template add<2>(words + (i + 2 * kLanes) * kWordBytes,
+                                      first + i + 2 * kLanes);
+    }
+    for (; i + kLanes <= count; i += kLanes)
+      first_products.template add<1>(words + i * kWordBytes, first + i);
+    products_[0] = first_products;
+    products_[1] = second_products;
+    for (; i < count; ++i)
+      single_ = fold_checksum(single_ + std::int64_t{load_word(words, i)} *
+                                            kChecksumNumbers.weight[first + i]);
+  }
+
+  std::uint64_t value() const {
+    const VI64 first = hn::Add(products_[0].even, products_[0].odd);
+    const VI64 second = hn::Add(products_[1].even, products_[1].odd);
+    const VI64 mask = hn::Set(I64(), 0xffffffff);
+    const VI64 low = hn::Add(hn::And(first, mask), hn::And(second, mask));
+    const VI64 high = hn::Add(hn::ShiftRight<32>(first), hn::ShiftRight<32>(second));
+    return checksum_of_parts(single_ + sum_of_lanes(low), sum_of_lanes(high));
+  }
+
+ private:
+  static std::int64_t sum_of_lanes(VI64 vector) {
+    return hn::GetLane(hn::SumOfLanes(I64(), vector));
+  }
+
+  VectorProducts products_[2];
+  std::int64_t single_ = 0;  // of words outside of vectors
+};
+
+#endif
+
 /// The checksum of words that follow each other.
 class WordSum {
  public:
@@ -27,92 +131,32 @@ class WordSum {
   HWY_INLINE void add(const std::byte* words, std::size_t count) {
     while (HWY_UNLIKELY(word_ + count >= kChecksumGroup)) {
       const std::size_t rest = kChecksumGroup - word_;
-      add_in_group(words, rest);
+      products_.add(words, rest, word_);
       close_group();
-      words += rest * sizeof(std::int32_t);
+      words += rest * kWordBytes;
       count -= rest;
     }
-    add_in_group(words, count);
+    products_.add(words, count, word_);
     word_ += count;
   }
 
   /// Of all words so far.
   std::uint64_t value() const {
-    return add_checksums(groups_, multiply_checksums(power_, group_value()));
+    return add_checksums(groups_, multiply_checksums(power_, products_.value()));
   }
 
  private:
-  /// `count` words of the group, from word_ on.
-  HWY_INLINE void add_in_group(const std::byte* words, std::size_t count) {
-    const std::int32_t* weights = kChecksumNumbers.weight + word_;
-    std::size_t i = 0;
-#if !TERSOR_PORTABLE
-    for (; i + kStep <= count; i += kStep)
-      add_vectors(reinterpret_cast<const std::int32_t*>(words) + i, weights + i);
-#endif
-    for (; i < count; ++i) {
-      std::int32_t word;
-      std::memcpy(&word, words + i * sizeof word, sizeof word);
-      single_ = fold_checksum(single_ + std::int64_t{word} * weights[i]);
-    }
-  }
-
   HWY_NOINLINE void close_group() {
     groups_ = value();
     power_ = multiply_checksums(power_, kChecksumNumbers.power[0][1]);
     word_ = 0;
-    single_ = 0;
-#if !TERSOR_PORTABLE
-    even_ = odd_ = hn::Zero(I64());
-#endif
+    products_ = {};
   }
-
-#if TERSOR_PORTABLE
-
-  std::uint64_t group_value() const { return checksum_of(single_); }
-
-#else
-
-  using I64 = hn::Repartition<std::int64_t, I32>;
-  using U64 = hn::Repartition<std::uint64_t, I32>;
-  using VI64 = hn::Vec<I64>;
-  static constexpr std::size_t kStep = 2 * kLanes;  // words; two products a lane fit into 64 bits
-  static_assert(kStep / kLanes <= kChecksumProducts);
-
-  /// kStep words: those at even and those at odd places apart, as products of 32 bits want it.
-  HWY_INLINE void add_vectors(const std::int32_t* words, const std::int32_t* weights) {
-    for (std::size_t i = 0; i < kStep; i += kLanes) {
-      const VI32 vector = hn::LoadU(I32(), words + i);
-      const VI32 shifted = hn::BitCast(I32(), hn::ShiftRight<32>(hn::BitCast(U64(), vector)));
-      even_ = hn::Add(even_, hn::MulEven(vector, hn::LoadU(I32(), weights + i)));
-      odd_ = hn::Add(odd_, hn::MulEven(shifted, hn::LoadU(I32(), weights + i + 1)));
-    }
-    even_ = fold(even_);
-    odd_ = fold(odd_);
-  }
-
-  HWY_INLINE static VI64 fold(VI64 sum) {
-    const VI64 low = hn::And(sum, hn::Set(I64(), static_cast<std::int64_t>(kChecksumPrime)));
-    return hn::Add(low, hn::ShiftRight<kChecksumBits>(sum));
-  }
-
-  std::uint64_t group_value() const {
-    std::int64_t lanes[2 * hn::MaxLanes(I64())];
-    hn::StoreU(even_, I64(), lanes);
-    hn::StoreU(odd_, I64(), lanes + hn::MaxLanes(I64()));
-    std::uint64_t sum = checksum_of(single_);
-    for (const std::int64_t lane : lanes) sum = add_checksums(sum, checksum_of(lane));
-    return sum;
-  }
-
-  VI64 even_ = hn::Zero(I64());
-  VI64 odd_ = hn::Zero(I64());
-#endif
 
   std::size_t word_;          // the next one's place in its group
   std::uint64_t power_;       // of the group
   std::uint64_t groups_ = 0;  // of all groups before
-  std::int64_t single_ = 0;   // of the group's words outside of vectors
+  WordProducts products_;
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

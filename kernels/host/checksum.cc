@@ -4,6 +4,8 @@
 
 #include "kernels/host/targets.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/checksum.cc"
 #include <hwy/foreach_target.h>
@@ -27,7 +29,18 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-constinit const ChecksumNumbers kChecksumNumbers = make_checksum_numbers();
+namespace {
+
+constexpr NextWeights make_next_weights(const ChecksumNumbers& numbers) {
+  NextWeights next;
+  std::copy(numbers.weight + 1, numbers.weight + kChecksumGroup, next.weight);
+  return next;
+}
+
+}  // namespace
+
+constexpr ChecksumNumbers kChecksumNumbers = make_checksum_numbers();
+constexpr NextWeights kNextWeights = make_next_weights(kChecksumNumbers);
 
 HWY_EXPORT(checksum_on);
 

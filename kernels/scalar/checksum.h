@@ -55,13 +55,20 @@ TERSOR_BODY constexpr std::uint64_t checksum_remainder(std::uint64_t number) {
   return add_checksums(number & kChecksumPrime, number >> kChecksumBits);
 }
 
+/// The remainder of low + 2^32 · high, both in (-2^62, 2^62).
+TERSOR_BODY constexpr std::uint64_t checksum_of_parts(std::int64_t low, std::int64_t high) {
+  constexpr auto kPrime = static_cast<std::int64_t>(kChecksumPrime);
+  const auto sum = low + static_cast<__int128>(high) * (std::int64_t{1} << 32);
+  return checksum_of((static_cast<std::int64_t>(sum) & kPrime) +
+                     static_cast<std::int64_t>(sum >> kChecksumBits));
+}
+
 /// The weights of a group's words, and what the groups are multiplied with.
 struct ChecksumNumbers {
   static constexpr std::size_t kPowers = 128;  // of each step
   static constexpr std::size_t kSteps = 5;     // base^(i · 128^step): for frames of up to 128 TiB
-  static constexpr std::size_t kPadding = 16;  // words that vectors may read behind the weights
 
-  alignas(64) std::int32_t weight[kChecksumGroup + kPadding] = {};
+  alignas(64) std::int32_t weight[kChecksumGroup] = {};
   std::uint64_t power[kSteps][kPowers] = {};
 
   /// base^group
