@@ -33,14 +33,15 @@ inline void write_words(StateWords words, std::uint64_t overflows, StateWords* o
 /// Feedback of a slice; none where there are no states.
 template <typename Offset>
 kernels::Feedback feedback_of(std::span<const SegmentState> states, const SliceAt<Offset>& slice,
-                              const StateWords& words) {
+                              const StateWords& words, kernels::Store store) {
   if (states.empty()) return {};
   const SegmentState& state = states[slice.segment];
   return {.residual_in = state.residual_in.subspan(slice.first, slice.count).pointer(),
           .residual_out = state.residual_out.subspan(slice.first, slice.count).pointer(),
           .dtype = state.residual_in.dtype(),
           .gradient_factor = words.gradient_factor,
-          .residual_factor = words.residual_factor};
+          .residual_factor = words.residual_factor,
+          .store = store};
 }
 
 inline kernels::Noise noise_of(Rounding rounding, const RandomSource& random,

@@ -9,6 +9,7 @@
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/slices.h"
+#include "codecs/sums.h"
 #include "kernels/cast/kernels.h"
 
 #include <tersor/codecs/none.h>
@@ -34,7 +35,8 @@ class CastCodec final : public Codec {
     const std::size_t workspace =
         request.memory == Memory::kDevice
             ? kernels::device_frames_bytes(request.contributions)
-            : Views::workspace_bytes(request.contributions, request.threads);
+            : FrameSums::workspace_bytes(request.contributions) +
+                  Views::workspace_bytes(request.contributions, request.threads);
     return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments, wire),
             .workspace_bytes = workspace};
   }
@@ -55,15 +57,14 @@ class CastCodec final : public Codec {
         return kernels::cast_device_encode<Format>(call, device_frame(frame, header(call, dtype)));
     const Dtype wire = wire_dtype(dtype);
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), wire, 1.0f,
-                        store_for(frame.size() + bytes_of(call.gradients))};
+    PayloadWriter output(call, frame, bytes_of(call.gradients));
     std::atomic<std::uint64_t> overflows{0};
-    for_each_slice(call.segments, call.execution.threads, SegmentBytes{wire},
-                   [&](const Slice& slice) {
-                     pad(output, call.segments[slice.segment], slice);
-                     overflows += encode_slice(call, words, slice, output);
-                   });
-    seal_frame(header(call, dtype), frame, call.execution.threads);
+    for_each_piece_of(call, wire, output.sums_pieces(), [&](const Slice& piece) {
+      write_piece(call, wire, piece, output, [&](std::byte* values, kernels::StreamedWords* sum) {
+        overflows += encode_slice(call, words, piece, {values, output.store, sum});
+      });
+    });
+    seal_frame(header(call, dtype), frame, output.sum);
     write_words(words, overflows, call.words_out);
   }
 
@@ -74,14 +75,18 @@ class CastCodec final : public Codec {
         check_frame_bytes(header(call, dtype), call.frames);
         return kernels::cast_device_decode<Format>(call, header(call, dtype));
       }
-    check_frames(header(call, dtype), call.frames, call.execution.threads);
+    check_headers(header(call, dtype), call.frames);
+    FrameSums sums(call);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
-    for_each_slice(call.segments, call.execution.threads, SegmentBytes{wire_dtype(dtype)},
-                   [&](const Slice& slice) {
-                     Views views(call.frames.size(), call.execution.workspace, slice.task);
-                     view_slice(call, slice, dtype, views);
-                     decode_slice(call, slice, views.span(), store);
-                   });
+    const Dtype wire = wire_dtype(dtype);
+    for_each_piece_of(call, wire, sums.is_on(), [&](const Slice& piece) {
+      const Range range = range_of(call.segments[piece.segment], piece, wire);
+      sums.add(range.begin, range.end);
+      Views views(call.frames.size(), views_workspace(call), piece.task);
+      view_piece(call, range, views);
+      decode_slice(call, piece, views.span(), store);
+    });
+    sums.check([&] { poison(call.outputs); });
   }
 
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
@@ -91,18 +96,21 @@ class CastCodec final : public Codec {
         check_frame_bytes(expected, call.frames);
         return kernels::cast_device_reduce<Format>(call, device_frame(frame, expected), expected);
       }
-    check_frames(header(call, call.dtype), call.frames, call.execution.threads);
+    check_headers(header(call, call.dtype), call.frames);
+    FrameSums sums(call);
     const Dtype wire = wire_dtype(call.dtype);
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), wire, 1.0f,
-                        store_for(frame.size() + bytes_of(call.frames))};
+    PayloadWriter output(call, frame, bytes_of(call.frames));
     std::atomic<std::uint64_t> overflows{0};
-    for_each_slice(call.segments, call.execution.threads, SegmentBytes{wire},
-                   [&](const Slice& slice) {
-                     pad(output, call.segments[slice.segment], slice);
-                     overflows += reduce_slice(call, words, slice, output);
-                   });
-    seal_frame(header(call, call.dtype), frame, call.execution.threads);
+    for_each_piece_of(call, wire, sums.is_on(), [&](const Slice& piece) {
+      const Range range = range_of(call.segments[piece.segment], piece, wire);
+      sums.add(range.begin, range.end);
+      write_piece(call, wire, piece, output, [&](std::byte* values, kernels::StreamedWords* sum) {
+        overflows += reduce_piece(call, words, piece, range, {values, output.store, sum});
+      });
+    });
+    sums.check([&] { poison(call.states); });
+    seal_frame(header(call, call.dtype), frame, output.sum);
     write_words(words, overflows, call.words_out);
   }
 
@@ -115,13 +123,11 @@ class CastCodec final : public Codec {
       if (memory_of(call) == Memory::kDevice)
         return kernels::cast_device_encode_native<Format>(call, factor, values);
     const StateWords words = words_of(call);
-    const Output output{{values.pointer(), values.bytes()},
-                        wire,
-                        factor,
-                        store_for(values.bytes() + bytes_of(call.gradients))};
+    const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
     std::atomic<std::uint64_t> overflows{0};
     for_each_slice(call.segments, call.execution.threads, BareBytes{wire}, [&](const Slice& slice) {
-      overflows += encode_slice(call, words, slice, output);
+      std::byte* bare = values.pointer() + slice.offset + first_byte(slice, wire);
+      overflows += encode_slice(call, words, slice, {bare, store, nullptr, factor});
     });
     write_words(words, overflows, call.words_out);
   }
@@ -142,11 +148,17 @@ class CastCodec final : public Codec {
  private:
   using Views = ViewList<const void*>;
 
-  struct Output {
-    ByteSpan payload;
-    Dtype wire;
-    float factor;
-    kernels::Store store;
+  /// Where a slice's values are written, and how.
+  struct Target {
+    std::byte* values;
+    kernels::Store store;  // the residual's too
+    kernels::StreamedWords* words = nullptr;
+    float factor = 1.0f;
+  };
+
+  /// Where a slice lies in a payload, in bytes; a segment's last with the padding behind it.
+  struct Range {
+    std::size_t begin, end;
   };
 
   struct SegmentBytes {
@@ -189,39 +201,58 @@ class CastCodec final : public Codec {
                             " has no native exchange: bare values carry no feedback");
   }
 
-  static void pad(const Output& output, const Segment& segment, const Slice& slice) {
-    if (!slice.is_last) return;
-    const ValuesLayout layout{segment.count, output.wire};
-    pad_section(output.payload, slice.offset + layout.values_bytes(),
-                slice.offset + layout.bytes());
+  static Range range_of(const Segment& segment, const Slice& slice, Dtype wire) {
+    const std::size_t begin = slice.offset + first_byte(slice, wire);
+    return {begin, slice.is_last ? slice.offset + SegmentBytes{wire}(segment)
+                                 : begin + slice.count * dtype_bytes(wire)};
   }
 
-  std::size_t encode_slice(const EncodeCall& call, const StateWords& words, const Slice& slice,
-                           const Output& output) const {
-    std::byte* values = output.payload.data() + slice.offset + first_byte(slice, output.wire);
+  template <typename Call, typename Visitor>
+  static void for_each_piece_of(const Call& call, Dtype wire, bool cut, const Visitor& visit) {
+    const std::size_t count = kPieceBytes / dtype_bytes(wire);
+    for_each_slice(
+        call.segments, call.execution.threads, SegmentBytes{wire},
+        [&](const Slice& slice) { for_each_piece(slice, cut ? count : slice.count, visit); });
+  }
+
+  template <typename Call, typename Write>
+  static void write_piece(const Call& call, Dtype wire, const Slice& piece, PayloadWriter& output,
+                          const Write& write) {
+    const Range range = range_of(call.segments[piece.segment], piece, wire);
+    output.write(range.begin, range.end, piece.count * dtype_bytes(wire), write);
+  }
+
+  static std::size_t encode_slice(const EncodeCall& call, const StateWords& words,
+                                  const Slice& slice, const Target& target) {
     const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
-    const kernels::Feedback feedback = feedback_of(call.states, slice, words);
+    const kernels::Feedback feedback = feedback_of(call.states, slice, words, target.store);
     if (!is_active(call.segments[slice.segment])) {
-      std::memset(values, 0, slice.count * dtype_bytes(output.wire));
+      std::memset(target.values, 0, slice.count * dtype_bytes(wire_dtype(gradient.dtype())));
       keep_residual(feedback, slice.count);
       return 0;
     }
-    const bool in_place = gradient.pointer() == values && output.factor == 1;
+    const bool in_place = gradient.pointer() == target.values && target.factor == 1;
     if (Format::kLossless && in_place) return 0;  // bare values in the gradient's own memory
     return kernels::cast_encode<Format>({.gradient = gradient.pointer(),
                                          .dtype = gradient.dtype(),
                                          .count = slice.count,
                                          .feedback = feedback,
-                                         .values = values,
-                                         .factor = output.factor,
-                                         .store = output.store});
+                                         .values = target.values,
+                                         .factor = target.factor,
+                                         .store = target.store,
+                                         .words = target.words});
+  }
+
+  /// Behind that of the sums.
+  template <typename Call>
+  static ByteSpan views_workspace(const Call& call) {
+    return call.execution.workspace.subspan(FrameSums::workspace_bytes(call.frames.size()));
   }
 
   template <typename Call>
-  static void view_slice(const Call& call, const Slice& slice, Dtype dtype, Views& views) {
-    const std::size_t offset = slice.offset + first_byte(slice, wire_dtype(dtype));
+  static void view_piece(const Call& call, const Range& range, Views& views) {
     for (std::size_t i = 0; i < call.frames.size(); ++i)
-      views[i] = payload_of(call.frames[i]).data() + offset;
+      views[i] = payload_of(call.frames[i]).data() + range.begin;
   }
 
   static void decode_slice(const DecodeCall& call, const Slice& slice,
@@ -236,17 +267,18 @@ class CastCodec final : public Codec {
                                   .store = store});
   }
 
-  static std::size_t reduce_slice(const ReduceCall& call, const StateWords& words,
-                                  const Slice& slice, const Output& output) {
-    Views views(call.frames.size(), call.execution.workspace, slice.task);
-    view_slice(call, slice, call.dtype, views);
+  static std::size_t reduce_piece(const ReduceCall& call, const StateWords& words,
+                                  const Slice& piece, const Range& range, const Target& target) {
+    Views views(call.frames.size(), views_workspace(call), piece.task);
+    view_piece(call, range, views);
     return kernels::cast_reduce<Format>(
         {.payloads = views.span(),
          .dtype = call.dtype,
-         .count = slice.count,
-         .feedback = feedback_of(call.states, slice, words),
-         .values = output.payload.data() + slice.offset + first_byte(slice, output.wire),
-         .store = output.store});
+         .count = piece.count,
+         .feedback = feedback_of(call.states, piece, words, target.store),
+         .values = target.values,
+         .store = target.store,
+         .words = target.words});
   }
 };
 

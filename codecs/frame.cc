@@ -10,7 +10,6 @@
 #include <tersor/error.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cstring>
 #include <string>
@@ -22,36 +21,22 @@ namespace {
 constexpr std::size_t kChecksumPiece = std::size_t{1} << 18;
 constexpr std::size_t kWord = sizeof(std::uint32_t);
 
-void add_checksum(std::atomic<std::uint64_t>& sum, std::uint64_t part) {
-  std::uint64_t old = sum.load(std::memory_order_relaxed);
-  while (!sum.compare_exchange_weak(old, kernels::add_checksums(old, part),
-                                    std::memory_order_relaxed)) {
-  }
-}
-
-std::uint64_t payload_checksum(ConstByteSpan payload, Threads* threads) {
+void sum_payload(ConstByteSpan payload, Threads* threads, PayloadSum& sum) {
   const std::size_t pieces = ceil_div(payload.size(), kChecksumPiece);
-  std::atomic<std::uint64_t> sum{0};
   const auto add_piece = [&](std::size_t piece) {
     const std::size_t first = piece * kChecksumPiece;
-    const std::size_t bytes = std::min(kChecksumPiece, payload.size() - first);
-    const std::size_t first_word = (sizeof(FrameHeader) + first) / kWord;
-    add_checksum(sum, kernels::checksum(payload.data() + first, bytes / kWord, first_word));
+    sum.add(payload.data() + first, first, std::min(kChecksumPiece, payload.size() - first));
   };
   if (threads != nullptr && pieces > 1) {
     threads->run(pieces, add_piece);
   } else {
     for (std::size_t piece = 0; piece < pieces; ++piece) add_piece(piece);
   }
-  return sum;
 }
 
-std::uint64_t frame_checksum(FrameHeader header, ConstByteSpan payload, Threads* threads) {
+std::uint64_t checksum_of(FrameHeader header, const PayloadSum& sum) {
   header.checksum = 0;
-  std::array<std::byte, sizeof header> bytes;
-  std::memcpy(bytes.data(), &header, sizeof header);
-  return kernels::add_checksums(kernels::checksum(bytes.data(), bytes.size() / kWord, 0),
-                                payload_checksum(payload, threads));
+  return kernels::add_checksums(kernels::checksum(&header, sizeof header / kWord, 0), sum.value());
 }
 
 std::string hexadecimal(std::uint64_t value) {
@@ -123,14 +108,6 @@ void expect_payload(std::size_t found, std::size_t expected) {
                     "header, expected " + std::to_string(expected));
 }
 
-void check_checksum(const FrameHeader& found, ConstByteSpan payload, Threads* threads) {
-  expect_payload(payload.size(), found.payload_bytes);
-  const bool has_checksum = (found.flags & kFrameHasChecksum) != 0;
-  expect_bits(
-      "checksum", found.checksum,
-      has_checksum ? frame_checksum(found, payload.first(found.payload_bytes), threads) : 0);
-}
-
 [[noreturn]] void throw_fault(const FrameFault& fault) {
   if (fault.kind == FrameFault::kHeader) {
     check_header(read_frame_header(std::as_bytes(std::span(&fault.found, 1))), fault.expected);
@@ -173,11 +150,27 @@ FrameHeader frame_header(const FrameContent& content, const PayloadFormat& paylo
   return header;
 }
 
-void seal_frame(FrameHeader header, ByteSpan frame, Threads* threads) {
-  if ((header.flags & kFrameHasChecksum) != 0)
-    header.checksum =
-        frame_checksum(header, payload_of(frame).first(header.payload_bytes), threads);
+void PayloadSum::add(const std::byte* bytes, std::size_t begin, std::size_t count) {
+  add(kernels::checksum(bytes, count / kWord, (sizeof(FrameHeader) + begin) / kWord));
+}
+
+void PayloadSum::add(std::uint64_t part) {
+  std::uint64_t old = value();
+  while (!sum_.compare_exchange_weak(old, kernels::add_checksums(old, part),
+                                     std::memory_order_relaxed)) {
+  }
+}
+
+void seal_frame(FrameHeader header, ByteSpan frame, const PayloadSum& sum) {
+  if (has_checksum(header)) header.checksum = checksum_of(header, sum);
   std::memcpy(frame.data(), &header, sizeof header);
+}
+
+void seal_frame(const FrameHeader& header, ByteSpan frame, Threads* threads) {
+  PayloadSum sum;
+  if (has_checksum(header))
+    sum_payload(payload_of(frame).first(header.payload_bytes), threads, sum);
+  seal_frame(header, frame, sum);
 }
 
 std::uint32_t carried_step(const FrameHeader& header) {
@@ -198,8 +191,8 @@ void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpa
     });
 }
 
-void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
-                  Threads* threads, Carried carried) {
+void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
+                   Carried carried) {
   std::uint32_t first_step = 0;
   for (std::size_t i = 0; i < frames.size(); ++i)
     name_frame(i, frames.size(), [&] {
@@ -208,7 +201,28 @@ void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> fr
       if (i == 0) first_step = carried_step(found);
       if (carried == Carried::kStep && carried_step(found) != first_step)
         throw_other_step(carried_step(found), first_step);
-      check_checksum(found, payload_of(frames[i]), threads);
+      expect_payload(payload_of(frames[i]).size(), found.payload_bytes);
+      if (!has_checksum(found)) expect_bits("checksum", found.checksum, 0);
+    });
+}
+
+void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums) {
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    name_frame(i, frames.size(), [&] {
+      const FrameHeader found = read_frame_header(frames[i]);
+      expect_bits("checksum", found.checksum, checksum_of(found, sums[i]));
+    });
+}
+
+void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
+                  Threads* threads, Carried carried) {
+  check_headers(expected, frames, carried);
+  if (!has_checksum(expected)) return;
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    name_frame(i, frames.size(), [&] {
+      PayloadSum sum;
+      sum_payload(payload_of(frames[i]).first(expected.payload_bytes), threads, sum);
+      check_checksums(frames.subspan(i, 1), {&sum, 1});
     });
 }
 

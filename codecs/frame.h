@@ -7,6 +7,7 @@
 #include <tersor/wire.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -43,14 +44,39 @@ FrameHeader frame_header(const FrameContent& content, const PayloadFormat& paylo
 inline ByteSpan payload_of(ByteSpan frame) { return frame.subspan(sizeof(FrameHeader)); }
 inline ConstByteSpan payload_of(ConstByteSpan frame) { return frame.subspan(sizeof(FrameHeader)); }
 
-/// Writes the header in front of a payload that is there, with its checksum where it has one.
-void seal_frame(FrameHeader header, ByteSpan frame, Threads* threads);
+inline bool has_checksum(const FrameHeader& header) {
+  return (header.flags & kFrameHasChecksum) != 0;
+}
 
-/// Throws WireError that names field, value and what was expected, where a frame is too short, has
-/// another header than `expected`, carries something else than the first one, or has another
-/// checksum than its own. Of several frames the message says which one it was.
+/// A payload's part of a checksum, which any thread may add to.
+class PayloadSum {
+ public:
+  /// The words in `count` bytes, which are those of the payload from byte `begin` on.
+  void add(const std::byte* bytes, std::size_t begin, std::size_t count);
+  void add(std::uint64_t part);
+
+  std::uint64_t value() const { return sum_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> sum_{0};
+};
+
+/// Writes the header in front of a payload that is there, with its checksum where it has one: of a
+/// payload whose sum is known, or is still to be made.
+void seal_frame(FrameHeader header, ByteSpan frame, const PayloadSum& sum);
+void seal_frame(const FrameHeader& header, ByteSpan frame, Threads* threads);
+
+/// Throws WireError that names field, value, what was expected and, of several, the frame, where
+/// one is too short, has another header than `expected`, carries something else than the first, or
+/// has another checksum than its own.
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                   Threads* threads, Carried carried = Carried::kNothing);
+
+/// The same but for the checksums of frames that have one.
+void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
+                   Carried carried = Carried::kNothing);
+/// The checksums, once the payloads are summed.
+void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums);
 
 /// Writes zeros to the bytes [begin, end) of a payload: the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);

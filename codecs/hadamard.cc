@@ -7,6 +7,7 @@
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/slices.h"
+#include "codecs/sums.h"
 #include "kernels/hadamard/cpu.h"
 #include "kernels/hadamard/device.h"
 
@@ -34,7 +35,8 @@ class HadamardCodec final : public Codec {
     const std::size_t workspace =
         request.memory == Memory::kDevice
             ? kernels::device_frames_bytes(request.contributions)
-            : Views::workspace_bytes(request.contributions, request.threads);
+            : FrameSums::workspace_bytes(request.contributions) +
+                  Views::workspace_bytes(request.contributions, request.threads);
     return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
             .workspace_bytes = workspace};
   }
@@ -49,13 +51,13 @@ class HadamardCodec final : public Codec {
       if (memory_of(call) == Memory::kDevice)
         return kernels::hadamard_device_encode(call, bits_, device_frame(frame, head));
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.gradients))};
+    PayloadWriter output(call, frame, bytes_of(call.gradients));
     std::atomic<std::uint64_t> overflows{0};
-    for_each_slice(
-        call.segments, call.execution.threads, SegmentBytes{bits_},
-        [&](const Slice& slice) { overflows += encode_slice(call, words, slice, output); });
+    for_each_piece_of(call, output.has_checksum, [&](const Slice& piece) {
+      overflows += encode_piece(call, words, piece, output);
+    });
     carry_step(head, words.step);
-    seal_frame(head, frame, call.execution.threads);
+    seal_frame(head, frame, output.sum);
     write_words(words, overflows, call.words_out);
   }
 
@@ -68,8 +70,12 @@ class HadamardCodec final : public Codec {
       }
     const std::uint32_t step = checked_step(expected, call);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
-    for_each_slice(call.segments, call.execution.threads, SegmentBytes{bits_},
-                   [&](const Slice& slice) { decode_slice(call, step, slice, store); });
+    FrameSums sums(call);
+    for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
+      add_to_sums(call, piece, sums);
+      decode_piece(call, step, piece, store);
+    });
+    sums.check([&] { poison(call.outputs); });
   }
 
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
@@ -81,21 +87,20 @@ class HadamardCodec final : public Codec {
       }
     carry_step(head, checked_step(head, call));
     const StateWords words = words_of(call);
-    const Output output{payload_of(frame), store_for(frame.size() + bytes_of(call.frames))};
+    FrameSums sums(call);
+    PayloadWriter output(call, frame, bytes_of(call.frames));
     std::atomic<std::uint64_t> overflows{0};
-    for_each_slice(call.segments, call.execution.threads, SegmentBytes{bits_},
-                   [&](const Slice& slice) {
-                     overflows += reduce_slice(call, words, carried_step(head), slice, output);
-                   });
-    seal_frame(head, frame, call.execution.threads);
+    for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
+      add_to_sums(call, piece, sums);
+      overflows += reduce_piece(call, words, carried_step(head), piece, output);
+    });
+    sums.check([&] { poison(call.states); });
+    seal_frame(head, frame, output.sum);
     write_words(words, overflows, call.words_out);
   }
 
  private:
-  struct Output {
-    ByteSpan payload;
-    kernels::Store store;
-  };
+  static constexpr std::size_t kPieceCount = kPieceBytes;  // values: half as many bytes, or less
 
   struct SegmentBytes {
     unsigned bits;
@@ -104,20 +109,34 @@ class HadamardCodec final : public Codec {
     }
   };
 
-  /// Where a slice's scales and planes lie in a payload.
-  template <typename Byte>
-  struct Sections {
-    Byte* scales;
-    Byte* planes;
+  /// Where a slice's sections lie in a payload, in bytes, with the padding behind a segment's
+  /// scales. Planes have none.
+  struct Range {
+    std::size_t scales, scales_end, planes, planes_end;
   };
 
-  template <typename Byte>
-  Sections<Byte> sections_of(std::span<Byte> payload, const Segment& segment,
-                             const Slice& slice) const {
-    const HadamardLayout before{slice.first, bits_};
-    Byte* start = payload.data() + slice.offset;
-    return {start + before.scales_bytes(),
-            start + HadamardLayout{segment.count, bits_}.planes_offset() + before.planes_bytes()};
+  Range range_of(const Segment& segment, const Slice& slice) const {
+    const HadamardLayout layout{segment.count, bits_}, before{slice.first, bits_};
+    const HadamardLayout here{slice.count, bits_};
+    const std::size_t scales = slice.offset + before.scales_bytes();
+    const std::size_t planes = slice.offset + layout.planes_offset();
+    const std::size_t first_plane = planes + before.planes_bytes();
+    return {scales, slice.is_last ? planes : scales + here.scales_bytes(), first_plane,
+            first_plane + here.planes_bytes()};
+  }
+
+  template <typename Call>
+  void add_to_sums(const Call& call, const Slice& slice, FrameSums& sums) const {
+    const Range range = range_of(call.segments[slice.segment], slice);
+    sums.add(range.scales, range.scales_end);
+    sums.add(range.planes, range.planes_end);
+  }
+
+  template <typename Call, typename Visitor>
+  void for_each_piece_of(const Call& call, bool cut, const Visitor& visit) const {
+    for_each_slice(
+        call.segments, call.execution.threads, SegmentBytes{bits_},
+        [&](const Slice& slice) { for_each_piece(slice, cut ? kPieceCount : slice.count, visit); });
   }
 
   std::size_t payload_bytes(std::span<const Segment> segments) const {
@@ -137,7 +156,7 @@ class HadamardCodec final : public Codec {
   /// The step of a call's frames, which are what the call says.
   template <typename Call>
   static std::uint32_t checked_step(const FrameHeader& expected, const Call& call) {
-    check_frames(expected, call.frames, call.execution.threads, Carried::kStep);
+    check_headers(expected, call.frames, Carried::kStep);
     return carried_step(read_frame_header(call.frames.front()));
   }
 
@@ -145,55 +164,66 @@ class HadamardCodec final : public Codec {
     return {step, segment.parameter, segment.first_index + slice.first};
   }
 
-  /// Where a slice is written, its padding included.
-  kernels::HadamardOutput output_of(const Output& output, const Segment& segment,
-                                    const Slice& slice) const {
-    const auto sections = sections_of(output.payload, segment, slice);
-    const HadamardLayout layout{segment.count, bits_};
-    if (slice.is_last)
-      pad_section(output.payload, slice.offset + layout.scales_bytes(),
-                  slice.offset + layout.planes_offset());
-    return {bits_, reinterpret_cast<std::uint16_t*>(sections.scales), sections.planes,
-            output.store};
+  /// Has write(output) write the sections of a piece; sums them and the padding.
+  template <typename Write>
+  void write_piece(const Segment& segment, const Slice& piece, PayloadWriter& output,
+                   const Write& write) const {
+    const Range range = range_of(segment, piece);
+    std::byte* scales = output.payload.data() + range.scales;
+    write(kernels::HadamardOutput{bits_, reinterpret_cast<std::uint16_t*>(scales),
+                                  output.payload.data() + range.planes});
+    pad_section(output.payload, range.scales + HadamardLayout{piece.count, bits_}.scales_bytes(),
+                range.scales_end);
+    output.add(range.scales, range.scales_end);
+    output.add(range.planes, range.planes_end);
   }
 
-  std::size_t encode_slice(const EncodeCall& call, const StateWords& words, const Slice& slice,
-                           const Output& output) const {
-    const Segment& segment = call.segments[slice.segment];
-    const kernels::HadamardOutput target = output_of(output, segment, slice);
-    const kernels::Feedback feedback = feedback_of(call.states, slice, words);
-    if (!is_active(segment)) {
-      const HadamardLayout layout{slice.count, bits_};
-      std::memset(target.scales, 0, layout.scales_bytes());
-      std::memset(target.planes, 0, layout.planes_bytes());
-      keep_residual(feedback, slice.count);
-      return 0;
-    }
-    const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
-    return kernels::hadamard_encode({.gradient = gradient.pointer(),
-                                     .dtype = gradient.dtype(),
-                                     .count = slice.count,
-                                     .feedback = feedback,
-                                     .signs = signs_of(segment, slice, words.step),
-                                     .output = target});
+  std::size_t encode_piece(const EncodeCall& call, const StateWords& words, const Slice& piece,
+                           PayloadWriter& output) const {
+    const Segment& segment = call.segments[piece.segment];
+    const kernels::Feedback feedback = feedback_of(call.states, piece, words, output.store);
+    const ConstValueSpan gradient = call.gradients[piece.segment].subspan(piece.first, piece.count);
+    std::size_t overflows = 0;
+    write_piece(segment, piece, output, [&](const kernels::HadamardOutput& target) {
+      if (!is_active(segment)) {
+        const HadamardLayout layout{piece.count, bits_};
+        std::memset(target.scales, 0, layout.scales_bytes());
+        std::memset(target.planes, 0, layout.planes_bytes());
+        return keep_residual(feedback, piece.count);
+      }
+      overflows = kernels::hadamard_encode({.gradient = gradient.pointer(),
+                                            .dtype = gradient.dtype(),
+                                            .count = piece.count,
+                                            .feedback = feedback,
+                                            .signs = signs_of(segment, piece, words.step),
+                                            .output = target});
+    });
+    return overflows;
+  }
+
+  /// Behind that of the sums.
+  template <typename Call>
+  static ByteSpan views_workspace(const Call& call) {
+    return call.execution.workspace.subspan(FrameSums::workspace_bytes(call.frames.size()));
   }
 
   template <typename Call>
-  void view_slice(const Call& call, const Slice& slice, Views& views) const {
+  void view_piece(const Call& call, const Slice& piece, Views& views) const {
+    const Range range = range_of(call.segments[piece.segment], piece);
     for (std::size_t i = 0; i < call.frames.size(); ++i) {
-      const auto sections =
-          sections_of(payload_of(call.frames[i]), call.segments[slice.segment], slice);
-      views[i] = {reinterpret_cast<const std::uint16_t*>(sections.scales), sections.planes};
+      const std::byte* payload = payload_of(call.frames[i]).data();
+      views[i] = {reinterpret_cast<const std::uint16_t*>(payload + range.scales),
+                  payload + range.planes};
     }
   }
 
-  void decode_slice(const DecodeCall& call, std::uint32_t step, const Slice& slice,
+  void decode_piece(const DecodeCall& call, std::uint32_t step, const Slice& piece,
                     kernels::Store store) const {
-    Views views(call.frames.size(), call.execution.workspace, slice.task);
-    view_slice(call, slice, views);
-    const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
-    const kernels::Signs signs = signs_of(call.segments[slice.segment], slice, step);
-    kernels::hadamard_decode({.input = {bits_, views.span(), slice.count, signs},
+    Views views(call.frames.size(), views_workspace(call), piece.task);
+    view_piece(call, piece, views);
+    const ValueSpan output = call.outputs[piece.segment].subspan(piece.first, piece.count);
+    const kernels::Signs signs = signs_of(call.segments[piece.segment], piece, step);
+    kernels::hadamard_decode({.input = {bits_, views.span(), piece.count, signs},
                               .factor = call.factor,
                               .mode = call.mode,
                               .output = output.pointer(),
@@ -201,15 +231,19 @@ class HadamardCodec final : public Codec {
                               .store = store});
   }
 
-  std::size_t reduce_slice(const ReduceCall& call, const StateWords& words, std::uint32_t step,
-                           const Slice& slice, const Output& output) const {
-    Views views(call.frames.size(), call.execution.workspace, slice.task);
-    view_slice(call, slice, views);
-    const Segment& segment = call.segments[slice.segment];
-    return kernels::hadamard_reduce(
-        {.input = {bits_, views.span(), slice.count, signs_of(segment, slice, step)},
-         .feedback = feedback_of(call.states, slice, words),
-         .output = output_of(output, segment, slice)});
+  std::size_t reduce_piece(const ReduceCall& call, const StateWords& words, std::uint32_t step,
+                           const Slice& piece, PayloadWriter& output) const {
+    Views views(call.frames.size(), views_workspace(call), piece.task);
+    view_piece(call, piece, views);
+    const Segment& segment = call.segments[piece.segment];
+    std::size_t overflows = 0;
+    write_piece(segment, piece, output, [&](const kernels::HadamardOutput& target) {
+      overflows = kernels::hadamard_reduce(
+          {.input = {bits_, views.span(), piece.count, signs_of(segment, piece, step)},
+           .feedback = feedback_of(call.states, piece, words, output.store),
+           .output = target});
+    });
+    return overflows;
   }
 
   unsigned bits_;

@@ -121,12 +121,13 @@ class IntsumCodec final : public Codec {
   }
 
   static kernels::IntsumSent sent_of(const EncodeCall& call, const StateWords& words, float factor,
-                                     const IntsumSlice& slice) {
+                                     const IntsumSlice& slice,
+                                     kernels::Store store = kernels::Store::kCached) {
     const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
     return {.gradient = gradient.pointer(),
             .dtype = gradient.dtype(),
             .count = slice.count,
-            .feedback = feedback_of(call.states, slice, words),
+            .feedback = feedback_of(call.states, slice, words, store),
             .factor = factor};
   }
 
@@ -142,7 +143,8 @@ class IntsumCodec final : public Codec {
   void write_codes(const EncodeCall& call, const StateWords& words, float factor,
                    const IntsumSlice& slice, ValueSpan values) const {
     const Segment& segment = call.segments[slice.segment];
-    const kernels::IntsumSent sent = sent_of(call, words, factor, slice);
+    const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
+    const kernels::IntsumSent sent = sent_of(call, words, factor, slice, store);
     std::byte* codes = values.pointer() + codes_offset(slice);
     if (!is_active(segment)) {
       std::memset(codes, 0, place_of(slice.count).codes * dtype_bytes(values.dtype()));
@@ -154,7 +156,7 @@ class IntsumCodec final : public Codec {
          .scales = scales_of(call.execution) + begin_of(slice).maxima,
          .codes = codes,
          .lanes = options_.lanes,
-         .store = store_for(values.bytes() + bytes_of(call.gradients))});
+         .store = store});
   }
 
   void decode_slice(const DecodeCall& call, const IntsumSlice& slice, ConstValueSpan values,

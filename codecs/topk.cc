@@ -158,7 +158,8 @@ class TopkCodec final : public Codec {
     const Segment& segment = call.segments[index];
     const TopkLayout layout = layout_of(segment);
     const kernels::Feedback feedback =
-        feedback_of(call.states, Slice{.segment = index, .count = segment.count}, words);
+        feedback_of(call.states, Slice{.segment = index, .count = segment.count}, words,
+                    kernels::Store::kCached);
     if (!is_active(segment)) {
       pad_section(payload, 0, payload.size());
       return keep_residual(feedback, segment.count);

@@ -11,6 +11,11 @@ constexpr std::size_t align_up(std::size_t value, std::size_t step) {
   return (value + step - 1) / step * step;
 }
 
+/// The largest multiple of `step` that is not above `value`. `step` is at least 1.
+constexpr std::size_t align_down(std::size_t value, std::size_t step) {
+  return value / step * step;
+}
+
 /// How many pieces of `step` cover `value`.
 constexpr std::size_t ceil_div(std::size_t value, std::size_t step) {
   return value / step + (value % step != 0);

@@ -201,13 +201,16 @@ class Codec {
   /// its header.
   void encode(const EncodeCall& call, ByteSpan frame) const;
 
-  /// Reads frames, at least one, each 16-byte aligned. Throws WireError, with nothing written,
-  /// where a frame is not what the call says; whatever a frame holds, nothing outside of the spans
-  /// is read or written. On a device nobody waits for what a frame holds: the outputs are NaN then,
-  /// and `execution.fault` says why.
+  /// Reads frames, at least one, each 16-byte aligned. Throws WireError where a frame is not what
+  /// the call says, with nothing written, or where only its checksum is wrong, which is known when
+  /// all has been read: the outputs are NaN then. Whatever a frame holds, nothing outside of the
+  /// spans is read or written. On a device nobody waits for what a frame holds: the outputs are NaN
+  /// in both cases, and `execution.fault` says why.
   void decode(const DecodeCall& call) const;
 
   /// Adds frames in their order and encodes the sum. Only for codecs whose plan allows kTwoShot.
+  /// Refuses frames as `decode` does; where a checksum is wrong, new residuals are NaN and what was
+  /// written of `frame` is none.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
   /// Writes the bare values of a native round (Round::native_count of Round::native_dtype), each

@@ -23,6 +23,7 @@ struct CastEncode {
   void* values;      // `count` values of the wire's type
   float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
   Store store = Store::kCached;
+  StreamedWords* words = nullptr;  // of the values; null: no sum
 };
 
 /// The sum of the payloads, times `factor`, in order, in f32 and rounded once: the first is
@@ -45,6 +46,7 @@ struct CastReduce {
   Feedback feedback;
   void* values;
   Store store = Store::kCached;
+  StreamedWords* words = nullptr;  // of the values; null: no sum
 };
 
 /// The loops of a format for one instruction set.

@@ -38,9 +38,8 @@ class CastWriter {
   template <class Arguments>  // CastEncode or CastReduce
   explicit CastWriter(const Arguments& arguments)
       : residuals_(arguments.feedback.residual_in, arguments.count),
-        wire_(arguments.values, arguments.store),
-        residual_(arguments.feedback.residual_out,
-                  residual_store(arguments.feedback, arguments.store)) {}
+        wire_(arguments.values, arguments.store, arguments.words),
+        residual_(arguments.feedback.residual_out, residual_store(arguments.feedback)) {}
 
   /// The `count` values at `first`; value(index, residual) is p.
   template <class Value>
@@ -66,7 +65,7 @@ class CastWriter {
 
  private:
   Input<E, kTile> residuals_;
-  Output<Wire, kTile> wire_;
+  Output<Wire, kTile, StreamSum> wire_;
   Output<E, kTile> residual_;
   std::size_t overflows_ = 0;
 };
@@ -153,7 +152,7 @@ void copy_range(const CastEncode& arguments) {
     return;
   }
   Input<T, kTile> gradients(arguments.gradient, arguments.count);
-  Output<T, kTile> values(arguments.values, arguments.store);
+  Output<T, kTile, StreamSum> values(arguments.values, arguments.store, arguments.words);
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
     const std::size_t count = std::min(kTile, arguments.count - first);
     std::copy_n(gradients.tile(first), kTile, values.tile(count));

@@ -99,7 +99,7 @@ class BlockWriter {
         planes_(reinterpret_cast<std::uint8_t*>(output.planes)),
         residuals_(feedback.residual_in, count),
         residual_in_(pointer_of<const E>(feedback.residual_in)),
-        left_(feedback.residual_out, residual_store(feedback, output.store)) {}
+        left_(feedback.residual_out, residual_store(feedback)) {}
 
   std::size_t end_of_batch(std::size_t first) const {
     return std::min(first + kBatchValues, count_);

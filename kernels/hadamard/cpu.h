@@ -20,7 +20,6 @@ struct HadamardOutput {
   unsigned bits;  // of a code
   std::uint16_t* scales;
   std::byte* planes;
-  Store store = Store::kCached;
 };
 
 struct HadamardEncode {

@@ -21,6 +21,7 @@ struct Feedback {
   Dtype dtype = Dtype::kF32;     // f32 or bf16
   float gradient_factor = 1;     // a reduction ignores it
   float residual_factor = 1;
+  Store store = Store::kCached;  // of residual_out, where it is another span
 };
 
 /// How to round, and for stochastic rounding which random bytes to use (kernels/scalar/philox.h).
@@ -30,6 +31,12 @@ struct Noise {
   std::uint32_t step = 0;
   std::uint32_t parameter = 0;
   std::uint64_t first_index = 0;  // where the range begins in its parameter
+};
+
+/// The sum of the words that a kernel streams to a frame, which nobody could read back soon.
+struct StreamedWords {
+  std::uint64_t first = 0;  // where they begin in the frame, in words
+  std::uint64_t sum = 0;    // their part of the checksum; the kernel's answer
 };
 
 }  // namespace tersor::kernels

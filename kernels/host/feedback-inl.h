@@ -27,8 +27,8 @@ decltype(auto) visit_residual(const Feedback& feedback, Visitor&& visitor) {
 }
 
 /// How the residual is to be stored: in place it lies in the cache already.
-inline Store residual_store(const Feedback& feedback, Store store) {
-  return feedback.residual_in == feedback.residual_out ? Store::kCached : store;
+inline Store residual_store(const Feedback& feedback) {
+  return feedback.residual_in == feedback.residual_out ? Store::kCached : feedback.store;
 }
 
 /// The two factors, in every lane.

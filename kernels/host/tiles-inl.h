@@ -8,6 +8,7 @@
 #endif
 
 #include "kernels/host/arguments.h"
+#include "kernels/host/checksum-inl.h"
 #include "kernels/host/simd-inl.h"
 
 #include <hwy/cache_control.h>
@@ -72,14 +73,41 @@ HWY_INLINE void stream_lines(const std::byte* from, std::byte* to, std::size_t l
 #endif
 }
 
+/// What an Output shows what it streams, in order: nobody, or who sums its words.
+struct NoStreamSum {
+  void add(const std::byte*, std::size_t) {}
+};
+class StreamSum {
+ public:
+  /// `words`: null where there is no sum.
+  explicit StreamSum(StreamedWords* words)
+      : words_(words), sum_(words == nullptr ? 0 : words->first) {}
+  StreamSum(const StreamSum&) = delete;
+  StreamSum& operator=(const StreamSum&) = delete;
+  ~StreamSum() {
+    if (words_ != nullptr) words_->sum = sum_.value();
+  }
+
+  HWY_INLINE void add(const std::byte* bytes, std::size_t count) {
+    if (words_ != nullptr) sum_.add(bytes, count / kWordBytes);
+  }
+
+ private:
+  StreamedWords* const words_;
+  WordSum sum_;
+};
+
 /// An output that is written in tiles of kTile values. Streaming, a tile is first written to a
 /// stage in the first-level cache, whose lines match those of the destination, and from there in
 /// whole lines; the ends of the range, which share their lines with others, are copied.
-template <typename T, std::size_t kTile>
+template <typename T, std::size_t kTile, class Sum = NoStreamSum>
 class Output {
  public:
-  Output(void* destination, Store store)
-      : destination_(static_cast<std::byte*>(destination)), streaming_(store == Store::kStreaming) {
+  template <typename... SumArguments>
+  Output(void* destination, Store store, SumArguments... sum)
+      : sum_(sum...),
+        destination_(static_cast<std::byte*>(destination)),
+        streaming_(store == Store::kStreaming) {
     if (!streaming_) return;
     begin_ = fill_ = reinterpret_cast<std::uintptr_t>(destination) % kLine;
     destination_ -= fill_;
@@ -88,6 +116,7 @@ class Output {
   Output& operator=(const Output&) = delete;
   ~Output() {
     if (!streaming_) return;
+    sum_.add(stage_ + begin_, fill_ - begin_);
     if (fill_ > begin_) std::memcpy(destination_ + begin_, stage_ + begin_, fill_ - begin_);
     hwy::FlushStream();
   }
@@ -110,19 +139,21 @@ class Output {
   void flush(std::size_t bytes) {
     fill_ += bytes;
     if (fill_ < kLine) return;
+    const std::size_t end = fill_ / kLine * kLine;
+    sum_.add(stage_ + begin_, end - begin_);
     std::size_t done = 0;
     if (begin_ != 0) {
       std::memcpy(destination_ + begin_, stage_ + begin_, kLine - begin_);
       begin_ = 0;
       done = kLine;
     }
-    const std::size_t end = fill_ / kLine * kLine;
     stream_lines(stage_ + done, destination_ + done, (end - done) / kLine);
     if (fill_ != end) std::memcpy(stage_, stage_ + end, kLine);
     destination_ += end;
     fill_ -= end;
   }
 
+  Sum sum_;
   std::byte* destination_;  // streaming: at a line boundary, where stage_[0] goes
   const bool streaming_;
   std::size_t begin_ = 0;  // the first bytes of the stage, which are not ours
@@ -131,7 +162,7 @@ class Output {
 };
 
 template <std::size_t kTile>
-class Output<Absent, kTile> {
+class Output<Absent, kTile, NoStreamSum> {
  public:
   Output(void*, Store) {}
   HWY_INLINE Absent tile(std::size_t) { return {}; }

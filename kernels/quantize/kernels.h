@@ -29,6 +29,7 @@ struct QuantizeEncode {
   float* scales;
   std::byte* codes;
   Store store = Store::kCached;
+  StreamedWords* words = nullptr;  // of the codes; null: no sum
 };
 
 /// The scales and codes of one payload, from the block where the range begins. Any bytes will do.
@@ -57,6 +58,7 @@ struct QuantizeReduce {
   float* scales;
   std::byte* codes;
   Store store = Store::kCached;
+  StreamedWords* words = nullptr;  // of the codes; null: no sum
 };
 
 /// The loops of a format for one instruction set.

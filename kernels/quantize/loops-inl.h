@@ -100,10 +100,12 @@ HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
 template <class Format, typename E>
 class Quantizer {
  public:
-  Quantizer(const Noise& noise, const Feedback& feedback, std::byte* codes, Store store)
+  /// `words`: of the codes; null: no sum.
+  Quantizer(const Noise& noise, const Feedback& feedback, std::byte* codes, Store store,
+            StreamedWords* words = nullptr)
       : noise_(noise),
-        codes_(codes, store),
-        residual_(feedback.residual_out, residual_store(feedback, store)) {}
+        codes_(codes, store, words),
+        residual_(feedback.residual_out, residual_store(feedback)) {}
 
   /// The block at `first`, of which `count` values are real.
   HWY_INLINE void write(std::size_t first, std::size_t count, const float* p,
@@ -120,7 +122,7 @@ class Quantizer {
 
  private:
   NoiseBytes noise_;
-  Output<std::byte, code_bytes<Format>(Format::kBlock)> codes_;
+  Output<std::byte, code_bytes<Format>(Format::kBlock), StreamSum> codes_;
   Output<E, Format::kBlock> residual_;
 };
 
@@ -169,7 +171,7 @@ template <class Format, typename G, typename E>
 void encode_range(const QuantizeEncode& arguments) {
   SentBlocks<Format::kBlock, G, E> blocks(arguments);
   Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.codes,
-                                 arguments.store);
+                                 arguments.store, arguments.words);
   float* scales = arguments.scales;
   for (std::size_t first = 0; first < arguments.count; first += Format::kBlock) {
     Absmax absmax;
@@ -260,7 +262,7 @@ void reduce_range(const QuantizeReduce& arguments) {
   Payloads<Format> payloads(arguments.payloads, arguments.count);
   Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
   Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.codes,
-                                 arguments.store);
+                                 arguments.store, arguments.words);
   float* scales = arguments.scales;
   alignas(kLine) float sums[kBlock];
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {

@@ -61,7 +61,8 @@ struct Range {
   }
   Feedback feedback() {
     if (!has_residual) return {};
-    return {old_residual(), new_residual(), residual_dtype, gradient_factor, residual_factor};
+    return {old_residual(),  new_residual(),  residual_dtype,
+            gradient_factor, residual_factor, store};
   }
 
   /// Writes p by the book; returns how many finite values became infinite as f16.

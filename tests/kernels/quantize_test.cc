@@ -73,7 +73,8 @@ struct Range {
             .residual_out = new_residual(),
             .dtype = residual_dtype,
             .gradient_factor = gradient_factor,
-            .residual_factor = residual_factor};
+            .residual_factor = residual_factor,
+            .store = store};
   }
   Noise noise() const { return {rounding, kKey, kStep, kParameter, first_index}; }
 

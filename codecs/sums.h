@@ -1,0 +1,129 @@
+// Checksums of payloads that are summed piece by piece, while a piece is in the first caches:
+// before it is read, after it is written. And what becomes of calls whose frames turn out to be
+// damaged when they have been read.
+#pragma once
+
+#include "codecs/calls.h"
+#include "codecs/frame.h"
+#include "codecs/slices.h"
+#include "kernels/host/arguments.h"
+
+#include <tersor/align.h>
+#include <tersor/codec.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <span>
+
+namespace tersor::encoding {
+
+/// Bytes of one payload that are coded, and summed, at a time.
+inline constexpr std::size_t kPieceBytes = std::size_t{1} << 15;
+
+/// Calls visit(piece) for a slice's pieces of `count` values each.
+template <typename Visitor>
+void for_each_piece(const Slice& slice, std::size_t count, const Visitor& visit) {
+  for (std::size_t first = 0; first < slice.count; first += count) {
+    Slice piece = slice;
+    piece.first += first;
+    piece.count = std::min(count, slice.count - first);
+    piece.is_last = slice.is_last && first + piece.count == slice.count;
+    visit(piece);
+  }
+}
+
+/// The payload of a call's own frame: where it is written to, how, and its sum.
+struct PayloadWriter {
+  /// Of a frame that is made of `input_bytes` bytes.
+  template <class Call>  // EncodeCall or ReduceCall
+  PayloadWriter(const Call& call, ByteSpan frame, std::size_t input_bytes)
+      : payload(payload_of(frame)),
+        store(store_for(frame.size() + input_bytes)),
+        has_checksum(call.identity.checksum == Checksum::kOn) {}
+
+  const ByteSpan payload;
+  const kernels::Store store;
+  const bool has_checksum;
+  PayloadSum sum;
+
+  /// Whether what is written is summed while it is in the cache.
+  bool sums_pieces() const { return has_checksum && store == kernels::Store::kCached; }
+
+  /// Sums the words [begin, end), in bytes, that have been written.
+  void add(std::size_t begin, std::size_t end) {
+    if (has_checksum) sum.add(payload.data() + begin, begin, end - begin);
+  }
+
+  /// Has write(target, words) write the first `count` bytes of [begin, end), and sums all, of which
+  /// the rest is zeros. What goes past the caches is summed by who writes it: `words`, or null.
+  template <typename Write>
+  void write(std::size_t begin, std::size_t end, std::size_t count, const Write& write) {
+    kernels::StreamedWords words{.first = (sizeof(FrameHeader) + begin) / sizeof(std::uint32_t)};
+    const bool streams = has_checksum && store == kernels::Store::kStreaming;
+    write(payload.data() + begin, streams ? &words : nullptr);
+    pad_section(payload, begin + count, end);
+    if (streams) sum.add(words.sum);
+    add(streams ? begin + align_down(count, sizeof(std::uint32_t)) : begin, end);
+  }
+};
+
+/// The sums of the frames that a call reads: on the stack, or where they are many, where its
+/// workspace begins. Without checksums nothing is summed.
+class FrameSums {
+ public:
+  /// Bytes of workspace for `frames` frames.
+  static constexpr std::size_t workspace_bytes(std::size_t frames) {
+    return frames <= kOnStack ? 0 : align_up(frames * sizeof(PayloadSum), kWorkspaceAlignment);
+  }
+
+  template <class Call>  // DecodeCall or ReduceCall
+  explicit FrameSums(const Call& call)
+      : frames_(call.frames),
+        is_on_(call.identity.checksum == Checksum::kOn),
+        sums_(call.frames.size() <= kOnStack
+                  ? few_.data()
+                  : reinterpret_cast<PayloadSum*>(call.execution.workspace.data())) {
+    std::uninitialized_default_construct_n(sums_, frames_.size());
+  }
+  FrameSums(const FrameSums&) = delete;
+  FrameSums& operator=(const FrameSums&) = delete;
+
+  bool is_on() const { return is_on_; }
+
+  /// The words [begin, end) of all payloads, in bytes.
+  void add(std::size_t begin, std::size_t end) {
+    if (!is_on_) return;
+    for (std::size_t i = 0; i < frames_.size(); ++i)
+      sums_[i].add(payload_of(frames_[i]).data() + begin, begin, end - begin);
+  }
+
+  /// After all have added. Throws WireError where a checksum is another; `poison` is called then.
+  template <typename Poison>
+  void check(const Poison& poison) const {
+    if (!is_on_) return;
+    try {
+      check_checksums(frames_, {sums_, frames_.size()});
+    } catch (const WireError&) {
+      poison();
+      throw;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kOnStack = 64;
+
+  const std::span<const ConstByteSpan> frames_;
+  const bool is_on_;
+  std::array<PayloadSum, kOnStack> few_;
+  PayloadSum* const sums_;
+};
+
+/// NaNs: what came of frames that turn out to be damaged.
+void poison(std::span<const ValueSpan> outputs);
+void poison(std::span<const SegmentState> states);
+
+}  // namespace tersor::encoding
