@@ -152,7 +152,7 @@ class TestErrors:
         out = numpy.full(COUNT, 7, numpy.float32)
         with pytest.raises(tersor.WireError, match="checksum"):
             tersor.Codec("int8").decode(damaged, out)
-        assert (out == 7).all()
+        assert numpy.isnan(out).all()  # known once all has been read
 
 
 @pytest.fixture

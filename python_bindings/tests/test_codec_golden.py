@@ -133,4 +133,7 @@ def test_broken_frames_are_refused(path: pathlib.Path) -> None:
             first_index=[512 * i for i in range(len(counts))],
             signature=SIGNATURE,
         )
-    assert all((output == 7).all() for output in outputs)
+    if path.stem == "flipped-bit":  # known once all has been read
+        assert all(numpy.isnan(output).all() for output in outputs)
+    else:
+        assert all((output == 7).all() for output in outputs)
