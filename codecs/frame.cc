@@ -215,8 +215,8 @@ void check_checksums(std::span<const ConstByteSpan> frames, std::span<const Payl
 }
 
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
-                  Threads* threads, Carried carried) {
-  check_headers(expected, frames, carried);
+                  Threads* threads) {
+  check_headers(expected, frames);
   if (!has_checksum(expected)) return;
   for (std::size_t i = 0; i < frames.size(); ++i)
     name_frame(i, frames.size(), [&] {

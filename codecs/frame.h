@@ -70,7 +70,7 @@ void seal_frame(const FrameHeader& header, ByteSpan frame, Threads* threads);
 /// one is too short, has another header than `expected`, carries something else than the first, or
 /// has another checksum than its own.
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
-                  Threads* threads, Carried carried = Carried::kNothing);
+                  Threads* threads);
 
 /// The same but for the checksums of frames that have one.
 void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
