@@ -59,7 +59,8 @@ std::vector<double> gathered(const std::vector<Values>& inputs, std::size_t firs
 /// The largest |error|² / |values|² of encoding uniformly distributed values once, generously.
 double unit_error(std::string_view codec) {
   constexpr std::pair<std::string_view, double> kErrors[] = {
-      {"none", 1e-12}, {"bf16", 1e-4}, {"f16", 1e-4}, {"int8", 1e-3}, {"int4", 5e-2}};
+      {"none", 1e-12}, {"bf16", 1e-4},   {"f16", 1e-4},     {"int8", 1e-3},
+      {"int4", 5e-2},  {"intsum", 1e-1}, {"hadamard", 5e-1}};
   for (const auto& [name, error] : kErrors)
     if (codec.starts_with(name)) return error;
   return 1.01;  // may lose everything, as topk does but for the largest values
