@@ -13,11 +13,11 @@
 #include <tersor/error.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 namespace tersor::encoding {
 
@@ -84,10 +84,9 @@ class FrameSums {
   explicit FrameSums(const Call& call)
       : frames_(call.frames),
         is_on_(call.identity.checksum == Checksum::kOn),
-        sums_(call.frames.size() <= kOnStack
-                  ? few_.data()
-                  : reinterpret_cast<PayloadSum*>(call.execution.workspace.data())) {
-    std::uninitialized_default_construct_n(sums_, frames_.size());
+        sums_(reinterpret_cast<PayloadSum*>(
+            frames_.size() <= kOnStack ? few_ : call.execution.workspace.data())) {
+    if (is_on_) std::uninitialized_default_construct_n(sums_, frames_.size());
   }
   FrameSums(const FrameSums&) = delete;
   FrameSums& operator=(const FrameSums&) = delete;
@@ -115,10 +114,11 @@ class FrameSums {
 
  private:
   static constexpr std::size_t kOnStack = 64;
+  static_assert(std::is_trivially_destructible_v<PayloadSum>);  // nobody destroys them
 
   const std::span<const ConstByteSpan> frames_;
   const bool is_on_;
-  std::array<PayloadSum, kOnStack> few_;
+  alignas(PayloadSum) std::byte few_[kOnStack * sizeof(PayloadSum)];  // only memory
   PayloadSum* const sums_;
 };
 
