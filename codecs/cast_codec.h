@@ -56,16 +56,13 @@ class CastCodec final : public Codec {
       if (memory_of(call) == Memory::kDevice)
         return kernels::cast_device_encode<Format>(call, device_frame(frame, header(call, dtype)));
     const Dtype wire = wire_dtype(dtype);
-    const StateWords words = words_of(call);
-    PayloadWriter output(call, frame, bytes_of(call.gradients));
-    std::atomic<std::uint64_t> overflows{0};
+    FrameWriter output(call, frame, bytes_of(call.gradients));
     for_each_piece_of(call, wire, output.sums_pieces(), [&](const Slice& piece) {
       write_piece(call, wire, piece, output, [&](std::byte* values, kernels::StreamedWords* sum) {
-        overflows += encode_slice(call, words, piece, {values, output.store, sum});
+        output.add_overflows(encode_slice(call, output.words, piece, {values, output.store, sum}));
       });
     });
-    seal_frame(header(call, dtype), frame, output.sum);
-    write_words(words, overflows, call.words_out);
+    output.seal(header(call, dtype));
   }
 
   void do_decode(const DecodeCall& call) const override {
@@ -99,19 +96,17 @@ class CastCodec final : public Codec {
     check_headers(header(call, call.dtype), call.frames);
     FrameSums sums(call);
     const Dtype wire = wire_dtype(call.dtype);
-    const StateWords words = words_of(call);
-    PayloadWriter output(call, frame, bytes_of(call.frames));
-    std::atomic<std::uint64_t> overflows{0};
+    FrameWriter output(call, frame, bytes_of(call.frames));
     for_each_piece_of(call, wire, sums.is_on(), [&](const Slice& piece) {
       const Range range = range_of(call.segments[piece.segment], piece, wire);
       sums.add(range.begin, range.end);
       write_piece(call, wire, piece, output, [&](std::byte* values, kernels::StreamedWords* sum) {
-        overflows += reduce_piece(call, words, piece, range, {values, output.store, sum});
+        output.add_overflows(
+            reduce_piece(call, output.words, piece, range, {values, output.store, sum}));
       });
     });
     sums.check([&] { poison(call.states); });
-    seal_frame(header(call, call.dtype), frame, output.sum);
-    write_words(words, overflows, call.words_out);
+    output.seal(header(call, call.dtype));
   }
 
   /// Bare values lie one segment behind the other, without padding.
@@ -216,7 +211,7 @@ class CastCodec final : public Codec {
   }
 
   template <typename Call, typename Write>
-  static void write_piece(const Call& call, Dtype wire, const Slice& piece, PayloadWriter& output,
+  static void write_piece(const Call& call, Dtype wire, const Slice& piece, FrameWriter& output,
                           const Write& write) {
     const Range range = range_of(call.segments[piece.segment], piece, wire);
     output.write(range.begin, range.end, piece.count * dtype_bytes(wire), write);
@@ -241,12 +236,6 @@ class CastCodec final : public Codec {
                                          .factor = target.factor,
                                          .store = target.store,
                                          .words = target.words});
-  }
-
-  /// Behind that of the sums.
-  template <typename Call>
-  static ByteSpan views_workspace(const Call& call) {
-    return call.execution.workspace.subspan(FrameSums::workspace_bytes(call.frames.size()));
   }
 
   template <typename Call>

@@ -13,7 +13,9 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -36,26 +38,33 @@ void for_each_piece(const Slice& slice, std::size_t count, const Visitor& visit)
   }
 }
 
-/// The payload of a call's own frame: where it is written to, how, and its sum.
-struct PayloadWriter {
-  /// Of a frame that is made of `input_bytes` bytes.
+/// A call's own frame while pieces of it are written: its payload, its sum, and the words of the
+/// state, those of this step and of the next.
+class FrameWriter {
+ public:
+  /// Of a frame that is made of `input_bytes` bytes. `large` is how payloads are written that are
+  /// larger than the caches; residuals of such calls always go past them.
   template <class Call>  // EncodeCall or ReduceCall
-  PayloadWriter(const Call& call, ByteSpan frame, std::size_t input_bytes)
+  FrameWriter(const Call& call, ByteSpan frame, std::size_t input_bytes,
+              kernels::Store large = kernels::Store::kStreaming)
       : payload(payload_of(frame)),
         store(store_for(frame.size() + input_bytes)),
-        has_checksum(call.identity.checksum == Checksum::kOn) {}
+        words(words_of(call)),
+        frame_(frame),
+        has_checksum_(call.identity.checksum == Checksum::kOn),
+        sums_pieces_(has_checksum_ && std::min(store, large) == kernels::Store::kCached),
+        words_out_(call.words_out) {}
 
   const ByteSpan payload;
   const kernels::Store store;
-  const bool has_checksum;
-  PayloadSum sum;
+  const StateWords words;
 
   /// Whether what is written is summed while it is in the cache.
-  bool sums_pieces() const { return has_checksum && store == kernels::Store::kCached; }
+  bool sums_pieces() const { return sums_pieces_; }
 
   /// Sums the words [begin, end), in bytes, that have been written.
   void add(std::size_t begin, std::size_t end) {
-    if (has_checksum) sum.add(payload.data() + begin, begin, end - begin);
+    if (has_checksum_) sum_.add(payload.data() + begin, begin, end - begin);
   }
 
   /// Has write(target, words) write the first `count` bytes of [begin, end), and sums all, of which
@@ -63,12 +72,31 @@ struct PayloadWriter {
   template <typename Write>
   void write(std::size_t begin, std::size_t end, std::size_t count, const Write& write) {
     kernels::StreamedWords words{.first = (sizeof(FrameHeader) + begin) / sizeof(std::uint32_t)};
-    const bool streams = has_checksum && store == kernels::Store::kStreaming;
+    const bool streams = has_checksum_ && !sums_pieces_;
     write(payload.data() + begin, streams ? &words : nullptr);
     pad_section(payload, begin + count, end);
-    if (streams) sum.add(words.sum);
+    if (streams) sum_.add(words.sum);
     add(streams ? begin + align_down(count, sizeof(std::uint32_t)) : begin, end);
   }
+
+  /// Finite values that became something else.
+  void add_overflows(std::size_t count) {
+    if (count != 0) overflows_ += count;
+  }
+
+  /// After all pieces.
+  void seal(const FrameHeader& header) const {
+    seal_frame(header, frame_, sum_);
+    write_words(words, overflows_, words_out_);
+  }
+
+ private:
+  const ByteSpan frame_;
+  const bool has_checksum_;
+  const bool sums_pieces_;
+  StateWords* const words_out_;
+  PayloadSum sum_;
+  std::atomic<std::uint64_t> overflows_{0};
 };
 
 /// The sums of the frames that a call reads: on the stack, or where they are many, where its
@@ -121,6 +149,12 @@ class FrameSums {
   alignas(PayloadSum) std::byte few_[kOnStack * sizeof(PayloadSum)];  // only memory
   PayloadSum* const sums_;
 };
+
+/// The workspace behind that of the sums: for lists of views.
+template <class Call>  // DecodeCall or ReduceCall
+ByteSpan views_workspace(const Call& call) {
+  return call.execution.workspace.subspan(FrameSums::workspace_bytes(call.frames.size()));
+}
 
 /// NaNs: what came of frames that turn out to be damaged.
 void poison(std::span<const ValueSpan> outputs);
