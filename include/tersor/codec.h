@@ -209,8 +209,9 @@ class Codec {
   void decode(const DecodeCall& call) const;
 
   /// Adds frames in their order and encodes the sum. Only for codecs whose plan allows kTwoShot.
-  /// Refuses frames as `decode` does. Where a checksum is wrong, new residuals are NaN and `frame`
-  /// has no header of this call; on a device residuals stay and `frame` is a sound one of NaNs.
+  /// Refuses frames as `decode` does. Where a checksum is wrong, new residuals are NaN, and readers
+  /// refuse `frame`. On a device `frame` is one of NaNs and residuals stay where a header is wrong,
+  /// or a checksum of a list so long that an earlier launch sums it.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
   /// Writes the bare values of a native round (Round::native_count of Round::native_dtype), each

@@ -7,8 +7,8 @@
 // owner's residual twice that.
 #pragma once
 
+#include "kernels/cast/decode_body.cuh"
 #include "kernels/device/call.cuh"
-#include "kernels/device/queue.cuh"
 #include "kernels/device/units.cuh"
 
 #include <tersor/align.h>
@@ -18,16 +18,6 @@
 #include <type_traits>
 
 namespace tersor::kernels {
-
-/// Blocks on a multiprocessor at least, by architecture: as many as need no spills.
-struct CastResident {
-  unsigned from;
-  unsigned encode, copy, decode, reduce;
-};
-constexpr CastResident kCastTuning[] = {
-    {.from = 0, .encode = 4, .copy = 4, .decode = 4, .reduce = 3},
-};
-constexpr CastResident kCastResident = tuning_of(kCastTuning);
 
 /// A value as it travels: every NaN is the same one.
 template <typename Wire>
@@ -114,6 +104,14 @@ struct CastUnit {
   }
 };
 
+/// Adds what a warp wrote of a segment's values [first, end) to the frame's sum.
+template <typename Wire, class Sum, class Entry>
+TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t first,
+                               std::size_t end) {
+  sum.add_bytes(segment.offset + first * sizeof(Wire),
+                segment.offset + align_up(end * sizeof(Wire), 16));
+}
+
 /// Adds to the next step's words what all threads of a warp counted.
 template <class Warp>
 TERSOR_DEVICE void add_overflows(const Warp& warp, unsigned overflows, std::uint64_t* total) {
@@ -134,6 +132,9 @@ struct CastEncodeKernel : UnitKernel {
   static constexpr unsigned kResident = kCastResident.encode;
   static constexpr unsigned kRow = 16 / sizeof(G);
   using Unit = CastUnit<Wire, E, kRow>;
+  struct Shared {
+    ThreadSums<kThreads> written;
+  };
 
   SegmentTable<EncodeEntry, kMost> table;
   CastTarget target;
@@ -143,16 +144,23 @@ struct CastEncodeKernel : UnitKernel {
   float factor;  // without feedback
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     const float a = words.gradient_factor(), b = words.residual_factor();
     unsigned overflows = 0;
-    for_each_unit<kRow>(block, table,
-                        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
-                          overflows += encode_unit(segment, place, a, b);
-                        });
+    const WrittenSum sum(block, seal, shared.written);
+    for_each_place<kRow>(
+        block, table, DoNothing{},
+        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
+          overflows += encode_unit(segment, place, a, b);
+        },
+        [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
+          sum_written<Wire>(sum, segment, first, end);
+        });
     if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
+    sum.leave();
     next.write(block);
+    seal.close(block);
   }
 
  private:
@@ -189,6 +197,9 @@ template <typename T, unsigned kMost>
 struct CopyKernel : UnitKernel {
   static constexpr unsigned kResident = kCastResident.copy;
   static constexpr unsigned kRow = 16 / sizeof(T);
+  struct Shared {
+    ThreadSums<kThreads> written;
+  };
 
   SegmentTable<EncodeEntry, kMost> table;
   CastTarget target;
@@ -196,13 +207,20 @@ struct CopyKernel : UnitKernel {
   FrameSeal seal;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
-    for_each_unit<kRow>(block, table,
-                        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
-                          copy_unit(segment, place);
-                        });
+    const WrittenSum sum(block, seal, shared.written);
+    for_each_place<kRow>(
+        block, table, DoNothing{},
+        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
+          copy_unit(segment, place);
+        },
+        [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
+          sum_written<T>(sum, segment, first, end);
+        });
+    sum.leave();
     next.write(block);
+    seal.close(block);
   }
 
  private:
@@ -236,69 +254,15 @@ struct CopyKernel : UnitKernel {
   }
 };
 
-template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
-struct CastDecodeKernel : UnitKernel {
-  static constexpr unsigned kResident = kCastResident.decode;
-  static constexpr unsigned kRow = 16 / sizeof(T);
-
-  SegmentTable<DecodeEntry, kMostSegments> table;
-  FrameList<kMostFrames> list;
-  float factor;
-
-  template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    const bool sound = list.check(block);
-    for_each_unit<kRow>(block, table,
-                        [&](const DecodeEntry& segment, const UnitPlace<kRow>& place) {
-                          decode_unit(segment, place, sound);
-                        });
-  }
-
- private:
-  TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, const UnitPlace<kRow>& place,
-                                 bool sound) const {
-    auto* output = static_cast<T*>(segment.output);
-    const bool aligned = is_aligned_for<T, kRow>(output);
-    Rows<kRow> sum = {};
-    if constexpr (kMode == DecodeMode::kAdd) {
-      TERSOR_UNROLL
-      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-        load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
-    }
-    if (sound)
-      for (unsigned index = 0; index < list.frames; ++index) add_frame(index, segment, place, sum);
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i)
-        sum[chunk][i] = sound ? sum[chunk][i] : float_of(kNanBits);
-      store_row(sum[chunk], output, place.row(chunk, aligned));
-    }
-  }
-
-  /// Bare values may lie in the output itself. The first frame is assigned as a product.
-  TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
-                               const UnitPlace<kRow>& place, Rows<kRow>& sum) const {
-    const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
-    const bool aligned = is_aligned_for<Wire, kRow>(values);
-    const bool assigns = kMode == DecodeMode::kAssign && index == 0;
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      float row[kRow];
-      load_row<Load::kAny>(values, place.row(chunk, aligned), row);
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i)
-        sum[chunk][i] =
-            assigns ? row[i] * factor : fused_multiply_add(row[i], factor, sum[chunk][i]);
-    }
-  }
-};
-
 template <typename Wire, typename E, unsigned kMostSegments, unsigned kMostFrames>
 struct CastReduceKernel : UnitKernel {
   static constexpr unsigned kResident = kCastResident.reduce;
   static constexpr unsigned kRow = 16 / sizeof(Wire);
   using Unit = CastUnit<Wire, E, kRow>;
+  struct Shared {
+    ThreadSums<kThreads> written;
+    ThreadSums<kThreads> read;
+  };
 
   SegmentTable<ReduceEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
@@ -308,17 +272,25 @@ struct CastReduceKernel : UnitKernel {
   FrameSeal seal;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     const bool sound = list.check(block);
     const float b = words.residual_factor();
     unsigned overflows = 0;
-    for_each_unit<kRow>(block, table,
-                        [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
-                          overflows += reduce_unit(segment, place, b, sound);
-                        });
+    const ReadSums sums(block, list, sound, shared.read);
+    const WrittenSum written(block, seal, shared.written);
+    for_each_place<kRow>(
+        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
+          overflows += reduce_unit(segment, place, b, sound);
+        },
+        [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
+          sum_written<Wire>(written, segment, first, end);
+        });
     if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
     next.write(block);
+    written.leave();
+    close_reduced<E>(block, table, sums, list, seal);
   }
 
  private:

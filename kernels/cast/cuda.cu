@@ -1,5 +1,5 @@
 // How cast formats are launched on a device: types and lists of a call become kernels. With
-// checksums one launch more, which reads the payload again.
+// checksums their words are cleared before.
 
 #include "kernels/cast/body.cuh"
 #include "kernels/cast/formats.h"
@@ -21,14 +21,15 @@ auto cast_sizes(Dtype wire, Padding padding) {
 /// The launches of a call that writes wire values. Nobody reads the step, so the last one advances
 /// it.
 template <class Kernel, class Call, class EntryOf>
-void launch_cast(Queue& queue, Kernel& kernel, const Call& call, Dtype wire, const FrameSeal& seal,
-                 const EntryOf& entry_of) {
+void launch_cast(Queue& queue, Kernel& kernel, const Call& call, Dtype wire,
+                 const DeviceFrame* frame, const EntryOf& entry_of) {
   prepare_next_words(queue, call);
+  if (frame != nullptr) prepare_seal(queue, *frame);
   kernel.target.overflows =
       call.words_out == nullptr ? call.execution.overflows : &call.words_out->overflows;
   for_each_table(kernel.table, call.segments, cast_sizes(wire, kernel.target.padding), entry_of,
                  [&](LaunchPlace place) {
-                   kernel.seal = place.is_first ? seal : FrameSeal{};
+                   kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, place);
                    kernel.next = place.is_last ? next_words_of_call(call) : NextWords{};
                    launch_units(queue, kernel);
                  });
@@ -38,14 +39,14 @@ void launch_cast(Queue& queue, Kernel& kernel, const Call& call, Dtype wire, con
 struct CastDestination {
   std::byte* values;
   Padding padding;
-  FrameSeal seal;
+  const DeviceFrame* frame;  // null: bare values
   float factor;
 };
 CastDestination framed(const DeviceFrame& frame) {
-  return {frame.frame + sizeof(FrameHeader), Padding::kSection, seal_of(frame), 1};
+  return {frame.frame + sizeof(FrameHeader), Padding::kSection, &frame, 1};
 }
 CastDestination bare(ValueSpan values, float factor) {
-  return {values.pointer(), Padding::kNone, {}, factor};
+  return {values.pointer(), Padding::kNone, nullptr, factor};
 }
 
 template <typename E>
@@ -60,7 +61,7 @@ void encode_to(const CastDestination& to, const EncodeCall& call) {
     const auto launch = [&](auto& kernel) {
       kernel.target = {to.values, to.padding, nullptr};
       launch_cast(
-          queue, kernel, call, DtypeOf<Wire>::value, to.seal,
+          queue, kernel, call, DtypeOf<Wire>::value, to.frame,
           [&](std::size_t i, std::uint64_t offset) { return encode_entry(call, i, offset); });
     };
     if constexpr (Format::kLossless)
@@ -88,7 +89,7 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
     using Wire = typename Format::template Wire<T>;
     visit_decode(call, [&](auto mode, auto segments, auto frames) {
       CastDecodeKernel<Wire, T, mode(), segments(), frames()> kernel;
-      fill(queue, kernel.list);
+      fill(queue, kernel.list, launches_of(kernel.table, call.segments));
       kernel.factor = call.factor;
       for_each_table(
           kernel.table, call.segments, cast_sizes(DtypeOf<Wire>::value, padding),
@@ -103,8 +104,6 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
 template <class Format>
 void cast_device_encode(const EncodeCall& call, const DeviceFrame& frame) {
   encode_to<Format>(framed(frame), call);
-  Queue queue(call.execution.stream);
-  add_checksum(queue, frame);
 }
 
 template <class Format>
@@ -115,19 +114,21 @@ void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan v
 template <class Format>
 void cast_device_decode(const DecodeCall& call, const FrameHeader& expected) {
   decode_list<Format>(call, Padding::kSection,
-                      [&]<unsigned kMost>(Queue& queue, FrameList<kMost>& list) {
-                        list = list_frames<kMost>(queue, call.frames, expected, call.execution);
+                      [&]<unsigned kMost>(Queue& queue, FrameList<kMost>& list, Launches launches) {
+                        list = list_frames<kMost>(queue, call.frames, expected, call.execution,
+                                                  launches);
                       });
 }
 
 template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
-  decode_list<Format>(call, Padding::kNone, [&]<unsigned kMost>(Queue&, FrameList<kMost>& list) {
-    list = {};
-    list.header_bytes = 0;
-    list.frames = 1;
-    list.frame[0] = values.pointer();
-  });
+  decode_list<Format>(call, Padding::kNone,
+                      [&]<unsigned kMost>(Queue&, FrameList<kMost>& list, Launches) {
+                        list = {};
+                        list.header_bytes = 0;
+                        list.frames = 1;
+                        list.frame[0] = values.pointer();
+                      });
 }
 
 template <class Format>
@@ -142,15 +143,15 @@ void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
     visit_residual_type(call.states, [&]<typename E>(E) {
       visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
         CastReduceKernel<Wire, E, segments(), frames()> kernel;
-        kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
+        kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
+                                            launches_of(kernel.table, call.segments));
         const CastDestination to = framed(frame);
         kernel.target = {to.values, to.padding, nullptr};
         kernel.words = words_of_call(call);
-        launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.seal, entry_of);
+        launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.frame, entry_of);
       });
     });
   });
-  add_checksum(queue, frame);
 }
 
 #define TERSOR_INSTANTIATE(Format)                                                      \

@@ -1,9 +1,10 @@
-// The checksums of frames on a device: a warp 2 KiB at a time, added up by two atomics a warp and
-// frame. Reads every byte of the payloads once.
+// The checksums of frames in a launch of their own, where the kernels that write and read do not
+// see all words of a frame: top-k's, and long lists of segments. A warp sums a group of 4 KiB at a
+// time. Reads every byte of the payloads once.
 #pragma once
 
-#include "kernels/device/call.cuh"
-#include "kernels/device/checksum.cuh"
+#include "kernels/device/frames.cuh"
+#include "kernels/device/seal.cuh"
 
 #include <tersor/wire.h>
 
@@ -17,58 +18,37 @@ struct ChecksumKernel {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = 4;
   static constexpr bool kScans = false;
-  static constexpr unsigned kLoads = 4;
-  static constexpr unsigned kPieceBytes = 32 * kLoads * sizeof(Words128);  // of a warp
   struct Shared {};
 
   std::uint32_t frames = 0;
   const std::byte* frame[kMost];
-  std::uint64_t payload_bytes;  // of each; a multiple of 16
-  ChecksumParts* sums;          // [frames], the payloads' parts are added to each
-  FrameSeal seal;               // of the one frame, where it is written
+  std::uint64_t frame_bytes;  // of each, header included; a multiple of 16
+  ChecksumParts* sums;        // [frames], the payloads' parts are added to each
+  FrameSeal seal;             // of the one frame, where it is written
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    const std::size_t first =
-        static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
-    const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
-    for (std::uint32_t index = 0; index < frames; ++index) {
-      std::uint64_t sum = 0;
-      for (std::size_t piece = first; piece * kPieceBytes < payload_bytes; piece += stride)
-        sum = add_checksums(
-            sum, sum_piece(frame[index], piece * kPieceBytes, block.warp().thread_rank()));
-      sums[index].add(block.warp(), sum);
-    }
+    for (std::uint32_t index = 0; index < frames; ++index) add_frame(block, index);
     seal.close(block);
   }
 
  private:
-  TERSOR_DEVICE std::uint64_t sum_piece(const std::byte* frame, std::size_t begin,
-                                        unsigned thread) const {
+  template <class Block>
+  TERSOR_DEVICE void add_frame(const Block& block, std::uint32_t index) const {
+    const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
+    const auto warp = block.warp();
     std::uint64_t sum = 0;
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < kLoads; ++i) {
-      const std::size_t byte = begin + (i * 32 + thread) * sizeof(Words128);
-      if (byte < payload_bytes)
-        sum = add_checksums(sum, sum_words(frame, sizeof(FrameHeader) + byte));
+    for (std::size_t group =
+             static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
+         group * kGroupBytes < frame_bytes; group += stride) {
+      const std::size_t begin = group == 0 ? sizeof(FrameHeader) : group * kGroupBytes;
+      const std::size_t next = (group + 1) * kGroupBytes;
+      sum =
+          add_checksums(sum, sum_bytes(frame[index], begin, next < frame_bytes ? next : frame_bytes,
+                                       warp.thread_rank()));
     }
-    return sum;
-  }
-
-  /// Four words, which are of one group: groups begin at multiples of 16 bytes.
-  TERSOR_DEVICE static std::uint64_t sum_words(const std::byte* frame, std::size_t byte) {
-    const ChecksumNumbers& numbers = kDeviceChecksumNumbers;
-    const std::size_t word = byte / sizeof(std::uint32_t);
-    const auto* weights = numbers.weight + word % kChecksumGroup;
-    const Words128 words = load_input(reinterpret_cast<const Words128*>(frame + byte));
-    const Words128 factors = load_input(reinterpret_cast<const Words128*>(weights));
-    std::int64_t sum = 0;
-    TERSOR_UNROLL
-    for (unsigned i = 0; i < 4; ++i)
-      sum += std::int64_t{static_cast<std::int32_t>(words.word[i])} *
-             static_cast<std::int32_t>(factors.word[i]);
-    return multiply_checksums(checksum_of(fold_checksum(sum)),
-                              numbers.power_of(word / kChecksumGroup));
+    sum = sum_of_warp(warp, sum);
+    if (warp.thread_rank() == 0 && sum != 0) sums[index].add(sum);
   }
 };
 

@@ -8,9 +8,11 @@
 #include "kernels/device/queue.cuh"
 #include "kernels/host/checksum.h"
 
+#include <tersor/align.h>
 #include <tersor/codec.h>
 #include <tersor/error.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -92,26 +94,63 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
   launch(LaunchPlace{is_first, true});
 }
 
-/// A launch over all units of the kernel's table, a warp each.
-template <class Kernel>
-void launch_units(Queue& queue, const Kernel& kernel) {
-  queue.launch(kernel,
-               queue.blocks_for<Kernel>(kernel.table.units, Kernel::kThreads / kWarpThreads));
-}
-
 /// The dtype of a call's checked list; f32 where it is empty.
 template <typename Span>
 Dtype dtype_of(std::span<Span> values) {
   return values.empty() ? Dtype::kF32 : values.front().dtype();
 }
 
-/// The header as it is written before the payload's part of the checksum is known.
-inline FrameSeal seal_of(const DeviceFrame& frame) {
-  FrameSeal seal{frame.frame, frame.header};
+/// Where a call is one launch, its kernel sums the frames that it reads.
+enum class Launches : std::uint8_t { kOne, kSeveral };
+template <class Table>
+Launches launches_of(const Table&, std::span<const Segment> segments) {
+  return segments.size() <= Table::kEntries ? Launches::kOne : Launches::kSeveral;
+}
+
+/// The most units of a run: what a warp sums at once is long enough to be worth it, and short
+/// enough to be in a cache still.
+constexpr std::size_t kLongestRun = 8;
+
+/// Units that a warp takes one behind the other. One, unless it has to look back at what it wrote
+/// and there are enough of them for all warps; fewer where several frames are read besides.
+template <class Kernel>
+std::uint32_t run_of(const Queue& queue, const Kernel& kernel) {
+  std::size_t longest = kLongestRun;
+  if constexpr (requires { kernel.list; }) longest /= std::max<std::size_t>(kernel.list.frames, 1);
+  if constexpr (requires { kernel.seal; }) {
+    constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
+    const std::size_t units = kernel.table.units;
+    const std::size_t warps = std::size_t{queue.blocks_for<Kernel>(units, kWarps)} * kWarps;
+    if (kernel.seal.has_checksum())
+      return static_cast<std::uint32_t>(
+          std::clamp<std::size_t>(units / warps, 1, std::max<std::size_t>(longest, 1)));
+  }
+  return 1;
+}
+
+/// A launch over all units of the kernel's table.
+template <class Kernel>
+void launch_units(Queue& queue, Kernel& kernel) {
+  constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
+  kernel.table.run = run_of(queue, kernel);
+  const std::size_t runs = ceil_div(kernel.table.units, kernel.table.run);
+  if constexpr (requires { kernel.list; }) kernel.list.share_in(ceil_div(runs, kWarps));
+  queue.launch(kernel, queue.blocks_for<Kernel>(runs, kWarps));
+}
+
+/// The header of a frame as the launch in `place` knows it.
+inline FrameSeal seal_of(const DeviceFrame& frame, LaunchPlace place) {
+  FrameSeal seal{frame.frame, frame.header, place.is_first, place.is_last};
   seal.header.checksum = 0;
-  if ((frame.header.flags & kFrameHasChecksum) != 0)
+  if (seal.has_checksum())
     seal.header.checksum = checksum(&seal.header, sizeof seal.header / sizeof(std::uint32_t), 0);
   return seal;
+}
+
+/// Before the first launch that writes a frame.
+inline void prepare_seal(Queue& queue, const DeviceFrame& frame) {
+  if ((frame.header.flags & kFrameHasChecksum) != 0)
+    queue.zero(FrameSeal::sums_of(frame.frame), FrameSeal::kSumsBytes);
 }
 
 /// Sums the payloads of `frames` frames that the kernel lists.
@@ -119,39 +158,43 @@ template <unsigned kMost>
 void launch_checksum(Queue& queue, ChecksumKernel<kMost>& kernel, std::size_t frames) {
   using Kernel = ChecksumKernel<kMost>;
   kernel.frames = static_cast<std::uint32_t>(frames);
-  const std::size_t pieces = kernel.payload_bytes / Kernel::kPieceBytes + 1;
-  queue.launch(kernel, queue.blocks_for<Kernel>(pieces, Kernel::kThreads / kWarpThreads));
+  const std::size_t groups = ceil_div(kernel.frame_bytes, kGroupBytes);
+  queue.launch(kernel, queue.blocks_for<Kernel>(groups, Kernel::kThreads / kWarpThreads));
 }
 
-/// Makes the header of a frame with a checksum whole, behind the launches that wrote the payload.
+/// Makes the header of a frame with a checksum whole, behind launches that wrote the payload and
+/// did not sum it.
 inline void add_checksum(Queue& queue, const DeviceFrame& frame) {
   if ((frame.header.flags & kFrameHasChecksum) == 0) return;
   ChecksumKernel<1> kernel;
   kernel.frame[0] = frame.frame;
-  kernel.payload_bytes = frame.header.payload_bytes;
+  kernel.frame_bytes = sizeof(FrameHeader) + frame.header.payload_bytes;
   kernel.sums = FrameSeal::sums_of(frame.frame);
-  kernel.seal = seal_of(frame);
+  kernel.seal = seal_of(frame, {.is_first = false, .is_last = true});
   launch_checksum(queue, kernel, 1);
 }
 
-/// The frames of a call, and sums over them in `workspace` where they have checksums.
+/// The frames of a call. Where they have checksums, there are zeros in `workspace` for the kernel
+/// that sums them, or their sums.
 template <unsigned kMost>
 FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames,
-                             const FrameHeader& expected, const Execution& execution) {
+                             const FrameHeader& expected, const Execution& execution,
+                             Launches launches) {
   FrameList<kMost> list;
   list.expected = expected;
   list.fault = execution.fault;
   list.frames = static_cast<std::uint32_t>(frames.size());
   for (std::size_t i = 0; i < frames.size(); ++i) list.frame[i] = frames[i].data();
   if ((expected.flags & kFrameHasChecksum) == 0) return list;
-  auto* sums = reinterpret_cast<ChecksumParts*>(execution.workspace.data());
-  queue.zero(sums, frames.size() * sizeof(ChecksumParts));
+  list.sums = reinterpret_cast<ChecksumParts*>(execution.workspace.data());
+  queue.zero(list.sums, device_frames_bytes(frames.size()));
+  if (launches == Launches::kOne) return list;
+  list.are_summed = true;
   ChecksumKernel<kMost> kernel;
   for (std::size_t i = 0; i < frames.size(); ++i) kernel.frame[i] = list.frame[i];
-  kernel.payload_bytes = expected.payload_bytes;
-  kernel.sums = sums;
+  kernel.frame_bytes = list.frame_bytes();
+  kernel.sums = list.sums;
   launch_checksum(queue, kernel, frames.size());
-  list.checksums = sums;
   return list;
 }
 

@@ -18,9 +18,9 @@ struct DeviceFrame {
 constexpr std::size_t kMostDeviceFrames = 1000;
 
 /// Workspace of a call that reads frames on a device: two sums of 64 bits for each, of which their
-/// checksums are made.
+/// checksums are made, and a word that counts blocks.
 constexpr std::size_t device_frames_bytes(std::size_t frames) {
-  return align_up(frames * 2 * sizeof(std::uint64_t), 64);
+  return align_up(frames * 2 * sizeof(std::uint64_t) + sizeof(std::uint32_t), 64);
 }
 
 }  // namespace tersor::kernels

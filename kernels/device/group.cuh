@@ -20,6 +20,12 @@ class DeviceWarp {
   TERSOR_DEVICE std::uint32_t maximum(std::uint32_t value) const {
     return __reduce_max_sync(~0u, value);
   }
+  /// The sum over all 32 threads, modulo 2^32.
+  TERSOR_DEVICE std::uint32_t add(std::uint32_t value) const {
+    return __reduce_add_sync(~0u, value);
+  }
+  /// What all threads wrote before is read behind it.
+  TERSOR_DEVICE void sync() const { __syncwarp(); }
   /// The value that thread `rank ^ mask` gave.
   TERSOR_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, unsigned mask) const {
     return __shfl_xor_sync(~0u, value, mask);

@@ -7,9 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-
-/// Before a loop that mostly makes one turn.
-#define TERSOR_KEEP_LOOP _Pragma("unroll 1")
+#include <type_traits>
 
 namespace tersor::kernels {
 
@@ -93,24 +91,64 @@ TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPlace
     store_row(rows[chunk], values, place.row(chunk, false));
 }
 
-/// Calls visit(unit) for each unit of this warp.
-template <class Block, class Visit>
-TERSOR_DEVICE void for_each_unit(const Block& block, std::uint32_t units, const Visit& visit) {
-  const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
-  for (std::size_t unit =
-           static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
-       unit < units; unit += stride)
-    visit(static_cast<std::uint32_t>(unit));
+/// In place of what for_each_run calls.
+struct DoNothing {
+  template <typename... Arguments>
+  TERSOR_DEVICE void operator()(const Arguments&...) const {}
+};
+
+/// Goes through the units, of `kValues` values each, in rounds, in each of which a warp takes a run
+/// of table.run units. Calls read(round, turn) in all warps of a block, for its turn-th round; then
+/// visit(segment, first) for each unit of this warp, with its first value; then written(segment,
+/// first, end) for what the run has of each segment. Little is kept between visits: they need the
+/// registers.
+template <unsigned kValues, class Block, class Table, class Read, class Visit, class Written>
+TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Read& read,
+                                const Visit& visit, const Written& written) {
+  const auto first_of = [&](unsigned turn) {
+    const std::uint32_t round = block.rank() + turn * block.blocks();
+    return (round * block.warps() + block.warp_rank()) * table.run;
+  };
+  const auto end_of = [&](unsigned turn) {
+    const std::uint32_t end = first_of(turn) + table.run;
+    return end < table.units ? end : table.units;
+  };
+  for (unsigned turn = 0; first_of(turn) - block.warp_rank() * table.run < table.units; ++turn) {
+    read(block.rank() + turn * block.blocks(), turn);
+    TERSOR_KEEP_LOOP
+    for (std::uint32_t unit = first_of(turn); unit < end_of(turn); ++unit) {
+      const auto& segment = table.find(unit);
+      visit(segment, std::size_t{unit - segment.first_unit} * kValues);
+    }
+    if constexpr (!std::is_same_v<Written, DoNothing>) {
+      for (std::uint32_t unit = first_of(turn); unit < end_of(turn);) {
+        const auto& segment = table.find(unit);
+        const std::size_t first = std::size_t{unit - segment.first_unit} * kValues;
+        std::size_t end = std::size_t{end_of(turn) - segment.first_unit} * kValues;
+        end = end < segment.count ? end : segment.count;
+        written(segment, first, end);
+        unit += static_cast<std::uint32_t>((end - first + kValues - 1) / kValues);
+      }
+    }
+  }
+}
+
+/// The same for units of 512 values, with visit(segment, place).
+template <unsigned kRow, class Block, class Table, class Read, class Visit, class Written>
+TERSOR_DEVICE void for_each_place(const Block& block, const Table& table, const Read& read,
+                                  const Visit& visit, const Written& written) {
+  for_each_run<kUnitValues>(
+      block, table, read,
+      [&](const auto& segment, std::size_t first) {
+        visit(segment, UnitPlace<kRow>{first, segment.count, block.warp().thread_rank()});
+      },
+      written);
 }
 
 /// Calls visit(segment, place) for each unit of this warp.
 template <unsigned kRow, class Block, class Table, class Visit>
 TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const Visit& visit) {
-  for_each_unit(block, table.units, [&](std::uint32_t unit) {
-    const auto& segment = table.find(unit);
-    visit(segment, UnitPlace<kRow>{std::size_t{unit - segment.first_unit} * kUnitValues,
-                                   segment.count, block.warp().thread_rank()});
-  });
+  for_each_place<kRow>(block, table, DoNothing{}, visit, DoNothing{});
 }
 
 /// What all kernels have that take a unit a warp.

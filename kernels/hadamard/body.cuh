@@ -136,6 +136,18 @@ TERSOR_DEVICE void pad_scales(const Warp& warp, std::byte* sections, std::size_t
     store(reinterpret_cast<std::uint16_t*>(sections) + block, std::uint16_t{0});
 }
 
+/// Adds what a warp wrote of a segment's values [first, end) to the frame's sum.
+template <class Sum, class Entry>
+TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, unsigned bits,
+                               std::size_t first, std::size_t end) {
+  const std::size_t from = first / kTurnBlock, to = ceil_div(end, kTurnBlock);
+  const std::size_t planes = segment.offset + HadamardLayout{segment.count, bits}.planes_offset();
+  const std::size_t bytes = bits * kTurnBlock / 8;  // of a block
+  sum.add_bytes(segment.offset + from * sizeof(std::uint16_t),
+                segment.offset + align_up(to * sizeof(std::uint16_t), 16));
+  sum.add_bytes(planes + from * bytes, planes + to * bytes);
+}
+
 /// Adds what the threads of a warp counted.
 template <class Warp>
 TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* total) {
@@ -149,7 +161,9 @@ struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kResident = kHadamardResident;
   static constexpr bool kScans = false;
-  struct Shared {};
+  struct Shared {
+    ThreadSums<kThreads> written;
+  };
 
   SegmentTable<EncodeEntry, kMost> table;
   std::byte* payload;
@@ -159,23 +173,30 @@ struct HadamardEncodeKernel {
   unsigned bits;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const std::uint32_t step = words.step_of();
     seal.write(block, step);
     const float a = words.gradient_factor(), b = words.residual_factor();
     unsigned count = 0;
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      count += encode_unit(block.warp(), unit, step, a, b);
-    });
+    const WrittenSum sum(block, seal, shared.written);
+    for_each_run<kHadamardUnitValues>(
+        block, table, DoNothing{},
+        [&](const EncodeEntry& segment, std::size_t first) {
+          count += encode_unit(block.warp(), segment, first, step, a, b);
+        },
+        [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
+          sum_written(sum, segment, bits, first, end);
+        });
     add_counts(block.warp(), count, overflows);
+    sum.leave();
+    seal.close(block);
   }
 
  private:
   template <class Warp>
-  TERSOR_DEVICE unsigned encode_unit(const Warp& warp, std::uint32_t unit, std::uint32_t step,
-                                     float a, float b) const {
-    const EncodeEntry& segment = table.find(unit);
-    const std::size_t first = std::size_t{unit - segment.first_unit} * kHadamardUnitValues;
+  TERSOR_DEVICE unsigned encode_unit(const Warp& warp, const EncodeEntry& segment,
+                                     std::size_t first, std::uint32_t step, float a,
+                                     float b) const {
     const bool inactive = segment.active != nullptr && load(segment.active) == 0;
     const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
     unsigned count = 0;
@@ -207,7 +228,9 @@ struct HadamardDecodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kResident = 4;
   static constexpr bool kScans = false;
-  struct Shared {};
+  struct Shared {
+    ThreadSums<kThreads> read;
+  };
 
   SegmentTable<HadamardEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
@@ -216,19 +239,23 @@ struct HadamardDecodeKernel {
   DecodeMode mode;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const bool sound = list.check(block);
     const std::uint32_t step = list.carried_step();
-    for_each_unit(block, table.units,
-                  [&](std::uint32_t unit) { decode_unit(block.warp(), unit, step, sound); });
+    const ReadSums sums(block, list, sound, shared.read);
+    for_each_run<kHadamardUnitValues>(
+        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        [&](const HadamardEntry& segment, std::size_t first) {
+          decode_unit(block.warp(), segment, first, step, sound);
+        },
+        DoNothing{});
+    close_decoded<T>(block, table, sums, list);
   }
 
  private:
   template <class Warp>
-  TERSOR_DEVICE void decode_unit(const Warp& warp, std::uint32_t unit, std::uint32_t step,
-                                 bool sound) const {
-    const HadamardEntry& segment = table.find(unit);
-    const std::size_t first = std::size_t{unit - segment.first_unit} * kHadamardUnitValues;
+  TERSOR_DEVICE void decode_unit(const Warp& warp, const HadamardEntry& segment, std::size_t first,
+                                 std::uint32_t step, bool sound) const {
     const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
     auto* output = static_cast<T*>(segment.output);
     for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
@@ -260,7 +287,10 @@ struct HadamardReduceKernel {
   static constexpr unsigned kResident =
       std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardResident - 1;
   static constexpr bool kScans = false;
-  struct Shared {};
+  struct Shared {
+    ThreadSums<kThreads> written;
+    ThreadSums<kThreads> read;
+  };
 
   SegmentTable<ReduceEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
@@ -271,24 +301,32 @@ struct HadamardReduceKernel {
   unsigned bits;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const std::uint32_t step = list.carried_step();
     seal.write(block, step);
     const bool sound = list.check(block);
     const float b = words.residual_factor();
     unsigned count = 0;
-    for_each_unit(block, table.units, [&](std::uint32_t unit) {
-      count += reduce_unit(block.warp(), unit, step, b, sound);
-    });
+    const ReadSums sums(block, list, sound, shared.read);
+    const WrittenSum written(block, seal, shared.written);
+    for_each_run<kHadamardUnitValues>(
+        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        [&](const ReduceEntry& segment, std::size_t first) {
+          count += reduce_unit(block.warp(), segment, first, step, b, sound);
+        },
+        [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
+          sum_written(written, segment, bits, first, end);
+        });
     add_counts(block.warp(), count, overflows);
+    written.leave();
+    close_reduced<E>(block, table, sums, list, seal);
   }
 
  private:
   template <class Warp>
-  TERSOR_DEVICE unsigned reduce_unit(const Warp& warp, std::uint32_t unit, std::uint32_t step,
-                                     float b, bool sound) const {
-    const ReduceEntry& segment = table.find(unit);
-    const std::size_t first = std::size_t{unit - segment.first_unit} * kHadamardUnitValues;
+  TERSOR_DEVICE unsigned reduce_unit(const Warp& warp, const ReduceEntry& segment,
+                                     std::size_t first, std::uint32_t step, float b,
+                                     bool sound) const {
     const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
     unsigned count = 0;
     for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {

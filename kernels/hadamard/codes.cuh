@@ -103,8 +103,9 @@ TERSOR_DEVICE void sum_frames(const Warp& warp, const FrameList<kMost>& list, st
   TERSOR_UNROLL
   for (unsigned i = 0; i < kTurnValues; ++i) w[i] = -0.0f;
   visit_code_bits(bits, [&]<unsigned kBits>(CodeBits<kBits>) {
-    TERSOR_KEEP_LOOP for (unsigned index = 0; index < list.frames; ++index)
-        add_codes<kBits>(warp, list.payload(index) + offset, place, factor, w);
+    TERSOR_KEEP_LOOP
+    for (unsigned index = 0; index < list.frames; ++index)
+      add_codes<kBits>(warp, list.payload(index) + offset, place, factor, w);
   });
   turn(warp, w);
   signs.flip(w);

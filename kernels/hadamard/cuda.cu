@@ -1,6 +1,6 @@
 // How hadamard is launched on a device: types and lists of a call become kernels. One launch a call
-// for up to 500 segments; with checksums one more that reads the payload again, and with words to
-// write one that advances the step, which an encode reads.
+// for up to 500 segments; with words to write one more that advances the step, which an encode
+// reads. With checksums their words are cleared before.
 
 #include "kernels/device/device_call.cuh"
 #include "kernels/hadamard/body.cuh"
@@ -16,12 +16,6 @@ auto sizes_of(unsigned bits) {
   };
 }
 
-template <class Kernel>
-void launch(Queue& queue, const Kernel& kernel) {
-  queue.launch(kernel,
-               queue.blocks_for<Kernel>(kernel.table.units, Kernel::kThreads / kWarpThreads));
-}
-
 /// The launches of a call that writes a frame.
 template <class Kernel, class Call, class EntryOf>
 void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame,
@@ -31,18 +25,20 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
       call.words_out == nullptr ? call.execution.overflows : &call.words_out->overflows;
   kernel.words = words_of_call(call);
   prepare_next_words(queue, call);
+  prepare_seal(queue, frame);
   for_each_table(kernel.table, call.segments, sizes_of(kernel.bits), entry_of,
                  [&](LaunchPlace place) {
-                   kernel.seal = place.is_first ? seal_of(frame) : FrameSeal{};
-                   launch(queue, kernel);
+                   kernel.seal = seal_of(frame, place);
+                   launch_units(queue, kernel);
                  });
-  add_checksum(queue, frame);
   if (call.words_out != nullptr) queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 
 template <unsigned kMost, class Call>
-FrameList<kMost> list_carriers(Queue& queue, const Call& call, const FrameHeader& expected) {
-  FrameList<kMost> list = list_frames<kMost>(queue, call.frames, expected, call.execution);
+FrameList<kMost> list_carriers(Queue& queue, const Call& call, const FrameHeader& expected,
+                               Launches launches) {
+  FrameList<kMost> list =
+      list_frames<kMost>(queue, call.frames, expected, call.execution, launches);
   list.carries_step = true;
   return list;
 }
@@ -81,14 +77,15 @@ void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHe
   visit_value_type(dtype, [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardDecodeKernel<T, segments(), frames()> kernel;
-      kernel.list = list_carriers<frames()>(queue, call, expected);
+      kernel.list =
+          list_carriers<frames()>(queue, call, expected, launches_of(kernel.table, call.segments));
       kernel.factor = call.factor;
       kernel.bits = bits;
       kernel.mode = call.mode;
       for_each_table(
           kernel.table, call.segments, sizes_of(bits),
           [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); },
-          [&](LaunchPlace) { launch(queue, kernel); });
+          [&](LaunchPlace) { launch_units(queue, kernel); });
     });
   });
 }
@@ -98,7 +95,8 @@ void hadamard_device_reduce(const ReduceCall& call, unsigned bits, const DeviceF
   visit_residual_type(call.states, [&]<typename E>(E) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardReduceKernel<E, segments(), frames()> kernel;
-      kernel.list = list_carriers<frames()>(queue, call, frame.header);
+      kernel.list = list_carriers<frames()>(queue, call, frame.header,
+                                            launches_of(kernel.table, call.segments));
       kernel.bits = bits;
       launch_writer(queue, kernel, call, frame, [&](std::size_t i, std::uint64_t offset) {
         return reduce_entry(call, i, offset);

@@ -205,10 +205,24 @@ TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, k
   residual.add_to(place, a, b, p);
 }
 
+/// Adds what a warp wrote of a segment's values [first, end) to the frame's sum.
+template <class Format, class Sum, class Entry>
+TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t first,
+                               std::size_t end) {
+  const std::size_t codes = segment.offset + typename Format::Layout{segment.count}.codes_offset();
+  sum.add_words(segment.offset + first / Format::kBlock * sizeof(float),
+                segment.offset + ceil_div(end, Format::kBlock) * sizeof(float));
+  sum.add_bytes(codes + first * Format::kBits / 8,
+                codes + align_up(ceil_div(end * Format::kBits, 8), 16));
+}
+
 template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
 struct QuantizeEncodeKernel : UnitKernel {
   static constexpr unsigned kResident = kEncodeResident<E, kKind>;
   static constexpr unsigned kRow = 16 / sizeof(G);
+  struct Shared {
+    ThreadSums<kThreads> written;
+  };
 
   SegmentTable<EncodeEntry, kMost> table;
   std::byte* payload;
@@ -218,12 +232,14 @@ struct QuantizeEncodeKernel : UnitKernel {
   std::uint64_t key;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     const float a = words.gradient_factor(), b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
-    for_each_unit<kRow>(
-        block, table, [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
+    const WrittenSum sum(block, seal, shared.written);
+    for_each_place<kRow>(
+        block, table, DoNothing{},
+        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
           const auto out = QuantizeUnit<Format, E, kKind, kRow>::of(segment, place, payload,
                                                                     is_inactive(segment));
           Rows<kRow> p;
@@ -231,8 +247,13 @@ struct QuantizeEncodeKernel : UnitKernel {
           const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
                                             step, segment.parameter);
           out.write(block.warp(), p, noise);
+        },
+        [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
+          sum_written<Format>(sum, segment, first, end);
         });
+    sum.leave();
     next.write(block);
+    seal.close(block);
   }
 };
 
@@ -240,6 +261,10 @@ template <class Format, typename E, NoiseKind kKind, unsigned kMostSegments, uns
 struct QuantizeReduceKernel : UnitKernel {
   static constexpr unsigned kResident = kReduceResident<kKind>;
   static constexpr unsigned kRow = 8;
+  struct Shared {
+    ThreadSums<kThreads> written;
+    ThreadSums<kThreads> read;
+  };
 
   SegmentTable<ReduceEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
@@ -250,13 +275,16 @@ struct QuantizeReduceKernel : UnitKernel {
   std::uint64_t key;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     const bool sound = list.check(block);
     const float b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
-    for_each_unit<kRow>(
-        block, table, [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
+    const ReadSums sums(block, list, sound, shared.read);
+    const WrittenSum written(block, seal, shared.written);
+    for_each_place<kRow>(
+        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
           const auto out = QuantizeUnit<Format, E, kKind, kRow>::of(segment, place, payload, false);
           Rows<kRow> p = {};
           if (sound) add_all_frames(segment, place, p);
@@ -265,8 +293,13 @@ struct QuantizeReduceKernel : UnitKernel {
           const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
                                             step, segment.parameter);
           out.write(block.warp(), p, noise);
+        },
+        [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
+          sum_written<Format>(written, segment, first, end);
         });
     next.write(block);
+    written.leave();
+    close_reduced<E>(block, table, sums, list, seal);
   }
 
  private:

@@ -1,5 +1,5 @@
 // How quantising formats are launched on a device: types and lists of a call become kernels. With
-// checksums one launch more, which reads the payload again.
+// checksums their words are cleared before.
 
 #include "kernels/quantize/body.cuh"
 #include "kernels/quantize/kernels.h"
@@ -24,13 +24,13 @@ void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const Devic
   kernel.words = words_of_call(call);
   kernel.key = call.random.key;
   prepare_next_words(queue, call);
+  prepare_seal(queue, frame);
   for_each_table(
       kernel.table, call.segments, quantize_sizes<Format>, entry_of, [&](LaunchPlace place) {
-        kernel.seal = place.is_first ? seal_of(frame) : FrameSeal{};
+        kernel.seal = seal_of(frame, place);
         kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
         launch_units(queue, kernel);
       });
-  add_checksum(queue, frame);
   if (!kAdvances && call.words_out != nullptr)
     queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
@@ -77,7 +77,8 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
       visit_reduce_lengths<kKind>(
           call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
             QuantizeReduceKernel<Format, E, kKind, segments(), frames()> kernel;
-            kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
+            kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
+                                                launches_of(kernel.table, call.segments));
             launch_quantize<Format, kKind>(
                 queue, kernel, call, frame,
                 [&](std::size_t i, std::uint64_t offset) { return reduce_entry(call, i, offset); });
@@ -92,7 +93,8 @@ void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected)
   visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_decode(call, [&](auto mode, auto segments, auto frames) {
       QuantizeDecodeKernel<Format, T, mode(), segments(), frames()> kernel;
-      kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution);
+      kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
+                                          launches_of(kernel.table, call.segments));
       kernel.factor = call.factor;
       for_each_table(
           kernel.table, call.segments, quantize_sizes<Format>,

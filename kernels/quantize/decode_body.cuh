@@ -77,16 +77,21 @@ template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, un
 struct QuantizeDecodeKernel : UnitKernel {
   static constexpr unsigned kResident = kQuantizeResident.decode;
   static constexpr unsigned kRow = 16 / sizeof(T);
+  struct Shared {
+    ThreadSums<kThreads> read;
+  };
 
   SegmentTable<DecodeEntry, kMostSegments> table;
   FrameList<kMostFrames> list;
   float factor;
 
   template <class Block>
-  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const bool sound = list.check(block);
-    for_each_unit<kRow>(
-        block, table, [&](const DecodeEntry& segment, const UnitPlace<kRow>& place) {
+    const ReadSums sums(block, list, sound, shared.read);
+    for_each_place<kRow>(
+        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        [&](const DecodeEntry& segment, const UnitPlace<kRow>& place) {
           auto* output = static_cast<T*>(segment.output);
           const bool aligned = is_aligned_for<T, kRow>(output);
           Rows<kRow> sum;
@@ -102,14 +107,17 @@ struct QuantizeDecodeKernel : UnitKernel {
           else
             add_frames<UnitKind::kPart>(rows, sum);
           store_rows(sum, output, place, aligned);
-        });
+        },
+        DoNothing{});
+    close_decoded<T>(block, table, sums, list);
   }
 
  private:
   template <UnitKind kUnit>
   TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows, Rows<kRow>& sum) const {
-    TERSOR_KEEP_LOOP for (unsigned index = 0; index < list.frames; ++index)
-        rows.template add<kUnit>(list.payload(index), factor, sum);
+    TERSOR_KEEP_LOOP
+    for (unsigned index = 0; index < list.frames; ++index)
+      rows.template add<kUnit>(list.payload(index), factor, sum);
   }
 };
 

@@ -8,17 +8,25 @@
 #include <cstring>
 
 // TERSOR_BODY marks formulas, which hosts and devices compute; TERSOR_DEVICE what only kernels
-// call: under nvcc device code, under g++ plain functions.
+// call: under nvcc device code, under g++ plain functions. TERSOR_KEEP_LOOP stands before a loop
+// that mostly makes one turn, or is rarely come by: a copy of its body would cost more than a jump.
 #if defined(__CUDACC__)
 #define TERSOR_BODY __host__ __device__ __forceinline__
 #define TERSOR_DEVICE __device__ __forceinline__
 #define TERSOR_UNROLL _Pragma("unroll")
 #define TERSOR_UNROLL_4 _Pragma("unroll 4")
+#define TERSOR_UNROLL_2 _Pragma("unroll 2")
 #else
 #define TERSOR_BODY inline
 #define TERSOR_DEVICE inline
 #define TERSOR_UNROLL _Pragma("GCC unroll 32")
 #define TERSOR_UNROLL_4 _Pragma("GCC unroll 4")
+#define TERSOR_UNROLL_2 _Pragma("GCC unroll 2")
+#endif
+#if defined(__CUDA_ARCH__)
+#define TERSOR_KEEP_LOOP _Pragma("unroll 1")
+#else
+#define TERSOR_KEEP_LOOP
 #endif
 
 namespace tersor::kernels {

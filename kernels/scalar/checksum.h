@@ -74,10 +74,9 @@ struct ChecksumNumbers {
   /// base^group
   TERSOR_BODY constexpr std::uint64_t power_of(std::uint64_t group) const {
     std::uint64_t product = power[0][group % kPowers];
-    for (std::size_t step = 1; step < kSteps; ++step) {
-      group /= kPowers;
-      if (group % kPowers != 0) product = multiply_checksums(product, power[step][group % kPowers]);
-    }
+    TERSOR_KEEP_LOOP
+    for (std::size_t step = 1; (group /= kPowers) != 0; ++step)
+      product = multiply_checksums(product, power[step][group % kPowers]);
     return product;
   }
 };

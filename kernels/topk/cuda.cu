@@ -125,7 +125,8 @@ template <typename G, typename E>
 void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& options,
                      const DeviceFrame& frame, TopkForce force) {
   const std::size_t last = sending_segments(call.segments);
-  const TopkEnding ending{seal_of(frame), next_words_of_call(call)};
+  const TopkEnding ending{seal_of(frame, {.is_first = true, .is_last = false}),
+                          next_words_of_call(call)};
   std::byte* payload = frame.frame + sizeof(FrameHeader);
   for (std::size_t i = 0; i < call.segments.size(); ++i) {
     const TopkTarget target{payload, layout_of(call.segments[i].count, options)};
@@ -169,8 +170,8 @@ template <class Kernel>
 void decode_segments(Queue& queue, const DecodeCall& call, const TopkOptions& options,
                      const FrameHeader& expected) {
   Kernel kernel;
-  kernel.list =
-      list_frames<decltype(kernel.list)::kFrames>(queue, call.frames, expected, call.execution);
+  kernel.list = list_frames<decltype(kernel.list)::kFrames>(queue, call.frames, expected,
+                                                            call.execution, Launches::kSeveral);
   kernel.values = options.values;
   kernel.factor = call.factor;
   const auto entry_of = [&](std::size_t i, std::uint64_t offset) {
@@ -198,6 +199,7 @@ void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
                         const DeviceFrame& frame, TopkForce force) {
   Queue queue(call.execution.stream);
   prepare_next_words(queue, call);
+  prepare_seal(queue, frame);
   visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
       encode_segments<G, E>(queue, call, options, frame, force);

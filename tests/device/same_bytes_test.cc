@@ -58,6 +58,14 @@ TEST_P(SameBytes, ManySegments) {
   });
 }
 
+/// Runs of units that end within a segment and go on in the next.
+TEST_P(SameBytes, LongRuns) {
+  Pair pair(spec(), {70'001, 3, 513, 40'000}, {});
+  pair.expect_same_encode();
+  pair.expect_same_decode(2);
+  pair.expect_same_reduce(2);
+}
+
 /// More segments than one launch takes, and more than short parameters hold.
 TEST_P(SameBytes, SeveralLaunches) {
   if (!make_codec(spec())->traits().divisible) GTEST_SKIP() << "each segment has its own launches";
@@ -74,9 +82,9 @@ TEST_P(SameBytes, SeveralLaunches) {
 }
 
 TEST_P(SameBytes, ManyFrames) {
-  Pair pair(spec(), {600, 70}, {.contributions = 20});
-  pair.expect_same_decode(20);
-  pair.expect_same_reduce(20);
+  Pair pair(spec(), {600, 70}, {.contributions = 40});
+  pair.expect_same_decode(40);
+  pair.expect_same_reduce(40);
 }
 
 TEST_P(SameBytes, Nothing) {

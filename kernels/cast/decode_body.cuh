@@ -1,0 +1,89 @@
+// The decode kernel of cast formats, and how many blocks of each of their kernels are resident.
+// Grid and bytes a value: kernels/cast/body.cuh.
+#pragma once
+
+#include "kernels/device/call.cuh"
+#include "kernels/device/queue.cuh"
+#include "kernels/device/units.cuh"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// Blocks on a multiprocessor at least, by architecture: as many as need no spills.
+struct CastResident {
+  unsigned from;
+  unsigned encode, copy, decode, reduce;
+};
+constexpr CastResident kCastTuning[] = {
+    {.from = 0, .encode = 4, .copy = 4, .decode = 4, .reduce = 3},
+};
+constexpr CastResident kCastResident = tuning_of(kCastTuning);
+
+template <typename Wire, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
+struct CastDecodeKernel : UnitKernel {
+  static constexpr unsigned kResident = kCastResident.decode;
+  static constexpr unsigned kRow = 16 / sizeof(T);
+  struct Shared {
+    ThreadSums<kThreads> read;
+  };
+
+  SegmentTable<DecodeEntry, kMostSegments> table;
+  FrameList<kMostFrames> list;
+  float factor;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
+    const bool sound = list.check(block);
+    const ReadSums sums(block, list, sound, shared.read);
+    for_each_place<kRow>(
+        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        [&](const DecodeEntry& segment, const UnitPlace<kRow>& place) {
+          decode_unit(segment, place, sound);
+        },
+        DoNothing{});
+    close_decoded<T>(block, table, sums, list);
+  }
+
+ private:
+  TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, const UnitPlace<kRow>& place,
+                                 bool sound) const {
+    auto* output = static_cast<T*>(segment.output);
+    const bool aligned = is_aligned_for<T, kRow>(output);
+    Rows<kRow> sum = {};
+    if constexpr (kMode == DecodeMode::kAdd) {
+      TERSOR_UNROLL
+      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+        load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
+    }
+    if (sound)
+      for (unsigned index = 0; index < list.frames; ++index) add_frame(index, segment, place, sum);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] = sound ? sum[chunk][i] : float_of(kNanBits);
+      store_row(sum[chunk], output, place.row(chunk, aligned));
+    }
+  }
+
+  /// Bare values may lie in the output itself. The first frame is assigned as a product.
+  TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
+                               const UnitPlace<kRow>& place, Rows<kRow>& sum) const {
+    const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
+    const bool aligned = is_aligned_for<Wire, kRow>(values);
+    const bool assigns = kMode == DecodeMode::kAssign && index == 0;
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      float row[kRow];
+      load_row<Load::kAny>(values, place.row(chunk, aligned), row);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i)
+        sum[chunk][i] =
+            assigns ? row[i] * factor : fused_multiply_add(row[i], factor, sum[chunk][i]);
+    }
+  }
+};
+
+}  // namespace tersor::kernels

@@ -1,0 +1,240 @@
+// The frames that a kernel reads: whether their headers say what the call does, and whether their
+// checksums are right, which the warps add up as they read.
+#pragma once
+
+#include "kernels/device/checksum.cuh"
+#include "kernels/device/device_frame.h"
+#include "kernels/device/group.cuh"
+#include "kernels/device/seal.cuh"
+#include "kernels/scalar/convert.h"
+
+#include <tersor/align.h>
+#include <tersor/wire.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+/// In place of a residual's type: no feedback.
+struct NoResidual {};
+
+/// The frames that a call reads, and what each must say of itself. Every block compares headers
+/// before it reads payloads. Checksums are summed beside the reading, if all of it is one launch,
+/// and compared by its last block; else an earlier launch has summed them.
+template <unsigned kMost>
+struct FrameList {
+  static constexpr unsigned kFrames = kMost;
+
+  FrameHeader expected;
+  ChecksumParts* sums = nullptr;  // [frames], the payload's part; null: checksums are not looked at
+  FrameFault* fault = nullptr;
+  std::uint64_t share =
+      0;  // groups of each frame that a block sums in a round, times 2^32; 0: none
+  std::uint32_t groups = 0;  // of a frame
+  std::uint32_t frames = 0;
+  std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: bare values, of which nothing is known
+  bool carries_step = false;  // the step is the first frame's, whatever `expected` says
+  bool are_summed = false;    // by an earlier launch
+  const std::byte* frame[kMost];
+
+  TERSOR_DEVICE const std::byte* payload(unsigned index) const {
+    return frame[index] + header_bytes;
+  }
+
+  /// Lets each of the blocks' rounds, `rounds` in all, sum as much, unless an earlier launch did
+  /// it.
+  void share_in(std::size_t rounds) {
+    if (sums == nullptr || are_summed) return;
+    groups = static_cast<std::uint32_t>(ceil_div(frame_bytes(), kGroupBytes));
+    share = ceil_div(std::uint64_t{groups} << 32, std::max<std::size_t>(rounds, 1));
+  }
+
+  /// Of header and payload.
+  TERSOR_BODY std::size_t frame_bytes() const {
+    return sizeof(FrameHeader) + expected.payload_bytes;
+  }
+
+  /// The step that the first frame carries.
+  TERSOR_DEVICE std::uint32_t carried_step() const {
+    return load(reinterpret_cast<const std::uint32_t*>(frame[0]) + kStepWord);
+  }
+
+  /// A barrier; false where a frame is not what the call says, as far as is known.
+  template <class Block>
+  TERSOR_DEVICE bool check(const Block& block) const {
+    if (header_bytes == 0) return true;
+    bool wrong = false;
+    for (unsigned i = block.thread_rank(); i < frames; i += block.threads())
+      wrong |= !check_header(i) || (are_summed && !check_sum(i));
+    return !block.any(wrong);
+  }
+
+  /// A barrier, in the last block: true where a checksum is wrong.
+  template <class Block>
+  TERSOR_DEVICE bool is_damaged(const Block& block) const {
+    bool wrong = false;
+    for (unsigned i = block.thread_rank(); i < frames; i += block.threads()) wrong |= !check_sum(i);
+    return block.any(wrong);
+  }
+
+  /// Counts the blocks that are done: behind the sums.
+  TERSOR_DEVICE std::uint32_t* ticket() const {
+    return reinterpret_cast<std::uint32_t*>(sums + frames);
+  }
+
+  /// The first fault stays. Its kind comes last: who sees it sees the rest.
+  TERSOR_DEVICE void report(unsigned index, std::uint32_t kind, std::uint64_t detail) const {
+    if (fault == nullptr || atomic_add(&fault->times, 1u) != 0) return;
+    store(&fault->frame, index);
+    store(&fault->frames, frames);
+    store(&fault->detail, detail);
+    TERSOR_KEEP_LOOP
+    for (unsigned word = 0; word < kHeaderWords; ++word) {
+      store(words_of(&fault->found) + word, load(words_of(frame[index]) + word));
+      store(words_of(&fault->expected) + word, expected_word(word));
+    }
+    store_for_host(&fault->kind, kind);
+  }
+
+ private:
+  template <typename T>
+  TERSOR_DEVICE static const std::uint32_t* words_of(const T* pointer) {
+    return reinterpret_cast<const std::uint32_t*>(pointer);
+  }
+  TERSOR_DEVICE static std::uint32_t* words_of(FrameHeader* pointer) {
+    return reinterpret_cast<std::uint32_t*>(pointer);
+  }
+
+  TERSOR_DEVICE bool is_carried(unsigned word) const { return carries_step && word == kStepWord; }
+  TERSOR_DEVICE std::uint32_t expected_word(unsigned word) const {
+    return is_carried(word) ? carried_step() : words_of(&expected)[word];
+  }
+
+  TERSOR_DEVICE bool check_header(unsigned index) const {
+    TERSOR_KEEP_LOOP
+    for (unsigned word = 0; word < kChecksumWord; ++word) {
+      if (load(words_of(frame[index]) + word) == expected_word(word)) continue;
+      if (is_carried(word))
+        report(index, FrameFault::kStep, carried_step());
+      else
+        report(index, FrameFault::kHeader, 0);
+      return false;
+    }
+    if (sums != nullptr || claimed(index) == 0) return true;
+    report(index, FrameFault::kChecksum, 0);
+    return false;
+  }
+
+  /// Whether payload and header have the checksum that the header claims.
+  TERSOR_DEVICE bool check_sum(unsigned index) const {
+    std::uint64_t sum = sums[index].value();
+    TERSOR_KEEP_LOOP
+    for (unsigned word = 0; word < kChecksumWord; ++word)
+      sum = add_checksums(sum, checksum_of_word(load(words_of(frame[index]) + word), word));
+    if (claimed(index) == sum) return true;
+    report(index, FrameFault::kChecksum, sum);
+    return false;
+  }
+
+  TERSOR_DEVICE std::uint64_t claimed(unsigned index) const {
+    return load(words_of(frame[index]) + kChecksumWord) |
+           static_cast<std::uint64_t>(load(words_of(frame[index]) + kChecksumWord + 1)) << 32;
+  }
+};
+
+/// What a block adds to the checksums of the frames that it reads. In each round it reads about
+/// `share` groups of each frame: its warps sum these just before, in turn, so that whoever comes
+/// second finds them in a cache. Thread i of each warp has the sum of frame i.
+template <class Block, class List>
+class ReadSums {
+ public:
+  using Sums = ThreadSums<Block::threads()>;
+
+  TERSOR_DEVICE ReadSums(const Block& block, const List& list, bool is_sound, Sums& sums)
+      : block_(block), list_(list), is_sound_(is_sound), sums_(sums) {
+    if (is_due()) sums_.clear(block_.thread_rank());
+  }
+
+  /// Before round `round` of the launch, the block's turn-th.
+  TERSOR_DEVICE void add_round(std::uint32_t round, unsigned turn) const {
+    if (!is_due()) return;
+    const auto share_before = [&](std::uint64_t rounds) {
+      return static_cast<std::uint32_t>(rounds * list_.share >> 32);
+    };
+    for (std::uint32_t group = share_before(round);
+         group < share_before(std::uint64_t{round} + 1) && group < list_.groups; ++group) {
+      for (unsigned index = 0; index < list_.frames; ++index) {
+        if (turn++ % Block::warps() == block_.warp_rank()) add(index, group);
+      }
+    }
+  }
+
+  /// After all rounds: the launch's sums take it. True where the last block is to look at them.
+  TERSOR_DEVICE bool leave() const {
+    if (!is_due()) return false;
+    const unsigned thread = block_.warp().thread_rank();
+    const std::uint64_t sum = sums_.get(block_.thread_rank());
+    if (thread < list_.frames && sum != 0) list_.sums[thread].add(sum);
+    return true;
+  }
+
+ private:
+  TERSOR_DEVICE bool is_due() const { return is_sound_ && list_.share != 0; }
+
+  TERSOR_DEVICE void add(unsigned index, std::uint32_t group) const {
+    const auto warp = block_.warp();
+    const std::size_t left = list_.frame_bytes() - std::size_t{group} * kGroupBytes;
+    const std::uint64_t sum =
+        sum_of_warp(warp, sum_group(list_.frame[index], group, group == 0 ? sizeof(FrameHeader) : 0,
+                                    static_cast<unsigned>(left < kGroupBytes ? left : kGroupBytes),
+                                    warp.thread_rank()));
+    if (warp.thread_rank() != index % kWarpThreads) return;
+    if (index < kWarpThreads)
+      sums_.add(block_.thread_rank(), sum);
+    else
+      list_.sums[index].add(sum);
+  }
+
+  const Block& block_;
+  const List& list_;
+  bool is_sound_;
+  Sums& sums_;
+};
+
+/// What the last block of a launch makes of values that were written from a damaged frame: NaN in
+/// all values of the segments, of type T at pointer_of(segment).
+template <typename T, class Block, class Table, class PointerOf>
+TERSOR_DEVICE void fill_nan(const Block& block, const Table& table, const PointerOf& pointer_of) {
+  for (unsigned i = 0; i < table.entries; ++i) {
+    auto* values = static_cast<T*>(pointer_of(table.entry[i]));
+    for (std::size_t at = block.thread_rank(); at < table.entry[i].count; at += block.threads())
+      store(values + at, from_f32<T>(float_of(kNanBits)));
+  }
+}
+
+/// The end of a kernel that decodes: what it read is looked at, once all blocks are done.
+template <typename T, class Block, class Table, class Sums, class List>
+TERSOR_DEVICE void close_decoded(const Block& block, const Table& table, const Sums& sums,
+                                 const List& list) {
+  if (!sums.leave() || !block.is_last(list.ticket()) || !list.is_damaged(block)) return;
+  fill_nan<T>(block, table, [](const auto& segment) { return segment.output; });
+}
+
+/// The end of a kernel that reduces. A sum of damaged frames is sealed so that nobody believes it.
+template <typename E, class Block, class Table, class Sums, class List>
+TERSOR_DEVICE void close_reduced(const Block& block, const Table& table, const Sums& sums,
+                                 const List& list, const FrameSeal& seal) {
+  const bool looks = sums.leave();
+  if (!seal.closes() || !block.is_last(seal.ticket())) return;
+  const bool damaged = looks && list.is_damaged(block);
+  seal.finish(block, !damaged);
+  if constexpr (!std::is_same_v<E, NoResidual>) {
+    if (damaged)
+      fill_nan<E>(block, table, [](const auto& segment) { return segment.residual_out; });
+  }
+}
+
+}  // namespace tersor::kernels

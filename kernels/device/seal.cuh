@@ -1,0 +1,156 @@
+// The frame that a kernel writes: its header, and the checksum, which the warps add up as they
+// write.
+#pragma once
+
+#include "kernels/device/checksum.cuh"
+
+#include <tersor/wire.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+constexpr unsigned kHeaderWords = sizeof(FrameHeader) / sizeof(std::uint32_t);
+constexpr unsigned kStepWord = offsetof(FrameHeader, parameters) / sizeof(std::uint32_t);
+constexpr unsigned kChecksumWord = offsetof(FrameHeader, checksum) / sizeof(std::uint32_t);
+
+/// A frame's header. The first launch of a call writes it but, where there is a checksum, for the
+/// words that are sums until the last block of the last launch puts there what belongs there. These
+/// are zeros before the first launch.
+struct FrameSeal {
+  std::byte* frame = nullptr;              // null: bare values, or written by another kernel
+  FrameHeader header;                      // with its own part of the checksum
+  bool is_first = false, is_last = false;  // launch of the call
+
+  /// What is 0 before the first launch: the payload's parts, and a word that counts the blocks that
+  /// are done.
+  static constexpr std::size_t kSumsBytes = sizeof(ChecksumParts) + sizeof(std::uint32_t);
+  TERSOR_BODY static ChecksumParts* sums_of(std::byte* frame) {
+    return reinterpret_cast<ChecksumParts*>(frame) + 1;
+  }
+  TERSOR_DEVICE ChecksumParts* sums() const { return sums_of(frame); }
+  TERSOR_DEVICE std::uint32_t* ticket() const {
+    return reinterpret_cast<std::uint32_t*>(sums() + 1);
+  }
+
+  TERSOR_BODY bool has_checksum() const {
+    return frame != nullptr && (header.flags & kFrameHasChecksum) != 0;
+  }
+  /// Whether the last block of this launch is to call `finish`.
+  TERSOR_DEVICE bool closes() const { return has_checksum() && is_last; }
+
+  template <class Block>
+  TERSOR_DEVICE void write(const Block& block) const {
+    write(block, word_of(header, kStepWord));
+  }
+
+  /// The same with a step, in place of the 0 that `header` has there.
+  template <class Block>
+  TERSOR_DEVICE void write(const Block& block, std::uint32_t step) const {
+    const unsigned word = block.thread_rank();
+    if (!is_first || block.rank() != 0 || word >= kHeaderWords) return;
+    if (has_checksum() && word >= kFirstSum && word < kLastSum) return;
+    store_word(word, word == kStepWord ? step : word_of(header, word));
+  }
+
+  /// In the last block: the words that were sums, and the checksum; a wrong one in a frame that
+  /// nobody is to believe.
+  template <class Block>
+  TERSOR_DEVICE void finish(const Block& block, bool is_sound = true) const {
+    if (block.thread_rank() != 0) return;
+    FrameHeader sealed = header;
+    sealed.checksum = add_checksums(add_checksums(header.checksum, step_part()), sums()->value());
+    if (!is_sound) sealed.checksum ^= 1;
+    for (unsigned word = kFirstSum; word < kLastSum; ++word)
+      store_word(word, word_of(sealed, word));
+    store_word(kChecksumWord, word_of(sealed, kChecksumWord));
+    store_word(kChecksumWord + 1, word_of(sealed, kChecksumWord + 1));
+  }
+
+  /// A barrier, where this launch closes the frame.
+  template <class Block>
+  TERSOR_DEVICE void close(const Block& block) const {
+    if (closes() && block.is_last(ticket())) finish(block);
+  }
+
+ private:
+  static constexpr unsigned kFirstSum = sizeof(ChecksumParts) / sizeof(std::uint32_t);
+  static constexpr unsigned kLastSum = kFirstSum + kSumsBytes / sizeof(std::uint32_t);
+  static_assert(kLastSum <= kStepWord);
+
+  TERSOR_DEVICE static std::uint32_t word_of(const FrameHeader& header, unsigned word) {
+    return reinterpret_cast<const std::uint32_t*>(&header)[word];
+  }
+
+  /// What the step that was written adds to the header's own part.
+  TERSOR_DEVICE std::uint64_t step_part() const {
+    const std::uint32_t* step = reinterpret_cast<const std::uint32_t*>(frame) + kStepWord;
+    if (load_fresh(step) == word_of(header, kStepWord)) return 0;
+    return checksum_of_word(load_fresh(step), kStepWord);
+  }
+
+  TERSOR_DEVICE void store_word(unsigned word, std::uint32_t value) const {
+    store(reinterpret_cast<std::uint32_t*>(frame) + word, value);
+  }
+};
+
+/// Sums of a block's threads: in shared memory, since the work beside them needs the registers.
+template <unsigned kThreads>
+class ThreadSums {
+ public:
+  /// Before anything is added.
+  TERSOR_DEVICE void clear(unsigned thread) { sum_.set(thread, 0); }
+  TERSOR_DEVICE std::uint64_t get(unsigned thread) const { return sum_.get(thread); }
+  TERSOR_DEVICE void add(unsigned thread, std::uint64_t sum) {
+    sum_.set(thread, add_checksums(sum_.get(thread), sum));
+  }
+
+ private:
+  SharedArray<std::uint64_t, kThreads> sum_;
+};
+
+/// What a block adds to the checksum of the frame that it writes: its warps sum what they wrote
+/// once more, from the caches, a run of units at a time.
+template <class Block>
+class WrittenSum {
+ public:
+  using Sums = ThreadSums<Block::threads()>;
+
+  TERSOR_DEVICE WrittenSum(const Block& block, const FrameSeal& seal, Sums& sums)
+      : block_(block), seal_(seal), sums_(sums) {
+    if (seal_.has_checksum()) sums_.clear(block_.thread_rank());
+  }
+
+  /// Bytes [begin, end) of the payload, multiples of 16, or of 4 where they are summed by words:
+  /// what all threads of the warp wrote before.
+  TERSOR_DEVICE void add_bytes(std::size_t begin, std::size_t end) const {
+    if (!seal_.has_checksum()) return;
+    block_.warp().sync();
+    sums_.add(block_.thread_rank(),
+              sum_bytes(seal_.frame, sizeof(FrameHeader) + begin, sizeof(FrameHeader) + end,
+                        block_.warp().thread_rank()));
+  }
+  TERSOR_DEVICE void add_words(std::size_t begin, std::size_t end) const {
+    if (!seal_.has_checksum()) return;
+    block_.warp().sync();
+    sums_.add(block_.thread_rank(),
+              sum_words(seal_.frame, sizeof(FrameHeader) + begin, sizeof(FrameHeader) + end,
+                        block_.warp().thread_rank()));
+  }
+
+  /// Once all is written: the frame's sums take it.
+  TERSOR_DEVICE void leave() const {
+    if (!seal_.has_checksum()) return;
+    const auto warp = block_.warp();
+    const std::uint64_t sum = sum_of_warp(warp, sums_.get(block_.thread_rank()));
+    if (warp.thread_rank() == 0 && sum != 0) seal_.sums()->add(sum);
+  }
+
+ private:
+  const Block& block_;
+  const FrameSeal& seal_;
+  Sums& sums_;
+};
+
+}  // namespace tersor::kernels
