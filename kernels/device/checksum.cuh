@@ -59,9 +59,11 @@ TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::size_t group,
     low += static_cast<std::uint32_t>(products);
     high += products >> 32;
   }
-  const std::uint64_t remainder =
-      add_checksums(low, multiply_checksums(checksum_of(high), std::uint64_t{1} << 32));
-  return multiply_checksums(remainder, numbers.power_of(group));
+  // Of high · 2^32 what lies above bit 61 comes in below: 2^61 leaves 1.
+  constexpr unsigned kBelow = kChecksumBits - 32;
+  const std::uint64_t middle = static_cast<std::uint64_t>(high) & ((1u << kBelow) - 1);
+  const auto sum = static_cast<std::int64_t>(low + (middle << 32)) + (high >> kBelow);
+  return multiply_checksums(checksum_of(sum), numbers.power_of(group));
 }
 
 /// What this thread of a warp has of a frame's bytes [begin, end), multiples of 16.

@@ -41,11 +41,10 @@ struct ChecksumKernel {
     for (std::size_t group =
              static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
          group * kGroupBytes < frame_bytes; group += stride) {
-      const std::size_t begin = group == 0 ? sizeof(FrameHeader) : group * kGroupBytes;
-      const std::size_t next = (group + 1) * kGroupBytes;
-      sum =
-          add_checksums(sum, sum_bytes(frame[index], begin, next < frame_bytes ? next : frame_bytes,
-                                       warp.thread_rank()));
+      const unsigned begin = group == 0 ? sizeof(FrameHeader) : 0;
+      const std::size_t left = frame_bytes - group * kGroupBytes;
+      const unsigned end = left < kGroupBytes ? static_cast<unsigned>(left) : kGroupBytes;
+      sum = add_checksums(sum, sum_group(frame[index], group, begin, end, warp.thread_rank()));
     }
     sum = sum_of_warp(warp, sum);
     if (warp.thread_rank() == 0 && sum != 0) sums[index].add(sum);
