@@ -56,24 +56,18 @@ std::span<const float> own_part(const std::vector<float>& whole, const Slot& slo
 
 }  // namespace
 
-void GradientReducer::Impl::set_step(std::uint32_t step) {
-  words_.step = step;
-  if (device_ != nullptr) device_->write_step(step);
-}
-
 // With ticks all happens on the trainer's thread, so that one channel is enough.
 Transport& GradientReducer::Impl::control() {
-  if (queues()) return *channel_;
+  if (context_.queues()) return *channel_;
   if (control_ == nullptr) control_ = transport_.channel();
   return *control_;
 }
 
 // In the memory that the transport adds: on a device there may be no other.
 void GradientReducer::Impl::sum_over_ranks(std::vector<float>& values) {
-  const Buffer memory(device_ == nullptr ? 0 : values.size() * sizeof(float), Memory::kDevice);
-  const ValueSpan all =
-      device_ == nullptr ? ValueSpan(values) : memory.values(values.size(), Dtype::kF32);
-  if (device_ != nullptr) from_floats(values, 1.0f, all, stream());
+  const Buffer memory(values.size() * sizeof(float), memory_);
+  const ValueSpan all = memory.values(values.size(), Dtype::kF32);
+  from_floats(values, 1.0f, all, stream());
   std::vector<ValueSpan> parts;
   for (int part = 0; part < context_.ranks; ++part) {
     const Range range = part_range(all.count(), part, context_.ranks);
@@ -89,19 +83,19 @@ void GradientReducer::Impl::sum_over_ranks(std::vector<float>& values) {
             .stream = stream()},
            parts)
       .wait_synchronize();
-  if (device_ != nullptr) values = to_floats(all, stream());
+  values = to_floats(all, stream());
 }
 
 ReducerState GradientReducer::Impl::exact_state() {
   finish_steps();
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   finalize();
   ReducerState state{.form = ReducerState::Form::kExact,
                      .reduction = options_.reduction,
                      .ranks = static_cast<std::uint32_t>(context_.ranks),
                      .rank = static_cast<std::uint32_t>(context_.rank),
-                     .step = device_ == nullptr ? words_.step : device_->read_words().step,
-                     .order = order_known_ ? order_ : std::vector<std::uint32_t>{},
+                     .step = residence_->step(),
+                     .order = step_.order_known() ? step_.order() : ReducerStep::Order{},
                      .parameters = {}};
   for (std::size_t i = 0; i < slots_.size(); ++i) state.parameters.push_back(exact_state(i));
   return state;
@@ -206,7 +200,7 @@ void GradientReducer::Impl::check_counts(const ReducerState& state, std::size_t 
 
 void GradientReducer::Impl::load(const ReducerState& state) {
   finish_steps();
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   finalize();
   check_state(state);
   residuals_.clear();
@@ -220,8 +214,8 @@ void GradientReducer::Impl::load(const ReducerState& state) {
                 stream());
     if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i), stream());
   }
-  set_step(state.step);
-  if (exact && !state.order.empty()) adopt_order(state.order);
+  residence_->set_step(state.step);
+  if (exact && !state.order.empty()) sender_->adopt_order(state.order);
 }
 
 void GradientReducer::Impl::discard_step() {
@@ -230,19 +224,19 @@ void GradientReducer::Impl::discard_step() {
   } catch (const Error&) {
     return;  // the step never became current: the residuals from before it stand
   }
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   if (options_.transactions != Transactions::kOn)
     throw InvalidArgument("discard_step() needs ReducerOptions::transactions = kOn");
   if (!residuals_.discard())
     throw InvalidArgument("there is no step to discard: each can be discarded once");
-  set_step((device_ == nullptr ? words_.step : device_->read_words().step) - 1);
+  residence_->set_step(residence_->step() - 1);
   totals_.discarded += 1;
   bind_residuals();
 }
 
 void GradientReducer::Impl::scale_residuals(float factor) {
   finish_steps();
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   residuals_.scale(factor);
 }
 

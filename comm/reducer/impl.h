@@ -1,31 +1,26 @@
-// The GradientReducer's inside: parameters, the step under way, and the thread that drives it.
-//
-// A step is open while parameters become ready; `flush` closes it; it is complete when the last
-// bucket is back. The trainer's thread closes and waits, the driving thread (the reducer's own, or
-// the trainer's inside a call) sends. What both touch is guarded by `mutex_`.
+// The GradientReducer's inside. Three parts know nothing of each other's work: the step (what is
+// ready, closed, requested, back), who sends (Sender, Driver), and where gradients lie (Residence).
+// This holds them together: parameters, residuals, checkpoints, statistics. What the trainer's
+// thread and the driving one both touch is guarded by the step's lock.
 #pragma once
 
 #include "comm/collectives/hierarchy.h"
-#include "comm/collectives/pipeline.h"
-#include "comm/reducer/buckets.h"
-#include "comm/reducer/device_side.h"
+#include "comm/reducer/driver.h"
+#include "comm/reducer/residence.h"
 #include "comm/reducer/residuals.h"
 #include "comm/reducer/rules.h"
+#include "comm/reducer/sender.h"
 #include "comm/reducer/state.h"
+#include "comm/reducer/step.h"
 
 #include <tersor/reducer.h>
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace tersor {
@@ -36,7 +31,6 @@ struct ReducerHandle::Shared {
 
 struct GradientReducer::Impl {
   Impl(Transport& transport, ReducerOptions wanted);
-  ~Impl();
 
   // Parameters (reducer.cc).
   void add(std::string name, const GradientShape& shape, ValueSpan gradient);
@@ -54,25 +48,6 @@ struct GradientReducer::Impl {
   void progress();
   void finish_steps();
 
-  // The driving side (driver.cc).
-  void work();
-  bool is_over() const;
-  bool drive();
-  void drive_or_wait();
-  void drive_or_fail();
-  void wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& is_done);
-  bool learn_order();
-  void adopt_order(std::vector<std::uint32_t> order);
-  void submit(std::uint32_t bucket);
-  void chunk_done(std::uint32_t bucket);
-  void fail(std::exception_ptr error);
-  enum class Drain : std::uint8_t { kNo, kYes };
-  void queue(Drain drain);
-  void queue_requested(Drain drain);
-  Operation bracket() const;
-  void hear_faults();
-  bool has_to_queue(Drain drain) const;
-
   // Checkpoints (checkpoint.cc).
   ReducerState exact_state();
   ReducerState::Parameter exact_state(std::size_t parameter) const;
@@ -84,7 +59,6 @@ struct GradientReducer::Impl {
   void check_counts(const ReducerState& state, std::size_t parameter) const;
   void discard_step();
   void scale_residuals(float factor);
-  void set_step(std::uint32_t step);
   void sum_over_ranks(std::vector<float>& values);
   Transport& control();
 
@@ -99,8 +73,6 @@ struct GradientReducer::Impl {
     std::string reason;
     Algorithm algorithm = Algorithm::kAuto;
     bool given_anew = false;  ///< its gradient lasts for one step: the slot has it from ready() on
-    bool ready = false;
-    std::uint32_t steps_done = 0;
     double relative_error = 0;
   };
 
@@ -115,10 +87,14 @@ struct GradientReducer::Impl {
     std::vector<SlotCounters> slots;
   };
 
-  // Steps, with `mutex_` held.
+  // Steps, with the lock held.
   void finalize();
-  void start_thread();
-  void rethrow() const;
+  void place();
+  void make_sender();
+  Driving driving() const;
+  std::vector<Bucket> make_buckets(const ReducerStep::Order& order) const;
+  void wait_until(ReducerStep::Lock& lock, const std::function<bool()>& is_done);
+  void wait_for_closed(ReducerStep::Lock& lock);
   void bind_gradient(std::uint32_t parameter, ValueSpan gradient);
   void forget_gradients();
   void bind_residuals();
@@ -130,22 +106,15 @@ struct GradientReducer::Impl {
     return slots_[parameter].input.count() == slots_[parameter].count;
   }
   std::string wrongly_missing() const;
-  void mark_missing();
-  [[noreturn]] void fail_missing(const std::string& names);
+  bool mark_missing();
+  void fail_missing(const std::string& names);
   void close_step();
-  void request_ready_buckets();
+  void notice_requests();
   void complete_step();
-  bool bucket_ready(const Bucket& bucket) const;
   void check_requested(std::uint32_t parameter) const;
   std::uint64_t signature() const;
   void snapshot_totals();
-
-  // Gradients on a device (driver.cc, steps.cc).
-  void place_on_device();
-  bool queues() const { return device_ != nullptr && channel_->traits().queues; }
-  StreamView stream() const { return device_ == nullptr ? StreamView{} : device_->stream(); }
-  void set_active(std::uint32_t parameter, bool active);
-  void clear_gradient(std::uint32_t parameter);
+  StreamView stream() const { return residence_ == nullptr ? StreamView{} : residence_->stream(); }
 
   // The way between ranks (reducer.cc).
   void find_hierarchy();
@@ -166,42 +135,20 @@ struct GradientReducer::Impl {
   std::vector<Slot> slots_;
   std::vector<Parameter> parameters_;
   std::map<std::string, std::uint32_t, std::less<>> names_;
-  std::vector<std::uint32_t> active_;   ///< one word a parameter, for codecs
-  Memory memory_ = Memory::kHost;       ///< of the gradients
-  std::unique_ptr<DeviceSide> device_;  ///< null: gradients lie on the host
+  Memory memory_ = Memory::kHost;  ///< of the gradients
   Residuals residuals_;
-  StateWords words_;
   ExchangeContext context_;
-  std::unique_ptr<Pipeline> pipeline_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
-
-  std::mutex queueing_;  ///< of the one thread that queues; taken before `mutex_`
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool finalized_ = false;
-  bool stopping_ = false;
-  bool closed_ = false;    ///< the step under way was flushed
-  bool awaited_ = true;    ///< nobody flushed since the last wait
-  bool left_out_ = false;  ///< in this step some parameter is inactive
-  bool order_known_ = false;
-  bool order_wanted_ = false;            ///< the driver should learn it
-  std::uint32_t step_ = 0;               ///< complete ones; also the number of the one under way
-  std::vector<std::uint32_t> sequence_;  ///< of `ready` in this step
-  std::vector<std::uint32_t> order_;     ///< rank 0's
-  std::vector<Bucket> buckets_;
-  std::vector<std::size_t> chunks_left_;  ///< of each bucket; the driver's
-  std::size_t next_bucket_ = 0;           ///< not yet requested
-  std::size_t buckets_done_ = 0;
-  std::deque<std::uint32_t> requested_;  ///< buckets for the driver
-  std::exception_ptr error_;
   Totals totals_;
-  std::uint64_t sent_before_ = 0;       ///< the last reset
-  std::uint64_t overflows_before_ = 0;  ///< on a device
+  std::uint64_t sent_before_ = 0;  ///< the last reset
   double wire_before_ = 0;
+  bool left_out_ = false;  ///< in this step some parameter is inactive
 
-  Handle order_handle_;  ///< the driver's
-  std::vector<std::uint32_t> order_bytes_;
-  std::thread thread_;
+  // There once all parameters are known, but for the step.
+  ReducerStep step_;
+  std::unique_ptr<Residence> residence_;
+  std::unique_ptr<Sender> sender_;
+  std::unique_ptr<Driver> driver_;
 };
 
 }  // namespace tersor

@@ -1,5 +1,5 @@
 // The GradientReducer's face, and its parameters. The rest stands in steps.cc (the trainer's side),
-// driver.cc (the sending side), checkpoint.cc and statistics.cc.
+// checkpoint.cc and statistics.cc.
 #include "comm/collectives/bind.h"
 #include "comm/reducer/impl.h"
 #include "comm/tuning/automatic.h"
@@ -54,7 +54,6 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.ranks = channel_->ranks();
   context_.name = "gradient reducer";
   context_.seed = options_.seed;
-  context_.words = &words_;
   context_.factor =
       options_.reduction == Reduction::kMean ? 1.0f / static_cast<float>(context_.ranks) : 1.0f;
   context_.checksum = options_.checksum;
@@ -127,8 +126,8 @@ void GradientReducer::Impl::check_memory(const std::string& name, Memory memory)
 }
 
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {
-  const std::lock_guard lock(mutex_);
-  if (finalized_) throw InvalidArgument("add \"" + name + "\" before the first ready()");
+  const auto lock = step_.lock();
+  if (sender_ != nullptr) throw InvalidArgument("add \"" + name + "\" before the first ready()");
   check_memory(name, shape.memory);
   Slot slot{.parameter = static_cast<std::uint32_t>(slots_.size()),
             .count = shape.count,
@@ -188,8 +187,8 @@ void GradientReducer::progress() { impl_->progress(); }
 
 void GradientReducer::relearn_order() {
   impl_->finish_steps();
-  const std::lock_guard lock(impl_->mutex_);
-  impl_->order_known_ = false;
+  const auto lock = impl_->step_.lock();
+  impl_->step_.forget_order();
 }
 
 void GradientReducer::scale_residuals(float factor) { impl_->scale_residuals(factor); }

@@ -2,11 +2,8 @@
 #include "comm/reducer/residuals.h"
 
 #include "comm/collectives/host_copy.h"
-#include "kernels/device/device_memory.h"
-#include "kernels/host/elementwise.h"
 
 #include <cmath>
-#include <cstring>
 
 namespace tersor {
 namespace {
@@ -14,48 +11,22 @@ namespace {
 // A multiple of 64 bytes, so that the owner's values are as aligned as the sender's.
 std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
 
-// By the codec that changes nothing: its bare values are the values, times a factor.
-void scale_on_device(ValueSpan values, float factor, StreamView stream) {
-  const auto codec = make_codec("none");
-  const Segment segment{.count = values.count()};
-  const ConstValueSpan gradients[] = {values};
-  const Plan plan =
-      codec->plan({.segments = {&segment, 1}, .dtype = values.dtype(), .memory = Memory::kDevice});
-  const Buffer workspace(plan.workspace_bytes, Memory::kDevice);
-  Execution execution;
-  execution.stream = stream;
-  execution.workspace = workspace.span();
-  codec->encode_native({.segments = {&segment, 1}, .gradients = gradients, .execution = execution},
-                       factor, values);
-}
-
 }  // namespace
-
-void Residuals::place_on_device(StreamView stream) {
-  memory_ = Memory::kDevice;
-  stream_ = stream;
-}
-
-void Residuals::zero(const Buffer& memory) const {
-  if (memory.bytes() == 0) return;
-  if (memory_ == Memory::kDevice)
-    return kernels::zero_bytes(memory.pointer(), memory.bytes(), stream_);
-  std::memset(memory.pointer(), 0, memory.bytes());
-}
 
 void Residuals::add(std::size_t count, std::size_t owned_count) {
   Entry entry{count, owned_count, {}};
   const std::size_t bytes = (sender_room(count) + owned_count) * dtype_bytes(dtype_);
   for (unsigned i = 0; i < generations_; ++i) {
-    entry.memory.emplace_back(bytes, memory_);
-    zero(entry.memory.back());
+    entry.memory.emplace_back(bytes, residence_->memory());
+    residence_->clear(entry.memory.back().span(), residence_->stream());
   }
   entries_.push_back(std::move(entry));
 }
 
 ValueSpan Residuals::values(std::size_t parameter, unsigned generation, Range range) const {
   const Buffer& memory = entries_[parameter].memory[generation];
-  return {memory.pointer() + range.first * dtype_bytes(dtype_), range.count, dtype_, memory_};
+  return {memory.pointer() + range.first * dtype_bytes(dtype_), range.count, dtype_,
+          residence_->memory()};
 }
 
 SegmentState Residuals::state(std::size_t parameter, Range range) const {
@@ -100,18 +71,15 @@ void Residuals::scale(float factor) {
     for (unsigned generation = 0; generation < generations_; ++generation) {
       const Entry& entry = entries_[i];
       if (entry.count == 0) continue;
-      const ValueSpan all =
-          values(i, generation, {0, sender_room(entry.count) + entry.owned_count});
-      if (memory_ == Memory::kDevice)
-        scale_on_device(all, factor, stream_);
-      else
-        kernels::scale_values(all.pointer(), dtype_, all.count(), factor);
+      residence_->scale(values(i, generation, {0, sender_room(entry.count) + entry.owned_count}),
+                        factor);
     }
 }
 
 void Residuals::clear() {
   for (Entry& entry : entries_)
-    for (const Buffer& memory : entry.memory) zero(memory);
+    for (const Buffer& memory : entry.memory)
+      residence_->clear(memory.span(), residence_->stream());
   can_discard_ = false;
 }
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "comm/collectives/plan.h"
+#include "comm/reducer/residence.h"
 
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
-#include <tersor/stream.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,8 @@ class Residuals {
  public:
   Residuals(Dtype dtype, unsigned generations) : dtype_(dtype), generations_(generations) {}
 
-  /// Before the first `add`: residuals lie on a device, and what is done to them is queued there.
-  void place_on_device(StreamView stream);
+  /// Before the first `add`: where residuals lie, and what is done to them is queued.
+  void place(const Residence& residence) { residence_ = &residence; }
 
   /// Memory for one more parameter, zero at first. Counts of 0 keep nothing.
   void add(std::size_t count, std::size_t owned_count);
@@ -51,15 +51,13 @@ class Residuals {
     std::vector<Buffer> memory;  ///< a generation each: sender's values, then owner's
   };
 
-  void zero(const Buffer& memory) const;
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
   SegmentState state(std::size_t parameter, Range range) const;
   unsigned next() const { return (current_ + 1) % generations_; }
 
   Dtype dtype_;
   unsigned generations_;
-  Memory memory_ = Memory::kHost;
-  StreamView stream_ = {};
+  const Residence* residence_ = nullptr;
   unsigned current_ = 0;
   bool can_discard_ = false;
   std::vector<Entry> entries_;

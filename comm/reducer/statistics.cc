@@ -18,19 +18,19 @@ void GradientReducer::Impl::snapshot_totals() {
   totals_.steps += 1;
   totals_.overflows = context_.overflows;
   totals_.sent_bytes = sent_bytes(*channel_, hierarchy_.get()) - sent_before_;
-  totals_.wire_seconds = pipeline_->wire_seconds() - wire_before_;
+  totals_.wire_seconds = sender_->wire_seconds() - wire_before_;
   totals_.slots = context_.counters;
 }
 
 void GradientReducer::Impl::reset_statistics() {
   finish_steps();
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   totals_ = {};
   totals_.slots.resize(slots_.size());
-  if (pipeline_ == nullptr) return;
-  if (device_ != nullptr) overflows_before_ = device_->read_words().overflows;
+  if (sender_ == nullptr) return;
+  residence_->reset_overflows();
   sent_before_ = sent_bytes(*channel_, hierarchy_.get());
-  wire_before_ = pipeline_->wire_seconds();
+  wire_before_ = sender_->wire_seconds();
   context_.overflows = 0;
   for (SlotCounters& counters : context_.counters) counters = {};
 }
@@ -46,7 +46,7 @@ ReducerStatistics GradientReducer::Impl::total_statistics() {
     residual += one.residual_norm * one.residual_norm;
     error = std::max(error, one.relative_error);
   }
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   all.codec = options_.rules.empty() ? options_.codec : "by rules";
   all.algorithm = options_.algorithm;
   all.steps = totals_.steps;
@@ -57,15 +57,14 @@ ReducerStatistics GradientReducer::Impl::total_statistics() {
   all.relative_error = error;
   all.residual_norm = std::sqrt(residual);
   all.steps_discarded = totals_.discarded;
-  all.overflows =
-      device_ == nullptr ? totals_.overflows : device_->read_words().overflows - overflows_before_;
+  if (residence_ != nullptr) all.overflows = residence_->overflows(totals_.overflows);
   return all;
 }
 
 // The wire and the waiting belong to all; they are shared out by the bytes that each one sent.
 std::vector<ReducerStatistics> GradientReducer::Impl::parameter_statistics() {
   finish_steps();
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   std::vector<ReducerStatistics> all;
   std::uint64_t sent = 0;
   for (const SlotCounters& counters : totals_.slots) sent += counters.sent_bytes;
@@ -96,7 +95,7 @@ std::vector<ReducerStatistics> GradientReducer::Impl::parameter_statistics() {
 
 std::string GradientReducer::Impl::explain() {
   finish_steps();
-  const std::lock_guard lock(mutex_);
+  const auto lock = step_.lock();
   std::string text;
   for (std::size_t i = 0; i < slots_.size(); ++i)
     text += parameters_[i].name + ": " + counted(slots_[i].count, "value") + " of " +
@@ -106,8 +105,9 @@ std::string GradientReducer::Impl::explain() {
   if (hierarchy_ != nullptr)
     text += "encoded between " + std::to_string(encoding_ranks()) + " hosts, added as " +
             options_.host_codec + " within them\n";
-  if (order_known_)
-    text += counted(slots_.size(), "parameter") + " in " + counted(buckets_.size(), "message") +
+  if (step_.order_known())
+    text += counted(slots_.size(), "parameter") + " in " +
+            counted(sender_->buckets().size(), "message") +
             ", in rank 0's order of the first step\n";
   if (own_tuner_ != nullptr) text += own_tuner_->explain();
   return text;

@@ -3,67 +3,69 @@
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 #include "comm/reducer/measure.h"
-#include "kernels/device/device.h"
-
-#include <algorithm>
-#include <cstring>
 
 namespace tersor {
-namespace {
 
-// Equal to itself one byte further on, and the first one is 0.
-bool all_bits_zero(ConstValueSpan values) {
-  if (values.bytes() == 0) return true;
-  const std::byte* first = values.pointer();
-  return *first == std::byte{0} && std::memcmp(first, first + 1, values.bytes() - 1) == 0;
+// Once all parameters are known: residual memory, signature, who sends.
+void GradientReducer::Impl::finalize() {
+  if (sender_ != nullptr) return;
+  step_.set_parameters(slots_.size());
+  place();
+  context_.slots = slots_;
+  context_.counters.resize(slots_.size());
+  totals_.slots.resize(slots_.size());
+  context_.signature = signature();
+  context_.adder = hierarchy_ == nullptr ? channel_.get() : hierarchy_->owners();
+  make_sender();
 }
 
-}  // namespace
-
-// Once all parameters are known: residual memory, signature, pipeline, thread.
-void GradientReducer::Impl::finalize() {
-  if (finalized_) return;
-  finalized_ = true;
-  active_.assign(slots_.size(), 1);
-  if (memory_ == Memory::kDevice) place_on_device();
+void GradientReducer::Impl::place() {
+  residence_ = make_residence(memory_, options_.stream, slots_.size());
+  residence_->bind(context_);
+  residuals_.place(*residence_);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
-    slot.active = device_ == nullptr ? &active_[i] : device_->active(i);
+    slot.active = residence_->active(i);
     const StateRanges kept = kept_ranges(i, context_.rank);
     residuals_.add(kept.encoded.count, kept.owned.count);
     slot.residual_first = kept.encoded.first;
     slot.owner_first = kept.owned.first;
   }
   bind_residuals();
-  context_.slots = slots_;
-  context_.counters.resize(slots_.size());
-  totals_.slots.resize(slots_.size());
-  context_.signature = signature();
-  context_.adder = hierarchy_ == nullptr ? channel_.get() : hierarchy_->owners();
-  pipeline_ = std::make_unique<Pipeline>(context_);
-  start_thread();
 }
 
-void GradientReducer::Impl::place_on_device() {
-  device_ = std::make_unique<DeviceSide>(options_.stream, slots_.size());
-  residuals_.place_on_device(stream());
-  context_.memory = Memory::kDevice;
-  context_.stream = stream();
-  context_.words = device_->words();
-  context_.device_overflows = device_->overflows();
-  context_.fault = channel_->fault();
+void GradientReducer::Impl::make_sender() {
+  sender_ = std::make_unique<Sender>(
+      step_, context_, *residence_,
+      Sender::Reducer{[this](const ReducerStep::Order& order) { return make_buckets(order); },
+                      [this] { complete_step(); }});
+  driver_ = make_driver(driving(), *sender_);
 }
 
-void GradientReducer::Impl::set_active(std::uint32_t parameter, bool active) {
-  active_[parameter] = active ? 1 : 0;
-  if (device_ != nullptr) device_->set_active(parameter, active);
+Driving GradientReducer::Impl::driving() const {
+  if (context_.ranks == 1) return Driving::kCaller;
+  if (context_.queues()) return Driving::kQueueing;
+  const bool own = options_.progress == ProgressBy::kThread && channel_->traits().any_thread;
+  return own ? Driving::kThread : Driving::kCaller;
 }
 
-void GradientReducer::Impl::clear_gradient(std::uint32_t parameter) {
-  const ValueSpan& values = slots_[parameter].output;
-  if (device_ != nullptr)
-    return kernels::zero_bytes(values.pointer(), values.bytes(), device_->trainer());
-  if (values.bytes() != 0) std::memset(values.pointer(), 0, values.bytes());
+std::vector<Bucket> GradientReducer::Impl::make_buckets(const ReducerStep::Order& order) const {
+  const Planner planner(context_, hierarchy_.get(), threads_.count());
+  return tersor::make_buckets(planner, order,
+                              {algorithm_, options_.bucket_bytes, options_.chunk_count});
+}
+
+// Waits for the driving thread, or drives where there is none.
+void GradientReducer::Impl::wait_until(ReducerStep::Lock& lock,
+                                       const std::function<bool()>& is_done) {
+  while (!is_done()) {
+    step_.rethrow();
+    driver_->wait(lock);
+  }
+}
+
+void GradientReducer::Impl::wait_for_closed(ReducerStep::Lock& lock) {
+  wait_until(lock, [this] { return !step_.closed(); });
 }
 
 void GradientReducer::Impl::bind_residuals() {
@@ -92,10 +94,6 @@ std::uint64_t GradientReducer::Impl::signature() const {
   return signature.value();
 }
 
-void GradientReducer::Impl::rethrow() const {
-  if (error_ != nullptr) std::rethrow_exception(error_);
-}
-
 void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, ValueSpan gradient) {
   Slot& slot = slots_[parameter];
   if (gradient.count() != slot.count || gradient.dtype() != slot.dtype ||
@@ -122,13 +120,14 @@ void GradientReducer::Impl::forget_gradients() {
 bool GradientReducer::Impl::contributes(std::uint32_t parameter, Contribution contribution) const {
   if (contribution != Contribution::kGradientUnlessZero)
     return contribution == Contribution::kGradient;
-  return memory_ == Memory::kDevice || !all_bits_zero(slots_[parameter].input);
+  return !residence_->all_zero(slots_[parameter].input);
 }
 
 // It sends zeros; one with a residual keeps it.
 void GradientReducer::Impl::leave_out(std::uint32_t parameter) {
-  set_active(parameter, false);
-  clear_gradient(parameter);
+  const ValueSpan& values = slots_[parameter].output;
+  residence_->set_active(parameter, false);
+  residence_->clear({values.pointer(), values.bytes()}, residence_->trainer());
   left_out_ = true;
 }
 
@@ -144,8 +143,7 @@ void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
 // A graph holds the addresses of one step: residuals that change places between steps would be
 // read again and again, and written where nobody reads.
 void GradientReducer::Impl::check_capture() const {
-  if (device_ == nullptr || options_.transactions == Transactions::kOff) return;
-  if (kernels::capture_of(options_.stream) != 0)
+  if (options_.transactions == Transactions::kOn && residence_->captured())
     throw InvalidArgument(
         "a step cannot be captured where residuals are kept in two generations: set "
         "ReducerOptions::transactions to kOff");
@@ -154,190 +152,159 @@ void GradientReducer::Impl::check_capture() const {
 ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
                                            std::optional<ValueSpan> gradient,
                                            Contribution contribution) {
-  std::unique_lock lock(mutex_);
-  rethrow();
+  auto lock = step_.lock();
+  step_.rethrow();
   finalize();
-  if (closed_) wait_until(lock, [this] { return !closed_; });
+  wait_for_closed(lock);
   check_capture();
-  awaited_ = true;
-  Parameter& entry = parameters_[parameter];
-  if (entry.ready)
-    throw InvalidArgument("\"" + entry.name +
-                          "\" is ready twice in one step; wait() or flush() "
-                          "ends a step");
+  step_.set_awaited();
+  const std::string& name = parameters_[parameter].name;
+  if (step_.is_ready(parameter))
+    throw InvalidArgument("\"" + name +
+                          "\" is ready twice in one step; wait() or flush() ends a step");
   if (gradient.has_value()) bind_gradient(parameter, *gradient);
   if (!has_gradient(parameter))
-    throw InvalidArgument("\"" + entry.name +
-                          "\" was added without a gradient: give it to ready()");
+    throw InvalidArgument("\"" + name + "\" was added without a gradient: give it to ready()");
   if (!contributes(parameter, contribution)) leave_out(parameter);
   if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
-  entry.ready = true;
-  sequence_.push_back(parameter);
-  request_ready_buckets();
+  if (step_.ready(parameter)) notice_requests();
   ReducerHandle handle;
   handle.shared_ = handle_;
   handle.parameter_ = parameter;
-  handle.step_ = step_;
+  handle.step_ = step_.number();
   lock.unlock();
-  if (queues()) queue(Drain::kNo);
+  driver_->send(Driver::Drain::kNo);
   return handle;
 }
 
-bool GradientReducer::Impl::bucket_ready(const Bucket& bucket) const {
-  return std::all_of(bucket.slots.begin(), bucket.slots.end(),
-                     [&](std::uint32_t slot) { return parameters_[slot].ready; });
-}
-
-// In the order that all ranks know: a bucket goes when it and all before it are ready.
-void GradientReducer::Impl::request_ready_buckets() {
-  if (!order_known_) return;
-  const std::size_t before = next_bucket_;
-  while (next_bucket_ < buckets_.size() && bucket_ready(buckets_[next_bucket_]))
-    requested_.push_back(static_cast<std::uint32_t>(next_bucket_++));
-  if (next_bucket_ == before) return;
-  if (device_ != nullptr) device_->follow_trainer();
-  if (thread_.joinable()) channel_->wake();
+// Before the lock is let go, and so before anybody takes them.
+void GradientReducer::Impl::notice_requests() {
+  residence_->follow_trainer();
+  driver_->wake();
 }
 
 // Those whose absence is a mistake: the result has no place where no gradient was given.
 std::string GradientReducer::Impl::wrongly_missing() const {
   std::string names;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].ready) continue;
+  for (std::uint32_t i = 0; i < parameters_.size(); ++i) {
+    if (step_.is_ready(i)) continue;
     if (options_.missing == MissingGradient::kInactive && has_gradient(i)) continue;
     names += (names.empty() ? "\"" : ", \"") + parameters_[i].name + "\"";
   }
   return names;
 }
 
-// Parameters that had no gradient.
-void GradientReducer::Impl::mark_missing() {
+// Parameters that had no gradient. True where that lets messages go.
+bool GradientReducer::Impl::mark_missing() {
   const std::string mistakes = wrongly_missing();
   if (!mistakes.empty()) fail_missing(mistakes);
+  bool requested = false;
   for (std::uint32_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].ready) continue;
-    parameters_[i].ready = true;
-    sequence_.push_back(i);
+    if (step_.is_ready(i)) continue;
     leave_out(i);
+    requested |= step_.ready(i);
   }
+  return requested;
 }
 
 void GradientReducer::Impl::fail_missing(const std::string& names) {
-  const std::string cause =
-      "at the end of step " + std::to_string(step_) + " these parameters were not ready: " + names;
+  const std::string cause = "at the end of step " + std::to_string(step_.number()) +
+                            " these parameters were not ready: " + names;
   channel_->poison(cause);
-  error_ = std::make_exception_ptr(InvalidArgument(
-      cause + "; call ready() for each, or set ReducerOptions::missing to kInactive"));
-  changed_.notify_all();
-  std::rethrow_exception(error_);
+  step_.fail(std::make_exception_ptr(InvalidArgument(
+      cause + "; call ready() for each, or set ReducerOptions::missing to kInactive")));
+  step_.rethrow();
 }
 
 void GradientReducer::Impl::close_step() {
-  rethrow();
+  step_.rethrow();
   finalize();
-  if (closed_ || !awaited_) return;
-  mark_missing();
-  closed_ = true;
-  awaited_ = false;
-  if (context_.ranks == 1 || slots_.empty()) return complete_step();
-  if (order_known_) {
-    request_ready_buckets();
-    if (buckets_done_ == buckets_.size()) complete_step();
-  } else {
-    order_wanted_ = true;
-    if (thread_.joinable()) channel_->wake();
-  }
+  if (!step_.ends()) return;
+  const bool requested = mark_missing();
+  step_.close();
+  if (context_.ranks == 1 || slots_.empty() || step_.all_back()) return complete_step();
+  if (requested) residence_->follow_trainer();
+  if (requested || !step_.order_known()) driver_->wake();
 }
 
 void GradientReducer::Impl::flush() {
   {
-    const std::lock_guard lock(mutex_);
+    const auto lock = step_.lock();
     close_step();
   }
-  if (queues()) queue(Drain::kYes);
+  driver_->send(Driver::Drain::kYes);
 }
 
 void GradientReducer::Impl::wait() {
   const auto start = Clock::now();
-  hear_faults();
-  std::unique_lock lock(mutex_);
+  if (driver_ != nullptr) driver_->hear_faults();
+  auto lock = step_.lock();
   close_step();
-  wait_until(lock, [this] { return !closed_; });
-  if (device_ != nullptr) device_->lead_trainer();
-  awaited_ = true;
+  wait_for_closed(lock);
+  residence_->lead_trainer();
+  step_.set_awaited();
   totals_.exposed_seconds += seconds_since(start);
 }
 
 // Ends a step that was flushed; begins nothing.
 void GradientReducer::Impl::finish_steps() {
-  std::unique_lock lock(mutex_);
-  rethrow();
-  if (closed_) wait_until(lock, [this] { return !closed_; });
+  auto lock = step_.lock();
+  step_.rethrow();
+  wait_for_closed(lock);
 }
 
 void GradientReducer::Impl::check_requested(std::uint32_t parameter) const {
-  if (queues() && !closed_)  // how far each rank is differs: all must send in one order
-    throw InvalidArgument("flush() before waiting for \"" + parameters_[parameter].name +
+  if (step_.closed()) return;
+  const std::string& name = parameters_[parameter].name;
+  if (context_.queues())  // how far each rank is differs: all must send in one order
+    throw InvalidArgument("flush() before waiting for \"" + name +
                           "\": over this transport a step is sent to its end by all ranks alike");
-  if (!order_known_ && !closed_)
+  if (!step_.order_known())
     throw InvalidArgument(
-        "in the first step everything is sent at its end: flush() before waiting "
-        "for \"" +
-        parameters_[parameter].name + "\"");
-  for (std::size_t i = next_bucket_; i < buckets_.size(); ++i)
-    for (const std::uint32_t slot : buckets_[i].slots)
-      if (slot == parameter && !closed_)
-        throw InvalidArgument("\"" + parameters_[parameter].name +
-                              "\" waits for others of its "
-                              "message that are not ready; flush() first");
+        "in the first step everything is sent at its end: flush() before waiting for \"" + name +
+        "\"");
+  if (!step_.is_requested(parameter))
+    throw InvalidArgument("\"" + name +
+                          "\" waits for others of its message that are not ready; flush() first");
 }
 
 void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t step) {
   const auto start = Clock::now();
-  std::unique_lock lock(mutex_);
-  const auto is_done = [&] { return parameters_[parameter].steps_done > step; };
+  auto lock = step_.lock();
+  const auto is_done = [&] { return step_.is_back(parameter, step); };
   if (!is_done()) {
-    rethrow();
+    step_.rethrow();
     check_requested(parameter);
     wait_until(lock, is_done);
   }
-  if (device_ != nullptr) device_->lead_trainer();
+  residence_->lead_trainer();
   totals_.exposed_seconds += seconds_since(start);
 }
 
 bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t step) {
   progress();
-  const std::lock_guard lock(mutex_);
-  if (parameters_[parameter].steps_done > step) {
-    if (device_ != nullptr) device_->lead_trainer();
-    return true;
-  }
-  rethrow();
-  return false;
+  const auto lock = step_.lock();
+  const bool done = step_.is_back(parameter, step);
+  if (done) residence_->lead_trainer();
+  if (!done) step_.rethrow();
+  return done;
+}
+
+void GradientReducer::Impl::progress() {
+  if (driver_ != nullptr) driver_->progress();
 }
 
 // Everything is back: what was written counts from now on.
 void GradientReducer::Impl::complete_step() {
-  words_.step += 1;
-  if (device_ != nullptr) device_->advance_step();
+  residence_->advance_step();
   if (left_out_)  // flags are 1 between steps: so graphs of a step find them
-    for (std::uint32_t i = 0; i < active_.size(); ++i) set_active(i, true);
+    for (std::size_t i = 0; i < slots_.size(); ++i) residence_->set_active(i, true);
   left_out_ = false;
   residuals_.commit();
   bind_residuals();
   forget_gradients();
-  for (Parameter& parameter : parameters_) {
-    parameter.ready = false;
-    parameter.steps_done = step_ + 1;
-  }
-  step_ += 1;
-  sequence_.clear();
-  next_bucket_ = 0;
-  buckets_done_ = 0;
-  closed_ = false;
-  for (std::size_t i = 0; i < buckets_.size(); ++i) chunks_left_[i] = buckets_[i].chunks.size();
   snapshot_totals();
-  changed_.notify_all();
+  step_.complete();
 }
 
 }  // namespace tersor

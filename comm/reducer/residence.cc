@@ -1,0 +1,195 @@
+// See residence.h.
+#include "comm/reducer/residence.h"
+
+#include "kernels/device/device.h"
+#include "kernels/device/device_memory.h"
+#include "kernels/device/event.h"
+#include "kernels/device/step.h"
+#include "kernels/host/elementwise.h"
+
+#include <cstring>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+class HostResidence final : public Residence {
+ public:
+  explicit HostResidence(std::size_t parameters) : active_(parameters, 1) {}
+
+  Memory memory() const override { return Memory::kHost; }
+  void bind(ExchangeContext& context) override { context.words = &words_; }
+
+  const std::uint32_t* active(std::size_t parameter) const override { return &active_[parameter]; }
+  void set_active(std::size_t parameter, bool active) override {
+    active_[parameter] = active ? 1 : 0;
+  }
+  void advance_step() override { words_.step += 1; }
+  std::uint32_t step() const override { return words_.step; }
+  void set_step(std::uint32_t step) override { words_.step = step; }
+
+  void clear(ByteSpan bytes, StreamView) const override {
+    if (!bytes.empty()) std::memset(bytes.data(), 0, bytes.size());
+  }
+  void copy(ConstValueSpan from, ValueSpan to) const override {
+    if (from.bytes() != 0) std::memmove(to.pointer(), from.pointer(), from.bytes());
+  }
+  void scale(ValueSpan values, float factor) const override {
+    kernels::scale_values(values.pointer(), values.dtype(), values.count(), factor);
+  }
+  // Equal to itself one byte further on, and the first one is 0.
+  bool all_zero(ConstValueSpan values) const override {
+    if (values.bytes() == 0) return true;
+    const std::byte* first = values.pointer();
+    return *first == std::byte{0} && std::memcmp(first, first + 1, values.bytes() - 1) == 0;
+  }
+
+ private:
+  StateWords words_;
+  std::vector<std::uint32_t> active_;
+};
+
+constexpr std::uint32_t kFlags[] = {0, 1};
+
+class DeviceResidence final : public Residence {
+ public:
+  DeviceResidence(StreamView trainer, std::size_t parameters);
+
+  Memory memory() const override { return Memory::kDevice; }
+  StreamView stream() const override { return stream_.view(); }
+  StreamView trainer() const override { return trainer_; }
+  void bind(ExchangeContext& context) override;
+
+  const std::uint32_t* active(std::size_t parameter) const override {
+    return reinterpret_cast<const std::uint32_t*>(active_.pointer()) + parameter;
+  }
+  void set_active(std::size_t parameter, bool active) override;
+  void advance_step() override { kernels::advance_step(words(), stream()); }
+  std::uint32_t step() const override { return read_words().step; }
+  void set_step(std::uint32_t step) override;
+  std::uint64_t overflows(std::uint64_t) const override {
+    return read_words().overflows - overflows_before_;
+  }
+  void reset_overflows() override { overflows_before_ = read_words().overflows; }
+
+  void clear(ByteSpan bytes, StreamView stream) const override {
+    if (!bytes.empty()) kernels::zero_bytes(bytes.data(), bytes.size(), stream);
+  }
+  void copy(ConstValueSpan from, ValueSpan to) const override {
+    if (from.bytes() != 0)
+      kernels::copy_bytes(to.pointer(), from.pointer(), from.bytes(), trainer_);
+  }
+  void scale(ValueSpan values, float factor) const override;
+
+  void follow_trainer() override { kernels::order(trainer_, stream(), begun_); }
+  void lead_trainer() override { kernels::order(stream(), trainer_, ended_); }
+  bool captured() const override { return kernels::capture_of(trainer_) != 0; }
+  void become_worker() const override {
+    kernels::use_device(device_);
+    kernels::ignore_captures();
+  }
+
+ private:
+  int enter() const override;
+  void leave(int before) const override;
+  StateWords* words() const { return reinterpret_cast<StateWords*>(words_.pointer()); }
+  StateWords read_words() const;
+
+  StreamView trainer_;
+  Stream stream_;
+  int device_;
+  kernels::Event begun_, ended_;
+  Buffer words_, active_;
+  std::vector<bool> is_active_;
+  kernels::PinnedBuffer constants_;     ///< the flags 0 and 1, for copies
+  std::uint64_t overflows_before_ = 0;  ///< the last reset
+};
+
+DeviceResidence::DeviceResidence(StreamView trainer, std::size_t parameters)
+    : trainer_(trainer),
+      device_(kernels::current_device()),
+      words_(sizeof(StateWords), Memory::kDevice),
+      active_(parameters * sizeof(std::uint32_t), Memory::kDevice),
+      is_active_(parameters, false),
+      constants_(sizeof kFlags) {
+  std::memcpy(constants_.pointer(), kFlags, sizeof kFlags);
+  const kernels::PinnedBuffer words(sizeof(StateWords));
+  const StateWords fresh;
+  std::memcpy(words.pointer(), &fresh, sizeof fresh);
+  kernels::copy_bytes(words_.pointer(), words.pointer(), sizeof fresh, stream());
+  for (std::size_t i = 0; i < parameters; ++i) set_active(i, true);
+  stream_.synchronize();
+}
+
+void DeviceResidence::bind(ExchangeContext& context) {
+  context.memory = Memory::kDevice;
+  context.stream = stream();
+  context.words = words();
+  context.device_overflows = &words()->overflows;
+  context.fault = context.transport->fault();
+}
+
+int DeviceResidence::enter() const {
+  const int before = kernels::current_device();
+  if (before != device_) kernels::use_device(device_);
+  return before;
+}
+
+void DeviceResidence::leave(int before) const {
+  try {
+    kernels::use_device(before);
+  } catch (const Error&) {
+    // It was in use before.
+  }
+}
+
+// Only where it changes.
+void DeviceResidence::set_active(std::size_t parameter, bool active) {
+  if (is_active_[parameter] == active) return;
+  is_active_[parameter] = active;
+  const std::size_t flag = active ? 1 : 0;
+  kernels::copy_bytes(active_.pointer() + parameter * sizeof kFlags[0],
+                      constants_.pointer() + flag * sizeof kFlags[0], sizeof kFlags[0], stream());
+}
+
+StateWords DeviceResidence::read_words() const {
+  const kernels::PinnedBuffer host(sizeof(StateWords));
+  kernels::copy_bytes(host.pointer(), words_.pointer(), sizeof(StateWords), stream());
+  stream_.synchronize();
+  StateWords words;
+  std::memcpy(&words, host.pointer(), sizeof words);
+  return words;
+}
+
+void DeviceResidence::set_step(std::uint32_t step) {
+  const kernels::PinnedBuffer host(sizeof step);
+  std::memcpy(host.pointer(), &step, sizeof step);
+  kernels::copy_bytes(words_.pointer() + offsetof(StateWords, step), host.pointer(), sizeof step,
+                      stream());
+  stream_.synchronize();
+}
+
+// By the codec that changes nothing: its bare values are the values, times a factor.
+void DeviceResidence::scale(ValueSpan values, float factor) const {
+  const auto codec = make_codec("none");
+  const Segment segment{.count = values.count()};
+  const ConstValueSpan gradients[] = {values};
+  const Plan plan =
+      codec->plan({.segments = {&segment, 1}, .dtype = values.dtype(), .memory = Memory::kDevice});
+  const Buffer workspace(plan.workspace_bytes, Memory::kDevice);
+  Execution execution;
+  execution.stream = stream();
+  execution.workspace = workspace.span();
+  codec->encode_native({.segments = {&segment, 1}, .gradients = gradients, .execution = execution},
+                       factor, values);
+}
+
+}  // namespace
+
+std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer,
+                                          std::size_t parameters) {
+  if (memory == Memory::kHost) return std::make_unique<HostResidence>(parameters);
+  return std::make_unique<DeviceResidence>(trainer, parameters);
+}
+
+}  // namespace tersor

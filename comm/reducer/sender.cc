@@ -1,0 +1,126 @@
+// See sender.h.
+#include "comm/reducer/sender.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace tersor {
+namespace {
+
+constexpr std::chrono::milliseconds kIdleWait{50};
+
+// Rank 0's order, where it is a permutation of all parameters.
+ReducerStep::Order parse_order(ConstByteSpan bytes, std::size_t parameters) {
+  ReducerStep::Order order(bytes.size() / sizeof(std::uint32_t));
+  if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(order[0]));
+  ReducerStep::Order sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  bool valid = sorted.size() == parameters;
+  for (std::size_t i = 0; valid && i < parameters; ++i) valid = sorted[i] == i;
+  if (!valid)
+    throw WireError("gradient reducer: rank 0's order of sending is no order of the parameters");
+  return order;
+}
+
+}  // namespace
+
+bool Sender::advance() {
+  if (learn_order()) return true;
+  while (true) {
+    auto lock = step_.lock();
+    const auto bucket = step_.take_requested();
+    lock.unlock();
+    if (!bucket) return pipeline_.advance();
+    submit(*bucket);
+  }
+}
+
+// A fault that is heard of while nothing is under way is told in the reducer's name.
+void Sender::advance_or_wait() {
+  if (advance()) return;
+  const bool idle = pipeline_.idle() && !order_handle_.valid();
+  try {
+    pipeline_.wait_activity(Clock::now() + kIdleWait);
+  } catch (const TransportError& error) {
+    if (!idle) throw;
+    throw TransportError(std::string(context_.name) + ": " + error.what());
+  }
+}
+
+Operation Sender::bracket() const {
+  return {.name = context_.name,
+          .signature = context_.signature,
+          .timeout = context_.timeout,
+          .memory = context_.memory,
+          .stream = context_.stream};
+}
+
+void Sender::submit(std::uint32_t index) {
+  if (!context_.queues()) transport().begin(bracket());  // tells of a device's damaged frames
+  for (const ChunkPlan& chunk : buckets_[index].chunks)
+    pipeline_.submit(chunk, [this, index] { chunk_done(index); });
+}
+
+void Sender::chunk_done(std::uint32_t index) {
+  if (--chunks_left_[index] != 0) return;
+  chunks_left_[index] = buckets_[index].chunks.size();
+  const auto lock = step_.lock();
+  step_.set_back(index);
+  if (step_.all_back()) reducer_.complete();
+  step_.notify();
+}
+
+void Sender::ask_for_order() {
+  const auto lock = step_.lock();
+  if (!step_.take_order_wanted()) return;
+  order_.clear();
+  if (context_.rank == 0) order_ = step_.sequence();
+  order_handle_ = transport().all_gather({.name = "gradient reducer (order)",
+                                          .signature = context_.signature,
+                                          .tag = transport().reserve_tags(1),
+                                          .timeout = context_.timeout},
+                                         std::as_bytes(std::span(order_)),
+                                         context_.slots.size() * sizeof(std::uint32_t));
+}
+
+// The first step: rank 0 tells all in which order its parameters became ready.
+bool Sender::learn_order() {
+  if (!order_handle_.valid()) ask_for_order();
+  if (!order_handle_.valid()) return false;
+  if (context_.queues()) order_handle_.wait_synchronize();
+  if (!order_handle_.test()) return false;
+  ReducerStep::Order order =
+      context_.rank == 0 ? order_ : parse_order(order_handle_.received(0), context_.slots.size());
+  order_handle_ = {};
+  const auto lock = step_.lock();
+  if (adopt_order(std::move(order))) follow_trainer();
+  return true;
+}
+
+bool Sender::adopt_order(ReducerStep::Order order) {
+  buckets_ = reducer_.make_buckets(order);
+  chunks_left_.clear();
+  ReducerStep::Messages messages;
+  for (const Bucket& bucket : buckets_) {
+    messages.push_back(bucket.slots);
+    chunks_left_.push_back(bucket.chunks.size());
+    for (const ChunkPlan& chunk : bucket.chunks) pipeline_.prepare(chunk);
+  }
+  return step_.learn(std::move(order), std::move(messages));
+}
+
+void Sender::fail(std::exception_ptr error) {
+  pipeline_.drop();
+  order_handle_ = {};
+  try {
+    std::rethrow_exception(error);
+  } catch (const TransportError&) {
+  } catch (const std::exception& cause) {
+    transport().poison(cause.what());  // the others would wait for us
+  }
+  const auto lock = step_.lock();
+  step_.fail(std::move(error));
+}
+
+}  // namespace tersor

@@ -1,0 +1,84 @@
+// The sending side of a step, for one thread at a time: learns the order, gives what was requested
+// to the pipeline, and tells what is back.
+#pragma once
+
+#include "comm/collectives/pipeline.h"
+#include "comm/reducer/buckets.h"
+#include "comm/reducer/residence.h"
+#include "comm/reducer/step.h"
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <vector>
+
+namespace tersor {
+
+class Sender {
+ public:
+  /// What it asks of the reducer.
+  struct Reducer {
+    std::function<std::vector<Bucket>(const ReducerStep::Order& order)> make_buckets;
+    std::function<void()> complete;  ///< a step; with its lock held
+  };
+
+  /// All of them outlive the sender.
+  Sender(ReducerStep& step, ExchangeContext& context, Residence& residence, Reducer reducer)
+      : step_(step),
+        context_(context),
+        residence_(residence),
+        reducer_(std::move(reducer)),
+        pipeline_(context) {}
+
+  /// One piece of work; false where all waits for the wire or the trainer.
+  bool advance();
+  /// Where there is none, waits until something may have moved.
+  void advance_or_wait();
+  /// To the end of what was requested.
+  void finish() { pipeline_.finish(); }
+  /// Learns the order, where that is asked for. True where it is known now.
+  bool learn_order();
+
+  /// Messages and buffers for an order. With the step's lock held; true where some are requested.
+  bool adopt_order(ReducerStep::Order order);
+  /// The driver should look: something was requested, of a step whose lock is held.
+  void follow_trainer() { residence_.follow_trainer(); }
+
+  /// Nothing is sent any more; the others hear of it.
+  void fail(std::exception_ptr error);
+  /// Runs `work`; what it throws ends the reducer, and is thrown.
+  template <typename Work>
+  void or_fail(const Work& work) try {
+    work();
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
+  }
+
+  /// Brackets operations on a device.
+  Operation bracket() const;
+  const ReducerStep& step() const { return step_; }
+  ReducerStep& step() { return step_; }
+  Transport& transport() const { return *context_.transport; }
+  const Residence& residence() const { return residence_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  double wire_seconds() const { return pipeline_.wire_seconds(); }
+
+ private:
+  void ask_for_order();
+  void submit(std::uint32_t bucket);
+  void chunk_done(std::uint32_t bucket);
+
+  ReducerStep& step_;
+  ExchangeContext& context_;
+  Residence& residence_;
+  Reducer reducer_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> chunks_left_;  ///< of each bucket
+  Pipeline pipeline_;
+  Handle order_handle_;
+  ReducerStep::Order order_;
+};
+
+}  // namespace tersor

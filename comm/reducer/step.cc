@@ -1,0 +1,88 @@
+// See step.h.
+#include "comm/reducer/step.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tersor {
+
+void ReducerStep::set_parameters(std::size_t count) {
+  ready_.assign(count, false);
+  back_.assign(count, 0);
+}
+
+bool ReducerStep::is_requested(Parameter parameter) const {
+  return order_known_ &&
+         std::none_of(messages_.begin() + static_cast<std::ptrdiff_t>(next_message_),
+                      messages_.end(), [&](const Order& message) {
+                        return std::ranges::find(message, parameter) != message.end();
+                      });
+}
+
+bool ReducerStep::message_ready(const Order& message) const {
+  return std::ranges::all_of(message, [&](Parameter parameter) { return ready_[parameter]; });
+}
+
+// In the order that all ranks know: a message goes when it and all before it are ready.
+bool ReducerStep::request() {
+  if (!order_known_) return false;
+  const std::size_t before = next_message_;
+  while (next_message_ < messages_.size() && message_ready(messages_[next_message_]))
+    requested_.push_back(static_cast<std::uint32_t>(next_message_++));
+  return next_message_ != before;
+}
+
+bool ReducerStep::ready(Parameter parameter) {
+  awaited_ = true;
+  ready_[parameter] = true;
+  sequence_.push_back(parameter);
+  return request();
+}
+
+bool ReducerStep::learn(Order order, Messages messages) {
+  order_ = std::move(order);
+  messages_ = std::move(messages);
+  order_known_ = true;
+  return request();
+}
+
+void ReducerStep::close() {
+  closed_ = true;
+  awaited_ = false;
+  order_wanted_ = !order_known_;
+}
+
+std::optional<std::uint32_t> ReducerStep::take_requested() {
+  if (requested_.empty()) return std::nullopt;
+  const std::uint32_t message = requested_.front();
+  requested_.pop_front();
+  return message;
+}
+
+void ReducerStep::set_back(std::uint32_t message) {
+  for (const Parameter parameter : messages_[message]) back_[parameter] = number_ + 1;
+  messages_back_ += 1;
+}
+
+void ReducerStep::complete() {
+  number_ += 1;
+  ready_.assign(ready_.size(), false);
+  back_.assign(back_.size(), number_);
+  sequence_.clear();
+  next_message_ = 0;
+  messages_back_ = 0;
+  closed_ = false;
+  order_wanted_ = false;
+  notify();
+}
+
+void ReducerStep::fail(std::exception_ptr error) {
+  if (error_ == nullptr) error_ = std::move(error);
+  notify();
+}
+
+void ReducerStep::rethrow() const {
+  if (error_ != nullptr) std::rethrow_exception(error_);
+}
+
+}  // namespace tersor

@@ -1,0 +1,101 @@
+// The step under way: which parameters are ready, which messages may go, which are back. Knows
+// neither values nor ranks: tests/comm/step_test.cc drives it alone.
+//
+// A step is open while parameters become ready; `close` ends that; the step is complete when its
+// last message is back. The trainer's thread readies, closes and waits; a driver takes what was
+// requested and tells what is back.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace tersor {
+
+/// All but `lock` is called with the lock held.
+class ReducerStep {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+  using Order = std::vector<std::uint32_t>;  ///< parameters
+  using Messages = std::vector<Order>;       ///< the parameters of each
+  using Parameter = std::uint32_t;
+
+  Lock lock() const { return Lock(mutex_); }
+  /// Waits for `notify`, for which the lock is let go.
+  void wait(Lock& lock) { changed_.wait(lock); }
+  void notify() { changed_.notify_all(); }
+
+  /// Before all else.
+  void set_parameters(std::size_t count);
+
+  /// Complete steps; also the number of the one under way.
+  std::uint32_t number() const { return number_; }
+  bool closed() const { return closed_; }
+  bool is_ready(Parameter parameter) const { return ready_[parameter]; }
+  /// Whether the result of a parameter is there, of the step of this number.
+  bool is_back(Parameter parameter, std::uint32_t step) const { return back_[parameter] > step; }
+  /// Whether the parameter's message was requested.
+  bool is_requested(Parameter parameter) const;
+
+  /// Whether closing it would end a step: `wait` after `flush` ends none.
+  bool ends() const { return !closed_ && awaited_; }
+  /// Somebody waited for the last step: the next `close` ends another.
+  void set_awaited() { awaited_ = true; }
+
+  /// These are true where messages were requested: the driver should look.
+  bool ready(Parameter parameter);
+  /// The order of sending is `order` from now on, in these messages.
+  bool learn(Order order, Messages messages);
+
+  /// Nothing becomes ready any more. Where the order is not known, the driver is asked to learn it.
+  void close();
+  bool order_known() const { return order_known_; }
+  const Order& order() const { return order_; }
+  void forget_order() { order_known_ = false; }
+  /// Whether the driver is asked to learn the order: told once.
+  bool take_order_wanted() { return std::exchange(order_wanted_, false); }
+  /// Parameters in the order in which they became ready.
+  const Order& sequence() const { return sequence_; }
+
+  /// Whether the driver has something to do.
+  bool wanted() const { return !requested_.empty() || order_wanted_; }
+  std::optional<std::uint32_t> take_requested();
+  /// A message's results are there.
+  void set_back(std::uint32_t message);
+  /// Whether all that was closed is back: `complete` is to be called.
+  bool all_back() const { return closed_ && order_known_ && messages_back_ == messages_.size(); }
+  /// The next step is open.
+  void complete();
+
+  /// No step is completed any more; the first error stays.
+  void fail(std::exception_ptr error);
+  bool failed() const { return error_ != nullptr; }
+  void rethrow() const;
+
+ private:
+  bool request();
+  bool message_ready(const Order& message) const;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> ready_;
+  std::vector<std::uint32_t> back_;  ///< steps that are done, of each parameter
+  std::uint32_t number_ = 0;
+  bool closed_ = false;
+  bool awaited_ = true;  ///< nobody closed a step since the last wait
+  bool order_known_ = false;
+  bool order_wanted_ = false;
+  Order sequence_, order_;
+  Messages messages_;
+  std::size_t next_message_ = 0;  ///< not yet requested
+  std::size_t messages_back_ = 0;
+  std::deque<std::uint32_t> requested_;
+  std::exception_ptr error_;
+};
+
+}  // namespace tersor

@@ -1,0 +1,150 @@
+// The step of a reducer alone: what is requested when, and when it is complete.
+#include "comm/reducer/step.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <thread>
+
+namespace tersor {
+namespace {
+
+using Messages = ReducerStep::Messages;
+
+class Steps : public ::testing::Test {
+ protected:
+  Steps() : lock_(step_.lock()) { step_.set_parameters(4); }
+
+  std::vector<std::uint32_t> taken() {
+    std::vector<std::uint32_t> all;
+    while (const auto message = step_.take_requested()) all.push_back(*message);
+    return all;
+  }
+
+  /// A whole first step, after which parameters 3, 2 and then 1, 0 travel together.
+  void learn() {
+    for (const std::uint32_t parameter : {3u, 2u, 1u, 0u}) step_.ready(parameter);
+    step_.close();
+    step_.take_order_wanted();
+    step_.learn({3, 2, 1, 0}, {{3, 2}, {1, 0}});
+    taken();
+    complete();
+  }
+
+  void complete() {
+    step_.set_back(0);
+    step_.set_back(1);
+    ASSERT_TRUE(step_.all_back());
+    step_.complete();
+  }
+
+  ReducerStep step_;
+  ReducerStep::Lock lock_;
+};
+
+TEST_F(Steps, TheFirstOneRequestsNothingUntilTheOrderIsLearned) {
+  for (const std::uint32_t parameter : {2u, 0u, 3u}) EXPECT_FALSE(step_.ready(parameter));
+  EXPECT_FALSE(step_.wanted());
+  EXPECT_FALSE(step_.ready(1));
+  step_.close();
+  EXPECT_TRUE(step_.wanted());
+  EXPECT_TRUE(step_.take_order_wanted());
+  EXPECT_FALSE(step_.take_order_wanted()) << "told once";
+  EXPECT_EQ(step_.sequence(), (ReducerStep::Order{2, 0, 3, 1}));
+  EXPECT_FALSE(step_.all_back());
+  EXPECT_TRUE(step_.learn({2, 0, 3, 1}, {{2, 0, 3}, {1}}));
+  EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0, 1}));
+}
+
+TEST_F(Steps, AMessageGoesWhenItAndAllBeforeItAreReady) {
+  learn();
+  EXPECT_FALSE(step_.ready(0));
+  EXPECT_FALSE(step_.ready(1)) << "the second message is ready, the first is not";
+  EXPECT_FALSE(step_.is_requested(1));
+  EXPECT_FALSE(step_.ready(2));
+  EXPECT_TRUE(step_.ready(3));
+  for (const std::uint32_t parameter : {0u, 1u, 2u, 3u}) EXPECT_TRUE(step_.is_requested(parameter));
+  EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0, 1}));
+  EXPECT_FALSE(step_.wanted());
+}
+
+TEST_F(Steps, AreCompleteWhenClosedAndAllIsBack) {
+  learn();
+  for (const std::uint32_t parameter : {3u, 2u, 1u, 0u}) step_.ready(parameter);
+  step_.set_back(0);
+  EXPECT_TRUE(step_.is_back(3, 1));
+  EXPECT_FALSE(step_.is_back(1, 1));
+  step_.set_back(1);
+  EXPECT_FALSE(step_.all_back()) << "it is open";
+  step_.close();
+  EXPECT_FALSE(step_.take_order_wanted()) << "the order is known";
+  EXPECT_TRUE(step_.all_back());
+  EXPECT_EQ(step_.number(), 1u);
+  step_.complete();
+  EXPECT_EQ(step_.number(), 2u);
+  EXPECT_FALSE(step_.closed());
+  EXPECT_FALSE(step_.is_ready(0));
+  EXPECT_TRUE(step_.is_back(0, 1));
+  EXPECT_FALSE(step_.is_back(0, 2));
+  EXPECT_TRUE(step_.sequence().empty());
+}
+
+TEST_F(Steps, EndOnceByFlushAndWait) {
+  EXPECT_TRUE(step_.ends());
+  step_.close();
+  EXPECT_FALSE(step_.ends());
+  step_.complete();
+  EXPECT_FALSE(step_.ends()) << "nobody waited since";
+  step_.set_awaited();
+  EXPECT_TRUE(step_.ends());
+  step_.close();
+  step_.complete();
+  step_.ready(1);
+  EXPECT_TRUE(step_.ends()) << "another one began";
+}
+
+TEST_F(Steps, LearnTheOrderAgainWhereItIsForgotten) {
+  learn();
+  step_.forget_order();
+  EXPECT_FALSE(step_.order_known());
+  for (const std::uint32_t parameter : {0u, 1u, 2u, 3u}) EXPECT_FALSE(step_.ready(parameter));
+  EXPECT_FALSE(step_.is_requested(0));
+  step_.close();
+  EXPECT_FALSE(step_.all_back());
+  EXPECT_TRUE(step_.take_order_wanted());
+}
+
+TEST_F(Steps, AnOrderFromAStateTakesWhatIsReadyAlready) {
+  step_.ready(1);
+  step_.ready(0);
+  EXPECT_TRUE(step_.learn({0, 1, 2, 3}, {{0, 1}, {2, 3}}));
+  EXPECT_EQ(taken(), (std::vector<std::uint32_t>{0}));
+}
+
+TEST_F(Steps, OneThatIsCompleteWithoutMessagesWantsNoOrder) {
+  for (std::uint32_t parameter = 0; parameter < 4; ++parameter) step_.ready(parameter);
+  step_.close();
+  step_.complete();  // of a single rank
+  EXPECT_FALSE(step_.wanted());
+  EXPECT_TRUE(step_.is_back(3, 0));
+}
+
+TEST_F(Steps, KeepTheFirstErrorAndWakeWhoWaits) {
+  EXPECT_NO_THROW(step_.rethrow());
+  std::thread failing([this] {
+    const auto lock = step_.lock();
+    step_.fail(std::make_exception_ptr(std::runtime_error("first")));
+    step_.fail(std::make_exception_ptr(std::runtime_error("second")));
+  });
+  while (!step_.failed()) step_.wait(lock_);
+  failing.join();
+  try {
+    step_.rethrow();
+    FAIL();
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "first");
+  }
+}
+
+}  // namespace
+}  // namespace tersor
