@@ -86,6 +86,13 @@ std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks,
   return exchanges;
 }
 
+Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view operation) {
+  if (!can_go(codec, dtype, Algorithm::kOneShot) && !can_go(codec, dtype, Algorithm::kTwoShot))
+    throw InvalidArgument("codec " + codec.spec().text() + " sends bare values alone, which " +
+                          std::string(operation) + " has no use for: only allreduce can go by it");
+  return codec.traits().divisible ? Algorithm::kTwoShot : Algorithm::kOneShot;
+}
+
 bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm) {
   return allows(plan_of({.codec = &codec, .dtype = dtype, .count = kUnit}), algorithm);
 }

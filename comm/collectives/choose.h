@@ -8,6 +8,7 @@
 #include <tersor/collectives.h>
 
 #include <cstddef>
+#include <string_view>
 #include <vector>
 
 namespace tersor {
@@ -28,6 +29,11 @@ struct ChoiceRequest {
 /// What the rounds of a codec go by: the last as `algorithm` (neither kAuto nor kHierarchical), all
 /// before it by the exchange that they like best.
 std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks, Algorithm algorithm);
+
+/// The way of a reduce-scatter: kTwoShot, of which only the first half is gone; or kOneShot for a
+/// codec that cannot be cut: each rank gathers all and keeps its shard. Throws InvalidArgument for
+/// one that sends bare values alone; `operation` is for the message.
+Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view operation);
 
 /// Whether an allreduce by `codec` may go so.
 bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);

@@ -54,7 +54,8 @@ void Messages::gather_outputs(const FramePlan& frame) {
   for (const Piece& piece : frame.pieces) {
     const Slot& slot = context_->slots[piece.slot];
     outputs_.push_back(slot.window ? slot.output
-                                   : slot.output.subspan(piece.range.first, piece.range.count));
+                                   : slot.output.subspan(piece.range.first - slot.output_first,
+                                                         piece.range.count));
   }
 }
 

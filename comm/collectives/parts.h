@@ -37,6 +37,12 @@ inline Range part_range(std::size_t count, int part, int parts) {
   return {edge(part), edge(part + 1) - edge(part)};
 }
 
+/// The shard that a reduce-scatter leaves on `rank`, of ranks that get equal ones.
+inline Range shard_range(std::size_t count, int rank, int ranks) {
+  const std::size_t shard = count / static_cast<std::size_t>(ranks);
+  return {static_cast<std::size_t>(rank) * shard, shard};
+}
+
 /// Which part of a parameter `rank` owns: owners rotate with the parameter's index.
 inline int owned_part(int rank, int ranks, std::uint32_t parameter) {
   const auto shift = static_cast<int>(parameter % static_cast<std::uint32_t>(ranks));

@@ -31,6 +31,8 @@ void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
 
 /// What of a slot travels in a lane.
 Range lane_range(const PlanContext& context, const Slot& slot, Exchange last, int lane) {
+  if (slot.collective == Collective::kReduceScatter && last != Exchange::kGather)
+    return shard_range(slot.count, lane, context.ranks);
   const Range carried =
       owned_range(slot.count, context.sharding.shard, context.sharding.shards, slot.parameter);
   if (last == Exchange::kGather) return carried;

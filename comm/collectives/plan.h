@@ -32,9 +32,11 @@ struct Slot {
   std::shared_ptr<const Codec> codec;
   Algorithm algorithm = Algorithm::kAuto;  ///< chosen for this slot; kAuto: as for all
   std::size_t chunk_count = 0;             ///< values, chosen for this slot; 0: as for all
+  Collective collective = Collective::kAllreduce;
 
   ConstValueSpan input = {};       ///< what this rank contributes
   ValueSpan output = {};           ///< where the result goes; may be the input's memory
+  std::size_t output_first = 0;    ///< where that begins: of a reduce-scatter at this rank's shard
   SegmentState residual = {};      ///< the sender's, over what this rank encodes; empty: none
   std::size_t residual_first = 0;  ///< where that begins
   SegmentState owner = {};         ///< the owner's, over what this rank owns; empty: none

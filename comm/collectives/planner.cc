@@ -62,9 +62,11 @@ std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) 
   return exchanges_of(*slot.codec, slot.dtype, encoding_ranks(), algorithm);
 }
 
-Schedule Planner::schedule(std::span<const Exchange> rounds) const {
+Schedule Planner::schedule(const Slot& slot, std::span<const Exchange> rounds) const {
   if (hierarchy_ != nullptr) return hierarchical(hierarchy_->groups(), context_.rank, rounds);
-  return allreduce_by(rounds, everybody(context_.rank, context_.ranks));
+  const Party all = everybody(context_.rank, context_.ranks);
+  return slot.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
+                                                       : allreduce_by(rounds, all);
 }
 
 std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Lanes> lanes) const {
@@ -86,13 +88,14 @@ Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
 }
 
 ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const {
-  const auto rounds = exchanges(this->slots()[slots.front()], algorithm);
+  const Slot& first = this->slots()[slots.front()];
+  const auto rounds = exchanges(first, algorithm);
   std::vector<Lanes> shards;
   const int count = hierarchy_ == nullptr ? 1 : hierarchy_->groups().shards();
   for (int shard = 0; shard < count; ++shard)
     shards.push_back(plan_whole(encoded_context(shard), slots, rounds.back()));
   Lanes lanes = hierarchy_ == nullptr ? std::move(shards.front()) : with_hosts(std::move(shards));
-  return std::move(chunks(schedule(rounds), {std::move(lanes)}).front());
+  return std::move(chunks(schedule(first, rounds), {std::move(lanes)}).front());
 }
 
 std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
@@ -101,8 +104,9 @@ std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
   if (stays_whole(slots()[slot], algorithm))
     chunk_count = std::max(chunk_count, encoding_ranks() * align_up(slots()[slot].count, kUnit));
   if (hierarchy_ == nullptr)
-    return chunks(schedule(rounds), plan_cut(encoded_context(0), slot, rounds.back(), chunk_count));
-  return chunks(schedule(rounds), cut_shards(slot, rounds.back(), chunk_count));
+    return chunks(schedule(slots()[slot], rounds),
+                  plan_cut(encoded_context(0), slot, rounds.back(), chunk_count));
+  return chunks(schedule(slots()[slot], rounds), cut_shards(slot, rounds.back(), chunk_count));
 }
 
 // Shards differ by a unit: one of them may have a chunk more.

@@ -22,7 +22,7 @@ class Planner {
   /// Among whom encoded values are exchanged: all ranks, or the owners of a shard.
   int encoding_ranks() const;
 
-  /// One chunk of whole slots that are added up; and the chunks that one slot is cut into.
+  /// One chunk of whole slots of one collective; and the chunks that one slot is cut into.
   ChunkPlan whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const;
   std::vector<ChunkPlan> cut(std::uint32_t slot, Algorithm algorithm,
                              std::size_t chunk_count) const;
@@ -35,7 +35,7 @@ class Planner {
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;
   std::vector<Exchange> exchanges(const Slot& slot, Algorithm algorithm) const;
-  Schedule schedule(std::span<const Exchange> rounds) const;
+  Schedule schedule(const Slot& slot, std::span<const Exchange> rounds) const;
   std::vector<Lanes> cut_shards(std::uint32_t slot, Exchange last, std::size_t chunk_count) const;
   Lanes with_hosts(std::vector<Lanes> shards) const;
 

@@ -54,21 +54,13 @@ std::optional<HostGroups> find_groups(Prepared& prepared, const Transport& trans
   return {};
 }
 
-// Found before anything is sent.
-void check_frames(const Prepared& prepared) {
-  const auto can_go_by = [&](Algorithm algorithm) {
-    return can_go(*prepared.codec, prepared.key.dtype, algorithm);
-  };
-  if (can_go_by(Algorithm::kOneShot) || can_go_by(Algorithm::kTwoShot)) return;
-  throw InvalidArgument("codec " + prepared.codec->spec().text() +
-                        " sends bare values alone, which " + std::string(prepared.context.name) +
-                        " has no use for: only allreduce can go by it");
-}
-
 /// Decides which way the values go.
 void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
   prepared.algorithm = Algorithm::kOneShot;
-  if (prepared.key.kind != Kind::kAllreduce) return check_frames(prepared);
+  if (prepared.key.kind != Kind::kAllreduce) {  // found before anything is sent
+    choose_scatter(*prepared.codec, prepared.key.dtype, prepared.context.name);
+    return;
+  }
   const auto shards = groups ? static_cast<std::size_t>(groups->shards()) : 1;
   prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
                                          .dtype = prepared.key.dtype,

@@ -120,6 +120,14 @@ Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {
   return schedule;
 }
 
+Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party) {
+  Schedule schedule = allreduce_by(rounds, party);
+  if (rounds.back() != Exchange::kTwoShot) return schedule;
+  schedule.pop_back();
+  schedule.back().take = Take::kDecode;
+  return schedule;
+}
+
 int lanes_of(Exchange last, int ranks) { return last == Exchange::kGather ? 1 : ranks; }
 
 Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between) {

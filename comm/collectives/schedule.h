@@ -92,6 +92,10 @@ Schedule two_shot(const Party& party);
 /// is absorbed.
 Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party);
 
+/// The same, but what would come back in the end stays with its owners, where somebody owns
+/// anything.
+Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party);
+
 /// Lanes of an allreduce whose last round goes so: one where nobody owns anything.
 int lanes_of(Exchange last, int ranks);
 

@@ -23,6 +23,11 @@ bool is_rider(const Slot& slot) {
          can_go(*slot.codec, slot.dtype, Algorithm::kTwoShot);
 }
 
+// One that gathers all and keeps its window of it goes by itself.
+bool can_share(const Slot& a, const Slot& b) {
+  return a.collective == b.collective && !a.window && !b.window;
+}
+
 bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.dtype == b.dtype; }
 
 /// A bucket that is being filled.
@@ -35,6 +40,7 @@ class Filling {
     if (slots_.empty()) return true;
     const Slot& slot = slot_at(index);
     if (bytes_ + bytes_of(slot) > options_.bucket_bytes) return false;
+    if (!can_share(slot_at(slots_.front()), slot)) return false;
     if (is_rider(slot)) return algorithm_ != Algorithm::kNative || uniform_with(slot);
     const Algorithm wanted = way_of(slot);
     if (wanted == Algorithm::kNative && !uniform_with(slot)) return false;
@@ -76,6 +82,7 @@ class Filling {
   Algorithm way_of_riders() const {
     const Slot& first = slot_at(slots_.front());
     const Algorithm way = way_of(first);
+    if (first.collective == Collective::kReduceScatter) return way;
     if (options_.algorithm == Algorithm::kAuto && bytes_ <= kOneShotBytes)
       return Algorithm::kOneShot;
     if (way != Algorithm::kNative || uniform_with(first)) return way;
@@ -93,6 +100,8 @@ class Filling {
 
 Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
   constexpr std::size_t kAnyLargeCount = std::size_t{1} << 20;
+  if (slot.collective == Collective::kReduceScatter)
+    return choose_scatter(*slot.codec, slot.dtype, "reduce_scatter");
   const bool chosen = slot.algorithm != Algorithm::kAuto;
   return choose_algorithm(
       {slot.codec.get(), slot.dtype, kAnyLargeCount, ranks, chosen ? slot.algorithm : wanted});

@@ -38,20 +38,23 @@ void check_place(const ReducerState::Parameter& found, const Slot& slot) {
                         ": the ranks were on other hosts; save the portable state for that");
 }
 
-/// A rank's own residuals at their places in the whole parameter, the rest 0.
+/// A rank's own residuals at their places in the whole parameter, the rest 0; no padding.
 std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot) {
-  std::vector<float> whole(slot.codec->has_feedback() ? slot.count : 0);
-  std::copy(own.residual.begin(), own.residual.end(),
+  std::vector<float> whole(slot.codec->has_feedback() ? own.count : 0);
+  const auto first = static_cast<std::ptrdiff_t>(std::min(own.residual.size(), whole.size()));
+  std::copy(own.residual.begin(), own.residual.begin() + first,
             whole.begin() + static_cast<std::ptrdiff_t>(slot.residual_first));
   for (std::size_t i = 0; i < own.owner.size(); ++i) whole[slot.owner_first + i] += own.owner[i];
   return whole;
 }
 
-/// This rank's part of a residual of the whole parameter.
-std::span<const float> own_part(const std::vector<float>& whole, const Slot& slot,
-                                std::size_t count) {
-  return count == 0 ? std::span<const float>{}
-                    : std::span(whole).subspan(slot.residual_first, count);
+/// This rank's part of a residual of the whole parameter; padding has none.
+std::vector<float> own_part(const std::vector<float>& whole, const Slot& slot, std::size_t count) {
+  std::vector<float> part(count);
+  const std::size_t first = std::min(slot.residual_first, whole.size());
+  const auto known = std::span(whole).subspan(first, std::min(count, whole.size() - first));
+  std::copy(known.begin(), known.end(), part.begin());
+  return part;
 }
 
 }  // namespace
@@ -106,7 +109,7 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
   ReducerState::Parameter state{
       .name = parameters_[parameter].name,
       .codec = slot.codec->spec().text(),
-      .count = slot.count,
+      .count = parameters_[parameter].count,
       .residual_first = slot.residual_first,
       .residual = to_floats(residuals_.current_sender(parameter), stream()),
       .owner = to_floats(residuals_.current_owner(parameter), stream())};
@@ -165,7 +168,7 @@ void GradientReducer::Impl::check_model(const ReducerState& state, std::size_t p
   if (parameter >= slots_.size())
     throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
                           "\", is none of this reducer's");
-  const std::string own = described(parameters_[parameter].name, slots_[parameter].count);
+  const std::string own = described(parameters_[parameter].name, parameters_[parameter].count);
   if (parameter >= state.parameters.size())
     throw InvalidArgument("the state has no " + number + ", this reducer's is " + own);
   const ReducerState::Parameter& found = state.parameters[parameter];
@@ -190,7 +193,7 @@ void GradientReducer::Impl::check_counts(const ReducerState& state, std::size_t 
   const Slot& slot = slots_[parameter];
   if (state.form == ReducerState::Form::kPortable)
     return check_count(found.name, "residual", found.residual.size(),
-                       slot.codec->has_feedback() ? slot.count : 0);
+                       slot.codec->has_feedback() ? parameters_[parameter].count : 0);
   check_count(found.name, "residual", found.residual.size(),
               residuals_.current_sender(parameter).count());
   check_count(found.name, "owner's residual", found.owner.size(),

@@ -37,9 +37,13 @@ struct GradientReducer::Impl {
   std::uint32_t index_of(std::string_view name) const;
   void choose_codec(const std::string& name, Slot& slot, std::string& reason);
   void check_memory(const std::string& name, Memory memory);
+  void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
 
   // The trainer's side of a step (steps.cc).
-  ReducerHandle ready(std::uint32_t parameter, std::optional<ValueSpan> gradient,
+  struct Given {
+    ValueSpan gradient, shard;
+  };
+  ReducerHandle ready(std::uint32_t parameter, const std::optional<Given>& given,
                       Contribution contribution);
   void flush();
   void wait();
@@ -72,7 +76,9 @@ struct GradientReducer::Impl {
     std::string name;
     std::string reason;
     Algorithm algorithm = Algorithm::kAuto;
+    std::size_t count = 0;    ///< without padding
     bool given_anew = false;  ///< its gradient lasts for one step: the slot has it from ready() on
+    ValueSpan gradient = {};
     double relative_error = 0;
   };
 
@@ -95,7 +101,9 @@ struct GradientReducer::Impl {
   std::vector<Bucket> make_buckets(const ReducerStep::Order& order) const;
   void wait_until(ReducerStep::Lock& lock, const std::function<bool()>& is_done);
   void wait_for_closed(ReducerStep::Lock& lock);
-  void bind_gradient(std::uint32_t parameter, ValueSpan gradient);
+  void bind_gradient(std::uint32_t parameter, const Given& given);
+  void check_values(std::uint32_t parameter, const ValueSpan& values, std::size_t count) const;
+  void keep_own_shards();
   void forget_gradients();
   void bind_residuals();
   bool contributes(std::uint32_t parameter, Contribution contribution) const;

@@ -90,7 +90,9 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
     kept = hierarchy_->groups().state_ranges(slot.count, rank, slot.parameter);
   const bool feeds_back = slot.codec->has_feedback();
   if (!feeds_back) kept.encoded.count = 0;
-  if (!feeds_back || parameters_[parameter].algorithm != Algorithm::kTwoShot) kept.owned.count = 0;
+  const bool encodes_sums = slot.collective == Collective::kAllreduce &&
+                            parameters_[parameter].algorithm == Algorithm::kTwoShot;
+  if (!feeds_back || !encodes_sums) kept.owned.count = 0;
   return kept;
 }
 
@@ -104,7 +106,7 @@ void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, st
   if (slot.codec != nullptr) return;
   check_tuner_memory(*tuner_, memory_);
   const std::size_t message = options_.bucket_bytes / dtype_bytes(slot.dtype);
-  AutoChoice way = tuner_->predict(slot.dtype, std::max(slot.count, message));
+  AutoChoice way = tuner_->predict(slot.dtype, std::max(slot.count, message), slot.collective);
   slot.codec = rules_.codec(way.codec);
   slot.algorithm = way.algorithm;
   slot.chunk_count = way.chunk_count;
@@ -125,6 +127,25 @@ void GradientReducer::Impl::check_memory(const std::string& name, Memory memory)
                         (traits.host ? "host memory" : "device memory"));
 }
 
+// Each rank's part of the gradient is as long as the longest.
+void GradientReducer::Impl::shape_shards(const std::string& name, const GradientShape& shape,
+                                         Slot& slot) const {
+  const auto ranks = static_cast<std::size_t>(context_.ranks);
+  const std::size_t least = ceil_div(shape.count, ranks);
+  const std::size_t shard = shape.shard_count == 0 ? least : shape.shard_count;
+  if (options_.algorithm == Algorithm::kHierarchical)
+    throw InvalidArgument("\"" + name +
+                          "\" goes by reduce-scatter, which has no hierarchical way: choose "
+                          "another algorithm");
+  if (shard < least)
+    throw InvalidArgument("shards of " + std::to_string(shard) + " values on " +
+                          std::to_string(ranks) + " ranks do not hold the " +
+                          std::to_string(shape.count) + " of \"" + name + "\": give at least " +
+                          std::to_string(least));
+  slot.count = ranks * shard;
+  slot.output_first = shard_range(slot.count, context_.rank, context_.ranks).first;
+}
+
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {
   const auto lock = step_.lock();
   if (sender_ != nullptr) throw InvalidArgument("add \"" + name + "\" before the first ready()");
@@ -134,17 +155,23 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
             .rows = shape.rows,
             .columns = shape.columns,
             .dtype = shape.dtype,
+            .collective = shape.collective,
             .input = gradient,
             .output = gradient};
+  const bool scatters = shape.collective == Collective::kReduceScatter;
+  if (scatters) shape_shards(name, shape, slot);
   std::string reason;
   choose_codec(name, slot, reason);
   const Algorithm algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
+  if (scatters && algorithm == Algorithm::kOneShot) slot.window = slot.output_first;
   if (!names_.emplace(name, slot.parameter).second)
     throw InvalidArgument("a parameter \"" + name + "\" was added already");
   parameters_.push_back({.name = std::move(name),
                          .reason = std::move(reason),
                          .algorithm = algorithm,
-                         .given_anew = gradient.count() != shape.count});
+                         .count = shape.count,
+                         .given_anew = scatters || gradient.count() != shape.count,
+                         .gradient = gradient});
   slots_.push_back(std::move(slot));
 }
 
@@ -178,7 +205,12 @@ ReducerHandle GradientReducer::ready(std::string_view name) {
 
 ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient,
                                      Contribution contribution) {
-  return impl_->ready(impl_->index_of(name), gradient, contribution);
+  return impl_->ready(impl_->index_of(name), Impl::Given{gradient, {}}, contribution);
+}
+
+ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
+                                     Contribution contribution) {
+  return impl_->ready(impl_->index_of(name), Impl::Given{gradient, shard}, contribution);
 }
 
 void GradientReducer::flush() { impl_->flush(); }

@@ -11,6 +11,12 @@ std::string counted(std::size_t count, std::string_view thing) {
   return std::to_string(count) + " " + std::string(thing) + (count == 1 ? "" : "s");
 }
 
+std::string way_text(const Slot& slot, Algorithm algorithm) {
+  const std::string way(algorithm_name(algorithm));
+  if (slot.collective == Collective::kAllreduce) return way;
+  return algorithm == Algorithm::kTwoShot ? "reduce-scatter" : "reduce-scatter, " + way;
+}
+
 }  // namespace
 
 // When a step is complete: the driver has nothing under way, so its counters stand still.
@@ -100,8 +106,8 @@ std::string GradientReducer::Impl::explain() {
   for (std::size_t i = 0; i < slots_.size(); ++i)
     text += parameters_[i].name + ": " + counted(slots_[i].count, "value") + " of " +
             std::string(dtype_name(slots_[i].dtype)) + " as " + slots_[i].codec->spec().text() +
-            " (" + parameters_[i].reason + "), " +
-            std::string(algorithm_name(parameters_[i].algorithm)) + "\n";
+            " (" + parameters_[i].reason + "), " + way_text(slots_[i], parameters_[i].algorithm) +
+            "\n";
   if (hierarchy_ != nullptr)
     text += "encoded between " + std::to_string(encoding_ranks()) + " hosts, added as " +
             options_.host_codec + " within them\n";

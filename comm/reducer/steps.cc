@@ -5,6 +5,11 @@
 #include "comm/reducer/measure.h"
 
 namespace tersor {
+namespace {
+
+bool scatters(const Slot& slot) { return slot.collective == Collective::kReduceScatter; }
+
+}  // namespace
 
 // Once all parameters are known: residual memory, signature, who sends.
 void GradientReducer::Impl::finalize() {
@@ -89,23 +94,42 @@ std::uint64_t GradientReducer::Impl::signature() const {
         .add(std::uint64_t{0})
         .add(slots_[i].codec->spec().text())
         .add(parameters_[i].name);
+  for (const Slot& slot : slots_)
+    if (scatters(slot)) signature.add(slot.parameter);
   if (context_.on_device()) signature.add(std::string_view("device"));
   if (hierarchy_ != nullptr) add_groups(signature, hierarchy_->groups(), options_.host_codec);
   return signature.value();
 }
 
-void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, ValueSpan gradient) {
+void GradientReducer::Impl::check_values(std::uint32_t parameter, const ValueSpan& values,
+                                         std::size_t count) const {
+  const Slot& slot = slots_[parameter];
+  if (values.count() == count && values.dtype() == slot.dtype && values.memory() == memory_) return;
+  throw InvalidArgument(
+      "\"" + parameters_[parameter].name + "\" was added with " + std::to_string(count) +
+      " values of " + std::string(dtype_name(slot.dtype)) + " " +
+      std::string(memory_text(memory_)) + ", but " + std::to_string(values.count()) + " of " +
+      std::string(dtype_name(values.dtype())) + " " + std::string(memory_text(values.memory())) +
+      " are ready");
+}
+
+void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, const Given& given) {
   Slot& slot = slots_[parameter];
-  if (gradient.count() != slot.count || gradient.dtype() != slot.dtype ||
-      gradient.memory() != memory_)
-    throw InvalidArgument(
-        "\"" + parameters_[parameter].name + "\" was added with " + std::to_string(slot.count) +
-        " values of " + std::string(dtype_name(slot.dtype)) + " " +
-        std::string(memory_text(memory_)) + ", but " + std::to_string(gradient.count()) + " of " +
-        std::string(dtype_name(gradient.dtype())) + " " +
-        std::string(memory_text(gradient.memory())) + " are ready");
-  slot.input = gradient;
-  slot.output = gradient;
+  check_values(parameter, given.gradient, slot.count);
+  if (scatters(slot))
+    check_values(parameter, given.shard, shard_range(slot.count, 0, context_.ranks).count);
+  else if (!given.shard.empty())
+    throw InvalidArgument("\"" + parameters_[parameter].name +
+                          "\" is all-reduced: every rank gets all of it, and no shard");
+  parameters_[parameter].gradient = given.gradient;
+  slot.input = given.gradient;
+  slot.output = scatters(slot) ? given.shard : given.gradient;
+}
+
+// Of a single rank the shard is all there is.
+void GradientReducer::Impl::keep_own_shards() {
+  for (const Slot& slot : slots_)
+    if (scatters(slot)) residence_->copy(slot.input, slot.output);
 }
 
 // The caller may free after a step what it gave for it alone.
@@ -125,7 +149,7 @@ bool GradientReducer::Impl::contributes(std::uint32_t parameter, Contribution co
 
 // It sends zeros; one with a residual keeps it.
 void GradientReducer::Impl::leave_out(std::uint32_t parameter) {
-  const ValueSpan& values = slots_[parameter].output;
+  const ValueSpan& values = parameters_[parameter].gradient;
   residence_->set_active(parameter, false);
   residence_->clear({values.pointer(), values.bytes()}, residence_->trainer());
   left_out_ = true;
@@ -150,7 +174,7 @@ void GradientReducer::Impl::check_capture() const {
 }
 
 ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
-                                           std::optional<ValueSpan> gradient,
+                                           const std::optional<Given>& given,
                                            Contribution contribution) {
   auto lock = step_.lock();
   step_.rethrow();
@@ -162,7 +186,7 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
   if (step_.is_ready(parameter))
     throw InvalidArgument("\"" + name +
                           "\" is ready twice in one step; wait() or flush() ends a step");
-  if (gradient.has_value()) bind_gradient(parameter, *gradient);
+  if (given.has_value()) bind_gradient(parameter, *given);
   if (!has_gradient(parameter))
     throw InvalidArgument("\"" + name + "\" was added without a gradient: give it to ready()");
   if (!contributes(parameter, contribution)) leave_out(parameter);
@@ -222,6 +246,7 @@ void GradientReducer::Impl::close_step() {
   if (!step_.ends()) return;
   const bool requested = mark_missing();
   step_.close();
+  if (context_.ranks == 1) keep_own_shards();
   if (context_.ranks == 1 || slots_.empty() || step_.all_back()) return complete_step();
   if (requested) residence_->follow_trainer();
   if (requested || !step_.order_known()) driver_->wake();

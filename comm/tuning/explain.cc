@@ -48,8 +48,8 @@ std::string Tuner::Impl::explain() const {
   text += "\n";
   for (const auto& [shape, trials] : trials_)
     text += shape_text(shape.first, shape.second) + trials_text(trials);
-  for (const auto& [shape, all] : predicted_)
-    text += shape_text(shape.first, shape.second) + predicted_text(all);
+  for (const auto& [gradient, all] : predicted_)
+    text += shape_text(gradient.dtype, gradient.count) + predicted_text(all);
   return text;
 }
 

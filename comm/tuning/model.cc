@@ -284,6 +284,21 @@ std::vector<Load> loads_of(const CostQuestion& question, int near, int lanes_bet
   return loads;
 }
 
+template <typename ScheduleBy>
+Prediction predict(const CostQuestion& question, const CostFigures& figures,
+                   const ScheduleBy& schedule_by) {
+  check_figures(question, figures);
+  if (question.ranks == 1 || question.count == 0) return {};
+  const Shape shape = shape_of(question);
+  const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count)};
+  const auto lanes = static_cast<std::size_t>(question.ranks);
+  Walk walk(question, figures, std::vector<Load>(lanes, load));
+  return pipelined(walk.stages(schedule_by(exchanges_of(*question.codec, question.dtype,
+                                                        question.ranks, question.algorithm),
+                                           everybody(0, question.ranks))),
+                   shape.chunks, figures.crowding);
+}
+
 }  // namespace
 
 void check_link(const LinkFigures& link, std::string_view name) {
@@ -307,16 +322,11 @@ std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype) {
 }
 
 Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures) {
-  check_figures(question, figures);
-  if (question.ranks == 1 || question.count == 0) return {};
-  const Shape shape = shape_of(question);
-  const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count)};
-  const auto lanes = static_cast<std::size_t>(question.ranks);
-  Walk walk(question, figures, std::vector<Load>(lanes, load));
-  return pipelined(walk.stages(allreduce_by(exchanges_of(*question.codec, question.dtype,
-                                                         question.ranks, question.algorithm),
-                                            everybody(0, question.ranks))),
-                   shape.chunks, figures.crowding);
+  return predict(question, figures, allreduce_by);
+}
+
+Prediction predict_reduce_scatter(const CostQuestion& question, const CostFigures& figures) {
+  return predict(question, figures, reduce_scatter_by);
 }
 
 Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures) {

@@ -71,6 +71,9 @@ struct Prediction {
 /// Throws InvalidArgument where a figure is not finite or negative, or the codec cannot go so.
 Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures);
 
+/// The same for a reduce-scatter, which two-shot goes by its first half alone.
+Prediction predict_reduce_scatter(const CostQuestion& question, const CostFigures& figures);
+
 /// The same for the hierarchical way: sums of bare values within hosts, between hosts two-shot of
 /// each rank's share, and back. `question.algorithm` is not looked at.
 Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures);

@@ -1,6 +1,7 @@
 // See tuner.h.
 #include "comm/tuning/tuner.h"
 
+#include "comm/collectives/choose.h"
 #include "comm/tuning/link_probe.h"
 #include "comm/tuning/text.h"
 
@@ -185,13 +186,29 @@ void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuestion questio
   way.predicted = predict_hierarchical(question, figures).seconds;
 }
 
+CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const {
+  return {.network = network_,
+          .codec = costs_.at({spec, dtype}),
+          .add_seconds_per_byte = add_seconds_per_byte_,
+          .crowding = crowding_};
+}
+
+// Shards have but one way, which the codec decides.
+void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
+                              std::vector<Alternative>& all) {
+  question.algorithm = choose_scatter(*question.codec, question.dtype, "reduce_scatter");
+  for (const std::size_t chunk_count : kChunkCounts) {
+    question.chunk_count = chunk_count;
+    const double seconds =
+        predict_reduce_scatter(question, figures_of(spec, question.dtype)).seconds;
+    all.push_back({{spec, Algorithm::kAuto, chunk_count}, seconds});
+  }
+}
+
 // The quickest chunk length of each way.
 void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& question,
                                    std::vector<Alternative>& all) {
-  const CostFigures figures{.network = network_,
-                            .codec = costs_.at({spec, question.dtype}),
-                            .add_seconds_per_byte = add_seconds_per_byte_,
-                            .crowding = crowding_};
+  const CostFigures figures = figures_of(spec, question.dtype);
   for (const Algorithm algorithm : possible_algorithms(*question.codec, question.dtype)) {
     Alternative best{{spec, algorithm, kDefaultChunkCount}, INFINITY};
     for (const std::size_t chunk_count : kChunkCounts) {
@@ -206,14 +223,19 @@ void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& 
   if (figures.network.ranks_per_host > 1) add_hierarchical(spec, question, figures, all);
 }
 
-std::vector<Alternative> Tuner::Impl::alternatives(Dtype dtype, std::size_t count) {
-  learn(dtype);
+std::vector<Alternative> Tuner::Impl::alternatives(const Gradient& gradient) {
+  learn(gradient.dtype);
   std::vector<Alternative> all;
-  for (const std::string& spec : candidates(dtype)) {
+  for (const std::string& spec : candidates(gradient.dtype)) {
     const auto codec = make_codec(spec);
-    add_alternatives(
-        spec, {.codec = codec.get(), .dtype = dtype, .count = count, .ranks = channel_->ranks()},
-        all);
+    const CostQuestion question{.codec = codec.get(),
+                                .dtype = gradient.dtype,
+                                .count = gradient.count,
+                                .ranks = channel_->ranks()};
+    if (gradient.collective == Collective::kReduceScatter)
+      add_scatter(spec, question, all);
+    else
+      add_alternatives(spec, question, all);
   }
   return all;
 }
@@ -226,7 +248,7 @@ Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
       throw InvalidArgument("auto cannot choose " + spec +
                             " in an allreduce, which keeps no residual from codec to codec; use a "
                             "GradientReducer, or leave out +ef");
-  return trials_.emplace(Shape{dtype, count}, Trials(alternatives(dtype, count))).first->second;
+  return trials_.emplace(Shape{dtype, count}, Trials(alternatives({dtype, count}))).first->second;
 }
 
 void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
@@ -238,10 +260,10 @@ void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
 }
 
 // Of the ways that one gradient may go by itself: hierarchical is for all of a reducer's or none.
-AutoChoice Tuner::Impl::predict(Dtype dtype, std::size_t count) {
-  std::vector<Alternative>& known = predicted_[{dtype, count}];
+AutoChoice Tuner::Impl::predict(const Gradient& gradient) {
+  std::vector<Alternative>& known = predicted_[gradient];
   if (known.empty()) {
-    std::vector<Alternative> all = alternatives(dtype, count);
+    std::vector<Alternative> all = alternatives(gradient);
     std::erase_if(all, [](const Alternative& way) {
       return way.choice.algorithm == Algorithm::kHierarchical;
     });
@@ -268,7 +290,9 @@ bool Tuner::settled(Dtype dtype, std::size_t count) const {
          (impl_->channel_->ranks() == 1 || found->second.settled());
 }
 
-AutoChoice Tuner::predict(Dtype dtype, std::size_t count) { return impl_->predict(dtype, count); }
+AutoChoice Tuner::predict(Dtype dtype, std::size_t count, Collective collective) {
+  return impl_->predict({dtype, count, collective});
+}
 
 const LinkFigures& Tuner::link() const { return impl_->network_.link; }
 Memory Tuner::memory() const { return impl_->options_.memory; }

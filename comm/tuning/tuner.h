@@ -6,6 +6,7 @@
 
 #include <tersor/auto.h>
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -18,11 +19,18 @@ namespace tersor {
 struct Tuner::Impl {
   using Shape = std::pair<Dtype, std::size_t>;  ///< of a gradient: its dtype and count
 
+  struct Gradient {
+    Dtype dtype;
+    std::size_t count;
+    Collective collective = Collective::kAllreduce;
+    auto operator<=>(const Gradient&) const = default;
+  };
+
   Impl(Transport& transport, AutoOptions wanted);
 
   Trials& trials(Dtype dtype, std::size_t count);
   void record(Dtype dtype, std::size_t count, double seconds);
-  AutoChoice predict(Dtype dtype, std::size_t count);
+  AutoChoice predict(const Gradient& gradient);
   std::string explain() const;
 
   bool on_device() const { return options_.memory == Memory::kDevice; }
@@ -31,9 +39,11 @@ struct Tuner::Impl {
   void find_network();
   LinkFigures probe(const std::vector<int>& members);
   void learn(Dtype dtype);
-  std::vector<Alternative> alternatives(Dtype dtype, std::size_t count);
+  std::vector<Alternative> alternatives(const Gradient& gradient);
+  CostFigures figures_of(const std::string& spec, Dtype dtype) const;
   void add_alternatives(const std::string& spec, const CostQuestion& question,
                         std::vector<Alternative>& all);
+  void add_scatter(const std::string& spec, CostQuestion question, std::vector<Alternative>& all);
   void add_hierarchical(const std::string& spec, CostQuestion question, const CostFigures& figures,
                         std::vector<Alternative>& all);
   std::vector<std::string> candidates(Dtype dtype) const;
@@ -47,7 +57,7 @@ struct Tuner::Impl {
   std::unique_ptr<CodecSpeeds> speeds_;                        ///< of a rank that measures
   std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on
   std::map<Shape, Trials> trials_;
-  std::map<Shape, std::vector<Alternative>> predicted_;  ///< asked of `predict`
+  std::map<Gradient, std::vector<Alternative>> predicted_;  ///< asked of `predict`
 };
 
 }  // namespace tersor

@@ -76,8 +76,10 @@ class Tuner {
   /// True once trying is over for such gradients.
   bool settled(Dtype dtype, std::size_t count) const;
 
-  /// What the model alone says, among all codecs, those with "+ef" too. Nothing is tried.
-  AutoChoice predict(Dtype dtype, std::size_t count);
+  /// What the model alone says, among all codecs, those with "+ef" too. Nothing is tried. A
+  /// reduce-scatter is one of `count` values on each rank; of its choice the algorithm is kAuto.
+  AutoChoice predict(Dtype dtype, std::size_t count,
+                     Collective collective = Collective::kAllreduce);
 
   const LinkFigures& link() const;
   /// AutoOptions::memory: gradients must lie there.

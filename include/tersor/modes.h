@@ -14,4 +14,7 @@ enum class DecodeMode : std::uint8_t { kAssign, kAdd };
 /// What a reduction over ranks yields.
 enum class Reduction : std::uint8_t { kSum, kMean };
 
+/// Who gets what a reduction yields: every rank all of it, or each its shard.
+enum class Collective : std::uint8_t { kAllreduce, kReduceScatter };
+
 }  // namespace tersor

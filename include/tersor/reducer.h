@@ -59,7 +59,7 @@ struct ReducerOptions {
   AutoOptions automatic = {};  ///< of the Tuner that the reducer makes where "auto" is asked for
   Tuner* tuner = nullptr;      ///< used instead of one of its own; must outlive the last `add`
   Reduction reduction = Reduction::kMean;
-  Algorithm algorithm = Algorithm::kAuto;
+  Algorithm algorithm = Algorithm::kAuto;  ///< of what is all-reduced
   /// As in CollectiveOptions: the host of each rank (empty: Transport::hosts()), and the codec
   /// within a host.
   std::vector<int> hosts = {};
@@ -85,6 +85,11 @@ struct GradientShape {
   Memory memory = Memory::kHost;
   std::size_t rows = 0;
   std::size_t columns = 0;  ///< 0: a 1-D parameter
+  Collective collective = Collective::kAllreduce;
+  /// Of a reduce-scatter: what each rank gets, at least ceil(count / ranks) values, which is what 0
+  /// means. A step's gradient has as many for each rank, one shard behind the other; what is beyond
+  /// `count` is padding.
+  std::size_t shard_count = 0;
 };
 
 /// Handle of one parameter's reduction in the current step; cheap to copy. Valid until the reducer
@@ -127,7 +132,8 @@ struct ReducerStatistics {
   std::uint64_t overflows = 0;
 };
 
-/// Reduces a trainer's gradients over ranks, in the background, with residuals looked after.
+/// Reduces a trainer's gradients over ranks, in the background, with residuals looked after: to all
+/// ranks, or of each parameter a shard to every rank, as it was added.
 ///
 /// Gradients on a device go by a stream of the reducer's own, between what the trainer queues on
 /// ReducerOptions::stream before `ready` and after `wait`. Over a transport that queues (NCCL)
@@ -149,15 +155,19 @@ class GradientReducer {
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
 
   /// As above for a parameter whose gradient is given anew in each `ready`, and may be freed when
-  /// the step is over. A step in which it is not ready is an error, whatever
-  /// ReducerOptions::missing says: its result would have no place. Contribution::kNone says that
-  /// it has no gradient.
+  /// the step is over; also for one of which each rank gets a shard (GradientShape::collective). A
+  /// step in which it is not ready is an error, whatever ReducerOptions::missing says: its result
+  /// would have no place. Contribution::kNone says that it has no gradient.
   void add(std::string name, const GradientShape& shape);
 
   /// The gradient of this step is there: it may be sent from now on, and must be left alone until
   /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument.
   ReducerHandle ready(std::string_view name);
   ReducerHandle ready(std::string_view name, ValueSpan gradient,
+                      Contribution contribution = Contribution::kGradient);
+  /// As above of a parameter that goes by reduce-scatter: this rank's shard of the result comes to
+  /// `shard`, which may lie within the gradient, at its own place there.
+  ReducerHandle ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
                       Contribution contribution = Contribution::kGradient);
 
   /// Ends the step without waiting. A parameter not ready is an error on all ranks, or inactive.

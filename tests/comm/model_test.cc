@@ -41,6 +41,22 @@ TEST(CostModel, LongGradientsTakeTheWiresTime) {
   }
 }
 
+TEST(CostModel, AReduceScatterIsTheFirstHalfOfTwoShot) {
+  const auto codec = make_codec("int8");
+  for (const int ranks : {2, 4, 8}) {
+    const CostQuestion question{.codec = codec.get(), .count = 1 << 26, .ranks = ranks};
+    const Prediction both = predict_allreduce(question, figures(kGbit));
+    const Prediction half = predict_reduce_scatter(question, figures(kGbit));
+    EXPECT_NEAR(half.sent_bytes / both.sent_bytes, 0.5, 0.01) << ranks;
+    EXPECT_NEAR(half.seconds / both.seconds, 0.5, 0.03) << ranks;
+  }
+  const auto topk = make_codec("topk:density=0.01");
+  const CostQuestion whole{
+      .codec = topk.get(), .algorithm = Algorithm::kOneShot, .count = 1 << 20, .ranks = 4};
+  EXPECT_EQ(predict_reduce_scatter(whole, figures(kGbit)).seconds,
+            predict_allreduce(whole, figures(kGbit)).seconds);
+}
+
 TEST(CostModel, ShortGradientsTakeLatencies) {
   const double latency = 1e-3;
   const CostFigures slow = figures(1e-12, latency);

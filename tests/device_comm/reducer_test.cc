@@ -1,4 +1,5 @@
 // The reducer of gradients on a device: the bits of one on hosts, residuals and checkpoints too.
+#include "comm/collectives/parts.h"
 #include "tests/device_comm/fabric.h"
 #include "tests/device_comm/steps.h"
 
@@ -175,6 +176,46 @@ TEST_P(ReducerOnDevice, GoesOnFromAState) {
     second.reducer().load_state(state);
     return Outcome{second.step(1), second.reducer().save_state()};
   });
+}
+
+/// Steps of parameters of which each rank gets a shard; one brings nothing in a step.
+Outcome scatter(Transport& transport, const Place& place, const ReducerOptions& options) {
+  GradientReducer reducer(transport, options);
+  const auto ranks = static_cast<std::size_t>(transport.ranks());
+  std::vector<std::unique_ptr<PlacedValues>> gradients, shards;
+  for (const Shape& shape : kShapes) {
+    const std::size_t shard = ceil_div(shape.count(), ranks) + 3;  // padding
+    gradients.push_back(std::make_unique<PlacedValues>(ranks * shard, Dtype::kF32, place));
+    shards.push_back(std::make_unique<PlacedValues>(shard, Dtype::kF32, place));
+    reducer.add(shape.name, {.count = shape.count(),
+                             .memory = place.memory,
+                             .rows = shape.rows,
+                             .columns = shape.columns,
+                             .collective = Collective::kReduceScatter,
+                             .shard_count = shard});
+  }
+  Outcome outcome;
+  for (int step = 0; step < 3; ++step) {
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      gradients[i]->write(
+          testing::gaussian(gradients[i]->span().count(),
+                            static_cast<std::uint64_t>(step * 100 + transport.rank() * 10) + i));
+      const bool left_out = step == 1 && i == 0 && transport.rank() == 0;
+      reducer.ready(kShapes[i].name, gradients[i]->span(), shards[i]->span(),
+                    left_out ? Contribution::kNone : Contribution::kGradient);
+    }
+    reducer.wait();
+    for (const auto& shard : shards) append(outcome.values, shard->read());
+  }
+  outcome.state = reducer.save_state();
+  return outcome;
+}
+
+TEST_P(ReducerOnDevice, ScattersAsOnHosts) {
+  for (const int ranks : {1, 2, 3})
+    expect_as_on_hosts(ranks, [](Transport& transport, const Place& place) {
+      return scatter(transport, place, options_of(place));
+    });
 }
 
 // The sum over ranks may be the library's below.

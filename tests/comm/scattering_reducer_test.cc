@@ -1,0 +1,337 @@
+// The GradientReducer with parameters of which every rank gets its shard.
+#include "comm/collectives/parts.h"
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::gaussian;
+using testing::Values;
+
+constexpr int kSteps = 3;
+
+struct Layer {
+  const char* name;
+  std::size_t rows, columns;
+
+  std::size_t count() const { return rows * std::max<std::size_t>(columns, 1); }
+};
+
+constexpr Layer kLayers[] = {
+    {"first", 71, 65}, {"bias", 71, 0}, {"second", 65, 131}, {"scale", 3, 0}};
+
+/// As FSDP cuts a parameter: by rows, padded to those of the longest shard.
+std::size_t shard_count(const Layer& layer, int ranks) {
+  return ceil_div(layer.rows, static_cast<std::size_t>(ranks)) * (layer.count() / layer.rows);
+}
+
+/// One rank's model.
+class Model {
+ public:
+  Model(Transport& transport, const ReducerOptions& options)
+      : rank_(transport.rank()), ranks_(transport.ranks()), reducer(transport, options) {
+    for (const Layer& layer : kLayers) {
+      const std::size_t shard = shard_count(layer, ranks_);
+      shards.emplace_back(shard);
+      reducer.add(layer.name, {.count = layer.count(),
+                               .rows = layer.rows,
+                               .columns = layer.columns,
+                               .collective = Collective::kReduceScatter,
+                               .shard_count = shard});
+    }
+  }
+
+  Values gradient(std::size_t layer, int step) const {
+    Values values = gaussian(kLayers[layer].count(),
+                             static_cast<std::uint64_t>(step * 100 + rank_ * 10) + layer);
+    values.resize(shards[layer].size() * static_cast<std::size_t>(ranks_));
+    return values;
+  }
+
+  /// This rank's shards, one behind the other. A parameter in `left_out` brings nothing.
+  Values step(int index, int left_out = -1) {
+    std::vector<Values> given;
+    for (std::size_t i = 0; i < std::size(kLayers); ++i) given.push_back(gradient(i, index));
+    for (std::size_t i = std::size(kLayers); i-- > 0;)
+      reducer.ready(
+          kLayers[i].name, given[i], shards[i],
+          static_cast<int>(i) == left_out ? Contribution::kNone : Contribution::kGradient);
+    reducer.wait();
+    return all();
+  }
+
+  Values all() const {
+    Values values;
+    for (const Values& shard : shards) values.insert(values.end(), shard.begin(), shard.end());
+    return values;
+  }
+
+ private:
+  int rank_, ranks_;
+
+ public:
+  std::vector<Values> shards;
+  GradientReducer reducer;
+};
+
+ReducerOptions options_of(const std::string& codec) {
+  return {
+      .rules = {{"bias", "bf16"}, {"scale", "bf16"}, {"*", codec}}, .chunk_count = 2048, .seed = 3};
+}
+
+/// Every rank's results of some steps.
+std::vector<Values> train(int ranks, const ReducerOptions& options) {
+  std::vector<Values> results(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    Model model(transport, options);
+    for (int step = 0; step < kSteps; ++step) {
+      const Values found = model.step(step);
+      Values& all = results[static_cast<std::size_t>(transport.rank())];
+      all.insert(all.end(), found.begin(), found.end());
+    }
+  });
+  return results;
+}
+
+/// The same by the collective, a parameter at a time.
+Values by_collective(Transport& transport, const Model& model, const ReducerOptions& options) {
+  const std::size_t layers = std::size(kLayers);
+  std::vector<Values> residuals(layers);
+  std::vector<StateWords> words(layers);
+  Values all;
+  for (int step = 0; step < kSteps; ++step)
+    for (std::size_t i = 0; i < layers; ++i) {
+      const Values gradient = model.gradient(i, step);
+      Values shard(model.shards[i].size());
+      residuals[i].resize(gradient.size());
+      const CollectiveState state{residuals[i], {}, &words[i]};
+      const bool small = kLayers[i].columns == 0;
+      reduce_scatter(transport, gradient, shard,
+                     {.codec = small ? "bf16" : options.rules.back().codec,
+                      .reduction = Reduction::kMean,
+                      .state = &state,
+                      .parameter = static_cast<std::uint32_t>(i),
+                      .seed = options.seed,
+                      .chunk_count = options.chunk_count});
+      all.insert(all.end(), shard.begin(), shard.end());
+    }
+  return all;
+}
+
+class Scattering : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(Scattering, GivesTheBitsOfTheCollective) {
+  const auto& [codec, ranks] = GetParam();
+  const ReducerOptions options = options_of(codec);
+  const auto found = train(ranks, options);
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    const Model model(transport, options);
+    EXPECT_EQ(by_collective(transport, model, options),
+              found[static_cast<std::size_t>(transport.rank())]);
+  });
+}
+
+TEST_P(Scattering, DependsNeitherOnWhoSendsNorOnMessages) {
+  const auto& [codec, ranks] = GetParam();
+  const auto wanted = train(ranks, options_of(codec));
+  ReducerOptions other = options_of(codec);
+  other.progress = ProgressBy::kCaller;
+  EXPECT_EQ(train(ranks, other), wanted);
+  other.bucket_bytes = 16;
+  other.chunk_count = 1 << 20;
+  EXPECT_EQ(train(ranks, other), wanted);
+}
+
+TEST_P(Scattering, ParametersThatBringNothingKeepTheirResiduals) {
+  const auto& [codec, ranks] = GetParam();
+  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+    Model model(transport, options_of(codec));
+    model.step(0);
+    const double before = model.reducer.parameter_statistics()[2].residual_norm;
+    model.step(1, 2);
+    EXPECT_EQ(model.reducer.parameter_statistics()[2].residual_norm, before);
+    for (const float value : model.shards[2]) ASSERT_EQ(value, 0.0f);
+    model.step(2);
+    const double after = model.reducer.parameter_statistics()[2].residual_norm;
+    EXPECT_EQ(after != before, codec.ends_with("+ef") && transport.ranks() > 1);
+  });
+}
+
+TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
+  const auto& [codec, ranks] = GetParam();
+  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+    ReducerOptions options = options_of(codec);
+    options.transactions = Transactions::kOn;
+    Model model(transport, options), plain(transport, options);
+    model.step(0);
+    plain.step(0);
+    model.step(9);
+    model.reducer.discard_step();
+    EXPECT_EQ(model.step(1), plain.step(1));
+  });
+}
+
+TEST_P(Scattering, GoesOnFromAnExactState) {
+  const auto& [codec, ranks] = GetParam();
+  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+    Model first(transport, options_of(codec)), second(transport, options_of(codec));
+    first.step(0);
+    second.reducer.load_state(first.reducer.save_state());
+    EXPECT_EQ(second.step(1), first.step(1));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, Scattering,
+    ::testing::Combine(::testing::Values("none", "int8", "int8+ef", "int4:rounding=stochastic+ef",
+                                         "hadamard:bits=2+ef", "topk:density=0.05+ef"),
+                       ::testing::Values(1, 2, 3, 5)));
+
+TEST(ScatteringReducer, SharesMessagesButNotWithWhatIsAllreduced) {
+  run_ranks(2, {}, [](Transport& transport) {
+    GradientReducer reducer(transport, {.codec = "bf16"});
+    std::vector<Values> gradients(4, Values(100, 1.0f)), shards(4, Values(50));
+    for (const char* name : {"a", "b", "c", "d"})
+      reducer.add(
+          name, {.count = 100,
+                 .collective = *name < 'c' ? Collective::kReduceScatter : Collective::kAllreduce});
+    for (int step = 0; step < 2; ++step) {
+      reducer.ready("a", gradients[0], shards[0]);
+      reducer.ready("b", gradients[1], shards[1]);
+      reducer.ready("c", gradients[2]);
+      reducer.ready("d", gradients[3]);
+      reducer.wait();
+    }
+    EXPECT_EQ(shards[1], Values(50, 1.0f));
+    EXPECT_EQ(gradients[3], Values(100, 1.0f));
+    const std::string text = reducer.explain();
+    EXPECT_NE(text.find("4 parameters in 2 messages"), std::string::npos) << text;
+    EXPECT_NE(text.find("a: 100 values of f32 as bf16 (fewer than 4096 values), reduce-scatter\n"),
+              std::string::npos)
+        << text;
+  });
+}
+
+TEST(ScatteringReducer, SendsWhileTheNextOnesAreComputed) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Values first(20000, 1.0f), second(20000, 2.0f), one(10000), two(10000);
+    GradientReducer reducer(transport, {.codec = "int8", .bucket_bytes = 1});
+    for (const char* name : {"first", "second"})
+      reducer.add(
+          name,
+          {.count = 20000, .rows = 200, .columns = 100, .collective = Collective::kReduceScatter});
+    for (int step = 0; step < 2; ++step) {
+      const ReducerHandle early = reducer.ready("first", first, one);
+      if (step == 1) {
+        early.wait();  // the second parameter is not ready yet
+        for (const float value : one) ASSERT_NEAR(value, 1.0f, 0.01f);
+      }
+      reducer.ready("second", second, two);
+      reducer.wait();
+    }
+    for (const float value : two) ASSERT_NEAR(value, 2.0f, 0.02f);
+  });
+}
+
+TEST(ScatteringReducer, TheShardMayLieInTheGradient) {
+  run_ranks(3, {}, [](Transport& transport) {
+    Values gradient = gaussian(9000, static_cast<std::uint64_t>(transport.rank()));
+    Values copy = gradient, shard(3000);
+    ReducerOptions options{.rules = {{"*", "int8"}}, .chunk_count = 2048};
+    GradientReducer apart(transport, options), within(transport, options);
+    for (GradientReducer* reducer : {&apart, &within})
+      reducer->add("w", {.count = 9000, .collective = Collective::kReduceScatter});
+    apart.ready("w", gradient, shard);
+    apart.wait();
+    const auto own = static_cast<std::size_t>(transport.rank()) * 3000;
+    within.ready("w", copy, ValueSpan(copy).subspan(own, 3000));
+    within.wait();
+    for (std::size_t i = 0; i < 3000; ++i) ASSERT_EQ(copy[own + i], shard[i]);
+  });
+}
+
+TEST(ScatteringReducer, AutoChoosesByWhatAReduceScatterTakes) {
+  run_ranks(4, {}, [](Transport& transport) {
+    for (const double seconds_per_byte : {1e-6, 1e-9, 1e-15}) {
+      Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = seconds_per_byte},
+                              .speeds_file = "none"});
+      GradientReducer reducer(transport, {.codec = "auto", .tuner = &tuner});
+      reducer.add("w", {.count = 1 << 16,
+                        .rows = 256,
+                        .columns = 256,
+                        .collective = Collective::kReduceScatter});
+      Values gradient(1 << 16, 1.0f), shard(1 << 14);
+      reducer.ready("w", gradient, shard);
+      reducer.wait();
+      for (const float value : shard) EXPECT_NEAR(value, 1.0f, 0.01f);
+      const std::string codec = reducer.parameter_statistics()[0].codec;
+      const std::size_t message = ReducerOptions{}.bucket_bytes / sizeof(float);
+      EXPECT_EQ(codec, tuner.predict(Dtype::kF32, message, Collective::kReduceScatter).codec);
+      if (seconds_per_byte == 1e-6) EXPECT_EQ(codec, "int8");
+    }
+  });
+}
+
+TEST(ScatteringReducer, WhatDoesNotFitIsRefused) {
+  run_ranks(2, {}, [](Transport& transport) {
+    const GradientShape shape{.count = 101, .collective = Collective::kReduceScatter};
+    const auto message = [](const auto& call) {
+      try {
+        call();
+      } catch (const InvalidArgument& error) {
+        return std::string(error.what());
+      }
+      return std::string("no error");
+    };
+    GradientReducer reducer(transport, {.codec = "none"});
+    GradientShape narrow = shape;
+    narrow.shard_count = 50;
+    EXPECT_EQ(message([&] { reducer.add("n", narrow); }),
+              "shards of 50 values on 2 ranks do not hold the 101 of \"n\": give at least 51");
+    reducer.add("w", shape);
+    reducer.add("v", {.count = 102});
+    Values gradient(102), shard(51);
+    EXPECT_NE(message([&] { reducer.ready("w", gradient); }).find("51 values"), std::string::npos);
+    EXPECT_NE(message([&] { reducer.ready("w", shard, shard); }).find("102 values"),
+              std::string::npos);
+    EXPECT_NE(message([&] { reducer.ready("v", gradient, shard); }).find("is all-reduced"),
+              std::string::npos);
+    EXPECT_NE(message([&] { reducer.ready("w"); }).find("without a gradient"), std::string::npos);
+    GradientReducer hosts(transport, {.algorithm = Algorithm::kHierarchical, .hosts = {0, 1}});
+    EXPECT_NE(message([&] { hosts.add("w", shape); }).find("no hierarchical way"),
+              std::string::npos);
+    GradientReducer sums(transport, {.rules = {{"*", "intsum"}}});
+    EXPECT_NE(message([&] { sums.add("w", shape); }).find("bare values alone"), std::string::npos);
+  });
+}
+
+TEST(ScatteringReducer, RanksThatMeanDifferentCollectivesHearOfIt) {
+  std::atomic<int> heard{0};
+  run_ranks(2, {}, [&](Transport& transport) {
+    GradientReducer reducer(transport, {.codec = "none"});
+    const bool scatters = transport.rank() == 0;
+    reducer.add("w",
+                {.count = 100,
+                 .collective = scatters ? Collective::kReduceScatter : Collective::kAllreduce});
+    Values gradient(100), shard(50);
+    try {
+      scatters ? reducer.ready("w", gradient, shard) : reducer.ready("w", gradient);
+      reducer.wait();
+    } catch (const TransportError&) {
+      ++heard;
+    }
+  });
+  EXPECT_EQ(heard, 2);
+}
+
+}  // namespace
+}  // namespace tersor

@@ -1,0 +1,110 @@
+// Portable states of parameters that are cut in shards, and of those that are all-reduced.
+#include "comm/collectives/parts.h"
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::gaussian;
+using testing::Values;
+
+/// The parameter "w", all-reduced or cut in shards, which one number of ranks owes another.
+class Owing {
+ public:
+  static constexpr std::size_t kRows = 50, kColumns = 100, kCount = kRows * kColumns;
+
+  Owing(Transport& transport, Collective collective)
+      : transport_(transport), collective_(collective), reducer(transport, {.codec = "int4+ef"}) {
+    const auto ranks = static_cast<std::size_t>(transport.ranks());
+    shard_.resize(ceil_div(kRows, ranks) * kColumns);  // whole rows, padded
+    gradient_.resize(scatters() ? ranks * shard_.size() : kCount);
+    reducer.add("w", {.count = kCount,
+                      .rows = kRows,
+                      .columns = kColumns,
+                      .collective = collective,
+                      .shard_count = scatters() ? shard_.size() : 0});
+  }
+
+  void step(const Values& values) {
+    std::copy(values.begin(), values.end(), gradient_.begin());
+    if (scatters())
+      reducer.ready("w", gradient_, shard_);
+    else
+      reducer.ready("w", gradient_);
+    reducer.wait();
+  }
+
+  /// What steps of zeros bring of this rank's shard, or of all.
+  std::vector<double> drain() {
+    std::vector<double> rest(scatters() ? shard_.size() : kCount, 0.0);
+    for (int i = 0; i < 200; ++i) {
+      step(Values(gradient_.size(), 0.0f));
+      const Values& found = scatters() ? shard_ : gradient_;
+      for (std::size_t j = 0; j < rest.size(); ++j) rest[j] += found[j];
+    }
+    return rest;
+  }
+
+  bool scatters() const { return collective_ == Collective::kReduceScatter; }
+  std::size_t first() const {
+    return scatters() ? static_cast<std::size_t>(transport_.rank()) * shard_.size() : 0;
+  }
+
+ private:
+  Transport& transport_;
+  Collective collective_;
+  Values gradient_, shard_;
+
+ public:
+  GradientReducer reducer;
+};
+
+/// What ranks of another number owe of the mean after they loaded the state: value by value.
+std::vector<double> owed_by(int ranks, Collective collective, const std::vector<std::byte>& state) {
+  std::vector<double> all(Owing::kCount, 0.0);
+  std::mutex writing;
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    Owing run(transport, collective);
+    run.reducer.load_state(state);
+    const std::vector<double> rest = run.drain();
+    const std::lock_guard lock(writing);
+    for (std::size_t i = 0; i < rest.size() && run.first() + i < all.size(); ++i)
+      all[run.first() + i] = rest[i];
+  });
+  return all;
+}
+
+// Between numbers of ranks that pad differently, and between both collectives.
+TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
+  std::vector<std::byte> state;
+  run_ranks(3, {}, [&](Transport& transport) {
+    Owing run(transport, Collective::kReduceScatter);
+    for (int step = 0; step < 3; ++step)
+      run.step(gaussian(Owing::kCount, static_cast<std::uint64_t>(step * 10 + transport.rank())));
+    const auto saved = run.reducer.save_portable_state();
+    if (transport.rank() == 0) state = saved;
+  });
+  const std::vector<double> wanted = owed_by(3, Collective::kReduceScatter, state);
+  double energy = 0;
+  for (const double value : wanted) energy += value * value;
+  ASSERT_GT(energy, 0.0);
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllreduce})
+    for (const int ranks : {2, 4}) {
+      const std::vector<double> found = owed_by(ranks, collective, state);
+      double error = 0;
+      for (std::size_t i = 0; i < found.size(); ++i)
+        error += (found[i] - wanted[i]) * (found[i] - wanted[i]);
+      EXPECT_LE(error / energy, 1e-6) << ranks;
+    }
+}
+
+}  // namespace
+}  // namespace tersor
