@@ -218,7 +218,7 @@ void GradientReducer::Impl::load(const ReducerState& state) {
     if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i), stream());
   }
   residence_->set_step(state.step);
-  if (exact && !state.order.empty()) sender_->adopt_order(state.order);
+  if (exact && !state.order.empty() && !of_ready()) sender_->adopt_order(state.order);
 }
 
 void GradientReducer::Impl::discard_step() {

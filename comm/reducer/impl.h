@@ -45,6 +45,7 @@ struct GradientReducer::Impl {
   };
   ReducerHandle ready(std::uint32_t parameter, const std::optional<Given>& given,
                       Contribution contribution);
+  std::vector<ReducerHandle> ready(std::span<const ReadyGradient> together);
   void flush();
   void wait();
   void wait_for(std::uint32_t parameter, std::uint32_t step);
@@ -91,6 +92,7 @@ struct GradientReducer::Impl {
     std::uint64_t overflows = 0;
     std::uint64_t discarded = 0;
     std::vector<SlotCounters> slots;
+    std::vector<std::uint64_t> slot_steps;
   };
 
   // Steps, with the lock held.
@@ -101,9 +103,15 @@ struct GradientReducer::Impl {
   std::vector<Bucket> make_buckets(const ReducerStep::Order& order) const;
   void wait_until(ReducerStep::Lock& lock, const std::function<bool()>& is_done);
   void wait_for_closed(ReducerStep::Lock& lock);
+  void begin_ready(ReducerStep::Lock& lock);
+  void take_gradient(std::uint32_t parameter, const std::optional<Given>& given,
+                     Contribution contribution);
+  bool request(const ReducerStep::Order& together);
+  ReducerHandle handle_of(std::uint32_t parameter) const;
+  bool of_ready() const { return options_.order == SendingOrder::kOfReady; }
   void bind_gradient(std::uint32_t parameter, const Given& given);
   void check_values(std::uint32_t parameter, const ValueSpan& values, std::size_t count) const;
-  void keep_own_shards();
+  void keep_own(std::uint32_t parameter);
   void forget_gradients();
   void bind_residuals();
   bool contributes(std::uint32_t parameter, Contribution contribution) const;

@@ -213,6 +213,10 @@ ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient, 
   return impl_->ready(impl_->index_of(name), Impl::Given{gradient, shard}, contribution);
 }
 
+std::vector<ReducerHandle> GradientReducer::ready(std::span<const ReadyGradient> together) {
+  return impl_->ready(together);
+}
+
 void GradientReducer::flush() { impl_->flush(); }
 void GradientReducer::wait() { impl_->wait(); }
 void GradientReducer::progress() { impl_->progress(); }

@@ -14,7 +14,7 @@ std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
 }  // namespace
 
 void Residuals::add(std::size_t count, std::size_t owned_count) {
-  Entry entry{count, owned_count, {}};
+  Entry entry{.count = count, .owned_count = owned_count, .memory = {}};
   const std::size_t bytes = (sender_room(count) + owned_count) * dtype_bytes(dtype_);
   for (unsigned i = 0; i < generations_; ++i) {
     entry.memory.emplace_back(bytes, residence_->memory());
@@ -31,7 +31,8 @@ ValueSpan Residuals::values(std::size_t parameter, unsigned generation, Range ra
 
 SegmentState Residuals::state(std::size_t parameter, Range range) const {
   if (range.count == 0) return {};
-  return {values(parameter, current_, range), values(parameter, next(), range)};
+  const Entry& entry = entries_[parameter];
+  return {values(parameter, entry.current, range), values(parameter, next(entry), range)};
 }
 
 SegmentState Residuals::sender(std::size_t parameter) const {
@@ -45,23 +46,28 @@ SegmentState Residuals::owner(std::size_t parameter) const {
 
 ValueSpan Residuals::current_sender(std::size_t parameter) const {
   const std::size_t count = entries_[parameter].count;
-  return count == 0 ? ValueSpan{} : values(parameter, current_, {0, count});
+  return count == 0 ? ValueSpan{} : values(parameter, entries_[parameter].current, {0, count});
 }
 
 ValueSpan Residuals::current_owner(std::size_t parameter) const {
   const Entry& entry = entries_[parameter];
   if (entry.owned_count == 0) return {};
-  return values(parameter, current_, {sender_room(entry.count), entry.owned_count});
+  return values(parameter, entry.current, {sender_room(entry.count), entry.owned_count});
 }
 
-void Residuals::commit() {
-  current_ = next();
+void Residuals::commit(const std::function<bool(std::size_t)>& took_part) {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    entry.can_discard = took_part(i);
+    if (entry.can_discard) entry.current = next(entry);
+  }
   can_discard_ = generations_ > 1;
 }
 
 bool Residuals::discard() {
   if (!can_discard_) return false;
-  current_ = next();
+  for (Entry& entry : entries_)
+    if (entry.can_discard) entry.current = next(entry);
   can_discard_ = false;
   return true;
 }

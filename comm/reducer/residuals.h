@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace tersor {
@@ -36,8 +37,8 @@ class Residuals {
   ValueSpan current_sender(std::size_t parameter) const;
   ValueSpan current_owner(std::size_t parameter) const;
 
-  /// The step's writes count from now on.
-  void commit();
+  /// The step's writes count from now on, of the parameters that took part in it.
+  void commit(const std::function<bool(std::size_t)>& took_part);
   /// The last committed step's writes do not count. False where none is kept.
   bool discard();
 
@@ -49,16 +50,17 @@ class Residuals {
     std::size_t count;
     std::size_t owned_count;
     std::vector<Buffer> memory;  ///< a generation each: sender's values, then owner's
+    unsigned current = 0;
+    bool can_discard = false;
   };
 
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
   SegmentState state(std::size_t parameter, Range range) const;
-  unsigned next() const { return (current_ + 1) % generations_; }
+  unsigned next(const Entry& entry) const { return (entry.current + 1) % generations_; }
 
   Dtype dtype_;
   unsigned generations_;
   const Residence* residence_ = nullptr;
-  unsigned current_ = 0;
   bool can_discard_ = false;
   std::vector<Entry> entries_;
 };

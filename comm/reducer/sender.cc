@@ -29,11 +29,13 @@ bool Sender::advance() {
   if (learn_order()) return true;
   while (true) {
     auto lock = step_.lock();
-    const auto bucket = step_.take_requested();
+    const auto index = step_.take_requested();
+    if (!index) break;
+    Message& message = messages_[*index];
     lock.unlock();
-    if (!bucket) return pipeline_.advance();
-    submit(*bucket);
+    submit(*index, message);
   }
+  return pipeline_.advance();
 }
 
 // A fault that is heard of while nothing is under way is told in the reducer's name.
@@ -56,15 +58,15 @@ Operation Sender::bracket() const {
           .stream = context_.stream};
 }
 
-void Sender::submit(std::uint32_t index) {
+void Sender::submit(std::uint32_t index, Message& message) {
   if (!context_.queues()) transport().begin(bracket());  // tells of a device's damaged frames
-  for (const ChunkPlan& chunk : buckets_[index].chunks)
-    pipeline_.submit(chunk, [this, index] { chunk_done(index); });
+  for (const ChunkPlan& chunk : message.bucket.chunks)
+    pipeline_.submit(chunk, [this, index, &message] { chunk_done(index, message); });
 }
 
-void Sender::chunk_done(std::uint32_t index) {
-  if (--chunks_left_[index] != 0) return;
-  chunks_left_[index] = buckets_[index].chunks.size();
+void Sender::chunk_done(std::uint32_t index, Message& message) {
+  if (--message.chunks_left != 0) return;
+  message.chunks_left = message.bucket.chunks.size();
   const auto lock = step_.lock();
   step_.set_back(index);
   if (step_.all_back()) reducer_.complete();
@@ -98,16 +100,31 @@ bool Sender::learn_order() {
   return true;
 }
 
+std::uint32_t Sender::add_message(Bucket bucket) {
+  const std::size_t chunks = bucket.chunks.size();
+  messages_.push_back({std::move(bucket), chunks});
+  return static_cast<std::uint32_t>(messages_.size() - 1);
+}
+
 bool Sender::adopt_order(ReducerStep::Order order) {
-  buckets_ = reducer_.make_buckets(order);
-  chunks_left_.clear();
-  ReducerStep::Messages messages;
-  for (const Bucket& bucket : buckets_) {
-    messages.push_back(bucket.slots);
-    chunks_left_.push_back(bucket.chunks.size());
+  messages_.clear();
+  ReducerStep::Messages parameters;
+  for (Bucket& bucket : reducer_.make_buckets(order)) {
     for (const ChunkPlan& chunk : bucket.chunks) pipeline_.prepare(chunk);
+    parameters.push_back(bucket.slots);
+    add_message(std::move(bucket));
   }
-  return step_.learn(std::move(order), std::move(messages));
+  return step_.learn(std::move(order), std::move(parameters));
+}
+
+const std::vector<std::uint32_t>& Sender::messages_of(const ReducerStep::Order& together) {
+  const auto [found, is_new] = together_.try_emplace(together);
+  if (!is_new) return found->second;
+  for (Bucket& bucket : reducer_.make_buckets(together)) {
+    found->second.push_back(step_.add_message(bucket.slots));
+    add_message(std::move(bucket));
+  }
+  return found->second;
 }
 
 void Sender::fail(std::exception_ptr error) {

@@ -9,8 +9,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <vector>
 
 namespace tersor {
@@ -42,6 +44,8 @@ class Sender {
 
   /// Messages and buffers for an order. With the step's lock held; true where some are requested.
   bool adopt_order(ReducerStep::Order order);
+  /// The messages of parameters that become ready together in this order. With the lock held.
+  const std::vector<std::uint32_t>& messages_of(const ReducerStep::Order& together);
   /// The driver should look: something was requested, of a step whose lock is held.
   void follow_trainer() { residence_.follow_trainer(); }
 
@@ -62,20 +66,27 @@ class Sender {
   ReducerStep& step() { return step_; }
   Transport& transport() const { return *context_.transport; }
   const Residence& residence() const { return residence_; }
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  std::size_t messages() const { return messages_.size(); }
   double wire_seconds() const { return pipeline_.wire_seconds(); }
 
  private:
+  struct Message {
+    Bucket bucket;
+    std::size_t chunks_left;
+  };
+
   void ask_for_order();
-  void submit(std::uint32_t bucket);
-  void chunk_done(std::uint32_t bucket);
+  void submit(std::uint32_t index, Message& message);
+  void chunk_done(std::uint32_t index, Message& message);
+  std::uint32_t add_message(Bucket bucket);
 
   ReducerStep& step_;
   ExchangeContext& context_;
   Residence& residence_;
   Reducer reducer_;
-  std::vector<Bucket> buckets_;
-  std::vector<std::size_t> chunks_left_;  ///< of each bucket
+  std::deque<Message>
+      messages_;  ///< grows with the step's lock held; its elements are the driver's
+  std::map<ReducerStep::Order, std::vector<std::uint32_t>> together_;
   Pipeline pipeline_;
   Handle order_handle_;
   ReducerStep::Order order_;

@@ -26,6 +26,8 @@ void GradientReducer::Impl::snapshot_totals() {
   totals_.sent_bytes = sent_bytes(*channel_, hierarchy_.get()) - sent_before_;
   totals_.wire_seconds = sender_->wire_seconds() - wire_before_;
   totals_.slots = context_.counters;
+  for (std::uint32_t i = 0; i < slots_.size(); ++i)
+    if (step_.is_ready(i)) totals_.slot_steps[i] += 1;
 }
 
 void GradientReducer::Impl::reset_statistics() {
@@ -33,6 +35,7 @@ void GradientReducer::Impl::reset_statistics() {
   const auto lock = step_.lock();
   totals_ = {};
   totals_.slots.resize(slots_.size());
+  totals_.slot_steps.resize(slots_.size());
   if (sender_ == nullptr) return;
   residence_->reset_overflows();
   sent_before_ = sent_bytes(*channel_, hierarchy_.get());
@@ -83,8 +86,8 @@ std::vector<ReducerStatistics> GradientReducer::Impl::parameter_statistics() {
     one.codec = slots_[i].codec->spec().text();
     one.reason = parameters_[i].reason;
     one.algorithm = parameters_[i].algorithm;
-    one.steps = totals_.steps;
-    one.gradient_bytes = totals_.steps * slots_[i].count * dtype_bytes(slots_[i].dtype);
+    one.steps = totals_.slot_steps[i];
+    one.gradient_bytes = one.steps * slots_[i].count * dtype_bytes(slots_[i].dtype);
     one.sent_bytes = counters.sent_bytes;
     one.encode_seconds = counters.encode_seconds;
     one.decode_seconds = counters.decode_seconds;
@@ -112,9 +115,9 @@ std::string GradientReducer::Impl::explain() {
     text += "encoded between " + std::to_string(encoding_ranks()) + " hosts, added as " +
             options_.host_codec + " within them\n";
   if (step_.order_known())
-    text += counted(slots_.size(), "parameter") + " in " +
-            counted(sender_->buckets().size(), "message") +
-            ", in rank 0's order of the first step\n";
+    text += counted(slots_.size(), "parameter") + " in " + counted(sender_->messages(), "message") +
+            (of_ready() ? ", in the order in which they are ready\n"
+                        : ", in rank 0's order of the first step\n");
   if (own_tuner_ != nullptr) text += own_tuner_->explain();
   return text;
 }

@@ -6,12 +6,15 @@
 
 namespace tersor {
 
-void ReducerStep::set_parameters(std::size_t count) {
+void ReducerStep::set_parameters(std::size_t count, SendingOrder sending) {
+  sending_ = sending;
+  order_known_ = sending == SendingOrder::kOfReady;
   ready_.assign(count, false);
   back_.assign(count, 0);
 }
 
 bool ReducerStep::is_requested(Parameter parameter) const {
+  if (sending_ == SendingOrder::kOfReady) return ready_[parameter];
   return order_known_ &&
          std::none_of(messages_.begin() + static_cast<std::ptrdiff_t>(next_message_),
                       messages_.end(), [&](const Order& message) {
@@ -24,7 +27,7 @@ bool ReducerStep::message_ready(const Order& message) const {
 }
 
 // In the order that all ranks know: a message goes when it and all before it are ready.
-bool ReducerStep::request() {
+bool ReducerStep::request_ready() {
   if (!order_known_) return false;
   const std::size_t before = next_message_;
   while (next_message_ < messages_.size() && message_ready(messages_[next_message_]))
@@ -36,20 +39,33 @@ bool ReducerStep::ready(Parameter parameter) {
   awaited_ = true;
   ready_[parameter] = true;
   sequence_.push_back(parameter);
-  return request();
+  return request_ready();
 }
 
 bool ReducerStep::learn(Order order, Messages messages) {
   order_ = std::move(order);
   messages_ = std::move(messages);
   order_known_ = true;
-  return request();
+  return request_ready();
 }
 
 void ReducerStep::close() {
   closed_ = true;
   awaited_ = false;
   order_wanted_ = !order_known_;
+}
+
+std::uint32_t ReducerStep::add_message(Order parameters) {
+  messages_.push_back(std::move(parameters));
+  return static_cast<std::uint32_t>(messages_.size() - 1);
+}
+
+bool ReducerStep::request(const Order& parameters, std::span<const std::uint32_t> messages) {
+  awaited_ = true;
+  for (const Parameter parameter : parameters) ready_[parameter] = true;
+  requested_.insert(requested_.end(), messages.begin(), messages.end());
+  next_message_ += messages.size();
+  return !messages.empty();
 }
 
 std::optional<std::uint32_t> ReducerStep::take_requested() {

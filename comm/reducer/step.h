@@ -6,12 +6,15 @@
 // requested and tells what is back.
 #pragma once
 
+#include <tersor/reducer.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -30,8 +33,10 @@ class ReducerStep {
   void wait(Lock& lock) { changed_.wait(lock); }
   void notify() { changed_.notify_all(); }
 
-  /// Before all else.
-  void set_parameters(std::size_t count);
+  /// Before all else. With kOfReady there is nothing to learn: `request` takes the place of
+  /// `ready`.
+  void set_parameters(std::size_t count, SendingOrder sending);
+  SendingOrder sending() const { return sending_; }
 
   /// Complete steps; also the number of the one under way.
   std::uint32_t number() const { return number_; }
@@ -51,12 +56,16 @@ class ReducerStep {
   bool ready(Parameter parameter);
   /// The order of sending is `order` from now on, in these messages.
   bool learn(Order order, Messages messages);
+  /// One more message, which `request` may name.
+  std::uint32_t add_message(Order parameters);
+  /// These parameters are ready, all of these messages.
+  bool request(const Order& parameters, std::span<const std::uint32_t> messages);
 
   /// Nothing becomes ready any more. Where the order is not known, the driver is asked to learn it.
   void close();
   bool order_known() const { return order_known_; }
   const Order& order() const { return order_; }
-  void forget_order() { order_known_ = false; }
+  void forget_order() { order_known_ = sending_ == SendingOrder::kOfReady; }
   /// Whether the driver is asked to learn the order: told once.
   bool take_order_wanted() { return std::exchange(order_wanted_, false); }
   /// Parameters in the order in which they became ready.
@@ -67,8 +76,10 @@ class ReducerStep {
   std::optional<std::uint32_t> take_requested();
   /// A message's results are there.
   void set_back(std::uint32_t message);
+  /// The result of a parameter that nobody else has is there at once.
+  void set_parameter_back(Parameter parameter) { back_[parameter] = number_ + 1; }
   /// Whether all that was closed is back: `complete` is to be called.
-  bool all_back() const { return closed_ && order_known_ && messages_back_ == messages_.size(); }
+  bool all_back() const { return closed_ && order_known_ && messages_back_ == expected(); }
   /// The next step is open.
   void complete();
 
@@ -78,7 +89,11 @@ class ReducerStep {
   void rethrow() const;
 
  private:
-  bool request();
+  bool request_ready();
+  /// Messages of the step under way.
+  std::size_t expected() const {
+    return sending_ == SendingOrder::kOfReady ? next_message_ : messages_.size();
+  }
   bool message_ready(const Order& message) const;
 
   mutable std::mutex mutex_;
@@ -88,11 +103,12 @@ class ReducerStep {
   std::uint32_t number_ = 0;
   bool closed_ = false;
   bool awaited_ = true;  ///< nobody closed a step since the last wait
+  SendingOrder sending_ = SendingOrder::kLearned;
   bool order_known_ = false;
   bool order_wanted_ = false;
   Order sequence_, order_;
   Messages messages_;
-  std::size_t next_message_ = 0;  ///< not yet requested
+  std::size_t next_message_ = 0;  ///< not yet requested; kOfReady: how many were
   std::size_t messages_back_ = 0;
   std::deque<std::uint32_t> requested_;
   std::exception_ptr error_;

@@ -4,21 +4,31 @@
 #include "comm/reducer/impl.h"
 #include "comm/reducer/measure.h"
 
+#include <algorithm>
+
 namespace tersor {
 namespace {
 
 bool scatters(const Slot& slot) { return slot.collective == Collective::kReduceScatter; }
+
+void check_apart(std::span<const ReadyGradient> together, ReducerStep::Order parameters) {
+  std::ranges::sort(parameters);
+  if (std::ranges::adjacent_find(parameters) != parameters.end())
+    throw InvalidArgument("one call makes the same parameter ready twice, of \"" +
+                          std::string(together.front().name) + "\" and others");
+}
 
 }  // namespace
 
 // Once all parameters are known: residual memory, signature, who sends.
 void GradientReducer::Impl::finalize() {
   if (sender_ != nullptr) return;
-  step_.set_parameters(slots_.size());
+  step_.set_parameters(slots_.size(), options_.order);
   place();
   context_.slots = slots_;
   context_.counters.resize(slots_.size());
   totals_.slots.resize(slots_.size());
+  totals_.slot_steps.resize(slots_.size());
   context_.signature = signature();
   context_.adder = hierarchy_ == nullptr ? channel_.get() : hierarchy_->owners();
   make_sender();
@@ -96,6 +106,7 @@ std::uint64_t GradientReducer::Impl::signature() const {
         .add(parameters_[i].name);
   for (const Slot& slot : slots_)
     if (scatters(slot)) signature.add(slot.parameter);
+  if (of_ready()) signature.add(std::string_view("of ready"));
   if (context_.on_device()) signature.add(std::string_view("device"));
   if (hierarchy_ != nullptr) add_groups(signature, hierarchy_->groups(), options_.host_codec);
   return signature.value();
@@ -127,9 +138,10 @@ void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, const Given& 
 }
 
 // Of a single rank the shard is all there is.
-void GradientReducer::Impl::keep_own_shards() {
-  for (const Slot& slot : slots_)
-    if (scatters(slot)) residence_->copy(slot.input, slot.output);
+void GradientReducer::Impl::keep_own(std::uint32_t parameter) {
+  const Slot& slot = slots_[parameter];
+  if (scatters(slot)) residence_->copy(slot.input, slot.output);
+  if (of_ready()) step_.set_parameter_back(parameter);
 }
 
 // The caller may free after a step what it gave for it alone.
@@ -173,15 +185,18 @@ void GradientReducer::Impl::check_capture() const {
         "ReducerOptions::transactions to kOff");
 }
 
-ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
-                                           const std::optional<Given>& given,
-                                           Contribution contribution) {
-  auto lock = step_.lock();
+void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {
   step_.rethrow();
   finalize();
   wait_for_closed(lock);
   check_capture();
   step_.set_awaited();
+}
+
+// Before it is ready: a mistake leaves the step as it was.
+void GradientReducer::Impl::take_gradient(std::uint32_t parameter,
+                                          const std::optional<Given>& given,
+                                          Contribution contribution) {
   const std::string& name = parameters_[parameter].name;
   if (step_.is_ready(parameter))
     throw InvalidArgument("\"" + name +
@@ -191,14 +206,59 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
     throw InvalidArgument("\"" + name + "\" was added without a gradient: give it to ready()");
   if (!contributes(parameter, contribution)) leave_out(parameter);
   if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
-  if (step_.ready(parameter)) notice_requests();
+}
+
+// True where messages are to be sent.
+bool GradientReducer::Impl::request(const ReducerStep::Order& together) {
+  bool requested = false;
+  if (!of_ready())
+    for (const std::uint32_t parameter : together) requested |= step_.ready(parameter);
+  else if (context_.ranks > 1)
+    requested = step_.request(together, sender_->messages_of(together));
+  else
+    step_.request(together, {});
+  if (context_.ranks == 1)
+    for (const std::uint32_t parameter : together) keep_own(parameter);
+  return requested;
+}
+
+ReducerHandle GradientReducer::Impl::handle_of(std::uint32_t parameter) const {
   ReducerHandle handle;
   handle.shared_ = handle_;
   handle.parameter_ = parameter;
   handle.step_ = step_.number();
+  return handle;
+}
+
+ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
+                                           const std::optional<Given>& given,
+                                           Contribution contribution) {
+  auto lock = step_.lock();
+  begin_ready(lock);
+  take_gradient(parameter, given, contribution);
+  if (request({parameter})) notice_requests();
+  ReducerHandle handle = handle_of(parameter);
   lock.unlock();
   driver_->send(Driver::Drain::kNo);
   return handle;
+}
+
+std::vector<ReducerHandle> GradientReducer::Impl::ready(std::span<const ReadyGradient> together) {
+  ReducerStep::Order parameters;
+  for (const ReadyGradient& one : together) parameters.push_back(index_of(one.name));
+  check_apart(together, parameters);
+  auto lock = step_.lock();
+  begin_ready(lock);
+  std::vector<ReducerHandle> handles;
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    const ReadyGradient& one = together[i];
+    take_gradient(parameters[i], Given{one.gradient, one.shard}, one.contribution);
+    handles.push_back(handle_of(parameters[i]));
+  }
+  if (request(parameters)) notice_requests();
+  lock.unlock();
+  driver_->send(Driver::Drain::kNo);
+  return handles;
 }
 
 // Before the lock is let go, and so before anybody takes them.
@@ -220,6 +280,7 @@ std::string GradientReducer::Impl::wrongly_missing() const {
 
 // Parameters that had no gradient. True where that lets messages go.
 bool GradientReducer::Impl::mark_missing() {
+  if (of_ready()) return false;
   const std::string mistakes = wrongly_missing();
   if (!mistakes.empty()) fail_missing(mistakes);
   bool requested = false;
@@ -246,7 +307,6 @@ void GradientReducer::Impl::close_step() {
   if (!step_.ends()) return;
   const bool requested = mark_missing();
   step_.close();
-  if (context_.ranks == 1) keep_own_shards();
   if (context_.ranks == 1 || slots_.empty() || step_.all_back()) return complete_step();
   if (requested) residence_->follow_trainer();
   if (requested || !step_.order_known()) driver_->wake();
@@ -281,7 +341,7 @@ void GradientReducer::Impl::finish_steps() {
 void GradientReducer::Impl::check_requested(std::uint32_t parameter) const {
   if (step_.closed()) return;
   const std::string& name = parameters_[parameter].name;
-  if (context_.queues())  // how far each rank is differs: all must send in one order
+  if (context_.queues() && !of_ready())  // how far each rank is differs: all must send in one order
     throw InvalidArgument("flush() before waiting for \"" + name +
                           "\": over this transport a step is sent to its end by all ranks alike");
   if (!step_.order_known())
@@ -325,7 +385,9 @@ void GradientReducer::Impl::complete_step() {
   if (left_out_)  // flags are 1 between steps: so graphs of a step find them
     for (std::size_t i = 0; i < slots_.size(); ++i) residence_->set_active(i, true);
   left_out_ = false;
-  residuals_.commit();
+  residuals_.commit([this](std::size_t parameter) {
+    return step_.is_ready(static_cast<std::uint32_t>(parameter));
+  });
   bind_residuals();
   forget_gradients();
   snapshot_totals();

@@ -26,6 +26,15 @@ struct ReducerRule {
 /// gradient: it then contributes zeros and keeps its residual.
 enum class MissingGradient : std::uint8_t { kError, kInactive };
 
+/// In which order gradients are sent.
+enum class SendingOrder : std::uint8_t {
+  kLearned,  ///< as rank 0's became ready in the first step, at the end of which that one is sent
+  /// As they become ready, from the first step on, which is the same order on all ranks. What is
+  /// not ready in a step takes no part in it on any rank, and keeps its residual. Parameters that
+  /// one call makes ready share messages with each other only.
+  kOfReady,
+};
+
 /// What a parameter that is ready brings: its gradient; or nothing on this rank: it then sends
 /// zeros, keeps its residual, and gets the result all the same.
 enum class Contribution : std::uint8_t {
@@ -68,7 +77,8 @@ struct ReducerOptions {
   std::size_t chunk_count = kDefaultChunkCount;     ///< values; longer parameters are cut
   Dtype residual_dtype = Dtype::kF32;               ///< or bf16
   std::uint64_t seed = 0;                           ///< of stochastic rounding
-  MissingGradient missing = MissingGradient::kError;
+  SendingOrder order = SendingOrder::kLearned;
+  MissingGradient missing = MissingGradient::kError;  ///< of a learned order
   Transactions transactions = Transactions::kOff;
   ProgressBy progress = ProgressBy::kThread;
   MeasureError measure_error = MeasureError::kOff;
@@ -99,8 +109,9 @@ class ReducerHandle {
   /// True once this parameter's gradient holds the result. Never waits.
   bool test() const;
   /// Waits for this parameter alone. Its step must have been flushed, or its order be known (not
-  /// the first step; never over a transport that queues). Throws what ended the exchange.
-  /// Gradients on a device: ReducerOptions::stream waits, not the host, and so after a true `test`.
+  /// the first step that learns one, nor over a transport that queues). Throws what ended the
+  /// exchange. Gradients on a device: ReducerOptions::stream waits, not the host, and so after a
+  /// true `test`.
   void wait() const;
 
  private:
@@ -111,8 +122,16 @@ class ReducerHandle {
   std::uint32_t step_ = 0;
 };
 
+/// A gradient, as `ready` takes it.
+struct ReadyGradient {
+  std::string_view name;
+  ValueSpan gradient;
+  ValueSpan shard = {};  ///< of a reduce-scatter
+  Contribution contribution = Contribution::kGradient;
+};
+
 /// What happened to one parameter, or to all. Seconds and bytes are sums since construction or
-/// `reset_statistics`; `steps` says over how many steps.
+/// `reset_statistics`; `steps` says over how many steps that it took part in.
 struct ReducerStatistics {
   std::string name;   ///< of the parameter; "" for all
   std::string codec;  ///< and why it was chosen, in `reason`
@@ -170,6 +189,9 @@ class GradientReducer {
   ReducerHandle ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
                       Contribution contribution = Contribution::kGradient);
 
+  /// As above of several; the handles are in their order.
+  std::vector<ReducerHandle> ready(std::span<const ReadyGradient> together);
+
   /// Ends the step without waiting. A parameter not ready is an error on all ranks, or inactive.
   void flush();
   /// Ends the step and waits: every gradient is the sum or mean now. Throws what ended the
@@ -178,7 +200,7 @@ class GradientReducer {
   /// Moves what is under way, where no thread does (ProgressBy::kCaller). Never waits.
   void progress();
 
-  /// The next step learns the order of sending again, from rank 0.
+  /// The next step learns the order of sending again, from rank 0, where it is learned at all.
   void relearn_order();
 
   /// When a loss scale changes by `factor`: residuals are in the gradient's units.

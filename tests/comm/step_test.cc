@@ -13,7 +13,7 @@ using Messages = ReducerStep::Messages;
 
 class Steps : public ::testing::Test {
  protected:
-  Steps() : lock_(step_.lock()) { step_.set_parameters(4); }
+  Steps() : lock_(step_.lock()) { step_.set_parameters(4, SendingOrder::kLearned); }
 
   std::vector<std::uint32_t> taken() {
     std::vector<std::uint32_t> all;
@@ -127,6 +127,33 @@ TEST_F(Steps, OneThatIsCompleteWithoutMessagesWantsNoOrder) {
   step_.complete();  // of a single rank
   EXPECT_FALSE(step_.wanted());
   EXPECT_TRUE(step_.is_back(3, 0));
+}
+
+TEST_F(Steps, OfTheOrderOfReadyRequestAtOnceAndOnlyWhatIsReady) {
+  step_.set_parameters(4, SendingOrder::kOfReady);
+  EXPECT_TRUE(step_.order_known());
+  const std::uint32_t both = step_.add_message({3, 2}), one = step_.add_message({1});
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_TRUE(step_.request({3, 2}, std::vector{both}));
+    EXPECT_TRUE(step_.is_requested(2));
+    EXPECT_FALSE(step_.is_requested(1));
+    EXPECT_EQ(taken(), std::vector{both});
+    step_.set_back(both);
+    EXPECT_FALSE(step_.all_back()) << "it is open";
+    EXPECT_TRUE(step_.request({1}, std::vector{one}));
+    step_.close();
+    EXPECT_FALSE(step_.take_order_wanted());
+    EXPECT_FALSE(step_.all_back());
+    step_.set_back(one);
+    EXPECT_TRUE(step_.all_back()) << "parameter 0 takes no part";
+    EXPECT_FALSE(step_.is_ready(0));
+    step_.complete();
+    taken();
+  }
+  step_.forget_order();
+  EXPECT_TRUE(step_.order_known()) << "there is nothing to learn again";
+  step_.close();
+  EXPECT_TRUE(step_.all_back()) << "a step of nothing";
 }
 
 TEST_F(Steps, KeepTheFirstErrorAndWakeWhoWaits) {

@@ -213,9 +213,12 @@ Outcome scatter(Transport& transport, const Place& place, const ReducerOptions& 
 
 TEST_P(ReducerOnDevice, ScattersAsOnHosts) {
   for (const int ranks : {1, 2, 3})
-    expect_as_on_hosts(ranks, [](Transport& transport, const Place& place) {
-      return scatter(transport, place, options_of(place));
-    });
+    for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+      expect_as_on_hosts(ranks, [order](Transport& transport, const Place& place) {
+        ReducerOptions options = options_of(place);
+        options.order = order;
+        return scatter(transport, place, options);
+      });
 }
 
 // The sum over ranks may be the library's below.

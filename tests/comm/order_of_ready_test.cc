@@ -1,0 +1,216 @@
+// The GradientReducer whose ranks make parameters ready in one order: nothing is learned, and a
+// step may be of some parameters only.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::gaussian;
+using testing::Values;
+
+constexpr std::size_t kCount = 9000;
+const std::vector<std::string> kNames = {"a", "b", "c"};
+
+/// One rank's reducer of equal parameters, of which the last is all-reduced.
+class Model {
+ public:
+  Model(Transport& transport, const ReducerOptions& options)
+      : rank_(transport.rank()),
+        gradients_(kNames.size()),
+        shards_(kNames.size(), Values(kCount / static_cast<std::size_t>(transport.ranks()))),
+        reducer(transport, options) {
+    for (const std::string& name : kNames)
+      reducer.add(
+          name, {.count = kCount,
+                 .rows = 90,
+                 .columns = 100,
+                 .collective = name == "c" ? Collective::kAllreduce : Collective::kReduceScatter});
+  }
+
+  std::vector<ReducerHandle> ready(const std::vector<std::size_t>& parameters, int step) {
+    std::vector<ReadyGradient> together;
+    for (const std::size_t i : parameters) {
+      gradients_[i] = gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank_ * 10) + i);
+      together.push_back({kNames[i], gradients_[i]});
+      if (kNames[i] != "c") together.back().shard = shards_[i];
+    }
+    return reducer.ready(together);
+  }
+
+  /// The result of a parameter.
+  const Values& result(std::size_t i) const {
+    return kNames[i] == "c" ? gradients_[i] : shards_[i];
+  }
+
+  Values step(const std::vector<std::size_t>& parameters, int index) {
+    for (const std::size_t i : parameters) ready({i}, index);
+    reducer.wait();
+    Values all;
+    for (const std::size_t i : parameters)
+      all.insert(all.end(), result(i).begin(), result(i).end());
+    return all;
+  }
+
+  double residual_norm(std::size_t i) const {
+    return reducer.parameter_statistics()[i].residual_norm;
+  }
+
+ private:
+  int rank_;
+  std::vector<Values> gradients_, shards_;
+
+ public:
+  GradientReducer reducer;
+};
+
+ReducerOptions of_ready(const std::string& codec) {
+  return {.rules = {{"*", codec}}, .order = SendingOrder::kOfReady};
+}
+
+class OrderOfReady : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+
+TEST_P(OrderOfReady, HasTheBitsOfALearnedOrder) {
+  const auto& [codec, ranks] = GetParam();
+  for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
+    run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+      ReducerOptions options = of_ready(codec), learning = options;
+      options.progress = progress;
+      learning.order = SendingOrder::kLearned;
+      Model model(transport, options), learned(transport, learning);
+      for (int step = 0; step < 3; ++step)
+        ASSERT_EQ(model.step({2, 0, 1}, step), learned.step({2, 0, 1}, step));
+    });
+}
+
+TEST_P(OrderOfReady, CanBeWaitedForInTheMiddleOfAnyStep) {
+  const auto& [codec, ranks] = GetParam();
+  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+    Model model(transport, of_ready(codec)), plain(transport, of_ready(codec));
+    for (int step = 0; step < 2; ++step) {
+      const Values wanted = plain.step({0, 1, 2}, step);
+      Values found;
+      for (std::size_t i = 0; i < kNames.size(); ++i) {
+        for (const ReducerHandle& handle : model.ready({i}, step)) {
+          handle.wait();
+          EXPECT_TRUE(handle.test());
+        }
+        found.insert(found.end(), model.result(i).begin(), model.result(i).end());
+      }
+      model.reducer.wait();
+      EXPECT_EQ(found, wanted);
+    }
+  });
+}
+
+TEST_P(OrderOfReady, WhatTakesNoPartKeepsItsResidual) {
+  const auto& [codec, ranks] = GetParam();
+  for (const Transactions transactions : {Transactions::kOff, Transactions::kOn})
+    run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+      ReducerOptions options = of_ready(codec);
+      options.transactions = transactions;
+      Model model(transport, options);
+      model.step({0, 1, 2}, 0);
+      const double before = model.residual_norm(1);
+      model.step({0, 2}, 1);
+      EXPECT_EQ(model.residual_norm(1), before);
+      model.step({1}, 2);
+      EXPECT_EQ(model.residual_norm(1) != before, codec.ends_with("+ef") && ranks > 1);
+      const auto statistics = model.reducer.parameter_statistics();
+      EXPECT_EQ(statistics[0].steps, 2u);
+      EXPECT_EQ(statistics[1].steps, 2u);
+      EXPECT_EQ(statistics[1].gradient_bytes, 2u * 4u * kCount);
+      EXPECT_EQ(model.reducer.statistics().steps, 3u);
+    });
+}
+
+TEST_P(OrderOfReady, ADiscardedStepOfSomeParametersLeavesNoTrace) {
+  const auto& [codec, ranks] = GetParam();
+  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+    ReducerOptions options = of_ready(codec);
+    options.transactions = Transactions::kOn;
+    Model model(transport, options), plain(transport, options);
+    for (Model* one : {&model, &plain}) {
+      one->step({0, 1, 2}, 0);
+      one->step({1}, 1);
+    }
+    model.step({0, 2}, 9);
+    model.reducer.discard_step();
+    EXPECT_EQ(model.step({0, 1, 2}, 2), plain.step({0, 1, 2}, 2));
+  });
+}
+
+TEST_P(OrderOfReady, GoesOnFromAState) {
+  const auto& [codec, ranks] = GetParam();
+  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
+    Model first(transport, of_ready(codec)), second(transport, of_ready(codec));
+    first.step({0, 1}, 0);
+    second.reducer.load_state(first.reducer.save_state());
+    EXPECT_EQ(second.step({1, 2}, 1), first.step({1, 2}, 1));
+    EXPECT_NO_THROW(second.reducer.relearn_order());
+    EXPECT_EQ(second.step({2, 0}, 2), first.step({2, 0}, 2));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, OrderOfReady,
+                         ::testing::Combine(::testing::Values("none", "int8+ef",
+                                                              "int4:rounding=stochastic+ef",
+                                                              "topk:density=0.05+ef"),
+                                            ::testing::Values(1, 2, 3)));
+
+TEST(ReadyTogether, ShareAMessage) {
+  run_ranks(2, {}, [](Transport& transport) {
+    GradientReducer reducer(transport, {.codec = "bf16", .order = SendingOrder::kOfReady});
+    for (const char* name : {"a", "b", "c"}) reducer.add(name, {.count = 100});
+    std::vector<Values> values(3, Values(100, 2.0f));
+    const std::vector<ReadyGradient> both = {{"c", values[2]}, {"a", values[0]}};
+    for (int step = 0; step < 3; ++step) {
+      reducer.ready(both);
+      reducer.ready("b", values[1]);
+      reducer.wait();
+    }
+    for (const Values& one : values) EXPECT_EQ(one, Values(100, 2.0f));
+    EXPECT_NE(reducer.explain().find("3 parameters in 2 messages, in the order in which"),
+              std::string::npos)
+        << reducer.explain();
+  });
+}
+
+TEST(ReadyTogether, TheSameTwiceIsRefused) {
+  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+    run_ranks(2, {}, [&](Transport& transport) {
+      GradientReducer reducer(transport, {.codec = "none", .order = order});
+      reducer.add("a", {.count = 100});
+      Values values(100, 1.0f);
+      const std::vector<ReadyGradient> twice = {{"a", values}, {"a", values}};
+      EXPECT_THROW(reducer.ready(twice), InvalidArgument);
+      reducer.ready("a", values);
+      EXPECT_THROW(reducer.ready("a", values), InvalidArgument);
+      reducer.wait();
+      EXPECT_EQ(values, Values(100, 1.0f));
+    });
+}
+
+TEST(ReadyTogether, InALearnedOrderIsAsOneByOne) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Model model(transport, {.codec = "int8"}), plain(transport, {.codec = "int8"});
+    for (int step = 0; step < 2; ++step) {
+      const Values wanted = plain.step({0, 1, 2}, step);
+      model.ready({0, 1, 2}, step);
+      model.reducer.wait();
+      Values found;
+      for (std::size_t i = 0; i < 3; ++i)
+        found.insert(found.end(), model.result(i).begin(), model.result(i).end());
+      EXPECT_EQ(found, wanted);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tersor
