@@ -68,6 +68,12 @@ struct Choice<Memory> {
   static constexpr std::string_view kTexts[] = {"host", "device"};
 };
 
+template <>
+struct Choice<SendingOrder> {
+  static constexpr std::string_view kWhat = "order";
+  static constexpr std::string_view kTexts[] = {"learned", "of-ready"};
+};
+
 template <typename Enum>
 std::string_view text_of(Enum value) {
   return Choice<Enum>::kTexts[static_cast<std::size_t>(value)];

@@ -5,18 +5,22 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <numeric>
+#include <span>
 
 namespace tersor::python {
 namespace {
 
-GradientShape shape_of(const Array<ConstValueSpan>& values) {
-  const std::size_t rows = values.shape.empty() ? 1 : values.shape.front();
-  const bool vector = values.shape.size() < 2;
-  return {.count = values.span.count(),
+GradientShape shape_of(const Array<ConstValueSpan>& values, std::span<const std::size_t> shape) {
+  const std::size_t count =
+      std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies{});
+  const std::size_t rows = shape.empty() ? 1 : shape.front();
+  return {.count = count,
           .dtype = values.span.dtype(),
           .memory = values.memory,
           .rows = rows,
-          .columns = vector || rows == 0 ? 0 : values.span.count() / rows};
+          .columns = shape.size() < 2 || rows == 0 ? 0 : count / rows};
 }
 
 }  // namespace
@@ -50,37 +54,69 @@ void ArrayReducer::add(const std::string& name, nb::handle like) {
   const auto values =
       read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
   const DeviceScope scope(values);
-  const GradientShape shape = shape_of(values);
+  const GradientShape shape = shape_of(values, values.shape);
   without_gil([&] { reducer_->add(name, shape); });
   entries_[name].count = shape.count;
+}
+
+void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
+                               const std::vector<std::size_t>& shape, std::size_t shard_count) {
+  const auto values =
+      read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
+  const DeviceScope scope(values);
+  GradientShape sharded = shape_of(values, shape);
+  sharded.collective = Collective::kReduceScatter;
+  sharded.shard_count = shard_count;
+  without_gil([&] { reducer_->add(name, sharded); });
+  entries_[name].count = sharded.count;
 }
 
 // A call that fails may do so before it lets go of the former gradients, or after it took these.
 // The GIL is given away once for all parts: threads that want it are many, and may keep it for a
 // while.
-ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts,
-                                       const nb::ndarray<nb::ro>& owner,
-                                       Contribution contribution) {
-  for (const Part& part : parts) entry(part.name).gradients.push_back(owner);
-  ReadyGradients ready;
-  without_gil([&] {
-    for (const Part& part : parts)
-      ready.handles.push_back(reducer_->ready(part.name, part.gradient, contribution));
-  });
+ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts) {
+  std::vector<ReadyGradient> together;
   for (const Part& part : parts) {
-    auto& kept = entry(part.name).gradients;
+    entry(std::string(part.gradient.name)).owners.push_back(part.owners);
+    together.push_back(part.gradient);
+  }
+  ReadyGradients ready;
+  ready.handles = without_gil([&] { return reducer_->ready(together); });
+  for (const Part& part : parts) {
+    auto& kept = entry(std::string(part.gradient.name)).owners;
     kept.erase(kept.begin(), kept.end() - 1);
   }
   return ready;
 }
 
+Array<ValueSpan> ArrayReducer::values_of(nb::handle values, const char* name, Layout layout) const {
+  const nb::object stream = stream_of(values);
+  return write_values(values, {.name = name, .layout = layout, .stream = stream});
+}
+
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
                                    Contribution contribution) {
-  const nb::object stream = stream_of(gradient);
-  const auto values =
-      write_values(gradient, {.name = "gradient", .layout = Layout::kDense, .stream = stream});
+  const auto values = values_of(gradient, "gradient", Layout::kDense);
   const DeviceScope scope(values);
-  return hand_over({{name, values.span}}, values.owner, contribution);
+  return hand_over({{{name, values.span, {}, contribution}, {values.owner}}});
+}
+
+ReadyGradients ArrayReducer::ready_sharded(const std::vector<std::string>& names,
+                                           const std::vector<nb::object>& gradients,
+                                           const std::vector<nb::object>& shards) {
+  if (names.empty() || names.size() != gradients.size() || names.size() != shards.size())
+    throw InvalidArgument("there are " + std::to_string(names.size()) + " names, " +
+                          std::to_string(gradients.size()) + " gradients and " +
+                          std::to_string(shards.size()) + " shards");
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto values = values_of(gradients[i], "gradient", Layout::kDense);
+    const auto shard = values_of(shards[i], "shard", Layout::kDense);
+    parts.push_back({{names[i], values.span, shard.span}, {values.owner, shard.owner}});
+  }
+  const auto first = values_of(gradients.front(), "gradient", Layout::kDense);
+  const DeviceScope scope(first);
+  return hand_over(parts);
 }
 
 // Before any of them is ready: a mistake leaves the step as it was.
@@ -95,18 +131,17 @@ void ArrayReducer::check_counts(const std::vector<std::string>& names, std::size
 
 ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, nb::handle gradients,
                                         Contribution contribution) {
-  const nb::object stream = stream_of(gradients);
-  const auto values = write_values(gradients, {.name = "gradients", .stream = stream});
+  const auto values = values_of(gradients, "gradients", Layout::kContiguous);
   check_counts(names, values.span.count());
   std::vector<Part> parts;
   std::size_t first = 0;
   for (const std::string& name : names) {
     const std::size_t count = entry(name).count;
-    parts.push_back({name, values.span.subspan(first, count)});
+    parts.push_back({{name, values.span.subspan(first, count), {}, contribution}, {values.owner}});
     first += count;
   }
   const DeviceScope scope(values);
-  return hand_over(parts, values.owner, contribution);
+  return hand_over(parts);
 }
 
 }  // namespace tersor::python

@@ -35,7 +35,17 @@ class ArrayReducer {
   /// dimension and the others, goes along.
   void add(const std::string& name, nb::handle like);
 
+  /// A parameter of this shape, of which every rank gets its shard. Of `like` the dtype and the
+  /// place count.
+  void add_sharded(const std::string& name, nb::handle like, const std::vector<std::size_t>& shape,
+                   std::size_t shard_count);
+
   ReadyGradients ready(const std::string& name, nb::handle gradient, Contribution contribution);
+
+  /// Several of those, and where their shards are to go.
+  ReadyGradients ready_sharded(const std::vector<std::string>& names,
+                               const std::vector<nb::object>& gradients,
+                               const std::vector<nb::object>& shards);
 
   /// The gradients of several parameters, one after another in one array.
   ReadyGradients ready_flat(const std::vector<std::string>& names, nb::handle gradients,
@@ -44,21 +54,21 @@ class ArrayReducer {
  private:
   struct Entry {
     std::size_t count = 0;
-    std::vector<nb::ndarray<nb::ro>> gradients;  ///< of this step, or of the last; the last stands
-                                                 ///< behind those of calls that failed
+    /// Of this step, or of the last; those stand behind those of calls that failed.
+    std::vector<std::vector<nb::ndarray<nb::ro>>> owners;
   };
 
   struct Part {
-    const std::string& name;
-    ValueSpan gradient;
+    ReadyGradient gradient;
+    std::vector<nb::ndarray<nb::ro>> owners;
   };
 
   Entry& entry(const std::string& name);
 
   /// What the gradient's library orders its own work before, as ArrayRequest has it.
   nb::object stream_of(nb::handle gradient) const;
-  ReadyGradients hand_over(const std::vector<Part>& parts, const nb::ndarray<nb::ro>& owner,
-                           Contribution contribution);
+  Array<ValueSpan> values_of(nb::handle values, const char* name, Layout layout) const;
+  ReadyGradients hand_over(const std::vector<Part>& parts);
   void check_counts(const std::vector<std::string>& names, std::size_t count);
 
   StreamView stream_;

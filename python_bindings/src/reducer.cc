@@ -96,6 +96,14 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "The gradient is there: it may be sent from now on, and is left alone until the handle "
            "is done or `wait` returned. `contribution`: \"none\" sends zeros and keeps the "
            "residual; \"gradient-unless-zero\" does so where the gradient is nothing but zeros.")
+      .def("add_sharded", &ArrayReducer::add_sharded, "name"_a, "like"_a, "shape"_a,
+           "shard_count"_a,
+           "Adds a parameter of this shape of which every rank gets a shard of so many values, "
+           "padding included. Of `like` the dtype and the place count.")
+      .def("ready_sharded", &ArrayReducer::ready_sharded, "names"_a, "gradients"_a, "shards"_a,
+           nb::keep_alive<0, 1>(),
+           "As `ready` for several of those: whole gradients, rank behind rank, and where this "
+           "rank's shards of the result go.")
       .def("ready_flat", &ready_flat, "names"_a, "gradients"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
            "As `ready` for several parameters whose gradients stand one after another.")

@@ -82,6 +82,7 @@ void bind_reducer_options(nb::module_& module) {
   def_choice<&ReducerOptions::reduction>(options, "reduction");
   def_choice<&ReducerOptions::algorithm>(options, "algorithm");
   def_choice<&ReducerOptions::residual_dtype>(options, "residual_dtype");
+  def_choice<&ReducerOptions::order>(options, "order");
   def_choice<&ReducerOptions::missing>(options, "missing");
   def_choice<&ReducerOptions::progress>(options, "progress");
   def_flag<&ReducerOptions::transactions, Transactions::kOff, Transactions::kOn>(options,

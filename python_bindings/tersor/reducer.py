@@ -52,6 +52,10 @@ class ReducerOptions(TypedDict, total=False):
     """Default ``"f32"``."""
     seed: int
     """Of stochastic rounding. Default 0."""
+    order: Literal["learned", "of-ready"]
+    """In which order gradients are sent: as rank 0's became ready in the first step (default); or
+    ``"of-ready"``, as they become ready, which is the same order on all ranks. A parameter that is
+    not ready then takes no part in the step, on any rank."""
     missing: Literal["error", "inactive"]
     """What a parameter means that is not ready at the end of a step. Default ``"error"``, and an
     error in both cases here, where each step gives its arrays anew: a parameter without a gradient

@@ -17,15 +17,14 @@ from sharded_models import backward, gradients, make_model, plain_step, shard, s
 import ranks
 import tersor
 from tersor.torch import fsdp
-from tersor.torch.sharded_exchange import WeightExchange
+from tersor.torch.sharded_weights import WeightExchange
 
 
 def names_mistakes(rank: int, count: int) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("int9", {"codec": "int9"}),
-        ("auto predicts", {"codec": "auto"}),
         ("no rule matches", {"rules": [("*.weight", "int8")]}),
-        ("no option 'transactional'", {"transactional": True}),
+        ("no option 'algorithm'", {"algorithm": "two-shot"}),
         ("weights", {"weights": "int8+ef"}),
         ("int7", {"weights": "int7"}),
         ("residual_dtype", {"residual_dtype": "f16"}),
@@ -93,7 +92,7 @@ def has_different_codecs(rank: int, count: int) -> str:
 
 def test_ranks_with_different_codecs_all_raise_and_go_on() -> None:
     for message in ranks.run(has_different_codecs, 2):
-        assert "reduce_scatter" in message
+        assert "gradient reducer" in message
 
 
 def fails_alone(rank: int, count: int, weights: bool) -> str:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 import ranks
-from tersor.torch import fsdp, sharded_exchange
+from tersor.torch import fsdp, sharded_weights
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
 
@@ -104,7 +104,7 @@ def test_weights_are_rounded_with_other_noise_in_each_step() -> None:
 
 def gathers_bytes(rank: int, count: int) -> None:
     gradients = fsdp.compress(sharded_model(count))._gradients[0]
-    gather = sharded_exchange.WeightExchange("int8", gradients._sender, gradients)
+    gather = sharded_weights.WeightExchange("int8", gradients._sender, gradients)
     output = torch.zeros(5 * count, dtype=torch.uint8)
     own = output[5 * rank : 5 * rank + 5]  # as FSDP does: the input lies in the output
     own.copy_(torch.arange(5) + 10 * rank)

@@ -159,6 +159,43 @@ def test_a_run_goes_on_bit_for_bit_from_its_state() -> None:
     tersor.local.run(2, rank)
 
 
+def scatter(transport: tersor.Transport) -> None:
+    """Rows of a matrix, padded to equal shards, and a vector that a step leaves out."""
+    reducer = GradientReducer(transport, codec="none", order="of-ready")
+    like = np.empty(0, np.float32)
+    shard = -(-7 // transport.ranks) * 5
+    reducer.add_sharded("matrix", like, [7, 5], shard)
+    reducer.add_sharded("vector", like, [8], 8)
+    for step in range(2):
+        matrix = np.zeros(transport.ranks * shard, np.float32)
+        matrix[:35] = np.arange(35) + transport.rank
+        vector = np.ones(8 * transport.ranks, np.float32)
+        found, other = np.empty(shard, np.float32), np.empty(8, np.float32)
+        names = ["matrix", "vector"][: 2 - step]
+        handle = reducer.ready_sharded(
+            names, [matrix, vector][: 2 - step], [found, other][: 2 - step]
+        )
+        del matrix, vector
+        gc.collect()
+        handle.wait()
+        reducer.wait()
+        whole = np.zeros(transport.ranks * shard, np.float32)
+        whole[:35] = np.arange(35) + (transport.ranks - 1) / 2
+        own = slice(transport.rank * shard, (transport.rank + 1) * shard)
+        np.testing.assert_allclose(found, whole[own], rtol=1e-6)
+        assert step == 1 or (other == 1).all()
+    assert [one.steps for one in reducer.parameter_statistics()] == [2, 1]
+    with pytest.raises(tersor.InvalidArgument, match="1 names, 0 gradients and 0 shards"):
+        reducer.ready_sharded(["matrix"], [], [])
+    with pytest.raises(tersor.InvalidArgument, match=f"was added with {8 * transport.ranks} val"):
+        reducer.ready_sharded(["vector"], [np.ones(3, np.float32)], [np.ones(8, np.float32)])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_rank_may_get_its_shard(ranks: int) -> None:
+    tersor.local.run(ranks, scatter)
+
+
 def test_residuals_follow_a_loss_scale() -> None:
     def norms(transport: tersor.Transport) -> tuple[float, float]:
         reducer = make(transport, codec="int4+ef")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -21,44 +20,56 @@ from torch.utils.hooks import RemovableHandle
 from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import fill
+from tersor.reducer import ReducerOptions
 from tersor.torch.checkpoint import Mode
-from tersor.torch.messages import Feedback, Track
 from tersor.torch.parameters import Unsupported, unwrapped
 from tersor.torch.reporting import Reporting
 from tersor.torch.scaler import LossScale, Scaler
-from tersor.torch.sharded_exchange import (
-    RESIDUAL_DTYPES,
-    Exchange,
-    GradientExchange,
-    Sender,
-    WeightExchange,
-)
+from tersor.torch.sharded_exchange import Exchange, GradientExchange, Sender
+from tersor.torch.sharded_reducer import Kept, ShardedReducer
 from tersor.torch.sharded_state import load_sharded, save_sharded
+from tersor.torch.sharded_weights import WeightExchange
 from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs
-from tersor.torch.statistics import ParameterStatistics
+from tersor.torch.statistics import ParameterStatistics, of_scattered
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 logger = logging.getLogger("tersor")
 
+RESIDUAL_BYTES = {"f32": 4, "bf16": 2}
+
 
 class ShardedOptions(TypedDict, total=False):
-    """Options of :func:`compress`; equal on all ranks, but for ``threads``."""
+    """Options of :func:`compress`, as of ``tersor.GradientReducer``; equal on all ranks, but for
+    ``threads``."""
 
     codec: str
-    """A spec. Default ``"bf16"``. 1-D parameters and those under 4,096 values travel as bf16 all
-    the same, unless there are ``rules``. With ``"+ef"`` every rank keeps a residual of the
-    *unsharded* gradient: 4 bytes for each value of the whole model."""
+    """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values travel
+    as bf16 all the same, unless there are ``rules``. With ``"+ef"`` every rank keeps a residual of
+    the *unsharded* gradient: 4 bytes for each value of the whole model."""
     rules: Iterable[tuple[str, str]]
     """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
     must. Default: ``codec`` for all."""
+    auto_codecs: Sequence[str]
+    """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
+    speeds_file: str
+    """Where ``"auto"`` keeps measured speeds of codecs; ``"none"``: nowhere."""
     residual_dtype: Literal["f32", "bf16"]
     """``"bf16"`` halves the residuals' memory. Default ``"f32"``."""
+    transactional: bool
+    """Whether the residuals from before the last pass are kept, for ``discard_step`` and a
+    ``scaler``: twice the memory. Default False."""
+    bucket_bytes: int
+    """Of gradient: small parameters of a module share messages up to this. Default 1 MiB."""
     chunk_count: int
     """Values: longer parameters are cut. Default 1 Mi."""
     seed: int
     """Of stochastic rounding. Default 0."""
+    progress: Literal["thread", "caller"]
+    """Who sends: a thread (default), or the backward pass where it hands gradients over."""
+    measure_error: bool
+    """Whether each step encodes once more to measure its error: slow. Default False."""
     checksum: bool
     """Whether frames carry a checksum. Default True."""
     timeout: float
@@ -86,43 +97,44 @@ class ShardedHandle(Reporting):
         self._hooks: list[RemovableHandle] = []
 
     @property
-    def tracks(self) -> list[Track]:
-        """What was sent of each parameter so far, and how."""
-        return [track for one in self._gradients for track in one.tracks.values()]
+    def _reducers(self) -> list[ShardedReducer]:
+        return self._sender.reducers.all()
 
     @property
-    def feedback(self) -> dict[str, Feedback]:
-        """What error feedback keeps, by name of the parameter."""
-        return {name: kept for one in self._gradients for name, kept in one.feedback.items()}
+    def feedback(self) -> dict[str, Kept]:
+        """A copy of what error feedback keeps, by name of the parameter."""
+        return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
 
     def statistics(self) -> list[ParameterStatistics]:
         """A dict for each parameter that was sent: codec, bytes, seconds, norm of its residual.
 
-        Bytes and seconds are sums over ``steps`` steps, of this rank; parameters that share a
-        message share them by their values.
+        Bytes and seconds are sums over ``steps`` steps, of this rank.
         """
-        return [track.statistics() for track in self.tracks]
+        return [
+            of_scattered(one, reducer.reason(one), reducer.kind.group.size())
+            for reducer in self._reducers
+            for one in reducer.statistics()
+        ]
 
     def explain(self) -> str:
         """What was decided and why, a line a parameter; after the first step."""
-        lines = [f"{t.parameter.name}: {t.choice.codec} ({t.choice.reason})" for t in self.tracks]
-        return "\n".join([*lines, *self._notes])
+        lines = [f"{one['name']}: {one['codec']} ({one['reason']})" for one in self.statistics()]
+        chosen = [text for one in self._reducers if (text := one.explain_choice())]
+        return "\n".join([*lines, *self._notes, *chosen])
 
-    @torch.no_grad()
     def scale_residuals(self, factor: float) -> None:
         """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
-        for feedback in self.feedback.values():
-            feedback.residual.mul_(factor)
+        for reducer in self._reducers:
+            reducer.scale_residuals(factor)
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
 
         ``"exact"``: each rank's own, from which the same run goes on bit for bit. ``"portable"``:
         the sum over ranks, for any number of them (a collective call). All tensors lie on the host.
-        Noise of stochastic rounding without ``+ef`` begins anew, so that is not bit for bit.
         """
         self._prepare()
-        state = save_sharded(self.feedback, self._group, mode, self._gradients[0].reduction)
+        state = save_sharded(self._reducers, self._group, mode)
         return state if self._loss_scale is None else {**state, **self._loss_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -131,7 +143,7 @@ class ShardedHandle(Reporting):
         Raises InvalidArgument, which names the parameter, where the state does not fit.
         """
         self._prepare()
-        load_sharded(self.feedback, self._group, state)
+        load_sharded(self._reducers, self._group, state)
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(state or {})
 
@@ -139,6 +151,7 @@ class ShardedHandle(Reporting):
         """From now on gradients and weights travel as without Tersor; residuals are dropped."""
         for exchange in self._exchanges:
             exchange.remove()
+        self._sender.reducers.reset()
         for hook in self._hooks:
             hook.remove()
 
@@ -148,8 +161,6 @@ class ShardedHandle(Reporting):
         All ranks do so alike, each of which had the error raised by ``backward()``.
         """
         self._sender.reset()
-        for exchange in self._gradients:
-            exchange.reset()
 
     @property
     def skipped_steps(self) -> int:
@@ -158,7 +169,7 @@ class ShardedHandle(Reporting):
 
     def follow(self, scaler: Scaler, model: nn.Module) -> None:
         """Keeps residuals in the units of a scaler, which may change its scale between passes."""
-        loss_scale = LossScale(scaler, transactional=False)
+        loss_scale = LossScale(scaler, self._sender.options.transactional)
         self._loss_scale = loss_scale
 
         def before_forward(*_: object) -> None:
@@ -167,12 +178,11 @@ class ShardedHandle(Reporting):
         self._hooks.append(model.register_forward_pre_hook(before_forward))
 
     def discard_step(self) -> None:
-        """Refused: residuals of whole gradients are not kept twice."""
-        raise InvalidArgument("FSDP's residuals are kept once: a step cannot be thrown away")
+        """Brings back the residuals from before the last pass (``transactional=True`` only)."""
+        self._sender.discard_step()
 
     def _prepare(self) -> None:
-        for exchange in self._gradients:
-            exchange.prepare()
+        self._sender.reducers.prepare(self._gradients)
 
 
 def compress(
@@ -202,7 +212,7 @@ def compress(
     )
     if not modules:
         raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
-    sender = Sender(_reducer_options(options), unsupported)
+    sender = Sender(_checked(options), unsupported)
     names = {id(one): name for name, one in unwrapped(dict(model.named_parameters())).items()}
     reduces = {
         name: GradientExchange(name, ModuleLayout(module, names), sender)
@@ -229,17 +239,18 @@ def compress(
     return handle
 
 
-def _reducer_options(options: ShardedOptions) -> _core.ReducerOptions:
-    """The reducer's options that mean something here."""
+def _checked(options: ShardedOptions) -> ReducerOptions:
+    """As the reducer takes them: those that mean something here."""
     known = ShardedOptions.__annotations__
     for name in options:
         if name not in known:
             raise InvalidArgument(
                 f"there is no option {name!r} with FSDP; there are: {list(known)}"
             )
-    if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_DTYPES:
-        raise InvalidArgument(f"residual_dtype is one of {list(RESIDUAL_DTYPES)}, not {dtype!r}")
-    return fill(_core.ReducerOptions(), options)
+    if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
+        raise InvalidArgument(f"residual_dtype is one of {list(RESIDUAL_BYTES)}, not {dtype!r}")
+    fill(_core.ReducerOptions(), options)  # names what else is wrong
+    return cast(ReducerOptions, dict(options))
 
 
 def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) -> None:
@@ -263,7 +274,8 @@ def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[st
     )
     if values == 0:
         return []
-    each = RESIDUAL_DTYPES[sender.options.residual_dtype].itemsize
+    each = RESIDUAL_BYTES[sender.options.residual_dtype]
+    each *= 2 if sender.options.transactional else 1
     note = f"error feedback keeps {values} residuals on every rank: {values * each / 2**20:.1f} MiB"
     logger.warning(note)
     return [note]

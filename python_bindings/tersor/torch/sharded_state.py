@@ -7,7 +7,7 @@ the parameter, without padding, for any number of ranks.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 import torch
@@ -19,18 +19,20 @@ from tersor import collectives
 from tersor._core import InvalidArgument
 from tersor.torch.checkpoint import VERSION, Mode, own_row, side_by_side
 from tersor.torch.group import transport
-from tersor.torch.messages import Feedback
+from tersor.torch.sharded_reducer import Kept, ShardedReducer
 from tersor.torch.sharding import from_flat, to_flat
 
 
 def save_sharded(
-    kept: Mapping[str, Feedback], group: dist.ProcessGroup, mode: Mode, reduction: str
+    reducers: Iterable[ShardedReducer], group: dist.ProcessGroup, mode: Mode
 ) -> dict[str, Any]:
     """What is kept, by name, between two steps. ``mode="portable"`` is a collective call.
 
-    All tensors lie on the host. ``group``: all ranks that keep something. ``reduction``: what the
-    ranks' gradients become. Raises InvalidArgument for another mode.
+    All tensors lie on the host. ``group``: all ranks that keep something. Raises InvalidArgument
+    for another mode.
     """
+    kept = {name: one for reducer in reducers for name, one in reducer.read()[1].items()}
+    reduction = next((one.kind.reduction for one in reducers), "mean")
     if mode not in get_args(Mode):
         raise InvalidArgument(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
     description = {
@@ -46,7 +48,7 @@ def save_sharded(
 
 
 def load_sharded(
-    kept: Mapping[str, Feedback], group: dist.ProcessGroup, state: Mapping[str, Any] | None
+    reducers: Iterable[ShardedReducer], group: dist.ProcessGroup, state: Mapping[str, Any] | None
 ) -> None:
     """Brings back what :func:`save_sharded` saved, in either mode.
 
@@ -55,9 +57,20 @@ def load_sharded(
     state is of another model or codec, or the exact one of another rank or number of ranks; nothing
     was changed then.
     """
+    found = [(reducer, *reducer.read()) for reducer in reducers]
+    kept = {name: one for _, _, views in found for name, one in views.items()}
+    _fill(kept, group, state)
+    for reducer, values, views in found:
+        reducer.write(values, views)
+
+
+def _fill(
+    kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any] | None
+) -> None:
+    """Writes the state to the views."""
     if not state:
         return _start_at_zero(kept)
-    _check(kept, group, state)
+    _check(kept, state)
     _check_ranks(group, state)
     _check_shapes(kept, group, state)
     for name, step in zip(state["parameters"], state["steps"], strict=True):
@@ -69,34 +82,32 @@ def load_sharded(
             _load_sum(kept[name], saved, state, group)
 
 
-def _rows(kept: Mapping[str, Feedback], group: dist.ProcessGroup) -> dict[str, Any]:
+def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
     places = side_by_side(torch.tensor([group.rank()]), mesh)
-    rows = {name: side_by_side(one.residual.float().cpu(), mesh) for name, one in kept.items()}
+    rows = {name: side_by_side(one.residual, mesh) for name, one in kept.items()}
     return {"places": places, "residuals": rows}
 
 
-def _sums(kept: Mapping[str, Feedback], group: dist.ProcessGroup) -> dict[str, Any]:
+def _sums(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     sums = {}
     for name, one in kept.items():
-        total = one.residual.to(torch.float32, copy=True)
+        total = one.residual.clone()
         collectives.allreduce(transport(group, total.device), total, codec="none")
-        sums[name] = from_flat(total, one.parameter, one.ranks).cpu()
+        sums[name] = from_flat(total, one.parameter, one.ranks)
     return {"residuals": sums}
 
 
 def _load_sum(
-    feedback: Feedback, total: Tensor, state: Mapping[str, Any], group: dist.ProcessGroup
+    kept: Kept, total: Tensor, state: Mapping[str, Any], group: dist.ProcessGroup
 ) -> None:
     """Each rank's part, so that together they add to the result what they would have added."""
     ranks = group.size() if state["reduction"] == "sum" else state["ranks"]
-    flat = to_flat(total / ranks, feedback.parameter, feedback.ranks)
-    feedback.residual.copy_(flat)
+    flat = to_flat(total / ranks, kept.parameter, kept.ranks)
+    kept.residual.copy_(flat)
 
 
-def _check(
-    kept: Mapping[str, Feedback], group: dist.ProcessGroup, state: Mapping[str, Any]
-) -> None:
+def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
     """Raises InvalidArgument where a state is not of this version, these parameters and codecs."""
     if state["version"] != VERSION:
         raise InvalidArgument(
@@ -129,7 +140,7 @@ def _check_ranks(group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(
-    kept: Mapping[str, Feedback], group: dist.ProcessGroup, state: Mapping[str, Any]
+    kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]
 ) -> None:
     """Raises InvalidArgument where residuals are of parameters of other shapes."""
     for name, one in kept.items():
@@ -144,12 +155,12 @@ def _check_shapes(
             )
 
 
-def _start_at_zero(kept: Mapping[str, Feedback]) -> None:
+def _start_at_zero(kept: Mapping[str, Kept]) -> None:
     if not kept:
         return
     for one in kept.values():
         one.residual.zero_()
     warnings.warn(
         f"the checkpoint holds no residuals: those of {len(kept)} parameters start at zero",
-        stacklevel=4,
+        stacklevel=5,
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 Collective = Literal["reduce-scatter", "all-gather"]
@@ -56,6 +57,38 @@ class ModuleLayout:
     def ranks(self) -> int:
         """Among how many a parameter is sharded."""
         return 1 if self._group is None else int(self._group.mesh_info.shard_mesh_size)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """Among whose ranks."""
+        found: dist.ProcessGroup = self._group.mesh_info.shard_process_group  # type: ignore[union-attr]
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which gradients will be reduced, as far as can be told before the first step."""
+        if self._group is None or not self._group.fsdp_params:
+            return torch.float32
+        first = self._group.fsdp_params[0]
+        policy = getattr(first, "mp_policy", None)
+        asked = policy and (policy.reduce_dtype or policy.param_dtype)
+        found: torch.dtype = asked or first.sharded_param.dtype
+        return found
+
+    def leaves_views(self, dtype: torch.dtype) -> bool:
+        """Whether FSDP will do no more to this module's results than make views of them.
+
+        Then they may come after the reduce-scatter returned, until the backward pass is over.
+        """
+        group = self._group
+        if group is None or dtype not in (torch.float32, torch.bfloat16):  # f16 is divided after
+            return False
+        changed = (
+            getattr(group.mesh_info, "replicate_process_group", None) is not None
+            or group._all_reduce_hook is not None
+            or getattr(group, "force_sum_reduction_for_comms", False)
+        )
+        return not changed and all(_takes_view(one, dtype) for one in _in_order(group))
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +162,18 @@ def _in_order(group: Any) -> Sequence[Any]:
     order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(group.fsdp_params))
     entries = [group.fsdp_params[index] for index in order]
     return [entry for entry in entries if entry.sharded_param.requires_grad]
+
+
+def _takes_view(entry: Any, dtype: torch.dtype) -> bool:
+    """Whether the gradient will be a view of a result of this dtype, at which nobody looks yet."""
+    parameter = entry.sharded_param
+    wanted = getattr(entry, "sharded_grad_dtype", None) or entry.orig_dtype
+    return (
+        wanted == dtype
+        and parameter.grad is None
+        and not entry.offload_to_cpu
+        and not getattr(parameter, "_post_accumulate_grad_hooks", None)
+    )
 
 
 def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:

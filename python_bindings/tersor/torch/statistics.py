@@ -81,6 +81,14 @@ def totals_of_reducer(reducer: _core.GradientReducer, ranks: int) -> ParameterSt
     return _from_core(reducer.statistics(), ranks)
 
 
+def of_scattered(one: _core.ReducerStatistics, reason: str, ranks: int) -> ParameterStatistics:
+    """Of a parameter that goes by reduce-scatter."""
+    found = _from_core(one, ranks)
+    found["reason"] = reason
+    found["uncompressed_bytes"] /= 2
+    return found
+
+
 def _from_core(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
     return {
         "name": one.name,

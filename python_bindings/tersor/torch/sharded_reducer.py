@@ -1,0 +1,236 @@
+"""The reducers of a sharded model: one, but where modules differ in what FSDP asks for.
+
+All ranks call their modules' collectives in one order, so nothing is learned, and a module without
+gradients takes no part in a step. A step is a backward pass, or what comes of a module before the
+next time it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tersor import _core
+from tersor._core import ReadyGradients, ReducerState
+from tersor.collectives import Reduction
+from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.torch.group import transport
+from tersor.torch.sharding import ShardedParameter
+
+if TYPE_CHECKING:
+    from tersor.torch.sharded_exchange import GradientExchange
+
+DTYPE_NAMES: dict[torch.dtype, Literal["f32", "bf16", "f16"]] = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+}
+"""What codecs take, and how the library calls it."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What gradients of one reducer have in common."""
+
+    group: dist.ProcessGroup
+    device: torch.device
+    dtype: torch.dtype
+    reduction: Reduction
+
+
+@dataclass(frozen=True)
+class OddMessage:
+    """A message of unknown parameters, as one, and why it travels as it does."""
+
+    parameter: ShardedParameter
+    options: ReducerOptions
+    reason: str
+
+
+@dataclass
+class Kept:
+    """What error feedback keeps of one parameter, on the host.
+
+    Attributes:
+        codec: whose errors these are.
+        ranks: among which the parameter is sharded.
+        residual: f32, a value for each of the padded parameter, shard after shard.
+        step: of the reducer.
+    """
+
+    parameter: ShardedParameter
+    codec: str
+    ranks: int
+    residual: Tensor
+    step: int
+
+
+class ShardedReducer:
+    """One reducer for the gradients of some modules."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        parameters: Iterable[ShardedParameter],
+        options: ReducerOptions,
+        reason: str | None = None,
+    ) -> None:
+        """``reason``: instead of the rules', in statistics."""
+        self.kind = kind
+        self.parameters = {one.name: one for one in parameters}
+        self.used = False
+        self._reason = reason
+        self._ready: set[str] = set()
+        options = {**options, "reduction": kind.reduction, "order": "of-ready"}
+        if kind.device.type == "cuda":
+            options["stream"] = torch.cuda.current_stream(kind.device)
+        ranks = transport(kind.group, kind.device)
+        self._core = GradientReducer(ranks, **options)
+        like = torch.empty(0, dtype=kind.dtype, device=kind.device)
+        for one in self.parameters.values():
+            self._core.add_sharded(one.name, like, list(one.shape), one.shard_count)
+
+    def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
+        """Begins to reduce the columns of ``rows`` (ranks, shards of these parameters).
+
+        This rank's shards go to ``output``. Neither is touched until all of it is back.
+        """
+        if self._ready.intersection(names):
+            self.finish()
+        counts = [self.parameters[name].shard_count for name in names]
+        columns = [part.contiguous().view(-1) for part in torch.split(rows, counts, dim=1)]
+        self._ready.update(names)
+        self.used = True
+        return self._core.ready_sharded(list(names), columns, list(torch.split(output, counts)))
+
+    def finish(self) -> None:
+        """Ends the step, where one is under way, and waits for its results."""
+        if self._ready:
+            self._ready.clear()
+            self._core.wait()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step is."""
+        return bool(self._ready)
+
+    def scale_residuals(self, factor: float) -> None:
+        self._core.scale_residuals(factor)
+
+    def discard_step(self) -> None:
+        self._core.discard_step()
+
+    def statistics(self) -> Iterator[_core.ReducerStatistics]:
+        """Of the parameters that were sent."""
+        return (one for one in self._core.parameter_statistics() if one.steps)
+
+    def reason(self, one: _core.ReducerStatistics) -> str:
+        return one.reason if self._reason is None else self._reason
+
+    def explain_choice(self) -> str:
+        """What ``"auto"`` measured and predicted; empty where it was not asked."""
+        text = self._core.explain()
+        return text[text.index("auto: ") :].strip() if "\nauto: " in text else ""
+
+    def read(self) -> tuple[ReducerState, dict[str, Kept]]:
+        """The state, and views of it for each parameter with a residual."""
+        state = ReducerState.read(self._core.save_state())
+        ranks = self.kind.group.size()
+        kept = {
+            one.name: Kept(
+                self.parameters[one.name],
+                one.codec,
+                ranks,
+                torch.from_numpy(one.residual),
+                state.step,
+            )
+            for one in state.parameters
+            if len(one.residual)
+        }
+        return state, kept
+
+    def write(self, state: ReducerState, kept: dict[str, Kept]) -> None:
+        """Loads what became of a state that was read, and of the views."""
+        state.step = max((one.step for one in kept.values()), default=state.step)
+        self._core.load_state(state.write())
+
+
+class Reducers:
+    """Finds, or makes, the reducer for a module's gradients."""
+
+    def __init__(self, options: ReducerOptions) -> None:
+        self._options = options
+        self._of: dict[GradientExchange, ShardedReducer] = {}
+        self._odd: dict[tuple[int, str, Kind], ShardedReducer] = {}
+
+    def all(self) -> list[ShardedReducer]:
+        """In the order of modules."""
+        odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:2])]
+        return [*dict.fromkeys(self._of.values()), *odd]
+
+    def prepare(self, exchanges: Iterable[GradientExchange]) -> None:
+        """Makes those that steps to come will need, as far as that can be told."""
+        for exchange in exchanges:
+            if exchange.layout.known and exchange not in self._of:
+                self._make(exchange.expected_kind(), exchanges)
+
+    def of(
+        self, exchange: GradientExchange, kind: Kind, every: Iterable[GradientExchange]
+    ) -> ShardedReducer:
+        """The one for all parameters of a module that want a gradient."""
+        found = self._of.get(exchange)
+        if found is None or found.kind != kind:
+            self._make(kind, [exchange] if found and found.used else every, exchange)
+        return self._of[exchange]
+
+    def odd(self, exchange: GradientExchange, kind: Kind, message: OddMessage) -> ShardedReducer:
+        """The one for a message of which nobody says which parameters it holds."""
+        key = (exchange.number, message.parameter.name, kind)
+        if key not in self._odd:
+            options: ReducerOptions = {**self._options, **message.options}
+            self._odd[key] = ShardedReducer(kind, [message.parameter], options, message.reason)
+        return self._odd[key]
+
+    def reset(self) -> None:
+        self._of.clear()
+        self._odd.clear()
+
+    def _make(
+        self,
+        kind: Kind,
+        candidates: Iterable[GradientExchange],
+        certain: GradientExchange | None = None,
+    ) -> None:
+        """One for ``certain``, and for all candidates of which the same is expected."""
+        taken = [
+            one
+            for one in candidates
+            if one is certain
+            or (one.layout.known and self._is_free(one) and one.expected_kind() == kind)
+        ]
+        parameters = [parameter for one in taken for parameter in one.layout.expected()]
+        made = ShardedReducer(kind, parameters, self._options)
+        before = {self._of[one] for one in taken if one in self._of}
+        _move_residuals(before, made)
+        self._of.update(dict.fromkeys(taken, made))
+
+    def _is_free(self, exchange: GradientExchange) -> bool:
+        return exchange not in self._of or not self._of[exchange].used
+
+
+def _move_residuals(before: Iterable[ShardedReducer], made: ShardedReducer) -> None:
+    state, kept = made.read()
+    moved = {}
+    for old in before:
+        for name, one in old.read()[1].items():
+            if name in kept and kept[name].residual.shape == one.residual.shape:
+                kept[name].residual.copy_(one.residual)
+                kept[name].step = one.step
+                moved[name] = kept[name]
+    if moved:
+        made.write(state, moved)

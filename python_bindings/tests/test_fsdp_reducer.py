@@ -1,0 +1,219 @@
+"""What FSDP2 has of the reducer: late results, thrown-away steps, a choice of codecs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sharded_models import (
+    INPUTS,
+    Branches,
+    backward,
+    gradients,
+    local,
+    plain_step,
+    sharded_model,
+    train,
+    weights,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import ranks
+import tersor
+from tersor.torch import fsdp
+from tersor.torch.sharded_exchange import Sender
+
+FEEDBACK: dict[str, Any] = {"rules": [("*.weight", "int4+ef"), ("*", "bf16")]}
+LATE = {
+    "f32": MixedPrecisionPolicy(),
+    "bf16 reduced as f32": MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    ),
+}
+CAST = {
+    "bf16": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
+    "f16": MixedPrecisionPolicy(reduce_dtype=torch.float16),
+}
+
+
+def counts_late_results(rank: int, count: int, policy: MixedPrecisionPolicy) -> list[int]:
+    """In a first pass, and in one that adds to its gradients."""
+    late = 0
+    with pytest.MonkeyPatch.context() as patch:
+
+        def leave(sender: Sender, output: torch.Tensor) -> None:
+            nonlocal late
+            late += 1
+            sender._late.append(output)
+
+        patch.setattr(Sender, "leave", leave)
+        model = sharded_model(count, policy)
+        fsdp.compress(model, codec="int8")
+        found = []
+        for step in range(2):
+            backward(model, rank, step)
+            found.append(late)
+            assert bool(torch.isfinite(gradients(model)).all())
+        return found
+
+
+@pytest.mark.parametrize("policy", list(LATE))
+def test_results_come_late_where_fsdp_only_makes_views(policy: str) -> None:
+    assert ranks.run(counts_late_results, 2, LATE[policy]) == [[3, 3]] * 2
+
+
+@pytest.mark.parametrize("policy", list(CAST))
+def test_results_are_waited_for_where_fsdp_computes_with_them(policy: str) -> None:
+    assert ranks.run(counts_late_results, 2, CAST[policy]) == [[0, 0]] * 2
+
+
+def hooks_see_results(rank: int, count: int) -> None:
+    ours, reference = sharded_model(count), sharded_model(count)
+    fsdp.compress(ours, rules=[("*", "none")])
+    seen: list[torch.Tensor] = []
+    for model in (ours, reference):
+        model[0].weight.register_post_accumulate_grad_hook(
+            lambda one: seen.append(local(one.grad).clone())
+        )
+        backward(model, rank, 0)
+    assert torch.equal(seen[0], seen[1])
+
+
+def test_hooks_on_gradients_see_results() -> None:
+    ranks.run(hooks_see_results, 2)
+
+
+@pytest.mark.parametrize("progress", ["thread", "caller"])
+def test_who_sends_changes_no_bits(progress: str) -> None:
+    found = ranks.run(trained, 2, {**FEEDBACK, "progress": progress})
+    wanted = ranks.run(trained, 2, {**FEEDBACK, "bucket_bytes": 1, "chunk_count": 512})
+    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+
+
+def trained(rank: int, count: int, options: dict[str, Any]) -> torch.Tensor:
+    model = sharded_model(count)
+    fsdp.compress(model, **options)
+    train(model, rank, range(3))
+    return weights(model)
+
+
+def discards(rank: int, count: int) -> None:
+    ours, reference = sharded_model(count), sharded_model(count)
+    handle = fsdp.compress(ours, transactional=True, **FEEDBACK)
+    fsdp.compress(reference, **FEEDBACK)
+    for model in (ours, reference):
+        train(model, rank, range(2))
+    backward(ours, rank, 9)
+    ours.zero_grad()
+    handle.discard_step()
+    with pytest.raises(tersor.InvalidArgument, match="no step to discard"):
+        handle.discard_step()
+    for model in (ours, reference):
+        train(model, rank, range(2, 4))
+    assert torch.equal(weights(ours), weights(reference))
+
+
+def test_a_pass_can_be_thrown_away() -> None:
+    ranks.run(discards, 2)
+
+
+def refuses_to_discard(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, **FEEDBACK)
+    backward(model, rank, 0)
+    with pytest.raises(tersor.InvalidArgument, match="transactions"):
+        handle.discard_step()
+
+
+def test_a_pass_can_be_thrown_away_only_if_asked() -> None:
+    ranks.run(refuses_to_discard, 2)
+
+
+def follows_a_scaler(rank: int, count: int) -> None:
+    """A skipped step leaves nothing in the residuals."""
+    ours, reference = sharded_model(count), sharded_model(count)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.ones(()))  # makes its scale
+    handle = fsdp.compress(ours, scaler=scaler, transactional=True, **FEEDBACK)
+    fsdp.compress(reference, **FEEDBACK)
+    for step in (0, 1):
+        backward(ours, rank, step, scaler.get_scale())
+        backward(reference, rank, step)
+        for model in (ours, reference):
+            model.zero_grad()
+    backward(ours, rank, 9, scaler.get_scale())  # is skipped
+    ours.zero_grad()
+    scaler.update(scaler.get_scale() / 2)
+    backward(ours, rank, 2, scaler.get_scale())
+    backward(reference, rank, 2)
+    torch.testing.assert_close(gradients(ours) / scaler.get_scale(), gradients(reference))
+    assert handle.skipped_steps == 1
+
+
+def test_a_scalers_skipped_step_leaves_no_trace() -> None:
+    ranks.run(follows_a_scaler, 2)
+
+
+def chooses(rank: int, count: int) -> str:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, codec="auto", auto_codecs=["int8"], speeds_file="none")
+    train(model, rank, range(2))
+    assert all(one["codec"] in ("none", "bf16", "int8") for one in handle.statistics())
+    return handle.explain()
+
+
+def test_auto_chooses_alike_on_all_ranks() -> None:
+    texts = ranks.run(chooses, 2)
+    for text in texts:
+        assert "0.weight: " in text
+        assert "auto)" in text
+        assert "auto: 2 ranks" in text
+    choices = [[one for one in text.splitlines() if "weight: " in one] for text in texts]
+    assert choices[0] == choices[1]
+
+
+def uses_one_in_turn(rank: int, count: int) -> None:
+    """Modules that take no part in a step keep their residuals, and hold nobody up."""
+    models = []
+    for _ in range(2):
+        model = Branches()
+        for part in (model.first, model.second, model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (count,)))
+        models.append(model)
+    ours, reference = models
+    handle = fsdp.compress(ours, codec="topk:density=0.1+ef")
+    for both in (True, False, True):
+        before = {name: one.residual for name, one in handle.feedback.items()}
+        for model in models:
+            model.zero_grad()
+            inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
+            model(inputs, both=both).square().sum().backward()
+        assert (ours.first.weight.grad is None) == (reference.first.weight.grad is None)
+        if not both:
+            after = handle.feedback["first.weight"].residual
+            assert torch.equal(after, before["first.weight"])
+    steps = {one["name"]: one["steps"] for one in handle.statistics()}
+    assert (steps["first.weight"], steps["second.weight"]) == (2, 3)
+
+
+def test_modules_take_part_in_the_steps_that_they_are_used_in() -> None:
+    ranks.run(uses_one_in_turn, 2)
+
+
+def tells_its_times(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, codec="int8", measure_error=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain_step(model, optimizer, rank, 0)
+    found = {one["name"]: one for one in handle.statistics()}["0.weight"]
+    assert found["wire_seconds"] > 0
+    assert found["hidden_seconds"] + found["exposed_seconds"] > 0
+    error = found["relative_error"]
+    assert error is not None
+    assert 1e-4 < error < 0.02
+
+
+def test_hidden_and_exposed_times_and_errors_are_told() -> None:
+    ranks.run(tells_its_times, 2)
