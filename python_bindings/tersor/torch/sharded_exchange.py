@@ -202,7 +202,7 @@ class GradientExchange(Exchange):
         sent = reducer.send(names, rows, output)
         if late:
             return self._sender.leave(output)
-        sent.wait()
+        reducer.wait(sent)
         if not in_pass:
             self._sender.end_steps()
         if factor != 1.0:

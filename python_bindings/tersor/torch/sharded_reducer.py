@@ -87,8 +87,10 @@ class ShardedReducer:
         self._reason = reason
         self._ready: set[str] = set()
         options = {**options, "reduction": kind.reduction, "order": "of-ready"}
+        self._stream: torch.cuda.Stream | None = None
         if kind.device.type == "cuda":
-            options["stream"] = torch.cuda.current_stream(kind.device)
+            self._stream = torch.cuda.Stream(kind.device)  # type: ignore[no-untyped-call]
+            options["stream"] = self._stream
         ranks = transport(kind.group, kind.device)
         self._core = GradientReducer(ranks, **options)
         like = torch.empty(0, dtype=kind.dtype, device=kind.device)
@@ -106,10 +108,18 @@ class ShardedReducer:
         columns = [part.contiguous().view(-1) for part in torch.split(rows, counts, dim=1)]
         self._ready.update(names)
         self.used = True
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.kind.device))
         return self._core.ready_sharded(list(names), columns, list(torch.split(output, counts)))
 
+    def wait(self, sent: ReadyGradients) -> None:
+        """Waits for results; on a device the current stream does."""
+        sent.wait()
+        if self._stream is not None:
+            torch.cuda.current_stream(self.kind.device).wait_stream(self._stream)
+
     def finish(self) -> None:
-        """Ends the step, where one is under way, and waits for its results."""
+        """Ends the step, where one is under way; its results were waited for, or lie on a host."""
         if self._ready:
             self._ready.clear()
             self._core.wait()
