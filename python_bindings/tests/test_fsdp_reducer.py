@@ -202,6 +202,35 @@ def test_modules_take_part_in_the_steps_that_they_are_used_in() -> None:
     ranks.run(uses_one_in_turn, 2)
 
 
+def unfreezes(rank: int, count: int) -> None:
+    """Its residuals move to the reducer that then has to be made."""
+    ours, reference = (Branches() for _ in range(2))
+    ours.first.weight.requires_grad_(False)
+    handles = []
+    for model in (ours, reference):
+        fully_shard(model, mesh=init_device_mesh("cpu", (count,)))
+        handles.append(fsdp.compress(model, rules=[("second.weight", "int4+ef"), ("*", "none")]))
+    for step in range(3):
+        for model in (ours, reference):
+            model.zero_grad()
+            inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
+            model(inputs).square().sum().backward()
+        for name, parameter in ours.named_parameters():
+            if step > 0 or name != "first.weight":
+                wanted = reference.get_parameter(name).grad
+                assert torch.equal(local(parameter.grad), local(wanted)), (name, step)
+        ours.first.weight.requires_grad_(True)
+    names = {name for name, _ in ours.named_parameters()}
+    assert {one["name"] for one in handles[0].statistics()} == names
+    found, wanted = (handle.state_dict()["residuals"] for handle in handles)
+    assert found.keys() == wanted.keys() == {"second.weight"}
+    assert torch.equal(found["second.weight"].to_local(), wanted["second.weight"].to_local())
+
+
+def test_parameters_may_be_unfrozen() -> None:
+    ranks.run(unfreezes, 2)
+
+
 def tells_its_times(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int8", measure_error=True)

@@ -124,6 +124,14 @@ class ShardedReducer:
             self._ready.clear()
             self._core.wait()
 
+    def lacks(self, parameters: Iterable[ShardedParameter]) -> bool:
+        return any(one.name not in self.parameters for one in parameters)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Another reducer has them from now on."""
+        for name in names:
+            self.parameters.pop(name, None)
+
     @property
     def under_way(self) -> bool:
         """Whether a step is."""
@@ -137,7 +145,8 @@ class ShardedReducer:
 
     def statistics(self) -> Iterator[_core.ReducerStatistics]:
         """Of the parameters that were sent."""
-        return (one for one in self._core.parameter_statistics() if one.steps)
+        every = self._core.parameter_statistics()
+        return (one for one in every if one.steps and one.name in self.parameters)
 
     def reason(self, one: _core.ReducerStatistics) -> str:
         return one.reason if self._reason is None else self._reason
@@ -160,7 +169,7 @@ class ShardedReducer:
                 state.step,
             )
             for one in state.parameters
-            if len(one.residual)
+            if len(one.residual) and one.name in self.parameters
         }
         return state, kept
 
@@ -194,8 +203,8 @@ class Reducers:
     ) -> ShardedReducer:
         """The one for all parameters of a module that want a gradient."""
         found = self._of.get(exchange)
-        if found is None or found.kind != kind:
-            self._make(kind, [exchange] if found and found.used else every, exchange)
+        if found is None or found.kind != kind or found.lacks(exchange.layout.expected()):
+            self._make(kind, every, exchange)
         return self._of[exchange]
 
     def odd(self, exchange: GradientExchange, kind: Kind, message: OddMessage) -> ShardedReducer:
@@ -227,10 +236,14 @@ class Reducers:
         made = ShardedReducer(kind, parameters, self._options)
         before = {self._of[one] for one in taken if one in self._of}
         _move_residuals(before, made)
+        for old in before:
+            old.drop(made.parameters)
         self._of.update(dict.fromkeys(taken, made))
 
     def _is_free(self, exchange: GradientExchange) -> bool:
-        return exchange not in self._of or not self._of[exchange].used
+        """Whether no reducer is in use for it, or one that lacks a parameter, once frozen."""
+        found = self._of.get(exchange)
+        return found is None or not found.used or found.lacks(exchange.layout.expected())
 
 
 def _move_residuals(before: Iterable[ShardedReducer], made: ShardedReducer) -> None:
