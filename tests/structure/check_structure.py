@@ -23,13 +23,14 @@ MAX_COLUMNS = 100
 # Words that a folder must not know: a codec never sees a rank, a transport never sees a codec, and
 # of the kernels ranks see what no codec has of its own.
 FORBIDDEN = {
-    "kernels": r"tersor/(transport|inprocess|mpi|nccl|collectives|reducer)\.h",
-    "codecs": r"tersor/(transport|inprocess|mpi|nccl|collectives|reducer)\.h",
+    "kernels": r"tersor/(transport|inprocess|mpi|nccl|tcp|collectives|reducer)\.h",
+    "codecs": r"tersor/(transport|inprocess|mpi|nccl|tcp|collectives|reducer)\.h",
     "comm": r"kernels/(?!scalar/|host/|device/).*",
     "comm/transport": r"tersor/(codec|codecs/.*|collectives|reducer)(\.h)?",
 }
 # Libraries that are named in one folder and one public header only.
-CONFINED = {"mpi.h": "mpi", "nccl.h": "nccl"}
+CONFINED = {"mpi.h": "mpi", "nccl.h": "nccl", "sodium.h": "tcp"}
+LIBRARY_HEADERS = ("tersor/mpi.h", "tersor/nccl.h", "tersor/tcp.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -86,7 +87,7 @@ def check_umbrella(root):
         seen.add(name)
         pending += [found for _, found in includes(header.read_text()) if found.startswith("tersor/")]
     for name in sorted(seen):
-        if name.startswith("tersor/codecs/") or name in ("tersor/mpi.h", "tersor/nccl.h"):
+        if name.startswith("tersor/codecs/") or name in LIBRARY_HEADERS:
             yield f"include/tersor/tersor.h: brings in {name}"
 
 

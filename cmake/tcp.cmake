@@ -1,0 +1,15 @@
+# Whether Asio (headers) and libsodium are there: sets TERSOR_HAS_TCP, TERSOR_ASIO_INCLUDE and
+# TERSOR_SODIUM, the static library where there is one, so that what is built needs no other.
+set(TERSOR_HAS_TCP OFF)
+find_path(TERSOR_ASIO_INCLUDE asio/ip/tcp.hpp)
+find_path(TERSOR_SODIUM_INCLUDE sodium.h)
+find_library(TERSOR_SODIUM NAMES libsodium.a sodium)
+mark_as_advanced(TERSOR_ASIO_INCLUDE TERSOR_SODIUM_INCLUDE TERSOR_SODIUM)
+if(TERSOR_TCP AND TERSOR_ASIO_INCLUDE AND TERSOR_SODIUM_INCLUDE AND TERSOR_SODIUM)
+  set(TERSOR_HAS_TCP ON)
+  message(STATUS "Tersor: TCP on (${TERSOR_ASIO_INCLUDE}/asio, ${TERSOR_SODIUM})")
+elseif(TERSOR_TCP AND NOT TERSOR_TCP STREQUAL "AUTO")
+  message(FATAL_ERROR "TERSOR_TCP=${TERSOR_TCP} needs Asio and libsodium: install libasio-dev and libsodium-dev")
+else()
+  message(STATUS "Tersor: TCP off (TERSOR_TCP=${TERSOR_TCP})")
+endif()

@@ -1,0 +1,129 @@
+// Implements calls.h.
+#include "comm/transport/tcp/calls.h"
+
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tersor::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kMostEndedCalls = 20;  // the other end may drop some where it is crowded
+constexpr auto kShortestPause = 20ms;
+constexpr auto kLongestPause = 1s;
+
+Clock::duration pause_after(int calls) {
+  return std::min<Clock::duration>(kShortestPause * (1 << std::min(calls, 10)), kLongestPause);
+}
+
+}  // namespace
+
+IncomingCall::IncomingCall(CallOwner& owner, Socket socket)
+    : owner_(owner), socket_(std::move(socket)), answerer_(owner.secret()) {
+  owner_.reactor().watch(socket_.number(), *this);
+}
+
+IncomingCall::~IncomingCall() {
+  if (socket_.open()) owner_.reactor().forget(socket_.number(), *this);
+}
+
+Socket IncomingCall::release() {
+  owner_.reactor().forget(socket_.number(), *this);
+  return std::move(socket_);
+}
+
+bool IncomingCall::act() {
+  if (readable_ && !listen()) owner_.drop(*this);
+  return true;
+}
+
+// False where it is to go.
+bool IncomingCall::listen() {
+  while (!answerer_.room().empty()) {
+    const Moved moved = socket_.read(answerer_.room());
+    if (!moved.error.empty()) return false;
+    if (moved.dry && moved.bytes == 0) return !(readable_ = false);
+    if (!answerer_.came(moved.bytes)) return false;
+    if (!answerer_.reply().empty() && !socket_.write_all(answerer_.reply())) return false;
+  }
+  owner_.admit(*this);
+  return false;
+}
+
+OutgoingCall::OutgoingCall(CallOwner& owner, asio::io_context& context, const Hello& hello,
+                           const Endpoint& to, Clock::time_point patience)
+    : owner_(owner), context_(context), hello_(hello), to_(to), patience_(patience) {}
+
+void OutgoingCall::dial() {
+  again_ = Clock::time_point::max();
+  try {
+    socket_.emplace(Socket::connect(context_, to_));
+    owner_.reactor().watch(socket_->number(), *this);
+  } catch (const TransportError& error) {
+    pause(error.what());
+  }
+}
+
+void OutgoingCall::hang_up() {
+  if (socket_ && socket_->open()) owner_.reactor().forget(socket_->number(), *this);
+  socket_.reset();
+  caller_.reset();
+  again_ = Clock::time_point::max();
+}
+
+Socket OutgoingCall::release() {
+  owner_.reactor().forget(socket_->number(), *this);
+  return std::move(*socket_);
+}
+
+bool OutgoingCall::act() {
+  if (!socket_) return false;
+  if (!caller_) return writable_ && connect();
+  return readable_ && prove();
+}
+
+bool OutgoingCall::connect() {
+  const std::string error = socket_->connect_error();
+  if (!error.empty()) return pause(error);
+  caller_.emplace(owner_.secret(), hello_);
+  return socket_->write_all(caller_->opening()) || pause("it was closed");
+}
+
+bool OutgoingCall::prove() {
+  while (!caller_->room().empty()) {
+    const Moved moved = socket_->read(caller_->room());
+    if (!moved.error.empty()) return pause(moved.error);
+    if (moved.dry && moved.bytes == 0) return readable_ = false;
+    if (!caller_->came(moved.bytes)) {
+      owner_.failed(*this, "what answers at " + text_of(to_) +
+                               " does not know the secret of this world: it is no rank of it, or "
+                               "has an old one");
+      return true;
+    }
+    if (!caller_->reply().empty() && !socket_->write_all(caller_->reply()))
+      return pause("it was closed");
+  }
+  owner_.answered(*this, *caller_->verdict());
+  return true;
+}
+
+// A rank that is crowded ends calls, and one that begins later refuses them.
+bool OutgoingCall::pause(const std::string& why) {
+  const bool reached = caller_.has_value();
+  const auto now = Clock::now();
+  hang_up();
+  if (!reached && now >= patience_) {
+    owner_.failed(*this, "it cannot be reached at " + text_of(to_) + ": " + why);
+  } else if (reached && ++ended_calls_ >= kMostEndedCalls) {
+    owner_.failed(*this, "what answers at " + text_of(to_) +
+                             " ends each call before it has proven to be of this world: " + why);
+  } else {
+    again_ = now + pause_after(reached ? ended_calls_ : 2);
+  }
+  return true;
+}
+
+}  // namespace tersor::tcp

@@ -1,0 +1,97 @@
+// One end of a connection that is being made: from the first byte until both ends are proven.
+#pragma once
+
+#include <asio/io_context.hpp>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "comm/transport/tcp/handshake.h"
+#include "comm/transport/tcp/reactor.h"
+#include "comm/transport/tcp/socket.h"
+
+namespace tersor::tcp {
+
+class IncomingCall;
+class OutgoingCall;
+
+/// Who is told how calls end. May destroy the incoming call that is told of, not the outgoing one.
+class CallOwner {
+ public:
+  virtual ~CallOwner() = default;
+  /// The caller has proven that it is of this world.
+  virtual void admit(IncomingCall& call) = 0;
+  /// The caller speaks something else, does not know the secret, or hung up.
+  virtual void drop(IncomingCall& call) = 0;
+  virtual void answered(OutgoingCall& call, Verdict verdict) = 0;
+  virtual void failed(OutgoingCall& call, const std::string& why) = 0;
+  virtual Reactor& reactor() = 0;
+  virtual const Secret& secret() const = 0;
+};
+
+/// Somebody calls.
+class IncomingCall final : public Watched {
+ public:
+  /// How long a caller may take to prove who it is.
+  static constexpr std::chrono::seconds kProvenWithin{10};
+
+  IncomingCall(CallOwner& owner, Socket socket);
+  ~IncomingCall() override;
+
+  Clock::time_point deadline() const { return deadline_; }
+  /// Once it is proven.
+  Hello caller() const { return *answerer_.caller(); }
+  /// The last word of the handshake. False where it does not leave.
+  bool answer(Verdict verdict) { return socket_.write_all(bytes_of(verdict)); }
+  /// The connection, which somebody else watches from now on.
+  Socket release();
+
+  bool act() override;
+  bool busy() const override { return false; }
+
+ private:
+  bool listen();
+
+  CallOwner& owner_;
+  Socket socket_;
+  Answerer answerer_;
+  const Clock::time_point deadline_ = Clock::now() + kProvenWithin;
+};
+
+/// This rank calls another one, again and again where that is crowded or does not listen yet.
+class OutgoingCall final : public Watched {
+ public:
+  /// Until `patience` it may be refused.
+  OutgoingCall(CallOwner& owner, asio::io_context& context, const Hello& hello, const Endpoint& to,
+               Clock::time_point patience);
+  ~OutgoingCall() override { hang_up(); }
+
+  const Hello& hello() const { return hello_; }
+  const Endpoint& to() const { return to_; }
+  void dial();
+  /// When it wants to dial again; far away where it does not.
+  Clock::time_point again() const { return again_; }
+  Socket release();
+  void hang_up();
+
+  bool act() override;
+  bool busy() const override { return false; }
+
+ private:
+  bool connect();
+  bool prove();
+  bool pause(const std::string& why);
+
+  CallOwner& owner_;
+  asio::io_context& context_;
+  const Hello hello_;
+  const Endpoint to_;
+  const Clock::time_point patience_;
+  std::optional<Socket> socket_;
+  std::optional<Caller> caller_;  // once connected
+  int ended_calls_ = 0;           // by the other end, before it was proven
+  Clock::time_point again_ = Clock::time_point::max();
+};
+
+}  // namespace tersor::tcp

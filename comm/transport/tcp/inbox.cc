@@ -1,0 +1,124 @@
+// Implements inbox.h.
+#include "comm/transport/tcp/inbox.h"
+
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace tersor::tcp {
+namespace {
+
+constexpr std::size_t kShareAlignment = 4096;
+constexpr std::uint64_t kMostPayloadBytes = std::uint64_t{1} << 40;
+
+}  // namespace
+
+Share share_of(std::size_t payload_bytes, std::size_t lane, std::size_t lanes) {
+  if (payload_bytes < kLeastShared) return {0, lane == 0 ? payload_bytes : 0};
+  const std::size_t even = (payload_bytes + lanes - 1) / lanes;
+  const std::size_t step = (even + kShareAlignment - 1) / kShareAlignment * kShareAlignment;
+  const std::size_t first = std::min(lane * step, payload_bytes);
+  return {first, std::min(step, payload_bytes - first)};
+}
+
+Inbox::Inbox(int peer, std::size_t lanes, MakeBlock make_block, Take take)
+    : peer_(peer),
+      make_block_(std::move(make_block)),
+      take_(std::move(take)),
+      due_(lanes),
+      stage_(kStageBytes) {}
+
+// Behind a payload there is room for the next head, which then needs no call of its own. Where
+// payloads are long that is all, so that none of the next one is copied.
+Rooms Inbox::rooms(std::size_t lane) {
+  if (!due_[lane].empty()) {
+    const ByteSpan room = due_[lane].front().room;
+    return {room, lane == 0 ? ByteSpan(stage_).first(sizeof(MessageHead)) : ByteSpan()};
+  }
+  return {lane == 0 ? free_stage() : ByteSpan(), ByteSpan()};
+}
+
+ByteSpan Inbox::free_stage() {
+  const std::size_t limit = heads_alone_ ? sizeof(MessageHead) : kStageBytes;
+  return ByteSpan(stage_).subspan(staged_, limit - staged_);
+}
+
+void Inbox::came(std::size_t lane, std::size_t bytes) {
+  const std::size_t wanted = due_[lane].empty() ? 0 : due_[lane].front().room.size();
+  const std::size_t filled = std::min(bytes, wanted);
+  if (filled != 0) fill(lane, filled);
+  if (lane == 0) {
+    staged_ += bytes - filled;
+    read_stage();
+  }
+  deliver();
+}
+
+void Inbox::fill(std::size_t lane, std::size_t bytes) {
+  Due& due = due_[lane].front();
+  due.room = due.room.subspan(bytes);
+  due.letter->missing -= bytes;
+  if (due.room.empty()) due_[lane].pop_front();
+}
+
+// A head that is not whole stays, at the front.
+void Inbox::read_stage() {
+  while (due_[0].empty() && staged_ - read_ >= sizeof(MessageHead)) {
+    MessageHead head;
+    std::memcpy(&head, stage_.data() + read_, sizeof head);
+    read_ += sizeof head;
+    open_letter(head);
+    fill_from_stage();
+  }
+  std::memmove(stage_.data(), stage_.data() + read_, staged_ - read_);
+  staged_ -= std::exchange(read_, 0);
+}
+
+void Inbox::open_letter(const MessageHead& head) {
+  head.check(peer_);
+  const std::size_t bytes = head.payload_bytes();
+  if (bytes > kMostPayloadBytes)
+    throw TransportError("rank " + std::to_string(peer_) + " announces a message of " +
+                         std::to_string(bytes) + " bytes");
+  Letter& letter = letters_.emplace_back();
+  letter.arrival.head = head;
+  letter.arrival.peer = peer_;
+  letter.missing = bytes;
+  heads_alone_ = bytes > kStageBytes;
+  ended_ = ended_ || head.is_goodbye();
+  if (bytes == 0) return;
+  letter.arrival.payload = make_block_(bytes);
+  for (std::size_t lane = 0; lane < due_.size(); ++lane) {
+    const Share share = share_of(bytes, lane, due_.size());
+    if (share.bytes != 0)
+      due_[lane].push_back(
+          {letter.arrival.payload.writable().subspan(share.first, share.bytes), &letter});
+  }
+}
+
+void Inbox::fill_from_stage() {
+  if (due_[0].empty() || staged_ == read_) return;
+  const ByteSpan room = due_[0].front().room;
+  const std::size_t bytes = std::min(room.size(), staged_ - read_);
+  std::memcpy(room.data(), stage_.data() + read_, bytes);
+  read_ += bytes;
+  fill(0, bytes);
+}
+
+// In the order of heads, but for a fault: its sender may not live to send what stands before it.
+void Inbox::deliver() {
+  if (!letters_.empty() && letters_.back().missing == 0 &&
+      letters_.back().arrival.head.is_fault()) {
+    take_(std::move(letters_.back().arrival));
+    letters_.pop_back();
+  }
+  while (!letters_.empty() && letters_.front().missing == 0) {
+    take_(std::move(letters_.front().arrival));
+    letters_.pop_front();
+  }
+}
+
+}  // namespace tersor::tcp

@@ -1,0 +1,101 @@
+// Implements lane.h.
+#include "comm/transport/tcp/lane.h"
+
+#include <tersor/error.h>
+
+#include <utility>
+
+namespace tersor::tcp {
+namespace {
+
+constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;  // so that all lanes get theirs
+
+}  // namespace
+
+void Lane::send(Parcel parcel) {
+  const bool fault = parcel.headed && parcel.head.is_fault();
+  fault ? outbox_.add_first(std::move(parcel)) : outbox_.add(std::move(parcel));
+  if (socket_ && writable_) write();
+  if (!fault) outbox_.keep_last(owner_.make_block);
+  if (!std::exchange(wanted_, true)) owner_.connect();
+}
+
+void Lane::open(Socket socket) {
+  wanted_ = true;
+  socket_.emplace(std::move(socket));
+  owner_.reactor.watch(socket_->number(), *this);
+  readable_ = writable_ = true;
+  owner_.reactor.activate(*this);
+}
+
+void Lane::look_again() {
+  if (busy()) owner_.reactor.activate(*this);
+}
+
+void Lane::drop_socket() {
+  if (!socket_) return;
+  owner_.reactor.forget(socket_->number(), *this);
+  socket_.reset();
+}
+
+void Lane::close(std::vector<std::shared_ptr<Job>>& dropped) {
+  drop_socket();
+  outbox_.drop(dropped);
+}
+
+bool Lane::busy() const {
+  if (!socket_) return false;
+  return (readable_ && !inbox_.rooms(number_)[0].empty()) || (writable_ && !outbox_.empty());
+}
+
+bool Lane::act() {
+  const bool written = socket_ && writable_ && !outbox_.empty() && write();
+  return (socket_ && readable_ && read()) || written;
+}
+
+// What came before an error is read first: it may say why.
+bool Lane::read() {
+  std::size_t bytes = 0;
+  while (socket_ && readable_ && bytes < kMostBytesATurn) {
+    const Rooms rooms = inbox_.rooms(number_);
+    if (rooms[0].empty()) break;
+    const Moved moved = socket_->read(rooms);
+    bytes += moved.bytes;
+    if (!take(moved)) return true;
+  }
+  if (bytes != 0) owner_.read();
+  return bytes != 0;
+}
+
+// False where the connection is over.
+bool Lane::take(const Moved& moved) {
+  std::string error = moved.error;
+  try {
+    if (moved.bytes != 0) inbox_.came(number_, moved.bytes);
+  } catch (const Error& wrong) {
+    error = wrong.what();
+  }
+  if (moved.dry && (!ended_ || moved.bytes == 0)) {
+    readable_ = false;
+    if (error.empty()) error = write_error_;
+  }
+  if (!error.empty()) owner_.lose(error);
+  return error.empty();
+}
+
+bool Lane::write() {
+  std::size_t bytes = 0;
+  while (writable_ && !outbox_.empty()) {
+    const Moved moved = socket_->write(outbox_.next());
+    bytes += moved.bytes;
+    outbox_.left(moved.bytes, owner_.done);
+    writable_ = !moved.dry && moved.error.empty();
+    if (moved.error.empty()) continue;
+    write_error_ = moved.error;
+    readable_ = true;  // why may wait there
+    owner_.reactor.activate(*this);
+  }
+  return bytes != 0;
+}
+
+}  // namespace tersor::tcp

@@ -1,0 +1,202 @@
+// Implements meeting.h. In a store each rank leaves where it listens and on which host, under its
+// number; rank 0 gathers these, and leaves them all with a secret, which the others wait for.
+#include "comm/transport/tcp/meeting.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <tersor/error.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "comm/transport/tcp/address.h"
+
+namespace tersor::tcp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::milliseconds kLookEvery{2};
+constexpr int kMostConnections = 16;
+constexpr int kMostRanks = 1 << 16;
+constexpr std::string_view kTableKey = "table";
+constexpr std::string_view kTableTitle = "tersor tcp 1";
+
+void check(int rank, std::size_t ranks, const TcpOptions& options) {
+  if (ranks < 1 || ranks > kMostRanks)
+    throw InvalidArgument(std::to_string(ranks) + " ranks: give 1 to " +
+                          std::to_string(kMostRanks));
+  if (rank < 0 || static_cast<std::size_t>(rank) >= ranks)
+    throw InvalidArgument("rank " + std::to_string(rank) + " is not one of " +
+                          std::to_string(ranks));
+  if (options.connections < 1 || options.connections > kMostConnections)
+    throw InvalidArgument("TcpOptions::connections is " + std::to_string(options.connections) +
+                          ": give 1 to " + std::to_string(kMostConnections));
+}
+
+std::string key_of(int rank) { return "rank-" + std::to_string(rank); }
+
+/// What a rank leaves: a line with its endpoint, a line with its host.
+struct Entry {
+  std::string endpoint;
+  std::string host;
+
+  std::string text() const { return endpoint + "\n" + host + "\n"; }
+};
+
+struct Table {
+  std::string secret;
+  std::vector<Entry> entries;
+};
+
+std::string text_of(const Table& table) {
+  std::string text = std::string(kTableTitle) + "\n" + table.secret + "\n";
+  for (const Entry& entry : table.entries) text += entry.text();
+  return text;
+}
+
+/// Throws TransportError where a store holds something else.
+std::vector<std::string> lines_of(const std::string& text, std::size_t count) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  if (lines.size() != count || std::ranges::any_of(lines, &std::string::empty))
+    throw TransportError(
+        "the ranks' meeting place holds what is not of this world: give it a name "
+        "that no run had before");
+  return lines;
+}
+
+Table parse_table(const std::string& text, int ranks) {
+  const auto lines = lines_of(text, 2 + 2 * static_cast<std::size_t>(ranks));
+  if (lines[0] != kTableTitle) lines_of("", 1);
+  Table table{.secret = lines[1]};
+  for (std::size_t line = 2; line < lines.size(); line += 2)
+    table.entries.push_back({lines[line], lines[line + 1]});
+  return table;
+}
+
+std::string get_of(KeyValueStore& store, int rank, const std::string& key,
+                   Clock::time_point until) {
+  try {
+    return store.get(key, until);
+  } catch (const TransportError& error) {
+    throw TransportError("rank " + std::to_string(rank) +
+                         " did not come to the meeting in time: " + error.what());
+  }
+}
+
+Table gather(KeyValueStore& store, int ranks, const Entry& own, Clock::time_point until) {
+  Table table{.secret = new_secret(), .entries = {own}};
+  for (int rank = 1; rank < ranks; ++rank) {
+    const auto lines = lines_of(get_of(store, rank, key_of(rank), until), 2);
+    table.entries.push_back({lines[0], lines[1]});
+  }
+  store.set(std::string(kTableKey), text_of(table));
+  return table;
+}
+
+Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
+               Clock::time_point until) {
+  if (rank == 0) return gather(store, ranks, own, until);
+  store.set(key_of(rank), own.text());
+  return parse_table(get_of(store, 0, std::string(kTableKey), until), ranks);
+}
+
+/// For each host the same number.
+std::vector<int> numbers_of(const std::vector<std::string>& hosts) {
+  std::map<std::string, int> numbers;
+  std::vector<int> names;
+  for (const std::string& host : hosts)
+    names.push_back(numbers.try_emplace(host, static_cast<int>(numbers.size())).first->second);
+  return names;
+}
+
+Place place_by(const Table& table, int rank, const TcpOptions& options) {
+  Place place{.rank = rank,
+              .secret = Secret(table.secret),
+              .lanes = static_cast<std::size_t>(options.connections),
+              .context = std::make_unique<asio::io_context>(1)};
+  std::vector<std::string> hosts;
+  for (const Entry& entry : table.entries) {
+    const std::string whose = "the address of rank " + std::to_string(place.endpoints.size());
+    place.endpoints.push_back(resolve(*place.context, parse_address(entry.endpoint), whose));
+    hosts.push_back(entry.host);
+  }
+  place.host_names = numbers_of(hosts);
+  return place;
+}
+
+}  // namespace
+
+// Under another name first, so that nobody reads half of it, and for the owner's eyes alone.
+void FileStore::set(const std::string& key, const std::string& value) {
+  const fs::path part = file(key + ".part");
+  constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
+  const int made = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kOwnerOnly);
+  const bool written =
+      made >= 0 && write(made, value.data(), value.size()) == static_cast<ssize_t>(value.size());
+  if (made >= 0) ::close(made);
+  std::error_code failed;
+  if (written) fs::rename(part, file(key), failed);
+  if (!written || failed) throw InvalidArgument("cannot write " + file(key).string());
+}
+
+std::string FileStore::get(const std::string& key, Clock::time_point until) {
+  const fs::path wanted = file(key);
+  while (!fs::exists(wanted)) {
+    if (Clock::now() >= until) throw TransportError("there is no " + wanted.string());
+    std::this_thread::sleep_for(kLookEvery);
+  }
+  std::ifstream stream(wanted, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
+  check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
+  auto context = std::make_unique<asio::io_context>(1);
+  Endpoint own = own_endpoint(*context, options.address);
+  auto listener = std::make_unique<Listener>(*context, own);
+  own.port(listener->port());
+  const Table table =
+      exchange(store, rank, ranks, {text_of(own), host_identity()}, Clock::now() + options.timeout);
+  Place place = place_by(table, rank, options);
+  place.context = std::move(context);
+  place.listener = std::move(listener);
+  return place;
+}
+
+// What ranks left is gone once rank 0 has read it; the table stays for those who come late.
+Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& options) {
+  check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
+  FileStore store(file.string() + ".");
+  const fs::path table = store.file(std::string(kTableKey));
+  if (rank == 0 && fs::exists(table))
+    throw InvalidArgument(table.string() + " is there already: give a name that no run had before");
+  Place place = meet_in_store(store, rank, ranks, options);
+  std::error_code ignored;
+  for (int other = 1; rank == 0 && other < ranks; ++other)
+    fs::remove(store.file(key_of(other)), ignored);
+  return place;
+}
+
+Place meet_at_addresses(std::span<const std::string> addresses, std::string_view secret, int rank,
+                        const TcpOptions& options) {
+  check(rank, addresses.size(), options);
+  Table table{.secret = std::string(secret)};
+  for (const std::string& address : addresses)
+    table.entries.push_back({address, parse_address(address).host});
+  Place place = place_by(table, rank, options);
+  place.patience = Clock::now() + options.timeout;
+  place.listener =
+      std::make_unique<Listener>(*place.context, place.endpoints[static_cast<std::size_t>(rank)]);
+  return place;
+}
+
+}  // namespace tersor::tcp

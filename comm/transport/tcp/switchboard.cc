@@ -1,0 +1,230 @@
+// Implements switchboard.h.
+#include "comm/transport/tcp/switchboard.h"
+
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <system_error>
+#include <utility>
+
+namespace tersor::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kCrowdedPause = 20ms;
+constexpr int kMostCallsATurn = 32;  // so that who proves itself is heard in between
+
+/// Signals are for the threads of the program.
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+std::string refusal(const OutgoingCall& call, Verdict verdict) {
+  const Hello& own = call.hello();
+  const std::string peer = "rank " + std::to_string(own.to);
+  switch (verdict) {
+    case Verdict::kTaken:
+      return peer + " has a connection with another process that is rank " +
+             std::to_string(own.from) + ": each process needs a rank of its own";
+    case Verdict::kOtherRank:
+      return "what answers at " + text_of(call.to()) + " is not " + peer +
+             ": the lists of addresses differ";
+    case Verdict::kOtherRanks:
+      return peer + " is of a world that has not " + std::to_string(own.ranks) + " ranks";
+    default:
+      return peer + " has not " + std::to_string(own.lanes) +
+             " connections with each rank: TcpOptions::connections is to be the same on all";
+  }
+}
+
+}  // namespace
+
+Switchboard::Switchboard(Setup setup, const Secret& secret, std::unique_ptr<Listener> listener,
+                         Reactor& wire)
+    : setup_(std::move(setup)),
+      secret_(secret),
+      listener_(std::move(listener)),
+      links_(setup_.endpoints.size() * setup_.lanes),
+      missing_(links_.size() - setup_.lanes),
+      wire_(wire) {
+  reactor_.watch(listener_->number(), *this);
+  try {
+    thread_ = std::jthread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    throw TransportError(std::string("no thread to make connections: ") + error.what());
+  }
+}
+
+Switchboard::~Switchboard() {
+  serving_ = false;
+  reactor_.interrupt();
+  thread_.join();
+}
+
+void Switchboard::serve() {
+  block_signals();
+  while (serving_ && missing_ != 0) {
+    reactor_.sleep(next_deadline());
+    take_wishes();
+    reactor_.turn();
+    finished_.clear();
+    look_at_clock();
+  }
+  serving_ = false;
+  strangers_.clear();
+  strangers_count_ = 0;
+  for (Link& each : links_) each.call.reset();
+  reactor_.forget(listener_->number(), *this);
+  listener_.reset();
+}
+
+void Switchboard::want(LaneName name) {
+  {
+    const std::lock_guard lock(mutex_);
+    wishes_.push_back(name);
+  }
+  reactor_.interrupt();
+}
+
+void Switchboard::take_wishes() {
+  std::vector<LaneName> wishes;
+  {
+    const std::lock_guard lock(mutex_);
+    wishes.swap(wishes_);
+  }
+  for (const LaneName name : wishes) begin_call(name);
+}
+
+void Switchboard::begin_call(LaneName name) {
+  Link& to = link(name);
+  if (to.connected || to.call != nullptr) return;
+  to.call = std::make_unique<OutgoingCall>(*this, context_, hello_to(name),
+                                           setup_.endpoints[static_cast<std::size_t>(name.peer)],
+                                           setup_.patience);
+  to.call->dial();
+}
+
+Hello Switchboard::hello_to(LaneName name) const {
+  return {.from = static_cast<std::uint32_t>(setup_.rank),
+          .to = static_cast<std::uint32_t>(name.peer),
+          .ranks = static_cast<std::uint32_t>(setup_.endpoints.size()),
+          .lanes = static_cast<std::uint16_t>(setup_.lanes),
+          .lane = static_cast<std::uint16_t>(name.lane)};
+}
+
+Clock::time_point Switchboard::next_deadline() const {
+  Clock::time_point next = Clock::now() + (crowded_ ? Clock::duration(kCrowdedPause) : 1h);
+  if (!strangers_.empty()) next = std::min(next, strangers_.front()->deadline());
+  for (const Link& each : links_)
+    if (each.call != nullptr) next = std::min(next, each.call->again());
+  return next;
+}
+
+void Switchboard::look_at_clock() {
+  const auto now = Clock::now();
+  while (!strangers_.empty() && strangers_.front()->deadline() < now) drop_first();
+  strangers_count_ = strangers_.size();
+  for (Link& each : links_)
+    if (each.call != nullptr && each.call->again() <= now) each.call->dial();
+  finished_.clear();
+  if (std::exchange(crowded_, false)) {
+    reactor_.sleep(now + kCrowdedPause);
+    reactor_.activate(*this);
+  }
+}
+
+bool Switchboard::act() {
+  more_ = true;
+  for (int calls = 0; more_ && calls < kMostCallsATurn; ++calls) more_ = accept();
+  return true;
+}
+
+// Where there are no descriptors left, one of a stranger goes for the next one.
+bool Switchboard::accept() {
+  auto socket = listener_->accept(crowded_);
+  if (crowded_ || strangers_.size() >= setup_.most_strangers) drop_first();
+  if (!socket) return false;
+  try {
+    strangers_.push_back(std::make_unique<IncomingCall>(*this, std::move(*socket)));
+  } catch (const TransportError&) {
+    drop_first();  // the system cannot watch one more
+  }
+  return true;
+}
+
+void Switchboard::drop_first() {
+  if (!strangers_.empty()) strangers_.pop_front();
+}
+
+void Switchboard::drop(IncomingCall& call) {
+  strangers_.remove_if([&](const auto& stranger) { return stranger.get() == &call; });
+}
+
+void Switchboard::admit(IncomingCall& call) {
+  const Hello caller = call.caller();
+  const Verdict verdict = judge(caller);
+  if (!call.answer(verdict) || verdict != Verdict::kWelcome) return;
+  finish({static_cast<int>(caller.from), caller.lane}, call.release());
+}
+
+Verdict Switchboard::judge(const Hello& caller) {
+  const auto self = static_cast<std::uint32_t>(setup_.rank);
+  if (caller.ranks != setup_.endpoints.size()) return Verdict::kOtherRanks;
+  if (caller.lanes != setup_.lanes || caller.lane >= setup_.lanes) return Verdict::kOtherLanes;
+  if (caller.to != self) return Verdict::kOtherRank;
+  if (caller.from >= caller.ranks || caller.from == self) return Verdict::kTaken;
+  const Link& from = link({static_cast<int>(caller.from), caller.lane});
+  if (from.connected) return Verdict::kTaken;
+  return from.call != nullptr && self < caller.from ? Verdict::kCrossed : Verdict::kWelcome;
+}
+
+// The peer's own call comes, where they crossed.
+void Switchboard::answered(OutgoingCall& call, Verdict verdict) {
+  const LaneName name{static_cast<int>(call.hello().to), call.hello().lane};
+  if (verdict == Verdict::kWelcome) return finish(name, call.release());
+  if (verdict != Verdict::kCrossed) return failed(call, refusal(call, verdict));
+  call.hang_up();
+  finished_.push_back(std::exchange(link(name).call, nullptr));
+}
+
+void Switchboard::failed(OutgoingCall& call, const std::string& why) {
+  const LaneName name{static_cast<int>(call.hello().to), call.hello().lane};
+  call.hang_up();
+  finished_.push_back(std::exchange(link(name).call, nullptr));
+  tell({.name = name, .failure = why});
+}
+
+// What this rank called itself goes where the peer's call counts.
+void Switchboard::finish(LaneName name, Socket socket) {
+  Link& made = link(name);
+  if (made.call != nullptr) {
+    made.call->hang_up();
+    finished_.push_back(std::move(made.call));
+  }
+  made.connected = true;
+  --missing_;
+  tell({.name = name, .socket = std::move(socket)});
+}
+
+void Switchboard::tell(Connection connection) {
+  {
+    const std::lock_guard lock(mutex_);
+    made_.push_back(std::move(connection));
+    any_made_ = true;
+  }
+  wire_.interrupt();
+}
+
+std::vector<Connection> Switchboard::made() {
+  if (!any_made_) return {};
+  const std::lock_guard lock(mutex_);
+  any_made_ = false;
+  return std::exchange(made_, {});
+}
+
+}  // namespace tersor::tcp

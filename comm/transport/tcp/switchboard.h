@@ -1,0 +1,121 @@
+// Makes the connections of a rank, on a thread of its own: calls others, takes their calls, and
+// lets both ends prove who they are. Without it, a rank that computes could not be reached for the
+// first time, not even to be told that others gave up. The thread sleeps while nothing is to be
+// made, and ends once there are all connections.
+//
+// Both ends may call at once: then the lower rank's call counts. Strangers, who have not yet proven
+// that they are of this world, are bounded in number and time.
+#pragma once
+
+#include <asio/io_context.hpp>
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/transport/tcp/calls.h"
+#include "comm/transport/tcp/reactor.h"
+#include "comm/transport/tcp/socket.h"
+
+namespace tersor::tcp {
+
+/// Which of the connections with which rank.
+struct LaneName {
+  int peer = 0;
+  std::size_t lane = 0;
+};
+
+/// A connection that both ends have proven; or, without a socket, why there will be none.
+struct Connection {
+  LaneName name;
+  std::optional<Socket> socket = {};
+  std::string failure = {};
+};
+
+class Switchboard final : public Watched, public CallOwner {
+ public:
+  struct Setup {
+    int rank = 0;
+    std::vector<Endpoint> endpoints;  ///< of all ranks
+    std::size_t lanes = 1;
+    std::size_t most_strangers = 1;   ///< of more, who came first is dropped
+    Clock::time_point patience = {};  ///< until when ranks may refuse calls, not yet listening
+  };
+
+  /// `wire` is interrupted where there is something in `made`. Throws TransportError where the
+  /// system has no more descriptors or threads.
+  Switchboard(Setup setup, const Secret& secret, std::unique_ptr<Listener> listener, Reactor& wire);
+  ~Switchboard() override;
+
+  /// A connection is needed. It comes in `made`, like those that others asked for.
+  void want(LaneName name);
+  std::vector<Connection> made();
+
+  std::size_t strangers() const { return strangers_count_.load(); }
+  /// Whether others may call.
+  bool listens() const { return serving_.load(); }
+
+  bool act() override;
+  bool busy() const override { return more_; }
+
+ private:
+  /// One connection, as far as it is made.
+  struct Link {
+    std::unique_ptr<OutgoingCall> call = {};
+    bool connected = false;
+  };
+
+  void serve();
+  void take_wishes();
+  void begin_call(LaneName name);
+  Clock::time_point next_deadline() const;
+  void look_at_clock();
+  void drop_first();
+  bool accept();
+  Link& link(LaneName name) {
+    return links_[static_cast<std::size_t>(name.peer) * setup_.lanes + name.lane];
+  }
+  Hello hello_to(LaneName name) const;
+  Verdict judge(const Hello& caller);
+  void finish(LaneName name, Socket socket);
+  void tell(Connection connection);
+
+  // Of CallOwner.
+  void admit(IncomingCall& call) override;
+  void drop(IncomingCall& call) override;
+  void answered(OutgoingCall& call, Verdict verdict) override;
+  void failed(OutgoingCall& call, const std::string& why) override;
+  Reactor& reactor() override { return reactor_; }
+  const Secret& secret() const override { return secret_; }
+
+  // Of the thread.
+  const Setup setup_;
+  const Secret& secret_;
+  asio::io_context context_{1};
+  Reactor reactor_;
+  std::unique_ptr<Listener> listener_;
+  std::vector<Link> links_;                              // by peer and lane
+  std::size_t missing_;                                  // of these, not connected
+  std::list<std::unique_ptr<IncomingCall>> strangers_;   // in the order of coming
+  std::vector<std::unique_ptr<OutgoingCall>> finished_;  // calls that may still be acting
+  bool more_ = false;                                    // may call
+  bool crowded_ = false;                                 // there are no descriptors left
+
+  // Of any thread.
+  Reactor& wire_;
+  std::atomic<std::size_t> strangers_count_{0};
+  std::atomic<bool> serving_{true};
+  std::atomic<bool> any_made_{false};
+  std::mutex mutex_;
+  std::vector<LaneName> wishes_;
+  std::vector<Connection> made_;
+
+  std::jthread thread_;
+};
+
+}  // namespace tersor::tcp

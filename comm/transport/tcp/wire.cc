@@ -1,0 +1,194 @@
+// Implements wire.h.
+#include "comm/transport/tcp/wire.h"
+
+#include <tersor/error.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace tersor::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kFewStrangers = 128;  // and as many as there may be callers
+constexpr auto kFlushedWithin = 1s;         // what was sent, before connections are closed
+
+}  // namespace
+
+struct TcpWire::News {
+  Arrival arrival = {};
+  std::string lost = {};  ///< why a connection broke, instead
+};
+
+struct TcpWire::Peer {
+  const int rank;
+  Inbox inbox;
+  std::string lost = {};  ///< why, once it is
+  std::vector<std::unique_ptr<Lane>> lanes = {};
+
+  bool over() const { return !lost.empty(); }
+};
+
+TcpWire::TcpWire(Place place) : place_(std::move(place)) {}
+
+TcpWire::~TcpWire() = default;
+
+void TcpWire::start(Events events) {
+  events_ = std::move(events);
+  if (ranks() == 1) return;
+  for (int rank = 0; rank < ranks(); ++rank)
+    peers_.push_back(rank == place_.rank ? nullptr : make_peer(rank));
+  Switchboard::Setup setup{.rank = place_.rank,
+                           .endpoints = place_.endpoints,
+                           .lanes = place_.lanes,
+                           .most_strangers = kFewStrangers + peers_.size() * place_.lanes,
+                           .patience = place_.patience};
+  switchboard_ = std::make_unique<Switchboard>(std::move(setup), place_.secret,
+                                               std::move(place_.listener), reactor_);
+}
+
+std::unique_ptr<TcpWire::Peer> TcpWire::make_peer(int rank) {
+  auto made = std::make_unique<Peer>(Peer{
+      rank, Inbox(
+                rank, place_.lanes, [this](std::size_t bytes) { return take_block(bytes); },
+                [this](Arrival arrival) { news_.push_back({.arrival = std::move(arrival)}); })});
+  for (std::size_t lane = 0; lane < place_.lanes; ++lane)
+    made->lanes.push_back(std::make_unique<Lane>(lane, made->inbox, owner_of(*made, lane)));
+  return made;
+}
+
+Lane::Owner TcpWire::owner_of(Peer& peer, std::size_t lane) {
+  return {.reactor = reactor_,
+          .done = done_,
+          .make_block = [this](std::size_t bytes) { return take_block(bytes); },
+          .connect = [this, name = LaneName{peer.rank, lane}] { switchboard_->want(name); },
+          .read =
+              [&peer] {
+                for (const auto& other : peer.lanes) other->look_again();
+              },
+          .lose = [this, &peer](const std::string& cause) { lose(peer, cause); }};
+}
+
+template <typename Visitor>
+void TcpWire::for_each_lane(Visitor&& visit) const {
+  for (const auto& peer : peers_)
+    if (peer != nullptr)
+      for (const auto& lane : peer->lanes) visit(*lane);
+}
+
+// Who has said goodbye may go; what is still sent to it is dropped.
+void TcpWire::lose(Peer& peer, const std::string& cause) {
+  if (peer.over()) return;
+  peer.lost = "the connection to rank " + std::to_string(peer.rank) + " broke: " + cause;
+  std::vector<std::shared_ptr<Job>> dropped;
+  for (auto& lane : peer.lanes) lane->close(dropped);
+  if (peer.inbox.ended())
+    done_.insert(done_.end(), dropped.begin(), dropped.end());
+  else
+    news_.push_back({.lost = peer.lost});
+}
+
+void TcpWire::send(int to, MessageHead head, Payload payload) {
+  Peer& receiver = peer(to);
+  if (!receiver.over())
+    post(receiver, head, std::move(payload));
+  else if (!receiver.inbox.ended())
+    throw TransportError(receiver.lost);
+  else if (payload.job != nullptr)
+    done_.push_back(std::move(payload.job));
+  tell_done();
+}
+
+void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
+  const std::size_t bytes = payload.bytes.size();
+  const std::size_t parts = bytes < kLeastShared ? 1 : place_.lanes;
+  if (payload.job != nullptr) payload.job->open = parts;
+  for (std::size_t lane = 0; lane < parts; ++lane) {
+    const Share share = share_of(bytes, lane, place_.lanes);
+    peer.lanes[lane]->send({.head = head,
+                            .headed = lane == 0,
+                            .payload = payload.bytes.subspan(share.first, share.bytes),
+                            .block = payload.block,
+                            .job = payload.job});
+  }
+}
+
+bool TcpWire::poll() {
+  if (ranks() == 1) return false;
+  const bool moved = move();
+  tell_done();
+  return tell_news() || moved;
+}
+
+bool TcpWire::move() {
+  take_connections();
+  return reactor_.turn();
+}
+
+void TcpWire::take_connections() {
+  for (Connection& made : switchboard_->made()) {
+    Peer& with = peer(made.name.peer);
+    if (!made.socket)
+      lose(with, made.failure);
+    else if (!with.over())
+      with.lanes[made.name.lane]->open(std::move(*made.socket));
+  }
+}
+
+void TcpWire::tell_done() {
+  for (const auto& job : std::exchange(done_, {}))
+    if (job->done) job->done(*job);
+}
+
+bool TcpWire::tell_news() {
+  if (news_.empty()) return false;
+  while (!news_.empty()) {
+    News news = std::move(news_.front());
+    news_.pop_front();
+    if (!news.lost.empty()) throw TransportError(news.lost);
+    events_.take(std::move(news.arrival));
+  }
+  return true;
+}
+
+bool TcpWire::quiet() const {
+  bool empty = true;
+  for_each_lane([&](const Lane& lane) { empty = empty && lane.empty(); });
+  return empty;
+}
+
+std::size_t TcpWire::connections() const {
+  std::size_t count = 0;
+  for_each_lane([&](Lane& lane) { count += lane.socket() != nullptr; });
+  return count;
+}
+
+// A connection that is closed while something waits to be read drops what has not yet arrived at
+// the other end: so that is waited for, and what comes is read.
+bool TcpWire::end(Parting parting) {
+  if (ranks() == 1) return true;
+  const auto until = Clock::now() + kFlushedWithin;
+  while (parting == Parting::kAlone && !flushed() && Clock::now() < until) {
+    if (!move()) std::this_thread::sleep_for(100us);
+    news_.clear();
+  }
+  std::vector<std::shared_ptr<Job>> dropped;
+  for_each_lane([&](Lane& lane) { lane.close(dropped); });
+  switchboard_.reset();
+  news_.clear();
+  done_.clear();
+  return true;
+}
+
+bool TcpWire::flushed() const {
+  bool left = true;
+  for_each_lane([&](Lane& lane) {
+    const bool arrived = lane.socket() == nullptr || lane.socket()->unacknowledged() == 0;
+    left = left && arrived && lane.empty();
+  });
+  return left;
+}
+
+}  // namespace tersor::tcp

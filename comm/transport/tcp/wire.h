@@ -1,0 +1,83 @@
+// Messages between processes over TCP connections of our own, each made when a pair of ranks first
+// needs it, by a thread that does nothing else. Messages are moved by whoever calls this wire,
+// without waiting: from their memory into the system's, and from there into a block, whoever waits
+// for it, so that what was sent always leaves.
+#pragma once
+
+#include <tersor/network.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/transport/tcp/lane.h"
+#include "comm/transport/tcp/switchboard.h"
+
+namespace tersor::tcp {
+
+/// A rank among others that know of each other.
+struct Place {
+  int rank = 0;
+  std::vector<Endpoint> endpoints;  ///< where each rank listens
+  std::vector<int> host_names;      ///< as Wire::host_names
+  Secret secret;
+  std::size_t lanes = 1;            ///< connections of each pair
+  Clock::time_point patience = {};  ///< until when a rank may begin to listen
+  std::unique_ptr<asio::io_context> context;
+  std::unique_ptr<Listener> listener;  ///< this rank's own
+};
+
+class TcpWire final : public Wire {
+ public:
+  /// A payload of up to so many bytes is copied unless it leaves at once.
+  static constexpr std::size_t kCopiedBytes = 64 * 1024 - sizeof(MessageHead);
+
+  explicit TcpWire(Place place);
+  ~TcpWire() override;
+
+  Traits traits() const override { return {.copied_bytes = kCopiedBytes}; }
+  int rank() const override { return place_.rank; }
+  int ranks() const override { return static_cast<int>(place_.endpoints.size()); }
+  std::vector<int> host_names() const override { return place_.host_names; }
+
+  void start(Events events) override;
+  bool end(Parting parting) override;
+  void send(int peer, MessageHead head, Payload payload) override;
+  bool poll() override;
+  bool quiet() const override;
+
+  /// Callers that have not proven who they are.
+  std::size_t strangers() const { return switchboard_ ? switchboard_->strangers() : 0; }
+  /// Whether others may yet call.
+  bool listens() const { return switchboard_ != nullptr && switchboard_->listens(); }
+  /// Connections that are open.
+  std::size_t connections() const;
+
+ private:
+  struct Peer;
+  struct News;
+
+  std::unique_ptr<Peer> make_peer(int rank);
+  Lane::Owner owner_of(Peer& peer, std::size_t lane);
+  Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }
+  void lose(Peer& peer, const std::string& cause);
+  void post(Peer& peer, const MessageHead& head, Payload payload);
+  bool move();
+  void take_connections();
+  void tell_done();
+  bool tell_news();
+  bool flushed() const;
+  template <typename Visitor>
+  void for_each_lane(Visitor&& visit) const;
+
+  Place place_;
+  Events events_;
+  Reactor reactor_;
+  std::unique_ptr<Switchboard> switchboard_;
+  std::vector<std::shared_ptr<Job>> done_;    // not yet told
+  std::deque<News> news_;                     // not yet told, in order
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; of this one: null
+};
+
+}  // namespace tersor::tcp
