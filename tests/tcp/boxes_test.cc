@@ -1,0 +1,207 @@
+// What a connection's bytes become, and what becomes bytes: messages of any length, cut anywhere,
+// on any number of lanes, in the order in which they were sent.
+#include <gtest/gtest.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "comm/transport/host/block_pool.h"
+#include "comm/transport/host/head.h"
+#include "comm/transport/tcp/inbox.h"
+#include "comm/transport/tcp/outbox.h"
+#include "tests/transport/ranks.h"
+
+namespace tersor::tcp {
+namespace {
+
+MessageHead head_of(std::size_t bytes, std::uint32_t number,
+                    host::Kind kind = host::Kind::kMessage) {
+  host::Head head;
+  head.envelope.bytes = bytes;
+  head.tag = number;
+  head.kind = kind;
+  return host::to_message_head(head);
+}
+
+/// Both ends of the lanes of one pair of ranks, between which bytes move as a test says.
+class Pair {
+ public:
+  explicit Pair(std::size_t lanes)
+      : out_(lanes),
+        in_(
+            1, lanes, [this](std::size_t bytes) { return pool_.take(bytes); },
+            [this](Wire::Arrival arrival) { came_.push_back(std::move(arrival)); }) {}
+
+  void send(const MessageHead& head, ConstByteSpan payload, std::shared_ptr<Job> job = {}) {
+    const std::size_t parts = payload.size() < kLeastShared ? 1 : out_.size();
+    if (job != nullptr) job->open = parts;
+    for (std::size_t lane = 0; lane < parts; ++lane) {
+      const Share share = share_of(payload.size(), lane, out_.size());
+      Parcel parcel{.head = head,
+                    .headed = lane == 0,
+                    .payload = payload.subspan(share.first, share.bytes),
+                    .job = job};
+      head.is_fault() ? out_[lane].add_first(std::move(parcel)) : out_[lane].add(std::move(parcel));
+    }
+  }
+
+  /// Moves up to so many bytes on a lane, as one write and one read. How many.
+  std::size_t move(std::size_t lane, std::size_t most) {
+    const Rooms rooms = in_.rooms(lane);
+    const Pieces pieces = out_[lane].next();
+    std::size_t room = 0, bytes = 0;
+    std::vector<std::byte> flat;
+    for (const ConstByteSpan piece : pieces) flat.insert(flat.end(), piece.begin(), piece.end());
+    for (const ByteSpan place : rooms) room += place.size();
+    flat.resize(std::min({most, room, flat.size()}));
+    for (const ByteSpan place : rooms) {
+      const std::size_t part = std::min(place.size(), flat.size() - bytes);
+      if (part != 0) std::memcpy(place.data(), flat.data() + bytes, part);
+      bytes += part;
+    }
+    out_[lane].left(bytes, done_);
+    if (bytes != 0) in_.came(lane, bytes);
+    return bytes;
+  }
+
+  void move_all() {
+    for (std::size_t lane = 0, idle = 0; idle < out_.size(); lane = (lane + 1) % out_.size())
+      idle = move(lane, 1 << 20) == 0 ? idle + 1 : 0;
+  }
+
+  bool all_left() const {
+    return std::ranges::all_of(out_, [](const Outbox& box) { return box.empty(); });
+  }
+  std::vector<Wire::Arrival>& came() { return came_; }
+  std::vector<std::shared_ptr<Job>>& done() { return done_; }
+  Inbox& inbox() { return in_; }
+
+ private:
+  host::BlockPool pool_;
+  std::vector<Outbox> out_;
+  std::vector<Wire::Arrival> came_;
+  Inbox in_;
+  std::vector<std::shared_ptr<Job>> done_;
+};
+
+TEST(TcpBoxes, SharesCoverAPayload) {
+  for (const std::size_t lanes : {1u, 2u, 3u, 16u})
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kLeastShared - 1, kLeastShared,
+                                    kLeastShared + 1, std::size_t{10'000'001}}) {
+      std::size_t next = 0;
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        const Share share = share_of(bytes, lane, lanes);
+        if (share.bytes != 0) EXPECT_EQ(share.first, next);
+        next += share.bytes;
+      }
+      EXPECT_EQ(next, bytes) << lanes << " lanes";
+    }
+}
+
+// Cut at random, lanes in random order.
+TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
+  for (const std::size_t lanes : {1u, 2u, 5u})
+    for (unsigned seed = 1; seed <= 10; ++seed) {
+      std::mt19937 random(seed);
+      Pair pair(lanes);
+      const std::vector<std::size_t> lengths = {0,     1,     100,    8'127,        8'128,
+                                                8'129, 9'000, 70'000, kLeastShared, 1'000'003};
+      std::vector<std::vector<std::byte>> sent;
+      for (int message = 0; message < 60; ++message)
+        sent.push_back(test::pattern(lengths[random() % lengths.size()], message, 0));
+      std::vector<std::shared_ptr<Job>> jobs;
+      for (std::size_t number = 0; number < sent.size(); ++number) {
+        jobs.push_back(std::make_shared<Job>());
+        pair.send(head_of(sent[number].size(), static_cast<std::uint32_t>(number)), sent[number],
+                  jobs.back());
+        for (int move = 0; move < 3; ++move)
+          pair.move(random() % lanes, std::size_t{1} << (random() % 20));
+      }
+      pair.move_all();
+      EXPECT_TRUE(pair.all_left());
+      EXPECT_FALSE(pair.inbox().within_message());
+      EXPECT_EQ(pair.done().size(), jobs.size());
+      ASSERT_EQ(pair.came().size(), sent.size());
+      for (std::size_t number = 0; number < sent.size(); ++number) {
+        const Wire::Arrival& arrival = pair.came()[number];
+        EXPECT_EQ(host::head_of(arrival.head).tag, number);
+        EXPECT_TRUE(test::same_bytes(arrival.payload.bytes(), sent[number]))
+            << "message " << number << ", seed " << seed << ", " << lanes << " lanes";
+      }
+    }
+}
+
+// It stands behind what has begun to leave, and before all else; who receives it need not wait for
+// payloads of other lanes that may never come.
+TEST(TcpBoxes, AFaultOvertakes) {
+  Pair pair(2);
+  const auto first = test::pattern(1000, 1, 1), second = test::pattern(2 * kLeastShared, 2, 2),
+             why = test::pattern(50, 3, 3);
+  pair.send(head_of(first.size(), 1), first);
+  pair.move(0, 10);
+  pair.send(head_of(second.size(), 2), second);
+  pair.send(head_of(why.size(), 3, host::Kind::kFault), why);
+  pair.move(0, 1 << 20);
+  ASSERT_EQ(pair.came().size(), 2u);
+  EXPECT_EQ(host::head_of(pair.came()[1].head).tag, 3u);
+  pair.move(0, 1 << 20);
+  pair.send(head_of(why.size(), 4, host::Kind::kFault), why);
+  while (pair.move(0, 1 << 20) != 0) {
+  }
+  ASSERT_EQ(pair.came().size(), 3u) << "the second message waits for the other lane";
+  EXPECT_EQ(host::head_of(pair.came()[2].head).tag, 4u);
+  pair.move_all();
+  EXPECT_TRUE(test::same_bytes(pair.came().back().payload.bytes(), second));
+}
+
+// Of a long payload nothing is copied that could come into its place at once.
+TEST(TcpBoxes, LongPayloadsHaveTheirPlaceAtOnce) {
+  Pair pair(1);
+  const auto payload = test::pattern(1 << 20, 1, 1);
+  for (std::uint32_t number = 0; number < 3; ++number) pair.send(head_of(1 << 20, number), payload);
+  std::size_t staged = 0;
+  while (!pair.all_left()) {
+    const Rooms rooms = pair.inbox().rooms(0);
+    const std::size_t moved = pair.move(0, 1 << 20);
+    staged += rooms[0].size() > 10'000 ? 0 : moved;
+  }
+  EXPECT_LE(staged, 10'000u) << "bytes that came into the stage";
+  EXPECT_EQ(pair.came().size(), 3u);
+}
+
+void expect_refused(const MessageHead& head, const std::string& words) {
+  Pair pair(1);
+  pair.send(head, {});
+  try {
+    pair.move_all();
+    ADD_FAILURE() << "was not refused";
+  } catch (const TransportError& error) {
+    EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+  }
+}
+
+TEST(TcpBoxes, WhatIsNoMessageIsRefused) {
+  MessageHead noise;
+  noise.content.fill(0x0123456789abcdef);
+  expect_refused(noise, "rank 1 speaks another version");
+  expect_refused(head_of(std::size_t{1} << 50, 1), "rank 1 announces a message of");
+}
+
+TEST(TcpBoxes, AGoodbyeIsTheLastWord) {
+  Pair pair(1);
+  host::Head head;
+  head.kind = host::Kind::kLeave;
+  pair.send(host::to_message_head(head), {});
+  pair.move_all();
+  EXPECT_FALSE(pair.inbox().ended()) << "it left one channel";
+  head.part = 1;
+  pair.send(host::to_message_head(head), {});
+  pair.move_all();
+  EXPECT_TRUE(pair.inbox().ended());
+}
+
+}  // namespace
+}  // namespace tersor::tcp

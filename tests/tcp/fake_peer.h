@@ -1,0 +1,82 @@
+// Somebody at the other end of a rank's port, who says what a test wants.
+#pragma once
+
+#include <asio/buffer.hpp>
+#include <asio/connect.hpp>
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/transport/tcp/handshake.h"
+
+namespace tersor::test {
+
+inline asio::io_context& test_context() {
+  static asio::io_context context;
+  return context;
+}
+
+/// Ports of the loopback that nobody listens at, as addresses.
+inline std::vector<std::string> free_addresses(int count) {
+  std::vector<asio::ip::tcp::acceptor> held;
+  std::vector<std::string> addresses;
+  for (int number = 0; number < count; ++number) {
+    held.emplace_back(test_context(), asio::ip::tcp::endpoint(asio::ip::address_v4::loopback(), 0));
+    addresses.push_back("127.0.0.1:" + std::to_string(held.back().local_endpoint().port()));
+  }
+  return addresses;
+}
+
+/// A connection that waits for what it reads and writes.
+class FakePeer {
+ public:
+  explicit FakePeer(const std::string& address) : socket_(test_context()) {
+    const auto colon = address.rfind(':');
+    const auto port = static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1)));
+    socket_.connect({asio::ip::make_address(address.substr(0, colon)), port});
+  }
+
+  void say(ConstByteSpan bytes) {
+    asio::error_code ignored;
+    asio::write(socket_, asio::buffer(bytes.data(), bytes.size()), ignored);
+  }
+  void say(std::string_view text) { say(std::as_bytes(std::span(text))); }
+
+  /// Whether the other end has closed, or does so before it says anything.
+  bool is_dropped() {
+    std::array<std::byte, 1> one;
+    asio::error_code error;
+    socket_.read_some(asio::buffer(one), error);
+    return error == asio::error::eof || error == asio::error::connection_reset;
+  }
+
+  /// Calls as a rank does. What the other end says of it; nothing where it hangs up.
+  std::optional<tcp::Verdict> call(const tcp::Secret& secret, const tcp::Hello& hello) {
+    tcp::Caller caller(secret, hello);
+    say(caller.opening());
+    while (!caller.room().empty()) {
+      const auto room = caller.room();
+      asio::error_code error;
+      const std::size_t bytes = socket_.read_some(asio::buffer(room.data(), room.size()), error);
+      if (error || !caller.came(bytes)) return std::nullopt;
+      say(caller.reply());
+    }
+    return caller.verdict();
+  }
+
+  void close() { socket_.close(); }
+
+ private:
+  asio::ip::tcp::socket socket_;
+};
+
+}  // namespace tersor::test

@@ -1,0 +1,218 @@
+// How ranks find each other: by a store, a file, a list of addresses; and what is said where they
+// do not.
+#include "tests/tcp/meeting.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "tests/tcp/fake_peer.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+const std::string kSecret = "a secret of the tests";
+const TcpOptions kLoopback{.address = "127.0.0.1", .timeout = 20s};
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder");
+    path_ = name;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  fs::path operator/(const char* name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+using Make = std::function<std::unique_ptr<Transport>(int rank)>;
+
+/// Every rank makes its own on a thread; then they meet.
+void expect_world(int ranks, const Make& make) {
+  std::vector<std::unique_ptr<Transport>> transports(static_cast<std::size_t>(ranks));
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks; ++rank)
+      threads.emplace_back([&, rank] { transports[static_cast<std::size_t>(rank)] = make(rank); });
+  }
+  run_ranks(std::move(transports), [](Transport& transport) {
+    const auto own = static_cast<std::byte>(transport.rank());
+    Handle handle = transport.all_gather({.name = "gather", .timeout = 20s}, {&own, 1}, 1);
+    handle.wait_synchronize();
+    for (const int rank : peers_of(transport))
+      EXPECT_EQ(handle.received(rank).front(), static_cast<std::byte>(rank));
+    EXPECT_EQ(transport.hosts(), std::vector<int>(static_cast<std::size_t>(transport.ranks()), 0));
+  });
+}
+
+/// The text of what making a transport throws, which is a `Kind`.
+template <typename Kind>
+std::string error_of(const std::function<void()>& make) {
+  try {
+    make();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+TEST(TcpMeeting, InAFile) {
+  const Folder folder;
+  const fs::path file = folder / "meeting";
+  const auto make = [&](int rank) {
+    return std::make_unique<TcpTransport>(file, rank, 4, kLoopback);
+  };
+  expect_world(4, make);
+  const fs::path table = file.string() + ".table";
+  struct stat status {};
+  ASSERT_EQ(stat(table.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777u, 0600u) << "others may read the secret";
+  EXPECT_FALSE(fs::exists(file.string() + ".rank-1"));
+  const std::string again = error_of<InvalidArgument>([&] { make(0); });
+  EXPECT_TRUE(contains(again, "is there already")) << again;
+}
+
+TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
+  const Folder folder;
+  const fs::path file = folder / "meeting";
+  std::ofstream(file.string() + ".table") << "a\nshopping\nlist\n";
+  const std::string error =
+      error_of<TransportError>([&] { TcpTransport transport(file, 1, 2, kLoopback); });
+  EXPECT_TRUE(contains(error, "holds what is not of this world")) << error;
+  const std::string nowhere = error_of<InvalidArgument>(
+      [&] { TcpTransport transport(folder / "no folder/meeting", 1, 2, kLoopback); });
+  EXPECT_TRUE(contains(nowhere, "cannot write")) << nowhere;
+}
+
+TEST(TcpMeeting, WhoDoesNotComeIsNamed) {
+  MemoryStore store;
+  store.set("rank-1", "127.0.0.1:1\nhost\n");
+  const std::string missing = error_of<TransportError>(
+      [&] { TcpTransport transport(store, 0, 3, {.address = "127.0.0.1", .timeout = 20ms}); });
+  EXPECT_TRUE(contains(missing, "rank 2 did not come to the meeting in time")) << missing;
+  const std::string first = error_of<TransportError>(
+      [&] { TcpTransport transport(store, 1, 3, {.address = "127.0.0.1", .timeout = 20ms}); });
+  EXPECT_TRUE(contains(first, "rank 0 did not come to the meeting in time")) << first;
+}
+
+TEST(TcpMeeting, ByAddresses) {
+  const auto addresses = free_addresses(3);
+  expect_world(3, [&](int rank) {
+    std::this_thread::sleep_for(100ms * rank);  // the others call who does not listen yet
+    return std::make_unique<TcpTransport>(addresses, kSecret, rank);
+  });
+}
+
+TEST(TcpMeeting, ByNamesAndSixGroups) {
+  auto addresses = free_addresses(2);
+  addresses[0].replace(0, addresses[0].find(':'), "localhost");
+  addresses[1].replace(0, addresses[1].find(':'), "localhost");
+  expect_world(2,
+               [&](int rank) { return std::make_unique<TcpTransport>(addresses, kSecret, rank); });
+  if (!fs::exists("/proc/net/if_inet6") || fs::file_size("/proc/net/if_inet6") == 0) {
+    std::ifstream interfaces("/proc/net/if_inet6");
+    if (interfaces.peek() == std::ifstream::traits_type::eof()) GTEST_SKIP() << "no IPv6 here";
+  }
+  MemoryStore store;
+  expect_world(2, [&](int rank) {
+    return std::make_unique<TcpTransport>(store, rank, 2,
+                                          TcpOptions{.address = "::1", .timeout = 20s});
+  });
+}
+
+TEST(TcpMeeting, ByAnInterface) {
+  MemoryStore store;
+  expect_world(2, [&](int rank) {
+    return std::make_unique<TcpTransport>(store, rank, 2,
+                                          TcpOptions{.address = "lo", .timeout = 20s});
+  });
+}
+
+TEST(TcpMeeting, ByWhatTheHostIsCalled) {
+  MemoryStore store;
+  expect_world(2, [&](int rank) {
+    return std::make_unique<TcpTransport>(store, rank, 2, TcpOptions{.timeout = 20s});
+  });
+}
+
+TEST(TcpMeeting, APortThatIsTakenIsNamed) {
+  const auto addresses = free_addresses(2);
+  const TcpTransport first(addresses, kSecret, 0);
+  const std::string error =
+      error_of<TransportError>([&] { TcpTransport again(addresses, kSecret, 0); });
+  EXPECT_TRUE(contains(error, "cannot listen at " + addresses[0] + ": Address already in use"))
+      << error;
+}
+
+TEST(TcpMeeting, AnAddressThatDoesNotResolveIsNamed) {
+  auto addresses = free_addresses(2);
+  addresses[1] = "no-such-host.invalid:4711";
+  const std::string error =
+      error_of<TransportError>([&] { TcpTransport transport(addresses, kSecret, 0); });
+  EXPECT_TRUE(contains(error, "the address of rank 1, \"no-such-host.invalid\", does not resolve"))
+      << error;
+  MemoryStore store;
+  const std::string own = error_of<TransportError>(
+      [&] { TcpTransport transport(store, 0, 1, {.address = "no-such-host.invalid"}); });
+  EXPECT_TRUE(contains(own, "this rank's address, \"no-such-host.invalid\"")) << own;
+}
+
+TEST(TcpMeeting, WhoNeverListensIsNamed) {
+  const auto addresses = free_addresses(2);
+  TcpTransport transport(addresses, kSecret, 0, {.timeout = 50ms});
+  const std::string error = error_of<TransportError>(
+      [&] { exchange_all(transport, {.name = "exchange", .timeout = 20s}, pattern(10, 0, 1)); });
+  EXPECT_TRUE(contains(error, "rank 1") &&
+              contains(error, "cannot be reached at " + addresses[1] + ": Connection refused"))
+      << error;
+}
+
+TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
+  MemoryStore store;
+  const auto addresses = free_addresses(2);
+  EXPECT_THROW(TcpTransport(store, 2, 2), InvalidArgument);
+  EXPECT_THROW(TcpTransport(store, -1, 2), InvalidArgument);
+  EXPECT_THROW(TcpTransport(store, 0, 0), InvalidArgument);
+  EXPECT_THROW(TcpTransport(store, 0, -5), InvalidArgument);
+  EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 0}), InvalidArgument);
+  EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 17}), InvalidArgument);
+  EXPECT_THROW(TcpTransport(addresses, "too short", 0), InvalidArgument);
+  EXPECT_THROW(TcpTransport(addresses, kSecret, 2), InvalidArgument);
+  for (const char* text : {"", "host", ":4711", "host:", "host:0", "host:65536", "host:http",
+                           "::1:4711", "host:4711x"}) {
+    const std::vector<std::string> wrong = {text};
+    EXPECT_THROW(TcpTransport(wrong, kSecret, 0), InvalidArgument) << text;
+  }
+}
+
+TEST(TcpMeeting, ManyInARowLeaveNothingBehind) {
+  const auto files = [] {
+    return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  for (int round = 0; round < 2; ++round) run_ranks(tcp_transports(3), [](Transport&) {});
+  const auto before = files();
+  for (int round = 0; round < 20; ++round)
+    run_ranks(tcp_transports(3), [](Transport& transport) {
+      transport.channel()->barrier({.name = "test"}).wait_synchronize();
+    });
+  EXPECT_EQ(files(), before);
+}
+
+}  // namespace
+}  // namespace tersor::test

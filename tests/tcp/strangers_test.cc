@@ -1,0 +1,244 @@
+// Who is no rank of the world, or not the one it says: it is dropped or named, and the ranks go on.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "comm/transport/host/head.h"
+#include "tests/tcp/fake_peer.h"
+#include "tests/tcp/meeting.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+const std::string kSecret = "a secret of the tests";
+constexpr std::size_t kBytes = 100'000;
+
+/// The ranks of a world by addresses, of which some are threads of the test, others are played.
+class TcpStrangers : public ::testing::Test {
+ protected:
+  void world(int ranks) { addresses_ = free_addresses(ranks); }
+  const std::string& address(int rank) const { return addresses_[static_cast<std::size_t>(rank)]; }
+
+  std::unique_ptr<TcpTransport> rank(int number, TcpOptions options = {}) const {
+    return std::make_unique<TcpTransport>(addresses_, kSecret, number, options);
+  }
+  tcp::Hello hello(int from, int to) const {
+    return {.from = static_cast<std::uint32_t>(from),
+            .to = static_cast<std::uint32_t>(to),
+            .ranks = static_cast<std::uint32_t>(addresses_.size()),
+            .lanes = 1,
+            .lane = 0};
+  }
+
+  /// All ranks exchange with each other, after `before` was done where rank 0 listens.
+  void expect_exchange(const std::function<void()>& before) const {
+    std::vector<std::unique_ptr<Transport>> transports;
+    for (std::size_t number = 0; number < addresses_.size(); ++number)
+      transports.push_back(rank(static_cast<int>(number)));
+    before();
+    run_ranks(std::move(transports), [](Transport& transport) {
+      const auto own = pattern(kBytes, transport.rank(), 0);
+      Handle handle = transport.all_gather({.name = "gather", .timeout = 20s}, own, kBytes);
+      handle.wait_synchronize();
+      expect_patterns(handle, transport, kBytes, 0);
+    });
+  }
+
+  /// What rank 0 says when it waits for rank 1 in vain.
+  std::string error_of(Transport& transport, std::chrono::milliseconds timeout = 20s) const {
+    try {
+      exchange_all(transport, {.name = "exchange", .timeout = timeout}, pattern(1000, 0, 1));
+    } catch (const TransportError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  std::vector<std::string> addresses_;
+  const tcp::Secret secret_{kSecret};
+};
+
+std::size_t allowed_files(std::size_t wanted) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  return std::min<std::size_t>(wanted, limit.rlim_cur - std::min<rlim_t>(limit.rlim_cur, 1000));
+}
+
+TEST_F(TcpStrangers, TenThousandThatSayNothingHoldNobodyUp) {
+  world(3);
+  std::vector<std::unique_ptr<FakePeer>> silent;
+  expect_exchange([&] {
+    for (std::size_t count = allowed_files(10'000); count != 0; --count)
+      silent.push_back(std::make_unique<FakePeer>(address(0)));
+  });
+  EXPECT_TRUE(silent.front()->is_dropped());
+}
+
+TEST_F(TcpStrangers, WhoSpeaksSomethingElseIsDropped) {
+  world(2);
+  expect_exchange([&] {
+    FakePeer browser(address(0));
+    browser.say("GET /index.html HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a browser\r\n\r\n");
+    EXPECT_TRUE(browser.is_dropped());
+  });
+}
+
+TEST_F(TcpStrangers, HalfAHelloHoldsNobodyUp) {
+  world(2);
+  std::vector<std::unique_ptr<FakePeer>> halves;
+  expect_exchange([&] {
+    const tcp::Caller caller(secret_, hello(1, 0));
+    for (std::size_t bytes = 1; bytes < caller.opening().size(); bytes += 9) {
+      halves.push_back(std::make_unique<FakePeer>(address(0)));
+      halves.back()->say(caller.opening().first(bytes));
+    }
+  });
+}
+
+TEST_F(TcpStrangers, AnOldSecretIsDropped) {
+  world(2);
+  expect_exchange([&] {
+    FakePeer old(address(0));
+    EXPECT_FALSE(old.call(tcp::Secret("the secret of yesterday"), hello(1, 0)).has_value());
+  });
+}
+
+TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
+  world(2);
+  const auto transport = rank(0);
+  const TcpTransport other(addresses_, "the secret of yesterday", 1);
+  const std::string error = error_of(*transport);
+  EXPECT_TRUE(contains(error, "rank 1") &&
+              contains(error, "does not know the secret of this world"))
+      << error;
+}
+
+TEST_F(TcpStrangers, AnotherProgramAtARanksPortIsNamed) {
+  world(2);
+  const auto transport = rank(0);
+  const auto colon = address(1).rfind(':');
+  asio::ip::tcp::acceptor program(
+      test_context(), {asio::ip::address_v4::loopback(),
+                       static_cast<std::uint16_t>(std::stoi(address(1).substr(colon + 1)))});
+  std::jthread speaker([&] {
+    auto socket = program.accept();
+    const std::string page(100, '!');
+    asio::write(socket, asio::buffer(page));
+    std::this_thread::sleep_for(1s);
+  });
+  const std::string error = error_of(*transport);
+  EXPECT_TRUE(contains(error, "rank 1") && contains(error, address(1))) << error;
+}
+
+TEST_F(TcpStrangers, WhatACallerClaimsIsHeldAgainstTheWorld) {
+  world(3);
+  const auto transport = rank(0);
+  const auto answer = [&](const tcp::Hello& hello) {
+    return FakePeer(address(0)).call(secret_, hello);
+  };
+  EXPECT_EQ(answer(hello(1, 2)), tcp::Verdict::kOtherRank);
+  EXPECT_EQ(answer(hello(0, 0)), tcp::Verdict::kTaken);
+  EXPECT_EQ(answer(hello(3, 0)), tcp::Verdict::kTaken);
+  tcp::Hello other = hello(1, 0);
+  other.ranks = 4;
+  EXPECT_EQ(answer(other), tcp::Verdict::kOtherRanks);
+  other = hello(1, 0);
+  other.lanes = 2;
+  EXPECT_EQ(answer(other), tcp::Verdict::kOtherLanes);
+  other.lanes = 1;
+  other.lane = 1;
+  EXPECT_EQ(answer(other), tcp::Verdict::kOtherLanes);
+  FakePeer first(address(0));
+  EXPECT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
+  EXPECT_EQ(answer(hello(1, 0)), tcp::Verdict::kTaken);
+}
+
+TEST_F(TcpStrangers, ASecondProcessOfARankIsTold) {
+  world(3);
+  const auto transport = rank(0);
+  FakePeer first(address(0));
+  ASSERT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
+  const auto second = rank(1);
+  try {
+    second->send({.name = "send", .timeout = 20s}, 0, pattern(10, 1, 0)).wait_synchronize();
+    second->receive({.name = "receive", .timeout = 20s}, 0, 10).wait_synchronize();
+    ADD_FAILURE() << "no error";
+  } catch (const TransportError& error) {
+    EXPECT_TRUE(contains(error.what(), "each process needs a rank of its own")) << error.what();
+  }
+}
+
+TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
+  world(2);
+  const auto transport = rank(0);
+  std::vector<std::string> more = addresses_;
+  more.push_back(free_addresses(1).front());
+  TcpTransport other(more, kSecret, 1);
+  try {
+    other.receive({.name = "receive", .timeout = 20s}, 0, 10);
+    other.send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();
+    other.receive({.name = "receive", .tag = 1, .timeout = 20s}, 0, 10).wait_synchronize();
+    ADD_FAILURE() << "no error";
+  } catch (const TransportError& error) {
+    EXPECT_TRUE(contains(error.what(), "rank 0 is of a world that has not 3 ranks"))
+        << error.what();
+  }
+}
+
+/// Rank 0 of two, and rank 1 as a test plays it, believed already.
+class TcpPlayedPeer : public TcpStrangers {
+ protected:
+  void SetUp() override {
+    world(2);
+    transport_ = rank(0);
+    peer_.emplace(address(0));
+    ASSERT_EQ(peer_->call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
+  }
+
+  std::unique_ptr<TcpTransport> transport_;
+  std::optional<FakePeer> peer_;
+};
+
+TEST_F(TcpPlayedPeer, HalfAHeadAndNothingMoreEndsAtTheDeadline) {
+  const MessageHead head = host::to_message_head({});
+  peer_->say(std::as_bytes(std::span(&head, 1)).first(30));
+  const std::string error = error_of(*transport_, 100ms);
+  EXPECT_TRUE(contains(error, "no message from rank 1 within 100 ms")) << error;
+}
+
+TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{30}}) {
+    SetUp();
+    const MessageHead head = host::to_message_head({});
+    peer_->say(std::as_bytes(std::span(&head, 1)).first(bytes));
+    peer_->close();
+    const std::string error = error_of(*transport_);
+    EXPECT_TRUE(contains(error, "the connection to rank 1 broke")) << error;
+  }
+}
+
+TEST_F(TcpPlayedPeer, NoiseIsNamed) {
+  peer_->say(pattern(1000, 1, 0));
+  const std::string error = error_of(*transport_);
+  EXPECT_TRUE(contains(error, "rank 1 speaks another version")) << error;
+}
+
+TEST_F(TcpPlayedPeer, AMessageOfAbsurdLengthIsNamed) {
+  host::Head absurd;
+  absurd.envelope.bytes = std::size_t{1} << 60;
+  const MessageHead head = host::to_message_head(absurd);
+  peer_->say(std::as_bytes(std::span(&head, 1)));
+  const std::string error = error_of(*transport_);
+  EXPECT_TRUE(contains(error, "rank 1 announces a message of 1152921504606846976 bytes")) << error;
+}
+
+}  // namespace
+}  // namespace tersor::test
