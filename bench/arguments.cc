@@ -120,17 +120,27 @@ CLI::Option* add_dtype(CLI::App& command, std::string& dtype) {
 void add_fleet(CLI::App& command, FleetOptions& fleet, const std::vector<std::string>& transports) {
   command
       .add_option("--transport", fleet.transport,
-                  fmt::format("{}: ranks are threads of this process, or started by mpirun, or "
-                              "processes with a GPU each",
+                  fmt::format("{}: ranks are threads of this process, started by mpirun, "
+                              "processes that talk over TCP, or have a GPU each",
                               fmt::join(transports, " or ")))
       ->transform(one_of(transports))
       ->type_name("NAME")
       ->capture_default_str();
   command
       .add_option("--ranks", fleet.ranks,
-                  "Threads, 4 unless given; mpirun has its own -n; nccl: processes to start")
+                  "Threads, or processes to start, 4 unless given; mpirun has its own -n")
       ->check(from_to(1, 1024))
       ->type_name("N");
+#if TERSOR_HAS_TCP
+  command.add_option("--connections", fleet.connections, "tcp: connections of each pair of ranks")
+      ->check(from_to(1, 16))
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--address", fleet.address,
+                  "tcp: where this rank listens: an address, a host's name or an interface")
+      ->type_name("ADDRESS");
+#endif
   add_link(command, fleet.link);
 }
 

@@ -10,6 +10,9 @@
 #if TERSOR_HAS_MPI
 #include "bench/mpi/process_fleet.h"
 #endif
+#if TERSOR_HAS_TCP
+#include "bench/tcp/tcp_fleet.h"
+#endif
 
 namespace tersor::bench {
 namespace {
@@ -84,16 +87,22 @@ std::unique_ptr<Fleet> make_thread_fleet(int ranks, const Link& link) {
 }
 
 std::vector<std::string> transport_names() {
+  std::vector<std::string> names = {"inproc"};
 #if TERSOR_HAS_MPI
-  return {"inproc", "mpi"};
-#else
-  return {"inproc"};
+  names.emplace_back("mpi");
 #endif
+#if TERSOR_HAS_TCP
+  names.emplace_back("tcp");
+#endif
+  return names;
 }
 
 std::unique_ptr<Fleet> make_fleet(const FleetOptions& options) {
 #if TERSOR_HAS_MPI
   if (options.transport == "mpi") return make_process_fleet(options);
+#endif
+#if TERSOR_HAS_TCP
+  if (options.transport == "tcp") return make_tcp_fleet(options);
 #endif
   if (options.transport != "inproc")
     throw InvalidArgument(fmt::format("no transport \"{}\"; there are: {}", options.transport,

@@ -1,4 +1,4 @@
-// The ranks that a measurement runs on: threads of this process, or processes that mpirun started.
+// The ranks that a measurement runs on: threads of this process, or processes.
 // The measurements above see no difference.
 #pragma once
 
@@ -78,9 +78,11 @@ std::unique_ptr<Fleet> make_thread_fleet(int ranks, const Link& link);
 
 /// What the command line asks for.
 struct FleetOptions {
-  std::string transport = "inproc";  ///< or "mpi", where this build has it
-  std::optional<int> ranks = {};     ///< of threads, 4 unless given; mpirun knows its own
+  std::string transport = "inproc";  ///< or "mpi" or "tcp", where this build has it
+  std::optional<int> ranks = {};     ///< to start, 4 unless given; mpirun knows its own
   std::string link = "none";
+  std::string address = {};  ///< as TcpOptions
+  int connections = 1;       ///< as TcpOptions
 };
 
 /// Throws InvalidArgument for a transport that this build lacks, and for ranks that mpirun did not

@@ -87,9 +87,9 @@ int status_of(int wait_status) {
 }  // namespace
 
 RankProcesses::RankProcesses(const RankCommand& command)
-    : folder_(make_folder()), output_(command.output) {
+    : folder_(make_folder()), output_(command.output), first_(command.first) {
   try {
-    for (int rank = 0; rank < command.ranks; ++rank) start(command, rank);
+    for (int rank = command.first; rank < command.ranks; ++rank) start(command, rank);
   } catch (...) {
     kill_all();
     std::filesystem::remove_all(folder_);
@@ -158,9 +158,10 @@ std::vector<RankEnding> RankProcesses::wait(const RankLimits& limits) {
   }
   kill_all();
   std::vector<RankEnding> endings;
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    endings.push_back(ranks_[static_cast<std::size_t>(rank)].ending);
-    if (output_ == RankOutput::kCaught) endings.back().output = text_of(output_file(rank));
+  for (std::size_t index = 0; index < ranks_.size(); ++index) {
+    endings.push_back(ranks_[index].ending);
+    if (output_ == RankOutput::kCaught)
+      endings.back().output = text_of(output_file(first_ + static_cast<int>(index)));
   }
   return endings;
 }

@@ -23,6 +23,7 @@ struct RankCommand {
   std::vector<std::string> words;  ///< the program's path, then its arguments
   int ranks = 2;
   int devices = 1;  ///< that all of them see
+  int first = 0;    ///< rank to start: those below are somebody else's
   RankOutput output = RankOutput::kOfFirst;
   Variables variables = {};  ///< beside those that say who a process is
 };
@@ -66,6 +67,7 @@ class RankProcesses {
 
   std::filesystem::path folder_;
   RankOutput output_;
+  int first_;
   std::vector<Rank> ranks_;
 };
 

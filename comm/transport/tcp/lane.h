@@ -32,8 +32,8 @@ class Lane final : public Watched {
   /// Sends it, in order; faults before all that has not begun to leave. What is nobody's is copied
   /// unless it leaves at once.
   void send(Parcel parcel);
-  /// Whether all has left.
-  bool empty() const { return outbox_.empty(); }
+  /// Whether all has left, but for last words to somebody who was never reached.
+  bool quiet() const { return outbox_.empty() || (!socket_ && outbox_.only_goodbyes()); }
   /// Carries on with a connection.
   void open(Socket socket);
   /// What came may be read on: there may be room for it now.

@@ -15,6 +15,11 @@ std::array<ConstByteSpan, 2> Parcel::rest() const {
   return {ConstByteSpan(), payload.subspan(sent - head_bytes)};
 }
 
+bool Outbox::only_goodbyes() const {
+  return std::ranges::all_of(
+      parcels_, [](const Parcel& parcel) { return parcel.headed && parcel.head.is_goodbye(); });
+}
+
 void Outbox::add_first(Parcel parcel) {
   const bool begun = !parcels_.empty() && parcels_.front().sent != 0;
   parcels_.insert(parcels_.begin() + (begun ? 1 : 0), std::move(parcel));

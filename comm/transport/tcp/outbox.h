@@ -35,6 +35,8 @@ using Pieces = std::array<ConstByteSpan, kMostPieces>;
 class Outbox {
  public:
   bool empty() const { return parcels_.empty(); }
+  /// Whether there is nothing but last words.
+  bool only_goodbyes() const;
   void add(Parcel parcel) { parcels_.push_back(std::move(parcel)); }
   /// Before all that has not begun to leave.
   void add_first(Parcel parcel);

@@ -155,7 +155,7 @@ bool TcpWire::tell_news() {
 
 bool TcpWire::quiet() const {
   bool empty = true;
-  for_each_lane([&](const Lane& lane) { empty = empty && lane.empty(); });
+  for_each_lane([&](const Lane& lane) { empty = empty && lane.quiet(); });
   return empty;
 }
 
@@ -186,7 +186,7 @@ bool TcpWire::flushed() const {
   bool left = true;
   for_each_lane([&](Lane& lane) {
     const bool arrived = lane.socket() == nullptr || lane.socket()->unacknowledged() == 0;
-    left = left && arrived && lane.empty();
+    left = left && arrived && lane.quiet();
   });
   return left;
 }
