@@ -14,13 +14,9 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kFewStrangers = 128;  // and as many as there may be callers
 constexpr auto kFlushedWithin = 1s;         // what was sent, before connections are closed
+constexpr auto kExplainedWithin = 250ms;    // a connection that broke, by who knows the reason
 
 }  // namespace
-
-struct TcpWire::News {
-  Arrival arrival = {};
-  std::string lost = {};  ///< why a connection broke, instead
-};
 
 struct TcpWire::Peer {
   const int rank;
@@ -50,10 +46,10 @@ void TcpWire::start(Events events) {
 }
 
 std::unique_ptr<TcpWire::Peer> TcpWire::make_peer(int rank) {
-  auto made = std::make_unique<Peer>(Peer{
-      rank, Inbox(
-                rank, place_.lanes, [this](std::size_t bytes) { return take_block(bytes); },
-                [this](Arrival arrival) { news_.push_back({.arrival = std::move(arrival)}); })});
+  auto made = std::make_unique<Peer>(
+      Peer{rank, Inbox(
+                     rank, place_.lanes, [this](std::size_t bytes) { return take_block(bytes); },
+                     [this](Arrival arrival) { news_.push_back(std::move(arrival)); })});
   for (std::size_t lane = 0; lane < place_.lanes; ++lane)
     made->lanes.push_back(std::make_unique<Lane>(lane, made->inbox, owner_of(*made, lane)));
   return made;
@@ -78,7 +74,9 @@ void TcpWire::for_each_lane(Visitor&& visit) const {
       for (const auto& lane : peer->lanes) visit(*lane);
 }
 
-// Who has said goodbye may go; what is still sent to it is dropped.
+// Who has said goodbye may go; what is still sent to it is dropped. Who goes without a word has
+// often heard of another one's fault, which then comes here too: that is waited for, so that nobody
+// is named who only was the first to go.
 void TcpWire::lose(Peer& peer, const std::string& cause) {
   if (peer.over()) return;
   peer.lost = "the connection to rank " + std::to_string(peer.rank) + " broke: " + cause;
@@ -87,16 +85,14 @@ void TcpWire::lose(Peer& peer, const std::string& cause) {
   if (peer.inbox.ended())
     done_.insert(done_.end(), dropped.begin(), dropped.end());
   else
-    news_.push_back({.lost = peer.lost});
+    losses_.push_back({Clock::now() + kExplainedWithin, peer.lost});
 }
 
 void TcpWire::send(int to, MessageHead head, Payload payload) {
   Peer& receiver = peer(to);
   if (!receiver.over())
     post(receiver, head, std::move(payload));
-  else if (!receiver.inbox.ended())
-    throw TransportError(receiver.lost);
-  else if (payload.job != nullptr)
+  else if (receiver.inbox.ended() && payload.job != nullptr)
     done_.push_back(std::move(payload.job));
   tell_done();
 }
@@ -143,14 +139,16 @@ void TcpWire::tell_done() {
 }
 
 bool TcpWire::tell_news() {
-  if (news_.empty()) return false;
+  const bool any = !news_.empty();
   while (!news_.empty()) {
-    News news = std::move(news_.front());
+    Arrival arrival = std::move(news_.front());
     news_.pop_front();
-    if (!news.lost.empty()) throw TransportError(news.lost);
-    events_.take(std::move(news.arrival));
+    events_.take(std::move(arrival));
   }
-  return true;
+  if (losses_.empty() || Clock::now() < losses_.front().at) return any;
+  const Loss loss = std::move(losses_.front());
+  losses_.pop_front();
+  throw TransportError(loss.cause);
 }
 
 bool TcpWire::quiet() const {

@@ -56,7 +56,10 @@ class TcpWire final : public Wire {
 
  private:
   struct Peer;
-  struct News;
+  struct Loss {
+    Clock::time_point at;  ///< when it is told
+    std::string cause;
+  };
 
   std::unique_ptr<Peer> make_peer(int rank);
   Lane::Owner owner_of(Peer& peer, std::size_t lane);
@@ -76,7 +79,8 @@ class TcpWire final : public Wire {
   Reactor reactor_;
   std::unique_ptr<Switchboard> switchboard_;
   std::vector<std::shared_ptr<Job>> done_;    // not yet told
-  std::deque<News> news_;                     // not yet told, in order
+  std::deque<Arrival> news_;                  // not yet told, in order
+  std::deque<Loss> losses_;                   // likewise
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; of this one: null
 };
 

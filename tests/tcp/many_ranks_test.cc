@@ -1,0 +1,137 @@
+// Many ranks on one machine, each a process: they form a world, everybody talks to everybody, and a
+// rank needs as many descriptors, threads and bytes as docs/tcp.md says.
+// TERSOR_TCP_RANKS=256 counts for another number of ranks, and prints what it found.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <tersor/collectives.h>
+#include <tersor/tcp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+constexpr std::size_t kCount = 10'000;  // values that are reduced
+
+/// What a rank found of itself.
+struct Count {
+  double formed_seconds = 0;  ///< from its start until everybody had met
+  double reduced_seconds = 0;
+  long files = 0;  ///< descriptors that it did not have before
+  long threads = 0;
+  long threads_of_all = 0;  ///< once everybody is connected
+  long kilobytes = 0;       ///< that it grew by
+};
+
+long files() {
+  return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+}
+
+long status(const std::string& name) {
+  std::ifstream stream("/proc/self/status");
+  for (std::string line; std::getline(stream, line);)
+    if (line.starts_with(name + ":")) return std::stol(line.substr(name.size() + 1));
+  return -1;
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// One rank's part. Throws where a sum is wrong.
+Count take_part(const fs::path& meeting, int rank, int ranks) {
+  Count count;
+  const long files_before = files(), kilobytes_before = status("RssAnon");
+  const auto start = Clock::now();
+  TcpTransport transport(meeting, rank, ranks, {.address = "127.0.0.1", .timeout = 60s});
+  transport.barrier({.name = "formed"}).wait_synchronize();
+  count.formed_seconds = seconds_since(start);
+  count.threads = status("Threads");
+  std::vector<float> values(kCount, static_cast<float>(rank));
+  const ValueSpan span{std::span(values)};
+  allreduce(transport, span, {.codec = "none"});
+  for (const float value : values)
+    if (value != static_cast<float>(ranks * (ranks - 1) / 2)) throw std::runtime_error("wrong sum");
+  count.reduced_seconds = seconds_since(start);
+  exchange_all(transport, operation_of(transport), pattern(100, rank, 0));
+  transport.barrier(operation_of(transport)).wait_synchronize();
+  count.files = files() - files_before;
+  count.threads_of_all = status("Threads");
+  count.kilobytes = status("RssAnon") - kilobytes_before;
+  transport.barrier(operation_of(transport)).wait_synchronize();
+  return count;
+}
+
+void write(const fs::path& file, const Count& count) {
+  std::ofstream(file) << count.formed_seconds << " " << count.reduced_seconds << " " << count.files
+                      << " " << count.threads << " " << count.threads_of_all << " "
+                      << count.kilobytes;
+}
+
+pid_t fork_rank(const fs::path& folder, int rank, int ranks) {
+  const pid_t process = fork();
+  if (process != 0) return process;
+  try {
+    write(folder / std::to_string(rank), take_part(folder / "meeting", rank, ranks));
+    _exit(0);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    _exit(1);
+  }
+}
+
+int wanted_ranks() {
+  const char* wish = std::getenv("TERSOR_TCP_RANKS");
+  return wish == nullptr ? 64 : std::stoi(wish);
+}
+
+TEST(TcpManyRanks, FormAWorldAndReduce) {
+  const int ranks = wanted_ranks();
+  std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
+  ASSERT_NE(mkdtemp(name.data()), nullptr);
+  const fs::path folder = name;
+  std::vector<pid_t> processes;
+  for (int rank = 0; rank < ranks; ++rank) processes.push_back(fork_rank(folder, rank, ranks));
+  for (const pid_t process : processes) {
+    int ended = 0;
+    ASSERT_EQ(waitpid(process, &ended, 0), process);
+    EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+  }
+  Count most;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Count count;
+    std::ifstream(folder / std::to_string(rank)) >> count.formed_seconds >> count.reduced_seconds >>
+        count.files >> count.threads >> count.threads_of_all >> count.kilobytes;
+    most.formed_seconds = std::max(most.formed_seconds, count.formed_seconds);
+    most.reduced_seconds = std::max(most.reduced_seconds, count.reduced_seconds);
+    most.files = std::max(most.files, count.files);
+    most.threads = std::max(most.threads, count.threads);
+    most.threads_of_all = std::max(most.threads_of_all, count.threads_of_all);
+    most.kilobytes = std::max(most.kilobytes, count.kilobytes);
+  }
+  fs::remove_all(folder);
+  std::printf(
+      "%d ranks: formed after %.2f s, reduced after %.2f s; a rank has %ld descriptors, %ld "
+      "threads, %ld once all are connected, %ld KiB\n",
+      ranks, most.formed_seconds, most.reduced_seconds, most.files, most.threads,
+      most.threads_of_all, most.kilobytes);
+  EXPECT_LE(most.files, ranks - 1 + 16);
+  EXPECT_LE(most.threads, 2);
+}
+
+}  // namespace
+}  // namespace tersor::test
