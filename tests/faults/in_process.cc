@@ -59,14 +59,10 @@ void check_result(const Scenario& scenario, std::size_t step, int rank, const Va
                          ", more than " + std::to_string(error_bound(scenario, step)));
 }
 
-}  // namespace
-
-std::vector<RankReport> run_in_process(const Scenario& scenario) {
-  InProcessWorld world(scenario.ranks, parse_link(scenario.link));
+std::vector<RankReport> run_in_process(const Scenario& scenario, const MakeWorld& make) {
   Gathering gathering(scenario.ranks);
   std::vector<RankReport> reports(static_cast<std::size_t>(scenario.ranks));
-  std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < scenario.ranks; ++rank) transports.push_back(world.transport(rank));
+  std::vector<std::unique_ptr<Transport>> transports = make(scenario);
   std::vector<std::jthread> threads;
   for (std::size_t rank = 0; rank < reports.size(); ++rank)
     threads.emplace_back([&, rank] {
@@ -74,6 +70,15 @@ std::vector<RankReport> run_in_process(const Scenario& scenario) {
     });
   threads.clear();
   return reports;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> world_of_threads(const Scenario& scenario) {
+  InProcessWorld world(scenario.ranks, parse_link(scenario.link));
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < scenario.ranks; ++rank) transports.push_back(world.transport(rank));
+  return transports;
 }
 
 Digests sound_digests(const Scenario& scenario, std::vector<std::string>& complaints) {
@@ -94,9 +99,9 @@ Digests sound_digests(const Scenario& scenario, std::vector<std::string>& compla
   return digests;
 }
 
-std::vector<std::string> complaints_in_process(const Scenario& scenario) {
+std::vector<std::string> complaints_in_process(const Scenario& scenario, const MakeWorld& make) {
   const auto before = count_threads();
-  const auto reports = run_in_process(scenario);
+  const auto reports = run_in_process(scenario, make);
   std::vector<std::string> complaints;
   const Digests sound = sound_digests(scenario, complaints);
   const auto fault_at = reports[static_cast<std::size_t>(scenario.fault.rank)].fault_at;

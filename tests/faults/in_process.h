@@ -1,6 +1,10 @@
 // Scenarios among threads of this process.
 #pragma once
 
+#include <tersor/transport.h>
+
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -8,11 +12,15 @@
 
 namespace tersor::faults {
 
-/// Runs the scenario, each rank on a thread of its own; a report a rank.
-std::vector<RankReport> run_in_process(const Scenario& scenario);
+/// The transports of a world that a scenario is run on, one a rank.
+using MakeWorld = std::function<std::vector<std::unique_ptr<Transport>>(const Scenario& scenario)>;
 
-/// Runs a scenario and judges it: its ranks, what they held before, that no thread stays behind,
-/// and that a fresh world works afterwards. Every complaint is a sentence.
-std::vector<std::string> complaints_in_process(const Scenario& scenario);
+/// Over the emulated link that the scenario asks for.
+std::vector<std::unique_ptr<Transport>> world_of_threads(const Scenario& scenario);
+
+/// Runs a scenario, each rank on a thread of its own, and judges it: its ranks, what they held
+/// before, that no thread stays behind, and that a fresh world works afterwards. Every complaint is
+/// a sentence.
+std::vector<std::string> complaints_in_process(const Scenario& scenario, const MakeWorld& make);
 
 }  // namespace tersor::faults

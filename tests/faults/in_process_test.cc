@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, FaultsInProcess,
 
 TEST_P(FaultsInProcess, EndInTimeOnAllRanks) {
   const Scenario scenario = draw_scenario(GetParam(), Home::kThreads);
-  for (const std::string& complaint : complaints_in_process(scenario))
+  for (const std::string& complaint : complaints_in_process(scenario, world_of_threads))
     ADD_FAILURE() << complaint << "\n"
                   << scenario.text() << "\nrepeat with: " << kVariable << "=" << scenario.seed
                   << " tersor_faults_test";
