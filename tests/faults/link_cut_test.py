@@ -1,6 +1,7 @@
 """Hosts in network namespaces, and the link of one is cut in the middle of a transfer: everybody is
-told within the deadline, and those who still reach each other are told whose link it is. Skipped
-where there is no MPI, no root, or where the kernel lets nobody make such hosts.
+told within the deadline, and those who still reach each other are told whose link it is. Over MPI and
+over TCP; there a cut that is shorter than the deadline loses nothing. Skipped where there is no MPI,
+no root, or where the kernel lets nobody make such hosts.
 
 TERSOR_MPI_STREAM is the program that transfers.
 """
@@ -11,6 +12,7 @@ import queue
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -21,6 +23,7 @@ PREFIX = f"tersorcut{os.getpid()}"
 HOSTS = 3
 CUT = 1
 TIMEOUT_MS = 1500
+LONG_TIMEOUT_MS = 60_000
 TOLERANCE_SECONDS = 10
 STEPS_BEFORE = 2
 PATIENCE_SECONDS = 90
@@ -45,15 +48,16 @@ class LinkCut(unittest.TestCase):
             self.skipTest("no cluster on this machine: " + done.stderr.strip())
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def start(self):
+    def start(self, timeout_ms, *meeting):
         """Starts the transfers; what the ranks print comes through a queue."""
         process = subprocess.Popen(
-            [CLUSTER, "run", "--recover", PROGRAM, str(TIMEOUT_MS)],
+            [CLUSTER, "run", "--recover", PROGRAM, str(timeout_ms), *map(str, meeting)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             env={**os.environ, "TERSOR_CLUSTER": PREFIX},
         )  # fmt: skip
         self.addCleanup(self.end, process)
         self.lines = queue.Queue()
+        self.last_step = 0
         self.noise = []
         threading.Thread(target=self.listen, args=[process.stdout], daemon=True).start()
 
@@ -76,12 +80,14 @@ class LinkCut(unittest.TestCase):
         except queue.Empty:
             self.fail("the ranks say nothing any more:\n" + "".join(self.noise))
 
-    def wait_for_steps(self):
+    def wait_for_steps(self, wanted=STEPS_BEFORE):
+        """Until all ranks have begun that step."""
         begun = set()
         while len(begun) < HOSTS:
             line = self.next_line()
             self.assertEqual(line["event"], "step", line)
-            if line["step"] == STEPS_BEFORE:
+            self.last_step = max(self.last_step, line["step"])
+            if line["step"] >= wanted:
                 begun.add(line["rank"])
 
     def ends(self):
@@ -92,14 +98,37 @@ class LinkCut(unittest.TestCase):
                 found[line["rank"]] = line
         return found
 
-    def test_everybody_is_told_within_the_deadline(self):
-        self.start()
+    def meeting(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return pathlib.Path(folder.name) / "meeting"
+
+    def cut_in_a_transfer(self):
         self.wait_for_steps()
         time.sleep(0.1)  # a transfer takes 0.45 s
         self.assertEqual(cluster("cut", CUT).returncode, 0)
+
+    def check_ends(self):
         for rank, end in self.ends().items():
             with self.subTest(rank=rank, end=end):
                 self.check(rank, end)
+
+    def test_everybody_is_told_within_the_deadline(self):
+        self.start(TIMEOUT_MS)
+        self.cut_in_a_transfer()
+        self.check_ends()
+
+    def test_over_tcp_too(self):
+        self.start(TIMEOUT_MS, self.meeting())
+        self.cut_in_a_transfer()
+        self.check_ends()
+
+    def test_over_tcp_a_short_cut_loses_nothing(self):
+        self.start(LONG_TIMEOUT_MS, self.meeting())
+        self.cut_in_a_transfer()
+        time.sleep(1)
+        self.assertEqual(cluster("join", CUT).returncode, 0)
+        self.wait_for_steps(self.last_step + 3)
 
     def check(self, rank, end):
         self.assertIn("allreduce", end["message"])

@@ -1,13 +1,17 @@
 // Sums long gradients among processes until something ends it, and tells what, in lines of JSON:
-// for faults of the network, which nobody inside can make. usage: mpirun -n RANKS mpi_stream
-// TIMEOUT_MS
+// for faults of the network, which nobody inside can make.
+// usage: mpirun -n RANKS mpi_stream TIMEOUT_MS [MEETING]   over MPI; with the name of a file that
+// is
+//                                                          not there yet over TCP instead
 #include <mpi.h>
 #include <tersor/collectives.h>
 #include <tersor/mpi.h>
+#include <tersor/tcp.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -58,16 +62,24 @@ void stream(Transport& transport, const CollectiveOptions& options) {
   print(line);
 }
 
+std::unique_ptr<Transport> transport_at(const char* meeting) {
+  if (meeting == nullptr) return std::make_unique<MpiTransport>(MPI_COMM_WORLD);
+  int rank = 0, ranks = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  return std::make_unique<TcpTransport>(meeting, rank, ranks);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::cerr << "usage: mpi_stream TIMEOUT_MS\n";
+  if (argc != 2 && argc != 3) {
+    std::cerr << "usage: mpi_stream TIMEOUT_MS [MEETING]\n";
     return 2;
   }
   int level = MPI_THREAD_SINGLE;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
-  MpiTransport transport(MPI_COMM_WORLD);
-  stream(transport, {.codec = "none", .timeout = std::chrono::milliseconds(std::stoi(argv[1]))});
+  const auto transport = transport_at(argc == 3 ? argv[2] : nullptr);
+  stream(*transport, {.codec = "none", .timeout = std::chrono::milliseconds(std::stoi(argv[1]))});
   _exit(0);  // MPI_Finalize would wait for those who cannot be reached
 }
