@@ -1,0 +1,109 @@
+// Bytes that come from a connection: before anybody is believed (both ends of the handshake), and
+// after (messages, on one lane or on several). Nobody gets in without the secret, memory stays
+// within what was announced, and messages that are sound come out whole.
+
+#include "comm/transport/host/block_pool.h"
+#include "comm/transport/tcp/handshake.h"
+#include "comm/transport/tcp/inbox.h"
+
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+
+namespace {
+
+using namespace tersor;
+using namespace tersor::tcp;
+
+constexpr std::size_t kMostBytes = 4 << 20;  // of a payload; more is refused here
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+/// The input, piece by piece.
+class Input {
+ public:
+  explicit Input(ConstByteSpan bytes) : rest_(bytes) {}
+
+  bool empty() const { return rest_.empty(); }
+  std::size_t next() {
+    if (rest_.empty()) return 0;
+    const auto value = static_cast<std::size_t>(rest_.front());
+    rest_ = rest_.subspan(1);
+    return value;
+  }
+  /// As many as there are, up to `most`, into a place that has room.
+  std::size_t fill(ByteSpan room, std::size_t most) {
+    const std::size_t bytes = std::min({room.size(), most, rest_.size()});
+    if (bytes != 0) std::memcpy(room.data(), rest_.data(), bytes);
+    rest_ = rest_.subspan(bytes);
+    return bytes;
+  }
+
+ private:
+  ConstByteSpan rest_;
+};
+
+template <typename End>
+void shake_hands(End& end, Input& input) {
+  while (!input.empty() && !end.room().empty()) {
+    const std::size_t bytes = input.fill(end.room(), 1 + input.next());
+    if (bytes == 0 || !end.came(bytes)) return;
+  }
+}
+
+void read_messages(std::size_t lanes, Input& input) {
+  host::BlockPool pool;
+  std::size_t whole = 0;
+  Inbox inbox(
+      1, lanes,
+      [&](std::size_t bytes) {
+        if (bytes > kMostBytes) throw OutOfMemory("too long for here");
+        return pool.take(bytes);
+      },
+      [&](const Wire::Arrival& arrival) {
+        require(arrival.whole && arrival.payload.bytes().size() == arrival.head.payload_bytes());
+        ++whole;
+      });
+  std::size_t idle = 0;
+  while (!input.empty() && idle < 3 * lanes) {
+    const std::size_t lane = input.next() % lanes, most = 64 * (1 + input.next());
+    std::size_t bytes = 0;
+    for (const ByteSpan room : inbox.rooms(lane)) {
+      const std::size_t now = input.fill(room, most - std::min(most, bytes));
+      bytes += now;
+      if (now < room.size()) break;
+    }
+    idle = bytes == 0 ? idle + 1 : 0;
+    if (bytes != 0) inbox.came(lane, bytes);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const Secret secret("a secret of the fuzzer");
+  Input input(std::as_bytes(std::span(data, size)));
+  const std::size_t kind = input.next() % 5;
+  if (kind == 0) {
+    Answerer answerer(secret);
+    shake_hands(answerer, input);
+    require(!answerer.caller().has_value());
+  } else if (kind == 1) {
+    Caller caller(secret, {.from = 1, .to = 2, .ranks = 3, .lanes = 1});
+    shake_hands(caller, input);
+    require(!caller.proven() && !caller.verdict().has_value());
+  } else {
+    try {
+      read_messages(kind - 1, input);
+    } catch (const Error&) {
+      // It was refused.
+    }
+  }
+  return 0;
+}
