@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Installs a build into a folder of its own and builds user programs against the copy: the project
 beside this file by find_package, the same source and every program of the README by pkg-config.
-With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --nccl the
+With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --tcp the
+processes of the folder tcp, which must sum, and need no library beside the system's; with --nccl the
 program of docs/gpu.md, which must start, and say what is missing where there is no GPU.
 
-usage: check_package.py BUILD COMPILER [--mpi|--nccl]    CXXFLAGS is handed on
-Exit status 77 where --mpi finds no MPI, or --nccl a build without NCCL.
+usage: check_package.py BUILD COMPILER [--mpi|--tcp|--nccl]    CXXFLAGS is handed on
+Exit status 77 where --mpi finds no MPI, or --tcp or --nccl a build without them.
 """
 import os
 import pathlib
@@ -104,6 +105,25 @@ def check_trainers(build, compiler):
     return 0
 
 
+def check_tcp(build, compiler):
+    work = build / "package-tcp"
+    prefix = install(build, work)
+    if not any(prefix.rglob("tersor-tcp-targets.cmake")):
+        print("package: skipped: this build has no tersor::tcp")
+        return SKIPPED
+    program = build_project(CONSUMER / "tcp", prefix, work, compiler) / "sum"
+    libraries = output_of("ldd", program)
+    if any(prefix.rglob("libtersor_tcp.a")) and "sodium" in libraries:
+        sys.exit("package: a program that links tersor::tcp needs libsodium at run time:\n" + libraries)
+    ranks = [subprocess.Popen([program, work / "meeting", str(rank), str(RANKS)], text=True,
+                              stdout=subprocess.PIPE) for rank in range(RANKS)]
+    printed = [rank.communicate(timeout=60)[0] for rank in ranks]
+    if printed != [f"rank {rank}: {RANKS}.000\n" for rank in range(RANKS)]:
+        sys.exit(f"package: the ranks say {printed}")
+    print(f"package: {RANKS} processes summed over TCP")
+    return 0
+
+
 def check_nccl(build, compiler):
     work = build / "package-nccl"
     prefix = install(build, work)
@@ -126,6 +146,8 @@ def main():
     build, compiler = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
     if sys.argv[3:] == ["--mpi"]:
         sys.exit(check_trainers(build, compiler))
+    if sys.argv[3:] == ["--tcp"]:
+        sys.exit(check_tcp(build, compiler))
     if sys.argv[3:] == ["--nccl"]:
         sys.exit(check_nccl(build, compiler))
     check_programs(build, compiler)
