@@ -101,7 +101,7 @@ CLI::Option* add_link(CLI::App& command, std::string& link) {
       .add_option("--link", link,
                   "Link that each host has, emulated between threads: "
                   "RATE[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. 1Gbit,50us, or "
-                  "none[,per_host=RANKS]; over MPI only a name for the record")
+                  "none[,per_host=RANKS]; between processes only a name for the record")
       ->transform(checked(canonical, ""))
       ->type_name("LINK")
       ->capture_default_str();
