@@ -208,7 +208,8 @@ class Codec {
   /// in both cases, and `execution.fault` says why.
   void decode(const DecodeCall& call) const;
 
-  /// Adds frames in their order and encodes the sum. Only for codecs whose plan allows kTwoShot.
+  /// Adds frames in their order and encodes the sum into `frame`, which overlaps none of them. Only
+  /// for codecs whose plan allows kTwoShot.
   /// Refuses frames as `decode` does. Where a checksum is wrong, new residuals are NaN, and readers
   /// refuse `frame`. On a device `frame` is one of NaNs and residuals stay where a header is wrong,
   /// or a checksum of a list so long that an earlier launch sums it.

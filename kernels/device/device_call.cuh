@@ -107,23 +107,21 @@ Launches launches_of(const Table&, std::span<const Segment> segments) {
   return segments.size() <= Table::kEntries ? Launches::kOne : Launches::kSeveral;
 }
 
-/// The most units of a run: what a warp sums at once is long enough to be worth it, and short
-/// enough to be in a cache still.
-constexpr std::size_t kLongestRun = 8;
-
-/// Units that a warp takes one behind the other. One, unless it has to look back at what it wrote
-/// and there are enough of them for all warps; fewer where several frames are read besides.
+/// Units that a warp takes one behind the other: one, unless it sums what it writes. Then as many
+/// as are worth summing at once (Kernel::kRun) and still in a cache, several frames included; all
+/// warps get about as many.
 template <class Kernel>
 std::uint32_t run_of(const Queue& queue, const Kernel& kernel) {
-  std::size_t longest = kLongestRun;
-  if constexpr (requires { kernel.list; }) longest /= std::max<std::size_t>(kernel.list.frames, 1);
   if constexpr (requires { kernel.seal; }) {
+    if (!kernel.seal.has_checksum()) return 1;
     constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
-    const std::size_t units = kernel.table.units;
+    std::size_t longest = Kernel::kRun;
+    if constexpr (requires { kernel.list; })
+      longest = std::max<std::size_t>(2, longest / kernel.list.frames);
+    const std::size_t units = std::max<std::size_t>(kernel.table.units, 1);
     const std::size_t warps = std::size_t{queue.blocks_for<Kernel>(units, kWarps)} * kWarps;
-    if (kernel.seal.has_checksum())
-      return static_cast<std::uint32_t>(
-          std::clamp<std::size_t>(units / warps, 1, std::max<std::size_t>(longest, 1)));
+    const std::size_t of_warp = ceil_div(units, warps);
+    return static_cast<std::uint32_t>(ceil_div(of_warp, ceil_div(of_warp, longest)));
   }
   return 1;
 }

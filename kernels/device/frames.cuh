@@ -146,8 +146,8 @@ struct FrameList {
 };
 
 /// What a block adds to the checksums of the frames that it reads. In each round it reads about
-/// `share` groups of each frame: its warps sum these just before, in turn, so that whoever comes
-/// second finds them in a cache. Thread i of each warp has the sum of frame i.
+/// `share` groups of each frame, about those that its warps, in turn, sum afterwards from a cache.
+/// Thread i of each warp has the sum of frame i.
 template <class Block, class List>
 class ReadSums {
  public:
@@ -158,7 +158,7 @@ class ReadSums {
     if (is_due()) sums_.clear(block_.thread_rank());
   }
 
-  /// Before round `round` of the launch, the block's turn-th.
+  /// In round `round` of the launch, the block's turn-th.
   TERSOR_DEVICE void add_round(std::uint32_t round, unsigned turn) const {
     if (!is_due()) return;
     const auto share_before = [&](std::uint64_t rounds) {
@@ -172,12 +172,14 @@ class ReadSums {
     }
   }
 
-  /// After all rounds: the launch's sums take it. True where the last block is to look at them.
+  /// A barrier, after all rounds: the launch's sums take what the block has. True where the last
+  /// block is to look at them.
   TERSOR_DEVICE bool leave() const {
     if (!is_due()) return false;
-    const unsigned thread = block_.warp().thread_rank();
-    const std::uint64_t sum = sums_.get(block_.thread_rank());
-    if (thread < list_.frames && sum != 0) list_.sums[thread].add(sum);
+    block_.sync();
+    const unsigned thread = block_.thread_rank();
+    if (thread < kWarpThreads && thread < list_.frames)
+      list_.sums[thread].add(sums_.of_rank(thread));
     return true;
   }
 

@@ -17,11 +17,12 @@ constexpr unsigned kChecksumWord = offsetof(FrameHeader, checksum) / sizeof(std:
 
 /// A frame's header. The first launch of a call writes it but, where there is a checksum, for the
 /// words that are sums until the last block of the last launch puts there what belongs there. These
-/// are zeros before the first launch.
+/// are zeros before the first launch, or are made so by it.
 struct FrameSeal {
   std::byte* frame = nullptr;              // null: bare values, or written by another kernel
   FrameHeader header;                      // with its own part of the checksum
   bool is_first = false, is_last = false;  // launch of the call
+  bool clears_sums = false;                // in the first launch, which adds nothing to them
 
   /// What is 0 before the first launch: the payload's parts, and a word that counts the blocks that
   /// are done.
@@ -50,8 +51,9 @@ struct FrameSeal {
   TERSOR_DEVICE void write(const Block& block, std::uint32_t step) const {
     const unsigned word = block.thread_rank();
     if (!is_first || block.rank() != 0 || word >= kHeaderWords) return;
-    if (has_checksum() && word >= kFirstSum && word < kLastSum) return;
-    store_word(word, word == kStepWord ? step : word_of(header, word));
+    const bool is_sum = has_checksum() && word >= kFirstSum && word < kLastSum;
+    if (is_sum && !clears_sums) return;
+    store_word(word, word == kStepWord ? step : is_sum ? 0 : word_of(header, word));
   }
 
   /// In the last block: the words that were sums, and the checksum; a wrong one in a frame that
@@ -61,7 +63,7 @@ struct FrameSeal {
     if (block.thread_rank() != 0) return;
     FrameHeader sealed = header;
     sealed.checksum = add_checksums(add_checksums(header.checksum, step_part()), sums()->value());
-    if (!is_sound) sealed.checksum ^= 1;
+    if (!is_sound) sealed.checksum = ~std::uint64_t{0};  // no sum, nor a bit or two from one
     for (unsigned word = kFirstSum; word < kLastSum; ++word)
       store_word(word, word_of(sealed, word));
     store_word(kChecksumWord, word_of(sealed, kChecksumWord));
@@ -105,6 +107,13 @@ class ThreadSums {
   TERSOR_DEVICE void add(unsigned thread, std::uint64_t sum) {
     sum_.set(thread, add_checksums(sum_.get(thread), sum));
   }
+  /// What the threads of this rank have in all warps; behind a barrier.
+  TERSOR_DEVICE std::uint64_t of_rank(unsigned thread) const {
+    std::uint64_t sum = 0;
+    TERSOR_KEEP_LOOP
+    for (; thread < kThreads; thread += 32) sum = add_checksums(sum, sum_.get(thread));
+    return sum;
+  }
 
  private:
   SharedArray<std::uint64_t, kThreads> sum_;
@@ -139,12 +148,14 @@ class WrittenSum {
                         block_.warp().thread_rank()));
   }
 
-  /// Once all is written: the frame's sums take it.
+  /// A barrier, once all is written: the frame's sums take what the block has.
   TERSOR_DEVICE void leave() const {
     if (!seal_.has_checksum()) return;
-    const auto warp = block_.warp();
-    const std::uint64_t sum = sum_of_warp(warp, sums_.get(block_.thread_rank()));
-    if (warp.thread_rank() == 0 && sum != 0) seal_.sums()->add(sum);
+    block_.sync();
+    if (block_.warp_rank() != 0) return;
+    const unsigned thread = block_.thread_rank();
+    const std::uint64_t sum = sum_of_warp(block_.warp(), sums_.of_rank(thread));
+    if (thread == 0) seal_.sums()->add(sum);
   }
 
  private:

@@ -98,10 +98,10 @@ struct DoNothing {
 };
 
 /// Goes through the units, of `kValues` values each, in rounds, in each of which a warp takes a run
-/// of table.run units. Calls read(round, turn) in all warps of a block, for its turn-th round; then
-/// visit(segment, first) for each unit of this warp, with its first value; then written(segment,
-/// first, end) for what the run has of each segment. Little is kept between visits: they need the
-/// registers.
+/// of table.run units. Calls visit(segment, first) for each unit of this warp, with its first
+/// value; then in all warps of a block read(round, turn), for its turn-th round; then
+/// written(segment, first, end) for what the run has of each segment. Little is kept between
+/// visits: they need the registers.
 template <unsigned kValues, class Block, class Table, class Read, class Visit, class Written>
 TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Read& read,
                                 const Visit& visit, const Written& written) {
@@ -113,14 +113,16 @@ TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Re
     const std::uint32_t end = first_of(turn) + table.run;
     return end < table.units ? end : table.units;
   };
+  TERSOR_KEEP_LOOP
   for (unsigned turn = 0; first_of(turn) - block.warp_rank() * table.run < table.units; ++turn) {
-    read(block.rank() + turn * block.blocks(), turn);
     TERSOR_KEEP_LOOP
     for (std::uint32_t unit = first_of(turn); unit < end_of(turn); ++unit) {
       const auto& segment = table.find(unit);
       visit(segment, std::size_t{unit - segment.first_unit} * kValues);
     }
+    read(block.rank() + turn * block.blocks(), turn);
     if constexpr (!std::is_same_v<Written, DoNothing>) {
+      TERSOR_KEEP_LOOP
       for (std::uint32_t unit = first_of(turn); unit < end_of(turn);) {
         const auto& segment = table.find(unit);
         const std::size_t first = std::size_t{unit - segment.first_unit} * kValues;
@@ -154,6 +156,7 @@ TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const V
 /// What all kernels have that take a unit a warp.
 struct UnitKernel {
   static constexpr unsigned kThreads = 256;
+  static constexpr unsigned kRun = 8;  // units that are worth summing at once
   static constexpr bool kScans = false;
   struct Shared {};
 };

@@ -159,6 +159,7 @@ TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* t
 template <typename G, typename E, unsigned kMost>
 struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
+  static constexpr unsigned kRun = 2;
   static constexpr unsigned kResident = kHadamardResident;
   static constexpr bool kScans = false;
   struct Shared {
@@ -174,15 +175,13 @@ struct HadamardEncodeKernel {
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const std::uint32_t step = words.step_of();
-    seal.write(block, step);
-    const float a = words.gradient_factor(), b = words.residual_factor();
+    seal.write(block, words.step_of());
     unsigned count = 0;
     const WrittenSum sum(block, seal, shared.written);
     for_each_run<kHadamardUnitValues>(
         block, table, DoNothing{},
         [&](const EncodeEntry& segment, std::size_t first) {
-          count += encode_unit(block.warp(), segment, first, step, a, b);
+          count += encode_unit(block.warp(), segment, first);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
           sum_written(sum, segment, bits, first, end);
@@ -195,10 +194,12 @@ struct HadamardEncodeKernel {
  private:
   template <class Warp>
   TERSOR_DEVICE unsigned encode_unit(const Warp& warp, const EncodeEntry& segment,
-                                     std::size_t first, std::uint32_t step, float a,
-                                     float b) const {
-    const bool inactive = segment.active != nullptr && load(segment.active) == 0;
-    const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
+                                     std::size_t first) const {
+    const bool inactive = is_inactive(segment);
+    // Read anew for each unit: they need no registers in between.
+    const float a = words.gradient_factor(), b = words.residual_factor();
+    const UnitSigns unit_signs(warp, words.step_of(), segment.parameter,
+                               segment.first_index + first);
     unsigned count = 0;
     for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
       const TurnSigns signs = unit_signs.of(warp, index);
@@ -226,6 +227,7 @@ struct HadamardEntry {
 template <typename T, unsigned kMostSegments, unsigned kMostFrames>
 struct HadamardDecodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
+  static constexpr unsigned kRun = 2;
   static constexpr unsigned kResident = 4;
   static constexpr bool kScans = false;
   struct Shared {
@@ -284,6 +286,7 @@ struct HadamardDecodeKernel {
 template <typename E, unsigned kMostSegments, unsigned kMostFrames>
 struct HadamardReduceKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
+  static constexpr unsigned kRun = 2;
   static constexpr unsigned kResident =
       std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardResident - 1;
   static constexpr bool kScans = false;

@@ -125,8 +125,8 @@ template <typename G, typename E>
 void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& options,
                      const DeviceFrame& frame, TopkForce force) {
   const std::size_t last = sending_segments(call.segments);
-  const TopkEnding ending{seal_of(frame, {.is_first = true, .is_last = false}),
-                          next_words_of_call(call)};
+  TopkEnding ending{seal_of(frame, {.is_first = true, .is_last = false}), next_words_of_call(call)};
+  ending.seal.clears_sums = true;
   std::byte* payload = frame.frame + sizeof(FrameHeader);
   for (std::size_t i = 0; i < call.segments.size(); ++i) {
     const TopkTarget target{payload, layout_of(call.segments[i].count, options)};
@@ -199,7 +199,6 @@ void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
                         const DeviceFrame& frame, TopkForce force) {
   Queue queue(call.execution.stream);
   prepare_next_words(queue, call);
-  prepare_seal(queue, frame);
   visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
       encode_segments<G, E>(queue, call, options, frame, force);
