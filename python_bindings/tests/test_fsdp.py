@@ -15,9 +15,7 @@ from sharded_models import (
     fsdp_modules,
     gradients,
     local,
-    make_model,
     plain_step,
-    shard,
     sharded_model,
     train,
     weights,
@@ -215,20 +213,6 @@ def shards_along_columns(rank: int, count: int) -> None:
 
 def test_parameters_may_be_cut_along_columns() -> None:
     ranks.run(shards_along_columns, 2)
-
-
-def shards_and_replicates(rank: int, count: int) -> None:
-    mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicate", "shard"))
-    ours, reference = (shard(make_model(), count, mesh=mesh) for _ in range(2))
-    handle = fsdp.compress(ours, codec="int8")
-    backward(ours, rank, 0)
-    backward(reference, rank, 0)
-    assert 1e-4 < relative(gradients(ours), gradients(reference)) < 0.02
-    assert "all-reduce between replicas" in handle.explain()
-
-
-def test_a_mesh_of_two_dimensions_keeps_pytorchs_all_reduce() -> None:
-    ranks.run(shards_and_replicates, 4)
 
 
 def backward_of_branches(model: torch.nn.Module, rank: int, both: bool) -> None:

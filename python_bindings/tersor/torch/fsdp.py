@@ -2,7 +2,7 @@
 
 What is compressed is what FSDP hands over: the unsharded gradient of a module's parameters, of
 which each rank gets back the mean of its shard. The all-gather carries weights; it is compressed
-only where that is asked for. On a 2-D mesh the all-reduce between replicas stays PyTorch's own.
+only where that is asked for. On a 2-D mesh shards go through a second reducer, between replicas.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tersor._options import fill
 from tersor.reducer import ReducerOptions
 from tersor.torch.checkpoint import Mode
 from tersor.torch.parameters import Unsupported, unwrapped
+from tersor.torch.replica_reducer import residual_count
 from tersor.torch.reporting import Reporting
 from tersor.torch.scaler import LossScale, Scaler
-from tersor.torch.sharded_exchange import Exchange, GradientExchange, Sender
+from tersor.torch.sharded_exchange import Exchange, GradientExchange, ReplicaExchange, Sender
 from tersor.torch.sharded_reducer import Kept, ShardedReducer
 from tersor.torch.sharded_state import load_sharded, save_sharded
 from tersor.torch.sharded_weights import WeightExchange
 from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs
-from tersor.torch.statistics import ParameterStatistics, of_scattered
+from tersor.torch.statistics import ParameterStatistics
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,7 +51,8 @@ class ShardedOptions(TypedDict, total=False):
     the *unsharded* gradient: 4 bytes for each value of the whole model."""
     rules: Iterable[tuple[str, str]]
     """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
-    must. Default: ``codec`` for all."""
+    must. Default: ``codec`` for all. On a 2-D mesh the all-reduce between replicas has the codec of
+    the whole parameter, too."""
     auto_codecs: Sequence[str]
     """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
     speeds_file: str
@@ -98,23 +100,24 @@ class ShardedHandle(Reporting):
 
     @property
     def _reducers(self) -> list[ShardedReducer]:
-        return self._sender.reducers.all()
+        return self._sender.every_reducer()
 
     @property
     def feedback(self) -> dict[str, Kept]:
-        """A copy of what error feedback keeps, by name of the parameter."""
+        """A copy of what error feedback keeps, by name of the parameter.
+
+        On a 2-D mesh with ``" (replicas)"``, of what a rank sends to replicas, and
+        ``" (replicas, sums)"``, of what it sends on.
+        """
         return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
 
     def statistics(self) -> list[ParameterStatistics]:
         """A dict for each parameter that was sent: codec, bytes, seconds, norm of its residual.
 
+        Another, with ``" (replicas)"`` behind the name, for its shard between replicas.
         Bytes and seconds are sums over ``steps`` steps, of this rank.
         """
-        return [
-            of_scattered(one, reducer.reason(one), reducer.kind.group.size())
-            for reducer in self._reducers
-            for one in reducer.statistics()
-        ]
+        return [one for reducer in self._reducers for one in reducer.statistics()]
 
     def explain(self) -> str:
         """What was decided and why, a line a parameter; after the first step."""
@@ -133,8 +136,8 @@ class ShardedHandle(Reporting):
         ``"exact"``: each rank's own, from which the same run goes on bit for bit. ``"portable"``:
         the sum over ranks, for any number of them (a collective call). All tensors lie on the host.
         """
-        self._prepare()
-        state = save_sharded(self._reducers, self._group, mode)
+        self._sender.prepare()
+        state = save_sharded(self._sender, self._group, mode)
         return state if self._loss_scale is None else {**state, **self._loss_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -142,8 +145,8 @@ class ShardedHandle(Reporting):
 
         Raises InvalidArgument, which names the parameter, where the state does not fit.
         """
-        self._prepare()
-        load_sharded(self._reducers, self._group, state)
+        self._sender.prepare()
+        load_sharded(self._sender, self._group, state)
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(state or {})
 
@@ -151,7 +154,7 @@ class ShardedHandle(Reporting):
         """From now on gradients and weights travel as without Tersor; residuals are dropped."""
         for exchange in self._exchanges:
             exchange.remove()
-        self._sender.reducers.reset()
+        self._sender.drop_reducers()
         for hook in self._hooks:
             hook.remove()
 
@@ -180,9 +183,6 @@ class ShardedHandle(Reporting):
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass (``transactional=True`` only)."""
         self._sender.discard_step()
-
-    def _prepare(self) -> None:
-        self._sender.reducers.prepare(self._gradients)
 
 
 def compress(
@@ -226,13 +226,18 @@ def compress(
     _refuse_others(modules, "reduce-scatter")
     if gathers:
         _refuse_others(modules, "all-gather")
-    notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model)]
+    notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     for name, reduce in reduces.items():
         # Each by itself, as it does not go down; of PyTorch's class in all but name.
         modules[name].set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
     for name, gather in gathers.items():
         modules[name].set_custom_all_gather(gather)  # type: ignore[arg-type]
-    exchanges = [*reduces.values(), *gathers.values()]
+    replicas = [
+        ReplicaExchange(reduce, group)
+        for reduce in reduces.values()
+        if (group := reduce.layout.replicas) is not None
+    ]
+    exchanges = [*reduces.values(), *replicas, *gathers.values()]
     handle = ShardedHandle(sender, exchanges, _group_of(model), notes)
     if scaler is not None:
         handle.follow(scaler, model)
@@ -267,7 +272,7 @@ def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) ->
 def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[str]:
     """What the residuals of error feedback will take on each rank; it is logged too."""
     values = sum(
-        parameter.shape.numel()
+        parameter.shape.numel() + residual_count(parameter, reduce.layout.replicas)
         for reduce in reduces
         for parameter, choice in reduce.expected()
         if choice.feedback
@@ -291,8 +296,10 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup:
     return world
 
 
-def _mesh_note(model: nn.Module) -> list[str]:
+def _mesh_note(model: nn.Module, reduces: Iterable[GradientExchange]) -> list[str]:
+    """What is not compressed, where PyTorch does not show a module's replicas."""
     placements = [p.placements for p in model.parameters() if isinstance(p, DTensor)]
-    if not any(isinstance(one, Replicate) for each in placements for one in each):
+    replicated = any(isinstance(one, Replicate) for each in placements for one in each)
+    if not replicated or all(one.layout.known for one in reduces):
         return []
     return ["on a 2-D mesh the all-reduce between replicas is PyTorch's own, uncompressed"]

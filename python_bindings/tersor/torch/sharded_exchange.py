@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,15 @@ from tersor.reducer import ReducerOptions
 from tersor.torch.backward import after_pass
 from tersor.torch.group import close, transport
 from tersor.torch.parameters import Unsupported, reason_of, report_unsupported
-from tersor.torch.sharded_reducer import DTYPE_NAMES, Kind, OddMessage, Reducers, ShardedReducer
+from tersor.torch.replica_reducer import ReplicaReducer
+from tersor.torch.sharded_reducer import (
+    DTYPE_NAMES,
+    Kind,
+    Made,
+    OddMessage,
+    Reducers,
+    ShardedReducer,
+)
 from tersor.torch.sharding import ModuleLayout, ShardedParameter
 
 
@@ -35,8 +44,10 @@ class Sender:
     def __init__(self, options: ReducerOptions, unsupported: Unsupported = "warn") -> None:
         self.options = fill(_core.ReducerOptions(), options)
         self.unsupported = unsupported
-        self.reducers = Reducers(options)
+        self.reducers = Reducers(options, ShardedReducer)
+        self.replicas = Reducers(options, ReplicaReducer)
         self.exchanges: list[GradientExchange] = []
+        self.replica_exchanges: list[ReplicaExchange] = []
         self.groups: set[dist.ProcessGroup] = set()
         self._channels: dict[dist.ProcessGroup, Transport] = {}
         self._late: list[Tensor] = []
@@ -47,9 +58,23 @@ class Sender:
         """A gradient came. True within a backward pass: what comes late is there at its end."""
         return after_pass(self._end)
 
+    def every_reducer(self) -> list[ShardedReducer]:
+        """Of modules, then between replicas."""
+        return [*self.reducers.all(), *self.replicas.all()]
+
+    def prepare(self) -> None:
+        """Makes the reducers that steps to come will need, as far as that can be told."""
+        self.reducers.prepare(self.exchanges)
+        self.replicas.prepare(self.replica_exchanges)
+
+    @property
+    def error(self) -> Exception | None:
+        """What ``backward()`` will raise, as far as is known."""
+        return self._error
+
     def end_steps(self) -> None:
         """Waits for all that was sent."""
-        under_way = [one for one in self.reducers.all() if one.under_way]
+        under_way = [one for one in self.every_reducer() if one.under_way]
         self._last = under_way or self._last
         for reducer in under_way:
             reducer.finish()
@@ -93,13 +118,18 @@ class Sender:
 
     def reset(self) -> None:
         """Gives the transports back; new ones are made when they are needed."""
-        self.reducers.reset()
+        self.drop_reducers()
         self._last.clear()
         self._late.clear()
         self._channels.clear()
         for group in self.groups:
             close(group)
         self.groups.clear()
+
+    def drop_reducers(self) -> None:
+        """And their residuals."""
+        self.reducers.reset()
+        self.replicas.reset()
 
     def _end(self) -> None:
         late, self._late = self._late, []
@@ -137,16 +167,58 @@ class Exchange:
         return self._active and values.dtype in DTYPE_NAMES
 
 
-class GradientExchange(Exchange):
+class ModuleExchange(Exchange, ABC):
+    """What the reduce-scatter and the all-reduce of one ``FSDPModule`` have in common."""
+
+    def __init__(self, name: str, layout: ModuleLayout, sender: Sender, number: int) -> None:
+        super().__init__(sender)
+        self.name = name or "(root)"
+        self.layout = layout
+        self.number = number
+
+    @property
+    @abstractmethod
+    def group(self) -> dist.ProcessGroup:
+        """Whose ranks exchange, as far as can be told before they do."""
+
+    def expected_kind(self) -> Kind:
+        """What FSDP will ask for, as far as can be told before it does."""
+        dtype = self.layout.dtype
+        reduction: Reduction = "sum" if dtype == torch.float16 else "mean"
+        return Kind(self.group, self.layout.device, dtype, reduction)
+
+    def _reducer(
+        self, reducers: Reducers[Made], rows: Tensor, kind: Kind, every: Sequence[Any]
+    ) -> tuple[Made, list[str]]:
+        """What reduces them, and what they are called there."""
+        parameters = self.layout.parameters(rows.shape[1])
+        if parameters is not None:
+            return reducers.of(self, kind, every), [one.name for one in parameters]
+        message = self._odd_message(rows)
+        return reducers.odd(self, kind, message), [message.parameter.name]
+
+    def _odd_message(self, rows: Tensor) -> OddMessage:
+        if not self.layout.known:
+            whole = ShardedParameter(self.name, rows.shape, 0, rows.shape[1])
+            reason = "borders of parameters are not known: the module's gradients are one tensor"
+            return OddMessage(whole, {}, reason)
+        # Which parameters these are nobody says, so their residuals wait for another step.
+        name = f"{self.name}, {rows.shape[1]} values a rank"
+        codec = "bf16" if rows.dtype == torch.float32 else "none"
+        return OddMessage(
+            ShardedParameter(name, rows.shape, 0, rows.shape[1]),
+            {"rules": [("*", codec)]},
+            "some of the module's parameters had no gradient",
+        )
+
+
+class GradientExchange(ModuleExchange):
     """The reduce-scatter of one ``FSDPModule``."""
 
     def __init__(self, name: str, layout: ModuleLayout, sender: Sender) -> None:
-        super().__init__(sender)
-        self.name = name or "(root)"
+        super().__init__(name, layout, sender, len(sender.exchanges))
         self.calls = 0
-        self.layout = layout
         self._reported = False
-        self.number = len(sender.exchanges)
         sender.exchanges.append(self)
 
     def expected(self) -> list[tuple[ShardedParameter, _core.CodecChoice]]:
@@ -156,11 +228,10 @@ class GradientExchange(Exchange):
             for one in self.layout.expected()
         ]
 
-    def expected_kind(self) -> Kind:
-        """What FSDP will ask for, as far as can be told before it does."""
-        dtype = self.layout.dtype
-        reduction: Reduction = "sum" if dtype == torch.float16 else "mean"
-        return Kind(self.layout.process_group, self.layout.device, dtype, reduction)
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Among whose ranks parameters are sharded."""
+        return self.layout.process_group
 
     def __call__(
         self,
@@ -196,8 +267,10 @@ class GradientExchange(Exchange):
         in_pass = self._sender.begin()
         reduction, factor = reduction_of(op)
         rows = values.view(group.size(), -1)
-        reducer, names = self._reducer(rows, Kind(group, values.device, values.dtype, reduction))
-        late = in_pass and factor == 1.0 and not values.is_cuda
+        kind = Kind(group, values.device, values.dtype, reduction)
+        sender = self._sender
+        reducer, names = self._reducer(sender.reducers, rows, kind, sender.exchanges)
+        late = in_pass and factor == 1.0 and not values.is_cuda and self.layout.replicas is None
         late = late and self.layout.leaves_views(values.dtype)  # before there is a gradient
         sent = reducer.send(names, rows, output)
         if late:
@@ -208,29 +281,77 @@ class GradientExchange(Exchange):
         if factor != 1.0:
             output.mul_(factor)
 
-    def _reducer(self, rows: Tensor, kind: Kind) -> tuple[ShardedReducer, list[str]]:
-        """What reduces them, and what they are called there."""
-        parameters = self.layout.parameters(rows.shape[1])
-        reducers = self._sender.reducers
-        if parameters is not None:
-            found = reducers.of(self, kind, self._sender.exchanges)
-            return found, [one.name for one in parameters]
-        message = self._odd_message(rows)
-        return reducers.odd(self, kind, message), [message.parameter.name]
 
-    def _odd_message(self, rows: Tensor) -> OddMessage:
-        if not self.layout.known:
-            whole = ShardedParameter(self.name, rows.shape, 0, rows.shape[1])
-            reason = "borders of parameters are not known: the module's gradients are one tensor"
-            return OddMessage(whole, {}, reason)
-        # Which parameters these are nobody says, so their residuals wait for another step.
-        name = f"{self.name}, {rows.shape[1]} values a rank"
-        codec = "bf16" if rows.dtype == torch.float32 else "none"
-        return OddMessage(
-            ShardedParameter(name, rows.shape, 0, rows.shape[1]),
-            {"rules": [("*", codec)]},
-            "some of the module's parameters had no gradient",
-        )
+class ReplicaExchange(ModuleExchange):
+    """The all-reduce of one ``FSDPModule``'s shards between replicas, on a mesh of two dimensions.
+
+    PyTorch asks nobody else for it, but calls the group of the replicas: that is replaced.
+    """
+
+    def __init__(self, gradients: GradientExchange, group: dist.ProcessGroup) -> None:
+        sender = gradients._sender
+        super().__init__(gradients.name, gradients.layout, sender, len(sender.replica_exchanges))
+        self._group = group
+        sender.replica_exchanges.append(self)
+        self.layout.replace_replicas(ReplicaGroup(self))
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """PyTorch's own, of the replicas."""
+        return self._group
+
+    def remove(self) -> None:
+        """From now on FSDP calls PyTorch's group again."""
+        if self._active:
+            self.layout.replace_replicas(self._group)
+        super().remove()
+
+    def __call__(self, shards: Tensor, op: Any) -> None:
+        """Reduces this rank's shards in place, by ``op``.
+
+        An error is raised when the backward pass is over; the shards are NaN then.
+        """
+        if not self._takes(shards):  # as the module's reduce-scatter has said
+            dist.all_reduce(shards, op=op, group=self.group)
+            return
+        try:
+            if self._sender.error is not None:  # the replicas must hear of it
+                raise self._sender.error
+            self._exchange(shards, op)
+        except Exception as error:  # also what is not ours
+            self._sender.poison(error, self.group, shards.device)
+            self._sender.fail(error, shards)
+
+    def _exchange(self, shards: Tensor, op: Any) -> None:
+        sender = self._sender
+        sender.groups.add(self.group)
+        in_pass = sender.begin()
+        reduction, factor = reduction_of(op)
+        kind = Kind(self.group, shards.device, shards.dtype, reduction)
+        exchanges = sender.replica_exchanges
+        reducer, names = self._reducer(sender.replicas, shards.view(1, -1), kind, exchanges)
+        sent = reducer.send_flat(names, shards)
+        late = in_pass and factor == 1.0 and not shards.is_cuda
+        if late and self.layout.leaves_views(shards.dtype):
+            return sender.leave(shards)
+        reducer.wait(sent)
+        if not in_pass:
+            sender.end_steps()
+        if factor != 1.0:
+            shards.mul_(factor)
+
+
+class ReplicaGroup(dist.ProcessGroup):
+    """What FSDP takes for the process group of a module's replicas."""
+
+    def __init__(self, exchange: ReplicaExchange) -> None:
+        super().__init__(exchange.group.rank(), exchange.group.size())
+        self._exchange = exchange
+
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> None:  # type: ignore[override]
+        """What ``torch.distributed.all_reduce`` calls; there is nothing left to wait for."""
+        for one in tensors:
+            self._exchange(one, opts.reduceOp)
 
 
 def reduction_of(op: Any) -> tuple[Reduction, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,8 @@ from tersor._core import ReadyGradients, ReducerState
 from tersor.collectives import Reduction
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.group import transport
-from tersor.torch.sharding import ShardedParameter
-
-if TYPE_CHECKING:
-    from tersor.torch.sharded_exchange import GradientExchange
+from tersor.torch.sharding import ModuleLayout, ShardedParameter
+from tersor.torch.statistics import ParameterStatistics, of_scattered
 
 DTYPE_NAMES: dict[torch.dtype, Literal["f32", "bf16", "f16"]] = {
     torch.float32: "f32",
@@ -43,6 +41,16 @@ class Kind:
     reduction: Reduction
 
 
+class Reduced(Protocol):
+    """What one module's gradients go through, as far as reducers ask."""
+
+    layout: ModuleLayout
+    number: int
+
+    def expected_kind(self) -> Kind:
+        """What FSDP will ask for, as far as can be told before it does."""
+
+
 @dataclass(frozen=True)
 class OddMessage:
     """A message of unknown parameters, as one, and why it travels as it does."""
@@ -58,15 +66,20 @@ class Kept:
 
     Attributes:
         codec: whose errors these are.
-        ranks: among which the parameter is sharded.
-        residual: f32, a value for each of the padded parameter, shard after shard.
+        ranks: of the reducer.
+        rank: this one's number among them.
+        residual: f32, a value for each of the padded parameter, shard after shard; between
+            replicas, what this rank keeps of its shard.
+        longest: values of the longest of any rank.
         step: of the reducer.
     """
 
     parameter: ShardedParameter
     codec: str
     ranks: int
+    rank: int
     residual: Tensor
+    longest: int
     step: int
 
 
@@ -92,25 +105,34 @@ class ShardedReducer:
             self._stream = torch.cuda.Stream(kind.device)  # type: ignore[no-untyped-call]
             options["stream"] = self._stream
         ranks = transport(kind.group, kind.device)
-        self._core = GradientReducer(ranks, **options)
-        like = torch.empty(0, dtype=kind.dtype, device=kind.device)
+        self._core = GradientReducer(ranks, **self._with_rules(options))
         for one in self.parameters.values():
-            self._core.add_sharded(one.name, like, list(one.shape), one.shard_count)
+            self._add(one)
+
+    def _with_rules(self, options: ReducerOptions) -> ReducerOptions:
+        return options
+
+    def _add(self, one: ShardedParameter) -> None:
+        like = torch.empty(0, dtype=self.kind.dtype, device=self.kind.device)
+        self._core.add_sharded(one.name, like, list(one.shape), one.shard_count)
 
     def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
         """Begins to reduce the columns of ``rows`` (ranks, shards of these parameters).
 
         This rank's shards go to ``output``. Neither is touched until all of it is back.
         """
-        if self._ready.intersection(names):
-            self.finish()
         counts = [self.parameters[name].shard_count for name in names]
         columns = [part.contiguous().view(-1) for part in torch.split(rows, counts, dim=1)]
+        self._begin(names)
+        return self._core.ready_sharded(list(names), columns, list(torch.split(output, counts)))
+
+    def _begin(self, names: Sequence[str]) -> None:
+        if self._ready.intersection(names):
+            self.finish()
         self._ready.update(names)
         self.used = True
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.kind.device))
-        return self._core.ready_sharded(list(names), columns, list(torch.split(output, counts)))
 
     def wait(self, sent: ReadyGradients) -> None:
         """Waits for results; on a device the current stream does."""
@@ -143,13 +165,13 @@ class ShardedReducer:
     def discard_step(self) -> None:
         self._core.discard_step()
 
-    def statistics(self) -> Iterator[_core.ReducerStatistics]:
+    def statistics(self) -> Iterator[ParameterStatistics]:
         """Of the parameters that were sent."""
         every = self._core.parameter_statistics()
-        return (one for one in every if one.steps and one.name in self.parameters)
+        return (self._told(one) for one in every if one.steps and one.name in self.parameters)
 
-    def reason(self, one: _core.ReducerStatistics) -> str:
-        return one.reason if self._reason is None else self._reason
+    def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
+        return of_scattered(one, self._reason or one.reason, self.kind.group.size())
 
     def explain_choice(self) -> str:
         """What ``"auto"`` measured and predicted; empty where it was not asked."""
@@ -165,7 +187,9 @@ class ShardedReducer:
                 self.parameters[one.name],
                 one.codec,
                 ranks,
+                self.kind.group.rank(),
                 torch.from_numpy(one.residual),
+                one.longest_residual,
                 state.step,
             )
             for one in state.parameters
@@ -179,40 +203,42 @@ class ShardedReducer:
         self._core.load_state(state.write())
 
 
-class Reducers:
-    """Finds, or makes, the reducer for a module's gradients."""
+Made = TypeVar("Made", bound=ShardedReducer)
 
-    def __init__(self, options: ReducerOptions) -> None:
+
+class Reducers(Generic[Made]):
+    """Finds, or makes, the reducer for a module's gradients. ``make``: its class."""
+
+    def __init__(self, options: ReducerOptions, make: type[Made]) -> None:
         self._options = options
-        self._of: dict[GradientExchange, ShardedReducer] = {}
-        self._odd: dict[tuple[int, str, Kind], ShardedReducer] = {}
+        self._class = make
+        self._of: dict[Reduced, Made] = {}
+        self._odd: dict[tuple[int, str, Kind], Made] = {}
 
-    def all(self) -> list[ShardedReducer]:
+    def all(self) -> list[Made]:
         """In the order of modules."""
         odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:2])]
         return [*dict.fromkeys(self._of.values()), *odd]
 
-    def prepare(self, exchanges: Iterable[GradientExchange]) -> None:
+    def prepare(self, exchanges: Iterable[Reduced]) -> None:
         """Makes those that steps to come will need, as far as that can be told."""
         for exchange in exchanges:
             if exchange.layout.known and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchanges)
 
-    def of(
-        self, exchange: GradientExchange, kind: Kind, every: Iterable[GradientExchange]
-    ) -> ShardedReducer:
+    def of(self, exchange: Reduced, kind: Kind, every: Iterable[Reduced]) -> Made:
         """The one for all parameters of a module that want a gradient."""
         found = self._of.get(exchange)
         if found is None or found.kind != kind or found.lacks(exchange.layout.expected()):
             self._make(kind, every, exchange)
         return self._of[exchange]
 
-    def odd(self, exchange: GradientExchange, kind: Kind, message: OddMessage) -> ShardedReducer:
+    def odd(self, exchange: Reduced, kind: Kind, message: OddMessage) -> Made:
         """The one for a message of which nobody says which parameters it holds."""
         key = (exchange.number, message.parameter.name, kind)
         if key not in self._odd:
             options: ReducerOptions = {**self._options, **message.options}
-            self._odd[key] = ShardedReducer(kind, [message.parameter], options, message.reason)
+            self._odd[key] = self._class(kind, [message.parameter], options, message.reason)
         return self._odd[key]
 
     def reset(self) -> None:
@@ -222,8 +248,8 @@ class Reducers:
     def _make(
         self,
         kind: Kind,
-        candidates: Iterable[GradientExchange],
-        certain: GradientExchange | None = None,
+        candidates: Iterable[Reduced],
+        certain: Reduced | None = None,
     ) -> None:
         """One for ``certain``, and for all candidates of which the same is expected."""
         taken = [
@@ -233,14 +259,14 @@ class Reducers:
             or (one.layout.known and self._is_free(one) and one.expected_kind() == kind)
         ]
         parameters = [parameter for one in taken for parameter in one.layout.expected()]
-        made = ShardedReducer(kind, parameters, self._options)
+        made = self._class(kind, parameters, self._options)
         before = {self._of[one] for one in taken if one in self._of}
         _move_residuals(before, made)
         for old in before:
             old.drop(made.parameters)
         self._of.update(dict.fromkeys(taken, made))
 
-    def _is_free(self, exchange: GradientExchange) -> bool:
+    def _is_free(self, exchange: Reduced) -> bool:
         """Whether no reducer is in use for it, or one that lacks a parameter, once frozen."""
         found = self._of.get(exchange)
         return found is None or not found.used or found.lacks(exchange.layout.expected())

@@ -1,7 +1,8 @@
 """The residuals of sharded gradients in checkpoints, in the form of ``tersor.torch.checkpoint``.
 
-*Exact*: each rank's own, side by side in DTensors. *Portable*: the sum over ranks in the shape of
-the parameter, without padding, for any number of ranks.
+*Exact*: each rank's own, side by side in DTensors; what is kept between replicas stands under names
+of its own. *Portable*: the sum over ranks in the shape of the parameter, without padding, for any
+number of ranks and any mesh: what is kept between replicas is added to it.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ from tersor import collectives
 from tersor._core import InvalidArgument
 from tersor.torch.checkpoint import VERSION, Mode, own_row, side_by_side
 from tersor.torch.group import transport
-from tersor.torch.sharded_reducer import Kept, ShardedReducer
+from tersor.torch.replica_reducer import ReplicaReducer
+from tersor.torch.sharded_exchange import Sender
+from tersor.torch.sharded_reducer import Kept
 from tersor.torch.sharding import from_flat, to_flat
 
 
-def save_sharded(
-    reducers: Iterable[ShardedReducer], group: dist.ProcessGroup, mode: Mode
-) -> dict[str, Any]:
+def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[str, Any]:
     """What is kept, by name, between two steps. ``mode="portable"`` is a collective call.
 
     All tensors lie on the host. ``group``: all ranks that keep something. Raises InvalidArgument
     for another mode.
     """
-    kept = {name: one for reducer in reducers for name, one in reducer.read()[1].items()}
-    reduction = next((one.kind.reduction for one in reducers), "mean")
     if mode not in get_args(Mode):
         raise InvalidArgument(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
+    exact = mode == "exact"
+    reducers = sender.every_reducer() if exact else sender.reducers.all()
+    kept = {name: one for reducer in reducers for name, one in reducer.read()[1].items()}
+    reduction = next((one.kind.reduction for one in reducers), "mean")
     description = {
         "version": VERSION,
         "mode": mode,
@@ -44,12 +47,10 @@ def save_sharded(
         "codecs": [one.codec for one in kept.values()],
         "steps": [one.step for one in kept.values()],
     }
-    return {**description, **(_rows(kept, group) if mode == "exact" else _sums(kept, group))}
+    return {**description, **(_rows(kept, group) if exact else _sums(sender, kept, group))}
 
 
-def load_sharded(
-    reducers: Iterable[ShardedReducer], group: dist.ProcessGroup, state: Mapping[str, Any] | None
-) -> None:
+def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, Any] | None) -> None:
     """Brings back what :func:`save_sharded` saved, in either mode.
 
     None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
@@ -57,9 +58,13 @@ def load_sharded(
     state is of another model or codec, or the exact one of another rank or number of ranks; nothing
     was changed then.
     """
+    portable = state is not None and state.get("mode") == "portable"
+    reducers = sender.reducers.all() if portable else sender.every_reducer()
     found = [(reducer, *reducer.read()) for reducer in reducers]
     kept = {name: one for _, _, views in found for name, one in views.items()}
     _fill(kept, group, state)
+    if state and portable:
+        _move_to_replicas(sender.replicas.all(), kept, state)
     for reducer, values, views in found:
         reducer.write(values, views)
 
@@ -77,7 +82,8 @@ def _fill(
         kept[name].step = step
         saved = state["residuals"][name]
         if state["mode"] == "exact":
-            kept[name].residual.copy_(own_row(saved, group.rank()))
+            residual = kept[name].residual
+            residual.copy_(own_row(saved, group.rank())[: len(residual)])
         else:
             _load_sum(kept[name], saved, state, group)
 
@@ -85,17 +91,55 @@ def _fill(
 def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
     places = side_by_side(torch.tensor([group.rank()]), mesh)
-    rows = {name: side_by_side(one.residual, mesh) for name, one in kept.items()}
+    rows = {name: side_by_side(_padded(one), mesh) for name, one in kept.items()}
     return {"places": places, "residuals": rows}
 
 
-def _sums(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
+def _padded(one: Kept) -> Tensor:
+    missing = one.longest - len(one.residual)
+    return torch.cat([one.residual, one.residual.new_zeros(missing)]) if missing else one.residual
+
+
+def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
+    totals = {name: one.residual.clone() for name, one in kept.items()}
+    for reducer in sender.replicas.all():
+        _add_shards(totals, kept, reducer)
     sums = {}
     for name, one in kept.items():
-        total = one.residual.clone()
+        total = totals[name]
         collectives.allreduce(transport(group, total.device), total, codec="none")
         sums[name] = from_flat(total, one.parameter, one.ranks)
     return {"residuals": sums}
+
+
+def _add_shards(
+    totals: Mapping[str, Tensor], kept: Mapping[str, Kept], reducer: ReplicaReducer
+) -> None:
+    """What is kept between replicas adds to the mean of few, a residual to that of all ranks."""
+    for name, shard in reducer.sums().items():
+        if name not in totals:  # "auto" may have chosen another codec
+            continue
+        one = kept[name]
+        shares = one.ranks if reducer.kind.reduction == "mean" else 1
+        own = totals[name].view(one.ranks, -1)[one.rank]
+        own += shard * (shares / reducer.kind.group.size())  # each replica has the same
+
+
+def _move_to_replicas(
+    reducers: Iterable[ReplicaReducer], kept: Mapping[str, Kept], state: Mapping[str, Any]
+) -> None:
+    """Where there are replicas, they add all of it, as there may be no reduce-scatter."""
+    steps = dict(zip(state["parameters"], state["steps"], strict=True))
+    for reducer in reducers:
+        taken = [name for name in steps if reducer.keeps(name)]
+        shards = {}
+        for name in taken:
+            one = kept[name]
+            flat = to_flat(state["residuals"][name], one.parameter, one.ranks)
+            shards[name] = flat.view(one.ranks, -1)[one.rank]
+            one.residual.zero_()
+        step = max((steps[name] for name in taken), default=0)
+        reducer.load_sums(shards, state["ranks"], step)
 
 
 def _load_sum(
@@ -147,7 +191,7 @@ def _check_shapes(
         saved = state["residuals"][name]
         exact = state["mode"] == "exact"
         found = own_row(saved, group.rank()).shape if exact else saved.shape
-        wanted = one.residual.shape if exact else one.parameter.shape
+        wanted = torch.Size([one.longest]) if exact else one.parameter.shape
         if found != wanted:
             raise InvalidArgument(
                 f"{name}: the state has residuals of shape {tuple(found)}, this model keeps "
@@ -158,9 +202,10 @@ def _check_shapes(
 def _start_at_zero(kept: Mapping[str, Kept]) -> None:
     if not kept:
         return
+    names = {one.parameter.name for one in kept.values()}
     for one in kept.values():
         one.residual.zero_()
     warnings.warn(
-        f"the checkpoint holds no residuals: those of {len(kept)} parameters start at zero",
+        f"the checkpoint holds no residuals: those of {len(names)} parameters start at zero",
         stacklevel=5,
     )

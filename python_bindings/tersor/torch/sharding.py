@@ -12,6 +12,7 @@ are ranks, each padded with zeros to the length of the first.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -75,18 +76,29 @@ class ModuleLayout:
         found: torch.dtype = asked or first.sharded_param.dtype
         return found
 
+    @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """Among whose ranks shards are all-reduced, where there are replicas."""
+        info = None if self._group is None else self._group.mesh_info
+        return getattr(info, "replicate_process_group", None)
+
+    def replace_replicas(self, group: dist.ProcessGroup) -> None:
+        """Lets FSDP all-reduce by this group, of the same ranks."""
+        # Other modules may have the same object, and it stands for other ways to gather weights.
+        info = copy.copy(self._group.mesh_info)  # type: ignore[union-attr]
+        info.replicate_process_group = group
+        self._group.mesh_info = info  # type: ignore[union-attr]
+
     def leaves_views(self, dtype: torch.dtype) -> bool:
         """Whether FSDP will do no more to this module's results than make views of them.
 
-        Then they may come after the reduce-scatter returned, until the backward pass is over.
+        Then they may come after the last collective returned, until the backward pass is over.
         """
         group = self._group
         if group is None or dtype not in (torch.float32, torch.bfloat16):  # f16 is divided after
             return False
-        changed = (
-            getattr(group.mesh_info, "replicate_process_group", None) is not None
-            or group._all_reduce_hook is not None
-            or getattr(group, "force_sum_reduction_for_comms", False)
+        changed = group._all_reduce_hook is not None or getattr(
+            group, "force_sum_reduction_for_comms", False
         )
         return not changed and all(_takes_view(one, dtype) for one in _in_order(group))
 

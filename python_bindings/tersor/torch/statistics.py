@@ -89,6 +89,16 @@ def of_scattered(one: _core.ReducerStatistics, reason: str, ranks: int) -> Param
     return found
 
 
+def of_replicas(
+    one: _core.ReducerStatistics, name: str, reason: str, ranks: int
+) -> ParameterStatistics:
+    """Of a parameter's shard, all-reduced between replicas."""
+    found = _from_core(one, ranks)
+    found["name"] = name
+    found["reason"] = reason
+    return found
+
+
 def _from_core(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
     return {
         "name": one.name,

@@ -1,0 +1,392 @@
+"""FSDP2 on a mesh of two dimensions: shards are all-reduced between replicas, by a codec too."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from sharded_models import (
+    INPUTS,
+    Branches,
+    backward,
+    fsdp_modules,
+    gradients,
+    local,
+    make_model,
+    shard,
+    sharded_model,
+    train,
+    weights,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import ranks
+import tersor
+from tersor.torch import fsdp
+from tersor.torch.distributed_checkpoint import load_checkpoint
+
+NONE: dict[str, Any] = {"rules": [("*", "none")]}
+FEEDBACK: dict[str, Any] = {"rules": [("*.weight", "int4+ef"), ("*", "bf16")]}
+POLICIES = {
+    "f32": MixedPrecisionPolicy(),
+    "bf16 reduced as f32": MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    ),
+    "f16": MixedPrecisionPolicy(reduce_dtype=torch.float16),
+}
+
+
+def mesh_of(count: int, replicas: int = 2) -> DeviceMesh:
+    names = ("replicate", "shard")
+    return init_device_mesh("cpu", (replicas, count // replicas), mesh_dim_names=names)
+
+
+def replicated(count: int, policy: str = "f32", replicas: int = 2) -> torch.nn.Sequential:
+    return shard(make_model(), count, POLICIES[policy], mesh=mesh_of(count, replicas))
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def others(values: torch.Tensor, replicas: int = 2) -> list[torch.Tensor]:
+    """What all ranks have that have this rank's shards."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, values)
+    return found[dist.get_rank() % (len(found) // replicas) :: len(found) // replicas]
+
+
+def equals_pytorch(rank: int, count: int, policy: str, replicas: int) -> None:
+    ours, reference = (replicated(count, policy, replicas) for _ in range(2))
+    fsdp.compress(ours, **NONE)
+    train(ours, rank, range(3))
+    train(reference, rank, range(3))
+    tolerance = 1e-5 if policy.endswith("f32") else 1e-2
+    torch.testing.assert_close(weights(ours), weights(reference), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_without_a_codec_training_is_pytorchs_own(policy: str) -> None:
+    ranks.run(equals_pytorch, 4, policy, 2)
+
+
+def test_shards_may_be_whole() -> None:
+    ranks.run(equals_pytorch, 2, "f32", 2)
+
+
+def errs_as_the_codec(rank: int, count: int, policy: str, codec: str) -> float:
+    ours, reference = (replicated(count, policy) for _ in range(2))
+    fsdp.compress(ours, codec=codec)
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    found = gradients(ours)
+    assert all(torch.equal(one, found) for one in others(found))
+    return relative(found, gradients(reference))
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_errors_are_the_codecs_and_equal_on_replicas(policy: str) -> None:
+    for found in ranks.run(errs_as_the_codec, 4, policy, "int8"):
+        assert 2e-4 < found < 0.02
+
+
+def reports(rank: int, count: int) -> None:
+    model = replicated(count)
+    handle = fsdp.compress(model, codec="int8")
+    train(model, rank, range(3))
+    found = {one["name"]: one for one in handle.statistics()}
+    names = {name for name, _ in model.named_parameters()}
+    assert set(found) == names | {f"{name} (replicas)" for name in names}
+    for name in names:
+        scattered, reduced = found[name], found[f"{name} (replicas)"]
+        assert (scattered["codec"], scattered["reason"]) == (reduced["codec"], reduced["reason"])
+        assert reduced["steps"] == 3
+        assert reduced["gradient_bytes"] == scattered["gradient_bytes"] / (count / 2)
+    raw, sent = (found["0.weight (replicas)"][key] for key in ("gradient_bytes", "sent_bytes"))
+    assert raw == 3 * 4 * 36 * INPUTS  # 2,340 values: the whole parameter is what rules ask for
+    assert found["0.weight (replicas)"]["codec"] == "int8"
+    assert raw / 5 < sent < raw / 3
+    assert "all-reduce between replicas" not in handle.explain()
+
+
+def test_shards_have_the_codec_of_the_whole_parameter() -> None:
+    ranks.run(reports, 4)
+
+
+def names_are_no_patterns(rank: int, count: int) -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            for name in ("*", "[a]", "a", "b\\"):
+                self.register_parameter(name, torch.nn.Parameter(torch.randn(70, 70)))
+
+        def forward(self) -> torch.Tensor:
+            return sum((one.square().sum() for one in self.parameters()), torch.zeros(()))
+
+    model = Odd()
+    fully_shard(model, mesh=mesh_of(count))
+    rules = [("a", "int8"), ("[[]a[]]", "int4"), ("b*", "bf16"), ("*", "none")]
+    handle = fsdp.compress(model, rules=rules)
+    model().backward()
+    found = {one["name"]: one["codec"] for one in handle.statistics()}
+    assert {name: found[f"{name} (replicas)"] for name in ("*", "[a]", "a", "b\\")} == {
+        "*": "none",
+        "[a]": "int4",
+        "a": "int8",
+        "b\\": "bf16",
+    }
+
+
+def test_names_with_the_marks_of_patterns_are_names() -> None:
+    ranks.run(names_are_no_patterns, 4)
+
+
+def sums_over_steps(rank: int, count: int) -> float:
+    """The same gradient ten times: the results' sum against ten times the mean."""
+    ours, reference = (replicated(count) for _ in range(2))
+    handle = fsdp.compress(ours, codec="topk:density=0.1+ef")
+    for _ in range(10):
+        backward(ours, rank, 0)  # gradients add up
+        backward(reference, rank, 0)
+    names = {"0.weight", "2.weight"}
+    assert set(handle.feedback) == names | {f"{name} (replicas)" for name in names}
+    return relative(gradients(ours), gradients(reference))
+
+
+def test_what_feedback_keeps_is_sent_later() -> None:
+    for found in ranks.run(sums_over_steps, 4):
+        assert 0 < found < 0.5
+
+
+def accumulates(rank: int, count: int) -> None:
+    """Replicas exchange in the last of three passes, and in the next, which adds to it."""
+    ours, reference = (replicated(count) for _ in range(2))
+    fsdp.compress(ours, **NONE)
+    for model in (ours, reference):
+        for step in range(3):
+            for module in fsdp_modules(model):
+                module.set_requires_all_reduce(step == 2, recurse=False)
+            backward(model, rank, step)
+    torch.testing.assert_close(gradients(ours), gradients(reference))
+    backward(ours, rank, 3)
+    backward(reference, rank, 3)
+    torch.testing.assert_close(gradients(ours), gradients(reference))
+
+
+def test_replicas_may_meet_less_often_than_shards() -> None:
+    ranks.run(accumulates, 4)
+
+
+def leaves_one_out(rank: int, count: int) -> None:
+    ours, reference = Branches(), Branches()
+    handle = None
+    for model in (ours, reference):
+        fully_shard(model, mesh=mesh_of(count))
+        if model is ours:
+            handle = fsdp.compress(model, codec="int4+ef")
+        for both in (True, False):
+            model.zero_grad()
+            inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
+            model(inputs, both=both).square().sum().backward()
+    assert handle is not None
+    found, wanted = (local(one.second.weight.grad) for one in (ours, reference))
+    assert relative(found, wanted) < 0.02  # by bf16, whose residuals wait
+    assert float(handle.feedback["second.weight (replicas)"].residual.norm()) > 0
+
+
+def test_a_step_may_leave_parameters_out() -> None:
+    ranks.run(leaves_one_out, 4)
+
+
+def counts_late_results(rank: int, count: int) -> int:
+    model = replicated(count)
+    handle = fsdp.compress(model, codec="int8")
+    late: list[torch.Tensor] = []
+    leave = handle._sender.leave
+    handle._sender.leave = lambda one: (late.append(one), leave(one))[1]  # type: ignore[method-assign]
+    backward(model, rank, 0)
+    found = len(late)
+    backward(model, rank, 1)  # adds up: FSDP looks at results
+    assert len(late) == found
+    return found
+
+
+def test_the_pass_goes_on_while_replicas_exchange() -> None:
+    assert ranks.run(counts_late_results, 4) == [3] * 4
+
+
+def copy_of(model: torch.nn.Module, count: int, replicas: int) -> torch.nn.Sequential:
+    other = replicated(count, replicas=replicas)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    return other
+
+
+def resumes(rank: int, count: int, replicas: int, folder: str, way: str) -> None:
+    """The same run goes on bit for bit."""
+    first = replicated(count, replicas=replicas)
+    handle = fsdp.compress(first, **FEEDBACK)
+    train(first, rank, range(3))
+    second = copy_of(first, count, replicas)
+    again = fsdp.compress(second, **FEEDBACK)
+    if way == "torch.save":
+        torch.save(handle.state_dict(), f"{folder}/{rank}")
+        again.load_state_dict(torch.load(f"{folder}/{rank}", weights_only=False))
+    else:
+        dcp.save({"tersor": handle}, checkpoint_id=folder)
+        load_checkpoint(again, folder)
+    assert again.feedback.keys() == handle.feedback.keys()
+    assert {"0.weight", "0.weight (replicas)"} < set(again.feedback)
+    assert ("0.weight (replicas, sums)" in again.feedback) == (replicas > 2)  # two send no sums on
+    for name, one in handle.feedback.items():
+        assert torch.equal(again.feedback[name].residual, one.residual)
+    third = copy_of(first, count, replicas)
+    without = fsdp.compress(third, **FEEDBACK)
+    state = handle.state_dict()
+    for name, row in state["residuals"].items():
+        if "(replicas" in name:
+            row.to_local().zero_()
+    without.load_state_dict(state)
+    for model in (first, second, third):
+        train(model, rank, range(3, 6))
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(third))  # those of replicas do matter here
+
+
+@pytest.mark.parametrize("way", ["torch.save", "distributed checkpoint"])
+@pytest.mark.parametrize(("count", "replicas"), [(4, 2), (3, 3)])
+def test_an_exact_state_goes_on_bit_for_bit(
+    tmp_path: pathlib.Path, count: int, replicas: int, way: str
+) -> None:
+    ranks.run(resumes, count, replicas, str(tmp_path), way)
+
+
+def is_another_mesh(rank: int, count: int) -> None:
+    handle = fsdp.compress(replicated(count), **FEEDBACK)
+    whole = fsdp.compress(sharded_model(count), **FEEDBACK)
+    with pytest.raises(tersor.InvalidArgument, match=r"only this model keeps .* \(replicas"):
+        handle.load_state_dict(whole.state_dict())
+    with pytest.warns(UserWarning, match="those of 4 parameters start at zero"):
+        handle.load_state_dict(None)
+
+
+def test_an_exact_state_of_another_mesh_is_refused() -> None:
+    ranks.run(is_another_mesh, 4)
+
+
+def added(rank: int, count: int, replicas: int, folder: str, *, save: bool) -> dict[str, Any]:
+    """What the residuals add to the mean, which does not depend on mesh and number of ranks."""
+    model = sharded_model(count) if replicas == 0 else replicated(count, replicas=replicas)
+    handle = fsdp.compress(model, **FEEDBACK)
+    if save:
+        train(model, rank, range(3))
+    else:
+        load_checkpoint(handle, folder)
+    state = handle.state_dict("portable")
+    if save:
+        dcp.save({"tersor": state}, checkpoint_id=folder)
+    return {name: total / count for name, total in state["residuals"].items()}
+
+
+def saves_portably(rank: int, count: int, replicas: int, folder: str) -> dict[str, Any]:
+    return added(rank, count, replicas, folder, save=True)
+
+
+def loads_portably(rank: int, count: int, replicas: int, folder: str) -> dict[str, Any]:
+    return added(rank, count, replicas, folder, save=False)
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_a_portable_state_fits_any_mesh(tmp_path: pathlib.Path, replicas: int) -> None:
+    (expected, *_) = ranks.run(saves_portably, 4, replicas, str(tmp_path))
+    assert set(expected) == {"0.weight", "1.weight", "2.weight", "4.weight"}
+    assert all(float(one.norm()) > 0 for one in expected.values())
+    for count, mesh in ((4, 2), (4, 0), (2, 0), (2, 2)):
+        for found in ranks.run(loads_portably, count, mesh, str(tmp_path)):
+            assert found.keys() == expected.keys()
+            for name, values in found.items():
+                torch.testing.assert_close(values, expected[name])
+
+
+def what_is_kept_arrives(rank: int, count: int, replicas: int, feedback: str) -> None:
+    """A portable state's residuals are in the next results, of whatever mesh."""
+    ours = sharded_model(count) if replicas == 0 else replicated(count, replicas=replicas)
+    rules = [("2.weight", feedback), ("*", "none")]
+    handle = fsdp.compress(ours, rules=rules)
+    state = handle.state_dict("portable")
+    whole = torch.ones_like(state["residuals"]["2.weight"])
+    handle.load_state_dict({**state, "residuals": {"2.weight": whole * count}})
+    reference = sharded_model(count) if replicas == 0 else replicated(count, replicas=replicas)
+    backward(ours, rank, 0)
+    backward(reference, rank, 0)
+    found = local(ours[2].weight.grad) - local(reference[2].weight.grad)
+    torch.testing.assert_close(found, torch.ones_like(found), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(2, 0), (4, 2), (2, 2)])
+def test_what_a_portable_state_holds_arrives(count: int, replicas: int) -> None:
+    ranks.run(what_is_kept_arrives, count, replicas, "int8+ef")
+
+
+def is_removed(rank: int, count: int) -> None:
+    ours, reference = (replicated(count) for _ in range(2))
+    handle = fsdp.compress(ours, codec="int8")
+    backward(ours, rank, 0)
+    ours.zero_grad()
+    handle.remove()
+    train(ours, rank, range(2))
+    train(reference, rank, range(2))
+    assert torch.equal(weights(ours), weights(reference))
+    again = fsdp.compress(ours, codec="int8")
+    handle.remove()  # once more is no mistake, and nothing to the other
+    backward(ours, rank, 0)
+    assert any("(replicas)" in one["name"] for one in again.statistics())
+
+
+def test_a_handle_can_be_removed() -> None:
+    ranks.run(is_removed, 4)
+
+
+def discards(rank: int, count: int) -> None:
+    ours, reference = (replicated(count) for _ in range(2))
+    handle = fsdp.compress(ours, transactional=True, **FEEDBACK)
+    fsdp.compress(reference, **FEEDBACK)
+    for model in (ours, reference):
+        train(model, rank, range(2))
+    backward(ours, rank, 9)
+    ours.zero_grad()
+    handle.discard_step()
+    for model in (ours, reference):
+        train(model, rank, range(2, 4))
+    assert torch.equal(weights(ours), weights(reference))
+
+
+def test_a_pass_can_be_thrown_away() -> None:
+    ranks.run(discards, 4)
+
+
+def fails_alone(rank: int, count: int) -> None:
+    """A rank's error reaches those that it shares shards with, and those that share with them."""
+    model = replicated(count)
+    handle = fsdp.compress(model, codec="int8")
+    backward(model, rank, 0)
+    if rank == 0:
+        handle._sender.reducers.all()[0].send = _refuse  # type: ignore[method-assign]
+    with pytest.raises(Exception, match="this rank alone"):
+        backward(model, rank, 1)
+    assert bool(gradients(model).isnan().any())
+    handle.remove()
+
+
+def _refuse(*_: object) -> Any:
+    raise RuntimeError("this rank alone")
+
+
+def test_a_rank_that_fails_alone_tells_all_others() -> None:
+    ranks.run(fails_alone, 4)
