@@ -35,7 +35,7 @@ struct GradientReducer::Impl {
   // Parameters (reducer.cc).
   void add(std::string name, const GradientShape& shape, ValueSpan gradient);
   std::uint32_t index_of(std::string_view name) const;
-  void choose_codec(const std::string& name, Slot& slot, std::string& reason);
+  void choose_codec(const std::string& name, std::size_t count, Slot& slot, std::string& reason);
   void check_memory(const std::string& name, Memory memory);
   void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
 

@@ -96,10 +96,11 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
   return kept;
 }
 
-// By rule, or by the tuner: for a parameter that shares a message as if it were all of it, since it
-// adds bytes to the message and no latency.
-void GradientReducer::Impl::choose_codec(const std::string& name, Slot& slot, std::string& reason) {
-  RuleChoice choice = rules_.choose({name, slot.count, slot.rows, slot.columns, slot.dtype});
+// By rule, of `count` values without padding; or by the tuner: for a parameter that shares a
+// message as if it were all of it, since it adds bytes to the message and no latency.
+void GradientReducer::Impl::choose_codec(const std::string& name, std::size_t count, Slot& slot,
+                                         std::string& reason) {
+  RuleChoice choice = rules_.choose({name, count, slot.rows, slot.columns, slot.dtype});
   if (single_host_codec_ != nullptr) choice = {single_host_codec_, "all ranks share a host"};
   slot.codec = std::move(choice.codec);
   reason = std::move(choice.reason);
@@ -161,7 +162,7 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
   const bool scatters = shape.collective == Collective::kReduceScatter;
   if (scatters) shape_shards(name, shape, slot);
   std::string reason;
-  choose_codec(name, slot, reason);
+  choose_codec(name, shape.count, slot, reason);
   const Algorithm algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
   if (scatters && algorithm == Algorithm::kOneShot) slot.window = slot.output_first;
   if (!names_.emplace(name, slot.parameter).second)

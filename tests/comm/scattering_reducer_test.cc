@@ -281,6 +281,22 @@ TEST(ScatteringReducer, AutoChoosesByWhatAReduceScatterTakes) {
   });
 }
 
+// 61 rows on 4 ranks are padded to 64, which would be more than 4,096 values.
+TEST(ScatteringReducer, PaddingMakesNoParameterLarge) {
+  for (const int ranks : {3, 4})
+    run_ranks(ranks, {}, [ranks](Transport& transport) {
+      const Layer layer{"w", 61, 65};
+      GradientReducer reducer(transport, {.codec = "int8"});
+      reducer.add(layer.name, {.count = layer.count(),
+                               .rows = layer.rows,
+                               .columns = layer.columns,
+                               .collective = Collective::kReduceScatter,
+                               .shard_count = shard_count(layer, ranks)});
+      EXPECT_NE(reducer.explain().find("as bf16 (fewer than 4096 values)"), std::string::npos)
+          << reducer.explain();
+    });
+}
+
 TEST(ScatteringReducer, WhatDoesNotFitIsRefused) {
   run_ranks(2, {}, [](Transport& transport) {
     const GradientShape shape{.count = 101, .collective = Collective::kReduceScatter};
