@@ -104,11 +104,13 @@ struct GradientReducer::Impl {
   void wait_until(ReducerStep::Lock& lock, const std::function<bool()>& is_done);
   void wait_for_closed(ReducerStep::Lock& lock);
   void begin_ready(ReducerStep::Lock& lock);
+  void check_ready(std::uint32_t parameter, const std::optional<Given>& given) const;
   void take_gradient(std::uint32_t parameter, const std::optional<Given>& given,
                      Contribution contribution);
   bool request(const ReducerStep::Order& together);
   ReducerHandle handle_of(std::uint32_t parameter) const;
   bool of_ready() const { return options_.order == SendingOrder::kOfReady; }
+  void check_given(std::uint32_t parameter, const Given& given) const;
   void bind_gradient(std::uint32_t parameter, const Given& given);
   void check_values(std::uint32_t parameter, const ValueSpan& values, std::size_t count) const;
   void keep_own(std::uint32_t parameter);

@@ -124,14 +124,18 @@ void GradientReducer::Impl::check_values(std::uint32_t parameter, const ValueSpa
       " are ready");
 }
 
-void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, const Given& given) {
-  Slot& slot = slots_[parameter];
+void GradientReducer::Impl::check_given(std::uint32_t parameter, const Given& given) const {
+  const Slot& slot = slots_[parameter];
   check_values(parameter, given.gradient, slot.count);
   if (scatters(slot))
     check_values(parameter, given.shard, shard_range(slot.count, 0, context_.ranks).count);
   else if (!given.shard.empty())
     throw InvalidArgument("\"" + parameters_[parameter].name +
                           "\" is all-reduced: every rank gets all of it, and no shard");
+}
+
+void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, const Given& given) {
+  Slot& slot = slots_[parameter];
   parameters_[parameter].gradient = given.gradient;
   slot.input = given.gradient;
   slot.output = scatters(slot) ? given.shard : given.gradient;
@@ -193,18 +197,28 @@ void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {
   step_.set_awaited();
 }
 
-// Before it is ready: a mistake leaves the step as it was.
-void GradientReducer::Impl::take_gradient(std::uint32_t parameter,
-                                          const std::optional<Given>& given,
-                                          Contribution contribution) {
+// Before any of a call is taken: a mistake leaves the step as it was.
+void GradientReducer::Impl::check_ready(std::uint32_t parameter,
+                                        const std::optional<Given>& given) const {
   const std::string& name = parameters_[parameter].name;
   if (step_.is_ready(parameter))
     throw InvalidArgument("\"" + name +
                           "\" is ready twice in one step; wait() or flush() ends a step");
-  if (given.has_value()) bind_gradient(parameter, *given);
-  if (!has_gradient(parameter))
+  if (given.has_value())
+    check_given(parameter, *given);
+  else if (!has_gradient(parameter))
     throw InvalidArgument("\"" + name + "\" was added without a gradient: give it to ready()");
-  if (!contributes(parameter, contribution)) leave_out(parameter);
+}
+
+// A call that failed later on may have left it out.
+void GradientReducer::Impl::take_gradient(std::uint32_t parameter,
+                                          const std::optional<Given>& given,
+                                          Contribution contribution) {
+  if (given.has_value()) bind_gradient(parameter, *given);
+  if (!contributes(parameter, contribution))
+    leave_out(parameter);
+  else if (left_out_)
+    residence_->set_active(parameter, true);
   if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
 }
 
@@ -235,6 +249,7 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
                                            Contribution contribution) {
   auto lock = step_.lock();
   begin_ready(lock);
+  check_ready(parameter, given);
   take_gradient(parameter, given, contribution);
   if (request({parameter})) notice_requests();
   ReducerHandle handle = handle_of(parameter);
@@ -245,14 +260,18 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
 
 std::vector<ReducerHandle> GradientReducer::Impl::ready(std::span<const ReadyGradient> together) {
   ReducerStep::Order parameters;
-  for (const ReadyGradient& one : together) parameters.push_back(index_of(one.name));
+  std::vector<Given> given;
+  for (const ReadyGradient& one : together) {
+    parameters.push_back(index_of(one.name));
+    given.push_back({one.gradient, one.shard});
+  }
   check_apart(together, parameters);
   auto lock = step_.lock();
   begin_ready(lock);
+  for (std::size_t i = 0; i < together.size(); ++i) check_ready(parameters[i], given[i]);
   std::vector<ReducerHandle> handles;
   for (std::size_t i = 0; i < together.size(); ++i) {
-    const ReadyGradient& one = together[i];
-    take_gradient(parameters[i], Given{one.gradient, one.shard}, one.contribution);
+    take_gradient(parameters[i], given[i], together[i].contribution);
     handles.push_back(handle_of(parameters[i]));
   }
   if (request(parameters)) notice_requests();

@@ -197,6 +197,22 @@ TEST(ReadyTogether, TheSameTwiceIsRefused) {
     });
 }
 
+TEST(ReadyTogether, AMistakeInOneOfThemLeavesTheOthersAsTheyWere) {
+  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+    run_ranks(2, {}, [&](Transport& transport) {
+      GradientReducer reducer(transport, {.codec = "none", .order = order});
+      for (const char* name : {"a", "b"}) reducer.add(name, {.count = 100});
+      Values a(100, 1.0f), b(100, 2.0f), wrong(99);
+      const std::vector<ReadyGradient> mistaken = {{"a", a, {}, Contribution::kNone}, {"b", wrong}};
+      EXPECT_THROW(reducer.ready(mistaken), InvalidArgument);
+      EXPECT_EQ(a, Values(100, 1.0f));
+      reducer.ready(std::vector<ReadyGradient>{{"a", a}, {"b", b}});
+      reducer.wait();
+      EXPECT_EQ(a, Values(100, 1.0f));
+      EXPECT_EQ(b, Values(100, 2.0f));
+    });
+}
+
 TEST(ReadyTogether, InALearnedOrderIsAsOneByOne) {
   run_ranks(2, {}, [](Transport& transport) {
     Model model(transport, {.codec = "int8"}), plain(transport, {.codec = "int8"});
