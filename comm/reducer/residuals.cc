@@ -13,6 +13,11 @@ std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
 
 }  // namespace
 
+void Residuals::place(const Residence& residence) {
+  residence_ = &residence;
+  entries_.clear();
+}
+
 void Residuals::add(std::size_t count, std::size_t owned_count) {
   Entry entry{.count = count, .owned_count = owned_count, .memory = {}};
   const std::size_t bytes = (sender_room(count) + owned_count) * dtype_bytes(dtype_);

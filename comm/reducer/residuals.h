@@ -20,8 +20,9 @@ class Residuals {
  public:
   Residuals(Dtype dtype, unsigned generations) : dtype_(dtype), generations_(generations) {}
 
-  /// Before the first `add`: where residuals lie, and what is done to them is queued.
-  void place(const Residence& residence) { residence_ = &residence; }
+  /// Before the first `add`: where residuals lie, and what is done to them is queued. None is there
+  /// then, whatever was added to another place.
+  void place(const Residence& residence);
 
   /// Memory for one more parameter, zero at first. Counts of 0 keep nothing.
   void add(std::size_t count, std::size_t owned_count);

@@ -5,6 +5,7 @@
 #include "comm/reducer/measure.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tersor {
 namespace {
@@ -20,7 +21,8 @@ void check_apart(std::span<const ReadyGradient> together, ReducerStep::Order par
 
 }  // namespace
 
-// Once all parameters are known: residual memory, signature, who sends.
+// Once all parameters are known: residual memory, signature, who sends. Where it throws, the next
+// call begins anew.
 void GradientReducer::Impl::finalize() {
   if (sender_ != nullptr) return;
   step_.set_parameters(slots_.size(), options_.order);
@@ -50,11 +52,12 @@ void GradientReducer::Impl::place() {
 }
 
 void GradientReducer::Impl::make_sender() {
-  sender_ = std::make_unique<Sender>(
+  auto sender = std::make_unique<Sender>(
       step_, context_, *residence_,
       Sender::Reducer{[this](const ReducerStep::Order& order) { return make_buckets(order); },
                       [this] { complete_step(); }});
-  driver_ = make_driver(driving(), *sender_);
+  driver_ = make_driver(driving(), *sender);
+  sender_ = std::move(sender);
 }
 
 Driving GradientReducer::Impl::driving() const {
