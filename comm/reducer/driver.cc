@@ -45,10 +45,13 @@ class CallerDriver final : public Driver {
  public:
   using Driver::Driver;
 
+  void send(Drain) override { progress(); }
+
   // What is thrown is found in the step.
   void wait(ReducerStep::Lock& lock) override {
     lock.unlock();
     try {
+      const std::lock_guard driving(driving_);
       sender_.advance_or_wait();
     } catch (...) {
       sender_.fail(std::current_exception());
@@ -56,12 +59,18 @@ class CallerDriver final : public Driver {
     lock.lock();
   }
 
+  // Another thread that drives sends this one's too.
   void progress() override {
+    const std::unique_lock driving(driving_, std::try_to_lock);
+    if (!driving.owns_lock()) return;
     sender_.or_fail([this] {
       while (sender_.advance()) {
       }
     });
   }
+
+ private:
+  std::mutex driving_;  ///< of the one thread that drives
 };
 
 /// On the trainer's thread: all that was requested, as far as ticks bring it; to the end where

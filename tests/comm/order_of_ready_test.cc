@@ -6,7 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tersor {
@@ -163,6 +166,27 @@ INSTANTIATE_TEST_SUITE_P(Codecs, OrderOfReady,
                                                               "int4:rounding=stochastic+ef",
                                                               "topk:density=0.05+ef"),
                                             ::testing::Values(1, 2, 3)));
+
+TEST(CallersThread, SendsInReady) {
+  std::atomic<bool> there{false};
+  run_ranks(2, {}, [&](Transport& transport) {
+    GradientReducer reducer(
+        transport,
+        {.codec = "none", .order = SendingOrder::kOfReady, .progress = ProgressBy::kCaller});
+    reducer.add("a", {.count = 100, .collective = Collective::kReduceScatter});
+    Values gradient(100, 1.0f), shard(50);
+    const ReducerHandle handle = reducer.ready("a", gradient, shard);
+    if (transport.rank() == 1) {
+      handle.wait();  // while rank 0 computes
+      there = true;
+    }
+    const auto until = Clock::now() + std::chrono::seconds(60);
+    while (!there && Clock::now() < until) std::this_thread::yield();
+    EXPECT_TRUE(there);
+    reducer.wait();
+    EXPECT_EQ(shard, Values(50, 1.0f));
+  });
+}
 
 TEST(ReadyTogether, ShareAMessage) {
   run_ranks(2, {}, [](Transport& transport) {
