@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <span>
+#include <utility>
 
 namespace tersor::python {
 namespace {
@@ -26,16 +28,19 @@ GradientShape shape_of(const Array<ConstValueSpan>& values, std::span<const std:
 }  // namespace
 
 bool ReadyGradients::test() const {
-  return without_gil([this] {
+  const bool done = without_gil([this] {
     return std::all_of(handles.begin(), handles.end(),
                        [](const ReducerHandle& handle) { return handle.test(); });
   });
+  if (done) reducer->let_go(names, call);
+  return done;
 }
 
 void ReadyGradients::wait() const {
   without_gil([this] {
     for (const ReducerHandle& handle : handles) handle.wait();
   });
+  reducer->let_go(names, call);
 }
 
 ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
@@ -71,21 +76,39 @@ void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
   entries_[name].count = sharded.count;
 }
 
+// Calls that began meanwhile, on another thread, are of the next step.
+void ArrayReducer::wait() {
+  const std::uint64_t last = calls_;
+  without_gil([this] { reducer_->wait(); });
+  for (auto& [name, entry] : entries_) let_go(entry, last);
+}
+
+void ArrayReducer::let_go(const std::vector<std::string>& names, std::uint64_t call) {
+  for (const std::string& name : names) let_go(entry(name), call);
+}
+
+// Once they are out of the entry: what frees an array may run Python, and come here again.
+void ArrayReducer::let_go(Entry& entry, std::uint64_t call) {
+  std::vector<Kept> done;
+  const auto under_way = std::stable_partition(entry.kept.begin(), entry.kept.end(),
+                                               [call](const Kept& one) { return one.call > call; });
+  std::move(under_way, entry.kept.end(), std::back_inserter(done));
+  entry.kept.erase(under_way, entry.kept.end());
+}
+
 // A call that fails may do so before it lets go of the former gradients, or after it took these.
 // The GIL is given away once for all parts: threads that want it are many, and may keep it for a
 // while.
 ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts) {
+  ReadyGradients ready{.handles = {}, .names = {}, .call = ++calls_, .reducer = this};
   std::vector<ReadyGradient> together;
   for (const Part& part : parts) {
-    entry(std::string(part.gradient.name)).owners.push_back(part.owners);
+    ready.names.emplace_back(part.gradient.name);
+    entry(ready.names.back()).kept.push_back({ready.call, part.owners});
     together.push_back(part.gradient);
   }
-  ReadyGradients ready;
   ready.handles = without_gil([&] { return reducer_->ready(together); });
-  for (const Part& part : parts) {
-    auto& kept = entry(std::string(part.gradient.name)).owners;
-    kept.erase(kept.begin(), kept.end() - 1);
-  }
+  let_go(ready.names, ready.call - 1);
   return ready;
 }
 

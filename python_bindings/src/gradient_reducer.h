@@ -8,6 +8,7 @@
 #include <tersor/reducer.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,9 +16,14 @@
 
 namespace tersor::python {
 
+class ArrayReducer;
+
 /// Handles of the parameters that one call made ready. Goes before its reducer.
 struct ReadyGradients {
   std::vector<ReducerHandle> handles;
+  std::vector<std::string> names;
+  std::uint64_t call = 0;  ///< its number
+  ArrayReducer* reducer = nullptr;
 
   bool test() const;
   void wait() const;
@@ -51,11 +57,23 @@ class ArrayReducer {
   ReadyGradients ready_flat(const std::vector<std::string>& names, nb::handle gradients,
                             Contribution contribution);
 
+  /// Ends the step and waits; lets go of its gradients.
+  void wait();
+
+  /// The results of these parameters are there that were handed over in calls up to this one.
+  void let_go(const std::vector<std::string>& names, std::uint64_t call);
+
  private:
+  /// What one call gave of a parameter.
+  struct Kept {
+    std::uint64_t call;
+    std::vector<nb::ndarray<nb::ro>> owners;
+  };
+
   struct Entry {
     std::size_t count = 0;
-    /// Of this step, or of the last; those stand behind those of calls that failed.
-    std::vector<std::vector<nb::ndarray<nb::ro>>> owners;
+    /// Of the step under way; also of calls that failed, which may have taken it before.
+    std::vector<Kept> kept;
   };
 
   struct Part {
@@ -71,7 +89,10 @@ class ArrayReducer {
   ReadyGradients hand_over(const std::vector<Part>& parts);
   void check_counts(const std::vector<std::string>& names, std::size_t count);
 
+  static void let_go(Entry& entry, std::uint64_t call);
+
   StreamView stream_;
+  std::uint64_t calls_ = 0;
   std::unordered_map<std::string, Entry> entries_;  // declared before, so they go after
   Patient<GradientReducer> reducer_;
 };

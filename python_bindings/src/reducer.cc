@@ -108,7 +108,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            nb::keep_alive<0, 1>(),
            "As `ready` for several parameters whose gradients stand one after another.")
       .def("flush", &waiting<&GradientReducer::flush>, "Ends the step without waiting.")
-      .def("wait", &waiting<&GradientReducer::wait>,
+      .def("wait", &ArrayReducer::wait,
            "Ends the step and waits: every gradient is the sum or mean now.")
       .def("progress", &waiting<&GradientReducer::progress>,
            "Moves what is under way, where no thread does. Never waits.")

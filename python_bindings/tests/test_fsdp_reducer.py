@@ -19,9 +19,11 @@ from sharded_models import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import ranks
 import tersor
+from tersor.reducer import GradientReducer
 from tersor.torch import fsdp
 from tersor.torch.sharded_exchange import Sender
 
@@ -97,6 +99,29 @@ def trained(rank: int, count: int, options: dict[str, Any]) -> torch.Tensor:
     fsdp.compress(model, **options)
     train(model, rank, range(3))
     return weights(model)
+
+
+def keeps_no_gradient(rank: int, count: int) -> None:
+    taken: list[StorageWeakRef] = []
+    ready_sharded = GradientReducer.ready_sharded
+
+    def noticed(
+        reducer: GradientReducer, names: list[str], gradients: list[torch.Tensor], shards: Any
+    ) -> Any:
+        taken.extend(StorageWeakRef(one.untyped_storage()) for one in gradients)
+        return ready_sharded(reducer, names, gradients, shards)
+
+    model = sharded_model(count)
+    fsdp.compress(model, **FEEDBACK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GradientReducer, "ready_sharded", noticed)
+        backward(model, rank, 0)
+    assert len(taken) == 8
+    assert all(one.expired() for one in taken)
+
+
+def test_no_gradient_of_the_whole_model_is_kept_after_a_pass() -> None:
+    ranks.run(keeps_no_gradient, 2)
 
 
 def discards(rank: int, count: int) -> None:

@@ -112,6 +112,29 @@ def test_gradients_are_kept_alive_while_they_are_reduced() -> None:
     tersor.local.run(2, rank)
 
 
+def test_gradients_are_let_go_when_their_results_are_there() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        reducer = make(transport, codec="int8")
+        for step in range(2):
+            values = gradients(transport.rank, step)
+            taken = {name: weakref.ref(value) for name, value in values.items()}
+            sent = {name: reducer.ready(name, value) for name, value in values.items()}
+            del values
+            if step == 0:
+                reducer.wait()
+            else:
+                reducer.flush()
+                name = next(iter(sent))
+                sent[name].wait()
+                assert taken.pop(name)() is None
+                while not all(one.test() for one in sent.values()):
+                    reducer.progress()
+            assert [name for name, reference in taken.items() if reference() is not None] == []
+        reducer.wait()
+
+    tersor.local.run(2, rank)
+
+
 def test_a_call_that_fails_lets_go_of_no_gradient_under_way() -> None:
     def rank(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int8")
