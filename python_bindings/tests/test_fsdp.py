@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -289,10 +290,15 @@ def test_without_borders_a_message_is_one_tensor() -> None:
 
 def is_removed(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
-    handle = fsdp.compress(ours, codec="int4", weights="int4")
+    handle = fsdp.compress(ours, codec="int4+ef", weights="int4")
     backward(ours, rank, 0)
     ours.zero_grad()
+    kept = [weakref.ref(one._core) for one in handle._reducers]
     handle.remove()
+    assert len(kept) == 1
+    assert kept[0]() is None  # with its thread
+    assert handle.state_dict()["residuals"] == handle.feedback == {}
+    assert handle.statistics() == []
     train(ours, rank, range(2))
     train(reference, rank, range(2))
     assert torch.equal(weights(ours), weights(reference))

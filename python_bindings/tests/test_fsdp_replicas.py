@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pathlib
+import weakref
 from typing import Any
 
 import pytest
@@ -339,7 +340,9 @@ def is_removed(rank: int, count: int) -> None:
     handle = fsdp.compress(ours, codec="int8")
     backward(ours, rank, 0)
     ours.zero_grad()
+    kept = [weakref.ref(one._core) for one in handle._reducers]
     handle.remove()
+    assert [one() for one in kept] == [None, None]
     train(ours, rank, range(2))
     train(reference, rank, range(2))
     assert torch.equal(weights(ours), weights(reference))

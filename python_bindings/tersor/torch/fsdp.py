@@ -154,7 +154,7 @@ class ShardedHandle(Reporting):
         """From now on gradients and weights travel as without Tersor; residuals are dropped."""
         for exchange in self._exchanges:
             exchange.remove()
-        self._sender.drop_reducers()
+        self._sender.drop()
         for hook in self._hooks:
             hook.remove()
 

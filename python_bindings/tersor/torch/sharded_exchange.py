@@ -64,8 +64,8 @@ class Sender:
 
     def prepare(self) -> None:
         """Makes the reducers that steps to come will need, as far as that can be told."""
-        self.reducers.prepare(self.exchanges)
-        self.replicas.prepare(self.replica_exchanges)
+        self.reducers.prepare(one for one in self.exchanges if not one.removed)
+        self.replicas.prepare(one for one in self.replica_exchanges if not one.removed)
 
     @property
     def error(self) -> Exception | None:
@@ -118,18 +118,18 @@ class Sender:
 
     def reset(self) -> None:
         """Gives the transports back; new ones are made when they are needed."""
-        self.drop_reducers()
-        self._last.clear()
+        self.drop()
         self._late.clear()
-        self._channels.clear()
         for group in self.groups:
             close(group)
         self.groups.clear()
 
-    def drop_reducers(self) -> None:
-        """And their residuals."""
+    def drop(self) -> None:
+        """Ends all reducers, with their residuals and threads."""
         self.reducers.reset()
         self.replicas.reset()
+        self._last = []
+        self._channels.clear()
 
     def _end(self) -> None:
         late, self._late = self._late, []

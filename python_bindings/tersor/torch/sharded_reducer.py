@@ -222,9 +222,10 @@ class Reducers(Generic[Made]):
 
     def prepare(self, exchanges: Iterable[Reduced]) -> None:
         """Makes those that steps to come will need, as far as that can be told."""
-        for exchange in exchanges:
+        candidates = list(exchanges)
+        for exchange in candidates:
             if exchange.layout.known and exchange not in self._of:
-                self._make(exchange.expected_kind(), exchanges)
+                self._make(exchange.expected_kind(), candidates)
 
     def of(self, exchange: Reduced, kind: Kind, every: Iterable[Reduced]) -> Made:
         """The one for all parameters of a module that want a gradient."""

@@ -77,6 +77,11 @@ class WeightExchange(Exchange):
             self._sender.fail(error, output_tensor)
         return None
 
+    def remove(self) -> None:
+        """From now on the calls are PyTorch's own; nothing is kept for them."""
+        super().remove()
+        self._workspaces.clear()
+
     def _gather(self, rows: Tensor, values: Tensor, group: dist.ProcessGroup) -> None:
         for message in self._messages(values):
             shard = message.gather(values.view(1, -1))
