@@ -144,6 +144,26 @@ def test_a_pass_can_be_thrown_away() -> None:
     ranks.run(discards, 2)
 
 
+def counts(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, transactional=True, measure_error=True, **FEEDBACK)
+    train(model, rank, range(3))
+    handle.discard_step()
+    parameters, totals = handle.statistics(), handle.totals()
+    assert totals["steps"] == 3
+    assert totals["steps_discarded"] == 1
+    assert totals["overflows"] == 0
+    assert totals["exposed_seconds"] > 0
+    for field in ("hidden_seconds", "exposed_seconds", "wire_seconds"):
+        assert totals[field] == sum(one[field] for one in parameters)  # type: ignore[literal-required]
+    errors = [one["relative_error"] for one in parameters if one["relative_error"] is not None]
+    assert totals["relative_error"] == max(errors) > 0
+
+
+def test_totals_are_of_all_parameters() -> None:
+    ranks.run(counts, 2)
+
+
 def refuses_to_discard(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)

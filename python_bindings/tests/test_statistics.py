@@ -100,12 +100,26 @@ def test_the_table_has_a_line_for_each_parameter_and_one_for_all() -> None:
 
 
 def test_sums_are_of_all_and_the_norm_is_of_all_residuals_together() -> None:
-    (one, *_) = counted(3, codec="int8+ef")
+    (one, *_) = counted(3, codec="int8+ef", measure_error=True)
     added, told = statistics.add_up(one.statistics()), one.totals()
-    for field in ("gradient_bytes", "uncompressed_bytes", "encode_seconds", "residual_norm"):
+    for field in set(told) - {"name", "codec", "reason", "algorithm", "sent_bytes"}:
         assert added[field] == pytest.approx(told[field])  # type: ignore[literal-required]
     assert added["codec"] == statistics.SEVERAL
     assert added["residual_norm"] > 0
+    assert added["relative_error"] is not None
+
+
+def test_sums_have_nothing_that_no_entry_knows() -> None:
+    (one, *_) = counted(2, codec="int8")
+    known = statistics.add_up(one.statistics())
+    assert known["relative_error"] is None
+    optional = ("hidden_seconds", "exposed_seconds", "overflows", "steps_discarded")
+    entries = one.statistics()
+    for entry in entries:
+        for field in (*optional, "relative_error"):
+            del entry[field]  # type: ignore[misc]
+    added = statistics.add_up(entries)
+    assert known.keys() - added.keys() == {*optional, "relative_error"}
 
 
 def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:

@@ -119,6 +119,13 @@ class ShardedHandle(Reporting):
         """
         return [one for reducer in self._reducers for one in reducer.statistics()]
 
+    def totals(self) -> ParameterStatistics:
+        """The same of all parameters together."""
+        found = super().totals()
+        if reducers := self._reducers:  # which do not count overflows by parameter
+            found["overflows"] = sum(one.overflows for one in reducers)
+        return found
+
     def explain(self) -> str:
         """What was decided and why, a line a parameter; after the first step."""
         lines = [f"{one['name']}: {one['codec']} ({one['reason']})" for one in self.statistics()]

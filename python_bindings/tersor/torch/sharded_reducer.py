@@ -173,6 +173,11 @@ class ShardedReducer:
     def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
         return of_scattered(one, self._reason or one.reason, self.kind.group.size())
 
+    @property
+    def overflows(self) -> int:
+        """Values that were finite and left the range of the wire's type."""
+        return self._core.statistics().overflows
+
     def explain_choice(self) -> str:
         """What ``"auto"`` measured and predicted; empty where it was not asked."""
         text = self._core.explain()

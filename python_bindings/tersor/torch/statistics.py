@@ -122,14 +122,17 @@ def _from_core(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
 
 
 def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
-    """Sums of bytes and seconds; the norm of all residuals together; the largest error."""
+    """Sums of bytes, seconds and overflows; the norm of all residuals together; the largest error.
+
+    What no entry knows is not there. A step that was discarded was one of all of them.
+    """
     entries = list(parameters)
     codecs = {one["codec"] for one in entries}
 
     def total(field: str) -> float:
         return sum(one.get(field, 0) for one in entries)  # type: ignore[misc]
 
-    return {
+    added: ParameterStatistics = {
         "name": "",
         "codec": codecs.pop() if len(codecs) == 1 else SEVERAL,
         "reason": "",
@@ -142,6 +145,14 @@ def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
         "wire_seconds": total("wire_seconds"),
         "residual_norm": sum(one["residual_norm"] ** 2 for one in entries) ** 0.5,
     }
+    for field in ("hidden_seconds", "exposed_seconds", "overflows"):
+        if any(field in one for one in entries):
+            added[field] = total(field)  # type: ignore[literal-required]
+    if discarded := [one["steps_discarded"] for one in entries if "steps_discarded" in one]:
+        added["steps_discarded"] = max(discarded)
+    if errors := [one["relative_error"] for one in entries if "relative_error" in one]:
+        added["relative_error"] = max(filter(None, errors), default=None)
+    return added
 
 
 def ratio(one: ParameterStatistics) -> float:
