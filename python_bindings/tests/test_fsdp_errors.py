@@ -17,6 +17,7 @@ from sharded_models import backward, gradients, make_model, plain_step, shard, s
 import ranks
 import tersor
 from tersor.torch import fsdp
+from tersor.torch.sharded_exchange import Sender
 from tersor.torch.sharded_weights import WeightExchange
 
 
@@ -119,6 +120,31 @@ def fails_alone(rank: int, count: int, weights: bool) -> str:
 def test_a_rank_that_fails_alone_tells_the_others(weights: bool) -> None:
     found = ranks.run(fails_alone, 2, weights)  # with a deadline below the timeout of 300 s
     assert found[1] in found[0]
+
+
+class Step:
+    """A reducer's, which ends with an error or without."""
+
+    under_way = True
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def finish(self) -> None:
+        self.under_way = False
+        if self._error is not None:
+            raise self._error
+
+
+def test_an_error_leaves_no_other_step_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [Step(), Step(RuntimeError("first")), Step(RuntimeError("second")), Step()]
+    sender, late = Sender({}), torch.zeros(3)
+    monkeypatch.setattr(sender, "every_reducer", lambda: steps)
+    sender.leave(late)
+    with pytest.raises(RuntimeError, match="first"):
+        sender._end()
+    assert not any(one.under_way for one in steps)
+    assert bool(late.isnan().all())
 
 
 def loses_a_rank(rank: int, count: int) -> str:

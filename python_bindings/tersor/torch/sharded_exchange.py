@@ -73,11 +73,17 @@ class Sender:
         return self._error
 
     def end_steps(self) -> None:
-        """Waits for all that was sent."""
+        """Waits for all that was sent, also where some of it fails; raises the first error then."""
         under_way = [one for one in self.every_reducer() if one.under_way]
         self._last = under_way or self._last
+        errors = []
         for reducer in under_way:
-            reducer.finish()
+            try:
+                reducer.finish()
+            except Exception as error:  # also what is not ours
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def leave(self, output: Tensor) -> None:
         """The result will be there when the pass is over."""
