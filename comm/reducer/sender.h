@@ -46,7 +46,7 @@ class Sender {
   bool adopt_order(ReducerStep::Order order);
   /// The messages of parameters that become ready together in this order. With the lock held.
   const std::vector<std::uint32_t>& messages_of(const ReducerStep::Order& together);
-  /// The driver should look: something was requested, of a step whose lock is held.
+  /// What is sent from now on comes after what the trainer queued so far.
   void follow_trainer() { residence_.follow_trainer(); }
 
   /// Nothing is sent any more; the others hear of it.

@@ -108,10 +108,10 @@ class ReducerHandle {
  public:
   /// True once this parameter's gradient holds the result. Never waits.
   bool test() const;
-  /// Waits for this parameter alone. Its step must have been flushed, or its order be known (not
-  /// the first step that learns one, nor over a transport that queues). Throws what ended the
-  /// exchange. Gradients on a device: ReducerOptions::stream waits, not the host, and so after a
-  /// true `test`.
+  /// Waits for this parameter alone. Its step must have been flushed, or its order be known: not
+  /// the first step that learns one. Over a transport that queues, before the flush only with
+  /// SendingOrder::kOfReady, and if all ranks wait alike. Throws what ended the exchange. Gradients
+  /// on a device: ReducerOptions::stream waits, not the host, and so after a true `test`.
   void wait() const;
 
  private:

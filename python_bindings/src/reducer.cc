@@ -82,7 +82,8 @@ void bind_handle(nb::module_& module) {
                              "What one call made ready, in the step under way.")
       .def("test", &ReadyGradients::test, "True once all of it holds the result. Never waits.")
       .def("wait", &ReadyGradients::wait,
-           "Waits for this alone, once its step was flushed; raises what ended the exchange.");
+           "Waits for this alone, once its step was flushed, or before that where the order of "
+           "sending is known; raises what ended the exchange.");
 }
 
 void bind_steps(nb::class_<ArrayReducer>& reducer) {

@@ -150,7 +150,8 @@ class ShardedHandle(Reporting):
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Brings back either. None or empty: residuals start at zero, with a warning.
 
-        Raises InvalidArgument, which names the parameter, where the state does not fit.
+        On a 2-D mesh loading a portable state is a collective call. Raises InvalidArgument, which
+        names the parameter, where the state does not fit.
         """
         self._sender.prepare()
         load_sharded(self._sender, self._group, state)
