@@ -95,12 +95,15 @@ struct GradientReducer::Impl {
     std::vector<std::uint64_t> slot_steps;
   };
 
-  // Steps, with the lock held.
+  // Once all parameters are known (setup.cc), with the lock held.
   void finalize();
   void place();
   void make_sender();
   Driving driving() const;
   std::vector<Bucket> make_buckets(const ReducerStep::Order& order) const;
+  std::uint64_t signature() const;
+
+  // Steps, with the lock held.
   void wait_until(ReducerStep::Lock& lock, const std::function<bool()>& is_done);
   void wait_for_closed(ReducerStep::Lock& lock);
   void begin_ready(ReducerStep::Lock& lock);
@@ -130,7 +133,6 @@ struct GradientReducer::Impl {
   void notice_requests();
   void complete_step();
   void check_requested(std::uint32_t parameter) const;
-  std::uint64_t signature() const;
   void snapshot_totals();
   StreamView stream() const { return residence_ == nullptr ? StreamView{} : residence_->stream(); }
 

@@ -1,5 +1,5 @@
-// The GradientReducer's face, and its parameters. The rest stands in steps.cc (the trainer's side),
-// checkpoint.cc and statistics.cc.
+// The GradientReducer's face, and its parameters. The rest stands in setup.cc, steps.cc (the
+// trainer's side), checkpoint.cc and statistics.cc.
 #include "comm/collectives/bind.h"
 #include "comm/reducer/impl.h"
 #include "comm/tuning/automatic.h"
