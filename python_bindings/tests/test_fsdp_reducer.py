@@ -10,15 +10,18 @@ from sharded_models import (
     INPUTS,
     Branches,
     backward,
+    fsdp_modules,
     gradients,
     local,
+    make_model,
     plain_step,
+    shard,
     sharded_model,
     train,
     weights,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ranks
@@ -142,6 +145,40 @@ def discards(rank: int, count: int) -> None:
 
 def test_a_pass_can_be_thrown_away() -> None:
     ranks.run(discards, 2)
+
+
+def expects_what_is_asked(rank: int, count: int, replicas: int, setting: str) -> None:
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float16) if setting == "f16" else None
+    names = ("replicate", "shard")
+    mesh = init_device_mesh("cpu", (replicas, count // replicas), mesh_dim_names=names)
+    model = shard(make_model(), count, policy, mesh=mesh if replicas > 1 else mesh["shard"])
+    for module in fsdp_modules(model):
+        if setting.startswith("factor"):
+            module.set_gradient_divide_factor(float(setting.split()[1]))
+        elif setting == "sums":
+            module.set_force_sum_reduction_for_comms(True)
+    if setting == "own group":
+        model.set_separate_reduce_scatter_group()  # type: ignore[operator]
+    handle = fsdp.compress(model, **FEEDBACK)
+    handle._sender.prepare()
+    expected = handle._reducers
+    assert len(expected) == (1 if replicas == 1 else 2)
+    backward(model, rank, 0)
+    assert handle._reducers == expected
+
+
+@pytest.mark.parametrize("setting", ["", "f16", "factor 2", "factor 3", "sums", "own group"])
+@pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2)])
+def test_reducers_made_beforehand_are_those_of_the_pass(
+    count: int, replicas: int, setting: str
+) -> None:
+    if setting == "own group" and not hasattr(FSDPModule, "set_separate_reduce_scatter_group"):
+        pytest.skip("PyTorch 2.15 has it")
+    ranks.run(expects_what_is_asked, count, replicas, setting)
+
+
+def test_a_rank_alone_is_asked_for_sums() -> None:
+    ranks.run(expects_what_is_asked, 1, 1, "")
 
 
 def counts(rank: int, count: int) -> None:

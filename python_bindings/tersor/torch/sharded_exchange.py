@@ -189,9 +189,9 @@ class ModuleExchange(Exchange, ABC):
 
     def expected_kind(self) -> Kind:
         """What FSDP will ask for, as far as can be told before it does."""
-        dtype = self.layout.dtype
-        reduction: Reduction = "sum" if dtype == torch.float16 else "mean"
-        return Kind(self.group, self.layout.device, dtype, reduction)
+        averages = self.layout.averages(replicas=isinstance(self, ReplicaExchange))
+        reduction: Reduction = "mean" if averages else "sum"
+        return Kind(self.group, self.layout.device, self.layout.dtype, reduction)
 
     def _reducer(
         self, reducers: Reducers[Made], rows: Tensor, kind: Kind, every: Sequence[Any]
@@ -237,7 +237,7 @@ class GradientExchange(ModuleExchange):
     @property
     def group(self) -> dist.ProcessGroup:
         """Among whose ranks parameters are sharded."""
-        return self.layout.process_group
+        return self.layout.scatter_group
 
     def __call__(
         self,

@@ -66,6 +66,25 @@ class ModuleLayout:
         return found
 
     @property
+    def scatter_group(self) -> dist.ProcessGroup:
+        """The same ranks' group that gradients go through, which may be another from 2.15 on."""
+        found: dist.ProcessGroup = getattr(
+            self._group, "_reduce_scatter_process_group", self.process_group
+        )
+        return found
+
+    def averages(self, *, replicas: bool) -> bool:
+        """Whether FSDP will ask for means, of shards or of ``replicas``; else it asks for sums."""
+        forced = getattr(self._group, "force_sum_reduction_for_comms", False)
+        if forced or self.dtype not in (torch.float32, torch.bfloat16):
+            return False
+        shards, others = self.scatter_group.size(), self.replicas
+        factor = getattr(self._group, "gradient_divide_factor", None)
+        if factor is None:
+            return shards * (1 if others is None else others.size()) > 1
+        return not replicas and bool(factor == shards)
+
+    @property
     def dtype(self) -> torch.dtype:
         """In which gradients will be reduced, as far as can be told before the first step."""
         if self._group is None or not self._group.fsdp_params:
