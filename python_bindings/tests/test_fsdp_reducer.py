@@ -192,7 +192,7 @@ def counts(rank: int, count: int) -> None:
     assert totals["overflows"] == 0
     assert totals["exposed_seconds"] > 0
     for field in ("hidden_seconds", "exposed_seconds", "wire_seconds"):
-        assert totals[field] == sum(one[field] for one in parameters)  # type: ignore[literal-required]
+        assert totals[field] == sum(one[field] for one in parameters)
     errors = [one["relative_error"] for one in parameters if one["relative_error"] is not None]
     assert totals["relative_error"] == max(errors) > 0
 

@@ -147,7 +147,7 @@ def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
     }
     for field in ("hidden_seconds", "exposed_seconds", "overflows"):
         if any(field in one for one in entries):
-            added[field] = total(field)  # type: ignore[literal-required]
+            added[field] = total(field)
     if discarded := [one["steps_discarded"] for one in entries if "steps_discarded" in one]:
         added["steps_discarded"] = max(discarded)
     if errors := [one["relative_error"] for one in entries if "relative_error" in one]:
