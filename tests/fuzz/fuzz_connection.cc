@@ -91,7 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Input input(std::as_bytes(std::span(data, size)));
   const std::size_t kind = input.next() % 5;
   if (kind == 0) {
-    Answerer answerer(secret);
+    Answerer answerer(secret, 2);
     shake_hands(answerer, input);
     require(!answerer.caller().has_value());
   } else if (kind == 1) {

@@ -4,6 +4,7 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -43,7 +44,7 @@ struct Talk {
 Talk talk(const Secret& of_caller, const Secret& of_answerer, const Hello& hello,
           std::size_t step = 1000) {
   Caller caller(of_caller, hello);
-  Answerer answerer(of_answerer);
+  Answerer answerer(of_answerer, hello.to);
   Talk said{.hello = copy_of(caller.opening())};
   if (!feed(answerer, said.hello, step)) return said;
   said.challenge = copy_of(answerer.reply());
@@ -88,7 +89,7 @@ TEST(TcpHandshake, NothingIsSaidTwice) {
 TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
   const Secret secret(kSecret);
   const Talk heard = talk(secret, secret, {.from = 1});
-  Answerer answerer(secret);
+  Answerer answerer(secret, 0);
   EXPECT_TRUE(feed(answerer, heard.hello));
   EXPECT_FALSE(feed(answerer, heard.proof));
   EXPECT_FALSE(answerer.caller().has_value());
@@ -98,11 +99,36 @@ TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
 TEST(TcpHandshake, AMirrorIsNotBelieved) {
   const Secret secret(kSecret);
   Caller caller(secret, {.from = 1});
-  Answerer answerer(secret);
+  Answerer answerer(secret, 0);
   EXPECT_TRUE(feed(answerer, caller.opening()));
   const Bytes challenge = copy_of(answerer.reply());
-  EXPECT_FALSE(feed(answerer, ConstByteSpan(challenge).subspan(kNonceBytes)));
+  EXPECT_FALSE(feed(answerer, ConstByteSpan(challenge).last(kProofBytes)));
   EXPECT_FALSE(answerer.caller().has_value());
+}
+
+// Somebody at a rank's address lets other ranks answer in its place.
+TEST(TcpHandshake, NoRankAnswersForAnother) {
+  const Secret secret(kSecret);
+  Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
+  Answerer caller_itself(secret, 0), other(secret, 2);
+  EXPECT_FALSE(feed(caller_itself, caller.opening())) << "vouches for rank 1";
+  EXPECT_TRUE(caller_itself.reply().empty());
+  EXPECT_TRUE(feed(other, caller.opening()));
+  EXPECT_TRUE(feed(caller, other.reply()));
+  EXPECT_EQ(caller.verdict(), Verdict::kOtherRank);
+  EXPECT_TRUE(caller.room().empty() && caller.reply().empty()) << "rank 2 gets a proof";
+}
+
+// Nor by saying that it is the one that was called.
+TEST(TcpHandshake, TheAnswerersRankIsProven) {
+  const Secret secret(kSecret);
+  Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
+  Answerer other(secret, 2);
+  EXPECT_TRUE(feed(other, caller.opening()));
+  Bytes challenge = copy_of(other.reply());
+  challenge[offsetof(Challenge, rank)] = std::byte{1};
+  EXPECT_FALSE(feed(caller, challenge));
+  EXPECT_FALSE(caller.proven());
 }
 
 // Who it says to be is what it proves.
@@ -111,7 +137,7 @@ TEST(TcpHandshake, AnyChangedBitIsNoticed) {
   std::mt19937 random(7);
   for (int round = 0; round < 300; ++round) {
     Caller caller(secret, {.from = 1, .to = 2, .ranks = 4, .lanes = 1});
-    Answerer answerer(secret);
+    Answerer answerer(secret, 2);
     std::vector<Bytes> words = {copy_of(caller.opening())};
     const auto damage = [&](std::size_t word) {
       if (round % 3 != static_cast<int>(word)) return;
@@ -135,7 +161,7 @@ TEST(TcpHandshake, OnlyVerdictsAreVerdicts) {
   const Secret secret(kSecret);
   for (const std::uint64_t number : {std::uint64_t{0}, kLastVerdict + 1, std::uint64_t{1} << 32}) {
     Caller caller(secret, {.from = 1});
-    Answerer answerer(secret);
+    Answerer answerer(secret, 0);
     EXPECT_TRUE(feed(answerer, caller.opening()));
     EXPECT_TRUE(feed(caller, answerer.reply()));
     EXPECT_FALSE(feed(caller, bytes_of(static_cast<Verdict>(number))));

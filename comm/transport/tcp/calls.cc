@@ -22,7 +22,7 @@ Clock::duration pause_after(int calls) {
 }  // namespace
 
 IncomingCall::IncomingCall(CallOwner& owner, Socket socket)
-    : owner_(owner), socket_(std::move(socket)), answerer_(owner.secret()) {
+    : owner_(owner), socket_(std::move(socket)), answerer_(owner.secret(), owner.rank()) {
   owner_.reactor().watch(socket_.number(), *this);
 }
 

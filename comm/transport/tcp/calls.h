@@ -28,6 +28,8 @@ class CallOwner {
   virtual void failed(OutgoingCall& call, const std::string& why) = 0;
   virtual Reactor& reactor() = 0;
   virtual const Secret& secret() const = 0;
+  /// Of this end.
+  virtual std::uint32_t rank() const = 0;
 };
 
 /// Somebody calls.

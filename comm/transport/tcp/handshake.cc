@@ -1,9 +1,9 @@
 // Implements handshake.h.
 #include "comm/transport/tcp/handshake.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <span>
 
 namespace tersor::tcp {
 namespace {
@@ -20,8 +20,8 @@ ConstByteSpan bytes_at(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-void append(std::span<std::byte> words, const Nonce& nonce) {
-  std::copy(nonce.begin(), nonce.end(), words.begin() + sizeof(Hello));
+void append(Words& words, const Challenge& challenge) {
+  std::memcpy(words.data() + sizeof(Hello), &challenge, words.size() - sizeof(Hello));
 }
 
 }  // namespace
@@ -43,15 +43,18 @@ bool Caller::came(std::size_t bytes) {
 
 bool Caller::check_challenge() {
   const auto challenge = read_as<Challenge>(challenge_.bytes());
-  append(words_, challenge.nonce);
+  append(words_, challenge);
   proven_ = secret_.accepts(challenge.proof, Role::kAnswerer, words_);
   if (!proven_) return false;
+  elsewhere_ = challenge.rank != read_as<Hello>(words_).to;
+  if (elsewhere_) return true;
   own_ = secret_.prove(Role::kCaller, words_);
   reply_ = own_;
   return true;
 }
 
 std::optional<Verdict> Caller::verdict() const {
+  if (elsewhere_) return Verdict::kOtherRank;
   if (!verdict_.whole()) return std::nullopt;
   const auto number = read_as<std::uint64_t>(verdict_.bytes());
   if (number < 1 || number > kLastVerdict) return std::nullopt;
@@ -70,12 +73,14 @@ bool Answerer::came(std::size_t bytes) {
   return proven_;
 }
 
+// Nobody calls itself: its own hello comes back from somebody else.
 bool Answerer::answer_hello() {
   const auto hello = read_as<Hello>(hello_.bytes());
-  if (hello.magic != Hello::kMagic) return false;
+  if (hello.magic != Hello::kMagic || hello.from == rank_) return false;
   std::memcpy(words_.data(), &hello, sizeof hello);
   challenge_.nonce = new_nonce();
-  append(words_, challenge_.nonce);
+  challenge_.rank = rank_;
+  append(words_, challenge_);
   challenge_.proof = secret_.prove(Role::kAnswerer, words_);
   reply_ = bytes_at(challenge_);
   return true;

@@ -2,12 +2,13 @@
 // came go in, bytes to send come out.
 //
 //   caller    Hello                            who it is, whom it calls, its nonce
-//   answerer  Challenge                        its nonce, and its proof of both
-//   caller    Proof                            its own of both
+//   answerer  Challenge                        its nonce, which rank it is, and its proof of all
+//   caller    Proof                            its own of all
 //   answerer  Verdict                          8 bytes
 //
-// Proofs are of the hello, the answerer's nonce and the role, by the world's secret, and both
-// nonces are new each time: nothing that was ever said can be said again. Until the other end's
+// Proofs are of the hello, the answerer's nonce and rank and the role, by the world's secret, and
+// both nonces are new each time: nothing that was ever said can be said again, and no rank answers
+// for another one. Until the other end's
 // proof is there, nothing of what it said is used. What follows is neither secret nor safe from who
 // can change bytes on their way.
 #pragma once
@@ -39,9 +40,10 @@ static_assert(sizeof(Hello) == 56 && std::is_trivially_copyable_v<Hello>);
 
 struct Challenge {
   Nonce nonce{};
+  std::uint64_t rank = 0;  ///< who answers
   Proof proof{};
 };
-static_assert(sizeof(Challenge) == 64 && std::is_trivially_copyable_v<Challenge>);
+static_assert(sizeof(Challenge) == 72 && std::is_trivially_copyable_v<Challenge>);
 
 /// What the answerer makes of a caller that knows the secret.
 enum class Verdict : std::uint64_t {
@@ -53,6 +55,9 @@ enum class Verdict : std::uint64_t {
   kOtherLanes,  ///< has another number of connections of each pair
 };
 inline constexpr std::uint64_t kLastVerdict = static_cast<std::uint64_t>(Verdict::kOtherLanes);
+
+/// What both ends prove: the hello, and the challenge without its proof.
+using Words = std::array<std::byte, sizeof(Hello) + kNonceBytes + sizeof(Challenge::rank)>;
 
 /// Bytes that come until a word of a fixed length is whole.
 template <std::size_t kBytes>
@@ -76,7 +81,10 @@ class Caller {
   /// What is to be sent before anything comes.
   ConstByteSpan opening() const { return ConstByteSpan(words_).first(sizeof(Hello)); }
   /// Where the next bytes belong; empty once there is a verdict.
-  ByteSpan room() { return proven_ ? verdict_.rest() : challenge_.rest(); }
+  ByteSpan room() {
+    if (elsewhere_) return {};
+    return proven_ ? verdict_.rest() : challenge_.rest();
+  }
   /// After so many bytes came there. False where the other end does not know the secret, or breaks
   /// the rules: nothing more is to be said to it.
   bool came(std::size_t bytes);
@@ -84,24 +92,26 @@ class Caller {
   ConstByteSpan reply() const { return reply_; }
   /// Whether the other end knows the secret.
   bool proven() const { return proven_; }
+  /// The other end's; kOtherRank where it proves to be another rank, which gets no proof.
   std::optional<Verdict> verdict() const;
 
  private:
   bool check_challenge();
 
   const Secret& secret_;
-  std::array<std::byte, sizeof(Hello) + kNonceBytes> words_{};  // that both prove
+  Words words_{};
   Word<sizeof(Challenge)> challenge_;
   Word<sizeof(Verdict)> verdict_;
   Proof own_{};
   ConstByteSpan reply_;
   bool proven_ = false;
+  bool elsewhere_ = false;  // it is another rank
 };
 
 /// The end that is called.
 class Answerer {
  public:
-  explicit Answerer(const Secret& secret) : secret_(secret) {}
+  Answerer(const Secret& secret, std::uint32_t rank) : secret_(secret), rank_(rank) {}
 
   /// Where the next bytes belong; empty once the caller is known.
   ByteSpan room() { return hello_.whole() ? proof_.rest() : hello_.rest(); }
@@ -116,7 +126,8 @@ class Answerer {
   bool answer_hello();
 
   const Secret& secret_;
-  std::array<std::byte, sizeof(Hello) + kNonceBytes> words_{};
+  const std::uint32_t rank_;
+  Words words_{};
   Word<sizeof(Hello)> hello_;
   Word<sizeof(Proof)> proof_;
   Challenge challenge_{};

@@ -110,7 +110,7 @@ void Switchboard::begin_call(LaneName name) {
 }
 
 Hello Switchboard::hello_to(LaneName name) const {
-  return {.from = static_cast<std::uint32_t>(setup_.rank),
+  return {.from = rank(),
           .to = static_cast<std::uint32_t>(name.peer),
           .ranks = static_cast<std::uint32_t>(setup_.endpoints.size()),
           .lanes = static_cast<std::uint16_t>(setup_.lanes),
@@ -173,11 +173,11 @@ void Switchboard::admit(IncomingCall& call) {
 }
 
 Verdict Switchboard::judge(const Hello& caller) {
-  const auto self = static_cast<std::uint32_t>(setup_.rank);
+  const std::uint32_t self = rank();
   if (caller.ranks != setup_.endpoints.size()) return Verdict::kOtherRanks;
   if (caller.lanes != setup_.lanes || caller.lane >= setup_.lanes) return Verdict::kOtherLanes;
   if (caller.to != self) return Verdict::kOtherRank;
-  if (caller.from >= caller.ranks || caller.from == self) return Verdict::kTaken;
+  if (caller.from >= caller.ranks) return Verdict::kTaken;
   const Link& from = link({static_cast<int>(caller.from), caller.lane});
   if (from.connected) return Verdict::kTaken;
   return from.call != nullptr && self < caller.from ? Verdict::kCrossed : Verdict::kWelcome;

@@ -92,6 +92,7 @@ class Switchboard final : public Watched, public CallOwner {
   void failed(OutgoingCall& call, const std::string& why) override;
   Reactor& reactor() override { return reactor_; }
   const Secret& secret() const override { return secret_; }
+  std::uint32_t rank() const override { return static_cast<std::uint32_t>(setup_.rank); }
 
   // Of the thread.
   const Setup setup_;
