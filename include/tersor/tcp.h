@@ -52,11 +52,12 @@ class TcpTransport final : public ForwardingTransport {
   TcpTransport(KeyValueStore& store, int rank, int ranks, const TcpOptions& options = {});
 
   /// Ranks meet in a file that all of them reach, and that no run had before: InvalidArgument where
-  /// rank 0 finds it. It stays, readable by its owner alone, since it holds the world's secret.
+  /// rank 0 finds it. It stays, readable by its owner alone, since it holds the world's secret;
+  /// whose table is another user's, or may be written by others, gets InvalidArgument.
   TcpTransport(const std::filesystem::path& file, int rank, int ranks,
                const TcpOptions& options = {});
 
-  /// Ranks know where each of them listens ("10.0.0.3:4711", "node3:4711", "[fe80::3]:4711"), the
+  /// Ranks know where each of them listens ("10.0.0.3:4711", "node3:4711", "[fd00::3]:4711"), the
   /// same list on all, and a secret of at least 16 bytes, which somebody drew at random. Ranks of
   /// equal hosts in their addresses share a host. TcpOptions::address is not looked at.
   TcpTransport(std::span<const std::string> addresses, std::string_view secret, int rank,

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -100,6 +101,68 @@ TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
   EXPECT_TRUE(contains(nowhere, "cannot write")) << nowhere;
 }
 
+// Somebody who may write to the folder was there first.
+TEST(TcpMeeting, TheSecretGoesIntoNoFileThatIsThere) {
+  const Folder folder;
+  const fs::path file = folder / "meeting", trap = folder / "trap";
+  std::ofstream(trap) << "mine";
+  fs::permissions(trap, fs::perms::all);
+  fs::create_symlink(trap, file.string() + ".table.part");
+  const auto make = [&](int rank) {
+    return std::make_unique<TcpTransport>(file, rank, 2, kLoopback);
+  };
+  expect_world(2, make);
+  EXPECT_EQ(fs::file_size(trap), 4u);
+  EXPECT_FALSE(fs::is_symlink(file.string() + ".table"));
+}
+
+TEST(TcpMeeting, ATableThatOthersMayWriteIsNotBelieved) {
+  const Folder folder;
+  const fs::path file = folder / "meeting", table = file.string() + ".table";
+  const auto error = [&] {
+    return error_of<InvalidArgument>([&] { TcpTransport transport(file, 1, 2, kLoopback); });
+  };
+  std::ofstream(table) << "a table\n";
+  fs::permissions(table, fs::perms::group_write, fs::perm_options::add);
+  EXPECT_TRUE(contains(error(), "others may write it")) << error();
+  fs::permissions(table, fs::perms::group_write, fs::perm_options::remove);
+  if (geteuid() == 0 && chown(table.c_str(), 12345, 12345) == 0)
+    EXPECT_TRUE(contains(error(), "it is another user's")) << error();
+  fs::remove(table);
+  fs::create_symlink(folder / "elsewhere", table);
+  EXPECT_TRUE(contains(error(), "cannot read " + table.string())) << error();
+}
+
+// The run before was killed between the two.
+TEST(TcpMeeting, WhatARunBeforeLeftIsNoticed) {
+  const Folder folder;
+  const fs::path file = folder / "meeting";
+  std::ofstream(file.string() + ".rank-1") << "127.0.0.1:1\nhost\n";
+  const auto first = std::make_unique<TcpTransport>(file, 0, 2, kLoopback);
+  const std::string error =
+      error_of<TransportError>([&] { TcpTransport transport(file, 1, 2, kLoopback); });
+  EXPECT_TRUE(contains(error, "says of rank 1 what another process left")) << error;
+  EXPECT_FALSE(fs::exists(file.string() + ".rank-1")) << "the next run finds it";
+}
+
+TEST(TcpMeeting, WhoGivesUpLeavesNothing) {
+  const Folder folder;
+  const fs::path file = folder / "meeting";
+  const TcpOptions hasty{.address = "127.0.0.1", .timeout = 20ms};
+  EXPECT_THROW(TcpTransport(file, 1, 2, hasty), TransportError);
+  EXPECT_THROW(TcpTransport(file, 0, 2, hasty), TransportError);
+  EXPECT_TRUE(fs::is_empty(file.parent_path()));
+}
+
+TEST(TcpMeeting, TheLongestTimeoutIsNotOver) {
+  MemoryStore store;
+  expect_world(2, [&](int rank) {
+    return std::make_unique<TcpTransport>(
+        store, rank, 2,
+        TcpOptions{.address = "127.0.0.1", .timeout = std::chrono::milliseconds::max()});
+  });
+}
+
 TEST(TcpMeeting, WhoDoesNotComeIsNamed) {
   MemoryStore store;
   store.set("rank-1", "127.0.0.1:1\nhost\n");
@@ -192,6 +255,7 @@ TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
   EXPECT_THROW(TcpTransport(store, 0, -5), InvalidArgument);
   EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 0}), InvalidArgument);
   EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 17}), InvalidArgument);
+  EXPECT_THROW(TcpTransport(store, 0, 1, {.timeout = -1ms}), InvalidArgument);
   EXPECT_THROW(TcpTransport(addresses, "too short", 0), InvalidArgument);
   EXPECT_THROW(TcpTransport(addresses, kSecret, 2), InvalidArgument);
   for (const char* text : {"", "host", ":4711", "host:", "host:0", "host:65536", "host:http",

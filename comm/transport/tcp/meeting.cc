@@ -2,27 +2,24 @@
 // number; rank 0 gathers these, and leaves them all with a secret, which the others wait for.
 #include "comm/transport/tcp/meeting.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <tersor/error.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
+#include <chrono>
 #include <map>
 #include <sstream>
-#include <thread>
+#include <system_error>
 #include <utility>
 
 #include "comm/transport/tcp/address.h"
+#include "comm/transport/tcp/file_store.h"
 
 namespace tersor::tcp {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::milliseconds kLookEvery{2};
+constexpr std::chrono::hours kLongestTimeout{24 * 365};  // so that deadlines do not overflow
 constexpr int kMostConnections = 16;
 constexpr int kMostRanks = 1 << 16;
 constexpr std::string_view kTableKey = "table";
@@ -38,6 +35,13 @@ void check(int rank, std::size_t ranks, const TcpOptions& options) {
   if (options.connections < 1 || options.connections > kMostConnections)
     throw InvalidArgument("TcpOptions::connections is " + std::to_string(options.connections) +
                           ": give 1 to " + std::to_string(kMostConnections));
+  if (options.timeout.count() < 0)
+    throw InvalidArgument("TcpOptions::timeout is " + std::to_string(options.timeout.count()) +
+                          " ms: give none that is negative");
+}
+
+Clock::time_point deadline_of(const TcpOptions& options) {
+  return Clock::now() + std::min<std::chrono::milliseconds>(options.timeout, kLongestTimeout);
 }
 
 std::string key_of(int rank) { return "rank-" + std::to_string(rank); }
@@ -48,6 +52,7 @@ struct Entry {
   std::string host;
 
   std::string text() const { return endpoint + "\n" + host + "\n"; }
+  bool operator==(const Entry&) const = default;
 };
 
 struct Table {
@@ -106,7 +111,12 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
                Clock::time_point until) {
   if (rank == 0) return gather(store, ranks, own, until);
   store.set(key_of(rank), own.text());
-  return parse_table(get_of(store, 0, std::string(kTableKey), until), ranks);
+  Table table = parse_table(get_of(store, 0, std::string(kTableKey), until), ranks);
+  if (table.entries[static_cast<std::size_t>(rank)] != own)
+    throw TransportError("the ranks' meeting place says of rank " + std::to_string(rank) +
+                         " what another process left, of a run before it or of the same number: "
+                         "give it a name that no run had before");
+  return table;
 }
 
 /// For each host the same number.
@@ -135,29 +145,6 @@ Place place_by(const Table& table, int rank, const TcpOptions& options) {
 
 }  // namespace
 
-// Under another name first, so that nobody reads half of it, and for the owner's eyes alone.
-void FileStore::set(const std::string& key, const std::string& value) {
-  const fs::path part = file(key + ".part");
-  constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
-  const int made = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kOwnerOnly);
-  const bool written =
-      made >= 0 && write(made, value.data(), value.size()) == static_cast<ssize_t>(value.size());
-  if (made >= 0) ::close(made);
-  std::error_code failed;
-  if (written) fs::rename(part, file(key), failed);
-  if (!written || failed) throw InvalidArgument("cannot write " + file(key).string());
-}
-
-std::string FileStore::get(const std::string& key, Clock::time_point until) {
-  const fs::path wanted = file(key);
-  while (!fs::exists(wanted)) {
-    if (Clock::now() >= until) throw TransportError("there is no " + wanted.string());
-    std::this_thread::sleep_for(kLookEvery);
-  }
-  std::ifstream stream(wanted, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
 Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   auto context = std::make_unique<asio::io_context>(1);
@@ -165,7 +152,7 @@ Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions&
   auto listener = std::make_unique<Listener>(*context, own);
   own.port(listener->port());
   const Table table =
-      exchange(store, rank, ranks, {text_of(own), host_identity()}, Clock::now() + options.timeout);
+      exchange(store, rank, ranks, {text_of(own), host_identity()}, deadline_of(options));
   Place place = place_by(table, rank, options);
   place.context = std::move(context);
   place.listener = std::move(listener);
@@ -177,13 +164,18 @@ Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& 
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   FileStore store(file.string() + ".");
   const fs::path table = store.file(std::string(kTableKey));
-  if (rank == 0 && fs::exists(table))
-    throw InvalidArgument(table.string() + " is there already: give a name that no run had before");
-  Place place = meet_in_store(store, rank, ranks, options);
   std::error_code ignored;
-  for (int other = 1; rank == 0 && other < ranks; ++other)
-    fs::remove(store.file(key_of(other)), ignored);
-  return place;
+  if (rank == 0 && fs::exists(table, ignored))
+    throw InvalidArgument(table.string() + " is there already: give a name that no run had before");
+  try {
+    Place place = meet_in_store(store, rank, ranks, options);
+    for (int other = 1; rank == 0 && other < ranks; ++other)
+      fs::remove(store.file(key_of(other)), ignored);
+    return place;
+  } catch (...) {
+    store.take_back();
+    throw;
+  }
 }
 
 Place meet_at_addresses(std::span<const std::string> addresses, std::string_view secret, int rank,
@@ -193,7 +185,7 @@ Place meet_at_addresses(std::span<const std::string> addresses, std::string_view
   for (const std::string& address : addresses)
     table.entries.push_back({address, parse_address(address).host});
   Place place = place_by(table, rank, options);
-  place.patience = Clock::now() + options.timeout;
+  place.patience = deadline_of(options);
   place.listener =
       std::make_unique<Listener>(*place.context, place.endpoints[static_cast<std::size_t>(rank)]);
   return place;

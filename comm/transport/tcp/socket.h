@@ -67,7 +67,7 @@ class Listener {
   asio::ip::tcp::acceptor acceptor_;
 };
 
-/// "10.0.0.3:4711", "[fe80::1]:4711"
+/// "10.0.0.3:4711", "[fd00::3]:4711"
 std::string text_of(const Endpoint& endpoint);
 
 }  // namespace tersor::tcp
