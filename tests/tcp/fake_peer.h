@@ -59,6 +59,16 @@ class FakePeer {
     return error == asio::error::eof || error == asio::error::connection_reset;
   }
 
+  /// Whether the other end has said something, or closed.
+  bool has_news() {
+    socket_.non_blocking(true);
+    std::array<std::byte, 1> one;
+    asio::error_code error;
+    socket_.receive(asio::buffer(one), asio::socket_base::message_peek, error);
+    socket_.non_blocking(false);
+    return error != asio::error::would_block;
+  }
+
   /// Calls as a rank does. What the other end says of it; nothing where it hangs up.
   std::optional<tcp::Verdict> call(const tcp::Secret& secret, const tcp::Hello& hello) {
     tcp::Caller caller(secret, hello);

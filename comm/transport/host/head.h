@@ -24,7 +24,7 @@ struct Head {
   std::uint64_t channel = 0;  ///< the same number on all its ranks
   std::uint32_t tag = 0;      ///< of the operation
   std::uint32_t part = 0;     ///< within it
-  std::int32_t from = 0;      ///< rank in the channel
+  std::int32_t from = 0;      ///< rank in the channel; of a message, held against who sent it
   Kind kind = Kind::kMessage;
   std::uint8_t reserved[3] = {};
 };

@@ -120,25 +120,39 @@ void World::take(Wire::Arrival arrival) {
     case Kind::kQuestion:
       return take_question(head, arrival.peer);
     case Kind::kAnswer:
-      answers_[head.part] = static_cast<int>(head.envelope.count) - 1;
+      answers_[head.part] = head.envelope.count;
       return;
   }
 }
 
 void World::take_message(const Head& head, Wire::Arrival arrival) {
   Box& box = box_of(head.channel);
+  if (!is_sender(box, head.from, arrival.peer)) return refuse(arrival.peer);
   WireLetter& letter = new_letter();
   letter.envelope = head.envelope;
   letter.key = {.tag = head.tag, .part = head.part};
   letter.from = head.from;
   letter.there = arrival.whole;
   letter.payload = std::move(arrival.payload);
+  letter.arrival.peer = arrival.peer;
   if (!arrival.whole) letter.arrival = std::move(arrival);
   if (box.letters.claim(letter)) paired(box, letter);
 }
 
+// Of a channel that nobody here has joined yet, that shows once somebody waits.
+bool World::is_sender(const Box& box, int from, int peer) const {
+  if (box.members.empty()) return true;
+  const auto place = static_cast<std::size_t>(from);
+  return place < box.members.size() && box.members[place] == peer;
+}
+
+void World::refuse(int peer) {
+  raise_locked("rank " + std::to_string(peer) + " sends in the name of another rank");
+}
+
 // What does not fit is never received.
 void World::paired(Box& box, WireLetter& letter) {
+  if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
   const Batch& batch = *letter.batch;
   if (!Letterbox::fits(letter))
     return raise_locked(std::string(batch.name) + " on " + box.name(box.rank) + ": " +

@@ -160,7 +160,7 @@ void World::leave(Box& box) {
 
 void World::take_leave(const Head& head, int peer) {
   Box& box = box_of(head.channel);
-  box.left.insert(head.from);
+  box.left.insert(peer);
   if (head.part != 1) return check_abandoned(box);
   gone_.insert(peer);
   for (auto& [id, other] : state_->boxes) check_abandoned(*other);
@@ -168,7 +168,8 @@ void World::take_leave(const Head& head, int peer) {
 
 // A rank is gone from a channel when it left it, or when its process left all.
 bool World::gone_from(const Box& box, int rank) const {
-  return box.left.contains(rank) || gone_.contains(box.members[static_cast<std::size_t>(rank)]);
+  const int peer = box.members[static_cast<std::size_t>(rank)];
+  return box.left.contains(peer) || gone_.contains(peer);
 }
 
 bool World::gone(const Box& box, int peer) const {
@@ -371,7 +372,8 @@ int World::ask(Box& box, const Question& question) {
   const Waiting here(waiting_);
   const auto until = Clock::now() + question.patience;
   while (!faulty()) {
-    if (auto found = answers_.extract(head.part)) return found.mapped();
+    if (auto found = answers_.extract(head.part))
+      return found.mapped() <= box.members.size() ? static_cast<int>(found.mapped()) - 1 : kAnyRank;
     if (Clock::now() >= until) break;
     if (poll()) continue;
     lock.unlock();

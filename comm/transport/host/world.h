@@ -27,7 +27,7 @@ namespace tersor::host {
 
 /// A message that came, until it is delivered.
 struct WireLetter : Letter {
-  Wire::Arrival arrival;   ///< of one that is not there
+  Wire::Arrival arrival;   ///< of one that is there, the peer alone
   bool receiving = false;  ///< its payload is under way
 };
 
@@ -40,7 +40,7 @@ struct Box {
   int rank = 0;
   bool whole = true;
   Letterbox letters;
-  std::set<int> left;                      ///< ranks of the channel that are gone from it
+  std::set<int> left;                      ///< ranks of the world that are gone from it
   std::map<std::vector<int>, int> joined;  ///< how many channels it made, by members
   TransferCounters counters;
   Patience patience;                        ///< of the thread that waits here
@@ -118,6 +118,8 @@ class World {
   void send(Box& box, Batch& batch, Outgoing& outgoing);
   std::shared_ptr<Wire::Job> count_send(Box& box, Batch& batch);
   void seek_letter(Box& box, Batch& batch, Incoming& incoming);
+  bool is_sender(const Box& box, int from, int peer) const;
+  void refuse(int peer);
   void paired(Box& box, WireLetter& letter);
   void receive_rest(Box& box, WireLetter& letter);
   void deliver(Box& box, WireLetter& letter);
@@ -141,15 +143,15 @@ class World {
   Gate& gate_;  // the wire's
   const Wire::Traits traits_;
   Box* everybody_ = nullptr;
-  std::vector<int> host_names_;               // by rank of the world
-  int present_ = 1;                           // channels that are not left
-  std::set<int> gone_;                        // who left all channels, by rank of the world
-  std::map<const Wire::Job*, Batch*> sends_;  // that batches count, under way
-  std::uint32_t asked_ = 0;                   // questions of our own
-  std::map<std::uint32_t, int> answers_;
-  std::vector<std::pair<Head, int>> questions_;  // of others, by rank of the world
-  std::atomic<bool> questioned_{false};          // there are some, and nobody was here
-  std::atomic<int> waiting_{0};                  // threads
+  std::vector<int> host_names_;                     // by rank of the world
+  int present_ = 1;                                 // channels that are not left
+  std::set<int> gone_;                              // who left all channels, by rank of the world
+  std::map<const Wire::Job*, Batch*> sends_;        // that batches count, under way
+  std::uint32_t asked_ = 0;                         // questions of our own
+  std::map<std::uint32_t, std::uint64_t> answers_;  // as they came
+  std::vector<std::pair<Head, int>> questions_;     // of others, by rank of the world
+  std::atomic<bool> questioned_{false};             // there are some, and nobody was here
+  std::atomic<int> waiting_{0};                     // threads
   std::string fault_;
   std::atomic<bool> faulty_{false};
   std::vector<std::shared_ptr<const Wire::Job>> told_;  // messages of the fault
