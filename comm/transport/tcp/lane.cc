@@ -8,6 +8,7 @@
 namespace tersor::tcp {
 namespace {
 
+constexpr std::size_t kMostRest = std::size_t{64} << 20;       // more than systems keep
 constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;  // so that all lanes get theirs
 
 }  // namespace
@@ -67,18 +68,37 @@ bool Lane::read() {
   return bytes != 0;
 }
 
+bool Lane::read_rest() {
+  std::size_t bytes = 0;
+  try {
+    while (socket_ && bytes < kMostRest) {
+      const Rooms rooms = inbox_.rooms(number_);
+      const Moved moved = rooms[0].empty() ? Moved{} : socket_->read(rooms);
+      if (moved.bytes == 0) break;
+      bytes += moved.bytes;
+      inbox_.came(number_, moved.bytes);
+    }
+  } catch (const Error&) {
+    return false;  // it is lost anyway
+  }
+  return bytes != 0;
+}
+
 // False where the connection is over.
 bool Lane::take(const Moved& moved) {
   std::string error = moved.error;
+  bool sound = true;
   try {
     if (moved.bytes != 0) inbox_.came(number_, moved.bytes);
   } catch (const Error& wrong) {
     error = wrong.what();
+    sound = false;
   }
   if (moved.dry && (!ended_ || moved.bytes == 0)) {
     readable_ = false;
     if (error.empty()) error = write_error_;
   }
+  if (!error.empty() && sound) owner_.read_rest();
   if (!error.empty()) owner_.lose(error);
   return error.empty();
 }

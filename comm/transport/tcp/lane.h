@@ -22,6 +22,7 @@ class Lane final : public Watched {
     std::function<Block(std::size_t bytes)> make_block;  ///< for what is copied
     std::function<void()> connect;                       ///< somebody is to make the connection
     std::function<void()> read;                          ///< bytes came
+    std::function<void()> read_rest;                     ///< of all lanes, before one is lost
     std::function<void(const std::string& cause)> lose;  ///< the connection broke
   };
 
@@ -38,6 +39,8 @@ class Lane final : public Watched {
   void open(Socket socket);
   /// What came may be read on: there may be room for it now.
   void look_again();
+  /// Reads what is there now, of a connection that is about to be lost. True where bytes came.
+  bool read_rest();
   /// Drops the connection; jobs that were not done go to `dropped`.
   void close(std::vector<std::shared_ptr<Job>>& dropped);
   Socket* socket() { return socket_ ? &*socket_ : nullptr; }

@@ -64,6 +64,7 @@ Lane::Owner TcpWire::owner_of(Peer& peer, std::size_t lane) {
               [&peer] {
                 for (const auto& other : peer.lanes) other->look_again();
               },
+          .read_rest = [&peer] { read_rest(peer); },
           .lose = [this, &peer](const std::string& cause) { lose(peer, cause); }};
 }
 
@@ -72,6 +73,16 @@ void TcpWire::for_each_lane(Visitor&& visit) const {
   for (const auto& peer : peers_)
     if (peer != nullptr)
       for (const auto& lane : peer->lanes) visit(*lane);
+}
+
+// Lanes end one after the other: the first one's end says nothing of what waits on the others.
+void TcpWire::read_rest(Peer& peer) {
+  constexpr int kMostRounds = 1000;
+  bool any = true;
+  for (int round = 0; any && round < kMostRounds; ++round) {
+    any = false;
+    for (const auto& lane : peer.lanes) any = lane->read_rest() || any;
+  }
 }
 
 // Who has said goodbye may go; what is still sent to it is dropped. Who goes without a word has

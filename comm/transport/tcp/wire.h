@@ -64,6 +64,7 @@ class TcpWire final : public Wire {
   std::unique_ptr<Peer> make_peer(int rank);
   Lane::Owner owner_of(Peer& peer, std::size_t lane);
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }
+  static void read_rest(Peer& peer);
   void lose(Peer& peer, const std::string& cause);
   void post(Peer& peer, const MessageHead& head, Payload payload);
   bool move();
