@@ -9,6 +9,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -102,11 +104,21 @@ class Processes {
   void start(int rank) {
     const pid_t process = fork();
     if (process < 0) throw std::runtime_error("cannot fork");
-    if (process == 0) {
+    if (process == 0) be(rank);
+    processes_[rank] = process;
+  }
+
+  // A forked process, of which nothing else of the test may run.
+  [[noreturn]] void be(int rank) const {
+    try {
       tell(rank, run(rank));
       _exit(0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    } catch (...) {
+      std::fprintf(stderr, "rank %d: something else was thrown\n", rank);
     }
-    processes_[rank] = process;
+    _exit(1);
   }
 
   // Of a forked process.

@@ -84,14 +84,17 @@ void write(const fs::path& file, const Count& count) {
 
 pid_t fork_rank(const fs::path& folder, int rank, int ranks) {
   const pid_t process = fork();
+  if (process < 0) throw std::runtime_error("cannot fork");
   if (process != 0) return process;
   try {
     write(folder / std::to_string(rank), take_part(folder / "meeting", rank, ranks));
     _exit(0);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    _exit(1);
+  } catch (...) {
+    std::fprintf(stderr, "rank %d: something else was thrown\n", rank);
   }
+  _exit(1);
 }
 
 int wanted_ranks() {
