@@ -135,7 +135,8 @@ class Processes {
     transport.reset();
     std::vector<std::string> complaints;
     const auto sound = sound_digests(scenario_, complaints)[static_cast<std::size_t>(rank)];
-    for (std::string& complaint : judge(scenario_, rank, ended, sound, Clock::time_point::min()))
+    for (std::string& complaint :
+         judge(scenario_, rank, ended, sound, Clock::time_point::min(), Ends::kHeard))
       complaints.push_back(std::move(complaint));
     if (threads_left(before) > 0) complaints.push_back("threads stay behind");
     return complaints;

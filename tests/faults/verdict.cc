@@ -10,8 +10,8 @@ namespace {
 
 class Judge {
  public:
-  Judge(const Scenario& scenario, int rank, const RankReport& report)
-      : scenario_(scenario), rank_(rank), report_(report) {}
+  Judge(const Scenario& scenario, int rank, const RankReport& report, Ends ends)
+      : scenario_(scenario), rank_(rank), report_(report), ends_(ends) {}
 
   void check_results(const std::vector<std::uint64_t>& sound);
   void check_ending();
@@ -28,11 +28,13 @@ class Judge {
   std::vector<Ending> endings() const;
   /// Of which the message must have one.
   std::vector<std::string> causes() const;
+  std::vector<std::string> silences() const;
   bool says(const std::string& words) const {
     return report_.message.find(words) != std::string::npos;
   }
   bool says_operation() const;
-  bool may_drift() const;
+  bool passed() const;
+  bool may_name_another() const;
   bool within_rounds() const;
   std::string late() const {
     return " within " + std::to_string(scenario_.timeout.count()) + " ms";
@@ -42,6 +44,7 @@ class Judge {
   const Scenario& scenario_;
   int rank_;
   const RankReport& report_;
+  const Ends ends_;
   std::vector<std::string> complaints_;
 };
 
@@ -76,14 +79,17 @@ void Judge::check_ending() {
     complain("should have ended with " + std::string(ending_name(allowed.front())));
 }
 
-// Who waits for whom is followed within one operation. Where ranks may be in several, one that
-// waits in another is named too: after a `pass`, and where a process was killed, since long
-// messages are read from the sender's memory: some ranks had the time to, and go on to the next
-// operation.
-bool Judge::may_drift() const {
-  if (fault().kind == FaultKind::kKill) return true;
-  return std::any_of(scenario_.steps.begin(), scenario_.steps.end(),
+// Who waits for whom is followed within one operation. Where ranks may be in several, after a
+// `pass`, one that waits in another is named too.
+bool Judge::passed() const {
+  const auto first = scenario_.steps.begin();
+  return std::any_of(first, first + static_cast<std::ptrdiff_t>(fault().step) + 1,
                      [](const Step& step) { return step.work == Work::kPass; });
+}
+
+bool Judge::may_name_another() const {
+  if (!is_silent(fault().kind)) return false;
+  return within_rounds() || (fault().kind != FaultKind::kKill && passed());
 }
 
 // A codec of bare values takes several operations for one call: of ranks of which some are in the
@@ -109,10 +115,17 @@ std::vector<std::string> Judge::causes() const {
     case FaultKind::kDamage:
       return {"frame of " + who};
     default:
-      // TCP tells of a process that ends, and says nothing of one that stands still.
-      return {"no message from " + (may_drift() || within_rounds() ? "" : who + late()),
-              "the connection to " + who + " broke"};
+      return silences();
   }
+}
+
+// TCP tells of a process that ends, and says nothing of one that stands still.
+std::vector<std::string> Judge::silences() const {
+  const std::string who = culprit_name();
+  std::vector<std::string> all = {"no message from " + (may_name_another() ? "" : who + late())};
+  if (fault().kind == FaultKind::kKill && ends_ == Ends::kHeard)
+    all.push_back("the connection to " + who + " broke");
+  return all;
 }
 
 // The operation is this rank's own; or another rank's, which may be behind or ahead.
@@ -126,8 +139,7 @@ bool Judge::says_operation() const {
 
 void Judge::check_message() {
   if (!says_operation()) complain("does not name the operation");
-  const bool may_name_another = is_silent(fault().kind) && (within_rounds() || may_drift());
-  if (!says(culprit_name()) && !may_name_another) complain("does not name " + culprit_name());
+  if (!says(culprit_name()) && !may_name_another()) complain("does not name " + culprit_name());
   const auto wanted = causes();
   if (std::none_of(wanted.begin(), wanted.end(), [&](const auto& cause) { return says(cause); }))
     complain("does not say \"" + wanted.front() + "\"");
@@ -149,9 +161,9 @@ void Judge::check_later() {
 }  // namespace
 
 std::vector<std::string> judge(const Scenario& scenario, int rank, const RankReport& report,
-                               const std::vector<std::uint64_t>& sound,
-                               Clock::time_point fault_at) {
-  Judge judge(scenario, rank, report);
+                               const std::vector<std::uint64_t>& sound, Clock::time_point fault_at,
+                               Ends ends) {
+  Judge judge(scenario, rank, report, ends);
   judge.check_results(sound);
   judge.check_ending();
   if (report.ending == Ending::kLeft) return judge.take();

@@ -20,9 +20,13 @@ using Digests = std::vector<std::vector<std::uint64_t>>;
 /// held against results in double precision. Wrong ones are told in `complaints`.
 Digests sound_digests(const Scenario& scenario, std::vector<std::string>& complaints);
 
+/// Whether the network tells of a process that ends.
+enum class Ends { kUnheard, kHeard };
+
 /// What is wrong with how one rank ended; nothing where all is as promised. `fault_at` is when the
 /// fault befell its rank, where that is known.
 std::vector<std::string> judge(const Scenario& scenario, int rank, const RankReport& report,
-                               const std::vector<std::uint64_t>& sound, Clock::time_point fault_at);
+                               const std::vector<std::uint64_t>& sound, Clock::time_point fault_at,
+                               Ends ends = Ends::kUnheard);
 
 }  // namespace tersor::faults
