@@ -10,6 +10,7 @@
 #include <asio/error.hpp>
 
 #include <array>
+#include <cerrno>
 #include <sstream>
 #include <utility>
 
@@ -43,10 +44,11 @@ Socket Socket::connect(asio::io_context& context, const Endpoint& to) {
   Socket made(std::move(socket));
   made.socket_.native_non_blocking(true, error);
   // By the system's own call: Asio's waits until the connection is there.
-  if (::connect(made.number(), to.data(), static_cast<socklen_t>(to.size())) != 0 &&
-      errno != EINPROGRESS && errno != EINTR)
+  const bool there = ::connect(made.number(), to.data(), static_cast<socklen_t>(to.size())) == 0;
+  const int code = there ? 0 : errno;
+  if (code != 0 && code != EINPROGRESS && code != EINTR)
     throw TransportError("cannot connect to " + text_of(to) + ": " +
-                         asio::error_code(errno, asio::system_category()).message());
+                         asio::error_code(code, asio::system_category()).message());
   return made;
 }
 
