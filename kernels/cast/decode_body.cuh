@@ -18,6 +18,7 @@ struct CastResident {
 };
 constexpr CastResident kCastTuning[] = {
     {.from = 0, .encode = 4, .copy = 4, .decode = 4, .reduce = 3},
+    {.from = 1200, .encode = 3, .copy = 4, .decode = 4, .reduce = 3},
 };
 constexpr CastResident kCastResident = tuning_of(kCastTuning);
 

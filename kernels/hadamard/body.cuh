@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
+#include "kernels/device/queue.cuh"
 #include "kernels/device/turn.cuh"
 #include "kernels/device/units.cuh"
 #include "kernels/hadamard/codes.cuh"
@@ -24,6 +25,12 @@ namespace tersor::kernels {
 constexpr unsigned kHadamardThreads = 128;
 /// Blocks on a multiprocessor: as many as need no spills. A thread holds 32 values of p and of y.
 constexpr unsigned kHadamardResident = 3;
+/// Of encode with feedback, by architecture.
+struct HadamardResident {
+  unsigned from;
+  unsigned fed;
+};
+constexpr HadamardResident kHadamardTuning[] = {{.from = 0, .fed = 2}, {.from = 900, .fed = 3}};
 constexpr unsigned kHadamardUnitValues = kTurnUnit * kTurnBlock;
 
 /// What encode and reduce do with p: codes, scale and residual of one block.
@@ -160,7 +167,8 @@ template <typename G, typename E, unsigned kMost>
 struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
-  static constexpr unsigned kResident = kHadamardResident;
+  static constexpr unsigned kResident =
+      std::is_same_v<E, NoResidual> ? kHadamardResident : tuning_of(kHadamardTuning).fed;
   static constexpr bool kScans = false;
   struct Shared {
     ThreadSums<kThreads> written;
