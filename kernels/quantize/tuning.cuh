@@ -15,13 +15,30 @@ struct QuantizeResident {
   unsigned plain;    // encode without feedback
   unsigned fed;      // encode with feedback: a second row of each chunk
   unsigned reduced;  // reduce
-  unsigned any;      // both with noise of any element, a counter a value
+  unsigned any;      // encode with noise of any element, a counter a value
+  unsigned reduced_any;
   unsigned decode;
+  unsigned added;  // decode that adds to what is there
 };
 
 /// The newest architecture comes last.
 constexpr QuantizeResident kQuantizeTuning[] = {
-    {.from = 0, .plain = 4, .fed = 3, .reduced = 3, .any = 2, .decode = 4},
+    {.from = 0,
+     .plain = 4,
+     .fed = 3,
+     .reduced = 3,
+     .any = 2,
+     .reduced_any = 2,
+     .decode = 4,
+     .added = 3},
+    {.from = 1200,
+     .plain = 4,
+     .fed = 3,
+     .reduced = 3,
+     .any = 2,
+     .reduced_any = 1,
+     .decode = 4,
+     .added = 3},
 };
 constexpr QuantizeResident kQuantizeResident = tuning_of(kQuantizeTuning);
 
@@ -31,6 +48,6 @@ constexpr unsigned kEncodeResident = kKind == NoiseKind::kAny        ? kQuantize
                                                                      : kQuantizeResident.fed;
 template <NoiseKind kKind>
 constexpr unsigned kReduceResident =
-    kKind == NoiseKind::kAny ? kQuantizeResident.any : kQuantizeResident.reduced;
+    kKind == NoiseKind::kAny ? kQuantizeResident.reduced_any : kQuantizeResident.reduced;
 
 }  // namespace tersor::kernels
