@@ -18,8 +18,8 @@
 #include "bench/commands.h"
 #include "bench/records.h"
 #include "bench/table.h"
-#include "comm/tuning/codec_speed.h"
 #include "comm/tuning/link_probe.h"
+#include "comm/tuning/measure.h"
 #include "comm/tuning/model.h"
 
 namespace tersor::bench {
@@ -36,7 +36,6 @@ struct PredictOptions {
   std::size_t chunk_count = kDefaultChunkCount;
   double message_seconds = -1;  // below 0: measured
   double crowding = 1;
-  std::string speeds_file;
   std::filesystem::path json;
 };
 
@@ -100,7 +99,6 @@ class Predictor {
   explicit Predictor(const PredictOptions& options)
       : options_(options),
         dtype_(parse_gradient_dtype(options.dtype)),
-        speeds_(speeds_path(options.speeds_file)),
         message_seconds_(options.message_seconds >= 0 ? options.message_seconds
                                                       : measured_message_seconds()),
         link_(figures_of(options.link, message_seconds_)),
@@ -141,9 +139,9 @@ class Predictor {
   std::string figures_text() const {
     return fmt::format(
         "Predicted, not measured: link {}{}; {} a message; codecs as quick as on this machine:\n"
-        "{}\n{}{}\n\n",
+        "{}{}\n\n",
         options_.link, options_.hosts > 0 ? ", within hosts " + options_.local : "",
-        format_seconds(message_seconds_), machine_name(), speeds_.note(),
+        format_seconds(message_seconds_), machine_name(),
         options_.crowding > 1 ? fmt::format("; {} ranks a core", options_.crowding) : "");
   }
 
@@ -159,14 +157,20 @@ class Predictor {
       throw InvalidArgument(fmt::format("{} ranks do not fill {} hosts", ranks, options_.hosts));
     const int near = options_.hosts > 0 ? ranks / options_.hosts : 1;
     return {.network = {.link = link_, .local = local_, .ranks_per_host = near},
-            .codec = speeds_.costs(spec, dtype_),
+            .codec = costs_of(spec),
             .add_seconds_per_byte = add_seconds_,
             .crowding = options_.crowding};
   }
 
+  const CodecCosts& costs_of(const std::string& spec) {
+    const auto [found, is_new] = costs_.try_emplace(spec);
+    if (is_new) found->second = measure_codec(spec, dtype_);
+    return found->second;
+  }
+
   const PredictOptions& options_;
   Dtype dtype_;
-  CodecSpeeds speeds_;
+  std::map<std::string, CodecCosts> costs_;
   double message_seconds_;
   LinkFigures link_, local_;
   double add_seconds_;
@@ -291,10 +295,6 @@ void add_cost_options(CLI::App& command, PredictOptions& options) {
       ->check(from_to(0, 1024))
       ->type_name("F")
       ->capture_default_str();
-  command
-      .add_option("--speeds", options.speeds_file,
-                  "File of the codecs' speeds; none: measure them now and keep nothing")
-      ->type_name("FILE");
 }
 
 void add_options(CLI::App& command, PredictOptions& options) {

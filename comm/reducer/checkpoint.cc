@@ -177,13 +177,14 @@ void GradientReducer::Impl::check_model(const ReducerState& state, std::size_t p
     throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
 }
 
-// "auto" may choose otherwise in each run; where residuals are kept they must be the same codec's.
+// What "auto" begins with may be another codec in each run; what is owed fits any that has
+// feedback.
 void GradientReducer::Impl::check_codec(const ReducerState::Parameter& found,
                                         std::size_t parameter) const {
   const std::string own = slots_[parameter].codec->spec().text();
   if (found.codec == own) return;
-  const bool kept = !found.residual.empty() || slots_[parameter].codec->has_feedback();
-  if (tuner_ != nullptr && !kept) return;
+  const bool is_auto = !parameters_[parameter].ways.empty();
+  if (is_auto && found.residual.empty() == !slots_[parameter].codec->has_feedback()) return;
   throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +
                         ", this reducer's travels as " + own);
 }
@@ -205,9 +206,10 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   finish_steps();
   const auto lock = step_.lock();
   finalize();
-  check_state(state);
-  residuals_.clear();
   const bool exact = state.form == ReducerState::Form::kExact;
+  check_state(state);
+  if (exact) adopt_ways(state);
+  residuals_.clear();
   const NewRun run{encoding_ranks(), context_.ranks};
   const float factor = exact ? 1.0f : portable_factor(state, options_.reduction, run);
   for (std::size_t i = 0; i < slots_.size(); ++i) {

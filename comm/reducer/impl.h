@@ -6,6 +6,7 @@
 
 #include "comm/collectives/hierarchy.h"
 #include "comm/reducer/driver.h"
+#include "comm/reducer/learner.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/residuals.h"
 #include "comm/reducer/rules.h"
@@ -35,7 +36,12 @@ struct GradientReducer::Impl {
   // Parameters (reducer.cc).
   void add(std::string name, const GradientShape& shape, ValueSpan gradient);
   std::uint32_t index_of(std::string_view name) const;
-  void choose_codec(const std::string& name, std::size_t count, Slot& slot, std::string& reason);
+  struct Parameter;
+  void choose_codec(Parameter& own, Slot& slot);
+  std::size_t count_of_message(const Slot& slot) const;
+  void choose_way(Parameter& own, Slot& slot);
+  void set_way(Parameter& own, Slot& slot, const AutoChoice& way);
+  void set_algorithm(Parameter& own, Slot& slot) const;
   void check_memory(const std::string& name, Memory memory);
   void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
 
@@ -67,6 +73,20 @@ struct GradientReducer::Impl {
   void sum_over_ranks(std::vector<float>& values);
   Transport& control();
 
+  // What "auto" learns (learning.cc), with the lock held.
+  void make_learner();
+  bool learns() const;
+  bool settled();
+  void learn();
+  void agree_on_ways();
+  std::string ways_text() const;
+  void change_ways();
+  void take_ways();
+  void hand_over(std::size_t parameter);
+  void adopt_ways(const ReducerState& state);
+  void check_settled() const;
+  void note_waited();
+
   // Statistics (statistics.cc).
   ReducerStatistics total_statistics();
   std::vector<ReducerStatistics> parameter_statistics();
@@ -81,6 +101,8 @@ struct GradientReducer::Impl {
     bool given_anew = false;  ///< its gradient lasts for one step: the slot has it from ready() on
     ValueSpan gradient = {};
     double relative_error = 0;
+    std::vector<AutoPrediction> ways = {};  ///< "auto": each codec's quickest; else empty
+    std::size_t group = 0;                  ///< of the learner's
   };
 
   /// What is counted since the last reset, as of the last complete step.
@@ -139,6 +161,7 @@ struct GradientReducer::Impl {
   // The way between ranks (reducer.cc).
   void find_hierarchy();
   int encoding_ranks() const;
+  bool may_go_two_shot(std::size_t parameter) const;
   StateRanges kept_ranges(std::size_t parameter, int rank) const;
 
   const ReducerOptions options_;
@@ -163,6 +186,10 @@ struct GradientReducer::Impl {
   std::uint64_t sent_before_ = 0;  ///< the last reset
   double wire_before_ = 0;
   bool left_out_ = false;  ///< in this step some parameter is inactive
+
+  std::unique_ptr<Learner> learner_;  ///< where "auto" is asked for, once all parameters are known
+  std::uint32_t learned_step_ = 0;    ///< the last that began
+  std::optional<Clock::time_point> step_began_, step_ended_;
 
   // There once all parameters are known, but for the step.
   ReducerStep step_;

@@ -82,6 +82,14 @@ int GradientReducer::Impl::encoding_ranks() const {
   return hierarchy_ == nullptr ? context_.ranks : hierarchy_->groups().hosts();
 }
 
+bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
+  const Parameter& own = parameters_[parameter];
+  return own.algorithm == Algorithm::kTwoShot ||
+         std::ranges::any_of(own.ways, [](const AutoPrediction& one) {
+           return one.way.algorithm == Algorithm::kTwoShot;
+         });
+}
+
 /// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
 StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) const {
   const Slot& slot = slots_[parameter];
@@ -90,28 +98,45 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
     kept = hierarchy_->groups().state_ranges(slot.count, rank, slot.parameter);
   const bool feeds_back = slot.codec->has_feedback();
   if (!feeds_back) kept.encoded.count = 0;
-  const bool encodes_sums = slot.collective == Collective::kAllreduce &&
-                            parameters_[parameter].algorithm == Algorithm::kTwoShot;
+  const bool encodes_sums = slot.collective == Collective::kAllreduce && may_go_two_shot(parameter);
   if (!feeds_back || !encodes_sums) kept.owned.count = 0;
   return kept;
 }
 
-// By rule, of `count` values without padding; or by the tuner: for a parameter that shares a
-// message as if it were all of it, since it adds bytes to the message and no latency.
-void GradientReducer::Impl::choose_codec(const std::string& name, std::size_t count, Slot& slot,
-                                         std::string& reason) {
-  RuleChoice choice = rules_.choose({name, count, slot.rows, slot.columns, slot.dtype});
+// By rule, of the parameter without padding; "auto" is left to a tuner.
+void GradientReducer::Impl::choose_codec(Parameter& own, Slot& slot) {
+  RuleChoice choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
   if (single_host_codec_ != nullptr) choice = {single_host_codec_, "all ranks share a host"};
   slot.codec = std::move(choice.codec);
-  reason = std::move(choice.reason);
-  if (slot.codec != nullptr) return;
+  own.reason = std::move(choice.reason);
+  if (slot.codec == nullptr) return choose_way(own, slot);
+  set_algorithm(own, slot);
+}
+
+// A parameter that shares a message is taken for all of it: it adds bytes to it and no latency.
+std::size_t GradientReducer::Impl::count_of_message(const Slot& slot) const {
+  return std::max(slot.count, options_.bucket_bytes / dtype_bytes(slot.dtype));
+}
+
+void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
   check_tuner_memory(*tuner_, memory_);
-  const std::size_t message = options_.bucket_bytes / dtype_bytes(slot.dtype);
-  AutoChoice way = tuner_->predict(slot.dtype, std::max(slot.count, message), slot.collective);
+  own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective);
+  own.reason += ", auto";
+  set_way(own, slot, std::ranges::min_element(own.ways, {}, &AutoPrediction::seconds)->way);
+}
+
+void GradientReducer::Impl::set_algorithm(Parameter& own, Slot& slot) const {
+  own.algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
+  slot.window.reset();
+  if (slot.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
+    slot.window = slot.output_first;
+}
+
+void GradientReducer::Impl::set_way(Parameter& own, Slot& slot, const AutoChoice& way) {
   slot.codec = rules_.codec(way.codec);
   slot.algorithm = way.algorithm;
   slot.chunk_count = way.chunk_count;
-  reason += ", auto";
+  set_algorithm(own, slot);
 }
 
 // All gradients lie in one memory, which the transport must take.
@@ -161,18 +186,14 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
             .output = gradient};
   const bool scatters = shape.collective == Collective::kReduceScatter;
   if (scatters) shape_shards(name, shape, slot);
-  std::string reason;
-  choose_codec(name, shape.count, slot, reason);
-  const Algorithm algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
-  if (scatters && algorithm == Algorithm::kOneShot) slot.window = slot.output_first;
-  if (!names_.emplace(name, slot.parameter).second)
-    throw InvalidArgument("a parameter \"" + name + "\" was added already");
-  parameters_.push_back({.name = std::move(name),
-                         .reason = std::move(reason),
-                         .algorithm = algorithm,
-                         .count = shape.count,
-                         .given_anew = scatters || gradient.count() != shape.count,
-                         .gradient = gradient});
+  Parameter own{.name = std::move(name),
+                .count = shape.count,
+                .given_anew = scatters || gradient.count() != shape.count,
+                .gradient = gradient};
+  choose_codec(own, slot);
+  if (!names_.emplace(own.name, slot.parameter).second)
+    throw InvalidArgument("a parameter \"" + own.name + "\" was added already");
+  parameters_.push_back(std::move(own));
   slots_.push_back(std::move(slot));
 }
 
@@ -248,6 +269,7 @@ std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
   return impl_->parameter_statistics();
 }
 void GradientReducer::reset_statistics() { impl_->reset_statistics(); }
+bool GradientReducer::settled() const { return impl_->settled(); }
 std::string GradientReducer::explain() const { return impl_->explain(); }
 
 }  // namespace tersor

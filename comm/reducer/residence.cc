@@ -65,6 +65,7 @@ class DeviceResidence final : public Residence {
   }
   void set_active(std::size_t parameter, bool active) override;
   void advance_step() override { kernels::advance_step(words(), stream()); }
+  void synchronize() const override { stream_.synchronize(); }
   std::uint32_t step() const override { return read_words().step; }
   void set_step(std::uint32_t step) override;
   std::uint64_t overflows(std::uint64_t) const override {

@@ -31,7 +31,8 @@ class Residence {
   virtual void set_active(std::size_t parameter, bool active) = 0;
   /// Queues step + 1.
   virtual void advance_step() = 0;
-  /// These wait until the reducer's stream has nothing more to do.
+  /// Waits until the reducer's stream has nothing more to do; and so do these.
+  virtual void synchronize() const {}
   virtual std::uint32_t step() const = 0;
   virtual void set_step(std::uint32_t step) = 0;
   /// Since the last reset, where `counted` is what the exchanges counted by then.

@@ -77,6 +77,15 @@ bool Residuals::discard() {
   return true;
 }
 
+void Residuals::clear_owner(std::size_t parameter) {
+  const Entry& entry = entries_[parameter];
+  for (unsigned generation = 0; generation < generations_; ++generation) {
+    const ValueSpan owner =
+        values(parameter, generation, {sender_room(entry.count), entry.owned_count});
+    residence_->clear({owner.pointer(), owner.bytes()}, residence_->stream());
+  }
+}
+
 void Residuals::scale(float factor) {
   for (std::size_t i = 0; i < entries_.size(); ++i)
     for (unsigned generation = 0; generation < generations_; ++generation) {

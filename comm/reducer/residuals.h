@@ -43,6 +43,8 @@ class Residuals {
   /// The last committed step's writes do not count. False where none is kept.
   bool discard();
 
+  /// In all generations.
+  void clear_owner(std::size_t parameter);
   void scale(float factor);
   void clear();
 

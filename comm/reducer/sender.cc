@@ -117,6 +117,16 @@ bool Sender::adopt_order(ReducerStep::Order order) {
   return step_.learn(std::move(order), std::move(parameters));
 }
 
+void Sender::forget_messages() {
+  if (step_.sending() != SendingOrder::kOfReady) {
+    if (step_.order_known()) adopt_order(step_.order());
+    return;
+  }
+  together_.clear();
+  messages_.clear();
+  step_.forget_messages();
+}
+
 const std::vector<std::uint32_t>& Sender::messages_of(const ReducerStep::Order& together) {
   const auto [found, is_new] = together_.try_emplace(together);
   if (!is_new) return found->second;

@@ -44,6 +44,9 @@ class Sender {
 
   /// Messages and buffers for an order. With the step's lock held; true where some are requested.
   bool adopt_order(ReducerStep::Order order);
+  /// Parameters go another way from now on: messages are made anew. With the lock held, between two
+  /// steps.
+  void forget_messages();
   /// The messages of parameters that become ready together in this order. With the lock held.
   const std::vector<std::uint32_t>& messages_of(const ReducerStep::Order& together);
   /// What is sent from now on comes after what the trainer queued so far.

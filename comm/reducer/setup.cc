@@ -13,6 +13,7 @@ namespace tersor {
 void GradientReducer::Impl::finalize() {
   if (sender_ != nullptr) return;
   step_.set_parameters(slots_.size(), options_.order);
+  make_learner();
   place();
   context_.slots = slots_;
   context_.counters.resize(slots_.size());

@@ -56,6 +56,8 @@ class ReducerStep {
   bool ready(Parameter parameter);
   /// The order of sending is `order` from now on, in these messages.
   bool learn(Order order, Messages messages);
+  /// Of kOfReady, between two steps.
+  void forget_messages() { messages_.clear(); }
   /// One more message, which `request` may name.
   std::uint32_t add_message(Order parameters);
   /// These parameters are ready, all of these messages.

@@ -36,7 +36,8 @@ void GradientReducer::Impl::wait_for_closed(ReducerStep::Lock& lock) {
 void GradientReducer::Impl::bind_residuals() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].residual = residuals_.sender(i);
-    slots_[i].owner = residuals_.owner(i);
+    const bool owes = parameters_[i].algorithm == Algorithm::kTwoShot;
+    slots_[i].owner = owes ? residuals_.owner(i) : SegmentState{};
   }
 }
 
@@ -121,6 +122,7 @@ void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {
   step_.rethrow();
   finalize();
   wait_for_closed(lock);
+  learn();
   check_capture();
   step_.set_awaited();
 }
@@ -275,6 +277,7 @@ void GradientReducer::Impl::wait() {
   wait_for_closed(lock);
   residence_->lead_trainer();
   step_.set_awaited();
+  note_waited();
   totals_.exposed_seconds += seconds_since(start);
 }
 
@@ -310,6 +313,7 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t step
     wait_until(lock, is_done);
   }
   residence_->lead_trainer();
+  note_waited();
   totals_.exposed_seconds += seconds_since(start);
 }
 

@@ -44,8 +44,6 @@ std::string Tuner::Impl::explain() const {
                      seconds_text(network_.link.latency) + " of latency and " +
                      seconds_text(network_.link.seconds_per_message) + " a message (" +
                      (options_.link ? "as given" : "measured") + ")\n";
-  text += measures_ ? speeds_->note() : "codec speeds from the lowest rank of this machine";
-  text += "\n";
   for (const auto& [shape, trials] : trials_)
     text += shape_text(shape.first, shape.second) + trials_text(trials);
   for (const auto& [gradient, all] : predicted_)

@@ -1,8 +1,8 @@
 // Times codecs for the cost model: each call on few and on many values, which gives its cost a call
 // and a value.
+#include "comm/tuning/measure.h"
 #include "comm/collectives/context.h"
 #include "comm/collectives/host_copy.h"
-#include "comm/tuning/codec_speed.h"
 #include "kernels/host/elementwise.h"
 
 #include <tersor/buffer.h>
@@ -18,33 +18,34 @@ namespace tersor {
 namespace {
 
 constexpr std::size_t kFew = 1024;  // values
-constexpr std::size_t kMany = std::size_t{1} << 20;
+constexpr std::size_t kLeastMany = 16 * kFew, kMany = std::size_t{1} << 20;
 constexpr std::size_t kFrames = 4;  // of a reduce
 constexpr double kTarget = 2e-3;    // seconds that one figure may take
+constexpr double kLong = 20e-3;     // of one call: what disturbs it matters little
 constexpr int kLeastCalls = 3, kMostCalls = 200;
 constexpr int kBurst = 16;
+
+/// What so many calls take, a call.
+template <typename Function>
+double time_of(Function&& function, int calls, const Stream* stream) {
+  const auto start = Clock::now();
+  for (int i = 0; i < calls; ++i) function();
+  if (stream != nullptr) stream->synchronize();
+  return seconds_since(start) / calls;
+}
 
 /// The shortest of several calls: what disturbs a call only makes it longer. On a device of
 /// several bursts, so that waiting for one is shared by its calls.
 template <typename Function>
 double shortest(Function&& function, const Stream* stream = nullptr) {
-  const int burst = stream == nullptr ? 1 : kBurst;
   const auto start = Clock::now();
-  double best = std::numeric_limits<double>::infinity();
-  for (int call = 0; call < kMostCalls; ++call) {
-    const auto before = Clock::now();
-    for (int i = 0; i < burst; ++i) function();
-    if (stream != nullptr) stream->synchronize();
-    best = std::min(best, seconds_since(before) / burst);
+  double best = time_of(function, 1, stream);
+  if (best > kLong) return best;
+  for (int call = 1; call < kMostCalls; ++call) {
+    best = std::min(best, time_of(function, stream == nullptr ? 1 : kBurst, stream));
     if (call + 1 >= kLeastCalls && seconds_since(start) > kTarget) break;
   }
   return best;
-}
-
-/// Two points make a line; neither of its figures is negative.
-WorkCost line_through(double few_seconds, double many_seconds) {
-  const double per_value = std::max(0.0, (many_seconds - few_seconds) / double{kMany - kFew});
-  return {std::max(0.0, few_seconds - per_value * double{kFew}), per_value};
 }
 
 Buffer zeros(std::size_t bytes, Memory memory = Memory::kHost, StreamView stream = {}) {
@@ -112,6 +113,7 @@ class CodecRun {
   }
 
   const Stream* stream() const { return site_.stream; }
+  std::size_t count() const { return segment_.count; }
   bool allows(Exchange exchange) const {
     const auto& all = plan_.rounds.front().exchanges;
     return std::find(all.begin(), all.end(), exchange) != all.end();
@@ -164,11 +166,24 @@ class CodecRun {
   std::vector<ConstByteSpan> frames_;
 };
 
-/// The cost of one kind of call, found on a small and on a large gradient.
+/// The cost of one kind of call, found on a small and on a large gradient: two points make a line,
+/// neither of whose figures is negative.
 template <typename Call>
 WorkCost cost_of(CodecRun& few, CodecRun& many, Call call) {
-  return line_through(shortest([&] { call(few); }, few.stream()),
-                      shortest([&] { call(many); }, many.stream()));
+  const double few_seconds = shortest([&] { call(few); }, few.stream());
+  const double many_seconds = shortest([&] { call(many); }, many.stream());
+  const auto further = static_cast<double>(many.count() - few.count());
+  const double per_value = std::max(0.0, (many_seconds - few_seconds) / further);
+  return {std::max(0.0, few_seconds - per_value * static_cast<double>(few.count())), per_value};
+}
+
+/// Values that take long enough to tell what each costs.
+std::size_t many_values(const std::string& spec, Dtype dtype, Site site) {
+  for (std::size_t count = kLeastMany; count < kMany; count *= 8) {
+    CodecRun run(spec, dtype, count, site);
+    if (time_of([&] { run.encode(); }, 1, site.stream) > kLong) return count;
+  }
+  return kMany;
 }
 
 WorkCost shared_out(WorkCost cost, double among) {
@@ -190,7 +205,7 @@ bool travels_itself(const std::string& spec) { return make_codec(spec)->traits()
 CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory) {
   const auto stream = memory == Memory::kHost ? nullptr : std::make_unique<Stream>();
   const Site site{memory, stream.get()};
-  CodecRun few(spec, dtype, kFew, site), many(spec, dtype, kMany, site);
+  CodecRun few(spec, dtype, kFew, site), many(spec, dtype, many_values(spec, dtype, site), site);
   CodecCosts costs;
   costs.encode = cost_of(few, many, [](CodecRun& run) { run.encode(); });
   costs.decode = cost_of(few, many, [](CodecRun& run) { run.decode(1); });

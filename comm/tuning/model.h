@@ -31,7 +31,7 @@ struct CodecCosts {
   WorkCost decode_native;
 };
 
-/// All of them, in the order in which files and messages hold them.
+/// All of them, in the order in which messages hold them.
 inline std::array<WorkCost*, 6> fields_of(CodecCosts& costs) {
   return {&costs.encode, &costs.decode,        &costs.decode_more,
           &costs.reduce, &costs.encode_native, &costs.decode_native};

@@ -3,6 +3,7 @@
 
 #include "comm/collectives/choose.h"
 #include "comm/tuning/link_probe.h"
+#include "comm/tuning/measure.h"
 #include "comm/tuning/text.h"
 
 #include <unistd.h>
@@ -72,11 +73,24 @@ std::vector<int> ranks_with(const std::vector<int>& of_ranks, int value) {
   return ranks;
 }
 
+std::string with_feedback(const std::string& spec) {
+  CodecSpec wanted = make_codec(spec)->spec();
+  wanted.feedback = Feedback::kResidual;
+  return wanted.text();
+}
+
+bool any_feedback(const std::vector<std::string>& specs) {
+  return std::ranges::any_of(
+      specs, [](const std::string& spec) { return make_codec(spec)->has_feedback(); });
+}
+
 AutoOptions checked(AutoOptions options) {
   for (std::string& spec : options.codecs) {
     if (spec == kAutoCodec) throw InvalidArgument("auto cannot choose itself");
     spec = make_codec(spec)->spec().text();
   }
+  if (any_feedback(options.codecs))
+    for (std::string& spec : options.codecs) spec = with_feedback(spec);
   if (options.threads == 0) throw InvalidArgument("a rank lends at least 1 thread to its codecs");
   if (options.link) check_link(*options.link, "the link");
   return options;
@@ -88,9 +102,6 @@ Tuner::Impl::Impl(Transport& transport, AutoOptions wanted)
     : options_(checked(std::move(wanted))), channel_(transport.channel()) {
   find_machines();
   find_network();
-  if (measures_)
-    speeds_ = std::make_unique<CodecSpeeds>(speeds_path(options_.speeds_file, options_.memory),
-                                            options_.memory);
   learn(Dtype::kF32);
 }
 
@@ -128,6 +139,8 @@ void Tuner::Impl::find_machines() {
 std::vector<std::string> Tuner::Impl::candidates(Dtype dtype) const {
   std::vector<std::string> specs = {"none"};
   if (dtype == Dtype::kF32) specs.emplace_back("bf16");
+  if (any_feedback(options_.codecs))
+    for (std::string& spec : specs) spec = with_feedback(spec);
   for (const std::string& spec : options_.codecs)
     if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(spec);
   return specs;
@@ -139,7 +152,7 @@ void Tuner::Impl::learn(Dtype dtype) {
   if (costs_.contains({specs.front(), dtype})) return;
   std::vector<float> figures;
   for (const std::string& spec : specs)
-    append(figures, measures_ ? speeds_->costs(spec, dtype) : CodecCosts{});
+    append(figures, measures_ ? measure_codec(spec, dtype, options_.memory) : CodecCosts{});
   figures.push_back(measures_ && adds_on_host() ? static_cast<float>(measure_adding()) : 0.0f);
   agree_on_largest(*channel_, figures, options_.timeout);
   std::span<const float> rest = figures;
@@ -260,7 +273,7 @@ void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
 }
 
 // Of the ways that one gradient may go by itself: hierarchical is for all of a reducer's or none.
-AutoChoice Tuner::Impl::predict(const Gradient& gradient) {
+const std::vector<Alternative>& Tuner::Impl::predicted(const Gradient& gradient) {
   std::vector<Alternative>& known = predicted_[gradient];
   if (known.empty()) {
     std::vector<Alternative> all = alternatives(gradient);
@@ -269,7 +282,18 @@ AutoChoice Tuner::Impl::predict(const Gradient& gradient) {
     });
     known = Trials(std::move(all)).alternatives();
   }
-  return known.front().choice;
+  return known;
+}
+
+std::vector<AutoPrediction> Tuner::Impl::predict_each(const Gradient& gradient) {
+  std::vector<AutoPrediction> each;
+  for (const std::string& spec : candidates(gradient.dtype)) {
+    const std::vector<Alternative>& all = predicted(gradient);
+    const auto found = std::ranges::find(
+        all, spec, [](const Alternative& way) -> const auto& { return way.choice.codec; });
+    if (found != all.end()) each.push_back({found->choice, found->predicted});
+  }
+  return each;
 }
 
 Tuner::Tuner(Transport& transport, AutoOptions options)
@@ -291,7 +315,12 @@ bool Tuner::settled(Dtype dtype, std::size_t count) const {
 }
 
 AutoChoice Tuner::predict(Dtype dtype, std::size_t count, Collective collective) {
-  return impl_->predict({dtype, count, collective});
+  return impl_->predicted({dtype, count, collective}).front().choice;
+}
+
+std::vector<AutoPrediction> Tuner::predict_each(Dtype dtype, std::size_t count,
+                                                Collective collective) {
+  return impl_->predict_each({dtype, count, collective});
 }
 
 const LinkFigures& Tuner::link() const { return impl_->network_.link; }

@@ -1,7 +1,7 @@
 // The inside of a Tuner: figures that all ranks hold alike, and a Trials for each kind of gradient.
 #pragma once
 
-#include "comm/tuning/codec_speed.h"
+#include "comm/tuning/model.h"
 #include "comm/tuning/trials.h"
 
 #include <tersor/auto.h>
@@ -30,7 +30,7 @@ struct Tuner::Impl {
 
   Trials& trials(Dtype dtype, std::size_t count);
   void record(Dtype dtype, std::size_t count, double seconds);
-  AutoChoice predict(const Gradient& gradient);
+  std::vector<AutoPrediction> predict_each(const Gradient& gradient);
   std::string explain() const;
 
   bool on_device() const { return options_.memory == Memory::kDevice; }
@@ -47,6 +47,7 @@ struct Tuner::Impl {
   void add_hierarchical(const std::string& spec, CostQuestion question, const CostFigures& figures,
                         std::vector<Alternative>& all);
   std::vector<std::string> candidates(Dtype dtype) const;
+  const std::vector<Alternative>& predicted(const Gradient& gradient);
 
   AutoOptions options_;
   std::unique_ptr<Transport> channel_;
@@ -54,7 +55,6 @@ struct Tuner::Impl {
   double crowding_ = 1;
   double add_seconds_per_byte_ = 0;
   Network network_;
-  std::unique_ptr<CodecSpeeds> speeds_;                        ///< of a rank that measures
   std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on
   std::map<Shape, Trials> trials_;
   std::map<Gradient, std::vector<Alternative>> predicted_;  ///< asked of `predict`

@@ -1,5 +1,6 @@
 // Codec "auto": a Tuner measures the link and the codecs once, and then says for each gradient
-// which codec, algorithm and chunk length are quickest. docs/algorithms.md has the formulas.
+// which codec, algorithm and chunk length are quickest. A GradientReducer begins with what it
+// predicts and learns the rest while training goes on. docs/algorithms.md has the formulas.
 #pragma once
 
 #include <tersor/collectives.h>
@@ -9,6 +10,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,21 +30,21 @@ struct LinkFigures {
   double core_seconds_per_byte = 0;  ///< of each byte sent: what the codecs' core does for it
 };
 
-/// Options of a Tuner. All ranks must pass equal ones (but for the file).
+/// Whether a GradientReducer tries other ways than the predicted one. Without, the same run goes
+/// the same way again.
+enum class Learning : std::uint8_t { kOff, kOn };
+
+/// Options of a Tuner. All ranks must pass equal ones.
 struct AutoOptions {
-  /// Specs that may be chosen beside `none` and `bf16`, which always may. Those with "+ef" only in
-  /// a GradientReducer, which keeps their residuals.
+  /// Specs that may be chosen beside `none` and `bf16`, which always may. Where one has "+ef", all
+  /// go with feedback, so that nothing is lost between them: in a GradientReducer only, which keeps
+  /// their residuals.
   std::vector<std::string> codecs = {"int8"};
   /// The link's figures, where they are known; else they are measured.
   std::optional<LinkFigures> link = {};
-  /// Where measured speeds of codecs are kept from run to run: a path; "none": nowhere. Empty: the
-  /// environment's TERSOR_CODEC_SPEEDS, else codec-speeds in the folder tersor of XDG_CACHE_HOME or
-  /// ~/.cache. A file that is damaged or of another machine is not used; one that cannot be written
-  /// is no error.
-  std::string speeds_file = {};
+  Learning learning = Learning::kOn;
   unsigned threads = 1;  ///< that each rank lends to its codecs
-  /// Where the gradients will lie. For a device its codecs are measured, and kept in a file beside
-  /// that one, its name followed by "-device".
+  /// Where the gradients will lie: there codecs are measured.
   Memory memory = Memory::kHost;
   std::chrono::milliseconds timeout = kDefaultTimeout;
 };
@@ -54,12 +56,18 @@ struct AutoChoice {
   std::size_t chunk_count = kDefaultChunkCount;
 };
 
+/// What a way is predicted to take.
+struct AutoPrediction {
+  AutoChoice way;
+  double seconds = 0;
+};
+
 /// Chooses for all gradients of one transport. All ranks get the same answers: every figure that a
 /// choice depends on was reduced over ranks. One thread at a time.
 class Tuner {
  public:
-  /// A collective call: measures the link (milliseconds) and, for f32, the codecs that no file
-  /// knows (tens of milliseconds each). Throws InvalidArgument where an option is wrong.
+  /// A collective call: measures the link (milliseconds) and, for f32, the codecs (tens of
+  /// milliseconds each). Throws InvalidArgument where an option is wrong.
   explicit Tuner(Transport& transport, AutoOptions options = {});
   ~Tuner();
   Tuner(const Tuner&) = delete;
@@ -80,6 +88,9 @@ class Tuner {
   /// reduce-scatter is one of `count` values on each rank; of its choice the algorithm is kAuto.
   AutoChoice predict(Dtype dtype, std::size_t count,
                      Collective collective = Collective::kAllreduce);
+  /// As above, of each codec its quickest way: `none`, `bf16`, then those allowed, in their order.
+  std::vector<AutoPrediction> predict_each(Dtype dtype, std::size_t count,
+                                           Collective collective = Collective::kAllreduce);
 
   const LinkFigures& link() const;
   /// AutoOptions::memory: gradients must lie there.

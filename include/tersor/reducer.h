@@ -15,8 +15,9 @@
 
 namespace tersor {
 
-/// Parameters whose name matches `pattern` (shell style: * and ?) travel by `codec`; "auto": by
-/// what a Tuner predicts to be quickest for each.
+/// Parameters whose name matches `pattern` (shell style: * and ?) travel by `codec`; "auto": at
+/// first by what a Tuner predicts to be quickest for those of this rule and their dtype, then by
+/// what steps were quickest with.
 struct ReducerRule {
   std::string pattern;
   std::string codec;
@@ -219,7 +220,9 @@ class GradientReducer {
   ReducerStatistics statistics() const;
   std::vector<ReducerStatistics> parameter_statistics() const;
   void reset_statistics();
-  /// What was decided and why, a line a parameter.
+  /// Whether "auto" tries nothing, for now.
+  bool settled() const;
+  /// What was decided and why, a line a parameter, and what "auto" tried.
   std::string explain() const;
 
   struct Impl;

@@ -151,6 +151,8 @@ void bind_reducer(nb::module_& module) {
       .def("parameter_statistics", &waiting<&GradientReducer::parameter_statistics>,
            "Of each parameter, in the order in which they were added.")
       .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>)
+      .def("settled", &waiting<&GradientReducer::settled>,
+           "Whether \"auto\" tries nothing, for now.")
       .def("explain", &waiting<&GradientReducer::explain>, "What was decided and why, as text.");
 }
 

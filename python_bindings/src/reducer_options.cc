@@ -50,8 +50,11 @@ void bind_automatic(nb::class_<ReducerOptions>& options) {
             o.automatic.codecs = std::move(specs);
           })
       .def_prop_rw(
-          "speeds_file", [](const ReducerOptions& o) { return o.automatic.speeds_file; },
-          [](ReducerOptions& o, std::string path) { o.automatic.speeds_file = std::move(path); })
+          "auto_learning",
+          [](const ReducerOptions& o) { return o.automatic.learning == Learning::kOn; },
+          [](ReducerOptions& o, bool on) {
+            o.automatic.learning = on ? Learning::kOn : Learning::kOff;
+          })
       .def_prop_rw(
           "memory", [](const ReducerOptions& o) { return text_of(o.automatic.memory); },
           [](ReducerOptions& o, std::string_view memory) {

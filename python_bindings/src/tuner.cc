@@ -36,7 +36,6 @@ void bind_options(nb::module_& module) {
   options.def(nb::init<>())
       .def_rw("codecs", &AutoOptions::codecs)
       .def_rw("link", &AutoOptions::link, nb::arg().none())
-      .def_rw("speeds_file", &AutoOptions::speeds_file)
       .def_rw("threads", &AutoOptions::threads);
   def_choice<&AutoOptions::memory>(options, "memory");
   def_timeout<&AutoOptions::timeout>(options, "timeout");

@@ -30,8 +30,9 @@ class ReducerOptions(TypedDict, total=False):
     memory: Literal["host", "device"]
     """Where the gradients lie, for ``"auto"``. Default ``"host"``; ``"device"`` where ``stream`` is
     given."""
-    speeds_file: str
-    """Where ``"auto"`` keeps measured speeds of codecs; ``"none"``: nowhere."""
+    auto_learning: bool
+    """Whether ``"auto"`` tries other codecs than the predicted one while training goes on. Without,
+    the same run goes the same way again. Default True."""
     tuner: Tuner | None
     """Used for ``"auto"`` instead of one of the reducer's own; outlives the last ``add``."""
     reduction: Reduction

@@ -6,7 +6,6 @@ Ranks are threads. Both ways have the host's bits.
 from __future__ import annotations
 
 import gc
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -258,24 +257,14 @@ def test_nothing_but_zeros_keeps_the_residual(way: str) -> None:
     same_on_host(body, way)
 
 
-@pytest.fixture
-def speeds_file(tmp_path: pathlib.Path) -> str:
-    """Speeds that need not be true: on the device that interprets PTX measuring takes minutes."""
-    lines = [f"{codec} f32" + 6 * " 2000 0.01" for codec in ("none", "bf16", "int8")]
-    head = ["tersor codec speeds, version 1", cuda_arrays.device_name(), "columns"]
-    (tmp_path / "speeds-device").write_text("\n".join([*head, *lines, "end\n"]))
-    return str(tmp_path / "speeds")
-
-
 @everywhere
 @pytest.mark.parametrize("told_by", ["memory", "stream"])
-def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str, speeds_file: str) -> None:
+def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str) -> None:
     def body(transport: Transport, make: Make) -> list[str]:
         place: Any = {"memory": "device", "stream": cuda_arrays.new_stream()}
         reducer = tersor.GradientReducer(
             transport,
             codec="auto",
-            speeds_file=speeds_file,
             timeout=TIMEOUT,
             **{told_by: place[told_by]},
         )

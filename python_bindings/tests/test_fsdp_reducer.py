@@ -240,7 +240,7 @@ def test_a_scalers_skipped_step_leaves_no_trace() -> None:
 
 def chooses(rank: int, count: int) -> str:
     model = sharded_model(count)
-    handle = fsdp.compress(model, codec="auto", auto_codecs=["int8"], speeds_file="none")
+    handle = fsdp.compress(model, codec="auto", auto_codecs=["int8"])
     train(model, rank, range(2))
     assert all(one["codec"] in ("none", "bf16", "int8") for one in handle.statistics())
     return handle.explain()

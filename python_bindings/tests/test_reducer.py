@@ -267,7 +267,7 @@ def test_rules_choose_and_explain() -> None:
 
 def test_auto_chooses_for_all_ranks_alike() -> None:
     def rank(transport: tersor.Transport) -> str:
-        reducer = GradientReducer(transport, codec="auto", speeds_file="none")
+        reducer = GradientReducer(transport, codec="auto")
         gradient = np.ones((2048, 512), np.float32)
         reducer.add("w", gradient)
         reducer.ready("w", gradient)
@@ -284,7 +284,6 @@ class Watched(_core.Tuner):
 def test_a_tuner_lives_as_long_as_its_reducer() -> None:
     def rank(transport: tersor.Transport) -> bool:
         options = _core.AutoOptions()
-        options.speeds_file = "none"
         tuner = Watched(transport, options)
         watched = weakref.ref(tuner)
         reducer = GradientReducer(transport, codec="auto", tuner=tuner)

@@ -11,8 +11,8 @@ class Predict : public ProgramTest {};
 class PredictRealTime : public ProgramTest {};  // holds a clock to what was predicted
 
 TEST_F(Predict, MoreRanksAndFewerBytes) {
-  const Json records = records_of({"predict", "--ranks", "8..64", "--codec", "none", "int8",
-                                   "--bytes", "1M", "64M", "--speeds", path("speeds")});
+  const Json records = records_of(
+      {"predict", "--ranks", "8..64", "--codec", "none", "int8", "--bytes", "1M", "64M"});
   ASSERT_EQ(records.size(), 2u * 4 * 2);
   for (const Json& record : records)
     expect_fields(record, {"codec", "algorithm", "link", "ranks", "hosts", "dtype", "count",
@@ -24,20 +24,18 @@ TEST_F(Predict, MoreRanksAndFewerBytes) {
 }
 
 TEST_F(Predict, HostsShareTheirLink) {
-  const std::vector<std::string> common = {"predict", "--ranks", "32",  "--codec",
-                                           "int8",    "--bytes", "64M", "--speeds"};
-  auto alone = common, together = common;
-  alone.push_back(path("speeds"));
-  together.insert(together.end(), {path("speeds"), "--hosts", "4"});
-  const Json one = records_of(alone), shared = records_of(together);
+  const std::vector<std::string> common = {"predict", "--ranks", "32", "--codec",
+                                           "int8",    "--bytes", "64M"};
+  auto together = common;
+  together.insert(together.end(), {"--hosts", "4"});
+  const Json one = records_of(common), shared = records_of(together);
   EXPECT_EQ(one[0]["hosts"], 32);
   EXPECT_EQ(shared[0]["hosts"], 4);
   EXPECT_EQ(shared[0]["algorithm"], "hierarchical");
 }
 
 TEST_F(Predict, AMessageCostsWhatIsSaid) {
-  const std::vector<std::string> common = {"predict", "--ranks",  "8",           "--codec",
-                                           "none",    "--speeds", path("speeds")};
+  const std::vector<std::string> common = {"predict", "--ranks", "8", "--codec", "none"};
   const auto seconds = [&](const std::string& message) {
     auto arguments = common;
     arguments.insert(arguments.end(), {"--message", message});
@@ -59,7 +57,7 @@ TEST_F(Predict, NonsenseIsAnswered) {
       {"crowding", {"--crowding", "nan"}},
   };
   for (const auto& [words, arguments] : wrong) {
-    std::vector<std::string> all = {"predict", "--speeds", path("speeds")};
+    std::vector<std::string> all = {"predict"};
     all.insert(all.end(), arguments.begin(), arguments.end());
     const Outcome outcome = run(all);
     EXPECT_EQ(outcome.code, 2) << words;
@@ -84,9 +82,8 @@ TEST_F(Predict, AutoIsMeasuredBesideTheOthers) {
 TEST_F(PredictRealTime, TheModelTellsWhatTheLinkTakes) {
   for (const std::string ranks : {"2", "3", "4"})
     for (const std::string link : {"50Mbit,100us", "200Mbit,100us", "1Gbit,50us"}) {
-      const Json predicted =
-          records_of({"predict", "--ranks", ranks, "--link", link, "--codec", "none", "int8",
-                      "--bytes", "1M", "4M", "--crowding", "2", "--speeds", path("speeds")});
+      const Json predicted = records_of({"predict", "--ranks", ranks, "--link", link, "--codec",
+                                         "none", "int8", "--bytes", "1M", "4M", "--crowding", "2"});
       const Json measured = records_of({"allreduce", "--ranks", ranks, "--link", link, "--codec",
                                         "int8", "--min", "1M", "--max", "4M", "--iterations", "3"});
       for (const Json& one : predicted)

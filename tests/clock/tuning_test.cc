@@ -39,7 +39,7 @@ TEST(Tuner, RanksThatShareHostsGoHierarchically) {
   const std::size_t count = 1 << 21;
   std::vector<std::vector<float>> results(4);
   run_on_clock(4, link, [&](Transport& transport) {
-    Tuner tuner(transport, {.speeds_file = "none"});
+    Tuner tuner(transport);
     EXPECT_NEAR(tuner.link().seconds_per_byte * 1e9 / 8, 1, 0.01) << "the whole link";
     std::vector<float> values;
     for (int call = 0; call == 0 || !tuner.settled(Dtype::kF32, count); ++call) {
@@ -56,7 +56,7 @@ TEST(Tuner, RanksThatShareHostsGoHierarchically) {
 
 TEST(Tuner, ASlowLinkGetsInt8) {
   run_on_clock(2, parse_link("100Mbit,100us"), [&](Transport& transport) {
-    Tuner tuner(transport, {.speeds_file = "none"});
+    Tuner tuner(transport);
     EXPECT_EQ(tuner.predict(Dtype::kF32, 1 << 20).codec, "int8") << tuner.explain();
   });
 }

@@ -180,9 +180,9 @@ TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
 TEST(State, OfACodecThatAutoChoseFitsWhereNoResidualIsKept) {
   run_ranks(2, {}, [](Transport& transport) {
     const auto automatic = [](double seconds_per_byte) {
-      return ReducerOptions{.codec = "auto",
-                            .automatic = {.link = LinkFigures{.seconds_per_byte = seconds_per_byte},
-                                          .speeds_file = "none"}};
+      return ReducerOptions{
+          .codec = "auto",
+          .automatic = {.link = LinkFigures{.seconds_per_byte = seconds_per_byte}}};
     };
     const Training slow(transport, automatic(1e-6));
     Training quick(transport, automatic(1e-15));

@@ -262,8 +262,7 @@ TEST(ScatteringReducer, TheShardMayLieInTheGradient) {
 TEST(ScatteringReducer, AutoChoosesByWhatAReduceScatterTakes) {
   run_ranks(4, {}, [](Transport& transport) {
     for (const double seconds_per_byte : {1e-6, 1e-9, 1e-15}) {
-      Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = seconds_per_byte},
-                              .speeds_file = "none"});
+      Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = seconds_per_byte}});
       GradientReducer reducer(transport, {.codec = "auto", .tuner = &tuner});
       reducer.add("w", {.count = 1 << 16,
                         .rows = 256,

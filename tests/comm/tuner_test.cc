@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <string>
+#include <thread>
 
 namespace tersor {
 namespace {
@@ -20,7 +22,7 @@ constexpr LinkFigures kSlow{.latency = 1e-4, .seconds_per_byte = 8e-8, .seconds_
 constexpr LinkFigures kInfinite{};
 
 AutoOptions given(const LinkFigures& link, std::vector<std::string> codecs = {"int8"}) {
-  return {.codecs = std::move(codecs), .link = link, .speeds_file = "none"};
+  return {.codecs = std::move(codecs), .link = link};
 }
 
 /// What each rank would choose.
@@ -54,7 +56,7 @@ TEST(Tuner, AnInfiniteLinkTakesNoCodec) {
 TEST(Tuner, AllRanksDecideAlike) {
   for (const int ranks : {1, 2, 3, 4})
     for (const std::size_t count : {0, 1, 1000, 100'000, 4'000'000}) {
-      AutoOptions measured{.codecs = {"int8", "int4"}, .speeds_file = "none"};
+      AutoOptions measured{.codecs = {"int8", "int4"}};
       const std::vector<std::string> all = choices(ranks, measured, count);
       for (const std::string& one : all) EXPECT_EQ(one, all[0]) << ranks << " " << count;
     }
@@ -64,7 +66,7 @@ TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
   const auto inputs = testing::gradients(3, 60'000);
   std::string explanation;
   const auto outputs = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
-    Tuner tuner(transport, {.speeds_file = "none"});
+    Tuner tuner(transport);
     CollectiveWorkspace workspace;
     CollectiveStatistics statistics;
     const Values start = values;
@@ -118,7 +120,7 @@ TEST(Tuner, ARankThatStaysAwayEndsInAnErrorWithinTheDeadline) {
                              const auto channel = transport.channel();
                              while (Clock::now() < Clock::time_point::max()) channel->progress();
                            }
-                           Tuner tuner(transport, {.speeds_file = "none", .timeout = 200ms});
+                           Tuner tuner(transport, {.timeout = 200ms});
                          }),
                TransportError);
   EXPECT_LT(Clock::now() - start, 5s);
@@ -155,8 +157,7 @@ TEST(TunedReducer, MeasuresALinkThatNobodyTold) {
   run_ranks(2, parse_link("100Mbit,100us"), [&](Transport& transport) {
     const auto rank = static_cast<std::size_t>(transport.rank());
     Values values = gaussian(1 << 18, 3);
-    GradientReducer reducer(transport,
-                            {.rules = {{"*", "auto"}}, .automatic = {.speeds_file = "none"}});
+    GradientReducer reducer(transport, {.rules = {{"*", "auto"}}});
     reducer.add("weight", values, 512, 512);
     reducer.ready("weight");
     reducer.wait();
@@ -165,6 +166,30 @@ TEST(TunedReducer, MeasuresALinkThatNobodyTold) {
   });
   EXPECT_EQ(codecs[0], codecs[1]);
   EXPECT_NE(explanations[0].find("latency"), std::string::npos) << explanations[0];
+}
+
+// Ranks agree with the first gradient of a step. Who comes too late hears that the other gave up.
+TEST(TunedReducer, ARankThatComesTooLateToAgreeEndsInAnErrorOnAll) {
+  std::atomic<int> errors = 0;
+  EXPECT_THROW(run_ranks(2, {},
+                         [&](Transport& transport) {
+                           Values values(10000, 1.0f);
+                           GradientReducer reducer(transport, {.codec = "auto", .timeout = 200ms});
+                           reducer.add("weight", values, 100, 100);
+                           try {
+                             for (int step = 0; step < 100; ++step) {
+                               if (step == 5 && transport.rank() == 1)
+                                 std::this_thread::sleep_for(600ms);
+                               reducer.ready("weight");
+                               reducer.wait();
+                             }
+                           } catch (const TransportError&) {
+                             ++errors;
+                             throw;
+                           }
+                         }),
+               TransportError);
+  EXPECT_EQ(errors, 2);
 }
 
 }  // namespace

@@ -4,11 +4,7 @@
 
 #include "kernels/device/device.h"
 
-#include <unistd.h>
-
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <mutex>
 
 namespace tersor::test {
@@ -162,25 +158,11 @@ TEST_P(CollectivesOnDevice, MixedMemoryIsRefused) {
   });
 }
 
-/// A file of speeds of this device, which need not be true: on an interpreted one measuring takes
-/// minutes.
-std::string speeds_file() {
-  const auto folder = std::filesystem::temp_directory_path();
-  const auto path = folder / ("tersor-speeds-" + std::to_string(getpid()));
-  std::ofstream file(path.string() + "-device");
-  file << "tersor codec speeds, version 1\n" << kernels::device_name() << "\ncolumns\n";
-  for (const char* codec : {"none", "bf16", "int8"})
-    file << codec << " f32 2000 0.01 2000 0.01 2000 0.01 2000 0.01 2000 0.01 2000 0.01\n";
-  file << "end\n";
-  return path.string();
-}
-
 TEST_P(CollectivesOnDevice, AutoTriesAndSettles) {
-  const std::string file = speeds_file();
   std::mutex mutex;
   std::vector<Values> results;
   GetParam().run(2, [&](Transport& transport, StreamView stream) {
-    Tuner tuner(transport, {.speeds_file = file, .memory = Memory::kDevice});
+    Tuner tuner(transport, {.memory = Memory::kDevice});
     PlacedValues gradient(3000, Dtype::kF32, {Memory::kDevice, stream});
     for (int call = 0; call < 200 && !tuner.settled(Dtype::kF32, 3000); ++call)
       allreduce(transport, gradient.span(), {.codec = "auto", .tuner = &tuner}, stream);
@@ -191,7 +173,6 @@ TEST_P(CollectivesOnDevice, AutoTriesAndSettles) {
     results.push_back(gradient.read());
   });
   EXPECT_TRUE(same_bits(results.front(), results.back()));
-  std::filesystem::remove(file + "-device");
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, CollectivesOnDevice, ::testing::ValuesIn(device_fabrics()),

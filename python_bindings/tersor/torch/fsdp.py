@@ -55,8 +55,9 @@ class ShardedOptions(TypedDict, total=False):
     the whole parameter, too."""
     auto_codecs: Sequence[str]
     """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
-    speeds_file: str
-    """Where ``"auto"`` keeps measured speeds of codecs; ``"none"``: nowhere."""
+    auto_learning: bool
+    """Whether ``"auto"`` tries other codecs than the predicted one while training goes on. Without,
+    the same run goes the same way again. Default True."""
     residual_dtype: Literal["f32", "bf16"]
     """``"bf16"`` halves the residuals' memory. Default ``"f32"``."""
     transactional: bool

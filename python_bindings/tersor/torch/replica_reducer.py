@@ -36,6 +36,7 @@ class ReplicaReducer(ShardedReducer):
         """The state, and views of it for what this rank sends, and what it sends on."""
         state = ReducerState.read(self._core.save_state())
         kept = {}
+        automatic = self._automatic()
         for one in state.parameters:
             if one.name not in self.parameters:
                 continue
@@ -52,6 +53,7 @@ class ReplicaReducer(ShardedReducer):
                         torch.from_numpy(values),
                         longest,
                         state.step,
+                        one.name in automatic,
                     )
         return state, kept
 
@@ -93,7 +95,10 @@ class ReplicaReducer(ShardedReducer):
             for one in self.parameters.values()
         }
         rules = [(_literal(name), choice.codec) for name, choice in self._choices.items()]
-        return {**options, "rules": rules}
+        told = [rule for rule in rules if rule[1] != "auto"]
+        if len(told) < len(rules):  # one rule, since "auto" tries a rule's parameters together
+            told.append(("*", "auto"))
+        return {**options, "rules": told}
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(one.shard_count, dtype=self.kind.dtype, device=self.kind.device)

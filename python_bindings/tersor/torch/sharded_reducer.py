@@ -7,6 +7,7 @@ next time it comes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
@@ -72,6 +73,7 @@ class Kept:
             replicas, what this rank keeps of its shard.
         longest: values of the longest of any rank.
         step: of the reducer.
+        automatic: "auto" chooses the codec, and may have chosen another when a state was saved.
     """
 
     parameter: ShardedParameter
@@ -81,6 +83,7 @@ class Kept:
     residual: Tensor
     longest: int
     step: int
+    automatic: bool = False
 
 
 class ShardedReducer:
@@ -179,14 +182,21 @@ class ShardedReducer:
         return self._core.statistics().overflows
 
     def explain_choice(self) -> str:
-        """What ``"auto"`` measured and predicted; empty where it was not asked."""
-        text = self._core.explain()
-        return text[text.index("auto: ") :].strip() if "\nauto: " in text else ""
+        """What ``"auto"`` measured, predicted and tried; empty where it was not asked."""
+        lines = self._core.explain().splitlines(keepends=True)
+        first = next((i for i, line in enumerate(lines) if re.match("auto[,:] ", line)), len(lines))
+        return "".join(lines[first:]).strip()
+
+    def _automatic(self) -> set[str]:
+        """Parameters whose codec "auto" chooses."""
+        every = self._core.parameter_statistics()
+        return {one.name for one in every if one.reason.endswith(", auto")}
 
     def read(self) -> tuple[ReducerState, dict[str, Kept]]:
         """The state, and views of it for each parameter with a residual."""
         state = ReducerState.read(self._core.save_state())
         ranks = self.kind.group.size()
+        automatic = self._automatic()
         kept = {
             one.name: Kept(
                 self.parameters[one.name],
@@ -196,6 +206,7 @@ class ShardedReducer:
                 torch.from_numpy(one.residual),
                 one.longest_residual,
                 state.step,
+                one.name in automatic,
             )
             for one in state.parameters
             if len(one.residual) and one.name in self.parameters

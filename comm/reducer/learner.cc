@@ -1,0 +1,174 @@
+// See learner.h.
+#include "comm/reducer/learner.h"
+
+#include "comm/tuning/text.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace tersor {
+namespace {
+
+constexpr double kTick = 1e-9;  // seconds: 0 says that nothing was measured
+
+}  // namespace
+
+Learner::Learner(std::vector<Group> groups) : groups_(std::move(groups)) { begin_trials(); }
+
+bool Learner::has_choice() const {
+  return std::ranges::any_of(groups_, [](const Group& group) { return group.ways.size() > 1; });
+}
+
+std::size_t Learner::way(std::size_t group) const {
+  return !settled() && group == group_ ? trying_[next_] : groups_[group].chosen;
+}
+
+std::vector<std::size_t> Learner::chosen() const {
+  std::vector<std::size_t> all;
+  for (const Group& group : groups_) all.push_back(group.chosen);
+  return all;
+}
+
+void Learner::begin_look(std::size_t pause) {
+  pause_ = pause;
+  warm_ = false;
+  seconds_.clear();
+}
+
+void Learner::begin_trials() {
+  before_ = chosen();
+  for (Group& group : groups_)
+    for (Way& way : group.ways) way.measured = 0;
+  group_ = 0;
+  begin_group();
+}
+
+// What is chosen goes first: against its time others are hopeless.
+void Learner::begin_group() {
+  while (group_ < groups_.size() && tried().ways.size() < 2) ++group_;
+  trying_.clear();
+  round_ = next_ = 0;
+  if (group_ == groups_.size()) {
+    settled_at_ = steps_;
+    usual_ = 0;
+    return begin_look(0);
+  }
+  trying_.push_back(tried().chosen);
+  for (std::size_t way = 0; way < tried().ways.size(); ++way)
+    if (way != tried().chosen) trying_.push_back(way);
+  begin_look(0);
+}
+
+bool Learner::add(double seconds) {
+  ++steps_;
+  if (pause_ > 0) {
+    --pause_;
+    return false;
+  }
+  if (!warm_) {
+    warm_ = true;
+    return false;
+  }
+  seconds_.push_back(seconds);
+  return seconds_.size() == kTimedSteps;
+}
+
+double Learner::seconds() const {
+  std::vector<double> sorted = seconds_;
+  std::ranges::sort(sorted);
+  return sorted[(sorted.size() - 1) / 2];
+}
+
+void Learner::agree(double seconds) {
+  seconds = std::max(seconds, kTick);
+  if (settled()) return watch(seconds);
+  double& measured = tried().ways[trying_[next_]].measured;
+  measured = measured > 0 ? std::min(measured, seconds) : seconds;
+  begin_look(0);
+  do {
+    if (++next_ == trying_.size()) return end_round();
+  } while (hopeless(tried().ways[trying_[next_]]));
+}
+
+// What the chosen one's messages took was no more than its step, whatever was predicted of it.
+double Learner::expected(const Way& way) const {
+  const Way& chosen = groups_[group_].ways[groups_[group_].chosen];
+  if (chosen.predicted <= chosen.measured) return way.predicted;
+  return way.predicted * chosen.measured / chosen.predicted;
+}
+
+bool Learner::hopeless(const Way& way) const {
+  return way.measured <= 0 && expected(way) > kHopeless * quickest(groups_[group_]);
+}
+
+double Learner::quickest(const Group& group) const {
+  double seconds = 0;
+  for (const Way& way : group.ways)
+    if (way.measured > 0 && (seconds <= 0 || way.measured < seconds)) seconds = way.measured;
+  return seconds;
+}
+
+// What is far behind is left; the others go once more, until one is left or they are close enough.
+void Learner::end_round() {
+  const double limit = kLeft[round_] * quickest(tried());
+  std::erase_if(trying_, [&](std::size_t way) {
+    const double measured = tried().ways[way].measured;
+    return measured <= 0 || measured > limit;
+  });
+  next_ = 0;
+  if (++round_ < std::size(kLeft) && trying_.size() > 1) return;
+  choose();
+  ++group_;
+  begin_group();
+}
+
+void Learner::choose() {
+  const double limit = kAsQuick * quickest(tried());
+  const auto found = std::ranges::find_if(
+      tried().ways, [&](const Way& way) { return way.measured > 0 && way.measured <= limit; });
+  tried().chosen = static_cast<std::size_t>(found - tried().ways.begin());
+}
+
+// The link, the machine or the model's input may have changed: all is tried again. In vain, and the
+// next look is later.
+void Learner::watch(double seconds) {
+  if (usual_ > 0 && (seconds > kDrift * usual_ || seconds * kDrift < usual_)) return begin_trials();
+  if (usual_ <= 0) {
+    usual_ = seconds;
+    next_pause_ = before_ == chosen() ? std::min(2 * next_pause_, kLongestPause) : kFirstPause;
+  }
+  begin_look(next_pause_);
+}
+
+void Learner::settle(const std::vector<std::size_t>& chosen) {
+  for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i].chosen = chosen[i];
+  group_ = groups_.size();
+  begin_group();
+}
+
+std::string Learner::reason(const Group& group, const Way& way) const {
+  const bool chosen = &way == &group.ways[group.chosen];
+  if (way.measured <= 0 && chosen) return "as predicted, or as in the state that was loaded";
+  if (way.measured <= 0) return "not tried: its messages alone would take several steps";
+  const std::string steps = "steps of " + seconds_text(way.measured) + ", ";
+  const double more = way.measured / quickest(group) - 1;
+  if (chosen) return steps + (more > 0 ? "as quick as any, and loses less" : "the quickest");
+  return steps + (more > kAsQuick - 1 ? percent_text(more) + " slower" : "no quicker");
+}
+
+std::string Learner::explain() const {
+  std::string text;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[i];
+    text += "auto, " + group.name + ": " + group.ways[way(i)].codec + ", " +
+            (settled() ? "settled after " + std::to_string(settled_at_)
+                       : "still trying after " + std::to_string(steps_)) +
+            " steps\n";
+    for (const Way& way : group.ways)
+      text += "  " + way.codec + ": messages of " + seconds_text(way.predicted) + " predicted; " +
+              reason(group, way) + "\n";
+  }
+  return text;
+}
+
+}  // namespace tersor

@@ -1,0 +1,20 @@
+// What codecs are measured to take.
+#include <gtest/gtest.h>
+
+#include "comm/tuning/measure.h"
+
+namespace tersor {
+namespace {
+
+TEST(MeasureCodec, LargerWorkTakesLonger) {
+  for (const char* spec : {"none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef"}) {
+    const CodecCosts costs = measure_codec(spec, Dtype::kF32);
+    EXPECT_GT(costs.encode.per_value, 0) << spec;
+    EXPECT_GT(costs.decode.per_value, 0) << spec;
+    EXPECT_LT(costs.encode.seconds(1 << 20), 1.0) << spec;
+  }
+  EXPECT_GT(measure_adding(), 0);
+}
+
+}  // namespace
+}  // namespace tersor

@@ -1,0 +1,209 @@
+// What a learner tries, takes and takes back, given the times of steps.
+#include "comm/reducer/learner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using Times = std::map<std::string, double>;  // a step's seconds by codec
+
+Learner::Group group(const std::vector<std::string>& codecs, std::size_t chosen = 0) {
+  Learner::Group all{.name = "all", .ways = {}, .chosen = chosen};
+  for (const std::string& codec : codecs) all.ways.push_back({.codec = codec});
+  return all;
+}
+
+/// Steps of one group, told to one or several ranks that agree.
+class Steps {
+ public:
+  explicit Steps(std::vector<Learner::Group> groups)
+      : codecs_(names_of(groups)), learner_(std::move(groups)) {}
+
+  Learner& learner() { return learner_; }
+  std::string codec(std::size_t group = 0) const { return codecs_[group][learner_.way(group)]; }
+
+  void step(double seconds) {
+    if (learner_.add(seconds)) learner_.agree(learner_.seconds());
+  }
+  void steps(int count, const std::function<double()>& seconds) {
+    for (int i = 0; i < count; ++i) step(seconds());
+  }
+  /// Steps until it settles, at most so many; what was tried, in order.
+  std::vector<std::string> settle(const Times& times, int most = 200) {
+    std::vector<std::string> tried;
+    for (int i = 0; i < most && !learner_.settled(); ++i) {
+      if (tried.empty() || tried.back() != codec()) tried.push_back(codec());
+      step(times.at(codec()));
+    }
+    EXPECT_TRUE(learner_.settled()) << learner_.explain();
+    return tried;
+  }
+
+ private:
+  static std::vector<std::vector<std::string>> names_of(const std::vector<Learner::Group>& groups) {
+    std::vector<std::vector<std::string>> names;
+    for (const Learner::Group& one : groups) {
+      names.emplace_back();
+      for (const Learner::Way& way : one.ways) names.back().push_back(way.codec);
+    }
+    return names;
+  }
+
+  std::vector<std::vector<std::string>> codecs_;
+  Learner learner_;
+};
+
+TEST(Learner, TakesTheQuickestWhateverWasPredicted) {
+  for (std::size_t predicted = 0; predicted < 3; ++predicted)
+    for (const std::string quickest : {"none", "bf16", "int8"}) {
+      Steps run({group({"none", "bf16", "int8"}, predicted)});
+      Times times{{"none", 1.0}, {"bf16", 1.0}, {"int8", 1.0}};
+      times[quickest] = 0.6;
+      const auto tried = run.settle(times);
+      EXPECT_EQ(run.codec(), quickest) << run.learner().explain();
+      EXPECT_EQ(tried.size(), 3u) << "what is far slower is tried once";
+    }
+}
+
+TEST(Learner, NeverKeepsWhatIsAPercentSlowerThanNoneOrBf16) {
+  for (const double slower : {1.011, 1.02, 1.1, 3.0}) {
+    Steps run({group({"none", "bf16", "int8"}, 2)});
+    run.settle({{"none", slower * 1.5}, {"bf16", 1.0}, {"int8", slower}});
+    EXPECT_EQ(run.codec(), "bf16") << slower << "\n" << run.learner().explain();
+  }
+}
+
+TEST(Learner, OfThoseThatAreAsQuickTakesWhatLosesLeast) {
+  Steps run({group({"none", "bf16", "int8"}, 2)});
+  run.settle({{"none", 1.009}, {"bf16", 1.005}, {"int8", 1.0}});
+  EXPECT_EQ(run.codec(), "none");
+  EXPECT_NE(run.learner().explain().find("loses less"), std::string::npos)
+      << run.learner().explain();
+}
+
+// Every third step is disturbed: medians do not see it, and close ones are looked at again.
+TEST(Learner, ADisturbedStepChangesNothing) {
+  Steps run({group({"none", "bf16", "int8"})});
+  const Times times{{"none", 1.04}, {"bf16", 1.02}, {"int8", 1.0}};
+  int count = 0;
+  run.steps(200, [&] { return times.at(run.codec()) * (++count % 3 == 0 ? 5 : 1); });
+  EXPECT_TRUE(run.learner().settled());
+  EXPECT_EQ(run.codec(), "int8") << run.learner().explain();
+}
+
+TEST(Learner, TheFirstStepOfAWayDoesNotCount) {
+  Steps run({group({"none", "int8"}, 1)});
+  std::string last;
+  run.steps(100, [&] {
+    const bool first = last != run.codec();
+    last = run.codec();
+    return first ? 100.0 : run.codec() == "int8" ? 1.0 : 2.0;
+  });
+  EXPECT_EQ(run.codec(), "int8");
+  EXPECT_NE(run.learner().explain().find("steps of 1.00 s, the quickest"), std::string::npos)
+      << run.learner().explain();
+}
+
+TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
+  Learner::Group all = group({"none", "bf16", "int8"}, 2);
+  all.ways[0].predicted = 6.1;
+  all.ways[1].predicted = 5.9;
+  all.ways[2].predicted = 0.5;
+  Steps run({all});
+  const auto tried = run.settle({{"none", 0.1}, {"bf16", 6.0}, {"int8", 1.0}});
+  EXPECT_EQ(tried, (std::vector<std::string>{"int8", "bf16"}));
+  EXPECT_EQ(run.codec(), "int8");
+  EXPECT_NE(run.learner().explain().find("not tried"), std::string::npos);
+}
+
+TEST(Learner, AModelThatPromisedTooMuchTimeIsNotBelieved) {
+  Learner::Group all = group({"none", "int8"}, 1);
+  all.ways[0].predicted = 40;
+  all.ways[1].predicted = 10;
+  Steps run({all});
+  run.settle({{"none", 0.9}, {"int8", 1.0}});
+  EXPECT_EQ(run.codec(), "none");
+}
+
+TEST(Learner, LooksAgainWhenStepsDriftByAFifth) {
+  for (const double factor : {1.25, 0.79}) {
+    Steps run({group({"none", "int8"})});
+    run.settle({{"none", 1.0}, {"int8", 2.0}});
+    ASSERT_EQ(run.codec(), "none");
+    run.steps(100, [] { return 1.0; });
+    EXPECT_TRUE(run.learner().settled());
+    const Times later{{"none", factor}, {"int8", factor / 2}};
+    run.steps(100, [&] { return later.at(run.codec()); });
+    EXPECT_EQ(run.codec(), "int8") << factor << "\n" << run.learner().explain();
+  }
+}
+
+TEST(Learner, LeavesAloneWhatDriftsByLess) {
+  Steps run({group({"none", "int8"})});
+  run.settle({{"none", 1.0}, {"int8", 2.0}});
+  run.steps(3000, [&, count = 0]() mutable {
+    EXPECT_TRUE(run.learner().settled());
+    return ++count < 100 ? 1.0 : count % 2 == 0 ? 1.19 : 0.85;
+  });
+  EXPECT_EQ(run.codec(), "none");
+}
+
+// Steps take half as long again, then as before, and so on; each time it tries in vain.
+TEST(Learner, LooksLessOftenWhereNothingComesOfIt) {
+  Steps run({group({"none", "int8"})});
+  double factor = 1;
+  std::vector<int> settled_for;
+  for (int look = 0; look < 4; ++look) {
+    run.settle({{"none", factor}, {"int8", 2 * factor}});
+    settled_for.push_back(0);
+    for (int step = 0; step < 30; ++step) run.step(factor);  // it knows what is usual by then
+    factor = factor == 1 ? 1.5 : 1;
+    for (; run.learner().settled(); settled_for.back() += 1) run.step(factor);
+  }
+  for (std::size_t i = 1; i < settled_for.size(); ++i)
+    EXPECT_GT(settled_for[i], settled_for[i - 1]) << i;
+}
+
+TEST(Learner, GroupsAreTriedOneAfterAnother) {
+  Steps run({group({"none", "bf16"}), group({"none"}), group({"bf16", "int8"})});
+  run.steps(200, [&] {
+    return (run.codec(0) == "bf16" ? 1.0 : 2.0) + (run.codec(2) == "int8" ? 1.0 : 1.5);
+  });
+  EXPECT_TRUE(run.learner().settled());
+  EXPECT_EQ(run.codec(0), "bf16");
+  EXPECT_EQ(run.codec(1), "none");
+  EXPECT_EQ(run.codec(2), "int8");
+}
+
+TEST(Learner, AgreesOnTheSlowestRanksTime) {
+  Steps run({group({"none", "int8"})});
+  const Times here{{"none", 1.0}, {"int8", 0.5}}, there{{"none", 1.0}, {"int8", 1.5}};
+  for (int step = 0; step < 100; ++step)
+    if (run.learner().add(here.at(run.codec())))
+      run.learner().agree(std::max(run.learner().seconds(), there.at(run.codec())));
+  EXPECT_EQ(run.codec(), "none");
+}
+
+TEST(Learner, WhereThereIsNothingToChooseNothingIsTried) {
+  Steps run({group({"none"}), group({"bf16"})});
+  EXPECT_FALSE(run.learner().has_choice());
+  EXPECT_TRUE(run.learner().settled());
+}
+
+TEST(Learner, WhatALoadedStateSaysIsNotTriedAgain) {
+  Steps run({group({"none", "int8"})});
+  run.learner().settle({1});
+  EXPECT_TRUE(run.learner().settled());
+  EXPECT_EQ(run.codec(), "int8");
+  EXPECT_NE(run.learner().explain().find("loaded"), std::string::npos) << run.learner().explain();
+}
+
+}  // namespace
+}  // namespace tersor
