@@ -18,6 +18,7 @@ from tersor.bench.world import NetworkInterface, World
 WIDTH = 1024
 LAYER_BYTES = 4 * WIDTH * WIDTH
 WARMUP_STEPS = 5  # DDP makes its buckets anew before the second
+LEARNING_STEPS = 200  # at most, of "auto"
 WORST_ERROR = 1.0  # zeros would be as near
 
 
@@ -79,9 +80,14 @@ class Case:
         for _ in range(self._hook.plain_steps):
             self._step()
         error = self._check()
+        steps = self._hook.plain_steps + 1
         for _ in range(WARMUP_STEPS):
             self._step()
-        self._hook.traffic(steps=self._hook.plain_steps + 1 + WARMUP_STEPS)
+            steps += 1
+        while not self._hook.settled and steps < LEARNING_STEPS:
+            self._step()
+            steps += 1
+        self._hook.traffic(steps)
         return error
 
     def _step(self) -> Sample:

@@ -63,6 +63,11 @@ class Hook(abc.ABC):
     def traffic(self, steps: int) -> Traffic:
         """Of the `steps` since the last call, or the beginning."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether it goes on as it goes now; the same on all ranks."""
+        return True
+
     def close(self) -> None:  # noqa: B027  most have nothing to end
         """Ends what the hook started. The model is not to be used any more."""
 
@@ -120,6 +125,10 @@ class TersorHook(Hook):
         now = (total["sent_bytes"], *(total[name] for name in PARTS))
         told, self._told = dataclasses.astuple(self._told), Traffic(*now)
         return Traffic(*(value - before for value, before in zip(now, told, strict=True)))
+
+    @property
+    def settled(self) -> bool:
+        return self._handle.reducer.settled()
 
     def close(self) -> None:
         self._handle.close()
