@@ -1,7 +1,7 @@
 // The contract of a network below ranks on hosts: messages from one rank to another, in order. A
 // new network is one class, a Wire, and `make_transport` makes a Transport of it: exchanges, sums,
 // channels, deadlines, agreement and poisoning are the same on all of them. Ranks in one process,
-// MPI and PyTorch's process groups are wires.
+// MPI and TCP are wires.
 #pragma once
 
 #include <tersor/span.h>

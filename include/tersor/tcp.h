@@ -6,11 +6,16 @@
 
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace tersor {
+
+namespace host {
+class World;
+}
 
 /// Where ranks leave each other words until they are connected: PyTorch's store, etcd, … Called by
 /// the constructor of TcpTransport alone, on its thread.
@@ -66,6 +71,15 @@ class TcpTransport final : public ForwardingTransport {
   ~TcpTransport() override;
   TcpTransport(const TcpTransport&) = delete;
   TcpTransport& operator=(const TcpTransport&) = delete;
+
+  /// Says goodbye and ends all connections, for the channels and splits that still live as well:
+  /// what they are asked for later, or wait for now, ends in TransportError. Any thread.
+  void close();
+
+ private:
+  explicit TcpTransport(std::shared_ptr<host::World> world);
+
+  std::shared_ptr<host::World> world_;
 };
 
 }  // namespace tersor

@@ -18,7 +18,7 @@ void bind_reducer_options(nb::module_& module);
 void bind_reducer(nb::module_& module);
 void bind_rules(nb::module_& module);
 void bind_reducer_state(nb::module_& module);
-void bind_torch_transport(nb::module_& module);
+void bind_tcp(nb::module_& module);
 void bind_nccl(nb::module_& module);
 
 }  // namespace tersor::python

@@ -17,6 +17,6 @@ NB_MODULE(_core, module) {
   bind_reducer(module);
   bind_rules(module);
   bind_reducer_state(module);
-  bind_torch_transport(module);
+  bind_tcp(module);
   bind_nccl(module);
 }

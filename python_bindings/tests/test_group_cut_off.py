@@ -18,91 +18,119 @@ import tersor
 
 SOON_SECONDS = 10.0
 COUNT = 300_000
+MORE_THAN_SOCKETS_KEEP = 8_000_000
 
 
-def allreduce(transport: tersor.Transport) -> None:
+def allreduce(transport: tersor.Transport, count: int = COUNT) -> None:
+    values = np.ones(count, dtype=np.float32)
     tersor.allreduce(
-        transport, np.ones(COUNT, dtype=np.float32), codec="none", algorithm="one-shot", timeout=30
+        transport, values, codec="none", algorithm="one-shot", chunk_count=count, timeout=30
     )
 
 
-def hold_payloads_back() -> None:
-    """From now on the transports of this rank announce payloads that never leave."""
+def allreduce_until_it_raises(transport: tersor.Transport, count: int = COUNT) -> None:
+    while True:
+        allreduce(transport, count)
+
+
+def allreduce_that_sticks() -> tuple[tersor.Transport, threading.Thread]:
+    """The transport, once a part of a payload has left, and who waits for the peer to take it."""
     import tersor.torch.group as group
 
-    class Holding(group.Messenger):
-        def send(self, memory, peer, group):  # type: ignore[no-untyped-def]
-            return super().send(memory, peer, group) if group == 0 else None
-
-        def wait(self, work):  # type: ignore[no-untyped-def]
-            if work is None:
-                threading.Event().wait()
-            super().wait(work)
-
-    group.Messenger = Holding  # type: ignore[misc]
-
-
-def allreduce_that_sticks() -> tersor.Transport:
-    """The transport, once its peers were told of a payload that they will never get."""
-    import tersor.torch.group as group
-
-    hold_payloads_back()
     transport = group.transport()
 
     def stick() -> None:
         with contextlib.suppress(tersor.TransportError):
-            allreduce(transport)
+            allreduce(transport, MORE_THAN_SOCKETS_KEEP)
 
-    threading.Thread(target=stick, daemon=True).start()
-    while transport.counters().sent_bytes < 4 * COUNT:
+    stuck = threading.Thread(target=stick)
+    stuck.start()
+    while transport.counters().sent_bytes < 4 * MORE_THAN_SOCKETS_KEEP:
         time.sleep(0.01)
-    return transport
+    time.sleep(0.5)  # the connection is made, and full
+    return transport, stuck
 
 
-def said_by_the_allreduce() -> tuple[str, float]:
+def said_by_the_allreduce(transport: tersor.Transport) -> tuple[str, float]:
     """What the other ranks are told, and after how many seconds."""
-    import tersor.torch.group as group
-
-    transport = group.transport()
     start = time.monotonic()
     with pytest.raises(tersor.TransportError) as caught:
-        allreduce(transport)
+        allreduce_until_it_raises(transport, MORE_THAN_SOCKETS_KEEP)
     return str(caught.value), time.monotonic() - start
 
 
 def gives_up_while_it_sends(rank: int, count: int) -> tuple[str, float]:
     import torch.distributed as dist
 
+    import tersor.torch.group as group
+
     if rank == 0:
-        allreduce_that_sticks().poison("the disk is full")
+        transport, stuck = allreduce_that_sticks()
+        transport.poison("the disk is full")
+        stuck.join()
         dist.barrier()
-        os._exit(0)
-    told = said_by_the_allreduce()
+        group.close()
+        return "", 0.0
+    transport = group.transport()
     dist.barrier()
-    return told
+    return said_by_the_allreduce(transport)
 
 
-def test_a_fault_does_not_wait_for_what_was_sent_before() -> None:
-    message, seconds = ranks.outcomes(gives_up_while_it_sends, 2, fresh=True)[1].value
+def test_a_fault_is_heard_behind_a_payload_that_was_on_its_way() -> None:
+    message, seconds = ranks.run(gives_up_while_it_sends, 2)[1]
     assert "the disk is full" in message
     assert seconds < SOON_SECONDS
 
 
 def leaves_while_it_sends(rank: int, count: int) -> tuple[str, float]:
+    import torch.distributed as dist
+
     import tersor.torch.group as group
 
     if rank == 0:
-        allreduce_that_sticks()
-        threading.Thread(target=group.close, daemon=True).start()
-        time.sleep(1)  # its goodbye goes out meanwhile
-        os._exit(0)
-    return said_by_the_allreduce()
+        _, stuck = allreduce_that_sticks()
+        dist.barrier()
+        group.close()
+        stuck.join()
+        return "", 0.0
+    transport = group.transport()
+    dist.barrier()
+    return said_by_the_allreduce(transport)
 
 
-def test_a_goodbye_behind_a_payload_that_never_comes_is_heard() -> None:
-    message, seconds = ranks.outcomes(leaves_while_it_sends, 2, fresh=True)[1].value
+def test_a_goodbye_is_heard_behind_a_payload_that_was_on_its_way() -> None:
+    message, seconds = ranks.run(leaves_while_it_sends, 2)[1]
     assert "rank 0 left" in message
     assert seconds < SOON_SECONDS
+
+
+def closed_by_another_thread(rank: int, count: int) -> list[str]:
+    import tersor.torch.group as group
+
+    transport, said = group.transport(), []
+    channels = [transport, transport.channel(), transport.split([0, 1])]
+
+    def use(channel: tersor.Transport) -> None:
+        with pytest.raises(tersor.TransportError) as caught:
+            allreduce_until_it_raises(channel)
+        said.append(str(caught.value))
+
+    threads = [threading.Thread(target=use, args=(channel,)) for channel in channels]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    if rank == 0:
+        group.close()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+def test_closing_ends_what_other_threads_wait_for() -> None:
+    ours, theirs = ranks.run(closed_by_another_thread, 2)
+    assert len(ours) == len(theirs) == 3
+    assert all("rank 0 closed" in one or "rank 0 left" in one for one in ours), ours
+    assert all("rank 0 left" in one for one in theirs), theirs
 
 
 def address_space_bytes() -> int:
@@ -110,81 +138,57 @@ def address_space_bytes() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def has_no_room_for_more_threads(rank: int, count: int) -> None:
-    import torch.distributed as dist
-
+def has_no_room_for_more_threads(rank: int, count: int) -> str:
     import tersor.torch.group as group
 
-    groups = [dist.new_group(backend="gloo") for _ in range(3)]
+    usual = resource.getrlimit(resource.RLIMIT_AS)
     if rank == 0:
-        before = len(os.listdir("/proc/self/task"))
-        usual = resource.getrlimit(resource.RLIMIT_AS)
-        stacks_of_some = 3 * resource.getrlimit(resource.RLIMIT_STACK)[0]
-        resource.setrlimit(resource.RLIMIT_AS, (address_space_bytes() + stacks_of_some, usual[1]))
-        try:
-            with pytest.raises(RuntimeError, match="temporarily unavailable"):
-                tersor._core.TorchTransport(group.Messenger(groups), rank=rank, hosts=[0] * count)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, usual)
-        assert len(os.listdir("/proc/self/task")) == before
-    dist.barrier()
+        half_a_stack = resource.getrlimit(resource.RLIMIT_STACK)[0] // 2
+        resource.setrlimit(resource.RLIMIT_AS, (address_space_bytes() + half_a_stack, usual[1]))
+    try:
+        with pytest.raises(tersor.TransportError) as caught:
+            allreduce(group.transport())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+    group.close()
+    allreduce(group.transport())
+    return str(caught.value)
 
 
-def test_a_transport_that_gets_no_threads_is_not_made() -> None:
-    found = ranks.outcomes(has_no_room_for_more_threads, 4, fresh=True)
-    assert found[0].error is None, found[0].traceback
-    assert found[0].finished
-
-
-def abort_raises(error: type[BaseException], times: int) -> None:
-    """From now on the transports of this rank meet the error where they end."""
-    import tersor.torch.group as group
-
-    errors = [error()] * times
-
-    class Raising(group.Messenger):
-        def abort(self):  # type: ignore[no-untyped-def]
-            if errors:
-                raise errors.pop()
-            super().abort()
-
-    group.Messenger = Raising  # type: ignore[misc]
+def test_a_transport_that_gets_no_thread_is_not_made() -> None:
+    found = ranks.run(has_no_room_for_more_threads, 2, fresh=True)
+    assert "no thread to make connections" in found[0]
 
 
 def is_interrupted_when_it_ends(rank: int, count: int) -> None:
     import tersor.torch.group as group
 
     def end() -> None:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         group.close_all()
-        time.sleep(1)
+        time.sleep(SOON_SECONDS)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    abort_raises(KeyboardInterrupt, times=1)
-    allreduce(group.transport())
-    with_threads_of_the_transport = len(os.listdir("/proc/self/task"))
-    with pytest.raises(KeyboardInterrupt):
-        end()
-    assert len(os.listdir("/proc/self/task")) < with_threads_of_the_transport
+    transport = group.transport()
+    allreduce(transport)
+    if rank == 0:  # the other one does not say goodbye as long as this one waits for it
+        with pytest.raises(KeyboardInterrupt):
+            end()
+        with pytest.raises(tersor.TransportError, match="closed the transport"):
+            allreduce(transport)
+    torch_barrier()
 
 
-def test_ctrl_c_at_the_end_is_not_lost_and_leaves_no_threads() -> None:
+def torch_barrier() -> None:
+    import torch.distributed as dist
+
+    dist.barrier()
+
+
+def test_ctrl_c_at_the_end_is_not_lost() -> None:
     for outcome in ranks.outcomes(is_interrupted_when_it_ends, 2, fresh=True):
         assert outcome.error is None, outcome.traceback
-        assert outcome.finished
-
-
-def cannot_end(rank: int, count: int) -> None:
-    import tersor.torch.group as group
-
-    abort_raises(RuntimeError, times=100)
-    allreduce(group.transport())
-
-
-def test_a_process_ends_though_python_ends_no_connection() -> None:
-    for outcome in ranks.outcomes(cannot_end, 2, fresh=True, close=False, deadline=60):
-        assert outcome.error is None, outcome.traceback
         assert outcome.exit_code == 0, outcome.output
-        assert "terminate" not in outcome.output
 
 
 def ended_within(process: int, seconds: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,32 +60,6 @@ def with_another_codec(rank: int, count: int, other: str) -> str:
 def test_ranks_with_different_codecs_all_raise(other: str, difference: str) -> None:
     for message in ranks.run(with_another_codec, 3, other):
         assert difference in message
-
-
-def of_another_version(rank: int, count: int) -> str:
-    import tersor.torch.group as group
-
-    class Newer(group.Messenger):
-        """Writes another format version into each head."""
-
-        def send(self, memory: memoryview, peer: int, group: int) -> Any:
-            if group == 0:
-                memory = memoryview(bytearray(memory))
-                memory[6:8] = b"\x63\0"
-            return super().send(memory, peer, group)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 1:
-            patch.setattr(group, "Messenger", Newer)
-        transport = group.transport()
-    with pytest.raises(tersor.TransportError) as caught:
-        allreduce(transport)
-    return str(caught.value)
-
-
-def test_ranks_of_different_format_versions_all_raise() -> None:
-    for message in ranks.run(of_another_version, 3):
-        assert "rank 1 speaks another version" in message
 
 
 def while_one_is_late(rank: int, count: int) -> str:

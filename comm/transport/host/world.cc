@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <utility>
 
 #include "comm/transport/host/hosts.h"
 #include "comm/transport/host/state.h"
@@ -65,25 +66,26 @@ World::World(std::unique_ptr<Wire> wire)
 }
 
 World::~World() {
-  part();
+  if (!ended_) ended_ = wire_->end(parting());
   if (!*ended_) state_.release();
 }
 
 void World::close() {
   {
     const std::lock_guard lock(gate_);
+    if (std::exchange(closed_, true)) return;
     present_ = 1;
   }
   leave(*everybody_);
-  part();
+  const Wire::Parting agreed = parting();
   const std::lock_guard lock(gate_);
   poison_locked("rank " + std::to_string(wire_->rank()) + " closed the transport");
+  ended_ = wire_->end(agreed);
 }
 
-void World::part() {
-  if (ended_.has_value()) return;
+Wire::Parting World::parting() {
   const bool agreed = !traits_.keeps_sent && wire_->running() && said_goodbye();
-  ended_ = wire_->end(agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone);
+  return agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone;
 }
 
 // Waits a moment for the others, and for what was sent, so that nothing is lost; true where all is

@@ -72,7 +72,7 @@ class World {
   World& operator=(const World&) = delete;
 
   /// Leaves all channels and ends the wire while transports still live: what they are asked for
-  /// later, or wait for now, ends in TransportError. Call it once.
+  /// later, or wait for now, ends in TransportError. For wires that do not move alone.
   void close();
 
   const Wire::Traits& traits() const { return traits_; }
@@ -97,7 +97,7 @@ class World {
  private:
   struct State;  // what must live on where the network may still touch it
 
-  void part();
+  Wire::Parting parting();
   bool said_goodbye();
   void pack(Batch& batch);
   Block in_block(ConstByteSpan bytes);
@@ -155,6 +155,7 @@ class World {
   std::string fault_;
   std::atomic<bool> faulty_{false};
   std::vector<std::shared_ptr<const Wire::Job>> told_;  // messages of the fault
+  bool closed_ = false;
   std::optional<bool> ended_;  // whether the wire gave all back; nothing before it was asked
   bool unannounced_ = false;   // the fault is not yet told: raised on a thread that is kept out
 };

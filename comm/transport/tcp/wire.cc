@@ -123,7 +123,7 @@ void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
 }
 
 bool TcpWire::poll() {
-  if (ranks() == 1) return false;
+  if (switchboard_ == nullptr) return false;  // alone, or ended
   const bool moved = move();
   tell_done();
   return tell_news() || moved;

@@ -1,8 +1,7 @@
 """The trainer's process group as a transport: the same ranks, connections of our own.
 
-Host memory goes over gloo groups that are made for it, whatever backend the trainer's has, so that
-no message of ours meets one of the trainer's. Its messages are moved by ``tersor._core``, whose
-threads call ``Messenger`` here for each. Deadlines are Tersor's own: gloo is told to wait for ever.
+Host memory goes over TCP, whatever backend the trainer's group has, so that no message of ours
+meets one of the trainer's. Ranks find each other by the group's store, and need it no more.
 
 Device memory goes over a communicator of our own of PyTorch's NCCL, where the trainer's group uses
 NCCL and this build of Tersor knows it; else by way of the host.
@@ -12,24 +11,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
 import os
-import socket
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from tersor import _core
-from tersor._core import InvalidArgument, TorchTransport, Transport
+from tersor._core import InvalidArgument, TcpTransport, Transport, TransportError
 from tersor.reducer import ReducerOptions
+from tersor.torch.meeting import Meeting, Store
 
 __all__ = ["close", "close_all", "transport", "with_message_sizes"]
 
-_FOREVER = datetime.timedelta(days=365)
-_AT_ONCE = datetime.timedelta(milliseconds=1)
 _NCCL_SECONDS = 300.0  # for all ranks to come to a new communicator
+
+# What says where this rank listens, best first: TcpOptions::address, but gloo's may be a list.
+_ADDRESS_VARIABLES = ("TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME")
 
 # Values of a chunk that each rank gets: in shorter messages, what a message costs the processor (a
 # call of Python among it) outweighs the overlap that more of them give.
@@ -38,47 +37,6 @@ _CHUNK_COUNTS = (1 << 20, 1 << 22)  # at least and at most
 _LEAST_BUCKET_BYTES = 1 << 20
 _LEAST_BUCKETS = 8  # of a model: with fewer, nothing is left to send while the pass computes
 
-_GROUPS = 3  # of tersor._core: heads, payloads to higher ranks, payloads to lower ranks
-
-_TAG = 0
-# Gloo keeps a set of connections for each network device, and a tag chooses one by its remainder.
-# This multiple of all small numbers meets no message, on the connections that 0 uses.
-_ABORT_TAG = 720720
-
-
-class Messenger:
-    """Messages between this rank and others; called by the threads of the transport.
-
-    Each group has connections of its own, and keeps messages of two ranks in their order. Memory is
-    sent from and received into where it lies.
-    """
-
-    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        self._groups = groups
-
-    def send(self, memory: memoryview, peer: int, group: int) -> dist.Work:
-        """Starts to send all of ``memory``, which stays until the work was waited for."""
-        return self._groups[group].send([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
-
-    def receive(self, memory: memoryview, peer: int, group: int) -> dist.Work:
-        """Starts to receive a message that fills ``memory``, which stays likewise."""
-        return self._groups[group].recv([torch.frombuffer(memory, dtype=torch.uint8)], peer, _TAG)
-
-    def wait(self, work: dist.Work) -> None:
-        """Blocks until the message has left or come. Raises RuntimeError where its peer is gone."""
-        work.wait(_FOREVER)
-
-    def abort(self) -> None:
-        """Ends all that is under way with errors, here and at the peers, which closes the groups.
-
-        Gloo closes all connections when the time for any message has run out; it offers no other
-        way. A peer whose connection is closed already says so at once, then the next one is tried.
-        """
-        for group in self._groups:
-            for peer in set(range(group.size())) - {group.rank()}:
-                with contextlib.suppress(RuntimeError):
-                    group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(_AT_ONCE)
-
 
 class _Connection:
     """What was made for one group of the trainer's."""
@@ -86,12 +44,8 @@ class _Connection:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.process = os.getpid()
-        groups = [_gloo_group(group) for _ in range(_GROUPS)]
-        hosts: list[Any] = [None] * group.size()
-        dist.all_gather_object(hosts, _host_name(), group=groups[0])
-        numbers = [hosts.index(host) for host in hosts]
         self._devices: dict[int, Transport] = {}
-        self.host = TorchTransport(Messenger(groups), rank=group.rank(), hosts=numbers)
+        self.host = _meet(group)
 
     def of(self, device: torch.device) -> Transport:
         """The transport for memory on a device, which is made by the first call; collective."""
@@ -132,7 +86,7 @@ def with_message_sizes(
     options: ReducerOptions, ranks: Transport, parameters: Iterable[torch.Tensor]
 ) -> ReducerOptions:
     """Options for a reducer with messages as long as pay on this transport, unless they say."""
-    if not isinstance(ranks, TorchTransport):
+    if not isinstance(ranks, TcpTransport):
         return options
     least, most = _CHUNK_COUNTS
     count = min(max(least, _PART_COUNT * ranks.ranks), most)
@@ -196,25 +150,42 @@ def _checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _gloo_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A new group of the same ranks; of a part of the world made by its members alone."""
-    members = dist.get_process_group_ranks(group)
-    own = dist.new_group(
-        members,
-        backend="gloo",
-        use_local_synchronization=len(members) != dist.get_world_size(),
-        group_desc="tersor",
-    )
-    assert isinstance(own, dist.ProcessGroup)  # this rank is a member
-    return own
+def _meet(group: dist.ProcessGroup) -> TcpTransport:
+    """Raises TransportError that names a rank which does not come in the time of the store."""
+    store = _store_of(group)
+    seconds = store.timeout.total_seconds()
+    variable, address = _own_address()
+    meeting = Meeting(store, group.rank(), group.size())
+    try:
+        meeting.join(seconds)
+        return TcpTransport(meeting, group.rank(), group.size(), address, seconds)
+    except Exception as error:
+        meeting.give_up(str(error))
+        if not isinstance(error, TransportError) or not address or address not in str(error):
+            raise
+        raise TransportError(
+            f"{error}. {variable} says {address}: give an interface that is up (eth0), an address "
+            "or a name of this host, or nothing"
+        ) from None
+
+
+def _store_of(group: dist.ProcessGroup) -> Store:
+    store: Store | None = cast(Any, group).get_group_store()
+    if store is None:
+        raise InvalidArgument(
+            "the process group has no store, by which its ranks could meet: initialise "
+            "torch.distributed with another backend than MPI"
+        )
+    return store
+
+
+def _own_address() -> tuple[str, str]:
+    """Where this rank is to listen, and which variable says so; empty where none does."""
+    for variable in _ADDRESS_VARIABLES:
+        if address := os.environ.get(variable, "").split(",")[0].strip():
+            return variable, address
+    return "", ""
 
 
 def _uses_nccl(group: dist.ProcessGroup) -> bool:
     return _core.has_nccl() and "nccl" in str(dist.get_backend_config(group))
-
-
-def _host_name() -> tuple[str, str]:
-    """Equal where ranks share a machine, or a container on one."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return socket.gethostname(), file.read()
-    return socket.gethostname(), ""

@@ -1,0 +1,229 @@
+"""How ranks of a process group meet, or do not: stores old and new, addresses right and wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import ranks
+import tersor
+from tersor._core import TcpTransport
+from tersor.torch.meeting import Meeting, Store
+
+SOON_SECONDS = 20.0
+
+
+def total(transport: tersor.Transport) -> float:
+    values = np.full(10, transport.rank + 1, dtype=np.float32)
+    tersor.allreduce(transport, values, codec="none", timeout=SOON_SECONDS)
+    return float(values[0])
+
+
+def met(store: Store, rank: int, count: int, seconds: float = SOON_SECONDS) -> float:
+    """The sum over ranks, each of them plus 1, once they have met."""
+    meeting = Meeting(store, rank, count)
+    try:
+        meeting.join(seconds)
+        transport = TcpTransport(meeting, rank, count, "127.0.0.1", seconds)
+    except tersor.TransportError as error:
+        meeting.give_up(str(error))
+        raise
+    found = total(transport)
+    transport.close()
+    return found
+
+
+def at_once(*calls: Callable[[], float]) -> list[Future[float]]:
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [threads.submit(call) for call in calls]
+
+
+def test_a_store_may_be_used_again_and_again() -> None:
+    store = dist.HashStore()
+    for _ in range(3):
+        found = at_once(*(functools.partial(met, store, rank, 3) for rank in range(3)))
+        assert [one.result() for one in found] == [6.0] * 3
+
+
+def test_worlds_of_other_sizes_may_meet_where_one_has_met() -> None:
+    store = dist.HashStore()
+    for count in (4, 2, 3):
+        calls = [functools.partial(met, store, rank, count) for rank in range(count)]
+        found = at_once(*calls)
+        assert [one.result() for one in found] == [count * (count + 1) / 2] * count
+
+
+def test_the_call_of_a_rank_that_gave_up_deceives_nobody() -> None:
+    store = dist.HashStore()
+    with pytest.raises(tersor.TransportError, match="rank 0 did not come to the meeting within"):
+        met(store, 1, 2, seconds=0.1)
+
+    def late() -> float:
+        time.sleep(0.5)  # rank 0 has answered the old call
+        return met(store, 1, 2)
+
+    found = at_once(lambda: met(store, 0, 2), late)
+    assert [one.result() for one in found] == [3.0, 3.0]
+
+
+def test_a_rank_that_does_not_come_is_named_to_all() -> None:
+    store = dist.HashStore()
+    found = at_once(lambda: met(store, 0, 3, seconds=1.0), lambda: met(store, 2, 3))
+    for one in found:
+        assert isinstance(one.exception(), tersor.TransportError)
+        assert "rank 1 did not come to the meeting in time" in str(one.exception())
+    assert "rank 0 gave up the meeting" in str(found[1].exception())
+
+
+@contextlib.contextmanager
+def variables(**values: str) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setenv(name, value)
+        yield
+
+
+def at_no_address(rank: int, count: int, wrong: int, variable: str) -> str:
+    import tersor.torch.group as group
+
+    dist.barrier()  # so that all come at once
+    wishes = {variable: "nosuchlink0"} if rank == wrong else {}
+    with variables(**wishes), pytest.raises(tersor.TransportError) as caught:
+        group.transport()
+    dist.barrier()
+    total(group.transport())  # the next meeting is not disturbed
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME"])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_address_says_what_to_do_and_is_told_to_the_others(
+    wrong: int, variable: str
+) -> None:
+    said = ranks.run(at_no_address, 2, wrong, variable)
+    assert f"{variable} says nosuchlink0: give an interface" in said[wrong]
+    assert f"rank {wrong} gave up the meeting" in said[1 - wrong]
+    assert "nosuchlink0" in said[1 - wrong]
+
+
+def at_addresses(rank: int, count: int) -> list[float]:
+    import tersor.torch.group as group
+
+    found = []
+    for chosen in (
+        {"GLOO_SOCKET_IFNAME": "lo, nosuchlink0"},
+        {"TERSOR_TCP_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "nosuchlink0"},
+        {"TERSOR_TCP_ADDRESS": "localhost"},
+    ):
+        with variables(**chosen):
+            found.append(total(group.transport()))
+            group.close()
+    return found
+
+
+def test_addresses_are_interfaces_names_or_numbers() -> None:
+    assert ranks.run(at_addresses, 2) == [[3.0] * 3] * 2
+
+
+def interrupted(rank: int, count: int, waiting: int) -> float:
+    import tersor.torch.group as group
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    start = time.monotonic()
+    if rank == waiting:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            group.transport()
+    took = time.monotonic() - start
+    dist.barrier()
+    return took if total(group.transport()) == 3.0 else -1.0
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_ctrl_c_ends_the_meeting(waiting: int) -> None:
+    assert 0.4 < ranks.run(interrupted, 2, waiting, fresh=True)[waiting] < SOON_SECONDS
+
+
+def groups_at_once(rank: int, count: int) -> list[float]:
+    import tersor.torch.group as group
+
+    pairs = [dist.new_group([0, 1]), dist.new_group([0, 1]), dist.new_group([1, 2])]
+    own = [one for one in pairs if one != dist.GroupMember.NON_GROUP_MEMBER]
+    transports = [group.transport(one) for one in own] + [group.transport()]
+    assert len(set(map(id, transports))) == len(transports)
+    found = at_once(*(functools.partial(total, of) for of in transports))
+    return [one.result() for one in found]
+
+
+def test_groups_of_the_same_and_of_other_ranks_are_used_at_once() -> None:
+    assert ranks.run(groups_at_once, 3) == [[3.0, 3.0, 6.0], [3.0, 3.0, 3.0, 6.0], [3.0, 6.0]]
+
+
+def of_a_part_alone(rank: int, count: int) -> list[float]:
+    import tersor.torch.group as group
+
+    if rank == 1:
+        return []
+    made = [dist.new_group([0, 2], use_local_synchronization=True) for _ in range(2)]
+    return [total(group.transport(one)) for one in made]
+
+
+def test_a_part_makes_its_group_without_the_others() -> None:
+    assert ranks.run(of_a_part_alone, 3) == [[3.0, 3.0], [], [3.0, 3.0]]
+
+
+def of_another_backend(rank: int, count: int) -> float:
+    import torch.testing._internal.distributed.fake_pg  # that is all it takes to register it
+
+    import tersor.torch.group as group
+
+    assert torch.testing._internal.distributed.fake_pg is not None
+    return total(group.transport(dist.new_group(backend="fake")))
+
+
+def test_what_carries_the_trainers_own_messages_does_not_matter() -> None:
+    assert ranks.run(of_another_backend, 2) == [3.0, 3.0]
+
+
+def worlds_of_one_store(rank: int, count: int, path: str) -> list[float]:
+    import torch.testing._internal.distributed.fake_pg
+
+    import tersor.torch.group as group
+
+    assert torch.testing._internal.distributed.fake_pg is not None
+    store, found = dist.FileStore(path, count), []
+    dist.destroy_process_group()
+    for _ in range(3):  # gloo itself would read what its first world left
+        dist.init_process_group("fake", store=store, rank=rank, world_size=count)
+        found.append(total(group.transport()))
+        dist.destroy_process_group()
+    return found
+
+
+def test_worlds_that_follow_each_other_may_have_one_store(tmp_path: pathlib.Path) -> None:
+    assert ranks.run(worlds_of_one_store, 2, str(tmp_path / "store")) == [[3.0] * 3] * 2
+
+
+class Storeless:
+    """What PyTorch says of a group that was made without a store."""
+
+    def get_group_store(self) -> None:
+        return None
+
+
+def test_a_group_without_a_store_is_refused() -> None:
+    from tersor.torch import group
+
+    with pytest.raises(tersor.InvalidArgument, match="no store"):
+        group._store_of(Storeless())  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+// Transports that are closed while they, or channels of theirs, live on.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "tests/tcp/meeting.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::string error_of_receiving(Transport& transport, int peer) {
+  try {
+    transport.receive({.name = "receive", .timeout = 20s}, peer, 1).wait_synchronize();
+  } catch (const TransportError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+class TcpClose : public testing::Test {
+ protected:
+  TcpTransport& closer() { return static_cast<TcpTransport&>(*transports_[0]); }
+  Transport& other() { return *transports_[1]; }
+
+ private:
+  std::vector<std::unique_ptr<Transport>> transports_ = tcp_transports(2);
+};
+
+TEST_F(TcpClose, EndsWhatIsWaitedFor) {
+  const auto channel = closer().channel();
+  std::string here, there;
+  {
+    const std::jthread waits([&] { here = error_of_receiving(*channel, 1); });
+    const std::jthread peer([&] { there = error_of_receiving(other(), 0); });
+    std::this_thread::sleep_for(200ms);
+    closer().close();
+  }
+  EXPECT_TRUE(contains(here, "rank 0 closed the transport") || contains(here, "rank 0 left"))
+      << here;
+  EXPECT_TRUE(contains(there, "rank 0 left")) << there;
+  EXPECT_TRUE(contains(error_of_receiving(closer(), 1), "poisoned"));
+}
+
+TEST_F(TcpClose, TwiceIsOnce) {
+  closer().close();
+  closer().close();
+  EXPECT_TRUE(contains(error_of_receiving(closer(), 1), "rank 0 closed the transport"));
+}
+
+// Nobody takes what was sent, so the fault behind it is never told.
+TEST_F(TcpClose, WithAFaultThatNobodyHasHeard) {
+  const auto much = pattern(std::size_t{64} << 20, 0, 1);
+  Handle sent = closer().send({.name = "send", .timeout = 20s}, 1, much);
+  closer().poison("a test says so");
+  closer().close();
+  EXPECT_THROW(closer().progress(), TransportError);
+  EXPECT_THROW(sent.test(), TransportError);
+}
+
+}  // namespace
+}  // namespace tersor::test
