@@ -83,7 +83,7 @@ class Wire {
     bool any_thread = true;  ///< may be called from any thread (one at a time)
     bool polled = true;      ///< `poll` may find something; else it need not be called
     /// Things move while nobody polls: a thread that waits sleeps, until a message that it was
-    /// given or `Events::changed` wakes it.
+    /// given wakes it.
     bool moves_alone = false;
     bool yields = false;      ///< `poll` lends the core to others where it finds nothing
     bool comes_soon = false;  ///< such a thread lends its core for some microseconds before
@@ -120,13 +120,11 @@ class Wire {
     void* ticket = nullptr;  ///< the wire's own
   };
 
-  /// What a wire tells. All but `changed` is called by `send`, `receive_rest` and `poll` alone, and
-  /// may call `send` and `receive_rest` in turn.
+  /// What a wire tells. Called by `send`, `receive_rest` and `poll` alone; may call `send` and
+  /// `receive_rest` in turn.
   struct Events {
     /// For each head, in the order in which its peer sent them.
     std::function<void(Arrival arrival)> take;
-    /// There is reason to poll: called by a thread of the wire's own that holds no lock.
-    std::function<void()> changed;
   };
 
   /// Whether all other ranks said goodbye before this one ends.

@@ -56,13 +56,7 @@ World::World(std::unique_ptr<Wire> wire)
   everybody_->members.resize(static_cast<std::size_t>(wire_->ranks()));
   std::iota(everybody_->members.begin(), everybody_->members.end(), 0);
   everybody_->rank = wire_->rank();
-  wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); },
-                .changed =
-                    [this] {
-                      const std::lock_guard lock(gate_);
-                      while (poll_wire()) {
-                      }
-                    }});
+  wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); }});
 }
 
 World::~World() {
@@ -102,7 +96,7 @@ bool World::said_goodbye() {
          Clock::now() <
              start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin)) {
     if (poll()) continue;
-    lock.unlock();  // threads of the wire that tell of what has left take it
+    lock.unlock();
     wire_->pause();
     lock.lock();
   }
