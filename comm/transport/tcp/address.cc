@@ -6,6 +6,7 @@
 #include <tersor/error.h>
 #include <unistd.h>
 
+#include <asio/io_context.hpp>
 #include <asio/ip/host_name.hpp>
 
 #include <charconv>
@@ -58,7 +59,8 @@ std::optional<asio::ip::address> address_of_interface(const std::string& name) {
 }
 
 /// What the name of this host stands for, but for the loopback.
-std::optional<asio::ip::address> address_of_own_name(asio::io_context& context) {
+std::optional<asio::ip::address> address_of_own_name() {
+  asio::io_context context;
   asio::error_code error;
   asio::ip::tcp::resolver resolver(context);
   for (const auto& found : resolver.resolve(asio::ip::host_name(error), "", error))
@@ -82,7 +84,8 @@ HostAndPort parse_address(std::string_view text) {
   return {std::string(host), std::string(port)};
 }
 
-Endpoint resolve(asio::io_context& context, const HostAndPort& address, std::string_view whose) {
+Endpoint resolve(const HostAndPort& address, std::string_view whose) {
+  asio::io_context context;
   asio::error_code error;
   asio::ip::tcp::resolver resolver(context);
   const auto found = resolver.resolve(address.host, address.port, error);
@@ -94,12 +97,12 @@ Endpoint resolve(asio::io_context& context, const HostAndPort& address, std::str
   return found.begin()->endpoint();
 }
 
-Endpoint own_endpoint(asio::io_context& context, const std::string& wish) {
+Endpoint own_endpoint(const std::string& wish) {
   if (!wish.empty()) {
     if (const auto address = address_of_interface(wish)) return {*address, 0};
-    return resolve(context, {wish, "0"}, "this rank's address");
+    return resolve({wish, "0"}, "this rank's address");
   }
-  if (const auto address = address_of_own_name(context)) return {*address, 0};
+  if (const auto address = address_of_own_name()) return {*address, 0};
   return {address_of_interface("").value_or(asio::ip::address_v4::loopback()), 0};
 }
 

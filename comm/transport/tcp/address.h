@@ -18,10 +18,10 @@ HostAndPort parse_address(std::string_view text);
 
 /// What a name or a number stands for. Throws TransportError where that is nothing; `whose` says
 /// whose address it is.
-Endpoint resolve(asio::io_context& context, const HostAndPort& address, std::string_view whose);
+Endpoint resolve(const HostAndPort& address, std::string_view whose);
 
 /// This host's address by TcpOptions::address, with any port.
-Endpoint own_endpoint(asio::io_context& context, const std::string& wish);
+Endpoint own_endpoint(const std::string& wish);
 
 /// The same for all processes of a host, and for no others.
 std::string host_identity();

@@ -53,14 +53,14 @@ bool IncomingCall::listen() {
   return false;
 }
 
-OutgoingCall::OutgoingCall(CallOwner& owner, asio::io_context& context, const Hello& hello,
-                           const Endpoint& to, Clock::time_point patience)
-    : owner_(owner), context_(context), hello_(hello), to_(to), patience_(patience) {}
+OutgoingCall::OutgoingCall(CallOwner& owner, const Hello& hello, const Endpoint& to,
+                           Clock::time_point patience)
+    : owner_(owner), hello_(hello), to_(to), patience_(patience) {}
 
 void OutgoingCall::dial() {
   again_ = Clock::time_point::max();
   try {
-    socket_.emplace(Socket::connect(context_, to_));
+    socket_.emplace(Socket::connect(to_));
     owner_.reactor().watch(socket_->number(), *this);
   } catch (const TransportError& error) {
     pause(error.what());

@@ -1,8 +1,6 @@
 // One end of a connection that is being made: from the first byte until both ends are proven.
 #pragma once
 
-#include <asio/io_context.hpp>
-
 #include <chrono>
 #include <optional>
 #include <string>
@@ -65,7 +63,7 @@ class IncomingCall final : public Watched {
 class OutgoingCall final : public Watched {
  public:
   /// Until `patience` it may be refused.
-  OutgoingCall(CallOwner& owner, asio::io_context& context, const Hello& hello, const Endpoint& to,
+  OutgoingCall(CallOwner& owner, const Hello& hello, const Endpoint& to,
                Clock::time_point patience);
   ~OutgoingCall() override { hang_up(); }
 
@@ -86,7 +84,6 @@ class OutgoingCall final : public Watched {
   bool pause(const std::string& why);
 
   CallOwner& owner_;
-  asio::io_context& context_;
   const Hello hello_;
   const Endpoint to_;
   const Clock::time_point patience_;

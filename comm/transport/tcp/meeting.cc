@@ -131,12 +131,11 @@ std::vector<int> numbers_of(const std::vector<std::string>& hosts) {
 Place place_by(const Table& table, int rank, const TcpOptions& options) {
   Place place{.rank = rank,
               .secret = Secret(table.secret),
-              .lanes = static_cast<std::size_t>(options.connections),
-              .context = std::make_unique<asio::io_context>(1)};
+              .lanes = static_cast<std::size_t>(options.connections)};
   std::vector<std::string> hosts;
   for (const Entry& entry : table.entries) {
     const std::string whose = "the address of rank " + std::to_string(place.endpoints.size());
-    place.endpoints.push_back(resolve(*place.context, parse_address(entry.endpoint), whose));
+    place.endpoints.push_back(resolve(parse_address(entry.endpoint), whose));
     hosts.push_back(entry.host);
   }
   place.host_names = numbers_of(hosts);
@@ -147,14 +146,12 @@ Place place_by(const Table& table, int rank, const TcpOptions& options) {
 
 Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
-  auto context = std::make_unique<asio::io_context>(1);
-  Endpoint own = own_endpoint(*context, options.address);
-  auto listener = std::make_unique<Listener>(*context, own);
+  Endpoint own = own_endpoint(options.address);
+  auto listener = std::make_unique<Listener>(own);
   own.port(listener->port());
   const Table table =
       exchange(store, rank, ranks, {text_of(own), host_identity()}, deadline_of(options));
   Place place = place_by(table, rank, options);
-  place.context = std::move(context);
   place.listener = std::move(listener);
   return place;
 }
@@ -186,8 +183,7 @@ Place meet_at_addresses(std::span<const std::string> addresses, std::string_view
     table.entries.push_back({address, parse_address(address).host});
   Place place = place_by(table, rank, options);
   place.patience = deadline_of(options);
-  place.listener =
-      std::make_unique<Listener>(*place.context, place.endpoints[static_cast<std::size_t>(rank)]);
+  place.listener = std::make_unique<Listener>(place.endpoints[static_cast<std::size_t>(rank)]);
   return place;
 }
 

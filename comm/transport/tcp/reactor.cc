@@ -24,17 +24,17 @@ constexpr int kMostNews = 64;  // of one look; the rest is told by the next
   throw TransportError(std::string(call) + " failed: " + std::strerror(errno));
 }
 
-}  // namespace
-
-Reactor::Descriptor::Descriptor(int number, const char* call) : number_(number) {
-  if (number_ < 0) fail(call);
+/// What a call has opened.
+Descriptor opened(int number, const char* call) {
+  if (number < 0) fail(call);
+  return Descriptor(number);
 }
 
-Reactor::Descriptor::~Descriptor() { close(number_); }
+}  // namespace
 
 Reactor::Reactor()
-    : epoll_(epoll_create1(EPOLL_CLOEXEC), "epoll_create1"),
-      alarm_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd") {
+    : epoll_(opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      alarm_(opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
   if (epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, alarm_.number(), &event) != 0) fail("epoll_ctl");

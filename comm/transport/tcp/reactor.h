@@ -1,5 +1,5 @@
-// Which sockets have something to read, or room to write, and whose turn that makes it. Beside
-// Asio, whose own loop cannot be slept on without the lock that its handlers need.
+// Which sockets have something to read, or room to write, and whose turn that makes it. Instead of
+// Asio's loop, which cannot be slept on without the lock that its handlers need.
 #pragma once
 
 #include <tersor/transport.h>
@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 #include <vector>
+
+#include "comm/transport/tcp/descriptor.h"
 
 namespace tersor::tcp {
 
@@ -52,18 +54,6 @@ class Reactor {
   void interrupt() const;
 
  private:
-  class Descriptor {
-   public:
-    Descriptor(int number, const char* call);
-    ~Descriptor();
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
-    int number() const { return number_; }
-
-   private:
-    const int number_;
-  };
-
   void look();
   void note(std::uint32_t events, void* who);
 

@@ -1,125 +1,152 @@
 // Implements socket.h.
 #include "comm/transport/tcp/socket.h"
 
-#include <fcntl.h>
 #include <linux/sockios.h>
+#include <netinet/tcp.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <tersor/error.h>
 
-#include <asio/buffer.hpp>
-#include <asio/error.hpp>
-
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <numeric>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 namespace tersor::tcp {
 namespace {
 
-/// `wanted` bytes were asked for.
-Moved moved(std::size_t bytes, std::size_t wanted, const asio::error_code& error) {
-  if (error == asio::error::would_block || error == asio::error::try_again)
-    return {.bytes = 0, .dry = true};
-  if (error == asio::error::interrupted) return {};
-  if (error == asio::error::eof) return {.error = "it was closed"};
-  if (error) return {.error = error.message()};
-  return {.bytes = bytes, .dry = bytes < wanted};
+constexpr int kNeverWaits = SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+std::string text_of_error(int code) { return std::system_category().message(code); }
+
+/// Something on the way, or the other end, and only for this connection.
+bool is_of_network(int code) {
+  constexpr int kCodes[] = {EINTR,       ECONNABORTED, ECONNRESET, EPROTO,       ENETDOWN,
+                            ENETUNREACH, ENETRESET,    EHOSTDOWN,  EHOSTUNREACH, ETIMEDOUT};
+  return std::ranges::find(kCodes, code) != std::end(kCodes);
 }
+
+/// This system has no room for one more.
+bool is_crowded(int code) {
+  return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
+}
+
+Descriptor new_socket(const Endpoint& of) {
+  return Descriptor(socket(of.protocol().family(), SOCK_STREAM | kNeverWaits, IPPROTO_TCP));
+}
+
+void set_option(int socket, int level, int option) {
+  const int on = 1;
+  setsockopt(socket, level, option, &on, sizeof on);
+}
+
+/// What the system says of `wanted` bytes.
+Moved moved(ssize_t bytes, std::size_t wanted) {
+  if (bytes >= 0) {
+    const auto count = static_cast<std::size_t>(bytes);
+    return {.bytes = count, .dry = count < wanted};
+  }
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return {.dry = true};
+  if (errno == EINTR) return {};
+  return {.error = text_of_error(errno)};
+}
+
+/// Spans of bytes, as the system wants them.
+template <typename Spans>
+class Vectors {
+ public:
+  explicit Vectors(const Spans& spans) {
+    for (const auto& span : spans)
+      if (!span.empty())
+        vectors_[count_++] = {const_cast<std::byte*>(span.data()), span.size()},
+        bytes_ += span.size();
+    message_.msg_iov = vectors_.data();
+    message_.msg_iovlen = count_;
+  }
+  Vectors(const Vectors&) = delete;
+  Vectors& operator=(const Vectors&) = delete;
+
+  msghdr* message() { return &message_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::array<iovec, std::tuple_size_v<Spans>> vectors_;
+  std::size_t count_ = 0;
+  std::size_t bytes_ = 0;
+  msghdr message_{};
+};
 
 }  // namespace
 
-Socket::Socket(asio::ip::tcp::socket socket) : socket_(std::move(socket)) {
-  asio::error_code ignored;
-  socket_.non_blocking(true, ignored);
-  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
-  fcntl(number(), F_SETFD, FD_CLOEXEC);  // a program that is started here keeps nothing open
+Socket::Socket(Descriptor descriptor) : descriptor_(std::move(descriptor)) {
+  set_option(number(), IPPROTO_TCP, TCP_NODELAY);
 }
 
-Socket Socket::connect(asio::io_context& context, const Endpoint& to) {
-  asio::ip::tcp::socket socket(context);
-  asio::error_code error;
-  socket.open(to.protocol(), error);
-  if (error) throw TransportError("no socket for " + text_of(to) + ": " + error.message());
-  Socket made(std::move(socket));
-  made.socket_.native_non_blocking(true, error);
-  // By the system's own call: Asio's waits until the connection is there.
+Socket Socket::connect(const Endpoint& to) {
+  Descriptor descriptor = new_socket(to);
+  if (!descriptor.open())
+    throw TransportError("no socket for " + text_of(to) + ": " + text_of_error(errno));
+  Socket made(std::move(descriptor));
   const bool there = ::connect(made.number(), to.data(), static_cast<socklen_t>(to.size())) == 0;
   const int code = there ? 0 : errno;
   if (code != 0 && code != EINPROGRESS && code != EINTR)
-    throw TransportError("cannot connect to " + text_of(to) + ": " +
-                         asio::error_code(code, asio::system_category()).message());
+    throw TransportError("cannot connect to " + text_of(to) + ": " + text_of_error(code));
   return made;
-}
-
-void Socket::close() {
-  asio::error_code ignored;
-  socket_.close(ignored);
 }
 
 std::string Socket::connect_error() {
   int code = 0;
   socklen_t bytes = sizeof code;
   getsockopt(number(), SOL_SOCKET, SO_ERROR, &code, &bytes);
-  return code == 0 ? "" : asio::error_code(code, asio::system_category()).message();
+  return code == 0 ? "" : text_of_error(code);
 }
 
-void Socket::finish_sending() {
-  asio::error_code ignored;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-}
-
-std::size_t Socket::unacknowledged() {
+std::size_t Socket::unacknowledged() const {
   int bytes = 0;
   return ioctl(number(), SIOCOUTQ, &bytes) == 0 ? static_cast<std::size_t>(bytes) : 0;
 }
 
 Moved Socket::read(const Rooms& rooms) {
-  std::array<asio::mutable_buffer, std::tuple_size_v<Rooms>> buffers;
-  for (std::size_t i = 0; i < rooms.size(); ++i)
-    buffers[i] = asio::buffer(rooms[i].data(), rooms[i].size());
-  asio::error_code error;
-  const std::size_t bytes = socket_.read_some(buffers, error);
-  return moved(bytes, asio::buffer_size(buffers), error);
+  Vectors<Rooms> room(rooms);
+  const ssize_t bytes = recvmsg(number(), room.message(), 0);
+  if (bytes == 0 && room.bytes() != 0) return {.error = "it was closed"};
+  return moved(bytes, room.bytes());
 }
 
 Moved Socket::write(const Pieces& pieces) {
-  std::array<asio::const_buffer, kMostPieces> buffers;
-  for (std::size_t i = 0; i < pieces.size(); ++i)
-    buffers[i] = asio::buffer(pieces[i].data(), pieces[i].size());
-  asio::error_code error;
-  const std::size_t bytes = socket_.write_some(buffers, error);
-  return moved(bytes, asio::buffer_size(buffers), error);
+  Vectors<Pieces> all(pieces);
+  return moved(sendmsg(number(), all.message(), MSG_NOSIGNAL), all.bytes());
 }
 
 bool Socket::write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
 
-Listener::Listener(asio::io_context& context, const Endpoint& at) : acceptor_(context) {
-  try {
-    acceptor_.open(at.protocol());
-    fcntl(number(), F_SETFD, FD_CLOEXEC);
-    acceptor_.set_option(asio::socket_base::reuse_address(true));
-    acceptor_.bind(at);
-    acceptor_.listen();
-    acceptor_.non_blocking(true);
-  } catch (const asio::system_error& error) {
-    throw TransportError("cannot listen at " + text_of(at) + ": " + error.code().message());
-  }
+Listener::Listener(const Endpoint& at) : descriptor_(new_socket(at)) {
+  set_option(number(), SOL_SOCKET, SO_REUSEADDR);
+  if (!descriptor_.open() || bind(number(), at.data(), static_cast<socklen_t>(at.size())) != 0 ||
+      listen(number(), SOMAXCONN) != 0)
+    throw TransportError("cannot listen at " + text_of(at) + ": " + text_of_error(errno));
 }
 
-void Listener::close() {
-  asio::error_code ignored;
-  acceptor_.close(ignored);
+std::uint16_t Listener::port() const {
+  Endpoint own;
+  auto bytes = static_cast<socklen_t>(own.capacity());
+  getsockname(number(), own.data(), &bytes);
+  return own.port();
 }
 
+// Whoever is gone before its turn leaves it to the next one.
 std::optional<Socket> Listener::accept(bool& crowded) {
-  asio::error_code error;
-  asio::ip::tcp::socket socket(acceptor_.get_executor());
-  acceptor_.accept(socket, error);
-  crowded = error == asio::error::no_descriptors || error == asio::error::no_buffer_space ||
-            error == asio::error::no_memory;
-  if (error) return std::nullopt;
-  return Socket(std::move(socket));
+  int came = 0;
+  do {
+    came = accept4(number(), nullptr, nullptr, kNeverWaits);
+  } while (came < 0 && is_of_network(errno));
+  crowded = came < 0 && is_crowded(errno);
+  if (came < 0) return std::nullopt;
+  return Socket(Descriptor(came));
 }
 
 std::string text_of(const Endpoint& endpoint) {

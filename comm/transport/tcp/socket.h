@@ -1,16 +1,17 @@
-// Sockets of Asio that never wait, as the wire uses them.
+// Sockets that never wait, as the wire uses them.
 #pragma once
 
 #include <tersor/span.h>
 
-#include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "comm/transport/tcp/descriptor.h"
 #include "comm/transport/tcp/inbox.h"
 #include "comm/transport/tcp/outbox.h"
 
@@ -27,19 +28,17 @@ struct Moved {
 
 class Socket {
  public:
-  explicit Socket(asio::ip::tcp::socket socket);
+  /// Of a connection.
+  explicit Socket(Descriptor descriptor);
   /// Begins to connect.
-  static Socket connect(asio::io_context& context, const Endpoint& to);
+  static Socket connect(const Endpoint& to);
 
-  int number() { return socket_.native_handle(); }
-  bool open() const { return socket_.is_open(); }
-  void close();
+  int number() const { return descriptor_.number(); }
+  bool open() const { return descriptor_.open(); }
   /// Of one that connects and was told to be writable: the error, or an empty text.
   std::string connect_error();
-  /// The other end is told that no more comes.
-  void finish_sending();
   /// Bytes that the other end has not yet acknowledged.
-  std::size_t unacknowledged();
+  std::size_t unacknowledged() const;
 
   Moved read(const Rooms& rooms);
   Moved read(ByteSpan room) { return read({room, ByteSpan()}); }
@@ -48,23 +47,22 @@ class Socket {
   bool write_all(ConstByteSpan bytes);
 
  private:
-  asio::ip::tcp::socket socket_;
+  Descriptor descriptor_;
 };
 
 /// Where others call.
 class Listener {
  public:
   /// Throws TransportError where the port is taken, or the address is no one of this host's.
-  Listener(asio::io_context& context, const Endpoint& at);
+  explicit Listener(const Endpoint& at);
 
-  int number() { return acceptor_.native_handle(); }
-  void close();
-  std::uint16_t port() const { return acceptor_.local_endpoint().port(); }
+  int number() const { return descriptor_.number(); }
+  std::uint16_t port() const;
   /// The next one that calls, or none; `crowded` where there are no descriptors left for it.
   std::optional<Socket> accept(bool& crowded);
 
  private:
-  asio::ip::tcp::acceptor acceptor_;
+  Descriptor descriptor_;
 };
 
 /// "10.0.0.3:4711", "[fd00::3]:4711"

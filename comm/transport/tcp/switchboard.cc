@@ -103,7 +103,7 @@ void Switchboard::take_wishes() {
 void Switchboard::begin_call(LaneName name) {
   Link& to = link(name);
   if (to.connected || to.call != nullptr) return;
-  to.call = std::make_unique<OutgoingCall>(*this, context_, hello_to(name),
+  to.call = std::make_unique<OutgoingCall>(*this, hello_to(name),
                                            setup_.endpoints[static_cast<std::size_t>(name.peer)],
                                            setup_.patience);
   to.call->dial();

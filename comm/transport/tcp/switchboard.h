@@ -7,8 +7,6 @@
 // that they are of this world, are bounded in number and time.
 #pragma once
 
-#include <asio/io_context.hpp>
-
 #include <atomic>
 #include <list>
 #include <memory>
@@ -97,7 +95,6 @@ class Switchboard final : public Watched, public CallOwner {
   // Of the thread.
   const Setup setup_;
   const Secret& secret_;
-  asio::io_context context_{1};
   Reactor reactor_;
   std::unique_ptr<Listener> listener_;
   std::vector<Link> links_;                              // by peer and lane

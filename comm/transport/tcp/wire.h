@@ -22,9 +22,8 @@ struct Place {
   std::vector<Endpoint> endpoints;  ///< where each rank listens
   std::vector<int> host_names;      ///< as Wire::host_names
   Secret secret;
-  std::size_t lanes = 1;            ///< connections of each pair
-  Clock::time_point patience = {};  ///< until when a rank may begin to listen
-  std::unique_ptr<asio::io_context> context;
+  std::size_t lanes = 1;               ///< connections of each pair
+  Clock::time_point patience = {};     ///< until when a rank may begin to listen
   std::unique_ptr<Listener> listener;  ///< this rank's own
 };
 

@@ -1,0 +1,90 @@
+// Implements system_calls.h: the program's own functions stand before those of the system's
+// library.
+#include "tests/tcp/system_calls.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace tersor::test {
+namespace {
+
+std::atomic<bool> watching{false};
+std::atomic<int> opened_calls{0};
+std::mutex mutex;
+std::vector<std::string> inherited;
+
+template <typename Function>
+Function* next(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+/// What a call returned that was to close its descriptor where another program starts, or was not.
+int noted(int descriptor, bool closes, const char* call) {
+  if (descriptor < 0 || !watching) return descriptor;
+  ++opened_calls;
+  if (closes) return descriptor;
+  const std::lock_guard lock(mutex);
+  inherited.emplace_back(call);
+  return descriptor;
+}
+
+}  // namespace
+
+InheritedDescriptors::InheritedDescriptors() {
+  inherited.clear();
+  opened_calls = 0;
+  watching = true;
+}
+
+InheritedDescriptors::~InheritedDescriptors() { watching = false; }
+
+std::vector<std::string> InheritedDescriptors::calls() const {
+  const std::lock_guard lock(mutex);
+  return inherited;
+}
+
+int InheritedDescriptors::opened() const { return opened_calls; }
+
+}  // namespace tersor::test
+
+using tersor::test::next;
+using tersor::test::noted;
+
+extern "C" {
+
+int socket(int domain, int type, int protocol) noexcept {
+  static auto* const call = next<int(int, int, int)>("socket");
+  return noted(call(domain, type, protocol), (type & SOCK_CLOEXEC) != 0, "socket");
+}
+
+int accept(int socket, sockaddr* from, socklen_t* bytes) {
+  static auto* const call = next<int(int, sockaddr*, socklen_t*)>("accept");
+  return noted(call(socket, from, bytes), false, "accept");
+}
+
+int accept4(int socket, sockaddr* from, socklen_t* bytes, int flags) {
+  static auto* const call = next<int(int, sockaddr*, socklen_t*, int)>("accept4");
+  return noted(call(socket, from, bytes, flags), (flags & SOCK_CLOEXEC) != 0, "accept4");
+}
+
+int epoll_create(int size) noexcept {
+  static auto* const call = next<int(int)>("epoll_create");
+  return noted(call(size), false, "epoll_create");
+}
+
+int epoll_create1(int flags) noexcept {
+  static auto* const call = next<int(int)>("epoll_create1");
+  return noted(call(flags), (flags & EPOLL_CLOEXEC) != 0, "epoll_create1");
+}
+
+int eventfd(unsigned count, int flags) noexcept {
+  static auto* const call = next<int(unsigned, int)>("eventfd");
+  return noted(call(count, flags), (flags & EFD_CLOEXEC) != 0, "eventfd");
+}
+}

@@ -1,0 +1,25 @@
+// Calls of the system by which this program opens descriptors and connects, watched or made to fail
+// as a test wants it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tersor::test {
+
+/// While this lives, notes the calls that open descriptors which a program that is started at the
+/// same moment would get.
+class InheritedDescriptors {
+ public:
+  InheritedDescriptors();
+  ~InheritedDescriptors();
+  InheritedDescriptors(const InheritedDescriptors&) = delete;
+  InheritedDescriptors& operator=(const InheritedDescriptors&) = delete;
+
+  /// Names of these calls.
+  std::vector<std::string> calls() const;
+  /// All calls that opened one.
+  int opened() const;
+};
+
+}  // namespace tersor::test
