@@ -37,8 +37,9 @@ struct TcpOptions {
   /// Connections of each pair of ranks, 1 to 16, the same on all ranks: payloads from 256 KiB on
   /// are shared among them. More than 1 where one connection does not fill the link.
   int connections = 1;
-  /// How long ranks wait for each other to come: in the constructor, and with a list of addresses
-  /// for a rank that does not listen yet. What they do afterwards has the deadlines of Operation.
+  /// How long ranks wait for each other to come: in the constructor, with a list of addresses for a
+  /// rank that does not listen yet, and where two first have something for each other, for a
+  /// network that is away. What they do afterwards has the deadlines of Operation.
   std::chrono::milliseconds timeout = kDefaultTimeout;
 };
 

@@ -4,6 +4,7 @@
 #include <tersor/error.h>
 #include <tersor/tcp.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -36,14 +37,16 @@ class MemoryStore final : public KeyValueStore {
 };
 
 /// The transports of all ranks of a new world, on the loopback.
-inline std::vector<std::unique_ptr<Transport>> tcp_transports(int ranks, int connections = 1) {
+inline std::vector<std::unique_ptr<Transport>> tcp_transports(
+    int ranks, int connections = 1, std::chrono::milliseconds timeout = kDefaultTimeout) {
   MemoryStore store;
   std::vector<std::unique_ptr<Transport>> transports(static_cast<std::size_t>(ranks));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       transports[static_cast<std::size_t>(rank)] = std::make_unique<TcpTransport>(
-          store, rank, ranks, TcpOptions{.address = "127.0.0.1", .connections = connections});
+          store, rank, ranks,
+          TcpOptions{.address = "127.0.0.1", .connections = connections, .timeout = timeout});
     });
   threads.clear();
   return transports;

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <cerrno>
 #include <mutex>
 
 namespace tersor::test {
@@ -18,6 +19,9 @@ std::atomic<bool> watching{false};
 std::atomic<int> opened_calls{0};
 std::mutex mutex;
 std::vector<std::string> inherited;
+std::atomic<int> failing_code{0};
+std::atomic<int> failing_tries{0};
+std::atomic<Failing> failing{Failing::kAtOnce};
 
 template <typename Function>
 Function* next(const char* name) {
@@ -34,7 +38,26 @@ int noted(int descriptor, bool closes, const char* call) {
   return descriptor;
 }
 
+/// The error that this try ends with; 0 where it goes on.
+int error_of_try(Failing when) {
+  if (failing != when) return 0;
+  int left = failing_tries;
+  while (left > 0 && !failing_tries.compare_exchange_weak(left, left - 1)) {
+  }
+  return left > 0 ? failing_code.load() : 0;
+}
+
 }  // namespace
+
+FailingConnects::FailingConnects(int code, int tries, Failing when) {
+  failing_code = code;
+  failing = when;
+  failing_tries = tries;
+}
+
+FailingConnects::~FailingConnects() { failing_tries = 0; }
+
+int FailingConnects::left() const { return failing_tries; }
 
 InheritedDescriptors::InheritedDescriptors() {
   inherited.clear();
@@ -53,10 +76,28 @@ int InheritedDescriptors::opened() const { return opened_calls; }
 
 }  // namespace tersor::test
 
+using tersor::test::error_of_try;
+using tersor::test::Failing;
 using tersor::test::next;
 using tersor::test::noted;
 
 extern "C" {
+
+int connect(int socket, const sockaddr* to, socklen_t bytes) {
+  static auto* const call = next<int(int, const sockaddr*, socklen_t)>("connect");
+  const int code = error_of_try(Failing::kAtOnce);
+  if (code == 0) return call(socket, to, bytes);
+  errno = code;
+  return -1;
+}
+
+int getsockopt(int socket, int level, int option, void* value, socklen_t* bytes) noexcept {
+  static auto* const call = next<int(int, int, int, void*, socklen_t*)>("getsockopt");
+  const int result = call(socket, level, option, value, bytes);
+  if (level != SOL_SOCKET || option != SO_ERROR || result != 0) return result;
+  if (const int code = error_of_try(Failing::kLater)) *static_cast<int*>(value) = code;
+  return result;
+}
 
 int socket(int domain, int type, int protocol) noexcept {
   static auto* const call = next<int(int, int, int)>("socket");

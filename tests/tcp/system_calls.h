@@ -22,4 +22,19 @@ class InheritedDescriptors {
   int opened() const;
 };
 
+/// Where a connection that cannot be made ends: at once, or after a while.
+enum class Failing { kAtOnce, kLater };
+
+/// While this lives, so many tries to connect fail with an error of the system's. One at a time.
+class FailingConnects {
+ public:
+  FailingConnects(int code, int tries, Failing when);
+  ~FailingConnects();
+  FailingConnects(const FailingConnects&) = delete;
+  FailingConnects& operator=(const FailingConnects&) = delete;
+
+  /// Tries that are yet to fail.
+  int left() const;
+};
+
 }  // namespace tersor::test

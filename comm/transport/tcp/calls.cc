@@ -4,6 +4,7 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 namespace tersor::tcp {
@@ -12,6 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kMostEndedCalls = 20;  // the other end may drop some where it is crowded
+constexpr auto kUnreachedPause = 80ms;
 constexpr auto kShortestPause = 20ms;
 constexpr auto kLongestPause = 1s;
 
@@ -54,17 +56,19 @@ bool IncomingCall::listen() {
 }
 
 OutgoingCall::OutgoingCall(CallOwner& owner, const Hello& hello, const Endpoint& to,
-                           Clock::time_point patience)
+                           const CallPatience& patience)
     : owner_(owner), hello_(hello), to_(to), patience_(patience) {}
 
 void OutgoingCall::dial() {
   again_ = Clock::time_point::max();
+  Refusal refusal;
+  socket_.emplace(Socket::connect(to_, refusal));
   try {
-    socket_.emplace(Socket::connect(to_));
-    owner_.reactor().watch(socket_->number(), *this);
-  } catch (const TransportError& error) {
-    pause(error.what());
+    if (!refusal) owner_.reactor().watch(socket_->number(), *this);
+  } catch (const TransportError&) {
+    refusal.code = ENOMEM;  // the system cannot watch one more
   }
+  if (refusal) not_reached(refusal);
 }
 
 void OutgoingCall::hang_up() {
@@ -86,16 +90,15 @@ bool OutgoingCall::act() {
 }
 
 bool OutgoingCall::connect() {
-  const std::string error = socket_->connect_error();
-  if (!error.empty()) return pause(error);
+  if (const Refusal refusal = socket_->refusal()) return not_reached(refusal);
   caller_.emplace(owner_.secret(), hello_);
-  return socket_->write_all(caller_->opening()) || pause("it was closed");
+  return socket_->write_all(caller_->opening()) || hung_up("it was closed");
 }
 
 bool OutgoingCall::prove() {
   while (!caller_->room().empty()) {
     const Moved moved = socket_->read(caller_->room());
-    if (!moved.error.empty()) return pause(moved.error);
+    if (!moved.error.empty()) return hung_up(moved.error);
     if (moved.dry && moved.bytes == 0) return readable_ = false;
     if (!caller_->came(moved.bytes)) {
       owner_.failed(*this, "what answers at " + text_of(to_) +
@@ -104,25 +107,31 @@ bool OutgoingCall::prove() {
       return true;
     }
     if (!caller_->reply().empty() && !socket_->write_all(caller_->reply()))
-      return pause("it was closed");
+      return hung_up("it was closed");
   }
   owner_.answered(*this, *caller_->verdict());
   return true;
 }
 
-// A rank that is crowded ends calls, and one that begins later refuses them.
-bool OutgoingCall::pause(const std::string& why) {
-  const bool reached = caller_.has_value();
+// A rank that begins later refuses calls.
+bool OutgoingCall::not_reached(const Refusal& why) {
   const auto now = Clock::now();
   hang_up();
-  if (!reached && now >= patience_) {
-    owner_.failed(*this, "it cannot be reached at " + text_of(to_) + ": " + why);
-  } else if (reached && ++ended_calls_ >= kMostEndedCalls) {
+  if (now < (why.may_pass() ? patience_.away : patience_.refused))
+    again_ = now + kUnreachedPause;
+  else
+    owner_.failed(*this, "it cannot be reached at " + text_of(to_) + ": " + why.text());
+  return true;
+}
+
+// A rank that is crowded ends calls.
+bool OutgoingCall::hung_up(const std::string& why) {
+  hang_up();
+  if (++ended_calls_ < kMostEndedCalls)
+    again_ = Clock::now() + pause_after(ended_calls_);
+  else
     owner_.failed(*this, "what answers at " + text_of(to_) +
                              " ends each call before it has proven to be of this world: " + why);
-  } else {
-    again_ = now + pause_after(reached ? ended_calls_ : 2);
-  }
   return true;
 }
 

@@ -59,12 +59,17 @@ class IncomingCall final : public Watched {
   const Clock::time_point deadline_ = Clock::now() + kProvenWithin;
 };
 
-/// This rank calls another one, again and again where that is crowded or does not listen yet.
+/// How long a rank that cannot be reached is called again.
+struct CallPatience {
+  Clock::time_point refused;  ///< until when it may not yet listen
+  Clock::time_point away;     ///< until when the network may be in the way
+};
+
+/// This rank calls another one, again and again where that is crowded, or cannot be reached yet.
 class OutgoingCall final : public Watched {
  public:
-  /// Until `patience` it may be refused.
   OutgoingCall(CallOwner& owner, const Hello& hello, const Endpoint& to,
-               Clock::time_point patience);
+               const CallPatience& patience);
   ~OutgoingCall() override { hang_up(); }
 
   const Hello& hello() const { return hello_; }
@@ -81,12 +86,13 @@ class OutgoingCall final : public Watched {
  private:
   bool connect();
   bool prove();
-  bool pause(const std::string& why);
+  bool not_reached(const Refusal& why);
+  bool hung_up(const std::string& why);
 
   CallOwner& owner_;
   const Hello hello_;
   const Endpoint to_;
-  const Clock::time_point patience_;
+  const CallPatience patience_;
   std::optional<Socket> socket_;
   std::optional<Caller> caller_;  // once connected
   int ended_calls_ = 0;           // by the other end, before it was proven

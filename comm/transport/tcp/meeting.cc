@@ -40,8 +40,12 @@ void check(int rank, std::size_t ranks, const TcpOptions& options) {
                           " ms: give none that is negative");
 }
 
+Clock::duration timeout_of(const TcpOptions& options) {
+  return std::min<std::chrono::milliseconds>(options.timeout, kLongestTimeout);
+}
+
 Clock::time_point deadline_of(const TcpOptions& options) {
-  return Clock::now() + std::min<std::chrono::milliseconds>(options.timeout, kLongestTimeout);
+  return Clock::now() + timeout_of(options);
 }
 
 std::string key_of(int rank) { return "rank-" + std::to_string(rank); }
@@ -131,7 +135,8 @@ std::vector<int> numbers_of(const std::vector<std::string>& hosts) {
 Place place_by(const Table& table, int rank, const TcpOptions& options) {
   Place place{.rank = rank,
               .secret = Secret(table.secret),
-              .lanes = static_cast<std::size_t>(options.connections)};
+              .lanes = static_cast<std::size_t>(options.connections),
+              .timeout = timeout_of(options)};
   std::vector<std::string> hosts;
   for (const Entry& entry : table.entries) {
     const std::string whose = "the address of rank " + std::to_string(place.endpoints.size());

@@ -19,6 +19,7 @@
 namespace tersor::tcp {
 namespace {
 
+constexpr int kCallsOfATry = 2;  // more, after 1 s and 3 s: a try ends after 7 s, not after minutes
 constexpr int kNeverWaits = SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 std::string text_of_error(int code) { return std::system_category().message(code); }
@@ -39,9 +40,16 @@ Descriptor new_socket(const Endpoint& of) {
   return Descriptor(socket(of.protocol().family(), SOCK_STREAM | kNeverWaits, IPPROTO_TCP));
 }
 
-void set_option(int socket, int level, int option) {
-  const int on = 1;
-  setsockopt(socket, level, option, &on, sizeof on);
+void set_option(int socket, int level, int option, int value = 1) {
+  setsockopt(socket, level, option, &value, sizeof value);
+}
+
+/// The error, or 0.
+int begin_to_connect(int socket, const Endpoint& to) {
+  set_option(socket, IPPROTO_TCP, TCP_SYNCNT, kCallsOfATry);
+  if (::connect(socket, to.data(), static_cast<socklen_t>(to.size())) == 0) return 0;
+  const int code = errno;
+  return code == EINPROGRESS || code == EINTR ? 0 : code;
 }
 
 /// What the system says of `wanted` bytes.
@@ -86,23 +94,23 @@ Socket::Socket(Descriptor descriptor) : descriptor_(std::move(descriptor)) {
   set_option(number(), IPPROTO_TCP, TCP_NODELAY);
 }
 
-Socket Socket::connect(const Endpoint& to) {
+Socket Socket::connect(const Endpoint& to, Refusal& refusal) {
   Descriptor descriptor = new_socket(to);
-  if (!descriptor.open())
-    throw TransportError("no socket for " + text_of(to) + ": " + text_of_error(errno));
-  Socket made(std::move(descriptor));
-  const bool there = ::connect(made.number(), to.data(), static_cast<socklen_t>(to.size())) == 0;
-  const int code = there ? 0 : errno;
-  if (code != 0 && code != EINPROGRESS && code != EINTR)
-    throw TransportError("cannot connect to " + text_of(to) + ": " + text_of_error(code));
-  return made;
+  refusal.code = descriptor.open() ? begin_to_connect(descriptor.number(), to) : errno;
+  return Socket(std::move(descriptor));
 }
 
-std::string Socket::connect_error() {
-  int code = 0;
-  socklen_t bytes = sizeof code;
-  getsockopt(number(), SOL_SOCKET, SO_ERROR, &code, &bytes);
-  return code == 0 ? "" : text_of_error(code);
+Refusal Socket::refusal() const {
+  Refusal found;
+  socklen_t bytes = sizeof found.code;
+  getsockopt(number(), SOL_SOCKET, SO_ERROR, &found.code, &bytes);
+  return found;
+}
+
+std::string Refusal::text() const { return text_of_error(code); }
+
+bool Refusal::may_pass() const {
+  return is_of_network(code) || is_crowded(code) || code == EAGAIN || code == EADDRNOTAVAIL;
 }
 
 std::size_t Socket::unacknowledged() const {

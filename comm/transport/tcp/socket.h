@@ -26,17 +26,27 @@ struct Moved {
   std::string error = {};  ///< of a connection that is over; "it was closed" by the other end
 };
 
+/// Why a connection was not made.
+struct Refusal {
+  int code = 0;  ///< the system's; 0: it was made, or is still being made
+
+  explicit operator bool() const { return code != 0; }
+  std::string text() const;
+  /// The network or a host is to blame, not who was called: another try may end otherwise.
+  bool may_pass() const;
+};
+
 class Socket {
  public:
   /// Of a connection.
   explicit Socket(Descriptor descriptor);
-  /// Begins to connect.
-  static Socket connect(const Endpoint& to);
+  /// Begins to connect. Where that fails at once, `refusal` says why.
+  static Socket connect(const Endpoint& to, Refusal& refusal);
 
   int number() const { return descriptor_.number(); }
   bool open() const { return descriptor_.open(); }
-  /// Of one that connects and was told to be writable: the error, or an empty text.
-  std::string connect_error();
+  /// Of one that connects and was told to be writable.
+  Refusal refusal() const;
   /// Bytes that the other end has not yet acknowledged.
   std::size_t unacknowledged() const;
 

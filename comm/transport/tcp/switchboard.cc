@@ -103,9 +103,10 @@ void Switchboard::take_wishes() {
 void Switchboard::begin_call(LaneName name) {
   Link& to = link(name);
   if (to.connected || to.call != nullptr) return;
-  to.call = std::make_unique<OutgoingCall>(*this, hello_to(name),
-                                           setup_.endpoints[static_cast<std::size_t>(name.peer)],
-                                           setup_.patience);
+  const CallPatience patience{.refused = setup_.patience,
+                              .away = std::max(setup_.patience, Clock::now() + setup_.timeout)};
+  to.call = std::make_unique<OutgoingCall>(
+      *this, hello_to(name), setup_.endpoints[static_cast<std::size_t>(name.peer)], patience);
   to.call->dial();
 }
 

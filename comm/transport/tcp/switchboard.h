@@ -43,6 +43,7 @@ class Switchboard final : public Watched, public CallOwner {
     std::size_t lanes = 1;
     std::size_t most_strangers = 1;   ///< of more, who came first is dropped
     Clock::time_point patience = {};  ///< until when ranks may refuse calls, not yet listening
+    Clock::duration timeout = {};     ///< for the network to let a call through
   };
 
   /// `wire` is interrupted where there is something in `made`. Throws TransportError where the

@@ -40,7 +40,8 @@ void TcpWire::start(Events events) {
                            .endpoints = place_.endpoints,
                            .lanes = place_.lanes,
                            .most_strangers = kFewStrangers + peers_.size() * place_.lanes,
-                           .patience = place_.patience};
+                           .patience = place_.patience,
+                           .timeout = place_.timeout};
   switchboard_ = std::make_unique<Switchboard>(std::move(setup), place_.secret,
                                                std::move(place_.listener), reactor_);
 }

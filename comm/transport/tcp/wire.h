@@ -24,6 +24,7 @@ struct Place {
   Secret secret;
   std::size_t lanes = 1;               ///< connections of each pair
   Clock::time_point patience = {};     ///< until when a rank may begin to listen
+  Clock::duration timeout = {};        ///< for the network to let a first call through
   std::unique_ptr<Listener> listener;  ///< this rank's own
 };
 

@@ -1,0 +1,82 @@
+// Two ranks that first have something for each other, and the network does not let them: they call
+// again, as long as they were told to, and then say why.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <chrono>
+#include <limits>
+#include <string>
+#include <system_error>
+
+#include "tests/tcp/meeting.h"
+#include "tests/tcp/system_calls.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kFew = 3;
+constexpr int kAll = std::numeric_limits<int>::max();
+constexpr auto kLong = 20s;
+
+void exchange_a_little(Transport& transport) {
+  exchange_all(transport, {.name = "exchange", .timeout = kLong}, pattern(10, 0, 0));
+}
+
+class TcpFirstContact : public ::testing::TestWithParam<Failing> {};
+
+INSTANTIATE_TEST_SUITE_P(Failing, TcpFirstContact,
+                         ::testing::Values(Failing::kAtOnce, Failing::kLater),
+                         [](const auto& when) {
+                           return when.param == Failing::kAtOnce ? "AtOnce" : "Later";
+                         });
+
+TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
+  for (const int code : {EHOSTUNREACH, ENETUNREACH, ENETDOWN, EHOSTDOWN, ETIMEDOUT, ECONNRESET,
+                         ECONNABORTED, EAGAIN, ENOBUFS, ENOMEM, EADDRNOTAVAIL}) {
+    auto transports = tcp_transports(2);
+    const FailingConnects failing(code, kFew, GetParam());
+    run_ranks(std::move(transports), exchange_a_little);
+    EXPECT_EQ(failing.left(), 0) << "nobody called again";
+  }
+}
+
+/// What a rank of a store's world says, and after how long, where all calls end so.
+std::string error_where_all_fail(int code, Failing when, std::chrono::milliseconds timeout) {
+  auto transports = tcp_transports(2, 1, timeout);
+  const FailingConnects failing(code, kAll, when);
+  std::string said;
+  run_ranks(std::move(transports), [&](Transport& transport) {
+    std::string error = "no error";
+    try {
+      exchange_a_little(transport);
+    } catch (const TransportError& thrown) {
+      error = thrown.what();
+    }
+    EXPECT_TRUE(contains(error, std::system_category().message(code))) << error;
+    if (transport.rank() == 0) said = error;
+  });
+  return said;
+}
+
+TEST_P(TcpFirstContact, SaysWhyWhenItGivesUp) {
+  const auto start = Clock::now();
+  const std::string error = error_where_all_fail(EHOSTUNREACH, GetParam(), 500ms);
+  EXPECT_TRUE(contains(error, "cannot be reached at 127.0.0.1:")) << error;
+  EXPECT_GE(Clock::now() - start, 500ms);
+  EXPECT_LT(Clock::now() - start, kLong / 2);
+}
+
+// Who has left an address in the store listens there, for as long as it lives.
+TEST_P(TcpFirstContact, AnotherOnesRefusalIsNotWaitedFor) {
+  for (const int code : {ECONNREFUSED, EACCES}) {
+    const auto start = Clock::now();
+    error_where_all_fail(code, GetParam(), kLong);
+    EXPECT_LT(Clock::now() - start, kLong / 2);
+  }
+}
+
+}  // namespace
+}  // namespace tersor::test
