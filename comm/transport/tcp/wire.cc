@@ -175,9 +175,18 @@ std::size_t TcpWire::connections() const {
   return count;
 }
 
+void TcpWire::check_thread() {
+  if (running()) return;
+  throw InvalidArgument(
+      "this process was forked from that of the transport's rank, and is none: a transport is used "
+      "where it was made");
+}
+
 // A connection that is closed while something waits to be read drops what has not yet arrived at
-// the other end: so that is waited for, and what comes is read.
+// the other end: so that is waited for, and what comes is read. In a forked process all of it is
+// the other one's: its connections, what waits for news of them, its thread.
 bool TcpWire::end(Parting parting) {
+  if (!running()) return false;
   if (ranks() == 1) return true;
   const auto until = Clock::now() + kFlushedWithin;
   while (parting == Parting::kAlone && !flushed() && Clock::now() < until) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/transport/tcp/lane.h"
+#include "comm/transport/tcp/process.h"
 #include "comm/transport/tcp/switchboard.h"
 
 namespace tersor::tcp {
@@ -46,6 +47,9 @@ class TcpWire final : public Wire {
   void send(int peer, MessageHead head, Payload payload) override;
   bool poll() override;
   bool quiet() const override;
+  /// Not in a process that was forked from the transport's.
+  bool running() const override { return process_.is_this(); }
+  void check_thread() override;
 
   /// Callers that have not proven who they are.
   std::size_t strangers() const { return switchboard_ ? switchboard_->strangers() : 0; }
@@ -75,6 +79,7 @@ class TcpWire final : public Wire {
   template <typename Visitor>
   void for_each_lane(Visitor&& visit) const;
 
+  const Process process_;
   Place place_;
   Events events_;
   Reactor reactor_;

@@ -1,0 +1,104 @@
+// A process that is forked from a rank's, as data loaders are, and ends in order: what it destroys
+// is a copy, and the rank goes on.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/tcp/fake_peer.h"
+#include "tests/tcp/meeting.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+constexpr unsigned kChildEndsWithin = 30;  // seconds
+constexpr std::size_t kBytes = 100'000;
+
+using Transports = std::vector<std::unique_ptr<Transport>>;
+
+/// How a forked process ends that does this: 0 where it was over in time, and threw nothing.
+int in_a_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error("cannot fork");
+  if (child == 0) {
+    alarm(kChildEndsWithin);
+    try {
+      body();
+      _exit(0);
+    } catch (...) {
+      _exit(1);
+    }
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+void gather(Transport& transport) {
+  const auto own = pattern(kBytes, transport.rank(), 0);
+  Handle handle = transport.all_gather(operation_of(transport), own, kBytes);
+  handle.wait_synchronize();
+  expect_patterns(handle, transport, kBytes, 0);
+}
+
+/// All of these ranks at once; their transports stay.
+void gather_all(Transports& transports) {
+  std::vector<std::jthread> threads;
+  for (auto& transport : transports)
+    threads.emplace_back([&] {
+      try {
+        gather(*transport);
+      } catch (const TransportError& error) {
+        ADD_FAILURE() << error.what();
+      }
+    });
+}
+
+class TcpFork : public ::testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Connected, TcpFork, ::testing::Bool());
+
+TEST_P(TcpFork, SaysNoGoodbyes) {
+  auto transports = tcp_transports(3, 2);
+  if (GetParam()) gather_all(transports);
+  EXPECT_EQ(in_a_child([&] { transports.clear(); }), 0) << "it waits for threads that it has not";
+  for (int round = 0; round < 3; ++round) gather_all(transports);
+  run_ranks(std::move(transports), gather);
+}
+
+TEST_P(TcpFork, HasNoRank) {
+  auto transports = tcp_transports(2);
+  if (GetParam()) gather_all(transports);
+  const auto use = [&] {
+    try {
+      transports[0]->barrier(operation_of(*transports[0])).wait_synchronize();
+    } catch (const InvalidArgument& error) {
+      _exit(contains(error.what(), "this process was forked") ? 0 : 2);
+    }
+  };
+  EXPECT_EQ(in_a_child([&] {
+              use();
+              _exit(3);
+            }),
+            0);
+  run_ranks(std::move(transports), gather);
+}
+
+// It may have ranks of its own.
+TEST(TcpForkedProcess, MakesAWorldOfItsOwn) {
+  auto transports = tcp_transports(2);
+  EXPECT_EQ(in_a_child([] {
+              TcpTransport alone(free_addresses(1), "a secret of the tests", 0);
+              alone.barrier(operation_of(alone)).wait_synchronize();
+            }),
+            0);
+  run_ranks(std::move(transports), gather);
+}
+
+}  // namespace
+}  // namespace tersor::test
