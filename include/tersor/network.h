@@ -85,6 +85,7 @@ class Wire {
     /// Things move while nobody polls: a thread that waits sleeps, until a message that it was
     /// given wakes it.
     bool moves_alone = false;
+    bool rests = false;       ///< a thread that waits may sleep in `rest`
     bool yields = false;      ///< `poll` lends the core to others where it finds nothing
     bool comes_soon = false;  ///< such a thread lends its core for some microseconds before
     bool keeps_sent = false;  ///< what was sent comes, though its sender has ended: no goodbyes
@@ -169,6 +170,9 @@ class Wire {
   virtual bool quiet() const = 0;
   /// For a moment, between two polls of a thread that waits.
   virtual void pause() const;
+  /// Sleeps until there is reason to poll, the descriptor `alarm` is readable (none: -1) or `until`
+  /// has come; seldom less. Called by any thread, whoever calls the wire meanwhile.
+  virtual void rest(int /*alarm*/, Clock::time_point /*until*/) const { pause(); }
 
   /// False once the network is gone: then nothing may be called that moves bytes.
   virtual bool running() const { return true; }

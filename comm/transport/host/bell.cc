@@ -3,6 +3,7 @@
 
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -45,6 +46,7 @@ timespec to_timespec(Clock::time_point time) {
 void Bell::ring() {
   rings_.fetch_add(1);
   if (asleep_.load()) syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  if (elsewhere_.load()) eventfd_write(alarm_, 1);
 }
 
 // While ranks do nothing but talk, lending the core is quicker than sleeping. Where others compute,

@@ -16,6 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr auto kShortRest = 1ms;     // of who has other things to look after, too
 constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens, if nothing is queued
 constexpr auto kGoodbyeWithin = 1s;  // for the others to say theirs
 constexpr auto kLeavesWithin = 10s;  // for what was sent to leave
@@ -97,7 +98,7 @@ bool World::said_goodbye() {
              start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin)) {
     if (poll()) continue;
     lock.unlock();
-    wire_->pause();
+    pause();
     lock.lock();
   }
   if (faulty()) tell_until(Clock::now() + kGoodbyeWithin);
@@ -231,6 +232,13 @@ void World::announce() {
   tell_until(Clock::now() + kToldWithin);
 }
 
+void World::pause() const {
+  if (traits_.rests)
+    wire_->rest(-1, Clock::now() + kShortRest);
+  else
+    wire_->pause();
+}
+
 bool World::told() const {
   return std::all_of(told_.begin(), told_.end(), [](const auto& job) { return job->open == 0; });
 }
@@ -251,7 +259,7 @@ void World::tell_until(Clock::time_point until) {
   if (unannounced_) announce();
   while (!told() && Clock::now() < until) {
     tell_more();
-    wire_->pause();
+    pause();
   }
 }
 
@@ -315,8 +323,11 @@ void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
     }
     if (moved)
       box.patience.renew();
-    else
+    else if (!traits_.rests)
       now = box.patience.wait(box.bell, seen, until, traits_.yields);
+    else
+      now = box.patience.wait_for_news(
+          [&] { box.bell.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); }); });
   }
 }
 
@@ -373,7 +384,7 @@ int World::ask(Box& box, const Question& question) {
     if (Clock::now() >= until) break;
     if (poll()) continue;
     lock.unlock();
-    wire_->pause();
+    pause();
     lock.lock();
   }
   return kAnyRank;

@@ -101,6 +101,7 @@ class World {
   bool said_goodbye();
   void pack(Batch& batch);
   Block in_block(ConstByteSpan bytes);
+  void pause() const;
   void poll_until(Box& box, std::uint32_t seen, Clock::time_point until);
   Clock::time_point fall_asleep(Box& box);
 

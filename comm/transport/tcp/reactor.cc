@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <iterator>
 #include <string>
 
 namespace tersor::tcp {
@@ -22,6 +23,12 @@ constexpr int kMostNews = 64;  // of one look; the rest is told by the next
 
 [[noreturn]] void fail(const char* call) {
   throw TransportError(std::string(call) + " failed: " + std::strerror(errno));
+}
+
+timespec time_until(Clock::time_point end) {
+  const auto left = std::max<std::chrono::nanoseconds>(end - Clock::now(), {});
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+  return {static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())};
 }
 
 /// What a call has opened.
@@ -58,7 +65,7 @@ void Reactor::activate(Watched& who) {
   if (who.active_) return;
   who.active_ = true;
   active_.push_back(&who);
-  busy_.store(true, std::memory_order_relaxed);
+  busy_.store(true);
 }
 
 void Reactor::look() {
@@ -90,18 +97,25 @@ bool Reactor::turn() {
     if (acting_[index] != nullptr && acting_[index]->busy()) activate(*acting_[index]);
   }
   acting_.clear();
-  busy_.store(!active_.empty(), std::memory_order_relaxed);
+  note_busy();
   return moved;
 }
 
-void Reactor::sleep(Clock::time_point until) const {
-  if (busy_.load(std::memory_order_relaxed)) return;
-  const auto left = std::max<std::chrono::nanoseconds>(until - Clock::now(), {});
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
-  const timespec time{static_cast<time_t>(seconds.count()),
-                      static_cast<long>((left - seconds).count())};
-  pollfd news{.fd = epoll_.number(), .events = POLLIN, .revents = 0};
-  ppoll(&news, 1, &time, nullptr);
+// Who sleeps meanwhile goes on with what this turn left undone: nobody may come for another one.
+void Reactor::note_busy() {
+  busy_.store(!active_.empty());
+  if (!active_.empty() && sleepers_.load() != 0) interrupt();
+}
+
+void Reactor::sleep(Clock::time_point until, int alarm) const {
+  sleepers_.fetch_add(1);
+  if (!busy_.load()) {
+    const timespec time = time_until(until);
+    pollfd news[] = {{.fd = epoll_.number(), .events = POLLIN, .revents = 0},
+                     {.fd = alarm, .events = POLLIN, .revents = 0}};
+    ppoll(news, std::size(news), &time, nullptr);
+  }
+  sleepers_.fetch_sub(1);
 }
 
 void Reactor::interrupt() const {

@@ -48,13 +48,15 @@ class Reactor {
   /// Lets act who has news; never waits. True where something moved. What acts may watch and
   /// forget, itself too.
   bool turn();
-  /// Returns as soon as there is something to do, or `until` has come. Any thread.
-  void sleep(Clock::time_point until) const;
+  /// Returns as soon as there is something to do, the descriptor `alarm` is readable (none: -1) or
+  /// `until` has come. Any thread, and several at once.
+  void sleep(Clock::time_point until, int alarm = -1) const;
   /// Ends a sleep, the next one if there is none. Any thread.
   void interrupt() const;
 
  private:
   void look();
+  void note_busy();
   void note(std::uint32_t events, void* who);
 
   const Descriptor epoll_;
@@ -62,6 +64,7 @@ class Reactor {
   std::vector<Watched*> active_;
   std::vector<Watched*> acting_;   // in this turn; null where it was forgotten
   std::atomic<bool> busy_{false};  // somebody acts with the next turn, whatever is new
+  mutable std::atomic<int> sleepers_{0};
 };
 
 }  // namespace tersor::tcp

@@ -3,8 +3,8 @@
 
 #include <tersor/error.h>
 
+#include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 namespace tersor::tcp {
@@ -97,7 +97,13 @@ void TcpWire::lose(Peer& peer, const std::string& cause) {
   if (peer.inbox.ended())
     done_.insert(done_.end(), dropped.begin(), dropped.end());
   else
-    losses_.push_back({Clock::now() + kExplainedWithin, peer.lost});
+    note_loss({Clock::now() + kExplainedWithin, peer.lost});
+}
+
+void TcpWire::note_loss(Loss loss) {
+  losses_.push_back(std::move(loss));
+  next_loss_ = losses_.front().at;
+  reactor_.interrupt();  // who sleeps is to come back by then
 }
 
 void TcpWire::send(int to, MessageHead head, Payload payload) {
@@ -160,7 +166,12 @@ bool TcpWire::tell_news() {
   if (losses_.empty() || Clock::now() < losses_.front().at) return any;
   const Loss loss = std::move(losses_.front());
   losses_.pop_front();
+  next_loss_ = losses_.empty() ? Clock::time_point::max() : losses_.front().at;
   throw TransportError(loss.cause);
+}
+
+void TcpWire::rest(int alarm, Clock::time_point until) const {
+  reactor_.sleep(std::min(until, next_loss_.load()), alarm);
 }
 
 bool TcpWire::quiet() const {
@@ -190,7 +201,7 @@ bool TcpWire::end(Parting parting) {
   if (ranks() == 1) return true;
   const auto until = Clock::now() + kFlushedWithin;
   while (parting == Parting::kAlone && !flushed() && Clock::now() < until) {
-    if (!move()) std::this_thread::sleep_for(100us);
+    if (!move()) reactor_.sleep(Clock::now() + 1ms);  // of what was acknowledged nobody tells
     news_.clear();
   }
   std::vector<std::shared_ptr<Job>> dropped;

@@ -6,6 +6,7 @@
 
 #include <tersor/network.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -37,7 +38,7 @@ class TcpWire final : public Wire {
   explicit TcpWire(Place place);
   ~TcpWire() override;
 
-  Traits traits() const override { return {.copied_bytes = kCopiedBytes}; }
+  Traits traits() const override { return {.rests = true, .copied_bytes = kCopiedBytes}; }
   int rank() const override { return place_.rank; }
   int ranks() const override { return static_cast<int>(place_.endpoints.size()); }
   std::vector<int> host_names() const override { return place_.host_names; }
@@ -47,6 +48,7 @@ class TcpWire final : public Wire {
   void send(int peer, MessageHead head, Payload payload) override;
   bool poll() override;
   bool quiet() const override;
+  void rest(int alarm, Clock::time_point until) const override;
   /// Not in a process that was forked from the transport's.
   bool running() const override { return process_.is_this(); }
   void check_thread() override;
@@ -70,6 +72,7 @@ class TcpWire final : public Wire {
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }
   static void read_rest(Peer& peer);
   void lose(Peer& peer, const std::string& cause);
+  void note_loss(Loss loss);
   void post(Peer& peer, const MessageHead& head, Payload payload);
   bool move();
   void take_connections();
@@ -84,9 +87,10 @@ class TcpWire final : public Wire {
   Events events_;
   Reactor reactor_;
   std::unique_ptr<Switchboard> switchboard_;
-  std::vector<std::shared_ptr<Job>> done_;    // not yet told
-  std::deque<Arrival> news_;                  // not yet told, in order
-  std::deque<Loss> losses_;                   // likewise
+  std::vector<std::shared_ptr<Job>> done_;                              // not yet told
+  std::deque<Arrival> news_;                                            // not yet told, in order
+  std::deque<Loss> losses_;                                             // likewise
+  std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};  // when that is told
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; of this one: null
 };
 

@@ -1,0 +1,77 @@
+// Who waits for others sleeps, and is woken by whatever it waits for, whoever finds it.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "tests/tcp/meeting.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLong = 20s;
+
+constexpr long kFew = 100;  // of sleeps in half a second; with naps of 50 us there are thousands
+
+/// How often this thread has given its core away.
+long sleeps() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nvcsw;
+}
+
+TEST(TcpWaiting, WhoWaitsLongSleeps) {
+  run_ranks(tcp_transports(2), [](Transport& transport) {
+    transport.barrier(operation_of(transport)).wait_synchronize();
+    if (transport.rank() == 1) std::this_thread::sleep_for(500ms);
+    const long before = sleeps();
+    transport.barrier(operation_of(transport)).wait_synchronize();
+    if (transport.rank() == 0) EXPECT_LT(sleeps() - before, kFew);
+    transport.barrier(operation_of(transport)).wait_synchronize();
+  });
+}
+
+// Another thread of the rank reads what comes for all of them.
+TEST(TcpWaiting, IsWokenByWhatAnotherThreadFound) {
+  constexpr int kRounds = 200;
+  run_ranks(tcp_transports(2), [](Transport& transport) {
+    const auto waiting = transport.channel();
+    std::atomic<bool> over{false};
+    std::jthread other([&] {
+      while (!over) transport.progress(), std::this_thread::yield();
+    });
+    const auto start = Clock::now();
+    for (int round = 0; round < kRounds; ++round) {
+      if (round % 20 == transport.rank()) std::this_thread::sleep_for(1ms);
+      exchange_all(*waiting, operation_of(*waiting), pattern(100, transport.rank(), 0));
+    }
+    EXPECT_LT(Clock::now() - start, kLong);
+    over = true;
+  });
+}
+
+TEST(TcpWaiting, IsWokenByAFaultOfAnotherThread) {
+  run_ranks(tcp_transports(2), [](Transport& transport) {
+    transport.barrier(operation_of(transport)).wait_synchronize();
+    if (transport.rank() == 1) return std::this_thread::sleep_for(300ms);
+    const auto channel = transport.channel();
+    std::jthread other([&] {
+      std::this_thread::sleep_for(100ms);
+      transport.poison("the other thread has had enough");
+    });
+    const auto start = Clock::now();
+    EXPECT_THROW(
+        channel->receive({.name = "receive", .timeout = 2 * kLong}, 1, 10).wait_synchronize(),
+        TransportError);
+    EXPECT_LT(Clock::now() - start, kLong);
+  });
+}
+
+}  // namespace
+}  // namespace tersor::test
