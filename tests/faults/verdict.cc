@@ -80,10 +80,13 @@ void Judge::check_ending() {
 }
 
 // Who waits for whom is followed within one operation. Where ranks may be in several, after a
-// `pass`, one that waits in another is named too.
+// `pass`, one that waits in another is named too. A rank that fails among the operations of a step
+// may have ended it: then it is missed in the next one.
 bool Judge::passed() const {
+  const std::size_t missed_in = fault().step + (fault().operation ? 1 : 0);
+  const std::size_t count = std::min(missed_in + 1, scenario_.steps.size());
   const auto first = scenario_.steps.begin();
-  return std::any_of(first, first + static_cast<std::ptrdiff_t>(fault().step) + 1,
+  return std::any_of(first, first + static_cast<std::ptrdiff_t>(count),
                      [](const Step& step) { return step.work == Work::kPass; });
 }
 
