@@ -32,7 +32,11 @@ class Pair {
   explicit Pair(std::size_t lanes)
       : out_(lanes),
         in_(
-            1, lanes, [this](std::size_t bytes) { return pool_.take(bytes); },
+            1, lanes,
+            [this](std::size_t bytes) {
+              taken_ += bytes;
+              return pool_.take(bytes);
+            },
             [this](Wire::Arrival arrival) { came_.push_back(std::move(arrival)); }) {}
 
   void send(const MessageHead& head, ConstByteSpan payload, std::shared_ptr<Job> job = {}) {
@@ -78,9 +82,12 @@ class Pair {
   std::vector<Wire::Arrival>& came() { return came_; }
   std::vector<std::shared_ptr<Job>>& done() { return done_; }
   Inbox& inbox() { return in_; }
+  /// Bytes of all blocks, ever.
+  std::size_t taken() const { return taken_; }
 
  private:
   host::BlockPool pool_;
+  std::size_t taken_ = 0;
   std::vector<Outbox> out_;
   std::vector<Wire::Arrival> came_;
   Inbox in_;
@@ -170,6 +177,29 @@ TEST(TcpBoxes, LongPayloadsHaveTheirPlaceAtOnce) {
   }
   EXPECT_LE(staged, 10'000u) << "bytes that came into the stage";
   EXPECT_EQ(pair.came().size(), 3u);
+}
+
+// What has begun to come has its place; of what comes later nothing is kept but the heads.
+TEST(TcpBoxes, WhatNobodyWantsTakesNoMemory) {
+  for (const std::size_t lanes : {1u, 3u}) {
+    Pair pair(lanes);
+    const auto begun = test::pattern(1 << 20, 1, 1), late = test::pattern(3 << 20, 2, 2);
+    pair.send(head_of(begun.size(), 0), begun);
+    pair.move(0, 1000);
+    pair.inbox().drop_payloads();
+    const std::vector<std::size_t> lengths = {late.size(), 100, 0, 10'000, kLeastShared};
+    for (std::uint32_t number = 0; number < lengths.size(); ++number)
+      pair.send(head_of(lengths[number], number + 1), ConstByteSpan(late).first(lengths[number]));
+    pair.move_all();
+    EXPECT_EQ(pair.taken(), begun.size());
+    ASSERT_EQ(pair.came().size(), 1 + lengths.size());
+    EXPECT_TRUE(test::same_bytes(pair.came().front().payload.bytes(), begun));
+    for (std::size_t number = 1; number < pair.came().size(); ++number) {
+      EXPECT_EQ(host::head_of(pair.came()[number].head).tag, number);
+      EXPECT_FALSE(pair.came()[number].payload);
+    }
+    EXPECT_FALSE(pair.inbox().within_message());
+  }
 }
 
 void expect_refused(const MessageHead& head, const std::string& words) {

@@ -12,6 +12,7 @@ namespace tersor::tcp {
 namespace {
 
 constexpr std::size_t kShareAlignment = 4096;
+constexpr std::size_t kWasteBytes = 64 * 1024;
 constexpr std::uint64_t kMostPayloadBytes = std::uint64_t{1} << 40;
 
 }  // namespace
@@ -35,10 +36,18 @@ Inbox::Inbox(int peer, std::size_t lanes, MakeBlock make_block, Take take)
 // payloads are long that is all, so that none of the next one is copied.
 Rooms Inbox::rooms(std::size_t lane) {
   if (!due_[lane].empty()) {
-    const ByteSpan room = due_[lane].front().room;
-    return {room, lane == 0 ? ByteSpan(stage_).first(sizeof(MessageHead)) : ByteSpan()};
+    const Due& due = due_[lane].front();
+    const ByteSpan room = room_of(due);
+    const bool last = room.size() == due.bytes;
+    return {room, lane == 0 && last ? ByteSpan(stage_).first(sizeof(MessageHead)) : ByteSpan()};
   }
   return {lane == 0 ? free_stage() : ByteSpan(), ByteSpan()};
+}
+
+ByteSpan Inbox::room_of(const Due& due) {
+  if (due.place != nullptr) return {due.place, due.bytes};
+  waste_.resize(kWasteBytes);
+  return ByteSpan(waste_).first(std::min(due.bytes, kWasteBytes));
 }
 
 ByteSpan Inbox::free_stage() {
@@ -47,7 +56,7 @@ ByteSpan Inbox::free_stage() {
 }
 
 void Inbox::came(std::size_t lane, std::size_t bytes) {
-  const std::size_t wanted = due_[lane].empty() ? 0 : due_[lane].front().room.size();
+  const std::size_t wanted = due_[lane].empty() ? 0 : due_[lane].front().bytes;
   const std::size_t filled = std::min(bytes, wanted);
   if (filled != 0) fill(lane, filled);
   if (lane == 0) {
@@ -59,9 +68,10 @@ void Inbox::came(std::size_t lane, std::size_t bytes) {
 
 void Inbox::fill(std::size_t lane, std::size_t bytes) {
   Due& due = due_[lane].front();
-  due.room = due.room.subspan(bytes);
+  due.bytes -= bytes;
+  if (due.place != nullptr) due.place += bytes;
   due.letter->missing -= bytes;
-  if (due.room.empty()) due_[lane].pop_front();
+  if (due.bytes == 0) due_[lane].pop_front();
 }
 
 // A head that is not whole stays, at the front.
@@ -89,21 +99,25 @@ void Inbox::open_letter(const MessageHead& head) {
   letter.missing = bytes;
   heads_alone_ = bytes > kStageBytes;
   ended_ = ended_ || head.is_goodbye();
-  if (bytes == 0) return;
-  letter.arrival.payload = make_block_(bytes);
+  if (bytes != 0) expect(letter);
+}
+
+void Inbox::expect(Letter& letter) {
+  if (!dropping_) letter.arrival.payload = make_block_(letter.missing);
+  std::byte* const place = letter.arrival.payload.writable().data();
+  const std::size_t bytes = letter.missing;
   for (std::size_t lane = 0; lane < due_.size(); ++lane) {
     const Share share = share_of(bytes, lane, due_.size());
     if (share.bytes != 0)
-      due_[lane].push_back(
-          {letter.arrival.payload.writable().subspan(share.first, share.bytes), &letter});
+      due_[lane].push_back({share.bytes, dropping_ ? nullptr : place + share.first, &letter});
   }
 }
 
 void Inbox::fill_from_stage() {
   if (due_[0].empty() || staged_ == read_) return;
-  const ByteSpan room = due_[0].front().room;
-  const std::size_t bytes = std::min(room.size(), staged_ - read_);
-  std::memcpy(room.data(), stage_.data() + read_, bytes);
+  const Due& due = due_[0].front();
+  const std::size_t bytes = std::min(due.bytes, staged_ - read_);
+  if (due.place != nullptr) std::memcpy(due.place, stage_.data() + read_, bytes);
   read_ += bytes;
   fill(0, bytes);
 }

@@ -42,6 +42,8 @@ class Inbox {
   /// Bytes came from the lane, into the rooms that it had. Throws TransportError where they are no
   /// message.
   void came(std::size_t lane, std::size_t bytes);
+  /// Nobody wants messages any more: payloads of which no byte has come yet are read, and not kept.
+  void drop_payloads() { dropping_ = true; }
   /// The peer has said its last word.
   bool ended() const { return ended_; }
   /// Some of a message has come, but not all.
@@ -55,11 +57,14 @@ class Inbox {
     std::size_t missing = 0;  // bytes
   };
   struct Due {  // of a payload, from a lane
-    ByteSpan room;
+    std::size_t bytes = 0;
+    std::byte* place = nullptr;  // none for what is dropped
     Letter* letter = nullptr;
   };
 
+  ByteSpan room_of(const Due& due);
   ByteSpan free_stage();
+  void expect(Letter& letter);
   void read_stage();
   void open_letter(const MessageHead& head);
   void fill(std::size_t lane, std::size_t bytes);
@@ -76,6 +81,8 @@ class Inbox {
   std::size_t read_ = 0;              // bytes of these again
   bool heads_alone_ = false;          // the last payload was longer than the stage
   bool ended_ = false;
+  bool dropping_ = false;
+  std::vector<std::byte> waste_;  // where what is dropped goes
 };
 
 }  // namespace tersor::tcp

@@ -193,6 +193,12 @@ void TcpWire::check_thread() {
       "where it was made");
 }
 
+// What a peer still sends was for operations that are over.
+void TcpWire::note_poisoned() {
+  for (const auto& peer : peers_)
+    if (peer != nullptr) peer->inbox.drop_payloads();
+}
+
 // A connection that is closed while something waits to be read drops what has not yet arrived at
 // the other end: so that is waited for, and what comes is read. In a forked process all of it is
 // the other one's: its connections, what waits for news of them, its thread.
