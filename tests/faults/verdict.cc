@@ -28,6 +28,7 @@ class Judge {
   std::vector<Ending> endings() const;
   /// Of which the message must have one.
   std::vector<std::string> causes() const;
+  std::vector<std::string> departures(std::string words) const;
   std::vector<std::string> silences() const;
   bool says(const std::string& words) const {
     return report_.message.find(words) != std::string::npos;
@@ -108,11 +109,11 @@ std::vector<std::string> Judge::causes() const {
   const std::string who = culprit_name();
   switch (fault().kind) {
     case FaultKind::kThrow:
-      return {who + " gave up: " + std::string(kThrownText), who + " left"};
+      return departures(who + " gave up: " + std::string(kThrownText));
     case FaultKind::kRefused:
-      return {who + " gave up: ", who + " left"};
+      return departures(who + " gave up: ");
     case FaultKind::kLeave:
-      return {who + " left"};
+      return departures(who + " left");
     case FaultKind::kDisagree:
       return {" calls ", " sends "};
     case FaultKind::kDamage:
@@ -120,6 +121,14 @@ std::vector<std::string> Judge::causes() const {
     default:
       return silences();
   }
+}
+
+// Over TCP nobody hears from a process that ends before the two of them were connected.
+std::vector<std::string> Judge::departures(std::string words) const {
+  std::vector<std::string> all = {std::move(words), culprit_name() + " left"};
+  if (ends_ == Ends::kHeard)
+    all.push_back("the connection to " + culprit_name() + " broke: it cannot be reached");
+  return all;
 }
 
 // TCP tells of a process that ends, and says nothing of one that stands still.
