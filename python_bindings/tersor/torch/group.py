@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 from collections.abc import Iterable
 from typing import Any, cast
@@ -153,7 +154,7 @@ def _checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def _meet(group: dist.ProcessGroup) -> TcpTransport:
     """Raises TransportError that names a rank which does not come in the time of the store."""
     store = _store_of(group)
-    seconds = store.timeout.total_seconds()
+    seconds = store.timeout.total_seconds() or math.inf  # PyTorch's word for no limit is 0
     variable, address = _own_address()
     meeting = Meeting(store, group.rank(), group.size())
     try:
