@@ -21,16 +21,16 @@ import tersor
 from tersor._core import TcpTransport
 from tersor.torch.meeting import Meeting, Store
 
-SOON_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def total(transport: tersor.Transport) -> float:
     values = np.full(10, transport.rank + 1, dtype=np.float32)
-    tersor.allreduce(transport, values, codec="none", timeout=SOON_SECONDS)
+    tersor.allreduce(transport, values, codec="none", timeout=PATIENCE_SECONDS)
     return float(values[0])
 
 
-def met(store: Store, rank: int, count: int, seconds: float = SOON_SECONDS) -> float:
+def met(store: Store, rank: int, count: int, seconds: float = PATIENCE_SECONDS) -> float:
     """The sum over ranks, each of them plus 1, once they have met."""
     meeting = Meeting(store, rank, count)
     try:
@@ -96,7 +96,9 @@ def variables(**values: str) -> object:
 
 def at_no_address(rank: int, count: int, wrong: int, variable: str) -> str:
     import tersor.torch.group as group
+    from tersor.torch import meeting
 
+    meeting._TELLING_SECONDS = PATIENCE_SECONDS
     dist.barrier()  # so that all come at once
     wishes = {variable: "nosuchlink0"} if rank == wrong else {}
     with variables(**wishes), pytest.raises(tersor.TransportError) as caught:
@@ -140,19 +142,17 @@ def interrupted(rank: int, count: int, waiting: int) -> float:
     import tersor.torch.group as group
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    start = time.monotonic()
     if rank == waiting:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             group.transport()
-    took = time.monotonic() - start
     dist.barrier()
-    return took if total(group.transport()) == 3.0 else -1.0
+    return total(group.transport())
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_ctrl_c_ends_the_meeting(waiting: int) -> None:
-    assert 0.4 < ranks.run(interrupted, 2, waiting, fresh=True)[waiting] < SOON_SECONDS
+    assert ranks.run(interrupted, 2, waiting, fresh=True) == [3.0, 3.0]
 
 
 def groups_at_once(rank: int, count: int) -> list[float]:
