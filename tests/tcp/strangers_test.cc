@@ -231,6 +231,13 @@ TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
   }
 }
 
+// It is found while the rank that is late asks who is to blame.
+TEST_F(TcpPlayedPeer, WhoHangsUpAtTheDeadlineIsNamedWithTheOperation) {
+  peer_->close();
+  const std::string error = error_of(*transport_, 200ms);
+  EXPECT_TRUE(contains(error, "exchange") && contains(error, "rank 1")) << error;
+}
+
 TEST_F(TcpPlayedPeer, NoiseIsNamed) {
   peer_->say(pattern(1000, 1, 0));
   const std::string error = error_of(*transport_);

@@ -176,9 +176,11 @@ void Channel::fail_late(const HostTransfer& transfer) {
   culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
   const std::string late = transfer.copying() ? "the operation's stream has not come to its copies"
                                               : "no message from " + names(*endpoint_, culprits);
-  endpoint_->raise(std::string(operation.name) + " on " + endpoint_->name(rank()) + ": " + late +
-                   " within " + std::to_string(operation.timeout.count()) + " ms");
-  throw TransportError(endpoint_->fault());
+  const std::string cause = std::string(operation.name) + " on " + endpoint_->name(rank()) + ": " +
+                            late + " within " + std::to_string(operation.timeout.count()) + " ms";
+  endpoint_->raise(cause);
+  if (endpoint_->fault() != cause) check(operation.name);  // there was another one meanwhile
+  throw TransportError(cause);
 }
 
 }  // namespace tersor::host
