@@ -108,7 +108,8 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
   const Slot& slot = slots_[parameter];
   ReducerState::Parameter state{
       .name = parameters_[parameter].name,
-      .codec = slot.codec->spec().text(),
+      .codec =
+          parameters_[parameter].ways.empty() ? slot.codec->spec().text() : chosen_codec(parameter),
       .count = parameters_[parameter].count,
       .residual_first = slot.residual_first,
       .residual = to_floats(residuals_.current_sender(parameter), stream()),
@@ -208,7 +209,7 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   finalize();
   const bool exact = state.form == ReducerState::Form::kExact;
   check_state(state);
-  if (exact) adopt_ways(state);
+  adopt_ways(state);
   residuals_.clear();
   const NewRun run{encoding_ranks(), context_.ranks};
   const float factor = exact ? 1.0f : portable_factor(state, options_.reduction, run);
@@ -219,6 +220,7 @@ void GradientReducer::Impl::load(const ReducerState& state) {
                 stream());
     if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i), stream());
   }
+  for (std::size_t i = 0; i < slots_.size(); ++i) hand_over(i);
   residence_->set_step(state.step);
   if (exact && !state.order.empty() && !of_ready()) sender_->adopt_order(state.order);
 }

@@ -75,16 +75,17 @@ struct GradientReducer::Impl {
 
   // What "auto" learns (learning.cc), with the lock held.
   void make_learner();
+  bool may_learn() const;
   bool learns() const;
   bool settled();
   void learn();
   void agree_on_ways();
-  std::string ways_text() const;
   void change_ways();
   void take_ways();
   void hand_over(std::size_t parameter);
   void adopt_ways(const ReducerState& state);
-  void check_settled() const;
+  const std::string& chosen_codec(std::size_t parameter) const;
+  void begin_capture();
   void note_waited();
 
   // Statistics (statistics.cc).
@@ -170,7 +171,8 @@ struct GradientReducer::Impl {
   Tuner* tuner_ = nullptr;              ///< where "auto" is asked for
   Transport& transport_;                ///< the trainer's
   std::unique_ptr<Transport> channel_;  ///< of the driving thread
-  std::unique_ptr<Transport> control_;  ///< of the trainer's thread, for checkpoints; made then
+  std::unique_ptr<Transport>
+      control_;  ///< of the trainer's thread: what "auto" agrees on, checkpoints
   Threads threads_;
   Algorithm algorithm_;                             ///< of what is encoded
   std::unique_ptr<Hierarchy> hierarchy_;            ///< null: all ranks exchange with all
@@ -189,6 +191,7 @@ struct GradientReducer::Impl {
 
   std::unique_ptr<Learner> learner_;  ///< where "auto" is asked for, once all parameters are known
   std::uint32_t learned_step_ = 0;    ///< the last that began
+  bool was_captured_ = false;         ///< a graph goes on as it was captured
   std::optional<Clock::time_point> step_began_, step_ended_;
 
   // There once all parameters are known, but for the step.

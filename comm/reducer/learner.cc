@@ -23,6 +23,12 @@ std::size_t Learner::way(std::size_t group) const {
   return !settled() && group == group_ ? trying_[next_] : groups_[group].chosen;
 }
 
+std::vector<std::size_t> Learner::ways() const {
+  std::vector<std::size_t> all;
+  for (std::size_t group = 0; group < groups_.size(); ++group) all.push_back(way(group));
+  return all;
+}
+
 std::vector<std::size_t> Learner::chosen() const {
   std::vector<std::size_t> all;
   for (const Group& group : groups_) all.push_back(group.chosen);
@@ -87,21 +93,21 @@ void Learner::agree(double seconds) {
   begin_look(0);
   do {
     if (++next_ == trying_.size()) return end_round();
-  } while (hopeless(tried().ways[trying_[next_]]));
+  } while (hopeless(tried(), tried().ways[trying_[next_]]));
 }
 
 // What the chosen one's messages took was no more than its step, whatever was predicted of it.
-double Learner::expected(const Way& way) const {
-  const Way& chosen = groups_[group_].ways[groups_[group_].chosen];
+double Learner::expected(const Group& group, const Way& way) {
+  const Way& chosen = group.ways[group.chosen];
   if (chosen.predicted <= chosen.measured) return way.predicted;
   return way.predicted * chosen.measured / chosen.predicted;
 }
 
-bool Learner::hopeless(const Way& way) const {
-  return way.measured <= 0 && expected(way) > kHopeless * quickest(groups_[group_]);
+bool Learner::hopeless(const Group& group, const Way& way) const {
+  return way.measured <= 0 && expected(group, way) > kHopeless * quickest(group);
 }
 
-double Learner::quickest(const Group& group) const {
+double Learner::quickest(const Group& group) {
   double seconds = 0;
   for (const Way& way : group.ways)
     if (way.measured > 0 && (seconds <= 0 || way.measured < seconds)) seconds = way.measured;
@@ -129,31 +135,34 @@ void Learner::choose() {
   tried().chosen = static_cast<std::size_t>(found - tried().ways.begin());
 }
 
-// The link, the machine or the model's input may have changed: all is tried again. In vain, and the
-// next look is later.
+// The link, the machine or the model's input may have changed: all is tried again. As long as
+// nothing comes of looking, the next look is later.
 void Learner::watch(double seconds) {
-  if (usual_ > 0 && (seconds > kDrift * usual_ || seconds * kDrift < usual_)) return begin_trials();
-  if (usual_ <= 0) {
-    usual_ = seconds;
-    next_pause_ = before_ == chosen() ? std::min(2 * next_pause_, kLongestPause) : kFirstPause;
+  if (usual_ > 0 && (seconds > kDrift * usual_ || seconds * kDrift < usual_)) {
+    drift_ = "; tried again as steps of " + seconds_text(usual_) + " took " + seconds_text(seconds);
+    return begin_trials();
   }
+  const bool changed = usual_ <= 0 && before_ != chosen();
+  next_pause_ = changed ? kFirstPause : std::min(2 * next_pause_, kLongestPause);
+  if (usual_ <= 0) usual_ = seconds;
   begin_look(next_pause_);
 }
 
-void Learner::settle(const std::vector<std::size_t>& chosen) {
+void Learner::begin_with(const std::vector<std::size_t>& chosen) {
   for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i].chosen = chosen[i];
-  group_ = groups_.size();
-  begin_group();
+  begin_trials();
 }
 
 std::string Learner::reason(const Group& group, const Way& way) const {
-  const bool chosen = &way == &group.ways[group.chosen];
-  if (way.measured <= 0 && chosen) return "as predicted, or as in the state that was loaded";
+  if (group.ways.size() == 1) return "there is no other";
+  if (way.measured <= 0 && !settled()) return "not tried yet";
   if (way.measured <= 0) return "not tried: its messages alone would take several steps";
-  const std::string steps = "steps of " + seconds_text(way.measured) + ", ";
+  const std::string steps = "steps of " + seconds_text(way.measured);
+  if (!settled()) return steps;
   const double more = way.measured / quickest(group) - 1;
-  if (chosen) return steps + (more > 0 ? "as quick as any, and loses less" : "the quickest");
-  return steps + (more > kAsQuick - 1 ? percent_text(more) + " slower" : "no quicker");
+  if (&way == &group.ways[group.chosen])
+    return steps + (more > 0 ? ", as quick as any, and loses less" : ", the quickest");
+  return steps + (more > kAsQuick - 1 ? ", " + percent_text(more) + " slower" : ", no quicker");
 }
 
 std::string Learner::explain() const {
@@ -163,7 +172,7 @@ std::string Learner::explain() const {
     text += "auto, " + group.name + ": " + group.ways[way(i)].codec + ", " +
             (settled() ? "settled after " + std::to_string(settled_at_)
                        : "still trying after " + std::to_string(steps_)) +
-            " steps\n";
+            " steps" + drift_ + "\n";
     for (const Way& way : group.ways)
       text += "  " + way.codec + ": messages of " + seconds_text(way.predicted) + " predicted; " +
               reason(group, way) + "\n";

@@ -40,6 +40,7 @@ class Learner {
   bool has_choice() const;
   /// How a group goes in the step that begins.
   std::size_t way(std::size_t group) const;
+  std::vector<std::size_t> ways() const;
   std::vector<std::size_t> chosen() const;
   bool settled() const { return trying_.empty(); }
   /// Whether the time of the step that begins counts.
@@ -52,8 +53,8 @@ class Learner {
   /// Ways may be others from now on.
   void agree(double seconds);
 
-  /// These are chosen, and settled, whatever was tried.
-  void settle(const std::vector<std::size_t>& chosen);
+  /// Tries anew, and these first.
+  void begin_with(const std::vector<std::size_t>& chosen);
 
   /// A line a group, and one for each of its ways.
   std::string explain() const;
@@ -65,9 +66,9 @@ class Learner {
   void end_round();
   void choose();
   void watch(double seconds);
-  double quickest(const Group& group) const;
-  double expected(const Way& way) const;
-  bool hopeless(const Way& way) const;
+  static double quickest(const Group& group);
+  static double expected(const Group& group, const Way& way);
+  bool hopeless(const Group& group, const Way& way) const;
   std::string reason(const Group& group, const Way& way) const;
   Group& tried() { return groups_[group_]; }
 
@@ -84,6 +85,7 @@ class Learner {
   double usual_ = 0;  ///< a settled step's seconds; 0: not looked at yet
   std::size_t next_pause_ = kFirstPause;
   std::vector<std::size_t> before_;  ///< what was chosen when the trials began
+  std::string drift_;                ///< why they began anew
 };
 
 }  // namespace tersor

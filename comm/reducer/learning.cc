@@ -39,8 +39,8 @@ void GradientReducer::Impl::make_learner() {
     auto found = std::ranges::find(groups, name, &Learner::Group::name);
     if (found == groups.end()) found = groups.insert(groups.end(), new_group(name, parameter.ways));
     parameter.group = static_cast<std::size_t>(found - groups.begin());
-    const double share =
-        static_cast<double>(slots_[i].count) / static_cast<double>(count_of_message(slots_[i]));
+    const auto message = static_cast<double>(std::max<std::size_t>(1, count_of_message(slots_[i])));
+    const double share = static_cast<double>(slots_[i].count) / message;
     for (std::size_t way = 0; way < parameter.ways.size(); ++way)
       found->ways[way].predicted += share * parameter.ways[way].seconds;
   }
@@ -52,14 +52,17 @@ void GradientReducer::Impl::make_learner() {
   take_ways();
 }
 
-bool GradientReducer::Impl::learns() const {
+bool GradientReducer::Impl::may_learn() const {
   return learner_ != nullptr && learner_->has_choice() && context_.ranks > 1 &&
-         options_.automatic.learning == Learning::kOn;
+         options_.learning == Learning::kOn;
 }
+
+bool GradientReducer::Impl::learns() const { return may_learn() && !was_captured_; }
 
 bool GradientReducer::Impl::settled() {
   const auto lock = step_.lock();
-  return !learns() || learner_->settled();
+  const bool begun = sender_ != nullptr || tuner_ == nullptr || context_.ranks == 1;
+  return begun ? !learns() || learner_->settled() : options_.learning == Learning::kOff;
 }
 
 void GradientReducer::Impl::take_ways() {
@@ -85,7 +88,6 @@ void GradientReducer::Impl::hand_over(std::size_t parameter) {
 
 // Nothing is under way, on a device either.
 void GradientReducer::Impl::change_ways() {
-  const Residence::Entry entry(*residence_);
   residence_->synchronize();
   take_ways();
   for (std::size_t i = 0; i < slots_.size(); ++i) hand_over(i);
@@ -94,44 +96,41 @@ void GradientReducer::Impl::change_ways() {
   sender_->forget_messages();
 }
 
-void GradientReducer::Impl::agree_on_ways() {
+// What fails here fails on all ranks, and they hear of it.
+void GradientReducer::Impl::agree_on_ways() try {
+  const Residence::Entry entry(*residence_);
   auto slowest = static_cast<float>(learner_->seconds());
-  agree_on_largest(control(), {&slowest, 1}, options_.timeout);
-  const std::string before = ways_text();
+  agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature);
+  const std::vector<std::size_t> before = learner_->ways();
   learner_->agree(double{slowest});
-  if (ways_text() != before) change_ways();
+  if (learner_->ways() != before) change_ways();
+} catch (const TransportError&) {
+  step_.fail(std::current_exception());
+  throw;
+} catch (const std::exception& error) {
+  channel_->poison(error.what());
+  step_.fail(std::current_exception());
+  throw;
 }
 
-std::string GradientReducer::Impl::ways_text() const {
-  std::string text;
-  for (const Parameter& parameter : parameters_)
-    if (!parameter.ways.empty()) text += std::to_string(learner_->way(parameter.group)) + " ";
-  return text;
-}
-
-// With the first ready gradient of a step. The first step learns the order, and tells nothing.
-void GradientReducer::Impl::learn() try {
+// At the beginning of a step. The first one learns the order, and tells nothing.
+void GradientReducer::Impl::learn() {
   if (!learns() || step_.number() == learned_step_) return;
+  if (residence_->captured()) return begin_capture();
   learned_step_ = step_.number();
-  if (residence_->captured()) return check_settled();
   const auto began = std::exchange(step_began_, std::nullopt);
   if (began && learner_->add(seconds_between(*began, step_ended_.value_or(Clock::now()))))
     agree_on_ways();
   step_ended_.reset();
   step_began_ = Clock::now();
-} catch (const InvalidArgument&) {
-  throw;
-} catch (...) {
-  step_.fail(std::current_exception());
-  throw;
 }
 
-// A graph goes on as it was captured.
-void GradientReducer::Impl::check_settled() const {
+void GradientReducer::Impl::begin_capture() {
   if (!learner_->settled())
     throw InvalidArgument(
         "codec auto still tries how gradients go: make steps until GradientReducer::settled() says "
-        "true, then capture, or set AutoOptions::learning to kOff");
+        "true, then capture, or set ReducerOptions::learning to kOff");
+  was_captured_ = true;
 }
 
 // The trainer has waited. On a device for what is queued, which counts where the learner looks.
@@ -141,9 +140,9 @@ void GradientReducer::Impl::note_waited() {
   step_ended_ = Clock::now();
 }
 
-// As in the run that was saved: what it tried is not tried again.
+// Begins with what the run that was saved had chosen.
 void GradientReducer::Impl::adopt_ways(const ReducerState& state) {
-  if (learner_ == nullptr || state.parameters.size() != parameters_.size()) return;
+  if (learner_ == nullptr) return;
   std::vector<std::size_t> chosen = learner_->chosen();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& ways = parameters_[i].ways;
@@ -153,8 +152,15 @@ void GradientReducer::Impl::adopt_ways(const ReducerState& state) {
     if (found != ways.end())
       chosen[parameters_[i].group] = static_cast<std::size_t>(found - ways.begin());
   }
-  learner_->settle(chosen);
+  if (chosen == learner_->chosen()) return;
+  learner_->begin_with(chosen);
+  const Residence::Entry entry(*residence_);
   change_ways();
+}
+
+const std::string& GradientReducer::Impl::chosen_codec(std::size_t parameter) const {
+  const Parameter& own = parameters_[parameter];
+  return own.ways[learner_->chosen()[own.group]].way.codec;
 }
 
 }  // namespace tersor

@@ -47,6 +47,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
     if (options_.tuner == nullptr)
       own_tuner_ = std::make_unique<Tuner>(transport, options_.automatic);
     tuner_ = options_.tuner != nullptr ? options_.tuner : own_tuner_.get();
+    if (!channel_->traits().queues) control_ = transport.channel();
   }
   handle_->reducer = this;
   context_.transport = channel_.get();
@@ -84,10 +85,7 @@ int GradientReducer::Impl::encoding_ranks() const {
 
 bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
   const Parameter& own = parameters_[parameter];
-  return own.algorithm == Algorithm::kTwoShot ||
-         std::ranges::any_of(own.ways, [](const AutoPrediction& one) {
-           return one.way.algorithm == Algorithm::kTwoShot;
-         });
+  return own.algorithm == Algorithm::kTwoShot || !own.ways.empty();
 }
 
 /// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.

@@ -78,6 +78,7 @@ std::uint64_t GradientReducer::Impl::signature() const {
   for (const Slot& slot : slots_)
     if (slot.collective == Collective::kReduceScatter) signature.add(slot.parameter);
   if (of_ready()) signature.add(std::string_view("of ready"));
+  if (learns()) signature.add(std::string_view("learns"));
   if (context_.on_device()) signature.add(std::string_view("device"));
   if (hierarchy_ != nullptr) add_groups(signature, hierarchy_->groups(), options_.host_codec);
   return signature.value();

@@ -118,7 +118,7 @@ std::string GradientReducer::Impl::explain() {
     text += counted(slots_.size(), "parameter") + " in " + counted(sender_->messages(), "message") +
             (of_ready() ? ", in the order in which they are ready\n"
                         : ", in rank 0's order of the first step\n");
-  if (learns()) text += learner_->explain();
+  if (may_learn()) text += learner_->explain();
   if (own_tuner_ != nullptr) text += own_tuner_->explain();
   return text;
 }

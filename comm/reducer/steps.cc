@@ -254,6 +254,7 @@ void GradientReducer::Impl::close_step() {
   step_.rethrow();
   finalize();
   if (!step_.ends()) return;
+  learn();
   const bool requested = mark_missing();
   step_.close();
   if (context_.ranks == 1 || slots_.empty() || step_.all_back()) return complete_step();
@@ -313,7 +314,7 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t step
     wait_until(lock, is_done);
   }
   residence_->lead_trainer();
-  note_waited();
+  if (step != step_.number()) note_waited();
   totals_.exposed_seconds += seconds_since(start);
 }
 

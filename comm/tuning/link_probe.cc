@@ -45,10 +45,11 @@ using Reduce = Handle (Transport::*)(const Operation&, std::span<const ValueSpan
 /// Sum or maximum over ranks, in place, in the memory that the transport takes. All values are one
 /// part: there are few.
 void reduce_floats(Transport& transport, Reduce reduce, std::span<float> values,
-                   std::chrono::milliseconds timeout) {
+                   std::chrono::milliseconds timeout, std::uint64_t signature = 0) {
   std::vector<ValueSpan> parts(static_cast<std::size_t>(transport.ranks()));
   parts.front() = values;
   Operation operation = operation_of(transport, timeout);
+  operation.signature = signature;
   if (transport.traits().host) return (transport.*reduce)(operation, parts).wait_synchronize();
   const Stream stream;
   const Buffer memory(values.size_bytes(), Memory::kDevice);
@@ -149,8 +150,8 @@ ExchangeTimes times_per_byte(Probe& probe, const ExchangeTimes& tiny) {
 }  // namespace
 
 void agree_on_largest(Transport& transport, std::span<float> values,
-                      std::chrono::milliseconds timeout) {
-  reduce_floats(transport, &Transport::maximum, values, timeout);
+                      std::chrono::milliseconds timeout, std::uint64_t signature) {
+  reduce_floats(transport, &Transport::maximum, values, timeout, signature);
 }
 
 LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::milliseconds timeout) {

@@ -14,8 +14,8 @@ namespace tersor {
 /// timeout.
 LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::milliseconds timeout);
 
-/// Each value becomes the largest of all ranks, in place.
+/// Each value becomes the largest of all ranks, in place. Ranks whose signatures differ are told.
 void agree_on_largest(Transport& transport, std::span<float> values,
-                      std::chrono::milliseconds timeout);
+                      std::chrono::milliseconds timeout, std::uint64_t signature = 0);
 
 }  // namespace tersor

@@ -287,8 +287,8 @@ const std::vector<Alternative>& Tuner::Impl::predicted(const Gradient& gradient)
 
 std::vector<AutoPrediction> Tuner::Impl::predict_each(const Gradient& gradient) {
   std::vector<AutoPrediction> each;
+  const std::vector<Alternative>& all = predicted(gradient);
   for (const std::string& spec : candidates(gradient.dtype)) {
-    const std::vector<Alternative>& all = predicted(gradient);
     const auto found = std::ranges::find(
         all, spec, [](const Alternative& way) -> const auto& { return way.choice.codec; });
     if (found != all.end()) each.push_back({found->choice, found->predicted});

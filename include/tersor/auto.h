@@ -10,7 +10,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,19 +29,14 @@ struct LinkFigures {
   double core_seconds_per_byte = 0;  ///< of each byte sent: what the codecs' core does for it
 };
 
-/// Whether a GradientReducer tries other ways than the predicted one. Without, the same run goes
-/// the same way again.
-enum class Learning : std::uint8_t { kOff, kOn };
-
 /// Options of a Tuner. All ranks must pass equal ones.
 struct AutoOptions {
   /// Specs that may be chosen beside `none` and `bf16`, which always may. Where one has "+ef", all
-  /// go with feedback, so that nothing is lost between them: in a GradientReducer only, which keeps
-  /// their residuals.
+  /// go with feedback, `none+ef` and `bf16+ef` too, so that nothing is lost between them: in a
+  /// GradientReducer only, which keeps their residuals.
   std::vector<std::string> codecs = {"int8"};
   /// The link's figures, where they are known; else they are measured.
   std::optional<LinkFigures> link = {};
-  Learning learning = Learning::kOn;
   unsigned threads = 1;  ///< that each rank lends to its codecs
   /// Where the gradients will lie: there codecs are measured.
   Memory memory = Memory::kHost;

@@ -59,6 +59,10 @@ enum class ProgressBy : std::uint8_t { kThread, kCaller };
 /// gradient.
 enum class MeasureError : std::uint8_t { kOff, kOn };
 
+/// Whether "auto" tries other codecs than the predicted one while training goes on. Without, the
+/// same run goes the same way again. Reducers that learn become ready in one order on all ranks.
+enum class Learning : std::uint8_t { kOff, kOn };
+
 /// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
 struct ReducerOptions {
   /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but
@@ -68,6 +72,7 @@ struct ReducerOptions {
   std::string codec = "bf16";  ///< a spec, or "auto"
   AutoOptions automatic = {};  ///< of the Tuner that the reducer makes where "auto" is asked for
   Tuner* tuner = nullptr;      ///< used instead of one of its own; must outlive the last `add`
+  Learning learning = Learning::kOn;
   Reduction reduction = Reduction::kMean;
   Algorithm algorithm = Algorithm::kAuto;  ///< of what is all-reduced
   /// As in CollectiveOptions: the host of each rank (empty: Transport::hosts()), and the codec
@@ -220,7 +225,7 @@ class GradientReducer {
   ReducerStatistics statistics() const;
   std::vector<ReducerStatistics> parameter_statistics() const;
   void reset_statistics();
-  /// Whether "auto" tries nothing, for now.
+  /// Whether "auto" tries nothing, for now. Before the first step nothing is settled.
   bool settled() const;
   /// What was decided and why, a line a parameter, and what "auto" tried.
   std::string explain() const;

@@ -51,9 +51,9 @@ void bind_automatic(nb::class_<ReducerOptions>& options) {
           })
       .def_prop_rw(
           "auto_learning",
-          [](const ReducerOptions& o) { return o.automatic.learning == Learning::kOn; },
+          [](const ReducerOptions& o) { return o.learning == Learning::kOn; },
           [](ReducerOptions& o, bool on) {
-            o.automatic.learning = on ? Learning::kOn : Learning::kOff;
+            o.learning = on ? Learning::kOn : Learning::kOff;
           })
       .def_prop_rw(
           "memory", [](const ReducerOptions& o) { return text_of(o.automatic.memory); },

@@ -73,6 +73,11 @@ class Training {
     }
     return error / energy;
   }
+  /// What went in and came back there counts here.
+  void take_over(const Training& before) {
+    results_ = before.results_;
+    gradients_ = before.gradients_;
+  }
   void forget_last() {
     add(values_, results_, -1.0);
     for (int rank = 0; rank < ranks_; ++rank) add(gradient(last_, rank), gradients_, -1.0 / ranks_);
@@ -145,7 +150,7 @@ TEST(Learning, WhatIsHiddenNeedNotLoseAnything) {
 
 TEST(Learning, GoesAsPredictedWhereItIsOff) {
   ReducerOptions options = automatic(kInfinite);
-  options.automatic.learning = Learning::kOff;
+  options.learning = Learning::kOff;
   const Learned predicted = learn(2, "100Mbit,100us", options);
   EXPECT_EQ(predicted.codecs[0], "none");
   EXPECT_EQ(predicted.explanations[0].find("settled"), std::string::npos);
@@ -195,7 +200,8 @@ TEST(Learning, OfShardsInTheOrderOfReady) {
   });
 }
 
-// At any moment, while it tries too: what is owed fits whatever the next run begins with.
+// At any moment, while it tries too: what is owed fits whatever the next run would begin with, and
+// that begins with what this one had chosen, and tries.
 TEST(Learning, ACheckpointGoesOnWhereItWas) {
   for (const int saved_after : {0, 1, 9, 17, 80}) {
     SCOPED_TRACE(saved_after);
@@ -203,19 +209,52 @@ TEST(Learning, ACheckpointGoesOnWhereItWas) {
       Training first(transport, automatic(kInfinite, {"int4+ef"}));
       first.steps(saved_after);
       const auto state = first.reducer.save_state();
-      Training second(transport, automatic(kSlow, {"int4+ef"}));
+      Training second(transport, automatic(kInfinite, {"int4+ef"}));
       second.reducer.load_state(state);
-      EXPECT_TRUE(second.reducer.settled());
+      EXPECT_EQ(second.codec(), saved_after > 15 ? "int4+ef" : "none+ef");
+      EXPECT_FALSE(second.reducer.settled());
       first.empty_step();
       second.empty_step();
       if (saved_after == 80) EXPECT_EQ(first.values(), second.values());
-      if (saved_after == 80) EXPECT_EQ(second.codec(), "int4+ef");
       const auto portable = first.reducer.save_portable_state();
-      Training third(transport, automatic(kInfinite, {"int4+ef"}));
+      Training third(transport, automatic(kSlow, {"int4+ef"}));
       third.reducer.load_state(portable);
       third.empty_step();
     });
   }
+}
+
+// Where one run's model goes two-shot, of which owners owe something, and the other's does not.
+TEST(Learning, NothingIsLostBetweenRunsThatGoOtherWays) {
+  const LinkFigures flat{.seconds_per_byte = 1e-6}, latent{.latency = 1};
+  for (const bool back : {false, true}) {
+    run_on_clock(3, parse_link("100Mbit,100us"), [&](Transport& transport) {
+      ReducerOptions from = automatic(back ? latent : flat, {"int4+ef"});
+      ReducerOptions to = automatic(back ? flat : latent, {"int4+ef"});
+      from.learning = to.learning = Learning::kOff;
+      Training first(transport, from), second(transport, to);
+      first.steps(5);
+      second.reducer.load_state(first.reducer.save_state());
+      second.take_over(first);
+      EXPECT_LT(second.lost(), 1e-6) << second.reducer.explain();
+    });
+  }
+}
+
+// The other has nothing ready in some steps, which it ends all the same.
+TEST(Learning, ARankThatHasNothingReadyKeepsStep) {
+  ReducerOptions options = automatic(kInfinite);
+  options.missing = MissingGradient::kInactive;
+  run_on_clock(2, parse_link("100Mbit,100us"), [&](Transport& transport) {
+    Values values(kCount, 1.0f);
+    GradientReducer reducer(transport, options);
+    reducer.add("a", values, 100, 200);
+    for (int step = 0; step < 60; ++step) {
+      if (transport.rank() == 0 || step % 3 != 2) reducer.ready("a");
+      reducer.wait();
+    }
+    EXPECT_TRUE(reducer.settled());
+  });
 }
 
 }  // namespace

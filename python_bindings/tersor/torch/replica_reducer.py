@@ -96,9 +96,10 @@ class ReplicaReducer(ShardedReducer):
         }
         rules = [(_literal(name), choice.codec) for name, choice in self._choices.items()]
         told = [rule for rule in rules if rule[1] != "auto"]
-        if len(told) < len(rules):  # one rule, since "auto" tries a rule's parameters together
+        if len(told) < len(rules):
             told.append(("*", "auto"))
-        return {**options, "rules": told}
+        # Between replicas the prediction stays: the pass's time tells how shards should travel.
+        return {**options, "rules": told, "auto_learning": False}
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(one.shard_count, dtype=self.kind.dtype, device=self.kind.device)
