@@ -17,7 +17,8 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
 
 std::string group_name(const Slot& slot, const std::string& reason) {
   const bool scatters = slot.collective == Collective::kReduceScatter;
-  return reason + ", " + std::string(dtype_name(slot.dtype)) + (scatters ? " shards" : "");
+  const std::string rule = reason.substr(0, reason.rfind(", auto"));
+  return rule + ", " + std::string(dtype_name(slot.dtype)) + (scatters ? " shards" : "");
 }
 
 /// Of the first parameter of a group.
