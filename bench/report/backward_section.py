@@ -12,6 +12,7 @@ from page import Picture, Section, Table
 from palette import Palette, Theme, in_order
 from records import DTYPE_BYTES, BackwardRecord
 
+PARALLEL = {"ddp": "DDP", "fsdp": "FSDP2"}
 REFERENCES = ("none", "torch:fp16")
 CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
 
@@ -19,6 +20,7 @@ CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
 class Setting(typing.NamedTuple):
     """What must agree for two times to be compared."""
 
+    parallel: str
     transport: str
     link: str
     ranks: int
@@ -28,7 +30,8 @@ class Setting(typing.NamedTuple):
     def __str__(self) -> str:
         size = units.short_bytes(self.gradient_bytes)
         rows = f"{self.rows} row{'' if self.rows == 1 else 's'} of input"
-        return f"{size} of gradients, {rows}, {self.ranks} ranks, {self.transport}, {self.link}"
+        ranks = f"{self.ranks} ranks, {self.transport}, {self.link}"
+        return f"{PARALLEL.get(self.parallel, self.parallel)}, {size} of gradients, {rows}, {ranks}"
 
 
 Group = dict[str, BackwardRecord]  # by hook, in the palette's order
@@ -47,7 +50,8 @@ def sections(found: list[BackwardRecord], palette: Palette) -> list[Section]:
 
 
 def _setting(r: BackwardRecord) -> Setting:
-    return Setting(r.transport, r.link, r.ranks, r.count * DTYPE_BYTES.get(r.dtype, 4), r.rows)
+    gradient_bytes = r.count * DTYPE_BYTES.get(r.dtype, 4)
+    return Setting(r.parallel, r.transport, r.link, r.ranks, gradient_bytes, r.rows)
 
 
 def _section(setting: Setting, group: Group, palette: Palette, suffix: str) -> Section:

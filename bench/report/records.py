@@ -27,9 +27,10 @@ train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 
            tell. `accuracy`: on the test set, 0 to 1. `hidden_seconds`: if absent, encode + wire +
            decode - exposed, at least 0. `model`: what was trained, where there are several;
            `learning_rate`: the highest, where it was chosen.
-backward   A bare backward pass under PyTorch's DistributedDataParallel; `codec` is a communication
-           hook. `rows`: of the input. `seconds`: of the slowest rank. `compute_seconds`: the same
-           without communication. `wire_bytes` were sent by one rank, `wire_bytes_are` "counted" or
+backward   A bare backward pass under PyTorch. `parallel`: "ddp" (DistributedDataParallel), as where
+           it is absent, or "fsdp" (FSDP2). `codec`: how gradients travel, by PyTorch or a codec.
+           `rows`: of the input. `seconds`: of the slowest rank. `compute_seconds`: the same without
+           communication. `wire_bytes` were sent by one rank, `wire_bytes_are` "counted" or
            "computed"; `interface_bytes`: of one rank, counted by the kernel, headers included.
 
 `machine`, `date` and `commit` are text that the report shows; every kind may have them.
@@ -155,6 +156,7 @@ class TrainRecord(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackwardRecord(Record):
+    parallel: str = "ddp"
     transport: str
     link: str
     ranks: int = _range(low=1)

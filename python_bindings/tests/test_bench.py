@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tersor.bench import data, hooks, table  # noqa: E402  torch comes first
+from tersor.bench import data, hooks, sharded_hooks, table  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
 from tersor.bench.models import ConvolutionalNet, Gpt, GptShape  # noqa: E402
@@ -167,6 +167,31 @@ def test_hooks_that_there_are(name: str) -> None:
 def test_hooks_that_there_are_not(name: str) -> None:
     with pytest.raises(BenchmarkError, match="torch:powersgd"):
         hooks.check(name)
+
+
+@pytest.mark.parametrize("name", ["none", "int8", "torch:bf16", "torch:fp16", "tersor:none"])
+def test_ways_that_fsdp_has(name: str) -> None:
+    sharded_hooks.check(name)
+
+
+@pytest.mark.parametrize("name", ["torch:powersgd", "torch:int8", "torch:"])
+def test_ways_that_fsdp_has_not(name: str) -> None:
+    with pytest.raises(BenchmarkError, match=f'no "{name}" with fsdp.*MixedPrecisionPolicy'):
+        sharded_hooks.check(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--hooks", "none", "torch:powersgd=2"], 'no "torch:powersgd=2" with fsdp'),
+        (["--bucket", "4"], "--bucket is DDP's"),
+    ],
+)
+def test_what_only_ddp_has_is_refused_before_anything_starts(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["backward", "--parallel", "fsdp", *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_records_say_where_they_come_from(tmp_path: pathlib.Path) -> None:

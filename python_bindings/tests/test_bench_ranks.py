@@ -86,7 +86,38 @@ def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
     # The loopback carries what the ranks say; the last messages may not have left when it is read.
     for record in (none, half, int8):
         assert 0.9 * record["wire_bytes"] < record["interface_bytes"]
+    assert {record["parallel"] for record in (none, half, int8)} == {"ddp"}
     assert len(load_for_report(path)) == 3
+
+
+def test_backward_of_sharded_layers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "backward.json"
+    options = ["--parallel", "fsdp", "--mib", 8, "--iterations", 3, "--json", path]
+    done = bench("backward", "--hooks", "none", "torch:bf16", "auto", "int8", *options)
+    assert "FSDP2: 8 MiB of gradients, 2 ranks" in done.stdout
+    records = json.loads(path.read_text())
+    assert {record["parallel"] for record in records} == {"fsdp"}
+    none, half, auto, int8 = records
+    assert none["count"] == 2 * 2**20  # of all shards
+    assert none["wire_bytes"] == 8 * 2**20  # gloo's reduce-scatter is an allreduce
+    assert half["wire_bytes"] == 4 * 2**20
+    assert 2**20 < int8["wire_bytes"] < 1.1 * 2**20
+    assert none["relative_error"] < 1e-6 < half["relative_error"] < int8["relative_error"] < 0.02
+    assert auto["relative_error"] < 0.02
+    # Weights are gathered in the forward pass and in the backward pass.
+    for record in records:
+        assert 0.9 * (record["wire_bytes"] + 2 * 4 * 2**20) < record["interface_bytes"]
+        assert 0 < record["seconds"] < record["step_seconds"]
+    assert len(load_for_report(path)) == len(records)
+
+
+def test_three_ranks_whose_shards_are_uneven(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "backward.json"
+    options = ["--parallel", "fsdp", "--ranks", 3, "--mib", 4, "--iterations", 1, "--json", path]
+    bench("backward", "--hooks", "none", "int4+ef", *options)
+    none, int4 = json.loads(path.read_text())
+    assert none["relative_error"] < 1e-6
+    assert 0.01 < int4["relative_error"] < 0.3
 
 
 def test_a_rank_that_fails_ends_all(tmp_path: pathlib.Path) -> None:

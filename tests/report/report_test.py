@@ -385,9 +385,18 @@ class Text(Folder):
     def test_backward_passes_beside_both_references(self) -> None:
         times = {"none": 0.6, "torch:fp16": 0.32, "int8": 0.16}
         text = self.text([backward_record(hook, seconds) for hook, seconds in times.items()])
-        self.assertIn("Backward pass: 64 MiB of gradients, 2 rows of input, 2 ranks", text)
+        self.assertIn("Backward pass: DDP, 64 MiB of gradients, 2 rows of input, 2 ranks", text)
         self.assertEqual(self.row(text, "int8")[2:4], ["3.75×", "2.00×"])
         self.assertIn("int8 is the fastest: 3.75× the speed of none.", text)
+
+    def test_sharded_backward_passes_stand_apart(self) -> None:
+        sharded = {"none": 1.0, "int8": 0.5}
+        found = [backward_record(hook, 3.0, parallel="ddp") for hook in sharded]
+        found += [backward_record(hook, seconds, parallel="fsdp") for hook, seconds in sharded.items()]
+        text = self.text(found)
+        self.assertIn("Backward pass: FSDP2, 64 MiB of gradients", text)
+        self.assertIn("No hook is clearly faster than none here.", text)
+        self.assertIn("int8 is the fastest: 2.00× the speed of none.", text)
 
     def test_no_hook_wins_by_noise(self) -> None:
         text = self.text([backward_record("none", 0.6), backward_record("auto", 0.59)])

@@ -1,16 +1,19 @@
 """The backward pass of a chain of linear layers, once for each hook, in turns.
 
 With few rows of input the layers' arithmetic is next to nothing beside their gradients: what is
-left is the reduction, overlapped as `DistributedDataParallel` overlaps it.
+left is the reduction, overlapped as `DistributedDataParallel` overlaps it, or FSDP2, which gathers
+the weights too.
 """
 
 import dataclasses
 import statistics
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from tersor.bench import hooks
+from tersor.bench import hooks, sharded_hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.timing import mark_of
 from tersor.bench.world import NetworkInterface, World
@@ -22,6 +25,9 @@ LEARNING_STEPS = 200  # at most, of "auto"
 WORST_ERROR = 1.0  # zeros would be as near
 
 
+Parallel = Literal["ddp", "fsdp"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """So many MiB of gradients, so many rows of input, buckets of so many MiB (None: DDP's)."""
@@ -29,11 +35,24 @@ class Shape:
     gradient_mib: int
     rows: int
     bucket_mib: float | None
+    parallel: Parallel = "ddp"
 
     @property
     def layers(self) -> int:
         """4 MiB each."""
         return max(1, self.gradient_mib * 2**20 // LAYER_BYTES)
+
+    def chain(self, device: torch.device) -> nn.Sequential:
+        """The layers, the same each time."""
+        torch.manual_seed(0)
+        layers = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(self.layers))
+        return nn.Sequential(*layers).to(device)
+
+    def attach(self, name: str, device: torch.device) -> hooks.Hook:
+        """The layers, spread over the ranks, with this hook."""
+        if self.parallel == "fsdp":
+            return sharded_hooks.attach(self.chain(device), name)
+        return hooks.attach(self.chain(device), name, self.bucket_mib)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,44 +78,25 @@ class Sample:
     interface_bytes: float
 
 
-class Case:
-    """A model with a hook, whose gradients were checked."""
+class Pass:
+    """A forward and a backward pass of a model, of the same data each time."""
 
-    def __init__(self, name: str, shape: Shape, world: World) -> None:
-        torch.manual_seed(0)
-        chain = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(shape.layers)))
-        self.name, self._world = name, world
+    def __init__(self, model: nn.Module, rows: int, world: World) -> None:
+        self._model, self._world = model, world
         self._mark = mark_of(world.device)
         self._interface = NetworkInterface()
-        self._hook = hooks.attach(chain.to(world.device), name, shape.bucket_mib)
         draw = torch.Generator().manual_seed(1 + world.rank)
         self._inputs, self._weights = (
-            torch.randn(shape.rows, WIDTH, generator=draw).to(world.device) for _ in range(2)
+            torch.randn(rows, WIDTH, generator=draw).to(world.device) for _ in range(2)
         )
-        self._samples: list[Sample] = []
-        self.relative_error = self._warm_up()
 
-    def _warm_up(self) -> float:
-        for _ in range(self._hook.plain_steps):
-            self._step()
-        error = self._check()
-        steps = self._hook.plain_steps + 1
-        for _ in range(WARMUP_STEPS):
-            self._step()
-            steps += 1
-        while not self._hook.settled and steps < LEARNING_STEPS:
-            self._step()
-            steps += 1
-        self._hook.traffic(steps)
-        return error
-
-    def _step(self) -> Sample:
-        model = self._hook.model
-        model.zero_grad()
+    def run(self) -> Sample:
+        """Once, of all ranks together."""
+        self._model.zero_grad()
         self._world.meet()
         sent = self._interface.sent_bytes()
         start = self._mark()
-        loss = self._loss()
+        loss: Tensor = (self._model(self._inputs) * self._weights).sum()
         forward_end = self._mark()
         loss.backward()  # type: ignore[no-untyped-call]
         end = self._mark()
@@ -107,15 +107,43 @@ class Case:
             (self._interface.sent_bytes() - sent) / self._world.ranks_here,
         )
 
-    def _loss(self) -> Tensor:
-        outputs: Tensor = self._hook.model(self._inputs)
-        return (outputs * self._weights).sum()
+    def gradients(self) -> Tensor:
+        """Of the last run; shards are gathered."""
+        gradients = [values.grad for values in self._model.parameters()]
+        return torch.cat([_whole(values).flatten() for values in gradients if values is not None])
 
-    def _check(self) -> float:
-        """The error of one step; raises BenchmarkError where it is wrong, or ranks differ."""
-        exact = self._exact_mean()
-        self._step()
-        reduced = self._gradients()
+
+def _whole(values: Tensor) -> Tensor:
+    return values.full_tensor() if isinstance(values, DTensor) else values
+
+
+class Case:
+    """A model with a hook, whose gradients were checked."""
+
+    def __init__(self, name: str, shape: Shape, exact: Tensor, world: World) -> None:
+        self.name, self._world = name, world
+        self._hook = shape.attach(name, world.device)
+        self._pass = Pass(self._hook.model, shape.rows, world)
+        self._samples: list[Sample] = []
+        self.relative_error = self._warm_up(exact)
+
+    def _warm_up(self, exact: Tensor) -> float:
+        steps = self._hook.plain_steps + 1
+        for _ in range(steps):
+            self._pass.run()
+        error = self._check(exact)
+        for _ in range(WARMUP_STEPS):
+            self._pass.run()
+            steps += 1
+        while not self._hook.settled and steps < LEARNING_STEPS:
+            self._pass.run()
+            steps += 1
+        self._hook.traffic(steps)
+        return error
+
+    def _check(self, exact: Tensor) -> float:
+        """The error of the last step; raises BenchmarkError where it is wrong, or ranks differ."""
+        reduced = self._pass.gradients()
         error = float((reduced - exact).norm() / exact.norm())
         if not error < WORST_ERROR:
             raise BenchmarkError(f"{self.name}: the relative error of the gradients is {error:.3g}")
@@ -123,28 +151,12 @@ class Case:
             raise BenchmarkError(f"{self.name}: ranks hold different gradients")
         return error
 
-    def _exact_mean(self) -> Tensor:
-        model = self._hook.model
-        model.zero_grad()
-        with model.no_sync():
-            self._loss().backward()  # type: ignore[no-untyped-call]
-        return self._world.mean_of(self._gradients().double())
-
-    def _gradients(self) -> Tensor:
-        gradients = [values.grad for values in self._hook.model.parameters()]
-        return torch.cat([values.flatten() for values in gradients if values is not None])
-
     def run(self) -> None:
         """One iteration, after which the slowest rank is known."""
-        own = self._step()
+        own = self._pass.run()
         slowest = self._world.slowest([own.seconds, own.step_seconds])
         interface_bytes = self._world.mean([own.interface_bytes])[0]
         self._samples.append(Sample(slowest[0], slowest[1], interface_bytes))
-
-    def compute_seconds(self) -> float:
-        """Of a backward pass without any communication, on the slowest rank."""
-        with self._hook.model.no_sync():
-            return self._world.slowest([self._step().seconds])[0]
 
     def result(self) -> Result:
         """Of all iterations."""
@@ -165,6 +177,13 @@ class Case:
         self._hook.close()
 
 
+def _cases(names: list[str], shape: Shape, alone: Pass, world: World) -> list[Case]:
+    """A model for each hook, held against what each rank computes alone."""
+    alone.run()
+    exact = world.mean_of(alone.gradients().double())
+    return [Case(name, shape, exact, world) for name in names]
+
+
 def measure(
     names: list[str], shape: Shape, iterations: int, world: World
 ) -> tuple[float, list[Result]]:
@@ -172,13 +191,14 @@ def measure(
 
     Returns the seconds of a backward pass without communication, and the results in order.
     """
-    cases = [Case(name, shape, world) for name in names]
+    alone = Pass(shape.chain(world.device), shape.rows, world)
+    cases = _cases(names, shape, alone, world)
     for iteration in range(iterations):
         first = iteration % len(cases)
         for case in cases[first:] + cases[:first]:
             case.run()
     results = [case.result() for case in cases]
-    compute_seconds = min(cases[0].compute_seconds() for _ in range(3))
+    compute_seconds = min(world.slowest([alone.run().seconds])[0] for _ in range(3))
     for case in cases:
         case.close()
     return compute_seconds, results

@@ -1,21 +1,23 @@
 """``backward``: a bare backward pass of so many MiB of gradients, all hooks in turns.
 
 The median over iterations of the slowest rank, once DDP has made its buckets. More rows of input
-make the arithmetic longer, for hooks to hide behind.
+make the arithmetic longer, for hooks to hide behind. With --parallel fsdp each layer is sharded by
+FSDP2, whose steps gather the weights too.
 """
 
 import argparse
-import functools
 import typing
 
 import torch
 
-from tersor.bench import launch, options, table
+from tersor.bench import launch, options, sharded_hooks, table
 from tersor.bench.backward import Result, Shape, measure
+from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.world import World
 
 DEFAULT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
+PARALLEL = {"ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
 
 
 def add_to(commands: typing.Any) -> None:
@@ -23,18 +25,38 @@ def add_to(commands: typing.Any) -> None:
     parser = commands.add_parser("backward", help=__doc__.splitlines()[0], description=__doc__)
     options.add_hooks(parser, DEFAULT_HOOKS)
     options.add_world(parser)
+    parser.add_argument(
+        "--parallel",
+        choices=list(PARALLEL),
+        default="ddp",
+        help="what wraps the layers: DistributedDataParallel, or fully_shard each (ddp)",
+    )
     parser.add_argument("--mib", type=options.positive, default=64, help="of gradients (64)")
     parser.add_argument("--rows", type=options.positive, default=2, help="of input (2)")
     parser.add_argument("--bucket", type=float, metavar="MIB", help="of a bucket; default: DDP's")
     parser.add_argument("--iterations", type=options.positive, default=9, help="of each hook (9)")
     options.add_link(parser)
     options.add_json(parser)
-    parser.set_defaults(run=functools.partial(launch.run_on_ranks, _measure_and_tell))
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    if chosen.parallel == "fsdp":
+        _check_sharded(chosen)
+    return launch.run_on_ranks(_measure_and_tell, chosen)
+
+
+def _check_sharded(chosen: argparse.Namespace) -> None:
+    """Raises BenchmarkError for what only DDP has."""
+    for name in chosen.hooks:
+        sharded_hooks.check(name)
+    if chosen.bucket is not None:
+        raise BenchmarkError("--bucket is DDP's; with fsdp the gradients of a layer go together")
 
 
 def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
     records = RecordFile(chosen.json if world.leads else None)
-    shape = Shape(chosen.mib, chosen.rows, chosen.bucket)
+    shape = Shape(chosen.mib, chosen.rows, chosen.bucket, chosen.parallel)
     compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
     if not world.leads:
         return
@@ -42,8 +64,9 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
         setting = _setting(chosen, world, shape)
         records.add(setting | _fields(result) | {"compute_seconds": compute_seconds})
     print(
-        f"{shape.layers * 4} MiB of gradients, {world.ranks} ranks over {world.backend}, link "
-        f"{chosen.link}; backward without communication {table.seconds(compute_seconds)}\n"
+        f"{PARALLEL[shape.parallel]}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
+        f"over {world.backend}, link {chosen.link}; backward without communication "
+        f"{table.seconds(compute_seconds)}\n"
     )
     _print_results(results)
 
@@ -51,6 +74,7 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
 def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
     return {
         "benchmark": "backward",
+        "parallel": shape.parallel,
         "transport": world.backend,
         "ranks": world.ranks,
         "link": chosen.link,

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.world import World
+from tersor.torch.reporting import Reporting
 
 OURS = "tersor:"
 THEIRS = "torch:"
@@ -56,7 +57,7 @@ class Hook(abc.ABC):
     bytes_are: str  # how sent_bytes is known: "counted" or "computed"
     plain_steps = 0  # at the beginning, before it compresses
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     @abc.abstractmethod
@@ -73,13 +74,13 @@ class Hook(abc.ABC):
 
 
 class PyTorchHook(Hook):
-    """DDP itself or a cast before it: rings, of which a rank sends 2 (ranks - 1) / ranks."""
+    """DDP or FSDP2 itself, or a cast before it: a rank sends as many bytes in each step."""
 
     bytes_are = "computed"
 
-    def __init__(self, model: DistributedDataParallel, value_bytes: int) -> None:
+    def __init__(self, model: nn.Module, step_bytes: float) -> None:
         super().__init__(model)
-        self._step_bytes = ring_bytes(parameter_count(model) * value_bytes, dist.get_world_size())
+        self._step_bytes = step_bytes
 
     def traffic(self, steps: int) -> Traffic:
         return Traffic(steps * self._step_bytes)
@@ -110,21 +111,29 @@ class PowerSgdHook(Hook):
         return Traffic(ring_bytes(4 * count, dist.get_world_size()))
 
 
-class TersorHook(Hook):
+class CountedHook(Hook):
     """Ours: bytes and times are those that the reducer counted."""
 
     bytes_are = "counted"
 
-    def __init__(self, model: DistributedDataParallel, codec: str) -> None:
+    def __init__(self, model: nn.Module, counts: Reporting) -> None:
         super().__init__(model)
-        self._handle = tersor.torch.compress(model, codec=codec)
+        self._counts = counts
         self._told = Traffic(0.0, 0.0, 0.0, 0.0)
 
     def traffic(self, steps: int) -> Traffic:
-        total = self._handle.totals()
+        total = self._counts.totals()
         now = (total["sent_bytes"], *(total[name] for name in PARTS))
         told, self._told = dataclasses.astuple(self._told), Traffic(*now)
         return Traffic(*(value - before for value, before in zip(now, told, strict=True)))
+
+
+class TersorHook(CountedHook):
+    """Ours, in DDP."""
+
+    def __init__(self, model: DistributedDataParallel, codec: str) -> None:
+        self._handle = tersor.torch.compress(model, codec=codec)
+        super().__init__(model, self._handle)
 
     @property
     def settled(self) -> bool:
@@ -161,12 +170,17 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
         return PowerSgdHook(_distributed(module, ONE_BUCKET_MIB), rank)
     model = _distributed(module, bucket_mib)
     if name == "none":
-        return PyTorchHook(model, value_bytes=4)
+        return _ring(model, value_bytes=4)
     if name in CASTS:
         function, value_bytes = CASTS[name]
         model.register_comm_hook(None, function)
-        return PyTorchHook(model, value_bytes)
+        return _ring(model, value_bytes)
     return TersorHook(model, name.removeprefix(OURS))
+
+
+def _ring(model: DistributedDataParallel, value_bytes: int) -> PyTorchHook:
+    reduced_bytes = parameter_count(model) * value_bytes
+    return PyTorchHook(model, ring_bytes(reduced_bytes, dist.get_world_size()))
 
 
 def _distributed(module: nn.Module, bucket_mib: float | None) -> DistributedDataParallel:

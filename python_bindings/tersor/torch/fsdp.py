@@ -133,6 +133,10 @@ class ShardedHandle(Reporting):
         chosen = [text for one in self._reducers if (text := one.explain_choice())]
         return "\n".join([*lines, *self._notes, *chosen])
 
+    def settled(self) -> bool:
+        """Whether ``"auto"`` tries nothing, for now."""
+        return all(one.settled() for one in self._reducers)
+
     def scale_residuals(self, factor: float) -> None:
         """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
         for reducer in self._reducers:

@@ -181,6 +181,10 @@ class ShardedReducer:
         """Values that were finite and left the range of the wire's type."""
         return self._core.statistics().overflows
 
+    def settled(self) -> bool:
+        """Whether ``"auto"`` tries nothing, for now."""
+        return self._core.settled()
+
     def explain_choice(self) -> str:
         """What ``"auto"`` measured, predicted and tried; empty where it was not asked."""
         lines = self._core.explain().splitlines(keepends=True)

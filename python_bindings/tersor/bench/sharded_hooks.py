@@ -1,0 +1,78 @@
+"""Ways for gradients to travel in FSDP2: PyTorch's own, and ours.
+
+``none`` is FSDP2 as it is; ``torch:bf16`` and ``torch:fp16`` are its ``MixedPrecisionPolicy`` with
+that ``reduce_dtype``; any other word is a codec of ours, also ``tersor:none``.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from tersor.bench.errors import BenchmarkError
+from tersor.bench.hooks import (
+    OURS,
+    THEIRS,
+    CountedHook,
+    Hook,
+    PyTorchHook,
+    parameter_count,
+    ring_bytes,
+)
+from tersor.torch import fsdp
+
+REDUCE_DTYPES = {
+    "none": torch.float32,
+    THEIRS + "bf16": torch.bfloat16,
+    THEIRS + "fp16": torch.float16,
+}
+SUMMARY = (
+    "none (FSDP2 itself), torch:bf16 and torch:fp16 (its MixedPrecisionPolicy(reduce_dtype=…)), "
+    "or a codec of ours"
+)
+
+
+class ShardedTersorHook(CountedHook):
+    """Ours, in FSDP2."""
+
+    def __init__(self, model: nn.Module, codec: str) -> None:
+        self._handle = fsdp.compress(model, codec=codec)
+        super().__init__(model, self._handle)
+
+    @property
+    def settled(self) -> bool:
+        return self._handle.settled()
+
+    def close(self) -> None:
+        self._handle.remove()
+
+
+def check(name: str) -> None:
+    """Raises BenchmarkError where FSDP2 has no such way. Codecs are checked when they are used."""
+    if name.startswith(THEIRS) and name not in REDUCE_DTYPES:
+        raise BenchmarkError(f'no "{name}" with fsdp; there are: {SUMMARY}')
+
+
+def attach(chain: nn.Sequential, name: str) -> Hook:
+    """Shards each layer by itself, then the chain, whose gradients travel in this way."""
+    check(name)
+    dtype = REDUCE_DTYPES.get(name)
+    _shard(chain, MixedPrecisionPolicy(reduce_dtype=dtype))
+    if dtype is None:
+        return ShardedTersorHook(chain, name.removeprefix(OURS))
+    reduced_bytes = parameter_count(chain) * dtype.itemsize
+    return PyTorchHook(chain, scattered_bytes(reduced_bytes, dist.get_world_size()))
+
+
+def scattered_bytes(reduced_bytes: float, ranks: int) -> float:
+    """What each rank sends in a reduce-scatter: gloo's is an allreduce of which it keeps a part."""
+    whole = ring_bytes(reduced_bytes, ranks)
+    return whole if dist.get_backend() == "gloo" else whole / 2
+
+
+def _shard(chain: nn.Sequential, policy: MixedPrecisionPolicy) -> None:
+    device = next(chain.parameters()).device
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for module in (*chain, chain):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
