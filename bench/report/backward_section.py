@@ -21,6 +21,7 @@ class Setting(typing.NamedTuple):
     """What must agree for two times to be compared."""
 
     parallel: str
+    weights: str
     transport: str
     link: str
     ranks: int
@@ -31,7 +32,9 @@ class Setting(typing.NamedTuple):
         size = units.short_bytes(self.gradient_bytes)
         rows = f"{self.rows} row{'' if self.rows == 1 else 's'} of input"
         ranks = f"{self.ranks} ranks, {self.transport}, {self.link}"
-        return f"{PARALLEL.get(self.parallel, self.parallel)}, {size} of gradients, {rows}, {ranks}"
+        parallel = PARALLEL.get(self.parallel, self.parallel)
+        weights = f", weights by {self.weights}" if self.weights else ""
+        return f"{parallel}{weights}, {size} of gradients, {rows}, {ranks}"
 
 
 Group = dict[str, BackwardRecord]  # by hook, in the palette's order
@@ -51,7 +54,8 @@ def sections(found: list[BackwardRecord], palette: Palette) -> list[Section]:
 
 def _setting(r: BackwardRecord) -> Setting:
     gradient_bytes = r.count * DTYPE_BYTES.get(r.dtype, 4)
-    return Setting(r.parallel, r.transport, r.link, r.ranks, gradient_bytes, r.rows)
+    wrapped = (r.parallel, r.weights or "")
+    return Setting(*wrapped, r.transport, r.link, r.ranks, gradient_bytes, r.rows)
 
 
 def _section(setting: Setting, group: Group, palette: Palette, suffix: str) -> Section:

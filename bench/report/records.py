@@ -28,7 +28,8 @@ train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 
            decode - exposed, at least 0. `model`: what was trained, where there are several;
            `learning_rate`: the highest, where it was chosen.
 backward   A bare backward pass under PyTorch. `parallel`: "ddp" (DistributedDataParallel), as where
-           it is absent, or "fsdp" (FSDP2). `codec`: how gradients travel, by PyTorch or a codec.
+           it is absent, or "fsdp" (FSDP2). `weights`: the codec of FSDP2's all-gathers, where
+           gradients have one too; else null. `codec`: how gradients travel, by PyTorch or a codec.
            `rows`: of the input. `seconds`: of the slowest rank. `compute_seconds`: the same without
            communication. `wire_bytes` were sent by one rank, `wire_bytes_are` "counted" or
            "computed"; `interface_bytes`: of one rank, counted by the kernel, headers included.
@@ -157,6 +158,7 @@ class TrainRecord(Record):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackwardRecord(Record):
     parallel: str = "ddp"
+    weights: str | None = None
     transport: str
     link: str
     ranks: int = _range(low=1)

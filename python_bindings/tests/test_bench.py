@@ -169,6 +169,20 @@ def test_hooks_that_there_are_not(name: str) -> None:
         hooks.check(name)
 
 
+def test_ddp_gathers_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backward", "--weights", "int8"]) == 2
+    assert "--parallel fsdp only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("codec", ["nonsense", "int8+ef", "auto"])
+def test_weights_by_a_wrong_codec(codec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["backward", "--parallel", "fsdp", "--weights", codec])
+    message = capsys.readouterr().err
+    assert "--weights" in message
+    assert codec in message
+
+
 @pytest.mark.parametrize("name", ["none", "int8", "torch:bf16", "torch:fp16", "tersor:none"])
 def test_ways_that_fsdp_has(name: str) -> None:
     sharded_hooks.check(name)

@@ -256,6 +256,22 @@ def test_auto_chooses_alike_on_all_ranks() -> None:
     assert choices[0] == choices[1]
 
 
+def settles(rank: int, count: int) -> str:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, codec="auto", auto_codecs=["int8"])
+    train(model, rank, range(1))
+    assert not handle.settled()
+    for step in range(1, 200):
+        train(model, rank, range(step, step + 1))
+        if handle.settled():
+            break
+    return handle.explain()
+
+
+def test_handles_say_when_auto_has_settled() -> None:
+    assert all("settled after" in text for text in ranks.run(settles, 2))
+
+
 def uses_one_in_turn(rank: int, count: int) -> None:
     """Modules that take no part in a step keep their residuals, and hold nobody up."""
     models = []

@@ -393,8 +393,10 @@ class Text(Folder):
         sharded = {"none": 1.0, "int8": 0.5}
         found = [backward_record(hook, 3.0, parallel="ddp") for hook in sharded]
         found += [backward_record(hook, seconds, parallel="fsdp") for hook, seconds in sharded.items()]
+        found += [backward_record("int8", 0.2, parallel="fsdp", weights="int8")]
         text = self.text(found)
         self.assertIn("Backward pass: FSDP2, 64 MiB of gradients", text)
+        self.assertIn("Backward pass: FSDP2, weights by int8, 64 MiB of gradients", text)
         self.assertIn("No hook is clearly faster than none here.", text)
         self.assertIn("int8 is the fastest: 2.00× the speed of none.", text)
 

@@ -36,6 +36,7 @@ class Shape:
     rows: int
     bucket_mib: float | None
     parallel: Parallel = "ddp"
+    weights: str | None = None  # a codec for FSDP2's all-gathers, beside our codecs
 
     @property
     def layers(self) -> int:
@@ -51,7 +52,7 @@ class Shape:
     def attach(self, name: str, device: torch.device) -> hooks.Hook:
         """The layers, spread over the ranks, with this hook."""
         if self.parallel == "fsdp":
-            return sharded_hooks.attach(self.chain(device), name)
+            return sharded_hooks.attach(self.chain(device), name, self.weights)
         return hooks.attach(self.chain(device), name, self.bucket_mib)
 
 

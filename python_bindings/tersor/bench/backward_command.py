@@ -31,6 +31,12 @@ def add_to(commands: typing.Any) -> None:
         default="ddp",
         help="what wraps the layers: DistributedDataParallel, or fully_shard each (ddp)",
     )
+    parser.add_argument(
+        "--weights",
+        type=options.stateless_codec,
+        metavar="CODEC",
+        help="with fsdp: for the all-gathers, beside our codecs; default: as they are",
+    )
     parser.add_argument("--mib", type=options.positive, default=64, help="of gradients (64)")
     parser.add_argument("--rows", type=options.positive, default=2, help="of input (2)")
     parser.add_argument("--bucket", type=float, metavar="MIB", help="of a bucket; default: DDP's")
@@ -43,6 +49,8 @@ def add_to(commands: typing.Any) -> None:
 def _run(chosen: argparse.Namespace) -> int:
     if chosen.parallel == "fsdp":
         _check_sharded(chosen)
+    elif chosen.weights is not None:
+        raise BenchmarkError("--weights are gathered with --parallel fsdp only")
     return launch.run_on_ranks(_measure_and_tell, chosen)
 
 
@@ -56,7 +64,7 @@ def _check_sharded(chosen: argparse.Namespace) -> None:
 
 def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
     records = RecordFile(chosen.json if world.leads else None)
-    shape = Shape(chosen.mib, chosen.rows, chosen.bucket, chosen.parallel)
+    shape = _shape(chosen)
     compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
     if not world.leads:
         return
@@ -64,17 +72,27 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
         setting = _setting(chosen, world, shape)
         records.add(setting | _fields(result) | {"compute_seconds": compute_seconds})
     print(
-        f"{PARALLEL[shape.parallel]}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
+        f"{_title(shape)}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
         f"over {world.backend}, link {chosen.link}; backward without communication "
         f"{table.seconds(compute_seconds)}\n"
     )
     _print_results(results)
 
 
+def _title(shape: Shape) -> str:
+    weights = "" if shape.weights is None else f", weights by {shape.weights} beside our codecs"
+    return PARALLEL[shape.parallel] + weights
+
+
+def _shape(chosen: argparse.Namespace) -> Shape:
+    return Shape(chosen.mib, chosen.rows, chosen.bucket, chosen.parallel, chosen.weights)
+
+
 def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
     return {
         "benchmark": "backward",
         "parallel": shape.parallel,
+        "weights": shape.weights,
         "transport": world.backend,
         "ranks": world.ranks,
         "link": chosen.link,

@@ -6,6 +6,7 @@ import pathlib
 
 import torch
 
+import tersor
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
 
@@ -32,6 +33,17 @@ def hook(text: str) -> str:
         hooks.check(text)
     except BenchmarkError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def stateless_codec(text: str) -> str:
+    """A codec that keeps nothing, for argparse."""
+    try:
+        codec = tersor.Codec(text)
+    except tersor.InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if codec.has_feedback:
+        raise argparse.ArgumentTypeError(f"{text}: give a codec without +ef")
     return text
 
 

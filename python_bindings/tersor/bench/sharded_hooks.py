@@ -36,8 +36,8 @@ SUMMARY = (
 class ShardedTersorHook(CountedHook):
     """Ours, in FSDP2."""
 
-    def __init__(self, model: nn.Module, codec: str) -> None:
-        self._handle = fsdp.compress(model, codec=codec)
+    def __init__(self, model: nn.Module, codec: str, weights: str | None) -> None:
+        self._handle = fsdp.compress(model, codec=codec, weights=weights)
         super().__init__(model, self._handle)
 
     @property
@@ -54,13 +54,16 @@ def check(name: str) -> None:
         raise BenchmarkError(f'no "{name}" with fsdp; there are: {SUMMARY}')
 
 
-def attach(chain: nn.Sequential, name: str) -> Hook:
-    """Shards each layer by itself, then the chain, whose gradients travel in this way."""
+def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
+    """Shards each layer by itself, then the chain, whose gradients travel in this way.
+
+    ``weights``: a codec for the all-gathers, where the gradients have one of ours.
+    """
     check(name)
     dtype = REDUCE_DTYPES.get(name)
     _shard(chain, MixedPrecisionPolicy(reduce_dtype=dtype))
     if dtype is None:
-        return ShardedTersorHook(chain, name.removeprefix(OURS))
+        return ShardedTersorHook(chain, name.removeprefix(OURS), weights)
     reduced_bytes = parameter_count(chain) * dtype.itemsize
     return PyTorchHook(chain, scattered_bytes(reduced_bytes, dist.get_world_size()))
 
