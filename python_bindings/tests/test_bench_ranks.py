@@ -113,14 +113,13 @@ def test_backward_of_sharded_layers(tmp_path: pathlib.Path) -> None:
 
 def test_backward_with_weights_that_travel_by_a_codec(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
-    options = ["--parallel", "fsdp", "--weights", "int8", "--mib", 8, "--iterations", 2]
-    done = bench("backward", "--hooks", "none", "int8", *options, "--json", path)
+    options = ["--parallel", "fsdp", "--weights", "int8", "--mib", 8, "--iterations", 1]
+    done = bench("backward", "--hooks", "none", "tersor:none", *options, "--json", path)
     assert "FSDP2, weights by int8 beside our codecs: 8 MiB" in done.stdout
-    none, int8 = json.loads(path.read_text())
-    assert (none["weights"], int8["weights"]) == ("int8", "int8")
-    assert none["relative_error"] < 1e-6 < int8["relative_error"] < 0.05
-    assert none["interface_bytes"] > 0.9 * 16 * 2**20
-    assert int8["interface_bytes"] < 1.2 * 3 * 2**20  # a quarter of half of 8 MiB, three times
+    none, ours = json.loads(path.read_text())
+    assert (none["weights"], ours["weights"]) == ("int8", "int8")
+    assert none["relative_error"] < 1e-6  # what PyTorch sends has its weights as they are
+    assert 1e-3 < ours["relative_error"] < 0.03  # of gradients that lost nothing on their way
 
 
 def test_three_ranks_whose_shards_are_uneven(tmp_path: pathlib.Path) -> None:
