@@ -263,6 +263,28 @@ TEST_P(ReducerOnDevice, HandlesAndStatistics) {
   });
 }
 
+// Buffers and messages are made anew between steps; what owners owed goes to senders.
+TEST_P(ReducerOnDevice, LearnsHowToGo) {
+  std::vector<Values> all(2);
+  GetParam().run(2, [&](Transport& transport, StreamView stream) {
+    const Place place{Memory::kDevice, stream};
+    ReducerOptions options = options_of(place);
+    options.rules = {{"*.bias", "bf16"}, {"*", "auto"}};
+    options.automatic = {.codecs = {"int4+ef"}, .link = LinkFigures{}, .memory = Memory::kDevice};
+    Model model(transport, place, options);
+    Values& values = all[static_cast<std::size_t>(transport.rank())];
+    for (int step = 0; step < 60 && !model.reducer().settled(); ++step) {
+      const Values results = model.step(step);
+      values.insert(values.end(), results.begin(), results.end());
+    }
+    EXPECT_TRUE(model.reducer().settled()) << model.reducer().explain();
+    for (const char* words : {"none+ef: ", "bf16+ef: ", "int4+ef: ", "settled after"})
+      EXPECT_NE(model.reducer().explain().find(words), std::string::npos)
+          << model.reducer().explain();
+  });
+  EXPECT_TRUE(same_bits(all[0], all[1]));
+}
+
 // Ranks that differ where no signature shows it: nobody sums, and the next step says why.
 TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {
