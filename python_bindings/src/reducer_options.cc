@@ -50,11 +50,8 @@ void bind_automatic(nb::class_<ReducerOptions>& options) {
             o.automatic.codecs = std::move(specs);
           })
       .def_prop_rw(
-          "auto_learning",
-          [](const ReducerOptions& o) { return o.learning == Learning::kOn; },
-          [](ReducerOptions& o, bool on) {
-            o.learning = on ? Learning::kOn : Learning::kOff;
-          })
+          "auto_learning", [](const ReducerOptions& o) { return o.learning == Learning::kOn; },
+          [](ReducerOptions& o, bool on) { o.learning = on ? Learning::kOn : Learning::kOff; })
       .def_prop_rw(
           "memory", [](const ReducerOptions& o) { return text_of(o.automatic.memory); },
           [](ReducerOptions& o, std::string_view memory) {
