@@ -159,7 +159,7 @@ void expect_refusal(mpi::MpiWire& wire) {
 
 void receive_refused_ones(int count) {
   mpi::MpiWire wire(MPI_COMM_WORLD);
-  wire.start({.take = [](const Wire::Arrival&) { ADD_FAILURE() << "was taken"; }, .changed = {}});
+  wire.start({.take = [](const Wire::Arrival&) { ADD_FAILURE() << "was taken"; }});
   for (int message = 0; message < count; ++message) {
     if (rank_count() > 1) expect_refusal(wire);
     MPI_Barrier(MPI_COMM_WORLD);
