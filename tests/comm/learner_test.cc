@@ -80,6 +80,17 @@ TEST(Learner, NeverKeepsWhatIsAPercentSlowerThanNoneOrBf16) {
   }
 }
 
+TEST(Learner, ALookIsOneStepToWarmUpAndThreeThatCount) {
+  Steps run({group({"none", "int8"})});
+  for (const std::string codec : {"none", "int8"})
+    for (int step = 0; step < 4; ++step) {
+      EXPECT_EQ(run.codec(), codec) << step;
+      EXPECT_EQ(run.learner().looks(), step > 0) << step;
+      run.step(codec == "none" ? 1.0 : 2.0);
+    }
+  EXPECT_TRUE(run.learner().settled());
+}
+
 TEST(Learner, OfThoseThatAreAsQuickTakesWhatLosesLeast) {
   Steps run({group({"none", "bf16", "int8"}, 2)});
   run.settle({{"none", 1.009}, {"bf16", 1.005}, {"int8", 1.0}});
