@@ -309,6 +309,30 @@ def test_a_handle_can_be_removed() -> None:
     ranks.run(is_removed, 2)
 
 
+def gathers_ahead(rank: int, count: int) -> None:
+    model = sharded_model(count)
+    default = torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultAllGather
+    plain, asked = default.__call__, []
+
+    def told(self: object, *tensors: Any, async_op: bool = False, **options: Any) -> Any:
+        asked.append(async_op)
+        return plain(self, *tensors, async_op=async_op, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "__call__", told)
+        handle = fsdp.compress(model, **NONE)
+        backward(model, rank, 0)
+        assert set(asked) == {True}
+        asked.clear()
+        handle.remove()
+        backward(model, rank, 0)
+        assert set(asked) == {False}
+
+
+def test_weights_come_ahead_of_their_use_until_the_handle_is_removed() -> None:
+    ranks.run(gathers_ahead, 2)
+
+
 def scales(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int4+ef")

@@ -10,7 +10,7 @@ import typing
 
 import torch
 
-from tersor.bench import launch, options, sharded_hooks, table
+from tersor.bench import hooks, launch, options, sharded_hooks, table
 from tersor.bench.backward import Result, Shape, measure
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
@@ -49,9 +49,17 @@ def add_to(commands: typing.Any) -> None:
 def _run(chosen: argparse.Namespace) -> int:
     if chosen.parallel == "fsdp":
         _check_sharded(chosen)
-    elif chosen.weights is not None:
-        raise BenchmarkError("--weights are gathered with --parallel fsdp only")
+    else:
+        _check_replicated(chosen)
     return launch.run_on_ranks(_measure_and_tell, chosen)
+
+
+def _check_replicated(chosen: argparse.Namespace) -> None:
+    """Raises BenchmarkError for what only FSDP2 has."""
+    for name in chosen.hooks:
+        hooks.check(name)
+    if chosen.weights is not None:
+        raise BenchmarkError("--weights are gathered with --parallel fsdp only")
 
 
 def _check_sharded(chosen: argparse.Namespace) -> None:

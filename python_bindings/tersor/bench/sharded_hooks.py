@@ -1,14 +1,17 @@
 """Ways for gradients to travel in FSDP2: PyTorch's own, and ours.
 
-``none`` is FSDP2 as it is; ``torch:bf16`` and ``torch:fp16`` are its ``MixedPrecisionPolicy`` with
+``none`` is FSDP2 as it is; ``torch:ahead`` waits for weights only when they are needed, as beside
+our codecs; ``torch:bf16`` and ``torch:fp16`` are its ``MixedPrecisionPolicy`` with
 that ``reduce_dtype``; any other word is a codec of ours, also ``tersor:none``.
 """
+
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.hooks import (
@@ -24,12 +27,13 @@ from tersor.torch import fsdp
 
 REDUCE_DTYPES = {
     "none": torch.float32,
+    THEIRS + "ahead": torch.float32,
     THEIRS + "bf16": torch.bfloat16,
     THEIRS + "fp16": torch.float16,
 }
 SUMMARY = (
-    "none (FSDP2 itself), torch:bf16 and torch:fp16 (its MixedPrecisionPolicy(reduce_dtype=…)), "
-    "or a codec of ours"
+    "none (FSDP2 itself), torch:ahead (its weights come ahead of their use, as beside our codecs), "
+    "torch:bf16 and torch:fp16 (its MixedPrecisionPolicy(reduce_dtype=…)), or a codec of ours"
 )
 
 
@@ -64,6 +68,8 @@ def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
     _shard(chain, MixedPrecisionPolicy(reduce_dtype=dtype))
     if dtype is None:
         return ShardedTersorHook(chain, name.removeprefix(OURS), weights)
+    if name == THEIRS + "ahead":
+        cast(FSDPModule, chain)._set_unshard_async_op(True)
     reduced_bytes = parameter_count(chain) * dtype.itemsize
     return PyTorchHook(chain, scattered_bytes(reduced_bytes, dist.get_world_size()))
 

@@ -241,8 +241,7 @@ def compress(
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     for name, reduce in reduces.items():
-        # Each by itself, as it does not go down; of PyTorch's class in all but name.
-        modules[name].set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
+        reduce.install(modules[name])  # each by itself, as it does not go down
     for name, gather in gathers.items():
         modules[name].set_custom_all_gather(gather)  # type: ignore[arg-type]
     replicas = [

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from tersor import _core
 from tersor._core import InvalidArgument, Transport
@@ -225,7 +226,19 @@ class GradientExchange(ModuleExchange):
         super().__init__(name, layout, sender, len(sender.exchanges))
         self.calls = 0
         self._reported = False
+        self._gathers_ahead = False
         sender.exchanges.append(self)
+
+    def install(self, module: FSDPModule) -> None:
+        """Takes the place of the module's reduce-scatter, and lets its weights come ahead."""
+        module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
+        self._gathers_ahead = self.layout.gather_ahead(True)
+
+    def remove(self) -> None:
+        """From now on all is PyTorch's own."""
+        super().remove()
+        if self._gathers_ahead:
+            self.layout.gather_ahead(False)
 
     def expected(self) -> list[tuple[ShardedParameter, _core.CodecChoice]]:
         """How each parameter will travel as f32. Raises InvalidArgument where no rule matches."""

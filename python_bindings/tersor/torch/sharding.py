@@ -108,6 +108,18 @@ class ModuleLayout:
         info.replicate_process_group = group
         self._group.mesh_info = info  # type: ignore[union-attr]
 
+    def gather_ahead(self, wanted: bool) -> bool:
+        """Lets the module's all-gather of weights travel while the backward pass computes, or not.
+
+        FSDP asks for the next module's weights before it needs them; on a host it waits for them
+        all the same, unless told otherwise. On a device its streams see to that. Returns whether
+        this changed anything.
+        """
+        if self.device.type != "cpu" or getattr(self._group, "unshard_async_op", wanted) == wanted:
+            return False
+        self._group.unshard_async_op = wanted  # type: ignore[union-attr]
+        return True
+
     def leaves_views(self, dtype: torch.dtype) -> bool:
         """Whether FSDP will do no more to this module's results than make views of them.
 
