@@ -6,13 +6,13 @@
 
 #include "comm/collectives/hierarchy.h"
 #include "comm/reducer/driver.h"
-#include "comm/reducer/learner.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/residuals.h"
 #include "comm/reducer/rules.h"
 #include "comm/reducer/sender.h"
 #include "comm/reducer/state.h"
 #include "comm/reducer/step.h"
+#include "comm/tuning/learner.h"
 
 #include <tersor/reducer.h>
 

@@ -24,7 +24,7 @@ std::string group_name(const Slot& slot, const std::string& reason) {
 /// Of the first parameter of a group.
 Learner::Group new_group(std::string name, const std::vector<AutoPrediction>& ways) {
   Learner::Group group{.name = std::move(name), .ways = {}};
-  for (const AutoPrediction& way : ways) group.ways.push_back({.codec = way.way.codec});
+  for (const AutoPrediction& way : ways) group.ways.push_back({.name = way.way.codec});
   return group;
 }
 

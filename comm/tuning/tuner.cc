@@ -25,6 +25,10 @@ namespace {
 // Longer chunks than the default gain next to nothing, and their buffers fall out of the caches.
 constexpr std::size_t kChunkCounts[] = {kDefaultChunkCount, kDefaultChunkCount / 4};
 
+// Calls are many, and what one is predicted to take is all that it takes.
+const Learner::Terms kCalls{
+    .timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64};
+
 /// Equal on ranks that share a machine's cores.
 std::uint64_t machine_number() {
   std::string name;
@@ -94,6 +98,15 @@ AutoOptions checked(AutoOptions options) {
   if (options.threads == 0) throw InvalidArgument("a rank lends at least 1 thread to its codecs");
   if (options.link) check_link(*options.link, "the link");
   return options;
+}
+
+std::string way_text(const AutoChoice& choice) {
+  return choice.codec + " " + std::string(algorithm_name(choice.algorithm)) + ", chunks of " +
+         std::to_string(choice.chunk_count);
+}
+
+std::string shape_text(Dtype dtype, std::size_t count) {
+  return std::to_string(count) + " values of " + std::string(dtype_name(dtype));
 }
 
 }  // namespace
@@ -190,13 +203,12 @@ LinkFigures Tuner::Impl::probe(const std::vector<int>& members) {
 
 // Encoded between hosts only; as chunks go, the default length.
 void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuestion question,
-                                   const CostFigures& figures, std::vector<Alternative>& all) {
+                                   const CostFigures& figures, std::vector<AutoPrediction>& all) {
   const auto ways = possible_algorithms(*question.codec, question.dtype);
   if (std::find(ways.begin(), ways.end(), Algorithm::kTwoShot) == ways.end()) return;
   question.chunk_count = kDefaultChunkCount;
-  Alternative& way = all.emplace_back();
-  way.choice = {spec, Algorithm::kHierarchical, kDefaultChunkCount};
-  way.predicted = predict_hierarchical(question, figures).seconds;
+  const double seconds = predict_hierarchical(question, figures).seconds;
+  all.push_back({{spec, Algorithm::kHierarchical, kDefaultChunkCount}, seconds});
 }
 
 CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const {
@@ -208,7 +220,7 @@ CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const 
 
 // Shards have but one way, which the codec decides.
 void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
-                              std::vector<Alternative>& all) {
+                              std::vector<AutoPrediction>& all) {
   question.algorithm = choose_scatter(*question.codec, question.dtype, "reduce_scatter");
   for (const std::size_t chunk_count : kChunkCounts) {
     question.chunk_count = chunk_count;
@@ -220,25 +232,25 @@ void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
 
 // The quickest chunk length of each way.
 void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& question,
-                                   std::vector<Alternative>& all) {
+                                   std::vector<AutoPrediction>& all) {
   const CostFigures figures = figures_of(spec, question.dtype);
   for (const Algorithm algorithm : possible_algorithms(*question.codec, question.dtype)) {
-    Alternative best{{spec, algorithm, kDefaultChunkCount}, INFINITY};
+    AutoPrediction best{{spec, algorithm, kDefaultChunkCount}, INFINITY};
     for (const std::size_t chunk_count : kChunkCounts) {
       CostQuestion cut = question;
       cut.algorithm = algorithm;
       cut.chunk_count = chunk_count;
       const double seconds = predict_allreduce(cut, figures).seconds;
-      if (seconds < best.predicted) best = {{spec, algorithm, chunk_count}, seconds};
+      if (seconds < best.seconds) best = {{spec, algorithm, chunk_count}, seconds};
     }
     all.push_back(std::move(best));
   }
   if (figures.network.ranks_per_host > 1) add_hierarchical(spec, question, figures, all);
 }
 
-std::vector<Alternative> Tuner::Impl::alternatives(const Gradient& gradient) {
+std::vector<AutoPrediction> Tuner::Impl::alternatives(const Gradient& gradient) {
   learn(gradient.dtype);
-  std::vector<Alternative> all;
+  std::vector<AutoPrediction> all;
   for (const std::string& spec : candidates(gradient.dtype)) {
     const auto codec = make_codec(spec);
     const CostQuestion question{.codec = codec.get(),
@@ -253,7 +265,7 @@ std::vector<Alternative> Tuner::Impl::alternatives(const Gradient& gradient) {
   return all;
 }
 
-Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
+Tuner::Impl::Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
   const auto found = trials_.find({dtype, count});
   if (found != trials_.end()) return found->second;
   for (const std::string& spec : options_.codecs)
@@ -261,39 +273,61 @@ Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
       throw InvalidArgument("auto cannot choose " + spec +
                             " in an allreduce, which keeps no residual from codec to codec; use a "
                             "GradientReducer, or leave out +ef");
-  return trials_.emplace(Shape{dtype, count}, Trials(alternatives({dtype, count}))).first->second;
+  const std::vector<AutoPrediction> ways = alternatives({dtype, count});
+  Learner::Group group{.name = shape_text(dtype, count), .ways = {}};
+  for (const AutoPrediction& way : ways) group.ways.push_back({way_text(way.way), way.seconds});
+  group.chosen = static_cast<std::size_t>(
+      std::ranges::min_element(ways, {}, &AutoPrediction::seconds) - ways.begin());
+  return trials_.emplace(Gradient{dtype, count}, Trials{ways, Learner({group}, kCalls)})
+      .first->second;
 }
 
 void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
-  Trials& tried = trials(dtype, count);
-  if (channel_->ranks() == 1 || !tried.add(seconds)) return;
-  auto slowest = static_cast<float>(tried.median());
+  Learner& learner = trials(dtype, count).learner;
+  if (channel_->ranks() == 1 || !learner.add(seconds)) return;
+  auto slowest = static_cast<float>(learner.seconds());
   agree_on_largest(*channel_, {&slowest, 1}, options_.timeout);
-  tried.agree(double{slowest});
+  learner.agree(double{slowest});
 }
 
 // Of the ways that one gradient may go by itself: hierarchical is for all of a reducer's or none.
-const std::vector<Alternative>& Tuner::Impl::predicted(const Gradient& gradient) {
-  std::vector<Alternative>& known = predicted_[gradient];
+const std::vector<AutoPrediction>& Tuner::Impl::predicted(const Gradient& gradient) {
+  std::vector<AutoPrediction>& known = predicted_[gradient];
   if (known.empty()) {
-    std::vector<Alternative> all = alternatives(gradient);
-    std::erase_if(all, [](const Alternative& way) {
-      return way.choice.algorithm == Algorithm::kHierarchical;
+    known = alternatives(gradient);
+    std::erase_if(known, [](const AutoPrediction& way) {
+      return way.way.algorithm == Algorithm::kHierarchical;
     });
-    known = Trials(std::move(all)).alternatives();
+    std::ranges::stable_sort(known, {}, &AutoPrediction::seconds);
   }
   return known;
 }
 
 std::vector<AutoPrediction> Tuner::Impl::predict_each(const Gradient& gradient) {
   std::vector<AutoPrediction> each;
-  const std::vector<Alternative>& all = predicted(gradient);
+  const std::vector<AutoPrediction>& all = predicted(gradient);
   for (const std::string& spec : candidates(gradient.dtype)) {
     const auto found = std::ranges::find(
-        all, spec, [](const Alternative& way) -> const auto& { return way.choice.codec; });
-    if (found != all.end()) each.push_back({found->choice, found->predicted});
+        all, spec, [](const AutoPrediction& way) -> const auto& { return way.way.codec; });
+    if (found != all.end()) each.push_back(*found);
   }
   return each;
+}
+
+// Where nothing is tried here, a reducer begins with what is predicted.
+std::string Tuner::Impl::explain() const {
+  std::string text = "auto: " + std::to_string(channel_->ranks()) + " ranks; link of " +
+                     rate_text(network_.link.seconds_per_byte) + ", " +
+                     seconds_text(network_.link.latency) + " of latency and " +
+                     seconds_text(network_.link.seconds_per_message) + " a message (" +
+                     (options_.link ? "as given" : "measured") + ")\n";
+  for (const auto& [gradient, trials] : trials_) text += trials.learner.explain();
+  for (const auto& [gradient, all] : predicted_) {
+    text += shape_text(gradient.dtype, gradient.count) + "\n";
+    for (const AutoPrediction& one : all)
+      text += "  " + way_text(one.way) + ": predicted " + seconds_text(one.seconds) + "\n";
+  }
+  return text;
 }
 
 Tuner::Tuner(Transport& transport, AutoOptions options)
@@ -301,7 +335,7 @@ Tuner::Tuner(Transport& transport, AutoOptions options)
 Tuner::~Tuner() = default;
 
 AutoChoice Tuner::choose(Dtype dtype, std::size_t count) {
-  return impl_->trials(dtype, count).current().choice;
+  return impl_->trials(dtype, count).current();
 }
 
 void Tuner::record(Dtype dtype, std::size_t count, double seconds) {
@@ -311,11 +345,11 @@ void Tuner::record(Dtype dtype, std::size_t count, double seconds) {
 bool Tuner::settled(Dtype dtype, std::size_t count) const {
   const auto found = impl_->trials_.find({dtype, count});
   return found != impl_->trials_.end() &&
-         (impl_->channel_->ranks() == 1 || found->second.settled());
+         (impl_->channel_->ranks() == 1 || found->second.learner.settled());
 }
 
 AutoChoice Tuner::predict(Dtype dtype, std::size_t count, Collective collective) {
-  return impl_->predicted({dtype, count, collective}).front().choice;
+  return impl_->predicted({dtype, count, collective}).front().way;
 }
 
 std::vector<AutoPrediction> Tuner::predict_each(Dtype dtype, std::size_t count,

@@ -1,8 +1,9 @@
-// The inside of a Tuner: figures that all ranks hold alike, and a Trials for each kind of gradient.
+// The inside of a Tuner: figures that all ranks hold alike, and a Learner for each kind of
+// gradient.
 #pragma once
 
+#include "comm/tuning/learner.h"
 #include "comm/tuning/model.h"
-#include "comm/tuning/trials.h"
 
 #include <tersor/auto.h>
 
@@ -17,8 +18,6 @@
 namespace tersor {
 
 struct Tuner::Impl {
-  using Shape = std::pair<Dtype, std::size_t>;  ///< of a gradient: its dtype and count
-
   struct Gradient {
     Dtype dtype;
     std::size_t count;
@@ -27,6 +26,14 @@ struct Tuner::Impl {
   };
 
   Impl(Transport& transport, AutoOptions wanted);
+
+  /// What calls try: ways, and which of them when.
+  struct Trials {
+    std::vector<AutoPrediction> ways;
+    Learner learner;
+
+    const AutoChoice& current() const { return ways[learner.way(0)].way; }
+  };
 
   Trials& trials(Dtype dtype, std::size_t count);
   void record(Dtype dtype, std::size_t count, double seconds);
@@ -39,15 +46,16 @@ struct Tuner::Impl {
   void find_network();
   LinkFigures probe(const std::vector<int>& members);
   void learn(Dtype dtype);
-  std::vector<Alternative> alternatives(const Gradient& gradient);
+  std::vector<AutoPrediction> alternatives(const Gradient& gradient);
   CostFigures figures_of(const std::string& spec, Dtype dtype) const;
   void add_alternatives(const std::string& spec, const CostQuestion& question,
-                        std::vector<Alternative>& all);
-  void add_scatter(const std::string& spec, CostQuestion question, std::vector<Alternative>& all);
+                        std::vector<AutoPrediction>& all);
+  void add_scatter(const std::string& spec, CostQuestion question,
+                   std::vector<AutoPrediction>& all);
   void add_hierarchical(const std::string& spec, CostQuestion question, const CostFigures& figures,
-                        std::vector<Alternative>& all);
+                        std::vector<AutoPrediction>& all);
   std::vector<std::string> candidates(Dtype dtype) const;
-  const std::vector<Alternative>& predicted(const Gradient& gradient);
+  const std::vector<AutoPrediction>& predicted(const Gradient& gradient);
 
   AutoOptions options_;
   std::unique_ptr<Transport> channel_;
@@ -56,8 +64,8 @@ struct Tuner::Impl {
   double add_seconds_per_byte_ = 0;
   Network network_;
   std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on
-  std::map<Shape, Trials> trials_;
-  std::map<Gradient, std::vector<Alternative>> predicted_;  ///< asked of `predict`
+  std::map<Gradient, Trials> trials_;
+  std::map<Gradient, std::vector<AutoPrediction>> predicted_;  ///< asked of `predict`
 };
 
 }  // namespace tersor

@@ -67,9 +67,9 @@ class Tuner {
   Tuner(const Tuner&) = delete;
   Tuner& operator=(const Tuner&) = delete;
 
-  /// What the next allreduce of such a gradient should do. The first calls try what the model
-  /// predicts to be about as quick as its best; then the quickest stays until another is clearly
-  /// (5 %) quicker. The first call for a dtype is a collective one.
+  /// What the next allreduce of such a gradient should do. The first calls try what the model does
+  /// not rule out; then the quickest stays until calls take a fifth more or less. The first call
+  /// for a dtype is a collective one.
   AutoChoice choose(Dtype dtype, std::size_t count);
   /// How long the allreduce took that went as `choose` said; on a device, from an idle stream until
   /// it was idle again, and once `settled` no more. All ranks call it after each one; now

@@ -1,5 +1,5 @@
 // What a learner tries, takes and takes back, given the times of steps.
-#include "comm/reducer/learner.h"
+#include "comm/tuning/learner.h"
 
 #include <gtest/gtest.h>
 
@@ -16,15 +16,15 @@ using Times = std::map<std::string, double>;  // a step's seconds by codec
 
 Learner::Group group(const std::vector<std::string>& codecs, std::size_t chosen = 0) {
   Learner::Group all{.name = "all", .ways = {}, .chosen = chosen};
-  for (const std::string& codec : codecs) all.ways.push_back({.codec = codec});
+  for (const std::string& codec : codecs) all.ways.push_back({.name = codec});
   return all;
 }
 
 /// Steps of one group, told to one or several ranks that agree.
 class Steps {
  public:
-  explicit Steps(std::vector<Learner::Group> groups)
-      : codecs_(names_of(groups)), learner_(std::move(groups)) {}
+  explicit Steps(std::vector<Learner::Group> groups, Learner::Terms terms = {})
+      : codecs_(names_of(groups)), learner_(std::move(groups), std::move(terms)) {}
 
   Learner& learner() { return learner_; }
   std::string codec(std::size_t group = 0) const { return codecs_[group][learner_.way(group)]; }
@@ -51,7 +51,7 @@ class Steps {
     std::vector<std::vector<std::string>> names;
     for (const Learner::Group& one : groups) {
       names.emplace_back();
-      for (const Learner::Way& way : one.ways) names.back().push_back(way.codec);
+      for (const Learner::Way& way : one.ways) names.back().push_back(way.name);
     }
     return names;
   }
@@ -132,6 +132,23 @@ TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
   EXPECT_EQ(tried, (std::vector<std::string>{"int8", "bf16"}));
   EXPECT_EQ(run.codec(), "int8");
   EXPECT_NE(run.learner().explain().find("not tried"), std::string::npos);
+}
+
+// Of calls the model tells more: what it overlooked is tried, and what it rules out is not.
+TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
+  Learner::Group all = group({"none", "bf16", "int8"}, 2);
+  all.ways[0].predicted = 4.1;
+  all.ways[1].predicted = 3.9;
+  all.ways[2].predicted = 1.0;
+  Steps run({all}, {.timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64});
+  const auto tried = run.settle({{"none", 1.0}, {"bf16", 3.0}, {"int8", 2.0}});
+  EXPECT_EQ(tried, (std::vector<std::string>{"int8", "bf16"}));
+  EXPECT_NE(run.learner().explain().find("calls of 3.90 s predicted; calls of 3.00 s, 50 % slower"),
+            std::string::npos)
+      << run.learner().explain();
+  int calls = 0;
+  for (; run.learner().settled(); ++calls) run.step(calls < 100 ? 2.0 : 1.0);
+  EXPECT_EQ(calls, 4 + 2 * 64 + 4) << "a look, a pause, another look";
 }
 
 TEST(Learner, AModelThatPromisedTooMuchTimeIsNotBelieved) {

@@ -83,8 +83,9 @@ TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
   });
   EXPECT_LT(testing::squared_error(outputs[0], testing::exact_sum(inputs)), 1e-3);
   for (const Values& output : outputs) EXPECT_EQ(output, outputs[0]);
-  for (const char* word : {"3 ranks", "latency", "60000 values of f32", "predicted", "measured",
-                           "taken", "left", "bf16 native", "int8 two-shot"})
+  for (const char* word :
+       {"3 ranks", "latency", "60000 values of f32", "predicted", "settled after", "calls of",
+        "the quickest", "bf16 native", "int8 two-shot"})
     EXPECT_NE(explanation.find(word), std::string::npos) << word << "\n" << explanation;
 }
 

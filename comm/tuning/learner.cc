@@ -1,5 +1,5 @@
 // See learner.h.
-#include "comm/reducer/learner.h"
+#include "comm/tuning/learner.h"
 
 #include "comm/tuning/text.h"
 
@@ -13,7 +13,10 @@ constexpr double kTick = 1e-9;  // seconds: 0 says that nothing was measured
 
 }  // namespace
 
-Learner::Learner(std::vector<Group> groups) : groups_(std::move(groups)) { begin_trials(); }
+Learner::Learner(std::vector<Group> groups, Terms terms)
+    : terms_(std::move(terms)), groups_(std::move(groups)) {
+  begin_trials();
+}
 
 bool Learner::has_choice() const {
   return std::ranges::any_of(groups_, [](const Group& group) { return group.ways.size() > 1; });
@@ -104,7 +107,7 @@ double Learner::expected(const Group& group, const Way& way) {
 }
 
 bool Learner::hopeless(const Group& group, const Way& way) const {
-  return way.measured <= 0 && expected(group, way) > kHopeless * quickest(group);
+  return way.measured <= 0 && expected(group, way) > terms_.hopeless * quickest(group);
 }
 
 double Learner::quickest(const Group& group) {
@@ -139,11 +142,13 @@ void Learner::choose() {
 // nothing comes of looking, the next look is later.
 void Learner::watch(double seconds) {
   if (usual_ > 0 && (seconds > kDrift * usual_ || seconds * kDrift < usual_)) {
-    drift_ = "; tried again as steps of " + seconds_text(usual_) + " took " + seconds_text(seconds);
+    drift_ = "; tried again as " + terms_.timed + " of " + seconds_text(usual_) + " took " +
+             seconds_text(seconds);
     return begin_trials();
   }
   const bool changed = usual_ <= 0 && before_ != chosen();
-  next_pause_ = changed ? kFirstPause : std::min(2 * next_pause_, kLongestPause);
+  next_pause_ =
+      changed ? terms_.first_pause : std::min(2 * next_pause_, kLongestPause * terms_.first_pause);
   if (usual_ <= 0) usual_ = seconds;
   begin_look(next_pause_);
 }
@@ -156,8 +161,8 @@ void Learner::begin_with(const std::vector<std::size_t>& chosen) {
 std::string Learner::reason(const Group& group, const Way& way) const {
   if (group.ways.size() == 1) return "there is no other";
   if (way.measured <= 0 && !settled()) return "not tried yet";
-  if (way.measured <= 0) return "not tried: its messages alone would take several steps";
-  const std::string steps = "steps of " + seconds_text(way.measured);
+  if (way.measured <= 0) return "not tried: predicted to take several times as long";
+  const std::string steps = terms_.timed + " of " + seconds_text(way.measured);
   if (!settled()) return steps;
   const double more = way.measured / quickest(group) - 1;
   if (&way == &group.ways[group.chosen])
@@ -169,13 +174,13 @@ std::string Learner::explain() const {
   std::string text;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Group& group = groups_[i];
-    text += "auto, " + group.name + ": " + group.ways[way(i)].codec + ", " +
+    text += "auto, " + group.name + ": " + group.ways[way(i)].name + ", " +
             (settled() ? "settled after " + std::to_string(settled_at_)
                        : "still trying after " + std::to_string(steps_)) +
-            " steps" + drift_ + "\n";
+            " " + terms_.timed + drift_ + "\n";
     for (const Way& way : group.ways)
-      text += "  " + way.codec + ": messages of " + seconds_text(way.predicted) + " predicted; " +
-              reason(group, way) + "\n";
+      text += "  " + way.name + ": " + terms_.predicted + " of " + seconds_text(way.predicted) +
+              " predicted; " + reason(group, way) + "\n";
   }
   return text;
 }

@@ -1,6 +1,7 @@
-// Which codec each group of a reducer's parameters goes by, found out while training goes on: each
-// is tried for some steps, and the quickest stays until steps take a fifth more or less than they
-// did. Of those that are as quick the one stays that loses least.
+// Which way gradients go, found out while they do: each is tried for some steps, and the quickest
+// stays until steps take a fifth more or less than they did. Of those that are as quick the one
+// stays that loses least. A step is one of training, for each group of a reducer's parameters; or
+// one call of an allreduce.
 //
 // Knows neither parameters nor ranks: tests/comm/learner_test.cc drives it alone. Steps are counted
 // and times agreed on by all ranks, so that all ranks change in the same step.
@@ -8,6 +9,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tersor {
@@ -18,14 +20,19 @@ class Learner {
   static constexpr double kDrift = 1.2;     ///< of a step's time, up or down
   /// What is so much slower after the first, second, … round of trying is left.
   static constexpr double kLeft[] = {1.4, 1.1, 1.05};
-  /// Messages that are predicted to take so many of the quickest step yet are not tried.
-  static constexpr double kHopeless = 6;
-  static constexpr std::size_t kTimedSteps = 3;  ///< of a look, after one to warm up
-  static constexpr std::size_t kFirstPause = 16, kLongestPause = 1024;  ///< steps between two looks
+  static constexpr std::size_t kTimedSteps = 3;     ///< of a look, after one to warm up
+  static constexpr std::size_t kLongestPause = 64;  ///< between two looks, times the first
 
+  /// What differs between steps of training and calls.
+  struct Terms {
+    std::string timed = "steps";         ///< what takes a time, and
+    std::string predicted = "messages";  ///< of what one is predicted
+    double hopeless = 6;  ///< what is predicted to take so many of the quickest yet is not tried
+    std::size_t first_pause = 16;  ///< steps between the first two looks
+  };
   struct Way {
-    std::string codec;
-    double predicted = 0;  ///< seconds of the group's messages
+    std::string name;
+    double predicted = 0;  ///< seconds
     double measured = 0;   ///< of a step, the slowest rank's; 0: not tried
   };
   struct Group {
@@ -34,7 +41,8 @@ class Learner {
     std::size_t chosen = 0;  ///< and what it begins with
   };
 
-  explicit Learner(std::vector<Group> groups);
+  explicit Learner(std::vector<Group> groups) : Learner(std::move(groups), Terms()) {}
+  Learner(std::vector<Group> groups, Terms terms);
 
   /// Whether any group has something to choose.
   bool has_choice() const;
@@ -72,6 +80,7 @@ class Learner {
   std::string reason(const Group& group, const Way& way) const;
   Group& tried() { return groups_[group_]; }
 
+  Terms terms_;
   std::vector<Group> groups_;
   std::size_t group_ = 0;            ///< that is tried
   std::size_t round_ = 0;            ///< of trying it
@@ -83,7 +92,7 @@ class Learner {
   std::vector<double> seconds_;  ///< of the look under way
   std::size_t steps_ = 0, settled_at_ = 0;
   double usual_ = 0;  ///< a settled step's seconds; 0: not looked at yet
-  std::size_t next_pause_ = kFirstPause;
+  std::size_t next_pause_ = terms_.first_pause;
   std::vector<std::size_t> before_;  ///< what was chosen when the trials began
   std::string drift_;                ///< why they began anew
 };
