@@ -27,19 +27,14 @@ from tersor.torch.parameters import (
     trained_parameters,
     unsupported_parameters,
 )
-from tersor.torch.reporting import Reporting
+from tersor.torch.reporting import ReducerReporting
 from tersor.torch.scaler import LossScale, Scaler
-from tersor.torch.statistics import (
-    ParameterStatistics,
-    of_reducer,
-    totals_of_reducer,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class HookState(Reporting):
+class HookState(ReducerReporting):
     """What ``hook`` works with: for those who leave it to others to build DDP.
 
     ::
@@ -82,7 +77,7 @@ class HookState(Reporting):
         self._loaded: Mapping[str, Any] | None = None
 
     @property
-    def reducer(self) -> GradientReducer:
+    def reducer(self) -> GradientReducer:  # type: ignore[override]
         """What reduces the gradients; there after the first backward pass at the latest."""
         if self._reducer is None:
             raise InvalidArgument("the reducer is made in the first backward pass")
@@ -92,18 +87,6 @@ class HookState(Reporting):
     def skipped_steps(self) -> int:
         """Steps that the scaler skipped because a gradient was not finite."""
         return 0 if self._loss_scale is None else self._loss_scale.skipped_steps
-
-    def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter, in the order of the model."""
-        return of_reducer(self.reducer, self._ranks())
-
-    def totals(self) -> ParameterStatistics:
-        """The same of all parameters together, headers of the transport included."""
-        return totals_of_reducer(self.reducer, self._ranks())
-
-    def explain(self) -> str:
-        """Which codec each parameter travels by, and why."""
-        return self.reducer.explain()
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, for a checkpoint, between two steps.
@@ -280,11 +263,6 @@ class HookState(Reporting):
     def _ranks(self) -> int:
         made = self._transport
         return dist.get_world_size(self._group) if made is None else made.ranks
-
-    def _process_group(self) -> dist.ProcessGroup:
-        found = dist.group.WORLD if self._group is None else self._group
-        assert found is not None  # torch.distributed is initialised where there is DDP
-        return found
 
 
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -154,11 +154,6 @@ class DiLoCo(ReducerReporting):
             start.copy_(state["start"][name])
         self.steps = state["steps"]
 
-    def _process_group(self) -> dist.ProcessGroup:
-        found = dist.group.WORLD if self._group is None else self._group
-        assert found is not None  # the transport was made of it
-        return found
-
 
 @torch.no_grad()
 def _broadcast(transport: Transport, parameters: dict[str, torch.nn.Parameter]) -> None:

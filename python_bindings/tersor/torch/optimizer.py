@@ -218,11 +218,6 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
                 reducer.add(name, parameter.detach())
         return reducer
 
-    def _process_group(self) -> dist.ProcessGroup:
-        found = dist.group.WORLD if self._group is None else self._group
-        assert found is not None  # the transport was made of it
-        return found
-
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""
         if name in self._ready:

@@ -48,13 +48,21 @@ class ReducerReporting(Reporting):
     _group: dist.ProcessGroup | None
 
     def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter that is compressed."""
-        return of_reducer(self.reducer, dist.get_world_size(self._group))
+        """What was sent, a dict for each parameter that is compressed, in the model's order."""
+        return of_reducer(self.reducer, self._ranks())
 
     def totals(self) -> ParameterStatistics:
         """The same of all parameters together, headers of the transport included."""
-        return totals_of_reducer(self.reducer, dist.get_world_size(self._group))
+        return totals_of_reducer(self.reducer, self._ranks())
 
     def explain(self) -> str:
         """Which codec each parameter travels by, and why."""
         return self.reducer.explain()
+
+    def _ranks(self) -> int:
+        return dist.get_world_size(self._group)
+
+    def _process_group(self) -> dist.ProcessGroup:
+        found = dist.group.WORLD if self._group is None else self._group
+        assert found is not None  # whoever has a reducer has a group
+        return found
