@@ -18,12 +18,14 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as functional
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from tersor import _core
 from tersor._core import InvalidArgument, ReducerState
+from tersor.torch.scaler import Residuals
 
 VERSION = 1
 Mode = Literal["exact", "portable"]
@@ -37,9 +39,7 @@ def save_reducer(
     ``mode="portable"`` is a collective call. All tensors lie on the host. ``group``: the ranks that
     the reducer works for. Raises InvalidArgument for another mode.
     """
-    if mode not in get_args(Mode):
-        raise InvalidArgument(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
-    exact = mode == "exact"
+    exact = check_mode(mode) == "exact"
     state = ReducerState.read(reducer.save_state() if exact else reducer.save_portable_state())
     return {**_description(state), **(_rows(state, group) if exact else _sums(state))}
 
@@ -54,11 +54,41 @@ def load_reducer(
     state is of another model or codec, and in the exact mode of another rank or number of ranks.
     """
     if not state:
-        return _start_at_zero(reducer)
+        now = ReducerState.read(reducer.save_state()).parameters
+        return start_at_zero(
+            [reducer], sum(bool(len(one.residual) + len(one.owner)) for one in now)
+        )
     try:
         reducer.load_state(_read(state, dist.get_rank(group)).write())
     except KeyError as missing:
         raise InvalidArgument(f"the state has no entry {missing}") from None
+
+
+def check_mode(mode: Mode) -> Mode:
+    """Raises InvalidArgument for another one."""
+    if mode not in get_args(Mode):
+        raise InvalidArgument(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
+    return mode
+
+
+def check_version(saved: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument where the state is of another one."""
+    if saved["version"] != VERSION:
+        raise InvalidArgument(
+            f"the state is of version {saved['version']}; this build reads version {VERSION}"
+        )
+
+
+def start_at_zero(keepers: Iterable[Residuals], parameters: int) -> None:
+    """As after a checkpoint without residuals, of which so many parameters have some here."""
+    if parameters == 0:
+        return
+    for keeper in keepers:
+        keeper.scale_residuals(0.0)
+    warnings.warn(
+        f"the checkpoint holds no residuals: those of {parameters} parameters start at zero",
+        stacklevel=4,
+    )
 
 
 def _description(state: ReducerState) -> dict[str, Any]:
@@ -84,20 +114,21 @@ def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
     for one in state.parameters:
         places += [one.residual_first, len(one.residual), len(one.owner)]
         if one.longest_residual:
-            residuals[one.name] = _row(torch.from_numpy(one.residual), one.longest_residual, mesh)
+            own = torch.from_numpy(one.residual)
+            residuals[one.name] = side_by_side(own, mesh, one.longest_residual)
         if one.longest_owner:
-            owners[one.name] = _row(torch.from_numpy(one.owner), one.longest_owner, mesh)
-    places_row = _row(torch.tensor(places), len(places), mesh)
+            own = torch.from_numpy(one.owner)
+            owners[one.name] = side_by_side(own, mesh, one.longest_owner)
+    places_row = side_by_side(torch.tensor(places), mesh)
     return {"places": places_row, "residuals": residuals, "owners": owners}
 
 
-def _row(own: Tensor, longest: int, mesh: DeviceMesh) -> DTensor:
-    row = own if len(own) == longest else torch.cat([own, own.new_zeros(longest - len(own))])
-    return side_by_side(row, mesh)
+def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
+    """A DTensor (ranks, values) of all ranks' rows, of which this is one's.
 
-
-def side_by_side(row: Tensor, mesh: DeviceMesh) -> DTensor:
-    """A DTensor (ranks, values) of the equally long rows of all ranks, of which this is one's."""
+    ``longest``: of the rows, to which the others are padded with zeros; default: all are.
+    """
+    row = functional.pad(row, (0, (longest or len(row)) - len(row)))
     return DTensor.from_local(
         row.unsqueeze(0),
         mesh,
@@ -114,10 +145,7 @@ def _sums(state: ReducerState) -> dict[str, Any]:
 
 
 def _read(saved: Mapping[str, Any], rank: int) -> ReducerState:
-    if saved["version"] != VERSION:
-        raise InvalidArgument(
-            f"the state is of version {saved['version']}; this build reads version {VERSION}"
-        )
+    check_version(saved)
     state = ReducerState()
     for field in ("reduction", "ranks", "step", "order"):
         setattr(state, field, saved[field])
@@ -157,18 +185,3 @@ def _read_sums(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None
     for name, codec, count in _columns(saved):
         residual = saved.get("residuals", {}).get(name, nothing).cpu().numpy()
         state.add(name, codec, count, 0, residual, nothing.numpy())
-
-
-def _start_at_zero(reducer: _core.GradientReducer) -> None:
-    state = ReducerState.read(reducer.save_state())
-    kept = [one for one in state.parameters if len(one.residual) or len(one.owner)]
-    if not kept:
-        return
-    for one in kept:
-        one.residual[:] = 0
-        one.owner[:] = 0
-    reducer.load_state(state.write())
-    warnings.warn(
-        f"the checkpoint holds no residuals: those of {len(kept)} parameters start at zero",
-        stacklevel=4,
-    )

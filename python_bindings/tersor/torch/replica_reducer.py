@@ -7,17 +7,18 @@ encodes twice, so beside what a rank sends there is a residual of the part whose
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import CodecChoice, ReadyGradients, ReducerState
+from tersor._core import CodecChoice, ParameterState, ReadyGradients, ReducerState
 from tersor._options import fill
 from tersor.reducer import ReducerOptions
-from tersor.torch.sharded_reducer import DTYPE_NAMES, Kept, ShardedReducer
+from tersor.torch.sharded_reducer import DTYPE_NAMES, ShardedReducer
 from tersor.torch.sharding import ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_replicas
 
@@ -31,31 +32,6 @@ class ReplicaReducer(ShardedReducer):
         """Begins to reduce the shards of these parameters in place."""
         self._begin(names)
         return self._core.ready_flat(list(names), shards)
-
-    def read(self) -> tuple[ReducerState, dict[str, Kept]]:
-        """The state, and views of it for what this rank sends, and what it sends on."""
-        state = ReducerState.read(self._core.save_state())
-        kept = {}
-        automatic = self._automatic()
-        for one in state.parameters:
-            if one.name not in self.parameters:
-                continue
-            for what, values, longest in (
-                ("replicas", one.residual, one.longest_residual),
-                ("replicas, sums", one.owner, one.longest_owner),
-            ):
-                if longest:
-                    kept[f"{one.name} ({what})"] = Kept(
-                        self.parameters[one.name],
-                        one.codec,
-                        self.kind.group.size(),
-                        self.kind.group.rank(),
-                        torch.from_numpy(values),
-                        longest,
-                        state.step,
-                        one.name in automatic,
-                    )
-        return state, kept
 
     def keeps(self, name: str) -> bool:
         """Whether there is a residual of this parameter."""
@@ -104,6 +80,13 @@ class ReplicaReducer(ShardedReducer):
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(one.shard_count, dtype=self.kind.dtype, device=self.kind.device)
         self._core.add(one.name, like)
+
+    def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
+        """Of what this rank sends, and of what it sends on."""
+        return [
+            (f"{one.name} (replicas)", one.residual, one.longest_residual),
+            (f"{one.name} (replicas, sums)", one.owner, one.longest_owner),
+        ]
 
     def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
         choice = self._choices[one.name]

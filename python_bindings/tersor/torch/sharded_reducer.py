@@ -10,18 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import ReadyGradients, ReducerState
+from tersor._core import ParameterState, ReadyGradients, ReducerState
 from tersor.collectives import Reduction
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.group import transport
 from tersor.torch.sharding import ModuleLayout, ShardedParameter
+from tersor.torch.side_stream import SideStream
 from tersor.torch.statistics import ParameterStatistics, of_scattered
 
 DTYPE_NAMES: dict[torch.dtype, Literal["f32", "bf16", "f16"]] = {
@@ -103,12 +104,9 @@ class ShardedReducer:
         self._reason = reason
         self._ready: set[str] = set()
         options = {**options, "reduction": kind.reduction, "order": "of-ready"}
-        self._stream: torch.cuda.Stream | None = None
-        if kind.device.type == "cuda":
-            self._stream = torch.cuda.Stream(kind.device)  # type: ignore[no-untyped-call]
-            options["stream"] = self._stream
+        self._side_stream = SideStream(kind.device, options)
         ranks = transport(kind.group, kind.device)
-        self._core = GradientReducer(ranks, **self._with_rules(options))
+        self._core = GradientReducer(ranks, **self._with_rules(self._side_stream.options))
         for one in self.parameters.values():
             self._add(one)
 
@@ -134,14 +132,12 @@ class ShardedReducer:
             self.finish()
         self._ready.update(names)
         self.used = True
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.kind.device))
+        self._side_stream.take_over()
 
     def wait(self, sent: ReadyGradients) -> None:
         """Waits for results; on a device the current stream does."""
         sent.wait()
-        if self._stream is not None:
-            torch.cuda.current_stream(self.kind.device).wait_stream(self._stream)
+        self._side_stream.give_back()
 
     def finish(self) -> None:
         """Ends the step, where one is under way; its results were waited for, or lie on a host."""
@@ -191,31 +187,32 @@ class ShardedReducer:
         first = next((i for i, line in enumerate(lines) if re.match("auto[,:] ", line)), len(lines))
         return "".join(lines[first:]).strip()
 
-    def _automatic(self) -> set[str]:
-        """Parameters whose codec "auto" chooses."""
-        every = self._core.parameter_statistics()
-        return {one.name for one in every if one.reason.endswith(", auto")}
-
     def read(self) -> tuple[ReducerState, dict[str, Kept]]:
         """The state, and views of it for each parameter with a residual."""
         state = ReducerState.read(self._core.save_state())
-        ranks = self.kind.group.size()
-        automatic = self._automatic()
+        every = self._core.parameter_statistics()
+        automatic = {one.name for one in every if one.reason.endswith(", auto")}
         kept = {
-            one.name: Kept(
+            name: Kept(
                 self.parameters[one.name],
                 one.codec,
-                ranks,
+                self.kind.group.size(),
                 self.kind.group.rank(),
-                torch.from_numpy(one.residual),
-                one.longest_residual,
+                torch.from_numpy(values),
+                longest,
                 state.step,
                 one.name in automatic,
             )
             for one in state.parameters
-            if len(one.residual) and one.name in self.parameters
+            if one.name in self.parameters
+            for name, values, longest in self._residuals(one)
+            if longest
         }
         return state, kept
+
+    def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
+        """What it is called, the values, and how many the longest of any rank are."""
+        return [(one.name, one.residual, one.longest_residual)]
 
     def write(self, state: ReducerState, kept: dict[str, Kept]) -> None:
         """Loads what became of a state that was read, and of the views."""

@@ -7,9 +7,8 @@ number of ranks and any mesh: what is kept between replicas is added to it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tersor import collectives
 from tersor._core import InvalidArgument
-from tersor.torch.checkpoint import VERSION, Mode, own_row, side_by_side
+from tersor.torch.checkpoint import (
+    VERSION,
+    Mode,
+    check_mode,
+    check_version,
+    own_row,
+    side_by_side,
+    start_at_zero,
+)
 from tersor.torch.group import transport
 from tersor.torch.replica_reducer import ReplicaReducer
 from tersor.torch.sharded_exchange import Sender
@@ -32,9 +39,7 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
     All tensors lie on the host. ``group``: all ranks that keep something. Raises InvalidArgument
     for another mode.
     """
-    if mode not in get_args(Mode):
-        raise InvalidArgument(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
-    exact = mode == "exact"
+    exact = check_mode(mode) == "exact"
     reducers = sender.every_reducer() if exact else sender.reducers.all()
     kept = {name: one for reducer in reducers for name, one in reducer.read()[1].items()}
     reduction = next((one.kind.reduction for one in reducers), "mean")
@@ -62,42 +67,29 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
     reducers = sender.reducers.all() if portable else sender.every_reducer()
     found = [(reducer, *reducer.read()) for reducer in reducers]
     kept = {name: one for _, _, views in found for name, one in views.items()}
-    _fill(kept, group, state)
-    if state and portable:
-        _move_to_replicas(sender.replicas.all(), kept, state)
-    for reducer, values, views in found:
-        reducer.write(values, views)
-
-
-def _fill(
-    kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any] | None
-) -> None:
-    """Writes the state to the views."""
     if not state:
-        return _start_at_zero(kept)
+        return start_at_zero(reducers, len({one.parameter.name for one in kept.values()}))
     _check(kept, state)
     _check_ranks(group, state)
     _check_shapes(kept, group, state)
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         kept[name].step = step
-        saved = state["residuals"][name]
-        if state["mode"] == "exact":
-            residual = kept[name].residual
-            residual.copy_(own_row(saved, group.rank())[: len(residual)])
-        else:
+        saved, residual = state["residuals"][name], kept[name].residual
+        if portable:
             _load_sum(kept[name], saved, state, group)
+        else:
+            residual.copy_(own_row(saved, group.rank())[: len(residual)])
+    if portable:
+        _move_to_replicas(sender.replicas.all(), kept, state)
+    for reducer, values, views in found:
+        reducer.write(values, views)
 
 
 def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
     places = side_by_side(torch.tensor([group.rank()]), mesh)
-    rows = {name: side_by_side(_padded(one), mesh) for name, one in kept.items()}
+    rows = {name: side_by_side(one.residual, mesh, one.longest) for name, one in kept.items()}
     return {"places": places, "residuals": rows}
-
-
-def _padded(one: Kept) -> Tensor:
-    missing = one.longest - len(one.residual)
-    return torch.cat([one.residual, one.residual.new_zeros(missing)]) if missing else one.residual
 
 
 def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
@@ -153,10 +145,7 @@ def _load_sum(
 
 def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
     """Raises InvalidArgument where a state is not of this version, these parameters and codecs."""
-    if state["version"] != VERSION:
-        raise InvalidArgument(
-            f"the state is of version {state['version']}; this build reads version {VERSION}"
-        )
+    check_version(state)
     saved = dict(zip(state["parameters"], state["codecs"], strict=True))
     for name in saved.keys() ^ kept.keys():
         where = "the state" if name in saved else "this model"
@@ -197,15 +186,3 @@ def _check_shapes(
                 f"{name}: the state has residuals of shape {tuple(found)}, this model keeps "
                 f"{tuple(wanted)}"
             )
-
-
-def _start_at_zero(kept: Mapping[str, Kept]) -> None:
-    if not kept:
-        return
-    names = {one.parameter.name for one in kept.values()}
-    for one in kept.values():
-        one.residual.zero_()
-    warnings.warn(
-        f"the checkpoint holds no residuals: those of {len(names)} parameters start at zero",
-        stacklevel=5,
-    )
