@@ -6,6 +6,7 @@ PyTorch's hooks; any other word is a codec of ours, also ``tersor:none``.
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.world import World
-from tersor.torch.reporting import Reporting
+from tersor.torch import HookState, ShardedHandle
 
 OURS = "tersor:"
 THEIRS = "torch:"
@@ -116,31 +117,26 @@ class CountedHook(Hook):
 
     bytes_are = "counted"
 
-    def __init__(self, model: nn.Module, counts: Reporting) -> None:
+    def __init__(
+        self, model: nn.Module, handle: HookState | ShardedHandle, end: Callable[[], None]
+    ) -> None:
+        """``end``: of the handle."""
         super().__init__(model)
-        self._counts = counts
+        self._handle, self._end = handle, end
         self._told = Traffic(0.0, 0.0, 0.0, 0.0)
 
     def traffic(self, steps: int) -> Traffic:
-        total = self._counts.totals()
+        total = self._handle.totals()
         now = (total["sent_bytes"], *(total[name] for name in PARTS))
         told, self._told = dataclasses.astuple(self._told), Traffic(*now)
         return Traffic(*(value - before for value, before in zip(now, told, strict=True)))
 
-
-class TersorHook(CountedHook):
-    """Ours, in DDP."""
-
-    def __init__(self, model: DistributedDataParallel, codec: str) -> None:
-        self._handle = tersor.torch.compress(model, codec=codec)
-        super().__init__(model, self._handle)
-
     @property
     def settled(self) -> bool:
-        return self._handle.reducer.settled()
+        return self._handle.settled()
 
     def close(self) -> None:
-        self._handle.close()
+        self._end()
 
 
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:
@@ -175,7 +171,8 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
         function, value_bytes = CASTS[name]
         model.register_comm_hook(None, function)
         return _ring(model, value_bytes)
-    return TersorHook(model, name.removeprefix(OURS))
+    handle = tersor.torch.compress(model, codec=name.removeprefix(OURS))
+    return CountedHook(model, handle, handle.close)
 
 
 def _ring(model: DistributedDataParallel, value_bytes: int) -> PyTorchHook:

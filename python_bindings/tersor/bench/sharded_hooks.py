@@ -37,21 +37,6 @@ SUMMARY = (
 )
 
 
-class ShardedTersorHook(CountedHook):
-    """Ours, in FSDP2."""
-
-    def __init__(self, model: nn.Module, codec: str, weights: str | None) -> None:
-        self._handle = fsdp.compress(model, codec=codec, weights=weights)
-        super().__init__(model, self._handle)
-
-    @property
-    def settled(self) -> bool:
-        return self._handle.settled()
-
-    def close(self) -> None:
-        self._handle.remove()
-
-
 def check(name: str) -> None:
     """Raises BenchmarkError where FSDP2 has no such way. Codecs are checked when they are used."""
     if name.startswith(THEIRS) and name not in REDUCE_DTYPES:
@@ -67,7 +52,8 @@ def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
     dtype = REDUCE_DTYPES.get(name)
     _shard(chain, MixedPrecisionPolicy(reduce_dtype=dtype))
     if dtype is None:
-        return ShardedTersorHook(chain, name.removeprefix(OURS), weights)
+        handle = fsdp.compress(chain, codec=name.removeprefix(OURS), weights=weights)
+        return CountedHook(chain, handle, handle.remove)
     if name == THEIRS + "ahead":
         cast(FSDPModule, chain)._set_unshard_async_op(True)
     reduced_bytes = parameter_count(chain) * dtype.itemsize

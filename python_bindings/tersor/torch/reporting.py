@@ -59,6 +59,10 @@ class ReducerReporting(Reporting):
         """Which codec each parameter travels by, and why."""
         return self.reducer.explain()
 
+    def settled(self) -> bool:
+        """Whether ``"auto"`` tries nothing, for now."""
+        return self.reducer.settled()
+
     def _ranks(self) -> int:
         return dist.get_world_size(self._group)
 
