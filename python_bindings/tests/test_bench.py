@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tersor.bench import data, hooks, sharded_hooks, table  # noqa: E402  torch comes first
+from tersor import _text  # noqa: E402  torch comes first
+from tersor.bench import data, hooks, sharded_hooks  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
 from tersor.bench.models import ConvolutionalNet, Gpt, GptShape  # noqa: E402
@@ -224,10 +225,10 @@ def test_records_that_cannot_be_written_are_refused_first(tmp_path: pathlib.Path
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (None, "-"), (3e-7, "0.30 µs")]
+    ("value", "text"), [(0.0123, "12.3 ms"), (2.5, "2.50 s"), (None, "—"), (3e-7, "0.30 µs")]
 )
 def test_seconds_as_people_read_them(value: float | None, text: str) -> None:
-    assert table.seconds(value) == text
+    assert _text.seconds(value) == text
 
 
 def test_the_codecs_command(tmp_path: pathlib.Path) -> None:

@@ -10,7 +10,8 @@ import typing
 
 import torch
 
-from tersor.bench import hooks, launch, options, sharded_hooks, table
+from tersor import _text
+from tersor.bench import hooks, launch, options, sharded_hooks
 from tersor.bench.backward import Result, Shape, measure
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
@@ -82,7 +83,7 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
     print(
         f"{_title(shape)}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
         f"over {world.backend}, link {chosen.link}; backward without communication "
-        f"{table.seconds(compute_seconds)}\n"
+        f"{_text.seconds(compute_seconds)}\n"
     )
     _print_results(results)
 
@@ -138,14 +139,14 @@ def _print_results(results: list[Result]) -> None:
     rows = [
         [
             result.hook,
-            table.seconds(result.seconds),
-            table.ratio(speed(result, "none")),
-            table.ratio(speed(result, "torch:fp16")),
-            table.seconds(result.step_seconds),
-            table.byte_count(result.traffic.sent_bytes),
-            table.byte_count(result.interface_bytes),
+            _text.seconds(result.seconds),
+            _text.ratio(speed(result, "none")),
+            _text.ratio(speed(result, "torch:fp16")),
+            _text.seconds(result.step_seconds),
+            _text.byte_count(result.traffic.sent_bytes),
+            _text.byte_count(result.interface_bytes),
             f"{result.relative_error:.1e}",
         ]
         for result in results
     ]
-    table.print_table(head, rows)
+    print(_text.table(head, rows), flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tersor
-from tersor.bench import table
+from tersor import _text
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
 
@@ -152,7 +152,7 @@ def _record(spec: str, operation: Operation, timing: Timing, chosen: argparse.Na
 
 def _print(found: list[Record]) -> None:
     head = ["codec", "operation", "time", "GB/s", "of copy", "payload", "error"]
-    table.print_table(head, [_row(record) for record in found])
+    print(_text.table(head, [_row(record) for record in found]))
 
 
 def _row(record: Record) -> list[str]:
@@ -162,9 +162,9 @@ def _row(record: Record) -> list[str]:
     return [
         str(record["codec"]),
         str(record["operation"]),
-        table.seconds(number("seconds")),
+        _text.seconds(number("seconds")),
         f"{number('gigabytes_per_second'):.1f}",
         f"{number('ratio'):.2f}",
-        table.byte_count(number("payload_bytes")),
+        _text.byte_count(number("payload_bytes")),
         f"{number('relative_error'):.1e}",
     ]

@@ -10,7 +10,8 @@ import typing
 
 import torch
 
-from tersor.bench import hooks, launch, options, table
+from tersor import _text
+from tersor.bench import hooks, launch, options
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.tasks import TASKS, Task, TaskOptions
 from tersor.bench.training import Epoch, Training
@@ -133,7 +134,7 @@ def _fields(epoch: Epoch) -> Record:
 def _print_epoch(epoch: Epoch) -> None:
     print(
         f"  epoch {epoch.number}  accuracy {100 * epoch.accuracy:.2f} %  loss {epoch.loss:.4f}  "
-        f"step {table.seconds(epoch.step_seconds)}  {table.seconds(epoch.seconds)} of training",
+        f"step {_text.seconds(epoch.step_seconds)}  {_text.seconds(epoch.seconds)} of training",
         flush=True,
     )
 
@@ -141,7 +142,7 @@ def _print_epoch(epoch: Epoch) -> None:
 def _print_summary(last: dict[str, list[Record]]) -> None:
     head = ["hook", "accuracy", "loss", "sent a step", "interface", "step", "exposed", "training"]
     print()
-    table.print_table(head, [_summary_row(name, runs) for name, runs in last.items()])
+    print(_text.table(head, [_summary_row(name, runs) for name, runs in last.items()]), flush=True)
     print(
         "\nsent: by one rank; computed for PyTorch's ways, counted for ours. interface: counted "
         "by the kernel, with headers and whatever else went there"
@@ -158,9 +159,9 @@ def _summary_row(name: str, runs: list[Record]) -> list[str]:
         name,
         f"{100 * mean('accuracy'):.2f} %",
         f"{mean('loss'):.4f}",
-        table.byte_count(mean("wire_bytes")),
-        table.byte_count(mean("interface_bytes")),
-        table.seconds(mean("step_seconds")),
-        table.seconds(mean("exposed_seconds")),
-        table.seconds(mean("seconds")),
+        _text.byte_count(mean("wire_bytes")),
+        _text.byte_count(mean("interface_bytes")),
+        _text.seconds(mean("step_seconds")),
+        _text.seconds(mean("exposed_seconds")),
+        _text.seconds(mean("seconds")),
     ]
