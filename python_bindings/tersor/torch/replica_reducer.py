@@ -28,10 +28,10 @@ class ReplicaReducer(ShardedReducer):
 
     _choices: dict[str, CodecChoice]
 
-    def send_flat(self, names: Sequence[str], shards: Tensor) -> ReadyGradients:
-        """Begins to reduce the shards of these parameters in place."""
+    def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
+        """Begins to reduce the shards of these parameters in place: ``rows`` is ``output``."""
         self._begin(names)
-        return self._core.ready_flat(list(names), shards)
+        return self._core.ready_flat(list(names), output)
 
     def keeps(self, name: str) -> bool:
         """Whether there is a residual of this parameter."""

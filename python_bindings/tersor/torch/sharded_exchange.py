@@ -31,7 +31,6 @@ from tersor.torch.replica_reducer import ReplicaReducer
 from tersor.torch.sharded_reducer import (
     DTYPE_NAMES,
     Kind,
-    Made,
     OddMessage,
     Reducers,
     ShardedReducer,
@@ -47,8 +46,6 @@ class Sender:
         self.unsupported = unsupported
         self.reducers = Reducers(options, ShardedReducer)
         self.replicas = Reducers(options, ReplicaReducer)
-        self.exchanges: list[GradientExchange] = []
-        self.replica_exchanges: list[ReplicaExchange] = []
         self.groups: set[dist.ProcessGroup] = set()
         self._channels: dict[dist.ProcessGroup, Transport] = {}
         self._late: list[Tensor] = []
@@ -65,8 +62,8 @@ class Sender:
 
     def prepare(self) -> None:
         """Makes the reducers that steps to come will need, as far as that can be told."""
-        self.reducers.prepare(one for one in self.exchanges if not one.removed)
-        self.replicas.prepare(one for one in self.replica_exchanges if not one.removed)
+        self.reducers.prepare()
+        self.replicas.prepare()
 
     @property
     def error(self) -> Exception | None:
@@ -177,11 +174,14 @@ class Exchange:
 class ModuleExchange(Exchange, ABC):
     """What the reduce-scatter and the all-reduce of one ``FSDPModule`` have in common."""
 
-    def __init__(self, name: str, layout: ModuleLayout, sender: Sender, number: int) -> None:
+    def __init__(
+        self, name: str, layout: ModuleLayout, sender: Sender, reducers: Reducers[Any]
+    ) -> None:
         super().__init__(sender)
         self.name = name or "(root)"
         self.layout = layout
-        self.number = number
+        self._reducers = reducers
+        reducers.exchanges.append(self)
 
     @property
     @abstractmethod
@@ -194,15 +194,36 @@ class ModuleExchange(Exchange, ABC):
         reduction: Reduction = "mean" if averages else "sum"
         return Kind(self.group, self.layout.device, self.layout.dtype, reduction)
 
-    def _reducer(
-        self, reducers: Reducers[Made], rows: Tensor, kind: Kind, every: Sequence[Any]
-    ) -> tuple[Made, list[str]]:
+    def _exchange(self, rows: Tensor, output: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        """Reduces ``rows`` (ranks, shards), of which this rank's go to ``output``."""
+        sender = self._sender
+        sender.groups.add(group)
+        in_pass = sender.begin()
+        reduction, factor = reduction_of(op)
+        reducer, names = self._reducer(rows, Kind(group, rows.device, rows.dtype, reduction))
+        late = in_pass and factor == 1.0 and not rows.is_cuda and self._is_last
+        late = late and self.layout.leaves_views(rows.dtype)  # before there is a gradient
+        sent = reducer.send(names, rows, output)
+        if late:
+            return sender.leave(output)
+        reducer.wait(sent)
+        if not in_pass:
+            sender.end_steps()
+        if factor != 1.0:
+            output.mul_(factor)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the result goes through no other exchange."""
+        return True
+
+    def _reducer(self, rows: Tensor, kind: Kind) -> tuple[ShardedReducer, list[str]]:
         """What reduces them, and what they are called there."""
         parameters = self.layout.parameters(rows.shape[1])
         if parameters is not None:
-            return reducers.of(self, kind, every), [one.name for one in parameters]
+            return self._reducers.of(self, kind), [one.name for one in parameters]
         message = self._odd_message(rows)
-        return reducers.odd(self, kind, message), [message.parameter.name]
+        return self._reducers.odd(self, kind, message), [message.parameter.name]
 
     def _odd_message(self, rows: Tensor) -> OddMessage:
         if not self.layout.known:
@@ -223,11 +244,10 @@ class GradientExchange(ModuleExchange):
     """The reduce-scatter of one ``FSDPModule``."""
 
     def __init__(self, name: str, layout: ModuleLayout, sender: Sender) -> None:
-        super().__init__(name, layout, sender, len(sender.exchanges))
+        super().__init__(name, layout, sender, sender.reducers)
         self.calls = 0
         self._reported = False
         self._gathers_ahead = False
-        sender.exchanges.append(self)
 
     def install(self, module: FSDPModule) -> None:
         """Takes the place of the module's reduce-scatter, and lets its weights come ahead."""
@@ -267,7 +287,7 @@ class GradientExchange(ModuleExchange):
         self.calls += 1
         try:
             if self._takes(input_tensor):
-                self._exchange(output_tensor, input_tensor, group, op)
+                self._exchange(input_tensor.view(group.size(), -1), output_tensor, group, op)
             else:
                 self._report_once(input_tensor)
                 plain_reduce_scatter(output_tensor, input_tensor, group, op)
@@ -281,24 +301,9 @@ class GradientExchange(ModuleExchange):
             self._reported = True
             report_unsupported({self.name: reason_of(values)}, self._sender.unsupported)
 
-    def _exchange(self, output: Tensor, values: Tensor, group: dist.ProcessGroup, op: Any) -> None:
-        self._sender.groups.add(group)
-        in_pass = self._sender.begin()
-        reduction, factor = reduction_of(op)
-        rows = values.view(group.size(), -1)
-        kind = Kind(group, values.device, values.dtype, reduction)
-        sender = self._sender
-        reducer, names = self._reducer(sender.reducers, rows, kind, sender.exchanges)
-        late = in_pass and factor == 1.0 and not values.is_cuda and self.layout.replicas is None
-        late = late and self.layout.leaves_views(values.dtype)  # before there is a gradient
-        sent = reducer.send(names, rows, output)
-        if late:
-            return self._sender.leave(output)
-        reducer.wait(sent)
-        if not in_pass:
-            self._sender.end_steps()
-        if factor != 1.0:
-            output.mul_(factor)
+    @property
+    def _is_last(self) -> bool:
+        return self.layout.replicas is None
 
 
 class ReplicaExchange(ModuleExchange):
@@ -309,9 +314,8 @@ class ReplicaExchange(ModuleExchange):
 
     def __init__(self, gradients: GradientExchange, group: dist.ProcessGroup) -> None:
         sender = gradients._sender
-        super().__init__(gradients.name, gradients.layout, sender, len(sender.replica_exchanges))
+        super().__init__(gradients.name, gradients.layout, sender, sender.replicas)
         self._group = group
-        sender.replica_exchanges.append(self)
         self.layout.replace_replicas(ReplicaGroup(self))
 
     @property
@@ -336,28 +340,10 @@ class ReplicaExchange(ModuleExchange):
         try:
             if self._sender.error is not None:  # the replicas must hear of it
                 raise self._sender.error
-            self._exchange(shards, op)
+            self._exchange(shards.view(1, -1), shards, self.group, op)
         except Exception as error:  # also what is not ours
             self._sender.poison(error, self.group, shards.device)
             self._sender.fail(error, shards)
-
-    def _exchange(self, shards: Tensor, op: Any) -> None:
-        sender = self._sender
-        sender.groups.add(self.group)
-        in_pass = sender.begin()
-        reduction, factor = reduction_of(op)
-        kind = Kind(self.group, shards.device, shards.dtype, reduction)
-        exchanges = sender.replica_exchanges
-        reducer, names = self._reducer(sender.replicas, shards.view(1, -1), kind, exchanges)
-        sent = reducer.send_flat(names, shards)
-        late = in_pass and factor == 1.0 and not shards.is_cuda
-        if late and self.layout.leaves_views(shards.dtype):
-            return sender.leave(shards)
-        reducer.wait(sent)
-        if not in_pass:
-            sender.end_steps()
-        if factor != 1.0:
-            shards.mul_(factor)
 
 
 class ReplicaGroup(dist.ProcessGroup):

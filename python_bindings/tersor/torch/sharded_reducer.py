@@ -47,7 +47,10 @@ class Reduced(Protocol):
     """What one module's gradients go through, as far as reducers ask."""
 
     layout: ModuleLayout
-    number: int
+
+    @property
+    def removed(self) -> bool:
+        """Whether its calls are PyTorch's own from now on."""
 
     def expected_kind(self) -> Kind:
         """What FSDP will ask for, as far as can be told before it does."""
@@ -224,9 +227,14 @@ Made = TypeVar("Made", bound=ShardedReducer)
 
 
 class Reducers(Generic[Made]):
-    """Finds, or makes, the reducer for a module's gradients. ``make``: its class."""
+    """Finds, or makes, the reducers of modules' gradients. ``make``: their class.
+
+    Attributes:
+        exchanges: of all modules, in their order.
+    """
 
     def __init__(self, options: ReducerOptions, make: type[Made]) -> None:
+        self.exchanges: list[Reduced] = []
         self._options = options
         self._class = make
         self._of: dict[Reduced, Made] = {}
@@ -237,23 +245,22 @@ class Reducers(Generic[Made]):
         odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:2])]
         return [*dict.fromkeys(self._of.values()), *odd]
 
-    def prepare(self, exchanges: Iterable[Reduced]) -> None:
+    def prepare(self) -> None:
         """Makes those that steps to come will need, as far as that can be told."""
-        candidates = list(exchanges)
-        for exchange in candidates:
-            if exchange.layout.known and exchange not in self._of:
-                self._make(exchange.expected_kind(), candidates)
+        for exchange in self.exchanges:
+            if exchange.layout.known and exchange not in self._of and not exchange.removed:
+                self._make(exchange.expected_kind())
 
-    def of(self, exchange: Reduced, kind: Kind, every: Iterable[Reduced]) -> Made:
+    def of(self, exchange: Reduced, kind: Kind) -> Made:
         """The one for all parameters of a module that want a gradient."""
         found = self._of.get(exchange)
         if found is None or found.kind != kind or found.lacks(exchange.layout.expected()):
-            self._make(kind, every, exchange)
+            self._make(kind, exchange)
         return self._of[exchange]
 
     def odd(self, exchange: Reduced, kind: Kind, message: OddMessage) -> Made:
         """The one for a message of which nobody says which parameters it holds."""
-        key = (exchange.number, message.parameter.name, kind)
+        key = (self.exchanges.index(exchange), message.parameter.name, kind)
         if key not in self._odd:
             options: ReducerOptions = {**self._options, **message.options}
             self._odd[key] = self._class(kind, [message.parameter], options, message.reason)
@@ -263,16 +270,11 @@ class Reducers(Generic[Made]):
         self._of.clear()
         self._odd.clear()
 
-    def _make(
-        self,
-        kind: Kind,
-        candidates: Iterable[Reduced],
-        certain: Reduced | None = None,
-    ) -> None:
-        """One for ``certain``, and for all candidates of which the same is expected."""
+    def _make(self, kind: Kind, certain: Reduced | None = None) -> None:
+        """One for ``certain``, and for all exchanges of which the same is expected."""
         taken = [
             one
-            for one in candidates
+            for one in self.exchanges
             if one is certain
             or (one.layout.known and self._is_free(one) and one.expected_kind() == kind)
         ]
@@ -287,7 +289,8 @@ class Reducers(Generic[Made]):
     def _is_free(self, exchange: Reduced) -> bool:
         """Whether no reducer is in use for it, or one that lacks a parameter, once frozen."""
         found = self._of.get(exchange)
-        return found is None or not found.used or found.lacks(exchange.layout.expected())
+        unused = found is None or not found.used or found.lacks(exchange.layout.expected())
+        return unused and not exchange.removed
 
 
 def _move_residuals(before: Iterable[ShardedReducer], made: ShardedReducer) -> None:
