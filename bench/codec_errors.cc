@@ -9,8 +9,8 @@
 
 #include "bench/arguments.h"
 #include "bench/compare.h"
-#include "bench/planned_codec.h"
 #include "bench/table.h"
+#include "codecs/planned_codec.h"
 
 namespace tersor::bench {
 namespace {

@@ -48,7 +48,7 @@ class EncodeOperation : public CodecOperation {
 
   double check() override {
     run();
-    payload_bytes_ = bench::payload_bytes(frame_);
+    payload_bytes_ = tersor::payload_bytes(frame_);
     workspace_bytes_ = codec_.plan().workspace_bytes;
     const ConstByteSpan bytes{gradient_.pointer(), gradient_.bytes()};
     baseline_ = read_baseline(bytes);
@@ -78,7 +78,7 @@ class FeedbackOperation : public CodecOperation {
 
   double check() override {
     run();
-    payload_bytes_ = bench::payload_bytes(frame_);
+    payload_bytes_ = tersor::payload_bytes(frame_);
     workspace_bytes_ = codec_.plan().workspace_bytes;
     const ConstValueSpan gradient = input_.step(0);
     baseline_ = triad_baseline(feedback_bytes(gradient.bytes(), residual_.bytes(), payload_bytes_));
@@ -93,7 +93,7 @@ class FeedbackOperation : public CodecOperation {
   }
 
   void run() override {
-    codec_.encode(input_.step(words_.step), in_place(as_f32(residual_)), &words_, frame_.span());
+    codec_.encode(input_.step(words_.step), frame_.span(), in_place(as_f32(residual_)), &words_);
   }
 
  private:
@@ -134,7 +134,7 @@ class DecodeOperation : public CodecOperation {
         output_(copy_of(gradient_)),
         mode_(mode) {
     codec_.encode(gradient_, frame_.span());
-    payload_bytes_ = bench::payload_bytes(frame_);
+    payload_bytes_ = tersor::payload_bytes(frame_);
     workspace_bytes_ = codec_.plan().workspace_bytes;
   }
 
@@ -196,7 +196,7 @@ class ReduceOperation : public CodecOperation {
 
   double check() override {
     run();
-    payload_bytes_ = bench::payload_bytes(reduced_);
+    payload_bytes_ = tersor::payload_bytes(reduced_);
     workspace_bytes_ = reducer_.plan().workspace_bytes;
     baseline_ = triad_baseline(reduce_bytes(kReducedFrames, residual_.bytes(), payload_bytes_));
     const Buffer decoded(gradient_.bytes());
@@ -207,7 +207,7 @@ class ReduceOperation : public CodecOperation {
   }
 
   void run() override {
-    reducer_.reduce(frames_, in_place(as_f32(residual_)), &words_, reduced_.span());
+    reducer_.reduce(frames_, reduced_.span(), in_place(as_f32(residual_)), &words_);
   }
 
  private:

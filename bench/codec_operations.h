@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "bench/baselines.h"
-#include "bench/planned_codec.h"
+#include "codecs/planned_codec.h"
 
 namespace tersor::bench {
 

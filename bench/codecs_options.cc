@@ -9,8 +9,8 @@
 #include <array>
 
 #include "bench/arguments.h"
-#include "bench/planned_codec.h"
 #include "codecs/examples.h"
+#include "codecs/planned_codec.h"
 
 namespace tersor::bench {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "bench/codec_operations.h"
 #include "bench/compare.h"
-#include "bench/planned_codec.h"
 #include "bench/timing.h"
+#include "codecs/planned_codec.h"
 
 namespace tersor::bench {
 namespace {

@@ -5,10 +5,13 @@
 #include <memory>
 #include <string_view>
 
+namespace tersor {
+class PlannedCodec;
+}
+
 namespace tersor::bench {
 
 class CodecOperation;
-class PlannedCodec;
 struct OperationInput;
 
 inline constexpr std::string_view kFeedbackMiss = "encode+feedback, miss";

@@ -37,7 +37,7 @@ class DeviceFeedback : public DeviceOperation {
     const ConstValueSpan gradient = input_.host.step(0);
     HostState state = state_->on_host();
     const Buffer frame = on_host_.frame(), decoded(gradient.bytes());
-    on_host_.encode(gradient, state.in_place(), &state.words, frame.span());
+    on_host_.encode(gradient, frame.span(), state.in_place(), &state.words);
     queue();
     require_same(used_bytes(frame), frames_->at(0), input_.stream, "encode: the frame");
     require_same_residual(state);
@@ -47,7 +47,7 @@ class DeviceFeedback : public DeviceOperation {
   }
 
   void queue() override {
-    on_device_.encode(gradients_->at(call_), state_of(call_), state_->words(), frames_->at(call_));
+    on_device_.encode(gradients_->at(call_), frames_->at(call_), state_of(call_), state_->words());
     ++call_;
   }
 
@@ -94,7 +94,7 @@ class DeviceFarMiss : private NarrowValues, public DeviceFeedback {
 
  private:
   SegmentState state_of(std::size_t call) const override {
-    return residual_from(state_->residual(call), written_.values(call, Dtype::kF32));
+    return {state_->residual(call), written_.values(call, Dtype::kF32)};
   }
   void require_same_residual(const HostState& state) const override {
     require_same(state.residual.span(), written_.at(0), input_.stream, "encode: the residual");
@@ -109,7 +109,7 @@ ValueSpan HostState::values() const {
   return residual.values(residual.bytes() / sizeof(float), Dtype::kF32);
 }
 
-SegmentState HostState::in_place() const { return bench::in_place(values()); }
+SegmentState HostState::in_place() const { return tersor::in_place(values()); }
 
 DeviceState::DeviceState(const DeviceInput& input, std::size_t sets)
     : count_(input.host.count),
@@ -129,7 +129,7 @@ HostState DeviceState::on_host() const {
 }
 
 SegmentState DeviceState::in_place(std::size_t call) const {
-  return bench::in_place(residual(call));
+  return tersor::in_place(residual(call));
 }
 
 void DeviceState::require_same_as(const HostState& state, std::string_view what) const {
@@ -150,7 +150,7 @@ double host_feedback_error(const DeviceInput& input, ConstValueSpan residual) {
   HostState state{Buffer(residual.bytes()), {}};
   std::memcpy(state.residual.pointer(), residual.pointer(), residual.bytes());
   const Buffer frame = codec.frame(), decoded(gradient.bytes());
-  codec.encode(gradient, state.in_place(), &state.words, frame.span());
+  codec.encode(gradient, frame.span(), state.in_place(), &state.words);
   const ValueSpan values = decoded.values(gradient.count(), gradient.dtype());
   codec.decode(used_bytes(frame), values, DecodeMode::kAssign);
   return feedback_error(gradient, residual, values);

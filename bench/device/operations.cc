@@ -68,7 +68,7 @@ class DeviceDecode : public DeviceOperation {
         decoded_(input.host.step(0).bytes()) {
     on_host_.encode(gradient(), frame_.span());
     on_host_.decode(used_bytes(frame_), decoded(), DecodeMode::kAssign);
-    payload_bytes_ = bench::payload_bytes(frame_);
+    payload_bytes_ = tersor::payload_bytes(frame_);
     workspace_bytes_ = on_device_.plan().workspace_bytes;
     useful_bytes_ = mode == DecodeMode::kAssign
                         ? decode_bytes(decoded_.bytes(), payload_bytes_)
@@ -138,7 +138,7 @@ class DeviceReduce : public DeviceOperation {
     std::array<ConstByteSpan, kDeviceReducedFrames> frames;
     for (std::size_t rank = 0; rank < frames.size(); ++rank)
       frames[rank] = used_bytes(host_frames_[rank]);
-    on_host_.reduce(frames, state.in_place(), &state.words, reduced.span());
+    on_host_.reduce(frames, reduced.span(), state.in_place(), &state.words);
     queue();
     require_same(used_bytes(reduced), reduced_->at(0), input_.stream, "reduce: the frame");
     state_->require_same_as(state, "reduce: the owner's residual");
@@ -148,7 +148,7 @@ class DeviceReduce : public DeviceOperation {
   void queue() override {
     std::array<ConstByteSpan, kDeviceReducedFrames> frames;
     for (std::size_t rank = 0; rank < frames.size(); ++rank) frames[rank] = frames_[rank].at(call_);
-    on_device_.reduce(frames, state_->in_place(call_), state_->words(), reduced_->at(call_));
+    on_device_.reduce(frames, reduced_->at(call_), state_->in_place(call_), state_->words());
     ++call_;
   }
 

@@ -1,9 +1,8 @@
 // See measure.h.
 #include "comm/reducer/measure.h"
 
+#include "codecs/planned_codec.h"
 #include "kernels/scalar/convert.h"
-
-#include <tersor/buffer.h>
 
 #include <cmath>
 #include <vector>
@@ -19,12 +18,6 @@ void add_to(std::vector<float>& sum, ConstValueSpan values) {
   });
 }
 
-std::shared_ptr<const Codec> without_feedback(const Codec& codec) {
-  CodecSpec spec = codec.spec();
-  spec.feedback = Feedback::kNone;
-  return make_codec(spec.text());
-}
-
 double distance_ratio(const std::vector<float>& wanted, const std::vector<float>& decoded) {
   double error = 0, energy = 0;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -37,23 +30,16 @@ double distance_ratio(const std::vector<float>& wanted, const std::vector<float>
 
 }  // namespace
 
-double relative_error(const Codec& codec, const Segment& segment, ConstValueSpan gradient,
+double relative_error(const Codec& codec, std::uint32_t parameter, ConstValueSpan gradient,
                       ConstValueSpan residual) {
-  std::vector<float> wanted(segment.count, 0.0f), decoded(segment.count, 0.0f);
+  std::vector<float> wanted(gradient.count(), 0.0f), decoded(gradient.count(), 0.0f);
   add_to(wanted, gradient);
   add_to(wanted, residual);
-  const auto plain = without_feedback(codec);
-  const Plan plan = plain->plan({.segments = {&segment, 1}});
-  const Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
-  Execution execution;
-  execution.workspace = workspace.span();
-  const ConstValueSpan inputs[] = {wanted};
-  plain->encode({.segments = {&segment, 1}, .gradients = inputs, .execution = execution},
-                frame.span());
-  const ConstByteSpan frames[] = {ConstByteSpan(frame.span()).first(frame_bytes(frame.span()))};
-  const ValueSpan outputs[] = {decoded};
-  plain->decode(
-      {.segments = {&segment, 1}, .frames = frames, .outputs = outputs, .execution = execution});
+  const PlannedCodec plain(with_feedback(codec.spec().text(), Feedback::kNone),
+                           {.count = gradient.count(), .parameter = parameter});
+  const Buffer frame = plain.frame();
+  plain.encode(wanted, frame.span());
+  plain.decode(used_bytes(frame), decoded);
   return distance_ratio(wanted, decoded);
 }
 

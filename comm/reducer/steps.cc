@@ -105,8 +105,7 @@ void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
   const HostCopy gradient(slot.input, options_.stream);
   const HostCopy residual(residuals_.current_sender(parameter), stream());
   parameters_[parameter].relative_error =
-      relative_error(*slot.codec, {.count = slot.count, .parameter = parameter}, gradient.values(),
-                     residual.values());
+      relative_error(*slot.codec, parameter, gradient.values(), residual.values());
 }
 
 // A graph holds the addresses of one step: residuals that change places between steps would be

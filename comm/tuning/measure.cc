@@ -1,6 +1,7 @@
 // Times codecs for the cost model: each call on few and on many values, which gives its cost a call
 // and a value.
 #include "comm/tuning/measure.h"
+#include "codecs/planned_codec.h"
 #include "comm/collectives/context.h"
 #include "comm/collectives/host_copy.h"
 #include "kernels/host/elementwise.h"
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace tersor {
@@ -83,86 +85,54 @@ class CodecRun {
  public:
   CodecRun(const std::string& spec, Dtype dtype, std::size_t count, Site site)
       : site_(site),
-        segment_{.count = count},
-        codec_(make_codec(spec)),
-        plan_(codec_->plan({.segments = {&segment_, 1},
-                            .dtype = dtype,
-                            .contributions = kFrames,
-                            .memory = site.memory})),
+        codec_(spec, {.count = count,
+                      .dtype = dtype,
+                      .memory = site.memory,
+                      .stream = site.view(),
+                      .contributions = kFrames}),
         gradient_memory_(count * dtype_bytes(dtype), site.memory),
         output_memory_(site.zeros(count * dtype_bytes(dtype))),
-        residual_memory_(site.zeros(codec_->has_feedback() ? count * sizeof(float) : 0)),
-        native_memory_(site.zeros(plan_.rounds.front().native_count * sizeof(float))),
-        frame_(plan_.frame_bytes, site.memory),
-        sum_(plan_.frame_bytes, site.memory),
-        workspace_(plan_.workspace_bytes, site.memory),
+        residual_memory_(site.zeros(codec_.codec().has_feedback() ? count * sizeof(float) : 0)),
+        native_memory_(site.zeros(codec_.plan().rounds.front().native_count * sizeof(float))),
+        frame_(codec_.frame()),
+        sum_(codec_.frame()),
         words_memory_(site.zeros(sizeof(StateWords))),
         gradient_(gradient_memory_.values(count, dtype)),
         output_(output_memory_.values(count, dtype)) {
     from_floats(numbers(count), 1.0f, gradient_memory_.values(count, dtype), site.view());
-    execution_.workspace = workspace_.span();
-    execution_.memory = site.memory;
-    execution_.stream = site.view();
-    const ValueSpan residual =
-        residual_memory_.values(residual_memory_.bytes() / sizeof(float), Dtype::kF32);
-    state_ = {residual, residual};
+    if (codec_.codec().has_feedback())
+      state_ = in_place(residual_memory_.values(count, Dtype::kF32));
     encode();
     const bool host = site.memory == Memory::kHost;
-    frames_.assign(kFrames,
-                   frame_.span().first(host ? frame_bytes(frame_.span()) : frame_.bytes()));
+    frames_.assign(kFrames, host ? used_bytes(frame_) : frame_.span());
   }
 
   const Stream* stream() const { return site_.stream; }
-  std::size_t count() const { return segment_.count; }
-  bool allows(Exchange exchange) const {
-    const auto& all = plan_.rounds.front().exchanges;
-    return std::find(all.begin(), all.end(), exchange) != all.end();
-  }
+  std::size_t count() const { return codec_.count(); }
+  bool allows(Exchange exchange) const { return codec_.allows(exchange); }
 
-  void encode() { codec_->encode(encode_call(), frame_.span()); }
-  void decode(std::size_t frames) { codec_->decode(decode_call(std::span(frames_).first(frames))); }
-  void reduce() {
-    codec_->reduce({.segments = {&segment_, 1},
-                    .dtype = gradient_.dtype(),
-                    .frames = frames_,
-                    .execution = execution_},
-                   sum_.span());
+  void encode() {
+    codec_.encode(gradient_, frame_.span(), state_,
+                  reinterpret_cast<StateWords*>(words_memory_.pointer()));
   }
-  void encode_native() { codec_->encode_native(encode_call(), 1.0f, native_values()); }
-  void decode_native() { codec_->decode_native(decode_call({}), native_values()); }
+  void decode(std::size_t frames) { codec_.decode(std::span(frames_).first(frames), output_); }
+  void reduce() { codec_.reduce(frames_, sum_.span()); }
+  void encode_native() { codec_.encode_native(gradient_, 0, native_values()); }
+  void decode_native() { codec_.decode_native(native_values(), 0, output_); }
 
  private:
-  EncodeCall encode_call() {
-    EncodeCall call{.segments = {&segment_, 1},
-                    .gradients = {&gradient_, 1},
-                    .words_out = reinterpret_cast<StateWords*>(words_memory_.pointer()),
-                    .execution = execution_};
-    if (codec_->has_feedback()) call.states = {&state_, 1};
-    return call;
-  }
-
-  DecodeCall decode_call(std::span<const ConstByteSpan> frames) const {
-    return {.segments = {&segment_, 1},
-            .frames = frames,
-            .outputs = {&output_, 1},
-            .execution = execution_};
-  }
-
   ValueSpan native_values() const {
-    const Round& round = plan_.rounds.front();
+    const Round& round = codec_.plan().rounds.front();
     return native_memory_.values(round.native_count, round.native_dtype);
   }
 
   Site site_;
-  Segment segment_;
-  std::shared_ptr<const Codec> codec_;
-  Plan plan_;
+  PlannedCodec codec_;
   Buffer gradient_memory_, output_memory_, residual_memory_, native_memory_;
-  Buffer frame_, sum_, workspace_, words_memory_;
+  Buffer frame_, sum_, words_memory_;
   ConstValueSpan gradient_;
   ValueSpan output_;
-  SegmentState state_;
-  Execution execution_;
+  std::optional<SegmentState> state_;
   std::vector<ConstByteSpan> frames_;
 };
 

@@ -1,6 +1,7 @@
 // See tuner.h.
 #include "comm/tuning/tuner.h"
 
+#include "codecs/planned_codec.h"
 #include "comm/collectives/choose.h"
 #include "comm/tuning/link_probe.h"
 #include "comm/tuning/measure.h"
@@ -77,12 +78,6 @@ std::vector<int> ranks_with(const std::vector<int>& of_ranks, int value) {
   return ranks;
 }
 
-std::string with_feedback(const std::string& spec) {
-  CodecSpec wanted = make_codec(spec)->spec();
-  wanted.feedback = Feedback::kResidual;
-  return wanted.text();
-}
-
 bool any_feedback(const std::vector<std::string>& specs) {
   return std::ranges::any_of(
       specs, [](const std::string& spec) { return make_codec(spec)->has_feedback(); });
@@ -94,7 +89,7 @@ AutoOptions checked(AutoOptions options) {
     spec = make_codec(spec)->spec().text();
   }
   if (any_feedback(options.codecs))
-    for (std::string& spec : options.codecs) spec = with_feedback(spec);
+    for (std::string& spec : options.codecs) spec = with_feedback(spec, Feedback::kResidual);
   if (options.threads == 0) throw InvalidArgument("a rank lends at least 1 thread to its codecs");
   if (options.link) check_link(*options.link, "the link");
   return options;
@@ -153,7 +148,7 @@ std::vector<std::string> Tuner::Impl::candidates(Dtype dtype) const {
   std::vector<std::string> specs = {"none"};
   if (dtype == Dtype::kF32) specs.emplace_back("bf16");
   if (any_feedback(options_.codecs))
-    for (std::string& spec : specs) spec = with_feedback(spec);
+    for (std::string& spec : specs) spec = with_feedback(spec, Feedback::kResidual);
   for (const std::string& spec : options_.codecs)
     if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(spec);
   return specs;

@@ -1,26 +1,22 @@
 // Fills in the arguments of a codec's calls for one gradient.
 
-#include "bench/planned_codec.h"
+#include "codecs/planned_codec.h"
 
 #include <algorithm>
 #include <string>
 
-namespace tersor::bench {
+namespace tersor {
 namespace {
 
 constexpr RandomSource kRandom{.key = 0x7e4504, .step = 0};
 
 }  // namespace
 
-SegmentState in_place(ValueSpan residual) { return residual_from(residual, residual); }
-
-SegmentState residual_from(ConstValueSpan before, ValueSpan after) {
-  return {.residual_in = before, .residual_out = after};
-}
+SegmentState in_place(ValueSpan residual) { return {residual, residual}; }
 
 PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
     : codec_(make_codec(spec)), plan_for_(plan_for) {
-  segment_.count = plan_for.count;
+  segment_ = {.count = plan_for.count, .parameter = plan_for.parameter};
   const unsigned threads = plan_for.threads == nullptr ? 1 : plan_for.threads->count();
   plan_ = codec_->plan({.segments = {&segment_, 1},
                         .dtype = plan_for.dtype,
@@ -31,12 +27,8 @@ PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
   kept_ = Buffer(plan_.kept_bytes, plan_for.memory);
 }
 
-bool PlannedCodec::has_frames() const {
-  return std::ranges::count(plan_.rounds.back().exchanges, Exchange::kGather) != 0;
-}
-
-bool PlannedCodec::reduces() const {
-  return std::ranges::count(plan_.rounds.back().exchanges, Exchange::kTwoShot) != 0;
+bool PlannedCodec::allows(Exchange exchange) const {
+  return std::ranges::count(plan_.rounds.back().exchanges, exchange) != 0;
 }
 
 Execution PlannedCodec::execution() const {
@@ -47,20 +39,11 @@ Execution PlannedCodec::execution() const {
           .memory = plan_for_.memory};
 }
 
-void PlannedCodec::encode(ConstValueSpan gradient, ByteSpan frame) const {
+void PlannedCodec::encode(ConstValueSpan gradient, ByteSpan frame,
+                          const std::optional<SegmentState>& state, StateWords* words) const {
   codec_->encode({.segments = {&segment_, 1},
                   .gradients = {&gradient, 1},
-                  .random = kRandom,
-                  .identity = identity(),
-                  .execution = execution()},
-                 frame);
-}
-
-void PlannedCodec::encode(ConstValueSpan gradient, const SegmentState& state, StateWords* words,
-                          ByteSpan frame) const {
-  codec_->encode({.segments = {&segment_, 1},
-                  .gradients = {&gradient, 1},
-                  .states = {&state, 1},
+                  .states = states(state),
                   .words = words,
                   .words_out = words,
                   .random = kRandom,
@@ -69,10 +52,10 @@ void PlannedCodec::encode(ConstValueSpan gradient, const SegmentState& state, St
                  frame);
 }
 
-void PlannedCodec::decode(ConstByteSpan frame, ValueSpan output, DecodeMode mode,
+void PlannedCodec::decode(std::span<const ConstByteSpan> frames, ValueSpan output, DecodeMode mode,
                           float factor) const {
   codec_->decode({.segments = {&segment_, 1},
-                  .frames = {&frame, 1},
+                  .frames = frames,
                   .outputs = {&output, 1},
                   .mode = mode,
                   .factor = factor,
@@ -80,12 +63,12 @@ void PlannedCodec::decode(ConstByteSpan frame, ValueSpan output, DecodeMode mode
                   .execution = execution()});
 }
 
-void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, const SegmentState& state,
-                          StateWords* words, ByteSpan frame) const {
+void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, ByteSpan frame,
+                          const std::optional<SegmentState>& state, StateWords* words) const {
   codec_->reduce({.segments = {&segment_, 1},
                   .dtype = plan_for_.dtype,
                   .frames = frames,
-                  .states = {&state, 1},
+                  .states = states(state),
                   .words = words,
                   .words_out = words,
                   .random = kRandom,
@@ -94,29 +77,37 @@ void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, const SegmentSt
                  frame);
 }
 
+void PlannedCodec::encode_native(ConstValueSpan gradient, std::size_t round,
+                                 ValueSpan values) const {
+  codec_->encode_native({.segments = {&segment_, 1},
+                         .gradients = {&gradient, 1},
+                         .random = kRandom,
+                         .identity = identity(round),
+                         .execution = execution(),
+                         .contributions = plan_for_.contributions},
+                        1.0f, values);
+}
+
+void PlannedCodec::decode_native(ValueSpan values, std::size_t round, ValueSpan output) const {
+  const DecodeCall back{.segments = {&segment_, 1},
+                        .outputs = {&output, 1},
+                        .identity = identity(round),
+                        .execution = execution(),
+                        .contributions = plan_for_.contributions};
+  if (round + 1 == plan_.rounds.size())
+    codec_->decode_native(back, values);
+  else
+    codec_->absorb(back, values);
+}
+
 std::size_t PlannedCodec::exchange_bare(ConstValueSpan gradient, ValueSpan output) const {
   std::size_t bytes = 0;
-  for (const Round& round : plan_.rounds) {
-    FrameIdentity identity = this->identity();
-    identity.round = static_cast<std::uint8_t>(&round - plan_.rounds.data());
+  for (std::size_t i = 0; i < plan_.rounds.size(); ++i) {
+    const Round& round = plan_.rounds[i];
     const Buffer bare(round.native_count * dtype_bytes(round.native_dtype));
     const ValueSpan values = bare.values(round.native_count, round.native_dtype);
-    codec_->encode_native({.segments = {&segment_, 1},
-                           .gradients = {&gradient, 1},
-                           .random = kRandom,
-                           .identity = identity,
-                           .execution = execution(),
-                           .contributions = plan_for_.contributions},
-                          1.0f, values);
-    const DecodeCall back{.segments = {&segment_, 1},
-                          .outputs = {&output, 1},
-                          .identity = identity,
-                          .execution = execution(),
-                          .contributions = plan_for_.contributions};
-    if (&round == &plan_.rounds.back())
-      codec_->decode_native(back, values);
-    else
-      codec_->absorb(back, values);
+    encode_native(gradient, i, values);
+    decode_native(values, i, output);
     bytes += bare.bytes();
   }
   return bytes;
@@ -136,4 +127,4 @@ std::string with_feedback(std::string_view spec, Feedback feedback) {
   return parts.text();
 }
 
-}  // namespace tersor::bench
+}  // namespace tersor
