@@ -65,11 +65,12 @@ void AllreduceRank::call() {
 void AllreduceRank::make_state(const AllreduceCase& wanted) {
   const std::size_t count = input_.count();
   const int rank = rank_.transport().rank();
-  std::size_t encoded = count, owned = owned_count(count, rank, rank_.transport().ranks());
+  const std::size_t unit = make_codec(wanted.codec)->traits().unit;
+  std::size_t encoded = count, owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit);
   if (wanted.algorithm == Algorithm::kHierarchical) {
     const std::vector<int> hosts = hosts_.empty() ? rank_.transport().hosts() : hosts_;
-    encoded = encoded_count(count, rank, hosts);
-    owned = owned_count(count, rank, hosts);
+    encoded = encoded_count(count, rank, hosts, 0, unit);
+    owned = owned_count(count, rank, hosts, 0, unit);
   }
   static constexpr StateWords kFirstWords;
   residual_ = zeros(encoded * sizeof(float));

@@ -36,8 +36,10 @@ StateRanges allreduce_ranges(const Prepared& prepared) {
   const Slot& slot = prepared.slots.front();
   const ExchangeContext& context = prepared.context;
   if (prepared.hierarchy != nullptr)
-    return prepared.hierarchy->groups().state_ranges(slot.count, context.rank, slot.parameter);
-  return {{0, slot.count}, owned_range(slot.count, context.rank, context.ranks, slot.parameter)};
+    return prepared.hierarchy->groups().state_ranges(slot.count, context.rank, slot.parameter,
+                                                     slot.unit());
+  return {{0, slot.count},
+          owned_range(slot.count, context.rank, context.ranks, slot.parameter, slot.unit())};
 }
 
 bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {

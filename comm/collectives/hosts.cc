@@ -18,10 +18,10 @@ void check_rank(int rank, int ranks) {
 }
 
 StateRanges ranges_of(std::size_t count, int rank, std::span<const int> hosts,
-                      std::uint32_t parameter) {
+                      std::uint32_t parameter, std::size_t unit) {
   const int ranks = static_cast<int>(hosts.size());
   check_rank(rank, ranks);
-  return HostGroups(hosts, ranks).state_ranges(count, rank, parameter);
+  return HostGroups(hosts, ranks).state_ranges(count, rank, parameter, unit);
 }
 
 }  // namespace
@@ -55,11 +55,12 @@ std::vector<int> HostGroups::owners(int shard) const {
   return ranks;
 }
 
-StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t parameter) const {
+StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t parameter,
+                                     std::size_t unit) const {
   if (!encodes(rank)) return {};
-  const Range shard = owned_range(count, place(rank), shards_, parameter);
+  const Range shard = owned_range(count, place(rank), shards_, parameter, unit);
   const int among_owners = index_in(owners(place(rank)), rank);
-  return {shard, owned_range(shard, among_owners, hosts(), parameter)};
+  return {shard, owned_range(shard, among_owners, hosts(), parameter, unit)};
 }
 
 int index_in(std::span<const int> ascending, int value) {
@@ -68,18 +69,19 @@ int index_in(std::span<const int> ascending, int value) {
 }
 
 std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
-                          std::uint32_t parameter) {
-  return ranges_of(count, rank, hosts, parameter).encoded.count;
+                          std::uint32_t parameter, std::size_t unit) {
+  return ranges_of(count, rank, hosts, parameter, unit).encoded.count;
 }
 
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
-                        std::uint32_t parameter) {
-  return ranges_of(count, rank, hosts, parameter).owned.count;
+                        std::uint32_t parameter, std::size_t unit) {
+  return ranges_of(count, rank, hosts, parameter, unit).owned.count;
 }
 
-std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter) {
+std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter,
+                        std::size_t unit) {
   check_rank(rank, ranks);
-  return owned_range(count, rank, ranks, parameter).count;
+  return owned_range(count, rank, ranks, parameter, unit).count;
 }
 
 }  // namespace tersor

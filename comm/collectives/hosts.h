@@ -40,7 +40,9 @@ class HostGroups {
   /// Whether a rank owns a shard that it exchanges with other hosts.
   bool encodes(int rank) const { return hosts() > 1 && place(rank) < shards_; }
 
-  StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter) const;
+  /// Of a codec whose segments are cut at multiples of `unit`.
+  StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter,
+                           std::size_t unit) const;
 
  private:
   std::vector<int> host_of_;

@@ -1,9 +1,10 @@
-// Who owns which values of a parameter: parts in units of 512 values, so that no block of a codec
-// and no counter of a random number is cut, and residuals stay where they are however parameters
-// are grouped into messages.
+// Who owns which values of a parameter: parts in units of its codec (CodecTraits::unit), so that no
+// block of a codec and no counter of a random number is cut, and residuals stay where they are
+// however parameters are grouped into messages.
 #pragma once
 
 #include <tersor/align.h>
+#include <tersor/codec.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -11,15 +12,16 @@
 
 namespace tersor {
 
-inline constexpr std::size_t kUnit = 512;  // values; every cut of a parameter is at a multiple
+inline constexpr std::size_t kUnit = CodecTraits{}.unit;  // values; of most codecs
 
 /// A chunk is shared among its lanes; but where these are more, none becomes shorter than so: a
 /// message costs microseconds, whatever is in it (docs/algorithms.md#chunks).
 inline constexpr std::size_t kLanesOfChunk = 32;
 
 /// Values of each lane of a chunk.
-inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes) {
-  return align_up(std::max<std::size_t>(chunk_count / std::min(lanes, kLanesOfChunk), 1), kUnit);
+inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes,
+                               std::size_t unit = kUnit) {
+  return align_up(std::max<std::size_t>(chunk_count / std::min(lanes, kLanesOfChunk), 1), unit);
 }
 
 /// The values [first, first + count) of a parameter.
@@ -29,10 +31,10 @@ struct Range {
 };
 
 /// Part `part` of `parts` of a parameter of `count` values; empty parts are legal.
-inline Range part_range(std::size_t count, int part, int parts) {
-  const std::size_t units = ceil_div(count, kUnit);
+inline Range part_range(std::size_t count, int part, int parts, std::size_t unit = kUnit) {
+  const std::size_t units = ceil_div(count, unit);
   const auto edge = [&](int index) {
-    return std::min(count, units * static_cast<std::size_t>(index) / parts * kUnit);
+    return std::min(count, units * static_cast<std::size_t>(index) / parts * unit);
   };
   return {edge(part), edge(part + 1) - edge(part)};
 }
@@ -50,13 +52,15 @@ inline int owned_part(int rank, int ranks, std::uint32_t parameter) {
 }
 
 /// The values of a parameter that `rank` owns.
-inline Range owned_range(std::size_t count, int rank, int ranks, std::uint32_t parameter) {
-  return part_range(count, owned_part(rank, ranks, parameter), ranks);
+inline Range owned_range(std::size_t count, int rank, int ranks, std::uint32_t parameter,
+                         std::size_t unit = kUnit) {
+  return part_range(count, owned_part(rank, ranks, parameter), ranks, unit);
 }
 
-/// The same of a range that begins at a multiple of kUnit.
-inline Range owned_range(Range whole, int rank, int ranks, std::uint32_t parameter) {
-  const Range owned = owned_range(whole.count, rank, ranks, parameter);
+/// The same of a range that begins at a multiple of the unit.
+inline Range owned_range(Range whole, int rank, int ranks, std::uint32_t parameter,
+                         std::size_t unit = kUnit) {
+  const Range owned = owned_range(whole.count, rank, ranks, parameter, unit);
   return {whole.first + owned.first, owned.count};
 }
 

@@ -33,10 +33,11 @@ void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
 Range lane_range(const PlanContext& context, const Slot& slot, Exchange last, int lane) {
   if (slot.collective == Collective::kReduceScatter && last != Exchange::kGather)
     return shard_range(slot.count, lane, context.ranks);
-  const Range carried =
-      owned_range(slot.count, context.sharding.shard, context.sharding.shards, slot.parameter);
+  const std::size_t unit = slot.unit();
+  const Range carried = owned_range(slot.count, context.sharding.shard, context.sharding.shards,
+                                    slot.parameter, unit);
   if (last == Exchange::kGather) return carried;
-  return owned_range(carried, lane, context.ranks, slot.parameter);
+  return owned_range(carried, lane, context.ranks, slot.parameter, unit);
 }
 
 void size_frame(FramePlan& frame, const PlanContext& context) {
@@ -77,8 +78,10 @@ std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> 
                              std::size_t chunk_count) {
   std::size_t longest = 1;
   for (const Piece& lane : lanes) longest = std::max(longest, lane.range.count);
-  const bool divisible = context.slots[lanes.front().slot].codec->traits().divisible;
-  const std::size_t step = divisible ? lane_length(chunk_count, lanes.size()) : longest;
+  const Slot& slot = context.slots[lanes.front().slot];
+  const bool divisible = slot.codec->traits().divisible;
+  const std::size_t step =
+      divisible ? lane_length(chunk_count, lanes.size(), slot.unit()) : longest;
   std::vector<Lanes> chunks;
   for (std::size_t offset = 0; offset < longest; offset += step) {
     Lanes chunk = empty_lanes(context, lanes.size());

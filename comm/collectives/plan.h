@@ -12,6 +12,7 @@
 #include <tersor/codec.h>
 #include <tersor/collectives.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,6 +33,7 @@ struct Slot {
   std::shared_ptr<const Codec> codec;
   Algorithm algorithm = Algorithm::kAuto;  ///< chosen for this slot; kAuto: as for all
   std::size_t chunk_count = 0;             ///< values, chosen for this slot; 0: as for all
+  std::size_t least_unit = 0;  ///< of its cuts, where codecs of other units may take its place
   Collective collective = Collective::kAllreduce;
 
   ConstValueSpan input = {};       ///< what this rank contributes
@@ -44,6 +46,9 @@ struct Slot {
   const std::uint32_t* active = nullptr;
   std::optional<std::uint64_t> window =
       {};  ///< only this part is decoded (output's count), from here
+
+  /// It is cut at multiples of so many values.
+  std::size_t unit() const { return std::max(least_unit, codec->traits().unit); }
 };
 
 /// A part of a slot.

@@ -102,7 +102,8 @@ std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
                                     std::size_t chunk_count) const {
   const auto rounds = exchanges(slots()[slot], algorithm);
   if (stays_whole(slots()[slot], algorithm))
-    chunk_count = std::max(chunk_count, encoding_ranks() * align_up(slots()[slot].count, kUnit));
+    chunk_count = std::max(chunk_count,
+                           encoding_ranks() * align_up(slots()[slot].count, slots()[slot].unit()));
   if (hierarchy_ == nullptr)
     return chunks(schedule(slots()[slot], rounds),
                   plan_cut(encoded_context(0), slot, rounds.back(), chunk_count));

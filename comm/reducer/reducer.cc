@@ -91,9 +91,10 @@ bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
 /// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
 StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) const {
   const Slot& slot = slots_[parameter];
-  StateRanges kept{{0, slot.count}, owned_range(slot.count, rank, context_.ranks, slot.parameter)};
+  StateRanges kept{{0, slot.count},
+                   owned_range(slot.count, rank, context_.ranks, slot.parameter, slot.unit())};
   if (hierarchy_ != nullptr)
-    kept = hierarchy_->groups().state_ranges(slot.count, rank, slot.parameter);
+    kept = hierarchy_->groups().state_ranges(slot.count, rank, slot.parameter, slot.unit());
   const bool feeds_back = slot.codec->has_feedback();
   if (!feeds_back) kept.encoded.count = 0;
   const bool encodes_sums = slot.collective == Collective::kAllreduce && may_go_two_shot(parameter);
@@ -120,6 +121,8 @@ void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
   check_tuner_memory(*tuner_, memory_);
   own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective);
   own.reason += ", auto";
+  for (const AutoPrediction& prediction : own.ways)
+    slot.least_unit = std::max(slot.least_unit, rules_.codec(prediction.way.codec)->traits().unit);
   set_way(own, slot, std::ranges::min_element(own.ways, {}, &AutoPrediction::seconds)->way);
 }
 

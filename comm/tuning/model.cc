@@ -41,10 +41,11 @@ struct Shape {
 Shape shape_of(const CostQuestion& question) {
   const auto lanes =
       static_cast<std::size_t>(question.algorithm == Algorithm::kOneShot ? 1 : question.ranks);
-  const std::size_t units = ceil_div(question.count, kUnit);
-  const std::size_t longest = std::min(question.count, ceil_div(units, lanes) * kUnit);
-  const std::size_t step = lane_length(question.chunk_count, lanes);
-  const bool cut = question.codec->traits().divisible && step < longest;
+  const CodecTraits traits = question.codec->traits();
+  const std::size_t units = ceil_div(question.count, traits.unit);
+  const std::size_t longest = std::min(question.count, ceil_div(units, lanes) * traits.unit);
+  const std::size_t step = lane_length(question.chunk_count, lanes, traits.unit);
+  const bool cut = traits.divisible && step < longest;
   const auto whole = static_cast<double>(longest), lane = static_cast<double>(cut ? step : longest);
   return {lane, cut ? whole / lane : 1.0};
 }
@@ -338,8 +339,9 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   if (question.ranks == 1 || question.count == 0) return {};
   const int hosts = question.ranks / near;
   const auto all = static_cast<double>(question.count);
-  const std::size_t lane = lane_length(question.chunk_count / static_cast<std::size_t>(near),
-                                       static_cast<std::size_t>(hosts));
+  const std::size_t lane =
+      lane_length(question.chunk_count / static_cast<std::size_t>(near),
+                  static_cast<std::size_t>(hosts), question.codec->traits().unit);
   const double chunk = std::min(all, static_cast<double>(lane) * hosts * near);
   const std::vector<Exchange> between =
       exchanges_of(*question.codec, question.dtype, hosts,

@@ -91,7 +91,7 @@ struct CollectiveOptions {
   std::uint64_t seed = 0;                  ///< of stochastic rounding
   /// Of stochastic rounding, where there is no state; a graph keeps the number of its capture.
   std::uint32_t step = 0;
-  std::size_t chunk_count = kDefaultChunkCount;  ///< values; rounded up to whole units of 512
+  std::size_t chunk_count = kDefaultChunkCount;  ///< values; rounded up to the codec's units
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Threads* threads = nullptr;                  ///< null: the calling thread alone
@@ -123,9 +123,10 @@ void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
                const CollectiveOptions& options = {}, StreamView stream = {});
 
 /// How many values of a parameter's gradient `rank` owns in a two-shot allreduce: part s of
-/// U = ceil(count / 512) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
-/// (s + parameter) mod ranks.
-std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0);
+/// U = ceil(count / unit) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
+/// (s + parameter) mod ranks. `unit` is that of the codec (CodecTraits::unit), here and below.
+std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0,
+                        std::size_t unit = CodecTraits{}.unit);
 
 /// Of a hierarchical allreduce: how many values `rank` encodes for other hosts, and how many it
 /// owns there where that exchange is two-shot. hosts[r] is the host of rank r. With L ranks on the
@@ -134,8 +135,8 @@ std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t pa
 /// rank of place L or more, and on a single host.
 /// Throw InvalidArgument where there is no such rank.
 std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
-                          std::uint32_t parameter = 0);
+                          std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
-                        std::uint32_t parameter = 0);
+                        std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
 
 }  // namespace tersor

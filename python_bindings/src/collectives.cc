@@ -6,6 +6,7 @@
 #include "python_bindings/src/device_scope.h"
 
 #include <nanobind/nanobind.h>
+#include <tersor/auto.h>
 #include <tersor/collectives.h>
 
 #include <cstdint>
@@ -93,11 +94,13 @@ void make_feedback(FeedbackState* state, const Transport& transport, nb::handle 
       read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
   const std::size_t count = values.span.count();
   const int rank = transport.rank(), ranks = transport.ranks();
-  FeedbackCounts counts{count, owned_count(count, rank, ranks, options.parameter)};
+  const CodecTraits traits =
+      options.codec == kAutoCodec ? CodecTraits{} : make_codec(options.codec)->traits();
+  FeedbackCounts counts{count, owned_count(count, rank, ranks, options.parameter, traits.unit)};
   if (options.algorithm == Algorithm::kHierarchical) {
     const auto hosts = options.host_of_rank.empty() ? transport.hosts() : options.host_of_rank;
-    counts = {encoded_count(count, rank, hosts, options.parameter),
-              owned_count(count, rank, hosts, options.parameter)};
+    counts = {encoded_count(count, rank, hosts, options.parameter, traits.unit),
+              owned_count(count, rank, hosts, options.parameter, traits.unit)};
   }
   const DeviceScope scope(values);
   new (state) FeedbackState(counts, parse_choice<Dtype>(dtype), values.memory);

@@ -145,8 +145,9 @@ TEST(AllreduceFeedback, WhatIsNotSentIsKept) {
     std::vector<double> sent(kCount, 0.0), wanted(kCount, 0.0);
     std::vector<Values> residuals(kRanks, Values(kCount)), owners(kRanks);
     std::vector<StateWords> words(kRanks);
+    const std::size_t unit = make_codec(codec)->traits().unit;
     for (int rank = 0; rank < kRanks; ++rank)
-      owners[static_cast<std::size_t>(rank)].resize(owned_count(kCount, rank, kRanks, 5));
+      owners[static_cast<std::size_t>(rank)].resize(owned_count(kCount, rank, kRanks, 5, unit));
     for (int step = 0; step < kSteps; ++step) {
       const auto inputs = gradients(kRanks, kCount, 100 + static_cast<std::uint64_t>(step));
       const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {

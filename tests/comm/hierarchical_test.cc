@@ -175,9 +175,10 @@ TEST_P(HierarchicalFeedback, WhatIsNotSentIsKept) {
   constexpr std::size_t kCount = 90001;
   std::vector<Values> residuals, owners;
   std::vector<StateWords> words(hosts.size());
+  const std::size_t unit = make_codec(codec)->traits().unit;
   for (int rank = 0; rank < ranks_of(hosts); ++rank) {
-    residuals.emplace_back(encoded_count(kCount, rank, hosts));
-    owners.emplace_back(owned_count(kCount, rank, hosts));
+    residuals.emplace_back(encoded_count(kCount, rank, hosts, 0, unit));
+    owners.emplace_back(owned_count(kCount, rank, hosts, 0, unit));
   }
   std::vector<double> sent(kCount, 0.0), wanted(kCount, 0.0);
   for (int step = 0; step < 4; ++step) {

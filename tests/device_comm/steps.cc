@@ -23,18 +23,22 @@ Buffer fresh_words(const Place& place) {
   return words;
 }
 
+std::size_t unit_of(const Case& wanted) { return make_codec(wanted.codec)->traits().unit; }
+
 bool has_feedback(const Case& wanted) { return make_codec(wanted.codec)->has_feedback(); }
 
 std::size_t encoded(const Case& wanted, const Transport& transport) {
   if (!has_feedback(wanted)) return 0;
-  return wanted.hosts.empty() ? wanted.count
-                              : encoded_count(wanted.count, transport.rank(), wanted.hosts);
+  if (wanted.hosts.empty()) return wanted.count;
+  return encoded_count(wanted.count, transport.rank(), wanted.hosts, 0, unit_of(wanted));
 }
 
 std::size_t owned(const Case& wanted, const Transport& transport) {
   if (!has_feedback(wanted)) return 0;
-  return wanted.hosts.empty() ? owned_count(wanted.count, transport.rank(), transport.ranks())
-                              : owned_count(wanted.count, transport.rank(), wanted.hosts);
+  const int rank = transport.rank();
+  const std::size_t unit = unit_of(wanted);
+  if (wanted.hosts.empty()) return owned_count(wanted.count, rank, transport.ranks(), 0, unit);
+  return owned_count(wanted.count, rank, wanted.hosts, 0, unit);
 }
 
 CollectiveOptions options_of(const Case& wanted, CollectiveWorkspace& workspace) {
