@@ -93,6 +93,7 @@ ReducerState GradientReducer::Impl::exact_state() {
   finish_steps();
   const auto lock = step_.lock();
   finalize();
+  follow_phases();
   ReducerState state{.form = ReducerState::Form::kExact,
                      .reduction = options_.reduction,
                      .ranks = static_cast<std::uint32_t>(context_.ranks),
@@ -155,7 +156,7 @@ void GradientReducer::Impl::check_state(const ReducerState& state) const {
                           "; for other ranks save the portable state");
   for (std::size_t i = 0; i < std::max(state.parameters.size(), slots_.size()); ++i) {
     check_model(state, i);
-    check_codec(state.parameters[i], i);
+    check_codec(state, i);
     check_counts(state, i);
   }
 }
@@ -180,9 +181,12 @@ void GradientReducer::Impl::check_model(const ReducerState& state, std::size_t p
 
 // What "auto" begins with may be another codec in each run; what is owed fits any that has
 // feedback.
-void GradientReducer::Impl::check_codec(const ReducerState::Parameter& found,
-                                        std::size_t parameter) const {
-  const std::string own = slots_[parameter].codec->spec().text();
+void GradientReducer::Impl::check_codec(const ReducerState& state, std::size_t parameter) const {
+  const ReducerState::Parameter& found = state.parameters[parameter];
+  const bool scheduled = !parameters_[parameter].phases.empty();
+  const Codec& codec =
+      scheduled ? *parameters_[parameter].phase(state.step).codec : *slots_[parameter].codec;
+  const std::string own = codec.spec().text();
   if (found.codec == own) return;
   const bool is_auto = !parameters_[parameter].ways.empty();
   if (is_auto && found.residual.empty() == !slots_[parameter].codec->has_feedback()) return;
@@ -209,6 +213,8 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   finalize();
   const bool exact = state.form == ReducerState::Form::kExact;
   check_state(state);
+  steps_before_ = state.step - step_.number();
+  follow_phases();
   adopt_ways(state);
   residuals_.clear();
   const NewRun run{encoding_ranks(), context_.ranks};
@@ -237,6 +243,7 @@ void GradientReducer::Impl::discard_step() {
   if (!residuals_.discard())
     throw InvalidArgument("there is no step to discard: each can be discarded once");
   residence_->set_step(residence_->step() - 1);
+  steps_before_ -= 1;
   totals_.discarded += 1;
   bind_residuals();
 }

@@ -66,12 +66,20 @@ struct GradientReducer::Impl {
   void load(const ReducerState& state);
   void check_state(const ReducerState& state) const;
   void check_model(const ReducerState& state, std::size_t parameter) const;
-  void check_codec(const ReducerState::Parameter& found, std::size_t parameter) const;
+  void check_codec(const ReducerState& state, std::size_t parameter) const;
   void check_counts(const ReducerState& state, std::size_t parameter) const;
   void discard_step();
   void scale_residuals(float factor);
   void sum_over_ranks(std::vector<float>& values);
   Transport& control();
+
+  // Schedules of codecs (phases.cc), with the lock held.
+  std::uint32_t training_step() const { return step_.number() + steps_before_; }
+  void choose_phases(Parameter& own, Slot& slot, std::vector<RulePhase> phases);
+  void set_codec(Parameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const;
+  void follow_phases();
+  bool in_phase(std::uint32_t step) const;
+  void check_last_phase() const;
 
   // What "auto" learns (learning.cc), with the lock held.
   void make_learner();
@@ -104,6 +112,9 @@ struct GradientReducer::Impl {
     double relative_error = 0;
     std::vector<AutoPrediction> ways = {};  ///< "auto": each codec's quickest; else empty
     std::size_t group = 0;                  ///< of the learner's
+    std::vector<RulePhase> phases = {};     ///< of a schedule; else empty
+
+    const RulePhase& phase(std::uint32_t step) const;
   };
 
   /// What is counted since the last reset, as of the last complete step.
@@ -188,6 +199,9 @@ struct GradientReducer::Impl {
   std::uint64_t sent_before_ = 0;  ///< the last reset
   double wire_before_ = 0;
   bool left_out_ = false;  ///< in this step some parameter is inactive
+
+  std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
+  std::optional<std::uint32_t> followed_step_;  ///< whose phases parameters are in
 
   std::unique_ptr<Learner> learner_;  ///< where "auto" is asked for, once all parameters are known
   std::uint32_t learned_step_ = 0;    ///< the last that began

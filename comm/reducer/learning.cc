@@ -67,10 +67,11 @@ bool GradientReducer::Impl::settled() {
 }
 
 void GradientReducer::Impl::take_ways() {
-  for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (!parameters_[i].ways.empty())
-      set_way(parameters_[i], slots_[i],
-              parameters_[i].ways[learner_->way(parameters_[i].group)].way);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Parameter& own = parameters_[i];
+    if (!own.ways.empty()) set_way(own, slots_[i], own.ways[learner_->way(own.group)].way);
+    if (!own.phases.empty()) set_codec(own, slots_[i], own.phase(training_step()).codec);
+  }
 }
 
 // What it owes is the same by whichever codec it goes; but by two-shot alone an owner pays.

@@ -85,7 +85,7 @@ int GradientReducer::Impl::encoding_ranks() const {
 
 bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
   const Parameter& own = parameters_[parameter];
-  return own.algorithm == Algorithm::kTwoShot || !own.ways.empty();
+  return own.algorithm == Algorithm::kTwoShot || !own.ways.empty() || !own.phases.empty();
 }
 
 /// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
@@ -106,10 +106,10 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
 void GradientReducer::Impl::choose_codec(Parameter& own, Slot& slot) {
   RuleChoice choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
   if (single_host_codec_ != nullptr) choice = {single_host_codec_, "all ranks share a host"};
-  slot.codec = std::move(choice.codec);
   own.reason = std::move(choice.reason);
-  if (slot.codec == nullptr) return choose_way(own, slot);
-  set_algorithm(own, slot);
+  if (choice.codec == nullptr) return choose_way(own, slot);
+  set_codec(own, slot, std::move(choice.codec));
+  choose_phases(own, slot, std::move(choice.phases));
 }
 
 // A parameter that shares a message is taken for all of it: it adds bytes to it and no latency.
@@ -134,10 +134,9 @@ void GradientReducer::Impl::set_algorithm(Parameter& own, Slot& slot) const {
 }
 
 void GradientReducer::Impl::set_way(Parameter& own, Slot& slot, const AutoChoice& way) {
-  slot.codec = rules_.codec(way.codec);
   slot.algorithm = way.algorithm;
   slot.chunk_count = way.chunk_count;
-  set_algorithm(own, slot);
+  set_codec(own, slot, rules_.codec(way.codec));
 }
 
 // All gradients lie in one memory, which the transport must take.

@@ -1,12 +1,36 @@
 // See rules.h.
 #include "comm/reducer/rules.h"
 
+#include "comm/tuning/automatic.h"
+
 #include <fnmatch.h>
+
+#include <algorithm>
 
 namespace tersor {
 namespace {
 
 constexpr std::size_t kSmallCount = 4096;  // values: below, a codec saves less than a message costs
+
+/// Of each step the first rule counts.
+std::vector<ReducerRule> by_step(std::vector<ReducerRule> rules) {
+  std::ranges::stable_sort(rules, {}, &ReducerRule::from_step);
+  const auto repeated = std::ranges::unique(rules, {}, &ReducerRule::from_step);
+  rules.erase(repeated.begin(), repeated.end());
+  return rules;
+}
+
+void check_schedule(const std::vector<ReducerRule>& phases) {
+  const ReducerRule& first = phases.front();
+  if (first.from_step != 0)
+    throw InvalidArgument("rule \"" + first.pattern + "\" begins with step " +
+                          std::to_string(first.from_step) +
+                          ": add one of the same pattern that says how the steps before go");
+  if (phases.size() > 1 && std::ranges::count(phases, kAutoCodec, &ReducerRule::codec) != 0)
+    throw InvalidArgument("the schedule of \"" + first.pattern +
+                          "\" has codec auto in it, which looks for the time to change itself: "
+                          "name the codecs");
+}
 
 bool is_vector(const RuleSubject& subject) { return subject.rows <= 1 || subject.columns <= 1; }
 
@@ -15,6 +39,7 @@ bool is_vector(const RuleSubject& subject) { return subject.rows <= 1 || subject
 Rules::Rules(const ReducerOptions& options) : options_(options) {
   if (options.rules.empty()) codec(options.codec);
   for (const ReducerRule& rule : options.rules) codec(rule.codec);
+  for (const ReducerRule& rule : options.rules) schedule(rule.pattern);
 }
 
 std::shared_ptr<const Codec> Rules::codec(const std::string& spec) {
@@ -28,10 +53,37 @@ RuleChoice Rules::choose(const RuleSubject& subject) {
   if (options_.rules.empty()) return by_default(subject);
   const std::string name(subject.name);
   for (const ReducerRule& rule : options_.rules)
-    if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0)
-      return {codec(rule.codec), "rule \"" + rule.pattern + "\""};
+    if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0) return by_pattern(rule.pattern);
   throw InvalidArgument("no rule matches parameter \"" + name +
                         "\"; add a last one of \"*\" and \"bf16\"");
+}
+
+std::vector<RulePhase> Rules::schedule(const std::string& pattern) {
+  std::vector<ReducerRule> rules;
+  std::ranges::copy_if(options_.rules, std::back_inserter(rules),
+                       [&](const ReducerRule& rule) { return rule.pattern == pattern; });
+  rules = by_step(std::move(rules));
+  check_schedule(rules);
+  const bool owes = rules.size() > 1 && std::ranges::any_of(rules, [&](const ReducerRule& rule) {
+                      return codec(rule.codec)->has_feedback();
+                    });
+  std::vector<RulePhase> phases;
+  for (const ReducerRule& rule : rules)
+    phases.push_back({rule.from_step, codec(owes ? with_feedback(rule.codec) : rule.codec)});
+  return phases;
+}
+
+RuleChoice Rules::by_pattern(const std::string& pattern) {
+  RuleChoice choice{.codec = nullptr, .reason = "rule \"" + pattern + "\""};
+  std::vector<RulePhase> phases = schedule(pattern);
+  choice.codec = phases.front().codec;
+  if (phases.size() == 1) return choice;
+  for (const RulePhase& phase : phases)
+    if (phase.from_step != 0)
+      choice.reason +=
+          ", from step " + std::to_string(phase.from_step) + " on " + phase.codec->spec().text();
+  choice.phases = std::move(phases);
+  return choice;
 }
 
 RuleChoice Rules::by_default(const RuleSubject& subject) {

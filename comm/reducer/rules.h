@@ -5,9 +5,11 @@
 #include <tersor/reducer.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace tersor {
 
@@ -20,15 +22,22 @@ struct RuleSubject {
   Dtype dtype = Dtype::kF32;
 };
 
+/// A codec that counts from a step on.
+struct RulePhase {
+  std::uint32_t from_step;
+  std::shared_ptr<const Codec> codec;
+};
+
 struct RuleChoice {
-  std::shared_ptr<const Codec> codec;  ///< null: "auto", a Tuner chooses
+  std::shared_ptr<const Codec> codec;  ///< at first; null: "auto", a Tuner chooses
   std::string reason;
+  std::vector<RulePhase> phases = {};  ///< of a schedule, ascending from step 0; else empty
 };
 
 /// Applies a reducer's rules; parameters of one spec share one codec.
 class Rules {
  public:
-  /// Throws InvalidArgument for a spec that is wrong, before any parameter is added.
+  /// Throws InvalidArgument for a spec or a schedule that is wrong, before any parameter is added.
   explicit Rules(const ReducerOptions& options);
 
   /// Throws InvalidArgument where no rule matches.
@@ -39,6 +48,8 @@ class Rules {
 
  private:
   RuleChoice by_default(const RuleSubject& subject);
+  RuleChoice by_pattern(const std::string& pattern);
+  std::vector<RulePhase> schedule(const std::string& pattern);
 
   const ReducerOptions& options_;
   std::map<std::string, std::shared_ptr<const Codec>> codecs_;

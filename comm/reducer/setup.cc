@@ -75,6 +75,9 @@ std::uint64_t GradientReducer::Impl::signature() const {
         .add(std::uint64_t{0})
         .add(slots_[i].codec->spec().text())
         .add(parameters_[i].name);
+  for (const Parameter& one : parameters_)
+    for (const RulePhase& phase : one.phases)
+      signature.add(phase.from_step).add(phase.codec->spec().text());
   for (const Slot& slot : slots_)
     if (slot.collective == Collective::kReduceScatter) signature.add(slot.parameter);
   if (of_ready()) signature.add(std::string_view("of ready"));

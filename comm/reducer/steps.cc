@@ -121,6 +121,7 @@ void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {
   step_.rethrow();
   finalize();
   wait_for_closed(lock);
+  follow_phases();
   learn();
   check_capture();
   step_.set_awaited();
@@ -253,6 +254,7 @@ void GradientReducer::Impl::close_step() {
   step_.rethrow();
   finalize();
   if (!step_.ends()) return;
+  follow_phases();
   learn();
   const bool requested = mark_missing();
   step_.close();

@@ -3,6 +3,9 @@
 
 #include <tersor/collectives.h>
 
+#include <string>
+#include <string_view>
+
 namespace tersor {
 
 /// Throws InvalidArgument where the options leave no choice to make, or have no tuner to make it.
@@ -11,6 +14,9 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
 
 /// Throws InvalidArgument where the tuner measured for the other memory.
 void check_tuner_memory(const Tuner& tuner, Memory memory);
+
+/// The spec of the same codec with "+ef".
+std::string with_feedback(const std::string& spec);
 
 /// Throws InvalidArgument where codec "auto" is asked for: of `operation` nothing is known.
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation);

@@ -18,9 +18,14 @@ namespace tersor {
 /// Parameters whose name matches `pattern` (shell style: * and ?) travel by `codec`; "auto": at
 /// first by what a Tuner predicts to be quickest for those of this rule and their dtype, then by
 /// what steps were quickest with.
+///
+/// Several rules of one pattern are a schedule: each counts from its step on. Where one of them has
+/// "+ef" all go with feedback, so that nothing is lost when the codec changes; "auto" has no place
+/// in a schedule.
 struct ReducerRule {
   std::string pattern;
   std::string codec;
+  std::uint32_t from_step = 0;  ///< steps that are complete, those before a loaded state included
 };
 
 /// What a parameter that is not ready at the end of a step means: a mistake, or that it had no

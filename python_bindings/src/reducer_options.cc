@@ -6,28 +6,43 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 #include <tersor/reducer.h>
 
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace tersor::python {
 namespace {
 
-using Rules = std::vector<std::pair<std::string, std::string>>;  // pattern, spec
+using Rule = std::pair<std::string, std::string>;                   // pattern, spec
+using Phase = std::tuple<std::string, std::string, std::uint32_t>;  // and the step it begins with
+using Rules = std::vector<std::variant<Rule, Phase>>;
 
 Rules rules_of(const ReducerOptions& options) {
   Rules rules;
-  for (const ReducerRule& rule : options.rules) rules.emplace_back(rule.pattern, rule.codec);
+  for (const ReducerRule& rule : options.rules)
+    if (rule.from_step == 0)
+      rules.emplace_back(Rule(rule.pattern, rule.codec));
+    else
+      rules.emplace_back(Phase(rule.pattern, rule.codec, rule.from_step));
   return rules;
 }
 
 void set_rules(ReducerOptions& options, const Rules& rules) {
   options.rules.clear();
-  for (const auto& [pattern, codec] : rules) options.rules.push_back({pattern, codec});
+  for (const auto& one : rules) {
+    const bool later = std::holds_alternative<Phase>(one);
+    const auto& [pattern, codec, step] =
+        later ? std::get<Phase>(one) : std::tuple_cat(std::get<Rule>(one), std::tuple(0u));
+    options.rules.push_back({pattern, codec, step});
+  }
 }
 
 void set_threads(ReducerOptions& options, unsigned threads) {

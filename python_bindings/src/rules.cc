@@ -25,6 +25,7 @@ struct CodecChoice {
   std::string reason;
   bool feedback = false;
   bool by_value = false;
+  std::vector<std::pair<std::uint32_t, std::string>> phases = {};
 };
 
 // A codec whose values the transport can add looks at no value's neighbours.
@@ -50,8 +51,11 @@ CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,
   if (shape.size() > 1) subject.columns = product(shape.begin() + 1, shape.end());
   const RuleChoice choice = Rules(options).choose(subject);
   if (choice.codec == nullptr) return {"auto", choice.reason};
-  return {choice.codec->spec().text(), choice.reason, choice.codec->has_feedback(),
-          works_by_value(*choice.codec, subject.dtype)};
+  CodecChoice told{choice.codec->spec().text(), choice.reason, choice.codec->has_feedback(),
+                   works_by_value(*choice.codec, subject.dtype)};
+  for (const RulePhase& phase : choice.phases)
+    told.phases.emplace_back(phase.from_step, phase.codec->spec().text());
+  return told;
 }
 
 }  // namespace
@@ -62,6 +66,8 @@ void bind_rules(nb::module_& module) {
       .def_ro("codec", &CodecChoice::codec, "A spec, or \"auto\".")
       .def_ro("reason", &CodecChoice::reason)
       .def_ro("feedback", &CodecChoice::feedback, "Whether the codec keeps a residual.")
+      .def_ro("phases", &CodecChoice::phases,
+              "Of a schedule: the step that each codec begins with, and its spec; else empty.")
       .def_ro("by_value", &CodecChoice::by_value,
               "Whether each value is encoded by itself, so that parameters may share a message.");
   module.def("choose_codec", &choose_codec, "options"_a, "name"_a, "shape"_a, "dtype"_a,

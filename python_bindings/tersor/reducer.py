@@ -22,7 +22,7 @@ class ReducerOptions(TypedDict, total=False):
     codec: str
     """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values
     travel as bf16 unless it loses nothing, or there are ``rules``."""
-    rules: Iterable[tuple[str, str]]
+    rules: Iterable[tuple[str, str] | tuple[str, str, int]]
     """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
     must. Default: ``codec`` for all."""
     auto_codecs: Sequence[str]

@@ -49,7 +49,7 @@ class ShardedOptions(TypedDict, total=False):
     """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values travel
     as bf16 all the same, unless there are ``rules``. With ``"+ef"`` every rank keeps a residual of
     the *unsharded* gradient: 4 bytes for each value of the whole model."""
-    rules: Iterable[tuple[str, str]]
+    rules: Iterable[tuple[str, str] | tuple[str, str, int]]
     """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
     must. Default: ``codec`` for all. On a 2-D mesh the all-reduce between replicas has the codec of
     the whole parameter, too."""

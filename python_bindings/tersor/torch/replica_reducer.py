@@ -70,10 +70,14 @@ class ReplicaReducer(ShardedReducer):
             one.name: _core.choose_codec(asked, one.name, list(one.shape), dtype)
             for one in self.parameters.values()
         }
-        rules = [(_literal(name), choice.codec) for name, choice in self._choices.items()]
+        rules = [
+            (_literal(name), codec, step)
+            for name, choice in self._choices.items()
+            for step, codec in choice.phases or [(0, choice.codec)]
+        ]
         told = [rule for rule in rules if rule[1] != "auto"]
         if len(told) < len(rules):
-            told.append(("*", "auto"))
+            told.append(("*", "auto", 0))
         # Between replicas the prediction stays: the pass's time tells how shards should travel.
         return {**options, "rules": told, "auto_learning": False}
 
