@@ -156,7 +156,7 @@ void GradientReducer::Impl::check_state(const ReducerState& state) const {
                           "; for other ranks save the portable state");
   for (std::size_t i = 0; i < std::max(state.parameters.size(), slots_.size()); ++i) {
     check_model(state, i);
-    check_codec(state, i);
+    check_codec(state.parameters[i], i);
     check_counts(state, i);
   }
 }
@@ -179,15 +179,14 @@ void GradientReducer::Impl::check_model(const ReducerState& state, std::size_t p
     throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
 }
 
-// What "auto" begins with may be another codec in each run; what is owed fits any that has
-// feedback.
-void GradientReducer::Impl::check_codec(const ReducerState& state, std::size_t parameter) const {
-  const ReducerState::Parameter& found = state.parameters[parameter];
-  const bool scheduled = !parameters_[parameter].phases.empty();
-  const Codec& codec =
-      scheduled ? *parameters_[parameter].phase(state.step).codec : *slots_[parameter].codec;
-  const std::string own = codec.spec().text();
+// What "auto" begins with may be another codec in each run, and a schedule's codec another at each
+// step; what is owed fits any that has feedback.
+void GradientReducer::Impl::check_codec(const ReducerState::Parameter& found,
+                                        std::size_t parameter) const {
+  const std::string own = slots_[parameter].codec->spec().text();
   if (found.codec == own) return;
+  for (const RulePhase& phase : parameters_[parameter].phases)
+    if (found.codec == phase.codec->spec().text()) return;
   const bool is_auto = !parameters_[parameter].ways.empty();
   if (is_auto && found.residual.empty() == !slots_[parameter].codec->has_feedback()) return;
   throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +

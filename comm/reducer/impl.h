@@ -66,7 +66,7 @@ struct GradientReducer::Impl {
   void load(const ReducerState& state);
   void check_state(const ReducerState& state) const;
   void check_model(const ReducerState& state, std::size_t parameter) const;
-  void check_codec(const ReducerState& state, std::size_t parameter) const;
+  void check_codec(const ReducerState::Parameter& found, std::size_t parameter) const;
   void check_counts(const ReducerState& state, std::size_t parameter) const;
   void discard_step();
   void scale_residuals(float factor);

@@ -24,7 +24,8 @@ class ReducerOptions(TypedDict, total=False):
     travel as bf16 unless it loses nothing, or there are ``rules``."""
     rules: Iterable[tuple[str, str] | tuple[str, str, int]]
     """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
-    must. Default: ``codec`` for all."""
+    must. ``(pattern, codec, step)`` counts from that step on: several rules of one pattern are a
+    schedule, all of it with feedback where one has ``+ef``. Default: ``codec`` for all."""
     auto_codecs: Sequence[str]
     """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
     memory: Literal["host", "device"]

@@ -60,6 +60,38 @@ def test_an_exact_state_goes_on_bit_for_bit(tmp_path: pathlib.Path, count: int, 
     ranks.run(resumes, count, str(tmp_path), way)
 
 
+SCHEDULE: dict[str, Any] = {
+    "rules": [
+        ("*.bias", "bf16"),
+        ("*", "bf16"),
+        ("*", "int4+ef", 2),
+        ("*", "topk:density=0.05+ef", 4),
+    ]
+}
+
+
+def follows_a_schedule(rank: int, count: int) -> None:
+    """Over the change of codecs at step 4, of which a fresh handle is at the first."""
+    whole = sharded_model(count)
+    handle = fsdp.compress(whole, **SCHEDULE)
+    train(whole, rank, range(3))
+    part = copy_of(whole, count)
+    resumed = fsdp.compress(part, **SCHEDULE)
+    resumed.load_state_dict(handle.state_dict())
+    train(whole, rank, range(3, 6))
+    train(part, rank, range(3, 6))
+    assert torch.equal(weights(whole), weights(part))
+    for one in (handle, resumed):
+        codecs = {str(each["name"]): each["codec"] for each in one.statistics()}
+        assert codecs["0.weight"] == "topk:density=0.05+ef"
+        assert codecs["0.bias"] == "bf16"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_schedule_goes_on_where_it_was(count: int) -> None:
+    ranks.run(follows_a_schedule, count)
+
+
 def saves_portably(rank: int, count: int, folder: str) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)

@@ -249,6 +249,25 @@ def test_nothing_but_zeros_keeps_the_residual() -> None:
         assert active < first
 
 
+def test_several_rules_of_a_pattern_are_a_schedule() -> None:
+    schedule = [("*", "bf16"), ("*", "int8", 1), ("*", "int4", 3)]
+
+    def codecs(transport: tersor.Transport) -> list[str]:
+        reducer = make(transport, rules=schedule)
+        found = []
+        for step in range(4):
+            train(reducer, transport.rank, range(step, step + 1))
+            found.append(reducer.parameter_statistics()[0].codec)
+        return found
+
+    assert tersor.local.run(2, codecs) == [["bf16", "int8", "int8", "int4"]] * 2
+
+
+def test_a_schedule_without_a_beginning_is_refused() -> None:
+    with pytest.raises(tersor.InvalidArgument, match="begins with step 7"):
+        tersor.local.run(1, lambda transport: make(transport, rules=[("*", "int8", 7)]))
+
+
 def test_rules_choose_and_explain() -> None:
     def rank(transport: tersor.Transport) -> None:
         rules = [("*.bias", "none"), ("head.*", "int8"), ("*", "topk:density=0.05+ef")]

@@ -51,8 +51,9 @@ class ShardedOptions(TypedDict, total=False):
     the *unsharded* gradient: 4 bytes for each value of the whole model."""
     rules: Iterable[tuple[str, str] | tuple[str, str, int]]
     """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
-    must. Default: ``codec`` for all. On a 2-D mesh the all-reduce between replicas has the codec of
-    the whole parameter, too."""
+    must. ``(pattern, codec, step)`` counts from that step on: several rules of one pattern are a
+    schedule, all of it with feedback where one has ``+ef``. Default: ``codec`` for all. On a 2-D
+    mesh the all-reduce between replicas has the codec of the whole parameter, too."""
     auto_codecs: Sequence[str]
     """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
     auto_learning: bool

@@ -77,7 +77,8 @@ class Kept:
             replicas, what this rank keeps of its shard.
         longest: values of the longest of any rank.
         step: of the reducer.
-        automatic: "auto" chooses the codec, and may have chosen another when a state was saved.
+        automatic: "auto" or a schedule chooses the codec, and may have chosen another when a state
+            was saved.
     """
 
     parameter: ShardedParameter
@@ -194,7 +195,7 @@ class ShardedReducer:
         """The state, and views of it for each parameter with a residual."""
         state = ReducerState.read(self._core.save_state())
         every = self._core.parameter_statistics()
-        automatic = {one.name for one in every if one.reason.endswith(", auto")}
+        automatic = {one.name for one in every if re.search(", (auto$|from step )", one.reason)}
         kept = {
             name: Kept(
                 self.parameters[one.name],
