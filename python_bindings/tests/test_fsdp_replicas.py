@@ -81,6 +81,19 @@ def test_shards_may_be_whole() -> None:
     ranks.run(equals_pytorch, 2, "f32", 2)
 
 
+def follows_a_schedule(rank: int, count: int) -> None:
+    model = replicated(count)
+    handle = fsdp.compress(model, rules=[("*", "bf16"), ("*", "int8", 1)])
+    for step, codec in enumerate(("bf16", "int8")):
+        train(model, rank, range(step, step + 1))
+        assert {one["codec"] for one in handle.statistics()} == {codec}
+        assert any(str(one["name"]).endswith(" (replicas)") for one in handle.statistics())
+
+
+def test_replicas_follow_the_schedule_of_shards() -> None:
+    ranks.run(follows_a_schedule, 4)
+
+
 def errs_as_the_codec(rank: int, count: int, policy: str, codec: str) -> float:
     ours, reference = (replicated(count, policy) for _ in range(2))
     fsdp.compress(ours, codec=codec)
