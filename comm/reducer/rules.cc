@@ -1,7 +1,7 @@
 // See rules.h.
 #include "comm/reducer/rules.h"
 
-#include "comm/tuning/automatic.h"
+#include "codecs/planned_codec.h"
 
 #include <fnmatch.h>
 
@@ -69,7 +69,8 @@ std::vector<RulePhase> Rules::schedule(const std::string& pattern) {
                     });
   std::vector<RulePhase> phases;
   for (const ReducerRule& rule : rules)
-    phases.push_back({rule.from_step, codec(owes ? with_feedback(rule.codec) : rule.codec)});
+    phases.push_back({rule.from_step,
+                      codec(owes ? with_feedback(rule.codec, Feedback::kResidual) : rule.codec)});
   return phases;
 }
 

@@ -63,12 +63,6 @@ void check_tuner_memory(const Tuner& tuner, Memory memory) {
                           ", and this one lies elsewhere: set AutoOptions::memory");
 }
 
-std::string with_feedback(const std::string& spec) {
-  CodecSpec wanted = make_codec(spec)->spec();
-  wanted.feedback = Feedback::kResidual;
-  return wanted.text();
-}
-
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation) {
   if (options.codec == kAutoCodec)
     throw InvalidArgument("codec auto is for allreduce and the GradientReducer; choose one for " +

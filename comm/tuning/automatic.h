@@ -3,7 +3,6 @@
 
 #include <tersor/collectives.h>
 
-#include <string>
 #include <string_view>
 
 namespace tersor {
@@ -14,9 +13,6 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
 
 /// Throws InvalidArgument where the tuner measured for the other memory.
 void check_tuner_memory(const Tuner& tuner, Memory memory);
-
-/// The spec of the same codec with "+ef".
-std::string with_feedback(const std::string& spec);
 
 /// Throws InvalidArgument where codec "auto" is asked for: of `operation` nothing is known.
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation);

@@ -3,7 +3,6 @@
 
 #include "codecs/planned_codec.h"
 #include "comm/collectives/choose.h"
-#include "comm/tuning/automatic.h"
 #include "comm/tuning/link_probe.h"
 #include "comm/tuning/measure.h"
 #include "comm/tuning/text.h"
