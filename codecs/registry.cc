@@ -17,7 +17,8 @@
 #define TERSOR_CODECS(X) \
   X(topk)                \
   X(intsum)              \
-  X(hadamard)
+  X(hadamard)            \
+  X(blocktopk)
 
 namespace tersor {
 namespace encoding {

@@ -212,8 +212,8 @@ class Codec {
   /// Adds frames in their order and encodes the sum into `frame`, which overlaps none of them. Only
   /// for codecs whose plan allows kTwoShot.
   /// Refuses frames as `decode` does. Where a checksum is wrong, new residuals are NaN, and readers
-  /// refuse `frame`. On a device `frame` is one of NaNs and residuals stay where a header is wrong,
-  /// or a checksum of a list so long that an earlier launch sums it.
+  /// refuse `frame`; sparse codecs look first, and leave all as it was. On a device `frame` is one
+  /// of NaNs and residuals stay where a header is wrong, or a checksum that an earlier launch sums.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
   /// Writes the bare values of a native round (Round::native_count of Round::native_dtype), each

@@ -35,6 +35,9 @@ VARIANTS: list[tuple[str, str, list[int], str, bool]] = [
     ("hadamard-1-bit", "hadamard:bits=1+ef", [601], "f32", True),
     ("hadamard-3-bits", "hadamard:bits=3", [0, 257, 5000], "f32", True),
     ("hadamard-4-bits", "hadamard:bits=4+ef", [601], "bf16", True),
+    ("blocktopk-int4", "blocktopk:density=0.03,values=int4+ef", [601], "bf16", True),
+    ("blocktopk-bf16", "blocktopk:density=0.2,values=bf16", [5000], "f32", True),
+    ("blocktopk-segments", "blocktopk:density=0.005", [0, 500, 10_000], "f32", True),
 ]
 PLAIN = [
     (name + suffix.replace("+", "-"), name + suffix, [601], "f32", True)

@@ -49,6 +49,9 @@ const std::vector<Golden> kVariants = {
     {"hadamard-1-bit", "hadamard:bits=1+ef", {601}},
     {"hadamard-3-bits", "hadamard:bits=3", {0, 257, 5000}},
     {"hadamard-4-bits", "hadamard:bits=4+ef", {601}, Dtype::kBf16},
+    {"blocktopk-int4", "blocktopk:density=0.03,values=int4+ef", {601}, Dtype::kBf16},
+    {"blocktopk-bf16", "blocktopk:density=0.2,values=bf16", {5000}},
+    {"blocktopk-segments", "blocktopk:density=0.005", {0, 500, 10'000}},
 };
 
 /// Each codec of the registry, with and without feedback, and the variants.
@@ -189,6 +192,16 @@ const std::vector<Broken> kBroken = {
      "frame parameters is 0x3fd0000000000000, expected 0x3fa999999999999a"},
     {"bits", "hadamard", [](auto& bytes) { overwrite(bytes, 52, std::uint8_t{3}); },
      "frame parameters is 0x300000003, expected 0x200000003"},
+    {"blocktopk-values", "blocktopk-int4",
+     [](auto& bytes) { overwrite(bytes, 10, std::uint16_t{0x201}); },
+     "frame flags is 0x201, expected 0x101"},
+    {"blocktopk-kept", "blocktopk", [](auto& bytes) { overwrite(bytes, 64 + 16 + 8, ~0u); },
+     "frame 0 of 1, segment 0:"},
+    {"blocktopk-place", "blocktopk-segments",
+     [](auto& bytes) { overwrite(bytes, 64 + 16 + 4, 0x80000000u); }, "frame 0 of 1, segment 1:"},
+    {"blocktopk-order", "blocktopk",
+     [](auto& bytes) { overwrite(bytes, 64 + 16 + 16, std::uint64_t{0}); },
+     "frame 0 of 1, segment 0:"},
     {"topk-kept", "topk-dense", [](auto& bytes) { overwrite(bytes, 68, 51u); },
      "frame 0 of 1, segment 0:"},
     {"topk-falling", "topk-segments",

@@ -56,6 +56,8 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
       {"topk:values=int8,density=1", "topk:density=1,values=int8"},
       {"hadamard:bits=2", "hadamard"},
       {"hadamard:bits=1+ef", "hadamard:bits=1+ef"},
+      {"blocktopk", "blocktopk:density=0.01"},
+      {"blocktopk:values=int4,density=0.1", "blocktopk:density=0.1,values=int4"},
   };
   for (const auto& [text, canonical] : expected)
     EXPECT_EQ(make_codec(text)->spec().text(), canonical);
@@ -64,7 +66,8 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
 TEST(Spec, UnknownCodecsListTheRightOnes) {
   const std::string error = error_with("int9");
   EXPECT_TRUE(says(error, "\"int9\"")) << error;
-  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard")) << error;
+  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard, blocktopk"))
+      << error;
 }
 
 TEST(Spec, UnknownOptionsListTheRightOnes) {
@@ -75,6 +78,8 @@ TEST(Spec, UnknownOptionsListTheRightOnes) {
   EXPECT_TRUE(says(error_with("hadamard:bits=5"), "\"5\"; it takes bits=1|2|3|4 (2)"));
   EXPECT_TRUE(says(error_with("none:density=1"), "it has none"));
   EXPECT_TRUE(says(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
+  EXPECT_TRUE(
+      says(error_with("blocktopk:k=5"), "density=(0, 0.25] (0.01), values=sign|int4|bf16 (sign)"));
 }
 
 TEST(Spec, DensitiesLieAboveZeroAndUpToOne) {
@@ -104,6 +109,10 @@ TEST(Registry, ExamplesHoldEveryWordOfEveryOption) {
   EXPECT_EQ(examples_of("none"), Specs{"none"});
   EXPECT_EQ(examples_of("hadamard"),
             (Specs{"hadamard", "hadamard:bits=1", "hadamard:bits=3", "hadamard:bits=4"}));
+  EXPECT_EQ(examples_of("blocktopk"),
+            (Specs{"blocktopk:density=0.01", "blocktopk:density=0.25",
+                   "blocktopk:density=0.075,values=int4", "blocktopk:density=0.025,values=bf16",
+                   "blocktopk:density=0.00075", "blocktopk:density=2.5e-05,values=int4"}));
   EXPECT_EQ(examples_of("intsum"),
             (Specs{"intsum", "intsum:lanes=16", "intsum:lanes=32", "intsum:rounding=stochastic",
                    "intsum:lanes=16,rounding=stochastic", "intsum:lanes=32,rounding=stochastic"}));
@@ -114,9 +123,9 @@ TEST(Registry, ExamplesHoldEveryWordOfEveryOption) {
 }
 
 TEST(Registry, IdsNeverChange) {
-  const std::map<std::string, std::uint16_t> expected = {{"none", 1},   {"bf16", 2},    {"f16", 3},
-                                                         {"int8", 4},   {"int4", 5},    {"topk", 6},
-                                                         {"intsum", 7}, {"hadamard", 8}};
+  const std::map<std::string, std::uint16_t> expected = {
+      {"none", 1}, {"bf16", 2},   {"f16", 3},      {"int8", 4},     {"int4", 5},
+      {"topk", 6}, {"intsum", 7}, {"hadamard", 8}, {"blocktopk", 9}};
   for (const auto& [name, id] : expected) EXPECT_EQ(make_codec(name)->id(), id) << name;
 }
 

@@ -24,7 +24,8 @@ TEST_P(StreamedFrames, HaveTheirChecksum) {
 INSTANTIATE_TEST_SUITE_P(All, StreamedFrames,
                          ::testing::Values(CodecCase{"none"}, CodecCase{"none+ef"},
                                            CodecCase{"bf16"}, CodecCase{"int8"},
-                                           CodecCase{"int4+ef"}, CodecCase{"hadamard:bits=3"}),
+                                           CodecCase{"int4+ef"}, CodecCase{"hadamard:bits=3"},
+                                           CodecCase{"blocktopk:density=0.25,values=bf16+ef"}),
                          case_name);
 
 }  // namespace

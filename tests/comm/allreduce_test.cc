@@ -1,4 +1,5 @@
 // allreduce: every rank ends with the same bits, near the true sum, whatever the chunks are.
+#include "comm/transport/host/envelope.h"
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -45,6 +46,8 @@ const Way kWays[] = {
     {"int4:rounding=stochastic", Algorithm::kOneShot, 6e-2},
     {"hadamard:bits=4", Algorithm::kTwoShot, 0.12},
     {"hadamard", Algorithm::kOneShot, 0.25},
+    {"blocktopk:density=0.1", Algorithm::kTwoShot, 1.0},
+    {"blocktopk:density=0.1,values=bf16", Algorithm::kOneShot, 1.0},
     {"topk:density=1", Algorithm::kOneShot, 1e-12},
     {"topk:density=0.1,values=int8", Algorithm::kOneShot, 1.0},
 };
@@ -137,42 +140,53 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
   }
 }
 
+/// What some steps have brought, with all residuals, is what was put in.
+void expect_nothing_lost(const Way& way, int ranks, std::size_t count) {
+  constexpr int kSteps = 6;
+  const auto all = static_cast<std::size_t>(ranks);
+  const std::size_t unit = make_codec(way.codec)->traits().unit;
+  std::vector<double> sent(count, 0.0), wanted(count, 0.0);
+  std::vector<Values> residuals(all, Values(count)), owners(all);
+  std::vector<StateWords> words(all);
+  for (int rank = 0; rank < ranks; ++rank)
+    owners[static_cast<std::size_t>(rank)].resize(owned_count(count, rank, ranks, 5, unit));
+  for (int step = 0; step < kSteps; ++step) {
+    const auto inputs = gradients(ranks, count, 100 + static_cast<std::uint64_t>(step));
+    const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
+      const auto rank = static_cast<std::size_t>(transport.rank());
+      const CollectiveState state{residuals[rank], owners[rank], &words[rank]};
+      allreduce(transport, gradient,
+                {.codec = way.codec, .algorithm = way.algorithm, .state = &state, .parameter = 5});
+    });
+    const auto sum = exact_sum(inputs);
+    for (std::size_t i = 0; i < count; ++i) {
+      wanted[i] += sum[i];
+      sent[i] += outputs.front()[i];
+    }
+  }
+  for (std::size_t rank = 0; rank < all; ++rank) {
+    EXPECT_EQ(words[rank].step, kSteps);
+    for (std::size_t i = 0; i < count; ++i) sent[i] += residuals[rank][i];
+  }
+  // Parameter 5: part s is owned by rank (s + 5) mod ranks.
+  std::size_t next = 0;
+  for (std::size_t part = 0; part < all; ++part)
+    for (const float value : owners[(part + 5) % all]) sent[next++] += value;
+  for (std::size_t i = 0; i < count; ++i)
+    ASSERT_NEAR(sent[i], wanted[i], way.allowed * ranks) << way.codec << " at " << i;
+}
+
 TEST(AllreduceFeedback, WhatIsNotSentIsKept) {
-  constexpr int kRanks = 4, kSteps = 6;
-  constexpr std::size_t kCount = 9001;
-  for (const std::string codec : {"int8+ef", "int4+ef", "hadamard:bits=1+ef", "hadamard+ef",
-                                  "topk:density=0.05+ef", "bf16+ef"}) {
-    std::vector<double> sent(kCount, 0.0), wanted(kCount, 0.0);
-    std::vector<Values> residuals(kRanks, Values(kCount)), owners(kRanks);
-    std::vector<StateWords> words(kRanks);
-    const std::size_t unit = make_codec(codec)->traits().unit;
-    for (int rank = 0; rank < kRanks; ++rank)
-      owners[static_cast<std::size_t>(rank)].resize(owned_count(kCount, rank, kRanks, 5, unit));
-    for (int step = 0; step < kSteps; ++step) {
-      const auto inputs = gradients(kRanks, kCount, 100 + static_cast<std::uint64_t>(step));
-      const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
-        const auto rank = static_cast<std::size_t>(transport.rank());
-        const CollectiveState state{residuals[rank], owners[rank], &words[rank]};
-        allreduce(transport, gradient, {.codec = codec, .state = &state, .parameter = 5});
-      });
-      const auto sum = exact_sum(inputs);
-      for (std::size_t i = 0; i < kCount; ++i) {
-        wanted[i] += sum[i];
-        sent[i] += outputs.front()[i];
-      }
-    }
-    for (int rank = 0; rank < kRanks; ++rank) {
-      const auto index = static_cast<std::size_t>(rank);
-      EXPECT_EQ(words[index].step, kSteps);
-      for (std::size_t i = 0; i < kCount; ++i) sent[i] += residuals[index][i];
-    }
-    // Parameter 5 on 4 ranks: part s is owned by rank (s + 5) mod 4.
-    std::size_t next = 0;
-    for (int part = 0; part < kRanks; ++part)
-      for (const float value : owners[static_cast<std::size_t>((part + 5) % kRanks)])
-        sent[next++] += value;
-    for (std::size_t i = 0; i < kCount; ++i)
-      ASSERT_NEAR(sent[i], wanted[i], 2e-4) << codec << " at " << i;
+  for (const std::string codec :
+       {"int8+ef", "int4+ef", "hadamard:bits=1+ef", "hadamard+ef",
+        "blocktopk:density=0.05,values=int4+ef", "topk:density=0.05+ef", "bf16+ef"})
+    expect_nothing_lost({codec, Algorithm::kAuto, 5e-5}, 4, 9001);
+}
+
+TEST(AllreduceFeedback, SparseSumsLoseNothingOnAnyNumberOfRanks) {
+  for (const int ranks : {2, 3, 16, 64}) {
+    SCOPED_TRACE(ranks);
+    expect_nothing_lost({"blocktopk+ef", Algorithm::kTwoShot, 5e-5}, ranks, 40'000);
   }
 }
 
@@ -199,7 +213,8 @@ TEST(AllreduceFeedback, AnOwnersResidualOfAnotherCountIsAnError) {
 }
 
 TEST(AllreduceValues, AnOverflowReachesEveryRank) {
-  for (const std::string codec : {"none", "bf16", "int8", "int4", "hadamard", "topk:density=0.1"}) {
+  for (const std::string codec :
+       {"none", "bf16", "int8", "int4", "hadamard", "blocktopk", "topk:density=0.1"}) {
     auto inputs = gradients(3, 5000);
     inputs[1][777] = INFINITY;
     const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
@@ -211,6 +226,23 @@ TEST(AllreduceValues, AnOverflowReachesEveryRank) {
       EXPECT_FALSE(finite) << codec;
     }
   }
+}
+
+TEST(AllreduceStatistics, ASparseSumSendsTheSameBytesOnAnyNumberOfRanks) {
+  constexpr std::size_t kCount = std::size_t{1} << 20;
+  const Segment segment{.count = kCount};
+  const auto codec = make_codec("blocktopk");
+  const std::size_t payload =
+      codec->plan({.segments = {&segment, 1}}).frame_bytes - sizeof(FrameHeader);
+  const std::size_t heads = sizeof(FrameHeader) + sizeof(host::Envelope);  // of a message
+  for (const std::size_t ranks : {2, 4, 8, 16})
+    run_ranks(static_cast<int>(ranks), {}, [&](Transport& transport) {
+      Values gradient = testing::gaussian(kCount, 3);
+      CollectiveStatistics sent;
+      allreduce(transport, gradient,
+                {.codec = "blocktopk", .algorithm = Algorithm::kTwoShot, .statistics = &sent});
+      EXPECT_EQ(sent.sent_bytes, 2 * (ranks - 1) * (payload / ranks + heads)) << ranks;
+    });
 }
 
 TEST(AllreduceStatistics, CountWhatTheTransportSent) {

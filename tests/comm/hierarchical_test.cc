@@ -45,6 +45,7 @@ const Way kWays[] = {
     {"int8:rounding=stochastic", 6e-4},
     {"int4", 6e-2},
     {"hadamard:bits=4", 0.12},
+    {"blocktopk:density=0.1", 1.0},
     {"topk:density=1", 1e-12},
     {"topk:density=0.1,values=int8", 1.0},
     {"none", 2e-5, "bf16"},
@@ -166,6 +167,7 @@ class HierarchicalFeedback : public ::testing::TestWithParam<std::tuple<std::str
 
 INSTANTIATE_TEST_SUITE_P(Codecs, HierarchicalFeedback,
                          ::testing::Combine(::testing::Values("int8+ef", "int4+ef", "hadamard+ef",
+                                                              "blocktopk:density=0.1+ef",
                                                               "topk:density=0.05+ef", "bf16+ef"),
                                             ::testing::ValuesIn(kHosts)));
 

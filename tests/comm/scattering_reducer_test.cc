@@ -193,7 +193,8 @@ TEST_P(Scattering, GoesOnFromAnExactState) {
 INSTANTIATE_TEST_SUITE_P(
     Codecs, Scattering,
     ::testing::Combine(::testing::Values("none", "int8", "int8+ef", "int4:rounding=stochastic+ef",
-                                         "hadamard:bits=2+ef", "topk:density=0.05+ef"),
+                                         "hadamard:bits=2+ef", "blocktopk:density=0.05+ef",
+                                         "topk:density=0.05+ef"),
                        ::testing::Values(1, 2, 3, 5)));
 
 TEST(ScatteringReducer, SharesMessagesButNotWithWhatIsAllreduced) {

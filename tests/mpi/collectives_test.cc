@@ -105,7 +105,7 @@ TEST(MpiCollectives, RanksMayHaveOtherInstructionSets) {
   MpiTransport transport(MPI_COMM_WORLD);
   const auto inputs = gradients(transport.ranks(), kCount);
   const auto own = static_cast<std::size_t>(transport.rank());
-  for (const char* codec : {"int8:rounding=stochastic", "hadamard"}) {
+  for (const char* codec : {"int8:rounding=stochastic", "hadamard", "blocktopk"}) {
     const CollectiveOptions options{.codec = codec};
     Values usual = inputs[own], mixed = inputs[own];
     allreduce(transport, usual, options);

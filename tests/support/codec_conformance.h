@@ -36,6 +36,9 @@ class CodecConformance : public ::testing::TestWithParam<CodecCase> {
 
   std::string spec() const { return GetParam().spec; }
   bool divisible() const { return make_codec(spec())->traits().divisible; }
+  std::size_t unit() const { return make_codec(spec())->traits().unit; }
+  /// Whether some values only are sent.
+  bool is_sparse() const;
   bool allows(Exchange exchange) const;
   bool has_feedback() const { return make_codec(spec())->has_feedback(); }
 };

@@ -123,7 +123,8 @@ TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
     const std::vector<float> residuals = harness.residuals_out();
     const ReduceCall call = harness.reduce_call(frames);
     EXPECT_THROW(harness.codec().reduce(call, target.span()), WireError);
-    if (&bad == &damaged[0]) {
+    // Lists of places are read only behind their checksum.
+    if (&bad == &damaged[0] && !is_sparse()) {
       expect_refusal(harness, target);
     } else if (test_device() != nullptr) {
       expect_poison(harness, target);
@@ -157,7 +158,9 @@ TEST_P(CodecConformance, TheDamagedFrameOfManyIsNamed) {
   const GuardedBytes good = harness.encode();
   for (const std::size_t index : {0, 31, 32, 39}) {
     std::vector<GuardedBytes> frames(40, good);
-    frames[index].span()[frames[index].span().size() - 40'000 / 9] ^= std::byte{16};
+    const ByteSpan damaged = frames[index].span();
+    damaged[damaged.size() - std::min<std::size_t>(damaged.size() / 3, 40'000 / 9)] ^=
+        std::byte{16};
     const std::string name = "frame " + std::to_string(index) + " of 40";
     const auto decoding = error_of<WireError>([&] { harness.decode(frames); });
     EXPECT_NE(decoding.find(name), std::string::npos) << decoding;

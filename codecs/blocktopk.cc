@@ -1,0 +1,251 @@
+// blocktopk: the largest values of each block with their places; sizes, sections and checks around
+// kernels/blocktopk.
+
+#include "codecs/calls.h"
+#include "codecs/device.h"
+#include "codecs/frame.h"
+#include "codecs/options.h"
+#include "codecs/registry.h"
+#include "codecs/slices.h"
+#include "codecs/sums.h"
+#include "kernels/blocktopk/cpu.h"
+
+#include <tersor/codecs/blocktopk.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+namespace tersor::encoding {
+namespace {
+
+using Sections = kernels::BlocktopkPayload;
+using View = kernels::BlocktopkView;
+
+constexpr Number kDensity = {.key = "density", .above = 0, .most = 0.25, .standard = 0.01};
+constexpr Choice<BlocktopkValues, 3> kValues = {"values",
+                                                {{{"sign", BlocktopkValues::kSign},
+                                                  {"int4", BlocktopkValues::kInt4},
+                                                  {"bf16", BlocktopkValues::kBf16}}}};
+
+/// The first fault of several frames, in their order, whichever thread finds it.
+class FirstFault {
+ public:
+  void add(std::size_t frame, std::size_t segment, const char* text) {
+    const std::scoped_lock lock(mutex_);
+    if (text_ != nullptr && std::tie(frame_, segment_) <= std::tie(frame, segment)) return;
+    std::tie(frame_, segment_, text_) = std::tie(frame, segment, text);
+  }
+
+  /// Throws WireError where there is one.
+  void check(std::size_t frames) const {
+    if (text_ != nullptr)
+      throw WireError("frame " + std::to_string(frame_) + " of " + std::to_string(frames) +
+                      ", segment " + std::to_string(segment_) + ": " + text_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::size_t frame_ = 0;
+  std::size_t segment_ = 0;
+  const char* text_ = nullptr;
+};
+
+class BlocktopkCodec final : public Codec {
+ public:
+  BlocktopkCodec(CodecSpec spec, BlocktopkOptions options)
+      : Codec(std::move(spec), kBlocktopkCodecId), options_(options), block_(options) {}
+
+  CodecTraits traits() const override { return {.unit = BlocktopkBlock::kValues}; }
+
+ protected:
+  PlanSizes plan_sizes(const PlanRequest& request) const override {
+    check_memory(request.memory);
+    return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
+            .workspace_bytes = Views::workspace_bytes(request.contributions, request.threads)};
+  }
+
+  std::vector<Round> plan_rounds(const PlanRequest&) const override {
+    return {{.exchanges = {Exchange::kTwoShot, Exchange::kGather}}};
+  }
+
+  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
+    FrameWriter output(call, frame, bytes_of(call.gradients), kernels::Store::kCached);
+    for_each_slice_of(call, [&](const Slice& slice) {
+      if (!is_active(call.segments[slice.segment])) return write_nothing(call, slice, output);
+      const ConstValueSpan gradient =
+          call.gradients[slice.segment].subspan(slice.first, slice.count);
+      output.add_overflows(kernels::blocktopk_encode(
+          {.gradient = gradient.pointer(),
+           .dtype = gradient.dtype(),
+           .count = slice.count,
+           .feedback = feedback_of(call.states, slice, output.words, output.store),
+           .block = block_,
+           .output = sections<Sections>(output.payload, call, slice)}));
+      finish(call, slice, output);
+    });
+    output.seal(header(call, dtype_of(call.gradients)));
+  }
+
+  void do_decode(const DecodeCall& call) const override {
+    check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
+    check_places(call);
+    const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
+    for_each_slice_of(call, [&](const Slice& slice) {
+      Views views(call.frames.size(), call.execution.workspace, slice.task);
+      const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
+      kernels::blocktopk_decode({.input = input_of(call, slice, views),
+                                 .factor = call.factor,
+                                 .mode = call.mode,
+                                 .output = output.pointer(),
+                                 .dtype = output.dtype(),
+                                 .store = store});
+    });
+  }
+
+  void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
+    const FrameHeader head = header(call, call.dtype);
+    check_frames(head, call.frames, call.execution.threads);
+    check_places(call);
+    FrameWriter output(call, frame, bytes_of(call.frames), kernels::Store::kCached);
+    for_each_slice_of(call, [&](const Slice& slice) {
+      Views views(call.frames.size(), call.execution.workspace, slice.task);
+      output.add_overflows(kernels::blocktopk_reduce(
+          {.input = input_of(call, slice, views),
+           .feedback = feedback_of(call.states, slice, output.words, output.store),
+           .output = sections<Sections>(output.payload, call, slice)}));
+      finish(call, slice, output);
+    });
+    output.seal(head);
+  }
+
+ private:
+  using Views = ViewList<View>;
+
+  void check_memory(Memory memory) const {
+    if (memory == Memory::kDevice)
+      throw InvalidArgument("codec " + spec().text() +
+                            " has no kernels for devices: copy the values to the host, or choose "
+                            "topk or hadamard");
+  }
+
+  BlocktopkLayout layout_of(const Segment& segment) const { return {segment.count, block_}; }
+
+  std::size_t payload_bytes(std::span<const Segment> segments) const {
+    std::size_t bytes = 0;
+    for (const Segment& segment : segments) bytes += layout_of(segment).bytes();
+    return bytes;
+  }
+
+  template <typename Call>
+  FrameHeader header(const Call& call, Dtype dtype) const {
+    PayloadFormat format{.bytes = payload_bytes(call.segments)};
+    format.codec_flags = static_cast<std::uint16_t>(options_.values) << kCodecFlagShift;
+    static_assert(sizeof options_.density == sizeof format.parameters);
+    std::memcpy(format.parameters.data(), &options_.density, sizeof options_.density);
+    return frame_header({*this, call.segments, dtype, call.identity}, format);
+  }
+
+  template <typename Call, typename Visitor>
+  void for_each_slice_of(const Call& call, const Visitor& visit) const {
+    for_each_slice(
+        call.segments, call.execution.threads,
+        [&](const Segment& segment) { return layout_of(segment).bytes(); }, visit);
+  }
+
+  /// A slice's sections in a payload; View is Sections or View.
+  template <typename List, typename Byte, typename Call>
+  List sections(std::span<Byte> payload, const Call& call, const Slice& slice) const {
+    const BlocktopkLayout layout = layout_of(call.segments[slice.segment]);
+    using Word = std::remove_pointer_t<decltype(List::high)>;
+    const auto at = [&](std::size_t offset) {
+      return reinterpret_cast<Word*>(payload.data() + slice.offset + offset);
+    };
+    return List{at(0), at(layout.high_offset()), at(layout.low_offset()),
+                at(layout.values_offset())}
+        .from(slice.first / BlocktopkBlock::kValues, block_);
+  }
+
+  /// Calls visit(begin, end, last) for a slice's part of each section, in bytes; `last` is where
+  /// the section ends, with its padding.
+  template <typename Visitor>
+  void for_each_section(const Segment& segment, const Slice& slice, const Visitor& visit) const {
+    const BlocktopkLayout layout = layout_of(segment);
+    const std::size_t first = slice.first / BlocktopkBlock::kValues;
+    const std::size_t end = first + ceil_div(slice.count, BlocktopkBlock::kValues);
+    const auto section = [&](std::size_t begin, std::size_t last, std::size_t words_a_block) {
+      const std::size_t bytes = words_a_block * sizeof(std::uint32_t);
+      visit(slice.offset + begin + first * bytes, slice.offset + begin + end * bytes,
+            slice.offset + last);
+    };
+    section(0, layout.high_offset(), block_.scale_words());
+    section(layout.high_offset(), layout.low_offset(), block_.high_words());
+    section(layout.low_offset(), layout.values_offset(), block_.low_words());
+    section(layout.values_offset(), layout.bytes(), block_.value_words());
+  }
+
+  /// Pads and sums what a slice has written.
+  template <typename Call>
+  void finish(const Call& call, const Slice& slice, FrameWriter& output) const {
+    for_each_section(call.segments[slice.segment], slice,
+                     [&](std::size_t begin, std::size_t end, std::size_t last) {
+                       if (slice.is_last) pad_section(output.payload, end, last);
+                       output.add(begin, slice.is_last ? last : end);
+                     });
+  }
+
+  /// Of an inactive segment nothing is kept.
+  void write_nothing(const EncodeCall& call, const Slice& slice, FrameWriter& output) const {
+    for_each_section(call.segments[slice.segment], slice,
+                     [&](std::size_t begin, std::size_t end, std::size_t) {
+                       pad_section(output.payload, begin, end);
+                     });
+    keep_residual(feedback_of(call.states, slice, output.words, output.store), slice.count);
+    finish(call, slice, output);
+  }
+
+  /// Lists come from elsewhere: no place may lie outside its block.
+  template <typename Call>
+  void check_places(const Call& call) const {
+    FirstFault fault;
+    for_each_slice_of(call, [&](const Slice& slice) {
+      for (std::size_t i = 0; i < call.frames.size(); ++i) {
+        const char* wrong = kernels::blocktopk_validate(
+            sections<View>(payload_of(call.frames[i]), call, slice), block_, slice.count);
+        if (wrong != nullptr) fault.add(i, slice.segment, wrong);
+      }
+    });
+    fault.check(call.frames.size());
+  }
+
+  template <typename Call>
+  kernels::BlocktopkInput input_of(const Call& call, const Slice& slice, Views& views) const {
+    for (std::size_t i = 0; i < call.frames.size(); ++i)
+      views[i] = sections<View>(payload_of(call.frames[i]), call, slice);
+    return {block_, views.span(), slice.count};
+  }
+
+  BlocktopkOptions options_;
+  BlocktopkBlock block_;
+};
+
+}  // namespace
+
+CodecEntry blocktopk_entry() {
+  return {{.name = "blocktopk",
+           .id = kBlocktopkCodecId,
+           .summary = "the largest values of every 4,096 with their places; for use with +ef",
+           .keys = {kDensity.help(), kValues.help()}},
+          [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
+            OptionReader reader(spec, info);
+            BlocktopkOptions options;
+            options.density = reader.read(kDensity);
+            options.values = reader.read(kValues);
+            return std::make_shared<BlocktopkCodec>(reader.canonical(), options);
+          }};
+}
+
+}  // namespace tersor::encoding

@@ -1,0 +1,101 @@
+/// blocktopk: the k largest values of every 4,096 by magnitude, with their places in lists of fixed
+/// length (blocks after DeMo, Peng et al. 2024, and SparseLoCo, Sarfi et al. 2025; places after
+/// Elias 1974 and Fano 1971). It can be cut and reduced, so what a rank sends two-shot does not
+/// grow with the ranks.
+///
+/// Payload  scales  f32 for each block; none where values are bf16
+///          high    for each block, bits: bit (i >> l) + j is 1 for its j-th kept place i
+///          low     for each block, the low l bits of each place, packed from bit 0
+///          values  for each block, 1, 4 or 16 bits a kept value, packed from bit 0
+///          each padded to 16 bytes, whole words a block; unused bits are 0
+/// Header   parameters: the density as f64; flags: the type of the values
+/// Chosen   the k largest magnitudes of a block, ties to the lowest place, never a zero; k =
+///          max(1, ceil(density * 4096)) for every block, a short last one too
+/// Error    what is not sent; with "+ef" it stays in the residual, and so does what rounding loses
+/// A block that holds a NaN, an infinity or a magnitude from 2^118 on sends NaNs at its first
+/// places, and its residual stays: an overflow is never hidden.
+#pragma once
+
+#include <tersor/align.h>
+#include <tersor/codecs/topk.h>
+#include <tersor/wire.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor {
+
+inline constexpr std::uint16_t kBlocktopkCodecId = 9;
+
+/// How the kept values travel: signs of their mean magnitude, 4-bit codes with the block's scale,
+/// or bf16. The number stands in the frame's flags, from kCodecFlagShift on.
+enum class BlocktopkValues : std::uint8_t { kSign = 0, kInt4 = 1, kBf16 = 2 };
+
+/// Options of the spec: blocktopk[:density=(0, 0.25],values=sign|int4|bf16].
+struct BlocktopkOptions {
+  double density = 0.01;
+  BlocktopkValues values = BlocktopkValues::kSign;
+};
+
+/// What one block takes in each section, in words of 32 bits.
+struct BlocktopkBlock {
+  static constexpr std::size_t kValues = 4096;    ///< values of a block
+  static constexpr unsigned kPlaceBits = 12;      ///< of a place in it
+  static constexpr std::size_t kMostKept = 1024;  ///< at the largest density
+  std::size_t kept;                               ///< k, the capacity
+  BlocktopkValues values;
+
+  constexpr explicit BlocktopkBlock(const BlocktopkOptions& options)
+      : kept(topk_kept(kValues, options.density)), values(options.values) {}
+
+  /// l = floor(log2(4096 / k))
+  constexpr unsigned low_bits() const {
+    return kPlaceBits - static_cast<unsigned>(std::bit_width(kept - 1));
+  }
+  constexpr unsigned value_bits() const {
+    return values == BlocktopkValues::kSign ? 1 : values == BlocktopkValues::kInt4 ? 4 : 16;
+  }
+  constexpr std::size_t scale_words() const { return values == BlocktopkValues::kBf16 ? 0 : 1; }
+  constexpr std::size_t high_words() const {
+    return ceil_div(kept + (kValues >> low_bits()), kWordBits);
+  }
+  constexpr std::size_t low_words() const { return ceil_div(kept * low_bits(), kWordBits); }
+  constexpr std::size_t value_words() const { return ceil_div(kept * value_bits(), kWordBits); }
+
+ private:
+  static constexpr std::size_t kWordBits = 32;
+};
+
+/// Where the sections of one segment's blocktopk payload lie.
+struct BlocktopkLayout {
+  std::size_t count;
+  BlocktopkBlock block;
+
+  constexpr std::size_t blocks() const { return ceil_div(count, BlocktopkBlock::kValues); }
+  constexpr std::size_t high_offset() const { return section_bytes(block.scale_words()); }
+  constexpr std::size_t low_offset() const {
+    return high_offset() + section_bytes(block.high_words());
+  }
+  constexpr std::size_t values_offset() const {
+    return low_offset() + section_bytes(block.low_words());
+  }
+  constexpr std::size_t bytes() const {
+    return values_offset() + section_bytes(block.value_words());
+  }
+
+ private:
+  constexpr std::size_t section_bytes(std::size_t words_a_block) const {
+    return align_up(blocks() * words_a_block * sizeof(std::uint32_t), kSectionAlignment);
+  }
+};
+static_assert(BlocktopkBlock({0.01}).kept == 41 && BlocktopkBlock({0.01}).low_bits() == 6);
+static_assert(BlocktopkBlock({1e-9}).low_bits() == 12 && BlocktopkBlock({0.25}).low_bits() == 2);
+static_assert(BlocktopkLayout{4096, BlocktopkBlock({0.01})}.bytes() == 16 + 16 + 32 + 16);
+static_assert(BlocktopkLayout{16'385, BlocktopkBlock({0.01, BlocktopkValues::kInt4})}.bytes() ==
+              32 + 80 + 160 + 128);
+static_assert(BlocktopkLayout{4096, BlocktopkBlock({0.25, BlocktopkValues::kBf16})}.bytes() ==
+              256 + 256 + 2048);
+static_assert(BlocktopkLayout{0, BlocktopkBlock({0.01})}.bytes() == 0);
+
+}  // namespace tersor

@@ -1,0 +1,170 @@
+// Blocks of 4,096 values: their payloads added up, and from p to lists and residual, for one
+// instruction set.
+#if defined(TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_
+#undef TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_
+#else
+#define TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_
+#endif
+
+#include "kernels/blocktopk/cpu.h"
+#include "kernels/blocktopk/formulas.h"
+#include "kernels/blocktopk/lists.h"
+#include "kernels/blocktopk/select-inl.h"
+#include "kernels/quantize/loops-inl.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <type_traits>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kValues = BlocktopkBlock::kValues;
+
+/// A block's values as another type; f32 are rounded once.
+template <typename From, typename To>
+HWY_INLINE void convert(const From* from, To* to) {
+  for (std::size_t i = 0; i < kValues; i += kLanes) store_values(load_values(from + i), to + i);
+}
+
+/// Calls `visitor(Kind<kSign>{})` and so on.
+template <BlocktopkValues kKind>
+using Kind = std::integral_constant<BlocktopkValues, kKind>;
+template <typename Visitor>
+HWY_INLINE void visit_kind(BlocktopkValues values, Visitor&& visitor) {
+  if (values == BlocktopkValues::kSign) return visitor(Kind<BlocktopkValues::kSign>{});
+  if (values == BlocktopkValues::kInt4) return visitor(Kind<BlocktopkValues::kInt4>{});
+  visitor(Kind<BlocktopkValues::kBf16>{});
+}
+
+/// sum += value · factor for all payloads of a block, in their order.
+HWY_INLINE void add_payloads(const BlocktopkInput& input, std::size_t index, float factor,
+                             float* sum) {
+  const BlocktopkBlock& block = input.block;
+  visit_kind(block.values, [&]<BlocktopkValues kKind>(Kind<kKind>) {
+    for (const BlocktopkView& payload : input.payloads) {
+      const BlocktopkView lists = payload.from(index, block);
+      const float scale = block.scale_words() == 0 ? 0.0f : float_of(*lists.scales);
+      BitReader codes(lists.values, block.value_bits());
+      for_each_place(lists.high, lists.low, block, [&](std::uint32_t place) {
+        const float value = blocktopk_value<kKind>(codes.next(), scale) * factor;
+        sum[place] += value;
+      });
+    }
+  });
+}
+
+/// The sum of `count` magnitudes, at least one: +0 up to the next power of two, then halves are
+/// added until one is left.
+HWY_INLINE float tree_sum(float (&magnitudes)[BlocktopkBlock::kMostKept], std::size_t count) {
+  const std::size_t whole = std::bit_ceil(count);
+  std::fill(magnitudes + count, magnitudes + whole, 0.0f);
+  for (std::size_t half = whole / 2; half > 0; half /= 2)
+    for (std::size_t i = 0; i < half; ++i) magnitudes[i] += magnitudes[i + half];
+  return magnitudes[0];
+}
+
+/// Writes the blocks of a range in order.
+template <typename E>
+class BlockWriter {
+ public:
+  BlockWriter(const BlocktopkPayload& output, const BlocktopkBlock& block, const Feedback& feedback,
+              std::size_t count)
+      : count_(count),
+        block_(block),
+        output_(output),
+        residuals_(feedback.residual_in, count),
+        left_(feedback.residual_out, residual_store(feedback)),
+        selector_(block.kept) {}
+
+  HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
+
+  /// The block at `first`; p_at(i) is p of the vector at value i of it.
+  template <typename ValuesAt>
+  HWY_INLINE void write(std::size_t first, const ValuesAt& p_at) {
+    Absmax absmax;
+    for (std::size_t i = 0; i < kValues; i += kLanes) {
+      const VF32 value = p_at(i);
+      hn::Store(value, F32(), p_ + i);
+      absmax.show(value, i / kLanes);
+    }
+    const std::size_t count = std::min(kValues, count_ - first);
+    visit_kind(block_.values, [&]<BlocktopkValues kKind>(Kind<kKind>) HWY_ATTR {
+      if (absmax.bits() < kBlocktopkPoisonBits)
+        code<kKind>(absmax.bits(), left_.tile(count));
+      else
+        poison<kKind>(first, count, left_.tile(count));
+    });
+    left_.take(count);
+    write_lists(kept_, block_, output_.high, output_.low, output_.values);
+    output_ = output_.from(1, block_);
+  }
+
+  /// Finite values of poisoned blocks.
+  std::size_t overflows() const { return overflows_; }
+
+ private:
+  static constexpr bool kHasResidual = !std::is_same_v<E, Absent>;
+
+  /// Chooses from p and codes; what is left is the residual.
+  template <BlocktopkValues kKind>
+  HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual) {
+    kept_.count = selector_.select(p_, absmax, places_);
+    std::copy_n(places_, kept_.count, kept_.place);
+    const BlocktopkScale scale = scale_of<kKind>(absmax);
+    write_scale(bits_of(scale.scale));
+    for (std::size_t j = 0; j < kept_.count; ++j) {
+      float& p = p_[kept_.place[j]];
+      kept_.code[j] = static_cast<std::uint16_t>(blocktopk_code<kKind>(p, scale));
+      if constexpr (kHasResidual) p -= blocktopk_value<kKind>(kept_.code[j], scale.scale);
+    }
+    if constexpr (kHasResidual) convert(p_, residual);
+  }
+
+  template <BlocktopkValues kKind>
+  HWY_INLINE BlocktopkScale scale_of(std::uint32_t absmax) {
+    if (kKind == BlocktopkValues::kInt4) return blocktopk_int4_scale(absmax);
+    if (kKind == BlocktopkValues::kBf16 || kept_.count == 0) return {};
+    for (std::size_t j = 0; j < kept_.count; ++j)
+      magnitudes_[j] = float_of(magnitude_bits(p_[kept_.place[j]]));
+    return blocktopk_sign_scale(tree_sum(magnitudes_, kept_.count),
+                                static_cast<std::uint32_t>(kept_.count));
+  }
+
+  /// The first places are sent as NaNs; the residual stays what it was.
+  template <BlocktopkValues kKind>
+  HWY_NOINLINE void poison(std::size_t first, std::size_t count, Pointer<E> residual) {
+    kept_.count = std::min(block_.kept, count);
+    std::iota(kept_.place, kept_.place + kept_.count, std::uint16_t{0});
+    std::fill_n(kept_.code, kept_.count, blocktopk_poison_code<kKind>());
+    write_scale(kNanBits);
+    overflows_ += static_cast<std::size_t>(std::count_if(p_, p_ + count, is_finite));
+    if constexpr (kHasResidual) {
+      const E* old = old_residual(first);
+      if (residual != old) std::copy_n(old, kValues, residual);
+    }
+  }
+
+  HWY_INLINE void write_scale(std::uint32_t bits) {
+    if (block_.scale_words() != 0) *output_.scales = bits;
+  }
+
+  const std::size_t count_;
+  const BlocktopkBlock block_;
+  BlocktopkPayload output_;
+  Input<E, kValues> residuals_;
+  Output<E, kValues> left_;
+  Selector selector_;
+  std::size_t overflows_ = 0;
+  BlocktopkKept kept_;
+  alignas(kLine) float p_[kValues];
+  alignas(kLine) float magnitudes_[BlocktopkBlock::kMostKept];
+  std::uint16_t places_[kValues];
+};
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_

@@ -1,0 +1,124 @@
+// The lists of one block: kept places and codes, as they are packed into words of 32 bits and read
+// again.
+#pragma once
+
+#include <tersor/codecs/blocktopk.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tersor::kernels {
+
+/// What a block sends, in ascending order of place.
+struct BlocktopkKept {
+  std::size_t count = 0;
+  std::uint16_t place[BlocktopkBlock::kMostKept];
+  std::uint16_t code[BlocktopkBlock::kMostKept];
+};
+
+/// Writes numbers of `bits` bits, at most 16, one behind the other.
+class BitWriter {
+ public:
+  BitWriter(std::uint32_t* words, unsigned bits) : words_(words), bits_(bits) {}
+
+  void put(std::uint32_t number) {
+    waiting_ |= std::uint64_t{number} << fill_;
+    fill_ += bits_;
+    if (fill_ >= 32) take_word();
+  }
+
+  /// Zeros up to `end`.
+  void finish(std::uint32_t* end) {
+    if (fill_ != 0) take_word();
+    std::fill(words_, end, 0u);
+  }
+
+ private:
+  void take_word() {
+    *words_++ = static_cast<std::uint32_t>(waiting_);
+    waiting_ >>= 32;
+    fill_ -= std::min(fill_, 32u);
+  }
+
+  std::uint32_t* words_;
+  const unsigned bits_;
+  std::uint64_t waiting_ = 0;
+  unsigned fill_ = 0;
+};
+
+/// Reads them; no word behind the last number.
+class BitReader {
+ public:
+  BitReader(const std::uint32_t* words, unsigned bits) : words_(words), bits_(bits) {}
+
+  std::uint32_t next() {
+    if (fill_ < bits_) {
+      waiting_ |= std::uint64_t{*words_++} << fill_;
+      fill_ += 32;
+    }
+    const auto number = static_cast<std::uint32_t>(waiting_) & ((1u << bits_) - 1);
+    waiting_ >>= bits_;
+    fill_ -= bits_;
+    return number;
+  }
+
+ private:
+  const std::uint32_t* words_;
+  const unsigned bits_;
+  std::uint64_t waiting_ = 0;
+  unsigned fill_ = 0;
+};
+
+/// Calls visit(place) for each kept place of a block, in order; places of damaged lists may lie
+/// anywhere.
+template <typename Visitor>
+inline void for_each_place(const std::uint32_t* high, const std::uint32_t* low,
+                           const BlocktopkBlock& block, const Visitor& visit) {
+  const std::size_t words = block.high_words();
+  const unsigned low_bits = block.low_bits();
+  BitReader lows(low, low_bits);
+  std::uint32_t kept = 0;
+  for (std::size_t word = 0; word < words; ++word)
+    for (std::uint32_t ones = high[word]; ones != 0 && kept < block.kept; ones &= ones - 1) {
+      const auto bit = static_cast<std::uint32_t>(32 * word) +
+                       static_cast<std::uint32_t>(std::countr_zero(ones));
+      visit((bit - kept++) << low_bits | lows.next());
+    }
+}
+
+/// What is wrong with the places of a block of `count` values, as a sentence; null: nothing.
+inline const char* wrong_places(const std::uint32_t* high, const std::uint32_t* low,
+                                const BlocktopkBlock& block, std::size_t count) {
+  std::size_t ones = 0;
+  for (std::size_t word = 0; word < block.high_words(); ++word)
+    ones += static_cast<std::size_t>(std::popcount(high[word]));
+  if (ones > block.kept) return "a block keeps more values than its density allows";
+  std::uint64_t next = 0;
+  bool ascends = true;
+  for_each_place(high, low, block, [&](std::uint32_t place) {
+    ascends &= place >= next;
+    next = std::uint64_t{place} + 1;
+  });
+  if (!ascends) return "a block's places do not ascend";
+  return next > count ? "a place lies behind the end of its block" : nullptr;
+}
+
+/// Writes places and codes of a block.
+inline void write_lists(const BlocktopkKept& kept, const BlocktopkBlock& block, std::uint32_t* high,
+                        std::uint32_t* low, std::uint32_t* values) {
+  const unsigned low_bits = block.low_bits();
+  BitWriter lows(low, low_bits), codes(values, block.value_bits());
+  std::fill_n(high, block.high_words(), 0u);
+  for (std::uint32_t j = 0; j < kept.count; ++j) {
+    const std::uint32_t bit = (kept.place[j] >> low_bits) + j;
+    high[bit / 32] |= 1u << bit % 32;
+    lows.put(kept.place[j] & ((1u << low_bits) - 1));
+    codes.put(kept.code[j]);
+  }
+  lows.finish(low + block.low_words());
+  codes.finish(values + block.value_words());
+}
+
+}  // namespace tersor::kernels
