@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tersor._core import InvalidArgument
 from tersor.torch import ddp
 from tersor.torch.collectives import FeedbackState, all_gather, allreduce, reduce_scatter
+from tersor.torch.compressed_adamw import CompressedAdamW
 from tersor.torch.ddp import HookState, hook
 from tersor.torch.diloco import DiLoCo
 from tersor.torch.distributed_checkpoint import load_checkpoint
@@ -34,6 +35,7 @@ from tersor.torch.optimizer import DistributedOptimizer
 from tersor.torch.statistics import log_statistics
 
 __all__ = [
+    "CompressedAdamW",
     "DiLoCo",
     "DistributedOptimizer",
     "FeedbackState",

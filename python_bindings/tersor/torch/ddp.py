@@ -22,6 +22,7 @@ from tersor.torch.parameters import (
     Names,
     Unsupported,
     is_supported,
+    only_device,
     reason_of,
     report_unsupported,
     trained_parameters,
@@ -247,7 +248,7 @@ class HookState(ReducerReporting):
             reducer.relearn_order()
 
     def _make_reducer(self, parameters: Mapping[str, torch.Tensor]) -> GradientReducer:
-        device = _only_device(parameters)
+        device = only_device(parameters)
         options = self._options
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -335,13 +336,3 @@ _PYTHON_REDUCER = (
 def _check_bucket(bucket: object) -> None:
     if not isinstance(bucket, GradBucket):
         raise InvalidArgument(_PYTHON_REDUCER)
-
-
-def _only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
-    devices = {one.device for one in parameters.values()}
-    if not devices:
-        raise InvalidArgument("there is no gradient to compress")
-    if len(devices) > 1:
-        listed = ", ".join(sorted(str(one) for one in devices))
-        raise InvalidArgument(f"the parameters lie on several devices: {listed}; tersor takes one")
-    return devices.pop()

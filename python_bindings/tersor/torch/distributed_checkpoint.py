@@ -21,8 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from tersor._core import InvalidArgument
 from tersor.torch.checkpoint import side_by_side
 
-_BY_PARAMETER = ("residuals", "owners")  # entries whose keys are names, which may hold dots
-
 
 class Stateful(Protocol):
     """What has a state: the handles of ``tersor.torch``."""
@@ -59,18 +57,35 @@ def load_checkpoint(
 
 def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> dict[str, Any]:
     """The state of the checkpoint with its tensors not yet filled in."""
-    prefix = key + "."
-    saved = reader.read_metadata().state_dict_metadata
-    entries = {
-        name.removeprefix(prefix): entry for name, entry in saved.items() if name.startswith(prefix)
-    }
-    exact = "places" in entries
-    state: dict[str, Any] = {name: {} for name in _BY_PARAMETER} if entries else {}
-    for name, entry in entries.items():
-        first, _, rest = name.partition(".")
-        target, last = (state[first], rest) if first in _BY_PARAMETER else (state, name)
-        target[last] = _empty(entry, exact, group)
-    return state
+    metadata = reader.read_metadata()
+    saved, places = metadata.state_dict_metadata, metadata.planner_data
+    paths = {name: _path_below(places[name], key) for name in saved}
+    rows = [path[:-1] for path in paths.values() if path[-1:] == ("places",)]
+    state: dict[str, Any] = {}
+    for name, path in paths.items():
+        if path:
+            exact = any(path[: len(above)] == above for above in rows)
+            target: dict[Any, Any] = state
+            for step in path[:-1]:
+                target = target.setdefault(step, {})
+            target[path[-1]] = _empty(saved[name], exact, group)
+    return {name: _with_lists(entry) for name, entry in state.items()}
+
+
+def _with_lists(entry: Any) -> Any:
+    """What was a list has numbers for keys."""
+    if not isinstance(entry, dict):
+        return entry
+    inner = {key: _with_lists(value) for key, value in entry.items()}
+    return list(inner.values()) if all(isinstance(key, int) for key in inner) else inner
+
+
+def _path_below(path: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:
+    """Of an entry, from ``key`` on; empty where it does not lie there."""
+    for length in range(1, len(path)):
+        if ".".join(map(str, path[:length])) == key:
+            return path[length:]
+    return ()
 
 
 def _empty(entry: object, exact: bool, group: dist.ProcessGroup) -> Any:

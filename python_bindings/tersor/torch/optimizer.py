@@ -21,9 +21,9 @@ from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
     Unsupported,
     is_supported,
+    optimized_parameters,
     reason_of,
     report_unsupported,
-    unwrapped,
 )
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.side_stream import SideStream
@@ -85,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             raise InvalidArgument(
                 f"backward_passes_per_step={backward_passes_per_step}: at least 1"
             )
-        self._parameters = _named(optimizer, named_parameters)
+        self._parameters = optimized_parameters(optimizer, named_parameters)
         self._adopt(optimizer)
         self._group = group
         self._unsupported = unsupported
@@ -281,26 +281,3 @@ def _watch(watcher: weakref.ref[DistributedOptimizer], name: str) -> Callable[[t
             optimizer._accumulated(name, parameter)
 
     return accumulated
-
-
-def _named(
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
-) -> dict[str, torch.Tensor]:
-    """The optimizer's parameters that want a gradient, by name, in the order of the names."""
-    own = [one for group in optimizer.param_groups for one in group["params"]]
-    if named_parameters is None:
-        named_parameters = ((f"parameter.{index}", one) for index, one in enumerate(own))
-    wanted = {id(one) for one in own if one.requires_grad}
-    named: dict[str, torch.Tensor] = {}
-    for name, parameter in named_parameters:
-        if name in named:
-            raise InvalidArgument(f"two parameters are called {name!r} in named_parameters")
-        if id(parameter) in wanted:
-            named[name] = parameter
-    if len(named) != len(wanted):
-        raise InvalidArgument(
-            f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
-            f"{len(named)} of them: pass model.named_parameters() of the same model"
-        )
-    return unwrapped(named)

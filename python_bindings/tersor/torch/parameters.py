@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgument
 
@@ -50,6 +51,45 @@ def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
     plain = {name: _without_wrappers(name) for name in named}
     uses = Counter(plain.values())
     return {plain[name] if uses[plain[name]] == 1 else name: one for name, one in named.items()}
+
+
+def optimized_parameters(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+) -> dict[str, torch.Tensor]:
+    """The optimizer's parameters that want a gradient, by name, in the order of the names."""
+    own = [one for group in optimizer.param_groups for one in group["params"]]
+    if named_parameters is None:
+        named_parameters = ((f"parameter.{index}", one) for index, one in enumerate(own))
+    wanted = {id(one) for one in own if one.requires_grad}
+    named: dict[str, torch.Tensor] = {}
+    for name, parameter in named_parameters:
+        if name in named:
+            raise InvalidArgument(f"two parameters are called {name!r} in named_parameters")
+        if id(parameter) in wanted:
+            named[name] = parameter
+    if len(named) != len(wanted):
+        raise InvalidArgument(
+            f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
+            f"{len(named)} of them: pass model.named_parameters() of the same model"
+        )
+    return unwrapped(named)
+
+
+def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    """Where they lie. Raises InvalidArgument where there are none, or several devices."""
+    devices = {one.device for one in parameters.values()}
+    if not devices:
+        raise InvalidArgument("there is no gradient to compress")
+    if len(devices) > 1:
+        listed = ", ".join(sorted(str(one) for one in devices))
+        raise InvalidArgument(f"the parameters lie on several devices: {listed}; tersor takes one")
+    return devices.pop()
+
+
+def local_shard(values: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor that is sharded; else the tensor itself."""
+    return values.to_local() if isinstance(values, DTensor) else values
 
 
 def _without_wrappers(name: str) -> str:

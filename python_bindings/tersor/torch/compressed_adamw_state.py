@@ -1,0 +1,128 @@
+"""The state of a ``CompressedAdamW``: common moments as AdamW's, what is each rank's own beside.
+
+What is each rank's own stands under ``"tersor"``: variances, with the residuals of
+``tersor.torch.checkpoint``, and in the same two modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tersor._core import InvalidArgument, Transport
+from tersor.collectives import allreduce
+from tersor.reducer import GradientReducer
+from tersor.torch.checkpoint import Mode, load_reducer, own_row, save_reducer, side_by_side
+from tersor.torch.parameters import local_shard
+
+OWN = "exp_avg_sq"  # is each rank's, where the momentum is exchanged
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an optimizer keeps.
+
+    Attributes:
+        moments: of each parameter, by its name; changed in place.
+        group_lengths: how many parameters each parameter group has.
+        own_variance: whose variance is each rank's own.
+    """
+
+    moments: Mapping[str, dict[str, Tensor]]
+    group_lengths: Sequence[int]
+    own_variance: frozenset[str]
+    reducer: GradientReducer
+    ranks: Transport
+    group: dist.ProcessGroup
+
+    def is_own(self, name: str) -> bool:
+        """Whether the variance of this parameter is each rank's own."""
+        return name in self.own_variance
+
+
+def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
+    """``packed``: as PyTorch's optimizers have it. Moments go by the names of parameters."""
+    own = save_reducer(kept.reducer, kept.group, mode)
+    variances = _rows(kept) if mode == "exact" else _means(kept)
+    common = {
+        name: {key: value for key, value in moments.items() if key != OWN or not kept.is_own(name)}
+        for name, moments in kept.moments.items()
+    }
+    return {**packed, "state": common, "tersor": {**own, "variances": dict(variances)}}
+
+
+def load(kept: Kept, saved: Mapping[str, Any]) -> None:
+    """Moments and residuals; all of them or, after an InvalidArgument, nothing."""
+    _check(kept, saved)
+    values = list(_values(kept, saved))
+    load_reducer(kept.reducer, kept.group, saved["tersor"])
+    for target, value in values:
+        target.copy_(value.reshape(target.shape))
+
+
+def _own_variances(kept: Kept) -> Iterator[tuple[str, Tensor]]:
+    """In the same order on all ranks."""
+    for name, moments in kept.moments.items():
+        if kept.is_own(name):
+            yield name, local_shard(moments[OWN]).detach()
+
+
+def _rows(kept: Kept) -> Iterator[tuple[str, Tensor]]:
+    """Each rank's, side by side."""
+    mesh = DeviceMesh.from_group(kept.group, "cpu")
+    for name, own in _own_variances(kept):
+        yield name, side_by_side(own.flatten().cpu().clone(), mesh)
+
+
+def _means(kept: Kept) -> Iterator[tuple[str, Tensor]]:
+    for name, own in _own_variances(kept):
+        mean = own.flatten().clone()
+        allreduce(kept.ranks, mean, codec="none", reduction="mean")
+        yield name, mean.cpu()
+
+
+def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for a state of another optimizer, other parameters or ranks."""
+    own = saved.get("tersor", {})
+    if "parameters" not in own:
+        raise InvalidArgument(
+            'the state is not that of a CompressedAdamW: it has no parameters under "tersor"'
+        )
+    if others := sorted(set(own["parameters"]) ^ set(kept.moments)):
+        raise InvalidArgument(f"the state is of other parameters: {', '.join(others)}")
+    if [len(group["params"]) for group in saved["param_groups"]] != kept.group_lengths:
+        raise InvalidArgument("the state is of other parameter groups")
+    if own["mode"] == "exact" and own["ranks"] != kept.ranks.ranks:
+        raise InvalidArgument(
+            f"the state is the exact one of {own['ranks']} ranks, these are {kept.ranks.ranks}: "
+            'save with mode="portable" to go on with another number'
+        )
+
+
+def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Where it goes, and what was saved."""
+    for name, moments in kept.moments.items():
+        entry = dict(saved["state"].get(name, {}))
+        if kept.is_own(name):
+            entry[OWN] = _saved_variance(saved["tersor"], name, dist.get_rank(kept.group))
+        for key, target in moments.items():
+            own, value = local_shard(target), entry.get(key)
+            value = None if value is None else local_shard(value)
+            if value is None or value.numel() != own.numel():
+                found = "none" if value is None else f"{value.numel()} values"
+                raise InvalidArgument(
+                    f"{key} of {name} has {own.numel()} values, the state {found}: it is of "
+                    "another codec or other parameters"
+                )
+            yield own, value
+
+
+def _saved_variance(own: Mapping[str, Any], name: str, rank: int) -> Tensor | None:
+    """None where it was saved with a codec without feedback."""
+    saved: Tensor | None = own.get("variances", {}).get(name)
+    return own_row(saved, rank) if own["mode"] == "exact" and saved is not None else saved

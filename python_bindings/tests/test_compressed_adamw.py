@@ -1,0 +1,324 @@
+"""CompressedAdamW over gloo processes: its arithmetic, and what trainers do around it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import tersor
+from tersor.torch import CompressedAdamW
+
+FEW_BITS = ["hadamard:bits=1+ef", "topk:density=0.02+ef"]
+EXACT = [("0.weight", "none+ef"), ("*", "none")]  # nothing is lost
+
+
+def make_model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(90, 65), torch.nn.Tanh(), torch.nn.Linear(65, 3))
+
+
+def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    inputs = torch.randn(16, 90, generator=generator)
+    return mse_loss(model(inputs), torch.sin(inputs[:, :3] * 2))
+
+
+def wrap(model: torch.nn.Module, codec: str = FEW_BITS[0], **options: Any) -> CompressedAdamW:
+    return CompressedAdamW(model.named_parameters(), lr=0.01, codec=codec, **options)
+
+
+def train(model: torch.nn.Module, optimizer: CompressedAdamW, rank: int, steps: range) -> None:
+    for step in steps:
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+
+
+def own_variances(optimizer: CompressedAdamW) -> torch.Tensor:
+    return torch.cat([state["exp_avg_sq"].reshape(-1) for state in optimizer.state.values()])
+
+
+def mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
+    """As DistributedDataParallel takes it: each times 1/n, then the sum."""
+    mean = values / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean
+
+
+def equals_adamw(rank: int, count: int) -> None:
+    """Of parameters without feedback: groups, schedules and closures as in torch.optim.AdamW."""
+    ours, reference = make_model(), make_model()
+    groups = [
+        [
+            {"params": list(one[0].named_parameters("0")), "lr": 0.02, "weight_decay": 0.3},
+            {"params": list(one[2].named_parameters("2")), "betas": (0.8, 0.9), "eps": 1e-5},
+        ]
+        for one in (ours, reference)
+    ]
+    rules = [("no such", "none+ef"), ("*", "none")]
+    optimizer = CompressedAdamW(groups[0], lr=0.01, rules=rules)
+    by_hand = torch.optim.AdamW(groups[1], lr=0.01)
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in (optimizer, by_hand)]
+    for step in range(5):
+        optimizer.step(functools.partial(evaluated, ours, optimizer, rank, step))
+        evaluated(reference, by_hand, rank, step)
+        for one in reference.parameters():
+            one.grad = mean_of_ranks(one.grad)
+        by_hand.step()
+        for schedule in schedules:
+            schedule.step()
+        assert torch.equal(flat(ours), flat(reference))
+    assert [one["lr"] for one in optimizer.param_groups] == [0.005, 0.0025]
+
+
+def evaluated(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
+) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(model, rank, step)
+    loss.backward()
+    return loss
+
+
+def test_without_feedback_it_is_adamw_on_the_mean() -> None:
+    ranks.run(equals_adamw, 2)
+
+
+class ByHand:
+    """The recipe as the module's text says it, in float64, with exact means."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        zeros = [torch.zeros_like(one, dtype=torch.float64) for one in model.parameters()]
+        self.variances, self.momenta = zeros, copy.deepcopy(zeros)
+        self.model, self.steps = model, 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for number, weights in enumerate(self.model.parameters()):
+            gradient, variance = weights.grad.double(), self.variances[number]
+            whole = weights.dim() > 1 and weights.numel() >= 4096
+            gradient = gradient if whole else mean_of_ranks(gradient)
+            variance.mul_(0.999).add_(0.001 * gradient**2)
+            root = (variance / (1 - 0.999**self.steps)).sqrt() + 1e-8
+            momentum = 0.9 * self.momenta[number] + 0.1 * gradient / root
+            if not whole:  # plain AdamW, whose momentum is of gradients
+                momentum = 0.9 * self.momenta[number] + 0.1 * gradient
+            self.momenta[number] = mean_of_ranks(momentum)
+            moved = self.momenta[number] if whole else self.momenta[number] / root
+            weights.mul_(1 - 0.01 * 0.01).sub_(0.01 * moved / (1 - 0.9**self.steps))
+
+
+def follows_the_recipe(rank: int, count: int, passes: int) -> float:
+    ours, reference = make_model(), make_model()
+    optimizer, by_hand = wrap(ours, rules=EXACT), ByHand(reference)
+    for step in range(6):
+        for part in range(passes):
+            for model in (ours, reference):
+                loss_of(model, rank, passes * step + part).backward()
+        for model in (ours, reference):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        by_hand.step()
+        optimizer.zero_grad()
+        reference.zero_grad()
+    return float((flat(ours) - flat(reference)).abs().max())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_it_follows_the_recipe_also_when_gradients_are_accumulated_and_clipped(
+    count: int, passes: int
+) -> None:
+    assert max(ranks.run(follows_the_recipe, count, passes)) < 1e-5
+
+
+def learns(rank: int, count: int, codec: str, options: dict[str, Any]) -> Any:
+    model = make_model()
+    optimizer = wrap(model, codec, **options)
+    before = float(loss_of(model, rank, 0))
+    for step in range(80):
+        train(model, optimizer, rank, range(step % 4, step % 4 + 1))
+    return before, float(loss_of(model, rank, 0)), flat(model), optimizer.totals()
+
+
+@pytest.mark.parametrize("codec", FEW_BITS)
+@pytest.mark.parametrize("options", [{}, {"dense_steps": 10}, {"residual_dtype": "bf16"}])
+def test_training_learns_and_ranks_stay_equal(codec: str, options: dict[str, Any]) -> None:
+    found = ranks.run(learns, 3, codec, options)
+    for before, after, weights, totals in found:
+        assert after < before / 3
+        assert torch.equal(weights, found[0][2])
+        assert totals["steps"] == 80
+
+
+def starts_dense(rank: int, count: int) -> tuple[list[float], list[str]]:
+    model, dense = make_model(), make_model()
+    rules = [("0.weight", "hadamard:bits=1+ef"), ("*", "none")]
+    optimizer = wrap(model, rules=rules, dense_steps=3, dense_codec="none")
+    reference = wrap(dense, rules=EXACT)
+    sent = []
+    for step in range(6):
+        train(model, optimizer, rank, range(step, step + 1))
+        train(dense, reference, rank, range(step, step + 1))
+        assert torch.equal(flat(model), flat(dense)) == (step < 3)
+        sent.append(optimizer.totals()["sent_bytes"])
+    assert [one["steps"] for one in optimizer.statistics()] == [6] * 4
+    each = [after - before for before, after in zip([0.0, *sent], sent, strict=False)]
+    return each, optimizer.explain().splitlines()
+
+
+def test_first_steps_go_by_the_dense_codec() -> None:
+    for each, explained in ranks.run(starts_dense, 2):
+        assert each[1] == each[2] > 8 * each[4]
+        assert each[4] == each[5]
+        assert "hadamard:bits=1+ef" in explained[0]
+
+
+def skips(rank: int, count: int, unscaled: bool) -> tuple[float, int]:
+    """A step whose gradient overflows on one rank leaves no trace on any."""
+    model, quiet = make_model(), make_model()
+    optimizer, reference = wrap(model), wrap(quiet)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    train(quiet, reference, rank, range(4))
+    for step in [0, 1, -1, 2, 3]:
+        loss = loss_of(model, rank, step)
+        if step < 0 and rank == 1:
+            loss = loss * math.inf
+        scaler.scale(loss).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert torch.equal(flat(model), flat(quiet))
+    assert torch.equal(own_variances(optimizer), own_variances(reference))
+    for key, saved in reference.state_dict()["tersor"]["residuals"].items():
+        found = optimizer.state_dict()["tersor"]["residuals"][key]
+        assert torch.equal(found.to_local(), saved.to_local())
+    return scaler.get_scale(), optimizer.skipped_steps
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_an_overflow_on_one_rank_leaves_no_trace_on_any(unscaled: bool) -> None:
+    assert ranks.run(skips, 2, unscaled) == [(1024.0, 1), (512.0, 1)]
+
+
+def trained_around(rank: int, count: int, wrapped: str) -> torch.Tensor:
+    model = make_model()
+    optimizer = wrap(model)
+    if wrapped == "ddp":
+        ddp = DistributedDataParallel(model)
+        for step in range(3):
+            with ddp.no_sync():
+                loss_of(ddp, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    else:
+        used = torch.compile(model, backend="eager") if wrapped == "compiled" else model
+        train(used, optimizer, rank, range(3))
+    return flat(model)
+
+
+def test_ddp_without_sync_and_compiled_models_train_as_plain_ones() -> None:
+    wanted = ranks.run(trained_around, 2, "plain")
+    for wrapped in ("ddp", "compiled"):
+        for found, of_plain in zip(ranks.run(trained_around, 2, wrapped), wanted, strict=True):
+            assert torch.equal(found, of_plain)
+
+
+def goes_without_gradients(rank: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rank 0 does not use the first layer in odd steps; or its gradient is zero there."""
+    weights = []
+    for zeros in (False, True):
+        model = make_model()
+        optimizer = wrap(model)
+        for step in range(4):
+            loss = loss_of(model, rank, step)
+            if rank == 0 and step % 2:
+                loss = model[2](torch.ones(1, 65)).sum()
+                loss = loss + 0 * sum(one.sum() for one in model[0].parameters()) if zeros else loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(flat(model))
+    return weights[0], weights[1]
+
+
+def test_no_gradient_is_a_gradient_of_zeros() -> None:
+    found = ranks.run(goes_without_gradients, 2)
+    for missing, zeros in found:
+        assert torch.equal(missing, zeros)
+        assert torch.equal(missing, found[0][0])
+
+
+def trains_bfloat16(rank: int, count: int) -> tuple[torch.Tensor, set[torch.dtype]]:
+    model = make_model().to(torch.bfloat16)
+    optimizer = wrap(model)
+    for step in range(40):
+        inputs = torch.randn(16, 90, generator=torch.Generator().manual_seed(step % 4))
+        loss = mse_loss(model(inputs.bfloat16()).float(), torch.sin(inputs[:, :3]))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert float(loss.detach()) < 0.2
+    return flat(model), {optimizer.state[model[0].weight]["exp_avg"].dtype}
+
+
+def test_moments_of_16_bit_parameters_are_float32() -> None:
+    (first, dtypes), (second, _) = ranks.run(trains_bfloat16, 2)
+    assert torch.equal(first, second)
+    assert dtypes == {torch.float32}
+
+
+def trains_on_a_part(rank: int, count: int) -> torch.Tensor:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    model = make_model()
+    train(model, wrap(model, group=groups[rank // 2]), rank, range(3))
+    return flat(model)
+
+
+def test_a_part_of_the_ranks_trains() -> None:
+    found = ranks.run(trains_on_a_part, 4)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[2], found[3])
+    assert not torch.equal(found[0], found[2])
+
+
+def loses_a_rank(rank: int, count: int) -> tuple[str, bool]:
+    model = make_model()
+    optimizer = wrap(model)
+    train(model, optimizer, rank, range(1))
+    before = flat(model), own_variances(optimizer)
+    if rank == 1:  # in the middle of a step
+        optimizer.reducer.ready("0.weight", torch.ones(65, 90))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(tersor.TransportError) as raised:
+        train(model, optimizer, rank, range(1, 2))
+    same = torch.equal(flat(model), before[0]) and torch.equal(own_variances(optimizer), before[1])
+    return str(raised.value), same
+
+
+def test_a_killed_rank_is_named_to_the_others_whose_model_and_moments_are_as_they_were() -> None:
+    found = ranks.outcomes(loses_a_rank, 3)  # with a deadline below the timeout of 300 s
+    assert [one.finished for one in found] == [True, False, True]
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome.traceback
+        message, unchanged = outcome.value
+        assert "rank 1" in message
+        assert unchanged

@@ -1,0 +1,148 @@
+"""CompressedAdamW's checkpoints over gloo processes."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from test_compressed_adamw import FEW_BITS, flat, make_model, own_variances, train, wrap
+
+import ranks
+import tersor
+from tersor.torch import CompressedAdamW, load_checkpoint
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "few bits": {"codec": FEW_BITS[0]},
+    "in the dense start": {"codec": FEW_BITS[1], "dense_steps": 4},
+}
+
+
+def saves(rank: int, count: int, options: dict[str, Any], folder: str) -> torch.Tensor:
+    """Three steps, a checkpoint of each kind, and what the three steps after it bring."""
+    model = make_model()
+    optimizer = wrap(model, **options)
+    optimizer.param_groups[0]["lr"] = 0.02
+    train(model, optimizer, rank, range(3))
+    states = {"exact": optimizer.state_dict(), "portable": optimizer.state_dict("portable")}
+    for mode, state in states.items():
+        saved = {"model": model.state_dict(), "optimizer": state}
+        torch.save(saved, f"{folder}/{mode}{rank}.pt")
+        dcp.save(saved, checkpoint_id=f"{folder}/{mode}")
+    train(model, optimizer, rank, range(3, 6))
+    return flat(model)
+
+
+def resumed(
+    rank: int, options: dict[str, Any], folder: str, mode: str, way: str, file: int
+) -> tuple[torch.nn.Module, CompressedAdamW]:
+    model = make_model()
+    optimizer = wrap(model, **options)
+    saved = torch.load(f"{folder}/{mode}{file}.pt", weights_only=True)
+    model.load_state_dict(saved["model"])
+    if way == "torch.load":
+        optimizer.load_state_dict(saved["optimizer"])
+    elif way == "dcp.load":
+        train(model, optimizer, rank, range(1))  # what is loaded lies in the optimizer's own
+        model.load_state_dict(saved["model"])
+        dcp.load({"optimizer": optimizer}, checkpoint_id=f"{folder}/{mode}")
+    else:
+        load_checkpoint(optimizer, f"{folder}/{mode}", key="optimizer")
+    assert optimizer.param_groups[0]["lr"] == 0.02
+    return model, optimizer
+
+
+def resumes(rank: int, count: int, options: dict[str, Any], folder: str) -> list[torch.Tensor]:
+    found = []
+    for way in ("torch.load", "dcp.load", "load_checkpoint"):
+        model, optimizer = resumed(rank, options, folder, "exact", way, rank)
+        train(model, optimizer, rank, range(3, 6))
+        found.append(flat(model))
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_same_run_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> None:
+    wanted = ranks.run(saves, 3, OPTIONS[name], str(tmp_path))
+    found = ranks.run(resumes, 3, OPTIONS[name], str(tmp_path))
+    for of_rank in found:
+        assert [torch.equal(one, wanted[0]) for one in of_rank] == [True] * 3
+
+
+def resumes_elsewhere(
+    rank: int, count: int, options: dict[str, Any], folder: str
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Variances and momenta as loaded, and weights after a step; by each way of loading."""
+    found = []
+    for way in ("torch.load", "load_checkpoint"):
+        model, optimizer = resumed(rank, options, folder, "portable", way, 0)
+        momenta = torch.cat([one["exp_avg"].flatten() for one in optimizer.state.values()])
+        variances = own_variances(optimizer)
+        train(model, optimizer, rank, range(3, 4))
+        found.append((variances, momenta, flat(model)))
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_mean_of_variances_goes_to_any_number_of_ranks(
+    count: int, tmp_path: pathlib.Path
+) -> None:
+    options = OPTIONS["few bits"]
+    ranks.run(saves, 2, options, str(tmp_path))
+    exact = [torch.load(tmp_path / f"exact{rank}.pt")["optimizer"] for rank in range(2)]
+    whole = [one["tersor"]["variances"]["0.weight"].to_local()[0] for one in exact]
+    assert not torch.equal(whole[0], whole[1])
+    momentum = exact[0]["state"]["0.weight"]["exp_avg"].flatten()
+    for of_rank in ranks.run(resumes_elsewhere, count, options, str(tmp_path)):
+        for variances, momenta, weights in of_rank:
+            torch.testing.assert_close(variances[: 65 * 90], (whole[0] + whole[1]) / 2)
+            assert torch.equal(momenta[: 65 * 90], momentum)
+            assert weights.isfinite().all()
+
+
+def refuses(rank: int, count: int, folder: str) -> None:
+    """Whatever does not fit is named, and changes nothing."""
+    model = make_model()
+    optimizer = wrap(model)
+    train(model, optimizer, rank, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    saved = torch.load(f"{folder}/exact0.pt", weights_only=True)["optimizer"]
+    other = CompressedAdamW(torch.nn.Linear(70, 80).named_parameters(), lr=0.01)
+    adam = torch.optim.AdamW(model.parameters())
+    topk = wrap(make_model(), FEW_BITS[1]).state_dict()
+    plain = wrap(make_model(), rules=[("none", "int8+ef"), ("*", "none")]).state_dict()
+    two = [{"params": [one]} for one in make_model().named_parameters()]
+    halves = CompressedAdamW(two).state_dict()  # type: ignore[arg-type]
+    for message, state in {
+        "exact one of 3 ranks, these are 2.*portable": saved,
+        "other parameters: 0.bias, 0.weight, 2.bias, 2.weight, bias, weight": other.state_dict(),
+        "not that of a CompressedAdamW": adam.state_dict(),
+        "0.weight.*topk": topk,
+        "0.weight.*another codec": plain,
+        "other parameter groups": halves,
+    }.items():
+        with pytest.raises(tersor.InvalidArgument, match=message):
+            optimizer.load_state_dict(state)
+    with pytest.raises(tersor.InvalidArgument, match="exact, portable"):
+        optimizer.state_dict("whole")  # type: ignore[arg-type]
+    after = optimizer.state_dict()
+    assert torch.equal(own_variances(optimizer), own_variances(wrap_loaded(before)))
+    for key, row in before["tersor"]["residuals"].items():
+        assert torch.equal(row.to_local(), after["tersor"]["residuals"][key].to_local())
+
+
+def wrap_loaded(state: dict[str, Any]) -> CompressedAdamW:
+    optimizer = wrap(make_model())
+    optimizer.load_state_dict(state)
+    return optimizer
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: pathlib.Path) -> None:
+    ranks.run(saves, 3, OPTIONS["few bits"], str(tmp_path))
+    ranks.run(refuses, 2, str(tmp_path))
