@@ -158,16 +158,41 @@ def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["none", "int8", "torch:bf16", "torch:powersgd", "torch:powersgd=4"]
+    "name",
+    [
+        "none",
+        "int8",
+        "torch:bf16",
+        "torch:powersgd",
+        "torch:powersgd=4",
+        "adamw:int8+ef",
+        "adamw=50:int8+ef",
+    ],
 )
 def test_hooks_that_there_are(name: str) -> None:
     hooks.check(name)
 
 
-@pytest.mark.parametrize("name", ["torch:int8", "torch:", "torch:powersgd=0", "torch:powersgd=x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch:int8",
+        "torch:",
+        "torch:powersgd=0",
+        "torch:powersgd=x",
+        "adamw",
+        "adamw:",
+        "adamw=:int8+ef",
+    ],
+)
 def test_hooks_that_there_are_not(name: str) -> None:
     with pytest.raises(BenchmarkError, match="torch:powersgd"):
         hooks.check(name)
+
+
+def test_an_optimizer_has_no_backward_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backward", "--hooks", "adamw:int8+ef"]) == 2
+    assert "of train only" in capsys.readouterr().err
 
 
 def test_ddp_gathers_no_weights(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def text(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
-    names = ["none", "tersor:none", "torch:powersgd", "int8"]
+    names = ["none", "tersor:none", "torch:powersgd", "int8", "adamw=3:hadamard:bits=1+ef"]
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 2, "--steps", 12, "--batch", 2, "--json", path]
     bench("train", "--model", "gpt", "--hooks", *names, *options)
@@ -71,6 +71,7 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
     sent = {name: run[-1]["wire_bytes"] for name, run in runs.items()}
     assert 3 < sent["none"] / sent["int8"] < 4
     assert sent["torch:powersgd"] < sent["int8"]
+    assert sent["adamw=3:hadamard:bits=1+ef"] < sent["int8"] / 4
     assert len(load_for_report(path)) == 2 * len(names)
 
 

@@ -1,14 +1,17 @@
 """Ways for gradients to travel in `DistributedDataParallel`: PyTorch's own, and ours.
 
 ``none`` is DDP without a hook; ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
-PyTorch's hooks; any other word is a codec of ours, also ``tersor:none``.
+PyTorch's hooks; ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` without DDP, after so many steps of
+bf16; any other word is a codec of ours, also ``tersor:none``.
 """
 
 import abc
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -22,6 +25,7 @@ from tersor.torch import HookState, ShardedHandle
 OURS = "tersor:"
 THEIRS = "torch:"
 POWERSGD = THEIRS + "powersgd"
+ADAMW = "adamw"
 CASTS = {
     THEIRS + "bf16": (default_hooks.bf16_compress_hook, 2),
     THEIRS + "fp16": (default_hooks.fp16_compress_hook, 2),
@@ -33,7 +37,10 @@ PARTS: tuple[Literal["encode_seconds", "wire_seconds", "decode_seconds"], ...] =
     "wire_seconds",
     "decode_seconds",
 )
-SUMMARY = "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], or a codec of ours"
+SUMMARY = (
+    "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
+    "(CompressedAdamW), or a codec of ours"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +76,10 @@ class Hook(abc.ABC):
     def settled(self) -> bool:
         """Whether it goes on as it goes now; the same on all ranks."""
         return True
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """What moves the weights, where ``plain`` does so if gradients were averaged."""
+        return plain
 
     def close(self) -> None:  # noqa: B027  most have nothing to end
         """Ends what the hook started. The model is not to be used any more."""
@@ -139,6 +150,24 @@ class CountedHook(Hook):
         self._end()
 
 
+class AdamWHook(CountedHook):
+    """Ours, in the optimizer: gradients stay each rank's own."""
+
+    def __init__(self, module: nn.Module, codec: str, dense_steps: int) -> None:
+        self._own = tersor.torch.CompressedAdamW(
+            module.named_parameters(), codec=codec, dense_steps=dense_steps
+        )
+        super().__init__(module, self._own)
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Raises BenchmarkError where ``plain`` is no AdamW."""
+        if not isinstance(plain, torch.optim.AdamW):
+            raise BenchmarkError(f"{ADAMW}: stands for AdamW, and this model has another optimizer")
+        for group in self._own.param_groups:
+            group.update({key: plain.defaults[key] for key in self._own.defaults})
+        return self._own
+
+
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:
     """What each rank sends in a ring allreduce (Patarasuk and Yuan 2009)."""
     return 2 * (ranks - 1) / ranks * reduced_bytes
@@ -151,11 +180,19 @@ def parameter_count(model: nn.Module) -> int:
 
 def check(name: str) -> None:
     """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
-    if not name.startswith(THEIRS) or name in CASTS:
+    if is_adamw(name):
+        known = re.fullmatch(rf"{ADAMW}(=\d+)?:.+", name)
+    elif name.startswith(THEIRS) and name not in CASTS:
+        known = re.fullmatch(rf"{POWERSGD}(=0*[1-9]\d*)?", name)
+    else:
         return
-    word, _, rank = name.partition("=")
-    if word != POWERSGD or not (rank == "" or (rank.isdecimal() and int(rank) > 0)):
+    if known is None:
         raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
+
+
+def is_adamw(name: str) -> bool:
+    """Whether it is `CompressedAdamW`."""
+    return name.partition(":")[0].partition("=")[0] == ADAMW
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
@@ -164,6 +201,9 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     if name.startswith(POWERSGD):  # it waits in callbacks, and hangs with a second bucket
         rank = int(name.partition("=")[2] or 1)
         return PowerSgdHook(_distributed(module, ONE_BUCKET_MIB), rank)
+    if is_adamw(name):
+        head, _, codec = name.partition(":")
+        return AdamWHook(module, codec, int(head.partition("=")[2] or 0))
     model = _distributed(module, bucket_mib)
     if name == "none":
         return _ring(model, value_bytes=4)

@@ -51,7 +51,7 @@ class Training:
         self._module = task.model().to(world.device)
         self._last_gradient = LastGradient(self._module, self._mark)
         self.hook = hooks.attach(self._module, hook)
-        self._optimizer = task.optimizer(self._module)
+        self._optimizer = self.hook.optimizer(task.optimizer(self._module))
         self._interface = NetworkInterface()
 
     def epochs(self) -> Iterator[Epoch]:
