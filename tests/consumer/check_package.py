@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Installs a build into a folder of its own and builds user programs against the copy: the project
-beside this file by find_package, the same source and every program of the README by pkg-config.
+beside this file by find_package, the same source and every program of the README and of docs/adam.md
+by pkg-config.
 With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --tcp the
 processes of the folder tcp, which must sum, and need no library beside the system's; with --nccl the
 program of docs/gpu.md, which must start, and say what is missing where there is no GPU.
@@ -72,7 +73,8 @@ def check_programs(build, compiler):
     work = build / "package"
     prefix = install(build, work)
     run(build_project(CONSUMER, prefix, work, compiler) / "consumer")
-    programs = [(CONSUMER / "main.cc").read_text()] + programs_in("README.md")
+    programs = [(CONSUMER / "main.cc").read_text()]
+    programs += programs_in("README.md") + programs_in("docs/adam.md")
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"
         source.write_text(text)

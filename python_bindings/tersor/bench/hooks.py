@@ -157,7 +157,7 @@ class AdamWHook(CountedHook):
         self._own = tersor.torch.CompressedAdamW(
             module.named_parameters(), codec=codec, dense_steps=dense_steps
         )
-        super().__init__(module, self._own)
+        super().__init__(module, self._own, self._own.close)
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Raises BenchmarkError where ``plain`` is no AdamW."""

@@ -23,12 +23,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from tersor import Codec, _core
+from tersor import Codec
 from tersor._core import InvalidArgument
-from tersor._options import fill
-from tersor.arrays import dtype_text
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode
 from tersor.torch.compressed_adamw_state import Kept, load, save
 from tersor.torch.dense_start import DenseStart
@@ -355,14 +354,9 @@ def _checked(options: ReducerOptions) -> ReducerOptions:
 
 def _with_feedback(parameters: Mapping[str, Tensor], options: ReducerOptions) -> frozenset[str]:
     """Those whose momentum is exchanged."""
-    asked = fill(_core.ReducerOptions(), options)
-    return frozenset(
-        name
-        for name, one in parameters.items()
-        if _core.choose_codec(
-            asked, name, list(local_shard(one).shape), dtype_text(one.dtype)
-        ).feedback
-    )
+    shards = {name: local_shard(one) for name, one in parameters.items()}
+    codecs = chosen_codecs(options, shards)
+    return frozenset(name for name, codec in codecs.items() if Codec(codec).has_feedback)
 
 
 def _check_parameters(parameters: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:

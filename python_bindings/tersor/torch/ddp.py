@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tersor._core import InvalidArgument, Transport
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch import group
+from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, Future
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.parameters import (
@@ -258,6 +259,8 @@ class HookState(ReducerReporting):
         reducer = GradientReducer(self._transport, **options)
         for name, parameter in parameters.items():
             reducer.add(name, parameter.detach())
+        if not self._parameters:  # after a reset they were told
+            watch(parameters, chosen_codecs(self._options, parameters))
         self._parameters, self._reducer = parameters, reducer
         return reducer
 

@@ -21,6 +21,7 @@ from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import fill
 from tersor.reducer import ReducerOptions
+from tersor.torch.adam_warning import watch
 from tersor.torch.checkpoint import Mode
 from tersor.torch.parameters import Unsupported, unwrapped
 from tersor.torch.replica_reducer import residual_count
@@ -254,6 +255,14 @@ def compress(
     handle = ShardedHandle(sender, exchanges, _group_of(model), notes)
     if scaler is not None:
         handle.follow(scaler, model)
+    watch(
+        unwrapped(dict(model.named_parameters())),
+        {
+            one.name: choice.codec
+            for reduce in reduces.values()
+            for one, choice in reduce.expected()
+        },
+    )
     return handle
 
 

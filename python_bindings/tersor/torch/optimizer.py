@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.torch.adam_warning import chosen_codecs, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
@@ -100,6 +101,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._synchronized = False
         self._skip = False
         self.reducer = self._make_reducer(options)
+        warn_of(optimizer, chosen_codecs(options, self._compressed()))
         for name, parameter in self._parameters.items():
             watch = _watch(weakref.ref(self), name)
             parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
@@ -213,10 +215,12 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         parameters = self._parameters.values()
         options = with_message_sizes(self._side_stream.options, ranks, parameters)
         reducer = GradientReducer(ranks, **options)
-        for name, parameter in self._parameters.items():
-            if name not in self._uncompressed:
-                reducer.add(name, parameter.detach())
+        for name, parameter in self._compressed().items():
+            reducer.add(name, parameter.detach())
         return reducer
+
+    def _compressed(self) -> dict[str, torch.Tensor]:
+        return {n: one for n, one in self._parameters.items() if n not in self._uncompressed}
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""

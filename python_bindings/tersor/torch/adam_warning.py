@@ -1,0 +1,80 @@
+"""The warning where gradients of less than two bits a value meet an optimizer of Adam's kind.
+
+Which optimizer takes the gradients of a hook, PyTorch tells at that optimizer's first step.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tersor import Codec, _core
+from tersor._options import fill
+from tersor.arrays import dtype_text
+from tersor.reducer import ReducerOptions
+
+FEWEST_BITS = 2.0
+_SMALL, _LARGE = 1 << 10, 1 << 20  # values, between which payloads are compared
+
+CodecOf = Mapping[str, str]
+
+
+def chosen_codecs(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """The codec of each parameter by its name, or ``"auto"``."""
+    asked = fill(_core.ReducerOptions(), options)
+    return {
+        name: _core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype)).codec
+        for name, one in parameters.items()
+    }
+
+
+def warn_of(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int = 3) -> None:
+    """Warns where the optimizer is of Adam's kind, and a codec of less than two bits."""
+    few = [name for name, codec in codecs.items() if _is_below(codec)]
+    if few and "adam" in type(optimizer).__name__.lower():
+        others = f" and {len(few) - 1} more travel" if len(few) > 1 else " travels"
+        warnings.warn(
+            "gradients of less than two bits a value train poorly under Adam: see "
+            f"tersor.torch.CompressedAdamW ({few[0]}{others} by {codecs[few[0]]})",
+            stacklevel=stacklevel,
+        )
+
+
+def watch(parameters: Mapping[str, Tensor], codecs: CodecOf) -> None:
+    """Warns likewise when the first optimizer steps that has one of the parameters."""
+    references = [
+        weakref.ref(parameters[name]) for name, codec in codecs.items() if _is_below(codec)
+    ]
+    if not references:
+        return
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        watched = [one for reference in references if (one := reference()) is not None]
+        found = _share(optimizer, watched)
+        if found or not watched:
+            handle.remove()
+        if found:
+            warn_of(optimizer, codecs, stacklevel=4)
+
+    handle = register_optimizer_step_pre_hook(before_step)
+
+
+def _share(optimizer: torch.optim.Optimizer, watched: Iterable[Tensor]) -> bool:
+    own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return any(id(one) in own for one in watched)
+
+
+@functools.cache
+def _is_below(codec: str) -> bool:
+    """Whether it sends less than two bits for a float32 value of a long parameter."""
+    if codec == "auto":
+        return False
+    small, large = (Codec(codec).max_payload_bytes(count) for count in (_SMALL, _LARGE))
+    return 0 < 8 * (large - small) < FEWEST_BITS * (_LARGE - _SMALL)  # 0: it adds bare values

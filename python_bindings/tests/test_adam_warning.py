@@ -1,0 +1,68 @@
+"""The warning where gradients of few bits meet Adam: hooks of DDP and FSDP2, the optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import tersor.torch
+
+FEW_BITS = ["hadamard:bits=1+ef", "topk:density=0.01+ef"]
+ENOUGH = ["hadamard:bits=2+ef", "int4+ef", "topk:density=0.1+ef", "intsum", "bf16", "auto"]
+
+
+def make_model() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(90, 65), torch.nn.Linear(65, 70))
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 90)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def train(way: str, optimizer: type[torch.optim.Optimizer], codec: str) -> None:
+    model: torch.nn.Module = make_model()
+    bystander = torch.optim.Adam(make_model().parameters(), lr=1e-4)
+    if way == "optimizer":
+        plain = optimizer(model.parameters(), lr=1e-4)  # type: ignore[call-arg]
+        made: Any = tersor.torch.DistributedOptimizer(plain, model.named_parameters(), codec=codec)
+    else:
+        model = DistributedDataParallel(model) if way == "ddp" else fully_shard(model)
+        tersor.torch.compress(model, codec=codec)
+        made = optimizer(model.parameters(), lr=1e-4)  # type: ignore[call-arg]
+    for _ in range(2):
+        step(model, made)
+        bystander.step()
+
+
+def told(rank: int, count: int, way: str, optimizer: Any, codecs: list[str]) -> list[list[str]]:
+    found = []
+    for codec in codecs:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(way, optimizer, codec)
+        found.append([str(one.message) for one in caught if "under Adam" in str(one.message)])
+    return found
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "optimizer"])
+def test_few_bits_under_adam_are_told_once(way: str) -> None:
+    few = ranks.run(told, 1, way, torch.optim.AdamW, FEW_BITS)[0]
+    for codec, messages in zip(FEW_BITS, few, strict=True):
+        assert len(messages) == 1
+        assert "CompressedAdamW" in messages[0]
+        assert f"0.weight and 1 more travel by {codec}" in messages[0]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "optimizer"])
+def test_nothing_is_told_of_more_bits_or_of_other_optimizers(way: str) -> None:
+    enough = [codec for codec in ENOUGH if way != "fsdp" or codec != "intsum"]
+    assert not any(ranks.run(told, 1, way, torch.optim.AdamW, enough)[0])
+    assert not any(ranks.run(told, 1, way, torch.optim.SGD, FEW_BITS)[0])
