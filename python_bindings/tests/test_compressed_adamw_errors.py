@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -28,8 +29,16 @@ def hybrid(rank: int, count: int) -> list[torch.Tensor]:
         with pytest.raises(tersor.InvalidArgument, match=r"0.weight is sharded over ranks of the"):
             wrap(model)
         optimizer = wrap(model, rules=rules, group=mesh["hosts"].get_group())
-        train(model, optimizer, rank, range(4))
+        train(model, optimizer, rank, range(2))
+        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        train(model, optimizer, rank, range(2, 4))
+        again = fully_shard(make_model(), mesh=mesh["shards"])
+        again.load_state_dict(saved[0])
+        resumed = wrap(again, rules=rules, group=mesh["hosts"].get_group())
+        resumed.load_state_dict(saved[1])
+        train(again, resumed, rank, range(2, 4))
         found.append(full(model))
+        assert torch.equal(full(again), found[-1])
     return found
 
 
