@@ -129,7 +129,10 @@ class CountedHook(Hook):
     bytes_are = "counted"
 
     def __init__(
-        self, model: nn.Module, handle: HookState | ShardedHandle, end: Callable[[], None]
+        self,
+        model: nn.Module,
+        handle: HookState | ShardedHandle | tersor.torch.CompressedAdamW,
+        end: Callable[[], None],
     ) -> None:
         """``end``: of the handle."""
         super().__init__(model)
@@ -157,7 +160,7 @@ class AdamWHook(CountedHook):
         self._own = tersor.torch.CompressedAdamW(
             module.named_parameters(), codec=codec, dense_steps=dense_steps
         )
-        super().__init__(module, self._own, self._own.close)
+        super().__init__(module, self._own, lambda: None)
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Raises BenchmarkError where ``plain`` is no AdamW."""

@@ -30,10 +30,10 @@ from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode
 from tersor.torch.compressed_adamw_state import Kept, load, save
-from tersor.torch.dense_start import DenseStart
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
     is_supported,
+    literal_pattern,
     local_shard,
     only_device,
     optimized_parameters,
@@ -41,7 +41,6 @@ from tersor.torch.parameters import (
 )
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.side_stream import SideStream
-from tersor.torch.statistics import ParameterStatistics
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,10 +93,10 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
 
         Rules, statistics and checkpoints have the names of ``named_parameters()``; without,
         ``"parameter.0"``, …. ``dense_steps``: so many first steps go by ``dense_codec``, where the
-        rest has ``+ef``. ``group``: who takes part, default the whole world. ``options``: as of
-        ``tersor.GradientReducer``; ``codec`` has ``+ef``, default ``"hadamard:bits=1+ef"``.
-        Raises InvalidArgument for options that are wrong, and for parameters that no codec takes
-        or that are sharded over ranks of ``group``.
+        rest has ``+ef``: a schedule, and so with ``+ef`` too. ``group``: who takes part, default
+        the whole world. ``options``: as of ``tersor.GradientReducer``; ``codec`` has ``+ef``,
+        default ``"hadamard:bits=1+ef"``. Raises InvalidArgument for options that are wrong, and for
+        parameters that no codec takes or that are sharded over ranks of ``group``.
         """
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -106,16 +105,18 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         self._group = group
         self._parameters = optimized_parameters(self, _names_in(self))
         self._device = only_device(self._parameters)
-        self._ranks = transport(group, self._device)
+        self._transport = transport(group, self._device)
         _check_parameters(self._parameters, self._process_group())
         options = _checked(options)
-        self._with_feedback = _with_feedback(self._parameters, options)
+        codecs = chosen_codecs(options, _shards(self._parameters))
+        self._with_feedback = frozenset(
+            name for name, codec in codecs.items() if Codec(codec).has_feedback
+        )
+        if dense_steps != 0:
+            options = {**options, "rules": self._schedule(codecs, dense_codec, dense_steps)}
         self._begin()
         self._side_stream = SideStream(self._device, options)
-        self._exchange = DenseStart(
-            self._make_reducer, self._side_stream.options, dense_codec, dense_steps
-        )
-        self.reducer = self._exchange.main
+        self.reducer = self._make_reducer(self._side_stream.options)
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
 
     @torch.no_grad()
@@ -166,13 +167,18 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             raise InvalidArgument("parameters cannot be added to a CompressedAdamW: make it anew")
         super().add_param_group(param_group)
 
-    def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter."""
-        return self._exchange.statistics(self._ranks.ranks)
-
-    def totals(self) -> ParameterStatistics:
-        """The same of all parameters together, headers of the transport included."""
-        return self._exchange.totals(self._ranks.ranks)
+    def _schedule(
+        self, codecs: Mapping[str, str], dense_codec: str, dense_steps: int
+    ) -> list[tuple[str, str, int]]:
+        if dense_steps < 0:
+            raise InvalidArgument(f"dense_steps={dense_steps}: 0 or more")
+        rules = []
+        for name, codec in codecs.items():
+            pattern, later = literal_pattern(name), name in self._with_feedback
+            if later:
+                rules.append((pattern, dense_codec, 0))
+            rules.append((pattern, codec, dense_steps if later else 0))
+        return rules
 
     def _begin(self) -> None:
         for name, parameter in self._parameters.items():
@@ -184,11 +190,9 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             }
 
     def _make_reducer(self, options: ReducerOptions) -> GradientReducer:
-        sent = {
-            name: local_shard(self.state[one]["exp_avg"]) for name, one in self._parameters.items()
-        }
+        sent = _shards({name: self.state[one]["exp_avg"] for name, one in self._parameters.items()})
         reducer = GradientReducer(
-            self._ranks, **with_message_sizes(options, self._ranks, sent.values())
+            self._transport, **with_message_sizes(options, self._transport, sent.values())
         )
         for name, one in sent.items():
             reducer.add(name, one)
@@ -200,14 +204,9 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             [len(group["params"]) for group in self.param_groups],
             self._with_feedback,
             self.reducer,
-            self._ranks,
+            self._transport,
             self._process_group(),
         )
-
-    def _process_group(self) -> dist.ProcessGroup:
-        found = dist.group.WORLD if self._group is None else self._group
-        assert found is not None  # the transport was made of it
-        return found
 
     def _steps(self) -> int:
         return int(self.state[next(iter(self._parameters.values()))]["step"])
@@ -218,7 +217,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         if found is None:
             return False
         flag = torch.full((1,), float(found), device=self._device)
-        allreduce(self._ranks, flag, codec="none")
+        allreduce(self._transport, flag, codec="none")
         return bool(flag.item() != 0)
 
     def _unscale(self, gradients: Mapping[str, Tensor]) -> None:
@@ -230,15 +229,14 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
     def _exchanged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The common momenta, and of parameters without feedback the mean gradients."""
         step = self._steps() + 1
-        reducer = self._exchange.of_step(step, self._ranks.ranks)
         sent = {}
         for name, group, state in self._entries():
             sent[name] = gradients[name]
             if name in self._with_feedback:
                 sent[name] = _own_momentum(gradients[name], state, group, step)
             self._side_stream.take_over()
-            reducer.ready(name, sent[name])
-        reducer.wait()
+            self.reducer.ready(name, sent[name])
+        self.reducer.wait()
         self._side_stream.give_back()
         return sent
 
@@ -338,7 +336,7 @@ def _checked(options: ReducerOptions) -> ReducerOptions:
     """With the default codec. Raises InvalidArgument for what has no meaning here."""
     found = cast(ReducerOptions, {"codec": DEFAULT_CODEC, **options})
     rules = list(found.get("rules", ()))
-    codecs = [codec for _, codec in rules] or [found["codec"]]
+    codecs = [rule[1] for rule in rules] or [found["codec"]]
     if "auto" in codecs:
         raise InvalidArgument('codec="auto" is for gradients: give CompressedAdamW a codec by name')
     if not any(Codec(codec).has_feedback for codec in codecs):
@@ -352,11 +350,8 @@ def _checked(options: ReducerOptions) -> ReducerOptions:
     return {**found, "rules": rules}
 
 
-def _with_feedback(parameters: Mapping[str, Tensor], options: ReducerOptions) -> frozenset[str]:
-    """Those whose momentum is exchanged."""
-    shards = {name: local_shard(one) for name, one in parameters.items()}
-    codecs = chosen_codecs(options, shards)
-    return frozenset(name for name, codec in codecs.items() if Codec(codec).has_feedback)
+def _shards(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: local_shard(one) for name, one in parameters.items()}
 
 
 def _check_parameters(parameters: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:

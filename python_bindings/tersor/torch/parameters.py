@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -162,3 +163,8 @@ class Names:
                 "model which tersor was given: give it the model that DDP wraps, as it is trained"
             )
         self._known[id(parameter)] = (f"parameter.{len(self._known)}", parameter)
+
+
+def literal_pattern(name: str) -> str:
+    """A rule's pattern that matches this name alone."""
+    return re.sub(r"([\\*?\[])", r"\\\1", name)

@@ -6,7 +6,6 @@ encodes twice, so beside what a rank sends there is a residual of the part whose
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from tersor import _core
 from tersor._core import CodecChoice, ParameterState, ReadyGradients, ReducerState
 from tersor._options import fill
 from tersor.reducer import ReducerOptions
+from tersor.torch.parameters import literal_pattern
 from tersor.torch.sharded_reducer import DTYPE_NAMES, ShardedReducer
 from tersor.torch.sharding import ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_replicas
@@ -71,7 +71,7 @@ class ReplicaReducer(ShardedReducer):
             for one in self.parameters.values()
         }
         rules = [
-            (_literal(name), codec, step)
+            (literal_pattern(name), codec, step)
             for name, choice in self._choices.items()
             for step, codec in choice.phases or [(0, choice.codec)]
         ]
@@ -101,8 +101,3 @@ class ReplicaReducer(ShardedReducer):
 def residual_count(one: ShardedParameter, replicas: dist.ProcessGroup | None) -> int:
     """How many values a rank keeps between replicas, at most."""
     return 0 if replicas is None else one.shard_count + -(-one.shard_count // replicas.size())
-
-
-def _literal(name: str) -> str:
-    """A pattern that matches this name alone."""
-    return re.sub(r"([\\*?\[])", r"\\\1", name)
