@@ -76,24 +76,46 @@ HWY_INLINE void narrow(const Keys& keys, Narrowing way, Bracket& bracket) {
   }
 }
 
-/// The places of the keys that reach `key`, ascending; room for all.
-HWY_INLINE std::size_t places_from(const Keys& keys, std::uint32_t key, std::uint16_t* places) {
-  constexpr std::size_t kWord = 64;
-  const VI32 before = before_key(key);
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < keys.count; i += kWord) {
-    std::uint64_t word = 0;
-    for (std::size_t k = 0; k < kWord; k += kLanes) {
-      std::uint8_t bytes[8] = {};
-      hn::StoreMaskBits(I32(), hn::Gt(keys_at(keys.values + i + k), before), bytes);
-      std::uint64_t bits;
-      std::memcpy(&bits, bytes, sizeof bits);
-      word |= bits << k;
+/// A bit for each key of a block: whether it reaches `key`. They are read as words only when all
+/// are written: a load that needs several stores would wait for them.
+struct KeyBits {
+  static constexpr std::size_t kWord = 64;
+
+  HWY_INLINE void set(const Keys& keys, std::uint32_t key) {
+    const VI32 before = before_key(key);
+    for (std::size_t i = 0; i < keys.count; i += std::max<std::size_t>(kLanes, 8)) {
+      if constexpr (kLanes >= 8) {
+        hn::StoreMaskBits(I32(), hn::Gt(keys_at(keys.values + i), before), bytes + i / 8);
+      } else {
+        unsigned byte = 0;
+        for (std::size_t k = 0; k < 8; k += kLanes) {
+          std::uint8_t few[8] = {};
+          hn::StoreMaskBits(I32(), hn::Gt(keys_at(keys.values + i + k), before), few);
+          byte |= static_cast<unsigned>(few[0]) << k;
+        }
+        bytes[i / 8] = static_cast<std::uint8_t>(byte);
+      }
     }
-    for (; word != 0; word &= word - 1)
+  }
+
+  HWY_INLINE std::uint64_t word(std::size_t first) const {
+    std::uint64_t bits;
+    std::memcpy(&bits, bytes + first / 8, sizeof bits);
+    return bits;
+  }
+
+  std::uint8_t bytes[BlocktopkBlock::kValues / 8 + 8];
+};
+
+/// The places of the keys of a block that reach `key`, ascending; room for all.
+HWY_INLINE std::size_t places_from(const Keys& keys, std::uint32_t key, std::uint16_t* places) {
+  KeyBits bits;
+  bits.set(keys, key);
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < keys.count; i += KeyBits::kWord)
+    for (std::uint64_t word = bits.word(i); word != 0; word &= word - 1)
       places[found++] =
           static_cast<std::uint16_t>(i + static_cast<std::size_t>(std::countr_zero(word)));
-  }
   return found;
 }
 
