@@ -156,11 +156,13 @@ TEST(Learning, GoesAsPredictedWhereItIsOff) {
   EXPECT_EQ(predicted.explanations[0].find("settled"), std::string::npos);
 }
 
-// 4 bits at once to everybody, and f32 by two-shot, whose owners then owe something.
+// 4 bits at once to everybody, and f32 by two-shot, whose owners then owe something: of parts that
+// fit all codecs, some of which are cut at other places.
 TEST(Learning, NothingIsLostBetweenCodecsWithFeedback) {
   const LinkFigures link{.latency = 1e-3, .seconds_per_byte = 1 / 30e6};
   for (const Transactions transactions : {Transactions::kOff, Transactions::kOn}) {
-    ReducerOptions options = automatic(link, {"int4", "topk:density=0.2+ef"});
+    ReducerOptions options =
+        automatic(link, {"int4", "topk:density=0.2+ef", "blocktopk:density=0.25,values=bf16+ef"});
     options.transactions = transactions;
     run_on_clock(4, parse_link("240Mbit,1ms"), [&](Transport& transport) {
       Training run(transport, options);
@@ -172,7 +174,8 @@ TEST(Learning, NothingIsLostBetweenCodecsWithFeedback) {
       }
       EXPECT_LT(run.lost(), 1e-6);
       const std::string text = run.reducer.explain();
-      for (const char* words : {"none+ef: ", "bf16+ef: ", "int4+ef: ", "topk:density=0.2+ef: "})
+      for (const char* words : {"none+ef: ", "bf16+ef: ", "int4+ef: ", "topk:density=0.2+ef: ",
+                                "blocktopk:density=0.25,values=bf16+ef: "})
         EXPECT_NE(text.find(words), std::string::npos) << text;
     });
   }
