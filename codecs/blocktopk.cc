@@ -9,6 +9,7 @@
 #include "codecs/slices.h"
 #include "codecs/sums.h"
 #include "kernels/blocktopk/cpu.h"
+#include "kernels/blocktopk/device.h"
 
 #include <tersor/codecs/blocktopk.h>
 #include <tersor/error.h>
@@ -63,9 +64,12 @@ class BlocktopkCodec final : public Codec {
 
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {
-    check_memory(request.memory);
+    const std::size_t workspace =
+        request.memory == Memory::kDevice
+            ? kernels::device_frames_bytes(request.contributions)
+            : Views::workspace_bytes(request.contributions, request.threads);
     return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
-            .workspace_bytes = Views::workspace_bytes(request.contributions, request.threads)};
+            .workspace_bytes = workspace};
   }
 
   std::vector<Round> plan_rounds(const PlanRequest&) const override {
@@ -73,6 +77,10 @@ class BlocktopkCodec final : public Codec {
   }
 
   void do_encode(const EncodeCall& call, ByteSpan frame) const override {
+    const FrameHeader head = header(call, dtype_of(call.gradients));
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return kernels::blocktopk_device_encode(call, block_, device_frame(frame, head));
     FrameWriter output(call, frame, bytes_of(call.gradients), kernels::Store::kCached);
     for_each_slice_of(call, [&](const Slice& slice) {
       if (!is_active(call.segments[slice.segment])) return write_nothing(call, slice, output);
@@ -87,11 +95,17 @@ class BlocktopkCodec final : public Codec {
            .output = sections<Sections>(output.payload, call, slice)}));
       finish(call, slice, output);
     });
-    output.seal(header(call, dtype_of(call.gradients)));
+    output.seal(head);
   }
 
   void do_decode(const DecodeCall& call) const override {
-    check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
+    const FrameHeader expected = header(call, dtype_of(call.outputs));
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) {
+        check_frame_bytes(expected, call.frames);
+        return kernels::blocktopk_device_decode(call, block_, expected);
+      }
+    check_frames(expected, call.frames, call.execution.threads);
     check_places(call);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_slice_of(call, [&](const Slice& slice) {
@@ -108,6 +122,11 @@ class BlocktopkCodec final : public Codec {
 
   void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
     const FrameHeader head = header(call, call.dtype);
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) {
+        check_frame_bytes(head, call.frames);
+        return kernels::blocktopk_device_reduce(call, block_, device_frame(frame, head));
+      }
     check_frames(head, call.frames, call.execution.threads);
     check_places(call);
     FrameWriter output(call, frame, bytes_of(call.frames), kernels::Store::kCached);
@@ -124,13 +143,6 @@ class BlocktopkCodec final : public Codec {
 
  private:
   using Views = ViewList<View>;
-
-  void check_memory(Memory memory) const {
-    if (memory == Memory::kDevice)
-      throw InvalidArgument("codec " + spec().text() +
-                            " has no kernels for devices: copy the values to the host, or choose "
-                            "topk or hadamard");
-  }
 
   BlocktopkLayout layout_of(const Segment& segment) const { return {segment.count, block_}; }
 

@@ -110,6 +110,14 @@ struct CallWords {
   }
 };
 
+/// Adds what the threads of a warp counted; null: nowhere.
+template <class Warp>
+TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* total) {
+  if (total == nullptr) return;
+  const std::uint64_t sum = warp.sum(count);
+  if (warp.thread_rank() == 0 && sum != 0) atomic_add(total, sum);
+}
+
 /// The next step's words, written by one thread of a launch in which nobody reads the step. In
 /// place only the step changes. Overflows are added by whoever counts them.
 struct NextWords {

@@ -155,14 +155,6 @@ TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, unsigned bi
   sum.add_bytes(planes + from * bytes, planes + to * bytes);
 }
 
-/// Adds what the threads of a warp counted.
-template <class Warp>
-TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* total) {
-  if (total == nullptr) return;
-  const std::uint64_t sum = warp.sum(count);
-  if (warp.thread_rank() == 0 && sum != 0) atomic_add(total, sum);
-}
-
 template <typename G, typename E, unsigned kMost>
 struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;

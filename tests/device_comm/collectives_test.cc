@@ -63,6 +63,7 @@ TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
       {Algorithm::kOneShot, "int4+ef"},
       {Algorithm::kTwoShot, "hadamard+ef"},
       {Algorithm::kOneShot, "hadamard:bits=1"},
+      {Algorithm::kTwoShot, "blocktopk:density=0.05+ef"},
       {Algorithm::kOneShot, "topk:density=0.05+ef"},
       {Algorithm::kTwoShot, "bf16"},
       {Algorithm::kOneShot, "none"},
@@ -79,7 +80,8 @@ TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
 
 TEST_P(CollectivesOnDevice, SixteenBitGradientsToo) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16})
-    for (const char* codec : {"int8", "int4+ef", "hadamard:bits=3+ef", "topk:density=0.1"})
+    for (const char* codec :
+         {"int8", "int4+ef", "hadamard:bits=3+ef", "blocktopk:values=int4+ef", "topk:density=0.1"})
       expect_as_on_hosts(allreduce_steps, {.codec = codec, .count = 3001, .dtype = dtype}, 3);
 }
 

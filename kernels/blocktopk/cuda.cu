@@ -1,0 +1,101 @@
+// How blocktopk is launched on a device: types and lists of a call become kernels. One launch a
+// call for up to 500 segments. With checksums those of frames are summed before what reads them,
+// that of a new one behind what writes it.
+
+#include "kernels/blocktopk/body.cuh"
+#include "kernels/blocktopk/device.h"
+#include "kernels/device/device_call.cuh"
+
+#include <tersor/align.h>
+
+namespace tersor::kernels {
+namespace {
+
+auto sizes_of(const BlocktopkBlock& block) {
+  return [=](const Segment& segment) -> SegmentSizes {
+    const BlocktopkLayout layout{segment.count, block};
+    return {layout.bytes(), layout.blocks()};
+  };
+}
+
+template <class Kernel>
+void launch(Queue& queue, const Kernel& kernel) {
+  queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, 1));
+}
+
+/// The launches of a call that writes a frame.
+template <class Kernel, class Call, class EntryOf>
+void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const BlocktopkBlock& block,
+                   const DeviceFrame& frame, const EntryOf& entry_of) {
+  kernel.target = {.payload = frame.frame + sizeof(FrameHeader),
+                   .overflows = call.words_out == nullptr ? call.execution.overflows
+                                                          : &call.words_out->overflows,
+                   .shape = BlocktopkShape::of(block)};
+  kernel.words = words_of_call(call);
+  prepare_next_words(queue, call);
+  for_each_table(kernel.table, call.segments, sizes_of(block), entry_of, [&](LaunchPlace place) {
+    kernel.seal = seal_of(frame, place);
+    kernel.seal.clears_sums = true;
+    kernel.next = place.is_last ? next_words_of_call(call) : NextWords{};
+    launch(queue, kernel);
+  });
+  add_checksum(queue, frame);
+}
+
+}  // namespace
+
+void blocktopk_device_encode(const EncodeCall& call, const BlocktopkBlock& block,
+                             const DeviceFrame& frame) {
+  Queue queue(call.execution.stream);
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
+    visit_residual_type(call.states, [&]<typename E>(E) {
+      visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
+        BlocktopkEncodeKernel<G, E, segments()> kernel;
+        launch_writer(queue, kernel, call, block, frame, [&](std::size_t i, std::uint64_t offset) {
+          return encode_entry(call, i, offset);
+        });
+      });
+    });
+  });
+}
+
+void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block,
+                             const FrameHeader& expected) {
+  Queue queue(call.execution.stream);
+  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+      BlocktopkDecodeKernel<T, segments(), frames()> kernel;
+      kernel.list =
+          list_frames<frames()>(queue, call.frames, expected, call.execution, Launches::kSeveral);
+      kernel.shape = BlocktopkShape::of(block);
+      kernel.factor = call.factor;
+      kernel.mode = call.mode;
+      const auto entry_of = [&](std::size_t i, std::uint64_t offset) {
+        DecodeEntry entry = decode_entry(call, i, offset);
+        entry.reserved = static_cast<std::uint32_t>(i);
+        return entry;
+      };
+      for_each_table(kernel.table, call.segments, sizes_of(block), entry_of,
+                     [&](LaunchPlace) { launch(queue, kernel); });
+    });
+  });
+}
+
+void blocktopk_device_reduce(const ReduceCall& call, const BlocktopkBlock& block,
+                             const DeviceFrame& frame) {
+  Queue queue(call.execution.stream);
+  visit_residual_type(call.states, [&]<typename E>(E) {
+    visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+      BlocktopkReduceKernel<E, segments(), frames()> kernel;
+      kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
+                                          Launches::kSeveral);
+      launch_writer(queue, kernel, call, block, frame, [&](std::size_t i, std::uint64_t offset) {
+        ReduceEntry entry = reduce_entry(call, i, offset);
+        entry.parameter = static_cast<std::uint32_t>(i);
+        return entry;
+      });
+    });
+  });
+}
+
+}  // namespace tersor::kernels
