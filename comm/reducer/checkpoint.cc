@@ -93,7 +93,6 @@ ReducerState GradientReducer::Impl::exact_state() {
   finish_steps();
   const auto lock = step_.lock();
   finalize();
-  follow_phases();
   ReducerState state{.form = ReducerState::Form::kExact,
                      .reduction = options_.reduction,
                      .ranks = static_cast<std::uint32_t>(context_.ranks),

@@ -79,7 +79,7 @@ struct GradientReducer::Impl {
   void set_codec(Parameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const;
   void follow_phases();
   bool in_phase(std::uint32_t step) const;
-  void check_last_phase() const;
+  void check_capture_of_phase() const;
 
   // What "auto" learns (learning.cc), with the lock held.
   void make_learner();
@@ -113,6 +113,7 @@ struct GradientReducer::Impl {
     std::vector<AutoPrediction> ways = {};  ///< "auto": each codec's quickest; else empty
     std::size_t group = 0;                  ///< of the learner's
     std::vector<RulePhase> phases = {};     ///< of a schedule; else empty
+    bool owes_later = false;                ///< some phase goes two-shot
 
     const RulePhase& phase(std::uint32_t step) const;
   };

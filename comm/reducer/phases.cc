@@ -19,8 +19,10 @@ void GradientReducer::Impl::choose_phases(Parameter& own, Slot& slot,
   own.phases = std::move(phases);
   for (const RulePhase& phase : own.phases)
     slot.least_unit = std::max(slot.least_unit, phase.codec->traits().unit);
-  for (auto phase = own.phases.rbegin(); phase != own.phases.rend(); ++phase)
+  for (auto phase = own.phases.rbegin(); phase != own.phases.rend(); ++phase) {
     set_codec(own, slot, phase->codec);
+    own.owes_later |= own.algorithm == Algorithm::kTwoShot;
+  }
 }
 
 void GradientReducer::Impl::set_codec(Parameter& own, Slot& slot,
@@ -38,23 +40,26 @@ bool GradientReducer::Impl::in_phase(std::uint32_t step) const {
 
 // Between two steps.
 void GradientReducer::Impl::follow_phases() {
-  check_last_phase();
+  check_capture_of_phase();
   const std::uint32_t step = training_step();
   if (followed_step_ == step) return;
   followed_step_ = step;
   if (in_phase(step)) return;
   const Residence::Entry entry(*residence_);
+  if (learner_ != nullptr) learner_->begin_with(learner_->chosen());  // steps take another time
   sender_->or_fail([this] { change_ways(); });
 }
 
 // A graph does one step again and again.
-void GradientReducer::Impl::check_last_phase() const {
+void GradientReducer::Impl::check_capture_of_phase() const {
   if (!residence_->captured()) return;
-  for (const Parameter& one : parameters_)
-    if (!one.phases.empty() && one.phases.back().from_step > training_step())
-      throw InvalidArgument("\"" + one.name + "\" changes its codec at step " +
-                            std::to_string(one.phases.back().from_step) +
-                            ": a step can be captured from then on");
+  const bool followed = in_phase(training_step());
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (const auto& phases = parameters_[i].phases;
+        !phases.empty() && (!followed || training_step() < phases.back().from_step))
+      throw InvalidArgument("\"" + parameters_[i].name + "\" changes its codec at step " +
+                            std::to_string(phases.back().from_step) +
+                            ": a step can be captured once one was made after that");
 }
 
 }  // namespace tersor

@@ -85,7 +85,7 @@ int GradientReducer::Impl::encoding_ranks() const {
 
 bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
   const Parameter& own = parameters_[parameter];
-  return own.algorithm == Algorithm::kTwoShot || !own.ways.empty() || !own.phases.empty();
+  return own.algorithm == Algorithm::kTwoShot || !own.ways.empty() || own.owes_later;
 }
 
 /// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.

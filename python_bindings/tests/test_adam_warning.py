@@ -66,3 +66,19 @@ def test_nothing_is_told_of_more_bits_or_of_other_optimizers(way: str) -> None:
     enough = [codec for codec in ENOUGH if way != "fsdp" or codec != "intsum"]
     assert not any(ranks.run(told, 1, way, torch.optim.AdamW, enough)[0])
     assert not any(ranks.run(told, 1, way, torch.optim.SGD, FEW_BITS)[0])
+
+
+def two_models(rank: int, count: int) -> int:
+    """As of a generator and its critic, the second by a schedule."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        both = [DistributedDataParallel(make_model()) for _ in range(2)]
+        tersor.torch.compress(both[0], codec=FEW_BITS[0])
+        tersor.torch.compress(both[1], rules=[("*", "bf16"), ("*", FEW_BITS[1], 50)])
+        for model in both:
+            step(model, torch.optim.Adam(model.parameters(), lr=1e-4))
+    return sum("under Adam" in str(one.message) for one in caught)
+
+
+def test_several_models_are_watched_at_once() -> None:
+    assert ranks.run(two_models, 1) == [2]

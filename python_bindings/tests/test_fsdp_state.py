@@ -87,6 +87,20 @@ def follows_a_schedule(rank: int, count: int) -> None:
         assert codecs["0.bias"] == "bf16"
 
 
+def follows_a_schedule_without_residuals(rank: int, count: int) -> None:
+    options: dict[str, Any] = {"rules": [("*", "bf16"), ("*", "int8", 2)]}
+    model = sharded_model(count)
+    handle = fsdp.compress(model, **options)
+    train(model, rank, range(3))
+    resumed = fsdp.compress(copy_of(model, count), **options)
+    resumed.load_state_dict(handle.state_dict())
+    assert resumed.state_dict()["step"] == 3
+
+
+def test_a_schedule_without_residuals_goes_on_where_it_was() -> None:
+    ranks.run(follows_a_schedule_without_residuals, 2)
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_schedule_goes_on_where_it_was(count: int) -> None:
     ranks.run(follows_a_schedule, count)

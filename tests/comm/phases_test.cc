@@ -108,7 +108,7 @@ TEST(Phases, APortableStateGoesOnInItsPhaseOnOtherRanks) {
     run.reducer.load_state(state);
     run.step(4);
     EXPECT_EQ(codec_of(run), "topk:density=0.01+ef");
-    Training other(transport, scheduled({{"*", "int8+ef"}, {"*", "int4+ef", 3}}));
+    Training other(transport, scheduled({{"*", "int8+ef"}, {"*", "hadamard+ef", 3}}));
     EXPECT_THROW(other.reducer.load_state(state), InvalidArgument);
   });
 }
@@ -126,6 +126,36 @@ TEST(Phases, ADiscardedStepAtAChangeLeavesNoTrace) {
       ASSERT_EQ(run.step(step), wanted) << step;
       ASSERT_EQ(codec_of(run), codec_of(plain));
     }
+  });
+}
+
+// As under a gradient scaler: a checkpoint before it is known that the step was in vain.
+TEST(Phases, SavingBeforeAStepIsDiscardedChangesNothing) {
+  run_ranks(3, {}, [](Transport& transport) {
+    ReducerOptions options = scheduled();
+    options.transactions = Transactions::kOn;
+    Training plain(transport, options), saved(transport, options);
+    for (int step = 0; step < 8; ++step) {
+      plain.step(step + 50);
+      saved.step(step + 50);
+      (void)saved.reducer.save_state();
+      plain.reducer.discard_step();
+      saved.reducer.discard_step();
+      const Values wanted = plain.step(step);
+      ASSERT_EQ(saved.step(step), wanted) << step;
+    }
+  });
+}
+
+TEST(Phases, AStateFitsTheSameCodecWithoutASchedule) {
+  run_ranks(2, {}, [](Transport& transport) {
+    const std::string codec = "topk:density=0.01+ef";
+    Training first(transport, scheduled({{"*", "bf16"}, {"*", codec, 1}}));
+    for (int step = 0; step < 3; ++step) first.step(step);
+    Training second(transport, {.codec = codec});
+    second.reducer.load_state(first.reducer.save_state());
+    const Values wanted = first.step(3);
+    EXPECT_EQ(second.step(3), wanted);
   });
 }
 

@@ -27,12 +27,17 @@ CodecOf = Mapping[str, str]
 
 
 def chosen_codecs(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """The codec of each parameter by its name, or ``"auto"``."""
+    """The codec of each parameter by its name, of a schedule its last; or ``"auto"``."""
     asked = fill(_core.ReducerOptions(), options)
     return {
-        name: _core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype)).codec
+        name: last_codec(_core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype)))
         for name, one in parameters.items()
     }
+
+
+def last_codec(choice: _core.CodecChoice) -> str:
+    """By which a parameter travels in the end."""
+    return choice.phases[-1][1] if choice.phases else choice.codec
 
 
 def warn_of(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int = 3) -> None:
@@ -52,18 +57,28 @@ def watch(parameters: Mapping[str, Tensor], codecs: CodecOf) -> None:
     references = [
         weakref.ref(parameters[name]) for name, codec in codecs.items() if _is_below(codec)
     ]
-    if not references:
-        return
+    if references:
+        _look_before_steps()
+        _watched.append((references, codecs))
 
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        watched = [one for reference in references if (one := reference()) is not None]
+
+_watched: list[tuple[list[weakref.ref[Tensor]], CodecOf]] = []  # no optimizer has stepped yet
+
+
+@functools.cache
+def _look_before_steps() -> None:
+    """Once and for all: a hook must not go while PyTorch goes through them."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for entry in list(_watched):
+        watched = [one for reference in entry[0] if (one := reference()) is not None]
         found = _share(optimizer, watched)
         if found or not watched:
-            handle.remove()
+            _watched.remove(entry)
         if found:
-            warn_of(optimizer, codecs, stacklevel=4)
-
-    handle = register_optimizer_step_pre_hook(before_step)
+            warn_of(optimizer, entry[1], stacklevel=4)
 
 
 def _share(optimizer: torch.optim.Optimizer, watched: Iterable[Tensor]) -> bool:

@@ -113,6 +113,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             name for name, codec in codecs.items() if Codec(codec).has_feedback
         )
         if dense_steps != 0:
+            _refuse_schedule(options)
             options = {**options, "rules": self._schedule(codecs, dense_codec, dense_steps)}
         self._begin()
         self._side_stream = SideStream(self._device, options)
@@ -348,6 +349,11 @@ def _checked(options: ReducerOptions) -> ReducerOptions:
     if (reduction := found.get("reduction", "mean")) != "mean":
         raise InvalidArgument(f"reduction={reduction!r}: CompressedAdamW takes the mean")
     return {**found, "rules": rules}
+
+
+def _refuse_schedule(options: ReducerOptions) -> None:
+    if any(len(rule) > 2 for rule in options.get("rules", ())):
+        raise InvalidArgument("dense_steps= and rules with steps: say all of it by rules")
 
 
 def _shards(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

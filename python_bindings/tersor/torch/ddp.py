@@ -119,9 +119,9 @@ class HookState(ReducerReporting):
     def reset(self) -> None:
         """After an error that ended an exchange: connects the ranks anew, residuals at zero.
 
-        A collective call of all ranks, each of which had the error raised by ``backward()``. Other
-        handles over the same process group are to be reset, too. Where the first pass ended before
-        there was a reducer, the next one makes it.
+        Schedules begin anew. A collective call of all ranks, each of which had the error raised by
+        ``backward()``. Other handles over the same process group are to be reset, too. Where the
+        first pass ended before there was a reducer, the next one makes it.
         """
         self._reducer = self._transport = None
         group.close(self._group)

@@ -21,7 +21,7 @@ from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import fill
 from tersor.reducer import ReducerOptions
-from tersor.torch.adam_warning import watch
+from tersor.torch.adam_warning import last_codec, watch
 from tersor.torch.checkpoint import Mode
 from tersor.torch.parameters import Unsupported, unwrapped
 from tersor.torch.replica_reducer import residual_count
@@ -176,7 +176,8 @@ class ShardedHandle(Reporting):
     def reset(self) -> None:
         """After an error that ended an exchange: connects the ranks anew, residuals at zero.
 
-        All ranks do so alike, each of which had the error raised by ``backward()``.
+        Schedules begin anew. All ranks do so alike, each of which had the error raised by
+        ``backward()``.
         """
         self._sender.reset()
 
@@ -258,7 +259,7 @@ def compress(
     watch(
         unwrapped(dict(model.named_parameters())),
         {
-            one.name: choice.codec
+            one.name: last_codec(choice)
             for reduce in reduces.values()
             for one, choice in reduce.expected()
         },

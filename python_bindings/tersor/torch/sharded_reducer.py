@@ -298,10 +298,12 @@ def _move_residuals(before: Iterable[ShardedReducer], made: ShardedReducer) -> N
     state, kept = made.read()
     moved = {}
     for old in before:
-        for name, one in old.read()[1].items():
+        was, views = old.read()
+        state.step = max(state.step, was.step)
+        for name, one in views.items():
             if name in kept and kept[name].residual.shape == one.residual.shape:
                 kept[name].residual.copy_(one.residual)
                 kept[name].step = one.step
                 moved[name] = kept[name]
-    if moved:
+    if moved or state.step > 0:
         made.write(state, moved)

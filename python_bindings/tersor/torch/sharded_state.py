@@ -41,7 +41,8 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
     """
     exact = check_mode(mode) == "exact"
     reducers = sender.every_reducer() if exact else sender.reducers.all()
-    kept = {name: one for reducer in reducers for name, one in reducer.read()[1].items()}
+    found = [reducer.read() for reducer in reducers]
+    kept = {name: one for _, views in found for name, one in views.items()}
     reduction = next((one.kind.reduction for one in reducers), "mean")
     description = {
         "version": VERSION,
@@ -51,6 +52,7 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
         "parameters": list(kept),
         "codecs": [one.codec for one in kept.values()],
         "steps": [one.step for one in kept.values()],
+        "step": max((own.step for own, _ in found), default=0),
     }
     return {**description, **(_rows(kept, group) if exact else _sums(sender, kept, group))}
 
@@ -82,6 +84,7 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
     if portable:
         _move_to_replicas(sender.replicas.all(), kept, state)
     for reducer, values, views in found:
+        values.step = state.get("step", values.step)
         reducer.write(values, views)
 
 
@@ -130,7 +133,7 @@ def _move_to_replicas(
             flat = to_flat(state["residuals"][name], one.parameter, one.ranks)
             shards[name] = flat.view(one.ranks, -1)[one.rank]
             one.residual.zero_()
-        step = max((steps[name] for name in taken), default=0)
+        step = max((steps[name] for name in taken), default=state.get("step", 0))
         reducer.load_sums(shards, state["ranks"], step)
 
 
