@@ -29,7 +29,8 @@ void add_specs(const CodecInfo& codec, std::vector<std::string>& specs) {
 
 std::vector<std::string> all_specs() {
   std::vector<std::string> specs;
-  for (const CodecInfo& codec : codecs()) add_specs(codec, specs);
+  for (const CodecInfo& codec : codecs())
+    if (!make_codec(codec.name)->traits().needs_shape) add_specs(codec, specs);
   return without_repeats(specs);
 }
 

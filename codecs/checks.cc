@@ -3,12 +3,14 @@
 #include "codecs/checks.h"
 
 #include "codecs/device.h"
+#include "codecs/options.h"
 #include "kernels/device/device.h"
 
 #include <tersor/align.h>
 
 #include <tersor/error.h>
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -292,6 +294,35 @@ void check_states(const Codec& codec, const EncodeCall& call) {
 
 void check_states(const Codec& codec, const ReduceCall& call) {
   check_state_list(codec, call.segments, call.states);
+}
+
+void check_memories(const Codec& codec, std::span<const Segment> segments,
+                    std::span<const SegmentMemory> memories) {
+  if (memories.empty()) return;
+  check_list(codec, "memories", memories.size(), segments.size());
+  for (std::size_t i = 0; i < memories.size(); ++i)
+    for (const ConstValueSpan span : {memories[i].in, ConstValueSpan(memories[i].out)}) {
+      check_memory(codec, span.memory());
+      const std::size_t count = codec.memory_count(segments[i]);
+      if (span.count() != count || (count != 0 && span.dtype() != Dtype::kF32))
+        fail(codec, "the memory of " + segment_text(i) + " is " + std::to_string(count) +
+                        " values of f32, not " + std::to_string(span.count()) + " of " +
+                        std::string(dtype_name(span.dtype())));
+    }
+}
+
+void throw_frameless(const Codec& codec) {
+  fail(codec, "it sends bare values only, which a transport adds; it has no frames");
+}
+
+void check_native_factor(const Codec& codec, float factor) {
+  if (!(factor > 0 && std::isfinite(factor)))
+    fail(codec, "bare values are made with a factor above 0, not with " + number_text(factor));
+}
+
+void check_round(const Codec& codec, const FrameIdentity& identity, unsigned first, unsigned last) {
+  if (identity.round < first || identity.round > last)
+    fail(codec, "this call is not one of round " + std::to_string(identity.round));
 }
 
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution) {

@@ -42,6 +42,16 @@ void check_frame_room(const Codec& codec, const PlanSizes& sizes, ByteSpan frame
 /// Frames to be read: at least one, aligned. Their bytes are not looked at.
 void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames);
 
+/// Memories are there for all segments or for none, of the codec's counts.
+void check_memories(const Codec& codec, std::span<const Segment> segments,
+                    std::span<const SegmentMemory> memories);
+
+/// The calls of a codec that sends bare values alone: it has no frames, its factor is above 0, and
+/// a call is one of the rounds `first` to `last`.
+[[noreturn]] void throw_frameless(const Codec& codec);
+void check_native_factor(const Codec& codec, float factor);
+void check_round(const Codec& codec, const FrameIdentity& identity, unsigned first, unsigned last);
+
 /// The bare values of a native round.
 void check_native(const Codec& codec, ConstValueSpan values, Dtype dtype, std::size_t count);
 

@@ -99,6 +99,7 @@ void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
 void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values) const {
   const PlanSizes sizes = plan_sizes(checked(*this, call));
   check_states(*this, call);
+  check_memories(*this, call.segments, call.memories);
   check_execution(*this, sizes, call.execution);
   check_one_memory(*this, call, {});
   check_one_memory(*this, memory_of(call), values);
@@ -107,6 +108,7 @@ void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values
 
 void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
   const PlanRequest request = checked(*this, call, call.contributions);
+  check_memories(*this, call.segments, call.memories);
   check_execution(*this, plan_sizes(request), call.execution);
   check_one_memory(*this, call);
   check_one_memory(*this, memory_of(call), values);

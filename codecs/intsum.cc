@@ -13,7 +13,6 @@
 #include <tersor/wire.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -46,13 +45,13 @@ class IntsumCodec final : public Codec {
             {{Exchange::kNativeSum}, intsum_dtype(options_.lanes), end.codes}};
   }
 
-  void do_encode(const EncodeCall&, ByteSpan) const override { throw_native(); }
-  void do_decode(const DecodeCall&) const override { throw_native(); }
-  void do_reduce(const ReduceCall&, ByteSpan) const override { throw_native(); }
+  void do_encode(const EncodeCall&, ByteSpan) const override { throw_frameless(*this); }
+  void do_decode(const DecodeCall&) const override { throw_frameless(*this); }
+  void do_reduce(const ReduceCall&, ByteSpan) const override { throw_frameless(*this); }
 
   void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const override {
-    check_factor(factor);
-    check_round(call.identity, 0, 1);
+    check_native_factor(*this, factor);
+    check_round(*this, call.identity, 0, 1);
     const bool is_last = call.identity.round == 1;
     check_bare(values, call.segments, is_last);
     if constexpr (kHasDeviceKernels)
@@ -70,7 +69,7 @@ class IntsumCodec final : public Codec {
   }
 
   void do_absorb(const DecodeCall& call, ConstValueSpan values) const override {
-    check_round(call.identity, 0, 0);
+    check_round(*this, call.identity, 0, 0);
     check_bare(values, call.segments, false);
     const auto levels = static_cast<float>(intsum_levels(options_, call.contributions));
     if constexpr (kHasDeviceKernels)
@@ -80,7 +79,7 @@ class IntsumCodec final : public Codec {
   }
 
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
-    check_round(call.identity, 1, 1);
+    check_round(*this, call.identity, 1, 1);
     check_bare(values, call.segments, true);
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice)
@@ -178,10 +177,6 @@ class IntsumCodec final : public Codec {
     throw InvalidArgument("codec " + spec().text() + ": " + what);
   }
 
-  [[noreturn]] void throw_native() const {
-    fail("it sends bare values only, which a transport adds; it has no frames");
-  }
-
   void check_contributions(std::size_t contributions) const {
     if (intsum_levels(options_, contributions) != 0) return;
     std::string advice = "no lanes hold so many";
@@ -193,16 +188,6 @@ class IntsumCodec final : public Codec {
     fail("the codes of " + std::to_string(contributions) + " ranks do not fit into lanes of " +
          std::to_string(static_cast<unsigned>(options_.lanes)) + " bits, which hold those of " +
          std::to_string(intsum_most(options_.lanes)) + "; " + advice);
-  }
-
-  void check_factor(float factor) const {
-    if (!(factor > 0 && std::isfinite(factor)))
-      fail("bare values are made with a factor above 0, not with " + number_text(factor));
-  }
-
-  void check_round(const FrameIdentity& identity, unsigned first, unsigned last) const {
-    if (identity.round < first || identity.round > last)
-      fail("this call is not one of round " + std::to_string(identity.round));
   }
 
   void check_bare(ConstValueSpan values, std::span<const Segment> segments, bool is_last) const {

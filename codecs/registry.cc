@@ -18,7 +18,8 @@
   X(topk)                \
   X(intsum)              \
   X(hadamard)            \
-  X(blocktopk)
+  X(blocktopk)           \
+  X(lowrank)
 
 namespace tersor {
 namespace encoding {

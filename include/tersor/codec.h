@@ -40,6 +40,13 @@ struct SegmentState {
   ValueSpan residual_out;
 };
 
+/// What a codec itself carries from step to step for one segment (Codec::memory_count), beside a
+/// residual: f32, zeros at first, the same on all ranks. In and out may be one span or two.
+struct SegmentMemory {
+  ConstValueSpan in;
+  ValueSpan out;
+};
+
 /// The words of a state, in the gradient's memory, so that a replayed graph reads new ones.
 /// What is sent is p = gradient_factor · gradient + residual_factor · residual (by a reduction: sum
 /// + residual_factor · residual); without a residual it is the gradient (the sum) alone.
@@ -118,10 +125,11 @@ struct Plan : PlanSizes {
 
 /// What a codec is able to do: asked instead of its type.
 struct CodecTraits {
-  bool fixed_bytes = true;  ///< payload bytes follow from the counts alone
-  bool divisible = true;    ///< a segment may be cut into parts and chunks
-  bool lossless = false;    ///< decode returns what was encoded, but for the bits of a NaN
-  std::size_t unit = 512;   ///< values; cuts are at its multiples; a power of two from 512 on
+  bool fixed_bytes = true;   ///< payload bytes follow from the counts alone
+  bool divisible = true;     ///< a segment may be cut into parts and chunks
+  bool lossless = false;     ///< decode returns what was encoded, but for the bits of a NaN
+  std::size_t unit = 512;    ///< values; cuts are at its multiples; a power of two from 512 on
+  bool needs_shape = false;  ///< segments have rows and columns, and are whole
 };
 
 /// Who reads a frame: what its header must say.
@@ -141,8 +149,9 @@ struct RandomSource {
 struct EncodeCall {
   std::span<const Segment> segments;
   std::span<const ConstValueSpan> gradients;
-  std::span<const SegmentState> states = {};  ///< empty: no feedback
-  const StateWords* words = nullptr;          ///< read; null: factors 1, step from `random`
+  std::span<const SegmentState> states = {};     ///< empty: no feedback
+  std::span<const SegmentMemory> memories = {};  ///< `in` is read; empty: the codec begins anew
+  const StateWords* words = nullptr;             ///< read; null: factors 1, step from `random`
   StateWords* words_out = nullptr;  ///< written as words + 1 step, by the last call of an exchange
   RandomSource random = {};
   FrameIdentity identity = {};
@@ -158,6 +167,7 @@ struct DecodeCall {
   std::span<const ValueSpan> outputs;
   DecodeMode mode = DecodeMode::kAssign;
   float factor = 1.0f;
+  std::span<const SegmentMemory> memories = {};  ///< `out` is written by `decode_native`
   FrameIdentity identity = {};
   Execution execution = {};
   /// Where only a part of one segment is wanted (outputs[0] has as many values): its first value,
@@ -194,6 +204,11 @@ class Codec {
   std::uint16_t id() const { return id_; }
   bool has_feedback() const { return spec_.feedback != Feedback::kNone; }
   virtual CodecTraits traits() const = 0;
+
+  /// Whether a plan takes such a segment, by its count and shape.
+  virtual bool carries(const Segment&) const { return true; }
+  /// How many values of SegmentMemory a segment has; 0 for codecs that carry residuals alone.
+  virtual std::size_t memory_count(const Segment&) const { return 0; }
 
   /// Sizes and rounds. Throws InvalidArgument where the codec cannot carry such segments.
   Plan plan(const PlanRequest& request) const;

@@ -193,9 +193,11 @@ TEST_F(Errors, OfSeveralTensorsStandBeforeTheTimes) {
 TEST(AllCodecs, AreThoseOfTheRegistryWithEveryValueOfTheirOptions) {
   const std::vector<std::string> specs = all_specs();
   for (const CodecInfo& codec : codecs())
-    EXPECT_TRUE(std::ranges::any_of(specs, [&](const std::string& spec) {
-      return make_codec(spec)->id() == codec.id;
-    })) << codec.name;
+    EXPECT_NE(
+        make_codec(codec.name)->traits().needs_shape,
+        std::ranges::any_of(
+            specs, [&](const std::string& spec) { return make_codec(spec)->id() == codec.id; }))
+        << codec.name;
   for (const char* spec : {"none", "int4:rounding=stochastic", "topk:density=0.001",
                            "topk:density=0.01,values=bf16", "intsum:lanes=32"})
     EXPECT_EQ(std::ranges::count(specs, spec), 1) << spec;

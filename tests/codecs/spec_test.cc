@@ -66,7 +66,8 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
 TEST(Spec, UnknownCodecsListTheRightOnes) {
   const std::string error = error_with("int9");
   EXPECT_TRUE(says(error, "\"int9\"")) << error;
-  EXPECT_TRUE(says(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard, blocktopk"))
+  EXPECT_TRUE(
+      says(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard, blocktopk, lowrank"))
       << error;
 }
 
@@ -124,8 +125,8 @@ TEST(Registry, ExamplesHoldEveryWordOfEveryOption) {
 
 TEST(Registry, IdsNeverChange) {
   const std::map<std::string, std::uint16_t> expected = {
-      {"none", 1}, {"bf16", 2},   {"f16", 3},      {"int8", 4},     {"int4", 5},
-      {"topk", 6}, {"intsum", 7}, {"hadamard", 8}, {"blocktopk", 9}};
+      {"none", 1}, {"bf16", 2},   {"f16", 3},      {"int8", 4},      {"int4", 5},
+      {"topk", 6}, {"intsum", 7}, {"hadamard", 8}, {"blocktopk", 9}, {"lowrank", 10}};
   for (const auto& [name, id] : expected) EXPECT_EQ(make_codec(name)->id(), id) << name;
 }
 

@@ -73,7 +73,7 @@ const std::vector<Choices>& codec_choices() {
   constexpr std::size_t kLeast = 3;
   static const std::vector<Choices> all = [&] {
     std::vector<Choices> choices;
-    for (const CodecInfo& info : codecs()) {
+    for (const CodecInfo& info : flat_codecs()) {
       const Choices own = {info.name, encoding::option_values(info, kShares)};
       choices.insert(choices.end(), kLeast, own);
       for (const auto& option : own.options)

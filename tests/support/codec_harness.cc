@@ -75,10 +75,16 @@ CodecHarness::CodecHarness(std::string_view spec, const std::vector<std::size_t>
   if (options.threads > 1) threads_ = std::make_unique<Threads>(options.threads);
   for (std::size_t i = 0; i < counts.size(); ++i) {
     segments.push_back({.count = counts[i], .parameter = static_cast<std::uint32_t>(7 + i)});
+    if (options.rows != 0) {
+      segments.back().rows = options.rows;
+      segments.back().columns = counts[i] / options.rows;
+    }
     gradients_.emplace_back(counts[i], options.dtype, options.shift, options.memory);
     outputs_.emplace_back(counts[i], options.dtype, options.shift, options.memory);
     residuals_in_.emplace_back(counts[i], options.residual_dtype, options.shift, options.memory);
     residuals_out_.emplace_back(counts[i], options.residual_dtype, options.shift, options.memory);
+    const std::size_t remembered = codec_.memory_count(segments.back());
+    memories_.emplace_back(std::vector<float>(remembered), Dtype::kF32, 0, options.memory);
   }
   draw(options.seed);
   workspace_.emplace(plan().workspace_bytes, 0, options.memory);
@@ -111,7 +117,19 @@ void CodecHarness::set_output(const std::vector<float>& values, std::size_t segm
   assign(outputs_[segment], values);
 }
 
+void CodecHarness::set_memory(const std::vector<float>& values, std::size_t segment) {
+  assign(memories_[segment], values);
+}
+
 void CodecHarness::share_residuals() { shared_ = true; }
+
+// Codecs without memory are brought none.
+std::span<const SegmentMemory> CodecHarness::memory_spans() {
+  memory_spans_.clear();
+  for (GuardedValues& memory : memories_)
+    if (!memory.span().empty()) memory_spans_.push_back({memory.span(), memory.span()});
+  return memory_spans_;
+}
 
 Execution CodecHarness::execution() {
   Execution execution;
@@ -133,6 +151,7 @@ EncodeCall CodecHarness::encode_call() {
   return {.segments = segments,
           .gradients = gradient_spans_,
           .states = states_,
+          .memories = memory_spans(),
           .words = &words,
           .random = random,
           .identity = identity,
@@ -148,6 +167,7 @@ DecodeCall CodecHarness::decode_call(const std::vector<GuardedBytes>& frames) {
   return {.segments = segments,
           .frames = frame_spans_,
           .outputs = output_spans_,
+          .memories = memory_spans(),
           .identity = identity,
           .execution = execution(),
           .window_first = {},
@@ -216,7 +236,7 @@ std::vector<float> CodecHarness::sent(std::size_t segment) const {
 
 bool CodecHarness::intact() const {
   return all_intact(gradients_) && all_intact(residuals_in_) && all_intact(residuals_out_) &&
-         all_intact(outputs_) && (!workspace_ || workspace_->intact()) &&
+         all_intact(outputs_) && all_intact(memories_) && (!workspace_ || workspace_->intact()) &&
          (!kept_ || kept_->intact());
 }
 

@@ -29,6 +29,7 @@ struct HarnessOptions {
   Checksum checksum = Checksum::kOn;
   float scale = 1.0f;  ///< the gradient's magnitude
   std::size_t contributions = 4;
+  std::size_t rows = 0;  ///< of each segment; 0: it has no shape
   Memory memory = default_memory();
 };
 
@@ -59,6 +60,9 @@ class CodecHarness {
   void set_gradient(const std::vector<float>& values, std::size_t segment = 0);
   void set_residual(const std::vector<float>& values, std::size_t segment = 0);
   void set_output(const std::vector<float>& values, std::size_t segment = 0);
+  /// What the codec remembers from step to step, in place; zeros at first.
+  void set_memory(const std::vector<float>& values, std::size_t segment = 0);
+  std::vector<float> memory(std::size_t segment = 0) const { return memories_[segment].floats(); }
   /// From here on residual_out is residual_in.
   void share_residuals();
 
@@ -84,16 +88,18 @@ class CodecHarness {
 
  private:
   Execution execution();
+  std::span<const SegmentMemory> memory_spans();
 
   CodecUnderTest codec_;
   HarnessOptions options_;
   std::unique_ptr<Threads> threads_;
-  std::vector<GuardedValues> gradients_, residuals_in_, residuals_out_, outputs_;
+  std::vector<GuardedValues> gradients_, residuals_in_, residuals_out_, outputs_, memories_;
   bool shared_ = false;
   std::optional<GuardedBytes> workspace_, kept_;
   // What the calls' spans point to.
   std::vector<ConstValueSpan> gradient_spans_;
   std::vector<SegmentState> states_;
+  std::vector<SegmentMemory> memory_spans_;
   std::vector<ValueSpan> output_spans_;
   std::vector<ConstByteSpan> frame_spans_;
 };

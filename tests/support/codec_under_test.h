@@ -22,6 +22,7 @@ class CodecUnderTest {
   std::uint16_t id() const { return codec_->id(); }
   bool has_feedback() const { return codec_->has_feedback(); }
   CodecTraits traits() const { return codec_->traits(); }
+  std::size_t memory_count(const Segment& segment) const { return codec_->memory_count(segment); }
   Plan plan(const PlanRequest& request) const { return codec_->plan(request); }
 
   void encode(const EncodeCall& call, ByteSpan frame) const;

@@ -2,6 +2,8 @@
 
 #include "tests/support/native_rounds.h"
 
+#include "kernels/scalar/convert.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -18,11 +20,23 @@ void merge(ValueSpan into, ConstValueSpan from, const Operation& operation) {
   }
 }
 
+/// One rounding a value, as a transport adds two payloads.
+void add(ValueSpan into, ConstValueSpan from) {
+  visit_gradient_dtype(into.dtype(), [&]<typename T>(T) {
+    auto* sum = reinterpret_cast<T*>(into.pointer());
+    for (const T value : numbers<T>(from)) {
+      *sum = kernels::from_f32<T>(kernels::to_f32(*sum) + kernels::to_f32(value));
+      ++sum;
+    }
+  });
+}
+
 }  // namespace
 
 void combine(Exchange exchange, ValueSpan into, ConstValueSpan from) {
   const auto larger = [](std::uint32_t a, std::uint32_t b) { return std::max(a, b); };
   if (exchange == Exchange::kNativeMaximum) return merge<std::uint32_t>(into, from, larger);
+  if (is_gradient_dtype(into.dtype())) return add(into, from);
   if (dtype_bytes(into.dtype()) == 1) return merge<std::uint8_t>(into, from, std::plus<>());
   merge<std::uint32_t>(into, from, std::plus<>());
 }

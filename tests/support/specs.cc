@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <iterator>
 
 namespace tersor::test {
 namespace {
@@ -42,14 +43,14 @@ bool has_frames(const CodecInfo& codec) {
 
 std::vector<std::string> names_where(bool framed) {
   std::vector<std::string> names;
-  for (const CodecInfo& info : codecs())
+  for (const CodecInfo& info : flat_codecs())
     if (has_frames(info) == framed) names.emplace_back(info.name);
   return names;
 }
 
 std::vector<std::string> specs_where(bool framed) {
   std::vector<std::string> specs;
-  for (const CodecInfo& info : codecs())
+  for (const CodecInfo& info : flat_codecs())
     if (has_frames(info) == framed)
       for (const std::string& spec : example_specs(info))
         specs.insert(specs.end(), {spec, spec + "+ef"});
@@ -74,6 +75,14 @@ bool offers(const std::string& spec, Exchange exchange) {
   return std::ranges::any_of(plan.rounds, [exchange](const Round& round) {
     return std::ranges::count(round.exchanges, exchange) != 0;
   });
+}
+
+std::vector<CodecInfo> flat_codecs() {
+  std::vector<CodecInfo> flat;
+  std::ranges::copy_if(codecs(), std::back_inserter(flat), [](const CodecInfo& info) {
+    return !make_codec(info.name)->traits().needs_shape;
+  });
+  return flat;
 }
 
 std::vector<std::string> framed_codecs() { return names_where(true); }

@@ -15,7 +15,10 @@ std::vector<std::string> example_specs(const CodecInfo& codec);
 /// Whether a spec's codec goes so, in any round.
 bool offers(const std::string& spec, Exchange exchange);
 
-/// The names of the codecs that send frames, and of those that do not.
+/// The codecs that take segments of any shape.
+std::vector<CodecInfo> flat_codecs();
+
+/// The names of those that send frames, and of those that do not.
 std::vector<std::string> framed_codecs();
 std::vector<std::string> native_codecs();
 

@@ -1,0 +1,344 @@
+// lowrank: joins the two rounds, their kernels and the name. Segments are taken one after the
+// other, each by all threads.
+
+#include "codecs/calls.h"
+#include "codecs/checks.h"
+#include "codecs/device.h"
+#include "codecs/options.h"
+#include "codecs/registry.h"
+#include "kernels/lowrank/cpu.h"
+#include "kernels/scalar/convert.h"
+
+#include <tersor/codecs/lowrank.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace tersor::encoding {
+namespace {
+
+using kernels::lowrank_stride;
+using kernels::LowrankShape;
+
+constexpr Choice<std::size_t, 6> kRankChoice = {
+    "rank", {{{"1", 1}, {"2", 2}, {"4", 4}, {"8", 8}, {"16", 16}, {"32", 32}}}, 2};
+constexpr Choice<Dtype, 2> kValuesChoice = {"values",
+                                            {{{"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}}}};
+
+/// Where a segment's own bare values, and what is kept of it, begin: values.
+struct Place {
+  std::size_t left = 0;
+  std::size_t right = 0;
+  std::size_t basis = 0;
+};
+
+/// Calls visit(first, count) for runs of `step` of `count`, on the threads that there are.
+template <typename Visitor>
+void for_each_run(std::size_t count, std::size_t step, Threads* threads, const Visitor& visit) {
+  const std::size_t runs = ceil_div(count, step);
+  const std::size_t tasks = std::min(runs, most_tasks(threads == nullptr ? 1 : threads->count()));
+  const auto run_task = [&](std::size_t task) {
+    const std::size_t first = task * runs / tasks * step;
+    visit(kernels::LowrankRange{first, std::min((task + 1) * runs / tasks * step, count) - first});
+  };
+  if (tasks > 1) return threads->run(tasks, run_task);
+  if (tasks == 1) run_task(0);
+}
+
+/// True where no value is an infinity or a NaN, and not all are zero.
+bool says_something(std::span<const float> values) {
+  bool any = false, finite = true;
+  for (const float value : values) {
+    any |= value != 0;
+    finite &= kernels::is_finite(value);
+  }
+  return any && finite;
+}
+
+class LowrankCodec final : public Codec {
+ public:
+  LowrankCodec(CodecSpec spec, LowrankOptions options)
+      : Codec(std::move(spec), kLowrankCodecId), options_(options) {}
+
+  CodecTraits traits() const override { return {.divisible = false, .needs_shape = true}; }
+
+  bool carries(const Segment& segment) const override {
+    return segment.rows * segment.columns == segment.count && layout_of(segment).pays();
+  }
+
+  std::size_t memory_count(const Segment& segment) const override {
+    return layout_of(segment).right();
+  }
+
+ protected:
+  PlanSizes plan_sizes(const PlanRequest& request) const override {
+    check_place(request.memory);
+    std::size_t widest = 0;
+    for (const Segment& segment : request.segments) {
+      check_segment(segment);
+      widest = std::max(widest, layout_of(segment).rank() * lowrank_stride(segment.columns));
+    }
+    return {.frame_bytes = sizeof(FrameHeader),
+            .workspace_bytes = widest * sizeof(float),
+            .kept_bytes = end_of(request.segments).basis * sizeof(float)};
+  }
+
+  std::vector<Round> plan_rounds(const PlanRequest& request) const override {
+    const Place end = end_of(request.segments);
+    return {{{Exchange::kNativeSum}, Dtype::kF32, end.left},
+            {{Exchange::kNativeSum}, options_.values, end.right}};
+  }
+
+  void do_encode(const EncodeCall&, ByteSpan) const override { throw_frameless(*this); }
+  void do_decode(const DecodeCall&) const override { throw_frameless(*this); }
+  void do_reduce(const ReduceCall&, ByteSpan) const override { throw_frameless(*this); }
+
+  void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const override {
+    check_native_factor(*this, factor);
+    check_round(*this, call.identity, 0, 1);
+    check_bare(values, call.segments, call.identity.round);
+    const StateWords words = words_of(call);
+    for_each(call.segments, [&](std::size_t i, const Place& place) {
+      if (call.identity.round == 0)
+        write_left(call, words, i, values.as<float>().data() + place.left);
+      else
+        write_right(call, words, i, place, factor, values);
+    });
+    if (call.identity.round == 1) write_words(words, 0, call.words_out);
+  }
+
+  void do_absorb(const DecodeCall& call, ConstValueSpan values) const override {
+    check_window(call);
+    check_round(*this, call.identity, 0, 0);
+    check_bare(values, call.segments, 0);
+    const float* projected = values.as<float>().data();
+    for_each_run(call.segments.size(), 1, call.execution.threads, [&](kernels::LowrankRange run) {
+      for_each(call.segments, [&](std::size_t i, const Place& place) {
+        if (i - run.first < run.count)
+          take_basis(shape_of(call.segments[i]), projected + place.left,
+                     basis_of(call.execution, place));
+      });
+    });
+  }
+
+  void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
+    check_window(call);
+    check_round(*this, call.identity, 1, 1);
+    check_bare(values, call.segments, 1);
+    for_each(call.segments, [&](std::size_t i, const Place& place) {
+      const std::size_t count = layout_of(call.segments[i]).right();
+      decode_segment(call, i, place, values.subspan(place.right, count));
+    });
+  }
+
+ private:
+  LowrankLayout layout_of(const Segment& segment) const {
+    return {segment.rows, segment.columns, options_.rank};
+  }
+
+  LowrankShape shape_of(const Segment& segment) const {
+    return {segment.rows, segment.columns, layout_of(segment).rank()};
+  }
+
+  void advance(Place& place, const Segment& segment) const {
+    const LowrankLayout layout = layout_of(segment);
+    place.left += layout.left();
+    place.right += layout.right();
+    place.basis += layout.rank() * lowrank_stride(segment.rows);
+  }
+
+  Place end_of(std::span<const Segment> segments) const {
+    Place end;
+    for (const Segment& segment : segments) advance(end, segment);
+    return end;
+  }
+
+  /// Calls visit(i, where segment i begins).
+  template <typename Visitor>
+  void for_each(std::span<const Segment> segments, const Visitor& visit) const {
+    Place place;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      visit(i, place);
+      advance(place, segments[i]);
+    }
+  }
+
+  static float* basis_of(const Execution& execution, const Place& place) {
+    return reinterpret_cast<float*>(execution.kept.data()) + place.basis;
+  }
+
+  static float* workspace_of(const Execution& execution) {
+    return reinterpret_cast<float*>(execution.workspace.data());
+  }
+
+  static kernels::LowrankSent sent_of(const EncodeCall& call, const StateWords& words,
+                                      std::size_t index) {
+    const Slice whole{.segment = index, .count = call.segments[index].count};
+    return {.gradient = call.gradients[index].pointer(),
+            .dtype = call.gradients[index].dtype(),
+            .feedback = feedback_of(call.states, whole, words, kernels::Store::kCached)};
+  }
+
+  void write_left(const EncodeCall& call, const StateWords& words, std::size_t index,
+                  float* left) const {
+    const Segment& segment = call.segments[index];
+    if (!is_active(segment)) {
+      std::fill_n(left, layout_of(segment).left(), 0.0f);
+      return;
+    }
+    const LowrankShape shape = shape_of(segment);
+    float* directions = workspace_of(call.execution);
+    const float* memory =
+        call.memories.empty() ? nullptr : call.memories[index].in.as<float>().data();
+    kernels::lowrank_directions(memory, shape, segment.parameter, directions);
+    const kernels::LowrankSent sent = sent_of(call, words, index);
+    for_each_run(shape.rows, kernels::kLowrankRows, call.execution.threads,
+                 [&](kernels::LowrankRange rows) {
+                   kernels::lowrank_project(sent, shape, rows, directions, left);
+                 });
+  }
+
+  /// Copies P to where its columns are padded, and makes it orthonormal.
+  static void take_basis(const LowrankShape& shape, const float* projected, float* basis) {
+    const std::size_t stride = lowrank_stride(shape.rows);
+    for (std::size_t j = 0; j < shape.rank; ++j) {
+      float* end = std::copy_n(projected + j * shape.rows, shape.rows, basis + j * stride);
+      std::fill_n(end, stride - shape.rows, 0.0f);
+    }
+    kernels::lowrank_orthonormalize(shape, basis);
+  }
+
+  void write_right(const EncodeCall& call, const StateWords& words, std::size_t index,
+                   const Place& place, float factor, ValueSpan values) const {
+    const Segment& segment = call.segments[index];
+    const kernels::LowrankSent sent = sent_of(call, words, index);
+    const ValueSpan own = values.subspan(place.right, layout_of(segment).right());
+    const float* basis = basis_of(call.execution, place);
+    if (!is_active(segment) || !kernels::is_finite(*basis)) {
+      fill(own, is_active(segment) ? *basis : 0.0f);
+      return keep_residual(sent.feedback, segment.count);
+    }
+    const kernels::LowrankCoefficients arguments{.sent = sent,
+                                                 .shape = shape_of(segment),
+                                                 .basis = basis,
+                                                 .factor = factor,
+                                                 .values = own.pointer(),
+                                                 .dtype = own.dtype()};
+    for_each_run(
+        segment.columns, kernels::kLowrankStrip, call.execution.threads,
+        [&](kernels::LowrankRange columns) { kernels::lowrank_coefficients(arguments, columns); });
+  }
+
+  static void fill(ValueSpan values, float value) {
+    if (values.dtype() == Dtype::kF32)
+      std::ranges::fill(values.as<float>(), value);
+    else
+      std::ranges::fill(values.as<Bf16>(), kernels::from_f32<Bf16>(value));
+  }
+
+  void decode_segment(const DecodeCall& call, std::size_t index, const Place& place,
+                      ConstValueSpan values) const {
+    const LowrankShape shape = shape_of(call.segments[index]);
+    float* coefficients = workspace_of(call.execution);
+    spread(values, shape, coefficients);
+    if (!call.memories.empty()) remember(call.memories[index], shape, coefficients);
+    const ValueSpan& output = call.outputs[index];
+    const kernels::LowrankDecode arguments{.shape = shape,
+                                           .basis = basis_of(call.execution, place),
+                                           .coefficients = coefficients,
+                                           .factor = call.factor,
+                                           .mode = call.mode,
+                                           .output = output.pointer(),
+                                           .dtype = output.dtype()};
+    for_each_run(shape.rows, kernels::kLowrankRows, call.execution.threads,
+                 [&](kernels::LowrankRange rows) { kernels::lowrank_decode(arguments, rows); });
+  }
+
+  /// W as f32, its columns padded.
+  static void spread(ConstValueSpan values, const LowrankShape& shape, float* coefficients) {
+    const std::size_t stride = lowrank_stride(shape.columns);
+    for (std::size_t j = 0; j < shape.rank; ++j) {
+      float* column = coefficients + j * stride;
+      const ConstValueSpan own = values.subspan(j * shape.columns, shape.columns);
+      if (own.dtype() == Dtype::kF32)
+        std::ranges::copy(own.as<float>(), column);
+      else
+        std::ranges::transform(own.as<Bf16>(), column,
+                               [](Bf16 value) { return kernels::to_f32(value); });
+      std::fill(column + shape.columns, column + stride, 0.0f);
+    }
+  }
+
+  /// A sum of nothing, or one that is no number, says nothing of the next step.
+  static void remember(const SegmentMemory& memory, const LowrankShape& shape,
+                       const float* coefficients) {
+    const std::size_t stride = lowrank_stride(shape.columns);
+    const std::span<float> out = memory.out.as<float>();
+    if (!says_something({coefficients, shape.rank * stride})) {
+      if (memory.in.pointer() != memory.out.pointer())
+        std::ranges::copy(memory.in.as<float>(), out.begin());
+      return;
+    }
+    for (std::size_t j = 0; j < shape.rank; ++j)
+      std::copy_n(coefficients + j * stride, shape.columns, out.data() + j * shape.columns);
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw InvalidArgument("codec " + spec().text() + ": " + what);
+  }
+
+  void check_place(Memory memory) const {
+    if (memory == Memory::kDevice)
+      fail("it has no kernels for devices; gradients on one go by another codec");
+  }
+
+  void check_segment(const Segment& segment) const {
+    if (carries(segment)) return;
+    const std::string count = std::to_string(segment.count) + " values";
+    if (segment.rows * segment.columns != segment.count || segment.count == 0)
+      fail(
+          "it carries matrices, whose rows and columns GradientReducer::add is told; a segment "
+          "of " +
+          count + " has " + std::to_string(segment.rows) + " rows and " +
+          std::to_string(segment.columns) + " columns");
+    fail("a matrix of " + std::to_string(segment.rows) + " rows and " +
+         std::to_string(segment.columns) +
+         " columns is too small: rank * (rows + columns) would be more than a quarter of its " +
+         count + "; take a smaller rank or bf16");
+  }
+
+  void check_window(const DecodeCall& call) const {
+    if (call.window_first) fail("it reads no windows");
+  }
+
+  void check_bare(ConstValueSpan values, std::span<const Segment> segments, unsigned round) const {
+    const Place end = end_of(segments);
+    if (round == 0)
+      check_native(*this, values, Dtype::kF32, end.left);
+    else
+      check_native(*this, values, options_.values, end.right);
+  }
+
+  LowrankOptions options_;
+};
+
+std::shared_ptr<const Codec> make_lowrank(const CodecSpec& spec, const CodecInfo& info) {
+  OptionReader reader(spec, info);
+  LowrankOptions options;
+  options.rank = reader.read(kRankChoice);
+  options.values = reader.read(kValuesChoice);
+  return std::make_shared<LowrankCodec>(reader.canonical(), options);
+}
+
+}  // namespace
+
+CodecEntry lowrank_entry() {
+  return {{.name = "lowrank",
+           .id = kLowrankCodecId,
+           .summary = "a matrix as the product of two narrow ones, warm-started (PowerSGD)",
+           .keys = {kRankChoice.help(), kValuesChoice.help()}},
+          make_lowrank};
+}
+
+}  // namespace tersor::encoding

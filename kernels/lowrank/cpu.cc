@@ -1,0 +1,420 @@
+// lowrank on the CPU. Bytes a value, f32: P 4 read, W 4 read, decode 4 written; with feedback 4
+// more read for P and W each, and 8 read and 4 written for the residual.
+
+#include "kernels/lowrank/cpu.h"
+
+#include "kernels/host/targets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/lowrank/cpu.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h:
+#include "kernels/host/feedback-inl.h"
+#include "kernels/host/turn-inl.h"
+#include "kernels/scalar/float_mode.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+constexpr std::size_t kChainVectors = kLowrankChains / kLanes;
+
+/// 64 chains: value l in lane l mod kLanes of vector l / kLanes.
+struct Chains {
+  VF32 vectors[kChainVectors];
+
+  HWY_INLINE static Chains zero() {
+    Chains chains;
+    for (VF32& vector : chains.vectors) vector = hn::Zero(F32());
+    return chains;
+  }
+  template <typename T>
+  HWY_INLINE static Chains of(const T* values) {
+    Chains chains;
+    for (std::size_t k = 0; k < kChainVectors; ++k)
+      chains.vectors[k] = load_values(values + k * kLanes);
+    return chains;
+  }
+  template <typename T>
+  HWY_INLINE void store(T* values) const {
+    for (std::size_t k = 0; k < kChainVectors; ++k) store_values(vectors[k], values + k * kLanes);
+  }
+  /// this + a · b, each lane.
+  HWY_INLINE void add(const Chains& a, const float* b) {
+    for (std::size_t k = 0; k < kChainVectors; ++k)
+      vectors[k] = fused(a.vectors[k], load_values(b + k * kLanes), vectors[k]);
+  }
+  /// this + a · b, with one b.
+  HWY_INLINE void add(const float* a, float b) {
+    const VF32 factor = hn::Set(F32(), b);
+    for (std::size_t k = 0; k < kChainVectors; ++k)
+      vectors[k] = fused(load_values(a + k * kLanes), factor, vectors[k]);
+  }
+  HWY_INLINE void add(const float* a) {
+    for (std::size_t k = 0; k < kChainVectors; ++k)
+      vectors[k] = hn::Add(vectors[k], load_values(a + k * kLanes));
+  }
+  HWY_INLINE void scale(float factor) {
+    for (VF32& vector : vectors) vector = hn::Mul(vector, hn::Set(F32(), factor));
+  }
+  HWY_INLINE float sum() const {
+    Chains tree = *this;
+    for (std::size_t half = kChainVectors / 2; half != 0; half /= 2)
+      for (std::size_t k = 0; k < half; ++k)
+        tree.vectors[k] = hn::Add(tree.vectors[k], tree.vectors[k + half]);
+    return hn::GetLane(tree_sum_within<kLanes / 2>(tree.vectors[0]));
+  }
+};
+
+/// A range of p, in blocks of 64 values, the last one padded with zeros.
+template <typename G, typename E>
+class SentValues {
+ public:
+  SentValues(const LowrankSent& sent, std::size_t first, std::size_t count)
+      : factors_(sent.feedback),
+        gradient_(static_cast<const G*>(sent.gradient) + first, count),
+        residual_(residual_at(sent.feedback.residual_in, first), count) {}
+
+  HWY_INLINE void load(std::size_t first, float* p) {
+    const auto* gradient = gradient_.tile(first);
+    const auto residual = residual_.tile(first);
+    for (std::size_t k = 0; k < kLowrankChains; k += kLanes)
+      store_values(with_feedback(gradient + k, residual + k, factors_), p + k);
+  }
+
+ private:
+  static const void* residual_at(const void* residual, std::size_t first) {
+    if constexpr (std::is_same_v<E, Absent>)
+      return nullptr;
+    else
+      return static_cast<const E*>(residual) + first;
+  }
+
+  const Factors factors_;
+  Input<G, kLowrankChains> gradient_;
+  Input<E, kLowrankChains> residual_;
+};
+
+/// Calls `visitor(G{}, E{})` with the types of gradient and residual.
+template <typename Visitor>
+void visit_lowrank(const LowrankSent& sent, Visitor&& visitor) {
+  visit_gradient_dtype(sent.dtype, [&](auto gradient) {
+    visit_residual(sent.feedback, [&](auto residual) { visitor(gradient, residual); });
+  });
+}
+
+template <typename G, typename E>
+void project_row(const LowrankSent& sent, const LowrankShape& shape, std::size_t row,
+                 const float* directions, float (*chains)[kLowrankChains]) {
+  constexpr std::size_t kTile = 16 * kLowrankChains;  // of p, in the first-level cache
+  alignas(kLine) float p[kTile];
+  const std::size_t stride = lowrank_stride(shape.columns);
+  SentValues<G, E> values(sent, row * shape.columns, shape.columns);
+  for (std::size_t first = 0; first < stride; first += kTile) {
+    const std::size_t count = std::min(kTile, stride - first);
+    for (std::size_t i = 0; i < count; i += kLowrankChains) values.load(first + i, p + i);
+    for (std::size_t j = 0; j < shape.rank; ++j) {
+      Chains sums = Chains::of(chains[j]);
+      const float* direction = directions + j * stride + first;
+      for (std::size_t i = 0; i < count; i += kLowrankChains)
+        sums.add(Chains::of(p + i), direction + i);
+      sums.store(chains[j]);
+    }
+  }
+}
+
+/// One NaN for all: which of several an operation hands on differs among instruction sets.
+inline float canonical(float value) { return value == value ? value : float_of(kNanBits); }
+
+void lowrank_project_on(const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
+                        const float* directions, float* projected) {
+  const DefaultFloatMode mode;
+  alignas(kLine) float chains[kLowrankMostRank][kLowrankChains];
+  visit_lowrank(sent, [&](auto gradient, auto residual) {
+    for (std::size_t row = rows.first; row < rows.first + rows.count; ++row) {
+      std::fill_n(chains[0], shape.rank * kLowrankChains, 0.0f);
+      project_row<decltype(gradient), decltype(residual)>(sent, shape, row, directions, chains);
+      for (std::size_t j = 0; j < shape.rank; ++j)
+        projected[j * shape.rows + row] = canonical(Chains::of(chains[j]).sum());
+    }
+  });
+}
+
+HWY_INLINE float product(const float* a, const float* b, std::size_t count) {
+  Chains sums = Chains::zero();
+  for (std::size_t i = 0; i < count; i += kLowrankChains) sums.add(Chains::of(a + i), b + i);
+  return sums.sum();
+}
+
+/// column ← column + factor · other
+HWY_INLINE void add_column(float* column, float factor, const float* other, std::size_t count) {
+  for (std::size_t i = 0; i < count; i += kLowrankChains) {
+    Chains sums = Chains::of(column + i);
+    sums.add(other + i, factor);
+    sums.store(column + i);
+  }
+}
+
+HWY_INLINE void scale_column(float* column, float factor, std::size_t count) {
+  for (std::size_t i = 0; i < count; i += kLowrankChains) {
+    Chains values = Chains::of(column + i);
+    values.scale(factor);
+    values.store(column + i);
+  }
+}
+
+inline std::uint32_t largest_bits(const float* values, std::size_t count) {
+  std::uint32_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) most = std::max(most, magnitude_bits(values[i]));
+  return most;
+}
+
+/// A column of length 1, or of zeros.
+void normalize(float* column, std::size_t count) {
+  const float most = float_of(largest_bits(column, count));
+  if (most < kLowrankLeast) return scale_column(column, 0.0f, count);
+  const PowerOfTwo power = to_unit(most);
+  scale_column(column, power.first, count);
+  scale_column(column, power.second, count);
+  scale_column(column, reciprocal(std::sqrt(product(column, column, count))), count);
+}
+
+void lowrank_orthonormalize_on(const LowrankShape& shape, float* basis) {
+  const DefaultFloatMode mode;
+  const std::size_t stride = lowrank_stride(shape.rows);
+  if (largest_bits(basis, shape.rank * stride) >= kInfinityBits) {
+    std::fill_n(basis, shape.rank * stride, float_of(kNanBits));
+    return;
+  }
+  for (int turn = 0; turn < 2; ++turn)
+    for (std::size_t j = 0; j < shape.rank; ++j) {
+      float* column = basis + j * stride;
+      normalize(column, stride);
+      for (std::size_t later = j + 1; later < shape.rank; ++later) {
+        float* other = basis + later * stride;
+        add_column(other, -product(column, other, stride), column, stride);
+      }
+    }
+}
+
+/// Stores the first `count` of 64 values.
+template <typename T>
+HWY_INLINE void store_some(const Chains& values, T* target, std::size_t count) {
+  if (count >= kLowrankChains) return values.store(target);
+  T padded[kLowrankChains];
+  values.store(padded);
+  std::copy_n(padded, count, target);
+}
+
+/// The value of a row in 64 columns: products with its part of the basis.
+HWY_INLINE Chains row_value(const float* basis, std::size_t basis_stride, const float* right,
+                            std::size_t right_stride, std::size_t rank) {
+  Chains value = Chains::of(right);
+  value.scale(*basis);
+  for (std::size_t j = 1; j < rank; ++j)
+    value.add(right + j * right_stride, basis[j * basis_stride]);
+  return value;
+}
+
+/// W of up to kLowrankStrip columns, and what it leaves of p.
+template <typename G, typename E>
+class Strip {
+ public:
+  Strip(const LowrankCoefficients& arguments, LowrankRange columns)
+      : arguments_(arguments),
+        shape_(arguments.shape),
+        columns_(columns),
+        stride_(lowrank_stride(shape_.rows)) {
+    std::fill_n(sums_[0], kLowrankMostRank * kLowrankStrip, 0.0f);
+  }
+
+  void add_rows() {
+    for (std::size_t row = 0; row < shape_.rows; row += kLowrankRows)
+      add_tile(row, std::min(kLowrankRows, shape_.rows - row));
+  }
+
+  template <typename T>
+  void send() {
+    T* values = static_cast<T*>(arguments_.values) + columns_.first;
+    for (std::size_t j = 0; j < shape_.rank; ++j)
+      for (std::size_t i = 0; i < columns_.count; i += kLowrankChains)
+        send_block(sums_[j] + i, values + j * shape_.columns + i, columns_.count - i);
+  }
+
+  /// Where the sums left the range of f32 the residual stays.
+  void leave() {
+    if constexpr (!std::is_same_v<E, Absent>) {
+      const bool keeps = largest_bits(sums_[0], kLowrankMostRank * kLowrankStrip) >= kInfinityBits;
+      for (std::size_t row = 0; row < shape_.rows; ++row) keeps ? keep_row(row) : leave_row(row);
+    }
+  }
+
+ private:
+  SentValues<G, E> row_values(std::size_t row) const {
+    return {arguments_.sent, place_of(row), columns_.count};
+  }
+
+  void add_tile(std::size_t first, std::size_t rows) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      SentValues<G, E> values = row_values(first + row);
+      for (std::size_t i = 0; i < columns_.count; i += kLowrankChains) values.load(i, p_[row] + i);
+    }
+    for (std::size_t j = 0; j < shape_.rank; ++j)
+      for (std::size_t i = 0; i < columns_.count; i += kLowrankChains) {
+        Chains sums = Chains::zero();
+        const float* basis = arguments_.basis + j * stride_ + first;
+        for (std::size_t row = 0; row < rows; ++row) sums.add(p_[row] + i, basis[row]);
+        sums.add(sums_[j] + i);
+        sums.store(sums_[j] + i);
+      }
+  }
+
+  template <typename T>
+  void send_block(float* own, T* values, std::size_t count) {
+    Chains sent = Chains::of(own);
+    sent.scale(arguments_.factor);
+    store_some(sent, values, count);
+    if constexpr (std::is_same_v<T, Bf16>)
+      for (std::size_t i = 0; i < std::min(count, kLowrankChains); ++i)
+        own[i] = quotient(to_f32(values[i]), arguments_.factor);
+  }
+
+  std::size_t place_of(std::size_t row) const { return row * shape_.columns + columns_.first; }
+
+  void keep_row(std::size_t row) {
+    const Feedback& feedback = arguments_.sent.feedback;
+    if (feedback.residual_in == feedback.residual_out) return;
+    std::copy_n(static_cast<const E*>(feedback.residual_in) + place_of(row), columns_.count,
+                static_cast<E*>(feedback.residual_out) + place_of(row));
+  }
+
+  void leave_row(std::size_t row) {
+    E* residual = static_cast<E*>(arguments_.sent.feedback.residual_out) + place_of(row);
+    SentValues<G, E> values = row_values(row);
+    for (std::size_t i = 0; i < columns_.count; i += kLowrankChains) {
+      values.load(i, p_[0]);
+      Chains left = Chains::of(p_[0]);
+      const Chains decoded =
+          row_value(arguments_.basis + row, stride_, sums_[0] + i, kLowrankStrip, shape_.rank);
+      for (std::size_t k = 0; k < kChainVectors; ++k)
+        left.vectors[k] = hn::Sub(left.vectors[k], decoded.vectors[k]);
+      store_some(left, residual + i, columns_.count - i);
+    }
+  }
+
+  const LowrankCoefficients& arguments_;
+  const LowrankShape& shape_;
+  const LowrankRange columns_;
+  const std::size_t stride_;
+  alignas(kLine) float sums_[kLowrankMostRank][kLowrankStrip];
+  alignas(kLine) float p_[kLowrankRows][kLowrankStrip];
+};
+
+void lowrank_coefficients_on(const LowrankCoefficients& arguments, LowrankRange columns) {
+  const DefaultFloatMode mode;
+  visit_lowrank(arguments.sent, [&](auto gradient, auto residual) {
+    for (std::size_t i = 0; i < columns.count; i += kLowrankStrip) {
+      const std::size_t count = std::min(kLowrankStrip, columns.count - i);
+      Strip<decltype(gradient), decltype(residual)> strip(arguments, {columns.first + i, count});
+      strip.add_rows();
+      if (arguments.dtype == Dtype::kBf16)
+        strip.template send<Bf16>();
+      else
+        strip.template send<float>();
+      strip.leave();
+    }
+  });
+}
+
+template <typename T>
+void decode_row(const LowrankDecode& arguments, std::size_t row) {
+  const LowrankShape& shape = arguments.shape;
+  const std::size_t stride = lowrank_stride(shape.columns);
+  T* output = static_cast<T*>(arguments.output) + row * shape.columns;
+  Input<T, kLowrankChains> old(output, shape.columns);
+  for (std::size_t i = 0; i < shape.columns; i += kLowrankChains) {
+    Chains value = row_value(arguments.basis + row, lowrank_stride(shape.rows),
+                             arguments.coefficients + i, stride, shape.rank);
+    if (arguments.mode == DecodeMode::kAdd) {
+      alignas(kLine) float values[kLowrankChains];
+      value.store(values);
+      value = Chains::of(old.tile(i));
+      value.add(values, arguments.factor);
+    } else {
+      value.scale(arguments.factor);
+    }
+    store_some(value, output + i, shape.columns - i);
+  }
+}
+
+void lowrank_decode_on(const LowrankDecode& arguments, LowrankRange rows) {
+  const DefaultFloatMode mode;
+  visit_gradient_dtype(arguments.dtype, [&](auto value) {
+    for (std::size_t row = rows.first; row < rows.first + rows.count; ++row)
+      decode_row<decltype(value)>(arguments, row);
+  });
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/host/dispatch.h"
+
+namespace tersor::kernels {
+
+HWY_EXPORT(lowrank_project_on);
+HWY_EXPORT(lowrank_orthonormalize_on);
+HWY_EXPORT(lowrank_coefficients_on);
+HWY_EXPORT(lowrank_decode_on);
+
+void lowrank_project(const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
+                     const float* directions, float* projected) {
+  TERSOR_DISPATCH(lowrank_project_on)(sent, shape, rows, directions, projected);
+}
+void lowrank_orthonormalize(const LowrankShape& shape, float* basis) {
+  TERSOR_DISPATCH(lowrank_orthonormalize_on)(shape, basis);
+}
+void lowrank_coefficients(const LowrankCoefficients& arguments, LowrankRange columns) {
+  TERSOR_DISPATCH(lowrank_coefficients_on)(arguments, columns);
+}
+void lowrank_decode(const LowrankDecode& arguments, LowrankRange rows) {
+  TERSOR_DISPATCH(lowrank_decode_on)(arguments, rows);
+}
+
+namespace {
+
+/// One column of Q; `memory` may be null.
+void take_direction(const float* memory, const LowrankShape& shape, std::size_t j,
+                    std::uint32_t parameter, float* column) {
+  float most = 0;
+  for (std::size_t c = 0; memory != nullptr && c < shape.columns; ++c)
+    most = std::max(most, std::fabs(memory[c]));
+  if (most == 0) {
+    for (std::size_t c = 0; c < shape.columns; ++c)
+      column[c] = lowrank_drawn(std::uint64_t{c} * shape.rank + j, parameter);
+    return;
+  }
+  const PowerOfTwo power = to_unit(most);
+  for (std::size_t c = 0; c < shape.columns; ++c) column[c] = power(memory[c]);
+}
+
+}  // namespace
+
+void lowrank_directions(const float* memory, const LowrankShape& shape, std::uint32_t parameter,
+                        float* directions) {
+  const DefaultFloatMode mode;
+  const std::size_t stride = lowrank_stride(shape.columns);
+  for (std::size_t j = 0; j < shape.rank; ++j) {
+    float* column = directions + j * stride;
+    take_direction(memory == nullptr ? nullptr : memory + j * shape.columns, shape, j, parameter,
+                   column);
+    std::fill(column + shape.columns, column + stride, 0.0f);
+  }
+}
+
+}  // namespace tersor::kernels
+#endif
