@@ -16,7 +16,10 @@ SegmentState in_place(ValueSpan residual) { return {residual, residual}; }
 
 PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
     : codec_(make_codec(spec)), plan_for_(plan_for) {
-  segment_ = {.count = plan_for.count, .parameter = plan_for.parameter};
+  segment_ = {.count = plan_for.count,
+              .parameter = plan_for.parameter,
+              .rows = plan_for.rows,
+              .columns = plan_for.columns};
   const unsigned threads = plan_for.threads == nullptr ? 1 : plan_for.threads->count();
   plan_ = codec_->plan({.segments = {&segment_, 1},
                         .dtype = plan_for.dtype,

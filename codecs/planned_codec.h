@@ -25,6 +25,7 @@ struct PlanFor {
   StreamView stream = {};         ///< where calls on a device are queued
   std::size_t contributions = 1;  ///< frames that a call may bring
   std::uint32_t parameter = 0;
+  std::size_t rows = 0, columns = 0;  ///< of a matrix
 };
 
 class PlannedCodec {

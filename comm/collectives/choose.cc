@@ -30,8 +30,12 @@ bool allows(const Plan& plan, Algorithm algorithm) {
   return std::find(exchanges.begin(), exchanges.end(), exchange_of(algorithm)) != exchanges.end();
 }
 
+// A codec that needs a shape is asked about one that it carries: the ways are the same for all.
 Plan plan_of(const ChoiceRequest& request) {
-  const Segment segment{.count = request.count};
+  constexpr std::size_t kSide = 1024;
+  Segment segment{.count = request.count};
+  if (request.any_shape && request.codec->traits().needs_shape)
+    segment = {.count = kSide * kSide, .rows = kSide, .columns = kSide};
   return request.codec->plan({.segments = {&segment, 1},
                               .dtype = request.dtype,
                               .contributions = static_cast<std::size_t>(request.ranks)});
@@ -80,7 +84,8 @@ Algorithm choose_algorithm(const ChoiceRequest& request) {
 std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks,
                                    Algorithm algorithm) {
   std::vector<Exchange> exchanges;
-  const Plan plan = plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .ranks = ranks});
+  const Plan plan =
+      plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .ranks = ranks, .any_shape = true});
   for (const Round& round : plan.rounds) exchanges.push_back(round.exchanges.front());
   exchanges.back() = exchange_of(algorithm);
   return exchanges;
@@ -94,7 +99,8 @@ Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view opera
 }
 
 bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm) {
-  return allows(plan_of({.codec = &codec, .dtype = dtype, .count = kUnit}), algorithm);
+  return allows(plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .any_shape = true}),
+                algorithm);
 }
 
 }  // namespace tersor

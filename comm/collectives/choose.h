@@ -23,7 +23,8 @@ struct ChoiceRequest {
   std::size_t count = 0;
   int ranks = 1;
   Algorithm wanted = Algorithm::kAuto;
-  bool alone = false;  ///< a gradient by itself: in which order little is summed is left open
+  bool alone = false;      ///< a gradient by itself: in which order little is summed is left open
+  bool any_shape = false;  ///< the gradient has a shape that its codec carries
 };
 
 /// What the rounds of a codec go by: the last as `algorithm` (neither kAuto nor kHierarchical), all

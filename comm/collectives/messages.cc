@@ -49,6 +49,14 @@ void Messages::gather_inputs(const FramePlan& frame, Phase phase) {
   }
 }
 
+void Messages::gather_memories(const FramePlan& frame) {
+  memories_.clear();
+  for (const Piece& piece : frame.pieces) {
+    const SegmentMemory& memory = context_->slots[piece.slot].memory;
+    if (!memory.out.empty()) memories_.push_back(memory);
+  }
+}
+
 void Messages::gather_outputs(const FramePlan& frame) {
   outputs_.clear();
   for (const Piece& piece : frame.pieces) {
@@ -197,9 +205,11 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
 
 EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
   gather_inputs(frame, Phase::kSender);
+  gather_memories(frame);
   return {.segments = frame.segments,
           .gradients = inputs_,
           .states = states_,
+          .memories = memories_,
           .words = context_->words,
           .words_out = words_out(),
           .random = random(lane, Phase::kSender),
@@ -210,11 +220,13 @@ EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
 
 DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame) {
   gather_outputs(frame);
+  gather_memories(frame);
   return {.segments = frame.segments,
           .frames = {},
           .outputs = outputs_,
           .mode = DecodeMode::kAssign,
           .factor = factor(lane),
+          .memories = memories_,
           .identity = identity(),
           .execution = execution(frame),
           .window_first = context_->slots[frame.pieces.front().slot].window,

@@ -53,6 +53,7 @@ class Messages {
 
   void gather_inputs(const FramePlan& frame, Phase phase);
   void gather_outputs(const FramePlan& frame);
+  void gather_memories(const FramePlan& frame);
   void next_frames(const FramePlan& frame, std::span<const Received> messages);
   std::size_t written_bytes(const FramePlan& frame, ByteSpan target) const;
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
@@ -79,6 +80,7 @@ class Messages {
   StateWords words_out_;  ///< of each call; only its counter is used
   std::vector<ConstValueSpan> inputs_;
   std::vector<ValueSpan> outputs_;
+  std::vector<SegmentMemory> memories_;
   std::vector<SegmentState> states_;
   std::vector<ConstByteSpan> frames_;
   std::vector<std::size_t> offsets_;  ///< of the next frame in each message

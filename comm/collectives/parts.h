@@ -7,12 +7,19 @@
 #include <tersor/codec.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 namespace tersor {
 
 inline constexpr std::size_t kUnit = CodecTraits{}.unit;  // values; of most codecs
+
+/// Where a parameter of `count` values is cut for such a codec: a matrix nowhere.
+inline std::size_t unit_of(const Codec& codec, std::size_t count) {
+  const CodecTraits traits = codec.traits();
+  return traits.needs_shape ? std::bit_ceil(std::max(count, traits.unit)) : traits.unit;
+}
 
 /// A chunk is shared among its lanes; but where these are more, none becomes shorter than so: a
 /// message costs microseconds, whatever is in it (docs/algorithms.md#chunks).

@@ -43,12 +43,13 @@ struct Slot {
   std::size_t residual_first = 0;  ///< where that begins
   SegmentState owner = {};         ///< the owner's, over what this rank owns; empty: none
   std::size_t owner_first = 0;     ///< where that begins
+  SegmentMemory memory = {};       ///< the codec's own, over the whole parameter; empty: none
   const std::uint32_t* active = nullptr;
   std::optional<std::uint64_t> window =
       {};  ///< only this part is decoded (output's count), from here
 
   /// It is cut at multiples of so many values.
-  std::size_t unit() const { return std::max(least_unit, codec->traits().unit); }
+  std::size_t unit() const { return std::max(least_unit, unit_of(*codec, count)); }
 };
 
 /// A part of a slot.

@@ -103,8 +103,12 @@ Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
   if (slot.collective == Collective::kReduceScatter)
     return choose_scatter(*slot.codec, slot.dtype, "reduce_scatter");
   const bool chosen = slot.algorithm != Algorithm::kAuto;
-  return choose_algorithm(
-      {slot.codec.get(), slot.dtype, kAnyLargeCount, ranks, chosen ? slot.algorithm : wanted});
+  return choose_algorithm({.codec = slot.codec.get(),
+                           .dtype = slot.dtype,
+                           .count = kAnyLargeCount,
+                           .ranks = ranks,
+                           .wanted = chosen ? slot.algorithm : wanted,
+                           .any_shape = true});
 }
 
 std::vector<Bucket> make_buckets(const Planner& planner, std::span<const std::uint32_t> order,

@@ -113,7 +113,8 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
       .count = parameters_[parameter].count,
       .residual_first = slot.residual_first,
       .residual = to_floats(residuals_.current_sender(parameter), stream()),
-      .owner = to_floats(residuals_.current_owner(parameter), stream())};
+      .owner = to_floats(residuals_.current_owner(parameter), stream()),
+      .memory = to_floats(residuals_.current_memory(parameter, memory_count(parameter)), stream())};
   for (int rank = 0; rank < context_.ranks; ++rank) {
     const StateRanges kept = kept_ranges(parameter, rank);
     state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
@@ -122,7 +123,20 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
   return state;
 }
 
-// The sum over ranks of all senders' and owners' residuals: what would still be added some day.
+/// The first rank that encodes the parameter: others may never have seen its codec's memory.
+bool GradientReducer::Impl::tells_memory(std::size_t parameter) const {
+  if (hierarchy_ == nullptr) return context_.rank == 0;
+  const Slot& slot = slots_[parameter];
+  int rank = 0;
+  while (hierarchy_->groups()
+             .state_ranges(slot.count, rank, slot.parameter, slot.unit())
+             .encoded.count == 0)
+    ++rank;
+  return rank == context_.rank;
+}
+
+// The sum over ranks of all senders' and owners' residuals: what would still be added some day. Of
+// the codecs' memories, which are equal, one rank's.
 ReducerState GradientReducer::Impl::portable_state() {
   ReducerState state = exact_state();
   state.form = ReducerState::Form::kPortable;
@@ -134,12 +148,15 @@ ReducerState GradientReducer::Impl::portable_state() {
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
     parameter.longest_owner = 0;
-    all.insert(all.end(), parameter.residual.begin(), parameter.residual.end());
+    if (!tells_memory(i)) std::ranges::fill(parameter.memory, 0.0f);
+    for (const std::vector<float>* values : {&parameter.residual, &parameter.memory})
+      all.insert(all.end(), values->begin(), values->end());
   }
   sum_over_ranks(all);
   auto next = all.begin();
   for (ReducerState::Parameter& parameter : state.parameters)
-    for (float& value : parameter.residual) value = *next++;
+    for (std::vector<float>* values : {&parameter.residual, &parameter.memory})
+      for (float& value : *values) value = *next++;
   return state;
 }
 
@@ -195,6 +212,8 @@ void GradientReducer::Impl::check_codec(const ReducerState::Parameter& found,
 void GradientReducer::Impl::check_counts(const ReducerState& state, std::size_t parameter) const {
   const ReducerState::Parameter& found = state.parameters[parameter];
   const Slot& slot = slots_[parameter];
+  if (found.codec == slot.codec->spec().text())
+    check_count(found.name, "codec's memory", found.memory.size(), memory_count(parameter));
   if (state.form == ReducerState::Form::kPortable)
     return check_count(found.name, "residual", found.residual.size(),
                        slot.codec->has_feedback() ? parameters_[parameter].count : 0);
@@ -223,6 +242,9 @@ void GradientReducer::Impl::load(const ReducerState& state) {
     from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual,
                 stream());
     if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i), stream());
+    if (state.parameters[i].codec == slots_[i].codec->spec().text())
+      from_floats(state.parameters[i].memory, 1.0f, residuals_.current_memory(i, memory_count(i)),
+                  stream());
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) hand_over(i);
   residence_->set_step(state.step);

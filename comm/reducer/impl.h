@@ -63,6 +63,7 @@ struct GradientReducer::Impl {
   ReducerState exact_state();
   ReducerState::Parameter exact_state(std::size_t parameter) const;
   ReducerState portable_state();
+  bool tells_memory(std::size_t parameter) const;
   void load(const ReducerState& state);
   void check_state(const ReducerState& state) const;
   void check_model(const ReducerState& state, std::size_t parameter) const;
@@ -77,6 +78,7 @@ struct GradientReducer::Impl {
   std::uint32_t training_step() const { return step_.number() + steps_before_; }
   void choose_phases(Parameter& own, Slot& slot, std::vector<RulePhase> phases);
   void set_codec(Parameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const;
+  void enter_phase(std::size_t parameter);
   void follow_phases();
   bool in_phase(std::uint32_t step) const;
   void check_capture_of_phase() const;
@@ -176,6 +178,11 @@ struct GradientReducer::Impl {
   int encoding_ranks() const;
   bool may_go_two_shot(std::size_t parameter) const;
   StateRanges kept_ranges(std::size_t parameter, int rank) const;
+  std::size_t memory_count(std::size_t parameter, const Codec& codec) const;
+  std::size_t memory_count(std::size_t parameter) const {
+    return memory_count(parameter, *slots_[parameter].codec);
+  }
+  std::size_t most_memory(std::size_t parameter) const;
 
   const ReducerOptions options_;
   Rules rules_;

@@ -70,7 +70,7 @@ void GradientReducer::Impl::take_ways() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Parameter& own = parameters_[i];
     if (!own.ways.empty()) set_way(own, slots_[i], own.ways[learner_->way(own.group)].way);
-    if (!own.phases.empty()) set_codec(own, slots_[i], own.phase(training_step()).codec);
+    if (!own.phases.empty()) enter_phase(i);
   }
 }
 

@@ -30,16 +30,23 @@ double distance_ratio(const std::vector<float>& wanted, const std::vector<float>
 
 }  // namespace
 
-double relative_error(const Codec& codec, std::uint32_t parameter, ConstValueSpan gradient,
+double relative_error(const Codec& codec, const Segment& segment, ConstValueSpan gradient,
                       ConstValueSpan residual) {
-  std::vector<float> wanted(gradient.count(), 0.0f), decoded(gradient.count(), 0.0f);
+  std::vector<float> wanted(segment.count, 0.0f), decoded(segment.count, 0.0f);
   add_to(wanted, gradient);
   add_to(wanted, residual);
   const PlannedCodec plain(with_feedback(codec.spec().text(), Feedback::kNone),
-                           {.count = gradient.count(), .parameter = parameter});
-  const Buffer frame = plain.frame();
-  plain.encode(wanted, frame.span());
-  plain.decode(used_bytes(frame), decoded);
+                           {.count = segment.count,
+                            .parameter = segment.parameter,
+                            .rows = segment.rows,
+                            .columns = segment.columns});
+  if (plain.has_frames()) {
+    const Buffer frame = plain.frame();
+    plain.encode(wanted, frame.span());
+    plain.decode(used_bytes(frame), decoded);
+  } else {
+    plain.exchange_bare(wanted, decoded);
+  }
   return distance_ratio(wanted, decoded);
 }
 

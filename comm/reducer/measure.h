@@ -3,13 +3,11 @@
 
 #include <tersor/codec.h>
 
-#include <cstdint>
-
 namespace tersor {
 
 /// |p − decoded| / |p| of one encode of p = gradient + residual (residual may be empty), without
 /// touching any state. 0 where p is all zeros.
-double relative_error(const Codec& codec, std::uint32_t parameter, ConstValueSpan gradient,
+double relative_error(const Codec& codec, const Segment& segment, ConstValueSpan gradient,
                       ConstValueSpan residual);
 
 }  // namespace tersor

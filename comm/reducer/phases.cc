@@ -18,7 +18,7 @@ void GradientReducer::Impl::choose_phases(Parameter& own, Slot& slot,
                                           std::vector<RulePhase> phases) {
   own.phases = std::move(phases);
   for (const RulePhase& phase : own.phases)
-    slot.least_unit = std::max(slot.least_unit, phase.codec->traits().unit);
+    slot.least_unit = std::max(slot.least_unit, unit_of(*phase.codec, slot.count));
   for (auto phase = own.phases.rbegin(); phase != own.phases.rend(); ++phase) {
     set_codec(own, slot, phase->codec);
     own.owes_later |= own.algorithm == Algorithm::kTwoShot;
@@ -29,6 +29,14 @@ void GradientReducer::Impl::set_codec(Parameter& own, Slot& slot,
                                       std::shared_ptr<const Codec> codec) const {
   slot.codec = std::move(codec);
   set_algorithm(own, slot);
+}
+
+// Another codec has no use for the memory of the one before.
+void GradientReducer::Impl::enter_phase(std::size_t parameter) {
+  const auto& codec = parameters_[parameter].phase(training_step()).codec;
+  if (codec == slots_[parameter].codec) return;
+  residuals_.clear_memory(parameter);
+  set_codec(parameters_[parameter], slots_[parameter], codec);
 }
 
 bool GradientReducer::Impl::in_phase(std::uint32_t step) const {

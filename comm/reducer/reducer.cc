@@ -102,6 +102,19 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
   return kept;
 }
 
+std::size_t GradientReducer::Impl::memory_count(std::size_t parameter, const Codec& codec) const {
+  const Slot& slot = slots_[parameter];
+  return codec.memory_count({.count = slot.count, .rows = slot.rows, .columns = slot.columns});
+}
+
+/// Of the codec that needs most, where a schedule has several.
+std::size_t GradientReducer::Impl::most_memory(std::size_t parameter) const {
+  std::size_t most = memory_count(parameter);
+  for (const RulePhase& phase : parameters_[parameter].phases)
+    most = std::max(most, memory_count(parameter, *phase.codec));
+  return most;
+}
+
 // By rule, of the parameter without padding; "auto" is left to a tuner.
 void GradientReducer::Impl::choose_codec(Parameter& own, Slot& slot) {
   RuleChoice choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
@@ -122,7 +135,8 @@ void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
   own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective);
   own.reason += ", auto";
   for (const AutoPrediction& prediction : own.ways)
-    slot.least_unit = std::max(slot.least_unit, rules_.codec(prediction.way.codec)->traits().unit);
+    slot.least_unit =
+        std::max(slot.least_unit, unit_of(*rules_.codec(prediction.way.codec), slot.count));
   set_way(own, slot, std::ranges::min_element(own.ways, {}, &AutoPrediction::seconds)->way);
 }
 

@@ -18,9 +18,15 @@ void Residuals::place(const Residence& residence) {
   entries_.clear();
 }
 
-void Residuals::add(std::size_t count, std::size_t owned_count) {
-  Entry entry{.count = count, .owned_count = owned_count, .memory = {}};
-  const std::size_t bytes = (sender_room(count) + owned_count) * dtype_bytes(dtype_);
+std::size_t Residuals::residual_bytes(const Entry& entry) const {
+  return align_up((sender_room(entry.count) + entry.owned_count) * dtype_bytes(dtype_),
+                  kWorkspaceAlignment);
+}
+
+void Residuals::add(std::size_t count, std::size_t owned_count, std::size_t memory_count) {
+  Entry entry{
+      .count = count, .owned_count = owned_count, .memory_count = memory_count, .memory = {}};
+  const std::size_t bytes = residual_bytes(entry) + memory_count * sizeof(float);
   for (unsigned i = 0; i < generations_; ++i) {
     entry.memory.emplace_back(bytes, residence_->memory());
     residence_->clear(entry.memory.back().span(), residence_->stream());
@@ -47,6 +53,24 @@ SegmentState Residuals::sender(std::size_t parameter) const {
 SegmentState Residuals::owner(std::size_t parameter) const {
   const Entry& entry = entries_[parameter];
   return state(parameter, {sender_room(entry.count), entry.owned_count});
+}
+
+ValueSpan Residuals::codec_memory(std::size_t parameter, unsigned generation,
+                                  std::size_t count) const {
+  const Entry& entry = entries_[parameter];
+  return {entry.memory[generation].pointer() + residual_bytes(entry), count, Dtype::kF32,
+          residence_->memory()};
+}
+
+SegmentMemory Residuals::memory(std::size_t parameter, std::size_t count) const {
+  if (count == 0) return {};
+  const Entry& entry = entries_[parameter];
+  return {codec_memory(parameter, entry.current, count),
+          codec_memory(parameter, next(entry), count)};
+}
+
+ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) const {
+  return count == 0 ? ValueSpan{} : codec_memory(parameter, entries_[parameter].current, count);
 }
 
 ValueSpan Residuals::current_sender(std::size_t parameter) const {
@@ -83,6 +107,15 @@ void Residuals::clear_owner(std::size_t parameter) {
     const ValueSpan owner =
         values(parameter, generation, {sender_room(entry.count), entry.owned_count});
     residence_->clear({owner.pointer(), owner.bytes()}, residence_->stream());
+  }
+}
+
+void Residuals::clear_memory(std::size_t parameter) {
+  const Entry& entry = entries_[parameter];
+  if (entry.memory_count == 0) return;
+  for (unsigned generation = 0; generation < generations_; ++generation) {
+    const ValueSpan memory = codec_memory(parameter, generation, entry.memory_count);
+    residence_->clear({memory.pointer(), memory.bytes()}, residence_->stream());
   }
 }
 

@@ -14,8 +14,8 @@
 
 namespace tersor {
 
-/// One parameter's residual memory. Kept in two generations where steps can be thrown away: a step
-/// reads the current one and writes the other.
+/// One parameter's residual memory, and its codec's own (Codec::memory_count), f32. Kept in two
+/// generations where steps can be thrown away: a step reads the current one and writes the other.
 class Residuals {
  public:
   Residuals(Dtype dtype, unsigned generations) : dtype_(dtype), generations_(generations) {}
@@ -25,7 +25,7 @@ class Residuals {
   void place(const Residence& residence);
 
   /// Memory for one more parameter, zero at first. Counts of 0 keep nothing.
-  void add(std::size_t count, std::size_t owned_count);
+  void add(std::size_t count, std::size_t owned_count, std::size_t memory_count = 0);
 
   std::size_t parameters() const { return entries_.size(); }
   Dtype dtype() const { return dtype_; }
@@ -33,10 +33,13 @@ class Residuals {
   /// What the next step reads and writes.
   SegmentState sender(std::size_t parameter) const;
   SegmentState owner(std::size_t parameter) const;
+  /// The first `count` values of the codec's memory; none for 0.
+  SegmentMemory memory(std::size_t parameter, std::size_t count) const;
 
   /// What stands after the last step.
   ValueSpan current_sender(std::size_t parameter) const;
   ValueSpan current_owner(std::size_t parameter) const;
+  ValueSpan current_memory(std::size_t parameter, std::size_t count) const;
 
   /// The step's writes count from now on, of the parameters that took part in it.
   void commit(const std::function<bool(std::size_t)>& took_part);
@@ -45,6 +48,7 @@ class Residuals {
 
   /// In all generations.
   void clear_owner(std::size_t parameter);
+  void clear_memory(std::size_t parameter);
   void scale(float factor);
   void clear();
 
@@ -52,13 +56,16 @@ class Residuals {
   struct Entry {
     std::size_t count;
     std::size_t owned_count;
-    std::vector<Buffer> memory;  ///< a generation each: sender's values, then owner's
+    std::size_t memory_count;
+    std::vector<Buffer> memory;  ///< a generation each: sender's values, owner's, the codec's
     unsigned current = 0;
     bool can_discard = false;
   };
 
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
   SegmentState state(std::size_t parameter, Range range) const;
+  ValueSpan codec_memory(std::size_t parameter, unsigned generation, std::size_t count) const;
+  std::size_t residual_bytes(const Entry& entry) const;
   unsigned next(const Entry& entry) const { return (entry.current + 1) % generations_; }
 
   Dtype dtype_;

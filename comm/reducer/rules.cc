@@ -53,7 +53,8 @@ RuleChoice Rules::choose(const RuleSubject& subject) {
   if (options_.rules.empty()) return by_default(subject);
   const std::string name(subject.name);
   for (const ReducerRule& rule : options_.rules)
-    if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0) return by_pattern(rule.pattern);
+    if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0)
+      return fitting(by_pattern(rule.pattern), subject);
   throw InvalidArgument("no rule matches parameter \"" + name +
                         "\"; add a last one of \"*\" and \"bf16\"");
 }
@@ -87,11 +88,29 @@ RuleChoice Rules::by_pattern(const std::string& pattern) {
   return choice;
 }
 
+RuleChoice Rules::fitting(RuleChoice choice, const RuleSubject& subject) {
+  const Segment segment{.count = subject.count, .rows = subject.rows, .columns = subject.columns};
+  const auto fit = [&](std::shared_ptr<const Codec>& codec) {
+    if (codec == nullptr || codec->carries(segment)) return;
+    const std::string refused = ", which has no shape for " + codec->spec().text();
+    if (choice.reason.find(refused) == std::string::npos) choice.reason += refused;
+    const std::string half = subject.dtype == Dtype::kF32 ? "bf16" : "none";
+    codec = this->codec(codec->has_feedback() && !choice.phases.empty()
+                            ? with_feedback(half, Feedback::kResidual)
+                            : half);
+  };
+  for (RulePhase& phase : choice.phases) fit(phase.codec);
+  fit(choice.codec);
+  if (!choice.phases.empty()) choice.codec = choice.phases.front().codec;
+  return choice;
+}
+
 RuleChoice Rules::by_default(const RuleSubject& subject) {
   const bool small = subject.count < kSmallCount;
   const auto for_all = codec(options_.codec);
   const bool lossless = for_all != nullptr && for_all->traits().lossless;
-  if (lossless || (!small && !is_vector(subject))) return {for_all, "the codec for all"};
+  if (lossless || (!small && !is_vector(subject)))
+    return fitting({for_all, "the codec for all"}, subject);
   const bool half = subject.dtype != Dtype::kF32;
   return {codec(half ? "none" : "bf16"), small ? "fewer than 4096 values" : "a 1-D parameter"};
 }

@@ -40,7 +40,8 @@ class Rules {
   /// Throws InvalidArgument for a spec or a schedule that is wrong, before any parameter is added.
   explicit Rules(const ReducerOptions& options);
 
-  /// Throws InvalidArgument where no rule matches.
+  /// bf16 instead of a codec that does not carry such a shape. Throws InvalidArgument where no rule
+  /// matches.
   RuleChoice choose(const RuleSubject& subject);
 
   /// Equal specs give one codec; null for "auto".
@@ -49,6 +50,7 @@ class Rules {
  private:
   RuleChoice by_default(const RuleSubject& subject);
   RuleChoice by_pattern(const std::string& pattern);
+  RuleChoice fitting(RuleChoice choice, const RuleSubject& subject);
   std::vector<RulePhase> schedule(const std::string& pattern);
 
   const ReducerOptions& options_;

@@ -32,7 +32,7 @@ void GradientReducer::Impl::place() {
     Slot& slot = slots_[i];
     slot.active = residence_->active(i);
     const StateRanges kept = kept_ranges(i, context_.rank);
-    residuals_.add(kept.encoded.count, kept.owned.count);
+    residuals_.add(kept.encoded.count, kept.owned.count, most_memory(i));
     slot.residual_first = kept.encoded.first;
     slot.owner_first = kept.owned.first;
   }

@@ -1,7 +1,7 @@
 // See state.h. Little-endian: magic u32, version u32, form u8, reduction u8, ranks, rank, step u32,
 // order (count u64, u32 each), parameters (count u64; each: name, codec, count u64, first u64,
-// residual, owner, the longest of each u64), 0 to 3 bytes of 0, the checksum of all these words as
-// in frames u64. Texts and lists begin with their length as u64.
+// residual, owner, the longest of each u64, the codec's memory), 0 to 3 bytes of 0, the checksum of
+// all these words as in frames u64. Texts and lists begin with their length as u64.
 #include "comm/reducer/state.h"
 
 #include "kernels/host/checksum.h"
@@ -17,7 +17,7 @@ namespace tersor {
 namespace {
 
 constexpr std::uint32_t kStateMagic = 0x54535254;  // "TRST" read as bytes
-constexpr std::uint32_t kStateVersion = 4;
+constexpr std::uint32_t kStateVersion = 5;
 
 static_assert(std::endian::native == std::endian::little);
 
@@ -116,7 +116,7 @@ std::size_t bytes_of(const ReducerState& state) {
   std::size_t bytes = 2 * kNumbers + state.order.size() * sizeof(std::uint32_t);
   for (const ReducerState::Parameter& one : state.parameters)
     bytes += kNumbers + one.name.size() + one.codec.size() +
-             (one.residual.size() + one.owner.size()) * sizeof(float);
+             (one.residual.size() + one.owner.size() + one.memory.size()) * sizeof(float);
   return bytes;
 }
 
@@ -142,6 +142,7 @@ std::vector<std::byte> write_state(const ReducerState& state) {
     writer.list(std::span<const float>(parameter.owner));
     writer.number(parameter.longest_residual);
     writer.number(parameter.longest_owner);
+    writer.list(std::span<const float>(parameter.memory));
   }
   return writer.finish();
 }
@@ -166,6 +167,7 @@ ReducerState read_state(std::span<const std::byte> bytes) {
     parameter.owner = reader.list<std::vector<float>>();
     parameter.longest_residual = reader.number<std::uint64_t>();
     parameter.longest_owner = reader.number<std::uint64_t>();
+    parameter.memory = reader.list<std::vector<float>>();
     state.parameters.push_back(std::move(parameter));
   }
   return state;

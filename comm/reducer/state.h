@@ -22,6 +22,7 @@ struct ReducerState {
     std::uint64_t residual_first = 0;  ///< value that this rank's residual begins at
     std::vector<float> residual;       ///< this rank's, or senders' and owners' summed over ranks
     std::vector<float> owner;          ///< this rank's own part; empty in the portable form
+    std::vector<float> memory;         ///< the codec's own, the same on all ranks that encode
     /// Of all ranks' in the exact form, so that they can be kept side by side in one array.
     std::uint64_t longest_residual = 0, longest_owner = 0;
   };

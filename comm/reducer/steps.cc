@@ -38,6 +38,7 @@ void GradientReducer::Impl::bind_residuals() {
     slots_[i].residual = residuals_.sender(i);
     const bool owes = parameters_[i].algorithm == Algorithm::kTwoShot;
     slots_[i].owner = owes ? residuals_.owner(i) : SegmentState{};
+    slots_[i].memory = residuals_.memory(i, memory_count(i));
   }
 }
 
@@ -104,8 +105,10 @@ void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
   const Slot& slot = slots_[parameter];
   const HostCopy gradient(slot.input, options_.stream);
   const HostCopy residual(residuals_.current_sender(parameter), stream());
-  parameters_[parameter].relative_error =
-      relative_error(*slot.codec, parameter, gradient.values(), residual.values());
+  parameters_[parameter].relative_error = relative_error(
+      *slot.codec,
+      {.count = slot.count, .parameter = parameter, .rows = slot.rows, .columns = slot.columns},
+      gradient.values(), residual.values());
 }
 
 // A graph holds the addresses of one step: residuals that change places between steps would be

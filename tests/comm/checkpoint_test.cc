@@ -103,7 +103,7 @@ TEST_P(Checkpoint, ResidualsFollowTheLossScale) {
 INSTANTIATE_TEST_SUITE_P(Codecs, Checkpoint,
                          ::testing::Values("int8+ef", "int4:rounding=stochastic+ef",
                                            "hadamard:bits=1+ef", "blocktopk:density=0.05+ef",
-                                           "topk:density=0.05+ef"));
+                                           "topk:density=0.05+ef", "lowrank:rank=8+ef"));
 
 TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
   run_ranks(2, {}, [](Transport& transport) {
