@@ -64,13 +64,15 @@ std::vector<ParameterState> parameters(nb::object self) {
 }
 
 void add(ReducerState& state, std::string name, std::string codec, std::uint64_t count,
-         std::uint64_t residual_first, const Residual& residual, const Residual& owner) {
+         std::uint64_t residual_first, const Residual& residual, const Residual& owner,
+         const Residual& memory) {
   state.parameters.push_back({.name = std::move(name),
                               .codec = std::move(codec),
                               .count = count,
                               .residual_first = residual_first,
                               .residual = copy_of(residual),
-                              .owner = copy_of(owner)});
+                              .owner = copy_of(owner),
+                              .memory = copy_of(memory)});
 }
 
 void bind_parameter(nb::module_& module) {
@@ -96,6 +98,12 @@ void bind_parameter(nb::module_& module) {
             return view_of(nb::cast<const ParameterState&>(self).get().owner, self);
           },
           "f32, a view: of the part whose sum this rank sends on.")
+      .def_prop_ro(
+          "memory",
+          [](nb::handle self) {
+            return view_of(nb::cast<const ParameterState&>(self).get().memory, self);
+          },
+          "f32, a view: the codec's own, from which it starts warm; empty: it has none.")
       .def_prop_ro("longest_residual", field(&Parameter::longest_residual),
                    "Values of the longest `residual` of any rank.")
       .def_prop_ro("longest_owner", field(&Parameter::longest_owner));
@@ -117,7 +125,7 @@ void bind_reducer_state(nb::module_& module) {
       .def_rw("order", &ReducerState::order, "Of sending; empty: not learned yet.")
       .def_prop_ro("parameters", &parameters)
       .def("add", &add, "name"_a, "codec"_a, "count"_a, "residual_first"_a, "residual"_a, "owner"_a,
-           "Appends a parameter; its values are copied.");
+           "memory"_a, "Appends a parameter; its values are copied.");
   def_choice<&ReducerState::form>(state, "form");
   def_choice<&ReducerState::reduction>(state, "reduction");
 }

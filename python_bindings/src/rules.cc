@@ -33,7 +33,7 @@ struct CodecChoice {
 
 // A codec whose values the transport can add looks at no value's neighbours.
 bool works_by_value(const Codec& codec, Dtype dtype) {
-  if (codec.has_feedback()) return false;
+  if (codec.has_feedback() || codec.traits().needs_shape) return false;
   const Segment segment{.count = 1};
   const Plan plan = codec.plan({.segments = {&segment, 1}, .dtype = dtype});
   const std::vector<Exchange>& exchanges = plan.rounds.front().exchanges;

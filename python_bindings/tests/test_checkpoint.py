@@ -25,7 +25,7 @@ from tersor.torch.distributed_checkpoint import load_checkpoint
 from tersor.torch.group import transport
 
 SHAPES = {"body.weight": (90, 70), "body.bias": (90,), "head.weight": (50, 90)}
-CODECS = ["int8+ef", "topk:density=0.05+ef", "int4:rounding=stochastic+ef"]
+CODECS = ["int8+ef", "topk:density=0.05+ef", "int4:rounding=stochastic+ef", "lowrank+ef"]
 
 
 class Run:

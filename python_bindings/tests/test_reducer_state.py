@@ -46,17 +46,19 @@ def test_a_state_shows_what_each_rank_keeps() -> None:
     assert all(nonzero)
 
 
-def test_a_state_put_together_from_its_parts_is_the_same() -> None:
+@pytest.mark.parametrize("codec", ["int8+ef", "lowrank+ef"])
+def test_a_state_put_together_from_its_parts_is_the_same(codec: str) -> None:
     def rebuild(transport: tersor.Transport) -> None:
-        reducer = trained(transport)
+        reducer = trained(transport, codec)
         saved = reducer.save_state()
         state, copy = ReducerState.read(saved), ReducerState()
         assert state.write() == saved
         for field in ("form", "reduction", "rank", "ranks", "step", "order"):
             setattr(copy, field, getattr(state, field))
         for one in state.parameters:
-            copy.add(one.name, one.codec, one.count, one.residual_first, one.residual, one.owner)
-        other = trained(transport)
+            places = (one.name, one.codec, one.count, one.residual_first)
+            copy.add(*places, one.residual, one.owner, one.memory)
+        other = trained(transport, codec)
         other.load_state(copy.write())
         assert other.save_state() == saved
 

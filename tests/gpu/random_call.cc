@@ -5,6 +5,7 @@
 #include "codecs/examples.h"
 #include "tests/support/codec_harness.h"
 #include "tests/support/reference.h"
+#include "tests/support/specs.h"
 
 #include <algorithm>
 #include <array>

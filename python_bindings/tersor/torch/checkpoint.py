@@ -6,6 +6,8 @@ rank's for all. The same run goes on from it bit for bit; it takes ranks times t
 
 *Portable*: the sum over ranks in plain tensors, once the model, for any number of ranks.
 
+What a codec itself remembers (``lowrank``, which starts warm from it) is in both as ``memories``.
+
 Both are dicts of tensors, lists, texts and numbers, which ``torch.load`` takes with
 ``weights_only=True``. What the values mean, and whether they fit, the library says.
 """
@@ -110,7 +112,7 @@ def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
     and how much of the rows of ``residuals`` and ``owners`` is its own (the rest is 0)."""
     mesh = DeviceMesh.from_group(group, "cpu")
     places = [state.rank]
-    residuals, owners = {}, {}
+    residuals, owners, memories = {}, {}, {}
     for one in state.parameters:
         places += [one.residual_first, len(one.residual), len(one.owner)]
         if one.longest_residual:
@@ -119,8 +121,11 @@ def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
         if one.longest_owner:
             own = torch.from_numpy(one.owner)
             owners[one.name] = side_by_side(own, mesh, one.longest_owner)
+        if len(one.memory):  # as long on all ranks
+            memories[one.name] = side_by_side(torch.from_numpy(one.memory), mesh)
     places_row = side_by_side(torch.tensor(places), mesh)
-    return {"places": places_row, "residuals": residuals, "owners": owners}
+    rows = {"places": places_row, "residuals": residuals, "owners": owners}
+    return {**rows, "memories": memories}
 
 
 def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
@@ -140,8 +145,11 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
 
 
 def _sums(state: ReducerState) -> dict[str, Any]:
-    kept = [one for one in state.parameters if len(one.residual)]
-    return {"residuals": {one.name: torch.from_numpy(one.residual) for one in kept}}
+    def held(entry: Literal["residual", "memory"]) -> dict[str, Tensor]:
+        values = {one.name: getattr(one, entry) for one in state.parameters}
+        return {name: torch.from_numpy(one) for name, one in values.items() if len(one)}
+
+    return {"residuals": held("residual"), "memories": held("memory")}
 
 
 def _read(saved: Mapping[str, Any], rank: int) -> ReducerState:
@@ -160,7 +168,9 @@ def _read_rows(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None
         first, residual_count, owner_count = places[3 * i : 3 * i + 3]
         residual = _values(saved, "residuals", name, residual_count, rank)
         owner = _values(saved, "owners", name, owner_count, rank)
-        state.add(name, codec, count, first, residual, owner)
+        memories = saved.get("memories", {})
+        memory = own_row(memories[name], rank) if name in memories else torch.zeros(0)
+        state.add(name, codec, count, first, residual, owner, memory.cpu().numpy())
 
 
 def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
@@ -183,5 +193,8 @@ def own_row(rows: Tensor, rank: int) -> Tensor:
 def _read_sums(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
     nothing = torch.zeros(0)
     for name, codec, count in _columns(saved):
-        residual = saved.get("residuals", {}).get(name, nothing).cpu().numpy()
-        state.add(name, codec, count, 0, residual, nothing.numpy())
+        residual, memory = (
+            saved.get(entry, {}).get(name, nothing).cpu().numpy()
+            for entry in ("residuals", "memories")
+        )
+        state.add(name, codec, count, 0, residual, nothing.numpy(), memory)
