@@ -209,6 +209,7 @@ struct GradientReducer::Impl {
   bool left_out_ = false;  ///< in this step some parameter is inactive
 
   std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
+  bool schedules_ = false;          ///< some parameter has phases
   std::optional<std::uint32_t> followed_step_;  ///< whose phases parameters are in
 
   std::unique_ptr<Learner> learner_;  ///< where "auto" is asked for, once all parameters are known

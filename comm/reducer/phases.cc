@@ -17,6 +17,7 @@ const RulePhase& GradientReducer::Impl::Parameter::phase(std::uint32_t step) con
 void GradientReducer::Impl::choose_phases(Parameter& own, Slot& slot,
                                           std::vector<RulePhase> phases) {
   own.phases = std::move(phases);
+  schedules_ |= !own.phases.empty();
   for (const RulePhase& phase : own.phases)
     slot.least_unit = std::max(slot.least_unit, unit_of(*phase.codec, slot.count));
   for (auto phase = own.phases.rbegin(); phase != own.phases.rend(); ++phase) {
@@ -48,6 +49,7 @@ bool GradientReducer::Impl::in_phase(std::uint32_t step) const {
 
 // Between two steps.
 void GradientReducer::Impl::follow_phases() {
+  if (!schedules_) return;
   check_capture_of_phase();
   const std::uint32_t step = training_step();
   if (followed_step_ == step) return;
