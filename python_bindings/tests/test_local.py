@@ -141,7 +141,8 @@ def test_an_emulated_link_takes_its_time() -> None:
     def rank(transport: tersor.Transport) -> float:
         return allreduce(transport, gradient(transport.rank, 1 << 18), codec="none").seconds
 
-    assert min(tersor.local.run(2, rank, link="100Mbit")) > 0.08  # 1 MiB at 12.5 MB/s
+    # 1 MiB at 12.5 MB/s; of ranks the later one finds bytes that are there.
+    assert max(tersor.local.run(2, rank, link="100Mbit")) > 0.08
 
 
 def test_mistakes_are_named() -> None:
