@@ -17,9 +17,9 @@ from tersor import _text  # noqa: E402  torch comes first
 from tersor.bench import data, hooks, sharded_hooks  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
-from tersor.bench.models import ConvolutionalNet, Gpt, GptShape  # noqa: E402
+from tersor.bench.models import ConvolutionalNet, Gpt, GptShape, NormalisedNet  # noqa: E402
 from tersor.bench.records import RecordFile  # noqa: E402
-from tersor.bench.tasks import Recipe, Share, TaskOptions, TextTask  # noqa: E402
+from tersor.bench.tasks import TASKS, Recipe, Share, TaskOptions, TextTask  # noqa: E402
 
 
 def write_idx(path: pathlib.Path, values: np.ndarray) -> None:
@@ -147,9 +147,39 @@ def test_the_gpt_sees_nothing_of_what_it_predicts() -> None:
     assert same.tolist() == [True] * 5 + [False] * 3
 
 
-def test_the_convolutional_net_has_the_parameters_that_it_says() -> None:
-    count = hooks.parameter_count(ConvolutionalNet(classes=10))
-    assert f"{count:,} parameters" in (ConvolutionalNet.__doc__ or "")
+@pytest.mark.parametrize("net", [ConvolutionalNet, NormalisedNet])
+def test_a_convolutional_net_has_the_parameters_that_it_says(net: type[torch.nn.Module]) -> None:
+    count = hooks.parameter_count(net(classes=10))
+    assert f"{count:,} parameters" in (net.__doc__ or "")
+
+
+def test_norms_look_at_one_image_alone() -> None:
+    torch.manual_seed(0)
+    net, images = NormalisedNet(classes=10), torch.randn(3, 1, 28, 28)
+    torch.testing.assert_close(net(images)[1:2], net(images[1:2]))
+
+
+@pytest.mark.parametrize("name", ["cnn", "convnet"])
+def test_networks_learn_from_images(name: str, tmp_path: pathlib.Path) -> None:
+    labels = np.arange(64) % 4
+    for part in ("train", "t10k"):  # a bright quarter, another for each label
+        pixels = np.kron(np.eye(4)[labels].reshape(-1, 2, 2), np.full((14, 14), 200))
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", pixels)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", labels)
+    torch.manual_seed(0)
+    task = TASKS[name](TaskOptions(tmp_path, 16, 5, None, torch.device("cpu"), ranks=1))
+    model = task.model()
+    optimizer = task.optimizer(model)
+    losses = []
+    for step in range(task.recipe.epochs * task.recipe.steps):
+        optimizer.param_groups[0]["lr"] = task.recipe.learning_rate_at(step)
+        images, classes = task.batch(1, step, Share(0, 1))
+        loss = torch.nn.functional.cross_entropy(model(images), classes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, 0.0), (2, 100.0), (4, 150.0)])

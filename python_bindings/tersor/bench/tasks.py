@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tersor.bench import data
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.models import ConvolutionalNet, Gpt, GptShape
+from tersor.bench.models import ConvolutionalNet, Gpt, GptShape, NormalisedNet
 
 Indices = npt.NDArray[np.int64]
 Batch = tuple[Tensor, Tensor]  # what the model sees, and the classes that it should say
@@ -98,6 +98,10 @@ class ImageTask(Task):
     """Fashion-MNIST, or other images in the same four files."""
 
     name = "cnn"
+    net: typing.ClassVar[type[ConvolutionalNet] | type[NormalisedNet]] = ConvolutionalNet
+    learning_rate = 0.1
+    momentum = 0.5
+    epochs = 3
 
     def __init__(self, options: TaskOptions) -> None:
         folder = options.source or data.FASHION_MNIST_FOLDER
@@ -108,16 +112,16 @@ class ImageTask(Task):
         self._deviation = float(self._train.pixels.std())
         batch = options.batch or 64
         whole_pass = len(self._train.labels) // (batch * options.ranks)
-        rate = 0.1 * options.rate
-        self.recipe = Recipe(batch, options.epochs or 3, options.steps or whole_pass, rate)
+        epochs, steps = options.epochs or self.epochs, options.steps or whole_pass
+        self.recipe = Recipe(batch, epochs, steps, self.learning_rate * options.rate)
         if not 0 < self.recipe.steps <= whole_pass:
             raise BenchmarkError(f"the images are enough for {whole_pass} steps an epoch")
 
     def model(self) -> nn.Module:
-        return ConvolutionalNet(classes=int(self._train.labels.max()) + 1)
+        return self.net(classes=int(self._train.labels.max()) + 1)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), momentum=0.5)
+        return torch.optim.SGD(model.parameters(), momentum=self.momentum)
 
     def batch(self, seed: int, step: int, share: Share) -> Batch:
         epoch, step_of_epoch = divmod(step, self.recipe.steps)
@@ -135,6 +139,16 @@ class ImageTask(Task):
         labels = torch.from_numpy(images.labels[chosen]).long()
         standardised = (pixels - self._mean) / self._deviation
         return standardised.to(self._device), labels.to(self._device)
+
+
+class NormalisedImageTask(ImageTask):
+    """The same images, a net with norms, and the momentum that is customary."""
+
+    name = "convnet"
+    net = NormalisedNet
+    learning_rate = 0.05
+    momentum = 0.9
+    epochs = 2
 
 
 class TextTask(Task):
@@ -176,4 +190,6 @@ class TextTask(Task):
         return windows[:, :-1], windows[:, 1:]
 
 
-TASKS: dict[str, type[ImageTask] | type[TextTask]] = {"cnn": ImageTask, "gpt": TextTask}
+TASKS: dict[str, type[ImageTask] | type[TextTask]] = {
+    task.name: task for task in (ImageTask, NormalisedImageTask, TextTask)
+}
