@@ -2,7 +2,8 @@
 
 ``none`` is DDP without a hook; ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
 PyTorch's hooks; ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` without DDP, after so many steps of
-bf16; any other word is a codec of ours, also ``tersor:none``.
+bf16; ``onebit-adam[=STEPS]`` is 1-bit Adam after so many steps (100) of f32, without DDP too; any
+other word is a codec of ours, also ``tersor:none``.
 """
 
 import abc
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.onebit_adam import OneBitAdamW
 from tersor.bench.world import World
 from tersor.torch import HookState, ShardedHandle
 
@@ -26,11 +28,13 @@ OURS = "tersor:"
 THEIRS = "torch:"
 POWERSGD = THEIRS + "powersgd"
 ADAMW = "adamw"
+ONEBIT = "onebit-adam"
 CASTS = {
     THEIRS + "bf16": (default_hooks.bf16_compress_hook, 2),
     THEIRS + "fp16": (default_hooks.fp16_compress_hook, 2),
 }
 POWERSGD_START = 10  # steps without compression; it needs 2 at least
+ONEBIT_START = 100  # likewise: a fifth of the GPT's; the paper has 15 to 25 %
 ONE_BUCKET_MIB = 1 << 20
 PARTS: tuple[Literal["encode_seconds", "wire_seconds", "decode_seconds"], ...] = (
     "encode_seconds",
@@ -39,7 +43,7 @@ PARTS: tuple[Literal["encode_seconds", "wire_seconds", "decode_seconds"], ...] =
 )
 SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
-    "(CompressedAdamW), or a codec of ours"
+    "(CompressedAdamW), onebit-adam[=STEPS], or a codec of ours"
 )
 
 
@@ -164,11 +168,38 @@ class AdamWHook(CountedHook):
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Raises BenchmarkError where ``plain`` is no AdamW."""
-        if not isinstance(plain, torch.optim.AdamW):
-            raise BenchmarkError(f"{ADAMW}: stands for AdamW, and this model has another optimizer")
+        defaults = _adamw(plain, ADAMW).defaults
         for group in self._own.param_groups:
-            group.update({key: plain.defaults[key] for key in self._own.defaults})
+            group.update({key: defaults[key] for key in self._own.defaults})
         return self._own
+
+
+class OneBitAdamHook(Hook):
+    """1-bit Adam, in the optimizer: gradients stay each rank's own."""
+
+    bytes_are = "computed"
+
+    def __init__(self, module: nn.Module, dense_steps: int) -> None:
+        super().__init__(module)
+        self._dense_steps = dense_steps
+        self._told = 0.0
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Raises BenchmarkError where ``plain`` is no AdamW."""
+        self._own = OneBitAdamW(_adamw(plain, ONEBIT), self._dense_steps)
+        return self._own
+
+    def traffic(self, steps: int) -> Traffic:
+        dense_bytes = 4 * parameter_count(self.model) * min(self._own.steps, self._dense_steps)
+        total = ring_bytes(dense_bytes, dist.get_world_size()) + self._own.exchange.sent_bytes
+        told, self._told = self._told, total
+        return Traffic(total - told)
+
+
+def _adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
+    if not isinstance(plain, torch.optim.AdamW):
+        raise BenchmarkError(f"{name}: stands for AdamW, and this model has another optimizer")
+    return plain
 
 
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:
@@ -183,7 +214,9 @@ def parameter_count(model: nn.Module) -> int:
 
 def check(name: str) -> None:
     """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
-    if is_adamw(name):
+    if name.startswith(ONEBIT):
+        known = re.fullmatch(rf"{ONEBIT}(=0*[1-9]\d*)?", name)
+    elif is_adamw(name):
         known = re.fullmatch(rf"{ADAMW}(=\d+)?:.+", name)
     elif name.startswith(THEIRS) and name not in CASTS:
         known = re.fullmatch(rf"{POWERSGD}(=0*[1-9]\d*)?", name)
@@ -194,8 +227,8 @@ def check(name: str) -> None:
 
 
 def is_adamw(name: str) -> bool:
-    """Whether it is `CompressedAdamW`."""
-    return name.partition(":")[0].partition("=")[0] == ADAMW
+    """Whether it is `CompressedAdamW` or 1-bit Adam: these exchange in the optimizer's step."""
+    return name.partition(":")[0].partition("=")[0] in (ADAMW, ONEBIT)
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
@@ -204,6 +237,8 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     if name.startswith(POWERSGD):  # it waits in callbacks, and hangs with a second bucket
         rank = int(name.partition("=")[2] or 1)
         return PowerSgdHook(_distributed(module, ONE_BUCKET_MIB), rank)
+    if name.startswith(ONEBIT):
+        return OneBitAdamHook(module, int(name.partition("=")[2] or ONEBIT_START))
     if is_adamw(name):
         head, _, codec = name.partition(":")
         return AdamWHook(module, codec, int(head.partition("=")[2] or 0))
