@@ -14,7 +14,8 @@ import ranks
 import tersor.torch
 
 FEW_BITS = ["hadamard:bits=1+ef", "topk:density=0.01+ef"]
-ENOUGH = ["hadamard:bits=2+ef", "int4+ef", "topk:density=0.1+ef", "intsum", "bf16", "auto"]
+BARE = ["intsum", "lowrank+ef"]  # these add bare values, not over shards; nothing is told of them
+ENOUGH = ["hadamard:bits=2+ef", "int4+ef", "topk:density=0.1+ef", "bf16", "auto"]
 
 
 def make_model() -> torch.nn.Sequential:
@@ -63,7 +64,7 @@ def test_few_bits_under_adam_are_told_once(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "optimizer"])
 def test_nothing_is_told_of_more_bits_or_of_other_optimizers(way: str) -> None:
-    enough = [codec for codec in ENOUGH if way != "fsdp" or codec != "intsum"]
+    enough = ENOUGH if way == "fsdp" else ENOUGH + BARE
     assert not any(ranks.run(told, 1, way, torch.optim.AdamW, enough)[0])
     assert not any(ranks.run(told, 1, way, torch.optim.SGD, FEW_BITS)[0])
 

@@ -21,7 +21,7 @@ from tersor.arrays import dtype_text
 from tersor.reducer import ReducerOptions
 
 FEWEST_BITS = 2.0
-_SMALL, _LARGE = 1 << 10, 1 << 20  # values, between which payloads are compared
+_SMALL, _LARGE = 1 << 9, 1 << 10  # rows and columns, between which payloads are compared
 
 CodecOf = Mapping[str, str]
 
@@ -91,5 +91,5 @@ def _is_below(codec: str) -> bool:
     """Whether it sends less than two bits for a float32 value of a long parameter."""
     if codec == "auto":
         return False
-    small, large = (Codec(codec).max_payload_bytes(count) for count in (_SMALL, _LARGE))
-    return 0 < 8 * (large - small) < FEWEST_BITS * (_LARGE - _SMALL)  # 0: it adds bare values
+    small, large = (Codec(codec).max_payload_bytes((side, side)) for side in (_SMALL, _LARGE))
+    return 0 < 8 * (large - small) < FEWEST_BITS * (_LARGE**2 - _SMALL**2)  # 0: it adds bare values
