@@ -42,6 +42,10 @@ class Run:
         return self.epochs[-1].accuracy
 
     @property
+    def loss(self) -> float | None:
+        return self.epochs[-1].loss
+
+    @property
     def epoch_seconds(self) -> float:
         """Wall-clock time of one epoch, from the run's whole length."""
         return self.epochs[-1].seconds / self.epochs[-1].epoch
@@ -60,6 +64,13 @@ class CodecRuns:
     @property
     def accuracy(self) -> Spread:
         return Spread.of(run.accuracy for run in self.runs)
+
+    @property
+    def loss(self) -> Spread | None:
+        """None where a run does not tell."""
+        losses = [run.loss for run in self.runs]
+        known = [loss for loss in losses if loss is not None]
+        return Spread.of(known) if len(known) == len(losses) else None
 
     @property
     def epoch_seconds(self) -> float:
@@ -136,6 +147,13 @@ class Training:
         """(spec without feedback, the same with it), where both were trained."""
         return [(spec, spec + "+ef") for spec in self.codecs if spec + "+ef" in self.codecs]
 
+    @property
+    def tells_losses(self) -> bool:
+        """Whether loss can be drawn against bytes on a logarithmic axis."""
+        return all(
+            r.loss is not None and r.step_mean("wire_bytes") > 0 for r in self.codecs.values()
+        )
+
     def epoch_counts(self) -> set[int]:
         return {run.epochs[-1].epoch for codec in self.codecs.values() for run in codec.runs}
 
@@ -149,6 +167,12 @@ def trainings(train_records: list[records.TrainRecord]) -> list[Training]:
         Training(model or None, learning_rate or None, ranks, link, _codecs(group))
         for (model, learning_rate, ranks, link), group in settings.items()
     ]
+
+
+def differ_in_rate_alone(found: list[Training]) -> bool:
+    """Whether they are of one model, ranks and link, and tell losses and learning rates."""
+    settings = {(one.model, one.ranks, one.link) for one in found}
+    return len(settings) == 1 and all(one.learning_rate and one.tells_losses for one in found)
 
 
 def _codecs(group: list[records.TrainRecord]) -> dict[str, CodecRuns]:

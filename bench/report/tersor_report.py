@@ -3,8 +3,9 @@
 
     tersor_report.py FILE.json... -o DIR       write DIR/index.html and DIR/*.png, print their paths
     tersor_report.py FILE.json... --text       print the tables
-    tersor_report.py FILE.json... --picture P  write one picture of the training, or else of the
-                                               codecs' errors, for a README
+    tersor_report.py FILE.json... --picture P  write one picture of the training, of trainings at
+                                               several learning rates, or else of the codecs'
+                                               errors, for a README
     tersor_report.py --check -o DIR            only check that a report could be written there
 
 records.py says what a record holds. On bad input or an unwritable folder: one line, status 2.
@@ -24,6 +25,7 @@ try:
     import backward_section
     import codecs_section
     import errors_section
+    import loss_figure
     import page
     import palette
     import predict_section
@@ -150,13 +152,16 @@ def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
     errors = errors_section.losses(records.select(found, records.ErrorRecord))
     if len(trainings) == 1:
         figure = train_figures.overview(trainings[0], colours, palette.LIGHT)
+    elif trainings and summary.differ_in_rate_alone(trainings):
+        figure = loss_figure.draw(trainings, colours, palette.LIGHT)
     elif not trainings and len(errors) == 1:
         ((data, group),) = errors.items()
         figure = errors_section.draw(data, group, colours, palette.LIGHT)
     else:
         raise records.ReportError(
-            "--picture needs train records of one setting (ranks and link), or else errors of one "
-            f"dtype and data; found {len(trainings)} and {len(errors)}"
+            "--picture needs train records of one setting (ranks and link), or of several learning "
+            "rates, or else errors of one dtype and data; "
+            f"found {len(trainings)} and {len(errors)}"
         )
     return page.png(figure, PICTURE_DOTS_PER_INCH)
 

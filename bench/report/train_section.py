@@ -4,6 +4,7 @@ import functools
 import statistics
 import typing
 
+import loss_figure
 import summary
 import train_figures
 import units
@@ -12,6 +13,10 @@ from palette import Palette
 
 CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
 CLEAR_LOSS = 0.005  # accuracy; half a percentage point
+LOSS_CAPTION = (
+    "Each point is a codec; down and to the left is better, and bars are one standard deviation "
+    "over seeds. The loss is the training's own, the mean of the last epoch's batches."
+)
 
 
 def sections(trainings: list[summary.Training], palette: Palette) -> list[Section]:
@@ -146,6 +151,10 @@ def _pictures(training: summary.Training, palette: Palette, suffix: str) -> list
             train_figures.step_time,
         ),
     ]
+    if training.tells_losses:
+        draw = functools.partial(loss_figure.draw, [training], palette)
+        heading = "Loss against bytes sent"
+        pictures.insert(1, Picture("loss-bytes" + suffix, heading, LOSS_CAPTION, draw))
     sent_none = any(runs.step_mean("wire_bytes") == 0 for runs in training.codecs.values())
     return pictures[1:] if sent_none else pictures  # its axis is logarithmic
 

@@ -189,6 +189,27 @@ class Numbers(Folder):
         found = summary.trainings(records.select(self.load(both), records.TrainRecord))
         self.assertEqual([setting.learning_rate for setting in found], [0.1, 0.2])
 
+    def test_loss_is_that_of_the_last_epoch_where_all_runs_tell(self) -> None:
+        runs = training("none", [0.8], loss=1.0) + training("none", [0.8], loss=2.0, seed=2)
+        found = self.training(runs)
+        self.assertAlmostEqual(found.codecs["none"].loss.mean, 1.5)
+        self.assertTrue(found.tells_losses)
+        found = self.training([*runs, *training("int8", [0.8], loss=None)])
+        self.assertIsNone(found.codecs["int8"].loss)
+        self.assertFalse(found.tells_losses)
+
+    def test_only_learning_rates_may_differ_in_a_picture(self) -> None:
+        def may(*changes: dict[str, typing.Any]) -> bool:
+            every = [record for one in changes for record in training("none", [0.8], **one)]
+            found = summary.trainings(records.select(self.load(every), records.TrainRecord))
+            return summary.differ_in_rate_alone(found)
+
+        slow, fast = {"learning_rate": 0.1}, {"learning_rate": 0.2}
+        self.assertTrue(may(slow, fast))
+        self.assertFalse(may(slow, {**fast, "ranks": 8}))
+        self.assertFalse(may(slow, {**fast, "loss": None}))
+        self.assertFalse(may(slow, {}))  # one does not tell its rate
+
     def test_what_nobody_can_tell_counts_for_nothing(self) -> None:
         unknown = {"encode_seconds": None, "wire_seconds": None, "decode_seconds": None}
         runs = self.training(training("torch:fp16", [0.8], **unknown)).codecs["torch:fp16"]
@@ -246,8 +267,8 @@ class Page(Folder):
         _, paths = self.report(everything)
         names = [pathlib.Path(path).name for path in paths]
         self.assertEqual(names, [
-            "index.html", "accuracy-bytes.png", "accuracy-time.png", "step-time.png",
-            "accuracy-paired.png", "allreduce.png", "codecs.png",
+            "index.html", "accuracy-bytes.png", "loss-bytes.png", "accuracy-time.png",
+            "step-time.png", "accuracy-paired.png", "allreduce.png", "codecs.png",
         ])  # fmt: skip
         for path in paths[1:]:
             self.assertTrue(pathlib.Path(path).read_bytes().startswith(b"\x89PNG"), path)
@@ -271,7 +292,7 @@ class Page(Folder):
     def test_the_page_loads_nothing(self) -> None:
         page, _ = self.report(sample_trainings())
         sources = re.findall(r'(?:src|href|srcset)\s*=\s*"([^"]{0,40})', page)
-        self.assertEqual(len(sources), 8)  # four pictures, light and dark
+        self.assertEqual(len(sources), 10)  # five pictures, light and dark
         for source in sources:
             self.assertTrue(source.startswith("data:image/png;base64,"), source)
         self.assertNotRegex(page, r"<script|<link|@import|url\(")
@@ -300,8 +321,13 @@ class Page(Folder):
         result = self.run_report(self.write(sample_trainings()), "--picture", path)
         self.assertEqual(result.stdout.strip(), str(path), result.stderr)
         self.assertTrue(path.read_bytes().startswith(b"\x89PNG"))
-        result = self.run_report(self.write([error_record("int8")]), "--picture", path)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        rates = training("none", [0.8], learning_rate=0.1) + [
+            record for seed in (1, 2) for codec in ("none", "int8") for record in
+            training(codec, [0.8], learning_rate=0.2, seed=seed)
+        ]  # fmt: skip
+        for content in ([error_record("int8")], rates):
+            result = self.run_report(self.write(content), "--picture", path)
+            self.assertEqual(result.returncode, 0, result.stderr)
 
 
 @unittest.skipUnless(HAS_MATPLOTLIB, "matplotlib is missing: apt-get install python3-matplotlib")
