@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import signal
 from typing import Any
@@ -98,13 +99,49 @@ def test_the_outer_optimizer_sees_the_mean_difference() -> None:
     ranks.run(follows_the_paper, 2)
 
 
-def resumes(rank: int, count: int) -> None:
+def quantised(codec: tersor.Codec, values: torch.Tensor) -> torch.Tensor:
+    found = torch.empty_like(values)
+    codec.decode(codec.encode(values), out=found)
+    return found
+
+
+def follows_sparseloco(rank: int, count: int) -> None:
+    codec = "blocktopk:density=0.03,values=int4"
+    model = make_model()
+    starts = [p.detach().clone() for p in model.parameters()]
+    residuals = [torch.zeros_like(start) for start in starts]
+    outer = DiLoCo(
+        model,
+        every=1,
+        outer_optimizer=functools.partial(torch.optim.SGD, lr=0.8),
+        residual_factor=0.5,
+        rules=[("*", codec + "+ef")],
+        algorithm="one-shot",
+    )
+    for step in range(4):
+        move(model, seed=10 * step + rank)
+        for start, residual, now in zip(starts, residuals, model.parameters(), strict=True):
+            wanted = 0.5 * residual + (start - now.detach())
+            sent = quantised(tersor.Codec(codec), wanted)
+            residual.copy_(wanted - sent)
+            start -= 0.8 * mean_of_ranks(sent)
+        outer.step()
+        for start, now in zip(starts, model.parameters(), strict=True):
+            torch.testing.assert_close(now, start, rtol=0, atol=1e-7)
+
+
+def test_residuals_that_decay_stand_in_for_momentum() -> None:
+    ranks.run(follows_sparseloco, 2)
+
+
+def resumes(rank: int, count: int, codec: str, residual_factor: float) -> None:
     def run(outer: DiLoCo, model: torch.nn.Module, steps: range) -> None:
         for step in steps:
             move(model, seed=10 * step + rank)
             outer.step()
 
-    options: dict[str, Any] = {"every": 2, "rules": [("*", "int4+ef")]}
+    options: dict[str, Any] = {"every": 2, "rules": [("*", codec)]}
+    options["residual_factor"] = residual_factor
     model = make_model()
     outer = DiLoCo(model, **options)
     run(outer, model, range(5))  # in the middle of a round
@@ -119,8 +156,9 @@ def resumes(rank: int, count: int) -> None:
     assert torch.equal(flat(model), flat(other))
 
 
-def test_a_run_resumes_bit_for_bit() -> None:
-    ranks.run(resumes, 2)
+@pytest.mark.parametrize(("codec", "factor"), [("int4+ef", 1.0), ("blocktopk+ef", 0.95)])
+def test_a_run_resumes_bit_for_bit(codec: str, factor: float) -> None:
+    ranks.run(resumes, 2, codec, factor)
 
 
 def trains(rank: int, count: int, codec: str) -> tuple[float, float]:
@@ -191,6 +229,9 @@ def refuses(rank: int, count: int) -> None:
     model = make_model()
     with pytest.raises(tersor.InvalidArgument, match="every=0"):
         DiLoCo(model, every=0)
+    for factor in (-0.1, 1.1, float("nan")):
+        with pytest.raises(tersor.InvalidArgument, match="residual_factor"):
+            DiLoCo(model, residual_factor=factor)
     with pytest.raises(tersor.InvalidArgument, match="codec"):
         DiLoCo(model, codec="zip")
     with pytest.raises(tersor.InvalidArgument, match="wants a gradient"):

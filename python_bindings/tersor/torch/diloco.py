@@ -3,7 +3,8 @@
 DiLoCo (Douillard et al. 2023, arXiv:2311.08105): after H inner steps each rank's difference
 θ(start) - θ(now) is taken for a gradient, averaged over ranks, and given to an outer optimizer,
 Nesterov momentum, which moves θ(start). With plain SGD of rate 1 outside it is local SGD (Stich
-2018, arXiv:1805.09767), the mean of the ranks' parameters.
+2018, arXiv:1805.09767), the mean of the ranks' parameters. Without momentum outside, and with
+residuals that decay instead, it is SparseLoCo (Sarfi et al. 2025, arXiv:2508.15706).
 """
 
 from __future__ import annotations
@@ -64,18 +65,24 @@ class DiLoCo(ReducerReporting):
         *,
         every: int = 500,
         outer_optimizer: OuterOptimizer = nesterov,
+        residual_factor: float = 1.0,
         group: dist.ProcessGroup | None = None,
         **options: Unpack[ReducerOptions],
     ) -> None:
         """All ranks begin with rank 0's parameters, which this hands to the others.
 
         ``every``: inner steps between two exchanges. ``outer_optimizer``: makes it from the list of
-        parameters, once; :func:`nesterov` or :func:`averaging`, or any other. ``group``: who takes
-        part, default the whole world. Parameters that want no gradient are left alone.
+        parameters, once; :func:`nesterov` or :func:`averaging`, or any other. ``residual_factor``:
+        from 0 to 1, what ``+ef`` held back is multiplied by before each exchange; 0.95 in
+        SparseLoCo. ``group``: who takes part, default the whole world. Parameters that want no
+        gradient are left alone.
         """
         if every < 1:
             raise InvalidArgument(f"every={every}: at least 1 step between two exchanges")
+        if not 0 <= residual_factor <= 1:
+            raise InvalidArgument(f"residual_factor={residual_factor}: from 0 to 1")
         self.every = every
+        self.residual_factor = residual_factor
         self.steps = 0
         self._parameters = trained_parameters(model)
         if not self._parameters:
@@ -113,6 +120,8 @@ class DiLoCo(ReducerReporting):
         differences = [
             (name, start, start - self._parameters[name]) for name, start in self._start.items()
         ]
+        if self.residual_factor != 1:
+            self.reducer.scale_residuals(self.residual_factor)
         self._side_stream.take_over()
         for name, _, difference in differences:
             self.reducer.ready(name, difference)
