@@ -197,6 +197,8 @@ def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
         "torch:powersgd=4",
         "adamw:int8+ef",
         "adamw=50:int8+ef",
+        "diloco=20:int4+ef",
+        "diloco=20,rate=1,momentum=.5,residual=0.95:blocktopk:density=0.03+ef",
     ],
 )
 def test_hooks_that_there_are(name: str) -> None:
@@ -213,6 +215,11 @@ def test_hooks_that_there_are(name: str) -> None:
         "adamw",
         "adamw:",
         "adamw=:int8+ef",
+        "diloco:int8+ef",
+        "diloco=0:int8+ef",
+        "diloco=20",
+        "diloco=20,speed=1:int8+ef",
+        "diloco=20,rate=:int8+ef",
     ],
 )
 def test_hooks_that_there_are_not(name: str) -> None:
@@ -220,8 +227,9 @@ def test_hooks_that_there_are_not(name: str) -> None:
         hooks.check(name)
 
 
-def test_an_optimizer_has_no_backward_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["backward", "--hooks", "adamw:int8+ef"]) == 2
+@pytest.mark.parametrize("name", ["adamw:int8+ef", "diloco=2:int8+ef"])
+def test_an_optimizer_has_no_backward_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backward", "--hooks", name]) == 2
     assert "of train only" in capsys.readouterr().err
 
 

@@ -55,6 +55,7 @@ def text(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "tersor:none", "torch:powersgd", "int8", "adamw=3:hadamard:bits=1+ef"]
+    names += ["diloco=4,rate=1,momentum=0,residual=0.95:int4+ef"]
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 2, "--steps", 12, "--batch", 2, "--json", path]
     bench("train", "--model", "gpt", "--hooks", *names, *options)
@@ -72,7 +73,25 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
     assert 3 < sent["none"] / sent["int8"] < 4
     assert sent["torch:powersgd"] < sent["int8"]
     assert sent["adamw=3:hadamard:bits=1+ef"] < sent["int8"] / 4
+    assert 1.7 < sent["int8"] / (4 * sent[names[-1]]) < 2
     assert len(load_for_report(path)) == 2 * len(names)
+
+
+def test_a_training_ends_with_an_exchange(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
+    options = [
+        "--data",
+        text,
+        "--epochs",
+        1,
+        "--steps",
+        3,
+        "--batch",
+        1,
+        "--hooks",
+        "diloco=2:int8",
+    ]
+    failed = bench("train", "--model", "gpt", *options, expect=2)
+    assert "multiples of 2 steps" in failed.stderr
 
 
 def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:

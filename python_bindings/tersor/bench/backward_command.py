@@ -48,8 +48,8 @@ def add_to(commands: typing.Any) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    if any(map(hooks.is_adamw, chosen.hooks)):
-        raise BenchmarkError("optimizers exchange in their own step, of train only")
+    for name in filter(hooks.in_optimizer, chosen.hooks):
+        raise BenchmarkError(f"{name}: exchanges in the optimizer's step, of train only")
     if chosen.parallel == "fsdp":
         _check_sharded(chosen)
     else:

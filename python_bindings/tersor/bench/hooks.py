@@ -2,12 +2,14 @@
 
 ``none`` is DDP without a hook; ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
 PyTorch's hooks; ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` without DDP, after so many steps of
-bf16; ``onebit-adam[=STEPS]`` is 1-bit Adam after so many steps (100) of f32, without DDP too; any
+bf16; ``onebit-adam[=STEPS]`` is 1-bit Adam after so many steps (100) of f32,
+``diloco=EVERY[,rate=R][,momentum=M][,residual=B]:CODEC`` is `DiLoCo`, both without DDP too; any
 other word is a codec of ours, also ``tersor:none``.
 """
 
 import abc
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Literal
@@ -29,6 +31,9 @@ THEIRS = "torch:"
 POWERSGD = THEIRS + "powersgd"
 ADAMW = "adamw"
 ONEBIT = "onebit-adam"
+DILOCO = "diloco"
+OUTER_DEFAULTS = {"rate": 0.7, "momentum": 0.9, "residual": 1.0}  # the DiLoCo paper's
+OUTER_OPTION = rf"(,({'|'.join(OUTER_DEFAULTS)})=(\d*\.)?\d+)"
 CASTS = {
     THEIRS + "bf16": (default_hooks.bf16_compress_hook, 2),
     THEIRS + "fp16": (default_hooks.fp16_compress_hook, 2),
@@ -43,7 +48,8 @@ PARTS: tuple[Literal["encode_seconds", "wire_seconds", "decode_seconds"], ...] =
 )
 SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
-    "(CompressedAdamW), onebit-adam[=STEPS], or a codec of ours"
+    "(CompressedAdamW), onebit-adam[=STEPS], "
+    "diloco=EVERY[,rate=R][,momentum=M][,residual=B]:CODEC (DiLoCo), or a codec of ours"
 )
 
 
@@ -68,6 +74,7 @@ class Hook(abc.ABC):
 
     bytes_are: str  # how sent_bytes is known: "counted" or "computed"
     plain_steps = 0  # at the beginning, before it compresses
+    period = 1  # steps after which all ranks hold the same weights again
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -135,7 +142,7 @@ class CountedHook(Hook):
     def __init__(
         self,
         model: nn.Module,
-        handle: HookState | ShardedHandle | tersor.torch.CompressedAdamW,
+        handle: HookState | ShardedHandle | tersor.torch.CompressedAdamW | tersor.torch.DiLoCo,
         end: Callable[[], None],
     ) -> None:
         """``end``: of the handle."""
@@ -172,6 +179,37 @@ class AdamWHook(CountedHook):
         for group in self._own.param_groups:
             group.update({key: defaults[key] for key in self._own.defaults})
         return self._own
+
+
+class DiLoCoHook(CountedHook):
+    """Ours: every rank's own optimizer moves the weights, and every so many steps they meet."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        codec: str,
+        every: int,
+        *,
+        rate: float,
+        momentum: float,
+        residual: float,
+    ) -> None:
+        """The last three: of the outer optimizer, SGD (Nesterov's, with momentum), and of +ef."""
+        outer = functools.partial(
+            torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0
+        )
+        self._own = tersor.torch.DiLoCo(
+            module, every=every, outer_optimizer=outer, residual_factor=residual, codec=codec
+        )
+        super().__init__(module, self._own, lambda: None)
+        self.period = every
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        def exchange(*_: object) -> None:
+            self._own.step()
+
+        plain.register_step_post_hook(exchange)
+        return plain
 
 
 class OneBitAdamHook(Hook):
@@ -214,10 +252,10 @@ def parameter_count(model: nn.Module) -> int:
 
 def check(name: str) -> None:
     """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
-    if name.startswith(ONEBIT):
-        known = re.fullmatch(rf"{ONEBIT}(=0*[1-9]\d*)?", name)
-    elif is_adamw(name):
-        known = re.fullmatch(rf"{ADAMW}(=\d+)?:.+", name)
+    if in_optimizer(name):
+        known = re.fullmatch(
+            rf"{ADAMW}(=\d+)?:.+|{ONEBIT}(=0*[1-9]\d*)?|{DILOCO}=0*[1-9]\d*{OUTER_OPTION}*:.+", name
+        )
     elif name.startswith(THEIRS) and name not in CASTS:
         known = re.fullmatch(rf"{POWERSGD}(=0*[1-9]\d*)?", name)
     else:
@@ -226,9 +264,9 @@ def check(name: str) -> None:
         raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
 
 
-def is_adamw(name: str) -> bool:
-    """Whether it is `CompressedAdamW` or 1-bit Adam: these exchange in the optimizer's step."""
-    return name.partition(":")[0].partition("=")[0] in (ADAMW, ONEBIT)
+def in_optimizer(name: str) -> bool:
+    """Whether it exchanges in the optimizer's step: `CompressedAdamW`, 1-bit Adam or `DiLoCo`."""
+    return name.partition(":")[0].partition("=")[0] in (ADAMW, ONEBIT, DILOCO)
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
@@ -237,11 +275,8 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     if name.startswith(POWERSGD):  # it waits in callbacks, and hangs with a second bucket
         rank = int(name.partition("=")[2] or 1)
         return PowerSgdHook(_distributed(module, ONE_BUCKET_MIB), rank)
-    if name.startswith(ONEBIT):
-        return OneBitAdamHook(module, int(name.partition("=")[2] or ONEBIT_START))
-    if is_adamw(name):
-        head, _, codec = name.partition(":")
-        return AdamWHook(module, codec, int(head.partition("=")[2] or 0))
+    if in_optimizer(name):
+        return _attach_optimizer(module, name)
     model = _distributed(module, bucket_mib)
     if name == "none":
         return _ring(model, value_bytes=4)
@@ -251,6 +286,19 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
         return _ring(model, value_bytes)
     handle = tersor.torch.compress(model, codec=name.removeprefix(OURS))
     return CountedHook(model, handle, handle.close)
+
+
+def _attach_optimizer(module: nn.Module, name: str) -> Hook:
+    head, _, codec = name.partition(":")
+    kind, _, options = head.partition("=")
+    if kind == ADAMW:
+        return AdamWHook(module, codec, int(options or 0))
+    if kind == ONEBIT:
+        return OneBitAdamHook(module, int(options or ONEBIT_START))
+    every, *given = options.split(",")
+    pairs = (one.split("=") for one in given)
+    chosen = OUTER_DEFAULTS | {key: float(value) for key, value in pairs}
+    return DiLoCoHook(module, codec, int(every), **chosen)
 
 
 def _ring(model: DistributedDataParallel, value_bytes: int) -> PyTorchHook:

@@ -51,6 +51,7 @@ class Training:
         self._module = task.model().to(world.device)
         self._last_gradient = LastGradient(self._module, self._mark)
         self.hook = hooks.attach(self._module, hook)
+        self._check_steps()
         self._optimizer = self.hook.optimizer(task.optimizer(self._module))
         self._interface = NetworkInterface()
 
@@ -136,6 +137,12 @@ class Training:
             count += len(classes)
         right, count = self._world.total([right, count])
         return right / count
+
+    def _check_steps(self) -> None:
+        """Ranks that train alone must have met by the end."""
+        steps, period = self._task.recipe.epochs * self._task.recipe.steps, self.hook.period
+        if steps % period:
+            raise BenchmarkError(f"ranks meet after multiples of {period} steps; {steps} is none")
 
     def _check_weights(self) -> None:
         """Ranks that have drifted apart would train different networks."""
