@@ -6,11 +6,11 @@
 #include <tersor/threads.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "bench/arguments.h"
-#include "bench/compare.h"
 #include "bench/table.h"
-#include "codecs/planned_codec.h"
+#include "codecs/loss.h"
 
 namespace tersor::bench {
 namespace {
@@ -32,27 +32,18 @@ struct CodecError {
   double energy_lost() const { return relative_error * relative_error; }
 };
 
-/// Decodes to `output` what the codec sends; returns the bytes.
-std::size_t send(const PlannedCodec& codec, ConstValueSpan gradient, ValueSpan output) {
-  if (!codec.has_frames()) return codec.exchange_bare(gradient, output);
-  const Buffer frame = codec.frame();
-  codec.encode(gradient, frame.span());
-  codec.decode(used_bytes(frame), output, DecodeMode::kAssign);
-  return payload_bytes(frame);
-}
-
 CodecError measure(const std::string& spec, const std::string& tensor, ConstValueSpan gradient,
                    Threads& threads) {
-  PlanFor plan_for{.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads};
-  CodecError error{.codec = spec, .tensor = tensor, .count = gradient.count()};
-  if (!PlannedCodec(spec, plan_for).has_frames()) error.ranks = kSharingRanks;
-  plan_for.contributions = error.ranks;
-  const Buffer decoded(gradient.bytes());
-  const ValueSpan output = decoded.values(gradient.count(), gradient.dtype());
-  error.payload_bytes = send(PlannedCodec(spec, plan_for), gradient, output);
-  error.relative_error = relative_error(gradient, output);
-  error.norm = norm(gradient);
-  return error;
+  const PlannedCodec codec =
+      plan_alone(spec, {.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads});
+  const CodecLoss loss = measure_loss(codec, gradient);
+  return {.codec = spec,
+          .tensor = tensor,
+          .count = gradient.count(),
+          .payload_bytes = loss.payload_bytes,
+          .relative_error = loss.relative_error(),
+          .norm = std::sqrt(loss.energy),
+          .ranks = codec.has_frames() ? 1 : kSharingRanks};
 }
 
 Record record_of(const CodecError& error, const CodecsOptions& options) {

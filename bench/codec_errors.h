@@ -13,9 +13,6 @@ namespace tersor::bench {
 
 inline constexpr std::string_view kErrorOperation = "error";
 
-/// Ranks among whom a codec that sends bare values alone shares its levels.
-inline constexpr std::size_t kSharingRanks = 8;
-
 /// Whether it is asked for, or the data are tensors of which each is to be looked at.
 bool wants_errors(const CodecsOptions& options);
 

@@ -1,10 +1,9 @@
 // See measure.h.
 #include "comm/reducer/measure.h"
 
-#include "codecs/planned_codec.h"
+#include "codecs/loss.h"
 #include "kernels/scalar/convert.h"
 
-#include <cmath>
 #include <vector>
 
 namespace tersor {
@@ -18,21 +17,11 @@ void add_to(std::vector<float>& sum, ConstValueSpan values) {
   });
 }
 
-double distance_ratio(const std::vector<float>& wanted, const std::vector<float>& decoded) {
-  double error = 0, energy = 0;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const double difference = double{wanted[i]} - decoded[i];
-    error += difference * difference;
-    energy += double{wanted[i]} * wanted[i];
-  }
-  return energy == 0 ? 0.0 : std::sqrt(error / energy);
-}
-
 }  // namespace
 
 double relative_error(const Codec& codec, const Segment& segment, ConstValueSpan gradient,
                       ConstValueSpan residual) {
-  std::vector<float> wanted(segment.count, 0.0f), decoded(segment.count, 0.0f);
+  std::vector<float> wanted(segment.count, 0.0f);
   add_to(wanted, gradient);
   add_to(wanted, residual);
   const PlannedCodec plain(with_feedback(codec.spec().text(), Feedback::kNone),
@@ -40,14 +29,7 @@ double relative_error(const Codec& codec, const Segment& segment, ConstValueSpan
                             .parameter = segment.parameter,
                             .rows = segment.rows,
                             .columns = segment.columns});
-  if (plain.has_frames()) {
-    const Buffer frame = plain.frame();
-    plain.encode(wanted, frame.span());
-    plain.decode(used_bytes(frame), decoded);
-  } else {
-    plain.exchange_bare(wanted, decoded);
-  }
-  return distance_ratio(wanted, decoded);
+  return measure_loss(plain, wanted).relative_error();
 }
 
 }  // namespace tersor
