@@ -2,6 +2,7 @@
 // ranks in one process. <tersor/mpi.h> and <tersor/nccl.h> stand apart.
 #pragma once
 
+#include <tersor/allocate.h>
 #include <tersor/auto.h>
 #include <tersor/buffer.h>
 #include <tersor/codec.h>

@@ -1,0 +1,153 @@
+// Greedy on lower convex hulls: the steps of all hulls, cheapest first, until the budget holds.
+// What room the last step leaves is filled with whatever wins most.
+#include <tersor/allocate.h>
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+
+namespace tersor {
+namespace {
+
+/// A candidate in place of another one.
+struct Step {
+  std::size_t parameter, to;
+  double price;  ///< energy lost for each byte that is saved
+};
+
+/// The rule's pattern that matches this name alone.
+std::string literal_pattern(const std::string& name) {
+  std::string pattern;
+  for (const char c : name) {
+    if (std::string_view("\\*?[").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
+}
+
+double price(const AllocationCandidate& from, const AllocationCandidate& to) {
+  return (to.energy_lost - from.energy_lost) /
+         (static_cast<double>(from.bytes) - static_cast<double>(to.bytes));
+}
+
+/// Those that may be chosen, the least lost first, of equal ones the shortest.
+std::vector<std::size_t> by_energy(const AllocationParameter& parameter) {
+  const auto& all = parameter.candidates;
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (std::isfinite(all[i].energy_lost)) order.push_back(i);
+  std::ranges::stable_sort(
+      order, {}, [&](std::size_t i) { return std::pair(all[i].energy_lost, all[i].bytes); });
+  if (order.empty())
+    throw InvalidArgument("parameter \"" + parameter.name +
+                          "\" has no codec to choose from: add one that carries it, e.g. none");
+  return order;
+}
+
+/// The corners of the lower convex hull, from the least lost to the fewest bytes.
+std::vector<std::size_t> hull(const AllocationParameter& parameter) {
+  const auto& all = parameter.candidates;
+  std::vector<std::size_t> corners;
+  for (const std::size_t next : by_energy(parameter)) {
+    if (!corners.empty() && all[next].bytes >= all[corners.back()].bytes) continue;
+    while (corners.size() > 1 && price(all[corners[corners.size() - 2]], all[corners.back()]) >=
+                                     price(all[corners.back()], all[next]))
+      corners.pop_back();
+    corners.push_back(next);
+  }
+  return corners;
+}
+
+class Allocator {
+ public:
+  explicit Allocator(std::span<const AllocationParameter> parameters) : parameters_(parameters) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) begin(i, hull(parameters[i]));
+    std::ranges::stable_sort(steps_, {}, &Step::price);
+  }
+
+  Allocation run(double bits) {
+    if (result_.count == 0)
+      throw InvalidArgument("there is no value to allocate for: give parameters with gradients");
+    const double wanted = std::round(bits * static_cast<double>(result_.count) / 8);
+    for (const Step& step : steps_)
+      if (!fits(wanted)) take(step);
+    if (!fits(wanted)) refuse(bits);
+    while (const std::optional<Step> step = best_that_fits(wanted)) take(*step);
+    write_rules();
+    return std::move(result_);
+  }
+
+ private:
+  void begin(std::size_t i, const std::vector<std::size_t>& corners) {
+    const AllocationCandidate& first = parameters_[i].candidates[corners.front()];
+    result_.chosen.push_back(corners.front());
+    result_.count += parameters_[i].count;
+    result_.energy += parameters_[i].energy;
+    result_.bytes += first.bytes;
+    for (std::size_t k = 1; k < corners.size(); ++k)
+      steps_.push_back({i, corners[k],
+                        price(parameters_[i].candidates[corners[k - 1]],
+                              parameters_[i].candidates[corners[k]])});
+  }
+
+  const AllocationCandidate& chosen(std::size_t i) const {
+    return parameters_[i].candidates[result_.chosen[i]];
+  }
+
+  // So that a budget of no number fits nothing.
+  bool fits(double wanted) const { return static_cast<double>(result_.bytes) <= wanted; }
+
+  void take(const Step& step) {
+    result_.bytes -= chosen(step.parameter).bytes;
+    result_.chosen[step.parameter] = step.to;
+    result_.bytes += chosen(step.parameter).bytes;
+  }
+
+  /// Of what loses less than now, the one that wins most for its bytes.
+  std::optional<Step> best_that_fits(double wanted) const {
+    std::optional<Step> best;
+    const double room = wanted - static_cast<double>(result_.bytes);
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      for (std::size_t k = 0; k < parameters_[i].candidates.size(); ++k) {
+        const AllocationCandidate &now = chosen(i), &other = parameters_[i].candidates[k];
+        if (!(other.energy_lost < now.energy_lost)) continue;
+        if (static_cast<double>(other.bytes) - static_cast<double>(now.bytes) > room) continue;
+        const double won = other.bytes <= now.bytes ? INFINITY : price(other, now);
+        if (!best || won > best->price) best = Step{i, k, won};
+      }
+    return best;
+  }
+
+  [[noreturn]] void refuse(double bits) const {
+    throw InvalidArgument("a budget of " + std::to_string(bits) +
+                          " bits a value cannot be held: the smallest possible is " +
+                          std::to_string(std::ceil(result_.bits() * 1e6) / 1e6) +
+                          "; ask for as many, or add codecs that send less");
+  }
+
+  void write_rules() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      result_.energy_lost += chosen(i).energy_lost;
+      result_.rules.push_back({literal_pattern(parameters_[i].name), chosen(i).codec});
+    }
+    result_.rules.push_back({"*", "bf16"});
+  }
+
+  std::span<const AllocationParameter> parameters_;
+  std::vector<Step> steps_;
+  Allocation result_;
+};
+
+}  // namespace
+
+double Allocation::bits() const {
+  return 8 * static_cast<double>(bytes) / static_cast<double>(count);
+}
+
+Allocation allocate(std::span<const AllocationParameter> parameters, double bits) {
+  return Allocator(parameters).run(bits);
+}
+
+}  // namespace tersor
