@@ -60,7 +60,7 @@ class ReplicaReducer(ShardedReducer):
             kept = torch.zeros(len(one.residual))
             if one.name in sums and len(kept):
                 kept.copy_(sums[one.name])
-            state.add(one.name, one.codec, one.count, 0, kept.numpy(), nothing)
+            state.add(one.name, one.codec, one.count, 0, kept.numpy(), nothing, nothing)
         self._core.load_state(state.write())
 
     def _with_rules(self, options: ReducerOptions) -> ReducerOptions:
