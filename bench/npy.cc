@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <regex>
 
 #include "bench/tensors.h"
@@ -43,13 +46,16 @@ std::string field(const std::string& where, const std::string& header, const std
   return match[1];
 }
 
-/// The product of the dimensions; in double, so that no header can make it wrap around.
-double value_count(const std::string& shape) {
-  double count = 1;
+/// Outermost first. In double, so that no header can make their product wrap around.
+std::vector<double> dimensions_of(const std::string& where, const std::string& header) {
+  const std::string shape = field(where, header, "'shape': *\\(([^)]*)\\)");
+  std::vector<double> dimensions;
   const std::regex number("[0-9]+");
   for (std::sregex_iterator it(shape.begin(), shape.end(), number), end; it != end; ++it)
-    count *= std::strtod(it->str().c_str(), nullptr);
-  return count;
+    dimensions.push_back(std::strtod(it->str().c_str(), nullptr));
+  if (field(where, header, "'fortran_order': *(True|False)") == "True")
+    std::ranges::reverse(dimensions);
+  return dimensions;
 }
 
 template <typename T, typename Convert>
@@ -71,18 +77,20 @@ std::vector<float> convert(std::string_view bytes, std::size_t value_bytes) {
 
 }  // namespace
 
-std::vector<float> parse_npy(std::string_view bytes, const std::string& where) {
+Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where) {
   const Header header = find_header(where, bytes);
   const std::string type = field(where, header.text, "'descr': *'([^']*)'");
   if (type != "<f2" && type != "<f4" && type != "<f8")
     refuse_file(where, "holds " + type + "; <f2, <f4 and <f8 are read");
   const std::size_t value_bytes = static_cast<std::size_t>(type[2] - '0');
-  const double count = value_count(field(where, header.text, "'shape': *\\(([^)]*)\\)"));
+  const std::vector<double> dimensions = dimensions_of(where, header.text);
+  const double count =
+      std::accumulate(dimensions.begin(), dimensions.end(), 1.0, std::multiplies{});
   const std::string_view values = bytes.substr(header.values_at);
   if (count * static_cast<double>(value_bytes) != static_cast<double>(values.size()))
     refuse_file(where, fmt::format("has {} bytes of values, its header says {} values of {} bytes",
                                    values.size(), count, value_bytes));
-  return convert(values, value_bytes);
+  return {name, convert(values, value_bytes), {dimensions.begin(), dimensions.end()}};
 }
 
 }  // namespace tersor::bench

@@ -46,7 +46,7 @@ Tensor take_tensor(unzFile archive, const std::string& path) {
   const std::string where = fmt::format("{}, {}", path, name);
   if (!name.ends_with(".npy")) refuse_file(where, "is no .npy file");
   name.resize(name.size() - 4);
-  return {name, parse_npy(take_bytes(archive, where), where)};
+  return parse_npy(name, take_bytes(archive, where), where);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ constexpr const char* kMetadata = "__metadata__";
 /// What the header says of a tensor; its bytes are [begin, end) of those behind the header.
 struct Entry {
   std::string name, type;
+  std::vector<std::size_t> shape;
   std::size_t count = 1, begin = 0, end = 0;
 };
 
@@ -49,9 +50,9 @@ Json parse_once_each(std::string_view text, const std::string& where) {
 }
 
 Entry entry_of(const std::string& name, const Json& said, const std::string& where) {
-  Entry entry{.name = name, .type = said.at("dtype")};
-  for (const auto& size : said.at("shape"))
-    if (__builtin_mul_overflow(entry.count, size.get<std::size_t>(), &entry.count))
+  Entry entry{.name = name, .type = said.at("dtype"), .shape = said.at("shape")};
+  for (const std::size_t size : entry.shape)
+    if (__builtin_mul_overflow(entry.count, size, &entry.count))
       refuse_file(where, fmt::format("tensor \"{}\" has more values than memory holds", name));
   entry.begin = said.at("data_offsets").at(0);
   entry.end = said.at("data_offsets").at(1);
@@ -118,7 +119,8 @@ std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string&
   for (const Entry& entry : entries_of(header, where)) {
     check_place(entry, end, rest.size(), where);
     end = entry.end;
-    tensors.push_back({entry.name, values_of(entry, rest.substr(entry.begin, end - entry.begin))});
+    tensors.push_back(
+        {entry.name, values_of(entry, rest.substr(entry.begin, end - entry.begin)), entry.shape});
   }
   if (end != rest.size())
     refuse_file(where,
@@ -131,8 +133,10 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
   std::size_t end = 0;
   for (const Tensor& tensor : tensors) {
     const std::size_t begin = std::exchange(end, end + tensor.values.size() * sizeof(float));
-    header[tensor.name] = {
-        {"dtype", "F32"}, {"shape", {tensor.values.size()}}, {"data_offsets", {begin, end}}};
+    const std::vector<std::size_t> flat = {tensor.values.size()};
+    header[tensor.name] = {{"dtype", "F32"},
+                           {"shape", tensor.shape.empty() ? flat : tensor.shape},
+                           {"data_offsets", {begin, end}}};
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');

@@ -10,7 +10,9 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <numeric>
 #include <set>
 
 namespace tersor::bench {
@@ -19,7 +21,7 @@ namespace {
 std::vector<Tensor> read_by_extension(const std::filesystem::path& path) {
   if (path.extension() == ".npz") return read_npz(path);
   if (path.extension() == ".npy")
-    return {{path.filename().string(), parse_npy(read_file(path), path.string())}};
+    return {parse_npy(path.filename().string(), read_file(path), path.string())};
   return parse_safetensors(read_file(path), path.string());
 }
 
@@ -34,6 +36,11 @@ void check(const std::string& where, const Tensor& tensor, std::set<std::string>
 }
 
 }  // namespace
+
+std::size_t Tensor::columns() const {
+  if (shape.size() < 2) return 0;
+  return std::accumulate(shape.begin() + 1, shape.end(), std::size_t{1}, std::multiplies{});
+}
 
 bool is_tensor_file(const std::string& name) {
   return name.ends_with(".npy") || name.ends_with(".npz") || name.ends_with(".safetensors");

@@ -1,6 +1,7 @@
 // Tensors of values to measure with, from the files of NumPy and of safetensors.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -12,6 +13,11 @@ namespace tersor::bench {
 struct Tensor {
   std::string name;
   std::vector<float> values;
+  std::vector<std::size_t> shape = {};  ///< empty: one value, or not known
+
+  /// As GradientReducer::add takes them; further dimensions count as columns.
+  std::size_t rows() const { return shape.empty() ? values.size() : shape.front(); }
+  std::size_t columns() const;
 };
 
 /// Whether a name ends as the files that are read do: .npy, .npz or .safetensors.
@@ -28,9 +34,9 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
 
 // What is read, by kind of file; `where` names file and tensor in an error.
 
-/// The values of a .npy file of any shape: f2, f4 or f8, little-endian. Format: NumPy Enhancement
-/// Proposal 1, versions 1 to 3.
-std::vector<float> parse_npy(std::string_view bytes, const std::string& where);
+/// A .npy file of any shape: f2, f4 or f8, little-endian. Format: NumPy Enhancement Proposal 1,
+/// versions 1 to 3.
+Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where);
 std::vector<Tensor> read_npz(const std::filesystem::path& path);
 /// Tensors of F32, BF16 or F16. Format: huggingface.co/docs/safetensors.
 std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where);

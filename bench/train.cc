@@ -217,7 +217,9 @@ Epochs train_once(const TrainOptions& options, Fleet& fleet, const TrainingRun& 
       write_safetensors(options.gradients, std::exchange(gradients, {}));
   };
   const auto on_gradient = [&](const trainer::Parameter& parameter) {
-    gradients.push_back({parameter.name, {parameter.gradient.begin(), parameter.gradient.end()}});
+    gradients.push_back({parameter.name,
+                         {parameter.gradient.begin(), parameter.gradient.end()},
+                         {parameter.rows, parameter.columns}});
   };
   return train(fleet, run, data,
                {.step = [&] { progress.step(); }, .epoch = on_epoch, .gradient = on_gradient});

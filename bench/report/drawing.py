@@ -1,6 +1,7 @@
 """matplotlib in our themes: figures, axes, legends. All other drawing stands on this."""
 
 import contextlib
+import math
 import typing
 
 import matplotlib
@@ -79,6 +80,11 @@ def log_axis(axis: Axis, write: typing.Callable[[float], str], base: int) -> Non
     axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
+
+
+def power(value: float) -> str:
+    """For ticks: small ones as powers of ten."""
+    return f"{value:g}" if value >= 1e-3 else f"$10^{{{math.log10(value):.0f}}}$"
 
 
 def line_style(style: palette.Style, theme: palette.Theme, variant: int) -> dict[str, typing.Any]:

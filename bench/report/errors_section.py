@@ -124,16 +124,12 @@ def draw(data: Data, group: list[Loss], palette: Palette, theme: Theme) -> Figur
         axes.set_xlabel("bits a value (logarithmic)")
         axes.set_ylabel("energy lost (logarithmic)")
         drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
-        drawing.log_axis(axes.yaxis, _power, 10)
+        drawing.log_axis(axes.yaxis, drawing.power, 10)
         axes.margins(x=0.06, y=0.06)
         drawing.legend_right(axes)
 
     height = max(4.8, 0.6 + 0.27 * (len(lossy) + 1))
     return drawing.figure(theme, (drawing.WIDTH, height), paint)
-
-
-def _power(value: float) -> str:
-    return f"{value:g}" if value >= 1e-3 else f"$10^{{{math.log10(value):.0f}}}$"
 
 
 def _front_line(axes: Axes, group: list[Loss], theme: Theme) -> None:

@@ -1,9 +1,10 @@
 """The records that `tersor-bench … --json FILE` or `python -m tersor.bench` wrote, checked.
 
-A file is a JSON array of objects. `benchmark` says which kind an object is: codecs, allreduce,
-predict, train or backward. Every field of that kind's class below must be there, but for those
-with a default; other fields are ignored. `count` is values, `*_seconds` and `seconds` are seconds,
-`*_bytes` are bytes. A field that may be None may be null, which is how a JSON library writes a NaN.
+A file is a JSON array of objects. `benchmark` says which kind an object is: codecs, allocate,
+allreduce, predict, train or backward. Every field of that kind's class below must be there, but for
+those with a default; other fields are ignored. `count` is values, `*_seconds` and `seconds` are
+seconds, `*_bytes` are bytes. A field that may be None may be null, which is how a JSON library
+writes a NaN.
 
 codecs     One operation of one codec, timed against a plain copy, read or triad (`baseline`) in the
            same process. `ratio` = speed of the operation / speed of the baseline, both by the bytes
@@ -11,6 +12,10 @@ codecs     One operation of one codec, timed against a plain copy, read or triad
            With operation "error" nothing was timed: what a codec loses of one `tensor` of `data`.
            `bits` = payload bits a value, `energy_lost` = |p - d|^2 / |p|^2 of what was sent (p) and
            decoded (d), `norm` = |p|; `ranks` share the levels of a codec that sends bare values.
+allocate   What `codec` makes of one `parameter` of `data`, or of all where that is null: payload
+           bytes, `energy` = |p|^2 of what was sent (p) and `energy_lost` = |p - d|^2 of what was
+           decoded (d), over all samples. `chosen`: within the budget that was asked for. Of all
+           parameters either one codec, as a reducer sends, or "allocated": one chosen for each.
 allreduce  One call. `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tests: algbw = bytes of
            the gradient / seconds, busbw = algbw * 2 (ranks - 1) / ranks. `wire_bytes`: sent by one
            rank. `identical`: all ranks ended with the same bits. Through the reducer: `parameters`
@@ -88,6 +93,17 @@ class ErrorRecord(Record):
     bits: float = _range()
     energy_lost: float = _range()
     norm: float = _range()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllocateRecord(Record):
+    data: str
+    parameter: str | None
+    count: int = _range(low=1)
+    payload_bytes: int = _range()
+    energy: float = _range()
+    energy_lost: float | None = _range()
+    chosen: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,6 +191,7 @@ class BackwardRecord(Record):
 
 KINDS: dict[str, type[Record]] = {
     "codecs": CodecRecord,
+    "allocate": AllocateRecord,
     "allreduce": AllreduceRecord,
     "predict": PredictRecord,
     "train": TrainRecord,

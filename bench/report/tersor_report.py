@@ -4,8 +4,8 @@
     tersor_report.py FILE.json... -o DIR       write DIR/index.html and DIR/*.png, print their paths
     tersor_report.py FILE.json... --text       print the tables
     tersor_report.py FILE.json... --picture P  write one picture of the training, of trainings at
-                                               several learning rates, or else of the codecs'
-                                               errors, for a README
+                                               several learning rates, else of the codecs' errors,
+                                               else of an allocation, for a README
     tersor_report.py --check -o DIR            only check that a report could be written there
 
 records.py says what a record holds. On bad input or an unwritable folder: one line, status 2.
@@ -21,6 +21,7 @@ sys.dont_write_bytecode = True  # the folder may be a source tree
 import records
 
 try:
+    import allocate_section
     import allreduce_section
     import backward_section
     import codecs_section
@@ -123,6 +124,7 @@ def _sections(found: list[records.Record], colours: palette.Palette) -> list[pag
         ),
         *codecs_section.sections(records.select(found, records.CodecRecord), colours),
         *errors_section.sections(records.select(found, records.ErrorRecord), colours),
+        *allocate_section.sections(records.select(found, records.AllocateRecord), colours),
     ]
 
 
@@ -150,6 +152,7 @@ def _write_picture(
 def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
     trainings = summary.trainings(records.select(found, records.TrainRecord))
     errors = errors_section.losses(records.select(found, records.ErrorRecord))
+    chosen = allocate_section.allocations(records.select(found, records.AllocateRecord))
     if len(trainings) == 1:
         figure = train_figures.overview(trainings[0], colours, palette.LIGHT)
     elif trainings and summary.differ_in_rate_alone(trainings):
@@ -157,11 +160,13 @@ def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
     elif not trainings and len(errors) == 1:
         ((data, group),) = errors.items()
         figure = errors_section.draw(data, group, colours, palette.LIGHT)
+    elif not (trainings or errors) and len(chosen) == 1:
+        figure = allocate_section.draw(chosen[0], colours, palette.LIGHT)
     else:
         raise records.ReportError(
             "--picture needs train records of one setting (ranks and link), or of several learning "
-            "rates, or else errors of one dtype and data; "
-            f"found {len(trainings)} and {len(errors)}"
+            "rates, else errors of one dtype and data, else allocations of one data; found "
+            f"{len(trainings)}, {len(errors)} and {len(chosen)}"
         )
     return page.png(figure, PICTURE_DOTS_PER_INCH)
 

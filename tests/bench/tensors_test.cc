@@ -24,9 +24,10 @@ std::string raw(const std::vector<T>& values) {
 }
 
 /// A version 1 .npy file of f4.
-std::string npy(const std::vector<float>& values) {
-  std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" +
-                       std::to_string(values.size()) + ",), }";
+std::string npy(const std::vector<float>& values, const std::string& order = "False",
+                const std::string& shape = "") {
+  std::string header = "{'descr': '<f4', 'fortran_order': " + order + ", 'shape': (" +
+                       (shape.empty() ? std::to_string(values.size()) + "," : shape) + "), }";
   header.resize(118, ' ');
   return std::string("\x93NUMPY\x01\0\x76\0", 10) + header + raw(values);
 }
@@ -76,7 +77,16 @@ TEST_F(Tensors, ArchivesAreReadStoredAndDeflated) {
     EXPECT_EQ(tensors[0].values, a);
     EXPECT_EQ(tensors[1].name, "layer.b");
     EXPECT_EQ(tensors[1].values, b);
+    EXPECT_EQ(tensors[1].shape, std::vector<std::size_t>{5000});
   }
+}
+
+TEST_F(Tensors, ShapesAreThoseOfMemory) {
+  const std::vector<float> six = {1, 2, 3, 4, 5, 6};
+  const auto c = read_tensors(write("c.npy", npy(six, "False", "2, 3")));
+  EXPECT_EQ(c.front().shape, (std::vector<std::size_t>{2, 3}));
+  const auto fortran = read_tensors(write("f.npy", npy(six, "True", "2, 3")));
+  EXPECT_EQ(fortran.front().shape, (std::vector<std::size_t>{3, 2}));
 }
 
 TEST_F(Tensors, DamagedArchivesAreRefused) {
@@ -142,7 +152,8 @@ TEST_F(Tensors, DamagedSafetensorsAreRefused) {
 }
 
 TEST_F(Tensors, WhatIsWrittenIsReadAgain) {
-  const std::vector<Tensor> tensors = {{"layer1.weight", {1, 2, 3}}, {"layer1.bias", {-0.5f}}};
+  const std::vector<Tensor> tensors = {{"layer1.weight", {1, 2, 3, 4, 5, 6}, {3, 1, 2}},
+                                       {"layer1.bias", {-0.5f, 1}}};
   write_safetensors(path("w.safetensors"), tensors);
   const auto read = read_tensors(path("w.safetensors"));
   ASSERT_EQ(read.size(), 2u);
@@ -150,6 +161,10 @@ TEST_F(Tensors, WhatIsWrittenIsReadAgain) {
     EXPECT_EQ(read[i].name, tensors[i].name);
     EXPECT_EQ(read[i].values, tensors[i].values);
   }
+  EXPECT_EQ(read[0].rows(), 3u);
+  EXPECT_EQ(read[0].columns(), 2u);
+  EXPECT_EQ(read[1].rows(), 2u) << "of a vector whose shape nobody told";
+  EXPECT_EQ(read[1].columns(), 0u);
 }
 
 using Errors = Tensors;

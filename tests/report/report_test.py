@@ -94,6 +94,32 @@ def error_record(codec: str, **changes: typing.Any) -> dict[str, typing.Any]:
     return {**record, **changes}
 
 
+def allocate_record(codec: str, **changes: typing.Any) -> dict[str, typing.Any]:
+    record = {
+        "benchmark": "allocate", "codec": codec, "data": "g.npz", "parameter": None, "count": 1000,
+        "payload_bytes": 1000, "energy": 4.0, "energy_lost": 1.0, "chosen": False,
+    }  # fmt: skip
+    return {**record, **changes}
+
+
+def sample_allocation() -> list[dict]:
+    """Two parameters of two codecs each; what was asked for has the bytes of int8 for all."""
+    long, short = {"parameter": "w", "count": 900}, {"parameter": "b", "count": 100}
+    return [
+        allocate_record("int8", **long, payload_bytes=900, energy_lost=0.1, chosen=True),
+        allocate_record("int4", **long, payload_bytes=450, energy_lost=0.9),
+        allocate_record("int8", **short, payload_bytes=100, energy_lost=0.9),
+        allocate_record("int4", **short, payload_bytes=50, energy_lost=0.1, chosen=True),
+        allocate_record("f16", **short, payload_bytes=200, energy_lost=None),
+        allocate_record("allocated", payload_bytes=950, energy_lost=0.2, chosen=True),
+        allocate_record("int8"),
+        allocate_record("allocated", payload_bytes=950, energy_lost=0.2),
+        allocate_record("int4", payload_bytes=500),
+        allocate_record("allocated", payload_bytes=500, energy_lost=0.8),
+        allocate_record("tiny", payload_bytes=10, energy_lost=3.0),
+    ]
+
+
 def codec_record(ratio: float | None, **changes: typing.Any) -> dict[str, typing.Any]:
     record = {
         "benchmark": "codecs", "codec": "int8", "operation": "encode", "dtype": "f32",
@@ -289,6 +315,12 @@ class Page(Folder):
         self.assertEqual([pathlib.Path(path).name for path in paths], ["index.html", "errors.png"])
         self.assertIn("g.safetensors, 1 tensor, 100 f32", page)
 
+    def test_allocations_are_drawn(self) -> None:
+        page, paths = self.report(sample_allocation())
+        names = [pathlib.Path(path).name for path in paths]
+        self.assertEqual(names, ["index.html", "allocation.png"])
+        self.assertIn("A codec for each parameter: g.npz", page)
+
     def test_the_page_loads_nothing(self) -> None:
         page, _ = self.report(sample_trainings())
         sources = re.findall(r'(?:src|href|srcset)\s*=\s*"([^"]{0,40})', page)
@@ -390,6 +422,16 @@ class Text(Folder):
         self.assertEqual(self.row(text, "int8")[1:], ["14.000", "4.00e-01", "6.32e-01"])
         self.assertEqual(self.row(text, "sum")[1:], ["8.000", "1.00e-02", "1.00e-01"])
         self.assertIn("sum sends bare values that are added: 8 ranks share its levels.", text)
+
+    def test_allocations_stand_beside_one_codec_for_all(self) -> None:
+        text = self.text(sample_allocation())
+        self.assertEqual(self.row(text, "int8")[1:], ["8.000", "2.50e-01", "7.600", "5.00e-02"])
+        self.assertEqual(self.row(text, "int4")[1:], ["4.000", "2.50e-01", "4.000", "2.00e-01"])
+        self.assertEqual(self.row(text, "tiny")[1:], ["0.080", "7.50e-01", units.ABSENT, units.ABSENT])
+        self.assertEqual(self.row(text, "b")[1:], ["100", "int4", "4.000", "2.50e-02"])
+        self.assertEqual(self.row(text, "all")[2:], ["allocated", "7.600", "5.00e-02"])
+        said = "7.600 bits a value lose 5.00e-02 of the energy; of one codec for all int4 is best"
+        self.assertIn(said, " ".join(text.split()))
 
     def test_codecs_name_what_falls_short(self) -> None:
         text = self.text([codec_record(0.84), codec_record(0.99, operation="decode")])

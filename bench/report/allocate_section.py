@@ -1,0 +1,185 @@
+"""Which codec for which parameter, and what that wins against one codec for all."""
+
+import dataclasses
+import functools
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import drawing
+import summary
+import units
+from page import Picture, Section, Table
+from palette import Palette, Theme, in_order
+from records import AllocateRecord
+
+ALLOCATED = "allocated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """What one run of `tersor-bench allocate` found for the gradients of `data`."""
+
+    data: str
+    candidates: dict[str, list[AllocateRecord]]  # by parameter, those with a finite error
+    chosen: list[AllocateRecord]  # of each parameter
+    total: AllocateRecord
+    uniform: list[AllocateRecord]  # one codec for all, in the palette's order
+    budgets: list[AllocateRecord]  # allocations of as many bytes as those
+
+    def share(self, record: AllocateRecord) -> float:
+        """Of the energy of all parameters, what is lost."""
+        return record.energy_lost / self.total.energy if self.total.energy else 0.0
+
+    def beside(self, uniform: AllocateRecord) -> AllocateRecord | None:
+        """The allocation of most bytes that are not more."""
+        fitting = [one for one in self.budgets if one.payload_bytes <= uniform.payload_bytes]
+        return max(fitting, key=lambda one: one.payload_bytes, default=None)
+
+
+def allocations(found: list[AllocateRecord]) -> list[Allocation]:
+    """One of each data; of repeats the last."""
+    groups: dict[str, dict[tuple[object, ...], AllocateRecord]] = {}
+    for one in found:
+        group = groups.setdefault(one.data, {})
+        budget = (one.payload_bytes, one.chosen) if one.codec == ALLOCATED else ()
+        group[(one.parameter, one.codec, *budget)] = one
+    made = [_allocation(data, list(group.values())) for data, group in groups.items()]
+    return [one for one in made if one is not None]
+
+
+def _allocation(data: str, found: list[AllocateRecord]) -> Allocation | None:
+    """None where the run was cut short before its totals."""
+    candidates: dict[str, list[AllocateRecord]] = {}
+    for one in found:
+        if one.parameter is not None and one.energy_lost is not None:
+            candidates.setdefault(one.parameter, []).append(one)
+    totals = [one for one in found if one.parameter is None]
+    budgets = [one for one in totals if one.codec == ALLOCATED]
+    by_codec = {one.codec: one for one in totals if one.codec != ALLOCATED}
+    if not budgets:
+        return None
+    return Allocation(
+        data,
+        candidates,
+        [one for of in candidates.values() for one in of if one.chosen],
+        next((one for one in budgets if one.chosen), budgets[-1]),
+        [by_codec[codec] for codec in in_order({*by_codec})],
+        budgets,
+    )
+
+
+def sections(found: list[AllocateRecord], palette: Palette) -> list[Section]:
+    runs = allocations(found)
+    parts: list[Table | Picture] = []
+    for i, run in enumerate(runs, start=1):
+        parts += _parts(run, palette, f"-{i}" if len(runs) > 1 else "")
+    return [Section("Allocation", [_says(run) for run in runs], parts)] if parts else []
+
+
+def _says(run: Allocation) -> str:
+    total = run.total
+    fitting = [one for one in run.uniform if one.payload_bytes <= total.payload_bytes]
+    says = f"{run.data}: {_bits(total):.3f} bits a value lose {run.share(total):.2e} of the energy"
+    if not fitting:
+        return f"{says}; no codec for all takes as few."
+    best = min(fitting, key=run.share)
+    return (
+        f"{says}; of one codec for all {best.codec} is best in as few, with {run.share(best):.2e} "
+        f"in {_bits(best):.3f}."
+    )
+
+
+def _bits(one: AllocateRecord) -> float:
+    return 8 * one.payload_bytes / one.count
+
+
+def _parts(run: Allocation, palette: Palette, suffix: str) -> list[Table | Picture]:
+    chosen = Table(
+        f"A codec for each parameter: {run.data}",
+        ["parameter", "values", "codec", "bits a value", "lost of all energy"],
+        [
+            [
+                str(one.parameter),
+                units.value_count(one.count),
+                one.codec,
+                f"{_bits(one):.3f}",
+                f"{run.share(one):.2e}",
+            ]
+            for one in [*run.chosen, dataclasses.replace(run.total, parameter="all")]
+        ],
+    )
+    caption = (
+        "Left: what each parameter may travel by (lines join what no other codec beats) and what "
+        "was chosen. Right: one codec for all, as a reducer sends it, and allocations of as many "
+        "bits. Energy lost is |p − d|² of what was sent and decoded, without feedback, as a share "
+        "of the energy of all parameters. What loses nothing is not drawn."
+    )
+    heading = f"Energy lost against bytes by parameter: {run.data}"
+    picture = Picture(
+        "allocation" + suffix, heading, caption, functools.partial(draw, run, palette)
+    )
+    return [_beside(run), chosen, picture]
+
+
+def _beside(run: Allocation) -> Table:
+    columns = ["one codec for all", "bits a value", "energy lost", "allocated", "energy lost"]
+    rows = []
+    for one in run.uniform:
+        other = run.beside(one)
+        cells = [f"{_bits(other):.3f}", f"{run.share(other):.2e}"] if other else [units.ABSENT] * 2
+        rows.append([one.codec, f"{_bits(one):.3f}", f"{run.share(one):.2e}", *cells])
+    return Table(f"One codec for all, and an allocation of as many bits: {run.data}", columns, rows)
+
+
+def draw(run: Allocation, palette: Palette, theme: Theme) -> Figure:
+    def paint(figure: Figure) -> None:
+        left, right, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": [6, 6, 4]})
+        _draw_parameters(left, run, palette, theme)
+        _draw_totals(right, run, palette, theme)
+        legend.axis("off")
+        handles = {
+            label: handle
+            for axes in (left, right)
+            for handle, label in zip(*axes.get_legend_handles_labels())
+        }
+        order = [*in_order({*handles} - {ALLOCATED}), ALLOCATED]
+        legend.legend([handles[one] for one in order], order, loc="center left", fontsize=9)
+
+    return drawing.figure(theme, (1.25 * drawing.WIDTH, 5.2), paint)
+
+
+def _draw_parameters(axes: Axes, run: Allocation, palette: Palette, theme: Theme) -> None:
+    for candidates in run.candidates.values():
+        lossy = {one.codec: one for one in candidates if one.energy_lost}
+        costs = {codec: (one.payload_bytes, -run.share(one)) for codec, one in lossy.items()}
+        front = [lossy[codec] for codec in summary.pareto_front(costs)]
+        line = [(one.payload_bytes, run.share(one)) for one in front]
+        axes.plot(*zip(*line), color=theme.grid, linewidth=1.2, zorder=1)
+    for one in run.chosen:
+        if one.energy_lost:
+            _mark(axes, one.codec, (one.payload_bytes, run.share(one)), palette, theme)
+    axes.set_title("a codec for each parameter")
+    axes.set_xlabel("bytes of a payload (logarithmic)")
+    axes.set_ylabel("lost of all energy (logarithmic)")
+    drawing.log_axis(axes.xaxis, units.short_bytes, 4)
+    drawing.log_axis(axes.yaxis, drawing.power, 10)
+
+
+def _draw_totals(axes: Axes, run: Allocation, palette: Palette, theme: Theme) -> None:
+    for one in run.uniform:
+        if one.energy_lost:
+            _mark(axes, one.codec, (_bits(one), run.share(one)), palette, theme)
+    line = sorted((_bits(one), run.share(one)) for one in run.budgets if one.energy_lost)
+    axes.plot(*zip(*line), color=theme.ink, linewidth=1.4, zorder=2, label=ALLOCATED)
+    axes.plot([_bits(run.total)], [run.share(run.total)], "o", color=theme.ink, markersize=9)
+    axes.set_title("all parameters")
+    axes.set_xlabel("bits a value (logarithmic)")
+    drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
+    drawing.log_axis(axes.yaxis, drawing.power, 10)
+
+
+def _mark(axes: Axes, codec: str, at: tuple[float, float], palette: Palette, theme: Theme) -> None:
+    style = drawing.line_style(palette[codec], theme, 0)
+    style.update(linestyle="none", markersize=8, markerfacecolor="none")
+    axes.plot([at[0]], [at[1]], label=codec, zorder=3, **style)
