@@ -9,6 +9,7 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& module);
 void bind_codec(nb::module_& module);
+void bind_allocate(nb::module_& module);
 void bind_transport(nb::module_& module);
 void bind_inprocess(nb::module_& module);
 void bind_tuner(nb::module_& module);

@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
   module.attr("version") = TERSOR_VERSION;
   bind_errors(module);
   bind_codec(module);
+  bind_allocate(module);
   bind_transport(module);
   bind_inprocess(module);
   bind_tuner(module);

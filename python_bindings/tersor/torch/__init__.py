@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
 from tersor.torch import ddp
+from tersor.torch.allocation import allocate
 from tersor.torch.collectives import FeedbackState, all_gather, allreduce, reduce_scatter
 from tersor.torch.compressed_adamw import CompressedAdamW
 from tersor.torch.ddp import HookState, hook
@@ -42,6 +43,7 @@ __all__ = [
     "HookState",
     "ShardedHandle",
     "all_gather",
+    "allocate",
     "allreduce",
     "compress",
     "hook",

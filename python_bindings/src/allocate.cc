@@ -1,0 +1,94 @@
+// Allocation by parameter: measured on arrays of the host, chosen from figures.
+#include "python_bindings/src/arrays.h"
+#include "python_bindings/src/bindings.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <tersor/allocate.h>
+
+#include <functional>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+AllocationParameter measure(std::string name, nb::handle gradient, const Strings& codecs,
+                            unsigned threads) {
+  const auto array = read_values(gradient, {.name = name.c_str()});
+  if (array.memory == Memory::kDevice)
+    throw InvalidArgument(name + ": its gradient lies on a device; give a copy on the host");
+  const std::vector<std::size_t>& shape = array.shape;
+  AllocationGradient sample{.name = name, .gradient = array.span, .rows = 1};
+  if (!shape.empty()) sample.rows = shape.front();
+  if (shape.size() > 1)
+    sample.columns =
+        std::accumulate(shape.begin() + 1, shape.end(), std::size_t{1}, std::multiplies{});
+  const nb::gil_scoped_release release;
+  Threads workers(threads);
+  return measure_candidates(sample, codecs, &workers);
+}
+
+std::vector<std::pair<std::string, std::string>> rules_of(const Allocation& allocation) {
+  std::vector<std::pair<std::string, std::string>> rules;
+  for (const ReducerRule& rule : allocation.rules) rules.emplace_back(rule.pattern, rule.codec);
+  return rules;
+}
+
+using State = std::tuple<std::string, std::size_t, double,
+                         std::vector<std::tuple<std::string, std::size_t, double>>>;
+
+State state_of(const AllocationParameter& parameter) {
+  State state{parameter.name, parameter.count, parameter.energy, {}};
+  for (const AllocationCandidate& one : parameter.candidates)
+    std::get<3>(state).emplace_back(one.codec, one.bytes, one.energy_lost);
+  return state;
+}
+
+AllocationParameter parameter_of(const State& state) {
+  const auto& [name, count, energy, candidates] = state;
+  AllocationParameter parameter{.name = name, .count = count, .energy = energy, .candidates = {}};
+  for (const auto& [codec, bytes, lost] : candidates)
+    parameter.candidates.push_back({codec, bytes, lost});
+  return parameter;
+}
+
+}  // namespace
+
+void bind_allocate(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<AllocationParameter>(module, "AllocationParameter",
+                                  "What codecs make of one parameter; has a pickle.")
+      .def_ro("name", &AllocationParameter::name)
+      .def_ro("energy", &AllocationParameter::energy)
+      .def("add", &add_sample, "sample"_a, "Adds the energies of another sample.")
+      .def("__getstate__", &state_of)
+      .def("__setstate__", [](AllocationParameter& self, const State& state) {
+        new (&self) AllocationParameter(parameter_of(state));
+      });
+  nb::class_<Allocation>(module, "Allocation", "A codec for each parameter.")
+      .def_prop_ro("rules", &rules_of)
+      .def_prop_ro("bits", &Allocation::bits, "A value, of one payload.")
+      .def_ro("bytes", &Allocation::bytes)
+      .def_ro("energy", &Allocation::energy)
+      .def_ro("energy_lost", &Allocation::energy_lost);
+  module.def("allocation_codecs", &allocation_codecs);
+  module.def("measure_candidates", &measure, "name"_a, "gradient"_a, "codecs"_a, "threads"_a,
+             "Of a gradient on the host. Raises InvalidArgument where a value is not finite.");
+  module.def(
+      "allocate",
+      [](const std::vector<AllocationParameter>& parameters, double bits) {
+        return allocate(parameters, bits);
+      },
+      "parameters"_a, "bits"_a, "Raises InvalidArgument for a budget that is too small.");
+}
+
+}  // namespace tersor::python
