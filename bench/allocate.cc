@@ -138,8 +138,8 @@ std::string data_text(const AllocateOptions& options) {
 
 class Writer {
  public:
-  Writer(const AllocateOptions& options, const Measured& measured)
-      : options_(options), measured_(measured), records_(options.json) {}
+  Writer(const AllocateOptions& options, const Measured& measured, RecordFile& file)
+      : options_(options), measured_(measured), file_(file) {}
 
   void parameters(const Allocation& allocation) {
     std::vector<std::string> names;
@@ -179,6 +179,7 @@ class Writer {
     for (const std::string& spec : options_.codecs)
       if (const std::optional<Total> all = uniform(measured_, spec))
         table.print_row(beside(spec, *all));
+    file_.add_all(std::move(records_));
   }
 
  private:
@@ -203,20 +204,21 @@ class Writer {
 
   void add_record(const Record& parameter, const std::string& codec, const Total& total,
                   bool chosen) {
-    records_.add({{"benchmark", "allocate"},
-                  {"codec", codec},
-                  {"data", data_text(options_)},
-                  {"parameter", parameter},
-                  {"count", total.count},
-                  {"payload_bytes", total.bytes},
-                  {"energy", total.energy},
-                  {"energy_lost", total.lost},
-                  {"chosen", chosen}});
+    records_.push_back({{"benchmark", "allocate"},
+                        {"codec", codec},
+                        {"data", data_text(options_)},
+                        {"parameter", parameter},
+                        {"count", total.count},
+                        {"payload_bytes", total.bytes},
+                        {"energy", total.energy},
+                        {"energy_lost", total.lost},
+                        {"chosen", chosen}});
   }
 
   const AllocateOptions& options_;
   const Measured& measured_;
-  RecordFile records_;
+  RecordFile& file_;
+  std::vector<Record> records_;
 };
 
 /// Literals that C++ and Python read alike.
@@ -246,9 +248,10 @@ std::string canonical(const std::string& spec) { return make_codec(spec)->spec()
 void run_allocate(AllocateOptions options) {
   std::ranges::transform(options.codecs, options.codecs.begin(), canonical);
   options.codecs = without_repeats(options.codecs);
+  RecordFile file(options.json);
   const Measured measured = measure_all(options);
   const Allocation allocation = allocate(measured.parameters, options.bits);
-  Writer writer(options, measured);
+  Writer writer(options, measured, file);
   fmt::print("{}; {} bits a value of {}\n\n", machine_name(), options.bits, data_text(options));
   writer.parameters(allocation);
   note_zeros(measured);

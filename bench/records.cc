@@ -41,11 +41,15 @@ RecordFile::RecordFile(std::filesystem::path path) : path_(std::move(path)) {
     throw InvalidArgument(fmt::format("cannot write {}: {}", path_.string(), strerror(errno)));
 }
 
-void RecordFile::add(Record record) {
-  record["machine"] = machine_name();
-  record["date"] = utc_now();
-  record["commit"] = TERSOR_BENCH_COMMIT;
-  records_.push_back(std::move(record));
+void RecordFile::add(Record record) { add_all(std::vector<Record>(1, std::move(record))); }
+
+void RecordFile::add_all(std::vector<Record> records) {
+  for (Record& record : records) {
+    record["machine"] = machine_name();
+    record["date"] = utc_now();
+    record["commit"] = TERSOR_BENCH_COMMIT;
+    records_.push_back(std::move(record));
+  }
   if (path_.empty()) return;
   std::ofstream file(path_);
   file << records_.dump(1) << "\n";

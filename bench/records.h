@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tersor::bench {
 
@@ -24,6 +25,8 @@ class RecordFile {
 
   /// Adds machine, date (UTC) and commit, and writes. Throws Error where that fails.
   void add(Record record);
+  /// The same of several, written together.
+  void add_all(std::vector<Record> records);
 
  private:
   std::filesystem::path path_;
