@@ -510,7 +510,7 @@ class BadInput(Folder):
         self.refused([], "in.json", "no records")
         self.refused([7], "record 1", "object")
         self.refused([{}], "record 1", '"benchmark" is missing')
-        self.refused([{"benchmark": "x"}], "record 1", '"x"', "codecs, allreduce, predict, train")
+        self.refused([{"benchmark": "x"}], "record 1", '"x"', "codecs, allocate, allreduce")
 
     def test_numbers_that_are_none(self) -> None:
         self.refused('[{"benchmark": "train", "codec": "a", "seed": 1e999}]', "seed", "Infinity")
