@@ -39,7 +39,7 @@ StateRanges allreduce_ranges(const Prepared& prepared) {
     return prepared.hierarchy->groups().state_ranges(slot.count, context.rank, slot.parameter,
                                                      slot.unit());
   return {{0, slot.count},
-          owned_range(slot.count, context.rank, context.ranks, slot.parameter, slot.unit())};
+          context.grid.owned({0, slot.count}, context.rank, slot.parameter, slot.unit())};
 }
 
 bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {
@@ -79,10 +79,10 @@ void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) 
   slot.residual = in_place(options.state->residual);
   slot.residual_first = ranges.encoded.first;
   if (prepared.encoded != Algorithm::kTwoShot) return;
-  check_state(prepared, options.state->owner_residual, ranges.owned.count,
+  check_state(prepared, options.state->owner_residual, ranges.owned.count(),
               "owner_residual (see owned_count)");
   slot.owner = in_place(options.state->owner_residual);
-  slot.owner_first = ranges.owned.first;
+  slot.owned = ranges.owned;
 }
 
 void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded) {

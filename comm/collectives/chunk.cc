@@ -22,8 +22,7 @@ void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes, Memory memory) {
 }  // namespace
 
 void ChunkTask::prepare(const ChunkPlan& plan) {
-  grow(made_, plan.made_bytes, plan.memory);
-  grow(reduced_, plan.reduced_bytes, plan.memory);
+  for (std::size_t i = 0; i < made_.size(); ++i) grow(made_[i], plan.made_bytes[i], plan.memory);
   grow(workspace_, plan.workspace_bytes, plan.memory);
   grow(kept_memory_, plan.kept_bytes, plan.memory);
 }
@@ -84,7 +83,7 @@ Operation ChunkTask::operation() const {
           .stream = context_->stream,
           .in_order = context_->in_order,
           .whole_bytes = context_->whole_bytes,
-          .keep_alive = step().make == Make::kReduce ? reduced_ : made_};
+          .keep_alive = space()};
 }
 
 ValueSpan ChunkTask::bare_space(const Lane& lane, std::size_t offset) const {
@@ -92,7 +91,7 @@ ValueSpan ChunkTask::bare_space(const Lane& lane, std::size_t offset) const {
   if (lane.frames.empty()) return {nullptr, 0, dtype, plan_->memory};
   const FramePlan& frame = lane.frames.front();
   if (!frame.in_place())
-    return {made_->pointer() + offset, frame.rounds[step().round].native_count, dtype,
+    return {space()->pointer() + offset, frame.rounds[step().round].native_count, dtype,
             plan_->memory};
   const Piece& piece = frame.pieces.front();
   return context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
@@ -122,29 +121,55 @@ void ChunkTask::begin_native() {
                                           : transport.maximum(operation(), parts_);
 }
 
-/// How many other ranks a message that was made goes to. What goes to this rank is the last parcel.
+/// How many other ranks a lane that was made goes to.
 int ChunkTask::peers_of(std::size_t lane) const {
-  const auto& sends = step().sends;
-  const std::size_t copies = step().lane_count > 1 ? 1 : sends.size();
-  return static_cast<int>(copies) - (sends.back() == Parcel{context_->rank, lane} ? 1 : 0);
+  return static_cast<int>(std::ranges::count_if(step().sends, [&](const Parcel& parcel) {
+    return parcel.peer != context_->rank && lane - parcel.lane < parcel.lanes;
+  }));
 }
 
+/// Those of a lane, by rank.
+std::span<const Received> ChunkTask::received(std::size_t lane) const {
+  const auto [first, last] = std::ranges::equal_range(received_, lane, {}, &Received::lane);
+  return {first, last};
+}
+
+std::size_t ChunkTask::make_message(std::size_t lane, ByteSpan space) {
+  const int peers = peers_of(lane);
+  if (step().make == Make::kEncode) return messages_.encode(this->lane(lane), space, peers);
+  if (step().make == Make::kReduce)
+    return messages_.reduce(this->lane(lane), received(lane), step().stage, space, peers);
+  return messages_.forward(this->lane(lane), received(lane).front(), space, peers);
+}
+
+// One behind the other, as they are sent together.
 void ChunkTask::make_messages() {
   own_.clear();
-  const bool reduces = step().make == Make::kReduce;
-  ByteSpan space = reduces ? reduced_->span() : made_->span();
+  ByteSpan space = this->space()->span();
   for (std::size_t i = step().first_lane; i < step().first_lane + step().lane_count; ++i) {
-    const std::size_t bytes = reduces ? messages_.reduce(lane(i), received_, space, peers_of(i))
-                                      : messages_.encode(lane(i), space, peers_of(i));
+    const std::size_t bytes = make_message(i, space);
     own_.push_back(space.first(bytes));
-    space = space.subspan(lane(i).message_bytes);
+    space = space.subspan(bytes);
   }
+}
+
+ConstByteSpan ChunkTask::own_message(const Parcel& parcel) const {
+  const std::size_t first = parcel.lane - step().first_lane;
+  const ConstByteSpan last = own_[first + parcel.lanes - 1];
+  return {own_[first].data(), last.data() + last.size()};
+}
+
+/// Of a parcel's lanes.
+std::size_t ChunkTask::capacity(const Parcel& parcel) const {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < parcel.lanes; ++i) bytes += lane(parcel.lane + i).message_bytes;
+  return bytes;
 }
 
 /// Whether messages of one exchange have different capacities.
 bool ChunkTask::lanes_differ() const {
   return std::ranges::any_of(step().receives, [&](const Parcel& parcel) {
-    return lane(parcel.lane).message_bytes != lane(step().receives.front().lane).message_bytes;
+    return capacity(parcel) != capacity(step().receives.front());
   });
 }
 
@@ -154,12 +179,10 @@ void ChunkTask::start_messages() {
   receives_.clear();
   std::size_t largest = 0;
   for (const Parcel& parcel : step().sends)
-    if (parcel.peer != context_->rank)
-      sends_.push_back({parcel.peer, own_[parcel.lane - step().first_lane]});
+    if (parcel.peer != context_->rank) sends_.push_back({parcel.peer, own_message(parcel)});
   for (const Parcel& parcel : step().receives) {
-    const std::size_t capacity = lane(parcel.lane).message_bytes;
-    largest = std::max(largest, capacity);
-    if (parcel.peer != context_->rank) receives_.push_back({parcel.peer, capacity});
+    largest = std::max(largest, capacity(parcel));
+    if (parcel.peer != context_->rank) receives_.push_back({parcel.peer, capacity(parcel)});
   }
   Transport& transport = *context_->transport;
   const bool gathers = step().gathers && !(context_->on_device() && lanes_differ());
@@ -180,10 +203,17 @@ void ChunkTask::finish_step() {
 
 void ChunkTask::collect() {
   received_.clear();
-  for (const Parcel& parcel : step().receives)
-    received_.push_back({parcel.lane, parcel.peer,
-                         parcel.peer == context_->rank ? own_[parcel.lane - step().first_lane]
-                                                       : handle_.received(parcel.peer)});
+  for (const Parcel& parcel : step().receives) {
+    ConstByteSpan rest =
+        parcel.peer == context_->rank ? own_message(parcel) : handle_.received(parcel.peer);
+    for (std::size_t i = parcel.lane; i < parcel.lane + parcel.lanes; ++i) {
+      const bool last = i + 1 == parcel.lane + parcel.lanes;
+      const Received message{i, parcel.peer, rest};
+      received_.push_back(last ? message : messages_.first_of(lane(i), message));
+      rest = rest.subspan(received_.back().bytes.size());
+    }
+  }
+  std::ranges::stable_sort(received_, {}, &Received::lane);
 }
 
 void ChunkTask::decode_received() {

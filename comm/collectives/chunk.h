@@ -5,6 +5,7 @@
 
 #include <tersor/buffer.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -57,6 +58,11 @@ class ChunkTask {
   void take_native();
 
   const Lane& lane(std::size_t index) const { return plan_->lanes[index]; }
+  const std::shared_ptr<Buffer>& space() const { return made_[step_ % 2]; }
+  std::span<const Received> received(std::size_t lane) const;
+  std::size_t make_message(std::size_t lane, ByteSpan space);
+  ConstByteSpan own_message(const Parcel& parcel) const;
+  std::size_t capacity(const Parcel& parcel) const;
   int peers_of(std::size_t lane) const;
   bool lanes_differ() const;
   ValueSpan bare_space(const Lane& lane, std::size_t offset) const;
@@ -70,8 +76,9 @@ class ChunkTask {
   bool ticked_ = false;
   Handle handle_;
   Handle kept_;  ///< of the messages that the next step reduces
-  std::shared_ptr<Buffer> made_ = std::make_shared<Buffer>();     ///< encoded, or bare values
-  std::shared_ptr<Buffer> reduced_ = std::make_shared<Buffer>();  ///< sums, encoded once more
+  /// What even steps made, and odd ones: messages, or bare values.
+  std::array<std::shared_ptr<Buffer>, 2> made_ = {std::make_shared<Buffer>(),
+                                                  std::make_shared<Buffer>()};
   Buffer workspace_, kept_memory_;
   std::vector<ConstByteSpan> own_;  ///< messages of the step's lanes
   std::vector<Received> received_;  ///< in the order of lanes, then ranks

@@ -186,6 +186,7 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
           .chunk_count = options.chunk_count,
           .threads = options.threads == nullptr ? 1 : options.threads->count(),
           .hosts = {options.hosts.begin(), options.hosts.end()},
+          .dims = {options.dims.begin(), options.dims.end()},
           .host_codec = options.host_codec};
 }
 

@@ -28,6 +28,7 @@ struct ExchangeContext {
   Transport* adder = nullptr;  ///< sums bare values: the transport, or one of its splits
   int rank = 0;
   int ranks = 1;
+  Grid grid = {};  ///< of all ranks, where there is no hierarchy
   std::span<const Slot> slots;
   std::string_view name;  ///< of the operation, for messages
   std::uint64_t signature = 0;

@@ -29,6 +29,12 @@ void add_groups(Signature& signature, const HostGroups& groups, std::string_view
   for (const int host : groups.numbers()) signature.add(static_cast<std::uint32_t>(host));
 }
 
+void add_grid(Signature& signature, const Grid& grid) {
+  if (grid.is_direct()) return;
+  signature.add(std::string_view("grid"));
+  for (const int digit : grid.digits()) signature.add(static_cast<std::uint32_t>(digit));
+}
+
 void agree(Transport& transport, const ExchangeContext& context) {
   transport
       .barrier({.name = context.name,

@@ -37,6 +37,9 @@ std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy)
 /// Part of the signature of whatever goes through such a hierarchy.
 void add_groups(Signature& signature, const HostGroups& groups, std::string_view host_codec);
 
+/// The same of a grid; one dimension of all ranks adds nothing.
+void add_grid(Signature& signature, const Grid& grid);
+
 /// Throws TransportError on all ranks where their signatures differ: before splits are made of
 /// groups that do not fit each other.
 void agree(Transport& transport, const ExchangeContext& context);

@@ -60,7 +60,7 @@ StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t 
   if (!encodes(rank)) return {};
   const Range shard = owned_range(count, place(rank), shards_, parameter, unit);
   const int among_owners = index_in(owners(place(rank)), rank);
-  return {shard, owned_range(shard, among_owners, hosts(), parameter, unit)};
+  return {shard, grid().owned(shard, among_owners, parameter, unit)};
 }
 
 int index_in(std::span<const int> ascending, int value) {
@@ -75,13 +75,13 @@ std::size_t encoded_count(std::size_t count, int rank, std::span<const int> host
 
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
                         std::uint32_t parameter, std::size_t unit) {
-  return ranges_of(count, rank, hosts, parameter, unit).owned.count;
+  return ranges_of(count, rank, hosts, parameter, unit).owned.count();
 }
 
 std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter,
-                        std::size_t unit) {
+                        std::size_t unit, std::span<const int> dims) {
   check_rank(rank, ranks);
-  return owned_range(count, rank, ranks, parameter, unit).count;
+  return Grid::of(dims, ranks).owned({0, count}, rank, parameter, unit).count();
 }
 
 }  // namespace tersor

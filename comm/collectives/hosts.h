@@ -5,6 +5,7 @@
 // host, exchange it between the hosts.
 #pragma once
 
+#include "comm/collectives/grid.h"
 #include "comm/collectives/parts.h"
 
 #include <cstddef>
@@ -17,7 +18,7 @@ namespace tersor {
 /// What one rank encodes of a parameter, and what it owns in a two-shot allreduce.
 struct StateRanges {
   Range encoded;
-  Range owned;
+  OwnedRanges owned;
 };
 
 class HostGroups {
@@ -39,6 +40,9 @@ class HostGroups {
   std::vector<int> owners(int shard) const;
   /// Whether a rank owns a shard that it exchanges with other hosts.
   bool encodes(int rank) const { return hosts() > 1 && place(rank) < shards_; }
+
+  /// How the owners of a shard exchange it.
+  Grid grid() const { return Grid::standard(hosts()); }
 
   /// Of a codec whose segments are cut at multiples of `unit`.
   StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter,

@@ -1,6 +1,7 @@
 // See messages.h.
 #include "comm/collectives/messages.h"
 
+#include "kernels/device/device_memory.h"
 #include "kernels/scalar/philox.h"
 
 #include <tersor/error.h>
@@ -27,25 +28,29 @@ SegmentState sender_part(const Slot& slot, Range range) {
   return part(slot.residual, {range.first - slot.residual_first, range.count});
 }
 
-// The owner's residual begins where its own part of the parameter does.
-SegmentState owner_part(const Slot& slot, Range range) {
-  return part(slot.owner, {range.first - slot.owner_first, range.count});
+// The owner's residuals begin where its own part of the parameter does, one stage behind the other.
+SegmentState owner_part(const Slot& slot, Range range, std::size_t stage) {
+  const std::size_t first = range.first - slot.owned.stages[stage].first;
+  return part(slot.owner, {slot.owned.offset(stage) + first, range.count});
 }
 
 }  // namespace
 
-void Messages::gather_inputs(const FramePlan& frame, Phase phase) {
+void Messages::gather_inputs(const FramePlan& frame) {
   inputs_.clear();
   states_.clear();
   for (const Piece& piece : frame.pieces) {
     const Slot& slot = context_->slots[piece.slot];
-    if (phase == Phase::kSender)
-      inputs_.push_back(slot.input.subspan(piece.range.first, piece.range.count));
-    const bool kept =
-        phase == Phase::kSender ? frame.codec->has_feedback() : !slot.owner.residual_out.empty();
-    if (!kept) continue;
-    states_.push_back(phase == Phase::kSender ? sender_part(slot, piece.range)
-                                              : owner_part(slot, piece.range));
+    inputs_.push_back(slot.input.subspan(piece.range.first, piece.range.count));
+    if (frame.codec->has_feedback()) states_.push_back(sender_part(slot, piece.range));
+  }
+}
+
+void Messages::gather_owners(const FramePlan& frame, std::size_t stage) {
+  states_.clear();
+  for (const Piece& piece : frame.pieces) {
+    const Slot& slot = context_->slots[piece.slot];
+    if (!slot.owner.residual_out.empty()) states_.push_back(owner_part(slot, piece.range, stage));
   }
 }
 
@@ -81,7 +86,7 @@ void Messages::next_frames(const FramePlan& frame, std::span<const Received> mes
     }
 }
 
-std::size_t Messages::written_bytes(const FramePlan& frame, ByteSpan target) const {
+std::size_t Messages::written_bytes(const FramePlan& frame, ConstByteSpan target) const {
   return context_->on_device() ? frame.frame_bytes : frame_bytes(target);
 }
 
@@ -106,9 +111,10 @@ void Messages::read_frames(std::span<const Received> messages, const Read& read)
   }
 }
 
-RandomSource Messages::random(const Lane& lane, Phase phase) const {
+// A sender's, and an owner's after each reduction.
+RandomSource Messages::random(const Lane& lane, std::size_t stage) const {
   const auto place = static_cast<std::uint32_t>(lane.place);
-  return {.key = kernels::noise_key(context_->seed, place, static_cast<std::uint32_t>(phase)),
+  return {.key = kernels::noise_key(context_->seed, place, static_cast<std::uint32_t>(stage)),
           .step = context_->step};
 }
 
@@ -177,14 +183,14 @@ std::size_t Messages::encode(const Lane& lane, ByteSpan message, int peers) {
   return offset;
 }
 
-std::size_t Messages::reduce(const Lane& lane, std::span<const Received> messages, ByteSpan sum,
-                             int peers) {
+std::size_t Messages::reduce(const Lane& lane, std::span<const Received> messages,
+                             std::size_t stage, ByteSpan sum, int peers) {
   offsets_.assign(messages.size(), 0);
   std::size_t offset = 0;
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
     next_frames(frame, messages);
-    gather_inputs(frame, Phase::kOwner);
+    gather_owners(frame, stage - 1);
     const ByteSpan target = sum.subspan(offset, frame.frame_bytes);
     read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
       frame.codec->reduce({.segments = frame.segments,
@@ -193,7 +199,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
                            .states = states_,
                            .words = context_->words,
                            .words_out = words_out(),
-                           .random = random(lane, Phase::kOwner),
+                           .random = random(lane, stage),
                            .identity = identity(),
                            .execution = execution(frame)},
                           target);
@@ -203,8 +209,39 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
   return offset;
 }
 
+std::size_t Messages::forward(const Lane& lane, const Received& received, ByteSpan message,
+                              int peers) {
+  offsets_.assign(1, 0);
+  for (const FramePlan& frame : lane.frames) {
+    next_frames(frame, {&received, 1});
+    count_bytes(frame, frames_.front().size(), peers);
+  }
+  const std::size_t bytes = offsets_.front();
+  copy(message, received.bytes.first(std::min(bytes, received.bytes.size())));
+  return bytes;
+}
+
+void Messages::copy(ByteSpan to, ConstByteSpan from) const {
+  if (context_->on_device())
+    return kernels::copy_bytes(to.data(), from.data(), from.size(), context_->stream);
+  std::ranges::copy(from, to.begin());
+}
+
+Received Messages::first_of(const Lane& lane, const Received& several) const {
+  std::size_t end = 0;
+  for (const FramePlan& frame : lane.frames) {
+    const ConstByteSpan rest = several.bytes.subspan(std::min(end, several.bytes.size()));
+    try {
+      end += align_up(written_bytes(frame, rest), kSectionAlignment);
+    } catch (const WireError& error) {
+      throw_damaged(several.rank, error);
+    }
+  }
+  return {several.lane, several.rank, several.bytes.first(std::min(end, several.bytes.size()))};
+}
+
 EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
-  gather_inputs(frame, Phase::kSender);
+  gather_inputs(frame);
   gather_memories(frame);
   return {.segments = frame.segments,
           .gradients = inputs_,
@@ -212,7 +249,7 @@ EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
           .memories = memories_,
           .words = context_->words,
           .words_out = words_out(),
-          .random = random(lane, Phase::kSender),
+          .random = random(lane, 0),
           .identity = identity(),
           .execution = execution(frame),
           .contributions = lane.contributions};

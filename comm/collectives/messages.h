@@ -36,9 +36,17 @@ class Messages {
   /// to.
   std::size_t encode(const Lane& lane, ByteSpan message, int peers);
 
-  /// Adds the messages of a lane that this rank owns and encodes the sum. Throws WireError that
-  /// names the operation and the rank whose frame is damaged; so does `decode`.
-  std::size_t reduce(const Lane& lane, std::span<const Received> messages, ByteSpan sum, int peers);
+  /// Adds the messages of a lane that this rank owns after so many reductions and encodes the sum.
+  /// Throws WireError that names the operation and the rank whose frame is damaged; so do those
+  /// below.
+  std::size_t reduce(const Lane& lane, std::span<const Received> messages, std::size_t stage,
+                     ByteSpan sum, int peers);
+
+  /// Copies a message.
+  std::size_t forward(const Lane& lane, const Received& received, ByteSpan message, int peers);
+
+  /// Of a message of several lanes that of the first.
+  Received first_of(const Lane& lane, const Received& several) const;
 
   /// Adds the messages of a lane and assigns them to the slots' outputs, or absorbs them.
   void decode(const Lane& lane, std::span<const Received> messages, Take take);
@@ -48,16 +56,17 @@ class Messages {
   void decode_native(const Lane& lane, ConstValueSpan values, Take take);
 
  private:
-  enum class Phase : std::uint32_t { kSender = 0, kOwner = 1 };
   enum class Work { kEncode, kDecode };
 
-  void gather_inputs(const FramePlan& frame, Phase phase);
+  void gather_inputs(const FramePlan& frame);
+  void gather_owners(const FramePlan& frame, std::size_t stage);
   void gather_outputs(const FramePlan& frame);
   void gather_memories(const FramePlan& frame);
   void next_frames(const FramePlan& frame, std::span<const Received> messages);
-  std::size_t written_bytes(const FramePlan& frame, ByteSpan target) const;
+  std::size_t written_bytes(const FramePlan& frame, ConstByteSpan target) const;
+  void copy(ByteSpan to, ConstByteSpan from) const;
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
-  RandomSource random(const Lane& lane, Phase phase) const;
+  RandomSource random(const Lane& lane, std::size_t stage) const;
   FrameIdentity identity() const;
   float factor(const Lane& lane) const { return lane.scaled ? context_->factor : 1.0f; }
   Execution execution(const FramePlan& frame) const;

@@ -22,13 +22,14 @@ inline std::size_t unit_of(const Codec& codec, std::size_t count) {
 }
 
 /// A chunk is shared among its lanes; but where these are more, none becomes shorter than so: a
-/// message costs microseconds, whatever is in it (docs/algorithms.md#chunks).
-inline constexpr std::size_t kLanesOfChunk = 32;
+/// message costs microseconds, whatever is in it (docs/algorithms.md#chunks). On a grid, where
+/// lanes share messages, a frame does.
+inline constexpr std::size_t kLanesOfChunk = 32, kLanesOfGridChunk = 256;
 
 /// Values of each lane of a chunk.
-inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes,
-                               std::size_t unit = kUnit) {
-  return align_up(std::max<std::size_t>(chunk_count / std::min(lanes, kLanesOfChunk), 1), unit);
+inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes, std::size_t unit = kUnit,
+                               std::size_t most_lanes = kLanesOfChunk) {
+  return align_up(std::max<std::size_t>(chunk_count / std::min(lanes, most_lanes), 1), unit);
 }
 
 /// The values [first, first + count) of a parameter.

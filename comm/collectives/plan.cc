@@ -29,6 +29,10 @@ void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
                             .active = context.carried == Carried::kOwn ? slot.active : nullptr});
 }
 
+int lanes_of(Exchange last, const PlanContext& context) {
+  return tersor::lanes_of(last, context.ranks, context.grid);
+}
+
 /// What of a slot travels in a lane.
 Range lane_range(const PlanContext& context, const Slot& slot, Exchange last, int lane) {
   if (slot.collective == Collective::kReduceScatter && last != Exchange::kGather)
@@ -37,6 +41,8 @@ Range lane_range(const PlanContext& context, const Slot& slot, Exchange last, in
   const Range carried = owned_range(slot.count, context.sharding.shard, context.sharding.shards,
                                     slot.parameter, unit);
   if (last == Exchange::kGather) return carried;
+  if (last == Exchange::kTwoShot)
+    return context.grid.lane_range(carried, static_cast<std::size_t>(lane), slot.parameter, unit);
   return owned_range(carried, lane, context.ranks, slot.parameter, unit);
 }
 
@@ -75,13 +81,13 @@ Range cut(Range range, std::size_t offset, std::size_t step) {
 
 /// Chunks whose lane l is a part of lanes[l]; at least one.
 std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> lanes,
-                             std::size_t chunk_count) {
+                             std::size_t chunk_count, std::size_t most_lanes = kLanesOfChunk) {
   std::size_t longest = 1;
   for (const Piece& lane : lanes) longest = std::max(longest, lane.range.count);
   const Slot& slot = context.slots[lanes.front().slot];
   const bool divisible = slot.codec->traits().divisible;
   const std::size_t step =
-      divisible ? lane_length(chunk_count, lanes.size(), slot.unit()) : longest;
+      divisible ? lane_length(chunk_count, lanes.size(), slot.unit(), most_lanes) : longest;
   std::vector<Lanes> chunks;
   for (std::size_t offset = 0; offset < longest; offset += step) {
     Lanes chunk = empty_lanes(context, lanes.size());
@@ -92,12 +98,13 @@ std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> 
   return chunks;
 }
 
-// What a step made is sent before the next one begins: they share the room.
-void make_room(ChunkPlan& chunk, const Step& step) {
+// What a step makes may come of what lies where the one before made it.
+void make_room(ChunkPlan& chunk, std::size_t index) {
+  const Step& step = (*chunk.schedule)[index];
   std::size_t bytes = 0;
   for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i)
     bytes += made_bytes(chunk.lanes[i], step);
-  std::size_t& room = step.make == Make::kReduce ? chunk.reduced_bytes : chunk.made_bytes;
+  std::size_t& room = chunk.made_bytes[index % 2];
   room = std::max(room, bytes);
 }
 
@@ -126,7 +133,7 @@ std::size_t made_bytes(const Lane& lane, const Step& step) {
 }
 
 Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last) {
-  const int count = lanes_of(last, context.ranks);
+  const int count = lanes_of(last, context);
   Lanes lanes = empty_lanes(context, static_cast<std::size_t>(count));
   for (const std::uint32_t slot : slots)
     for (int lane = 0; lane < count; ++lane)
@@ -138,9 +145,10 @@ Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slot
 std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
                             std::size_t chunk_count) {
   std::vector<Piece> lanes;
-  for (int lane = 0; lane < lanes_of(last, context.ranks); ++lane)
+  for (int lane = 0; lane < lanes_of(last, context); ++lane)
     lanes.push_back({slot, lane_range(context, context.slots[slot], last, lane)});
-  return cut_lanes(context, lanes, chunk_count);
+  return cut_lanes(context, lanes, chunk_count,
+                   last == Exchange::kTwoShot ? context.grid.most_lanes_of_chunk() : kLanesOfChunk);
 }
 
 std::vector<Lanes> plan_slots(const PlanContext& context, std::size_t chunk_count) {
@@ -160,9 +168,9 @@ Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>
 ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Lanes lanes, Memory memory) {
   ChunkPlan chunk{.schedule = std::move(schedule), .memory = memory, .lanes = std::move(lanes)};
   for (Lane& lane : chunk.lanes) make_room(chunk, lane);
-  for (const Step& step : *chunk.schedule) {
-    make_room(chunk, step);
-    chunk.bare_dtypes.push_back(bare_dtype(chunk, step));
+  for (std::size_t i = 0; i < chunk.schedule->size(); ++i) {
+    make_room(chunk, i);
+    chunk.bare_dtypes.push_back(bare_dtype(chunk, (*chunk.schedule)[i]));
   }
   return chunk;
 }

@@ -13,6 +13,7 @@
 #include <tersor/collectives.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,7 +43,7 @@ struct Slot {
   SegmentState residual = {};      ///< the sender's, over what this rank encodes; empty: none
   std::size_t residual_first = 0;  ///< where that begins
   SegmentState owner = {};         ///< the owner's, over what this rank owns; empty: none
-  std::size_t owner_first = 0;     ///< where that begins
+  OwnedRanges owned = {};          ///< what that is
   SegmentMemory memory = {};       ///< the codec's own, over the whole parameter; empty: none
   const std::uint32_t* active = nullptr;
   std::optional<std::uint64_t> window =
@@ -96,8 +97,7 @@ struct ChunkPlan {
   Lanes lanes = {};
   std::vector<Dtype> bare_dtypes = {};  ///< of each step, where that is native
   // What running it takes:
-  std::size_t made_bytes = 0;     ///< room for all that one step encodes, or sums
-  std::size_t reduced_bytes = 0;  ///< room for what this rank owns, encoded once more
+  std::array<std::size_t, 2> made_bytes = {};  ///< by even steps and by odd ones
   std::size_t workspace_bytes = 0;
   std::size_t kept_bytes = 0;
 };
@@ -117,8 +117,9 @@ enum class Carried : std::uint8_t { kOwn, kOfHost };
 /// What all chunks of an exchange have in common.
 struct PlanContext {
   std::span<const Slot> slots;
-  int ranks = 1;  ///< that exchange with each other
-  int place = 0;  ///< this rank's among them
+  int ranks = 1;   ///< that exchange with each other
+  Grid grid = {};  ///< of them
+  int place = 0;   ///< this rank's among them
   unsigned threads = 1;
   Sharding sharding = {};
   Carried carried = Carried::kOwn;

@@ -26,9 +26,16 @@ int Planner::encoding_ranks() const {
   return hierarchy_ == nullptr ? context_.ranks : hierarchy_->groups().hosts();
 }
 
-PlanContext Planner::encoded_context(int shard) const {
+// Shards of a reduce-scatter are the ranks' own: there are as many as ranks.
+Grid Planner::grid(const Slot& slot) const {
+  if (hierarchy_ != nullptr) return hierarchy_->groups().grid();
+  return slot.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
+}
+
+PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
   PlanContext context{.slots = context_.slots,
                       .ranks = encoding_ranks(),
+                      .grid = grid(slot),
                       .place = context_.rank,
                       .threads = threads_,
                       .memory = context_.memory};
@@ -64,7 +71,7 @@ std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) 
 
 Schedule Planner::schedule(const Slot& slot, std::span<const Exchange> rounds) const {
   if (hierarchy_ != nullptr) return hierarchical(hierarchy_->groups(), context_.rank, rounds);
-  const Party all = everybody(context_.rank, context_.ranks);
+  const Party all = everybody(context_.rank, grid(slot));
   return slot.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
                                                        : allreduce_by(rounds, all);
 }
@@ -93,7 +100,7 @@ ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorit
   std::vector<Lanes> shards;
   const int count = hierarchy_ == nullptr ? 1 : hierarchy_->groups().shards();
   for (int shard = 0; shard < count; ++shard)
-    shards.push_back(plan_whole(encoded_context(shard), slots, rounds.back()));
+    shards.push_back(plan_whole(encoded_context(shard, first), slots, rounds.back()));
   Lanes lanes = hierarchy_ == nullptr ? std::move(shards.front()) : with_hosts(std::move(shards));
   return std::move(chunks(schedule(first, rounds), {std::move(lanes)}).front());
 }
@@ -106,7 +113,7 @@ std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
                            encoding_ranks() * align_up(slots()[slot].count, slots()[slot].unit()));
   if (hierarchy_ == nullptr)
     return chunks(schedule(slots()[slot], rounds),
-                  plan_cut(encoded_context(0), slot, rounds.back(), chunk_count));
+                  plan_cut(encoded_context(0, slots()[slot]), slot, rounds.back(), chunk_count));
   return chunks(schedule(slots()[slot], rounds), cut_shards(slot, rounds.back(), chunk_count));
 }
 
@@ -114,12 +121,13 @@ std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
 std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
                                        std::size_t chunk_count) const {
   const auto shards = static_cast<std::size_t>(hierarchy_->groups().shards());
-  const auto lane_count = static_cast<std::size_t>(lanes_of(last, encoding_ranks()));
+  const auto lane_count =
+      static_cast<std::size_t>(lanes_of(last, encoding_ranks(), grid(slots()[slot])));
   std::vector<std::vector<Lanes>> of_shard;
   std::size_t chunks = 0;
   for (std::size_t shard = 0; shard < shards; ++shard) {
-    of_shard.push_back(
-        plan_cut(encoded_context(static_cast<int>(shard)), slot, last, chunk_count / shards));
+    of_shard.push_back(plan_cut(encoded_context(static_cast<int>(shard), slots()[slot]), slot, last,
+                                chunk_count / shards));
     chunks = std::max(chunks, of_shard.back().size());
   }
   std::vector<Lanes> lanes;
@@ -133,7 +141,7 @@ std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
 }
 
 std::vector<ChunkPlan> Planner::by_rank(const Schedule& schedule, std::size_t chunk_count) const {
-  return chunks(schedule, plan_slots(encoded_context(0), chunk_count));
+  return chunks(schedule, plan_slots(encoded_context(0, slots().front()), chunk_count));
 }
 
 }  // namespace tersor

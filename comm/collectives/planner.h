@@ -30,7 +30,8 @@ class Planner {
   std::vector<ChunkPlan> by_rank(const Schedule& schedule, std::size_t chunk_count) const;
 
  private:
-  PlanContext encoded_context(int shard) const;
+  Grid grid(const Slot& slot) const;
+  PlanContext encoded_context(int shard, const Slot& slot) const;
   PlanContext host_context(Carried carried) const;
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;

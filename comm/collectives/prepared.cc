@@ -27,6 +27,7 @@ std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& op
         .add(slot.first_index)
         .add(prepared.codec->spec().text());
   if (prepared.context.on_device()) signature.add(std::string_view("device"));
+  add_grid(signature, prepared.context.grid);
   if (groups) add_groups(signature, *groups, options.host_codec);
   return signature.value();
 }
@@ -104,6 +105,7 @@ void make_context(Prepared& prepared, Transport& transport, const CollectiveOpti
   context.transport = &transport;
   context.rank = transport.rank();
   context.ranks = transport.ranks();
+  context.grid = Grid::of(prepared.key.dims, context.ranks);
   context.name = kKindNames[static_cast<int>(prepared.key.kind)];
   context.timeout = options.timeout;
   context.memory = prepared.key.memory;

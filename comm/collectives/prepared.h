@@ -30,6 +30,7 @@ struct Key {
   std::size_t chunk_count = 0;
   unsigned threads = 1;
   std::vector<int> hosts;  ///< as given
+  std::vector<int> dims;
   std::string host_codec;
 
   bool operator==(const Key&) const = default;

@@ -1,6 +1,7 @@
 // See schedule.h.
 #include "comm/collectives/schedule.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -11,34 +12,64 @@ void append(Schedule& schedule, Schedule steps) {
   schedule.insert(schedule.end(), steps.begin(), steps.end());
 }
 
-// The members by the order in which this rank sends to them: the next one first, itself last, so
-// that not all send to the same one at the same time.
-std::vector<std::size_t> in_turn(const Party& party) {
-  std::vector<std::size_t> members;
-  for (std::size_t i = 1; i <= party.members.size(); ++i)
-    members.push_back((static_cast<std::size_t>(party.place) + i) % party.members.size());
-  return members;
+/// Members in a party, in the order in which one of them sends to the others: the next one first,
+/// itself last, so that not all send to the same one at the same time.
+std::vector<int> in_turn(std::vector<int> places, int own) {
+  const auto self = std::ranges::find(places, own);
+  if (self != places.end()) std::ranges::rotate(places, std::next(self));
+  return places;
 }
 
-/// Every lane of the party to its owner.
-Step to_owners(const Party& party, Take take) {
-  Step step{.first_lane = party.first_lane, .take = take};
-  for (const std::size_t i : in_turn(party))
-    if (party.owned(i)) step.sends.push_back({party.members[i], party.first_lane + i});
-  for (const int member : party.members)
-    if (party.owns()) step.receives.push_back({member, party.own_lane()});
-  step.lane_count = step.sends.size();
+/// Those with whom this rank exchanges in a dimension.
+std::vector<int> group_of(const Party& party, int dimension) {
+  return party.members.empty() ? std::vector<int>{} : party.grid.group(party.place, dimension);
+}
+
+std::vector<int> owners_of(const Party& party, std::vector<int> group) {
+  std::erase_if(group, [&](int place) { return !party.grid.owns(place); });
+  return group;
+}
+
+/// What lies at a place after so many dimensions, to or from a peer.
+Parcel parcel(const Party& party, int peer, int place, int dimensions) {
+  const LaneRange lanes = party.grid.lanes_after(place, dimensions);
+  return {party.members[static_cast<std::size_t>(peer)], party.first_lane + lanes.first,
+          lanes.count};
+}
+
+void make_lanes(Step& step, const Party& party, LaneRange lanes) {
+  step.first_lane = party.first_lane + lanes.first;
+  step.lane_count = lanes.count;
+}
+
+/// What the dimensions before left a rank, to the owners in this one.
+Step to_owners(const Party& party, int dimension) {
+  Step step{.make = dimension == 0 ? Make::kEncode : Make::kReduce,
+            .first_lane = party.first_lane,
+            .take = Take::kKeep,
+            .stage = static_cast<std::uint8_t>(dimension)};
+  const std::vector<int> group = group_of(party, dimension);
+  for (const int place : owners_of(party, in_turn(group, party.place)))
+    step.sends.push_back(parcel(party, place, place, dimension + 1));
+  for (const int place : group)
+    if (party.owns()) step.receives.push_back(parcel(party, place, party.place, dimension + 1));
+  if (!group.empty()) make_lanes(step, party, party.grid.lanes_after(party.place, dimension));
   return step;
 }
 
-/// Every owner's lane to the whole party.
-Step to_everybody(const Party& party, Make make) {
-  Step step{.make = make, .first_lane = party.own_lane(), .gathers = party.whole};
-  for (const std::size_t i : in_turn(party))
-    if (party.owns()) step.sends.push_back({party.members[i], party.own_lane()});
-  for (std::size_t i = 0; i < party.members.size(); ++i)
-    if (party.owned(i)) step.receives.push_back({party.members[i], party.first_lane + i});
-  step.lane_count = party.owns() ? 1 : 0;
+/// What every owner has of the dimensions after this one, to its whole group.
+Step to_everybody(const Party& party, int dimension) {
+  Step step{.make = Make::kForward,
+            .first_lane = party.first_lane,
+            .take = dimension == 0 ? Take::kDecode : Take::kKeep,
+            .gathers = party.whole && party.grid.is_direct(),
+            .stage = static_cast<std::uint8_t>(party.grid.dimensions())};
+  const std::vector<int> group = group_of(party, dimension);
+  for (const int place : in_turn(group, party.place))
+    if (party.owns()) step.sends.push_back(parcel(party, place, party.place, dimension + 1));
+  for (const int place : owners_of(party, group))
+    step.receives.push_back(parcel(party, place, place, dimension + 1));
+  if (party.owns()) make_lanes(step, party, party.grid.lanes_after(party.place, dimension + 1));
   return step;
 }
 
@@ -63,13 +94,15 @@ Schedule by(Exchange exchange, const Party& party) {
 
 // The ranks of one host. As many own a shard as the smallest host has ranks.
 Party neighbours(const HostGroups& groups, int rank) {
-  return {
-      .members = groups.neighbours(rank), .place = groups.place(rank), .owners = groups.shards()};
+  const std::vector<int>& members = groups.neighbours(rank);
+  return {.members = members,
+          .place = groups.place(rank),
+          .grid = Grid::owned_by_first(groups.shards(), static_cast<int>(members.size()))};
 }
 
 // The owners of this rank's shard, where it has one.
 Party shard_owners(const HostGroups& groups, int rank) {
-  Party party{.owners = groups.hosts(), .first_lane = static_cast<std::size_t>(groups.shards())};
+  Party party{.grid = groups.grid(), .first_lane = static_cast<std::size_t>(groups.shards())};
   if (!groups.encodes(rank)) return party;
   party.members = groups.owners(groups.place(rank));
   party.place = index_in(party.members, rank);
@@ -78,9 +111,11 @@ Party shard_owners(const HostGroups& groups, int rank) {
 
 }  // namespace
 
-Party everybody(int rank, int ranks) {
-  Party party{.place = rank, .owners = ranks, .whole = true};
-  party.members.resize(static_cast<std::size_t>(ranks));
+Party everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)); }
+
+Party everybody(int rank, const Grid& grid) {
+  Party party{.place = rank, .grid = grid, .whole = true};
+  party.members.resize(static_cast<std::size_t>(grid.places()));
   std::iota(party.members.begin(), party.members.end(), 0);
   return party;
 }
@@ -93,20 +128,37 @@ Schedule one_shot(const Party& party) {
   Step step{.first_lane = party.first_lane,
             .lane_count = party.members.empty() ? std::size_t{0} : 1,
             .gathers = party.whole};
-  for (const std::size_t i : in_turn(party))
-    step.sends.push_back({party.members[i], party.first_lane});
+  std::vector<int> places(party.members.size());
+  std::iota(places.begin(), places.end(), 0);
+  for (const int place : in_turn(places, party.place))
+    step.sends.push_back({party.members[static_cast<std::size_t>(place)], party.first_lane});
   for (const int member : party.members) step.receives.push_back({member, party.first_lane});
   return {step};
 }
 
-Schedule reduce_scatter(const Party& party) { return {to_owners(party, Take::kDecode)}; }
+Schedule reduce_scatter(const Party& party) {
+  Schedule schedule;
+  for (int i = 0; i < party.grid.dimensions(); ++i) schedule.push_back(to_owners(party, i));
+  schedule.back().take = Take::kDecode;
+  return schedule;
+}
 
-Schedule all_gather(const Party& party) { return {to_everybody(party, Make::kEncode)}; }
+Schedule all_gather(const Party& party) {
+  Schedule schedule;
+  for (int i = party.grid.dimensions(); i-- > 0;) schedule.push_back(to_everybody(party, i));
+  schedule.front().make = Make::kEncode;
+  return schedule;
+}
 
-// Quantised twice, whatever the number of ranks: by each sender, and by the owner of the sum. The
-// owner takes its own message as everybody does, so that all end with the same bits.
+// Quantised once more than the grid has dimensions, whatever the number of ranks: by each sender,
+// and by the owners of each dimension's sums. Sums go back as they are, and their owner takes its
+// own message as everybody does, so that all end with the same bits.
 Schedule two_shot(const Party& party) {
-  return {to_owners(party, Take::kKeep), to_everybody(party, Make::kReduce)};
+  Schedule schedule = reduce_scatter(party);
+  schedule.back().take = Take::kKeep;
+  append(schedule, all_gather(party));
+  schedule[static_cast<std::size_t>(party.grid.dimensions())].make = Make::kReduce;
+  return schedule;
 }
 
 Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {
@@ -123,19 +175,22 @@ Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {
 Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party) {
   Schedule schedule = allreduce_by(rounds, party);
   if (rounds.back() != Exchange::kTwoShot) return schedule;
-  schedule.pop_back();
+  schedule.resize(schedule.size() - static_cast<std::size_t>(party.grid.dimensions()));
   schedule.back().take = Take::kDecode;
   return schedule;
 }
 
-int lanes_of(Exchange last, int ranks) { return last == Exchange::kGather ? 1 : ranks; }
+int lanes_of(Exchange last, int ranks, const Grid& grid) {
+  if (last == Exchange::kGather) return 1;
+  return last == Exchange::kTwoShot ? grid.owners() : ranks;
+}
 
 Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between) {
   Party within = neighbours(groups, rank);
   Schedule schedule = reduce_scatter(within);
   append(schedule, allreduce_by(between, shard_owners(groups, rank)));
-  within.first_lane =
-      static_cast<std::size_t>(groups.shards() + lanes_of(between.back(), groups.hosts()));
+  within.first_lane = static_cast<std::size_t>(
+      groups.shards() + lanes_of(between.back(), groups.hosts(), groups.grid()));
   append(schedule, all_gather(within));
   return schedule;
 }

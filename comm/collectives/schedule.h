@@ -7,6 +7,7 @@
 // docs/algorithms.md.
 #pragma once
 
+#include "comm/collectives/grid.h"
 #include "comm/collectives/hosts.h"
 
 #include <tersor/codec.h>
@@ -21,8 +22,9 @@ namespace tersor {
 
 /// How the lanes that a step makes come to be.
 enum class Make : std::uint8_t {
-  kEncode,  ///< from the values
-  kReduce,  ///< from the messages kept of the step before: added, and encoded once more
+  kEncode,   ///< from the values
+  kReduce,   ///< from the messages kept of the step before: added, and encoded once more
+  kForward,  ///< those kept of the step before, as they are
 };
 
 /// What becomes of the messages, or the bare values, that came in a step.
@@ -35,10 +37,12 @@ enum class Take : std::uint8_t {
 /// What the transport makes of bare values, where no messages are sent.
 enum class Native : std::uint8_t { kNone, kSum, kMaximum };
 
-/// One lane's message to or from a rank. From a rank to itself nothing is sent.
+/// The message of a lane, or of several one behind the other, to or from a rank. From a rank to
+/// itself nothing is sent.
 struct Parcel {
   int peer = 0;
   std::size_t lane = 0;
+  std::size_t lanes = 1;
 
   bool operator==(const Parcel&) const = default;
 };
@@ -47,12 +51,13 @@ struct Step {
   Make make = Make::kEncode;
   std::size_t first_lane = 0;  ///< of those that it makes, or whose bare values it gives
   std::size_t lane_count = 0;
-  std::vector<Parcel> sends = {};     ///< in this order, to itself last; one a lane, or all of one
+  std::vector<Parcel> sends = {};     ///< in this order, to itself last
   std::vector<Parcel> receives = {};  ///< in the order of lanes, then ranks
   Take take = Take::kDecode;
   Native native = Native::kNone;  ///< of lanes: member l owns lane l
   bool gathers = false;           ///< every rank sends one message to every other
   std::uint8_t round = 0;         ///< of the codec
+  std::uint8_t stage = 0;         ///< how often what it makes was reduced
 
   bool is_native() const { return native != Native::kNone; }
   /// This rank has no part in it.
@@ -65,26 +70,27 @@ using Schedule = std::vector<Step>;
 struct Party {
   std::vector<int> members = {};  ///< ascending; empty where this rank is none of them
   int place = 0;                  ///< this rank's index among the members
-  int owners = 0;                 ///< lane l is owned by member l, of these many
+  Grid grid = {};                 ///< how members that own lanes reduce and gather them
   std::size_t first_lane = 0;     ///< in the schedule
   bool whole = false;             ///< all ranks are members
 
-  bool owns() const { return place < owners && !members.empty(); }
-  bool owned(std::size_t lane) const { return lane < static_cast<std::size_t>(owners); }
-  std::size_t own_lane() const { return first_lane + static_cast<std::size_t>(place); }
+  bool owns() const { return !members.empty() && grid.owns(place); }
 };
 
 /// All ranks; each owns a lane.
 Party everybody(int rank, int ranks);
+/// All ranks, which exchange on a grid.
+Party everybody(int rank, const Grid& grid);
 
 /// Bare values, added by the transport; or the largest of them.
 Schedule native_sum(const Party& party);
 Schedule native_maximum(const Party& party);
 /// Everybody's only lane to everybody, who adds them all.
 Schedule one_shot(const Party& party);
-/// Lanes to their owners, who add them.
+/// Lanes to their owners, who add them. On a grid: in each dimension to the one who owns them
+/// there, who adds them, encodes the sums and sends these on.
 Schedule reduce_scatter(const Party& party);
-/// Each owner's lane to everybody.
+/// Each owner's lane to everybody. On a grid: as it is, from dimension to dimension.
 Schedule all_gather(const Party& party);
 /// Lanes to their owners, who add them, encode the sums and send these to everybody.
 Schedule two_shot(const Party& party);
@@ -96,8 +102,8 @@ Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party);
 /// anything.
 Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party);
 
-/// Lanes of an allreduce whose last round goes so: one where nobody owns anything.
-int lanes_of(Exchange last, int ranks);
+/// Lanes of an allreduce of so many ranks whose last round goes so: one where nobody owns anything.
+int lanes_of(Exchange last, int ranks, const Grid& grid);
 
 /// Neighbours add their shards at the shards' owners; the owners of each exchange their host's sum
 /// by `between`; and hand the result to their neighbours. Lanes: one a shard on its way to the

@@ -44,7 +44,9 @@ std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot) 
   const auto first = static_cast<std::ptrdiff_t>(std::min(own.residual.size(), whole.size()));
   std::copy(own.residual.begin(), own.residual.begin() + first,
             whole.begin() + static_cast<std::ptrdiff_t>(slot.residual_first));
-  for (std::size_t i = 0; i < own.owner.size(); ++i) whole[slot.owner_first + i] += own.owner[i];
+  auto owed = own.owner.begin();
+  for (const Range& range : slot.owned.stages)
+    for (std::size_t i = 0; i < range.count; ++i) whole[range.first + i] += *owed++;
   return whole;
 }
 
@@ -118,7 +120,7 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
   for (int rank = 0; rank < context_.ranks; ++rank) {
     const StateRanges kept = kept_ranges(parameter, rank);
     state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
-    state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count);
+    state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count());
   }
   return state;
 }

@@ -79,12 +79,14 @@ void GradientReducer::Impl::hand_over(std::size_t parameter) {
   const ValueSpan owner = residuals_.current_owner(parameter);
   if (owner.count() == 0 || parameters_[parameter].algorithm == Algorithm::kTwoShot) return;
   const Slot& slot = slots_[parameter];
-  const ValueSpan own = residuals_.current_sender(parameter).subspan(
-      slot.owner_first - slot.residual_first, owner.count());
-  std::vector<float> sum = to_floats(own, stream());
+  const ValueSpan sender = residuals_.current_sender(parameter);
+  std::vector<float> sum = to_floats(sender, stream());
   const std::vector<float> more = to_floats(owner, stream());
-  std::ranges::transform(sum, more, sum.begin(), std::plus<>());
-  from_floats(sum, 1.0f, own, stream());
+  auto owed = more.begin();
+  for (const Range& range : slot.owned.stages)
+    for (std::size_t i = 0; i < range.count; ++i)
+      sum[range.first - slot.residual_first + i] += *owed++;
+  from_floats(sum, 1.0f, sender, stream());
   residuals_.clear_owner(parameter);
 }
 

@@ -53,6 +53,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.transport = channel_.get();
   context_.rank = channel_->rank();
   context_.ranks = channel_->ranks();
+  context_.grid = Grid::of(options_.dims, context_.ranks);
   context_.name = "gradient reducer";
   context_.seed = options_.seed;
   context_.factor =
@@ -92,13 +93,13 @@ bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
 StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) const {
   const Slot& slot = slots_[parameter];
   StateRanges kept{{0, slot.count},
-                   owned_range(slot.count, rank, context_.ranks, slot.parameter, slot.unit())};
+                   context_.grid.owned({0, slot.count}, rank, slot.parameter, slot.unit())};
   if (hierarchy_ != nullptr)
     kept = hierarchy_->groups().state_ranges(slot.count, rank, slot.parameter, slot.unit());
   const bool feeds_back = slot.codec->has_feedback();
   if (!feeds_back) kept.encoded.count = 0;
   const bool encodes_sums = slot.collective == Collective::kAllreduce && may_go_two_shot(parameter);
-  if (!feeds_back || !encodes_sums) kept.owned.count = 0;
+  if (!feeds_back || !encodes_sums) kept.owned = {};
   return kept;
 }
 

@@ -32,9 +32,9 @@ void GradientReducer::Impl::place() {
     Slot& slot = slots_[i];
     slot.active = residence_->active(i);
     const StateRanges kept = kept_ranges(i, context_.rank);
-    residuals_.add(kept.encoded.count, kept.owned.count, most_memory(i));
+    residuals_.add(kept.encoded.count, kept.owned.count(), most_memory(i));
     slot.residual_first = kept.encoded.first;
-    slot.owner_first = kept.owned.first;
+    slot.owned = kept.owned;
   }
   bind_residuals();
 }
@@ -83,6 +83,7 @@ std::uint64_t GradientReducer::Impl::signature() const {
   if (of_ready()) signature.add(std::string_view("of ready"));
   if (learns()) signature.add(std::string_view("learns"));
   if (context_.on_device()) signature.add(std::string_view("device"));
+  add_grid(signature, context_.grid);
   if (hierarchy_ != nullptr) add_groups(signature, hierarchy_->groups(), options_.host_codec);
   return signature.value();
 }

@@ -38,13 +38,21 @@ struct Shape {
   double chunks;      ///< a whole number but for the last one's share
 };
 
+/// Of a native sum all ranks have a lane.
+Grid grid_of(const CostQuestion& question) {
+  return question.algorithm == Algorithm::kTwoShot ? Grid::of(question.dims, question.ranks)
+                                                   : Grid(question.ranks);
+}
+
 Shape shape_of(const CostQuestion& question) {
+  const Grid grid = grid_of(question);
   const auto lanes =
-      static_cast<std::size_t>(question.algorithm == Algorithm::kOneShot ? 1 : question.ranks);
+      static_cast<std::size_t>(question.algorithm == Algorithm::kOneShot ? 1 : grid.owners());
   const CodecTraits traits = question.codec->traits();
   const std::size_t units = ceil_div(question.count, traits.unit);
   const std::size_t longest = std::min(question.count, ceil_div(units, lanes) * traits.unit);
-  const std::size_t step = lane_length(question.chunk_count, lanes, traits.unit);
+  const std::size_t step =
+      lane_length(question.chunk_count, lanes, traits.unit, grid.most_lanes_of_chunk());
   const bool cut = traits.divisible && step < longest;
   const auto whole = static_cast<double>(longest), lane = static_cast<double>(cut ? step : longest);
   return {lane, cut ? whole / lane : 1.0};
@@ -143,7 +151,8 @@ class Walk {
 
   void add_reduce(const Step& kept) {
     for (const Parcel& parcel : kept.receives)
-      stages_.work += figures_.codec.reduce.seconds(lanes_[parcel.lane].count);
+      stages_.work += static_cast<double>(parcel.lanes) *
+                      figures_.codec.reduce.seconds(lanes_[parcel.lane].count);
   }
 
   void add_messages(const Step& step) {
@@ -151,7 +160,8 @@ class Walk {
     if (step.make == Make::kEncode && load.encoded)
       stages_.work +=
           static_cast<double>(step.lane_count) * figures_.codec.encode.seconds(load.count);
-    add_wire(step.sends, load.bytes);
+    const std::size_t lanes = step.sends.empty() ? 1 : step.sends.front().lanes;
+    add_wire(step.sends, static_cast<double>(lanes) * load.bytes);
     if (step.take == Take::kDecode) add_decode(step);
   }
 
@@ -178,6 +188,7 @@ class Walk {
       const bool first = i == 0 || step.receives[i - 1].lane != step.receives[i].lane;
       if (load.encoded)
         stages_.work +=
+            static_cast<double>(step.receives[i].lanes) *
             (first ? figures_.codec.decode : figures_.codec.decode_more).seconds(load.count);
       else if (!first)
         stages_.latency += load.bytes * figures_.add_seconds_per_byte;
@@ -292,11 +303,12 @@ Prediction predict(const CostQuestion& question, const CostFigures& figures,
   if (question.ranks == 1 || question.count == 0) return {};
   const Shape shape = shape_of(question);
   const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count)};
-  const auto lanes = static_cast<std::size_t>(question.ranks);
+  const Grid grid = grid_of(question);
+  const auto lanes = static_cast<std::size_t>(grid.owners());
   Walk walk(question, figures, std::vector<Load>(lanes, load));
   return pipelined(walk.stages(schedule_by(exchanges_of(*question.codec, question.dtype,
                                                         question.ranks, question.algorithm),
-                                           everybody(0, question.ranks))),
+                                           everybody(0, grid))),
                    shape.chunks, figures.crowding);
 }
 
@@ -327,7 +339,9 @@ Prediction predict_allreduce(const CostQuestion& question, const CostFigures& fi
 }
 
 Prediction predict_reduce_scatter(const CostQuestion& question, const CostFigures& figures) {
-  return predict(question, figures, reduce_scatter_by);
+  CostQuestion direct = question;
+  direct.dims = {question.ranks};
+  return predict(direct, figures, reduce_scatter_by);
 }
 
 Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures) {
@@ -347,7 +361,9 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
       exchanges_of(*question.codec, question.dtype, hosts,
                    choose_algorithm({question.codec, question.dtype,
                                      static_cast<std::size_t>(all / near), hosts}));
-  Walk walk(question, figures, loads_of(question, near, lanes_of(between.back(), hosts), chunk));
+  Walk walk(
+      question, figures,
+      loads_of(question, near, lanes_of(between.back(), hosts, Grid::standard(hosts)), chunk));
   return pipelined(walk.stages(hierarchical(equal_hosts(question.ranks, near), 0, between)),
                    all / chunk, figures.crowding);
 }

@@ -60,6 +60,7 @@ struct CostQuestion {
   std::size_t count = 0;
   int ranks = 1;
   std::size_t chunk_count = kDefaultChunkCount;
+  std::vector<int> dims = {};  ///< of two-shot; none: the standard grid
 };
 
 struct Prediction {

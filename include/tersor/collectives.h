@@ -85,7 +85,12 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce
   /// Hierarchical: the host of each rank, equal numbers share one. Empty: Transport::hosts().
   std::span<const int> hosts = {};
-  std::string host_codec = "none";         ///< hierarchical: within a host; none or bf16
+  std::string host_codec = "none";  ///< hierarchical: within a host; none or bf16
+  /// Of a two-shot allreduce, 1 to 3: ranks exchange in one dimension after the other, which sends
+  /// sum(dims - 1) messages twice in place of ranks - 1, and quantises once more for each
+  /// dimension. Their product is at most the ranks and at least 9/10 of them. Empty: as few as have
+  /// at most 32 ranks each.
+  std::span<const int> dims = {};
   const CollectiveState* state = nullptr;  ///< null: no feedback
   std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
   std::uint64_t seed = 0;                  ///< of stochastic rounding
@@ -124,9 +129,10 @@ void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
 
 /// How many values of a parameter's gradient `rank` owns in a two-shot allreduce: part s of
 /// U = ceil(count / unit) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
-/// (s + parameter) mod ranks. `unit` is that of the codec (CodecTraits::unit), here and below.
+/// (s + parameter) mod ranks; on a grid what it owns after each of its dimensions, one behind the
+/// other. `unit` is that of the codec (CodecTraits::unit), here and below.
 std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0,
-                        std::size_t unit = CodecTraits{}.unit);
+                        std::size_t unit = CodecTraits{}.unit, std::span<const int> dims = {});
 
 /// Of a hierarchical allreduce: how many values `rank` encodes for other hosts, and how many it
 /// owns there where that exchange is two-shot. hosts[r] is the host of rank r. With L ranks on the

@@ -83,6 +83,8 @@ struct ReducerOptions {
   /// As in CollectiveOptions: the host of each rank (empty: Transport::hosts()), and the codec
   /// within a host.
   std::vector<int> hosts = {};
+  /// As in CollectiveOptions: of two-shot parameters, where ranks are not grouped by host.
+  std::vector<int> dims = {};
   std::string host_codec = "none";
   std::size_t bucket_bytes = std::size_t{1} << 20;  ///< of gradient; small ones share a message
   std::size_t chunk_count = kDefaultChunkCount;     ///< values; longer parameters are cut

@@ -43,11 +43,17 @@ Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, 
   return layout;
 }
 
+Layout grid_layout(const Grid& grid) {
+  const auto lanes = static_cast<std::size_t>(grid.owners());
+  const auto on_grid = [&](const Party& party) { return two_shot(everybody(party.place, grid)); };
+  return flat_layout(on_grid, grid.places(), lanes);
+}
+
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
   const auto ranks = static_cast<int>(hosts.size());
   const HostGroups groups(hosts, ranks);
   const auto shards = static_cast<std::size_t>(groups.shards());
-  const auto each = static_cast<std::size_t>(lanes_of(between, groups.hosts()));
+  const auto each = static_cast<std::size_t>(lanes_of(between, groups.hosts(), groups.grid()));
   Layout layout{.schedules = {}, .parts = {}, .part_count = shards * each};
   const auto parts_of = [&](std::size_t shard) {
     std::vector<std::size_t> parts;
@@ -83,49 +89,67 @@ std::string ScheduleWalk::fault(int rank, const std::string& what) const {
   return "step " + std::to_string(step_) + ", rank " + std::to_string(rank) + ": " + what;
 }
 
-// What a rank makes of a lane: of the values as they were before the step.
+// What a rank makes of a lane: of the values as they were before the step, or of what it kept.
 std::vector<Expression> ScheduleWalk::made(int rank, std::size_t lane) {
   std::vector<Expression> made;
   const std::vector<std::size_t>& lane_parts = parts(rank, lane);
   for (std::size_t i = 0; i < lane_parts.size(); ++i) {
     Expression value = values_[size(rank)][lane_parts[i]];
-    if (step(rank).make == Make::kReduce) {
+    if (step(rank).make != Make::kEncode) {
       std::vector<Expression> kept;
-      for (const auto& [parcel, message] : kept_[size(rank)]) kept.push_back(message.values[i]);
+      for (const Content& content : kept_[size(rank)])
+        if (content.lane == lane) kept.push_back(content.values[i]);
       value = expressions_.sum(kept);
     }
-    const bool bare = layout_.bare_lanes.contains(lane);
-    made.push_back(bare ? expressions_.bare(value) : expressions_.encoded(value));
+    if (step(rank).make != Make::kForward)
+      value = layout_.bare_lanes.contains(lane) ? expressions_.bare(value)
+                                                : expressions_.encoded(value);
+    made.push_back(value);
   }
   return made;
 }
 
-void ScheduleWalk::count(int rank, std::size_t lane) {
-  const double share =
-      static_cast<double>(parts(rank, lane).size()) / static_cast<double>(layout_.part_count);
+void ScheduleWalk::count(int rank, const Parcel& parcel) {
   Sent& sent = sent_[size(rank)];
   sent.messages += 1;
-  (layout_.bare_lanes.contains(lane) ? sent.bare : sent.encoded) += share;
+  for (std::size_t lane = parcel.lane; lane < parcel.lane + parcel.lanes; ++lane) {
+    const double share =
+        static_cast<double>(parts(rank, lane).size()) / static_cast<double>(layout_.part_count);
+    (layout_.bare_lanes.contains(lane) ? sent.bare : sent.encoded) += share;
+  }
+}
+
+std::string ScheduleWalk::open(int rank, const Parcel& parcel, Message message) {
+  if (message.size() != parcel.lanes)
+    return fault(rank, "gets other lanes from rank " + std::to_string(parcel.peer));
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    if (parts(rank, parcel.lane + i) != parts(parcel.peer, message[i].lane))
+      return fault(rank, "gets another lane from rank " + std::to_string(parcel.peer));
+    message[i].lane = parcel.lane + i;
+    inbox_[size(rank)].push_back(std::move(message[i]));
+  }
+  return "";
 }
 
 std::string ScheduleWalk::deliver(int rank) {
-  Inbox inbox;
+  auto& outbox = outbox_[size(rank)];
+  inbox_[size(rank)].clear();
   for (const Parcel& parcel : step(rank).receives) {
-    const auto message = outbox_[size(rank)].find(parcel.peer);
-    if (message == outbox_[size(rank)].end())
+    const auto message = outbox.find(parcel.peer);
+    if (message == outbox.end())
       return fault(rank, "waits in vain for rank " + std::to_string(parcel.peer));
-    if (parts(rank, parcel.lane) != parts(parcel.peer, message->second.lane))
-      return fault(rank, "gets another lane from rank " + std::to_string(parcel.peer));
-    inbox.emplace_back(parcel, std::move(message->second));
-    outbox_[size(rank)].erase(message);
+    if (std::string what = open(rank, parcel, std::move(message->second)); !what.empty())
+      return what;
+    outbox.erase(message);
   }
-  if (!outbox_[size(rank)].empty())
-    return fault(rank, "does not take what rank " +
-                           std::to_string(outbox_[size(rank)].begin()->first) + " sends");
-  const bool ordered = std::ranges::is_sorted(inbox, [](const auto& a, const auto& b) {
-    return std::pair(a.first.lane, a.first.peer) < std::pair(b.first.lane, b.first.peer);
-  });
-  inbox_[size(rank)] = std::move(inbox);
+  if (!outbox.empty())
+    return fault(rank,
+                 "does not take what rank " + std::to_string(outbox.begin()->first) + " sends");
+  const bool ordered =
+      std::ranges::is_sorted(step(rank).receives, [](const Parcel& a, const Parcel& b) {
+        return std::pair(a.lane, a.peer) < std::pair(b.lane, b.peer);
+      });
+  std::ranges::stable_sort(inbox_[size(rank)], {}, &Content::lane);
   return ordered ? "" : fault(rank, "adds in another order than that of lanes and ranks");
 }
 
@@ -136,9 +160,9 @@ void ScheduleWalk::take(int rank) {
     return;
   }
   std::map<std::size_t, std::vector<Expression>> sums;  // by part
-  for (const auto& [parcel, message] : inbox_[size(rank)])
-    for (std::size_t i = 0; i < message.values.size(); ++i)
-      sums[parts(rank, parcel.lane)[i]].push_back(message.values[i]);
+  for (const Content& content : inbox_[size(rank)])
+    for (std::size_t i = 0; i < content.values.size(); ++i)
+      sums[parts(rank, content.lane)[i]].push_back(content.values[i]);
   for (const auto& [part, values] : sums) values_[size(rank)][part] = expressions_.sum(values);
 }
 
@@ -165,11 +189,12 @@ std::string ScheduleWalk::run() {
   for (step_ = 0; step_ < steps; ++step_) {
     for (int rank = 0; rank < ranks(); ++rank)
       for (const Parcel& parcel : step(rank).sends) {
-        if (!outbox_[size(parcel.peer)]
-                 .emplace(rank, Message{rank, parcel.lane, made(rank, parcel.lane)})
-                 .second)
+        Message message;
+        for (std::size_t lane = parcel.lane; lane < parcel.lane + parcel.lanes; ++lane)
+          message.push_back({lane, rank, made(rank, lane)});
+        if (!outbox_[size(parcel.peer)].emplace(rank, std::move(message)).second)
           return fault(rank, "sends twice to rank " + std::to_string(parcel.peer));
-        if (parcel.peer != rank) count(rank, parcel.lane);
+        if (parcel.peer != rank) count(rank, parcel);
       }
     for (int rank = 0; rank < ranks(); ++rank)
       if (std::string what = deliver(rank); !what.empty()) return what;

@@ -51,6 +51,7 @@ struct Layout {
 };
 
 Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes);
+Layout grid_layout(const Grid& grid);
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between);
 
 /// What a rank sent to others.
@@ -73,12 +74,13 @@ class ScheduleWalk {
   Expressions& expressions() { return expressions_; }
 
  private:
-  struct Message {
+  /// What travels of one lane.
+  struct Content {
+    std::size_t lane;
     int from;
-    std::size_t lane;  ///< of the sender
     std::vector<Expression> values;
   };
-  using Inbox = std::vector<std::pair<Parcel, Message>>;
+  using Message = std::vector<Content>;
 
   static std::size_t size(int rank) { return static_cast<std::size_t>(rank); }
   int ranks() const { return static_cast<int>(layout_.schedules.size()); }
@@ -89,16 +91,17 @@ class ScheduleWalk {
   std::string fault(int rank, const std::string& what) const;
   std::vector<Expression> made(int rank, std::size_t lane);
   std::string deliver(int rank);
+  std::string open(int rank, const Parcel& parcel, Message message);
   void take(int rank);
   void add_bare();
-  void count(int rank, std::size_t lane);
+  void count(int rank, const Parcel& parcel);
 
   const Layout& layout_;
   Expressions expressions_;
   std::size_t step_ = 0;
   std::vector<std::vector<Expression>> values_;
   std::vector<std::map<int, Message>> outbox_;  ///< [to][from]
-  std::vector<Inbox> inbox_, kept_;
+  std::vector<Message> inbox_, kept_;
   std::vector<Sent> sent_;
 };
 

@@ -10,6 +10,7 @@ namespace {
 
 using testing::Expression;
 using testing::flat_layout;
+using testing::grid_layout;
 using testing::hierarchical_layout;
 using testing::Layout;
 using testing::ScheduleWalk;
@@ -53,6 +54,48 @@ TEST(Schedules, TwoShot) {
     ScheduleWalk walk(layout);
     expect_allreduce(layout, walk, 2);
     expect_sent(walk, n, 2 * static_cast<std::size_t>(n - 1), 2.0 * (n - 1) / n);
+  }
+}
+
+std::vector<Grid> grids(const std::vector<int>& sizes) {
+  std::vector<Grid> grids;
+  for (const int n : sizes) grids.push_back(Grid::standard(n));
+  const std::vector<int> digits[] = {{2, 2}, {3, 2}, {2, 3, 4}, {4, 3, 2}, {8, 8}, {4, 4, 4}};
+  for (const std::vector<int>& given : digits) {
+    const int owners = std::accumulate(given.begin(), given.end(), 1, std::multiplies<>());
+    for (int n = owners; n * 0.9 <= owners; ++n) grids.emplace_back(given, n);
+  }
+  return grids;
+}
+
+// What a rank sends: to the owners of each dimension, and its own sums back; one that owns nothing
+// sends all that it has, and no more.
+std::size_t messages_of(const Grid& grid, int rank) {
+  std::size_t messages = 0;
+  for (int i = 0; i < grid.dimensions(); ++i) {
+    const std::size_t group = grid.group(rank, i).size();
+    const auto owners = static_cast<std::size_t>(grid.digits()[static_cast<std::size_t>(i)]);
+    if (grid.owns(rank))
+      messages += owners - 1 + group - 1;
+    else
+      messages += group == 0 ? 0 : owners;
+  }
+  return messages;
+}
+
+TEST(Schedules, Grids) {
+  std::vector<int> sizes(128);
+  std::iota(sizes.begin(), sizes.end(), 1);
+  for (const Grid& grid : grids(sizes)) {
+    SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.places()));
+    const Layout layout = grid_layout(grid);
+    ScheduleWalk walk(layout);
+    expect_allreduce(layout, walk, 1 + grid.dimensions());
+    const double all = 2.0 * (grid.owners() - 1) / grid.owners();
+    for (int rank = 0; rank < grid.places(); ++rank) {
+      EXPECT_EQ(walk.sent(rank).messages, messages_of(grid, rank));
+      if (grid.places() == grid.owners()) EXPECT_NEAR(walk.sent(rank).encoded, all, 1e-9);
+    }
   }
 }
 

@@ -1,0 +1,158 @@
+// See grid.h.
+#include "comm/collectives/grid.h"
+
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
+
+namespace tersor {
+namespace {
+
+constexpr int kMostDigit = 32;        // messages of a rank in one dimension
+constexpr double kLeastOwners = 0.9;  // of all places
+
+double product(std::span<const int> digits) {
+  return std::accumulate(digits.begin(), digits.end(), 1.0, std::multiplies<>());
+}
+
+std::string text_of(std::span<const int> digits) {
+  std::string text;
+  for (const int digit : digits) text += (text.empty() ? "" : " x ") + std::to_string(digit);
+  return text;
+}
+
+bool fits(std::span<const int> digits, int places) {
+  const double owners = product(digits);
+  return owners <= places && owners >= kLeastOwners * places;
+}
+
+void check_digits(std::span<const int> digits, int places) {
+  const std::string grid = "a grid of " + text_of(digits);
+  if (digits.empty() || digits.size() > OwnedRanges::kMostStages)
+    throw InvalidArgument("a grid has 1 to " + std::to_string(OwnedRanges::kMostStages) +
+                          " dimensions, not " + std::to_string(digits.size()));
+  const int least = digits.size() == 1 ? 1 : 2;
+  for (const int digit : digits)
+    if (digit < least || digit > places)
+      throw InvalidArgument(grid + " has a dimension of " + std::to_string(digit) + ": of " +
+                            std::to_string(places) + " ranks it may have " + std::to_string(least) +
+                            " to all");
+  if (fits(digits, places)) return;
+  throw InvalidArgument(grid + " does not fit " + std::to_string(places) +
+                        " ranks: at most all of them, and at least 9 in 10");
+}
+
+/// Messages of a rank, and more where some own nothing: others have their work.
+double effort(std::span<const int> digits, int places) {
+  const double share = places / product(digits);
+  return std::accumulate(digits.begin(), digits.end(), 0.0) * share * share;
+}
+
+/// Those of least effort, in falling order; nothing where none fit.
+std::vector<int> even_digits(int places, int dimensions, int most_digit) {
+  if (dimensions == 1) return {std::min(places, most_digit)};
+  std::vector<int> best;
+  for (int width = 2; width <= std::min(places / 2, most_digit); ++width) {
+    std::vector<int> digits = even_digits(places / width, dimensions - 1, most_digit);
+    digits.push_back(width);
+    if (fits(digits, places) && (best.empty() || effort(digits, places) < effort(best, places)))
+      best = std::move(digits);
+  }
+  std::ranges::sort(best, std::greater<>());
+  return best;
+}
+
+}  // namespace
+
+std::size_t OwnedRanges::count() const { return offset(kMostStages); }
+
+std::size_t OwnedRanges::offset(std::size_t stage) const {
+  std::size_t before = 0;
+  for (std::size_t i = 0; i < stage; ++i) before += stages[i].count;
+  return before;
+}
+
+Grid::Grid(std::span<const int> digits, int places)
+    : digits_(digits.begin(), digits.end()),
+      places_(places),
+      owners_(static_cast<int>(std::min<double>(product(digits), places))) {
+  check_digits(digits, places);
+}
+
+Grid Grid::owned_by_first(int owners, int places) {
+  Grid grid(owners);
+  grid.places_ = places;
+  return grid;
+}
+
+Grid Grid::standard(int places) {
+  for (int dimensions = 1; dimensions <= kMostDimensions; ++dimensions) {
+    const std::vector<int> digits = even_digits(places, dimensions, kMostDigit);
+    if (!digits.empty() && fits(digits, places)) return {digits, places};
+  }
+  return {even_digits(places, kMostDimensions, places), places};
+}
+
+int Grid::stride(int dimension) const {
+  return static_cast<int>(product(std::span(digits_).first(d(dimension))));
+}
+
+std::vector<int> Grid::group(int place, int dimension) const {
+  std::vector<int> members;
+  if (!owns(place) && dimension > 0) return members;
+  const int width = digits_[d(dimension)], step = stride(dimension);
+  const int groups = owners_ / width;
+  const int first =
+      owns(place) ? place - digit(place, dimension) * step : (place - owners_) % groups * width;
+  for (int i = 0; i < width; ++i) members.push_back(first + i * step);
+  if (dimension == 0)
+    for (int extra = owners_ + first / width; extra < places_; extra += groups)
+      members.push_back(extra);
+  return members;
+}
+
+LaneRange Grid::lanes_after(int place, int dimensions) const {
+  LaneRange lanes{0, static_cast<std::size_t>(owners_)};
+  for (int i = 0; i < dimensions; ++i) {
+    lanes.count /= d(digits_[d(i)]);
+    lanes.first += d(digit(place, i)) * lanes.count;
+  }
+  return lanes;
+}
+
+int Grid::part(std::size_t lane, std::uint32_t parameter) const {
+  int part = 0, rest = owners_, left = static_cast<int>(lane);
+  auto shift = static_cast<int>(parameter % static_cast<std::uint32_t>(owners_));
+  for (const int width : digits_) {
+    rest /= width;
+    const int turned = left / rest - shift % width;
+    part += (turned + width) % width * rest;
+    left %= rest;
+    shift /= width;
+  }
+  return part;
+}
+
+Range Grid::lane_range(Range whole, std::size_t lane, std::uint32_t parameter,
+                       std::size_t unit) const {
+  const Range range = part_range(whole.count, part(lane, parameter), owners_, unit);
+  return {whole.first + range.first, range.count};
+}
+
+OwnedRanges Grid::owned(Range whole, int place, std::uint32_t parameter, std::size_t unit) const {
+  OwnedRanges owned;
+  for (int i = 0; owns(place) && i < dimensions(); ++i) {
+    const LaneRange lanes = lanes_after(place, i + 1);
+    const auto parts = static_cast<int>(lanes.count);
+    const int first = part(lanes.first, parameter) / parts * parts;
+    const Range begin = part_range(whole.count, first, owners_, unit);
+    const Range end = part_range(whole.count, first + parts - 1, owners_, unit);
+    owned.stages[d(i)] = {whole.first + begin.first, end.first + end.count - begin.first};
+  }
+  return owned;
+}
+
+}  // namespace tersor
