@@ -21,71 +21,79 @@ using testing::Values;
 
 class Checkpoint : public ::testing::TestWithParam<std::string> {};
 
+/// Directly, and on a grid.
+const std::vector<int> kDims[] = {{}, {2, 2}};
+
 TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
-  run_ranks(4, {}, [](Transport& transport) {
-    const ReducerOptions options{.codec = GetParam()};
-    Training first(transport, options);
-    for (int step = 0; step < 3; ++step) first.step(step);
-    const auto state = first.reducer.save_state();
-    Training second(transport, options);
-    second.reducer.load_state(state);
-    for (int step = 3; step < 6; ++step) {
-      const Values wanted = first.step(step);
-      EXPECT_EQ(second.step(step), wanted) << step;
-    }
-    EXPECT_EQ(second.reducer.save_state(), first.reducer.save_state());
-  });
+  for (const std::vector<int>& dims : kDims)
+    run_ranks(4, {}, [&](Transport& transport) {
+      const ReducerOptions options{.codec = GetParam(), .dims = dims};
+      Training first(transport, options);
+      for (int step = 0; step < 3; ++step) first.step(step);
+      const auto state = first.reducer.save_state();
+      Training second(transport, options);
+      second.reducer.load_state(state);
+      for (int step = 3; step < 6; ++step) {
+        const Values wanted = first.step(step);
+        EXPECT_EQ(second.step(step), wanted) << step;
+      }
+      EXPECT_EQ(second.reducer.save_state(), first.reducer.save_state());
+    });
 }
 
 TEST_P(Checkpoint, AnotherNumberOfRanksKeepsTheContribution) {
-  for (const Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
-    const ReducerOptions options{.codec = GetParam(), .reduction = reduction};
-    std::vector<std::byte> state;
-    std::vector<double> wanted;
-    run_ranks(4, {}, [&](Transport& transport) {
-      Training run(transport, options);
-      for (int step = 0; step < 3; ++step) run.step(step);
-      const auto portable = run.reducer.save_portable_state();
-      const auto rest = drain(run);
-      if (transport.rank() == 0) {
-        state = portable;
-        wanted = rest;
-      }
-    });
-    double energy = 0;
-    for (const double value : wanted) energy += value * value;
-    ASSERT_GT(energy, 0.0);
-    for (const int ranks : {2, 3, 8}) {
-      run_ranks(ranks, {}, [&](Transport& transport) {
+  for (const Reduction reduction : {Reduction::kSum, Reduction::kMean})
+    for (const std::vector<int>& dims : kDims) {
+      ReducerOptions options{.codec = GetParam(), .reduction = reduction, .dims = dims};
+      std::vector<std::byte> state;
+      std::vector<double> wanted;
+      run_ranks(4, {}, [&](Transport& transport) {
         Training run(transport, options);
-        run.reducer.load_state(state);
-        const auto found = drain(run);
-        double error = 0;
-        for (std::size_t i = 0; i < kCount; ++i)
-          error += (found[i] - wanted[i]) * (found[i] - wanted[i]);
-        EXPECT_LE(error / energy, 1e-6) << ranks << " ranks";
+        for (int step = 0; step < 3; ++step) run.step(step);
+        const auto portable = run.reducer.save_portable_state();
+        const auto rest = drain(run);
+        if (transport.rank() == 0) {
+          state = portable;
+          wanted = rest;
+        }
       });
+      double energy = 0;
+      for (const double value : wanted) energy += value * value;
+      ASSERT_GT(energy, 0.0);
+      options.dims = {};
+      for (const int ranks : {2, 3, 8}) {
+        run_ranks(ranks, {}, [&](Transport& transport) {
+          Training run(transport, options);
+          run.reducer.load_state(state);
+          const auto found = drain(run);
+          double error = 0;
+          for (std::size_t i = 0; i < kCount; ++i)
+            error += (found[i] - wanted[i]) * (found[i] - wanted[i]);
+          EXPECT_LE(error / energy, 1e-6) << ranks << " ranks";
+        });
+      }
     }
-  }
 }
 
 TEST_P(Checkpoint, ADiscardedStepLeavesNoTrace) {
-  run_ranks(3, {}, [](Transport& transport) {
-    const ReducerOptions options{.codec = GetParam(), .transactions = Transactions::kOn};
-    Training run(transport, options), plain(transport, {.codec = GetParam()});
-    run.step(0);
-    plain.step(0);
-    for (int i = 0; i < 2; ++i) {
-      run.step(9);
-      run.reducer.discard_step();
-      EXPECT_THROW(run.reducer.discard_step(), InvalidArgument);
-    }
-    for (int step = 1; step < 3; ++step) {
-      const Values wanted = plain.step(step);
-      EXPECT_EQ(run.step(step), wanted);
-    }
-    EXPECT_EQ(run.reducer.statistics().steps_discarded, 2u);
-  });
+  for (const std::vector<int>& dims : kDims)
+    run_ranks(4, {}, [&](Transport& transport) {
+      const ReducerOptions options{
+          .codec = GetParam(), .dims = dims, .transactions = Transactions::kOn};
+      Training run(transport, options), plain(transport, {.codec = GetParam(), .dims = dims});
+      run.step(0);
+      plain.step(0);
+      for (int i = 0; i < 2; ++i) {
+        run.step(9);
+        run.reducer.discard_step();
+        EXPECT_THROW(run.reducer.discard_step(), InvalidArgument);
+      }
+      for (int step = 1; step < 3; ++step) {
+        const Values wanted = plain.step(step);
+        EXPECT_EQ(run.step(step), wanted);
+      }
+      EXPECT_EQ(run.reducer.statistics().steps_discarded, 2u);
+    });
 }
 
 TEST_P(Checkpoint, ResidualsFollowTheLossScale) {
