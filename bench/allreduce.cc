@@ -45,7 +45,8 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
           .chunk_count = options.chunk_count,
           .threads = options.threads,
           .iterations = options.iterations,
-          .automatic = {.codecs = options.allowed, .threads = options.threads}};
+          .automatic = {.codecs = options.allowed, .threads = options.threads},
+          .dims = options.dims};
 }
 
 /// A row: what was measured, and through what.
@@ -77,6 +78,7 @@ Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow&
   Record record = {{"benchmark", "allreduce"},
                    {"codec", row.codec},
                    {"algorithm", algorithm_of(row)},
+                   {"dims", options.dims},
                    {"transport", options.fleet.transport},
                    {"link", options.fleet.link},
                    {"ranks", ranks},
@@ -256,6 +258,12 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
       ->transform(checked(algorithm, ""))
       ->type_name("ALGORITHM")
       ->capture_default_str();
+  command
+      .add_option("--dims", options.dims,
+                  "Of two-shot: ranks of each dimension of a grid, e.g. 16,16; without it as few "
+                  "dimensions as have at most 32 ranks each")
+      ->delimiter(',')
+      ->type_name("N,...");
   add_size(command, "--min", options.min_bytes, "Smallest gradient; K, M and G are 1024s");
   add_size(command, "--max", options.max_bytes, "Largest gradient");
   command.add_option("--factor", options.factor, "From one size to the next")

@@ -25,6 +25,7 @@ struct AllreduceCase {
   Checksum checksum = Checksum::kOn;
   bool by_library = false;      ///< `Rank::library_sum` instead of ours; the codec is its name
   AutoOptions automatic = {};   ///< of codec auto
+  std::vector<int> dims = {};   ///< of two-shot
   std::vector<int> hosts = {};  ///< of each rank, for hierarchical; empty: as the transport says
 };
 

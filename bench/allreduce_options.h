@@ -16,6 +16,7 @@ namespace tersor::bench {
 struct AllreduceOptions {
   std::vector<std::string> codecs = {"int8", "int4", "topk:density=0.01"};
   std::string algorithm = "auto";
+  std::vector<int> dims = {};  // of two-shot
   std::size_t min_bytes = 4 << 10;
   std::size_t max_bytes = 64 << 20;
   std::size_t factor = 4;

@@ -25,6 +25,7 @@ AllreduceRank::AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, 
       input_(input),
       stream_(stream),
       hosts_(wanted.hosts),
+      dims_(wanted.dims),
       storage_(input.bytes(), input.memory()),
       threads_(wanted.threads) {
   if (by_library_) return;
@@ -35,6 +36,7 @@ AllreduceRank::AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, 
   options_ = {.codec = wanted.codec,
               .algorithm = wanted.algorithm,
               .hosts = hosts_,
+              .dims = dims_,
               .state = feedback ? &state_ : nullptr,
               .chunk_count = wanted.chunk_count,
               .checksum = wanted.checksum,
@@ -66,7 +68,8 @@ void AllreduceRank::make_state(const AllreduceCase& wanted) {
   const std::size_t count = input_.count();
   const int rank = rank_.transport().rank();
   const std::size_t unit = make_codec(wanted.codec)->traits().unit;
-  std::size_t encoded = count, owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit);
+  std::size_t encoded = count,
+              owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit, dims_);
   if (wanted.algorithm == Algorithm::kHierarchical) {
     const std::vector<int> hosts = hosts_.empty() ? rank_.transport().hosts() : hosts_;
     encoded = encoded_count(count, rank, hosts, 0, unit);

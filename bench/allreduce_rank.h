@@ -42,7 +42,7 @@ class AllreduceRank {
   bool by_library_;
   ConstValueSpan input_;
   StreamView stream_;
-  std::vector<int> hosts_;
+  std::vector<int> hosts_, dims_;
   std::unique_ptr<Tuner> tuner_;
   Buffer storage_;
   Threads threads_;

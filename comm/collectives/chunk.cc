@@ -121,11 +121,11 @@ void ChunkTask::begin_native() {
                                           : transport.maximum(operation(), parts_);
 }
 
-/// How many other ranks a lane that was made goes to.
-int ChunkTask::peers_of(std::size_t lane) const {
-  return static_cast<int>(std::ranges::count_if(step().sends, [&](const Parcel& parcel) {
-    return parcel.peer != context_->rank && lane - parcel.lane < parcel.lanes;
-  }));
+void ChunkTask::count_peers() {
+  peers_.assign(step().lane_count, 0);
+  for (const Parcel& parcel : step().sends)
+    for (std::size_t i = 0; parcel.peer != context_->rank && i < parcel.lanes; ++i)
+      peers_[parcel.lane - step().first_lane + i] += 1;
 }
 
 /// Those of a lane, by rank.
@@ -135,7 +135,7 @@ std::span<const Received> ChunkTask::received(std::size_t lane) const {
 }
 
 std::size_t ChunkTask::make_message(std::size_t lane, ByteSpan space) {
-  const int peers = peers_of(lane);
+  const int peers = peers_[lane - step().first_lane];
   if (step().make == Make::kEncode) return messages_.encode(this->lane(lane), space, peers);
   if (step().make == Make::kReduce)
     return messages_.reduce(this->lane(lane), received(lane), step().stage, space, peers);
@@ -145,6 +145,7 @@ std::size_t ChunkTask::make_message(std::size_t lane, ByteSpan space) {
 // One behind the other, as they are sent together.
 void ChunkTask::make_messages() {
   own_.clear();
+  count_peers();
   ByteSpan space = this->space()->span();
   for (std::size_t i = step().first_lane; i < step().first_lane + step().lane_count; ++i) {
     const std::size_t bytes = make_message(i, space);

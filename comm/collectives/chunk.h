@@ -63,7 +63,7 @@ class ChunkTask {
   std::size_t make_message(std::size_t lane, ByteSpan space);
   ConstByteSpan own_message(const Parcel& parcel) const;
   std::size_t capacity(const Parcel& parcel) const;
-  int peers_of(std::size_t lane) const;
+  void count_peers();
   bool lanes_differ() const;
   ValueSpan bare_space(const Lane& lane, std::size_t offset) const;
   Operation operation() const;
@@ -81,6 +81,7 @@ class ChunkTask {
                                                   std::make_shared<Buffer>()};
   Buffer workspace_, kept_memory_;
   std::vector<ConstByteSpan> own_;  ///< messages of the step's lanes
+  std::vector<int> peers_;          ///< how many other ranks each goes to
   std::vector<Received> received_;  ///< in the order of lanes, then ranks
   std::vector<SendTo> sends_;
   std::vector<ReceiveFrom> receives_;

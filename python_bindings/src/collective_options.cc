@@ -19,6 +19,7 @@ void Workspace::lend(CollectiveOptions& options, nb::handle transport) {
 CollectiveOptions CallOptions::resolve(nb::handle transport, CollectiveStatistics& filled) const {
   CollectiveOptions options = *this;
   options.hosts = host_of_rank;
+  options.dims = grid;
   options.statistics = &filled;
   if (feedback != nullptr) options.state = &feedback->state();
   if (lent != nullptr) lent->lend(options, transport);
@@ -37,6 +38,7 @@ void bind_collective_options(nb::module_& module) {
   options.def(nb::init<>())
       .def_rw("codec", &CallOptions::codec)
       .def_rw("hosts", &CallOptions::host_of_rank)
+      .def_rw("dims", &CallOptions::grid)
       .def_rw("host_codec", &CallOptions::host_codec)
       .def_rw("state", &CallOptions::feedback, nb::for_setter(nb::arg().none()), keeps)
       .def_rw("workspace", &CallOptions::lent, nb::for_setter(nb::arg().none()), keeps)

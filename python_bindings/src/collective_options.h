@@ -31,7 +31,7 @@ class Workspace {
 
 /// The options of one call.
 struct CallOptions : CollectiveOptions {
-  std::vector<int> host_of_rank;
+  std::vector<int> host_of_rank, grid;
   FeedbackState* feedback = nullptr;
   Workspace* lent = nullptr;
 

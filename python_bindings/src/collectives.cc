@@ -96,7 +96,8 @@ void make_feedback(FeedbackState* state, const Transport& transport, nb::handle 
   const int rank = transport.rank(), ranks = transport.ranks();
   const CodecTraits traits =
       options.codec == kAutoCodec ? CodecTraits{} : make_codec(options.codec)->traits();
-  FeedbackCounts counts{count, owned_count(count, rank, ranks, options.parameter, traits.unit)};
+  FeedbackCounts counts{
+      count, owned_count(count, rank, ranks, options.parameter, traits.unit, options.grid)};
   if (options.algorithm == Algorithm::kHierarchical) {
     const auto hosts = options.host_of_rank.empty() ? transport.hosts() : options.host_of_rank;
     counts = {encoded_count(count, rank, hosts, options.parameter, traits.unit),

@@ -84,6 +84,7 @@ void bind_reducer_options(nb::module_& module) {
       .def_prop_rw("rules", &rules_of, &set_rules)
       .def_rw("codec", &ReducerOptions::codec)
       .def_rw("hosts", &ReducerOptions::hosts)
+      .def_rw("dims", &ReducerOptions::dims)
       .def_rw("host_codec", &ReducerOptions::host_codec)
       .def_rw("bucket_bytes", &ReducerOptions::bucket_bytes)
       .def_rw("chunk_count", &ReducerOptions::chunk_count)

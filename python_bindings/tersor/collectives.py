@@ -33,6 +33,10 @@ class CollectiveOptions(TypedDict, total=False):
     """Of ``allreduce``. Default ``"auto"``."""
     hosts: Sequence[int]
     """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
+    dims: Sequence[int]
+    """``"two-shot"``: ranks of each of 1 to 3 dimensions of a grid, in which they exchange one
+    after the other; their product is at least nine tenths of all. Default: as few dimensions as
+    have at most 32 ranks each."""
     host_codec: str
     """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     state: _core.FeedbackState | None

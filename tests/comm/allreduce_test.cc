@@ -131,7 +131,9 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
         continue;
       }
       const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
-        allreduce(transport, gradient, {.codec = codec, .algorithm = Algorithm::kTwoShot});
+        const int direct[] = {ranks};
+        allreduce(transport, gradient,
+                  {.codec = codec, .algorithm = Algorithm::kTwoShot, .dims = direct});
       });
       const double found = squared_error(outputs.front(), exact_sum(inputs));
       EXPECT_LE(found, 2 * epsilon * 1.05) << codec << " on " << ranks << " ranks";
@@ -140,7 +142,7 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
   }
 }
 
-/// What some steps have brought, with all residuals, is what was put in.
+/// What some steps have brought, with all residuals, is what was put in; in one dimension.
 void expect_nothing_lost(const Way& way, int ranks, std::size_t count) {
   constexpr int kSteps = 6;
   const auto all = static_cast<std::size_t>(ranks);
@@ -148,15 +150,20 @@ void expect_nothing_lost(const Way& way, int ranks, std::size_t count) {
   std::vector<double> sent(count, 0.0), wanted(count, 0.0);
   std::vector<Values> residuals(all, Values(count)), owners(all);
   std::vector<StateWords> words(all);
+  const int dims[] = {ranks};
   for (int rank = 0; rank < ranks; ++rank)
-    owners[static_cast<std::size_t>(rank)].resize(owned_count(count, rank, ranks, 5, unit));
+    owners[static_cast<std::size_t>(rank)].resize(owned_count(count, rank, ranks, 5, unit, dims));
   for (int step = 0; step < kSteps; ++step) {
     const auto inputs = gradients(ranks, count, 100 + static_cast<std::uint64_t>(step));
     const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
       const auto rank = static_cast<std::size_t>(transport.rank());
       const CollectiveState state{residuals[rank], owners[rank], &words[rank]};
       allreduce(transport, gradient,
-                {.codec = way.codec, .algorithm = way.algorithm, .state = &state, .parameter = 5});
+                {.codec = way.codec,
+                 .algorithm = way.algorithm,
+                 .dims = dims,
+                 .state = &state,
+                 .parameter = 5});
     });
     const auto sum = exact_sum(inputs);
     for (std::size_t i = 0; i < count; ++i) {
