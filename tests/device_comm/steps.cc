@@ -37,7 +37,8 @@ std::size_t owned(const Case& wanted, const Transport& transport) {
   if (!has_feedback(wanted)) return 0;
   const int rank = transport.rank();
   const std::size_t unit = unit_of(wanted);
-  if (wanted.hosts.empty()) return owned_count(wanted.count, rank, transport.ranks(), 0, unit);
+  if (wanted.hosts.empty())
+    return owned_count(wanted.count, rank, transport.ranks(), 0, unit, wanted.dims);
   return owned_count(wanted.count, rank, wanted.hosts, 0, unit);
 }
 
@@ -46,6 +47,7 @@ CollectiveOptions options_of(const Case& wanted, CollectiveWorkspace& workspace)
           .reduction = wanted.reduction,
           .algorithm = wanted.algorithm,
           .hosts = wanted.hosts,
+          .dims = wanted.dims,
           .seed = 3,
           .chunk_count = wanted.chunk_count,
           .workspace = &workspace};

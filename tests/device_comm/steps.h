@@ -51,6 +51,7 @@ struct Case {
   std::vector<int> hosts = {};
   std::size_t chunk_count = 2048;
   int steps = 2;
+  std::vector<int> dims = {};
 };
 
 /// State of one rank in a case with feedback.

@@ -43,6 +43,23 @@ TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
       }
 }
 
+TEST(MpiCollectives, GridsHaveTheBitsOfThreads) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  if (transport.ranks() % 2 != 0) GTEST_SKIP() << "on an even number of ranks";
+  const int dims[] = {2, transport.ranks() / 2};
+  const auto inputs = gradients(transport.ranks(), kCount);
+  const auto own = static_cast<std::size_t>(transport.rank());
+  for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"}) {
+    const CollectiveOptions options{
+        .codec = codec, .algorithm = Algorithm::kTwoShot, .dims = dims, .chunk_count = 50'000};
+    const auto wanted = on_ranks(
+        inputs, [&](Transport& threads, Values& values) { allreduce(threads, values, options); });
+    Values values = inputs[own];
+    allreduce(transport, values, options);
+    expect_same_bits(values, wanted[own], codec);
+  }
+}
+
 TEST(MpiCollectives, ScatterAndGatherHaveTheBitsOfThreads) {
   MpiTransport transport(MPI_COMM_WORLD);
   const std::size_t shard = 40'000, ranks = static_cast<std::size_t>(transport.ranks());
