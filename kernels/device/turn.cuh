@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/device/row.cuh"
+#include "kernels/device/tree.cuh"
 #include "kernels/scalar/turn.h"
 
 #include <cstddef>
@@ -108,13 +109,7 @@ TERSOR_DEVICE void add_halves(TurnedValues& s) {
 template <class Warp>
 TERSOR_DEVICE float tree_sum(const Warp& warp, TurnedValues& s) {
   add_halves<kTurnValues / 2>(s);
-  TERSOR_UNROLL
-  for (unsigned mask = kTurnThreads / 2; mask != 0; mask /= 2) {
-    TERSOR_UNROLL
-    for (unsigned q = 0; q < kTurnRow; ++q) s[q] += float_of(warp.shuffle_xor(bits_of(s[q]), mask));
-  }
-  const float even = s[0] + s[2], odd = s[1] + s[3];
-  return even + odd;
+  return tree_sum_between<kTurnThreads, kTurnRow>(warp, s);
 }
 
 /// The largest magnitude of a block, as bits.

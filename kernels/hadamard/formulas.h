@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/scalar/convert.h"
+#include "kernels/scalar/square_root.h"
 
 #include <tersor/codecs/hadamard.h>
 
@@ -36,15 +37,6 @@ struct HadamardSteps {
                                  : kBits == 3 ? 0.58601943f
                                               : 0.33520061f;
 };
-
-/// sqrt, rounded once.
-TERSOR_BODY float square_root(float value) {
-#if defined(__CUDA_ARCH__)
-  return __fsqrt_rn(value);
-#else
-  return std::sqrt(value);
-#endif
-}
 
 /// How large the values of a block are.
 struct HadamardRange {
