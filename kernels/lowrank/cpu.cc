@@ -4,6 +4,7 @@
 #include "kernels/lowrank/cpu.h"
 
 #include "kernels/host/targets.h"
+#include "kernels/scalar/square_root.h"
 
 #include <algorithm>
 #include <cmath>
@@ -77,9 +78,6 @@ void project_row(const LowrankSent& sent, const LowrankShape& shape, std::size_t
   }
 }
 
-/// One NaN for all: which of several an operation hands on differs among instruction sets.
-inline float canonical(float value) { return value == value ? value : float_of(kNanBits); }
-
 void lowrank_project_on(const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
                         const float* directions, float* projected) {
   const DefaultFloatMode mode;
@@ -130,16 +128,20 @@ void normalize(float* column, std::size_t count) {
   const PowerOfTwo power = to_unit(most);
   scale_column(column, power.first, count);
   scale_column(column, power.second, count);
-  scale_column(column, reciprocal(std::sqrt(product(column, column, count))), count);
+  scale_column(column, reciprocal(square_root(product(column, column, count))), count);
+}
+
+/// All NaN where one is not finite, and false.
+bool keep_finite(float* basis, std::size_t count) {
+  if (largest_bits(basis, count) < kInfinityBits) return true;
+  std::fill_n(basis, count, float_of(kNanBits));
+  return false;
 }
 
 void lowrank_orthonormalize_on(const LowrankShape& shape, float* basis) {
   const DefaultFloatMode mode;
   const std::size_t stride = lowrank_stride(shape.rows);
-  if (largest_bits(basis, shape.rank * stride) >= kInfinityBits) {
-    std::fill_n(basis, shape.rank * stride, float_of(kNanBits));
-    return;
-  }
+  if (!keep_finite(basis, shape.rank * stride)) return;
   for (int turn = 0; turn < 2; ++turn)
     for (std::size_t j = 0; j < shape.rank; ++j) {
       float* column = basis + j * stride;
@@ -149,6 +151,7 @@ void lowrank_orthonormalize_on(const LowrankShape& shape, float* basis) {
         add_column(other, -product(column, other, stride), column, stride);
       }
     }
+  keep_finite(basis, shape.rank * stride);
 }
 
 /// Stores the first `count` of 64 values.
@@ -228,9 +231,11 @@ class Strip {
     Chains sent = Chains::of(own);
     sent.scale(arguments_.factor);
     store_some(sent, values, count);
-    if constexpr (std::is_same_v<T, Bf16>)
-      for (std::size_t i = 0; i < std::min(count, kLowrankChains); ++i)
+    for (std::size_t i = 0; i < std::min(count, kLowrankChains); ++i)
+      if constexpr (std::is_same_v<T, Bf16>)
         own[i] = quotient(to_f32(values[i]), arguments_.factor);
+      else
+        values[i] = canonical(values[i]);
   }
 
   std::size_t place_of(std::size_t row) const { return row * shape_.columns + columns_.first; }

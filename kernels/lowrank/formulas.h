@@ -18,6 +18,9 @@ constexpr float kLowrankLeast = 0x1p-100f;  // columns below are 0
 /// Where the next column of a matrix begins that is read in whole chains: zeros fill the gap.
 constexpr std::size_t lowrank_stride(std::size_t count) { return align_up(count, kLowrankChains); }
 
+/// One NaN for all: which of several an operation hands on differs among machines.
+TERSOR_BODY float canonical(float value) { return value == value ? value : float_of(kNanBits); }
+
 /// Value `index` of the directions that a cold start takes.
 TERSOR_BODY float lowrank_drawn(std::uint64_t index, std::uint32_t parameter) {
   const PhiloxWords words =

@@ -1,9 +1,10 @@
 // The calls of lowrank: which round changes what, what is refused, and what does not matter to a
-// bit: threads, alignment, instruction sets.
+// bit: threads, alignment, instruction sets; what is not finite.
 
 #include "tests/support/allocations.h"
 #include "tests/support/codec_conformance.h"
 #include "tests/support/native_rounds.h"
+#include "tests/support/reference.h"
 
 #include <tersor/codecs/lowrank.h>
 
@@ -190,6 +191,23 @@ TEST_F(LowrankCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
         }
       });
     }
+}
+
+// Finite sums of P, whose products with each other are not: one NaN on all machines.
+TEST_F(LowrankCalls, ABasisThatOverflowsIsNan) {
+  constexpr std::size_t kCount = 400 * 130;
+  for_each_isa([] {
+    NativeRounds rounds("lowrank:rank=8+ef", {kCount}, {.contributions = 2, .rows = 400});
+    for (CodecHarness& rank : rounds.ranks) rank.set_gradient(std::vector<float>(kCount, 1e37f));
+    rounds.exchange();
+    for (const float value : rounds.combined[0].floats()) ASSERT_TRUE(std::isfinite(value));
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      for (const float value : rounds.bare[1][rank].floats()) ASSERT_EQ(bits(value), 0x7fc00000u);
+      const CodecHarness& own = rounds.ranks[rank];
+      EXPECT_EQ(own.residual_out(), own.residual_in());
+      EXPECT_EQ(own.memory(), std::vector<float>(own.memory().size()));
+    }
+  });
 }
 
 TEST_F(LowrankCalls, DecodeAddsAndScales) {

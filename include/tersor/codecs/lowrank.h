@@ -21,7 +21,8 @@
 /// Residual p - d, d the value that the own W gives (bf16: what was sent / factor)
 /// Memory   the sum of W, f32[r * columns], the same on all ranks; it stays where the sum is 0
 /// Error    what p has outside the r directions; nothing where its rank is at most r
-/// Where P is not finite, all outputs are NaN on all ranks, residual and memory stay.
+/// Where P, or what is made of it, is not finite, all outputs are NaN on all ranks, residual and
+/// memory stay.
 #pragma once
 
 #include <tersor/align.h>
