@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -143,12 +144,12 @@ class MemoryCheck {
 
   void states(std::span<const SegmentState> list) const {
     for (std::size_t i = 0; i < list.size(); ++i)
-      for (const ConstValueSpan span :
-           {list[i].residual_in, ConstValueSpan(list[i].residual_out)}) {
-        if (span.empty()) continue;
-        same_memory("residual", i, span);
-        if (is_asked_about(i, list.size())) pointer_of("residual", i, span);
-      }
+      kept("residual", {i, list.size()}, {list[i].residual_in, list[i].residual_out});
+  }
+
+  void memories(std::span<const SegmentMemory> list) const {
+    for (std::size_t i = 0; i < list.size(); ++i)
+      kept("codec's memory", {i, list.size()}, {list[i].in, list[i].out});
   }
 
   void pointer(const char* what, std::size_t segment, const void* pointer) const {
@@ -207,6 +208,19 @@ class MemoryCheck {
     return index % ceil_div(entries, kAsked) == 0 || index + 1 == entries;
   }
 
+  /// One of a list.
+  struct Index {
+    std::size_t index, entries;
+  };
+
+  void kept(const char* what, Index at, std::initializer_list<ConstValueSpan> spans) const {
+    for (const ConstValueSpan& span : spans) {
+      if (span.empty()) continue;
+      same_memory(what, at.index, span);
+      if (is_asked_about(at.index, at.entries)) pointer_of(what, at.index, span);
+    }
+  }
+
   template <typename Span>
   void pointer_of(const char* what, std::size_t segment, const Span& span) const {
     if (!span.empty()) pointer(what, segment, static_cast<const void*>(span.pointer()));
@@ -242,6 +256,7 @@ void check_one_memory(const Codec& codec, const EncodeCall& call, ConstByteSpan 
   const MemoryCheck check(codec, memory_of(call));
   check.values("gradient", call.gradients);
   check.states(call.states);
+  check.memories(call.memories);
   check.active_words(call.segments);
   check.words(call.words, call.words_out);
   check.execution(call.execution);
@@ -251,6 +266,7 @@ void check_one_memory(const Codec& codec, const EncodeCall& call, ConstByteSpan 
 void check_one_memory(const Codec& codec, const DecodeCall& call) {
   const MemoryCheck check(codec, memory_of(call));
   check.values("output", call.outputs);
+  check.memories(call.memories);
   check.execution(call.execution);
   check.frames(call.frames);
 }

@@ -1,5 +1,5 @@
-// lowrank: joins the two rounds, their kernels and the name. Segments are taken one after the
-// other, each by all threads.
+// lowrank: joins the two rounds, their kernels and the name. On hosts segments are taken one after
+// the other, each by all threads.
 
 #include "codecs/calls.h"
 #include "codecs/checks.h"
@@ -7,6 +7,8 @@
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/lowrank/cpu.h"
+#include "kernels/lowrank/device.h"
+#include "kernels/lowrank/places.h"
 #include "kernels/scalar/convert.h"
 
 #include <tersor/codecs/lowrank.h>
@@ -20,18 +22,12 @@ namespace {
 
 using kernels::lowrank_stride;
 using kernels::LowrankShape;
+using Place = kernels::LowrankPlace;
 
 constexpr Choice<std::size_t, 6> kRankChoice = {
     "rank", {{{"1", 1}, {"2", 2}, {"4", 4}, {"8", 8}, {"16", 16}, {"32", 32}}}, 2};
 constexpr Choice<Dtype, 2> kValuesChoice = {"values",
                                             {{{"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}}}};
-
-/// Where a segment's own bare values, and what is kept of it, begin: values.
-struct Place {
-  std::size_t left = 0;
-  std::size_t right = 0;
-  std::size_t basis = 0;
-};
 
 /// Calls visit(first, count) for runs of `step` of `count`, on the threads that there are.
 template <typename Visitor>
@@ -73,15 +69,16 @@ class LowrankCodec final : public Codec {
 
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {
-    check_place(request.memory);
     std::size_t widest = 0;
     for (const Segment& segment : request.segments) {
       check_segment(segment);
       widest = std::max(widest, layout_of(segment).rank() * lowrank_stride(segment.columns));
     }
+    const Place end = end_of(request.segments);
+    const std::size_t workspace = request.memory == Memory::kDevice ? end.workspace : widest;
     return {.frame_bytes = sizeof(FrameHeader),
-            .workspace_bytes = widest * sizeof(float),
-            .kept_bytes = end_of(request.segments).basis * sizeof(float)};
+            .workspace_bytes = workspace * sizeof(float),
+            .kept_bytes = end.basis * sizeof(float)};
   }
 
   std::vector<Round> plan_rounds(const PlanRequest& request) const override {
@@ -98,6 +95,11 @@ class LowrankCodec final : public Codec {
     check_native_factor(*this, factor);
     check_round(*this, call.identity, 0, 1);
     check_bare(values, call.segments, call.identity.round);
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return call.identity.round == 0
+                   ? kernels::lowrank_device_project(call, options_.rank, values)
+                   : kernels::lowrank_device_coefficients(call, options_.rank, factor, values);
     const StateWords words = words_of(call);
     for_each(call.segments, [&](std::size_t i, const Place& place) {
       if (call.identity.round == 0)
@@ -112,6 +114,9 @@ class LowrankCodec final : public Codec {
     check_window(call);
     check_round(*this, call.identity, 0, 0);
     check_bare(values, call.segments, 0);
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return kernels::lowrank_device_basis(call, options_.rank, values);
     const float* projected = values.as<float>().data();
     for_each_run(call.segments.size(), 1, call.execution.threads, [&](kernels::LowrankRange run) {
       for_each(call.segments, [&](std::size_t i, const Place& place) {
@@ -126,6 +131,9 @@ class LowrankCodec final : public Codec {
     check_window(call);
     check_round(*this, call.identity, 1, 1);
     check_bare(values, call.segments, 1);
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice)
+        return kernels::lowrank_device_decode(call, options_.rank, values);
     for_each(call.segments, [&](std::size_t i, const Place& place) {
       const std::size_t count = layout_of(call.segments[i]).right();
       decode_segment(call, i, place, values.subspan(place.right, count));
@@ -141,16 +149,9 @@ class LowrankCodec final : public Codec {
     return {segment.rows, segment.columns, layout_of(segment).rank()};
   }
 
-  void advance(Place& place, const Segment& segment) const {
-    const LowrankLayout layout = layout_of(segment);
-    place.left += layout.left();
-    place.right += layout.right();
-    place.basis += layout.rank() * lowrank_stride(segment.rows);
-  }
-
   Place end_of(std::span<const Segment> segments) const {
     Place end;
-    for (const Segment& segment : segments) advance(end, segment);
+    for (const Segment& segment : segments) end += Place::of(layout_of(segment));
     return end;
   }
 
@@ -160,7 +161,7 @@ class LowrankCodec final : public Codec {
     Place place;
     for (std::size_t i = 0; i < segments.size(); ++i) {
       visit(i, place);
-      advance(place, segments[i]);
+      place += Place::of(layout_of(segments[i]));
     }
   }
 
@@ -286,11 +287,6 @@ class LowrankCodec final : public Codec {
 
   [[noreturn]] void fail(const std::string& what) const {
     throw InvalidArgument("codec " + spec().text() + ": " + what);
-  }
-
-  void check_place(Memory memory) const {
-    if (memory == Memory::kDevice)
-      fail("it has no kernels for devices; gradients on one go by another codec");
   }
 
   void check_segment(const Segment& segment) const {

@@ -24,19 +24,10 @@ struct Shape {
   std::size_t count() const { return rows * columns; }
 };
 
-/// On hosts alone: there are no kernels for devices.
-class Lowrank : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (test_device() != nullptr) GTEST_SKIP() << "lowrank has no kernels for devices";
-  }
-
-  static NativeRounds rounds_of(const std::string& spec, Shape shape, HarnessOptions options = {}) {
-    options.rows = shape.rows;
-    options.memory = Memory::kHost;
-    return NativeRounds(spec, {shape.count()}, options);
-  }
-};
+NativeRounds rounds_of(const std::string& spec, Shape shape, HarnessOptions options = {}) {
+  options.rows = shape.rows;
+  return NativeRounds(spec, {shape.count()}, options);
+}
 
 /// s_i + s_(i + 32), then 16, ... of 64 chains, of which term(i) is the i-th.
 template <typename Term>
@@ -199,7 +190,7 @@ void expect_exchange(NativeRounds& rounds, const Numbers& one, Shape shape) {
   EXPECT_TRUE(rounds.intact());
 }
 
-TEST_F(Lowrank, WritesTheNumbersOfTheFormat) {
+TEST(Lowrank, WritesTheNumbersOfTheFormat) {
   for_each_isa([] {
     const Numbers cases[] = {
         {"lowrank+ef", 4, Dtype::kF32, Dtype::kF32, 1.0f},
@@ -240,7 +231,7 @@ double distance(std::vector<float> a, const std::vector<float>& b) {
   return norm_of(a);
 }
 
-TEST_F(Lowrank, AMatrixOfLowRankComesThrough) {
+TEST(Lowrank, AMatrixOfLowRankComesThrough) {
   for (const float scale : {1.0f, 0x1p-60f, 0x1p40f})
     for (const std::size_t rank : {1, 3, 4})
       for (const Shape shape : {Shape{96, 200}, Shape{400, 50}, Shape{5, 4000}, Shape{4000, 5}}) {
@@ -284,7 +275,7 @@ double largest_defect(const Matrix& basis) {
   return most;
 }
 
-TEST_F(Lowrank, DirectionsAreOrthonormal) {
+TEST(Lowrank, DirectionsAreOrthonormal) {
   for (const float scale : {1.0f, 0x1p-90f, 0x1p50f})
     for (const std::size_t rank : {1, 4, 8, 32}) {
       const Shape shape{300, 400};
@@ -295,7 +286,7 @@ TEST_F(Lowrank, DirectionsAreOrthonormal) {
     }
 }
 
-TEST_F(Lowrank, FewerDirectionsThanAskedForDoNoHarm) {
+TEST(Lowrank, FewerDirectionsThanAskedForDoNoHarm) {
   const Shape shape{96, 200};
   for (const std::size_t rank : {1, 2}) {
     NativeRounds rounds = rounds_of("lowrank:rank=8+ef", shape, {.contributions = 1});
@@ -310,7 +301,7 @@ TEST_F(Lowrank, FewerDirectionsThanAskedForDoNoHarm) {
   }
 }
 
-TEST_F(Lowrank, NothingIsLost) {
+TEST(Lowrank, NothingIsLost) {
   for (const std::string spec : {"lowrank+ef", "lowrank:rank=2,values=bf16+ef"}) {
     const Shape shape{70, 130};
     NativeRounds rounds = rounds_of(spec, shape, {.contributions = 1});
@@ -326,7 +317,7 @@ TEST_F(Lowrank, NothingIsLost) {
 }
 
 // What ranks leave out adds up to what is missing, where each has its own factor.
-TEST_F(Lowrank, NothingIsLostAmongRanks) {
+TEST(Lowrank, NothingIsLostAmongRanks) {
   const Shape shape{70, 130};
   NativeRounds rounds = rounds_of("lowrank+ef", shape, {.contributions = 5});
   rounds.exchange({.encode_factor = 0.2f, .decode_factor = 5.0f});
@@ -338,7 +329,7 @@ TEST_F(Lowrank, NothingIsLostAmongRanks) {
   }
 }
 
-TEST_F(Lowrank, WarmStartsFindTheLargestDirections) {
+TEST(Lowrank, WarmStartsFindTheLargestDirections) {
   const Shape shape{96, 200};
   std::vector<float> gradient(shape.count());
   for (std::size_t j = 0; j < 12; ++j) {
@@ -358,7 +349,7 @@ TEST_F(Lowrank, WarmStartsFindTheLargestDirections) {
   EXPECT_EQ(distance(rounds.ranks[0].output(), gradient), cold);
 }
 
-TEST_F(Lowrank, ZerosStayZerosAndKeepTheMemory) {
+TEST(Lowrank, ZerosStayZerosAndKeepTheMemory) {
   const Shape shape{70, 130};
   NativeRounds rounds = rounds_of("lowrank+ef", shape, {.contributions = 2});
   rounds.exchange();
@@ -373,7 +364,7 @@ TEST_F(Lowrank, ZerosStayZerosAndKeepTheMemory) {
   EXPECT_EQ(rounds.ranks[0].memory(), memory);
 }
 
-TEST_F(Lowrank, ABadValueOfOneRankPoisonsTheMatrixOnAll) {
+TEST(Lowrank, ABadValueOfOneRankPoisonsTheMatrixOnAll) {
   const Shape shape{70, 130};
   for (const float bad : {std::nanf(""), -std::nanf("7"), INFINITY, -INFINITY})
     for_each_isa([&] {

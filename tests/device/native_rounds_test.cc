@@ -2,9 +2,8 @@
 // rounds, residuals, words and decoded values, for all types, counts and distances from an aligned
 // address.
 
-#include "tests/support/native_rounds.h"
-#include "tests/device/expectations.h"
 #include "tests/device/hard_values.h"
+#include "tests/device/rounds_pair.h"
 #include "tests/support/specs.h"
 
 #include <gtest/gtest.h>
@@ -15,63 +14,13 @@
 namespace tersor::test {
 namespace {
 
-/// The same exchange on the host and on the device under test.
-struct RoundsPair {
-  RoundsPair(const std::string& spec, const std::vector<std::size_t>& counts,
-             HarnessOptions options)
-      : host(spec, counts, in(Memory::kHost, options)),
-        device(spec, counts, in(Memory::kDevice, options)) {}
-
-  static HarnessOptions in(Memory memory, HarnessOptions options) {
-    options.memory = memory;
-    options.contributions = 2;
-    return options;
-  }
-
-  void for_each(const std::function<void(CodecHarness&)>& body) {
-    for (NativeRounds* rounds : {&host, &device})
-      for (CodecHarness& rank : rounds->ranks) body(rank);
-  }
-
-  void expect_same(const NativeOptions& options = {}) {
-    host.exchange(options);
-    device.exchange(options);
-    for (std::size_t rank = 0; rank < host.ranks.size(); ++rank) expect_same_rank(rank);
-    EXPECT_TRUE(host.intact() && device.intact());
-  }
-
-  NativeRounds host, device;
-
- private:
-  void expect_same_rank(std::size_t rank) const {
-    for (std::size_t round = 0; round < host.bare.size(); ++round)
-      EXPECT_TRUE(same_bytes(host.bare[round][rank].bytes(), device.bare[round][rank].bytes()))
-          << "bare values of round " << round;
-    const CodecHarness &one = host.ranks[rank], &other = device.ranks[rank];
-    EXPECT_TRUE(same_bytes(one.kept(), other.kept())) << "kept memory";
-    if (one.has_states())
-      expect_same_values(one.residuals_out(), other.residuals_out(), "residual");
-    expect_same_values(one.outputs(), other.outputs(), "decoded value");
-  }
-};
-
 class NativeRoundsOn : public ::testing::TestWithParam<std::string> {
  protected:
   std::string spec() const { return GetParam(); }
 
-  /// Runs `body` on a pair for each type of gradient and residual.
-  void for_each_type(const std::vector<std::size_t>& counts, HarnessOptions options,
+  void for_each_type(const std::vector<std::size_t>& counts, const HarnessOptions& options,
                      const std::function<void(RoundsPair&)>& body) {
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
-      for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
-        if (residual == Dtype::kBf16 && !make_codec(spec())->has_feedback()) continue;
-        options.dtype = dtype;
-        options.residual_dtype = residual;
-        SCOPED_TRACE(std::string(dtype_name(dtype)) + ", residual " +
-                     std::string(dtype_name(residual)));
-        RoundsPair pair(spec(), counts, options);
-        body(pair);
-      }
+    test::for_each_type(spec(), counts, options, body);
   }
 };
 
@@ -152,23 +101,7 @@ TEST_P(NativeRoundsOn, HardValues) {
     });
 }
 
-TEST_P(NativeRoundsOn, WordsOfTheNextStep) {
-  for (const bool in_place : {true, false}) {
-    RoundsPair pair(spec(), {600}, {});
-    pair.expect_same();
-    for (NativeRounds* rounds : {&pair.host, &pair.device}) {
-      CodecHarness& rank = rounds->ranks[0];
-      rank.words = {.step = 41, .gradient_factor = 2, .residual_factor = 0.5f, .overflows = 3};
-      EncodeCall call = rank.encode_call();
-      StateWords next;
-      call.words_out = in_place ? &rank.words : &next;
-      rank.codec().encode_native(call, 1.0f, rounds->bare[1][0].span());
-      if (!in_place) rank.words = next;
-    }
-    expect_same_words(pair.host.ranks[0].words, pair.device.ranks[0].words);
-    EXPECT_EQ(pair.device.ranks[0].words.step, 42u);
-  }
-}
+TEST_P(NativeRoundsOn, WordsOfTheNextStep) { expect_same_next_words(spec(), 600, {}); }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, NativeRoundsOn, ::testing::ValuesIn(native_specs()),
                          [](const auto& info) {

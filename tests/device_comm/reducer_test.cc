@@ -178,6 +178,25 @@ TEST_P(ReducerOnDevice, GoesOnFromAState) {
   });
 }
 
+// From a state on, so that residuals and the codec's memory go there and back.
+TEST_P(ReducerOnDevice, MatricesOfLowRankGoOnFromTheirMemory) {
+  if (!GetParam().own_sums) GTEST_SKIP() << "bare values are added by the library below";
+  for (const bool hierarchical : {false, true})
+    expect_as_on_hosts(3, [hierarchical](Transport& transport, const Place& place) {
+      ReducerOptions options = options_of(place);
+      options.rules = {
+          {"*.bias", "bf16"}, {"second.*", "lowrank:values=bf16+ef"}, {"*", "lowrank:rank=2+ef"}};
+      if (hierarchical) {
+        options.algorithm = Algorithm::kHierarchical;
+        options.hosts = {0, 0, 1};
+      }
+      const Outcome first = train(transport, place, options);
+      Model second(transport, place, options);
+      second.reducer().load_state(first.state);
+      return Outcome{second.step(7), second.reducer().save_state()};
+    });
+}
+
 /// Steps of parameters of which each rank gets a shard; one brings nothing in a step.
 Outcome scatter(Transport& transport, const Place& place, const ReducerOptions& options) {
   GradientReducer reducer(transport, options);

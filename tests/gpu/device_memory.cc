@@ -10,6 +10,13 @@ namespace {
 
 constexpr StateWords kFirstWords;
 
+/// A segment of as many rows as divide it, up to 128.
+Segment shaped(std::size_t count) {
+  std::size_t rows = 128;
+  while (count % rows != 0) --rows;
+  return {.count = count, .parameter = 3, .rows = rows, .columns = count / rows};
+}
+
 /// Bytes of a frame, or of any round's bare values.
 std::size_t room_of(const Plan& plan) {
   std::size_t bytes = plan.frame_bytes;
@@ -35,13 +42,14 @@ std::vector<std::byte> to_host(const Buffer& device) {
 DeviceCodec::DeviceCodec(std::string_view spec, const std::vector<float>& gradient,
                          Checksum checksum)
     : codec_(make_codec(spec)),
-      segment_{.count = gradient.size(), .parameter = 3},
+      segment_(shaped(gradient.size())),
       identity_{.signature = 5, .checksum = checksum},
       plan_(codec_->plan(
           {.segments = {&segment_, 1}, .contributions = 2, .memory = Memory::kDevice})),
       gradient_(to_device(std::as_bytes(std::span(gradient)))),
       residual_(to_device(std::vector<std::byte>(gradient_.bytes()))),
       output_(to_device(std::vector<std::byte>(gradient_.bytes()))),
+      memory_(to_device(std::vector<std::byte>(codec_->memory_count(segment_) * sizeof(float)))),
       words_(to_device(std::as_bytes(std::span(&kFirstWords, 1)))),
       frame_(to_device(std::vector<std::byte>(room_of(plan_)))),
       sum_(to_device(std::vector<std::byte>(plan_.frame_bytes))),
@@ -61,15 +69,22 @@ void DeviceCodec::encode(const Stream& stream) {
   const ConstValueSpan gradient = gradient_.values(segment_.count, Dtype::kF32);
   const ValueSpan residual = residual_.values(segment_.count, Dtype::kF32);
   const SegmentState state{residual, residual};
+  const SegmentMemory memory = this->memory();
   auto* words = reinterpret_cast<StateWords*>(words_.pointer());
   EncodeCall call{.segments = {&segment_, 1}, .gradients = {&gradient, 1}};
   if (codec_->has_feedback()) call.states = {&state, 1};
+  if (!memory.out.empty()) call.memories = {&memory, 1};
   call.words = call.words_out = words;
   call.random.key = 17;
   call.identity = identity_;
   call.execution = execution(stream);
   if (!has_frames()) return encode_rounds(call, stream);
   codec_->encode(call, frame_.span());
+}
+
+SegmentMemory DeviceCodec::memory() const {
+  const ValueSpan memory = memory_.values(codec_->memory_count(segment_), Dtype::kF32);
+  return {memory, memory};
 }
 
 ValueSpan DeviceCodec::bare(std::size_t round) const {
@@ -104,6 +119,8 @@ void DeviceCodec::decode(const Stream& stream) {
     call.frames = {&frame, 1};
     return codec_->decode(call);
   }
+  const SegmentMemory memory = this->memory();
+  if (!memory.out.empty()) call.memories = {&memory, 1};
   call.identity.round = static_cast<std::uint8_t>(plan_.rounds.size() - 1);
   codec_->decode_native(call, bare(call.identity.round));
 }

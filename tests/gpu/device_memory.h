@@ -45,6 +45,7 @@ class DeviceCodec {
  private:
   Execution execution(const Stream& stream) const;
   bool has_frames() const { return plan_.rounds.size() == 1; }
+  SegmentMemory memory() const;
   ValueSpan bare(std::size_t round) const;
   DecodeCall decode_call(const Stream& stream, const ValueSpan& output) const;
   void encode_rounds(EncodeCall& call, const Stream& stream);
@@ -53,7 +54,7 @@ class DeviceCodec {
   Segment segment_;
   FrameIdentity identity_;
   Plan plan_;
-  Buffer gradient_, residual_, output_, words_, frame_, sum_, workspace_, kept_;
+  Buffer gradient_, residual_, output_, memory_, words_, frame_, sum_, workspace_, kept_;
 };
 
 /// What `body` queues, as a graph. Capture forbids whatever would wait or allocate, in all threads.

@@ -117,8 +117,9 @@ TEST_F(InjectedErrors, MemoryStreamsAndEvents) {
 }
 
 TEST_F(InjectedErrors, CallsOfCodecs) {
-  for (const char* spec : {"none", "bf16", "f16+ef", "int8", "int8:rounding=stochastic+ef", "int4",
-                           "int4+ef", "topk:density=0.1", "topk:density=0.1+ef"})
+  for (const char* spec :
+       {"none", "bf16", "f16+ef", "int8", "int8:rounding=stochastic+ef", "int4", "int4+ef",
+        "topk:density=0.1", "topk:density=0.1+ef", "lowrank:rank=1+ef"})
     for (const cudaError_t error : kErrors)
       expect_errors({spec, [spec] { return std::make_unique<Calls>(spec, How::kQueued); }}, error);
 }

@@ -5,7 +5,6 @@
 #include "codecs/examples.h"
 #include "tests/support/codec_harness.h"
 #include "tests/support/reference.h"
-#include "tests/support/specs.h"
 
 #include <algorithm>
 #include <array>
@@ -74,7 +73,7 @@ const std::vector<Choices>& codec_choices() {
   constexpr std::size_t kLeast = 3;
   static const std::vector<Choices> all = [&] {
     std::vector<Choices> choices;
-    for (const CodecInfo& info : flat_codecs()) {
+    for (const CodecInfo& info : codecs()) {
       const Choices own = {info.name, encoding::option_values(info, kShares)};
       choices.insert(choices.end(), kLeast, own);
       for (const auto& option : own.options)
@@ -113,6 +112,15 @@ std::vector<Segment> draw_segments(Draw& draw) {
   return segments;
 }
 
+/// About as few rows and columns as the codec carries.
+void draw_shape(Draw& draw, const Codec& codec, Segment& segment) {
+  for (std::size_t most = 16; !codec.carries(segment); most += 1 + most / 16) {
+    segment.rows = 1 + draw.below(most);
+    segment.columns = 1 + draw.below(most);
+    segment.count = segment.rows * segment.columns;
+  }
+}
+
 StateWords draw_words(Draw& draw) {
   return {.step = static_cast<std::uint32_t>(draw.below(1000)),
           .gradient_factor = draw.chance(2) ? 1.0f : 0.37f,
@@ -136,7 +144,8 @@ std::string RandomCall::text() const {
   std::string text = "seed " + std::to_string(seed) + ": " + spec;
   for (const Segment& segment : segments)
     text += (&segment == segments.data() ? ", values " : " + ") + std::to_string(segment.count) +
-            " from " + std::to_string(segment.first_index);
+            " from " + std::to_string(segment.first_index) + " in " + std::to_string(segment.rows) +
+            " rows";
   text += ", gradients " + std::string(dtype_name(dtype)) + " " + gradients.name + ", residuals " +
           std::string(dtype_name(residual_dtype)) + " " + residuals.name;
   if (in_place) text += " in place";
@@ -153,6 +162,11 @@ RandomCall draw_call(std::uint64_t seed) {
   call.seed = seed;
   call.spec = draw_spec(draw);
   call.segments = draw_segments(draw);
+  if (const auto codec = make_codec(call.spec); codec->traits().needs_shape) {
+    call.segments.resize(std::min<std::size_t>(call.segments.size(), 3));
+    for (Segment& segment : call.segments) draw_shape(draw, *codec, segment);
+    call.remembers = !draw.chance(3);
+  }
   call.dtype = draw.pick(std::initializer_list{Dtype::kF32, Dtype::kBf16, Dtype::kF16});
   call.residual_dtype = draw.chance(2) ? Dtype::kF32 : Dtype::kBf16;
   call.gradients = draw.pick(value_kinds());

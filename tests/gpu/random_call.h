@@ -22,7 +22,8 @@ struct RandomCall {
   Dtype dtype = Dtype::kF32;
   Dtype residual_dtype = Dtype::kF32;
   ValueKind gradients, residuals;
-  bool in_place = false;  ///< residual_out is residual_in
+  bool in_place = false;  ///< residual_out is residual_in; the codec's memory likewise
+  bool remembers = true;  ///< codecs with a memory are given one
   Checksum checksum = Checksum::kOn;
   std::size_t frames = 1;  ///< that are decoded and reduced
   StateWords words;

@@ -4,6 +4,7 @@
 #include "tests/device/expectations.h"
 #include "tests/gpu/random_call.h"
 #include "tests/gpu/twins.h"
+#include "tests/support/codec_harness.h"
 #include "tests/support/seeds.h"
 
 #include <gtest/gtest.h>
@@ -28,20 +29,24 @@ constexpr std::array kMemories = {Memory::kHost, Memory::kDevice};
 
 /// What belongs to one segment.
 struct SegmentTwins {
-  SegmentTwins(const RandomCall& call, std::size_t segment)
+  SegmentTwins(const RandomCall& call, const Codec& codec, std::size_t segment)
       : gradient(call.segments[segment].count, call.dtype, call.shift(Part::kGradient)),
         output(call.segments[segment].count, call.dtype, call.shift(Part::kOutput)),
         residual(call.segments[segment].count, call.residual_dtype, call.shift(Part::kResidual)),
         next_residual(call.segments[segment].count, call.residual_dtype,
-                      call.shift(Part::kNextResidual)) {
+                      call.shift(Part::kNextResidual)),
+        memory(codec.memory_count(call.segments[segment]), Dtype::kF32, 0),
+        next_memory(codec.memory_count(call.segments[segment]), Dtype::kF32, 0) {
     gradient.set(call.values(Part::kGradient, segment));
     residual.set(call.values(Part::kResidual, segment));
+    memory.set(gaussian(codec.memory_count(call.segments[segment]), call.seed + segment));
   }
   bool intact() const {
-    return gradient.intact() && output.intact() && residual.intact() && next_residual.intact();
+    return gradient.intact() && output.intact() && residual.intact() && next_residual.intact() &&
+           memory.intact() && next_memory.intact();
   }
 
-  TwinValues gradient, output, residual, next_residual;
+  TwinValues gradient, output, residual, next_residual, memory, next_memory;
 };
 
 /// One memory's half of a call, as calls take it.
@@ -49,6 +54,7 @@ struct Half {
   std::vector<Segment> segments;
   std::vector<ConstValueSpan> gradients;
   std::vector<SegmentState> states;
+  std::vector<SegmentMemory> memories;
   std::vector<ValueSpan> outputs;
   std::vector<ConstByteSpan> frames;
   StateWords* words;
@@ -80,6 +86,7 @@ class CallTwins {
 
   void expect_same_frames(const TwinBytes& frames) const;
   void expect_same_states() const;
+  void expect_same_memories() const;
   void expect_same_outputs() const;
 
   const RandomCall& call_;
@@ -108,7 +115,7 @@ CallTwins::CallTwins(const RandomCall& call)
       fault_(FrameFault{}),
       host_workspace_(plan_.workspace_bytes, 0, Memory::kHost),
       device_workspace_(plan(Memory::kDevice).workspace_bytes, Memory::kDevice) {
-  for (std::size_t i = 0; i < call.segments.size(); ++i) segments_.emplace_back(call, i);
+  for (std::size_t i = 0; i < call.segments.size(); ++i) segments_.emplace_back(call, *codec_, i);
 }
 
 Plan CallTwins::plan(Memory memory) const {
@@ -129,6 +136,10 @@ Half CallTwins::half(Memory memory) {
     half.outputs.push_back(segment.output.span(memory));
     if (codec_->has_feedback())
       half.states.push_back({segment.residual.span(memory), next.span(memory)});
+    if (call_.remembers && codec_->memory_count(half.segments[half.memories.size()]) != 0)
+      half.memories.push_back(
+          {segment.memory.span(memory),
+           (call_.in_place ? segment.memory : segment.next_memory).span(memory)});
   }
   half.execution.memory = memory;
   half.execution.workspace =
@@ -142,6 +153,7 @@ EncodeCall CallTwins::encode_call(const Half& half) const {
   return {.segments = half.segments,
           .gradients = half.gradients,
           .states = half.states,
+          .memories = half.memories,
           .words = half.words,
           .words_out = half.words,
           .random = {.key = call_.seed * 3 + 1},
@@ -154,6 +166,7 @@ DecodeCall CallTwins::decode_call(const Half& half) const {
   return {.segments = half.segments,
           .frames = half.frames,
           .outputs = half.outputs,
+          .memories = half.memories,
           .identity = identity_,
           .execution = half.execution,
           .contributions = call_.frames};
@@ -248,6 +261,7 @@ void CallTwins::expect_same_rounds() {
     EXPECT_TRUE(bare.intact() && kept_.intact());
   }
   expect_same_states();
+  expect_same_memories();
   expect_same_outputs();
 }
 
@@ -270,6 +284,14 @@ void CallTwins::expect_same_states() const {
     if (!codec_->has_feedback()) continue;
     const TwinValues& next = call_.in_place ? segment.residual : segment.next_residual;
     expect_same_values(next.floats(Memory::kHost), next.floats(Memory::kDevice), "residual");
+  }
+}
+
+void CallTwins::expect_same_memories() const {
+  for (const SegmentTwins& segment : segments_) {
+    const TwinValues& next = call_.in_place ? segment.memory : segment.next_memory;
+    if (call_.remembers)
+      expect_same_values(next.floats(Memory::kHost), next.floats(Memory::kDevice), "memory");
   }
 }
 

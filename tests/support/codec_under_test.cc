@@ -53,6 +53,13 @@ void prepare_states(std::span<const SegmentState> states) {
   }
 }
 
+void prepare_memories(std::span<const SegmentMemory> memories) {
+  for (const SegmentMemory& memory : memories) {
+    prepare(memory.out, Use::kOutput);
+    prepare(memory.in, Use::kInput);
+  }
+}
+
 /// The parts of a call that tests keep on the host.
 class DeviceParts {
  public:
@@ -167,6 +174,7 @@ void CodecUnderTest::encode_native(const EncodeCall& call, float factor, ValueSp
   parts.copy_words(copy);
   prepare(values, Use::kOutput);
   prepare_states(call.states);
+  prepare_memories(call.memories);
   for (const ConstValueSpan& gradient : call.gradients) prepare(gradient, Use::kInput);
   codec_->encode_native(copy, factor, values);
   parts.finish();
@@ -178,6 +186,7 @@ void CodecUnderTest::decode_native(const DecodeCall& call, ConstValueSpan values
   DeviceParts parts(copy);
   prepare_outputs(call);
   prepare(values, Use::kInput);
+  prepare_memories(call.memories);
   codec_->decode_native(copy, values);
   parts.finish();
 }

@@ -1,0 +1,266 @@
+// The kernels that have a whole column, or a whole matrix of few columns, to look at: a block takes
+// one. Q of the memory, the orthonormal basis, and the memory of the sum of W.
+#pragma once
+
+#include "kernels/lowrank/matrix.cuh"
+#include "kernels/scalar/square_root.h"
+
+namespace tersor::kernels {
+
+/// A column, or segment, of a block.
+struct LowrankColumnEntry {
+  const float* memory_in;  // null: none
+  float* memory_out;
+  LowrankMatrix matrix;
+  std::uint64_t offset;  // of bare values
+  std::uint32_t parameter;
+  std::uint32_t first_unit;
+};
+
+struct LowrankColumnKernel {
+  static constexpr unsigned kThreads = 1024;
+  static constexpr unsigned kResident = 1;
+  static constexpr bool kScans = false;
+  static constexpr unsigned kTasks = 1;  // units that a block takes at a time
+  struct Shared {
+    SharedArray<std::uint32_t, kThreads / kWarpThreads> maxima;
+    SharedArray<float, 1> product;
+  };
+
+  SegmentTable<LowrankColumnEntry, kLowrankSegments> table;
+
+ protected:
+  /// Calls visit(segment, unit) for each unit of this block.
+  template <class Block, class Visit>
+  TERSOR_DEVICE void for_each(const Block& block, const Visit& visit) const {
+    for (std::uint32_t unit = block.rank(); unit < table.units; unit += block.blocks()) {
+      const LowrankColumnEntry& segment = table.find(unit);
+      visit(segment, unit - segment.first_unit);
+    }
+  }
+
+  /// Calls visit(i) for this thread's part of `count` values.
+  template <class Block, class Visit>
+  TERSOR_DEVICE static void for_each_value(const Block& block, std::size_t count,
+                                           const Visit& visit) {
+    for (std::size_t i = block.thread_rank(); i < count; i += kThreads) visit(i);
+  }
+
+  /// A barrier; the largest of all threads' values.
+  template <class Block>
+  TERSOR_DEVICE static std::uint32_t maximum(const Block& block, Shared& shared,
+                                             std::uint32_t value) {
+    const unsigned thread = block.warp().thread_rank();
+    const std::uint32_t most = block.warp().maximum(value);
+    if (thread == 0) shared.maxima.set(block.warp_rank(), most);
+    block.sync();
+    const std::uint32_t all = block.warp().maximum(shared.maxima.get(thread));
+    block.sync();
+    return all;
+  }
+  static_assert(kThreads / kWarpThreads == kWarpThreads);
+
+  /// A barrier; the largest magnitude, as bits. NaNs are the largest.
+  template <class Block>
+  TERSOR_DEVICE static std::uint32_t largest(const Block& block, Shared& shared,
+                                             const float* values, std::size_t count) {
+    std::uint32_t most = 0;
+    for_each_value(block, count, [&](std::size_t i) {
+      const std::uint32_t bits = magnitude_bits(load(values + i));
+      most = bits > most ? bits : most;
+    });
+    return maximum(block, shared, most);
+  }
+};
+
+/// Q: a block takes a column.
+struct LowrankDirectionsKernel : LowrankColumnKernel {
+  float* workspace;
+
+  static std::size_t units(const LowrankMatrix& matrix) { return matrix.rank; }
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
+    for_each(block, [&](const LowrankColumnEntry& segment, unsigned j) {
+      const LowrankMatrix& matrix = segment.matrix;
+      const float* memory =
+          segment.memory_in == nullptr ? nullptr : segment.memory_in + j * matrix.columns;
+      const float most = memory == nullptr ? 0 : largest_number(block, shared, memory, matrix);
+      const PowerOfTwo power = to_unit(most);
+      float* column = matrix.workspace_of(workspace) + matrix.right_at(j);
+      for_each_value(block, matrix.column_stride(), [&](std::size_t c) {
+        float value = 0;
+        if (c < matrix.columns)
+          value = most != 0 ? power(load_input(memory + c))
+                            : lowrank_drawn(std::uint64_t{c} * matrix.rank + j, segment.parameter);
+        store(column + c, value);
+      });
+    });
+  }
+
+ private:
+  /// A barrier; the largest magnitude of a column that is a number.
+  template <class Block>
+  TERSOR_DEVICE static float largest_number(const Block& block, Shared& shared, const float* column,
+                                            const LowrankMatrix& matrix) {
+    float most = 0;
+    for_each_value(block, matrix.columns, [&](std::size_t c) {
+      const float magnitude = fabsf(load_input(column + c));
+      most = most < magnitude ? magnitude : most;
+    });
+    return float_of(maximum(block, shared, bits_of(most)));
+  }
+};
+
+/// P̂: a block takes a segment. Later columns are taken by a warp each.
+struct LowrankBasisKernel : LowrankColumnKernel {
+  const float* projected;
+  float* kept;
+
+  static std::size_t units(const LowrankMatrix&) { return 1; }
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
+    for_each(block, [&](const LowrankColumnEntry& segment, unsigned) {
+      const LowrankMatrix& matrix = segment.matrix;
+      float* basis = matrix.basis_of(kept);
+      take(block, matrix, projected + segment.offset, basis);
+      if (!keep_finite(block, shared, matrix, basis)) return;
+      orthonormalize(block, shared, matrix, basis);
+      keep_finite(block, shared, matrix, basis);
+    });
+  }
+
+ private:
+  /// A barrier; P, with its columns padded.
+  template <class Block>
+  TERSOR_DEVICE static void take(const Block& block, const LowrankMatrix& matrix, const float* from,
+                                 float* basis) {
+    const std::size_t stride = matrix.row_stride();
+    for (unsigned j = 0; j < matrix.rank; ++j)
+      for_each_value(block, stride, [&](std::size_t i) {
+        store(basis + j * stride + i,
+              i < matrix.rows ? load_input(from + j * matrix.rows + i) : 0.0f);
+      });
+    block.sync();
+  }
+
+  /// All NaN where one is not finite, and false.
+  template <class Block>
+  TERSOR_DEVICE static bool keep_finite(const Block& block, Shared& shared,
+                                        const LowrankMatrix& matrix, float* basis) {
+    const std::size_t count = matrix.rank * matrix.row_stride();
+    if (largest(block, shared, basis, count) < kInfinityBits) return true;
+    for_each_value(block, count, [&](std::size_t i) { store(basis + i, float_of(kNanBits)); });
+    return false;
+  }
+
+  template <class Block>
+  TERSOR_DEVICE static void orthonormalize(const Block& block, Shared& shared,
+                                           const LowrankMatrix& matrix, float* basis) {
+    const std::size_t count = matrix.row_stride();
+    for (unsigned step = 0; step < 2 * matrix.rank; ++step) {
+      const unsigned j = step % matrix.rank;
+      const float* column = basis + j * count;
+      normalize(block, shared, basis + j * count, count);
+      for (unsigned k = j + 1 + block.warp_rank(); k < matrix.rank; k += block.warps()) {
+        float* later = basis + k * count;
+        add(block.warp(), -product(block.warp(), column, later, count), column, later, count);
+      }
+      block.sync();
+    }
+  }
+
+  /// A column of length 1, or of zeros.
+  template <class Block>
+  TERSOR_DEVICE static void normalize(const Block& block, Shared& shared, float* column,
+                                      std::size_t count) {
+    const float most = float_of(largest(block, shared, column, count));
+    if (most < kLowrankLeast) return scale(block, {0.0f, 1.0f}, column, count);
+    scale(block, to_unit(most), column, count);
+    if (block.warp_rank() == 0) {
+      const float squares = product(block.warp(), column, column, count);
+      if (block.thread_rank() == 0) shared.product.set(0, squares);
+    }
+    block.sync();
+    scale(block, {reciprocal(square_root(shared.product.get(0))), 1.0f}, column, count);
+  }
+
+  /// A barrier behind it.
+  template <class Block>
+  TERSOR_DEVICE static void scale(const Block& block, PowerOfTwo factor, float* column,
+                                  std::size_t count) {
+    for_each_value(block, count,
+                   [&](std::size_t i) { store(column + i, factor(load(column + i))); });
+    block.sync();
+  }
+
+  /// Two chains a thread.
+  template <class Warp>
+  TERSOR_DEVICE static float product(const Warp& warp, const float* a, const float* b,
+                                     std::size_t count) {
+    float sums[2] = {0.0f, 0.0f};
+    TERSOR_UNROLL_4
+    for (std::size_t i = 2 * warp.thread_rank(); i < count; i += kLowrankChains) {
+      const Words64 x = load(reinterpret_cast<const Words64*>(a + i));
+      const Words64 y = load(reinterpret_cast<const Words64*>(b + i));
+      TERSOR_UNROLL
+      for (unsigned q = 0; q < 2; ++q)
+        sums[q] = fused_multiply_add(float_of(x.word[q]), float_of(y.word[q]), sums[q]);
+    }
+    return tree_sum_between<kWarpThreads, 2>(warp, sums);
+  }
+
+  /// later + factor · column
+  template <class Warp>
+  TERSOR_DEVICE static void add(const Warp& warp, float factor, const float* column, float* later,
+                                std::size_t count) {
+    TERSOR_UNROLL_4
+    for (std::size_t i = warp.thread_rank(); i < count; i += kWarpThreads)
+      store(later + i, fused_multiply_add(load(column + i), factor, load(later + i)));
+  }
+};
+
+/// The sum of W, of T, as f32 with its columns padded, and the memory: a block takes a segment.
+template <typename T>
+struct LowrankRememberKernel : LowrankColumnKernel {
+  const T* values;
+  float* workspace;
+
+  static std::size_t units(const LowrankMatrix&) { return 1; }
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    for_each(block, [&](const LowrankColumnEntry& segment, unsigned) {
+      const bool says_something = spread(block, segment);
+      const LowrankMatrix& matrix = segment.matrix;
+      if (segment.memory_out == nullptr) return;
+      if (!says_something && segment.memory_in == segment.memory_out) return;
+      for_each_value(block, matrix.rank * matrix.columns, [&](std::size_t i) {
+        store(segment.memory_out + i, says_something ? to_f32(load(values + segment.offset + i))
+                                                     : load(segment.memory_in + i));
+      });
+    });
+  }
+
+ private:
+  /// A barrier; true where no value is an infinity or a NaN, and not all are zero.
+  template <class Block>
+  TERSOR_DEVICE bool spread(const Block& block, const LowrankColumnEntry& segment) const {
+    const LowrankMatrix& matrix = segment.matrix;
+    const T* from = values + segment.offset;
+    float* right = matrix.workspace_of(workspace);
+    bool any = false, finite = true;
+    for (unsigned j = 0; j < matrix.rank; ++j)
+      for_each_value(block, matrix.column_stride(), [&](std::size_t c) {
+        const float value = c < matrix.columns ? to_f32(load(from + j * matrix.columns + c)) : 0.0f;
+        any |= value != 0;
+        finite &= is_finite(value);
+        store(right + matrix.right_at(j) + c, value);
+      });
+    any = block.any(any);
+    return !block.any(!finite) && any;
+  }
+};
+
+}  // namespace tersor::kernels

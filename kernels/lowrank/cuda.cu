@@ -1,0 +1,182 @@
+// How lowrank is launched on a device: up to kLowrankSegments segments at once, two launches in
+// round 0, one between the rounds, and in round 1 two, with feedback three, and two to decode.
+
+#include "kernels/device/device_call.cuh"
+#include "kernels/lowrank/basis_body.cuh"
+#include "kernels/lowrank/decode_body.cuh"
+#include "kernels/lowrank/device.h"
+#include "kernels/lowrank/encode_body.cuh"
+#include "kernels/lowrank/places.h"
+
+namespace tersor::kernels {
+namespace {
+
+/// What for_each_table adds up.
+struct LowrankSizes {
+  LowrankPlace bytes;
+  std::size_t units;
+};
+
+LowrankMatrix matrix_of(const Segment& segment, std::size_t rank, const LowrankPlace& place = {}) {
+  const LowrankLayout layout{segment.rows, segment.columns, rank};
+  return {.rows = segment.rows,
+          .columns = segment.columns,
+          .rank = static_cast<std::uint32_t>(layout.rank()),
+          .basis = static_cast<std::uint32_t>(place.basis / kLowrankChains),
+          .workspace = static_cast<std::uint32_t>(place.workspace / kLowrankChains)};
+}
+
+/// The launches of one kernel, whose entries are entry_of(i, matrix, place).
+template <class Kernel, class EntryOf>
+void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments, std::size_t rank,
+                const EntryOf& entry_of, const NextWords& next = {}) {
+  for_each_table(
+      kernel.table, segments,
+      [&](const Segment& segment) -> LowrankSizes {
+        return {LowrankPlace::of({segment.rows, segment.columns, rank}),
+                Kernel::units(matrix_of(segment, rank))};
+      },
+      [&](std::size_t i, const LowrankPlace& place) {
+        return entry_of(i, matrix_of(segments[i], rank, place), place);
+      },
+      [&](LaunchPlace place) {
+        if constexpr (requires { kernel.next; }) kernel.next = place.is_last ? next : NextWords{};
+        if constexpr (requires { Kernel::kTasks; })
+          queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, Kernel::kTasks));
+        else
+          launch_units(queue, kernel);
+      });
+}
+
+template <std::size_t LowrankPlace::*kBare>
+auto encode_entry_of(const EncodeCall& call) {
+  return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
+    return LowrankEncodeEntry{encode_entry(call, i, place.*kBare), matrix};
+  };
+}
+
+template <std::size_t LowrankPlace::*kBare, class Call>
+auto column_entry_of(const Call& call) {
+  return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
+    const SegmentMemory memory = call.memories.empty() ? SegmentMemory{} : call.memories[i];
+    return LowrankColumnEntry{.memory_in = reinterpret_cast<const float*>(memory.in.pointer()),
+                              .memory_out = reinterpret_cast<float*>(memory.out.pointer()),
+                              .matrix = matrix,
+                              .offset = place.*kBare,
+                              .parameter = call.segments[i].parameter,
+                              .first_unit = 0};
+  };
+}
+
+float* workspace_of(const Execution& execution) {
+  return reinterpret_cast<float*>(execution.workspace.data());
+}
+float* kept_of(const Execution& execution) {
+  return reinterpret_cast<float*>(execution.kept.data());
+}
+
+/// Calls visitor(G{}, E{}) with the types of gradient and residual.
+template <typename Visitor>
+void visit_sent(const EncodeCall& call, const Visitor& visitor) {
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
+    visit_residual_type(call.states, [&]<typename E>(E) { visitor(G{}, E{}); });
+  });
+}
+
+/// Calls visitor(T{}) with the type of round 1.
+template <typename Visitor>
+void visit_sent_type(Dtype dtype, const Visitor& visitor) {
+  if (dtype == Dtype::kBf16) return visitor(Bf16{});
+  visitor(float{});
+}
+
+template <typename G, typename E>
+void launch_partial(Queue& queue, const EncodeCall& call, std::size_t rank) {
+  LowrankPartialKernel<G, E> kernel;
+  kernel.kept = kept_of(call.execution);
+  kernel.workspace = workspace_of(call.execution);
+  kernel.words = words_of_call(call);
+  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::right>(call));
+}
+
+template <typename T>
+void launch_send(Queue& queue, const EncodeCall& call, std::size_t rank, float factor,
+                 ValueSpan values) {
+  LowrankSendKernel<T> kernel;
+  kernel.kept = kept_of(call.execution);
+  kernel.workspace = workspace_of(call.execution);
+  kernel.values = reinterpret_cast<T*>(values.pointer());
+  kernel.factor = factor;
+  prepare_next_words(queue, call);
+  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::right>(call),
+             next_words_of_call(call));
+}
+
+template <typename G, typename E>
+void launch_residual(Queue& queue, const EncodeCall& call, std::size_t rank) {
+  if constexpr (!std::is_same_v<E, NoResidual>) {
+    LowrankResidualKernel<G, E> kernel;
+    kernel.kept = kept_of(call.execution);
+    kernel.workspace = workspace_of(call.execution);
+    kernel.words = words_of_call(call);
+    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::right>(call));
+  }
+}
+
+}  // namespace
+
+void lowrank_device_project(const EncodeCall& call, std::size_t rank, ValueSpan projected) {
+  Queue queue(call.execution.stream);
+  LowrankDirectionsKernel directions;
+  directions.workspace = workspace_of(call.execution);
+  launch_all(queue, directions, call.segments, rank, column_entry_of<&LowrankPlace::left>(call));
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    LowrankProjectKernel<G, E> kernel;
+    kernel.workspace = workspace_of(call.execution);
+    kernel.projected = reinterpret_cast<float*>(projected.pointer());
+    kernel.words = words_of_call(call);
+    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::left>(call));
+  });
+}
+
+void lowrank_device_basis(const DecodeCall& call, std::size_t rank, ConstValueSpan projected) {
+  Queue queue(call.execution.stream);
+  LowrankBasisKernel kernel;
+  kernel.projected = reinterpret_cast<const float*>(projected.pointer());
+  kernel.kept = kept_of(call.execution);
+  launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankPlace::left>(call));
+}
+
+void lowrank_device_coefficients(const EncodeCall& call, std::size_t rank, float factor,
+                                 ValueSpan values) {
+  Queue queue(call.execution.stream);
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    launch_partial<G, E>(queue, call, rank);
+    visit_sent_type(values.dtype(),
+                    [&]<typename T>(T) { launch_send<T>(queue, call, rank, factor, values); });
+    launch_residual<G, E>(queue, call, rank);
+  });
+}
+
+void lowrank_device_decode(const DecodeCall& call, std::size_t rank, ConstValueSpan values) {
+  Queue queue(call.execution.stream);
+  visit_sent_type(values.dtype(), [&]<typename T>(T) {
+    LowrankRememberKernel<T> kernel;
+    kernel.values = reinterpret_cast<const T*>(values.pointer());
+    kernel.workspace = workspace_of(call.execution);
+    launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankPlace::right>(call));
+  });
+  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+    LowrankDecodeKernel<T> kernel;
+    kernel.kept = kept_of(call.execution);
+    kernel.workspace = workspace_of(call.execution);
+    kernel.factor = call.factor;
+    kernel.mode = call.mode;
+    launch_all(queue, kernel, call.segments, rank,
+               [&](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
+                 return LowrankDecodeEntry{decode_entry(call, i, place.right), matrix};
+               });
+  });
+}
+
+}  // namespace tersor::kernels

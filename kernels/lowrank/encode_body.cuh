@@ -1,0 +1,293 @@
+// The kernels that write P and W. Warps take parts of a matrix whose sums are one warp's, so that
+// every sum has the order that the format says.
+//
+// Bytes a value, f32: P 4 read, W 4 read, residual 8 read and 4 written; P and W with feedback 4
+// more. Besides, for each direction 1/16 byte of W written and read, by 64 rows. Of more than four
+// directions warps that are neighbours read the same values.
+#pragma once
+
+#include "kernels/lowrank/matrix.cuh"
+
+namespace tersor::kernels {
+
+/// Blocks on a multiprocessor: as many as need no spills.
+struct LowrankResident {
+  unsigned projected, partial, residual;
+};
+constexpr LowrankResident kLowrankResident = {.projected = 2, .partial = 3, .residual = 2};
+
+/// P: a warp takes four rows and four directions, half a warp the 64 chains of two rows.
+template <typename G, typename E>
+struct LowrankProjectKernel : UnitKernel {
+  static constexpr unsigned kResident = kLowrankResident.projected;
+  static constexpr unsigned kHalf = kWarpThreads / 2;
+  static constexpr unsigned kRows = 2;
+  static_assert(kHalf * kLowrankRow == kLowrankChains);
+
+  SegmentTable<LowrankEncodeEntry, kLowrankSegments> table;
+  const float* workspace;
+  float* projected;
+  CallWords words;
+
+  static std::size_t units(const LowrankMatrix& matrix) {
+    return ceil_div(matrix.rows, 2 * kRows) * matrix.groups();
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
+      project(block.warp(), segment, unit);
+    });
+  }
+
+ private:
+  using Sums = float[kRows][kLowrankAtOnce][kLowrankRow];
+
+  template <class Warp>
+  TERSOR_DEVICE void project(const Warp& warp, const LowrankEncodeEntry& segment,
+                             std::size_t unit) const {
+    const LowrankMatrix& matrix = segment.matrix;
+    const unsigned half = warp.thread_rank() / kHalf, thread = warp.thread_rank() % kHalf;
+    const std::size_t row = (unit / matrix.groups() * 2 + half) * kRows;
+    const unsigned first = unit % matrix.groups() * kLowrankAtOnce;
+    Sums sums = {};
+    if (!is_inactive(segment)) add_products(segment, row, first, thread, sums);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kRows; ++i) {
+      TERSOR_UNROLL
+      for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+        const float sum = tree_sum_between<kHalf, kLowrankRow>(warp, sums[i][j]);
+        if (thread == 0 && row + i < matrix.rows && first + j < matrix.rank)
+          store(projected + segment.offset + (first + j) * matrix.rows + row + i, canonical(sum));
+      }
+    }
+  }
+
+  /// Directions that are not there are the last one again.
+  TERSOR_DEVICE void add_products(const LowrankEncodeEntry& segment, std::size_t row,
+                                  unsigned first, unsigned thread, Sums& sums) const {
+    const LowrankMatrix& matrix = segment.matrix;
+    const LowrankSentRows<G, E> sent(segment, words);
+    const float* directions = matrix.workspace_of(workspace);
+    TERSOR_UNROLL_2
+    for (std::size_t column = thread * kLowrankRow; column < matrix.column_stride();
+         column += kLowrankChains) {
+      float p[kRows][kLowrankRow];
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRows; ++i) sent.load(row + i, column, p[i]);
+      TERSOR_UNROLL
+      for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+        const unsigned own = first + j < matrix.rank ? first + j : matrix.rank - 1;
+        float direction[kLowrankRow];
+        load_four(directions + matrix.right_at(own) + column, direction);
+        TERSOR_UNROLL
+        for (unsigned i = 0; i < kRows; ++i) {
+          TERSOR_UNROLL
+          for (unsigned q = 0; q < kLowrankRow; ++q)
+            sums[i][j][q] = fused_multiply_add(p[i][q], direction[q], sums[i][j][q]);
+        }
+      }
+    }
+  }
+};
+
+/// Whether a segment has anything to say in round 1.
+TERSOR_DEVICE bool is_silent(const LowrankEncodeEntry& segment, const float* kept) {
+  return is_inactive(segment) || !is_finite(load_input(segment.matrix.basis_of(kept)));
+}
+
+/// What each 64 rows add to W: a warp takes 128 columns and four directions of them.
+template <typename G, typename E>
+struct LowrankPartialKernel : UnitKernel {
+  static constexpr unsigned kResident = kLowrankResident.partial;
+  static constexpr unsigned kColumns = kWarpThreads * kLowrankRow;
+
+  SegmentTable<LowrankEncodeEntry, kLowrankSegments> table;
+  const float* kept;
+  float* workspace;
+  CallWords words;
+
+  static std::size_t units(const LowrankMatrix& matrix) {
+    return matrix.tiles() * ceil_div(matrix.columns, kColumns) * matrix.groups();
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
+      if (!is_silent(segment, kept)) write_unit(block.warp(), segment, unit);
+    });
+  }
+
+ private:
+  template <class Warp>
+  TERSOR_DEVICE void write_unit(const Warp& warp, const LowrankEncodeEntry& segment,
+                                std::size_t unit) const {
+    const LowrankMatrix& matrix = segment.matrix;
+    const std::size_t strip = unit / matrix.groups(), strips = ceil_div(matrix.columns, kColumns);
+    const unsigned first = unit % matrix.groups() * kLowrankAtOnce;
+    const std::size_t tile = strip / strips;
+    const std::size_t column = strip % strips * kColumns + warp.thread_rank() * kLowrankRow;
+    if (column >= matrix.column_stride()) return;
+    LowrankBlock sums = {};
+    add_rows(segment, tile * kLowrankChains, column, first, sums);
+    float* partial = matrix.workspace_of(workspace) + matrix.partial_at(tile, first) + column;
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kLowrankAtOnce; ++j)
+      if (first + j < matrix.rank) store_four(sums[j], partial + matrix.right_at(j));
+  }
+
+  /// Rows that are not there add 0: of a sum that begins at +0 no bit changes.
+  TERSOR_DEVICE void add_rows(const LowrankEncodeEntry& segment, std::size_t begin,
+                              std::size_t column, unsigned first, LowrankBlock& sums) const {
+    const LowrankMatrix& matrix = segment.matrix;
+    const LowrankSentRows<G, E> sent(segment, words);
+    TERSOR_KEEP_LOOP
+    for (std::size_t row = begin; row < begin + kLowrankChains && row < matrix.rows;
+         row += kLowrankAtOnce) {
+      LowrankBlock p, basis;
+      sent.load_block(row, column, p);
+      load_basis(matrix, row, first, basis);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kLowrankAtOnce; ++i) add_row(p[i], basis, i, sums);
+    }
+  }
+
+  /// Four rows of each direction; one that is not there is the last one again.
+  TERSOR_DEVICE void load_basis(const LowrankMatrix& matrix, std::size_t row, unsigned first,
+                                LowrankBlock& basis) const {
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+      const unsigned own = first + j < matrix.rank ? first + j : matrix.rank - 1;
+      load_four(matrix.basis_of(kept) + own * matrix.row_stride() + row, basis[j]);
+    }
+  }
+
+  TERSOR_DEVICE static void add_row(const float (&p)[kLowrankRow], const LowrankBlock& basis,
+                                    unsigned i, LowrankBlock& sums) {
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
+      TERSOR_UNROLL
+      for (unsigned q = 0; q < kLowrankRow; ++q)
+        sums[j][q] = fused_multiply_add(p[q], basis[j][i], sums[j][q]);
+    }
+  }
+};
+
+/// W, of T: a warp takes 32 values, of each the sum over all rows.
+template <typename T>
+struct LowrankSendKernel : UnitKernel {
+  static constexpr unsigned kResident = 4;
+
+  SegmentTable<LowrankEncodeEntry, kLowrankSegments> table;
+  const float* kept;
+  float* workspace;
+  T* values;
+  NextWords next;
+  float factor;
+
+  static std::size_t units(const LowrankMatrix& matrix) {
+    return matrix.rank * (matrix.column_stride() / kWarpThreads);
+  }
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
+      const std::size_t units = segment.matrix.column_stride() / kWarpThreads;
+      const std::size_t column = unit % units * kWarpThreads + block.warp().thread_rank();
+      send(segment, unit / units, column);
+    });
+    next.write(block);
+  }
+
+ private:
+  TERSOR_DEVICE void send(const LowrankEncodeEntry& segment, std::size_t j,
+                          std::size_t column) const {
+    const LowrankMatrix& matrix = segment.matrix;
+    float* own = matrix.workspace_of(workspace) + matrix.right_at(j) + column;
+    if (column >= matrix.columns) return store(own, 0.0f);
+    T* value = values + segment.offset + j * matrix.columns + column;
+    if (is_silent(segment, kept))
+      return store(value, from_f32<T>(is_inactive(segment) ? 0.0f : float_of(kNanBits)));
+    float sum = 0;
+    TERSOR_UNROLL_4
+    for (std::size_t tile = 0; tile < matrix.tiles(); ++tile)
+      sum = load(own + matrix.partial_at(tile, 0)) + sum;
+    const T sent = from_f32<T>(canonical(sum * factor));
+    store(value, sent);
+    store(own, std::is_same_v<T, Bf16> ? quotient(to_f32(sent), factor) : sum);
+  }
+};
+
+/// What the own W leaves of p.
+template <typename G, typename E>
+struct LowrankResidualKernel : UnitKernel {
+  static constexpr unsigned kResident = kLowrankResident.residual;
+
+  SegmentTable<LowrankEncodeEntry, kLowrankSegments> table;
+  const float* kept;
+  const float* workspace;
+  CallWords words;
+
+  static std::size_t units(const LowrankMatrix& matrix) { return LowrankArea::units(matrix); }
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
+      const LowrankArea area = LowrankArea::of(segment.matrix, unit);
+      if (is_silent(segment, kept) || !is_finite_in(block.warp(), segment.matrix, area.column))
+        keep(block.warp(), segment, area);
+      else
+        leave(block.warp(), segment, area);
+    });
+  }
+
+ private:
+  template <class Warp>
+  TERSOR_DEVICE bool is_finite_in(const Warp& warp, const LowrankMatrix& matrix,
+                                  std::size_t column) const {
+    const float* right = matrix.workspace_of(workspace) + column;
+    std::uint32_t most = 0;
+    for (unsigned j = 0; j < matrix.rank; ++j)
+      for (unsigned i = warp.thread_rank();
+           i < LowrankArea::kColumns && column + i < matrix.columns; i += kWarpThreads) {
+        const std::uint32_t bits = magnitude_bits(load(right + matrix.right_at(j) + i));
+        most = bits > most ? bits : most;
+      }
+    return warp.maximum(most) < kInfinityBits;
+  }
+
+  template <class Warp>
+  TERSOR_DEVICE void keep(const Warp& warp, const LowrankEncodeEntry& segment,
+                          const LowrankArea& area) const {
+    const auto* in = static_cast<const E*>(segment.residual_in);
+    auto* out = static_cast<E*>(segment.residual_out);
+    if (in == out) return;
+    area.for_each_block(warp, segment.matrix, [&](std::size_t row, std::size_t column) {
+      for (unsigned i = 0; i < kLowrankAtOnce; ++i)
+        copy_row<E, kLowrankRow>(in, out, segment.matrix.place(row + i, column, false));
+    });
+  }
+
+  template <class Warp>
+  TERSOR_DEVICE void leave(const Warp& warp, const LowrankEncodeEntry& segment,
+                           const LowrankArea& area) const {
+    const LowrankMatrix& matrix = segment.matrix;
+    const LowrankSentRows<G, E> sent(segment, words);
+    auto* out = static_cast<E*>(segment.residual_out);
+    const bool aligned = matrix.is_aligned<E>(out);
+    area.for_each_block(warp, matrix, [&](std::size_t row, std::size_t column) {
+      LowrankBlock p, decoded;
+      sent.load_block(row, column, p);
+      load_values(matrix, matrix.basis_of(kept) + row, matrix.workspace_of(workspace) + column,
+                  decoded);
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kLowrankAtOnce; ++i) {
+        TERSOR_UNROLL
+        for (unsigned q = 0; q < kLowrankRow; ++q) p[i][q] = p[i][q] - decoded[i][q];
+        store_row(p[i], out, matrix.place(row + i, column, aligned));
+      }
+    });
+  }
+};
+
+}  // namespace tersor::kernels

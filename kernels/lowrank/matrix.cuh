@@ -1,0 +1,173 @@
+// What all kernels of lowrank share: matrices as they see them, rows of p in registers, and values
+// of P̂ Wᵀ.
+#pragma once
+
+#include "kernels/device/call.cuh"
+#include "kernels/device/row.cuh"
+#include "kernels/device/tree.cuh"
+#include "kernels/device/units.cuh"
+#include "kernels/lowrank/formulas.h"
+
+#include <tersor/align.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace tersor::kernels {
+
+constexpr unsigned kLowrankRow = 4;        // values of a thread, neighbours in a row of the matrix
+constexpr unsigned kLowrankAtOnce = 4;     // rows of these, or columns of P and W, in registers
+constexpr unsigned kLowrankSegments = 40;  // of one launch, whose parameters take < 4,096 bytes
+
+using LowrankBlock = float[kLowrankAtOnce][kLowrankRow];
+
+/// A segment. `basis` and `workspace` count kLowrankChains values from where those of a call begin.
+struct LowrankMatrix {
+  std::uint64_t rows;
+  std::uint64_t columns;
+  std::uint32_t rank;
+  std::uint32_t basis;
+  std::uint32_t workspace;
+
+  TERSOR_BODY std::size_t row_stride() const { return lowrank_stride(rows); }
+  TERSOR_BODY std::size_t column_stride() const { return lowrank_stride(columns); }
+  /// Of kLowrankAtOnce directions, and of kLowrankChains rows.
+  TERSOR_BODY std::size_t groups() const { return ceil_div(rank, kLowrankAtOnce); }
+  TERSOR_BODY std::size_t tiles() const { return ceil_div(rows, kLowrankChains); }
+
+  template <typename T>
+  TERSOR_DEVICE T* basis_of(T* kept) const {
+    return kept + std::size_t{basis} * kLowrankChains;
+  }
+  template <typename T>
+  TERSOR_DEVICE T* workspace_of(T* values) const {
+    return values + std::size_t{workspace} * kLowrankChains;
+  }
+  /// Column `j` of W, or of what tile `tile` adds to it, behind W of all columns.
+  TERSOR_DEVICE std::size_t right_at(std::size_t j) const { return j * column_stride(); }
+  TERSOR_DEVICE std::size_t partial_at(std::size_t tile, std::size_t j) const {
+    return ((tile + 1) * rank + j) * column_stride();
+  }
+
+  /// The values of one thread in a row; what lies outside of the matrix counts as 0.
+  TERSOR_DEVICE RowPlace place(std::size_t row, std::size_t column, bool aligned) const {
+    const bool is_there = row < rows && column < columns;
+    return {row * columns + column, is_there ? columns - column : 0, aligned};
+  }
+  template <typename T>
+  TERSOR_DEVICE bool is_aligned(const void* values) const {
+    return columns % kLowrankRow == 0 && is_aligned_for<T, kLowrankRow>(values);
+  }
+};
+
+struct LowrankEncodeEntry : EncodeEntry {  // `offset` counts bare values
+  LowrankMatrix matrix;
+};
+struct LowrankDecodeEntry : DecodeEntry {
+  LowrankMatrix matrix;
+};
+
+/// Four values of padded workspace or basis.
+TERSOR_DEVICE void load_four(const float* values, float (&four)[kLowrankRow]) {
+  unpack_row<float>(RowBytes<16>::load_from<Load::kAny>(values), four);
+}
+TERSOR_DEVICE void store_four(const float (&four)[kLowrankRow], float* values) {
+  pack_row<float>(four).store_to(values);
+}
+
+/// p of one segment.
+template <typename G, typename E>
+class LowrankSentRows {
+ public:
+  static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
+
+  TERSOR_DEVICE LowrankSentRows(const LowrankEncodeEntry& segment, const CallWords& words)
+      : segment_(segment), a_(words.gradient_factor()), b_(words.residual_factor()) {
+    aligned_ = segment.matrix.is_aligned<G>(segment.gradient);
+    if constexpr (kFeedback) residual_aligned_ = segment.matrix.is_aligned<E>(segment.residual_in);
+  }
+
+  /// Four of row `row`; outside of the matrix what zeros give.
+  TERSOR_DEVICE void load(std::size_t row, std::size_t column, float (&p)[kLowrankRow]) const {
+    load_row<Load::kAny>(static_cast<const G*>(segment_.gradient),
+                         segment_.matrix.place(row, column, aligned_), p);
+    if constexpr (kFeedback) {
+      float residual[kLowrankRow];
+      load_row<Load::kAny>(static_cast<const E*>(segment_.residual_in),
+                           segment_.matrix.place(row, column, residual_aligned_), residual);
+      TERSOR_UNROLL
+      for (unsigned q = 0; q < kLowrankRow; ++q) p[q] = a_ * p[q] + b_ * residual[q];
+    }
+  }
+
+  /// The same of four rows.
+  TERSOR_DEVICE void load_block(std::size_t row, std::size_t column, LowrankBlock& p) const {
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kLowrankAtOnce; ++i) load(row + i, column, p[i]);
+  }
+
+ private:
+  const LowrankEncodeEntry& segment_;
+  float a_, b_;
+  bool aligned_ = false, residual_aligned_ = false;
+};
+
+/// Four rows of P̂ Wᵀ in four columns, `basis` and `right` pointing to the first of them.
+TERSOR_DEVICE void load_values(const LowrankMatrix& matrix, const float* basis, const float* right,
+                               LowrankBlock& values) {
+  TERSOR_UNROLL_2
+  for (unsigned j = 0; j < matrix.rank; ++j) {
+    float left[kLowrankAtOnce], coefficients[kLowrankRow];
+    load_four(basis + j * matrix.row_stride(), left);
+    load_four(right + j * matrix.column_stride(), coefficients);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kLowrankAtOnce; ++i) {
+      TERSOR_UNROLL
+      for (unsigned q = 0; q < kLowrankRow; ++q)
+        values[i][q] = j == 0 ? coefficients[q] * left[i]
+                              : fused_multiply_add(coefficients[q], left[i], values[i][q]);
+    }
+  }
+}
+
+/// 32 rows of 256 columns, which a warp takes at a time where each value is one of P̂ Wᵀ.
+struct LowrankArea {
+  static constexpr unsigned kRows = 32;
+  static constexpr unsigned kColumns = 256;  // where W is not finite in these, the residual stays
+  static constexpr unsigned kStep = kWarpThreads * kLowrankRow;
+
+  std::size_t row, column;
+
+  TERSOR_BODY static std::size_t strips(const LowrankMatrix& matrix) {
+    return ceil_div(matrix.columns, kColumns);
+  }
+  static std::size_t units(const LowrankMatrix& matrix) {
+    return ceil_div(matrix.rows, kRows) * strips(matrix);
+  }
+  TERSOR_DEVICE static LowrankArea of(const LowrankMatrix& matrix, std::size_t unit) {
+    return {unit / strips(matrix) * kRows, unit % strips(matrix) * kColumns};
+  }
+
+  /// Calls visit(row, column) for each block of four rows of this thread that begins in the matrix.
+  template <class Warp, class Visit>
+  TERSOR_DEVICE void for_each_block(const Warp& warp, const LowrankMatrix& matrix,
+                                    const Visit& visit) const {
+    TERSOR_KEEP_LOOP
+    for (unsigned part = 0; part < kColumns; part += kStep) {
+      const std::size_t own = column + part + warp.thread_rank() * kLowrankRow;
+      if (own >= matrix.columns) return;
+      TERSOR_KEEP_LOOP
+      for (unsigned i = 0; i < kRows && row + i < matrix.rows; i += kLowrankAtOnce)
+        visit(row + i, own);
+    }
+  }
+};
+
+/// Calls visit(segment, unit) for each unit of this warp, counted within its segment.
+template <class Block, class Table, class Visit>
+TERSOR_DEVICE void for_each_part(const Block& block, const Table& table, const Visit& visit) {
+  for_each_run<1>(block, table, DoNothing{}, visit, DoNothing{});
+}
+
+}  // namespace tersor::kernels

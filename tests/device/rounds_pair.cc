@@ -1,0 +1,82 @@
+// See rounds_pair.h.
+
+#include "tests/device/rounds_pair.h"
+
+#include "tests/device/expectations.h"
+
+#include <gtest/gtest.h>
+
+namespace tersor::test {
+namespace {
+
+HarnessOptions in(Memory memory, HarnessOptions options) {
+  options.memory = memory;
+  options.contributions = 2;
+  return options;
+}
+
+}  // namespace
+
+RoundsPair::RoundsPair(const std::string& spec, const std::vector<std::size_t>& counts,
+                       const HarnessOptions& options)
+    : host(spec, counts, in(Memory::kHost, options)),
+      device(spec, counts, in(Memory::kDevice, options)) {}
+
+void RoundsPair::for_each(const std::function<void(CodecHarness&)>& body) {
+  for (NativeRounds* rounds : {&host, &device})
+    for (CodecHarness& rank : rounds->ranks) body(rank);
+}
+
+void RoundsPair::expect_same(const NativeOptions& options) {
+  host.exchange(options);
+  device.exchange(options);
+  for (std::size_t rank = 0; rank < host.ranks.size(); ++rank) expect_same_rank(rank);
+  EXPECT_TRUE(host.intact() && device.intact());
+}
+
+void RoundsPair::expect_same_rank(std::size_t rank) const {
+  for (std::size_t round = 0; round < host.bare.size(); ++round)
+    EXPECT_TRUE(same_bytes(host.bare[round][rank].bytes(), device.bare[round][rank].bytes()))
+        << "bare values of round " << round;
+  const CodecHarness &one = host.ranks[rank], &other = device.ranks[rank];
+  EXPECT_TRUE(same_bytes(one.kept(), other.kept())) << "kept memory";
+  if (one.has_states()) expect_same_values(one.residuals_out(), other.residuals_out(), "residual");
+  for (std::size_t i = 0; i < one.segments.size(); ++i)
+    EXPECT_TRUE(same_values(one.memory(i), other.memory(i))) << "the codec's memory, segment " << i;
+  expect_same_values(one.outputs(), other.outputs(), "decoded value");
+}
+
+void for_each_type(const std::string& spec, const std::vector<std::size_t>& counts,
+                   HarnessOptions options, const std::function<void(RoundsPair&)>& body) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
+      if (residual == Dtype::kBf16 && !make_codec(spec)->has_feedback()) continue;
+      options.dtype = dtype;
+      options.residual_dtype = residual;
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + ", residual " +
+                   std::string(dtype_name(residual)));
+      RoundsPair pair(spec, counts, options);
+      body(pair);
+    }
+}
+
+void expect_same_next_words(const std::string& spec, std::size_t count,
+                            const HarnessOptions& options) {
+  for (const bool in_place : {true, false}) {
+    RoundsPair pair(spec, {count}, options);
+    pair.expect_same();
+    for (NativeRounds* rounds : {&pair.host, &pair.device}) {
+      CodecHarness& rank = rounds->ranks[0];
+      rank.words = {.step = 41, .gradient_factor = 2, .residual_factor = 0.5f, .overflows = 3};
+      EncodeCall call = rank.encode_call();
+      StateWords next;
+      call.words_out = in_place ? &rank.words : &next;
+      rank.codec().encode_native(call, 1.0f, rounds->bare[1][0].span());
+      if (!in_place) rank.words = next;
+    }
+    expect_same_words(pair.host.ranks[0].words, pair.device.ranks[0].words);
+    EXPECT_EQ(pair.device.ranks[0].words.step, 42u);
+  }
+}
+
+}  // namespace tersor::test
