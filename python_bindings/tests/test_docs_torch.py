@@ -72,7 +72,8 @@ def test_a_program_runs_and_ranks_agree(number: int, tmp_path: pathlib.Path) -> 
     program = programs(PAGE, "torch")[number]
     first, second = ranks.run(run_program, RANKS, program, str(tmp_path))
     # These have gradients of their own on each rank, and equal parameters.
-    step = 2 if "DiLoCo" in program or "CompressedAdamW" in program else 1
+    own_gradients = ("DiLoCo", "CompressedAdamW", "torch.allocate")
+    step = 2 if any(name in program for name in own_gradients) else 1
     for one, other in zip(first[::step], second[::step], strict=True):
         assert torch.equal(one, other)
         assert one.isfinite().all()

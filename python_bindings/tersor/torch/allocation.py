@@ -42,10 +42,10 @@ def allocate(
     decoded by each codec, without feedback, on the processor. Best are each rank's own gradients,
     as they are sent: before DDP has the model, or within ``no_sync()``. ``bits``: at most so many a
     value, of one payload of all parameters. ``codecs``: specs to choose from; default none, bf16,
-    int8, and with feedback hadamard, blocktopk and, where gradients are on the host and not
-    sharded, lowrank. ``group``: over whose ranks energies are added, so that all get the same
-    rules; a collective call of theirs with equal arguments, default the whole world where there is
-    one. ``threads``: for codecs.
+    int8, and with feedback hadamard, blocktopk and, where gradients are not sharded, lowrank.
+    ``group``: over whose ranks energies are added, so that all get the same rules; a collective
+    call of theirs with equal arguments, default the whole world where there is one. ``threads``:
+    for codecs.
 
     Returns ``(pattern, spec)`` for each parameter with a gradient and ``("*", "bf16")`` for any
     other: ``rules=`` of ``compress``, ``HookState`` and ``DistributedOptimizer`` (given
@@ -86,9 +86,8 @@ def _inner(model: nn.Module) -> nn.Module:
 
 def _default_codecs(gradient: Tensor) -> list[str]:
     """What the gradient can travel by."""
-    takes_all = gradient.device.type == "cpu" and not isinstance(gradient, DTensor)
     specs = _core.allocation_codecs()
-    return [spec for spec in specs if takes_all or not spec.startswith("lowrank")]
+    return [s for s in specs if not (isinstance(gradient, DTensor) and s.startswith("lowrank"))]
 
 
 def _whole(gradient: Tensor) -> Tensor:
