@@ -99,7 +99,7 @@ class Filling {
 }  // namespace
 
 Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
-  constexpr std::size_t kAnyLargeCount = std::size_t{1} << 20;
+  constexpr std::size_t kAnyLargeCount = std::size_t{1} << 28;
   if (slot.collective == Collective::kReduceScatter)
     return choose_scatter(*slot.codec, slot.dtype, "reduce_scatter");
   const bool chosen = slot.algorithm != Algorithm::kAuto;

@@ -252,6 +252,24 @@ TEST(AllreduceStatistics, ASparseSumSendsTheSameBytesOnAnyNumberOfRanks) {
     });
 }
 
+// Who owns a part sends its sum to all: a rank sends less than two payloads. By one-shot it would
+// be one less than there are ranks.
+TEST(AllreduceStatistics, AReducersSparseSumStaysAsSmallOnManyRanks) {
+  constexpr int kRanks = 8;
+  constexpr std::size_t kCount = std::size_t{1} << 18;
+  const Segment segment{.count = kCount};
+  const std::size_t payload =
+      make_codec("blocktopk:density=0.01")->plan({.segments = {&segment, 1}}).frame_bytes;
+  run_ranks(kRanks, {}, [&](Transport& transport) {
+    Values gradient = testing::gaussian(kCount, 3);
+    GradientReducer reducer(transport, {.codec = "blocktopk:density=0.01+ef"});
+    reducer.add("weight", gradient);
+    reducer.ready("weight");
+    reducer.wait();
+    EXPECT_LT(reducer.parameter_statistics().front().sent_bytes, 3 * payload);
+  });
+}
+
 TEST(AllreduceStatistics, CountWhatTheTransportSent) {
   run_ranks(4, {}, [](Transport& transport) {
     Values gradient = testing::gaussian(1 << 20, 3);
