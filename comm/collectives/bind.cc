@@ -60,7 +60,7 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   context.seed = options.seed;
   context.step = options.step;
   context.words = options.state == nullptr ? nullptr : options.state->words;
-  const bool mean = options.reduction == Reduction::kMean && prepared.key.kind != Kind::kAllgather;
+  const bool mean = options.reduction == Reduction::kMean && prepared.adds();
   context.factor = mean ? 1.0f / static_cast<float>(context.ranks) : 1.0f;
   context.checksum = options.checksum;
   context.timeout = options.timeout;
@@ -91,8 +91,7 @@ void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_
   check_state(prepared, state.residual, encoded, "residual");
   std::size_t offset = 0;
   for (Slot& slot : prepared.slots) {
-    const bool encodes = prepared.key.kind != Kind::kAllgather ||
-                         &slot - prepared.slots.data() == prepared.context.rank;
+    const bool encodes = prepared.adds() || &slot - prepared.slots.data() == prepared.context.rank;
     if (!encodes) continue;
     slot.residual = in_place(state.residual.subspan(offset, slot.count));
     offset += slot.count;

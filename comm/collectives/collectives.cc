@@ -118,6 +118,20 @@ void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView str
   if (from.bytes() != 0) std::memmove(to.pointer(), from.pointer(), from.bytes());
 }
 
+void check_rooted(const Transport& transport, int root, const CollectiveOptions& options,
+                  std::string_view operation) {
+  refuse_automatic(options, operation);
+  if (root < 0 || root >= transport.ranks())
+    throw InvalidArgument("root " + std::to_string(root) + " is none of " +
+                          std::to_string(transport.ranks()) + " ranks");
+}
+
+void refuse_feedback(const CollectiveOptions& options, std::string_view operation) {
+  if (parse_spec(options.codec).feedback == Feedback::kNone) return;
+  throw InvalidArgument("codec " + options.codec + " asks for error feedback, but " +
+                        std::string(operation) + " sends values once: leave out +ef");
+}
+
 // `+ef` without a state is found here and not in the first encode, so that nothing was sent yet.
 void check_feedback(const Codec& codec, const CollectiveOptions& options) {
   if (codec.has_feedback() && options.state == nullptr)
@@ -173,7 +187,7 @@ class Lease {
 };
 
 Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
-             const CollectiveOptions& options) {
+             const CollectiveOptions& options, int root = 0) {
   return {.transport = &transport,
           .kind = kind,
           .codec = options.codec,
@@ -183,6 +197,7 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
           .reduction = options.reduction,
           .algorithm = options.algorithm,
           .parameter = options.parameter,
+          .root = root,
           .chunk_count = options.chunk_count,
           .threads = options.threads == nullptr ? 1 : options.threads->count(),
           .hosts = {options.hosts.begin(), options.hosts.end()},
@@ -236,6 +251,64 @@ void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
     call->slots[i].output = output.subspan(i * shard.count(), shard.count());
   call->slots[static_cast<std::size_t>(transport.rank())].input = shard;
   bind_state(*call, options, shard.count());
+  run(*call, transport, options);
+}
+
+void broadcast(Transport& transport, ValueSpan values, int root, const CollectiveOptions& options,
+               StreamView stream) {
+  check_rooted(transport, root, options, "broadcast");
+  refuse_feedback(options, "broadcast");
+  check_span(transport, values, "the values");
+  Lease call(transport, make_key(transport, Kind::kBroadcast, values, options, root), options,
+             stream);
+  if (transport.ranks() == 1) return;
+  call->slots.front().input = values;
+  call->slots.front().output = values;
+  run(*call, transport, options);
+}
+
+void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root,
+            const CollectiveOptions& options, StreamView stream) {
+  check_rooted(transport, root, options, "reduce");
+  check_span(transport, input, "the input");
+  const bool is_root = transport.rank() == root;
+  if (is_root) check_shards(output, input, 1);
+  Lease call(transport, make_key(transport, Kind::kReduce, input, options, root), options, stream);
+  if (transport.ranks() == 1) return copy_values(input, output, stream);
+  Slot& slot = call->slots.front();
+  slot.input = input;
+  slot.output = is_root ? output : ValueSpan{};
+  bind_allreduce_state(*call, options);
+  run(*call, transport, options);
+}
+
+void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int root,
+            const CollectiveOptions& options, StreamView stream) {
+  check_rooted(transport, root, options, "gather");
+  check_span(transport, shard, "the shard");
+  const bool is_root = transport.rank() == root;
+  if (is_root) check_shards(output, shard, transport.ranks());
+  Lease call(transport, make_key(transport, Kind::kGather, shard, options, root), options, stream);
+  if (transport.ranks() == 1) return copy_values(shard, output, stream);
+  for (std::size_t i = 0; is_root && i < call->slots.size(); ++i)
+    call->slots[i].output = output.subspan(i * shard.count(), shard.count());
+  call->slots[static_cast<std::size_t>(transport.rank())].input = shard;
+  bind_state(*call, options, shard.count());
+  run(*call, transport, options);
+}
+
+void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int root,
+             const CollectiveOptions& options, StreamView stream) {
+  check_rooted(transport, root, options, "scatter");
+  refuse_feedback(options, "scatter");
+  check_span(transport, shard, "the shard");
+  const bool is_root = transport.rank() == root;
+  if (is_root) check_shards(input, shard, transport.ranks());
+  Lease call(transport, make_key(transport, Kind::kScatter, shard, options, root), options, stream);
+  if (transport.ranks() == 1) return copy_values(input, shard, stream);
+  for (std::size_t i = 0; is_root && i < call->slots.size(); ++i)
+    call->slots[i].input = input.subspan(i * shard.count(), shard.count());
+  call->slots[static_cast<std::size_t>(transport.rank())].output = shard;
   run(*call, transport, options);
 }
 

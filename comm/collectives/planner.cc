@@ -140,6 +140,11 @@ std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
   return lanes;
 }
 
+std::vector<ChunkPlan> Planner::cut_by(const Schedule& schedule, Exchange last,
+                                       std::size_t chunk_count) const {
+  return chunks(schedule, plan_cut(encoded_context(0, slots().front()), 0, last, chunk_count));
+}
+
 std::vector<ChunkPlan> Planner::by_rank(const Schedule& schedule, std::size_t chunk_count) const {
   return chunks(schedule, plan_slots(encoded_context(0, slots().front()), chunk_count));
 }

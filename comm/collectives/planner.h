@@ -26,6 +26,9 @@ class Planner {
   ChunkPlan whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const;
   std::vector<ChunkPlan> cut(std::uint32_t slot, Algorithm algorithm,
                              std::size_t chunk_count) const;
+  /// The chunks of the only slot, which go by this schedule; its lanes are those of `last`.
+  std::vector<ChunkPlan> cut_by(const Schedule& schedule, Exchange last,
+                                std::size_t chunk_count) const;
   /// The chunks of a collective whose lane r is slot r, all ranks by one schedule.
   std::vector<ChunkPlan> by_rank(const Schedule& schedule, std::size_t chunk_count) const;
 

@@ -11,7 +11,8 @@
 namespace tersor {
 namespace {
 
-constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allgather"};
+constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allgather", "broadcast",
+                                           "reduce",    "gather",         "scatter"};
 
 std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& options,
                            const std::optional<HostGroups>& groups) {
@@ -27,6 +28,7 @@ std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& op
         .add(slot.first_index)
         .add(prepared.codec->spec().text());
   if (prepared.context.on_device()) signature.add(std::string_view("device"));
+  if (prepared.key.root != 0) signature.add(static_cast<std::uint32_t>(prepared.key.root));
   add_grid(signature, prepared.context.grid);
   if (groups) add_groups(signature, *groups, options.host_codec);
   return signature.value();
@@ -60,6 +62,12 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
   prepared.algorithm = Algorithm::kOneShot;
   if (prepared.key.kind != Kind::kAllreduce) {  // found before anything is sent
     choose_scatter(*prepared.codec, prepared.key.dtype, prepared.context.name);
+    if (prepared.key.kind == Kind::kReduce)
+      prepared.encoded = choose_algorithm({.codec = prepared.codec.get(),
+                                           .dtype = prepared.key.dtype,
+                                           .count = prepared.key.count,
+                                           .ranks = prepared.context.ranks,
+                                           .wanted = Algorithm::kTwoShot});
     return;
   }
   const auto shards = groups ? static_cast<std::size_t>(groups->shards()) : 1;
@@ -89,15 +97,47 @@ std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& 
   return known.hierarchy;
 }
 
+// Little goes down a tree. In a chain the last rank waits for the ranks before it as long as a
+// chunk takes each: chunks are short beside the whole.
+std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& planner,
+                                      const Party& all) {
+  constexpr std::size_t kLeastChunk = std::size_t{1} << 15, kChunksPerRank = 32;
+  const Key& key = prepared.key;
+  const std::size_t bytes = key.count * dtype_bytes(key.dtype);
+  if (bytes <= kOneShotBytes)
+    return planner.cut_by(tree_broadcast(all, key.root), Exchange::kGather, key.chunk_count);
+  const std::size_t wanted = key.count / (kChunksPerRank * all.members.size());
+  return planner.cut_by(chain_broadcast(all, key.root), Exchange::kGather,
+                        std::min(std::max(wanted, kLeastChunk), key.chunk_count));
+}
+
 void make_plans(Prepared& prepared) {
   const Key& key = prepared.key;
   const Planner planner(prepared.context, prepared.hierarchy.get(), key.threads);
   const Party all = everybody(prepared.context.rank, prepared.context.ranks);
-  if (key.kind == Kind::kAllreduce || prepared.gathers_whole())
-    prepared.chunks = planner.cut(0, prepared.encoded, key.chunk_count);
-  else
-    prepared.chunks = planner.by_rank(
-        key.kind == Kind::kAllgather ? all_gather(all) : reduce_scatter(all), key.chunk_count);
+  switch (key.kind) {
+    case Kind::kBroadcast:
+      prepared.chunks = plan_broadcast(prepared, planner, all);
+      break;
+    case Kind::kReduce:
+      prepared.chunks =
+          planner.cut_by(reduce_to(everybody(all.place, prepared.context.grid), key.root),
+                         Exchange::kTwoShot, key.chunk_count);
+      break;
+    case Kind::kAllgather:
+      prepared.chunks = planner.by_rank(all_gather(all), key.chunk_count);
+      break;
+    case Kind::kGather:
+      prepared.chunks = planner.by_rank(gather_to(all, key.root), key.chunk_count);
+      break;
+    case Kind::kScatter:
+      prepared.chunks = planner.by_rank(scatter_from(all, key.root), key.chunk_count);
+      break;
+    default:
+      prepared.chunks = prepared.has_one_slot()
+                            ? planner.cut(0, prepared.encoded, key.chunk_count)
+                            : planner.by_rank(reduce_scatter(all), key.chunk_count);
+  }
 }
 
 void make_context(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
@@ -118,8 +158,7 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   auto prepared = std::make_unique<Prepared>(std::move(key));
   make_context(*prepared, transport, options);
   auto groups = find_groups(*prepared, transport);
-  const bool single = prepared->key.kind == Kind::kAllreduce || prepared->gathers_whole();
-  make_slots(*prepared, single ? 1 : transport.ranks());
+  make_slots(*prepared, prepared->has_one_slot() ? 1 : transport.ranks());
   choose_way(*prepared, groups);
   prepared->context.slots = prepared->slots;
   prepared->context.counters.resize(prepared->slots.size());

@@ -14,7 +14,15 @@
 
 namespace tersor {
 
-enum class Kind : std::uint8_t { kAllreduce, kReduceScatter, kAllgather };
+enum class Kind : std::uint8_t {
+  kAllreduce,
+  kReduceScatter,
+  kAllgather,
+  kBroadcast,
+  kReduce,
+  kGather,
+  kScatter
+};
 
 /// What a prepared collective depends on: an equal call may use it again.
 struct Key {
@@ -27,6 +35,7 @@ struct Key {
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kAuto;
   std::uint32_t parameter = 0;
+  int root = 0;
   std::size_t chunk_count = 0;
   unsigned threads = 1;
   std::vector<int> hosts;  ///< as given
@@ -44,6 +53,18 @@ struct Prepared {
   /// shard.
   bool gathers_whole() const {
     return key.kind == Kind::kReduceScatter && !codec->traits().divisible;
+  }
+
+  /// Whether ranks' values are added.
+  bool adds() const {
+    return key.kind == Kind::kAllreduce || key.kind == Kind::kReduceScatter ||
+           key.kind == Kind::kReduce;
+  }
+
+  /// Whether it has one slot of all values; else one for each rank's.
+  bool has_one_slot() const {
+    return key.kind == Kind::kAllreduce || key.kind == Kind::kBroadcast ||
+           key.kind == Kind::kReduce || gathers_whole();
   }
 
   Key key;

@@ -2,6 +2,7 @@
 #include "comm/collectives/schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
@@ -71,6 +72,39 @@ Step to_everybody(const Party& party, int dimension) {
     step.receives.push_back(parcel(party, place, place, dimension + 1));
   if (party.owns()) make_lanes(step, party, party.grid.lanes_after(party.place, dimension + 1));
   return step;
+}
+
+/// A message of a broadcast: in which step, and to or from whom, counted from the root.
+struct Hop {
+  int step;
+  int peer;
+};
+
+// Each message goes on in steps one behind the other, in which a rank hands it to itself as well;
+// in the last of them it is decoded.
+Schedule relay(const Party& party, int root, int steps, Hop came, const std::vector<Hop>& sends) {
+  const int n = static_cast<int>(party.members.size());
+  const auto rank = [&](int peer) {
+    return party.members[static_cast<std::size_t>((peer + root) % n)];
+  };
+  const auto with = [&](int peer) { return Parcel{peer, party.first_lane}; };
+  Schedule schedule(static_cast<std::size_t>(steps), Step{.first_lane = party.first_lane});
+  const int own = party.members[static_cast<std::size_t>(party.place)];
+  if (party.place != root) {
+    Step& step = schedule[static_cast<std::size_t>(came.step)];
+    step.receives = {with(rank(came.peer))};
+    step.take = sends.empty() ? Take::kDecode : Take::kKeep;
+  }
+  for (const Hop& hop : sends) {
+    Step& step = schedule[static_cast<std::size_t>(hop.step)];
+    const bool first = hop.step == 0;
+    step.make = first ? Make::kEncode : Make::kForward;
+    step.lane_count = 1;
+    step.sends = {with(rank(hop.peer)), with(own)};
+    step.receives = {with(own)};
+    step.take = hop.step == sends.back().step ? Take::kDecode : Take::kKeep;
+  }
+  return schedule;
 }
 
 Schedule native(const Party& party, Native native) {
@@ -159,6 +193,58 @@ Schedule two_shot(const Party& party) {
   append(schedule, all_gather(party));
   schedule[static_cast<std::size_t>(party.grid.dimensions())].make = Make::kReduce;
   return schedule;
+}
+
+Schedule chain_broadcast(const Party& party, int root) {
+  const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
+  std::vector<Hop> sends;
+  if (own + 1 < n) sends.push_back({own, own + 1});
+  return relay(party, root, n - 1, {own - 1, own - 1}, sends);
+}
+
+Schedule tree_broadcast(const Party& party, int root) {
+  const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
+  const auto bits = [](int value) { return std::bit_width(static_cast<unsigned>(value)); };
+  std::vector<Hop> sends;
+  for (int step = bits(own); own + (1 << step) < n; ++step)
+    sends.push_back({step, own + (1 << step)});
+  const int came = bits(own) - 1;
+  return relay(party, root, bits(n - 1), {came, own == 0 ? 0 : own - (1 << came)}, sends);
+}
+
+Schedule reduce_to(const Party& party, int root) {
+  Schedule schedule = reduce_scatter(party);
+  schedule.back().take = Take::kKeep;
+  append(schedule, gather_to(party, root));
+  schedule.back().make = Make::kReduce;
+  schedule.back().stage = static_cast<std::uint8_t>(party.grid.dimensions());
+  return schedule;
+}
+
+Schedule gather_to(const Party& party, int root) {
+  Step step{.first_lane = party.first_lane};
+  const int dimensions = party.grid.dimensions();
+  if (party.owns()) {
+    step.sends.push_back(parcel(party, root, party.place, dimensions));
+    make_lanes(step, party, party.grid.lanes_after(party.place, dimensions));
+  }
+  for (int place = 0; party.place == root && place < party.grid.owners(); ++place)
+    step.receives.push_back(parcel(party, place, place, dimensions));
+  std::ranges::sort(step.receives, {}, &Parcel::lane);
+  return {step};
+}
+
+Schedule scatter_from(const Party& party, int root) {
+  Step step{.first_lane = party.first_lane};
+  if (party.place == root) {
+    std::vector<int> places(party.members.size());
+    std::iota(places.begin(), places.end(), 0);
+    for (const int place : in_turn(places, root))
+      step.sends.push_back(parcel(party, place, place, party.grid.dimensions()));
+    step.lane_count = step.sends.size();
+  }
+  step.receives.push_back(parcel(party, root, party.place, party.grid.dimensions()));
+  return {step};
 }
 
 Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {

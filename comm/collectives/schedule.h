@@ -94,6 +94,15 @@ Schedule reduce_scatter(const Party& party);
 Schedule all_gather(const Party& party);
 /// Lanes to their owners, who add them, encode the sums and send these to everybody.
 Schedule two_shot(const Party& party);
+/// The root's only lane to everybody, as it is: along a chain, whose ranks pass one chunk on while
+/// the next one comes; or down a binomial tree. `root` is a place in the party, here and below.
+Schedule chain_broadcast(const Party& party, int root);
+Schedule tree_broadcast(const Party& party, int root);
+/// Lanes to their owners, who add them, encode the sums and send these to the root alone.
+Schedule reduce_to(const Party& party, int root);
+/// Each owner's lane to the root; and the root's lanes to their owners.
+Schedule gather_to(const Party& party, int root);
+Schedule scatter_from(const Party& party, int root);
 /// The rounds of a codec, one after the other, each by one exchange. What comes of all but the last
 /// is absorbed.
 Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party);

@@ -127,6 +127,28 @@ void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
 void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
                const CollectiveOptions& options = {}, StreamView stream = {});
 
+/// As above: `values` of the root on all ranks. The root ends with what the others decode, so that
+/// all hold the same bits. One quantisation; "+ef" is an InvalidArgument, here and in `scatter`: a
+/// residual of what? `root` is a rank, equal on all; else InvalidArgument, here and below.
+void broadcast(Transport& transport, ValueSpan values, int root = 0,
+               const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
+
+/// As `allreduce` by two-shot, with its bits, residuals and feedback; but only the root's `output`
+/// (input.count() values, on other ranks not looked at) gets the sum.
+void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root = 0,
+            const CollectiveOptions& options = {}, StreamView stream = {});
+
+/// As `allgather`; but only the root's `output` (ranks · shard.count() values, on other ranks not
+/// looked at) gets the shards.
+void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int root = 0,
+            const CollectiveOptions& options = {}, StreamView stream = {});
+
+/// As above: rank r gets the root's values from r · shard.count() on, as they are decoded, in
+/// `shard`; the root's own too. `input` (ranks · shard.count() values) is looked at on the root
+/// only.
+void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int root = 0,
+             const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
+
 /// How many values of a parameter's gradient `rank` owns in a two-shot allreduce: part s of
 /// U = ceil(count / unit) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
 /// (s + parameter) mod ranks; on a grid what it owns after each of its dimensions, one behind the

@@ -9,6 +9,7 @@ namespace tersor {
 namespace {
 
 using testing::Expression;
+using testing::Expressions;
 using testing::flat_layout;
 using testing::grid_layout;
 using testing::hierarchical_layout;
@@ -165,6 +166,74 @@ TEST(Schedules, AllGather) {
                   walk.expressions().encoded(walk.expressions().gradient(part)));
     expect_sent(walk, n, static_cast<std::size_t>(n - 1), (n - 1.0) / n);
   }
+}
+
+using WayTo = Schedule (*)(const Party&, int);
+
+Layout rooted_layout(WayTo way, int ranks, int root, std::size_t lanes) {
+  return flat_layout([&](const Party& party) { return way(party, root); }, ranks, lanes);
+}
+
+// Everybody ends with what the root encoded once; nobody sends more messages than the tree has
+// levels, in a chain than one.
+TEST(Schedules, Broadcasts) {
+  for (const int n : world_sizes())
+    for (const int root : {0, n / 2, n - 1})
+      for (const WayTo way : {chain_broadcast, tree_broadcast}) {
+        if (n == 1) continue;
+        SCOPED_TRACE(n);
+        const Layout layout = rooted_layout(way, n, root, 1);
+        ScheduleWalk walk(layout);
+        ASSERT_EQ(walk.run(), "");
+        const Expression wanted = walk.expressions().encoded(walk.expressions().gradient(root));
+        std::size_t messages = 0;
+        for (int rank = 0; rank < n; ++rank) {
+          ASSERT_EQ(walk.value(rank, 0), wanted) << rank;
+          messages += walk.sent(rank).messages;
+          EXPECT_LE(walk.sent(rank).messages,
+                    way == chain_broadcast ? 1u : layout.schedules[0].size());
+        }
+        EXPECT_EQ(messages, static_cast<std::size_t>(n - 1));
+      }
+}
+
+TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
+  for (const int n : world_sizes())
+    for (const int root : {0, n - 1}) {
+      SCOPED_TRACE(n);
+      const auto lanes = static_cast<std::size_t>(n);
+      const Layout layout = rooted_layout(reduce_to, n, root, lanes);
+      const Layout all = flat_layout(two_shot, n, lanes);
+      ScheduleWalk walk(layout), wanted(all);
+      ASSERT_EQ(walk.run() + wanted.run(), "");
+      for (std::size_t part = 0; part < lanes; ++part) {
+        const Expression sum = walk.value(root, part);
+        EXPECT_EQ(walk.expressions().contributions(sum).size(), lanes);
+        EXPECT_EQ(walk.expressions().encodings(sum), 2);
+      }
+      EXPECT_EQ(walk.sent(root).messages, lanes - 1);
+    }
+}
+
+TEST(Schedules, GatherAndScatter) {
+  for (const int n : world_sizes())
+    for (const int root : {0, n - 1}) {
+      SCOPED_TRACE(n);
+      const auto lanes = static_cast<std::size_t>(n);
+      const Layout gathers = rooted_layout(gather_to, n, root, lanes);
+      const Layout scatters = rooted_layout(scatter_from, n, root, lanes);
+      ScheduleWalk gathered(gathers), scattered(scatters);
+      ASSERT_EQ(gathered.run() + scattered.run(), "");
+      for (int rank = 0; rank < n; ++rank) {
+        const auto part = static_cast<std::size_t>(rank);
+        Expressions& all = gathered.expressions();
+        EXPECT_EQ(gathered.value(root, part), all.encoded(all.gradient(rank)));
+        Expressions& own = scattered.expressions();
+        EXPECT_EQ(scattered.value(rank, part), own.encoded(own.gradient(root)));
+      }
+      EXPECT_EQ(scattered.sent(root).messages, lanes - 1);
+      EXPECT_EQ(gathered.sent(root).messages, 0u);
+    }
 }
 
 const std::vector<std::vector<int>> kHosts{

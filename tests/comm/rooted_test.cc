@@ -1,0 +1,190 @@
+// broadcast, reduce, gather and scatter: what one rank has or gets, with the bits of the
+// collectives of all.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <mutex>
+#include <string>
+
+namespace tersor {
+namespace {
+
+using testing::gradients;
+using testing::on_ranks;
+using testing::squared_error;
+using testing::Values;
+
+constexpr std::size_t kCounts[] = {0, 1, 511, 513, 4099, 70'003};
+const std::string kCodecs[] = {"none",
+                               "bf16",
+                               "int8:rounding=stochastic",
+                               "hadamard:bits=4",
+                               "topk:density=0.2",
+                               "blocktopk:density=0.2"};
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+class Rooted : public ::testing::TestWithParam<int> {
+ protected:
+  int ranks() const { return GetParam(); }
+  std::vector<int> roots() const { return {0, ranks() / 2, ranks() - 1}; }
+};
+
+TEST_P(Rooted, ABroadcastLeavesTheRootsValuesOnAll) {
+  for (const std::string& codec : kCodecs)
+    for (const std::size_t count : kCounts)
+      for (const int root : roots()) {
+        SCOPED_TRACE(codec + ", " + std::to_string(count) + " of " + std::to_string(root));
+        const auto inputs = gradients(ranks(), count);
+        const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& values) {
+          broadcast(transport, values, root, {.codec = codec, .chunk_count = 10'000});
+        });
+        for (const Values& output : outputs) ASSERT_EQ(output, outputs.front());
+        if (codec == "none" || ranks() == 1) EXPECT_EQ(outputs.front(), inputs[index(root)]);
+        const std::vector<double> wanted(inputs[index(root)].begin(), inputs[index(root)].end());
+        if (count > 1) EXPECT_LT(squared_error(outputs.front(), wanted), 0.7);
+      }
+}
+
+// With feedback too: the same residuals, step by step.
+TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
+  for (const std::string codec : {"none", "int8+ef", "int4:rounding=stochastic+ef", "blocktopk+ef"})
+    for (const std::size_t count : kCounts)
+      for (const int root : roots()) {
+        SCOPED_TRACE(codec + ", " + std::to_string(count) + " at " + std::to_string(root));
+        const std::size_t unit = make_codec(codec)->traits().unit;
+        std::vector<Values> to_root(index(ranks())), to_all(index(ranks()));
+        const auto run = [&](Transport& transport, bool rooted, Values& result) {
+          const int rank = transport.rank();
+          Values residual(count), owner(owned_count(count, rank, ranks(), 0, unit));
+          StateWords words;
+          const CollectiveState state{residual, owner, &words};
+          const CollectiveOptions options{.codec = codec,
+                                          .reduction = Reduction::kMean,
+                                          .algorithm = Algorithm::kTwoShot,
+                                          .state = codec == "none" ? nullptr : &state,
+                                          .chunk_count = 10'000};
+          for (std::uint64_t step = 0; step < 3; ++step) {
+            Values gradient = testing::gaussian(count, step * 100 + index(rank));
+            Values sum(rank == root ? count : 0);
+            if (rooted)
+              reduce(transport, gradient, sum, root, options);
+            else
+              allreduce(transport, gradient, options);
+            const Values& found = rooted ? sum : gradient;
+            if (rank == root) result.insert(result.end(), found.begin(), found.end());
+          }
+          result.insert(result.end(), residual.begin(), residual.end());
+          result.insert(result.end(), owner.begin(), owner.end());
+        };
+        run_ranks(ranks(), {}, [&](Transport& transport) {
+          run(transport, true, to_root[index(transport.rank())]);
+          run(transport, false, to_all[index(transport.rank())]);
+        });
+        EXPECT_EQ(to_root, to_all);
+      }
+}
+
+TEST_P(Rooted, AGatherGivesTheRootTheBitsOfAnAllgather) {
+  for (const std::string& codec : kCodecs)
+    for (const std::size_t count : kCounts)
+      for (const int root : roots())
+        run_ranks(ranks(), {}, [&](Transport& transport) {
+          const Values shard = testing::gaussian(count, index(transport.rank()));
+          Values wanted(count * index(ranks()));
+          Values found(transport.rank() == root ? wanted.size() : 0);
+          allgather(transport, shard, wanted, {.codec = codec});
+          gather(transport, shard, found, root, {.codec = codec});
+          if (transport.rank() == root) EXPECT_EQ(found, wanted) << codec << " " << count;
+        });
+}
+
+TEST_P(Rooted, AScatterDealsOutTheRootsValues) {
+  for (const std::string& codec : kCodecs)
+    for (const std::size_t count : kCounts)
+      for (const int root : roots()) {
+        const Values all = testing::gaussian(count * index(ranks()), 3);
+        run_ranks(ranks(), {}, [&](Transport& transport) {
+          Values shard(count);
+          const Values input = transport.rank() == root ? all : Values{};
+          scatter(transport, input, shard, root, {.codec = codec});
+          const auto first = all.begin() + static_cast<std::ptrdiff_t>(count) * transport.rank();
+          const Values own(first, first + static_cast<std::ptrdiff_t>(count));
+          if (codec == "none" || ranks() == 1) EXPECT_EQ(shard, own);
+          if (count > 1)
+            EXPECT_LT(squared_error(shard, {own.begin(), own.end()}), 0.7) << codec << " " << count;
+        });
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Rooted, ::testing::Values(1, 2, 3, 4, 8));
+
+// Little goes down a tree, more along a chain: in both a rank sends to few.
+TEST(RootedMessages, OfABroadcastAreFew) {
+  for (const std::size_t count : {std::size_t{1000}, std::size_t{1} << 20}) {
+    std::uint64_t all = 0;
+    std::mutex mutex;
+    run_ranks(16, {}, [&](Transport& transport) {
+      Values values(count, 1.0f);
+      CollectiveStatistics statistics;
+      broadcast(transport, values, 3, {.codec = "none", .statistics = &statistics});
+      const std::lock_guard lock(mutex);
+      all += transport.counters().sent_messages;
+      EXPECT_LE(transport.counters().sent_messages, count == 1000 ? 4 : statistics.chunks);
+    });
+    EXPECT_EQ(all % 15, 0u);
+  }
+}
+
+std::string refused(const std::function<void(Transport&, Values&)>& call) {
+  std::string said;
+  run_ranks(2, {}, [&](Transport& transport) {
+    Values values(1000, 1.0f);
+    try {
+      call(transport, values);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& error) {
+      if (transport.rank() == 0) said = error.what();
+    }
+    EXPECT_EQ(values, Values(1000, 1.0f));
+    broadcast(transport, values);  // the transport goes on
+  });
+  return said;
+}
+
+TEST(RootedErrors, SayWhatDoesNotFit) {
+  EXPECT_EQ(refused([](Transport& ranks, Values& values) { broadcast(ranks, values, 2); }),
+            "root 2 is none of 2 ranks");
+  EXPECT_EQ(refused([](Transport& ranks, Values& values) { broadcast(ranks, values, -1); }),
+            "root -1 is none of 2 ranks");
+  EXPECT_EQ(
+      refused([](Transport& ranks, Values& values) {
+        broadcast(ranks, values, 0, {.codec = "int8+ef"});
+      }),
+      "codec int8+ef asks for error feedback, but broadcast sends values once: leave out +ef");
+  EXPECT_NE(refused([](Transport& ranks, Values& values) {
+              broadcast(ranks, values, 0, {.codec = "intsum"});
+            }).find("only allreduce can go by it"),
+            std::string::npos);
+  EXPECT_NE(refused([](Transport& ranks, Values& values) {
+              Values output(5);
+              gather(ranks, values, output, ranks.rank());
+            }).find("not the 5 that were given"),
+            std::string::npos);
+}
+
+TEST(RootedErrors, RanksOfOtherRootsMeet) {
+  EXPECT_THROW(run_ranks(2, {},
+                         [](Transport& transport) {
+                           Values values(1000, 1.0f);
+                           reduce(transport, values, values, transport.rank());
+                         }),
+               TransportError);
+}
+
+}  // namespace
+}  // namespace tersor
