@@ -70,6 +70,61 @@ CollectiveStatistics allgather_array(nb::handle transport, nb::handle shard, nb:
   });
 }
 
+CollectiveStatistics broadcast_array(nb::handle transport, nb::handle array, int root,
+                                     const CallOptions& wanted, nb::handle stream) {
+  const auto values =
+      write_values(array, {.name = "values", .layout = Layout::kDense, .stream = stream});
+  const StreamView queue = to_stream(stream, array, values.memory);
+  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
+    broadcast(ranks, values.span, root, options, queue);
+  });
+}
+
+/// A call whose other array is looked at on the root alone; elsewhere it may be None.
+template <typename Collective>
+CollectiveStatistics call_rooted(nb::handle transport, nb::handle input, nb::handle output,
+                                 const CallOptions& wanted, nb::handle stream,
+                                 const Collective& collective) {
+  const auto run = [&](const auto& first, ConstValueSpan from, ValueSpan to, nb::handle own) {
+    const StreamView queue = to_stream(stream, own, first.memory);
+    return Call(transport, wanted).run(first, [&](Transport& ranks, const auto& options) {
+      collective(ranks, from, to, options, queue);
+    });
+  };
+  if (input.is_none()) {
+    const auto result = write_values(output, {.name = "output", .stream = stream});
+    return run(result, {}, result.span, output);
+  }
+  const auto values = read_values(input, {.name = "input", .stream = stream});
+  if (output.is_none()) return run(values, values.span, {}, input);
+  const auto result = write_values(output, {.name = "output", .stream = stream});
+  check_same_device(values, result, "output");
+  return run(values, values.span, result.span, input);
+}
+
+/// Of `reduce`, `gather` or `scatter`.
+template <auto kCollective>
+CollectiveStatistics rooted_array(nb::handle transport, nb::handle input, nb::handle output,
+                                  int root, const CallOptions& wanted, nb::handle stream) {
+  return call_rooted(
+      transport, input, output, wanted, stream,
+      [root](Transport& ranks, ConstValueSpan from, ValueSpan to, const CollectiveOptions& options,
+             StreamView queue) { kCollective(ranks, from, to, root, options, queue); });
+}
+
+void bind_rooted(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("broadcast", &broadcast_array, "transport"_a, "values"_a, "root"_a, "options"_a,
+             "stream"_a = nb::none());
+  const auto define = [&](const char* name, auto function) {
+    module.def(name, function, "transport"_a, "input"_a.none(), "output"_a.none(), "root"_a,
+               "options"_a, "stream"_a = nb::none());
+  };
+  define("reduce", &rooted_array<&tersor::reduce>);
+  define("gather", &rooted_array<&tersor::gather>);
+  define("scatter", &rooted_array<&tersor::scatter>);
+}
+
 void bind_statistics(nb::module_& module) {
   nb::class_<CollectiveStatistics>(module, "CollectiveStatistics", "What one call did.")
       .def_prop_ro(
@@ -139,6 +194,7 @@ void bind_collectives(nb::module_& module) {
   bind_statistics(module);
   bind_feedback(module);
   bind_collective_options(module);
+  bind_rooted(module);
   module.def("allreduce", &allreduce_array, "transport"_a, "gradient"_a, "options"_a,
              "stream"_a = nb::none());
   module.def("reduce_scatter", &reduce_scatter_array, "transport"_a, "input"_a, "shard"_a,

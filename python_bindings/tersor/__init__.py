@@ -18,7 +18,16 @@ from tersor._core import (
 )
 from tersor._core import version as __version__
 from tersor.codec import Codec, CodecInfo, CodecOption, codecs
-from tersor.collectives import FeedbackState, allgather, allreduce, reduce_scatter
+from tersor.collectives import (
+    FeedbackState,
+    allgather,
+    allreduce,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from tersor.reducer import GradientReducer
 
 __all__ = [
@@ -40,8 +49,12 @@ __all__ = [
     "__version__",
     "allgather",
     "allreduce",
+    "broadcast",
     "codecs",
+    "gather",
+    "reduce",
     "reduce_scatter",
+    "scatter",
 ]
 
 # As tracebacks and pickles name them.

@@ -122,5 +122,75 @@ def allgather(
     return _core.allgather(transport, shard, output, _call_options(options), stream)
 
 
+def broadcast(
+    transport: Transport,
+    values: Any,
+    root: int = 0,
+    *,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """``values`` of rank ``root`` on all ranks, in place; by codec ``"none"`` without another.
+
+    The root too ends with what the others decode. Raises ``InvalidArgument`` for a ``root`` that is
+    no rank, and for ``"+ef"``. Else as ``allreduce``.
+    """
+    return _core.broadcast(transport, values, root, _lossless(options), stream)
+
+
+def reduce(
+    transport: Transport,
+    input: Any,
+    output: Any = None,
+    root: int = 0,
+    *,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Sum or mean over ranks of ``input``, written to ``output`` of rank ``root``.
+
+    ``output``: as many values as ``input``; None on other ranks. It has the bits, and ``state`` the
+    residuals, of a two-shot ``allreduce``.
+    """
+    return _core.reduce(transport, input, output, root, _call_options(options), stream)
+
+
+def gather(
+    transport: Transport,
+    shard: Any,
+    output: Any = None,
+    root: int = 0,
+    *,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Every rank's ``shard``, in the order of ranks, in ``output`` of rank ``root``.
+
+    ``output``: ranks times as many values as ``shard``; None on other ranks. Else as ``allgather``.
+    """
+    return _core.gather(transport, shard, output, root, _call_options(options), stream)
+
+
+def scatter(
+    transport: Transport,
+    input: Any,
+    shard: Any,
+    root: int = 0,
+    *,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """To rank r's ``shard`` the values of the root's ``input`` from ``r * shard.size`` on.
+
+    ``input``: ranks times as many values as ``shard``; None on other ranks than ``root``. By codec
+    ``"none"`` unless another is said; else as ``broadcast``.
+    """
+    return _core.scatter(transport, input, shard, root, _lossless(options), stream)
+
+
+def _lossless(options: CollectiveOptions) -> _core.CallOptions:
+    return _call_options({"codec": "none", **options})
+
+
 def _call_options(options: CollectiveOptions) -> _core.CallOptions:
     return fill(_core.CallOptions(), options)

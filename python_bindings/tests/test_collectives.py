@@ -8,7 +8,18 @@ import torch.distributed as dist
 
 import ranks
 import tersor
-from tersor.torch.collectives import FeedbackState, all_gather, allreduce, reduce_scatter
+from tersor.torch.collectives import (
+    FeedbackState,
+    all_gather,
+    allreduce,
+    broadcast,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -103,3 +114,63 @@ def names_mistakes(rank: int, count: int) -> None:
 
 def test_mistakes_are_named() -> None:
     ranks.run(names_mistakes, 1)
+
+
+def to_and_from_a_root(rank: int, count: int) -> None:
+    root = count - 1
+    for dtype in DTYPES:
+        tensor = values(rank, 1003, dtype)
+        broadcast(tensor, root)
+        assert torch.equal(tensor, values(root, 1003, dtype))
+        parts = values(rank, 1003 * count, dtype) if rank == root else None
+        part = torch.empty(1003, dtype=dtype)
+        scatter(part, parts, root)
+        assert torch.equal(part, values(root, 1003 * count, dtype)[1003 * rank :][:1003])
+        whole = torch.empty(1003 * count, dtype=dtype) if rank == root else None
+        gather(whole, part, root, codec="none")
+        mean = torch.empty(1003, dtype=dtype) if rank == root else None
+        reduce(values(rank, 1003, dtype), mean, root, codec="int8", reduction="mean")
+        if whole is not None and parts is not None and mean is not None:
+            assert torch.equal(whole, parts)
+            assert relative(mean, mean_of(count, 1003, dtype)) < 0.02
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_rank_has_or_gets_what_all_get_or_have(count: int) -> None:
+    ranks.run(to_and_from_a_root, count)
+
+
+def begins_alike(rank: int, count: int) -> None:
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(6, 5)
+    ).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (rank + 1))
+    if rank == 1:
+        for _ in range(3):
+            model(torch.randn(2, 3, 8, 8)).sum().backward()
+            optimizer.step()
+    broadcast_parameters(model, 1)
+    broadcast_optimizer_state(optimizer, 1)
+    held = [*model.state_dict().values()]
+    held += [one for state in optimizer.state.values() for one in state.values()]
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert len(optimizer.state) == 6
+    assert model[1].num_batches_tracked == 3
+    for one in held:
+        others = [torch.empty_like(one) for _ in range(count)]
+        dist.all_gather(others, one)
+        assert all(torch.equal(other, one) for other in others)
+
+
+def test_replicas_begin_alike() -> None:
+    ranks.run(begins_alike, 3)
+
+
+def test_a_root_that_is_no_rank_is_named() -> None:
+    ranks.run(names_a_wrong_root, 2)
+
+
+def names_a_wrong_root(rank: int, count: int) -> None:
+    with pytest.raises(tersor.InvalidArgument, match="root 2 is none of 2 ranks"):
+        broadcast(torch.zeros(5), 2)

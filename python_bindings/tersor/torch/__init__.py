@@ -25,7 +25,18 @@ from torch.nn.parallel import DistributedDataParallel
 from tersor._core import InvalidArgument
 from tersor.torch import ddp
 from tersor.torch.allocation import allocate
-from tersor.torch.collectives import FeedbackState, all_gather, allreduce, reduce_scatter
+from tersor.torch.collectives import (
+    FeedbackState,
+    all_gather,
+    allreduce,
+    broadcast,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from tersor.torch.compressed_adamw import CompressedAdamW
 from tersor.torch.ddp import HookState, hook
 from tersor.torch.diloco import DiLoCo
@@ -45,11 +56,17 @@ __all__ = [
     "all_gather",
     "allocate",
     "allreduce",
+    "broadcast",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "compress",
+    "gather",
     "hook",
     "load_checkpoint",
     "log_statistics",
+    "reduce",
     "reduce_scatter",
+    "scatter",
 ]
 
 

@@ -10,13 +10,16 @@ the group make the same calls with equal options, in the same order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tersor import collectives
-from tersor._core import CollectiveStatistics
+from tersor._core import CollectiveStatistics, InvalidArgument
 from tersor.collectives import CollectiveOptions
 from tersor.torch.group import transport
 
@@ -90,3 +93,136 @@ def all_gather(
     """
     ranks = transport(group, input.device)
     return collectives.allgather(ranks, input, output, stream=stream, **options)
+
+
+def broadcast(
+    tensor: Tensor,
+    root: int = 0,
+    *,
+    group: dist.ProcessGroup | None = None,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """``tensor`` of rank ``root`` of the group on all ranks, in place; unrounded without ``codec``.
+
+    Else as :func:`allreduce`; ``"+ef"`` is refused.
+    """
+    ranks = transport(group, tensor.device)
+    return collectives.broadcast(ranks, tensor, root, stream=stream, **options)
+
+
+def reduce(
+    input: Tensor,
+    output: Tensor | None = None,
+    root: int = 0,
+    *,
+    group: dist.ProcessGroup | None = None,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Sum (or mean) over ranks of ``input`` in ``output`` of rank ``root``; None on other ranks."""
+    ranks = transport(group, input.device)
+    return collectives.reduce(ranks, input, output, root, stream=stream, **options)
+
+
+def gather(
+    output: Tensor | None,
+    input: Tensor,
+    root: int = 0,
+    *,
+    group: dist.ProcessGroup | None = None,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Every rank's ``input``, in the order of ranks, in ``output`` of ``root``; None on others."""
+    ranks = transport(group, input.device)
+    return collectives.gather(ranks, input, output, root, stream=stream, **options)
+
+
+def scatter(
+    output: Tensor,
+    input: Tensor | None = None,
+    root: int = 0,
+    *,
+    group: dist.ProcessGroup | None = None,
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Part r of ``input`` of rank ``root`` to ``output`` of rank r; ``input`` is None on others.
+
+    ``input``: contiguous, ranks times as many values as ``output``. Unrounded without ``codec``.
+    """
+    ranks = transport(group, output.device)
+    return collectives.scatter(ranks, input, output, root, stream=stream, **options)
+
+
+def broadcast_parameters(
+    model: nn.Module,
+    root: int = 0,
+    *,
+    group: dist.ProcessGroup | None = None,
+    codec: str = "none",
+) -> None:
+    """Parameters and buffers of rank ``root``'s model on all ranks, where they begin alike.
+
+    float32, bfloat16 and float16 by ``codec``, others by the group itself. All ranks have a model
+    of the same names, shapes and types. Raises InvalidArgument for shards (``fully_shard``), which
+    are different on each rank.
+    """
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in named.items():
+        if isinstance(tensor, DTensor):
+            raise InvalidArgument(f"{name} is a shard: it is different on each rank")
+    _broadcast_all(list(named.values()), root, group, codec)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root: int = 0, *, group: dist.ProcessGroup | None = None
+) -> None:
+    """The state and the settings of rank ``root``'s optimizer on all ranks, unrounded.
+
+    Others need not have stepped yet: what they have is replaced. Their parameters are as many, of
+    the same shapes and in the same order.
+    """
+    leaves, shape = tree_flatten(optimizer.state_dict())
+    told: list[Any] = [([_Hole.of(one) for one in leaves], shape)]
+    dist.broadcast_object_list(told, _global_rank(root, group), group=group)
+    if dist.get_rank(group) != root:
+        given, shape = told[0]
+        leaves = [one.filled() if isinstance(one, _Hole) else one for one in given]
+    tensors = [one for one in leaves if isinstance(one, Tensor)]
+    _broadcast_all(tensors, root, group, "none")
+    if dist.get_rank(group) != root:
+        optimizer.load_state_dict(tree_unflatten(leaves, shape))
+
+
+class _Hole(NamedTuple):
+    """Where a tensor will be."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    place: str
+
+    @staticmethod
+    def of(leaf: Any) -> Any:
+        return _Hole(leaf.shape, leaf.dtype, leaf.device.type) if isinstance(leaf, Tensor) else leaf
+
+    def filled(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.place)
+
+
+def _global_rank(root: int, group: dist.ProcessGroup | None) -> int:
+    return dist.get_global_rank(group, root) if group is not None else root
+
+
+def _broadcast_all(
+    tensors: list[Tensor], root: int, group: dist.ProcessGroup | None, codec: str
+) -> None:
+    for tensor in tensors:
+        values = tensor.detach().contiguous()
+        if values.dtype in (torch.float32, torch.bfloat16, torch.float16):
+            broadcast(values, root, group=group, codec=codec)
+        else:
+            dist.broadcast(values, _global_rank(root, group), group=group)
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(values)
