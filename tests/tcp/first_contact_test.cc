@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <future>
 #include <limits>
 #include <string>
 #include <system_error>
@@ -41,6 +42,22 @@ TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
     run_ranks(std::move(transports), exchange_a_little);
     EXPECT_EQ(failing.left(), 0) << "nobody called again";
   }
+}
+
+// Who sends and then waits for something else polls no more: a message that is kept until there is a
+// connection would never leave.
+TEST(TcpFirstMessage, WhatWasSentHasLeft) {
+  std::promise<void> came;
+  run_ranks(tcp_transports(2), [&](Transport& transport) {
+    const Operation operation{.name = "message", .timeout = kLong};
+    if (transport.rank() == 1) {
+      transport.receive(operation, 0, 10).wait_synchronize();
+      came.set_value();
+    } else {
+      transport.send(operation, 1, pattern(10, 0, 0)).wait_synchronize();
+      EXPECT_EQ(came.get_future().wait_for(kLong), std::future_status::ready);
+    }
+  });
 }
 
 /// What a rank of a store's world says, and after how long, where all calls end so.

@@ -118,11 +118,10 @@ class LateWire final : public Wire {
 
   void send(int peer, MessageHead head, Payload payload) override {
     LateNetwork::Letter letter{rank_, peer, head, std::move(payload)};
+    if (letter.payload.job != nullptr) letter.payload.job->open = 1;
     if (!letter.is_long()) {
       letter.came.assign(letter.payload.bytes.begin(), letter.payload.bytes.end());
-      letter.payload = {.bytes = letter.came};
-    } else if (letter.payload.job != nullptr) {
-      letter.payload.job->open = 1;
+      letter.payload = {.bytes = letter.came, .job = std::move(letter.payload.job)};
     }
     network_->post(std::move(letter));
   }

@@ -71,15 +71,20 @@ void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
   box.counters.sent_bytes += wire_->wire_bytes(outgoing.payload.size());
   ++box.counters.sent_messages;
   Wire::Payload payload{.bytes = outgoing.payload, .block = std::move(outgoing.block)};
-  if (payload.block)
-    payload.bytes = payload.block.bytes();
-  else if (payload.bytes.size() > traits_.copied_bytes)
-    payload.job = count_send(box, batch);
+  if (payload.block) payload.bytes = payload.block.bytes();
+  const bool lent = !payload.block && payload.bytes.size() > traits_.copied_bytes;
+  if (lent || must_leave(batch)) payload.job = count_send(box, batch);
   send(box.members[static_cast<std::size_t>(outgoing.peer)], head, std::move(payload));
 }
 
-// Straight from the owner's memory, which the network may read even after an error: the batch is
-// closed only once that has left.
+// Who receives nothing may wait for something else next, where nobody polls: then what was copied
+// but has not left, to a peer that is still being connected, say, never would.
+bool World::must_leave(const Batch& batch) const {
+  return batch.incoming.empty() && !traits_.moves_alone;
+}
+
+// The batch is closed only once that has left; if straight from the owner's memory, the network may
+// read that even after an error.
 std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch) {
   auto job = std::make_shared<Wire::Job>();
   job->keep_alive = batch.keep_alive;

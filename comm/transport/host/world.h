@@ -117,6 +117,7 @@ class World {
   void answer_questions();
   void send(int peer, Head head, Wire::Payload payload = {});
   void send(Box& box, Batch& batch, Outgoing& outgoing);
+  bool must_leave(const Batch& batch) const;
   std::shared_ptr<Wire::Job> count_send(Box& box, Batch& batch);
   void seek_letter(Box& box, Batch& batch, Incoming& incoming);
   bool is_sender(const Box& box, int from, int peer) const;

@@ -28,7 +28,8 @@ void Outbox::add_first(Parcel parcel) {
 void Outbox::keep_last(const std::function<Block(std::size_t bytes)>& make_block) {
   if (parcels_.empty()) return;
   Parcel& parcel = parcels_.back();
-  if (parcel.payload.empty() || parcel.block || parcel.job != nullptr) return;
+  const bool owned = parcel.job != nullptr && parcel.job->keep_alive != nullptr;
+  if (parcel.payload.empty() || parcel.block || owned) return;
   parcel.block = make_block(parcel.payload.size());
   std::memcpy(parcel.block.writable().data(), parcel.payload.data(), parcel.payload.size());
   parcel.payload = parcel.block.bytes();
