@@ -42,6 +42,17 @@ StateRanges allreduce_ranges(const Prepared& prepared) {
           context.grid.owned({0, slot.count}, context.rank, slot.parameter, slot.unit())};
 }
 
+int slots_of(const Prepared& prepared) { return static_cast<int>(prepared.slots.size()); }
+
+/// Whether this rank encodes a slot: its own; of what is added all, by hosts those of its place.
+bool encodes(const Prepared& prepared, int slot) {
+  const int rank = prepared.context.rank;
+  if (!prepared.adds()) return slot == rank;
+  if (!prepared.by_hosts) return true;
+  const HostGroups& groups = prepared.hierarchy->groups();
+  return groups.place(slot) == groups.place(rank);
+}
+
 bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {
   return options.state != nullptr && prepared.codec->has_feedback();
 }
@@ -85,16 +96,37 @@ void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) 
   slot.owned = ranges.owned;
 }
 
-void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded) {
+void bind_state(Prepared& prepared, const CollectiveOptions& options) {
   if (!keeps_state(prepared, options)) return;
+  std::size_t encoded = 0;
+  for (int slot = 0; slot < slots_of(prepared); ++slot)
+    if (encodes(prepared, slot)) encoded += prepared.slots[static_cast<std::size_t>(slot)].count;
+  const bool adds_first = prepared.by_hosts && prepared.adds();
   const CollectiveState& state = *options.state;
-  check_state(prepared, state.residual, encoded, "residual");
+  check_state(prepared, state.residual, encoded,
+              adds_first ? "residual (see scattered_count)" : "residual");
   std::size_t offset = 0;
-  for (Slot& slot : prepared.slots) {
-    const bool encodes = prepared.adds() || &slot - prepared.slots.data() == prepared.context.rank;
-    if (!encodes) continue;
+  for (int i = 0; i < slots_of(prepared); ++i) {
+    if (!encodes(prepared, i)) continue;
+    Slot& slot = prepared.slots[static_cast<std::size_t>(i)];
     slot.residual = in_place(state.residual.subspan(offset, slot.count));
     offset += slot.count;
+  }
+}
+
+// That of its own shard lies where the result will.
+void bind_host_sums(Prepared& prepared, const ValueSpan& shard) {
+  if (!prepared.by_hosts) return;
+  const HostGroups& groups = prepared.hierarchy->groups();
+  const int rank = prepared.context.rank;
+  std::size_t offset = 0;
+  for (const int owner : groups.owners(groups.place(rank))) {
+    Slot& slot = prepared.slots[static_cast<std::size_t>(owner)];
+    slot.host_sum = shard;
+    if (owner == rank) continue;
+    slot.host_sum = {prepared.host_sums.pointer() + offset, shard.count(), shard.dtype(),
+                     shard.memory()};
+    offset += shard.bytes();
   }
 }
 

@@ -18,8 +18,10 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
 /// The residuals of an allreduce. Throws InvalidArgument where one has not the count that this rank
 /// needs, or lies elsewhere than the values; so does the next.
 void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options);
-/// Those of a collective whose slots are shards, of which this rank encodes `encoded` values.
-void bind_state(Prepared& prepared, const CollectiveOptions& options, std::size_t encoded);
+/// Those of a collective whose slots are shards.
+void bind_state(Prepared& prepared, const CollectiveOptions& options);
+/// Where a reduce-scatter by hosts adds up what this rank's host gives.
+void bind_host_sums(Prepared& prepared, const ValueSpan& shard);
 
 /// For messages: "on the host" or "on a device".
 std::string_view memory_text(Memory memory);

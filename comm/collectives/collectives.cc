@@ -235,7 +235,8 @@ void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
   Slot& own = call->slots.size() == 1 ? call->slots.front() : call->slots[rank];
   own.output = shard;
   if (call->gathers_whole()) own.window = rank * shard.count();
-  bind_state(*call, options, input.count());
+  bind_host_sums(*call, shard);
+  bind_state(*call, options);
   run(*call, transport, options);
 }
 
@@ -250,7 +251,7 @@ void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
   for (std::size_t i = 0; i < call->slots.size(); ++i)
     call->slots[i].output = output.subspan(i * shard.count(), shard.count());
   call->slots[static_cast<std::size_t>(transport.rank())].input = shard;
-  bind_state(*call, options, shard.count());
+  bind_state(*call, options);
   run(*call, transport, options);
 }
 
@@ -293,7 +294,7 @@ void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int ro
   for (std::size_t i = 0; is_root && i < call->slots.size(); ++i)
     call->slots[i].output = output.subspan(i * shard.count(), shard.count());
   call->slots[static_cast<std::size_t>(transport.rank())].input = shard;
-  bind_state(*call, options, shard.count());
+  bind_state(*call, options);
   run(*call, transport, options);
 }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace tersor {
 namespace {
@@ -33,6 +34,17 @@ void add_grid(Signature& signature, const Grid& grid) {
   if (grid.is_direct()) return;
   signature.add(std::string_view("grid"));
   for (const int digit : grid.digits()) signature.add(static_cast<std::uint32_t>(digit));
+}
+
+void check_even(const HostGroups& groups, std::string_view what) {
+  if (groups.even()) return;
+  const std::vector<int> ranks = groups.by_host();
+  std::string sizes;
+  for (std::size_t i = 0; i < ranks.size(); i += groups.neighbours(ranks[i]).size())
+    sizes += (i == 0 ? "" : ", ") + std::to_string(groups.neighbours(ranks[i]).size());
+  throw InvalidArgument(std::string(what) +
+                        " goes by hosts of equally many ranks, but these have " + sizes +
+                        ": choose another algorithm, or leave hosts out");
 }
 
 void agree(Transport& transport, const ExchangeContext& context) {

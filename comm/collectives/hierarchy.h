@@ -1,4 +1,4 @@
-// Hosts of a hierarchical allreduce, and what its ranks agree about.
+// Hosts of a hierarchical collective, and what its ranks agree about.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -39,6 +39,9 @@ void add_groups(Signature& signature, const HostGroups& groups, std::string_view
 
 /// The same of a grid; one dimension of all ranks adds nothing.
 void add_grid(Signature& signature, const Grid& grid);
+
+/// Throws InvalidArgument where hosts have unequal numbers of ranks; `what` goes by them.
+void check_even(const HostGroups& groups, std::string_view what);
 
 /// Throws TransportError on all ranks where their signatures differ: before splits are made of
 /// groups that do not fit each other.

@@ -41,6 +41,13 @@ HostGroups::HostGroups(std::span<const int> hosts, int ranks)
     shards_ = std::min(shards_, static_cast<int>(members.size()));
 }
 
+std::vector<int> HostGroups::by_host() const {
+  std::vector<int> ranks;
+  for (const std::vector<int>& members : members_)
+    ranks.insert(ranks.end(), members.begin(), members.end());
+  return ranks;
+}
+
 const std::vector<int>& HostGroups::neighbours(int rank) const {
   return members_[static_cast<std::size_t>(host_of_[static_cast<std::size_t>(rank)])];
 }
@@ -71,6 +78,13 @@ int index_in(std::span<const int> ascending, int value) {
 std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
                           std::uint32_t parameter, std::size_t unit) {
   return ranges_of(count, rank, hosts, parameter, unit).encoded.count;
+}
+
+std::size_t scattered_count(std::size_t count, std::span<const int> hosts) {
+  check_rank(0, static_cast<int>(hosts.size()));
+  const HostGroups groups(hosts, static_cast<int>(hosts.size()));
+  if (groups.hosts() == 1) return 0;
+  return groups.even() ? count / static_cast<std::size_t>(groups.shards()) : count;
 }
 
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,

@@ -1,4 +1,4 @@
-// Ranks grouped by host, and what each of them owns in a hierarchical allreduce.
+// Ranks grouped by host, and what each of them owns in a hierarchical collective.
 //
 // A parameter is cut into *shards*, as many as the host of fewest ranks has: the rank at place j
 // among its *neighbours* (the ranks of its host) owns shard j there. The owners of one shard, one a
@@ -30,9 +30,13 @@ class HostGroups {
   int ranks() const { return static_cast<int>(host_of_.size()); }
   int hosts() const { return static_cast<int>(members_.size()); }
   int shards() const { return shards_; }
+  /// Whether each host has as many ranks as any other.
+  bool even() const { return hosts() * shards_ == ranks(); }
   /// Hosts by rank, numbered from 0 by their lowest ranks.
   std::span<const int> numbers() const { return host_of_; }
 
+  /// Ranks, host behind host.
+  std::vector<int> by_host() const;
   /// The ranks of a rank's host, ascending, itself among them.
   const std::vector<int>& neighbours(int rank) const;
   int place(int rank) const;

@@ -28,6 +28,18 @@ SegmentState sender_part(const Slot& slot, Range range) {
   return part(slot.residual, {range.first - slot.residual_first, range.count});
 }
 
+// The sum of a host lies apart where the values are none to write to.
+ConstValueSpan input_part(const Lane& lane, const Slot& slot, Range range) {
+  if (lane.carried == Carried::kOfHost && !slot.host_sum.empty()) return part(slot.host_sum, range);
+  return slot.input.subspan(range.first, range.count);
+}
+
+ValueSpan output_part(const Lane& lane, const Slot& slot, Range range) {
+  if (lane.carried == Carried::kToHost && !slot.host_sum.empty()) return part(slot.host_sum, range);
+  if (slot.window) return slot.output;
+  return slot.output.subspan(range.first - slot.output_first, range.count);
+}
+
 // The owner's residuals begin where its own part of the parameter does, one stage behind the other.
 SegmentState owner_part(const Slot& slot, Range range, std::size_t stage) {
   const std::size_t first = range.first - slot.owned.stages[stage].first;
@@ -36,12 +48,12 @@ SegmentState owner_part(const Slot& slot, Range range, std::size_t stage) {
 
 }  // namespace
 
-void Messages::gather_inputs(const FramePlan& frame) {
+void Messages::gather_inputs(const Lane& lane, const FramePlan& frame) {
   inputs_.clear();
   states_.clear();
   for (const Piece& piece : frame.pieces) {
     const Slot& slot = context_->slots[piece.slot];
-    inputs_.push_back(slot.input.subspan(piece.range.first, piece.range.count));
+    inputs_.push_back(input_part(lane, slot, piece.range));
     if (frame.codec->has_feedback()) states_.push_back(sender_part(slot, piece.range));
   }
 }
@@ -62,14 +74,10 @@ void Messages::gather_memories(const FramePlan& frame) {
   }
 }
 
-void Messages::gather_outputs(const FramePlan& frame) {
+void Messages::gather_outputs(const Lane& lane, const FramePlan& frame) {
   outputs_.clear();
-  for (const Piece& piece : frame.pieces) {
-    const Slot& slot = context_->slots[piece.slot];
-    outputs_.push_back(slot.window ? slot.output
-                                   : slot.output.subspan(piece.range.first - slot.output_first,
-                                                         piece.range.count));
-  }
+  for (const Piece& piece : frame.pieces)
+    outputs_.push_back(output_part(lane, context_->slots[piece.slot], piece.range));
 }
 
 // Takes the next frame out of each message; the codec checks it, this only finds where it ends.
@@ -241,7 +249,7 @@ Received Messages::first_of(const Lane& lane, const Received& several) const {
 }
 
 EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
-  gather_inputs(frame);
+  gather_inputs(lane, frame);
   gather_memories(frame);
   return {.segments = frame.segments,
           .gradients = inputs_,
@@ -256,7 +264,7 @@ EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
 }
 
 DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame) {
-  gather_outputs(frame);
+  gather_outputs(lane, frame);
   gather_memories(frame);
   return {.segments = frame.segments,
           .frames = {},

@@ -58,9 +58,9 @@ class Messages {
  private:
   enum class Work { kEncode, kDecode };
 
-  void gather_inputs(const FramePlan& frame);
+  void gather_inputs(const Lane& lane, const FramePlan& frame);
   void gather_owners(const FramePlan& frame, std::size_t stage);
-  void gather_outputs(const FramePlan& frame);
+  void gather_outputs(const Lane& lane, const FramePlan& frame);
   void gather_memories(const FramePlan& frame);
   void next_frames(const FramePlan& frame, std::span<const Received> messages);
   std::size_t written_bytes(const FramePlan& frame, ConstByteSpan target) const;

@@ -26,7 +26,7 @@ void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
                             .first_index = slot.first_index + piece.range.first,
                             .rows = whole ? slot.rows : 0,
                             .columns = whole ? slot.columns : 0,
-                            .active = context.carried == Carried::kOwn ? slot.active : nullptr});
+                            .active = context.carried == Carried::kOfHost ? nullptr : slot.active});
 }
 
 int lanes_of(Exchange last, const PlanContext& context) {
@@ -61,6 +61,7 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
 Lanes empty_lanes(const PlanContext& context, std::size_t count) {
   return Lanes(count, Lane{.contributions = static_cast<std::size_t>(context.ranks),
                            .place = context.place,
+                           .carried = context.carried,
                            .scaled = context.scaled});
 }
 
@@ -82,17 +83,11 @@ Range cut(Range range, std::size_t offset, std::size_t step) {
 /// Chunks whose lane l is a part of lanes[l]; at least one.
 std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> lanes,
                              std::size_t chunk_count, std::size_t most_lanes = kLanesOfChunk) {
-  std::size_t longest = 1;
-  for (const Piece& lane : lanes) longest = std::max(longest, lane.range.count);
-  const Slot& slot = context.slots[lanes.front().slot];
-  const bool divisible = slot.codec->traits().divisible;
-  const std::size_t step =
-      divisible ? lane_length(chunk_count, lanes.size(), slot.unit(), most_lanes) : longest;
   std::vector<Lanes> chunks;
-  for (std::size_t offset = 0; offset < longest; offset += step) {
+  for (const std::vector<Piece>& pieces :
+       cut_pieces(context.slots, lanes, chunk_count, most_lanes)) {
     Lanes chunk = empty_lanes(context, lanes.size());
-    for (std::size_t i = 0; i < lanes.size(); ++i)
-      add_piece(chunk[i], context, {lanes[i].slot, cut(lanes[i].range, offset, step)});
+    for (std::size_t i = 0; i < lanes.size(); ++i) add_piece(chunk[i], context, pieces[i]);
     chunks.push_back(sized(std::move(chunk), context));
   }
   return chunks;
@@ -151,11 +146,31 @@ std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exch
                    last == Exchange::kTwoShot ? context.grid.most_lanes_of_chunk() : kLanesOfChunk);
 }
 
-std::vector<Lanes> plan_slots(const PlanContext& context, std::size_t chunk_count) {
+std::vector<Lanes> plan_slots(const PlanContext& context, std::span<const int> slots,
+                              std::size_t chunk_count) {
   std::vector<Piece> lanes;
-  for (std::uint32_t slot = 0; slot < context.slots.size(); ++slot)
-    lanes.push_back({slot, {0, context.slots[slot].count}});
-  return cut_lanes(context, lanes, chunk_count);
+  for (const int slot : slots) {
+    const auto index = static_cast<std::uint32_t>(slot);
+    lanes.push_back({index, {0, context.slots[index].count}});
+  }
+  return cut_lanes(context, lanes, chunk_count, context.grid.most_lanes_of_chunk());
+}
+
+std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
+                                           std::span<const Piece> pieces, std::size_t chunk_count,
+                                           std::size_t most_lanes) {
+  std::size_t longest = 1;
+  for (const Piece& piece : pieces) longest = std::max(longest, piece.range.count);
+  const Slot& slot = slots[pieces.front().slot];
+  const bool divisible = slot.codec->traits().divisible;
+  const std::size_t step =
+      divisible ? lane_length(chunk_count, pieces.size(), slot.unit(), most_lanes) : longest;
+  std::vector<std::vector<Piece>> chunks;
+  for (std::size_t offset = 0; offset < longest; offset += step) {
+    std::vector<Piece>& chunk = chunks.emplace_back();
+    for (const Piece& piece : pieces) chunk.push_back({piece.slot, cut(piece.range, offset, step)});
+  }
+  return chunks;
 }
 
 Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes) {

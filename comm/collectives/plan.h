@@ -39,6 +39,7 @@ struct Slot {
 
   ConstValueSpan input = {};       ///< what this rank contributes
   ValueSpan output = {};           ///< where the result goes; may be the input's memory
+  ValueSpan host_sum = {};         ///< where a host's sum goes first; empty: to the output
   std::size_t output_first = 0;    ///< where that begins: of a reduce-scatter at this rank's shard
   SegmentState residual = {};      ///< the sender's, over what this rank encodes; empty: none
   std::size_t residual_first = 0;  ///< where that begins
@@ -81,11 +82,16 @@ struct FramePlan {
   }
 };
 
+/// Whose values an exchange carries: this rank's own; those, on their way to the sum of its host;
+/// or that sum, and what comes of it.
+enum class Carried : std::uint8_t { kOwn, kToHost, kOfHost };
+
 struct Lane {
   std::vector<FramePlan> frames = {};
   std::size_t message_bytes = 0;  ///< capacity of the frames, one behind the other
   std::size_t contributions = 1;  ///< ranks that exchange it
-  int place = 0;       ///< this rank's, among those that exchange it: random numbers depend on it
+  int place = 0;  ///< this rank's, among those that exchange it: random numbers depend on it
+  Carried carried = Carried::kOwn;
   bool scaled = true;  ///< what is decoded is multiplied by the collective's factor
 };
 
@@ -111,9 +117,6 @@ struct Sharding {
   int shards = 1;
 };
 
-/// Whose values an exchange carries: this rank's own, or those that its host has added.
-enum class Carried : std::uint8_t { kOwn, kOfHost };
-
 /// What all chunks of an exchange have in common.
 struct PlanContext {
   std::span<const Slot> slots;
@@ -136,8 +139,14 @@ Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slot
 std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
                             std::size_t chunk_count);
 
-/// The same where lane r is slot r (reduce_scatter, allgather).
-std::vector<Lanes> plan_slots(const PlanContext& context, std::size_t chunk_count);
+/// The same where lane l is slot slots[l] (reduce_scatter, allgather).
+std::vector<Lanes> plan_slots(const PlanContext& context, std::span<const int> slots,
+                              std::size_t chunk_count);
+
+/// The chunks that pieces are cut into, each of a part of every piece; at least one.
+std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
+                                           std::span<const Piece> pieces, std::size_t chunk_count,
+                                           std::size_t most_lanes = kLanesOfChunk);
 
 /// Lane l has these pieces: lanes[l].
 Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes);

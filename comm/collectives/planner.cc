@@ -4,6 +4,7 @@
 #include "comm/collectives/choose.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -32,14 +33,20 @@ Grid Planner::grid(const Slot& slot) const {
   return slot.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
 }
 
+// Of all ranks.
+PlanContext Planner::context(const Slot& slot) const {
+  return {.slots = context_.slots,
+          .ranks = context_.ranks,
+          .grid = grid(slot),
+          .place = context_.rank,
+          .threads = threads_,
+          .memory = context_.memory};
+}
+
 PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
-  PlanContext context{.slots = context_.slots,
-                      .ranks = encoding_ranks(),
-                      .grid = grid(slot),
-                      .place = context_.rank,
-                      .threads = threads_,
-                      .memory = context_.memory};
+  PlanContext context = this->context(slot);
   if (hierarchy_ == nullptr) return context;
+  context.ranks = encoding_ranks();
   context.place = index_in(hierarchy_->groups().owners(shard), context_.rank);
   context.sharding = {shard, hierarchy_->groups().shards()};
   context.carried = Carried::kOfHost;
@@ -88,7 +95,7 @@ Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
   std::vector<std::vector<Piece>> pieces;
   for (const Lanes& shard : shards) pieces.push_back(pieces_of(shard));
   const auto own = static_cast<std::size_t>(hierarchy_->groups().place(context_.rank));
-  Lanes lanes = plan_pieces(host_context(Carried::kOwn), pieces);
+  Lanes lanes = plan_pieces(host_context(Carried::kToHost), pieces);
   append(lanes, own < shards.size() ? std::move(shards[own]) : Lanes(shards.front().size()));
   append(lanes, plan_pieces(host_context(Carried::kOfHost), pieces));
   return lanes;
@@ -145,8 +152,36 @@ std::vector<ChunkPlan> Planner::cut_by(const Schedule& schedule, Exchange last,
   return chunks(schedule, plan_cut(encoded_context(0, slots().front()), 0, last, chunk_count));
 }
 
-std::vector<ChunkPlan> Planner::by_rank(const Schedule& schedule, std::size_t chunk_count) const {
-  return chunks(schedule, plan_slots(encoded_context(0, slots().front()), chunk_count));
+std::vector<ChunkPlan> Planner::by_rank(const Party& party, const Schedule& schedule,
+                                        std::size_t chunk_count) const {
+  PlanContext context = this->context(slots().front());
+  context.grid = party.grid;
+  return chunks(schedule, plan_slots(context, lane_owners(party), chunk_count));
+}
+
+Lanes Planner::scattered_lanes(std::span<const std::vector<Piece>> shares) const {
+  const HostGroups& groups = hierarchy_->groups();
+  const int place = groups.place(context_.rank);
+  std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups.shards())), between;
+  for (std::size_t i = 0; i < within.size(); ++i)
+    for (const int owner : groups.owners(static_cast<int>(i)))
+      std::ranges::copy(shares[static_cast<std::size_t>(owner)], std::back_inserter(within[i]));
+  for (const int owner : groups.owners(place))
+    between.push_back(shares[static_cast<std::size_t>(owner)]);
+  Lanes lanes = plan_pieces(host_context(Carried::kToHost), within);
+  append(lanes, plan_pieces(encoded_context(place, slots().front()), between));
+  return lanes;
+}
+
+std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
+                                          std::size_t chunk_count) const {
+  std::vector<Lanes> lanes;
+  for (const std::vector<Piece>& chunk : cut_pieces(slots(), shares, chunk_count)) {
+    std::vector<std::vector<Piece>> cut;
+    for (const Piece& piece : chunk) cut.push_back({piece});
+    lanes.push_back(scattered_lanes(cut));
+  }
+  return chunks(hierarchical_reduce_scatter(hierarchy_->groups(), context_.rank), std::move(lanes));
 }
 
 }  // namespace tersor

@@ -29,11 +29,15 @@ class Planner {
   /// The chunks of the only slot, which go by this schedule; its lanes are those of `last`.
   std::vector<ChunkPlan> cut_by(const Schedule& schedule, Exchange last,
                                 std::size_t chunk_count) const;
-  /// The chunks of a collective whose lane r is slot r, all ranks by one schedule.
-  std::vector<ChunkPlan> by_rank(const Schedule& schedule, std::size_t chunk_count) const;
+  /// The chunks of a collective of all ranks, whose lanes are the slots of those who own them.
+  std::vector<ChunkPlan> by_rank(const Party& party, const Schedule& schedule,
+                                 std::size_t chunk_count) const;
+  /// Those of a reduce-scatter by hosts, in which shares[r] goes to rank r.
+  std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
 
  private:
   Grid grid(const Slot& slot) const;
+  PlanContext context(const Slot& slot) const;
   PlanContext encoded_context(int shard, const Slot& slot) const;
   PlanContext host_context(Carried carried) const;
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
@@ -42,6 +46,7 @@ class Planner {
   Schedule schedule(const Slot& slot, std::span<const Exchange> rounds) const;
   std::vector<Lanes> cut_shards(std::uint32_t slot, Exchange last, std::size_t chunk_count) const;
   Lanes with_hosts(std::vector<Lanes> shards) const;
+  Lanes scattered_lanes(std::span<const std::vector<Piece>> shares) const;
 
   const ExchangeContext& context_;
   const Hierarchy* hierarchy_;

@@ -46,15 +46,34 @@ void make_slots(Prepared& prepared, int slots) {
 }
 
 /// The groups of a hierarchical call. None where there is nothing to climb: on one host all that
-/// goes is the host's own sum, and hosts of one rank each are ranks as any.
+/// goes is the host's own sum, and hosts of one rank each are ranks as any. Nor where shards do not
+/// fit the hosts that the transport found.
 std::optional<HostGroups> find_groups(Prepared& prepared, const Transport& transport) {
   const Key& key = prepared.key;
-  if (key.kind != Kind::kAllreduce || key.algorithm != Algorithm::kHierarchical) return {};
+  const bool climbs = key.kind == Kind::kAllreduce || prepared.is_of_shards();
+  if (!climbs || key.algorithm != Algorithm::kHierarchical) return {};
   auto host_codec = make_host_codec(key.host_codec);
   HostGroups groups(key.hosts.empty() ? transport.hosts() : key.hosts, transport.ranks());
-  if (groups.hosts() > 1 && groups.hosts() < groups.ranks()) return groups;
   if (groups.hosts() == 1) prepared.codec = std::move(host_codec);
+  if (groups.hosts() == 1 || groups.hosts() == groups.ranks()) return {};
+  if (key.kind == Kind::kAllreduce || groups.even()) return groups;
+  if (!key.hosts.empty()) check_even(groups, prepared.context.name);
   return {};
+}
+
+/// On a grid sums are encoded again, of which a reduce-scatter keeps no residual.
+void check_grid(const Prepared& prepared) {
+  const Grid& grid = prepared.context.grid;
+  if (!prepared.is_of_shards() || prepared.by_hosts || grid.is_direct()) return;
+  const std::string name(prepared.context.name);
+  if (grid.owners() != grid.places())
+    throw InvalidArgument("every rank owns a shard: " + name + " needs a grid of all " +
+                          std::to_string(grid.places()) + " ranks, not of " +
+                          std::to_string(grid.owners()));
+  if (prepared.adds() && !prepared.gathers_whole() && prepared.codec->has_feedback())
+    throw InvalidArgument("on a grid " + name +
+                          " encodes sums again, of which it keeps no residual: leave out +ef, or "
+                          "dims");
 }
 
 /// Decides which way the values go.
@@ -68,6 +87,7 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
                                            .count = prepared.key.count,
                                            .ranks = prepared.context.ranks,
                                            .wanted = Algorithm::kTwoShot});
+    if (groups) prepared.algorithm = Algorithm::kHierarchical;
     return;
   }
   const auto shards = groups ? static_cast<std::size_t>(groups->shards()) : 1;
@@ -97,6 +117,13 @@ std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& 
   return known.hierarchy;
 }
 
+void make_host_sums(Prepared& prepared) {
+  if (!prepared.by_hosts || prepared.key.kind != Kind::kReduceScatter) return;
+  const auto others = static_cast<std::size_t>(prepared.hierarchy->groups().hosts() - 1);
+  prepared.host_sums =
+      Buffer(others * prepared.key.count * dtype_bytes(prepared.key.dtype), prepared.key.memory);
+}
+
 // Little goes down a tree. In a chain the last rank waits for the ranks before it as long as a
 // chunk takes each: chunks are short beside the whole.
 std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& planner,
@@ -109,6 +136,26 @@ std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& p
   const std::size_t wanted = key.count / (kChunksPerRank * all.members.size());
   return planner.cut_by(chain_broadcast(all, key.root), Exchange::kGather,
                         std::min(std::max(wanted, kLeastChunk), key.chunk_count));
+}
+
+std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Planner& planner) {
+  const Key& key = prepared.key;
+  if (prepared.gathers_whole()) return planner.cut(0, prepared.encoded, key.chunk_count);
+  if (!prepared.by_hosts) {
+    const Party all = everybody(prepared.context.rank, prepared.context.grid);
+    return planner.by_rank(all, reduce_scatter(all), key.chunk_count);
+  }
+  std::vector<Piece> shares;
+  for (std::uint32_t rank = 0; rank < prepared.slots.size(); ++rank)
+    shares.push_back({rank, {0, key.count}});
+  return planner.scattered(shares, key.chunk_count);
+}
+
+std::vector<ChunkPlan> plan_allgather(const Prepared& prepared, const Planner& planner) {
+  const int rank = prepared.context.rank;
+  const Party party = prepared.by_hosts ? by_hosts(prepared.hierarchy->groups(), rank)
+                                        : everybody(rank, prepared.context.grid);
+  return planner.by_rank(party, all_gather(party), prepared.key.chunk_count);
 }
 
 void make_plans(Prepared& prepared) {
@@ -125,18 +172,19 @@ void make_plans(Prepared& prepared) {
                          Exchange::kTwoShot, key.chunk_count);
       break;
     case Kind::kAllgather:
-      prepared.chunks = planner.by_rank(all_gather(all), key.chunk_count);
+      prepared.chunks = plan_allgather(prepared, planner);
+      break;
+    case Kind::kReduceScatter:
+      prepared.chunks = plan_reduce_scatter(prepared, planner);
       break;
     case Kind::kGather:
-      prepared.chunks = planner.by_rank(gather_to(all, key.root), key.chunk_count);
+      prepared.chunks = planner.by_rank(all, gather_to(all, key.root), key.chunk_count);
       break;
     case Kind::kScatter:
-      prepared.chunks = planner.by_rank(scatter_from(all, key.root), key.chunk_count);
+      prepared.chunks = planner.by_rank(all, scatter_from(all, key.root), key.chunk_count);
       break;
-    default:
-      prepared.chunks = prepared.has_one_slot()
-                            ? planner.cut(0, prepared.encoded, key.chunk_count)
-                            : planner.by_rank(reduce_scatter(all), key.chunk_count);
+    case Kind::kAllreduce:
+      prepared.chunks = planner.cut(0, prepared.encoded, key.chunk_count);
   }
 }
 
@@ -145,7 +193,8 @@ void make_context(Prepared& prepared, Transport& transport, const CollectiveOpti
   context.transport = &transport;
   context.rank = transport.rank();
   context.ranks = transport.ranks();
-  context.grid = Grid::of(prepared.key.dims, context.ranks);
+  const bool asked = !prepared.key.dims.empty() || !prepared.is_of_shards();
+  context.grid = asked ? Grid::of(prepared.key.dims, context.ranks) : Grid(context.ranks);
   context.name = kKindNames[static_cast<int>(prepared.key.kind)];
   context.timeout = options.timeout;
   context.memory = prepared.key.memory;
@@ -158,12 +207,15 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   auto prepared = std::make_unique<Prepared>(std::move(key));
   make_context(*prepared, transport, options);
   auto groups = find_groups(*prepared, transport);
+  prepared->by_hosts = groups.has_value();
+  check_grid(*prepared);
   make_slots(*prepared, prepared->has_one_slot() ? 1 : transport.ranks());
   choose_way(*prepared, groups);
   prepared->context.slots = prepared->slots;
   prepared->context.counters.resize(prepared->slots.size());
   prepared->context.signature = signature_of(*prepared, options, groups);
   if (groups) prepared->hierarchy = find_hierarchy(transport, *prepared, *std::move(groups), known);
+  make_host_sums(*prepared);
   make_plans(*prepared);
   prepared->pipeline = std::make_unique<Pipeline>(prepared->context);
   for (const ChunkPlan& chunk : prepared->chunks)

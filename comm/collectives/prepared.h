@@ -5,6 +5,7 @@
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/pipeline.h"
 
+#include <tersor/buffer.h>
 #include <tersor/collectives.h>
 
 #include <cstdint>
@@ -50,9 +51,14 @@ struct Prepared {
   explicit Prepared(Key wanted) : key(std::move(wanted)), codec(make_codec(key.codec)) {}
 
   /// A codec that cannot be cut chooses among all values: each rank gathers all and keeps its
-  /// shard.
+  /// shard. By hosts it chooses among those of each shard.
   bool gathers_whole() const {
-    return key.kind == Kind::kReduceScatter && !codec->traits().divisible;
+    return key.kind == Kind::kReduceScatter && !by_hosts && !codec->traits().divisible;
+  }
+
+  /// Whether every rank owns a slot.
+  bool is_of_shards() const {
+    return key.kind == Kind::kReduceScatter || key.kind == Kind::kAllgather;
   }
 
   /// Whether ranks' values are added.
@@ -73,7 +79,9 @@ struct Prepared {
   Algorithm encoded = Algorithm::kOneShot;  ///< the way of what is encoded: between hosts, if any
   std::vector<Slot> slots;
   ExchangeContext context;
+  bool by_hosts = false;                 ///< so that there is a hierarchy
   std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all
+  Buffer host_sums;                      ///< of a reduce-scatter: for the ranks of other hosts
   std::vector<ChunkPlan> chunks;
   std::unique_ptr<Pipeline> pipeline;
 };

@@ -154,6 +154,21 @@ Party everybody(int rank, const Grid& grid) {
   return party;
 }
 
+Party by_hosts(const HostGroups& groups, int rank) {
+  const int digits[] = {groups.shards(), groups.hosts()};
+  Party party{.members = groups.by_host(), .grid = Grid(digits, groups.ranks()), .whole = true};
+  party.place = static_cast<int>(std::ranges::find(party.members, rank) - party.members.begin());
+  return party;
+}
+
+std::vector<int> lane_owners(const Party& party) {
+  std::vector<int> owners(party.members.size());
+  for (int place = 0; place < party.grid.owners(); ++place)
+    owners[party.grid.lanes_after(place, party.grid.dimensions()).first] =
+        party.members[static_cast<std::size_t>(place)];
+  return owners;
+}
+
 Schedule native_sum(const Party& party) { return native(party, Native::kSum); }
 
 Schedule native_maximum(const Party& party) { return native(party, Native::kMaximum); }
@@ -278,6 +293,14 @@ Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchan
   within.first_lane = static_cast<std::size_t>(
       groups.shards() + lanes_of(between.back(), groups.hosts(), groups.grid()));
   append(schedule, all_gather(within));
+  return schedule;
+}
+
+Schedule hierarchical_reduce_scatter(const HostGroups& groups, int rank) {
+  Schedule schedule = reduce_scatter(neighbours(groups, rank));
+  Party owners = shard_owners(groups, rank);
+  owners.grid = Grid(groups.hosts());
+  append(schedule, reduce_scatter(owners));
   return schedule;
 }
 

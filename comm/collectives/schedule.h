@@ -68,7 +68,7 @@ using Schedule = std::vector<Step>;
 
 /// Ranks that exchange something among them.
 struct Party {
-  std::vector<int> members = {};  ///< ascending; empty where this rank is none of them
+  std::vector<int> members = {};  ///< by place, ascending where they add; empty: this rank is none
   int place = 0;                  ///< this rank's index among the members
   Grid grid = {};                 ///< how members that own lanes reduce and gather them
   std::size_t first_lane = 0;     ///< in the schedule
@@ -81,6 +81,12 @@ struct Party {
 Party everybody(int rank, int ranks);
 /// All ranks, which exchange on a grid.
 Party everybody(int rank, const Grid& grid);
+
+/// All ranks, host behind host, on a grid of two dimensions: within a host, then between hosts,
+/// which have equally many ranks.
+Party by_hosts(const HostGroups& groups, int rank);
+/// The rank that owns each lane, where every member owns one.
+std::vector<int> lane_owners(const Party& party);
 
 /// Bare values, added by the transport; or the largest of them.
 Schedule native_sum(const Party& party);
@@ -118,5 +124,10 @@ int lanes_of(Exchange last, int ranks, const Grid& grid);
 /// by `between`; and hand the result to their neighbours. Lanes: one a shard on its way to the
 /// owner, those between the hosts, one a shard on its way back.
 Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between);
+
+/// Of hosts of equally many ranks: neighbours add the shards of all ranks of one place at their
+/// neighbour of that place; those of one place exchange their hosts' sums, each of which goes to
+/// its owner. Lanes: one a place, then the shards of this rank's place, by owner.
+Schedule hierarchical_reduce_scatter(const HostGroups& groups, int rank);
 
 }  // namespace tersor

@@ -25,7 +25,9 @@ enum class Algorithm : std::uint8_t {
   kTwoShot,  ///< shards to their owners, reduced there, then all-gather: two quantisations
   kOneShot,  ///< all-gather of payloads, every rank adds all: one quantisation
   /// Ranks of one host first, uncompressed; then between hosts by the codec, as kAuto goes; then
-  /// back. On one host a native sum; with one rank a host as kAuto.
+  /// back. On one host a native sum; with one rank a host as kAuto. Of reduce_scatter and allgather
+  /// too, on hosts of equally many ranks: others that the transport found go as kAuto
+  /// (CollectiveStatistics::algorithm says so), others that were given are an InvalidArgument.
   kHierarchical,
 };
 
@@ -37,7 +39,9 @@ Algorithm parse_algorithm(std::string_view name);
 /// What error feedback keeps between calls: the caller's memory, zero at first, as it stands after
 /// the last step. All of one dtype, f32 or bf16. On a device all of it, `words` too, lies there.
 struct CollectiveState {
-  ValueSpan residual;  ///< as many values as this rank encodes; hierarchical: encoded_count(...)
+  /// As many values as this rank encodes; hierarchical: encoded_count(...) of an allreduce,
+  /// scattered_count(...) of a reduce_scatter.
+  ValueSpan residual;
   ValueSpan owner_residual;     ///< owned_count(...) values; needed by two-shot only
   StateWords* words = nullptr;  ///< step and factors; the step is advanced by each call
 };
@@ -57,7 +61,7 @@ struct CollectiveStatistics {
 };
 
 /// Plans and buffers that calls with equal arguments use again: with one, a second call allocates
-/// no buffer. Keeps the splits of a hierarchical allreduce too, and so goes before its transport.
+/// no buffer. Keeps the splits of a hierarchical collective too, and so goes before its transport.
 /// Not for two calls at once. On a device buffers are freed only when it has nothing more to do, so
 /// calls without a workspace wait for it; and captured calls need one that outlives their graph.
 class CollectiveWorkspace {
@@ -82,14 +86,15 @@ inline constexpr std::size_t kDefaultChunkCount = std::size_t{1} << 20;
 struct CollectiveOptions {
   std::string codec = "bf16";              ///< a spec; "+ef" needs `state`, "auto" `tuner`
   Reduction reduction = Reduction::kSum;   ///< not used by allgather
-  Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce
+  Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce; kHierarchical of others too
   /// Hierarchical: the host of each rank, equal numbers share one. Empty: Transport::hosts().
   std::span<const int> hosts = {};
   std::string host_codec = "none";  ///< hierarchical: within a host; none or bf16
   /// Of a two-shot allreduce, 1 to 3: ranks exchange in one dimension after the other, which sends
   /// sum(dims - 1) messages twice in place of ranks - 1, and quantises once more for each
   /// dimension. Their product is at most the ranks and at least 9/10 of them. Empty: as few as have
-  /// at most 32 ranks each.
+  /// at most 32 ranks each. Of reduce_scatter (without "+ef", as many quantisations as dimensions)
+  /// and allgather (one quantisation) too: their product is the ranks; empty: one dimension.
   std::span<const int> dims = {};
   const CollectiveState* state = nullptr;  ///< null: no feedback
   std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
@@ -118,7 +123,7 @@ void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions
 
 /// As above: sum or mean over ranks of `input` (ranks equal shards, rank r's at r · shard.count()),
 /// of which this rank's shard is written to `shard`. One quantisation. With "+ef": `state.residual`
-/// has input.count() values, there is no owner's residual.
+/// has input.count() values, hierarchical scattered_count(...); there is no owner's residual.
 void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
                     const CollectiveOptions& options = {}, StreamView stream = {});
 
@@ -166,5 +171,11 @@ std::size_t encoded_count(std::size_t count, int rank, std::span<const int> host
                           std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
                         std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
+
+/// Of a hierarchical reduce_scatter of `count` values: how many each rank encodes for other hosts.
+/// With m ranks on every host count / m, namely the shards of the ranks of its own place on their
+/// hosts, in the order of ranks; 0 on a single host, and all of them where hosts have unequal
+/// numbers of ranks or one each.
+std::size_t scattered_count(std::size_t count, std::span<const int> hosts);
 
 }  // namespace tersor

@@ -17,6 +17,19 @@
 namespace tersor::python {
 namespace {
 
+/// Which calls feedback is kept for.
+enum class Fed { kAllreduce, kReduceScatter, kAllgather };
+
+}  // namespace
+
+template <>
+struct Choice<Fed> {
+  static constexpr std::string_view kWhat = "collective";
+  static constexpr std::string_view kTexts[] = {"allreduce", "reduce_scatter", "allgather"};
+};
+
+namespace {
+
 /// What a call works with beside its arrays.
 class Call {
  public:
@@ -142,22 +155,28 @@ void bind_statistics(nb::module_& module) {
               "Values that were finite and left the range of the wire's type.");
 }
 
-// For a gradient like `like` and the call's options: as many values as any collective asks for.
-void make_feedback(FeedbackState* state, const Transport& transport, nb::handle like,
-                   const CallOptions& options, std::string_view dtype) {
-  const auto values =
-      read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
-  const std::size_t count = values.span.count();
+/// Of `count` values. But in a hierarchy all collectives ask for the same.
+FeedbackCounts feedback_counts(std::size_t count, const Transport& transport,
+                               const CallOptions& options, Fed collective) {
   const int rank = transport.rank(), ranks = transport.ranks();
   const CodecTraits traits =
       options.codec == kAutoCodec ? CodecTraits{} : make_codec(options.codec)->traits();
-  FeedbackCounts counts{
-      count, owned_count(count, rank, ranks, options.parameter, traits.unit, options.grid)};
-  if (options.algorithm == Algorithm::kHierarchical) {
-    const auto hosts = options.host_of_rank.empty() ? transport.hosts() : options.host_of_rank;
-    counts = {encoded_count(count, rank, hosts, options.parameter, traits.unit),
-              owned_count(count, rank, hosts, options.parameter, traits.unit)};
-  }
+  if (options.algorithm != Algorithm::kHierarchical)
+    return {count, owned_count(count, rank, ranks, options.parameter, traits.unit, options.grid)};
+  if (collective == Fed::kAllgather) return {count, 0};
+  const auto hosts = options.host_of_rank.empty() ? transport.hosts() : options.host_of_rank;
+  if (collective == Fed::kReduceScatter) return {scattered_count(count, hosts), 0};
+  return {encoded_count(count, rank, hosts, options.parameter, traits.unit),
+          owned_count(count, rank, hosts, options.parameter, traits.unit)};
+}
+
+void make_feedback(FeedbackState* state, const Transport& transport, nb::handle like,
+                   const CallOptions& options, std::string_view dtype,
+                   std::string_view collective) {
+  const auto values =
+      read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
+  const FeedbackCounts counts =
+      feedback_counts(values.span.count(), transport, options, parse_choice<Fed>(collective));
   const DeviceScope scope(values);
   new (state) FeedbackState(counts, parse_choice<Dtype>(dtype), values.memory);
 }
@@ -177,7 +196,9 @@ void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle word
 void bind_feedback(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<FeedbackState> state(module, "FeedbackState");
-  state.def("__init__", &make_feedback, "transport"_a, "like"_a, "options"_a, "dtype"_a)
+  state
+      .def("__init__", &make_feedback, "transport"_a, "like"_a, "options"_a, "dtype"_a,
+           "collective"_a)
       .def("__init__", &make_feedback_of, "residual"_a, "words"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(),
            "Over arrays of the caller's: one residual for each value that this rank sends, for "

@@ -30,13 +30,16 @@ class CollectiveOptions(TypedDict, total=False):
     reduction: Reduction
     """What ``allreduce`` and ``reduce_scatter`` yield. Default ``"sum"``."""
     algorithm: Algorithm
-    """Of ``allreduce``. Default ``"auto"``."""
+    """Of ``allreduce``. Default ``"auto"``. ``"hierarchical"`` of ``reduce_scatter`` and
+    ``allgather`` too, on hosts of equally many ranks; others that the transport found go as
+    ``"auto"``, as the call's statistics say."""
     hosts: Sequence[int]
     """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
     dims: Sequence[int]
     """``"two-shot"``: ranks of each of 1 to 3 dimensions of a grid, in which they exchange one
     after the other; their product is at least nine tenths of all. Default: as few dimensions as
-    have at most 32 ranks each."""
+    have at most 32 ranks each. Of ``reduce_scatter`` (without ``"+ef"``) and ``allgather`` too:
+    their product is all ranks, the default one dimension."""
     host_codec: str
     """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     state: _core.FeedbackState | None
@@ -64,7 +67,8 @@ class FeedbackState(_core.FeedbackState):
 
     ``like`` is the call's first array (any collective); ``options`` are its other arguments. The
     memory lies where ``like`` lies: f32 or bf16 (``dtype``), one value for each of ``like`` and,
-    for two-shot, one for each that this rank owns.
+    for two-shot, one for each that this rank owns. ``"hierarchical"``: of what this rank encodes
+    for other hosts, which depends on the ``collective``.
     """
 
     def __init__(
@@ -73,9 +77,10 @@ class FeedbackState(_core.FeedbackState):
         like: Any,
         *,
         dtype: Literal["f32", "bf16"] = "f32",
+        collective: Literal["allreduce", "reduce_scatter", "allgather"] = "allreduce",
         **options: Unpack[CollectiveOptions],
     ) -> None:
-        super().__init__(transport, like, _call_options(options), dtype)
+        super().__init__(transport, like, _call_options(options), dtype, collective)
 
 
 def allreduce(

@@ -70,6 +70,28 @@ def test_shards_are_reduced_and_gathered(count: int) -> None:
     ranks.run(scatters_and_gathers, count)
 
 
+def goes_by_hosts(rank: int, count: int) -> None:
+    hosts, codec = [0, 0, 1, 1], "int8+ef"
+    values_of_all = values(rank, 4000 * count)
+    shard, whole = torch.empty(4000), torch.empty(4000 * count)
+    state = FeedbackState(
+        values_of_all,
+        codec=codec,
+        algorithm="hierarchical",
+        hosts=hosts,
+        collective="reduce_scatter",
+    )
+    way = {"algorithm": "hierarchical", "hosts": hosts, "reduction": "mean"}
+    call = reduce_scatter(shard, values_of_all, codec=codec, state=state, **way)
+    assert call.algorithm == "hierarchical"
+    assert all_gather(whole, shard, codec="int8", **way).algorithm == "hierarchical"
+    assert relative(whole, mean_of(count, 4000 * count)) < 0.02
+
+
+def test_shards_go_by_hosts() -> None:
+    ranks.run(goes_by_hosts, 4)
+
+
 def works_in_a_subgroup(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     tensor = torch.full((300,), float(rank))

@@ -81,6 +81,55 @@ def test_feedback_pays_back_what_was_held_back(algorithm: str) -> None:
         assert relative_error(found, wanted) < 0.02  # 0.13 without feedback
 
 
+def test_shards_by_hosts() -> None:
+    def rank(transport: tersor.Transport) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        values = gradient(transport.rank, 8000)
+        codec = {"codec": "int4+ef", "algorithm": "hierarchical"}
+        state = FeedbackState(transport, values, collective="reduce_scatter", **codec)
+        assert state.bytes < 5 * len(values) / 2
+        total, shard = np.zeros(2000, np.float32), np.empty(2000, np.float32)
+        for _ in range(20):
+            call = reduce_scatter(transport, values, shard, state=state, **codec)
+            total += shard / 20
+        kept = FeedbackState(transport, total, collective="allgather", **codec)
+        found = np.empty((2, 8000), np.float32)
+        ways = [call.algorithm]
+        for output, algorithm in zip(found, ("hierarchical", "auto"), strict=True):
+            call = allgather(transport, total, output, codec="int8", algorithm=algorithm)
+            ways.append(call.algorithm)
+        allgather(transport, total, np.empty(8000, np.float32), state=kept, **codec)
+        return *found, ways
+
+    wanted = np.sum([gradient(r, 8000) for r in range(4)], axis=0)
+    for by_hosts, direct, ways in tersor.local.run(4, rank, link="none,per_host=2"):
+        np.testing.assert_array_equal(by_hosts, direct)
+        assert relative_error(by_hosts, wanted) < 0.03
+        assert ways == ["hierarchical", "hierarchical", "one-shot"]
+
+
+def test_hosts_of_unequal_numbers_of_ranks_have_no_shards() -> None:
+    def rank(transport: tersor.Transport) -> str:
+        values, shard = gradient(transport.rank, 3000), np.empty(1000, np.float32)
+        with pytest.raises(tersor.InvalidArgument, match="equally many ranks, but these have 1, 2"):
+            reduce_scatter(transport, values, shard, algorithm="hierarchical", hosts=[0, 1, 1])
+        return reduce_scatter(transport, values, shard, algorithm="hierarchical").algorithm
+
+    assert tersor.local.run(3, rank, link="none,per_host=2") == ["one-shot"] * 3
+
+
+def test_shards_on_a_grid() -> None:
+    def rank(transport: tersor.Transport) -> np.ndarray:
+        values, shard = gradient(transport.rank, 6000), np.empty(1000, np.float32)
+        output = np.empty(6000, np.float32)
+        reduce_scatter(transport, values, shard, codec="int8", dims=[3, 2])
+        allgather(transport, shard, output, codec="int8", dims=[3, 2])
+        return output
+
+    wanted = np.sum([gradient(r, 6000) for r in range(6)], axis=0)
+    for found in tersor.local.run(6, rank):
+        assert relative_error(found, wanted) < 0.03
+
+
 def test_statistics_count_what_was_sent() -> None:
     def rank(transport: tersor.Transport) -> tersor.CollectiveStatistics:
         return allreduce(transport, gradient(transport.rank, 1 << 20), codec="int8")

@@ -136,6 +136,17 @@ TEST_P(CollectivesOnDevice, ShardsGiveTheBitsOfHosts) {
     }
 }
 
+TEST_P(CollectivesOnDevice, ShardsByHostsAndOnGridsGiveTheBitsOfHosts) {
+  for (const char* codec : {"int8", "topk:density=0.1", "none"})
+    for (const Steps steps : {reduce_scatter_steps, allgather_steps}) {
+      Case wanted{.codec = codec, .count = 2500, .dims = {2, 2}};
+      expect_as_on_hosts(steps, wanted, 4);
+      wanted.algorithm = Algorithm::kHierarchical;
+      wanted.hosts = {0, 1, 1, 0};
+      expect_as_on_hosts(steps, wanted, 4);
+    }
+}
+
 TEST_P(CollectivesOnDevice, GridsGiveTheBitsOfHosts) {
   for (const std::string codec : {"int8+ef", "hadamard:bits=1", "blocktopk:density=0.05+ef"})
     expect_as_on_hosts(

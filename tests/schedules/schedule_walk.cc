@@ -76,6 +76,46 @@ Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
   return layout;
 }
 
+Layout owned_layout(const std::function<Schedule(const Party&)>& way,
+                    const std::vector<Party>& parties) {
+  Layout layout{.schedules = {}, .parts = {}, .part_count = parties.size()};
+  for (const Party& party : parties) {
+    layout.schedules.push_back(way(party));
+    layout.parts.emplace_back();
+    for (const int owner : lane_owners(party))
+      layout.parts.back().push_back({static_cast<std::size_t>(owner)});
+  }
+  return layout;
+}
+
+Layout hierarchical_gather_layout(const std::vector<int>& hosts) {
+  const HostGroups groups(hosts, static_cast<int>(hosts.size()));
+  std::vector<Party> parties;
+  for (int rank = 0; rank < groups.ranks(); ++rank) parties.push_back(by_hosts(groups, rank));
+  Layout layout = owned_layout(all_gather, parties);
+  layout.hosts = hosts;
+  return layout;
+}
+
+Layout hierarchical_scatter_layout(const std::vector<int>& hosts) {
+  const HostGroups groups(hosts, static_cast<int>(hosts.size()));
+  Layout layout{.schedules = {}, .parts = {}, .part_count = hosts.size(), .hosts = hosts};
+  for (int rank = 0; rank < groups.ranks(); ++rank) {
+    layout.schedules.push_back(hierarchical_reduce_scatter(groups, rank));
+    std::vector<std::vector<std::size_t>> lanes;
+    for (int place = 0; place < groups.shards(); ++place) {
+      const std::vector<int> owners = groups.owners(place);
+      lanes.emplace_back(owners.begin(), owners.end());
+    }
+    for (const int owner : groups.owners(groups.place(rank)))
+      lanes.push_back({static_cast<std::size_t>(owner)});
+    layout.parts.push_back(std::move(lanes));
+  }
+  for (int place = 0; place < groups.shards(); ++place)
+    layout.bare_lanes.insert(static_cast<std::size_t>(place));
+  return layout;
+}
+
 ScheduleWalk::ScheduleWalk(const Layout& layout) : layout_(layout) {
   for (int rank = 0; rank < ranks(); ++rank)
     values_.emplace_back(layout.part_count, expressions_.gradient(rank));
@@ -116,6 +156,8 @@ void ScheduleWalk::count(int rank, const Parcel& parcel) {
     const double share =
         static_cast<double>(parts(rank, lane).size()) / static_cast<double>(layout_.part_count);
     (layout_.bare_lanes.contains(lane) ? sent.bare : sent.encoded) += share;
+    const auto& hosts = layout_.hosts;
+    if (!hosts.empty() && hosts[size(rank)] != hosts[size(parcel.peer)]) sent.abroad += share;
   }
 }
 

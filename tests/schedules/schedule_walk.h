@@ -48,17 +48,24 @@ struct Layout {
   std::vector<std::vector<std::vector<std::size_t>>> parts;  ///< [rank][lane]: its parts
   std::set<std::size_t> bare_lanes = {};                     ///< that travel as they are, in a host
   std::size_t part_count = 0;
+  std::vector<int> hosts = {};  ///< of each rank; empty: none share one
 };
 
 Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes);
 Layout grid_layout(const Grid& grid);
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between);
+/// A part a rank, of hosts of equally many ranks; and on a grid.
+Layout hierarchical_scatter_layout(const std::vector<int>& hosts);
+Layout hierarchical_gather_layout(const std::vector<int>& hosts);
+Layout owned_layout(const std::function<Schedule(const Party&)>& way,
+                    const std::vector<Party>& parties);
 
 /// What a rank sent to others.
 struct Sent {
   std::size_t messages = 0;
   double encoded = 0;  ///< gradients
   double bare = 0;
+  double abroad = 0;  ///< of both, to other hosts
 };
 
 class ScheduleWalk {

@@ -31,7 +31,8 @@ class FeedbackState(collectives.FeedbackState):
     """What error feedback (a codec with ``+ef``) keeps between the calls of one collective.
 
     ``like``: the collective's first tensor; ``options``: the other arguments of its calls. Zero at
-    first; the memory lies where ``like`` lies, of f32 or bf16 (``dtype``) as many values.
+    first; the memory lies where ``like`` lies, of f32 or bf16 (``dtype``) as many values;
+    ``"hierarchical"`` as many as ``collective`` encodes for other hosts.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class FeedbackState(collectives.FeedbackState):
         *,
         group: dist.ProcessGroup | None = None,
         dtype: Literal["f32", "bf16"] = "f32",
+        collective: Literal["allreduce", "reduce_scatter", "allgather"] = "allreduce",
         **options: Unpack[CollectiveOptions],
     ) -> None:
-        super().__init__(transport(group, like.device), like, dtype=dtype, **options)
+        ranks = transport(group, like.device)
+        super().__init__(ranks, like, dtype=dtype, collective=collective, **options)
 
 
 def allreduce(

@@ -1,0 +1,378 @@
+// reduce_scatter and allgather by hosts and on grids: near the sum, nothing lost, and of an
+// allgather the bits of the direct way.
+#include "comm/collectives/hosts.h"
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <tuple>
+
+namespace tersor {
+namespace {
+
+using testing::exact_sum;
+using testing::gradients;
+using testing::squared_error;
+using testing::Values;
+
+using Hosts = std::vector<int>;
+
+// 2 x 2, 2 x 4, 3 x 2, 4 x 2 and 2 x 3: behind each other, dealt out, up and down.
+const Hosts kHosts[] = {
+    {0, 0, 1, 1},       {0, 1, 1, 0},       {0, 0, 0, 0, 1, 1, 1, 1}, {1, 0, 1, 0, 1, 0, 1, 0},
+    {0, 0, 1, 1, 2, 2}, {0, 1, 2, 2, 1, 0}, {0, 0, 1, 1, 2, 2, 3, 3}, {7, -3, 5, 4, 7, -3, 5, 4},
+    {0, 0, 0, 1, 1, 1}, {0, 1, 0, 1, 1, 0},
+};
+
+int ranks_of(const Hosts& hosts) { return static_cast<int>(hosts.size()); }
+
+CollectiveOptions by_hosts(const std::string& codec, const Hosts& hosts,
+                           CollectiveOptions options = {}) {
+  options.codec = codec;
+  options.algorithm = Algorithm::kHierarchical;
+  options.hosts = hosts;
+  return options;
+}
+
+/// Shard behind shard, of what reduce_scatter leaves on each rank.
+Values scatter(const std::vector<Values>& inputs, const CollectiveOptions& options) {
+  const std::size_t count = inputs.front().size() / inputs.size();
+  std::vector<Values> shards(inputs.size(), Values(count, -1.0f));
+  run_ranks(static_cast<int>(inputs.size()), {}, [&](Transport& transport) {
+    const auto rank = static_cast<std::size_t>(transport.rank());
+    reduce_scatter(transport, inputs[rank], shards[rank], options);
+  });
+  Values all;
+  for (const Values& shard : shards) all.insert(all.end(), shard.begin(), shard.end());
+  return all;
+}
+
+/// What allgather leaves on each rank.
+std::vector<Values> gather(const std::vector<Values>& inputs, const CollectiveOptions& options) {
+  const std::size_t count = inputs.front().size() * inputs.size();
+  std::vector<Values> outputs(inputs.size(), Values(count, -1.0f));
+  run_ranks(static_cast<int>(inputs.size()), {}, [&](Transport& transport) {
+    const auto rank = static_cast<std::size_t>(transport.rank());
+    allgather(transport, inputs[rank], outputs[rank], options);
+  });
+  return outputs;
+}
+
+class ShardsByHosts : public ::testing::TestWithParam<std::tuple<std::string, Hosts>> {
+ protected:
+  static const std::string& codec() { return std::get<0>(GetParam()); }
+  static const Hosts& hosts() { return std::get<1>(GetParam()); }
+  static CollectiveOptions options(const CollectiveOptions& others = {}) {
+    return by_hosts(codec(), hosts(), others);
+  }
+  /// Of a rank, so that all ranks have `count` each.
+  static std::vector<Values> inputs(std::size_t count) {
+    return gradients(ranks_of(hosts()), count * hosts().size());
+  }
+  static double allowed() {
+    if (codec() == "none" || codec() == "topk:density=1") return 1e-12;
+    if (codec().starts_with("hadamard")) return 0.1;
+    return codec().find("density") == std::string::npos ? 3e-4 : 1.0;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, ShardsByHosts,
+    ::testing::Combine(::testing::Values("none", "bf16", "int8", "int8:rounding=stochastic",
+                                         "hadamard:bits=4", "topk:density=1", "topk:density=0.1",
+                                         "blocktopk:density=0.1"),
+                       ::testing::ValuesIn(kHosts)));
+
+TEST_P(ShardsByHosts, AReduceScatterKeepsTheOwnShardOfTheSum) {
+  for (const std::size_t count : {0ul, 1ul, 511ul, 513ul, 5003ul}) {
+    const auto all = inputs(count);
+    EXPECT_LE(squared_error(scatter(all, options()), exact_sum(all)), allowed()) << count;
+  }
+}
+
+TEST_P(ShardsByHosts, AMeanIsTheSumOverRanks) {
+  const auto all = inputs(700);
+  auto wanted = exact_sum(all);
+  for (double& value : wanted) value /= ranks_of(hosts());
+  const auto found = scatter(all, options({.reduction = Reduction::kMean}));
+  EXPECT_LE(squared_error(found, wanted), allowed());
+}
+
+// Hosts' sums have more energy, and there are fewer of them. Top-k chooses in each shard.
+TEST_P(ShardsByHosts, TheErrorIsThatOfTheDirectWay) {
+  const auto all = inputs(5003);
+  const auto sum = exact_sum(all);
+  const double direct = squared_error(scatter(all, {.codec = codec()}), sum);
+  EXPECT_LE(squared_error(scatter(all, options()), sum), 1.1 * direct + 1e-12);
+}
+
+TEST_P(ShardsByHosts, AReduceScatterDependsNotOnTheChunks) {
+  const auto all = inputs(9001);
+  const auto whole = scatter(all, options({.seed = 3, .chunk_count = std::size_t{1} << 30}));
+  for (const std::size_t chunk : {1ul, 20000ul})
+    EXPECT_EQ(scatter(all, options({.seed = 3, .chunk_count = chunk})), whole) << chunk;
+}
+
+TEST_P(ShardsByHosts, AnAllgatherGivesTheBitsOfTheDirectWay) {
+  for (const std::size_t count : {0ul, 1ul, 511ul, 513ul, 9001ul}) {
+    const auto all = gradients(ranks_of(hosts()), count);
+    const CollectiveOptions others{.codec = codec(), .seed = 5, .chunk_count = 20000};
+    EXPECT_EQ(gather(all, options(others)), gather(all, others)) << count;
+  }
+}
+
+TEST_P(ShardsByHosts, TakeHalfPrecision) {
+  const auto ranks = hosts().size();
+  std::vector<F16> ones(1030 * ranks, F16{0x3c00});
+  run_ranks(ranks_of(hosts()), {}, [&](Transport& transport) {
+    std::vector<F16> shard(1030), all(1030 * ranks);
+    const CollectiveOptions whole = by_hosts("none", hosts(), {.reduction = Reduction::kMean});
+    reduce_scatter(transport, ones, shard, whole);
+    allgather(transport, shard, all, options());
+    for (const F16 value : shard) ASSERT_EQ(value.bits, 0x3c00);
+    if (allowed() < 1e-3)
+      for (const F16 value : all) ASSERT_NEAR(value.bits, 0x3c00, 8);
+  });
+}
+
+// The splits are made once, for both.
+TEST_P(ShardsByHosts, AWorkspaceServesCallsOfAllShapes) {
+  const auto all = inputs(900);
+  const auto wanted = scatter(all, options());
+  run_ranks(ranks_of(hosts()), {}, [&](Transport& transport) {
+    const auto rank = static_cast<std::size_t>(transport.rank());
+    CollectiveWorkspace workspace;
+    const CollectiveOptions with = options({.workspace = &workspace});
+    Values shard(900), gathered(900 * hosts().size());
+    for (int call = 0; call < 3; ++call) {
+      reduce_scatter(transport, all[rank], shard, with);
+      allgather(transport, shard, gathered, with);
+      reduce_scatter(transport, all[rank], shard, with);
+    }
+    for (std::size_t i = 0; i < 900; ++i) ASSERT_EQ(shard[i], wanted[rank * 900 + i]);
+  });
+}
+
+class ShardsByHostsFeedback : public ::testing::TestWithParam<std::tuple<std::string, Hosts>> {};
+
+INSTANTIATE_TEST_SUITE_P(Codecs, ShardsByHostsFeedback,
+                         ::testing::Combine(::testing::Values("int8+ef", "hadamard:bits=4+ef",
+                                                              "topk:density=0.02+ef",
+                                                              "blocktopk:density=0.05+ef"),
+                                            ::testing::ValuesIn(kHosts)));
+
+// A rank keeps what it did not send of its host's sums, of the shards of its place.
+TEST_P(ShardsByHostsFeedback, WhatIsNotSentIsKept) {
+  const auto& [codec, hosts] = GetParam();
+  constexpr std::size_t kShard = 4999;
+  const std::size_t ranks = hosts.size(), count = kShard * ranks;
+  const std::size_t encoded = scattered_count(count, hosts);
+  std::vector<Values> residuals(ranks, Values(encoded));
+  std::vector<StateWords> words(ranks);
+  std::vector<double> found(count, 0.0), wanted(count, 0.0);
+  for (int step = 0; step < 4; ++step) {
+    const auto inputs = gradients(ranks_of(hosts), count, 50 + static_cast<std::uint64_t>(step));
+    std::vector<Values> shards(ranks, Values(kShard));
+    run_ranks(ranks_of(hosts), {}, [&, &codec = codec, &hosts = hosts](Transport& transport) {
+      const auto rank = static_cast<std::size_t>(transport.rank());
+      const CollectiveState state{residuals[rank], {}, &words[rank]};
+      reduce_scatter(transport, inputs[rank], shards[rank],
+                     by_hosts(codec, hosts, {.state = &state}));
+    });
+    const auto sum = exact_sum(inputs);
+    for (std::size_t i = 0; i < count; ++i) {
+      wanted[i] += sum[i];
+      found[i] += shards[i / kShard][i % kShard];
+    }
+  }
+  const HostGroups groups(hosts, ranks_of(hosts));
+  for (int rank = 0; rank < groups.ranks(); ++rank) {
+    auto kept = residuals[static_cast<std::size_t>(rank)].begin();
+    for (const int owner : groups.owners(groups.place(rank)))
+      for (std::size_t i = 0; i < kShard; ++i)
+        found[static_cast<std::size_t>(owner) * kShard + i] += *kept++;
+  }
+  for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(found[i], wanted[i], 2e-4) << i;
+}
+
+TEST_P(ShardsByHostsFeedback, AnAllgatherKeepsWhatTheDirectWayKeeps) {
+  const auto& [codec, hosts] = GetParam();
+  const auto inputs = gradients(ranks_of(hosts), 3001);
+  const auto residuals_of = [&](CollectiveOptions options) {
+    std::vector<Values> residuals(inputs.size(), Values(3001));
+    run_ranks(static_cast<int>(inputs.size()), {}, [&](Transport& transport) {
+      const auto rank = static_cast<std::size_t>(transport.rank());
+      StateWords words;
+      const CollectiveState state{residuals[rank], {}, &words};
+      CollectiveOptions own = options;
+      own.state = &state;
+      Values all(3001 * inputs.size());
+      allgather(transport, inputs[rank], all, own);
+    });
+    return residuals;
+  };
+  EXPECT_EQ(residuals_of(by_hosts(codec, hosts)), residuals_of({.codec = codec}));
+}
+
+TEST(ScatteredCount, IsTheShardsOfOnePlace) {
+  EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 1, 1}), 600u);
+  EXPECT_EQ(scattered_count(1200, Hosts{0, 1, 2, 0, 1, 2}), 600u);
+  EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 0, 1, 1, 1}), 400u);
+  EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 1}), 1200u);
+  EXPECT_EQ(scattered_count(1200, Hosts{0, 1, 2}), 1200u);
+  EXPECT_EQ(scattered_count(1200, Hosts{4, 4}), 0u);
+  EXPECT_THROW(scattered_count(1200, Hosts{}), InvalidArgument);
+}
+
+/// What one rank sent, and how, in a reduce_scatter and an allgather of so many values a rank.
+std::array<CollectiveStatistics, 2> statistics_of(const std::string& link, int ranks,
+                                                  std::size_t count) {
+  std::array<CollectiveStatistics, 2> found;
+  run_ranks(ranks, parse_link(link), [&](Transport& transport) {
+    const auto all = static_cast<std::size_t>(ranks);
+    Values input(count * all, 1.0f), shard(count), output(count * all);
+    CollectiveStatistics scattered, gathered;
+    CollectiveOptions options{.codec = "int8", .algorithm = Algorithm::kHierarchical};
+    options.statistics = &scattered;
+    reduce_scatter(transport, input, shard, options);
+    options.statistics = &gathered;
+    allgather(transport, shard, output, options);
+    for (const float value : output) ASSERT_NEAR(value, static_cast<float>(ranks), 0.1f);
+    if (transport.rank() == 0) found = {scattered, gathered};
+  });
+  return found;
+}
+
+TEST(ShardsByHostsGroups, ComeFromTheTransport) {
+  const auto ways = [](const std::string& link, int ranks) {
+    const auto found = statistics_of(link, ranks, 4000);
+    return std::pair(found[0].algorithm, found[1].algorithm);
+  };
+  const auto by_hosts = std::pair(Algorithm::kHierarchical, Algorithm::kHierarchical);
+  const auto direct = std::pair(Algorithm::kOneShot, Algorithm::kOneShot);
+  EXPECT_EQ(ways("none,per_host=2", 4), by_hosts);
+  EXPECT_EQ(ways("none,per_host=2", 6), by_hosts);
+  EXPECT_EQ(ways("none,per_host=2", 3), direct);  // hosts of two ranks and of one
+  EXPECT_EQ(ways("none,per_host=4", 4), direct);
+  EXPECT_EQ(ways("none", 3), direct);
+}
+
+// Two hosts of two ranks: half of the gradient to the neighbour as f32, half of the host's half to
+// the other host; a shard to the other host, two to the neighbour.
+TEST(ShardsByHostsGroups, OnlyEncodedValuesLeaveAHost) {
+  constexpr std::size_t kShard = 1 << 18;
+  const auto found = statistics_of("none,per_host=2", 4, kShard);
+  EXPECT_NEAR(static_cast<double>(found[0].sent_bytes), kShard * (2 * 4 + 1.0156), 0.1 * kShard);
+  EXPECT_NEAR(static_cast<double>(found[1].sent_bytes), kShard * 3 * 1.0156, 0.1 * kShard);
+}
+
+// Nothing leaves it, so nothing is encoded.
+TEST(ShardsByHostsGroups, ASingleHostSendsWhatItHas) {
+  const Hosts one{0, 0, 0};
+  const auto inputs = gradients(3, 3 * 1001);
+  EXPECT_LE(squared_error(scatter(inputs, by_hosts("int4", one)), exact_sum(inputs)), 1e-12);
+  for (const Values& output : gather(inputs, by_hosts("int4", one)))
+    EXPECT_EQ(output, gather(inputs, {.codec = "none"}).front());
+}
+
+/// What the first rank says of a call that all refuse.
+std::string refused(int ranks, const CollectiveOptions& options, bool scatters = true) {
+  std::string said;
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    const auto all = static_cast<std::size_t>(ranks);
+    Values input(100 * all, 1.0f), shard(100, 1.0f);
+    try {
+      if (scatters)
+        reduce_scatter(transport, input, shard, options);
+      else
+        allgather(transport, shard, input, options);
+    } catch (const InvalidArgument& error) {
+      if (transport.rank() == 0) said = error.what();
+    }
+  });
+  return said;
+}
+
+TEST(ShardsByHostsErrors, SayWhatDoesNotFit) {
+  const Hosts uneven{0, 0, 1}, even{0, 0, 1, 1};
+  EXPECT_EQ(refused(3, by_hosts("int8", uneven)),
+            "reduce_scatter goes by hosts of equally many ranks, but these have 2, 1: choose "
+            "another algorithm, or leave hosts out");
+  EXPECT_NE(refused(3, by_hosts("int8", uneven), false).find("allgather goes by hosts"),
+            std::string::npos);
+  Values residual(400);
+  StateWords words;
+  const CollectiveState state{residual, {}, &words};
+  EXPECT_EQ(refused(4, by_hosts("int8+ef", even, {.state = &state})),
+            "the state's residual (see scattered_count) has 400 values, but this rank needs 200");
+}
+
+TEST(ShardsByHostsErrors, RanksThatGroupOtherwiseAllHearOfIt) {
+  const Hosts some{0, 0, 1, 1}, others{0, 1, 0, 1};
+  std::atomic<int> heard{0};
+  run_ranks(4, {}, [&](Transport& transport) {
+    Values input(4000), shard(1000);
+    try {
+      reduce_scatter(transport, input, shard,
+                     by_hosts("int8", transport.rank() == 2 ? others : some));
+    } catch (const TransportError&) {
+      ++heard;
+    }
+  });
+  EXPECT_EQ(heard, 4);
+}
+
+// As many ranks as places: each owns a shard.
+const std::vector<int> kDims[] = {{2, 2}, {3, 2}, {2, 3, 2}};
+
+TEST(ShardsOnGrids, AreNearTheSumWhateverTheChunks) {
+  for (const std::vector<int>& dims : kDims) {
+    int ranks = 1;
+    for (const int digit : dims) ranks *= digit;
+    for (const auto& [codec, allowed] : {std::pair<std::string, double>{"none", 1e-12},
+                                         {"int8:rounding=stochastic", 1.5e-3},
+                                         {"topk:density=1", 1e-12},
+                                         {"blocktopk:density=0.2", 1.0}}) {
+      SCOPED_TRACE(codec + " " + ::testing::PrintToString(dims));
+      const auto inputs = gradients(ranks, 9001 * static_cast<std::size_t>(ranks));
+      CollectiveOptions options{.codec = codec, .dims = dims};
+      const Values whole = scatter(inputs, options);
+      EXPECT_LE(squared_error(whole, exact_sum(inputs)), allowed);
+      options.chunk_count = 5000;
+      EXPECT_EQ(scatter(inputs, options), whole);
+      EXPECT_EQ(gather(inputs, options), gather(inputs, {.codec = codec}));
+    }
+  }
+}
+
+TEST(ShardsOnGrids, SendTheSumOfTheDimensions) {
+  run_ranks(12, {}, [](Transport& transport) {
+    const std::vector<int> dims{2, 3, 2};
+    const CollectiveOptions options{.codec = "int8", .dims = dims};
+    Values input(1200), shard(100);
+    reduce_scatter(transport, input, shard, options);
+    EXPECT_EQ(transport.counters().sent_messages, 4u);
+    allgather(transport, shard, input, options);
+    EXPECT_EQ(transport.counters().sent_messages, 8u);
+  });
+}
+
+TEST(ShardsOnGrids, ThatDoNotFitAreRefused) {
+  const std::vector<int> nine{3, 3}, four{2, 2};
+  EXPECT_EQ(refused(10, {.codec = "int8", .dims = nine}),
+            "every rank owns a shard: reduce_scatter needs a grid of all 10 ranks, not of 9");
+  Values residual(400);
+  StateWords words;
+  const CollectiveState state{residual, {}, &words};
+  EXPECT_NE(refused(4, {.codec = "int8+ef", .dims = four, .state = &state})
+                .find("encodes sums again, of which it keeps no residual"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tersor

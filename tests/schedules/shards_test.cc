@@ -1,0 +1,102 @@
+// Schedules of reduce_scatter and allgather by hosts and on grids: a part of the gradient a rank.
+#include "tests/schedules/schedule_walk.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
+
+namespace tersor {
+namespace {
+
+using testing::Expression;
+using testing::hierarchical_gather_layout;
+using testing::hierarchical_scatter_layout;
+using testing::Layout;
+using testing::owned_layout;
+using testing::ScheduleWalk;
+
+// Not the collective of this name.
+constexpr Schedule (*kReduceScatter)(const Party&) = reduce_scatter;
+
+/// Every rank's part is the sum of all gradients, encoded so often.
+void expect_scattered(ScheduleWalk& walk, int ranks, int encodings) {
+  ASSERT_EQ(walk.run(), "");
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Expression sum = walk.value(rank, static_cast<std::size_t>(rank));
+    const auto contributions = walk.expressions().contributions(sum);
+    ASSERT_EQ(contributions.size(), static_cast<std::size_t>(ranks));
+    for (const auto& [from, times] : contributions) ASSERT_EQ(times, 1) << from;
+    ASSERT_EQ(walk.expressions().encodings(sum), encodings);
+  }
+}
+
+void expect_gathered(ScheduleWalk& walk, int ranks) {
+  ASSERT_EQ(walk.run(), "");
+  for (int part = 0; part < ranks; ++part)
+    for (int rank = 0; rank < ranks; ++rank)
+      ASSERT_EQ(walk.value(rank, static_cast<std::size_t>(part)),
+                walk.expressions().encoded(walk.expressions().gradient(part)));
+}
+
+/// So many hosts of as many ranks, one behind the other and dealt out in turn, up and down.
+std::vector<std::vector<int>> even_hosts(int hosts, int each) {
+  std::vector<std::vector<int>> all(3);
+  for (int rank = 0; rank < hosts * each; ++rank) {
+    const int turn = rank / hosts, next = rank % hosts;
+    all[0].push_back(rank / each);
+    all[1].push_back(next);
+    all[2].push_back(turn % 2 == 0 ? next : hosts - 1 - next);
+  }
+  return all;
+}
+
+// Between hosts goes what ranks of one place give each other, and no more: of 1 / each of a
+// gradient all but the own host's part.
+TEST(Schedules, HierarchiesOfShards) {
+  for (const int hosts : {2, 3, 4, 8, 33})
+    for (const int each : {2, 3, 4, 8})
+      for (const std::vector<int>& numbers : even_hosts(hosts, each)) {
+        SCOPED_TRACE(::testing::PrintToString(numbers));
+        const int n = hosts * each;
+        const Layout scatters = hierarchical_scatter_layout(numbers);
+        const Layout gathers = hierarchical_gather_layout(numbers);
+        ScheduleWalk scattered(scatters), gathered(gathers);
+        expect_scattered(scattered, n, 1);
+        expect_gathered(gathered, n);
+        const double abroad = (hosts - 1.0) / hosts / each, within = (each - 1.0) / each;
+        for (int rank = 0; rank < n; ++rank) {
+          EXPECT_NEAR(scattered.sent(rank).bare, within, 1e-9);
+          EXPECT_NEAR(scattered.sent(rank).encoded, abroad, 1e-9);
+          EXPECT_NEAR(scattered.sent(rank).abroad, abroad, 1e-9);
+          EXPECT_NEAR(gathered.sent(rank).abroad, (hosts - 1.0) / n, 1e-9);
+          EXPECT_NEAR(gathered.sent(rank).encoded, (n - 1.0) / n, 1e-9);
+          EXPECT_EQ(gathered.sent(rank).messages, static_cast<std::size_t>(hosts + each - 2));
+        }
+      }
+}
+
+TEST(Schedules, GridsOfShards) {
+  const std::vector<int> digits[] = {{2, 2}, {3, 2}, {2, 3, 4}, {4, 3, 2}, {8, 8}};
+  for (const std::vector<int>& given : digits) {
+    SCOPED_TRACE(::testing::PrintToString(given));
+    const int n = std::accumulate(given.begin(), given.end(), 1, std::multiplies<>());
+    std::vector<Party> parties;
+    for (int rank = 0; rank < n; ++rank) parties.push_back(everybody(rank, Grid(given, n)));
+    const Layout scatters = owned_layout(kReduceScatter, parties);
+    const Layout gathers = owned_layout(all_gather, parties);
+    ScheduleWalk scattered(scatters), gathered(gathers);
+    expect_scattered(scattered, n, static_cast<int>(given.size()));
+    expect_gathered(gathered, n);
+    const auto messages =
+        static_cast<std::size_t>(std::accumulate(given.begin(), given.end(), 0)) - given.size();
+    for (const ScheduleWalk* walk : {&scattered, &gathered})
+      for (int rank = 0; rank < n; ++rank) {
+        EXPECT_EQ(walk->sent(rank).messages, messages) << rank;
+        EXPECT_NEAR(walk->sent(rank).encoded, (n - 1.0) / n, 1e-9) << rank;
+      }
+  }
+}
+
+}  // namespace
+}  // namespace tersor
