@@ -20,6 +20,12 @@ Hierarchy::Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<co
       codec_(std::move(codec)),
       owners_(split_owners(transport, groups_)) {}
 
+const Hierarchy* hierarchy_of(const Slot& slot, const Hierarchy* hierarchy) {
+  const bool scatters = slot.collective == Collective::kReduceScatter;
+  const bool fits = hierarchy != nullptr && (!scatters || hierarchy->groups().even());
+  return fits ? hierarchy : nullptr;
+}
+
 std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy) {
   const bool split = hierarchy != nullptr && hierarchy->owners() != nullptr;
   return transport.counters().sent_bytes + (split ? hierarchy->owners()->counters().sent_bytes : 0);

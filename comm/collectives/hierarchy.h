@@ -31,6 +31,10 @@ class Hierarchy {
   std::unique_ptr<Transport> owners_;
 };
 
+/// The hierarchy that a slot goes by, of those that there are: none, where it is a reduce-scatter
+/// and hosts have unequal numbers of ranks.
+const Hierarchy* hierarchy_of(const Slot& slot, const Hierarchy* hierarchy);
+
 /// What this rank sent by a transport, and by the split of a hierarchy (may be null).
 std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy);
 

@@ -70,6 +70,11 @@ StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t 
   return {shard, grid().owned(shard, among_owners, parameter, unit)};
 }
 
+Range HostGroups::scattered(std::size_t count, int rank) const {
+  const Range first = shard_range(count, owners(place(rank)).front(), ranks());
+  return {first.first, first.count * static_cast<std::size_t>(hosts())};
+}
+
 int index_in(std::span<const int> ascending, int value) {
   return static_cast<int>(std::lower_bound(ascending.begin(), ascending.end(), value) -
                           ascending.begin());

@@ -51,6 +51,8 @@ class HostGroups {
   /// Of a codec whose segments are cut at multiples of `unit`.
   StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter,
                            std::size_t unit) const;
+  /// Of a reduce-scatter: how many values a rank encodes, and where the first shard of these lies.
+  Range scattered(std::size_t count, int rank) const;
 
  private:
   std::vector<int> host_of_;

@@ -24,8 +24,13 @@ SegmentState part(const SegmentState& state, Range range) {
   return {part(state.residual_in, range), part(state.residual_out, range)};
 }
 
-SegmentState sender_part(const Slot& slot, Range range) {
-  return part(slot.residual, {range.first - slot.residual_first, range.count});
+SegmentState sender_part(const Slot& slot, Range range, int ranks) {
+  if (slot.encoded_shards.empty())
+    return part(slot.residual, {range.first - slot.residual_first, range.count});
+  const std::size_t length = shard_range(slot.count, 0, ranks).count;
+  const int shard = index_in(slot.encoded_shards, static_cast<int>(range.first / length));
+  const std::size_t first = static_cast<std::size_t>(shard) * length + range.first % length;
+  return part(slot.residual, {first, range.count});
 }
 
 // The sum of a host lies apart where the values are none to write to.
@@ -54,7 +59,8 @@ void Messages::gather_inputs(const Lane& lane, const FramePlan& frame) {
   for (const Piece& piece : frame.pieces) {
     const Slot& slot = context_->slots[piece.slot];
     inputs_.push_back(input_part(lane, slot, piece.range));
-    if (frame.codec->has_feedback()) states_.push_back(sender_part(slot, piece.range));
+    if (frame.codec->has_feedback())
+      states_.push_back(sender_part(slot, piece.range, context_->ranks));
   }
 }
 

@@ -45,7 +45,10 @@ struct Slot {
   std::size_t residual_first = 0;  ///< where that begins
   SegmentState owner = {};         ///< the owner's, over what this rank owns; empty: none
   OwnedRanges owned = {};          ///< what that is
-  SegmentMemory memory = {};       ///< the codec's own, over the whole parameter; empty: none
+  /// Of a reduce-scatter by hosts: whose shards this rank encodes, ascending; their residuals lie
+  /// one behind the other.
+  std::vector<int> encoded_shards = {};
+  SegmentMemory memory = {};  ///< the codec's own, over the whole parameter; empty: none
   const std::uint32_t* active = nullptr;
   std::optional<std::uint64_t> window =
       {};  ///< only this part is decoded (output's count), from here

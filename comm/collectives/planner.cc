@@ -23,13 +23,13 @@ void append(Lanes& lanes, Lanes more) { std::ranges::move(more, std::back_insert
 
 }  // namespace
 
-int Planner::encoding_ranks() const {
-  return hierarchy_ == nullptr ? context_.ranks : hierarchy_->groups().hosts();
+int Planner::encoding_ranks(const Slot& slot) const {
+  return climbs(slot) ? hierarchy_->groups().hosts() : context_.ranks;
 }
 
 // Shards of a reduce-scatter are the ranks' own: there are as many as ranks.
 Grid Planner::grid(const Slot& slot) const {
-  if (hierarchy_ != nullptr) return hierarchy_->groups().grid();
+  if (climbs(slot)) return hierarchy_->groups().grid();
   return slot.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
 }
 
@@ -45,8 +45,8 @@ PlanContext Planner::context(const Slot& slot) const {
 
 PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
   PlanContext context = this->context(slot);
-  if (hierarchy_ == nullptr) return context;
-  context.ranks = encoding_ranks();
+  if (!climbs(slot)) return context;
+  context.ranks = encoding_ranks(slot);
   context.place = index_in(hierarchy_->groups().owners(shard), context_.rank);
   context.sharding = {shard, hierarchy_->groups().shards()};
   context.carried = Carried::kOfHost;
@@ -73,11 +73,11 @@ bool Planner::stays_whole(const Slot& slot, Algorithm algorithm) const {
 }
 
 std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) const {
-  return exchanges_of(*slot.codec, slot.dtype, encoding_ranks(), algorithm);
+  return exchanges_of(*slot.codec, slot.dtype, encoding_ranks(slot), algorithm);
 }
 
 Schedule Planner::schedule(const Slot& slot, std::span<const Exchange> rounds) const {
-  if (hierarchy_ != nullptr) return hierarchical(hierarchy_->groups(), context_.rank, rounds);
+  if (climbs(slot)) return hierarchical(hierarchy_->groups(), context_.rank, rounds);
   const Party all = everybody(context_.rank, grid(slot));
   return slot.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
                                                        : allreduce_by(rounds, all);
@@ -103,25 +103,45 @@ Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
 
 ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const {
   const Slot& first = this->slots()[slots.front()];
+  if (scatters_by_hosts(first)) return whole_scattered(slots);
   const auto rounds = exchanges(first, algorithm);
   std::vector<Lanes> shards;
-  const int count = hierarchy_ == nullptr ? 1 : hierarchy_->groups().shards();
+  const int count = climbs(first) ? hierarchy_->groups().shards() : 1;
   for (int shard = 0; shard < count; ++shard)
     shards.push_back(plan_whole(encoded_context(shard, first), slots, rounds.back()));
-  Lanes lanes = hierarchy_ == nullptr ? std::move(shards.front()) : with_hosts(std::move(shards));
+  Lanes lanes = climbs(first) ? with_hosts(std::move(shards)) : std::move(shards.front());
   return std::move(chunks(schedule(first, rounds), {std::move(lanes)}).front());
 }
 
 std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
                                     std::size_t chunk_count) const {
-  const auto rounds = exchanges(slots()[slot], algorithm);
-  if (stays_whole(slots()[slot], algorithm))
-    chunk_count = std::max(chunk_count,
-                           encoding_ranks() * align_up(slots()[slot].count, slots()[slot].unit()));
-  if (hierarchy_ == nullptr)
-    return chunks(schedule(slots()[slot], rounds),
-                  plan_cut(encoded_context(0, slots()[slot]), slot, rounds.back(), chunk_count));
-  return chunks(schedule(slots()[slot], rounds), cut_shards(slot, rounds.back(), chunk_count));
+  const Slot& own = slots()[slot];
+  if (scatters_by_hosts(own)) return scattered(shares(slot), chunk_count);
+  const auto rounds = exchanges(own, algorithm);
+  if (stays_whole(own, algorithm))
+    chunk_count = std::max(chunk_count, encoding_ranks(own) * align_up(own.count, own.unit()));
+  if (!climbs(own))
+    return chunks(schedule(own, rounds),
+                  plan_cut(encoded_context(0, own), slot, rounds.back(), chunk_count));
+  return chunks(schedule(own, rounds), cut_shards(slot, rounds.back(), chunk_count));
+}
+
+/// What of a slot goes to each rank.
+std::vector<Piece> Planner::shares(std::uint32_t slot) const {
+  std::vector<Piece> shares;
+  for (int rank = 0; rank < context_.ranks; ++rank)
+    shares.push_back({slot, shard_range(slots()[slot].count, rank, context_.ranks)});
+  return shares;
+}
+
+ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> slots) const {
+  std::vector<std::vector<Piece>> all(static_cast<std::size_t>(context_.ranks));
+  for (const std::uint32_t slot : slots) {
+    const std::vector<Piece> own = shares(slot);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].push_back(own[rank]);
+  }
+  const Schedule schedule = hierarchical_reduce_scatter(hierarchy_->groups(), context_.rank);
+  return std::move(chunks(schedule, {scattered_lanes(all)}).front());
 }
 
 // Shards differ by a unit: one of them may have a chunk more.
@@ -129,7 +149,7 @@ std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
                                        std::size_t chunk_count) const {
   const auto shards = static_cast<std::size_t>(hierarchy_->groups().shards());
   const auto lane_count =
-      static_cast<std::size_t>(lanes_of(last, encoding_ranks(), grid(slots()[slot])));
+      static_cast<std::size_t>(lanes_of(last, encoding_ranks(slots()[slot]), grid(slots()[slot])));
   std::vector<std::vector<Lanes>> of_shard;
   std::size_t chunks = 0;
   for (std::size_t shard = 0; shard < shards; ++shard) {
@@ -169,7 +189,8 @@ Lanes Planner::scattered_lanes(std::span<const std::vector<Piece>> shares) const
   for (const int owner : groups.owners(place))
     between.push_back(shares[static_cast<std::size_t>(owner)]);
   Lanes lanes = plan_pieces(host_context(Carried::kToHost), within);
-  append(lanes, plan_pieces(encoded_context(place, slots().front()), between));
+  const Slot& slot = slots()[shares.front().front().slot];
+  append(lanes, plan_pieces(encoded_context(place, slot), between));
   return lanes;
 }
 

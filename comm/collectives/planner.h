@@ -19,8 +19,8 @@ class Planner {
       : context_(context), hierarchy_(hierarchy), threads_(threads) {}
 
   std::span<const Slot> slots() const { return context_.slots; }
-  /// Among whom encoded values are exchanged: all ranks, or the owners of a shard.
-  int encoding_ranks() const;
+  /// Among whom a slot's encoded values are exchanged: all ranks, or the owners of a shard.
+  int encoding_ranks(const Slot& slot) const;
 
   /// One chunk of whole slots of one collective; and the chunks that one slot is cut into.
   ChunkPlan whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const;
@@ -36,6 +36,10 @@ class Planner {
   std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
 
  private:
+  bool climbs(const Slot& slot) const { return hierarchy_of(slot, hierarchy_) != nullptr; }
+  bool scatters_by_hosts(const Slot& slot) const {
+    return slot.collective == Collective::kReduceScatter && climbs(slot);
+  }
   Grid grid(const Slot& slot) const;
   PlanContext context(const Slot& slot) const;
   PlanContext encoded_context(int shard, const Slot& slot) const;
@@ -46,7 +50,9 @@ class Planner {
   Schedule schedule(const Slot& slot, std::span<const Exchange> rounds) const;
   std::vector<Lanes> cut_shards(std::uint32_t slot, Exchange last, std::size_t chunk_count) const;
   Lanes with_hosts(std::vector<Lanes> shards) const;
+  std::vector<Piece> shares(std::uint32_t slot) const;
   Lanes scattered_lanes(std::span<const std::vector<Piece>> shares) const;
+  ChunkPlan whole_scattered(std::span<const std::uint32_t> slots) const;
 
   const ExchangeContext& context_;
   const Hierarchy* hierarchy_;

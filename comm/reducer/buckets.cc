@@ -70,7 +70,7 @@ class Filling {
   const Slot& slot_at(std::uint32_t index) const { return planner_->slots()[index]; }
 
   Algorithm way_of(const Slot& slot) const {
-    return preferred_algorithm(slot, planner_->encoding_ranks(), options_.algorithm);
+    return preferred_algorithm(slot, planner_->encoding_ranks(slot), options_.algorithm);
   }
 
   bool uniform_with(const Slot& slot) const {
@@ -86,7 +86,7 @@ class Filling {
     if (options_.algorithm == Algorithm::kAuto && bytes_ <= kOneShotBytes)
       return Algorithm::kOneShot;
     if (way != Algorithm::kNative || uniform_with(first)) return way;
-    return planner_->encoding_ranks() > 2 ? Algorithm::kTwoShot : Algorithm::kOneShot;
+    return planner_->encoding_ranks(first) > 2 ? Algorithm::kTwoShot : Algorithm::kOneShot;
   }
 
   const Planner* planner_;

@@ -38,12 +38,35 @@ void check_place(const ReducerState::Parameter& found, const Slot& slot) {
                         ": the ranks were on other hosts; save the portable state for that");
 }
 
+/// Where a rank's residual of so many values lies in the parameter, one range behind the other.
+std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
+  if (slot.encoded_shards.empty()) return {{slot.residual_first, count}};
+  const std::size_t shard = count / slot.encoded_shards.size();
+  std::vector<Range> ranges;
+  for (const int owner : slot.encoded_shards)
+    ranges.push_back({static_cast<std::size_t>(owner) * shard, shard});
+  return ranges;
+}
+
+/// Calls `take(values, residuals, count)` for each part of a residual of so many values that lies
+/// in the first `known` values of its parameter: where it lies there, and in the residual.
+template <typename Take>
+void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const Take& take) {
+  std::size_t offset = 0;
+  for (const Range& range : residual_ranges(slot, count)) {
+    const std::size_t first = std::min(range.first, known);
+    take(first, offset, std::min(range.count, known - first));
+    offset += range.count;
+  }
+}
+
 /// A rank's own residuals at their places in the whole parameter, the rest 0; no padding.
 std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot) {
   std::vector<float> whole(slot.codec->has_feedback() ? own.count : 0);
-  const auto first = static_cast<std::ptrdiff_t>(std::min(own.residual.size(), whole.size()));
-  std::copy(own.residual.begin(), own.residual.begin() + first,
-            whole.begin() + static_cast<std::ptrdiff_t>(slot.residual_first));
+  for_each_part(slot, own.residual.size(), whole.size(),
+                [&](std::size_t first, std::size_t kept, std::size_t count) {
+                  std::copy_n(own.residual.data() + kept, count, whole.data() + first);
+                });
   auto owed = own.owner.begin();
   for (const Range& range : slot.owned.stages)
     for (std::size_t i = 0; i < range.count; ++i) whole[range.first + i] += *owed++;
@@ -53,9 +76,10 @@ std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot) 
 /// This rank's part of a residual of the whole parameter; padding has none.
 std::vector<float> own_part(const std::vector<float>& whole, const Slot& slot, std::size_t count) {
   std::vector<float> part(count);
-  const std::size_t first = std::min(slot.residual_first, whole.size());
-  const auto known = std::span(whole).subspan(first, std::min(count, whole.size() - first));
-  std::copy(known.begin(), known.end(), part.begin());
+  for_each_part(slot, count, whole.size(),
+                [&](std::size_t first, std::size_t kept, std::size_t known) {
+                  std::copy_n(whole.data() + first, known, part.data() + kept);
+                });
   return part;
 }
 
@@ -127,8 +151,9 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
 
 /// The first rank that encodes the parameter: others may never have seen its codec's memory.
 bool GradientReducer::Impl::tells_memory(std::size_t parameter) const {
-  if (hierarchy_ == nullptr) return context_.rank == 0;
   const Slot& slot = slots_[parameter];
+  if (hierarchy_ == nullptr || slot.collective == Collective::kReduceScatter)
+    return context_.rank == 0;
   int rank = 0;
   while (hierarchy_->groups()
              .state_ranges(slot.count, rank, slot.parameter, slot.unit())
@@ -236,9 +261,9 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   follow_phases();
   adopt_ways(state);
   residuals_.clear();
-  const NewRun run{encoding_ranks(), context_.ranks};
-  const float factor = exact ? 1.0f : portable_factor(state, options_.reduction, run);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const NewRun run{encoding_ranks(slots_[i]), context_.ranks};
+    const float factor = exact ? 1.0f : portable_factor(state, options_.reduction, run);
     const ValueSpan residual = residuals_.current_sender(i);
     const std::vector<float>& values = state.parameters[i].residual;
     from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual,

@@ -80,8 +80,9 @@ void GradientReducer::Impl::find_hierarchy() {
 }
 
 /// How many ranks encode each value.
-int GradientReducer::Impl::encoding_ranks() const {
-  return hierarchy_ == nullptr ? context_.ranks : hierarchy_->groups().hosts();
+int GradientReducer::Impl::encoding_ranks(const Slot& slot) const {
+  const Hierarchy* hierarchy = hierarchy_of(slot, hierarchy_.get());
+  return hierarchy == nullptr ? context_.ranks : hierarchy->groups().hosts();
 }
 
 bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
@@ -94,11 +95,14 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
   const Slot& slot = slots_[parameter];
   StateRanges kept{{0, slot.count},
                    context_.grid.owned({0, slot.count}, rank, slot.parameter, slot.unit())};
-  if (hierarchy_ != nullptr)
-    kept = hierarchy_->groups().state_ranges(slot.count, rank, slot.parameter, slot.unit());
+  const bool scatters = slot.collective == Collective::kReduceScatter;
+  if (const Hierarchy* hierarchy = hierarchy_of(slot, hierarchy_.get()))
+    kept = scatters
+               ? StateRanges{hierarchy->groups().scattered(slot.count, rank), {}}
+               : hierarchy->groups().state_ranges(slot.count, rank, slot.parameter, slot.unit());
   const bool feeds_back = slot.codec->has_feedback();
   if (!feeds_back) kept.encoded.count = 0;
-  const bool encodes_sums = slot.collective == Collective::kAllreduce && may_go_two_shot(parameter);
+  const bool encodes_sums = !scatters && may_go_two_shot(parameter);
   if (!feeds_back || !encodes_sums) kept.owned = {};
   return kept;
 }
@@ -142,9 +146,10 @@ void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
 }
 
 void GradientReducer::Impl::set_algorithm(Parameter& own, Slot& slot) const {
-  own.algorithm = preferred_algorithm(slot, encoding_ranks(), algorithm_);
+  own.algorithm = preferred_algorithm(slot, encoding_ranks(slot), algorithm_);
   slot.window.reset();
-  if (slot.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
+  const bool scatters = slot.collective == Collective::kReduceScatter;
+  if (scatters && slot.encoded_shards.empty() && own.algorithm == Algorithm::kOneShot)
     slot.window = slot.output_first;
 }
 
@@ -174,10 +179,8 @@ void GradientReducer::Impl::shape_shards(const std::string& name, const Gradient
   const auto ranks = static_cast<std::size_t>(context_.ranks);
   const std::size_t least = ceil_div(shape.count, ranks);
   const std::size_t shard = shape.shard_count == 0 ? least : shape.shard_count;
-  if (options_.algorithm == Algorithm::kHierarchical)
-    throw InvalidArgument("\"" + name +
-                          "\" goes by reduce-scatter, which has no hierarchical way: choose "
-                          "another algorithm");
+  if (hierarchy_ != nullptr && !options_.hosts.empty())
+    check_even(hierarchy_->groups(), "the reduce-scatter of \"" + name + "\"");
   if (shard < least)
     throw InvalidArgument("shards of " + std::to_string(shard) + " values on " +
                           std::to_string(ranks) + " ranks do not hold the " +
@@ -185,6 +188,8 @@ void GradientReducer::Impl::shape_shards(const std::string& name, const Gradient
                           std::to_string(least));
   slot.count = ranks * shard;
   slot.output_first = shard_range(slot.count, context_.rank, context_.ranks).first;
+  if (const Hierarchy* hierarchy = hierarchy_of(slot, hierarchy_.get()))
+    slot.encoded_shards = hierarchy->groups().owners(hierarchy->groups().place(context_.rank));
 }
 
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {

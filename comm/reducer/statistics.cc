@@ -14,6 +14,7 @@ std::string counted(std::size_t count, std::string_view thing) {
 std::string way_text(const Slot& slot, Algorithm algorithm) {
   const std::string way(algorithm_name(algorithm));
   if (slot.collective == Collective::kAllreduce) return way;
+  if (!slot.encoded_shards.empty()) return "reduce-scatter by hosts";
   return algorithm == Algorithm::kTwoShot ? "reduce-scatter" : "reduce-scatter, " + way;
 }
 
@@ -112,8 +113,8 @@ std::string GradientReducer::Impl::explain() {
             " (" + parameters_[i].reason + "), " + way_text(slots_[i], parameters_[i].algorithm) +
             "\n";
   if (hierarchy_ != nullptr)
-    text += "encoded between " + std::to_string(encoding_ranks()) + " hosts, added as " +
-            options_.host_codec + " within them\n";
+    text += "encoded between " + std::to_string(hierarchy_->groups().hosts()) +
+            " hosts, added as " + options_.host_codec + " within them\n";
   if (step_.order_known())
     text += counted(slots_.size(), "parameter") + " in " + counted(sender_->messages(), "message") +
             (of_ready() ? ", in the order in which they are ready\n"

@@ -69,6 +69,7 @@ void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, const Given& 
   parameters_[parameter].gradient = given.gradient;
   slot.input = given.gradient;
   slot.output = scatters(slot) ? given.shard : given.gradient;
+  if (!slot.encoded_shards.empty()) slot.host_sum = given.gradient;
 }
 
 // Of a single rank the shard is all there is.
@@ -84,6 +85,7 @@ void GradientReducer::Impl::forget_gradients() {
     if (!parameters_[i].given_anew) continue;
     slots_[i].input = {};
     slots_[i].output = {};
+    slots_[i].host_sum = {};
   }
 }
 

@@ -79,7 +79,7 @@ struct ReducerOptions {
   Tuner* tuner = nullptr;      ///< used instead of one of its own; must outlive the last `add`
   Learning learning = Learning::kOn;
   Reduction reduction = Reduction::kMean;
-  Algorithm algorithm = Algorithm::kAuto;  ///< of what is all-reduced
+  Algorithm algorithm = Algorithm::kAuto;  ///< of what is all-reduced; kHierarchical: of all
   /// As in CollectiveOptions: the host of each rank (empty: Transport::hosts()), and the codec
   /// within a host.
   std::vector<int> hosts = {};
@@ -198,7 +198,8 @@ class GradientReducer {
   ReducerHandle ready(std::string_view name, ValueSpan gradient,
                       Contribution contribution = Contribution::kGradient);
   /// As above of a parameter that goes by reduce-scatter: this rank's shard of the result comes to
-  /// `shard`, which may lie within the gradient, at its own place there.
+  /// `shard`, which may lie within the gradient, at its own place there. By hosts (kHierarchical)
+  /// the rest of the gradient is overwritten.
   ReducerHandle ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
                       Contribution contribution = Contribution::kGradient);
 

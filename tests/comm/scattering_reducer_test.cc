@@ -1,6 +1,5 @@
 // The GradientReducer with parameters of which every rank gets its shard.
-#include "comm/collectives/parts.h"
-#include "tests/comm/ranks.h"
+#include "tests/comm/scattering.h"
 
 #include <tersor/tersor.h>
 
@@ -15,78 +14,15 @@ namespace tersor {
 namespace {
 
 using testing::gaussian;
+using testing::kLayers;
+using testing::Layer;
+using testing::Model;
+using testing::options_of;
+using testing::shard_count;
 using testing::Values;
+using testing::World;
 
 constexpr int kSteps = 3;
-
-struct Layer {
-  const char* name;
-  std::size_t rows, columns;
-
-  std::size_t count() const { return rows * std::max<std::size_t>(columns, 1); }
-};
-
-constexpr Layer kLayers[] = {
-    {"first", 71, 65}, {"bias", 71, 0}, {"second", 65, 131}, {"scale", 3, 0}};
-
-/// As FSDP cuts a parameter: by rows, padded to those of the longest shard.
-std::size_t shard_count(const Layer& layer, int ranks) {
-  return ceil_div(layer.rows, static_cast<std::size_t>(ranks)) * (layer.count() / layer.rows);
-}
-
-/// One rank's model.
-class Model {
- public:
-  Model(Transport& transport, const ReducerOptions& options)
-      : rank_(transport.rank()), ranks_(transport.ranks()), reducer(transport, options) {
-    for (const Layer& layer : kLayers) {
-      const std::size_t shard = shard_count(layer, ranks_);
-      shards.emplace_back(shard);
-      reducer.add(layer.name, {.count = layer.count(),
-                               .rows = layer.rows,
-                               .columns = layer.columns,
-                               .collective = Collective::kReduceScatter,
-                               .shard_count = shard});
-    }
-  }
-
-  Values gradient(std::size_t layer, int step) const {
-    Values values = gaussian(kLayers[layer].count(),
-                             static_cast<std::uint64_t>(step * 100 + rank_ * 10) + layer);
-    values.resize(shards[layer].size() * static_cast<std::size_t>(ranks_));
-    return values;
-  }
-
-  /// This rank's shards, one behind the other. A parameter in `left_out` brings nothing.
-  Values step(int index, int left_out = -1) {
-    std::vector<Values> given;
-    for (std::size_t i = 0; i < std::size(kLayers); ++i) given.push_back(gradient(i, index));
-    for (std::size_t i = std::size(kLayers); i-- > 0;)
-      reducer.ready(
-          kLayers[i].name, given[i], shards[i],
-          static_cast<int>(i) == left_out ? Contribution::kNone : Contribution::kGradient);
-    reducer.wait();
-    return all();
-  }
-
-  Values all() const {
-    Values values;
-    for (const Values& shard : shards) values.insert(values.end(), shard.begin(), shard.end());
-    return values;
-  }
-
- private:
-  int rank_, ranks_;
-
- public:
-  std::vector<Values> shards;
-  GradientReducer reducer;
-};
-
-ReducerOptions options_of(const std::string& codec) {
-  return {
-      .rules = {{"bias", "bf16"}, {"scale", "bf16"}, {"*", codec}}, .chunk_count = 2048, .seed = 3};
-}
 
 /// Every rank's results of some steps.
 std::vector<Values> train(int ranks, const ReducerOptions& options) {
@@ -112,12 +48,15 @@ Values by_collective(Transport& transport, const Model& model, const ReducerOpti
     for (std::size_t i = 0; i < layers; ++i) {
       const Values gradient = model.gradient(i, step);
       Values shard(model.shards[i].size());
-      residuals[i].resize(gradient.size());
+      residuals[i].resize(options.hosts.empty() ? gradient.size()
+                                                : scattered_count(gradient.size(), options.hosts));
       const CollectiveState state{residuals[i], {}, &words[i]};
       const bool small = kLayers[i].columns == 0;
       reduce_scatter(transport, gradient, shard,
                      {.codec = small ? "bf16" : options.rules.back().codec,
                       .reduction = Reduction::kMean,
+                      .algorithm = options.algorithm,
+                      .hosts = options.hosts,
                       .state = &state,
                       .parameter = static_cast<std::uint32_t>(i),
                       .seed = options.seed,
@@ -127,13 +66,13 @@ Values by_collective(Transport& transport, const Model& model, const ReducerOpti
   return all;
 }
 
-class Scattering : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
+class Scattering : public ::testing::TestWithParam<std::tuple<std::string, World>> {};
 
 TEST_P(Scattering, GivesTheBitsOfTheCollective) {
-  const auto& [codec, ranks] = GetParam();
-  const ReducerOptions options = options_of(codec);
-  const auto found = train(ranks, options);
-  run_ranks(ranks, {}, [&](Transport& transport) {
+  const auto& [codec, world] = GetParam();
+  const ReducerOptions options = options_of(codec, world);
+  const auto found = train(world.ranks, options);
+  run_ranks(world.ranks, {}, [&](Transport& transport) {
     const Model model(transport, options);
     EXPECT_EQ(by_collective(transport, model, options),
               found[static_cast<std::size_t>(transport.rank())]);
@@ -141,20 +80,22 @@ TEST_P(Scattering, GivesTheBitsOfTheCollective) {
 }
 
 TEST_P(Scattering, DependsNeitherOnWhoSendsNorOnMessages) {
-  const auto& [codec, ranks] = GetParam();
-  const auto wanted = train(ranks, options_of(codec));
-  ReducerOptions other = options_of(codec);
+  const auto& [codec, world] = GetParam();
+  const auto wanted = train(world.ranks, options_of(codec, world));
+  ReducerOptions other = options_of(codec, world);
   other.progress = ProgressBy::kCaller;
-  EXPECT_EQ(train(ranks, other), wanted);
+  EXPECT_EQ(train(world.ranks, other), wanted);
   other.bucket_bytes = 16;
   other.chunk_count = 1 << 20;
-  EXPECT_EQ(train(ranks, other), wanted);
+  EXPECT_EQ(train(world.ranks, other), wanted);
 }
 
+// A host's residual is sent with its sum, whoever of its ranks brings nothing.
 TEST_P(Scattering, ParametersThatBringNothingKeepTheirResiduals) {
-  const auto& [codec, ranks] = GetParam();
-  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    Model model(transport, options_of(codec));
+  const auto& [codec, world] = GetParam();
+  if (!world.hosts.empty()) return;
+  run_ranks(world.ranks, {}, [&, &codec = codec, &world = world](Transport& transport) {
+    Model model(transport, options_of(codec, world));
     model.step(0);
     const double before = model.reducer.parameter_statistics()[2].residual_norm;
     model.step(1, 2);
@@ -167,9 +108,9 @@ TEST_P(Scattering, ParametersThatBringNothingKeepTheirResiduals) {
 }
 
 TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
-  const auto& [codec, ranks] = GetParam();
-  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    ReducerOptions options = options_of(codec);
+  const auto& [codec, world] = GetParam();
+  run_ranks(world.ranks, {}, [&, &codec = codec, &world = world](Transport& transport) {
+    ReducerOptions options = options_of(codec, world);
     options.transactions = Transactions::kOn;
     Model model(transport, options), plain(transport, options);
     model.step(0);
@@ -181,9 +122,10 @@ TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
 }
 
 TEST_P(Scattering, GoesOnFromAnExactState) {
-  const auto& [codec, ranks] = GetParam();
-  run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    Model first(transport, options_of(codec)), second(transport, options_of(codec));
+  const auto& [codec, world] = GetParam();
+  run_ranks(world.ranks, {}, [&, &codec = codec, &world = world](Transport& transport) {
+    const ReducerOptions options = options_of(codec, world);
+    Model first(transport, options), second(transport, options);
     first.step(0);
     second.reducer.load_state(first.reducer.save_state());
     EXPECT_EQ(second.step(1), first.step(1));
@@ -195,7 +137,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("none", "int8", "int8+ef", "int4:rounding=stochastic+ef",
                                          "hadamard:bits=2+ef", "blocktopk:density=0.05+ef",
                                          "topk:density=0.05+ef"),
-                       ::testing::Values(1, 2, 3, 5)));
+                       ::testing::Values(World{1}, World{2}, World{3}, World{5},
+                                         World{4, {0, 1, 1, 0}}, World{6, {0, 1, 0, 1, 0, 1}},
+                                         World{6, {0, 0, 1, 1, 2, 2}})));
 
 TEST(ScatteringReducer, SharesMessagesButNotWithWhatIsAllreduced) {
   run_ranks(2, {}, [](Transport& transport) {
@@ -322,9 +266,6 @@ TEST(ScatteringReducer, WhatDoesNotFitIsRefused) {
     EXPECT_NE(message([&] { reducer.ready("v", gradient, shard); }).find("is all-reduced"),
               std::string::npos);
     EXPECT_NE(message([&] { reducer.ready("w"); }).find("without a gradient"), std::string::npos);
-    GradientReducer hosts(transport, {.algorithm = Algorithm::kHierarchical, .hosts = {0, 1}});
-    EXPECT_NE(message([&] { hosts.add("w", shape); }).find("no hierarchical way"),
-              std::string::npos);
     GradientReducer sums(transport, {.rules = {{"*", "intsum"}}});
     EXPECT_NE(message([&] { sums.add("w", shape); }).find("bare values alone"), std::string::npos);
   });

@@ -16,20 +16,33 @@ namespace {
 using testing::gaussian;
 using testing::Values;
 
-/// The parameter "w", all-reduced or cut in shards, which one number of ranks owes another.
+/// How "w" goes: all-reduced or cut in shards; by these hosts, or directly.
+struct Way {
+  int ranks;
+  Collective collective;
+  std::vector<int> hosts = {};
+
+  ReducerOptions options() const {
+    return {.codec = "int4+ef",
+            .algorithm = hosts.empty() ? Algorithm::kAuto : Algorithm::kHierarchical,
+            .hosts = hosts};
+  }
+};
+
+/// The parameter "w", which one number of ranks owes another.
 class Owing {
  public:
   static constexpr std::size_t kRows = 50, kColumns = 100, kCount = kRows * kColumns;
 
-  Owing(Transport& transport, Collective collective)
-      : transport_(transport), collective_(collective), reducer(transport, {.codec = "int4+ef"}) {
+  Owing(Transport& transport, const Way& way)
+      : transport_(transport), collective_(way.collective), reducer(transport, way.options()) {
     const auto ranks = static_cast<std::size_t>(transport.ranks());
     shard_.resize(ceil_div(kRows, ranks) * kColumns);  // whole rows, padded
     gradient_.resize(scatters() ? ranks * shard_.size() : kCount);
     reducer.add("w", {.count = kCount,
                       .rows = kRows,
                       .columns = kColumns,
-                      .collective = collective,
+                      .collective = way.collective,
                       .shard_count = scatters() ? shard_.size() : 0});
   }
 
@@ -68,11 +81,11 @@ class Owing {
 };
 
 /// What ranks of another number owe of the mean after they loaded the state: value by value.
-std::vector<double> owed_by(int ranks, Collective collective, const std::vector<std::byte>& state) {
+std::vector<double> owed_by(const Way& way, const std::vector<std::byte>& state) {
   std::vector<double> all(Owing::kCount, 0.0);
   std::mutex writing;
-  run_ranks(ranks, {}, [&](Transport& transport) {
-    Owing run(transport, collective);
+  run_ranks(way.ranks, {}, [&](Transport& transport) {
+    Owing run(transport, way);
     run.reducer.load_state(state);
     const std::vector<double> rest = run.drain();
     const std::lock_guard lock(writing);
@@ -82,28 +95,46 @@ std::vector<double> owed_by(int ranks, Collective collective, const std::vector<
   return all;
 }
 
-// Between numbers of ranks that pad differently, and between both collectives.
-TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
+/// The portable state of some steps.
+std::vector<std::byte> state_of(const Way& way) {
   std::vector<std::byte> state;
-  run_ranks(3, {}, [&](Transport& transport) {
-    Owing run(transport, Collective::kReduceScatter);
+  run_ranks(way.ranks, {}, [&](Transport& transport) {
+    Owing run(transport, way);
     for (int step = 0; step < 3; ++step)
       run.step(gaussian(Owing::kCount, static_cast<std::uint64_t>(step * 10 + transport.rank())));
     const auto saved = run.reducer.save_portable_state();
     if (transport.rank() == 0) state = saved;
   });
-  const std::vector<double> wanted = owed_by(3, Collective::kReduceScatter, state);
-  double energy = 0;
-  for (const double value : wanted) energy += value * value;
-  ASSERT_GT(energy, 0.0);
-  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllreduce})
-    for (const int ranks : {2, 4}) {
-      const std::vector<double> found = owed_by(ranks, collective, state);
+  return state;
+}
+
+constexpr Collective kShards = Collective::kReduceScatter;
+
+const Way kWays[] = {{2, kShards},
+                     {3, kShards},
+                     {4, kShards},
+                     {2, Collective::kAllreduce},
+                     {4, Collective::kAllreduce},
+                     {4, kShards, {0, 1, 1, 0}},
+                     {6, kShards, {0, 1, 2, 0, 1, 2}},
+                     {4, Collective::kAllreduce, {0, 0, 1, 1}}};
+
+// Between numbers of ranks that pad differently, hosts, and both collectives.
+TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
+  for (const Way& from : {Way{3, kShards}, Way{4, kShards, {0, 0, 1, 1}}}) {
+    const std::vector<std::byte> state = state_of(from);
+    const std::vector<double> wanted = owed_by(from, state);
+    double energy = 0;
+    for (const double value : wanted) energy += value * value;
+    ASSERT_GT(energy, 0.0);
+    for (const Way& to : kWays) {
+      const std::vector<double> found = owed_by(to, state);
       double error = 0;
       for (std::size_t i = 0; i < found.size(); ++i)
         error += (found[i] - wanted[i]) * (found[i] - wanted[i]);
-      EXPECT_LE(error / energy, 1e-6) << ranks;
+      EXPECT_LE(error / energy, 1e-6) << to.ranks << " ranks";
     }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,100 @@
+// A model of parameters of which every rank gets its shard: shared by the tests of such reducers.
+#pragma once
+
+#include "comm/collectives/parts.h"
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace tersor::testing {
+
+struct Layer {
+  const char* name;
+  std::size_t rows, columns;
+
+  std::size_t count() const { return rows * std::max<std::size_t>(columns, 1); }
+};
+
+inline constexpr Layer kLayers[] = {
+    {"first", 71, 65}, {"bias", 71, 0}, {"second", 65, 131}, {"scale", 3, 0}};
+
+/// As FSDP cuts a parameter: by rows, padded to those of the longest shard.
+inline std::size_t shard_count(const Layer& layer, int ranks) {
+  return ceil_div(layer.rows, static_cast<std::size_t>(ranks)) * (layer.count() / layer.rows);
+}
+
+/// One rank's model.
+class Model {
+ public:
+  Model(Transport& transport, const ReducerOptions& options)
+      : rank_(transport.rank()), ranks_(transport.ranks()), reducer(transport, options) {
+    for (const Layer& layer : kLayers) {
+      const std::size_t shard = shard_count(layer, ranks_);
+      shards.emplace_back(shard);
+      reducer.add(layer.name, {.count = layer.count(),
+                               .rows = layer.rows,
+                               .columns = layer.columns,
+                               .collective = Collective::kReduceScatter,
+                               .shard_count = shard});
+    }
+  }
+
+  Values gradient(std::size_t layer, int step) const {
+    Values values = gaussian(kLayers[layer].count(),
+                             static_cast<std::uint64_t>(step * 100 + rank_ * 10) + layer);
+    values.resize(shards[layer].size() * static_cast<std::size_t>(ranks_));
+    return values;
+  }
+
+  /// This rank's shards, one behind the other. A parameter in `left_out` brings nothing.
+  Values step(int index, int left_out = -1) {
+    std::vector<Values> given;
+    for (std::size_t i = 0; i < std::size(kLayers); ++i) given.push_back(gradient(i, index));
+    for (std::size_t i = std::size(kLayers); i-- > 0;)
+      reducer.ready(
+          kLayers[i].name, given[i], shards[i],
+          static_cast<int>(i) == left_out ? Contribution::kNone : Contribution::kGradient);
+    reducer.wait();
+    return all();
+  }
+
+  Values all() const {
+    Values values;
+    for (const Values& shard : shards) values.insert(values.end(), shard.begin(), shard.end());
+    return values;
+  }
+
+ private:
+  int rank_, ranks_;
+
+ public:
+  std::vector<Values> shards;
+  GradientReducer reducer;
+};
+
+/// Ranks, all of them alike or on hosts.
+struct World {
+  int ranks;
+  std::vector<int> hosts = {};
+};
+
+inline std::ostream& operator<<(std::ostream& out, const World& world) {
+  return out << world.ranks << " ranks, hosts " << ::testing::PrintToString(world.hosts);
+}
+
+inline ReducerOptions options_of(const std::string& codec, const World& world) {
+  return {.rules = {{"bias", "bf16"}, {"scale", "bf16"}, {"*", codec}},
+          .algorithm = world.hosts.empty() ? Algorithm::kAuto : Algorithm::kHierarchical,
+          .hosts = world.hosts,
+          .chunk_count = 2048,
+          .seed = 3};
+}
+
+}  // namespace tersor::testing

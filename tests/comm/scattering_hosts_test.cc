@@ -1,0 +1,61 @@
+// The GradientReducer with parameters of which every rank gets its shard, by hosts. Bits and states
+// stand in scattering_reducer_test.cc and scattering_state_test.cc.
+#include "tests/comm/scattering.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace tersor {
+namespace {
+
+using testing::Model;
+using testing::options_of;
+using testing::squared_error;
+using testing::Values;
+
+// Found by the transport: unequal numbers go the direct way.
+TEST(ScatteringByHosts, SaysHowItGoes) {
+  for (const int ranks : {3, 4})
+    run_ranks(ranks, parse_link("none,per_host=2"), [ranks](Transport& transport) {
+      GradientReducer reducer(transport, {.codec = "int8", .algorithm = Algorithm::kHierarchical});
+      reducer.add("w", {.count = 12000, .rows = 120, .collective = Collective::kReduceScatter});
+      Values gradient(12000, 1.0f), shard(12000 / static_cast<std::size_t>(ranks));
+      reducer.ready("w", gradient, shard);
+      reducer.wait();
+      for (const float value : shard) ASSERT_NEAR(value, 1.0f, 0.01f);
+      const bool by_hosts =
+          reducer.explain().find("reduce-scatter by hosts\n") != std::string::npos;
+      EXPECT_EQ(by_hosts, ranks == 4) << reducer.explain();
+    });
+}
+
+TEST(ScatteringByHosts, ARankMayBringNothing) {
+  run_ranks(4, {}, [](Transport& transport) {
+    Model model(transport, options_of("int8", {4, {0, 0, 1, 1}}));
+    const Values all = model.step(0);
+    const Values without = model.step(0, transport.rank() == 3 ? 2 : -1);
+    Model alone(transport, options_of("none", {4}));
+    const Values wanted = alone.step(0, transport.rank() == 3 ? 2 : -1);
+    ASSERT_NE(all, without);
+    EXPECT_LE(squared_error(without, {wanted.begin(), wanted.end()}), 3e-4);
+  });
+}
+
+TEST(ScatteringByHosts, UnequalNumbersOfRanksAreRefused) {
+  run_ranks(3, {}, [](Transport& transport) {
+    GradientReducer reducer(transport, {.algorithm = Algorithm::kHierarchical, .hosts = {0, 0, 1}});
+    try {
+      reducer.add("w", {.count = 90, .collective = Collective::kReduceScatter});
+      ADD_FAILURE();
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("equally many ranks, but these have 2, 1"),
+                std::string::npos);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tersor
