@@ -8,17 +8,20 @@
 namespace tersor {
 namespace {
 
-std::unique_ptr<Transport> split_owners(Transport& transport, const HostGroups& groups) {
-  if (!groups.encodes(transport.rank())) return nullptr;
+std::unique_ptr<Transport> split_owners(Transport& transport, const HostGroups& groups,
+                                        Between between) {
+  if (between == Between::kFrames || !groups.encodes(transport.rank())) return nullptr;
   return transport.split(groups.owners(groups.place(transport.rank())));
 }
 
 }  // namespace
 
-Hierarchy::Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec)
+Hierarchy::Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec,
+                     Between between)
     : groups_(std::move(groups)),
       codec_(std::move(codec)),
-      owners_(split_owners(transport, groups_)) {}
+      between_(between),
+      owners_(split_owners(transport, groups_, between)) {}
 
 const Hierarchy* hierarchy_of(const Slot& slot, const Hierarchy* hierarchy) {
   const bool scatters = slot.collective == Collective::kReduceScatter;

@@ -13,21 +13,27 @@
 
 namespace tersor {
 
+/// Whether the owners of a shard may have to add bare values, for which they need a split.
+enum class Between : std::uint8_t { kFrames, kAny };
+
 /// Groups, the codec within a host, and the split of the transport on which the owners of a shard
 /// add bare values. Made once and used for all exchanges.
 class Hierarchy {
  public:
   /// All ranks call it with equal groups, of which there are at least two hosts.
-  Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec);
+  Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec,
+            Between between = Between::kAny);
 
   const HostGroups& groups() const { return groups_; }
   const Codec& codec() const { return *codec_; }
-  /// The owners of this rank's shard; null where it has none.
+  Between between() const { return between_; }
+  /// The owners of this rank's shard; null where it has none, or they add no bare values.
   Transport* owners() const { return owners_.get(); }
 
  private:
   HostGroups groups_;
   std::shared_ptr<const Codec> codec_;
+  Between between_;
   std::unique_ptr<Transport> owners_;
 };
 

@@ -106,13 +106,14 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
 std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& prepared,
                                           HostGroups groups, KnownHierarchy& known) {
   const std::string& codec = prepared.key.host_codec;
-  const bool same = known.transport == &transport &&
+  const Between between = prepared.is_of_shards() ? Between::kFrames : Between::kAny;
+  const bool same = known.transport == &transport && known.hierarchy->between() >= between &&
                     known.hierarchy->codec().spec().text() == codec &&
                     std::ranges::equal(known.hierarchy->groups().numbers(), groups.numbers());
   if (!same) {
     agree(transport, prepared.context);
-    known = {&transport,
-             std::make_shared<Hierarchy>(transport, std::move(groups), make_host_codec(codec))};
+    known = {&transport, std::make_shared<Hierarchy>(transport, std::move(groups),
+                                                     make_host_codec(codec), between)};
   }
   return known.hierarchy;
 }

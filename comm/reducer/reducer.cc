@@ -147,9 +147,9 @@ void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
 
 void GradientReducer::Impl::set_algorithm(Parameter& own, Slot& slot) const {
   own.algorithm = preferred_algorithm(slot, encoding_ranks(slot), algorithm_);
+  if (!slot.encoded_shards.empty()) own.algorithm = Algorithm::kHierarchical;
   slot.window.reset();
-  const bool scatters = slot.collective == Collective::kReduceScatter;
-  if (scatters && slot.encoded_shards.empty() && own.algorithm == Algorithm::kOneShot)
+  if (slot.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
     slot.window = slot.output_first;
 }
 

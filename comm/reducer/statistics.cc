@@ -14,7 +14,6 @@ std::string counted(std::size_t count, std::string_view thing) {
 std::string way_text(const Slot& slot, Algorithm algorithm) {
   const std::string way(algorithm_name(algorithm));
   if (slot.collective == Collective::kAllreduce) return way;
-  if (!slot.encoded_shards.empty()) return "reduce-scatter by hosts";
   return algorithm == Algorithm::kTwoShot ? "reduce-scatter" : "reduce-scatter, " + way;
 }
 

@@ -60,6 +60,16 @@ class ShardedOptions(TypedDict, total=False):
     auto_learning: bool
     """Whether ``"auto"`` tries other codecs than the predicted one while training goes on. Without,
     the same run goes the same way again. Default True."""
+    algorithm: Literal["auto", "hierarchical"]
+    """``"hierarchical"``: gradients are added within each host, uncompressed, and go between hosts
+    by the codec; with ``"+ef"`` a rank keeps a residual of its share of that. Weights come to a
+    host once, and go on within it as they are. Hosts of unequal numbers of ranks go as ``"auto"``,
+    the default. Not with codec ``"auto"``."""
+    hosts: Sequence[int]
+    """``"hierarchical"``: for each rank of all the number of its host, as many ranks on each.
+    Default: by the ranks' addresses."""
+    host_codec: Literal["none", "bf16"]
+    """``"hierarchical"``: within a host. Default ``"none"``."""
     residual_dtype: Literal["f32", "bf16"]
     """``"bf16"`` halves the residuals' memory. Default ``"f32"``."""
     transactional: bool
@@ -304,7 +314,9 @@ def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[st
         return []
     each = RESIDUAL_BYTES[sender.options.residual_dtype]
     each *= 2 if sender.options.transactional else 1
-    note = f"error feedback keeps {values} residuals on every rank: {values * each / 2**20:.1f} MiB"
+    most = "at most " if sender.options.algorithm == "hierarchical" else ""
+    mib = values * each / 2**20
+    note = f"error feedback keeps {most}{values} residuals on every rank: {mib:.1f} MiB"
     logger.warning(note)
     return [note]
 

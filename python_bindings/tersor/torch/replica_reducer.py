@@ -92,6 +92,9 @@ class ReplicaReducer(ShardedReducer):
             (f"{one.name} (replicas, sums)", one.owner, one.longest_owner),
         ]
 
+    def _shards(self, count: int) -> list[int]:
+        return []
+
     def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
         choice = self._choices[one.name]
         reason = self._reason or (one.reason if choice.codec == "auto" else choice.reason)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import ParameterState, ReadyGradients, ReducerState
+from tersor._core import InvalidArgument, ParameterState, ReadyGradients, ReducerState
 from tersor.collectives import Reduction
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.group import transport
@@ -73,8 +73,9 @@ class Kept:
         codec: whose errors these are.
         ranks: of the reducer.
         rank: this one's number among them.
-        residual: f32, a value for each of the padded parameter, shard after shard; between
-            replicas, what this rank keeps of its shard.
+        residual: f32, a value for each of the padded parameter, shard after shard; by hosts, of
+            those shards that this rank encodes; between replicas, what it keeps of its shard.
+        shards: of which ranks these are; none between replicas.
         longest: values of the longest of any rank.
         step: of the reducer.
         automatic: "auto" or a schedule chooses the codec, and may have chosen another when a state
@@ -88,7 +89,19 @@ class Kept:
     residual: Tensor
     longest: int
     step: int
+    shards: list[int]
     automatic: bool = False
+
+    def spread(self) -> Tensor:
+        """The residual at its place in the padded parameter; a copy."""
+        whole = torch.zeros(self.ranks, self.parameter.shard_count)
+        whole[self.shards] = self.residual.view(len(self.shards), -1)
+        return whole.view(-1)
+
+    def take(self, whole: Tensor) -> None:
+        """Keeps its part of what all ranks would keep of the padded parameter, were they alike."""
+        part = whole.view(self.ranks, -1)[self.shards] * (self.ranks / len(self.shards))
+        self.residual.copy_(part.view(-1))
 
 
 class ShardedReducer:
@@ -108,8 +121,11 @@ class ShardedReducer:
         self._reason = reason
         self._ready: set[str] = set()
         options = {**options, "reduction": kind.reduction, "order": "of-ready"}
-        self._side_stream = SideStream(kind.device, options)
         ranks = transport(kind.group, kind.device)
+        if "hosts" in options:
+            options["hosts"] = hosts_of(kind.group, options["hosts"])
+        self._hosts = options.get("hosts")
+        self._side_stream = SideStream(kind.device, options)
         self._core = GradientReducer(ranks, **self._with_rules(self._side_stream.options))
         for one in self.parameters.values():
             self._add(one)
@@ -205,6 +221,7 @@ class ShardedReducer:
                 torch.from_numpy(values),
                 longest,
                 state.step,
+                self._shards(len(values) // self.parameters[one.name].shard_count),
                 one.name in automatic,
             )
             for one in state.parameters
@@ -217,6 +234,15 @@ class ShardedReducer:
     def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
         """What it is called, the values, and how many the longest of any rank are."""
         return [(one.name, one.residual, one.longest_residual)]
+
+    def _shards(self, count: int) -> list[int]:
+        """Whose shards this rank encodes, so many: all, or by hosts those of its place."""
+        group = self.kind.group
+        if count == group.size():
+            return list(range(count))
+        hosts = self._hosts or transport(group, self.kind.device).hosts()
+        place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+        return [rank for rank, one in enumerate(place) if one == place[group.rank()]]
 
     def write(self, state: ReducerState, kept: dict[str, Kept]) -> None:
         """Loads what became of a state that was read, and of the views."""
@@ -292,6 +318,16 @@ class Reducers(Generic[Made]):
         found = self._of.get(exchange)
         unused = found is None or not found.used or found.lacks(exchange.layout.expected())
         return unused and not exchange.removed
+
+
+def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
+    """Of the ranks of a group, of the hosts of all ranks. Raises InvalidArgument for too few."""
+    if len(hosts) != dist.get_world_size():
+        raise InvalidArgument(
+            f"hosts name the hosts of {len(hosts)} ranks, but there are {dist.get_world_size()}; "
+            "give one number a rank"
+        )
+    return [hosts[dist.get_global_rank(group, rank)] for rank in range(group.size())]
 
 
 def _move_residuals(before: Iterable[ShardedReducer], made: ShardedReducer) -> None:

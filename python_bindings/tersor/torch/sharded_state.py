@@ -29,7 +29,7 @@ from tersor.torch.checkpoint import (
 from tersor.torch.group import transport
 from tersor.torch.replica_reducer import ReplicaReducer
 from tersor.torch.sharded_exchange import Sender
-from tersor.torch.sharded_reducer import Kept
+from tersor.torch.sharded_reducer import Kept, hosts_of
 from tersor.torch.sharding import from_flat, to_flat
 
 
@@ -54,6 +54,8 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
         "steps": [one.step for one in kept.values()],
         "step": max((own.step for own, _ in found), default=0),
     }
+    if hosts := _hosts(sender, group):
+        description["hosts"] = hosts
     return {**description, **(_rows(kept, group) if exact else _sums(sender, kept, group))}
 
 
@@ -73,6 +75,11 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
         return start_at_zero(reducers, len({one.parameter.name for one in kept.values()}))
     _check(kept, state)
     _check_ranks(group, state)
+    if not portable and state.get("hosts") != _hosts(sender, group):
+        raise InvalidArgument(
+            "in the state's run ranks were grouped by host in another way: save with "
+            'mode="portable" to go on so'
+        )
     _check_shapes(kept, group, state)
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         kept[name].step = step
@@ -88,6 +95,15 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
         reducer.write(values, views)
 
 
+def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
+    """By rank the first rank of its host, where gradients go by hosts."""
+    if sender.options.algorithm != "hierarchical":
+        return None
+    given = sender.options.hosts
+    hosts = hosts_of(group, given) if given else transport(group).hosts()
+    return [hosts.index(one) for one in hosts]
+
+
 def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
     places = side_by_side(torch.tensor([group.rank()]), mesh)
@@ -96,7 +112,7 @@ def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
-    totals = {name: one.residual.clone() for name, one in kept.items()}
+    totals = {name: one.spread() for name, one in kept.items()}
     for reducer in sender.replicas.all():
         _add_shards(totals, kept, reducer)
     sums = {}
@@ -142,8 +158,7 @@ def _load_sum(
 ) -> None:
     """Each rank's part, so that together they add to the result what they would have added."""
     ranks = group.size() if state["reduction"] == "sum" else state["ranks"]
-    flat = to_flat(total / ranks, kept.parameter, kept.ranks)
-    kept.residual.copy_(flat)
+    kept.take(to_flat(total / ranks, kept.parameter, kept.ranks))
 
 
 def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from tersor._core import InvalidArgument, Workspace
 from tersor._options import fill
 from tersor.collectives import CollectiveOptions
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, Sender
-from tersor.torch.sharded_reducer import DTYPE_NAMES
+from tersor.torch.sharded_reducer import DTYPE_NAMES, hosts_of
 from tersor.torch.sharding import ShardedParameter
 
 
@@ -101,6 +101,9 @@ class WeightExchange(Exchange):
         common = self._sender.options
         options: CollectiveOptions = {
             "codec": message.codec,
+            "algorithm": common.algorithm,
+            "hosts": hosts_of(group, common.hosts) if common.hosts else [],
+            "host_codec": common.host_codec,
             "workspace": self._workspaces[key],
             "chunk_count": common.chunk_count,
             "checksum": common.checksum,

@@ -1,0 +1,134 @@
+"""FSDP2 by hosts: gradients are added within each, and encoded between them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from sharded_models import (
+    INPUTS,
+    backward,
+    gradients,
+    make_model,
+    shard,
+    sharded_model,
+    train,
+    weights,
+)
+from torch.distributed.device_mesh import init_device_mesh
+
+import ranks
+import tersor
+from tersor.torch import fsdp
+
+HOSTS = [0, 1, 1, 0]
+BY_HOSTS: dict[str, Any] = {
+    "rules": [("*.weight", "int4+ef"), ("*", "bf16")],
+    "algorithm": "hierarchical",
+    "hosts": HOSTS,
+}
+
+
+def reduces_near_the_mean(rank: int, count: int) -> None:
+    plain, model = sharded_model(count), sharded_model(count)
+    handle = fsdp.compress(model, **{**BY_HOSTS, "rules": [("*.weight", "int8"), ("*", "bf16")]})
+    for one in (plain, model):
+        backward(one, rank, 0)
+    wanted, found = gradients(plain), gradients(model)
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.02
+    assert {one["algorithm"] for one in handle.statistics()} == {"hierarchical"}
+    # Half of a gradient to the neighbour as f32, half of that half to the other host.
+    (weight,) = [one for one in handle.statistics() if one["name"] == "0.weight"]
+    assert 0.5 * 1.1 < weight["sent_bytes"] / weight["gradient_bytes"] < 0.5 * 1.3
+
+
+def test_gradients_are_near_the_mean() -> None:
+    ranks.run(reduces_near_the_mean, 4)
+
+
+def gathers_the_same_weights(rank: int, count: int) -> None:
+    found = []
+    for way in ({}, {"algorithm": "hierarchical", "hosts": HOSTS}):
+        model = sharded_model(count)
+        fsdp.compress(model, codec="none", weights="int8", **way)
+        found.append(model(torch.ones(2, INPUTS)))
+    assert torch.equal(*found)
+
+
+def test_weights_have_the_bits_of_the_direct_way() -> None:
+    ranks.run(gathers_the_same_weights, 4)
+
+
+def resumes(rank: int, count: int) -> None:
+    first = sharded_model(count)
+    handle = fsdp.compress(first, **BY_HOSTS)
+    train(first, rank, range(3))
+    second = sharded_model(count)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    again = fsdp.compress(second, **BY_HOSTS)
+    again.load_state_dict(copy.deepcopy(handle.state_dict()))
+    for model in (first, second):
+        train(model, rank, range(3, 6))
+    assert torch.equal(weights(first), weights(second))
+    kept = handle.feedback["0.weight"]
+    assert len(kept.residual) == kept.longest == 2 * kept.parameter.shard_count
+    other = fsdp.compress(sharded_model(count), **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
+    with pytest.raises(tersor.InvalidArgument, match="grouped by host in another way"):
+        other.load_state_dict(handle.state_dict())
+
+
+def test_an_exact_state_goes_on_bit_for_bit() -> None:
+    ranks.run(resumes, 4)
+
+
+def saves(rank: int, count: int) -> dict[str, Any]:
+    model = sharded_model(count)
+    handle = fsdp.compress(model, **BY_HOSTS)
+    train(model, rank, range(3))
+    return handle.state_dict("portable")
+
+
+def owes(rank: int, count: int, state: dict[str, Any], hosts: list[int]) -> dict[str, Any]:
+    """What the residuals add to the mean."""
+    way = {"algorithm": "hierarchical" if len(set(hosts)) < count else "auto", "hosts": hosts}
+    handle = fsdp.compress(sharded_model(count), **{**BY_HOSTS, **way})
+    handle.load_state_dict(state)
+    totals = handle.state_dict("portable")["residuals"]
+    return {name: total / count for name, total in totals.items()}
+
+
+def test_a_portable_state_adds_the_same_to_the_mean_of_any_hosts() -> None:
+    state = ranks.run(saves, 4)[0]
+    assert all(float(total.norm()) > 0 for total in state["residuals"].values())
+    for hosts in (HOSTS, [0, 0, 1, 1], [0, 1], [0, 1, 2, 3]):
+        for found in ranks.run(owes, len(hosts), state, hosts):
+            for name, values in found.items():
+                torch.testing.assert_close(values, state["residuals"][name] / 4)
+
+
+def goes_between_replicas(rank: int, count: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(make_model(), count, mesh=mesh)
+    handle = fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
+    backward(model, rank, 0)
+    codecs = {str(one["name"]): one["codec"] for one in handle.statistics()}
+    assert codecs["0.weight"] == "none"  # within a host
+    assert codecs["0.weight (replicas)"] == "int4+ef"
+
+
+def test_shards_within_hosts_are_encoded_between_replicas_only() -> None:
+    ranks.run(goes_between_replicas, 4)
+
+
+def names_mistakes(rank: int, count: int) -> None:
+    for hosts, message in (([0, 1], "hosts of 2 ranks, but there are 3"), ([0, 0, 1], "have 2, 1")):
+        model = sharded_model(count)
+        fsdp.compress(model, **{**BY_HOSTS, "hosts": hosts})
+        with pytest.raises(tersor.InvalidArgument, match=message):
+            backward(model, rank, 0)
+
+
+def test_hosts_that_do_not_fit_are_named() -> None:
+    ranks.run(names_mistakes, 3)
