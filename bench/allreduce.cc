@@ -28,8 +28,8 @@ namespace {
 
 std::vector<std::string> codecs_of(const AllreduceOptions& options, const Fleet& fleet) {
   std::vector<std::string> codecs;
-  if (fleet.library() && !options.through_reducer() && options.dtype == "f32")
-    codecs.push_back(*fleet.library());
+  const bool as_library = !options.through_reducer() && !options.scatters();
+  if (fleet.library() && as_library && options.dtype == "f32") codecs.push_back(*fleet.library());
   const std::vector<std::string> wanted = codecs_with_references(options);
   codecs.insert(codecs.end(), wanted.begin(), wanted.end());
   return codecs;
@@ -46,7 +46,8 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
           .threads = options.threads,
           .iterations = options.iterations,
           .automatic = {.codecs = options.allowed, .threads = options.threads},
-          .dims = options.dims};
+          .dims = options.dims,
+          .collective = options.scatters() ? Collective::kReduceScatter : Collective::kAllreduce};
 }
 
 /// A row: what was measured, and through what.
@@ -55,12 +56,13 @@ struct AllreduceRow {
   bool by_library = false;
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
+  bool scatters = false;
   BackwardPass pass = {};
   AllreduceResult result = {};
 
   double bytes() const { return static_cast<double>(count * dtype_bytes(dtype)); }
   double algbw() const { return bytes() / result.seconds / 1e9; }
-  double busbw(int ranks) const { return algbw() * 2 * (ranks - 1) / ranks; }
+  double busbw(int ranks) const { return algbw() * (scatters ? 1 : 2) * (ranks - 1) / ranks; }
   /// The share of the wire's time in which nobody waited.
   double hidden() const {
     const double wire = result.wire_seconds;
@@ -76,6 +78,7 @@ std::string_view algorithm_of(const AllreduceRow& row) {
 Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow& row) {
   const AllreduceResult& result = row.result;
   Record record = {{"benchmark", "allreduce"},
+                   {"collective", options.collective},
                    {"codec", row.codec},
                    {"algorithm", algorithm_of(row)},
                    {"dims", options.dims},
@@ -172,7 +175,8 @@ AllreduceRow measure(const AllreduceOptions& options, Fleet& fleet, const std::s
   AllreduceRow row{.codec = codec,
                    .by_library = wanted.by_library,
                    .count = gradients.count(),
-                   .dtype = gradients.dtype()};
+                   .dtype = gradients.dtype(),
+                   .scatters = options.scatters()};
   if (options.through_reducer()) {
     row.pass = {options.parameters, backward_seconds(options, fleet, wanted, gradients)};
     row.result = measure_reducer(fleet, wanted, row.pass, gradients);
@@ -184,7 +188,10 @@ AllreduceRow measure(const AllreduceOptions& options, Fleet& fleet, const std::s
 
 void run_allreduce(const AllreduceOptions& options) {
 #if TERSOR_HAS_NCCL
-  if (options.fleet.transport == kNcclTransport) return run_nccl_allreduce(options);
+  if (options.fleet.transport == kNcclTransport) {
+    if (options.scatters()) throw InvalidArgument("reduce_scatter is not timed over nccl");
+    return run_nccl_allreduce(options);
+  }
 #endif
   const std::vector<std::size_t> sizes = byte_counts(options);
   const auto fleet = make_fleet(options.fleet);
@@ -235,6 +242,7 @@ void add_reducer_options(CLI::App& command, AllreduceOptions& options) {
                       "Go through the GradientReducer: as many equal parameters, ready one after "
                       "the other")
           ->check(above_zero())
+          ->excludes("--collective")
           ->type_name("N");
   command
       .add_option("--backward", options.backward,
@@ -257,6 +265,12 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
                   "auto, native, two-shot, one-shot or hierarchical")
       ->transform(checked(algorithm, ""))
       ->type_name("ALGORITHM")
+      ->capture_default_str();
+  command
+      .add_option("--collective", options.collective,
+                  "allreduce or reduce_scatter; algorithms of the latter are auto and hierarchical")
+      ->check(CLI::IsMember({"allreduce", "reduce_scatter"}))
+      ->type_name("NAME")
       ->capture_default_str();
   command
       .add_option("--dims", options.dims,

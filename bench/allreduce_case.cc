@@ -18,6 +18,7 @@ double check_first_call(const RankGradients& gradients, Rank& rank, AllreduceRan
   caller.restore();
   rank.meet();
   caller.call();
+  caller.gather();
   const std::string codec = caller.codec();
   check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, codec);
   return rank.from_first(rank.first() ? check_sum(gradients, codec, caller.gradient()) : 0.0);

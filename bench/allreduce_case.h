@@ -27,6 +27,7 @@ struct AllreduceCase {
   AutoOptions automatic = {};   ///< of codec auto
   std::vector<int> dims = {};   ///< of two-shot
   std::vector<int> hosts = {};  ///< of each rank, for hierarchical; empty: as the transport says
+  Collective collective = Collective::kAllreduce;
 };
 
 /// A backward pass that is a sleep, during which one parameter after the other is ready.
@@ -50,8 +51,8 @@ struct AllreduceResult {
   std::string explanation = {};  ///< codec auto's
 };
 
-/// Times `allreduce`. The result of a first call is checked before the clock runs.
-/// Throws what the collective throws, and Error where a result is wrong.
+/// Times `allreduce`, or `reduce_scatter`. The result of a first call is checked before the clock
+/// runs. Throws what the collective throws, and Error where a result is wrong.
 AllreduceResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
                                   const RankGradients& gradients);
 

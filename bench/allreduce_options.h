@@ -16,6 +16,7 @@ namespace tersor::bench {
 struct AllreduceOptions {
   std::vector<std::string> codecs = {"int8", "int4", "topk:density=0.01"};
   std::string algorithm = "auto";
+  std::string collective = "allreduce";
   std::vector<int> dims = {};  // of two-shot
   std::size_t min_bytes = 4 << 10;
   std::size_t max_bytes = 64 << 20;
@@ -33,6 +34,7 @@ struct AllreduceOptions {
   std::filesystem::path json;
 
   bool through_reducer() const { return parameters != 0; }
+  bool scatters() const { return collective == "reduce_scatter"; }
 };
 
 /// The codecs asked for, behind those that have to be beside every codec.

@@ -22,6 +22,7 @@ AllreduceRank::AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, 
                              StreamView stream)
     : rank_(rank),
       by_library_(wanted.by_library),
+      collective_(wanted.collective),
       input_(input),
       stream_(stream),
       hosts_(wanted.hosts),
@@ -61,7 +62,17 @@ void AllreduceRank::restore() {
 
 void AllreduceRank::call() {
   if (by_library_) return rank_.library_sum(gradient(), stream_);
+  if (scatters()) return reduce_scatter(rank_.transport(), input_, shard(), options_, stream_);
   allreduce(rank_.transport(), gradient(), options_, stream_);
+}
+
+ValueSpan AllreduceRank::shard() const {
+  const std::size_t count = input_.count() / static_cast<std::size_t>(rank_.transport().ranks());
+  return gradient().subspan(static_cast<std::size_t>(rank_.index()) * count, count);
+}
+
+void AllreduceRank::gather() {
+  if (scatters()) allgather(rank_.transport(), shard(), gradient(), {.codec = "none"}, stream_);
 }
 
 void AllreduceRank::make_state(const AllreduceCase& wanted) {
@@ -72,7 +83,8 @@ void AllreduceRank::make_state(const AllreduceCase& wanted) {
               owned = owned_count(count, rank, rank_.transport().ranks(), 0, unit, dims_);
   if (wanted.algorithm == Algorithm::kHierarchical) {
     const std::vector<int> hosts = hosts_.empty() ? rank_.transport().hosts() : hosts_;
-    encoded = encoded_count(count, rank, hosts, 0, unit);
+    encoded =
+        scatters() ? scattered_count(count, hosts) : encoded_count(count, rank, hosts, 0, unit);
     owned = owned_count(count, rank, hosts, 0, unit);
   }
   static constexpr StateWords kFirstWords;

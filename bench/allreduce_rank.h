@@ -30,16 +30,21 @@ class AllreduceRank {
 
   void restore();
   void call();
+  /// After a reduce-scatter: `gradient` becomes the whole sum, to be checked.
+  void gather();
 
   ValueSpan gradient() const { return storage_.values(input_.count(), input_.dtype()); }
   const CollectiveStatistics& statistics() const { return statistics_; }
 
  private:
   void make_state(const AllreduceCase& wanted);
+  bool scatters() const { return collective_ == Collective::kReduceScatter; }
+  ValueSpan shard() const;
   Buffer zeros(std::size_t bytes) const;
 
   Rank& rank_;
   bool by_library_;
+  Collective collective_;
   ConstValueSpan input_;
   StreamView stream_;
   std::vector<int> hosts_, dims_;

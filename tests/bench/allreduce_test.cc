@@ -49,6 +49,23 @@ TEST_F(Allreduce, ACodecWithoutFramesIsCheckedToo) {
   EXPECT_LT(records[2]["wire_bytes"].get<double>(), 0.4 * records[0]["wire_bytes"].get<double>());
 }
 
+TEST_F(Allreduce, AReduceScatterGoesByHosts) {
+  const Json records =
+      records_of({"allreduce", "--collective", "reduce_scatter", "--codec", "int8", "int8+ef",
+                  "--algorithm", "hierarchical", "--ranks", "4", "--link", "none,per_host=2",
+                  "--min", "64K", "--max", "64K", "--iterations", "2"});
+  ASSERT_EQ(records.size(), 4u);  // none and bf16 beside them
+  for (const Json& record : records) {
+    EXPECT_EQ(record["collective"], "reduce_scatter");
+    EXPECT_LT(record["relative_error"], 0.02);
+    const double algbw = record["algbw"];
+    EXPECT_NEAR(record["busbw"].get<double>(), algbw * 3 / 4, 1e-9 * algbw);
+  }
+  EXPECT_EQ(records[0]["algorithm"], "one-shot");
+  EXPECT_EQ(records[2]["algorithm"], "hierarchical");
+  EXPECT_EQ(records[3]["algorithm"], "hierarchical");
+}
+
 TEST_F(Allreduce, TheEmulatedLinkIsFelt) {
   const Json records = records_of({"allreduce", "--codec", "int8", "--min", "64K", "--max", "64K",
                                    "--link", "20Mbit", "--iterations", "1"});
