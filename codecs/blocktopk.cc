@@ -60,7 +60,9 @@ class BlocktopkCodec final : public Codec {
   BlocktopkCodec(CodecSpec spec, BlocktopkOptions options)
       : Codec(std::move(spec), kBlocktopkCodecId), options_(options), block_(options) {}
 
-  CodecTraits traits() const override { return {.unit = BlocktopkBlock::kValues}; }
+  CodecTraits traits() const override {
+    return {.unit = BlocktopkBlock::kValues, .block = BlocktopkBlock::kValues};
+  }
 
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {

@@ -27,7 +27,9 @@ class CastCodec final : public Codec {
  public:
   explicit CastCodec(CodecSpec spec) : Codec(std::move(spec), Format::kId) {}
 
-  CodecTraits traits() const override { return {.lossless = Format::kLossless && !has_feedback()}; }
+  CodecTraits traits() const override {
+    return {.lossless = Format::kLossless && !has_feedback(), .block = 1};
+  }
 
  protected:
   PlanSizes plan_sizes(const PlanRequest& request) const override {

@@ -20,6 +20,7 @@ constexpr Choice<unsigned, 4> kBitsChoice = {"bits", {{{"1", 1}, {"2", 2}, {"3",
 struct HadamardSections {
   using View = kernels::HadamardView;
   static constexpr kernels::Store kLarge = kernels::Store::kCached;
+  static constexpr std::size_t kBlock = HadamardLayout::kBlock;
   SectionBytes operator()(std::size_t count) const {
     const HadamardLayout layout{count, bits};
     return {layout.scales_bytes(), layout.planes_offset(), layout.planes_bytes(), layout.bytes()};

@@ -20,6 +20,7 @@ namespace tersor::encoding {
 template <class Format>
 struct QuantizedSections {
   using View = kernels::QuantizedView;
+  static constexpr std::size_t kBlock = Format::kBlock;
   static constexpr kernels::Store kLarge = kernels::Store::kStreaming;
   SectionBytes operator()(std::size_t count) const {
     const typename Format::Layout layout{count};

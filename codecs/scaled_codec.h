@@ -38,6 +38,7 @@ struct ScaledTarget {
 
 /// `Sections` is a callable that says the SectionBytes of a count of values, and has
 ///   View     the scales and codes of one payload, as kernels read them
+///   kBlock   values that share a scale
 ///   kLarge   how kernels write the codes of payloads that are larger than the caches
 template <class Sections>
 class ScaledCodec : public Codec {
@@ -46,7 +47,7 @@ class ScaledCodec : public Codec {
   using Scale = std::remove_const_t<std::remove_pointer_t<decltype(View::scales)>>;
   using Target = ScaledTarget<Scale>;
 
-  CodecTraits traits() const override { return {}; }
+  CodecTraits traits() const override { return {.block = Sections::kBlock}; }
 
  protected:
   ScaledCodec(CodecSpec spec, std::uint16_t id, Sections sections = {})

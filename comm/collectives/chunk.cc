@@ -218,6 +218,7 @@ void ChunkTask::collect() {
 }
 
 void ChunkTask::decode_received() {
+  for (const Received& message : received_) messages_.check_splits(lane(message.lane), message);
   for (std::size_t first = 0, last = 0; first < received_.size(); first = last) {
     const std::size_t of = received_[first].lane;
     while (last < received_.size() && received_[last].lane == of) ++last;

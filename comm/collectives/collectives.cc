@@ -1,7 +1,9 @@
 // allreduce, reduce_scatter and allgather: check, prepare (or find what an equal call prepared),
 // bind this call's memory, run.
+#include "comm/collectives/arguments.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"
+#include "comm/collectives/splits.h"
 #include "comm/tuning/automatic.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
@@ -31,21 +33,12 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
   statistics.overflows = prepared.context.overflows;
   statistics.gradient_bytes = 0;
   statistics.encode_seconds = statistics.decode_seconds = 0;
-  for (const Slot& slot : prepared.slots)
+  for (const Slot& slot : prepared.own_slots())
     statistics.gradient_bytes += slot.count * dtype_bytes(slot.dtype);
   for (const SlotCounters& counters : prepared.context.counters) {
     statistics.encode_seconds += counters.encode_seconds;
     statistics.decode_seconds += counters.decode_seconds;
   }
-}
-
-/// What brackets the operations of a call on a device.
-Operation bracket_of(const ExchangeContext& context) {
-  return {.name = context.name,
-          .signature = context.signature,
-          .timeout = context.timeout,
-          .memory = context.memory,
-          .stream = context.stream};
 }
 
 // A call that is captured has reached nobody: it is given up here, and the transport goes on.
@@ -86,50 +79,11 @@ void run(Prepared& prepared, Transport& transport, const CollectiveOptions& opti
   options.statistics->seconds = seconds_since(start);
 }
 
-void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name) {
-  const TransportTraits traits = transport.traits();
-  const bool taken = span.memory() == Memory::kHost ? traits.host : traits.device;
-  if (!taken)
-    throw InvalidArgument(std::string(name) + " lies " + std::string(memory_text(span.memory())) +
-                          ", but this transport takes " +
-                          (traits.host ? "host memory" : "device memory"));
-  if (!is_gradient_dtype(span.dtype()))
-    throw InvalidArgument(std::string(name) + " is " + std::string(dtype_name(span.dtype())) +
-                          "; collectives take f32, bf16 and f16");
-}
-
-void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
-  if (all.memory() != shard.memory())
-    throw InvalidArgument("the shard lies " + std::string(memory_text(shard.memory())) +
-                          ", but the whole lies " + std::string(memory_text(all.memory())));
-  if (all.dtype() != shard.dtype())
-    throw InvalidArgument("the shard is " + std::string(dtype_name(shard.dtype())) +
-                          ", but the whole is " + std::string(dtype_name(all.dtype())));
-  if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
-  throw InvalidArgument(std::to_string(ranks) + " shards of " + std::to_string(shard.count()) +
-                        " values make " + std::to_string(shard.count() * ranks) + ", not the " +
-                        std::to_string(all.count()) + " that were given");
-}
-
 // One rank: nothing is encoded, as nothing is sent.
 void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView stream) {
   if (from.memory() == Memory::kDevice)
     return kernels::copy_bytes(to.pointer(), from.pointer(), from.bytes(), stream);
   if (from.bytes() != 0) std::memmove(to.pointer(), from.pointer(), from.bytes());
-}
-
-void check_rooted(const Transport& transport, int root, const CollectiveOptions& options,
-                  std::string_view operation) {
-  refuse_automatic(options, operation);
-  if (root < 0 || root >= transport.ranks())
-    throw InvalidArgument("root " + std::to_string(root) + " is none of " +
-                          std::to_string(transport.ranks()) + " ranks");
-}
-
-void refuse_feedback(const CollectiveOptions& options, std::string_view operation) {
-  if (parse_spec(options.codec).feedback == Feedback::kNone) return;
-  throw InvalidArgument("codec " + options.codec + " asks for error feedback, but " +
-                        std::string(operation) + " sends values once: leave out +ef");
 }
 
 // `+ef` without a state is found here and not in the first encode, so that nothing was sent yet.
@@ -185,25 +139,6 @@ class Lease {
   CollectiveWorkspace::Cache own_;
   Prepared* prepared_;
 };
-
-Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
-             const CollectiveOptions& options, int root = 0) {
-  return {.transport = &transport,
-          .kind = kind,
-          .codec = options.codec,
-          .dtype = slot.dtype(),
-          .memory = slot.memory(),
-          .count = slot.count(),
-          .reduction = options.reduction,
-          .algorithm = options.algorithm,
-          .parameter = options.parameter,
-          .root = root,
-          .chunk_count = options.chunk_count,
-          .threads = options.threads == nullptr ? 1 : options.threads->count(),
-          .hosts = {options.hosts.begin(), options.hosts.end()},
-          .dims = {options.dims.begin(), options.dims.end()},
-          .host_codec = options.host_codec};
-}
 
 }  // namespace
 
@@ -310,6 +245,26 @@ void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int ro
   for (std::size_t i = 0; is_root && i < call->slots.size(); ++i)
     call->slots[i].input = input.subspan(i * shard.count(), shard.count());
   call->slots[static_cast<std::size_t>(transport.rank())].output = shard;
+  run(*call, transport, options);
+}
+
+void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
+                const Splits& splits, const CollectiveOptions& options, StreamView stream) {
+  refuse_automatic(options, "all_to_all");
+  refuse_feedback(options, "all_to_all");
+  check_span(transport, input, "the input");
+  check_span(transport, output, "the output");
+  check_alike(output, "the output", input, "the input");
+  const Rows rows = rows_of(transport, input, output, columns, splits);
+  Key key = make_key(transport, Kind::kAllToAll, input, options);
+  key.count = columns;
+  Lease call(transport, key, options, stream);
+  if (transport.ranks() == 1) return copy_values(input, output, stream);
+  if (!are_planned(*call, rows)) {
+    check_capture(key, stream);
+    plan(*call, rows);
+  }
+  bind_rows(*call, input, output);
   run(*call, transport, options);
 }
 

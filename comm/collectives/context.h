@@ -56,6 +56,15 @@ struct ExchangeContext {
   std::uint64_t overflows = 0;
 };
 
+/// What brackets the operations of a call on a device.
+inline Operation bracket_of(const ExchangeContext& context) {
+  return {.name = context.name,
+          .signature = context.signature,
+          .timeout = context.timeout,
+          .memory = context.memory,
+          .stream = context.stream};
+}
+
 /// Seconds since `start`.
 inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();

@@ -132,8 +132,10 @@ RandomSource Messages::random(const Lane& lane, std::size_t stage) const {
           .step = context_->step};
 }
 
-FrameIdentity Messages::identity() const {
-  return {.signature = context_->signature, .checksum = context_->checksum, .round = round_};
+FrameIdentity Messages::identity(const Lane& lane) const {
+  return {.signature = lane.signature == 0 ? context_->signature : lane.signature,
+          .checksum = context_->checksum,
+          .round = round_};
 }
 
 Execution Messages::execution(const FramePlan& frame) const {
@@ -214,7 +216,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
                            .words = context_->words,
                            .words_out = words_out(),
                            .random = random(lane, stage),
-                           .identity = identity(),
+                           .identity = identity(lane),
                            .execution = execution(frame)},
                           target);
     });
@@ -264,7 +266,7 @@ EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
           .words = context_->words,
           .words_out = words_out(),
           .random = random(lane, 0),
-          .identity = identity(),
+          .identity = identity(lane),
           .execution = execution(frame),
           .contributions = lane.contributions};
 }
@@ -278,10 +280,25 @@ DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame) {
           .mode = DecodeMode::kAssign,
           .factor = factor(lane),
           .memories = memories_,
-          .identity = identity(),
+          .identity = identity(lane),
           .execution = execution(frame),
-          .window_first = context_->slots[frame.pieces.front().slot].window,
+          .window_first = frame.pieces.empty() ? std::nullopt
+                                               : context_->slots[frame.pieces.front().slot].window,
           .contributions = lane.contributions};
+}
+
+void Messages::check_splits(const Lane& lane, const Received& message) const try {
+  if (lane.signature == 0 || context_->on_device()) return;
+  const FrameHeader found = read_frame_header(message.bytes);
+  if (found.signature == lane.signature) return;
+  std::size_t count = 0;
+  for (const Segment& segment : lane.frames.front().segments) count += segment.count;
+  throw WireError(found.count == count
+                      ? "it takes another number of rows than this rank sends it"
+                      : "it sends " + std::to_string(found.count) +
+                            " values where this rank takes " + std::to_string(count));
+} catch (const WireError& error) {
+  throw_damaged(message.rank, error);
 }
 
 void Messages::decode(const Lane& lane, std::span<const Received> messages, Take take) {

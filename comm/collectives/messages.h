@@ -48,6 +48,10 @@ class Messages {
   /// Of a message of several lanes that of the first.
   Received first_of(const Lane& lane, const Received& several) const;
 
+  /// Throws WireError where a message of rows is of other splits than this rank's: before anything
+  /// is decoded. On a device decoding finds out.
+  void check_splits(const Lane& lane, const Received& message) const;
+
   /// Adds the messages of a lane and assigns them to the slots' outputs, or absorbs them.
   void decode(const Lane& lane, std::span<const Received> messages, Take take);
 
@@ -67,7 +71,7 @@ class Messages {
   void copy(ByteSpan to, ConstByteSpan from) const;
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
   RandomSource random(const Lane& lane, std::size_t stage) const;
-  FrameIdentity identity() const;
+  FrameIdentity identity(const Lane& lane) const;
   float factor(const Lane& lane) const { return lane.scaled ? context_->factor : 1.0f; }
   Execution execution(const FramePlan& frame) const;
   void encode_native(const Lane& lane, ValueSpan values);

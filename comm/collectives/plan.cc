@@ -173,6 +173,22 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
   return chunks;
 }
 
+Lanes plan_rows(const PlanContext& context, std::size_t columns) {
+  Lanes lanes = empty_lanes(context, context.slots.size());
+  for (std::uint32_t i = 0; i < lanes.size(); ++i) {
+    const Slot& slot = context.slots[i];
+    const CodecTraits traits = slot.codec->traits();
+    const bool of_blocks = traits.block != 0 && columns % traits.block == 0;
+    const std::size_t step = of_blocks ? slot.count : columns;
+    FramePlan& frame = frame_for(lanes[i], slot, slot.codec.get());
+    for (std::size_t first = 0; first < slot.count; first += step) {
+      add_piece(lanes[i], context, {i, {first, step}});
+      frame.segments.back().first_index = first / columns * align_up(columns, traits.unit);
+    }
+  }
+  return sized(std::move(lanes), context);
+}
+
 Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes) {
   Lanes planned = empty_lanes(context, lanes.size());
   for (std::size_t lane = 0; lane < lanes.size(); ++lane)

@@ -95,7 +95,8 @@ struct Lane {
   std::size_t contributions = 1;  ///< ranks that exchange it
   int place = 0;  ///< this rank's, among those that exchange it: random numbers depend on it
   Carried carried = Carried::kOwn;
-  bool scaled = true;  ///< what is decoded is multiplied by the collective's factor
+  bool scaled = true;           ///< what is decoded is multiplied by the collective's factor
+  std::uint64_t signature = 0;  ///< of its frames; 0: the collective's
 };
 
 using Lanes = std::vector<Lane>;
@@ -150,6 +151,10 @@ std::vector<Lanes> plan_slots(const PlanContext& context, std::span<const int> s
 std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
                                            std::size_t most_lanes = kLanesOfChunk);
+
+/// Lane l is slot l whole, in one frame, of rows of so many values. Each row begins a block of the
+/// codec: one segment of all rows where a row is blocks, else a segment a row.
+Lanes plan_rows(const PlanContext& context, std::size_t columns);
 
 /// Lane l has these pieces: lanes[l].
 Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes);

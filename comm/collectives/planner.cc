@@ -205,4 +205,32 @@ std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
   return chunks(hierarchical_reduce_scatter(hierarchy_->groups(), context_.rank), std::move(lanes));
 }
 
+// Both who exchange rows say in their frames how many go each way: so both learn where they differ.
+std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
+                                      std::size_t received) const {
+  const bool first = context_.rank < static_cast<int>(peer);
+  return Signature()
+      .add(context_.signature)
+      .add(static_cast<std::uint64_t>(first ? sent : received))
+      .add(static_cast<std::uint64_t>(first ? received : sent))
+      .value();
+}
+
+std::vector<ChunkPlan> Planner::by_rows(std::size_t columns) const {
+  PlanContext context = encoded_context(0, slots().front());
+  context.ranks = 1;  // of whom one decodes at a time
+  std::vector<Lanes> lanes;
+  lanes.push_back(plan_rows(context, columns));
+  const auto ranks = static_cast<std::size_t>(context_.ranks);
+  const auto own = static_cast<std::size_t>(context_.rank);
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    const std::size_t from = peer == own ? peer : ranks + peer;
+    Lane &sent = lanes.front()[peer], &received = lanes.front()[from];
+    sent.place = static_cast<int>(own + ranks * peer);
+    sent.signature = received.signature =
+        signature_with(peer, slots()[peer].count / columns, slots()[from].count / columns);
+  }
+  return chunks(all_to_all(everybody(context_.rank, context_.ranks)), std::move(lanes));
+}
+
 }  // namespace tersor

@@ -34,6 +34,9 @@ class Planner {
                                  std::size_t chunk_count) const;
   /// Those of a reduce-scatter by hosts, in which shares[r] goes to rank r.
   std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
+  /// The only chunk of an all_to_all of rows of so many values: slot r goes to rank r, slot ranks +
+  /// r comes from there; this rank's own rows are its slot among those that go.
+  std::vector<ChunkPlan> by_rows(std::size_t columns) const;
 
  private:
   bool climbs(const Slot& slot) const { return hierarchy_of(slot, hierarchy_) != nullptr; }
@@ -53,6 +56,7 @@ class Planner {
   std::vector<Piece> shares(std::uint32_t slot) const;
   Lanes scattered_lanes(std::span<const std::vector<Piece>> shares) const;
   ChunkPlan whole_scattered(std::span<const std::uint32_t> slots) const;
+  std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
 
   const ExchangeContext& context_;
   const Hierarchy* hierarchy_;

@@ -11,8 +11,9 @@
 namespace tersor {
 namespace {
 
-constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allgather", "broadcast",
-                                           "reduce",    "gather",         "scatter"};
+constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allgather",
+                                           "broadcast", "reduce",         "gather",
+                                           "scatter",   "all_to_all",     "send"};
 
 std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& options,
                            const std::optional<HostGroups>& groups) {
@@ -22,7 +23,7 @@ std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& op
       .add(prepared.algorithm)
       .add(static_cast<std::uint32_t>(prepared.context.ranks))
       .add(static_cast<std::uint64_t>(options.chunk_count));
-  for (const Slot& slot : prepared.slots)
+  for (const Slot& slot : prepared.own_slots())
     signature.add(slot.dtype)
         .add(static_cast<std::uint64_t>(slot.count))
         .add(slot.first_index)
@@ -34,10 +35,10 @@ std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& op
   return signature.value();
 }
 
-void make_slots(Prepared& prepared, int slots) {
+void make_slots(Prepared& prepared) {
   const std::size_t count =
       prepared.gathers_whole() ? prepared.key.count * prepared.context.ranks : prepared.key.count;
-  for (int i = 0; i < slots; ++i)
+  for (int i = 0; i < prepared.slot_count(); ++i)
     prepared.slots.push_back({.parameter = prepared.key.parameter,
                               .count = count,
                               .first_index = count * static_cast<std::uint64_t>(i),
@@ -186,6 +187,10 @@ void make_plans(Prepared& prepared) {
       break;
     case Kind::kAllreduce:
       prepared.chunks = planner.cut(0, prepared.encoded, key.chunk_count);
+      break;
+    case Kind::kAllToAll:  // splits.h and sending.cc plan these
+    case Kind::kSend:
+      break;
   }
 }
 
@@ -210,7 +215,7 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   auto groups = find_groups(*prepared, transport);
   prepared->by_hosts = groups.has_value();
   check_grid(*prepared);
-  make_slots(*prepared, prepared->has_one_slot() ? 1 : transport.ranks());
+  make_slots(*prepared);
   choose_way(*prepared, groups);
   prepared->context.slots = prepared->slots;
   prepared->context.counters.resize(prepared->slots.size());

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,9 @@ enum class Kind : std::uint8_t {
   kBroadcast,
   kReduce,
   kGather,
-  kScatter
+  kScatter,
+  kAllToAll,
+  kSend
 };
 
 /// What a prepared collective depends on: an equal call may use it again.
@@ -32,7 +35,7 @@ struct Key {
   std::string codec;
   Dtype dtype = Dtype::kF32;
   Memory memory = Memory::kHost;
-  std::size_t count = 0;  ///< of a slot
+  std::size_t count = 0;  ///< of a slot; all_to_all: of a row
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kAuto;
   std::uint32_t parameter = 0;
@@ -70,7 +73,17 @@ struct Prepared {
   /// Whether it has one slot of all values; else one for each rank's.
   bool has_one_slot() const {
     return key.kind == Kind::kAllreduce || key.kind == Kind::kBroadcast ||
-           key.kind == Kind::kReduce || gathers_whole();
+           key.kind == Kind::kReduce || key.kind == Kind::kSend || gathers_whole();
+  }
+
+  /// An all_to_all has slots of what goes, then as many of what comes (Planner::by_rows).
+  int slot_count() const {
+    if (has_one_slot()) return 1;
+    return key.kind == Kind::kAllToAll ? 2 * context.ranks : context.ranks;
+  }
+  /// What ranks agree on, or contribute.
+  std::span<const Slot> own_slots() const {
+    return std::span(slots).first(has_one_slot() ? 1 : static_cast<std::size_t>(context.ranks));
   }
 
   Key key;

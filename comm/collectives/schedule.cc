@@ -262,6 +262,34 @@ Schedule scatter_from(const Party& party, int root) {
   return {step};
 }
 
+Schedule all_to_all(const Party& party) {
+  const std::size_t n = party.members.size();
+  Step step{.first_lane = party.first_lane, .lane_count = n};
+  std::vector<int> places(n);
+  std::iota(places.begin(), places.end(), 0);
+  for (const int place : places) {
+    const auto lane = party.first_lane + static_cast<std::size_t>(place);
+    step.receives.push_back(
+        {party.members[static_cast<std::size_t>(place)], place == party.place ? lane : n + lane});
+  }
+  for (const int place : in_turn(places, party.place))
+    step.sends.push_back({party.members[static_cast<std::size_t>(place)],
+                          party.first_lane + static_cast<std::size_t>(place)});
+  std::ranges::sort(step.receives, {}, &Parcel::lane);
+  return {step};
+}
+
+Schedule send_to(const Party& party, int from, int to) {
+  const auto with = [&](int place) {
+    return Parcel{party.members[static_cast<std::size_t>(place)], party.first_lane};
+  };
+  Step step{.first_lane = party.first_lane};
+  if (party.place == from) step.sends = {with(to)};
+  if (party.place == to) step.receives = {with(from)};
+  step.lane_count = step.sends.size();
+  return {step};
+}
+
 Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {
   Schedule schedule;
   for (std::size_t round = 0; round < rounds.size(); ++round) {

@@ -109,6 +109,11 @@ Schedule reduce_to(const Party& party, int root);
 /// Each owner's lane to the root; and the root's lanes to their owners.
 Schedule gather_to(const Party& party, int root);
 Schedule scatter_from(const Party& party, int root);
+/// To each rank a lane of its own: lane p goes to place p, lane members + p comes from there; the
+/// rank's own stays in its place among those that go.
+Schedule all_to_all(const Party& party);
+/// The only lane of one place to another.
+Schedule send_to(const Party& party, int from, int to);
 /// The rounds of a codec, one after the other, each by one exchange. What comes of all but the last
 /// is absorbed.
 Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party);

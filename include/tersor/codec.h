@@ -130,6 +130,7 @@ struct CodecTraits {
   bool lossless = false;     ///< decode returns what was encoded, but for the bits of a NaN
   std::size_t unit = 512;    ///< values; cuts are at its multiples; a power of two from 512 on
   bool needs_shape = false;  ///< segments have rows and columns, and are whole
+  std::size_t block = 0;     ///< values, from a segment's start, encoded together; 0: all of it
 };
 
 /// Who reads a frame: what its header must say.

@@ -154,6 +154,22 @@ void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int ro
 void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int root = 0,
              const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
 
+/// Rows that go to each rank and come from each, in the order of ranks; empty: equally many.
+struct Splits {
+  std::span<const std::size_t> sent = {}, received = {};
+};
+
+/// As above: of `input`, rows of `columns` values, the first sent[0] go to rank 0, the next sent[1]
+/// to rank 1, …; `output`, which overlaps it nowhere, gets received[r] rows of rank r, in the order
+/// of ranks; rows for the rank itself are encoded and decoded as all are. One quantisation. A row
+/// begins a block of the codec: what is sent of it depends on no other row, but for random numbers,
+/// which belong to its place. "+ef" is an InvalidArgument, as are splits that are not the spans'
+/// rows. Ranks whose splits differ both get an error (WireError or TransportError) and have nothing
+/// changed; over NCCL at the deadline.
+void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
+                const Splits& splits = {}, const CollectiveOptions& options = {},
+                StreamView stream = {});
+
 /// How many values of a parameter's gradient `rank` owns in a two-shot allreduce: part s of
 /// U = ceil(count / unit) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
 /// (s + parameter) mod ranks; on a grid what it owns after each of its dimensions, one behind the

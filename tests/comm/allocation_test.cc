@@ -84,6 +84,30 @@ TEST_P(SteadyState, AnAllreduceAllocatesNoBuffer) {
   });
 }
 
+// Splits are others in each call.
+TEST_P(SteadyState, AnAllToAllAllocatesNoBuffer) {
+  if (!TERSOR_COUNTS_ALLOCATIONS) GTEST_SKIP() << "allocations are the sanitizer's";
+  run_ranks(3, {}, [](Transport& transport) {
+    constexpr std::size_t kColumns = 4096, kRows = 12;
+    const Values input = testing::gaussian(kRows * kColumns, 1);
+    Values output(input.size());
+    CollectiveWorkspace workspace;
+    std::size_t turn = 0;
+    const auto call = [&] {  // rank r sends to rank p what p sends to r
+      std::vector<std::size_t> rows(3, 4);
+      const auto rank = static_cast<std::size_t>(transport.rank());
+      const std::size_t more = turn++ % 4;
+      if (rank < 2) {
+        rows[1 - rank] += more;
+        rows[rank] -= more;
+      }
+      all_to_all(transport, input, output, kColumns, {.sent = rows, .received = rows},
+                 {.codec = GetParam(), .workspace = &workspace});
+    };
+    EXPECT_EQ(count_allocations(transport, call), 0u) << "in 10 calls on 3 ranks";
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Codecs, SteadyState,
                          ::testing::Values("none", "bf16", "int8", "int4", "topk"));
 

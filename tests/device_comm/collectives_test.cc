@@ -147,6 +147,13 @@ TEST_P(CollectivesOnDevice, ShardsByHostsAndOnGridsGiveTheBitsOfHosts) {
     }
 }
 
+TEST_P(CollectivesOnDevice, RowsGiveTheBitsOfHosts) {
+  for (const char* codec : {"int8:rounding=stochastic", "int4", "hadamard", "blocktopk:density=0.1",
+                            "topk:density=0.1", "bf16", "none"})
+    for (const std::size_t columns : {5ul, 300ul, 512ul})
+      expect_as_on_hosts(all_to_all_steps, {.codec = codec, .count = columns, .steps = 4}, 3);
+}
+
 TEST_P(CollectivesOnDevice, GridsGiveTheBitsOfHosts) {
   for (const std::string codec : {"int8+ef", "hadamard:bits=1", "blocktopk:density=0.05+ef"})
     expect_as_on_hosts(

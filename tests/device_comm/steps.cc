@@ -5,6 +5,7 @@
 #include "kernels/device/device_memory.h"
 
 #include <cstring>
+#include <numeric>
 
 namespace tersor::test {
 namespace {
@@ -143,6 +144,24 @@ Values allgather_steps(const Case& wanted, Transport& transport, const Place& pl
   for (int step = 0; step < wanted.steps; ++step) {
     shard.write(gradient_of(transport.rank(), step, wanted.count));
     allgather(transport, shard.span(), output.span(), options_of(wanted, workspace), place.stream);
+    append(all, output.read());
+  }
+  return all;
+}
+
+Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& place) {
+  CollectiveWorkspace workspace;
+  Values all;
+  for (int step = 0; step < wanted.steps; ++step) {
+    std::vector<std::size_t> rows;  // to each peer, and as many from there
+    for (int peer = 0; peer < transport.ranks(); ++peer)
+      rows.push_back(static_cast<std::size_t>((transport.rank() + peer + step) % 3));
+    const std::size_t count =
+        wanted.count * std::accumulate(rows.begin(), rows.end(), std::size_t{0});
+    PlacedValues input(count, wanted.dtype, place), output(count, wanted.dtype, place);
+    input.write(gradient_of(transport.rank(), step, count));
+    all_to_all(transport, input.span(), output.span(), wanted.count,
+               {.sent = rows, .received = rows}, options_of(wanted, workspace), place.stream);
     append(all, output.read());
   }
   return all;

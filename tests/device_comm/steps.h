@@ -75,6 +75,8 @@ Values allreduce_steps(const Case& wanted, Transport& transport, const Place& pl
 /// This rank's shards, or all shards, of the steps.
 Values reduce_scatter_steps(const Case& wanted, Transport& transport, const Place& place);
 Values allgather_steps(const Case& wanted, Transport& transport, const Place& place);
+/// Rows of `count` values that came; other splits in each step, no rows between some.
+Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& place);
 
 /// What each of so many ranks in this process gets on hosts.
 using Steps = Values (*)(const Case&, Transport&, const Place&);

@@ -18,6 +18,7 @@ using testing::ScheduleWalk;
 
 // Not the collectives of these names.
 constexpr Schedule (*kReduceScatter)(const Party&) = reduce_scatter;
+constexpr Schedule (*kAllToAll)(const Party&) = all_to_all;
 
 std::vector<int> world_sizes() {
   std::vector<int> sizes(33);
@@ -234,6 +235,28 @@ TEST(Schedules, GatherAndScatter) {
       EXPECT_EQ(scattered.sent(root).messages, lanes - 1);
       EXPECT_EQ(gathered.sent(root).messages, 0u);
     }
+}
+
+// Part from · n + to goes from one rank to another; what a rank sends itself has one lane.
+TEST(Schedules, AllToAll) {
+  for (const int n : world_sizes()) {
+    SCOPED_TRACE(n);
+    const auto ranks = static_cast<std::size_t>(n);
+    Layout layout = flat_layout(kAllToAll, n, 2 * ranks);
+    layout.part_count = ranks * ranks;
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      for (std::size_t peer = 0; peer < ranks; ++peer) {
+        layout.parts[rank][peer] = {rank * ranks + peer};
+        layout.parts[rank][ranks + peer] = {peer * ranks + rank};
+      }
+    ScheduleWalk walk(layout);
+    ASSERT_EQ(walk.run(), "");
+    for (int to = 0; to < n; ++to)
+      for (int from = 0; from < n; ++from)
+        ASSERT_EQ(walk.value(to, static_cast<std::size_t>(from * n + to)),
+                  walk.expressions().encoded(walk.expressions().gradient(from)));
+    expect_sent(walk, n, ranks - 1, (n - 1.0) / n / n);
+  }
 }
 
 const std::vector<std::vector<int>> kHosts{

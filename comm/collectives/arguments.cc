@@ -1,0 +1,75 @@
+// See arguments.h.
+#include "comm/collectives/arguments.h"
+
+#include "comm/collectives/bind.h"
+#include "comm/tuning/automatic.h"
+
+#include <string>
+
+namespace tersor {
+
+void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name) {
+  const TransportTraits traits = transport.traits();
+  const bool taken = span.memory() == Memory::kHost ? traits.host : traits.device;
+  if (!taken)
+    throw InvalidArgument(std::string(name) + " lies " + std::string(memory_text(span.memory())) +
+                          ", but this transport takes " +
+                          (traits.host ? "host memory" : "device memory"));
+  if (!is_gradient_dtype(span.dtype()))
+    throw InvalidArgument(std::string(name) + " is " + std::string(dtype_name(span.dtype())) +
+                          "; collectives take f32, bf16 and f16");
+}
+
+void check_alike(const ConstValueSpan& one, std::string_view name, const ConstValueSpan& other,
+                 std::string_view other_name) {
+  const std::string who(name), but = ", but " + std::string(other_name);
+  if (one.memory() != other.memory())
+    throw InvalidArgument(who + " lies " + std::string(memory_text(one.memory())) + but + " lies " +
+                          std::string(memory_text(other.memory())));
+  if (one.dtype() != other.dtype())
+    throw InvalidArgument(who + " is " + std::string(dtype_name(one.dtype())) + but + " is " +
+                          std::string(dtype_name(other.dtype())));
+}
+
+void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
+  check_alike(shard, "the shard", all, "the whole");
+  if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
+  throw InvalidArgument(std::to_string(ranks) + " shards of " + std::to_string(shard.count()) +
+                        " values make " + std::to_string(shard.count() * ranks) + ", not the " +
+                        std::to_string(all.count()) + " that were given");
+}
+
+void check_rooted(const Transport& transport, int root, const CollectiveOptions& options,
+                  std::string_view operation) {
+  refuse_automatic(options, operation);
+  if (root < 0 || root >= transport.ranks())
+    throw InvalidArgument("root " + std::to_string(root) + " is none of " +
+                          std::to_string(transport.ranks()) + " ranks");
+}
+
+void refuse_feedback(const CollectiveOptions& options, std::string_view operation) {
+  if (parse_spec(options.codec).feedback == Feedback::kNone) return;
+  throw InvalidArgument("codec " + options.codec + " asks for error feedback, but " +
+                        std::string(operation) + " sends values once: leave out +ef");
+}
+
+Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
+             const CollectiveOptions& options, int root) {
+  return {.transport = &transport,
+          .kind = kind,
+          .codec = options.codec,
+          .dtype = slot.dtype(),
+          .memory = slot.memory(),
+          .count = slot.count(),
+          .reduction = options.reduction,
+          .algorithm = options.algorithm,
+          .parameter = options.parameter,
+          .root = root,
+          .chunk_count = options.chunk_count,
+          .threads = options.threads == nullptr ? 1 : options.threads->count(),
+          .hosts = {options.hosts.begin(), options.hosts.end()},
+          .dims = {options.dims.begin(), options.dims.end()},
+          .host_codec = options.host_codec};
+}
+
+}  // namespace tersor

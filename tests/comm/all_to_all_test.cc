@@ -1,0 +1,305 @@
+// all_to_all: rows to their ranks, each encoded by itself, and ranks whose splits do not fit.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+
+namespace tersor {
+namespace {
+
+using testing::gaussian;
+using testing::squared_error;
+using testing::Values;
+
+using Counts = std::vector<std::size_t>;
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+/// Rows that each rank sends to each: rows[from][to].
+using Deal = std::vector<Counts>;
+
+Deal random_deal(int ranks, std::uint64_t seed) {
+  std::mt19937_64 generator(seed);
+  Deal deal(index(ranks), Counts(index(ranks)));
+  for (Counts& counts : deal)
+    for (std::size_t& rows : counts) rows = generator() % 3 == 0 ? 0 : generator() % 9;
+  return deal;
+}
+
+Deal all_to_one(int ranks, int one) {
+  Deal deal(index(ranks), Counts(index(ranks)));
+  for (Counts& counts : deal) counts[index(one)] = 5;
+  return deal;
+}
+
+Counts received(const Deal& deal, int rank) {
+  Counts counts;
+  for (const Counts& sent : deal) counts.push_back(sent[index(rank)]);
+  return counts;
+}
+
+std::size_t sum(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+/// All rows that a rank sends; equal ranks have equal ones.
+Values rows_of(const Deal& deal, int rank, std::size_t columns) {
+  Values values = gaussian(sum(deal[index(rank)]) * columns, 7 + index(rank));
+  for (std::size_t i = 0; i < values.size(); ++i)  // no two rows alike in size
+    values[i] *= std::ldexp(1.0f, static_cast<int>(i / columns % 7) * 2 - 6);
+  return values;
+}
+
+/// What a codec makes of one row by itself.
+Values decoded(const Codec& codec, const Values& row) {
+  const Segment segment{.count = row.size()};
+  const Plan plan = codec.plan({.segments = {&segment, 1}});
+  const Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
+  Values output(row.size());
+  const ConstValueSpan from(row);
+  const ValueSpan to(output);
+  const ConstByteSpan bytes = frame.span();
+  codec.encode({.segments = {&segment, 1},
+                .gradients = {&from, 1},
+                .execution = {.workspace = workspace.span()}},
+               frame.span());
+  codec.decode({.segments = {&segment, 1},
+                .frames = {&bytes, 1},
+                .outputs = {&to, 1},
+                .execution = {.workspace = workspace.span()}});
+  return output;
+}
+
+/// What rank `to` is to get, with each row as the codec leaves it.
+Values wanted(const Deal& deal, int to, std::size_t columns,
+              const std::function<Values(const Values&)>& made_of) {
+  Values all;
+  for (int from = 0; from < static_cast<int>(deal.size()); ++from) {
+    const Values rows = rows_of(deal, from, columns);
+    const Counts& sent = deal[index(from)];
+    const std::size_t before = std::accumulate(sent.begin(), sent.begin() + to, std::size_t{0});
+    for (std::size_t row = before; row < before + sent[index(to)]; ++row) {
+      const auto first = rows.begin() + static_cast<std::ptrdiff_t>(row * columns);
+      const Values made = made_of({first, first + static_cast<std::ptrdiff_t>(columns)});
+      all.insert(all.end(), made.begin(), made.end());
+    }
+  }
+  return all;
+}
+
+Values dealt(Transport& transport, const Deal& deal, std::size_t columns,
+             const CollectiveOptions& options) {
+  const Counts from = received(deal, transport.rank());
+  Values output(sum(from) * columns, -1.0f);
+  all_to_all(transport, rows_of(deal, transport.rank(), columns), output, columns,
+             {.sent = deal[index(transport.rank())], .received = from}, options);
+  return output;
+}
+
+class AllToAll : public ::testing::TestWithParam<int> {
+ protected:
+  int ranks() const { return GetParam(); }
+  std::vector<Deal> deals() const {
+    return {random_deal(ranks(), 1), random_deal(ranks(), 2), all_to_one(ranks(), ranks() - 1),
+            Deal(index(ranks()), Counts(index(ranks())))};
+  }
+};
+
+// Whatever lies beside a row: as if it were alone.
+TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
+  for (const std::string codec :
+       {"none", "bf16", "int8", "int4", "topk:density=0.2", "blocktopk:density=0.2"})
+    for (const std::size_t columns : {1u, 5u, 256u, 768u, 4096u})
+      for (const Deal& deal : deals())
+        run_ranks(ranks(), {}, [&](Transport& transport) {
+          const auto made = make_codec(codec);
+          const bool alone = transport.ranks() == 1;  // then nothing is encoded
+          const Values found = dealt(transport, deal, columns, {.codec = codec});
+          EXPECT_EQ(found,
+                    wanted(deal, transport.rank(), columns,
+                           [&](const Values& row) { return alone ? row : decoded(*made, row); }))
+              << codec << ", columns " << columns;
+        });
+}
+
+// Their random numbers belong to places: rows come close.
+TEST_P(AllToAll, RandomCodecsKeepTheirError) {
+  for (const auto& [codec, error] :
+       {std::pair("int8:rounding=stochastic", 2e-4), {"hadamard:bits=4", 0.05}})
+    for (const std::size_t columns : {200u, 512u})
+      run_ranks(ranks(), {}, [&, codec = codec, error = error](Transport& transport) {
+        const Deal deal = random_deal(transport.ranks(), 3);
+        const Values found = dealt(transport, deal, columns, {.codec = codec, .seed = 5});
+        const Values exact =
+            wanted(deal, transport.rank(), columns, [](const Values& row) { return row; });
+        ASSERT_EQ(found.size(), exact.size());
+        EXPECT_LE(squared_error(found, {exact.begin(), exact.end()}), error) << codec;
+      });
+}
+
+TEST_P(AllToAll, WithoutSplitsAllGetEquallyMany) {
+  constexpr std::size_t kColumns = 64, kRows = 3;
+  const Deal deal(index(ranks()), Counts(index(ranks()), kRows));
+  run_ranks(ranks(), {}, [&](Transport& transport) {
+    Values output(index(ranks()) * kRows * kColumns);
+    all_to_all(transport, rows_of(deal, transport.rank(), kColumns), output, kColumns, {},
+               {.codec = "none"});
+    EXPECT_EQ(output, dealt(transport, deal, kColumns, {.codec = "none"}));
+  });
+}
+
+// Splits of another step use what was prepared again.
+TEST_P(AllToAll, AWorkspaceServesAllSplits) {
+  run_ranks(ranks(), {}, [&](Transport& transport) {
+    CollectiveWorkspace workspace;
+    for (const std::size_t columns : {512u, 100u})
+      for (int turn = 0; turn < 2; ++turn)
+        for (const Deal& deal : deals())
+          EXPECT_EQ(dealt(transport, deal, columns, {.codec = "int8", .workspace = &workspace}),
+                    dealt(transport, deal, columns, {.codec = "int8"}));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AllToAll, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(AllToAllRows, MovedRowsKeepTheirBits) {
+  constexpr std::size_t kColumns = 300, kRows = 12;
+  for (const std::string codec : {"int8", "topk:density=0.1", "hadamard:bits=4"}) {
+    Counts order(kRows);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(3));
+    run_ranks(2, {}, [&](Transport& transport) {
+      const Values rows = gaussian(kRows * kColumns, index(transport.rank()));
+      Values moved(rows.size()), plain(rows.size()), after(rows.size());
+      const auto move_row = [&](const Values& from, Values& to, std::size_t at, std::size_t row) {
+        std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(row * kColumns), kColumns,
+                    to.begin() + static_cast<std::ptrdiff_t>(at * kColumns));
+      };
+      const Counts all_to_next = transport.rank() == 0 ? Counts{0, kRows} : Counts{kRows, 0};
+      const Splits splits{.sent = all_to_next, .received = all_to_next};
+      for (std::size_t i = 0; i < kRows; ++i) move_row(rows, moved, i, order[i]);
+      all_to_all(transport, rows, plain, kColumns, splits, {.codec = codec});
+      all_to_all(transport, moved, after, kColumns, splits, {.codec = codec});
+      Values expected(rows.size());
+      for (std::size_t i = 0; i < kRows; ++i) move_row(plain, expected, i, order[i]);
+      if (codec == "hadamard:bits=4")  // turned by its place
+        EXPECT_NE(after, expected);
+      else
+        EXPECT_EQ(after, expected) << codec;
+    });
+  }
+}
+
+TEST(AllToAllBytes, AreOneMessageAPeerAndTheCodecsBytes) {
+  constexpr std::size_t kColumns = 512, kRows = 100;
+  run_ranks(4, {}, [&](Transport& transport) {
+    const Values input = gaussian(4 * kRows * kColumns, 1);
+    Values output(input.size());
+    CollectiveStatistics statistics;
+    const std::uint64_t before = transport.counters().sent_messages;
+    all_to_all(transport, input, output, kColumns, {},
+               {.codec = "int8", .statistics = &statistics});
+    EXPECT_EQ(transport.counters().sent_messages - before, 3u);
+    const std::size_t frame = 64 + kRows * kColumns + kRows * kColumns / 256 * 4;
+    EXPECT_NEAR(static_cast<double>(statistics.sent_bytes), 3.0 * static_cast<double>(frame),
+                3 * 200.0);
+    EXPECT_EQ(statistics.gradient_bytes, input.size() * sizeof(float));
+  });
+}
+
+std::string refused(const std::function<void(Transport&, const Values&, Values&)>& call) {
+  std::string said;
+  run_ranks(2, {}, [&](Transport& transport) {
+    const Values input(80, 1.0f);
+    Values output(80, 2.0f);
+    try {
+      call(transport, input, output);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& error) {
+      if (transport.rank() == 1) said = error.what();
+    }
+    EXPECT_EQ(output, Values(80, 2.0f));
+    all_to_all(transport, input, output, 10);  // the transport goes on
+    EXPECT_EQ(output, input);
+  });
+  return said;
+}
+
+std::string refused(std::size_t columns, const Counts& sent, const Counts& received,
+                    const std::string& codec = "int8") {
+  return refused([&](Transport& transport, const Values& input, Values& output) {
+    all_to_all(transport, input, output, columns, {.sent = sent, .received = received},
+               {.codec = codec});
+  });
+}
+
+TEST(AllToAllErrors, SayWhichRanksSplitsDoNotFit) {
+  EXPECT_EQ(refused(10, {4, 3}, {4, 4}),
+            "all_to_all on rank 1: Splits::sent adds up to 7 rows, but the input has 8");
+  EXPECT_EQ(refused(10, {4, 4}, {4, 5}),
+            "all_to_all on rank 1: Splits::received adds up to 9 rows, but the output has 8");
+  EXPECT_EQ(refused(10, {8}, {}), "all_to_all on rank 1: Splits::sent has 1 numbers for 2 ranks");
+  EXPECT_EQ(refused(0, {}, {}), "all_to_all on rank 1: columns is 0: a row has a value at least");
+  EXPECT_EQ(refused(33, {}, {}),
+            "all_to_all on rank 1: the input has 80 values, which are no rows of 33");
+  EXPECT_EQ(refused(16, {}, {}),
+            "all_to_all on rank 1: the 5 rows of the input are not equally many for 2 ranks: say "
+            "Splits::sent");
+  EXPECT_EQ(refused(10, {4, 4}, {5, 3}),
+            "all_to_all on rank 1: it sends itself 4 rows but takes 3 of its own");
+}
+
+TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
+  EXPECT_EQ(refused(10, {}, {}, "int8+ef"),
+            "codec int8+ef asks for error feedback, but all_to_all sends values once: leave out "
+            "+ef");
+  for (const std::string codec : {"intsum", "lowrank"})
+    EXPECT_NE(refused(10, {}, {}, codec).find("bare values alone, which all_to_all has no use for"),
+              std::string::npos);
+  EXPECT_EQ(refused([](Transport& ranks, const Values&, Values& output) {
+              all_to_all(ranks, output, output, 10);
+            }),
+            "all_to_all on rank 1: input and output overlap");
+  EXPECT_EQ(refused([](Transport& ranks, const Values& input, Values&) {
+              std::vector<Bf16> other(80);
+              all_to_all(ranks, input, other, 10);
+            }),
+            "the output is bf16, but the input is f32");
+}
+
+// Rank 0 sends rank 1 one row more or fewer than that expects; each sees that of the other.
+TEST(AllToAllErrors, RanksOfOtherSplitsBothHearOfIt) {
+  for (const std::size_t rows : {0u, 3u, 5u})
+    for (const std::size_t columns : {10u, 256u}) {
+      std::vector<std::string> said(3);
+      run_ranks(3, {}, [&](Transport& transport) {
+        const std::size_t first = transport.rank() == 0 ? rows : 4;
+        const Counts sent{2, first, 2};
+        const Counts taken = transport.rank() == 1 ? Counts{4, 4, 4} : Counts{2, 2, 2};
+        const Values input((4 + first) * columns, 1.0f);
+        Values output(sum(taken) * columns, 2.0f);
+        try {
+          all_to_all(transport, input, output, columns, {.sent = sent, .received = taken},
+                     {.codec = "int8"});
+        } catch (const Error& error) {
+          said[index(transport.rank())] = error.what();
+        }
+        if (transport.rank() != 2) EXPECT_EQ(output, Values(output.size(), 2.0f));
+      });
+      for (const int rank : {0, 1}) {
+        EXPECT_NE(said[index(rank)], "") << rows;
+        EXPECT_EQ(said[index(rank)].find("within"), std::string::npos) << said[index(rank)];
+      }
+    }
+}
+
+}  // namespace
+}  // namespace tersor
