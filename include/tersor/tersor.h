@@ -11,6 +11,7 @@
 #include <tersor/inprocess.h>
 #include <tersor/isa.h>
 #include <tersor/reducer.h>
+#include <tersor/sending.h>
 #include <tersor/span.h>
 #include <tersor/stream.h>
 #include <tersor/threads.h>

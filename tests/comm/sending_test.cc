@@ -1,0 +1,150 @@
+// send and receive: encoded values between two ranks, of which the others know nothing.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::gaussian;
+using testing::squared_error;
+using testing::Values;
+
+constexpr std::size_t kCounts[] = {0, 1, 513, 70'003};
+
+// As a broadcast has it, for codecs of fixed and of variable size.
+TEST(Sending, ArrivesAsItsCodecLeavesIt) {
+  for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "hadamard:bits=4",
+                                  "topk:density=0.2", "blocktopk:density=0.2"})
+    for (const std::size_t count : kCounts)
+      run_ranks(3, {}, [&](Transport& transport) {
+        const Values own = gaussian(count, 2);
+        Values all = own, found(count);
+        broadcast(transport, all, 2, {.codec = codec});
+        if (transport.rank() == 2) send(transport, own, 0, {.codec = codec}).wait();
+        if (transport.rank() != 0) return;
+        receive(transport, found, 2, {.codec = codec}).wait();
+        EXPECT_EQ(found, all) << codec << " " << count;
+      });
+}
+
+// Both ways at once, several under way, collectives of all in between; waited for in any order.
+TEST(Sending, MessagesComeInTheOrderOfSending) {
+  run_ranks(4, {}, [](Transport& transport) {
+    const int rank = transport.rank(), next = (rank + 1) % 4, before = (rank + 3) % 4;
+    constexpr std::size_t kMessages = 5;
+    std::vector<Sending> sendings;
+    std::vector<Values> came;
+    for (std::size_t i = 0; i < kMessages; ++i) came.emplace_back(1000 * i);
+    for (std::size_t i = 0; i < kMessages; ++i) {
+      Values values(1000 * i, static_cast<float>(rank * 100) + static_cast<float>(i));
+      sendings.push_back(send(transport, values, next, {.codec = "none"}));
+      std::fill(values.begin(), values.end(), -1.0f);  // as it may at once
+      Values sum(100, 1.0f);
+      allreduce(transport, sum, {.codec = "none"});
+      EXPECT_EQ(sum, Values(100, 4.0f));
+      sendings.push_back(receive(transport, came[i], before, {.codec = "none"}));
+    }
+    for (std::size_t i = sendings.size(); i-- > 0;) sendings[i].wait();
+    for (std::size_t i = 0; i < kMessages; ++i)
+      EXPECT_EQ(came[i],
+                Values(1000 * i, static_cast<float>(before * 100) + static_cast<float>(i)));
+  });
+}
+
+TEST(Sending, IsDoneWhenTestSaysSo) {
+  run_ranks(2, parse_link("1Gbit,2ms"), [](Transport& transport) {
+    Values values(10'000, 3.0f);
+    if (transport.rank() == 0) return send(transport, values, 1).wait();
+    Values found(10'000);
+    Sending receiving = receive(transport, found, 0);
+    while (!receiving.test()) transport.wait_activity(Clock::now() + std::chrono::seconds(1));
+    EXPECT_EQ(found, values);
+    EXPECT_TRUE(receiving.test());
+  });
+}
+
+TEST(Sending, WaitsWhereItGoesBeforeItIsDone) {
+  run_ranks(2, parse_link("1Gbit,2ms"), [](Transport& transport) {
+    Values values(10'000, 3.0f), found(10'000);
+    if (transport.rank() == 0) {
+      send(transport, values, 1);
+    } else {
+      receive(transport, found, 0);
+      EXPECT_EQ(found, values);
+    }
+  });
+}
+
+std::string refused(const std::function<void(Transport&, Values&)>& call) {
+  std::string said;
+  run_ranks(2, {}, [&](Transport& transport) {
+    Values values(100, 1.0f);
+    try {
+      call(transport, values);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& error) {
+      if (transport.rank() == 1) said = error.what();
+    }
+    broadcast(transport, values);  // the transport goes on
+    EXPECT_EQ(values, Values(100, 1.0f));
+  });
+  return said;
+}
+
+TEST(SendingErrors, SayWhatDoesNotFit) {
+  EXPECT_EQ(refused([](Transport& ranks, Values& values) { send(ranks, values, ranks.rank()); }),
+            "send on rank 1: 1 is no other of 2 ranks");
+  EXPECT_EQ(refused([](Transport& ranks, Values& values) { receive(ranks, values, 2); }),
+            "receive on rank 1: 2 is no other of 2 ranks");
+  EXPECT_EQ(refused([](Transport& ranks, Values& values) {
+              send(ranks, values, 1 - ranks.rank(), {.codec = "int8+ef"});
+            }),
+            "codec int8+ef asks for error feedback, but send sends values once: leave out +ef");
+  EXPECT_NE(refused([](Transport& ranks, Values& values) {
+              receive(ranks, values, 1 - ranks.rank(), {.codec = "intsum"});
+            }).find("sends bare values alone, which send has no use for"),
+            std::string::npos);
+}
+
+// Both ends hear of it, in this call or the next one.
+TEST(SendingErrors, EndsThatDoNotMeet) {
+  for (const auto& [codec, count] :
+       {std::pair("int4", std::size_t{1000}), {"int8", std::size_t{1001}}}) {
+    std::vector<std::string> said(2);
+    run_ranks(2, {}, [&, codec = codec, count = count](Transport& transport) {
+      Values values(1000, 1.0f), found(count, 2.0f);
+      try {
+        if (transport.rank() == 0)
+          send(transport, values, 1, {.codec = "int8"}).wait();
+        else
+          receive(transport, found, 0, {.codec = codec}).wait();
+        allreduce(transport, values);
+      } catch (const TransportError& error) {
+        said[static_cast<std::size_t>(transport.rank())] = error.what();
+      }
+      EXPECT_EQ(found, Values(count, 2.0f));
+    });
+    for (const std::string& text : said)
+      EXPECT_NE(text.find("signature"), std::string::npos) << text;
+  }
+}
+
+TEST(SendingErrors, APeerThatIsGone) {
+  EXPECT_THROW(run_ranks(2, {},
+                         [](Transport& transport) {
+                           Values values(100);
+                           if (transport.rank() == 0) receive(transport, values, 1).wait();
+                         }),
+               TransportError);
+}
+
+}  // namespace
+}  // namespace tersor
