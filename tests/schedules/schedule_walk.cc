@@ -116,6 +116,19 @@ Layout hierarchical_scatter_layout(const std::vector<int>& hosts) {
   return layout;
 }
 
+std::size_t messages_of(const Grid& grid, int rank) {
+  std::size_t messages = 0;
+  for (int i = 0; i < grid.dimensions(); ++i) {
+    const std::size_t group = grid.group(rank, i).size();
+    const auto owners = static_cast<std::size_t>(grid.digits()[static_cast<std::size_t>(i)]);
+    if (grid.owns(rank))
+      messages += owners - 1 + group - 1;
+    else
+      messages += group == 0 ? 0 : owners;
+  }
+  return messages;
+}
+
 ScheduleWalk::ScheduleWalk(const Layout& layout) : layout_(layout) {
   for (int rank = 0; rank < ranks(); ++rank)
     values_.emplace_back(layout.part_count, expressions_.gradient(rank));

@@ -60,6 +60,10 @@ Layout hierarchical_gather_layout(const std::vector<int>& hosts);
 Layout owned_layout(const std::function<Schedule(const Party&)>& way,
                     const std::vector<Party>& parties);
 
+/// How many messages a rank sends in an allreduce on a grid: to the owners of each dimension, and
+/// its own sums back; one that owns nothing sends all that it has, and no more.
+std::size_t messages_of(const Grid& grid, int rank);
+
 /// What a rank sent to others.
 struct Sent {
   std::size_t messages = 0;

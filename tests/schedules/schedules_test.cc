@@ -14,6 +14,7 @@ using testing::flat_layout;
 using testing::grid_layout;
 using testing::hierarchical_layout;
 using testing::Layout;
+using testing::messages_of;
 using testing::ScheduleWalk;
 
 // Not the collectives of these names.
@@ -68,21 +69,6 @@ std::vector<Grid> grids(const std::vector<int>& sizes) {
     for (int n = owners; n * 0.9 <= owners; ++n) grids.emplace_back(given, n);
   }
   return grids;
-}
-
-// What a rank sends: to the owners of each dimension, and its own sums back; one that owns nothing
-// sends all that it has, and no more.
-std::size_t messages_of(const Grid& grid, int rank) {
-  std::size_t messages = 0;
-  for (int i = 0; i < grid.dimensions(); ++i) {
-    const std::size_t group = grid.group(rank, i).size();
-    const auto owners = static_cast<std::size_t>(grid.digits()[static_cast<std::size_t>(i)]);
-    if (grid.owns(rank))
-      messages += owners - 1 + group - 1;
-    else
-      messages += group == 0 ? 0 : owners;
-  }
-  return messages;
 }
 
 TEST(Schedules, Grids) {

@@ -1,0 +1,116 @@
+// Grids of hundreds and thousands of ranks, held to the table of docs/algorithms.md.
+#include "tests/schedules/lane_walk.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::LaneWalk;
+using testing::messages_of;
+
+std::vector<Schedule> schedules_of(const Grid& grid) {
+  std::vector<Schedule> schedules;
+  for (int rank = 0; rank < grid.places(); ++rank)
+    schedules.push_back(two_shot(everybody(rank, grid)));
+  return schedules;
+}
+
+/// Every rank ends with the same frames, in which every gradient is once, and which were encoded
+/// once more than the grid has dimensions.
+void expect_allreduce(const Grid& grid) {
+  SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.places()));
+  const auto lanes = static_cast<std::size_t>(grid.owners());
+  const std::vector<Schedule> schedules = schedules_of(grid);
+  LaneWalk walk(schedules, lanes);
+  ASSERT_EQ(walk.run(), "");
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    ASSERT_EQ(walk.result(lane).from.count(), static_cast<std::size_t>(grid.places()));
+    ASSERT_EQ(walk.result(lane).encodings, 1 + grid.dimensions());
+  }
+  for (int rank = 0; rank < grid.places(); ++rank) {
+    ASSERT_EQ(walk.sent(rank).messages, messages_of(grid, rank)) << rank;
+    if (grid.places() == grid.owners())
+      ASSERT_NEAR(walk.sent(rank).encoded, 2.0 * (grid.owners() - 1) / grid.owners(), 1e-9);
+  }
+}
+
+TEST(ManyRanks, StandardGrids) {
+  for (const int ranks : {128, 251, 256, 1000, 1021, 1024, 4093, 4096})
+    expect_allreduce(Grid::standard(ranks));
+}
+
+TEST(ManyRanks, GridsOfOneToThreeDimensions) {
+  const std::pair<int, std::vector<std::vector<int>>> worlds[] = {
+      {256, {{256}, {16, 16}, {8, 8, 4}}},
+      {1000, {{1000}, {40, 25}, {10, 10, 10}}},
+      {1024, {{32, 32}, {16, 8, 8}, {8, 8, 16}}},
+      {4096, {{64, 64}, {16, 16, 16}, {16, 16, 15}}}};
+  for (const auto& [ranks, all] : worlds)
+    for (const std::vector<int>& digits : all) expect_allreduce(Grid(digits, ranks));
+}
+
+// As the table says it: 2 (p1 - 1 + p2 - 1 + …).
+TEST(ManyRanks, MessagesAreTheSumOfTheDigits) {
+  EXPECT_EQ(messages_of(Grid(1024), 5), 2u * 1023);
+  const int square[] = {32, 32}, cube[] = {16, 16, 16};
+  EXPECT_EQ(messages_of(Grid(square, 1024), 5), 2u * (31 + 31));
+  EXPECT_EQ(messages_of(Grid(cube, 4096), 5), 2u * (15 + 15 + 15));
+}
+
+// Does the walk see what is wrong? Of six ranks on a grid of 3 x 2.
+class LaneWalkFinds : public ::testing::Test {
+ protected:
+  std::string said() const { return LaneWalk(schedules_, 6).run(); }
+
+  static constexpr int kDigits[] = {3, 2};
+  std::vector<Schedule> schedules_ = schedules_of(Grid(kDigits, 6));
+};
+
+TEST_F(LaneWalkFinds, Nothing) { EXPECT_EQ(said(), ""); }
+
+TEST_F(LaneWalkFinds, AMessageThatNobodyTakes) {
+  schedules_[2][1].receives.pop_back();
+  EXPECT_EQ(said(), "step 1, rank 2: is sent more");
+}
+
+TEST_F(LaneWalkFinds, AMessageThatNobodySends) {
+  std::erase_if(schedules_[1][0].sends, [](const Parcel& parcel) { return parcel.peer == 2; });
+  EXPECT_EQ(said(), "step 0, rank 2: waits in vain for rank 1");
+}
+
+TEST_F(LaneWalkFinds, LanesThatAreMixedUp) {
+  std::swap(schedules_[1][0].sends[0].lane, schedules_[1][0].sends[1].lane);
+  EXPECT_EQ(said(), "step 0, rank 0: gets other lanes from rank 1");
+}
+
+TEST_F(LaneWalkFinds, AContributionThatComesTwice) {
+  Parcel once_more = schedules_[3][0].receives.front();
+  once_more.peer = 1;  // which is in rank 0's group
+  schedules_[3][0].receives.push_back(once_more);
+  schedules_[1][0].sends.push_back({3, once_more.lane, once_more.lanes});
+  EXPECT_EQ(said(), "step 2, rank 0: adds a gradient twice");
+}
+
+TEST_F(LaneWalkFinds, AContributionThatIsNotAdded) {
+  std::erase_if(schedules_[1][0].sends, [](const Parcel& parcel) { return parcel.peer == 2; });
+  std::erase_if(schedules_[2][0].receives, [](const Parcel& parcel) { return parcel.peer == 1; });
+  LaneWalk walk(schedules_, 6);
+  EXPECT_EQ(walk.run(), "");
+  EXPECT_EQ(walk.result(4).from.count(), 5u);
+}
+
+TEST_F(LaneWalkFinds, LanesThatAreNotDecoded) {
+  for (Schedule& schedule : schedules_) {
+    std::erase_if(schedule[3].sends, [](const Parcel& parcel) { return parcel.lane == 0; });
+    std::erase_if(schedule[3].receives, [](const Parcel& parcel) { return parcel.lane == 0; });
+  }
+  EXPECT_EQ(said(), "step 3, rank 0: decodes a lane twice, or not at all");
+}
+
+}  // namespace
+}  // namespace tersor
