@@ -69,6 +69,7 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
           .threads = options.threads == nullptr ? 1 : options.threads->count(),
           .hosts = {options.hosts.begin(), options.hosts.end()},
           .dims = {options.dims.begin(), options.dims.end()},
+          .error_growth = options.error_growth,
           .host_codec = options.host_codec};
 }
 

@@ -4,6 +4,7 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -11,17 +12,12 @@
 namespace tersor {
 namespace {
 
-constexpr int kMostDigit = 32;        // messages of a rank in one dimension
-constexpr double kLeastOwners = 0.9;  // of all places
+constexpr int kMostDigit = 32;         // messages of a rank in one dimension
+constexpr double kLeastOwners = 0.9;   // of all places
+constexpr int kChunkInMessages = 512;  // its bytes take as long: at 6 Gbit/s and 3 us a message
 
 double product(std::span<const int> digits) {
   return std::accumulate(digits.begin(), digits.end(), 1.0, std::multiplies<>());
-}
-
-std::string text_of(std::span<const int> digits) {
-  std::string text;
-  for (const int digit : digits) text += (text.empty() ? "" : " x ") + std::to_string(digit);
-  return text;
 }
 
 bool fits(std::span<const int> digits, int places) {
@@ -45,10 +41,12 @@ void check_digits(std::span<const int> digits, int places) {
                         " ranks: at most all of them, and at least 9 in 10");
 }
 
-/// Messages of a rank, and more where some own nothing: others have their work.
+/// Messages of a rank, and what more the owners send to those in their group who own nothing: of
+/// each of these to 1 / width of it.
 double effort(std::span<const int> digits, int places) {
-  const double share = places / product(digits);
-  return std::accumulate(digits.begin(), digits.end(), 0.0) * share * share;
+  const double width = std::ranges::max(digits), groups = product(digits) / width;
+  const double extras = std::ceil((places - product(digits)) / groups);
+  return std::accumulate(digits.begin(), digits.end(), 0.0) + kChunkInMessages * extras / width;
 }
 
 /// Those of least effort, in falling order; nothing where none fit.
@@ -66,6 +64,12 @@ std::vector<int> even_digits(int places, int dimensions, int most_digit) {
 }
 
 }  // namespace
+
+std::string text_of(std::span<const int> digits) {
+  std::string text;
+  for (const int digit : digits) text += (text.empty() ? "" : " x ") + std::to_string(digit);
+  return text;
+}
 
 std::size_t OwnedRanges::count() const { return offset(kMostStages); }
 
@@ -88,12 +92,38 @@ Grid Grid::owned_by_first(int owners, int places) {
   return grid;
 }
 
-Grid Grid::standard(int places) {
-  for (int dimensions = 1; dimensions <= kMostDimensions; ++dimensions) {
+Grid Grid::of(std::span<const int> digits, int places, double error_growth) {
+  if (digits.empty()) return standard(places, error_growth);
+  Grid grid(digits, places);
+  if (grid.dimensions() <= most_dimensions(error_growth)) return grid;
+  throw InvalidArgument("a grid of " + text_of(digits) + " has " +
+                        std::to_string(1 + grid.dimensions()) +
+                        " quantisations, where one dimension has 2: more than an error_growth of " +
+                        std::to_string(error_growth) + " allows");
+}
+
+Grid Grid::standard(int places, double error_growth) {
+  const int most = most_dimensions(error_growth);
+  for (int dimensions = 1; dimensions <= most; ++dimensions) {
     const std::vector<int> digits = even_digits(places, dimensions, kMostDigit);
     if (!digits.empty() && fits(digits, places)) return {digits, places};
   }
-  return {even_digits(places, kMostDimensions, places), places};
+  return {even_digits(places, most, places), places};
+}
+
+std::vector<Grid> Grid::worth_trying(int places, double error_growth) {
+  const int most = places <= kMostDigit ? 1 : most_dimensions(error_growth);
+  std::vector<Grid> grids;
+  for (int dimensions = 1; dimensions <= most; ++dimensions)
+    grids.emplace_back(even_digits(places, dimensions, places), places);
+  return grids;
+}
+
+int Grid::most_dimensions(double error_growth) {
+  if (!(error_growth >= 1))
+    throw InvalidArgument("an error_growth of " + std::to_string(error_growth) +
+                          " is less than that of one dimension, which is 1");
+  return static_cast<int>(std::min(2 * error_growth - 1, double{kMostDimensions}));
 }
 
 int Grid::stride(int dimension) const {

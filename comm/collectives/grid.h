@@ -5,10 +5,13 @@
 
 #include "comm/collectives/parts.h"
 
+#include <tersor/collectives.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace tersor {
@@ -32,6 +35,9 @@ struct OwnedRanges {
   std::size_t offset(std::size_t stage) const;
 };
 
+/// "4 x 4".
+std::string text_of(std::span<const int> digits);
+
 /// Places 0 … n - 1, of which the first p1 · p2 · … own a lane each. The first digit of a place
 /// varies fastest, so that neighbours exchange the long messages of the first dimension. Places
 /// beyond the product join a group of the first dimension, where they send and get, but own
@@ -48,12 +54,18 @@ class Grid {
   Grid(std::span<const int> digits, int places);
   /// Of the first `owners` places, in one dimension, whatever the number of the others.
   static Grid owned_by_first(int owners, int places);
-  /// Of these digits; the standard one where there are none.
-  static Grid of(std::span<const int> digits, int places) {
-    return digits.empty() ? standard(places) : Grid(digits, places);
-  }
-  /// The fewest dimensions whose digits are at most 32, as equal as they can be.
-  static Grid standard(int places);
+  /// Of these digits; the standard one where there are none. Throws InvalidArgument where they have
+  /// more dimensions than the bound allows (see below).
+  static Grid of(std::span<const int> digits, int places,
+                 double error_growth = kDefaultErrorGrowth);
+  /// The fewest dimensions whose digits are at most 32, as equal as they can be; of the most that
+  /// the bound allows, longer ones.
+  static Grid standard(int places, double error_growth = kDefaultErrorGrowth);
+  /// Those of any number of dimensions that may be quicker: up to 32 places only one.
+  static std::vector<Grid> worth_trying(int places, double error_growth = kDefaultErrorGrowth);
+  /// The most dimensions d of which (1 + d) / 2 is within the bound. Throws InvalidArgument for a
+  /// bound below 1.
+  static int most_dimensions(double error_growth);
 
   int places() const { return places_; }
   int owners() const { return owners_; }
@@ -64,7 +76,8 @@ class Grid {
   bool is_direct() const { return dimensions() == 1 && owners_ == places_; }
 
   std::size_t most_lanes_of_chunk() const {
-    return dimensions() == 1 ? kLanesOfChunk : kLanesOfGridChunk;
+    return dimensions() == 1 ? kLanesOfChunk
+                             : lanes_of_grid_chunk(static_cast<std::size_t>(owners_));
   }
 
   /// With whom a place exchanges in a dimension, ascending, itself among them; the first

@@ -18,15 +18,16 @@ void check_rank(int rank, int ranks) {
 }
 
 StateRanges ranges_of(std::size_t count, int rank, std::span<const int> hosts,
-                      std::uint32_t parameter, std::size_t unit) {
+                      std::uint32_t parameter, std::size_t unit,
+                      double error_growth = kDefaultErrorGrowth) {
   const int ranks = static_cast<int>(hosts.size());
   check_rank(rank, ranks);
-  return HostGroups(hosts, ranks).state_ranges(count, rank, parameter, unit);
+  return HostGroups(hosts, ranks, error_growth).state_ranges(count, rank, parameter, unit);
 }
 
 }  // namespace
 
-HostGroups::HostGroups(std::span<const int> hosts, int ranks)
+HostGroups::HostGroups(std::span<const int> hosts, int ranks, double error_growth)
     : host_of_(host::number_hosts(hosts)) {
   if (hosts.size() != static_cast<std::size_t>(ranks))
     throw InvalidArgument("hosts name the hosts of " + std::to_string(hosts.size()) +
@@ -39,6 +40,7 @@ HostGroups::HostGroups(std::span<const int> hosts, int ranks)
   shards_ = ranks;
   for (const std::vector<int>& members : members_)
     shards_ = std::min(shards_, static_cast<int>(members.size()));
+  grid_ = Grid::standard(this->hosts(), error_growth);
 }
 
 std::vector<int> HostGroups::by_host() const {
@@ -93,14 +95,14 @@ std::size_t scattered_count(std::size_t count, std::span<const int> hosts) {
 }
 
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
-                        std::uint32_t parameter, std::size_t unit) {
-  return ranges_of(count, rank, hosts, parameter, unit).owned.count();
+                        std::uint32_t parameter, std::size_t unit, double error_growth) {
+  return ranges_of(count, rank, hosts, parameter, unit, error_growth).owned.count();
 }
 
 std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter,
-                        std::size_t unit, std::span<const int> dims) {
+                        std::size_t unit, std::span<const int> dims, double error_growth) {
   check_rank(rank, ranks);
-  return Grid::of(dims, ranks).owned({0, count}, rank, parameter, unit).count();
+  return Grid::of(dims, ranks, error_growth).owned({0, count}, rank, parameter, unit).count();
 }
 
 }  // namespace tersor

@@ -24,8 +24,8 @@ struct StateRanges {
 class HostGroups {
  public:
   /// hosts[r] is the host of rank r; any numbers, equal ones share a host. Throws InvalidArgument
-  /// where there is not one for each rank.
-  HostGroups(std::span<const int> hosts, int ranks);
+  /// where there is not one for each rank. Of error_growth: CollectiveOptions.
+  HostGroups(std::span<const int> hosts, int ranks, double error_growth = kDefaultErrorGrowth);
 
   int ranks() const { return static_cast<int>(host_of_.size()); }
   int hosts() const { return static_cast<int>(members_.size()); }
@@ -46,7 +46,7 @@ class HostGroups {
   bool encodes(int rank) const { return hosts() > 1 && place(rank) < shards_; }
 
   /// How the owners of a shard exchange it.
-  Grid grid() const { return Grid::standard(hosts()); }
+  const Grid& grid() const { return grid_; }
 
   /// Of a codec whose segments are cut at multiples of `unit`.
   StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter,
@@ -58,6 +58,7 @@ class HostGroups {
   std::vector<int> host_of_;
   std::vector<std::vector<int>> members_;  // of each host
   int shards_ = 0;
+  Grid grid_;
 };
 
 /// Where a value stands in an ascending list that holds it.

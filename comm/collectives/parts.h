@@ -22,9 +22,15 @@ inline std::size_t unit_of(const Codec& codec, std::size_t count) {
 }
 
 /// A chunk is shared among its lanes; but where these are more, none becomes shorter than so: a
-/// message costs microseconds, whatever is in it (docs/algorithms.md#chunks). On a grid, where
-/// lanes share messages, a frame does.
-inline constexpr std::size_t kLanesOfChunk = 32, kLanesOfGridChunk = 256;
+/// message costs microseconds, whatever is in it (docs/algorithms.md#chunks).
+inline constexpr std::size_t kLanesOfChunk = 32;
+
+/// On a grid lanes share messages, of which there are few on any number of ranks: chunks grow with
+/// the lanes to four times their length. Of very many lanes none becomes so short that frames'
+/// headers cost more than a few per cent.
+inline std::size_t lanes_of_grid_chunk(std::size_t lanes) {
+  return std::clamp<std::size_t>(lanes / 4, 64, 512);
+}
 
 /// Values of each lane of a chunk.
 inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes, std::size_t unit = kUnit,

@@ -54,7 +54,8 @@ std::optional<HostGroups> find_groups(Prepared& prepared, const Transport& trans
   const bool climbs = key.kind == Kind::kAllreduce || prepared.is_of_shards();
   if (!climbs || key.algorithm != Algorithm::kHierarchical) return {};
   auto host_codec = make_host_codec(key.host_codec);
-  HostGroups groups(key.hosts.empty() ? transport.hosts() : key.hosts, transport.ranks());
+  HostGroups groups(key.hosts.empty() ? transport.hosts() : key.hosts, transport.ranks(),
+                    key.error_growth);
   if (groups.hosts() == 1) prepared.codec = std::move(host_codec);
   if (groups.hosts() == 1 || groups.hosts() == groups.ranks()) return {};
   if (key.kind == Kind::kAllreduce || groups.even()) return groups;
@@ -110,6 +111,7 @@ std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& 
   const Between between = prepared.is_of_shards() ? Between::kFrames : Between::kAny;
   const bool same = known.transport == &transport && known.hierarchy->between() >= between &&
                     known.hierarchy->codec().spec().text() == codec &&
+                    known.hierarchy->groups().grid().dimensions() == groups.grid().dimensions() &&
                     std::ranges::equal(known.hierarchy->groups().numbers(), groups.numbers());
   if (!same) {
     agree(transport, prepared.context);
@@ -200,7 +202,8 @@ void make_context(Prepared& prepared, Transport& transport, const CollectiveOpti
   context.rank = transport.rank();
   context.ranks = transport.ranks();
   const bool asked = !prepared.key.dims.empty() || !prepared.is_of_shards();
-  context.grid = asked ? Grid::of(prepared.key.dims, context.ranks) : Grid(context.ranks);
+  context.grid = asked ? Grid::of(prepared.key.dims, context.ranks, prepared.key.error_growth)
+                       : Grid(context.ranks);
   context.name = kKindNames[static_cast<int>(prepared.key.kind)];
   context.timeout = options.timeout;
   context.memory = prepared.key.memory;

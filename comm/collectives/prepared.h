@@ -44,6 +44,7 @@ struct Key {
   unsigned threads = 1;
   std::vector<int> hosts;  ///< as given
   std::vector<int> dims;
+  double error_growth = kDefaultErrorGrowth;
   std::string host_codec;
 
   bool operator==(const Key&) const = default;

@@ -53,7 +53,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.transport = channel_.get();
   context_.rank = channel_->rank();
   context_.ranks = channel_->ranks();
-  context_.grid = Grid::of(options_.dims, context_.ranks);
+  context_.grid = Grid::of(options_.dims, context_.ranks, options_.error_growth);
   context_.name = "gradient reducer";
   context_.seed = options_.seed;
   context_.factor =
@@ -69,7 +69,8 @@ void GradientReducer::Impl::find_hierarchy() {
   if (algorithm_ != Algorithm::kHierarchical) return;
   algorithm_ = Algorithm::kAuto;
   auto codec = make_host_codec(options_.host_codec);
-  HostGroups groups(options_.hosts.empty() ? channel_->hosts() : options_.hosts, context_.ranks);
+  HostGroups groups(options_.hosts.empty() ? channel_->hosts() : options_.hosts, context_.ranks,
+                    options_.error_growth);
   if (groups.hosts() == 1) single_host_codec_ = std::move(codec);
   if (groups.hosts() == 1 || groups.hosts() == groups.ranks()) return;
   if (options_.measure_error == MeasureError::kOn)

@@ -82,6 +82,9 @@ class CollectiveWorkspace {
 /// overlap.
 inline constexpr std::size_t kDefaultChunkCount = std::size_t{1} << 20;
 
+/// How many times the squared error of one dimension a grid of three has.
+inline constexpr double kDefaultErrorGrowth = 2;
+
 /// Options of all collectives. Ranks must pass equal ones (but for state, threads and outputs).
 struct CollectiveOptions {
   std::string codec = "bf16";              ///< a spec; "+ef" needs `state`, "auto" `tuner`
@@ -93,9 +96,13 @@ struct CollectiveOptions {
   /// Of a two-shot allreduce, 1 to 3: ranks exchange in one dimension after the other, which sends
   /// sum(dims - 1) messages twice in place of ranks - 1, and quantises once more for each
   /// dimension. Their product is at most the ranks and at least 9/10 of them. Empty: as few as have
-  /// at most 32 ranks each. Of reduce_scatter (without "+ef", as many quantisations as dimensions)
-  /// and allgather (one quantisation) too: their product is the ranks; empty: one dimension.
+  /// at most 32 ranks each, within the next bound. Of reduce_scatter (without "+ef", as many
+  /// quantisations as dimensions) and allgather (one quantisation) too: their product is the ranks;
+  /// empty: one dimension.
   std::span<const int> dims = {};
+  /// Of a two-shot allreduce, at least 1: how many times the squared error of one dimension d
+  /// dimensions may have, which is (1 + d) / 2. With codec "auto" AutoOptions has it.
+  double error_growth = kDefaultErrorGrowth;
   const CollectiveState* state = nullptr;  ///< null: no feedback
   std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
   std::uint64_t seed = 0;                  ///< of stochastic rounding
@@ -173,9 +180,11 @@ void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, st
 /// How many values of a parameter's gradient `rank` owns in a two-shot allreduce: part s of
 /// U = ceil(count / unit) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
 /// (s + parameter) mod ranks; on a grid what it owns after each of its dimensions, one behind the
-/// other. `unit` is that of the codec (CodecTraits::unit), here and below.
+/// other. `unit` is that of the codec (CodecTraits::unit), here and below; `error_growth` that of
+/// the options.
 std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0,
-                        std::size_t unit = CodecTraits{}.unit, std::span<const int> dims = {});
+                        std::size_t unit = CodecTraits{}.unit, std::span<const int> dims = {},
+                        double error_growth = kDefaultErrorGrowth);
 
 /// Of a hierarchical allreduce: how many values `rank` encodes for other hosts, and how many it
 /// owns there where that exchange is two-shot. hosts[r] is the host of rank r. With L ranks on the
@@ -186,7 +195,8 @@ std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t pa
 std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
                           std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
-                        std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
+                        std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit,
+                        double error_growth = kDefaultErrorGrowth);
 
 /// Of a hierarchical reduce_scatter of `count` values: how many each rank encodes for other hosts.
 /// With m ranks on every host count / m, namely the shards of the ranks of its own place on their

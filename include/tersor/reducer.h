@@ -85,6 +85,8 @@ struct ReducerOptions {
   std::vector<int> hosts = {};
   /// As in CollectiveOptions: of two-shot parameters, where ranks are not grouped by host.
   std::vector<int> dims = {};
+  /// As in CollectiveOptions; between hosts too.
+  double error_growth = kDefaultErrorGrowth;
   std::string host_codec = "none";
   std::size_t bucket_bytes = std::size_t{1} << 20;  ///< of gradient; small ones share a message
   std::size_t chunk_count = kDefaultChunkCount;     ///< values; longer parameters are cut

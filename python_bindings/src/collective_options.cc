@@ -39,6 +39,7 @@ void bind_collective_options(nb::module_& module) {
       .def_rw("codec", &CallOptions::codec)
       .def_rw("hosts", &CallOptions::host_of_rank)
       .def_rw("dims", &CallOptions::grid)
+      .def_rw("error_growth", &CallOptions::error_growth)
       .def_rw("host_codec", &CallOptions::host_codec)
       .def_rw("state", &CallOptions::feedback, nb::for_setter(nb::arg().none()), keeps)
       .def_rw("workspace", &CallOptions::lent, nb::for_setter(nb::arg().none()), keeps)

@@ -162,12 +162,13 @@ FeedbackCounts feedback_counts(std::size_t count, const Transport& transport,
   const CodecTraits traits =
       options.codec == kAutoCodec ? CodecTraits{} : make_codec(options.codec)->traits();
   if (options.algorithm != Algorithm::kHierarchical)
-    return {count, owned_count(count, rank, ranks, options.parameter, traits.unit, options.grid)};
+    return {count, owned_count(count, rank, ranks, options.parameter, traits.unit, options.grid,
+                               options.error_growth)};
   if (collective == Fed::kAllgather) return {count, 0};
   const auto hosts = options.host_of_rank.empty() ? transport.hosts() : options.host_of_rank;
   if (collective == Fed::kReduceScatter) return {scattered_count(count, hosts), 0};
   return {encoded_count(count, rank, hosts, options.parameter, traits.unit),
-          owned_count(count, rank, hosts, options.parameter, traits.unit)};
+          owned_count(count, rank, hosts, options.parameter, traits.unit, options.error_growth)};
 }
 
 void make_feedback(FeedbackState* state, const Transport& transport, nb::handle like,

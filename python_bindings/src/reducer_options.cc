@@ -85,6 +85,7 @@ void bind_reducer_options(nb::module_& module) {
       .def_rw("codec", &ReducerOptions::codec)
       .def_rw("hosts", &ReducerOptions::hosts)
       .def_rw("dims", &ReducerOptions::dims)
+      .def_rw("error_growth", &ReducerOptions::error_growth)
       .def_rw("host_codec", &ReducerOptions::host_codec)
       .def_rw("bucket_bytes", &ReducerOptions::bucket_bytes)
       .def_rw("chunk_count", &ReducerOptions::chunk_count)

@@ -40,6 +40,10 @@ class CollectiveOptions(TypedDict, total=False):
     after the other; their product is at least nine tenths of all. Default: as few dimensions as
     have at most 32 ranks each. Of ``reduce_scatter`` (without ``"+ef"``) and ``allgather`` too:
     their product is all ranks, the default one dimension."""
+    error_growth: float
+    """``"two-shot"``: how many times the squared error of one dimension d dimensions may have,
+    which is (1 + d) / 2; at least 1. Default 2, up to three dimensions. With codec ``"auto"`` the
+    ``tuner`` has it."""
     host_codec: str
     """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     state: _core.FeedbackState | None

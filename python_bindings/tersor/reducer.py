@@ -46,6 +46,9 @@ class ReducerOptions(TypedDict, total=False):
     """``"two-shot"``: ranks of each of 1 to 3 dimensions of a grid, in which they exchange one
     after the other; their product is at least nine tenths of all. Default: as few dimensions as
     have at most 32 ranks each."""
+    error_growth: float
+    """``"two-shot"``: how many times the squared error of one dimension d dimensions may have,
+    which is (1 + d) / 2; at least 1. Default 2, up to three dimensions."""
     host_codec: str
     """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     bucket_bytes: int

@@ -60,6 +60,24 @@ def test_reduce_scatter_then_allgather_is_an_allreduce() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_ranks_exchange_on_grids_whose_error_is_bounded() -> None:
+    def rank(transport: tersor.Transport) -> np.ndarray:
+        values = gradient(transport.rank, 5003)
+        options = {"codec": "int8+ef", "algorithm": "two-shot", "dims": [2, 2]}
+        state = FeedbackState(transport, values, error_growth=1.5, **options)
+        allreduce(transport, values, state=state, error_growth=1.5, **options)
+        with pytest.raises(tersor.InvalidArgument, match="2 x 2 has 3 quantisations"):
+            allreduce(transport, values, state=state, error_growth=1, **options)
+        with pytest.raises(tersor.InvalidArgument, match="less than that of one dimension"):
+            tersor.GradientReducer(transport, error_growth=0.5)
+        return values
+
+    found = tersor.local.run(4, rank)
+    for one in found:
+        np.testing.assert_array_equal(one, found[0])
+    assert relative_error(found[0], np.sum([gradient(r, 5003) for r in range(4)], axis=0)) < 0.02
+
+
 @pytest.mark.parametrize("algorithm", ["two-shot", "one-shot", "hierarchical"])
 def test_feedback_pays_back_what_was_held_back(algorithm: str) -> None:
     steps = 20

@@ -1,13 +1,18 @@
 // allreduce on grids: the same bits on all ranks whatever the dimensions, one quantisation more for
 // each, and nothing lost.
 #include "comm/collectives/grid.h"
+#include "comm/collectives/hosts.h"
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <numeric>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tersor {
 namespace {
@@ -64,16 +69,18 @@ TEST(Grid, OfOneDimensionIsTheDirectWay) {
   EXPECT_EQ(reduce(inputs, two_shot("int8", {5})), reduce(inputs, two_shot("int8", {})));
 }
 
-// epsilon a quantisation: 2 epsilon directly, one more for each further dimension.
+// One-shot quantises once; directly two-shot does twice, and once more for each further dimension.
 TEST(Grid, TheErrorGrowsAsTheRootOfOneAndTheDimensions) {
   const auto inputs = gradients(64, 1 << 17, 5);
   const auto sum = exact_sum(inputs);
-  const auto error = [&](const std::vector<int>& dims) {
-    return std::sqrt(squared_error(reduce(inputs, two_shot("int4", dims)).front(), sum));
+  const auto error = [&](const CollectiveOptions& options) {
+    return std::sqrt(squared_error(reduce(inputs, options).front(), sum));
   };
-  const double direct = error({64}) / std::sqrt(2.0);
-  EXPECT_NEAR(error({8, 8}) / direct, std::sqrt(3.0), 0.02 * std::sqrt(3.0));
-  EXPECT_NEAR(error({4, 4, 4}) / direct, std::sqrt(4.0), 0.02 * std::sqrt(4.0));
+  const double once = error({.codec = "int4", .algorithm = Algorithm::kOneShot});
+  for (const std::vector<int>& dims : {std::vector{64}, {8, 8}, {4, 4, 4}}) {
+    const double wanted = std::sqrt(1.0 + static_cast<double>(dims.size()));
+    EXPECT_NEAR(error(two_shot("int4", dims)) / once, wanted, 0.02 * wanted) << dims.size();
+  }
 }
 
 /// Adds what a rank's residuals hold of each value.
@@ -142,18 +149,88 @@ TEST(GridMessages, AreTheSumOfTheDimensions) {
     });
 }
 
-std::string refused(const std::vector<int>& dims, int ranks) {
+/// What more the owners of a group send and get for those that own nothing, of what they do.
+double extra_share(const Grid& grid) {
+  const int width = grid.digits().front();
+  return static_cast<double>(grid.group(0, 0).size()) / width - 1;
+}
+
+TEST(StandardGrid, HasAsFewDimensionsAsHaveAtMost32Ranks) {
+  const std::pair<int, std::vector<int>> wanted[] = {
+      {1, {1}},         {32, {32}},           {36, {6, 6}},        {62, {31, 2}},
+      {64, {8, 8}},     {128, {16, 8}},       {256, {16, 16}},     {1000, {32, 31}},
+      {1024, {32, 32}}, {2000, {20, 10, 10}}, {4096, {16, 16, 16}}};
+  for (const auto& [ranks, digits] : wanted) {
+    const Grid grid = Grid::standard(ranks);
+    EXPECT_EQ(std::vector(grid.digits().begin(), grid.digits().end()), digits) << ranks;
+  }
+}
+
+TEST(StandardGrid, OfAnyNumberCostsLittleMore) {
+  for (int ranks = 36; ranks < 1000; ++ranks) {
+    const Grid grid = Grid::standard(ranks);
+    EXPECT_LE(extra_share(grid), 0.06) << ranks;
+    EXPECT_LE(std::accumulate(grid.digits().begin(), grid.digits().end(), 0), 64) << ranks;
+  }
+}
+
+TEST(ErrorGrowth, BoundsTheDimensions) {
+  const auto inputs = gradients(40, 30'001);
+  CollectiveOptions options = two_shot("int8", {});
+  const auto standard = reduce(inputs, options);
+  EXPECT_EQ(standard, reduce(inputs, two_shot("int8", {8, 5})));
+  options.error_growth = 1.5;  // two dimensions
+  EXPECT_EQ(reduce(inputs, options), standard);
+  options.error_growth = 1.49;
+  EXPECT_EQ(reduce(inputs, options), reduce(inputs, two_shot("int8", {40})));
+  const int direct[] = {40};
+  EXPECT_EQ(owned_count(30'001, 1, 40, 0, 512, {}, 1), owned_count(30'001, 1, 40, 0, 512, direct));
+  EXPECT_EQ(Grid::standard(4096, 1.5).dimensions(), 2);
+  EXPECT_EQ(Grid::standard(4096, 2).dimensions(), 3);
+  EXPECT_EQ(Grid::standard(4096, HUGE_VAL).dimensions(), 3);
+}
+
+// The hosts of a hierarchy exchange on a grid too.
+TEST(ErrorGrowth, BoundsThatOfHosts) {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < 80; ++rank) hosts.push_back(rank / 2);
+  EXPECT_EQ(HostGroups(hosts, 80).grid().dimensions(), 2);
+  EXPECT_EQ(HostGroups(hosts, 80, 1).grid().dimensions(), 1);
+}
+
+std::string refused(const CollectiveOptions& options, int ranks) {
   std::string said;
   run_ranks(ranks, {}, [&](Transport& transport) {
     Values gradient(1000, 1.0f);
     try {
-      allreduce(transport, gradient, two_shot("int8", dims));
+      allreduce(transport, gradient, options);
     } catch (const InvalidArgument& error) {
       if (transport.rank() == 0) said = error.what();
     }
     for (const float value : gradient) ASSERT_EQ(value, 1.0f);
   });
   return said;
+}
+
+std::string refused(const std::vector<int>& dims, int ranks) {
+  return refused(two_shot("int8", dims), ranks);
+}
+
+TEST(GridErrors, SayWhatABoundDoesNotAllow) {
+  const std::vector<int> dims = {2, 2};
+  CollectiveOptions options = two_shot("int8", dims);
+  options.error_growth = 1.25;
+  EXPECT_EQ(refused(options, 4),
+            "a grid of 2 x 2 has 3 quantisations, where one dimension has 2: more than an "
+            "error_growth of 1.250000 allows");
+  for (const double nonsense : {0.99, -1.0, std::nan("")}) {
+    options = {.error_growth = nonsense};
+    EXPECT_NE(refused(options, 2).find("is less than that of one dimension, which is 1"),
+              std::string::npos);
+    run_ranks(2, {}, [&](Transport& transport) {
+      EXPECT_THROW(GradientReducer(transport, {.error_growth = nonsense}), InvalidArgument);
+    });
+  }
 }
 
 TEST(GridErrors, SayWhatDoesNotFit) {
