@@ -18,6 +18,7 @@
 #include "bench/commands.h"
 #include "bench/records.h"
 #include "bench/table.h"
+#include "comm/collectives/grid.h"
 #include "comm/tuning/link_probe.h"
 #include "comm/tuning/measure.h"
 #include "comm/tuning/model.h"
@@ -34,6 +35,8 @@ struct PredictOptions {
   std::vector<std::size_t> bytes = {64 << 20};
   std::string dtype = "f32";
   std::size_t chunk_count = kDefaultChunkCount;
+  std::vector<int> dims;  // of two-shot; none: the quickest grid
+  double error_growth = kDefaultErrorGrowth;
   double message_seconds = -1;  // below 0: measured
   double crowding = 1;
   std::filesystem::path json;
@@ -85,6 +88,7 @@ struct PredictRow {
   std::string algorithm;
   int ranks = 1;
   int hosts = 1;
+  std::vector<int> dims = {};  ///< of two-shot
   std::size_t count = 0;
   double bytes = 0;
   Prediction prediction = {};
@@ -112,7 +116,9 @@ class Predictor {
                           .dtype = dtype_,
                           .count = count,
                           .ranks = ranks,
-                          .chunk_count = options_.chunk_count};
+                          .chunk_count = options_.chunk_count,
+                          .dims = options_.dims,
+                          .error_growth = options_.error_growth};
     PredictRow row{.codec = spec,
                    .ranks = ranks,
                    .hosts = ranks / costs.network.ranks_per_host,
@@ -120,9 +126,10 @@ class Predictor {
                    .bytes = static_cast<double>(count * dtype_bytes(dtype_))};
     for (const Algorithm algorithm : possible_algorithms(*codec, dtype_)) {
       question.algorithm = algorithm;
-      keep_quicker(row, predict_allreduce(question, costs), std::string(algorithm_name(algorithm)));
+      keep_quicker(row, predict_on_best_grid(question, costs),
+                   std::string(algorithm_name(algorithm)));
       if (algorithm == Algorithm::kTwoShot && costs.network.ranks_per_host > 1)
-        keep_quicker(row, predict_hierarchical(question, costs), "hierarchical");
+        keep_quicker(row, {{}, predict_hierarchical(question, costs)}, "hierarchical");
     }
     return row;
   }
@@ -131,7 +138,7 @@ class Predictor {
   PredictRow best_bare(int ranks, std::size_t count) {
     PredictRow row = predict("none", ranks, count);
     const CostQuestion question{.dtype = dtype_, .count = count, .ranks = ranks};
-    keep_quicker(row, predict_halving_doubling(question, figures("none", ranks)),
+    keep_quicker(row, {{}, predict_halving_doubling(question, figures("none", ranks))},
                  "halving and doubling");
     return row;
   }
@@ -146,10 +153,11 @@ class Predictor {
   }
 
  private:
-  static void keep_quicker(PredictRow& row, const Prediction& prediction, std::string algorithm) {
-    if (!row.algorithm.empty() && prediction.seconds >= row.prediction.seconds) return;
-    row.prediction = prediction;
+  static void keep_quicker(PredictRow& row, GridPrediction found, std::string algorithm) {
+    if (!row.algorithm.empty() && found.prediction.seconds >= row.prediction.seconds) return;
+    row.prediction = found.prediction;
     row.algorithm = std::move(algorithm);
+    row.dims = std::move(found.dims);
   }
 
   CostFigures figures(const std::string& spec, int ranks) {
@@ -180,6 +188,7 @@ Record record_of(const PredictOptions& options, const PredictRow& row, const Pre
   return {{"benchmark", "predict"},
           {"codec", row.codec},
           {"algorithm", row.algorithm},
+          {"dims", row.dims},
           {"link", options.link},
           {"local", options.local},
           {"ranks", row.ranks},
@@ -202,11 +211,15 @@ Table table_for(const std::vector<std::string>& codecs) {
                 {"hosts", "", 6},
                 {"size", "", 9},
                 {"codec", "", longest(codecs), Align::kLeft},
-                {"algorithm", "", 12, Align::kLeft},
+                {"algorithm", "", 21, Align::kLeft},
                 {"predicted", "time", 9},
                 {"vs bare", "values", 7},
                 {"busbw", "GB/s", 8},
                 {"sent", "by a rank", 9}});
+}
+
+std::string way_of(const PredictRow& row) {
+  return row.algorithm + (row.dims.size() > 1 ? " " + text_of(row.dims) : "");
 }
 
 std::vector<std::string> cells_of(const PredictRow& row, double bare_seconds) {
@@ -215,7 +228,7 @@ std::vector<std::string> cells_of(const PredictRow& row, double bare_seconds) {
           std::to_string(row.hosts),
           format_bytes(row.bytes),
           row.codec,
-          row.algorithm,
+          way_of(row),
           format_seconds(seconds),
           seconds > 0 ? fmt::format("{:.2f}x", bare_seconds / seconds) : "-",
           fmt::format("{:.3f}", row.busbw()),
@@ -309,6 +322,20 @@ void add_options(CLI::App& command, PredictOptions& options) {
       ->transform(size_suffix())
       ->check(above_zero())
       ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option(
+          "--dims", options.dims,
+          "Of two-shot: ranks of each dimension of a grid, e.g. 16,16; without it those that "
+          "are quickest")
+      ->delimiter(',')
+      ->type_name("N,...");
+  command
+      .add_option(
+          "--error-growth", options.error_growth,
+          "How many times the squared error of one dimension a grid may have that is chosen")
+      ->check(from_to(1, 1024))
+      ->type_name("F")
       ->capture_default_str();
   add_dtype(command, options.dtype);
   add_cost_options(command, options);

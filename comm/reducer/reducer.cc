@@ -138,7 +138,8 @@ std::size_t GradientReducer::Impl::count_of_message(const Slot& slot) const {
 
 void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
   check_tuner_memory(*tuner_, memory_);
-  own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective);
+  own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective,
+                                  context_.grid.digits());
   own.reason += ", auto";
   for (const AutoPrediction& prediction : own.ways)
     slot.least_unit =

@@ -20,6 +20,9 @@ void check_options(const CollectiveOptions& options, Memory memory) {
   if (options.algorithm != Algorithm::kAuto)
     throw InvalidArgument("codec auto chooses the algorithm too: leave it at auto, not " +
                           std::string(algorithm_name(options.algorithm)));
+  if (options.error_growth != kDefaultErrorGrowth)
+    throw InvalidArgument(
+        "codec auto chooses the grid too: say error_growth in the tuner's options");
 }
 
 // While ways are still tried each call is waited for; afterwards nobody looks at the clock.
@@ -49,6 +52,8 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
   chosen.codec = std::move(choice.codec);
   chosen.algorithm = choice.algorithm;
   chosen.chunk_count = choice.chunk_count;
+  if (options.dims.empty()) chosen.dims = choice.dims;
+  chosen.error_growth = options.tuner->error_growth();
   if (gradient.memory() == Memory::kDevice)
     return allreduce_on_device(transport, gradient, chosen, stream);
   const auto start = Clock::now();

@@ -34,14 +34,16 @@ struct Stages {
 
 /// What a question comes to: lanes, and how often a chunk of them goes.
 struct Shape {
-  double lane_count;  ///< values of a chunk in one lane
+  double lane_count;  ///< values of a chunk in the longest lane
+  double filled;      ///< how much of it the others hold, on average
   double chunks;      ///< a whole number but for the last one's share
 };
 
 /// Of a native sum all ranks have a lane.
 Grid grid_of(const CostQuestion& question) {
-  return question.algorithm == Algorithm::kTwoShot ? Grid::of(question.dims, question.ranks)
-                                                   : Grid(question.ranks);
+  if (question.algorithm != Algorithm::kTwoShot) return Grid(question.ranks);
+  if (question.dims.empty()) return Grid::standard(question.ranks, question.error_growth);
+  return {question.dims, question.ranks};
 }
 
 Shape shape_of(const CostQuestion& question) {
@@ -49,13 +51,13 @@ Shape shape_of(const CostQuestion& question) {
   const auto lanes =
       static_cast<std::size_t>(question.algorithm == Algorithm::kOneShot ? 1 : grid.owners());
   const CodecTraits traits = question.codec->traits();
-  const std::size_t units = ceil_div(question.count, traits.unit);
-  const std::size_t longest = std::min(question.count, ceil_div(units, lanes) * traits.unit);
+  const std::size_t units_of_lane = ceil_div(ceil_div(question.count, traits.unit), lanes);
+  const std::size_t longest = std::min(question.count, units_of_lane * traits.unit);
   const std::size_t step =
       lane_length(question.chunk_count, lanes, traits.unit, grid.most_lanes_of_chunk());
-  const bool cut = traits.divisible && step < longest;
-  const auto whole = static_cast<double>(longest), lane = static_cast<double>(cut ? step : longest);
-  return {lane, cut ? whole / lane : 1.0};
+  const auto whole = static_cast<double>(longest), lane = static_cast<double>(step);
+  if (traits.divisible && step < longest) return {lane, 1, whole / lane};
+  return {whole, static_cast<double>(question.count) / (whole * static_cast<double>(lanes)), 1};
 }
 
 Plan plan_of(const CostQuestion& question, double count) {
@@ -69,9 +71,9 @@ double frame_bytes_of(const CostQuestion& question, double count) {
   return static_cast<double>(plan_of(question, count).frame_bytes);
 }
 
-/// How long a sender is busy with one message.
+/// How long a sender is busy with one message, envelope included.
 double message_seconds(const LinkFigures& link, double bytes) {
-  return link.seconds_per_message + (bytes + kEnvelopeBytes) * link.seconds_per_byte;
+  return link.seconds_per_message + bytes * link.seconds_per_byte;
 }
 
 /// The slowest hop of a ring over all ranks. Only one rank of a host sends to the next host.
@@ -92,7 +94,7 @@ Stages ring_sum(const CostFigures& figures, int ranks, double part_bytes) {
   const LinkFigures& link = ring_link(figures.network, ranks);
   const double messages = ring_messages(part_bytes), steps = 2.0 * (ranks - 1);
   const double bytes = part_bytes / messages;
-  const double busy = message_seconds(link, bytes);
+  const double busy = message_seconds(link, bytes + kEnvelopeBytes);
   const double passed_on = link.latency + bytes * figures.add_seconds_per_byte;
   const double step = std::max(messages * busy, busy + passed_on);
   const double seconds = (steps - 1) * step + messages * busy + passed_on;
@@ -109,6 +111,21 @@ struct Load {
   double count = 0;
   double bytes = 0;     ///< of its message
   bool encoded = true;  ///< else bare values, within a host
+  double filled = 1;    ///< what others hold of that: of few values some lanes have none
+
+  double seconds(std::size_t lanes, const WorkCost& cost) const {
+    return std::max(static_cast<double>(lanes) * filled, 1.0) * cost.seconds(count);
+  }
+  double bytes_of(std::size_t lanes) const {
+    return std::max(static_cast<double>(lanes) * filled, 1.0) * bytes;
+  }
+};
+
+/// Messages of equal length that rank 0 sends, or takes, in a step.
+struct Traffic {
+  double near = 0;  ///< within its host
+  double far = 0;
+  double bytes = 0;  ///< of each, envelope included
 };
 
 /// Adds up what rank 0 does in the steps of a chunk. Host i has the ranks from i ranks_per_host on;
@@ -136,8 +153,8 @@ class Walk {
     for (const host::HostStep& step : steps) {
       const bool sends = step.to != host::HostStep::kNobody;
       const std::size_t count = sends ? step.sent.count : step.taken.count;
-      add_wire({{apart * (sends ? step.to : step.from), 0}, {0, 0}},
-               static_cast<double>(count) * value_bytes);
+      const Parcel parcel{apart * (sends ? step.to : step.from)};
+      add_wire(traffic_of({parcel}, {.bytes = static_cast<double>(count) * value_bytes}), {});
       if (step.combines)
         stages_.latency +=
             static_cast<double>(step.taken.count) * value_bytes * figures_.add_seconds_per_byte;
@@ -147,37 +164,44 @@ class Walk {
   const Stages& stages() const { return stages_; }
 
  private:
-  int sharing() const { return std::min(figures_.network.ranks_per_host, question_.ranks); }
-
   void add_reduce(const Step& kept) {
     for (const Parcel& parcel : kept.receives)
-      stages_.work += static_cast<double>(parcel.lanes) *
-                      figures_.codec.reduce.seconds(lanes_[parcel.lane].count);
+      stages_.work += lanes_[parcel.lane].seconds(parcel.lanes, figures_.codec.reduce);
   }
 
   void add_messages(const Step& step) {
     const Load& load = lanes_[step.first_lane];
     if (step.make == Make::kEncode && load.encoded)
-      stages_.work +=
-          static_cast<double>(step.lane_count) * figures_.codec.encode.seconds(load.count);
-    const std::size_t lanes = step.sends.empty() ? 1 : step.sends.front().lanes;
-    add_wire(step.sends, static_cast<double>(lanes) * load.bytes);
+      stages_.work += load.seconds(step.lane_count, figures_.codec.encode);
+    add_wire(traffic_of(step.sends, load), traffic_of(step.receives, load));
     if (step.take == Take::kDecode) add_decode(step);
   }
 
+  Traffic traffic_of(const std::vector<Parcel>& parcels, const Load& load) const {
+    Traffic traffic;
+    for (const Parcel& parcel : parcels) {
+      if (parcel.peer == 0) continue;
+      (parcel.peer < figures_.network.ranks_per_host ? traffic.near : traffic.far) += 1;
+      traffic.bytes = load.bytes_of(parcel.lanes) + kEnvelopeBytes;
+    }
+    return traffic;
+  }
+
   // Ranks of a host reach each other by the local link while others use that of the host.
-  void add_wire(const std::vector<Parcel>& sends, double bytes) {
-    const Network& network = figures_.network;
-    const auto far = static_cast<double>(std::ranges::count_if(
-        sends, [&](const Parcel& parcel) { return parcel.peer >= network.ranks_per_host; }));
-    const double near = std::max(static_cast<double>(sends.size()) - far - 1, 0.0);
-    const double away =
-        far * (network.link.seconds_per_message +
-               sharing() * (bytes + kEnvelopeBytes) * network.link.seconds_per_byte);
-    stages_.wire += std::max(away, near * message_seconds(network.local, bytes));
-    if (near + far > 0) stages_.latency += far > 0 ? network.link.latency : network.local.latency;
-    const double all = (near + far) * (bytes + kEnvelopeBytes);
-    stages_.moving += all * network.link.core_seconds_per_byte;
+  double seconds_of(const Traffic& traffic) const {
+    const LinkFigures &link = figures_.network.link, &local = figures_.network.local;
+    const int sharing = std::min(figures_.network.ranks_per_host, question_.ranks);
+    return std::max(traffic.far * message_seconds(link, sharing * traffic.bytes),
+                    traffic.near * message_seconds(local, traffic.bytes));
+  }
+
+  void add_wire(const Traffic& sent, const Traffic& taken) {
+    const LinkFigures &link = figures_.network.link, &local = figures_.network.local;
+    stages_.wire += std::max(seconds_of(sent), seconds_of(taken));
+    const double far = sent.far + taken.far, near = sent.near + taken.near;
+    if (near + far > 0) stages_.latency += far > 0 ? link.latency : local.latency;
+    const double all = (sent.near + sent.far) * sent.bytes;
+    stages_.moving += all * link.core_seconds_per_byte;
     stages_.bytes += all;
   }
 
@@ -187,9 +211,8 @@ class Walk {
       const Load& load = lanes_[step.receives[i].lane];
       const bool first = i == 0 || step.receives[i - 1].lane != step.receives[i].lane;
       if (load.encoded)
-        stages_.work +=
-            static_cast<double>(step.receives[i].lanes) *
-            (first ? figures_.codec.decode : figures_.codec.decode_more).seconds(load.count);
+        stages_.work += load.seconds(step.receives[i].lanes,
+                                     first ? figures_.codec.decode : figures_.codec.decode_more);
       else if (!first)
         stages_.latency += load.bytes * figures_.add_seconds_per_byte;
     }
@@ -228,7 +251,7 @@ class Walk {
   void add_direct_sum(int ranks, double bytes) {
     std::vector<Parcel> sends;
     for (int i = 0; i < ranks; ++i) sends.push_back({i * (question_.ranks / ranks), 0});
-    add_wire(sends, bytes);
+    add_wire(traffic_of(sends, {.bytes = bytes}), {});
     stages_.latency += ranks * bytes * figures_.add_seconds_per_byte;
   }
 
@@ -277,10 +300,10 @@ void check_figures(const CostQuestion& question, const CostFigures& figures) {
 }
 
 /// Hosts of equally many ranks, one behind the other.
-HostGroups equal_hosts(int ranks, int ranks_per_host) {
+HostGroups equal_hosts(const CostQuestion& question, int ranks_per_host) {
   std::vector<int> hosts;
-  for (int rank = 0; rank < ranks; ++rank) hosts.push_back(rank / ranks_per_host);
-  return {hosts, ranks};
+  for (int rank = 0; rank < question.ranks; ++rank) hosts.push_back(rank / ranks_per_host);
+  return {hosts, question.ranks, question.error_growth};
 }
 
 // Lanes of `count` values in all: those within a host, in bare values, those between hosts, and
@@ -302,14 +325,13 @@ Prediction predict(const CostQuestion& question, const CostFigures& figures,
   check_figures(question, figures);
   if (question.ranks == 1 || question.count == 0) return {};
   const Shape shape = shape_of(question);
-  const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count)};
+  const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count), true, shape.filled};
   const Grid grid = grid_of(question);
-  const auto lanes = static_cast<std::size_t>(grid.owners());
-  Walk walk(question, figures, std::vector<Load>(lanes, load));
-  return pipelined(walk.stages(schedule_by(exchanges_of(*question.codec, question.dtype,
-                                                        question.ranks, question.algorithm),
-                                           everybody(0, grid))),
-                   shape.chunks, figures.crowding);
+  const auto rounds =
+      exchanges_of(*question.codec, question.dtype, question.ranks, question.algorithm);
+  Walk walk(question, figures, std::vector<Load>(static_cast<std::size_t>(grid.owners()), load));
+  return pipelined(walk.stages(schedule_by(rounds, everybody(0, grid))), shape.chunks,
+                   figures.crowding);
 }
 
 }  // namespace
@@ -351,7 +373,8 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
     throw InvalidArgument(std::to_string(question.ranks) + " ranks do not fill hosts of " +
                           std::to_string(near));
   if (question.ranks == 1 || question.count == 0) return {};
-  const int hosts = question.ranks / near;
+  const HostGroups groups = equal_hosts(question, near);
+  const int hosts = groups.hosts();
   const auto all = static_cast<double>(question.count);
   const std::size_t lane =
       lane_length(question.chunk_count / static_cast<std::size_t>(near),
@@ -361,11 +384,9 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
       exchanges_of(*question.codec, question.dtype, hosts,
                    choose_algorithm({question.codec, question.dtype,
                                      static_cast<std::size_t>(all / near), hosts}));
-  Walk walk(
-      question, figures,
-      loads_of(question, near, lanes_of(between.back(), hosts, Grid::standard(hosts)), chunk));
-  return pipelined(walk.stages(hierarchical(equal_hosts(question.ranks, near), 0, between)),
-                   all / chunk, figures.crowding);
+  Walk walk(question, figures,
+            loads_of(question, near, lanes_of(between.back(), hosts, groups.grid()), chunk));
+  return pipelined(walk.stages(hierarchical(groups, 0, between)), all / chunk, figures.crowding);
 }
 
 Prediction predict_halving_doubling(const CostQuestion& question, const CostFigures& figures) {

@@ -61,6 +61,7 @@ struct CostQuestion {
   int ranks = 1;
   std::size_t chunk_count = kDefaultChunkCount;
   std::vector<int> dims = {};  ///< of two-shot; none: the standard grid
+  double error_growth = kDefaultErrorGrowth;
 };
 
 struct Prediction {
@@ -71,6 +72,17 @@ struct Prediction {
 
 /// Throws InvalidArgument where a figure is not finite or negative, or the codec cannot go so.
 Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures);
+
+/// How two-shot goes on the quickest grid.
+struct GridPrediction {
+  std::vector<int> dims;
+  Prediction prediction;
+};
+
+/// The same where the grid is left open: of those that `question.error_growth` allows, but one with
+/// more dimensions only where it is a twentieth quicker. `question.dims` are not left open; another
+/// algorithm has none.
+GridPrediction predict_on_best_grid(const CostQuestion& question, const CostFigures& figures);
 
 /// The same for a reduce-scatter, which two-shot goes by its first half alone.
 Prediction predict_reduce_scatter(const CostQuestion& question, const CostFigures& figures);

@@ -92,12 +92,14 @@ AutoOptions checked(AutoOptions options) {
     for (std::string& spec : options.codecs) spec = with_feedback(spec, Feedback::kResidual);
   if (options.threads == 0) throw InvalidArgument("a rank lends at least 1 thread to its codecs");
   if (options.link) check_link(*options.link, "the link");
+  Grid::most_dimensions(options.error_growth);
   return options;
 }
 
 std::string way_text(const AutoChoice& choice) {
-  return choice.codec + " " + std::string(algorithm_name(choice.algorithm)) + ", chunks of " +
-         std::to_string(choice.chunk_count);
+  const std::string grid = choice.dims.size() > 1 ? " on " + text_of(choice.dims) : "";
+  return choice.codec + " " + std::string(algorithm_name(choice.algorithm)) + grid +
+         ", chunks of " + std::to_string(choice.chunk_count);
 }
 
 std::string shape_text(Dtype dtype, std::size_t count) {
@@ -225,7 +227,7 @@ void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
   }
 }
 
-// The quickest chunk length of each way.
+// The quickest chunk length, and grid, of each way.
 void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& question,
                                    std::vector<AutoPrediction>& all) {
   const CostFigures figures = figures_of(spec, question.dtype);
@@ -235,8 +237,10 @@ void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& 
       CostQuestion cut = question;
       cut.algorithm = algorithm;
       cut.chunk_count = chunk_count;
-      const double seconds = predict_allreduce(cut, figures).seconds;
-      if (seconds < best.seconds) best = {{spec, algorithm, chunk_count}, seconds};
+      GridPrediction on_grid = predict_on_best_grid(cut, figures);
+      const double seconds = on_grid.prediction.seconds;
+      if (seconds < best.seconds)
+        best = {{spec, algorithm, chunk_count, std::move(on_grid.dims)}, seconds};
     }
     all.push_back(std::move(best));
   }
@@ -251,7 +255,9 @@ std::vector<AutoPrediction> Tuner::Impl::alternatives(const Gradient& gradient) 
     const CostQuestion question{.codec = codec.get(),
                                 .dtype = gradient.dtype,
                                 .count = gradient.count,
-                                .ranks = channel_->ranks()};
+                                .ranks = channel_->ranks(),
+                                .dims = gradient.dims,
+                                .error_growth = options_.error_growth};
     if (gradient.collective == Collective::kReduceScatter)
       add_scatter(spec, question, all);
     else
@@ -348,12 +354,13 @@ AutoChoice Tuner::predict(Dtype dtype, std::size_t count, Collective collective)
 }
 
 std::vector<AutoPrediction> Tuner::predict_each(Dtype dtype, std::size_t count,
-                                                Collective collective) {
-  return impl_->predict_each({dtype, count, collective});
+                                                Collective collective, std::span<const int> dims) {
+  return impl_->predict_each({dtype, count, collective, {dims.begin(), dims.end()}});
 }
 
 const LinkFigures& Tuner::link() const { return impl_->network_.link; }
 Memory Tuner::memory() const { return impl_->options_.memory; }
+double Tuner::error_growth() const { return impl_->options_.error_growth; }
 std::string Tuner::explain() const { return impl_->explain(); }
 
 }  // namespace tersor

@@ -22,6 +22,7 @@ struct Tuner::Impl {
     Dtype dtype;
     std::size_t count;
     Collective collective = Collective::kAllreduce;
+    std::vector<int> dims = {};  ///< of two-shot, where they are decided
     auto operator<=>(const Gradient&) const = default;
   };
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,8 @@ struct AutoOptions {
   unsigned threads = 1;  ///< that each rank lends to its codecs
   /// Where the gradients will lie: there codecs are measured.
   Memory memory = Memory::kHost;
+  /// Bounds the grids that may be chosen: CollectiveOptions::error_growth.
+  double error_growth = kDefaultErrorGrowth;
   std::chrono::milliseconds timeout = kDefaultTimeout;
 };
 
@@ -48,6 +51,7 @@ struct AutoChoice {
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
   std::size_t chunk_count = kDefaultChunkCount;
+  std::vector<int> dims = {};  ///< of two-shot
 };
 
 /// What a way is predicted to take.
@@ -83,12 +87,16 @@ class Tuner {
   AutoChoice predict(Dtype dtype, std::size_t count,
                      Collective collective = Collective::kAllreduce);
   /// As above, of each codec its quickest way: `none`, `bf16`, then those allowed, in their order.
+  /// Where two-shot goes on a grid that is decided, `dims` are that.
   std::vector<AutoPrediction> predict_each(Dtype dtype, std::size_t count,
-                                           Collective collective = Collective::kAllreduce);
+                                           Collective collective = Collective::kAllreduce,
+                                           std::span<const int> dims = {});
 
   const LinkFigures& link() const;
   /// AutoOptions::memory: gradients must lie there.
   Memory memory() const;
+  /// AutoOptions::error_growth.
+  double error_growth() const;
   /// The figures, and for each gradient that was asked for every alternative with its predicted
   /// and measured time, and why it was taken or left.
   std::string explain() const;

@@ -28,7 +28,8 @@ void bind_figures(nb::module_& module) {
   nb::class_<AutoChoice>(module, "AutoChoice", "How a gradient is to travel.")
       .def_ro("codec", &AutoChoice::codec)
       .def_prop_ro("algorithm", [](const AutoChoice& choice) { return text_of(choice.algorithm); })
-      .def_ro("chunk_count", &AutoChoice::chunk_count, "Values.");
+      .def_ro("chunk_count", &AutoChoice::chunk_count, "Values.")
+      .def_ro("dims", &AutoChoice::dims, "Of two-shot.");
 }
 
 void bind_options(nb::module_& module) {
@@ -36,7 +37,8 @@ void bind_options(nb::module_& module) {
   options.def(nb::init<>())
       .def_rw("codecs", &AutoOptions::codecs)
       .def_rw("link", &AutoOptions::link, nb::arg().none())
-      .def_rw("threads", &AutoOptions::threads);
+      .def_rw("threads", &AutoOptions::threads)
+      .def_rw("error_growth", &AutoOptions::error_growth);
   def_choice<&AutoOptions::memory>(options, "memory");
   def_timeout<&AutoOptions::timeout>(options, "timeout");
 }

@@ -34,6 +34,24 @@ TEST_F(Predict, HostsShareTheirLink) {
   EXPECT_EQ(shared[0]["algorithm"], "hierarchical");
 }
 
+TEST_F(Predict, ManyRanksGoOnGrids) {
+  const std::vector<std::string> common = {"predict",     "--ranks",   "32..4096", "--codec",
+                                           "int8",        "--bytes",   "1M",       "--link",
+                                           "25Gbit,10us", "--message", "3us"};
+  const Json best = records_of(common);
+  ASSERT_EQ(best.size(), 8u);
+  EXPECT_EQ(best[0]["dims"], (std::vector{32}));
+  for (const std::size_t i : {3, 5, 7}) EXPECT_GT(best[i]["dims"].size(), 1u) << best[i];
+  auto direct = common;
+  direct.insert(direct.end(), {"--error-growth", "1"});
+  const Json bounded = records_of(direct);
+  EXPECT_EQ(bounded[5]["dims"], (std::vector{1024}));
+  EXPECT_GT(bounded[5]["seconds"].get<double>(), 3 * best[5]["seconds"].get<double>());
+  const Json given =
+      records_of({"predict", "--ranks", "256", "--codec", "int8", "--dims", "16,16"});
+  EXPECT_EQ(given[0]["dims"], (std::vector{16, 16}));
+}
+
 TEST_F(Predict, AMessageCostsWhatIsSaid) {
   const std::vector<std::string> common = {"predict", "--ranks", "8", "--codec", "none"};
   const auto seconds = [&](const std::string& message) {
@@ -55,6 +73,8 @@ TEST_F(Predict, NonsenseIsAnswered) {
       {"needs a link", {"--link", "none"}},
       {"no codec", {"--codec", "auto"}},
       {"crowding", {"--crowding", "nan"}},
+      {"does not fit 8 ranks", {"--ranks", "8", "--codec", "int8", "--dims", "3,3"}},
+      {"error-growth", {"--error-growth", "0.5"}},
   };
   for (const auto& [words, arguments] : wrong) {
     std::vector<std::string> all = {"predict"};

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string>
+#include <vector>
 
 namespace tersor {
 namespace {
@@ -110,20 +113,99 @@ TEST(CostModel, HierarchySparesASharedLink) {
   EXPECT_NEAR(predict_hierarchical(question, shared).seconds / wire, 1, 0.15);
 }
 
-// 25 Gbit/s, 10 us, 3 us a message, 256 MiB: lanes do not become shorter with the ranks, so that
-// messages cost little, and bare values stay behind by whichever way.
-TEST(CostModel, ManyRanksGainAsFewDo) {
+/// 25 Gbit/s, 10 us, 3 us a message.
+CostFigures quick_hosts() {
   CostFigures quick = figures(8 / 25e9, 10e-6);
   quick.network.link.seconds_per_message = 3e-6;
+  return quick;
+}
+
+/// How many times faster int8 is than the best way of bare values, whosever it is.
+double gain(std::size_t count, int ranks) {
+  const CostFigures quick = quick_hosts();
   const auto int8 = make_codec("int8"), none = make_codec("none");
-  for (const int ranks : {32, 256, 1024}) {
-    CostQuestion question{.codec = int8.get(), .count = std::size_t{1} << 26, .ranks = ranks};
-    const double encoded = predict_allreduce(question, quick).seconds;
-    question.codec = none.get();
-    question.algorithm = Algorithm::kNative;
-    const double bare = std::min(predict_allreduce(question, quick).seconds,
-                                 predict_halving_doubling(question, quick).seconds);
-    EXPECT_GT(bare / encoded, 2.5) << ranks;
+  CostQuestion question{.codec = int8.get(), .count = count, .ranks = ranks};
+  const double encoded = predict_on_best_grid(question, quick).prediction.seconds;
+  question.codec = none.get();
+  question.algorithm = Algorithm::kNative;
+  return std::min(predict_allreduce(question, quick).seconds,
+                  predict_halving_doubling(question, quick).seconds) /
+         encoded;
+}
+
+// Messages cost little on grids, and bare values stay behind by whichever way.
+TEST(CostModel, ManyRanksGainAsFewDo) {
+  for (const int ranks : {32, 64, 256, 1024, 4096}) {
+    EXPECT_GT(gain(std::size_t{1} << 26, ranks), ranks == 32 ? 2.5 : 3.4) << ranks;
+    EXPECT_GT(gain(std::size_t{1} << 18, ranks), 1.4) << ranks;
+  }
+}
+
+// 512 units on 1,024 ranks: half of the lanes hold none.
+TEST(CostModel, LanesThatHoldNothingCostNothing) {
+  const auto int8 = make_codec("int8");
+  const CostQuestion question{
+      .codec = int8.get(), .count = 1 << 18, .ranks = 1024, .dims = {32, 32}};
+  EXPECT_LT(predict_allreduce(question, quick_hosts()).sent_bytes, 2.5 * (1 << 18));
+}
+
+std::vector<int> best_dims(std::size_t count, int ranks, double error_growth = 2) {
+  const auto int8 = make_codec("int8");
+  return predict_on_best_grid(
+             {.codec = int8.get(), .count = count, .ranks = ranks, .error_growth = error_growth},
+             quick_hosts())
+      .dims;
+}
+
+TEST(CostModel, TakesMoreDimensionsWhereMessagesAreWhatCosts) {
+  for (const int ranks : {2, 8, 32}) EXPECT_EQ(best_dims(1 << 18, ranks), std::vector{ranks});
+  EXPECT_EQ(best_dims(1 << 18, 1024), (std::vector{16, 8, 8}));
+  EXPECT_EQ(best_dims(1 << 18, 1024, 1.5), (std::vector{32, 32}));
+  EXPECT_EQ(best_dims(1 << 18, 1024, 1), std::vector{1024});
+  EXPECT_EQ(best_dims(1 << 18, 4096), (std::vector{16, 16, 16}));
+  EXPECT_GT(best_dims(1 << 18, 251).size(), 1u);
+}
+
+TEST(CostModel, DimensionsThatAreGivenStay) {
+  const auto int8 = make_codec("int8");
+  const CostQuestion question{
+      .codec = int8.get(), .count = 1 << 18, .ranks = 256, .dims = {256}, .error_growth = 1};
+  const GridPrediction direct = predict_on_best_grid(question, quick_hosts());
+  EXPECT_EQ(direct.dims, std::vector{256});
+  EXPECT_EQ(direct.prediction.seconds, predict_allreduce(question, quick_hosts()).seconds);
+}
+
+// One of 37 owns nothing: the 18 of one group get all of its values and send it all of the sum.
+TEST(CostModel, WhoOwnsNothingCostsItsGroup) {
+  const auto int8 = make_codec("int8");
+  CostQuestion question{.codec = int8.get(), .count = 1 << 26, .ranks = 36, .dims = {18, 2}};
+  const double all_own = predict_allreduce(question, figures(kGbit)).seconds;
+  question.ranks = 37;
+  EXPECT_NEAR(predict_allreduce(question, figures(kGbit)).seconds / all_own,
+              1 + 2.0 / 18 / (2 * 35.0 / 36), 0.01);
+}
+
+// One-shot sends a list to everybody; two-shot the same on any number of ranks.
+TEST(CostModel, ManyRanksLeaveOneShot) {
+  const auto quickest = [](std::vector<std::string> specs, int ranks) {
+    return std::ranges::min(specs, {}, [&](const std::string& spec) {
+      const auto codec = make_codec(spec);
+      double best = HUGE_VAL;
+      for (const Algorithm algorithm : possible_algorithms(*codec, Dtype::kF32))
+        best = std::min(
+            best,
+            predict_on_best_grid(
+                {.codec = codec.get(), .algorithm = algorithm, .count = 1 << 24, .ranks = ranks},
+                figures(kGbit))
+                .prediction.seconds);
+      return best;
+    });
+  };
+  const std::string sparse = "topk:density=0.01", blocks = "blocktopk:density=0.01";
+  for (const int ranks : {2, 4, 16}) EXPECT_EQ(quickest({"none", "int8", sparse}, ranks), sparse);
+  for (const int ranks : {64, 256, 1024}) {
+    EXPECT_EQ(quickest({"none", "int8", sparse}, ranks), "int8");
+    EXPECT_EQ(quickest({"none", "int8", sparse, blocks}, ranks), blocks);
   }
 }
 

@@ -89,11 +89,44 @@ TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
     EXPECT_NE(explanation.find(word), std::string::npos) << word << "\n" << explanation;
 }
 
+// A millisecond a message: dimensions spare messages, as many as the bound allows.
+TEST(Tuner, ManyRanksGoOnTheGridThatTheModelCallsQuickest) {
+  const auto inputs = testing::gradients(40, 30'001);
+  const std::pair<double, std::vector<int>> bounds[] = {{2, {5, 4, 2}}, {1.5, {8, 5}}, {1, {40}}};
+  for (const auto& [error_growth, dims] : bounds) {
+    AutoOptions options = given({.seconds_per_byte = 8e-8, .seconds_per_message = 1e-3});
+    options.error_growth = error_growth;
+    const auto chosen = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+      Tuner tuner(transport, options);
+      EXPECT_EQ(tuner.choose(Dtype::kF32, values.size()).dims, dims);
+      EXPECT_EQ(tuner.predict(Dtype::kF32, values.size()).dims, dims);
+      allreduce(transport, values, {.codec = "auto", .tuner = &tuner});
+    });
+    const auto wanted = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+      allreduce(transport, values,
+                {.codec = "int8", .algorithm = Algorithm::kTwoShot, .dims = dims});
+    });
+    EXPECT_EQ(chosen, wanted) << error_growth;
+  }
+}
+
+TEST(Tuner, AGridThatIsDecidedIsPredicted) {
+  run_ranks(6, {}, [&](Transport& transport) {
+    Tuner tuner(transport, given(kSlow));
+    const std::vector<int> dims = {3, 2};
+    const auto ways = tuner.predict_each(Dtype::kF32, 1 << 20, Collective::kAllreduce, dims);
+    EXPECT_EQ(ways.back().way.codec, "int8");
+    EXPECT_EQ(ways.back().way.dims, dims);
+    EXPECT_NE(tuner.explain().find("int8 two-shot on 3 x 2, chunks"), std::string::npos);
+  });
+}
+
 TEST(Tuner, WrongOptionsAreRefusedBeforeAnythingMoves) {
   run_ranks(2, {}, [](Transport& transport) {
     EXPECT_THROW(Tuner(transport, {.codecs = {"int9"}}), InvalidArgument);
     EXPECT_THROW(Tuner(transport, {.codecs = {"auto"}}), InvalidArgument);
     EXPECT_THROW(Tuner(transport, {.threads = 0}), InvalidArgument);
+    EXPECT_THROW(Tuner(transport, {.error_growth = 0.5}), InvalidArgument);
     for (const double nonsense : {-1.0, HUGE_VAL, std::nan("")}) {
       EXPECT_THROW(Tuner(transport, given({.latency = nonsense})), InvalidArgument);
       EXPECT_THROW(Tuner(transport, given({.seconds_per_byte = nonsense})), InvalidArgument);
@@ -108,6 +141,9 @@ TEST(Tuner, WrongOptionsAreRefusedBeforeAnythingMoves) {
     EXPECT_THROW(allreduce(transport, values,
                            {.codec = "auto", .algorithm = Algorithm::kOneShot, .tuner = &feedback}),
                  InvalidArgument);
+    EXPECT_THROW(
+        allreduce(transport, values, {.codec = "auto", .error_growth = 1, .tuner = &feedback}),
+        InvalidArgument);
     EXPECT_THROW(GradientReducer(transport, {.codec = "auto", .algorithm = Algorithm::kOneShot}),
                  InvalidArgument);
   });

@@ -1,0 +1,28 @@
+// Two-shot on its quickest grid; see model.h.
+#include "comm/collectives/grid.h"
+#include "comm/tuning/model.h"
+
+#include <utility>
+
+namespace tersor {
+namespace {
+
+constexpr double kWorthADimension = 0.95;  // of the time: it costs a quantisation
+
+}  // namespace
+
+GridPrediction predict_on_best_grid(const CostQuestion& question, const CostFigures& figures) {
+  if (question.algorithm != Algorithm::kTwoShot) return {{}, predict_allreduce(question, figures)};
+  if (!question.dims.empty()) return {question.dims, predict_allreduce(question, figures)};
+  GridPrediction best;
+  for (const Grid& grid : Grid::worth_trying(question.ranks, question.error_growth)) {
+    CostQuestion tried = question;
+    tried.dims.assign(grid.digits().begin(), grid.digits().end());
+    const Prediction prediction = predict_allreduce(tried, figures);
+    if (best.dims.empty() || prediction.seconds < kWorthADimension * best.prediction.seconds)
+      best = {std::move(tried.dims), prediction};
+  }
+  return best;
+}
+
+}  // namespace tersor
