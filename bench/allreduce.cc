@@ -18,6 +18,7 @@
 #include "bench/commands.h"
 #include "bench/records.h"
 #include "bench/table.h"
+#include "comm/collectives/grid.h"
 
 #if TERSOR_HAS_NCCL
 #include "bench/nccl/allreduce.h"
@@ -36,8 +37,8 @@ std::vector<std::string> codecs_of(const AllreduceOptions& options, const Fleet&
 }
 
 /// A codec's case, or that of the sum of the library below (its name stands for a codec).
-AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
-                      const std::string& codec) {
+AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const std::string& codec,
+                      const std::vector<int>& dims) {
   if (codec == fleet.library())
     return {.codec = codec, .iterations = options.iterations, .by_library = true};
   return {.codec = codec,
@@ -46,7 +47,7 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
           .threads = options.threads,
           .iterations = options.iterations,
           .automatic = {.codecs = options.allowed, .threads = options.threads},
-          .dims = options.dims,
+          .dims = dims,
           .collective = options.scatters() ? Collective::kReduceScatter : Collective::kAllreduce};
 }
 
@@ -54,6 +55,7 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
 struct AllreduceRow {
   std::string codec;
   bool by_library = false;
+  std::vector<int> dims = {};
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
   bool scatters = false;
@@ -81,7 +83,7 @@ Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow&
                    {"collective", options.collective},
                    {"codec", row.codec},
                    {"algorithm", algorithm_of(row)},
-                   {"dims", options.dims},
+                   {"dims", row.dims},
                    {"transport", options.fleet.transport},
                    {"link", options.fleet.link},
                    {"ranks", ranks},
@@ -119,12 +121,22 @@ std::size_t codec_width(const AllreduceOptions& options, std::vector<std::string
   return longest(codecs);
 }
 
+/// "two-shot 16 x 16"
+std::string way_text(const AllreduceRow& row) {
+  const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.dims.empty();
+  return std::string(algorithm_of(row)) + (on_grid ? " " + text_of(row.dims) : "");
+}
+
+std::size_t way_width(const AllreduceOptions& options) {
+  return options.dims.front().empty() ? 12 : 21;
+}
+
 Table table_for(const AllreduceOptions& options, const std::vector<std::string>& codecs) {
   std::vector<Column> columns = {{"size", "B", 10},
                                  {"count", "values", 10},
                                  {"type"},
                                  {"codec", "", codec_width(options, codecs), Align::kLeft},
-                                 {"algorithm", "", 12, Align::kLeft},
+                                 {"algorithm", "", way_width(options), Align::kLeft},
                                  {"time", "us", 10},
                                  {"algbw", "GB/s", 8},
                                  {"busbw", "GB/s", 8},
@@ -148,7 +160,7 @@ std::vector<std::string> cells_of(const AllreduceOptions& options, int ranks,
                                     std::to_string(row.count),
                                     options.dtype,
                                     codec_text(row.codec, result.codec),
-                                    std::string(algorithm_of(row)),
+                                    way_text(row),
                                     microseconds(result.seconds),
                                     fmt::format("{:.3f}", row.algbw()),
                                     fmt::format("{:.3f}", row.busbw(ranks)),
@@ -170,10 +182,11 @@ double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const All
 }
 
 AllreduceRow measure(const AllreduceOptions& options, Fleet& fleet, const std::string& codec,
-                     const RankGradients& gradients) {
-  const AllreduceCase wanted = case_of(options, fleet, codec);
+                     const std::vector<int>& dims, const RankGradients& gradients) {
+  const AllreduceCase wanted = case_of(options, fleet, codec, dims);
   AllreduceRow row{.codec = codec,
                    .by_library = wanted.by_library,
+                   .dims = dims,
                    .count = gradients.count(),
                    .dtype = gradients.dtype(),
                    .scatters = options.scatters()};
@@ -205,12 +218,13 @@ void run_allreduce(const AllreduceOptions& options) {
   for (const std::size_t bytes : sizes) {
     const std::size_t count = std::max<std::size_t>(bytes / dtype_bytes(dtype), 1);
     const RankGradients gradients(count, dtype, ranks, fleet->only_rank());
-    for (const std::string& codec : codecs) {
-      const AllreduceRow row = measure(options, *fleet, codec, gradients);
-      table.print_row(cells_of(options, ranks, row));
-      records.add(record_of(options, ranks, row));
-      if (options.explain) fmt::print("{}", row.result.explanation);
-    }
+    for (const std::string& codec : codecs)
+      for (const std::vector<int>& dims : grids_for(options, codec)) {
+        const AllreduceRow row = measure(options, *fleet, codec, dims, gradients);
+        table.print_row(cells_of(options, ranks, row));
+        records.add(record_of(options, ranks, row));
+        if (options.explain) fmt::print("{}", row.result.explanation);
+      }
   }
 }
 
@@ -273,10 +287,20 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
       ->type_name("NAME")
       ->capture_default_str();
   command
-      .add_option("--dims", options.dims,
-                  "Of two-shot: ranks of each dimension of a grid, e.g. 16,16; without it as few "
-                  "dimensions as have at most 32 ranks each")
-      ->delimiter(',')
+      .add_option_function<std::vector<std::string>>(
+          "--dims",
+          [&options](const std::vector<std::string>& grids) {
+            options.dims.clear();
+            for (const std::string& grid : grids) options.dims.push_back(parse_dims(grid));
+          },
+          "Of two-shot: grids, each the ranks of its dimensions, e.g. 256 16,16 8,8,4; without it "
+          "as few dimensions as have at most 32 ranks each")
+      ->check(checked(
+          [](const std::string& grid) {
+            parse_dims(grid);
+            return grid;
+          },
+          ""))
       ->type_name("N,...");
   add_size(command, "--min", options.min_bytes, "Smallest gradient; K, M and G are 1024s");
   add_size(command, "--max", options.max_bytes, "Largest gradient");

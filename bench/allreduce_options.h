@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/fleet.h"
@@ -17,7 +18,7 @@ struct AllreduceOptions {
   std::vector<std::string> codecs = {"int8", "int4", "topk:density=0.01"};
   std::string algorithm = "auto";
   std::string collective = "allreduce";
-  std::vector<int> dims = {};  // of two-shot
+  std::vector<std::vector<int>> dims = {{}};  // of two-shot; {}: as the library chooses
   std::size_t min_bytes = 4 << 10;
   std::size_t max_bytes = 64 << 20;
   std::size_t factor = 4;
@@ -42,6 +43,12 @@ std::vector<std::string> codecs_with_references(const AllreduceOptions& options)
 
 /// The algorithm asked for, but for the references, which take their own where it does not fit.
 Algorithm algorithm_for(const AllreduceOptions& options, const std::string& codec);
+
+/// The grids on which a codec is measured: the references on none.
+std::vector<std::vector<int>> grids_for(const AllreduceOptions& options, const std::string& codec);
+
+/// "16,16" as numbers. Throws InvalidArgument where it is none.
+std::vector<int> parse_dims(std::string_view text);
 
 /// The sizes of the gradient, in bytes. Throws InvalidArgument where there are none.
 std::vector<std::size_t> byte_counts(const AllreduceOptions& options);
