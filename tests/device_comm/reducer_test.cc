@@ -240,6 +240,15 @@ TEST_P(ReducerOnDevice, ScattersAsOnHosts) {
       });
 }
 
+TEST_P(ReducerOnDevice, ScattersByHostsAsOnHosts) {
+  expect_as_on_hosts(4, [](Transport& transport, const Place& place) {
+    ReducerOptions options = options_of(place);
+    options.algorithm = Algorithm::kHierarchical;
+    options.hosts = {0, 1, 1, 0};
+    return scatter(transport, place, options);
+  });
+}
+
 // The sum over ranks may be the library's below.
 TEST_P(ReducerOnDevice, GoesOnFromAPortableState) {
   const auto run = [](Transport& transport, const Place& place) {

@@ -287,6 +287,12 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
             )
     if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
         raise InvalidArgument(f"residual_dtype is one of {list(RESIDUAL_BYTES)}, not {dtype!r}")
+    hosts, ranks = options.get("hosts"), dist.get_world_size()
+    if hosts and len(hosts) != ranks:
+        raise InvalidArgument(
+            f"hosts name the hosts of {len(hosts)} ranks, but there are {ranks}; give one number a "
+            "rank"
+        )
     fill(_core.ReducerOptions(), options)  # names what else is wrong
     return cast(ReducerOptions, dict(options))
 

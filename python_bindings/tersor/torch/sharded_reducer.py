@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import InvalidArgument, ParameterState, ReadyGradients, ReducerState
+from tersor._core import ParameterState, ReadyGradients, ReducerState
 from tersor.collectives import Reduction
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.group import transport
@@ -321,12 +321,7 @@ class Reducers(Generic[Made]):
 
 
 def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
-    """Of the ranks of a group, of the hosts of all ranks. Raises InvalidArgument for too few."""
-    if len(hosts) != dist.get_world_size():
-        raise InvalidArgument(
-            f"hosts name the hosts of {len(hosts)} ranks, but there are {dist.get_world_size()}; "
-            "give one number a rank"
-        )
+    """Of the ranks of a group, of the hosts of all ranks."""
     return [hosts[dist.get_global_rank(group, rank)] for rank in range(group.size())]
 
 
