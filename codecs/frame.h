@@ -75,6 +75,8 @@ void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> fr
 /// The same but for the checksums of frames that have one.
 void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                    Carried carried = Carried::kNothing);
+/// Throws WireError where a frame, of any codec, has another checksum than its own.
+void check_checksum(ConstByteSpan frame, Threads* threads);
 /// The checksums, once the payloads are summed.
 void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums);
 

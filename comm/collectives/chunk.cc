@@ -73,11 +73,12 @@ void ChunkTask::tick() {
 }
 
 // The first step has the first tag whatever the schedule, so that ranks that go another way meet
-// there.
+// there. In a relay a rank's first message comes in any step.
 Operation ChunkTask::operation() const {
+  const auto step = static_cast<std::uint32_t>(this->step().relays ? 0 : step_);
   return {.name = context_->name,
           .signature = context_->signature,
-          .tag = tag_ + static_cast<std::uint32_t>(step_),
+          .tag = tag_ + step,
           .timeout = context_->timeout,
           .memory = context_->memory,
           .stream = context_->stream,

@@ -1,5 +1,5 @@
-// allreduce, reduce_scatter and allgather: check, prepare (or find what an equal call prepared),
-// bind this call's memory, run.
+// The collectives: check, prepare (or find what an equal call prepared), bind this call's memory,
+// run.
 #include "comm/collectives/arguments.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"

@@ -1,6 +1,7 @@
 // See messages.h.
 #include "comm/collectives/messages.h"
 
+#include "codecs/frame.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/scalar/philox.h"
 
@@ -225,11 +226,22 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
   return offset;
 }
 
+// What is passed on damaged would be found by others, who would name the wrong rank.
+void Messages::check_checksum(ConstByteSpan frame, int rank) const {
+  if (context_->on_device() || context_->checksum == Checksum::kOff) return;
+  try {
+    encoding::check_checksum(frame, context_->threads);
+  } catch (const WireError& error) {
+    throw_damaged(rank, error);
+  }
+}
+
 std::size_t Messages::forward(const Lane& lane, const Received& received, ByteSpan message,
                               int peers) {
   offsets_.assign(1, 0);
   for (const FramePlan& frame : lane.frames) {
     next_frames(frame, {&received, 1});
+    check_checksum(frames_.front(), received.rank);
     count_bytes(frame, frames_.front().size(), peers);
   }
   const std::size_t bytes = offsets_.front();

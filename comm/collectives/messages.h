@@ -42,7 +42,7 @@ class Messages {
   std::size_t reduce(const Lane& lane, std::span<const Received> messages, std::size_t stage,
                      ByteSpan sum, int peers);
 
-  /// Copies a message.
+  /// Copies a message, whose checksums it checks.
   std::size_t forward(const Lane& lane, const Received& received, ByteSpan message, int peers);
 
   /// Of a message of several lanes that of the first.
@@ -69,6 +69,7 @@ class Messages {
   void next_frames(const FramePlan& frame, std::span<const Received> messages);
   std::size_t written_bytes(const FramePlan& frame, ConstByteSpan target) const;
   void copy(ByteSpan to, ConstByteSpan from) const;
+  void check_checksum(ConstByteSpan frame, int rank) const;
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
   RandomSource random(const Lane& lane, std::size_t stage) const;
   FrameIdentity identity(const Lane& lane) const;

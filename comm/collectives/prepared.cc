@@ -84,11 +84,12 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
   if (prepared.key.kind != Kind::kAllreduce) {  // found before anything is sent
     choose_scatter(*prepared.codec, prepared.key.dtype, prepared.context.name);
     if (prepared.key.kind == Kind::kReduce)
-      prepared.encoded = choose_algorithm({.codec = prepared.codec.get(),
-                                           .dtype = prepared.key.dtype,
-                                           .count = prepared.key.count,
-                                           .ranks = prepared.context.ranks,
-                                           .wanted = Algorithm::kTwoShot});
+      prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
+                                             .dtype = prepared.key.dtype,
+                                             .count = prepared.key.count,
+                                             .ranks = prepared.context.ranks,
+                                             .wanted = Algorithm::kTwoShot});
+    prepared.encoded = prepared.algorithm;
     if (groups) prepared.algorithm = Algorithm::kHierarchical;
     return;
   }

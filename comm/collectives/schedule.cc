@@ -88,7 +88,8 @@ Schedule relay(const Party& party, int root, int steps, Hop came, const std::vec
     return party.members[static_cast<std::size_t>((peer + root) % n)];
   };
   const auto with = [&](int peer) { return Parcel{peer, party.first_lane}; };
-  Schedule schedule(static_cast<std::size_t>(steps), Step{.first_lane = party.first_lane});
+  Schedule schedule(static_cast<std::size_t>(steps),
+                    Step{.first_lane = party.first_lane, .relays = true});
   const int own = party.members[static_cast<std::size_t>(party.place)];
   if (party.place != root) {
     Step& step = schedule[static_cast<std::size_t>(came.step)];

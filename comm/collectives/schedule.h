@@ -56,6 +56,7 @@ struct Step {
   Take take = Take::kDecode;
   Native native = Native::kNone;  ///< of lanes: member l owns lane l
   bool gathers = false;           ///< every rank sends one message to every other
+  bool relays = false;            ///< messages go on from rank to rank: all steps share a tag
   std::uint8_t round = 0;         ///< of the codec
   std::uint8_t stage = 0;         ///< how often what it makes was reduced
 

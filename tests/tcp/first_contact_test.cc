@@ -44,8 +44,8 @@ TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
   }
 }
 
-// Who sends and then waits for something else polls no more: a message that is kept until there is a
-// connection would never leave.
+// Who sends and then waits for something else polls no more: a message that is kept until there is
+// a connection would never leave.
 TEST(TcpFirstMessage, WhatWasSentHasLeft) {
   std::promise<void> came;
   run_ranks(tcp_transports(2), [&](Transport& transport) {

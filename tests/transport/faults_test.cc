@@ -67,6 +67,20 @@ TEST_P(TransportFaults, AnExchangeNamesWhoDoesNotSend) {
   EXPECT_TRUE(contains(errors[0], "star on rank 0: no message from rank 2 within")) << errors[0];
 }
 
+// But whom it waits for.
+TEST_P(TransportFaults, WhoWaitsInAnEarlierOperationIsNotNamed) {
+  const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
+    const bool first = transport.rank() == 0;
+    if (transport.rank() == 2) return;
+    const Operation operation{.name = "relay",
+                              .tag = first ? 5u : 4u,
+                              .timeout = first ? std::chrono::milliseconds(200ms) : 20s};
+    transport.receive(operation, transport.rank() + 1, 8).wait_synchronize();
+  });
+  EXPECT_TRUE(contains(errors[0], "no message from rank 2 within 200 ms")) << errors[0];
+  EXPECT_TRUE(contains(errors[1], "no message from rank 2 within 200 ms")) << errors[1];
+}
+
 TEST_P(TransportFaults, ReceiveHasADeadlineToo) {
   auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     if (transport.rank() == 0)

@@ -15,7 +15,7 @@ enum class Kind : std::uint8_t {
   kMessage = 1,
   kFault = 2,     ///< the payload says why the sender gave up
   kLeave = 3,     ///< the sender takes no more on this channel; `part` 1: nor on any other
-  kQuestion = 4,  ///< whom do you wait for under `tag`? `part` is the question's number
+  kQuestion = 4,  ///< whom do you wait for up to `tag`? `part` is the question's number
   kAnswer = 5,    ///< `from` rank `envelope.count` − 1; 0: for nobody
 };
 

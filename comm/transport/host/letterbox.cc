@@ -87,9 +87,11 @@ bool Letterbox::close_one(Batch& batch) {
 int Letterbox::awaited(std::uint32_t tag) const {
   int rank = kAnyRank;
   for (const Batch* batch : open_)
-    for (const Incoming& incoming : batch->incoming)
-      if (batch->key.tag == tag && waits(incoming) && incoming.peer != kAnyRank)
-        rank = incoming.peer;
+    for (const Incoming& incoming : batch->incoming) {
+      if (batch->key.tag > tag || !waits(incoming) || incoming.peer == kAnyRank) continue;
+      tag = batch->key.tag;
+      rank = incoming.peer;
+    }
   return rank;
 }
 

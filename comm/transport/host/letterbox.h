@@ -62,7 +62,8 @@ class Letterbox {
     return std::nullopt;
   }
 
-  /// Whom this rank waits for under a tag; `kAnyRank` where it waits for nobody.
+  /// Whom this rank waits for under a tag or, first, one before it; `kAnyRank` where it waits for
+  /// nobody.
   int awaited(std::uint32_t tag) const;
 
  private:

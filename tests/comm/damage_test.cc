@@ -1,0 +1,91 @@
+// A message that was damaged on its way, and is passed on by who got it: the rank that it came from
+// is named by all, and not who passed it on.
+#include "tests/comm/ranks.h"
+
+#include <tersor/forwarding.h>
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::Values;
+
+/// Flips a bit of the first message of an exchange that a rank begins, counted from 0.
+class Flipping final : public ForwardingTransport {
+ public:
+  Flipping(Transport& transport, int exchange)
+      : ForwardingTransport(std::shared_ptr<Transport>(std::shared_ptr<void>(), &transport)),
+        left_(exchange) {}
+
+  Handle exchange(const Operation& operation, std::span<const SendTo> sends,
+                  std::span<const ReceiveFrom> receives) override {
+    std::vector<SendTo> changed(sends.begin(), sends.end());
+    if (left_-- == 0) {
+      SendTo& first = changed.front();
+      flipped_.assign(first.bytes.begin(), first.bytes.end());
+      flipped_[flipped_.size() / 2] ^= std::byte{4};
+      first.bytes = flipped_;
+    }
+    return inner().exchange(operation, changed, receives);
+  }
+
+ private:
+  int left_;
+  std::vector<std::byte> flipped_;
+};
+
+/// What ranks say that did not end well, where one of them sends something damaged.
+std::vector<std::string> errors_of(int ranks, int damager, int exchange,
+                                   const std::function<void(Transport&)>& call) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, {}, [&](Transport& transport) {
+    Flipping flipping(transport, transport.rank() == damager ? exchange : -1);
+    try {
+      call(flipping);
+      transport.barrier({.name = "meeting"}).wait_synchronize();
+    } catch (const Error& error) {
+      errors[static_cast<std::size_t>(transport.rank())] = error.what();
+    }
+  });
+  return errors;
+}
+
+void expect_named(const std::vector<std::string>& errors, int damager) {
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("the frame of rank " + std::to_string(damager)), std::string::npos)
+        << error;
+}
+
+// Down the tree, and along the chain.
+TEST(Damage, OfABroadcastIsNotPassedOn) {
+  for (const std::size_t count : {std::size_t{1000}, std::size_t{100'000}})
+    expect_named(errors_of(5, 0, 0,
+                           [count](Transport& transport) {
+                             Values values(count, 1.0f);
+                             broadcast(transport, values);
+                           }),
+                 0);
+}
+
+// The sum of the owner in the second dimension, which its neighbour hands on in the first.
+TEST(Damage, OnAGridIsNotPassedOn) {
+  const int dims[] = {2, 2};
+  expect_named(errors_of(4, 3, 2,
+                         [&dims](Transport& transport) {
+                           Values values(10'000, 1.0f);
+                           allreduce(
+                               transport, values,
+                               {.codec = "int8", .algorithm = Algorithm::kTwoShot, .dims = dims});
+                         }),
+               3);
+}
+
+}  // namespace
+}  // namespace tersor
