@@ -32,7 +32,7 @@ void check_alike(const ConstValueSpan& one, std::string_view name, const ConstVa
 }
 
 void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
-  check_alike(shard, "the shard", all, "the whole");
+  if (!all.empty()) check_alike(shard, "the shard", all, "the whole");
   if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
   throw InvalidArgument(std::to_string(ranks) + " shards of " + std::to_string(shard.count()) +
                         " values make " + std::to_string(shard.count() * ranks) + ", not the " +

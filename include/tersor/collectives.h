@@ -88,7 +88,7 @@ inline constexpr double kDefaultErrorGrowth = 2;
 /// Options of all collectives. Ranks must pass equal ones (but for state, threads and outputs).
 struct CollectiveOptions {
   std::string codec = "bf16";              ///< a spec; "+ef" needs `state`, "auto" `tuner`
-  Reduction reduction = Reduction::kSum;   ///< not used by allgather
+  Reduction reduction = Reduction::kSum;   ///< of allreduce, reduce_scatter and reduce
   Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce; kHierarchical of others too
   /// Hierarchical: the host of each rank, equal numbers share one. Empty: Transport::hosts().
   std::span<const int> hosts = {};
@@ -146,7 +146,8 @@ void broadcast(Transport& transport, ValueSpan values, int root = 0,
                const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
 
 /// As `allreduce` by two-shot, with its bits, residuals and feedback; but only the root's `output`
-/// (input.count() values, on other ranks not looked at) gets the sum.
+/// (input.count() values, on other ranks not looked at; it may be the input) gets the sum.
+/// InvalidArgument for a codec that cannot go so (topk).
 void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root = 0,
             const CollectiveOptions& options = {}, StreamView stream = {});
 

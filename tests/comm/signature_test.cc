@@ -16,7 +16,7 @@ constexpr std::size_t kCount = 1024;
 constexpr const char* kSpec = "int8:rounding=stochastic";
 constexpr std::uint64_t kSeed = 0x123456789abcdef;
 
-/// What a rank gathered last.
+/// What a rank gathered last, and the signature of its last exchange.
 struct Gathered {
   std::uint64_t signature = 0;
   std::vector<std::byte> frame;
@@ -36,6 +36,11 @@ class RecordingTransport final : public ForwardingTransport {
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override {
     gathered_ = {operation.signature, {send.begin(), send.end()}};
     return inner().all_gather(operation, send, capacity);
+  }
+  Handle exchange(const Operation& operation, std::span<const SendTo> sends,
+                  std::span<const ReceiveFrom> receives) override {
+    gathered_.signature = operation.signature;
+    return inner().exchange(operation, sends, receives);
   }
 
  private:
@@ -119,6 +124,27 @@ TEST(Signatures, AreThoseOfTheFormat) {
               allgather(transport, values, all, options);
             }),
             segment(shards, kCount).hash());
+}
+
+TEST(Signatures, NameTheRootThatIsNotZero) {
+  const CollectiveOptions options = {.codec = kSpec};
+  const auto of = [&](const std::function<void(Transport&, Values&)>& body) {
+    return gather(gradients(2, kCount), body)[0].signature;
+  };
+  Bytes broadcasts = beginning(3, 0, 3), reduces = beginning(4, 0, 2), gathers = beginning(5, 0, 3),
+        scatters = beginning(6, 0, 3);
+  Values all(2 * kCount);
+  EXPECT_EQ(of([&](Transport& ranks, Values& values) { broadcast(ranks, values, 1, options); }),
+            segment(broadcasts, 0).number(std::uint32_t{1}).hash());
+  EXPECT_EQ(
+      of([&](Transport& ranks, Values& values) { reduce(ranks, values, values, 0, options); }),
+      segment(reduces, 0).hash());
+  segment(gathers, 0);
+  EXPECT_EQ(of([&](Transport& ranks, Values& values) { gather(ranks, values, all, 1, options); }),
+            segment(gathers, kCount).number(std::uint32_t{1}).hash());
+  segment(scatters, 0);
+  EXPECT_EQ(of([&](Transport& ranks, Values& values) { scatter(ranks, all, values, 0, options); }),
+            segment(scatters, kCount).hash());
 }
 
 TEST(Signatures, OfAHierarchyNameItsHosts) {

@@ -32,6 +32,14 @@ int Expressions::encodings(Expression value) const {
   return most + (node.kind == kEncoded ? 1 : 0);
 }
 
+std::string Expressions::text(Expression value) const {
+  const Node& node = nodes_[value];
+  if (node.kind == kGradient) return std::to_string(node.of.front());
+  std::string text = node.kind == kSum ? "(" : node.kind == kEncoded ? "encoded(" : "bare(";
+  for (const Expression part : node.of) text += this->text(part) + " ";
+  return text + ")";
+}
+
 Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes) {
   Layout layout{.schedules = {}, .parts = {}, .part_count = lanes};
   std::vector<std::vector<std::size_t>> parts;

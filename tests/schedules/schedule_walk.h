@@ -28,6 +28,8 @@ class Expressions {
   /// How often the gradient of each rank is in it; and how often the one that was encoded most was.
   std::map<int, int> contributions(Expression value) const;
   int encodings(Expression value) const;
+  /// The same for equal ones of several walks.
+  std::string text(Expression value) const;
 
  private:
   enum Kind { kGradient, kEncoded, kBare, kSum };
