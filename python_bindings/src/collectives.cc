@@ -129,13 +129,13 @@ void bind_rooted(nb::module_& module) {
   using namespace nb::literals;
   module.def("broadcast", &broadcast_array, "transport"_a, "values"_a, "root"_a, "options"_a,
              "stream"_a = nb::none());
-  const auto define = [&](const char* name, auto function) {
-    module.def(name, function, "transport"_a, "input"_a.none(), "output"_a.none(), "root"_a,
-               "options"_a, "stream"_a = nb::none());
+  const auto define = [&](const char* name, auto function, auto input, auto output) {
+    module.def(name, function, "transport"_a, input, output, "root"_a, "options"_a,
+               "stream"_a = nb::none());
   };
-  define("reduce", &rooted_array<&tersor::reduce>);
-  define("gather", &rooted_array<&tersor::gather>);
-  define("scatter", &rooted_array<&tersor::scatter>);
+  define("reduce", &rooted_array<&tersor::reduce>, "input"_a, "output"_a.none());
+  define("gather", &rooted_array<&tersor::gather>, "shard"_a, "output"_a.none());
+  define("scatter", &rooted_array<&tersor::scatter>, "input"_a.none(), "shard"_a);
 }
 
 void bind_statistics(nb::module_& module) {

@@ -1,4 +1,4 @@
-"""Collectives that carry encoded gradients: ``allreduce``, ``reduce_scatter``, ``allgather``.
+"""Collectives that carry encoded values: of all ranks, and from or to one of them.
 
 Arrays are anything with DLPack or the buffer protocol (NumPy, PyTorch, CuPy), of f32, bf16 or f16
 values, on the host or on a CUDA device. All ranks of a transport make the same calls with equal
@@ -28,7 +28,7 @@ class CollectiveOptions(TypedDict, total=False):
     """A spec (``"int8"``, ``"topk:density=0.01+ef"``); ``"+ef"`` needs ``state``, ``"auto"`` a
     ``tuner``. Default ``"bf16"``."""
     reduction: Reduction
-    """What ``allreduce`` and ``reduce_scatter`` yield. Default ``"sum"``."""
+    """What ``allreduce``, ``reduce_scatter`` and ``reduce`` yield. Default ``"sum"``."""
     algorithm: Algorithm
     """Of ``allreduce``. Default ``"auto"``. ``"hierarchical"`` of ``reduce_scatter`` and
     ``allgather`` too, on hosts of equally many ranks; others that the transport found go as
@@ -141,8 +141,9 @@ def broadcast(
 ) -> CollectiveStatistics:
     """``values`` of rank ``root`` on all ranks, in place; by codec ``"none"`` without another.
 
-    The root too ends with what the others decode. Raises ``InvalidArgument`` for a ``root`` that is
-    no rank, and for ``"+ef"``. Else as ``allreduce``.
+    ``values``: of one shape, dtype and memory layout on all ranks. The root too ends with what the
+    others decode. Raises ``InvalidArgument`` for a ``root`` that is no rank, here and below, and
+    for ``"+ef"``. Else as ``allreduce``.
     """
     return _core.broadcast(transport, values, root, _lossless(options), stream)
 
@@ -159,7 +160,7 @@ def reduce(
     """Sum or mean over ranks of ``input``, written to ``output`` of rank ``root``.
 
     ``output``: as many values as ``input``; None on other ranks. It has the bits, and ``state`` the
-    residuals, of a two-shot ``allreduce``.
+    residuals, of a two-shot ``allreduce``; codecs that cannot go so (``topk``) are refused.
     """
     return _core.reduce(transport, input, output, root, _call_options(options), stream)
 

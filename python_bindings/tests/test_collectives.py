@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import ranks
 import tersor
@@ -20,6 +21,7 @@ from tersor.torch.collectives import (
     reduce_scatter,
     scatter,
 )
+from tersor.torch.group import transport
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -196,3 +198,22 @@ def test_a_root_that_is_no_rank_is_named() -> None:
 def names_a_wrong_root(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match="root 2 is none of 2 ranks"):
         broadcast(torch.zeros(5), 2)
+    with pytest.raises(tersor.InvalidArgument, match="leave out \\+ef"):
+        scatter(torch.zeros(5), torch.zeros(10), codec="int8+ef")
+    with pytest.raises(tersor.InvalidArgument, match="2 shards of 5 values make 10, not the 0"):
+        gather(None, torch.zeros(5, dtype=torch.bfloat16), rank)
+    with pytest.raises(TypeError):  # this is of all ranks
+        tersor.gather(transport(None, torch.device("cpu")), None)
+
+
+def refuses_shards(rank: int, count: int) -> None:
+    model = torch.nn.Linear(4, 4)
+    fully_shard(model)
+    with pytest.raises(tersor.InvalidArgument, match="weight is a shard"):
+        broadcast_parameters(model)
+    with pytest.raises(tersor.InvalidArgument, match="parameter of the optimizer is a shard"):
+        broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_shards_have_no_root() -> None:
+    ranks.run(refuses_shards, 2)

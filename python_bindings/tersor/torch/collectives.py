@@ -108,7 +108,8 @@ def broadcast(
 ) -> CollectiveStatistics:
     """``tensor`` of rank ``root`` of the group on all ranks, in place; unrounded without ``codec``.
 
-    Else as :func:`allreduce`; ``"+ef"`` is refused.
+    ``tensor``: of one shape, dtype and memory format on all ranks. Raises InvalidArgument for a
+    ``root`` that is none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
     """
     ranks = transport(group, tensor.device)
     return collectives.broadcast(ranks, tensor, root, stream=stream, **options)
@@ -123,7 +124,11 @@ def reduce(
     stream: Any = None,
     **options: Unpack[CollectiveOptions],
 ) -> CollectiveStatistics:
-    """Sum (or mean) over ranks of ``input`` in ``output`` of rank ``root``; None on other ranks."""
+    """Sum (or mean) over ranks of ``input`` in ``output`` of rank ``root``; None on other ranks.
+
+    ``output``: as many values as ``input``, both contiguous; it has the bits of a two-shot
+    :func:`allreduce`. Raises InvalidArgument for codecs that cannot go so (``topk``).
+    """
     ranks = transport(group, input.device)
     return collectives.reduce(ranks, input, output, root, stream=stream, **options)
 
@@ -137,7 +142,10 @@ def gather(
     stream: Any = None,
     **options: Unpack[CollectiveOptions],
 ) -> CollectiveStatistics:
-    """Every rank's ``input``, in the order of ranks, in ``output`` of ``root``; None on others."""
+    """Every rank's ``input``, in the order of ranks, in ``output`` of ``root``; None on others.
+
+    ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`all_gather`.
+    """
     ranks = transport(group, input.device)
     return collectives.gather(ranks, input, output, root, stream=stream, **options)
 
@@ -153,7 +161,8 @@ def scatter(
 ) -> CollectiveStatistics:
     """Part r of ``input`` of rank ``root`` to ``output`` of rank r; ``input`` is None on others.
 
-    ``input``: contiguous, ranks times as many values as ``output``. Unrounded without ``codec``.
+    ``input``: contiguous, ranks times as many values as ``output``. Unrounded without ``codec``;
+    ``"+ef"`` is refused.
     """
     ranks = transport(group, output.device)
     return collectives.scatter(ranks, input, output, root, stream=stream, **options)
@@ -174,8 +183,7 @@ def broadcast_parameters(
     """
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in named.items():
-        if isinstance(tensor, DTensor):
-            raise InvalidArgument(f"{name} is a shard: it is different on each rank")
+        _refuse_shard(name, tensor)
     _broadcast_all(list(named.values()), root, group, codec)
 
 
@@ -185,8 +193,11 @@ def broadcast_optimizer_state(
     """The state and the settings of rank ``root``'s optimizer on all ranks, unrounded.
 
     Others need not have stepped yet: what they have is replaced. Their parameters are as many, of
-    the same shapes and in the same order.
+    the same shapes and in the same order. Raises InvalidArgument where they are shards.
     """
+    for settings in optimizer.param_groups:
+        for parameter in settings["params"]:
+            _refuse_shard("a parameter of the optimizer", parameter)
     leaves, shape = tree_flatten(optimizer.state_dict())
     told: list[Any] = [([_Hole.of(one) for one in leaves], shape)]
     dist.broadcast_object_list(told, _global_rank(root, group), group=group)
@@ -212,6 +223,11 @@ class _Hole(NamedTuple):
 
     def filled(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.place)
+
+
+def _refuse_shard(name: str, tensor: Tensor) -> None:
+    if isinstance(tensor, DTensor):
+        raise InvalidArgument(f"{name} is a shard: it is different on each rank")
 
 
 def _global_rank(root: int, group: dist.ProcessGroup | None) -> int:
