@@ -57,6 +57,7 @@ CollectiveOptions options_of(const Scenario& scenario, const Step& step) {
   return {.codec = step.codec,
           .reduction = step.reduction,
           .algorithm = step.algorithm,
+          .dims = step.dims,
           .chunk_count = std::size_t{1} << 16,  // several chunks, where a gradient is long
           .timeout = scenario.timeout};
 }
@@ -69,6 +70,14 @@ Values collect(const Handle& handle, const Transport& transport, const Step& ste
     all.write(step.count * static_cast<std::size_t>(rank),
               rank == transport.rank() ? own : handle.received(rank));
   return all.values();
+}
+
+/// Of what a collective does not leave in its input.
+std::size_t result_count(const Step& step, const Transport& transport) {
+  const bool to_root = step.work == Work::kReduce || step.work == Work::kGather;
+  if (to_root && transport.rank() != step.root) return 0;
+  const bool of_all = step.work == Work::kAllgather || step.work == Work::kGather;
+  return of_all ? step.count * static_cast<std::size_t>(transport.ranks()) : step.count;
 }
 
 std::vector<ValueSpan> even_parts(ValueSpan values, std::size_t ranks) {
@@ -139,19 +148,31 @@ Values Caller::call(std::size_t index, Mistake mistake) {
 }
 
 Values Caller::call_collective(const Step& step, const Values& input) {
-  const auto ranks = static_cast<std::size_t>(transport_.ranks());
   const CollectiveOptions options = options_of(scenario_, step);
   Typed values(input, step.dtype);
-  if (step.work == Work::kAllreduce) {
-    allreduce(transport_, values.span(), options);
-    return values.values();
+  Typed result(result_count(step, transport_), step.dtype);
+  switch (step.work) {
+    case Work::kAllreduce:
+      allreduce(transport_, values.span(), options);
+      return values.values();
+    case Work::kBroadcast:
+      broadcast(transport_, values.span(), step.root, options);
+      return values.values();
+    case Work::kReduceScatter:
+      reduce_scatter(transport_, values.span(), result.span(), options);
+      break;
+    case Work::kReduce:
+      reduce(transport_, values.span(), result.span(), step.root, options);
+      break;
+    case Work::kGather:
+      gather(transport_, values.span(), result.span(), step.root, options);
+      break;
+    case Work::kScatter:
+      scatter(transport_, values.span(), result.span(), step.root, options);
+      break;
+    default:
+      allgather(transport_, values.span(), result.span(), options);
   }
-  const bool scatters = step.work == Work::kReduceScatter;
-  Typed result(scatters ? step.count : step.count * ranks, step.dtype);
-  if (scatters)
-    reduce_scatter(transport_, values.span(), result.span(), options);
-  else
-    allgather(transport_, values.span(), result.span(), options);
   return result.values();
 }
 
@@ -162,7 +183,7 @@ Values Caller::call_raw(const Step& step, const Values& input) {
                             .timeout = scenario_.timeout};
   Typed values(input, step.dtype);
   switch (step.work) {
-    case Work::kGather: {
+    case Work::kAllGather: {
       Handle handle = transport_.all_gather(operation, values.bytes(), values.bytes().size());
       handle.wait_synchronize();
       return collect(handle, transport_, step, values.bytes());

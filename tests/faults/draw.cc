@@ -90,14 +90,27 @@ Algorithm draw_algorithm(Draw& draw, const std::string& spec) {
 
 Work draw_work(Draw& draw, const std::string& spec) {
   constexpr Work kCollectives[] = {Work::kAllreduce, Work::kAllreduce, Work::kReduceScatter,
-                                   Work::kAllgather};
+                                   Work::kAllgather, Work::kBroadcast, Work::kReduce,
+                                   Work::kGather,    Work::kScatter};
   const Work work = draw.pick(kCollectives);
-  return sends_frames(spec) ? work : Work::kAllreduce;
+  const bool fits =
+      work == Work::kReduce ? test::offers(spec, Exchange::kTwoShot) : sends_frames(spec);
+  return fits ? work : Work::kAllreduce;
 }
 
-Step draw_collective(Draw& draw, std::string codec, unsigned most_bits) {
+/// Of two dimensions, where a number has them.
+std::vector<int> draw_dims(Draw& draw, int ranks) {
+  std::vector<std::vector<int>> all = {{}};
+  for (int digit = 2; digit < ranks; ++digit)
+    if (ranks % digit == 0) all.push_back({digit, ranks / digit});
+  return draw.pick(all);
+}
+
+Step draw_collective(Draw& draw, int ranks, std::string codec, unsigned most_bits) {
   Step step{.work = draw_work(draw, codec), .codec = std::move(codec)};
   step.algorithm = draw_algorithm(draw, step.codec);
+  step.root = static_cast<int>(draw.below(static_cast<std::size_t>(ranks)));
+  step.dims = draw_dims(draw, ranks);
   step.reduction = draw.chance(2) ? Reduction::kMean : Reduction::kSum;
   step.dtype = draw.chance(4) ? Dtype::kBf16 : Dtype::kF32;
   step.count = draw.values(most_bits);
@@ -105,8 +118,8 @@ Step draw_collective(Draw& draw, std::string codec, unsigned most_bits) {
 }
 
 Step draw_raw(Draw& draw, unsigned most_bits) {
-  constexpr Work kRaw[] = {Work::kGather,  Work::kExchange, Work::kSum,
-                           Work::kMaximum, Work::kBarrier,  Work::kPass};
+  constexpr Work kRaw[] = {Work::kAllGather, Work::kExchange, Work::kSum,
+                           Work::kMaximum,   Work::kBarrier,  Work::kPass};
   Step step{.work = draw.pick(kRaw)};
   if (step.work == Work::kBarrier) return step;
   step.dtype = draw.chance(3) ? Dtype::kBf16 : Dtype::kF32;
@@ -114,10 +127,10 @@ Step draw_raw(Draw& draw, unsigned most_bits) {
   return step;
 }
 
-Step draw_step(Draw& draw, bool trains, unsigned most_bits) {
+Step draw_step(Draw& draw, int ranks, bool trains, unsigned most_bits) {
   if (trains && !draw.chance(3)) return {.work = Work::kReducerStep, .codec = {}};
   if (draw.chance(3)) return draw_raw(draw, most_bits);
-  return draw_collective(draw, draw.pick(all_specs()), most_bits);
+  return draw_collective(draw, ranks, draw.pick(all_specs()), most_bits);
 }
 
 Trainer draw_trainer(Draw& draw, unsigned most_bits) {
@@ -154,15 +167,27 @@ Fault draw_fault(Draw& draw, FaultKind kind, const Scenario& scenario) {
 
 bool is_reducer_step(const Step& step) { return step.work == Work::kReducerStep; }
 
+/// Chooses a root by which this rank sends something: of a broadcast itself, or the one before it
+/// where there are more behind it.
+void let_send(Step& step, const Fault& fault, int ranks) {
+  const int before = (fault.rank + ranks - 1) % ranks;
+  if (step.work == Work::kScatter) step.root = fault.rank;
+  if (step.work == Work::kBroadcast)
+    step.root = ranks > 3 && fault.choice % 2 == 0 ? before : fault.rank;
+  const bool gets = step.work == Work::kReduce || step.work == Work::kGather;
+  if (gets && step.root == fault.rank) step.root = before;
+}
+
 /// Gives the fault a step that it can befall: frames to damage, or arguments to disagree on, which
 /// a reducer has in its first step only.
 void fit_step(Draw& draw, Scenario& scenario, unsigned most_bits) {
   const auto befallen = scenario.steps.begin() + static_cast<std::ptrdiff_t>(scenario.fault.step);
   const bool knows_reducer = std::any_of(scenario.steps.begin(), befallen, is_reducer_step);
-  if (scenario.fault.kind == FaultKind::kDamage)
-    *befallen = draw_collective(draw, draw.pick(framed_specs()), most_bits);
-  else if (scenario.fault.kind == FaultKind::kDisagree && knows_reducer)
-    *befallen = draw_collective(draw, draw.pick(all_specs()), most_bits);
+  const bool damages = scenario.fault.kind == FaultKind::kDamage;
+  if (!damages && !(scenario.fault.kind == FaultKind::kDisagree && knows_reducer)) return;
+  *befallen = draw_collective(draw, scenario.ranks,
+                              draw.pick(damages ? framed_specs() : all_specs()), most_bits);
+  if (damages) let_send(*befallen, scenario.fault, scenario.ranks);
 }
 
 }  // namespace
@@ -173,12 +198,12 @@ Step with_other_arguments(const Step& step, std::uint32_t choice) {
     if (choice % 2 == 0)
       other.signature = 1;
     else
-      other.work = step.work == Work::kBarrier ? Work::kGather : Work::kBarrier;
+      other.work = step.work == Work::kBarrier ? Work::kAllGather : Work::kBarrier;
     return other;
   }
   switch (choice % 5) {
     case 0:
-      other.codec = step.codec == "int8" ? "topk" : "int8";
+      other.codec = step.codec == "int8" ? "int4" : "int8";
       other.algorithm = Algorithm::kAuto;
       break;
     case 1:
@@ -202,7 +227,7 @@ Scenario draw_scenario(std::uint64_t seed, Home home) {
   Scenario scenario{.seed = seed};
   const FaultKind kind = draw_kind(draw, home);
   const unsigned most_bits = is_silent(kind) ? kFewBits : kManyBits;
-  scenario.ranks = 2 + static_cast<int>(draw.below(4));
+  scenario.ranks = 2 + static_cast<int>(draw.below(5));
   if (draw.chance(3)) scenario.link = "10Gbit,20us,overhead=1.046";
   scenario.timeout = kLong;
   if (is_silent(kind))
@@ -210,7 +235,7 @@ Scenario draw_scenario(std::uint64_t seed, Home home) {
   scenario.trainer = draw_trainer(draw, most_bits);
   const bool trains = draw.chance(3);
   for (std::size_t steps = 1 + draw.below(6); steps > 0; --steps)
-    scenario.steps.push_back(draw_step(draw, trains, most_bits));
+    scenario.steps.push_back(draw_step(draw, scenario.ranks, trains, most_bits));
   scenario.fault = draw_fault(draw, kind, scenario);
   fit_step(draw, scenario, most_bits);
   scenario.steps.push_back({.work = Work::kBarrier});  // where everybody meets the fault

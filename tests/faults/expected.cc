@@ -18,12 +18,14 @@ std::uint64_t mixed(std::uint64_t state) {
 std::size_t input_count(const Scenario& scenario, const Step& step) {
   const auto ranks = static_cast<std::size_t>(scenario.ranks);
   if (step.work == Work::kReducerStep) return scenario.trainer.count();
-  const bool for_each_rank = step.work == Work::kReduceScatter || step.work == Work::kExchange;
+  const bool for_each_rank = step.work == Work::kReduceScatter || step.work == Work::kScatter ||
+                             step.work == Work::kExchange;
   return for_each_rank ? step.count * ranks : step.count;
 }
 
 bool is_mean(const Step& step) {
-  const bool reduces = step.work == Work::kAllreduce || step.work == Work::kReduceScatter;
+  const bool reduces = step.work == Work::kAllreduce || step.work == Work::kReduceScatter ||
+                       step.work == Work::kReduce;
   return step.work == Work::kReducerStep || (reduces && step.reduction == Reduction::kMean);
 }
 
@@ -56,6 +58,12 @@ std::vector<double> gathered(const std::vector<Values>& inputs, std::size_t firs
   return result;
 }
 
+/// Shard r of all these.
+std::vector<double> shard_of(const std::vector<double>& all, std::size_t rank, std::size_t count) {
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * count);
+  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+}
+
 /// The largest |error|² / |values|² of encoding uniformly distributed values once, generously.
 double unit_error(std::string_view codec) {
   constexpr std::pair<std::string_view, double> kErrors[] = {
@@ -83,21 +91,26 @@ std::vector<double> exact_result(const Scenario& scenario, std::size_t index, in
   const Step& step = scenario.steps[index];
   const auto inputs = all_inputs(scenario, index);
   const auto own = static_cast<std::size_t>(rank);
+  const Values& of_root = inputs[static_cast<std::size_t>(step.root)];
+  const bool to_root = step.work == Work::kReduce || step.work == Work::kGather;
+  if (to_root && rank != step.root) return {};
   switch (step.work) {
     case Work::kAllgather:
     case Work::kGather:
+    case Work::kAllGather:
       return gathered(inputs, 0, step.count);
+    case Work::kBroadcast:
+      return {of_root.begin(), of_root.end()};
+    case Work::kScatter:
+      return shard_of({of_root.begin(), of_root.end()}, own, step.count);
     case Work::kExchange:
       return gathered(inputs, own * step.count, step.count);
     case Work::kPass: {
       const Values& before = inputs[(own + inputs.size() - 1) % inputs.size()];
       return {before.begin(), before.end()};
     }
-    case Work::kReduceScatter: {
-      const auto sum = reduced(inputs, step);
-      const auto begin = sum.begin() + static_cast<std::ptrdiff_t>(own * step.count);
-      return {begin, begin + static_cast<std::ptrdiff_t>(step.count)};
-    }
+    case Work::kReduceScatter:
+      return shard_of(reduced(inputs, step), own, step.count);
     default:
       return reduced(inputs, step);
   }

@@ -7,9 +7,10 @@
 namespace tersor::faults {
 namespace {
 
-constexpr std::array<std::string_view, 10> kWorkNames = {
-    "allreduce", "reduce_scatter", "allgather", "gather", "exchange",
-    "sum",       "maximum",        "barrier",   "pass",   "gradient reducer"};
+constexpr std::array<std::string_view, 14> kWorkNames = {
+    "allreduce", "reduce_scatter", "allgather",  "broadcast",       "reduce",
+    "gather",    "scatter",        "all_gather", "exchange",        "sum",
+    "maximum",   "barrier",        "pass",       "gradient reducer"};
 constexpr std::array<std::string_view, 9> kFaultNames = {"no fault", "throws",    "is refused",
                                                          "leaves",   "disagrees", "stops",
                                                          "damage",   "is killed", "is suspended"};
@@ -19,7 +20,10 @@ std::string step_text(const Step& step) {
   if (step.work == Work::kBarrier || step.work == Work::kReducerStep) return text;
   text += " of " + std::to_string(step.count) + " " + std::string(dtype_name(step.dtype));
   if (is_raw(step.work)) return text;
-  return text + " by " + step.codec + " " + std::string(algorithm_name(step.algorithm));
+  text += " by " + step.codec + " " + std::string(algorithm_name(step.algorithm));
+  if (is_rooted(step.work)) text += " of " + std::to_string(step.root);
+  for (const int digit : step.dims) text += " x " + std::to_string(digit);
+  return text;
 }
 
 std::string fault_text(const Fault& fault) {
@@ -34,7 +38,9 @@ std::string fault_text(const Fault& fault) {
 
 std::string_view work_name(Work work) { return kWorkNames[static_cast<std::size_t>(work)]; }
 
-bool is_raw(Work work) { return work >= Work::kGather && work <= Work::kPass; }
+bool is_raw(Work work) { return work >= Work::kAllGather && work <= Work::kPass; }
+
+bool is_rooted(Work work) { return work >= Work::kBroadcast && work <= Work::kScatter; }
 
 std::string_view fault_name(FaultKind kind) { return kFaultNames[static_cast<std::size_t>(kind)]; }
 

@@ -20,7 +20,11 @@ enum class Work : std::uint8_t {
   kAllreduce,
   kReduceScatter,
   kAllgather,
-  kGather,       ///< Transport::all_gather
+  kBroadcast,
+  kReduce,
+  kGather,
+  kScatter,
+  kAllGather,    ///< Transport::all_gather
   kExchange,     ///< Transport::all_to_all
   kSum,          ///< Transport::sum
   kMaximum,      ///< Transport::maximum
@@ -33,6 +37,8 @@ enum class Work : std::uint8_t {
 std::string_view work_name(Work work);
 /// Whether it goes through the transport alone, without a codec.
 bool is_raw(Work work);
+/// Whether one rank has, or gets, what is not for the others.
+bool is_rooted(Work work);
 
 /// One call. `count` is the values of a rank's gradient, shard or message.
 struct Step {
@@ -43,6 +49,8 @@ struct Step {
   Dtype dtype = Dtype::kF32;
   std::size_t count = 0;
   std::uint64_t signature = 0;  ///< of raw work
+  int root = 0;
+  std::vector<int> dims = {};  ///< of a grid; empty: the standard one
 };
 
 enum class FaultKind : std::uint8_t {
