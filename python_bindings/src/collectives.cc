@@ -6,6 +6,7 @@
 #include "python_bindings/src/device_scope.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
 
@@ -13,6 +14,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tersor::python {
 namespace {
@@ -125,6 +127,19 @@ CollectiveStatistics rooted_array(nb::handle transport, nb::handle input, nb::ha
              StreamView queue) { kCollective(ranks, from, to, root, options, queue); });
 }
 
+CollectiveStatistics all_to_all_array(nb::handle transport, nb::handle input, nb::handle output,
+                                      std::size_t columns, const std::vector<std::size_t>& sent,
+                                      const std::vector<std::size_t>& received,
+                                      const CallOptions& wanted, nb::handle stream) {
+  const auto values = read_values(input, {.name = "input", .stream = stream});
+  const auto result = write_values(output, {.name = "output", .stream = stream});
+  check_same_device(values, result, "output");
+  const StreamView queue = to_stream(stream, input, values.memory);
+  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
+    all_to_all(ranks, values.span, result.span, columns, {sent, received}, options, queue);
+  });
+}
+
 void bind_rooted(nb::module_& module) {
   using namespace nb::literals;
   module.def("broadcast", &broadcast_array, "transport"_a, "values"_a, "root"_a, "options"_a,
@@ -223,6 +238,8 @@ void bind_collectives(nb::module_& module) {
              "options"_a, "stream"_a = nb::none());
   module.def("allgather", &allgather_array, "transport"_a, "shard"_a, "output"_a, "options"_a,
              "stream"_a = nb::none());
+  module.def("all_to_all", &all_to_all_array, "transport"_a, "input"_a, "output"_a, "columns"_a,
+             "sent"_a, "received"_a, "options"_a, "stream"_a = nb::none());
 }
 
 }  // namespace tersor::python

@@ -20,6 +20,7 @@ from tersor._core import version as __version__
 from tersor.codec import Codec, CodecInfo, CodecOption, codecs
 from tersor.collectives import (
     FeedbackState,
+    all_to_all,
     allgather,
     allreduce,
     broadcast,
@@ -47,6 +48,7 @@ __all__ = [
     "WireError",
     "Workspace",
     "__version__",
+    "all_to_all",
     "allgather",
     "allreduce",
     "broadcast",

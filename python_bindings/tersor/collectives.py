@@ -7,11 +7,12 @@ options, in the same order; a rank that calls something else ends in ``Transport
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tersor import _core
-from tersor._core import CollectiveStatistics, Transport, Tuner, Workspace
+from tersor._core import CollectiveStatistics, InvalidArgument, Transport, Tuner, Workspace
 from tersor._options import fill
 
 if TYPE_CHECKING:
@@ -196,6 +197,41 @@ def scatter(
     ``"none"`` unless another is said; else as ``broadcast``.
     """
     return _core.scatter(transport, input, shard, root, _lossless(options), stream)
+
+
+def all_to_all(
+    transport: Transport,
+    input: Any,
+    output: Any,
+    columns: int | None = None,
+    *,
+    sent: Sequence[int] = (),
+    received: Sequence[int] = (),
+    stream: Any = None,
+    **options: Unpack[CollectiveOptions],
+) -> CollectiveStatistics:
+    """Rows of ``input`` to the ranks that they are for; those for this rank in ``output``.
+
+    ``columns``: values of a row; None: all of ``input`` but its first dimension. ``sent[r]`` rows
+    go to rank r, in the order of ranks, ``received[r]`` come from there; empty: equally many. A row
+    is encoded by itself. Raises ``InvalidArgument`` for splits that are not the arrays' rows, and
+    for ``"+ef"``; ranks whose splits differ both get ``WireError`` or ``TransportError``. Else as
+    ``allgather``.
+    """
+    counts = list(sent), list(received)
+    if any(rows < 0 for rows in counts[0] + counts[1]):
+        raise InvalidArgument(f"sent {counts[0]}, received {counts[1]}: rows are 0 at least")
+    if columns is None:
+        columns = _columns(input)
+    wanted = _call_options(options)
+    return _core.all_to_all(transport, input, output, columns, *counts, wanted, stream)
+
+
+def _columns(rows: Any) -> int:
+    shape = tuple(getattr(rows, "shape", ()))
+    if len(shape) < 2:
+        raise InvalidArgument("the input has no rows: say columns, or give it two dimensions")
+    return math.prod(shape[1:])
 
 
 def _lossless(options: CollectiveOptions) -> _core.CallOptions:

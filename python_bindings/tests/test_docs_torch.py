@@ -51,9 +51,9 @@ def surroundings(rank: int, folder: str) -> dict[str, Any]:
 
 
 def weights_of(found: dict[str, Any]) -> list[Any]:
-    """The parameters that a program leaves behind, its gradients among them."""
+    """What a program leaves behind that all ranks have: parameters, their gradients among them."""
     if "model" not in found:
-        return [found["gradient"]]
+        return [found[name] for name in ("gradient",) if name in found]
     from torch.distributed.tensor import DTensor
 
     tensors = [one for p in found["model"].parameters() for one in (p.detach(), p.grad)]

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
 from tersor.torch import ddp
+from tersor.torch.all_to_all import all_to_all_single
 from tersor.torch.allocation import allocate
 from tersor.torch.collectives import (
     FeedbackState,
@@ -54,6 +55,7 @@ __all__ = [
     "HookState",
     "ShardedHandle",
     "all_gather",
+    "all_to_all_single",
     "allocate",
     "allreduce",
     "broadcast",

@@ -1,0 +1,179 @@
+"""Rows to the ranks that they are for, and their gradients back, among processes and threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+import ranks
+import tersor
+import tersor.local
+from tersor.torch import all_to_all_single
+
+COLUMNS = 300
+
+SPLITS = {  # [from][to], by the number of ranks
+    2: ([[3, 5], [2, 1]], [[0, 7], [0, 0]], [[4, 0], [0, 4]]),
+    3: ([[1, 2, 3], [0, 5, 1], [4, 0, 2]], [[0, 0, 6], [0, 0, 1], [0, 0, 0]]),
+}
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    if expected.numel() == 0:
+        return 0.0
+    return float((found.float() - expected.float()).norm() / (expected.float().norm() + 1e-20))
+
+
+def tokens(rank: int, rows: int, dtype: torch.dtype) -> Tensor:
+    made = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(rank))
+    return made.to(dtype).requires_grad_()
+
+
+def expert(rank: int, dtype: torch.dtype) -> nn.Linear:
+    torch.manual_seed(50 + rank)
+    return nn.Linear(COLUMNS, COLUMNS, bias=False).to(dtype)
+
+
+class Layer:
+    """Tokens to their experts and back: what came, and what became of gradients."""
+
+    def __init__(
+        self,
+        rank: int,
+        deal: list[list[int]],
+        dtype: torch.dtype,
+        combine: Any = None,
+        **codecs: Any,
+    ) -> None:
+        sent, received = deal[rank], [one[rank] for one in deal]
+        self.tokens, self.expert = tokens(rank, sum(sent), dtype), expert(rank, dtype)
+        made = self.expert(self.pass_on(self.tokens, received, sent, codecs))
+        self.output = self.pass_on(made, sent, received, combine or codecs)
+        weights = tokens(rank + 9, sum(sent), dtype).detach()
+        (self.output * weights).sum().backward()
+
+    @staticmethod
+    def pass_on(rows: Tensor, received: list[int], sent: list[int], codecs: Any) -> Tensor:
+        if not codecs:
+            return all_to_all_single_autograd(rows, received, sent, dist.group.WORLD)
+        return all_to_all_single(rows, received, sent, **codecs)
+
+    def results(self) -> list[Tensor]:
+        assert self.tokens.grad is not None
+        assert self.expert.weight.grad is not None
+        return [self.output.detach(), self.tokens.grad, self.expert.weight.grad]
+
+
+def trains_experts(rank: int, count: int) -> None:
+    for deal in SPLITS[count]:
+        for dtype in (torch.float32, torch.bfloat16):
+            plain = Layer(rank, deal, dtype).results()
+            same = Layer(rank, deal, dtype, codec="none").results()
+            for one, other in zip(same, plain, strict=True):
+                assert torch.equal(one, other)
+            ways: list[tuple[dict[str, Any], float]] = [
+                ({"codec": "int8"}, 0.03),
+                ({"codec": "int8", "backward_codec": "bf16", "combine": {"codec": "bf16"}}, 0.03),
+                ({"codec": "hadamard:bits=4"}, 0.3),
+            ]
+            for codecs, error in ways:
+                lossy = Layer(rank, deal, dtype, **codecs).results()
+                for one, other in zip(lossy, plain, strict=True):
+                    assert one.dtype == other.dtype
+                    assert one.shape == other.shape
+                    assert relative(one, other) < error
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_experts_get_tokens_and_gradients_go_back(count: int) -> None:
+    ranks.run(trains_experts, count)
+
+
+def goes_back_by_its_own_codec(rank: int, count: int) -> None:
+    rows = tokens(rank, 4, torch.float32)
+    output = all_to_all_single(rows, codec="none", backward_codec="int8")
+    gradient = torch.randn(4, COLUMNS, generator=torch.Generator().manual_seed(7))
+    output.backward(gradient)
+    assert rows.grad is not None
+    back = all_to_all_single(gradient, codec="int8")
+    assert torch.equal(rows.grad, back)
+    assert 0 < relative(back[2 * rank :][:2], gradient[2 * rank :][:2]) < 0.01
+
+
+def test_gradients_go_back_by_their_own_codec() -> None:
+    ranks.run(goes_back_by_its_own_codec, 2)
+
+
+def keeps_shapes(rank: int, count: int) -> None:
+    workspace = tersor.Workspace()
+    for sent in (1, 2, 1, 0):
+        rows = torch.full((2 * sent, 4, 64), float(rank), dtype=torch.float16)
+        rows = rows.transpose(1, 2)  # not contiguous
+        splits = [sent, sent]
+        output = all_to_all_single(rows, splits, splits, codec="int8", workspace=workspace)
+        assert output.shape == rows.shape
+        assert output.dtype == torch.float16
+        assert output[:sent].unique().tolist() == [0.0][:sent]
+        assert output[sent:].unique().tolist() == [1.0][:sent]
+
+
+def test_rows_may_have_any_shape() -> None:
+    ranks.run(keeps_shapes, 2)
+
+
+def names_mistakes(rank: int, count: int) -> None:
+    rows = torch.zeros(4, 8)
+    with pytest.raises(tersor.InvalidArgument, match=f"on rank {rank}: Splits::sent adds up to 5"):
+        all_to_all_single(rows, [2, 2], [2, 3])
+    with pytest.raises(tersor.InvalidArgument, match="not equally many for 2 ranks"):
+        all_to_all_single(torch.zeros(3, 8))
+    with pytest.raises(tersor.InvalidArgument, match="rows are 0 at least"):
+        all_to_all_single(rows, [2, 2], [5, -1])
+    with pytest.raises(tersor.InvalidArgument, match="leave out"):
+        all_to_all_single(rows, codec="int8+ef")
+    with pytest.raises(tersor.InvalidArgument, match="bare values alone"):
+        all_to_all_single(rows, codec="intsum")
+    with pytest.raises(tersor.InvalidArgument, match="int64"):
+        all_to_all_single(torch.zeros(4, 8, dtype=torch.int64))
+    with pytest.raises(tersor.InvalidArgument, match="has no rows"):
+        all_to_all_single(torch.tensor(1.0))
+    assert torch.equal(all_to_all_single(rows), rows)
+
+
+def test_mistakes_are_named_and_calls_go_on() -> None:
+    ranks.run(names_mistakes, 2)
+
+
+def disagree(rank: int, count: int) -> None:
+    splits = [[2, 3], [2, 2]][rank]  # rank 1 expects 2 rows
+    all_to_all_single(torch.ones(sum(splits), 8), [2, 2], splits)
+
+
+def test_ranks_of_other_splits_both_hear_of_it() -> None:
+    for outcome in ranks.outcomes(disagree, 2, deadline=60):
+        assert outcome.finished
+        assert isinstance(outcome.error, tersor.TransportError | tersor.WireError)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_arrays_of_any_library_go(count: int) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        sent = [(transport.rank + peer) % 3 for peer in range(count)]  # and as many come
+        rows = np.full((sum(sent), 5), transport.rank, np.float32)
+        output = np.empty_like(rows)
+        call = tersor.all_to_all(
+            transport, rows, output, sent=sent, received=sent, codec="int8", checksum=False
+        )
+        np.testing.assert_array_equal(output[:, 0], np.repeat(np.arange(count), sent))
+        assert call.gradient_bytes == (rows.nbytes if count > 1 else 0)
+        with pytest.raises(tersor.InvalidArgument, match="say columns"):
+            tersor.all_to_all(transport, rows.ravel(), output.ravel())
+        tersor.all_to_all(transport, rows.ravel(), output.ravel(), 5, sent=sent, received=sent)
+
+    tersor.local.run(count, rank)
