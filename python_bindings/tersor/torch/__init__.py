@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
-from tersor.torch import ddp
+from tersor.torch import ddp, pipeline
 from tersor.torch.all_to_all import all_to_all_single
 from tersor.torch.allocation import allocate
 from tersor.torch.collectives import (
@@ -66,6 +66,7 @@ __all__ = [
     "hook",
     "load_checkpoint",
     "log_statistics",
+    "pipeline",
     "reduce",
     "reduce_scatter",
     "scatter",

@@ -1,0 +1,142 @@
+"""Two stages of torch.distributed.pipelining that send each other encoded tensors, over gloo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+import ranks
+import tersor
+from tersor.torch import pipeline
+
+WIDTH, BATCH, MICROBATCHES, STEPS = 96, 16, 4, 8
+SCHEDULES = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
+
+
+class Half(nn.Module):
+    """The first stage hands on two tensors."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.rank = rank
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, first: Tensor, second: Tensor | None = None) -> Any:
+        output = self.layers(first)
+        if second is None:
+            return output, output[:, ::2] + 1
+        return output + torch.cat((second, second), 1)
+
+
+def data(step: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(step % 2)
+    images = torch.randn(BATCH, WIDTH, generator=random)
+    return images, images.roll(1, 1) * 0.5 + 40
+
+
+class Run:
+    """A training: its losses on the last rank, and the first step's gradients."""
+
+    def __init__(self, rank: int, schedule: str, **codecs: Any) -> None:
+        module = Half(rank)
+        stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+        self.handle = pipeline.compress(stage, **codecs) if codecs else None
+        runner = SCHEDULES[schedule](stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.001)
+        self.losses: list[float] = []
+        self.gradients: list[Tensor] = []
+        for step in range(STEPS):
+            images, target = data(step)
+            losses: list[Tensor] = []
+            runner.step(images) if rank == 0 else runner.step(target=target, losses=losses)
+            self.losses += [float(torch.stack(losses).mean())] if losses else []
+            given = [p.grad for p in module.parameters() if p.grad is not None]
+            self.gradients = self.gradients or [one.clone() for one in given]
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def error(self, other: Run) -> float:
+        """The largest of a gradient's, relative."""
+        pairs = zip(self.gradients, other.gradients, strict=True)
+        return max(float((one - two).norm() / two.norm()) for one, two in pairs)
+
+
+def trains(rank: int, count: int, schedule: str) -> None:
+    plain = Run(rank, schedule)
+    assert len(plain.gradients) == 4
+    exact = Run(rank, schedule, codec="none")
+    assert exact.losses == plain.losses
+    assert exact.error(plain) == 0
+    for codecs, error in (
+        ({"codec": "int8"}, 0.03),
+        ({"codec": "bf16", "backward_codec": "int8:rounding=stochastic"}, 0.06),
+        ({"codec": "hadamard:bits=4", "backward_codec": "bf16"}, 0.5),
+    ):
+        lossy = Run(rank, schedule, **codecs)
+        assert 0 < lossy.error(plain) < error
+        for one, other in zip(lossy.losses, plain.losses, strict=True):
+            assert one == pytest.approx(other, rel=error)
+        assert len(lossy.losses) == (STEPS if rank == 1 else 0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stages_train_as_without_a_codec(schedule: str) -> None:
+    ranks.run(trains, 2, schedule)
+
+
+def counts_bytes(rank: int, count: int) -> None:
+    handle = Run(rank, "1F1B", codec="int8", backward_codec="bf16").handle
+    assert handle is not None
+    rows = BATCH // MICROBATCHES
+    counts = (rows * WIDTH, rows * WIDTH // 2)
+    messages = STEPS * MICROBATCHES
+    assert handle.uncompressed_bytes == messages * 4 * sum(counts)
+    codec = tersor.Codec(["int8", "bf16"][rank])
+    assert handle.sent_bytes == messages * sum(map(codec.max_payload_bytes, counts))
+
+
+def test_bytes_are_those_of_the_payloads() -> None:
+    ranks.run(counts_bytes, 2)
+
+
+def ends(rank: int, count: int) -> None:
+    stage = PipelineStage(Half(rank), rank, 2, torch.device("cpu"))
+    handle = pipeline.compress(stage, codec="int8")
+    runner = ScheduleGPipe(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
+    images, target = data(0)
+    runner.step(images) if rank == 0 else runner.step(target=target)
+    before = handle.sent_bytes
+    handle.remove()
+    runner.step(images) if rank == 0 else runner.step(target=target)
+    assert before > 0
+    assert handle.sent_bytes == before
+
+
+def test_a_stage_may_go_back_to_plain_tensors() -> None:
+    ranks.run(ends, 2)
+
+
+def names_mistakes(rank: int, count: int) -> None:
+    stage = PipelineStage(Half(rank), rank, 2, torch.device("cpu"))
+    for codec, said in (
+        ("int8+ef", "leave out"),
+        ("intsum", "no payload of fixed length"),
+        ("lowrank", "no payload of fixed length"),
+        ("int9", "int9"),
+    ):
+        with pytest.raises(tersor.InvalidArgument, match=said):
+            pipeline.compress(stage, codec=codec)
+        with pytest.raises(tersor.InvalidArgument, match=said):
+            pipeline.compress(stage, backward_codec=codec)
+    assert "get_fwd_send_ops" not in vars(stage)
+    dist.barrier()
+
+
+def test_codecs_that_cannot_are_refused() -> None:
+    ranks.run(names_mistakes, 2)
