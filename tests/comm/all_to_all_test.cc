@@ -261,6 +261,8 @@ TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
   EXPECT_EQ(refused(10, {}, {}, "int8+ef"),
             "codec int8+ef asks for error feedback, but all_to_all sends values once: leave out "
             "+ef");
+  EXPECT_EQ(refused(10, {}, {}, "auto"),
+            "codec auto is for allreduce and the GradientReducer; choose one for all_to_all");
   for (const std::string codec : {"intsum", "lowrank"})
     EXPECT_NE(refused(10, {}, {}, codec).find("bare values alone, which all_to_all has no use for"),
               std::string::npos);

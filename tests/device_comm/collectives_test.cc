@@ -154,6 +154,33 @@ TEST_P(CollectivesOnDevice, RowsGiveTheBitsOfHosts) {
       expect_as_on_hosts(all_to_all_steps, {.codec = codec, .count = columns, .steps = 4}, 3);
 }
 
+// Both ways at once: as a broadcast has them.
+TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
+  GetParam().run(2, [](Transport& transport, StreamView stream) {
+    const Place device{Memory::kDevice, stream};
+    const int own = transport.rank(), peer = 1 - own;
+    const CollectiveOptions options{.codec = "int8"};
+    PlacedValues sent(5003, Dtype::kF32, device), came(5003, Dtype::kF32, device);
+    if (transport.traits().queues) {
+      EXPECT_THROW(send(transport, sent.span(), peer, options, stream), InvalidArgument);
+      EXPECT_THROW(receive(transport, came.span(), peer, options, stream), InvalidArgument);
+      return;
+    }
+    const auto values_of = [](int rank) {
+      return testing::gaussian(5003, static_cast<std::uint64_t>(rank));
+    };
+    sent.write(values_of(own));
+    Sending receiving = receive(transport, came.span(), peer, options, stream);
+    send(transport, sent.span(), peer, options, stream).wait();
+    receiving.wait();
+    for (const int root : {0, 1}) {
+      sent.write(values_of(root));
+      broadcast(transport, sent.span(), root, options, stream);
+      if (root == peer) EXPECT_TRUE(same_bits(came.read(), sent.read()));
+    }
+  });
+}
+
 TEST_P(CollectivesOnDevice, GridsGiveTheBitsOfHosts) {
   for (const std::string codec : {"int8+ef", "hadamard:bits=1", "blocktopk:density=0.05+ef"})
     expect_as_on_hosts(
