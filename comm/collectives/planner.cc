@@ -224,11 +224,10 @@ std::vector<ChunkPlan> Planner::by_rows(std::size_t columns) const {
   const auto ranks = static_cast<std::size_t>(context_.ranks);
   const auto own = static_cast<std::size_t>(context_.rank);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
-    const std::size_t from = peer == own ? peer : ranks + peer;
-    Lane &sent = lanes.front()[peer], &received = lanes.front()[from];
+    Lane &sent = lanes.front()[peer], &received = lanes.front()[ranks + peer];
     sent.place = static_cast<int>(own + ranks * peer);
     sent.signature = received.signature =
-        signature_with(peer, slots()[peer].count / columns, slots()[from].count / columns);
+        signature_with(peer, slots()[peer].count / columns, slots()[ranks + peer].count / columns);
   }
   return chunks(all_to_all(everybody(context_.rank, context_.ranks)), std::move(lanes));
 }

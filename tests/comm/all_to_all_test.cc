@@ -198,6 +198,25 @@ TEST(AllToAllRows, MovedRowsKeepTheirBits) {
   }
 }
 
+// Else errors that are made at random would not average out.
+TEST(AllToAllRows, RandomNumbersAreOthersForEachPeer) {
+  constexpr std::size_t kColumns = 512;
+  std::vector<Values> found(3);
+  run_ranks(3, {}, [&](Transport& transport) {
+    const Values row = gaussian(kColumns, 1);
+    Values rows = row, output(3 * kColumns);
+    for (int copies = 1; copies < 3; ++copies) rows.insert(rows.end(), row.begin(), row.end());
+    all_to_all(transport, rows, output, kColumns, {}, {.codec = "int8:rounding=stochastic"});
+    found[index(transport.rank())] = output;
+  });
+  const auto row_of = [&](std::size_t from, std::size_t to) {
+    const auto first = found[to].begin() + static_cast<std::ptrdiff_t>(from * kColumns);
+    return Values(first, first + static_cast<std::ptrdiff_t>(kColumns));
+  };
+  for (std::size_t i = 0; i < 9; ++i)
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(row_of(i / 3, i % 3), row_of(j / 3, j % 3));
+}
+
 TEST(AllToAllBytes, AreOneMessageAPeerAndTheCodecsBytes) {
   constexpr std::size_t kColumns = 512, kRows = 100;
   run_ranks(4, {}, [&](Transport& transport) {
