@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch import Tensor
 from tersor import _core, collectives
 from tersor._core import InvalidArgument, Workspace
 from tersor._options import fill
-from tersor.collectives import CollectiveOptions
+from tersor.collectives import Algorithm, CollectiveOptions
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, Sender
 from tersor.torch.sharded_reducer import DTYPE_NAMES, hosts_of
 from tersor.torch.sharding import ShardedParameter
@@ -101,7 +102,7 @@ class WeightExchange(Exchange):
         common = self._sender.options
         options: CollectiveOptions = {
             "codec": message.codec,
-            "algorithm": common.algorithm,
+            "algorithm": cast(Algorithm, common.algorithm),
             "hosts": hosts_of(group, common.hosts) if common.hosts else [],
             "host_codec": common.host_codec,
             "workspace": self._workspaces[key],
