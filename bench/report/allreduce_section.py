@@ -25,6 +25,7 @@ def gradient_bytes(record: AllreduceRecord) -> int:
 class Setting(typing.NamedTuple):
     """What must agree for two times to be compared."""
 
+    collective: str
     transport: str
     link: str
     ranks: int
@@ -39,14 +40,14 @@ class Setting(typing.NamedTuple):
     def __str__(self) -> str:
         where = f"{self.ranks} ranks, {self.transport}, link {self.link}, {self.dtype}"
         if not self.parameters:
-            return f"Allreduce: {where}"
+            return f"{self.collective.capitalize().replace('_', '-')}: {where}"
         backward = units.seconds(self.backward_seconds)
         return f"Reducer: {self.parameters} parameters, backward pass of {backward}; {where}"
 
 
 def _setting(r: AllreduceRecord) -> Setting:
     through_reducer = (r.parameters or 0, r.backward_seconds or 0.0)
-    return Setting(r.transport, r.link, r.ranks, r.dtype, *through_reducer)
+    return Setting(r.collective, r.transport, r.link, r.ranks, r.dtype, *through_reducer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +118,10 @@ def _can_draw(record: AllreduceRecord) -> bool:
 def _table(group: Curves) -> Table:
     largest = max(record.count for curve in group.curves.values() for record in curve)
     columns = ["codec", "gradient", "time", "vs none", "busbw (GB/s)", "bytes sent", "error"]
+    twice = "2" if group.setting.collective == "allreduce" else ""
     note = (
         f"Time of one {group.setting.unit}. busbw: bytes of the gradient / time · "
-        "2(ranks − 1)/ranks, so it exceeds the link where bytes are saved. Bytes sent: by one "
+        f"{twice}(ranks − 1)/ranks, so it exceeds the link where bytes are saved. Bytes sent: by one "
         "rank. Error: relative L2. Same bits: on all ranks."
     )
     if group.setting.parameters:

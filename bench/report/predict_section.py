@@ -91,6 +91,7 @@ def _setting(vary: bool, record: PredictRecord) -> Setting:
 def _fits(setting: Setting, record: AllreduceRecord) -> bool:
     return (
         not setting.hosts
+        and record.collective == "allreduce"
         and (record.link, record.dtype) == (setting.link, setting.dtype)
         and setting.ranks in (0, record.ranks)
         and setting.count in (0, record.count)

@@ -17,8 +17,8 @@ allocate   What `codec` makes of one `parameter` of `data`, or of all where that
            decoded (d), over all samples. `chosen`: within the budget that was asked for. Of all
            parameters either one codec, as a reducer sends, or "allocated": one chosen for each.
 allreduce  One call. `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tests: algbw = bytes of
-           the gradient / seconds, busbw = algbw * 2 (ranks - 1) / ranks. `wire_bytes`: sent by one
-           rank. `identical`: all ranks ended with the same bits. Through the reducer: `parameters`
+           the gradient / seconds, busbw = algbw * 2 (ranks - 1) / ranks; half of that where
+           `collective` is reduce_scatter. `wire_bytes`: sent by one rank. `identical`: all ranks ended with the same bits. Through the reducer: `parameters`
            became ready one after the other in `backward_seconds`, `seconds` is of the whole step,
            and `hidden` is the share of the wire's time in which nobody waited, 0 to 1.
 predict    One call as the cost model sees it: nothing was measured. `hosts` share a link each;
@@ -120,6 +120,7 @@ class AllreduceRecord(Record):
     wire_bytes: float = _range()
     relative_error: float | None = _range()
     identical: bool
+    collective: str = "allreduce"
     parameters: int | None = None
     backward_seconds: float | None = None
     hidden: float | None = None

@@ -415,6 +415,12 @@ class Text(Folder):
         self.assertEqual(self.row(text, "int8")[1:5], ["4 KiB", "400 µs", "2.50×", "0.0154"])
         self.assertIn("Wrong: ranks ended with different bits with int8.", text)
 
+    def test_collectives_are_not_mixed(self) -> None:
+        scatters = {**allreduce_record("none", 1024, 5e-4), "collective": "reduce_scatter"}
+        text = self.text([allreduce_record("none", 1024, 1e-3), scatters])
+        self.assertIn("Allreduce: 4 ranks, inproc", text)
+        self.assertIn("Reduce-scatter: 4 ranks, inproc", text)
+
     def test_errors_of_tensors_add_up_by_their_energy(self) -> None:
         small = error_record("int8", tensor="b", count=300, bits=16.0, energy_lost=1.0, norm=1.0)
         shared = error_record("sum", ranks=8, energy_lost=0.01)
