@@ -25,7 +25,9 @@ def names_mistakes(rank: int, count: int) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("int9", {"codec": "int9"}),
         ("no rule matches", {"rules": [("*.weight", "int8")]}),
-        ("no option 'algorithm'", {"algorithm": "two-shot"}),
+        ("no option 'reduction'", {"reduction": "sum"}),
+        ("algorithm is one of", {"algorithm": "two-shot"}),
+        ("auto chooses the algorithm", {"codec": "auto", "algorithm": "hierarchical"}),
         ("weights", {"weights": "int8+ef"}),
         ("int7", {"weights": "int7"}),
         ("residual_dtype", {"residual_dtype": "f16"}),

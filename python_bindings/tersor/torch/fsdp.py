@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tersor")
 
 RESIDUAL_BYTES = {"f32": 4, "bf16": 2}
+ALGORITHMS = ("auto", "hierarchical")
 
 
 class ShardedOptions(TypedDict, total=False):
@@ -287,14 +288,22 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
             )
     if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
         raise InvalidArgument(f"residual_dtype is one of {list(RESIDUAL_BYTES)}, not {dtype!r}")
-    hosts, ranks = options.get("hosts"), dist.get_world_size()
+    if (algorithm := options.get("algorithm", "auto")) not in ALGORITHMS:
+        raise InvalidArgument(f"algorithm is one of {list(ALGORITHMS)}, not {algorithm!r}")
+    if algorithm != "auto" and options.get("codec") == "auto":
+        raise InvalidArgument("codec auto chooses the algorithm too: leave it at auto")
+    _check_hosts(options.get("hosts"))
+    fill(_core.ReducerOptions(), options)  # names what else is wrong
+    return cast(ReducerOptions, dict(options))
+
+
+def _check_hosts(hosts: Sequence[int] | None) -> None:
+    ranks = dist.get_world_size()
     if hosts and len(hosts) != ranks:
         raise InvalidArgument(
             f"hosts name the hosts of {len(hosts)} ranks, but there are {ranks}; give one number a "
             "rank"
         )
-    fill(_core.ReducerOptions(), options)  # names what else is wrong
-    return cast(ReducerOptions, dict(options))
 
 
 def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) -> None:
