@@ -76,6 +76,34 @@ TEST(MpiCollectives, ScatterAndGatherHaveTheBitsOfThreads) {
   expect_same_bits(values, wanted[own], "int8, int4");
 }
 
+/// What a rank has, one behind the other, after a broadcast, a reduce, a gather and a scatter.
+Values to_and_from(int root, Transport& any, const Values& own, const CollectiveOptions& options) {
+  const auto ranks = static_cast<std::size_t>(any.ranks());
+  const std::size_t gets = any.rank() == root ? own.size() : 0, part = own.size() / ranks;
+  Values all = own, sum(gets), whole(gets * ranks), shard(part);
+  broadcast(any, all, root, options);
+  reduce(any, own, sum, root, options);
+  gather(any, own, whole, root, options);
+  scatter(any, ConstValueSpan(own).subspan(0, part * ranks), shard, root, options);
+  for (const Values& more : {sum, whole, shard}) all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+TEST(MpiCollectives, OneRanksValuesHaveTheBitsOfThreads) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  const auto own = static_cast<std::size_t>(transport.rank());
+  for (const std::size_t count : {std::size_t{1000}, kCount})
+    for (const int root : {0, transport.ranks() - 1})
+      for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"}) {
+        const CollectiveOptions options{.codec = codec, .chunk_count = 50'000};
+        const auto inputs = gradients(transport.ranks(), count);
+        const auto wanted = on_ranks(inputs, [&](Transport& threads, Values& values) {
+          values = to_and_from(root, threads, values, options);
+        });
+        expect_same_bits(to_and_from(root, transport, inputs[own], options), wanted[own], codec);
+      }
+}
+
 /// Some steps of a reducer with feedback; returns the last gradients.
 std::vector<Values> reduce_steps(Transport& transport, const std::string& codec,
                                  ProgressBy progress) {
