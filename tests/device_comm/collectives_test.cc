@@ -181,6 +181,13 @@ TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
   });
 }
 
+TEST_P(CollectivesOnDevice, OneRanksValuesGiveTheBitsOfHosts) {
+  for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk:density=0.05"})
+    for (const std::size_t count : {0ul, 1ul, 2500ul, 9001ul})
+      for (const int ranks : {1, 2, 4})
+        expect_as_on_hosts(rooted_steps, {.codec = codec, .count = count}, ranks);
+}
+
 TEST_P(CollectivesOnDevice, GridsGiveTheBitsOfHosts) {
   for (const std::string codec : {"int8+ef", "hadamard:bits=1", "blocktopk:density=0.05+ef"})
     expect_as_on_hosts(

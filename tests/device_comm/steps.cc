@@ -167,6 +167,31 @@ Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& p
   return all;
 }
 
+Values rooted_steps(const Case& wanted, Transport& transport, const Place& place) {
+  const int root = transport.ranks() - 1;
+  const std::size_t all_count = wanted.count * static_cast<std::size_t>(transport.ranks());
+  const bool is_root = transport.rank() == root;
+  PlacedValues own(wanted.count, wanted.dtype, place);
+  PlacedValues sum(is_root ? wanted.count : 0, wanted.dtype, place);
+  PlacedValues whole(is_root ? all_count : 0, wanted.dtype, place);
+  CollectiveWorkspace workspaces[4];
+  Values all;
+  for (int step = 0; step < wanted.steps; ++step) {
+    own.write(gradient_of(transport.rank(), step, wanted.count));
+    reduce(transport, own.span(), sum.span(), root, options_of(wanted, workspaces[0]),
+           place.stream);
+    gather(transport, own.span(), whole.span(), root, options_of(wanted, workspaces[1]),
+           place.stream);
+    append(all, whole.read());
+    broadcast(transport, own.span(), root, options_of(wanted, workspaces[2]), place.stream);
+    append(all, own.read());
+    scatter(transport, whole.span(), own.span(), root, options_of(wanted, workspaces[3]),
+            place.stream);
+    for (const PlacedValues* values : {&own, &sum}) append(all, values->read());
+  }
+  return all;
+}
+
 std::vector<Values> on_hosts(Steps steps, const Case& wanted, int ranks) {
   std::vector<Values> all(static_cast<std::size_t>(ranks));
   run_ranks(ranks, {}, [&](Transport& transport) {

@@ -78,6 +78,9 @@ Values allgather_steps(const Case& wanted, Transport& transport, const Place& pl
 /// Rows of `count` values that came; other splits in each step, no rows between some.
 Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& place);
 
+/// What this rank has of a broadcast, a reduce, a gather and a scatter; the last rank is the root.
+Values rooted_steps(const Case& wanted, Transport& transport, const Place& place);
+
 /// What each of so many ranks in this process gets on hosts.
 using Steps = Values (*)(const Case&, Transport&, const Place&);
 std::vector<Values> on_hosts(Steps steps, const Case& wanted, int ranks);
