@@ -241,14 +241,6 @@ std::string checked_backward(const std::string& text) {
   return text == "wire" ? text : seconds_text(text);
 }
 
-void add_size(CLI::App& command, const char* name, std::size_t& bytes, const char* help) {
-  command.add_option(name, bytes, help)
-      ->transform(size_suffix())
-      ->check(above_zero())
-      ->type_name("BYTES")
-      ->capture_default_str();
-}
-
 void add_reducer_options(CLI::App& command, AllreduceOptions& options) {
   const auto parameters =
       command
@@ -302,33 +294,11 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
           },
           ""))
       ->type_name("N,...");
-  add_size(command, "--min", options.min_bytes, "Smallest gradient; K, M and G are 1024s");
-  add_size(command, "--max", options.max_bytes, "Largest gradient");
-  command.add_option("--factor", options.factor, "From one size to the next")
-      ->check(from_to(2, 1024))
-      ->type_name("N")
-      ->capture_default_str();
-  add_fleet(command, options.fleet, transports_of_allreduce());
-  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
-      ->transform(size_suffix())
-      ->check(above_zero())
-      ->type_name("N")
-      ->capture_default_str();
-  command
-      .add_option("--iterations", options.iterations,
-                  "Timed calls; 0: as many as fill about a second, 5 to 200")
-      ->type_name("N")
-      ->capture_default_str();
-  add_dtype(command, options.dtype);
+  add_sweep(command, options, transports_of_allreduce());
 #if TERSOR_HAS_NCCL
   command.add_flag("--graph", options.graph, "Time replays of a captured call (nccl)");
 #endif
-  command.add_option("--threads", options.threads, "Threads of each rank's codec")
-      ->check(from_to(1, 1024))
-      ->type_name("N")
-      ->capture_default_str();
   add_reducer_options(command, options);
-  add_json(command, options.json);
 }
 
 }  // namespace

@@ -8,10 +8,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "bench/arguments.h"
-
 namespace tersor::bench {
-
 namespace {
 
 bool is_asked_for(const AllreduceOptions& options, const std::string& codec) {
@@ -19,12 +16,6 @@ bool is_asked_for(const AllreduceOptions& options, const std::string& codec) {
 }
 
 }  // namespace
-
-std::vector<std::string> codecs_with_references(const AllreduceOptions& options) {
-  std::vector<std::string> codecs = {"none", "bf16"};
-  codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
-  return without_repeats(codecs);
-}
 
 Algorithm algorithm_for(const AllreduceOptions& options, const std::string& codec) {
   return is_asked_for(options, codec) ? parse_algorithm(options.algorithm) : Algorithm::kAuto;
@@ -47,16 +38,6 @@ std::vector<int> parse_dims(std::string_view text) {
     next = behind;
   }
   return dims;
-}
-
-std::vector<std::size_t> byte_counts(const AllreduceOptions& options) {
-  if (options.min_bytes > options.max_bytes)
-    throw InvalidArgument(
-        fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
-  std::vector<std::size_t> all;
-  for (std::size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor)
-    all.push_back(bytes);
-  return all;
 }
 
 }  // namespace tersor::bench

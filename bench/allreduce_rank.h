@@ -10,12 +10,13 @@
 #include <string>
 
 #include "bench/allreduce_case.h"
+#include "bench/calls.h"
 #include "bench/fleet.h"
 
 namespace tersor::bench {
 
 /// What one rank needs for its calls: all of it made before the first.
-class AllreduceRank {
+class AllreduceRank final : public Caller {
  public:
   /// Gradient, sum and state lie where `input` lies, which outlives this object. On a device all
   /// calls are queued on the stream.
@@ -28,13 +29,13 @@ class AllreduceRank {
   std::string codec() const;
   std::string explanation() const { return tuner_ == nullptr ? "" : tuner_->explain(); }
 
-  void restore();
-  void call();
+  void restore() override;
+  void call() override;
   /// After a reduce-scatter: `gradient` becomes the whole sum, to be checked.
   void gather();
 
   ValueSpan gradient() const { return storage_.values(input_.count(), input_.dtype()); }
-  const CollectiveStatistics& statistics() const { return statistics_; }
+  const CollectiveStatistics& statistics() const override { return statistics_; }
 
  private:
   void make_state(const AllreduceCase& wanted);

@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tersor::bench {
@@ -37,6 +38,9 @@ class Rank {
   /// The sum over ranks by the library below, in place; of device memory queued on the stream.
   /// Throws InvalidArgument where there is none, or it does not add such values.
   virtual void library_sum(ValueSpan values, StreamView stream) = 0;
+  /// A collective of the library below by its name ("MPI_Bcast"), from or to rank 0, of f32; the
+  /// output of a broadcast holds rank 0's values before. Only where `Fleet::has_library_calls`.
+  virtual void library_call(std::string_view name, ConstValueSpan input, ValueSpan output);
 
   /// Everybody's values, as many from each, in the order of ranks.
   template <typename T>
@@ -69,6 +73,8 @@ class Fleet {
   virtual std::optional<int> only_rank() const = 0;
   /// Whether `Rank::library_sum` is there, and what it is called.
   virtual std::optional<std::string> library() const { return std::nullopt; }
+  /// Whether `Rank::library_call` is there.
+  virtual bool has_library_calls() const { return false; }
   /// Runs `body` once for each rank in this process. Throws what a rank threw.
   virtual void run(const std::function<void(Rank&)>& body) = 0;
 };

@@ -101,6 +101,7 @@ int run_program(int argc, const char* const* argv) {
   program.require_subcommand(1);
   add_codecs_command(program);
   add_allreduce_command(program);
+  add_collectives_command(program);
   add_allocate_command(program);
   add_predict_command(program);
 #if TERSOR_BENCH_TRAINING

@@ -65,16 +65,20 @@ double rounding_limit(Dtype dtype, int ranks) {
 RankGradients::RankGradients(std::size_t count, Dtype dtype, int ranks,
                              std::optional<int> only_rank)
     : count_(count), dtype_(dtype), storage_(static_cast<std::size_t>(ranks)) {
-  const SampleSource source("normal");
   const bool knows_sum = only_rank.value_or(0) == 0;
   for (int rank = 0; rank < ranks; ++rank) {
     const bool here = only_rank.value_or(rank) == rank;
     if (!here && !knows_sum) continue;
     Buffer& place = storage_[static_cast<std::size_t>(rank)];
-    place = sample_buffer(source, count, dtype, static_cast<std::uint64_t>(rank) + 1);
+    place = sample(rank);
     if (knows_sum) add_to_sum(of(rank));
     if (!here) place = {};
   }
+}
+
+Buffer RankGradients::sample(int rank) const {
+  return sample_buffer(SampleSource("normal"), count_, dtype_,
+                       static_cast<std::uint64_t>(rank) + 1);
 }
 
 void RankGradients::add_to_sum(ConstValueSpan gradient) {

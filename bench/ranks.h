@@ -28,6 +28,8 @@ class RankGradients {
   Dtype dtype() const { return dtype_; }
   int ranks() const { return static_cast<int>(storage_.size()); }
   ConstValueSpan of(int rank) const;
+  /// The gradient of any rank, made anew.
+  Buffer sample(int rank) const;
   /// Over ranks, in double.
   std::span<const double> sum() const { return sum_; }
 

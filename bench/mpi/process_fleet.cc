@@ -2,6 +2,7 @@
 
 #include "bench/mpi/process_fleet.h"
 
+#include "bench/mpi/library_calls.h"
 #include "bench/mpi/library_sum.h"
 #include "bench/process_rank.h"
 
@@ -18,6 +19,9 @@ class MpiRank final : public ProcessRank {
   using ProcessRank::ProcessRank;
 
   void library_sum(ValueSpan values, StreamView) override { library_.add(values); }
+  void library_call(std::string_view name, ConstValueSpan input, ValueSpan output) override {
+    call_library(name, input, output);
+  }
 
  private:
   LibrarySum library_;
@@ -34,6 +38,7 @@ class ProcessFleet final : public Fleet {
   bool leads() const override { return transport_.rank() == 0; }
   std::optional<int> only_rank() const override { return transport_.rank(); }
   std::optional<std::string> library() const override { return "MPI_Allreduce"; }
+  bool has_library_calls() const override { return true; }
 
   void run(const std::function<void(Rank&)>& body) override {
     MpiRank rank(transport_);

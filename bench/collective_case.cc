@@ -1,0 +1,157 @@
+// See collective_case.h.
+
+#include "bench/collective_case.h"
+
+#include <fmt/format.h>
+#include <tersor/threads.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "bench/codec_operations.h"
+#include "bench/compare.h"
+
+namespace tersor::bench {
+namespace {
+
+std::size_t shard_count(const RankGradients& gradients) {
+  return gradients.count() / static_cast<std::size_t>(gradients.ranks());
+}
+
+ConstValueSpan shard_of(const RankGradients& gradients, ConstValueSpan whole, int rank) {
+  const std::size_t count = shard_count(gradients);
+  return whole.subspan(static_cast<std::size_t>(rank) * count, count);
+}
+
+ConstValueSpan whole_of(const RankGradients& gradients, const Buffer& sample) {
+  return sample.values(gradients.count(), gradients.dtype());
+}
+
+double broadcast_error(const RankGradients& gradients, int, ConstValueSpan output) {
+  return relative_error(whole_of(gradients, gradients.sample(0)), output);
+}
+
+double reduce_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
+  if (rank != 0) return 0;
+  return relative_error(gradients.sum(), output);
+}
+
+double gather_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
+  double error = 0;
+  for (int from = 0; rank == 0 && from < gradients.ranks(); ++from) {
+    const Buffer sample = gradients.sample(from);
+    error = std::max(error,
+                     relative_error(whole_of(gradients, sample).subspan(0, shard_count(gradients)),
+                                    shard_of(gradients, output, from)));
+  }
+  return error;
+}
+
+double scatter_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
+  const Buffer sample = gradients.sample(0);
+  return relative_error(shard_of(gradients, whole_of(gradients, sample), rank), output);
+}
+
+constexpr std::array kKinds{
+    CollectiveKind{
+        "broadcast", "MPI_Bcast", Amount::kWhole, Amount::kWhole,
+        [](Transport& transport, ConstValueSpan, ValueSpan output,
+           const CollectiveOptions& options) { broadcast(transport, output, 0, options); },
+        broadcast_error},
+    CollectiveKind{
+        "reduce", "MPI_Reduce", Amount::kWhole, Amount::kWhole,
+        [](Transport& transport, ConstValueSpan input, ValueSpan output,
+           const CollectiveOptions& options) { reduce(transport, input, output, 0, options); },
+        reduce_error},
+    CollectiveKind{
+        "gather", "MPI_Gather", Amount::kShard, Amount::kWhole,
+        [](Transport& transport, ConstValueSpan input, ValueSpan output,
+           const CollectiveOptions& options) { gather(transport, input, output, 0, options); },
+        gather_error},
+    CollectiveKind{
+        "scatter", "MPI_Scatter", Amount::kWhole, Amount::kShard,
+        [](Transport& transport, ConstValueSpan input, ValueSpan output,
+           const CollectiveOptions& options) { scatter(transport, input, output, 0, options); },
+        scatter_error},
+};
+
+/// One rank's calls, each of fresh values.
+class CollectiveRank final : public Caller {
+ public:
+  CollectiveRank(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank)
+      : wanted_(wanted),
+        rank_(rank),
+        input_(gradients.of(rank.index()).subspan(0, count(gradients, wanted.kind->gives))),
+        output_count_(count(gradients, wanted.kind->gets)),
+        storage_(output_count_ * dtype_bytes(gradients.dtype())),
+        threads_(wanted.threads) {
+    options_ = {.codec = wanted.codec,
+                .chunk_count = wanted.chunk_count,
+                .threads = &threads_,
+                .workspace = &workspace_,
+                .statistics = &statistics_};
+  }
+
+  ValueSpan output() const { return storage_.values(output_count_, input_.dtype()); }
+
+  // A broadcast is in place.
+  void restore() override {
+    std::memcpy(storage_.pointer(), input_.pointer(), std::min(storage_.bytes(), input_.bytes()));
+  }
+
+  void call() override {
+    if (wanted_.by_library) return rank_.library_call(wanted_.kind->library, input_, output());
+    wanted_.kind->call(rank_.transport(), input_, output(), options_);
+  }
+
+  const CollectiveStatistics& statistics() const override { return statistics_; }
+
+ private:
+  static std::size_t count(const RankGradients& gradients, Amount amount) {
+    return amount == Amount::kShard ? shard_count(gradients) : gradients.count();
+  }
+
+  const CollectiveCase& wanted_;
+  Rank& rank_;
+  ConstValueSpan input_;
+  std::size_t output_count_;
+  Buffer storage_;
+  Threads threads_;
+  CollectiveWorkspace workspace_;
+  CollectiveStatistics statistics_;
+  CollectiveOptions options_;
+};
+
+/// Every rank looks at what it got. Returns the largest relative error.
+double check_first_call(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank,
+                        CollectiveRank& caller) {
+  time_call(caller, rank);
+  const double own = wanted.kind->error(gradients, rank.index(), caller.output());
+  double error = 0;
+  for (const auto& of_rank : rank.gather(std::span(&own, 1)))
+    error = std::max(error, of_rank.front());
+  const std::string codec = wanted.by_library ? "none" : wanted.codec;
+  const double limit = rank.from_first(rank.first() ? gradients.error_limit(codec) : 0.0);
+  require_within(error, limit,
+                 fmt::format("{} of {} values by {}", wanted.kind->name, gradients.count(), codec));
+  return error;
+}
+
+}  // namespace
+
+std::span<const CollectiveKind> collective_kinds() { return kKinds; }
+
+CollectiveResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
+                                    const RankGradients& gradients) {
+  CollectiveResult result;
+  fleet.run([&](Rank& rank) {
+    CollectiveRank caller(wanted, gradients, rank);
+    const double error = check_first_call(wanted, gradients, rank, caller);
+    const CallTimes times = time_calls(caller, rank, wanted.iterations);
+    if (rank.stores()) result = {times, error};
+  });
+  return result;
+}
+
+}  // namespace tersor::bench

@@ -1,0 +1,143 @@
+// `tersor-bench collectives`: those from and to rank 0, on the ranks of `tersor-bench allreduce`;
+// over MPI each beside MPI's own.
+
+#include <fmt/format.h>
+#include <tersor/codec.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/collective_case.h"
+#include "bench/commands.h"
+#include "bench/records.h"
+#include "bench/sweep_options.h"
+#include "bench/table.h"
+
+namespace tersor::bench {
+namespace {
+
+std::vector<std::string> kind_names() {
+  std::vector<std::string> names;
+  for (const CollectiveKind& kind : collective_kinds()) names.emplace_back(kind.name);
+  return names;
+}
+
+struct CollectivesOptions : SweepOptions {
+  CollectivesOptions() { codecs = {"int8", "int4"}; }
+
+  std::vector<std::string> names = kind_names();
+};
+
+CollectiveCase case_of(const CollectivesOptions& options, const CollectiveKind& kind,
+                       const std::string& codec) {
+  return {.kind = &kind,
+          .codec = codec,
+          .chunk_count = options.chunk_count,
+          .threads = options.threads,
+          .iterations = options.iterations,
+          .by_library = codec == kind.library};
+}
+
+/// MPI's own, where it is there, then ours by all codecs.
+std::vector<CollectiveCase> cases_of(const CollectivesOptions& options, const Fleet& fleet) {
+  std::vector<CollectiveCase> cases;
+  for (const std::string& name : options.names) {
+    const auto& kind = *std::ranges::find(collective_kinds(), name, &CollectiveKind::name);
+    if (fleet.has_library_calls() && options.dtype == "f32")
+      cases.push_back(case_of(options, kind, std::string(kind.library)));
+    for (const std::string& codec : codecs_with_references(options))
+      cases.push_back(case_of(options, kind, codec));
+  }
+  return cases;
+}
+
+/// GB/s of the whole.
+double algbw(double bytes, const CollectiveResult& result) {
+  return bytes / result.times.seconds / 1e9;
+}
+
+Record record_of(const CollectivesOptions& options, int ranks, std::size_t count,
+                 const CollectiveCase& wanted, const CollectiveResult& result) {
+  const CallTimes& times = result.times;
+  const double bytes =
+      static_cast<double>(count * dtype_bytes(parse_gradient_dtype(options.dtype)));
+  return {{"benchmark", "collectives"},
+          {"collective", wanted.kind->name},
+          {"codec", wanted.codec},
+          {"transport", options.fleet.transport},
+          {"link", options.fleet.link},
+          {"ranks", ranks},
+          {"dtype", options.dtype},
+          {"count", count},
+          {"seconds", times.seconds},
+          {"algbw", algbw(bytes, result)},
+          {"wire_bytes", times.wire_bytes},
+          {"relative_error", result.relative_error},
+          {"encode_seconds", times.encode_seconds},
+          {"wire_seconds", times.wire_seconds},
+          {"decode_seconds", times.decode_seconds},
+          {"chunk_count", options.chunk_count},
+          {"threads", options.threads}};
+}
+
+Table table_for(const std::vector<CollectiveCase>& cases) {
+  std::vector<std::string> codecs;
+  for (const CollectiveCase& one : cases) codecs.push_back(one.codec);
+  return Table({{"size", "B", 10},
+                {"collective", "", longest(kind_names()), Align::kLeft},
+                {"codec", "", longest(codecs), Align::kLeft},
+                {"time", "us", 10},
+                {"algbw", "GB/s", 8},
+                {"wire", "B", 10},
+                {"error", "relative", 8}});
+}
+
+std::vector<std::string> cells_of(double bytes, const CollectiveCase& wanted,
+                                  const CollectiveResult& result) {
+  return {fmt::format("{:.0f}", bytes),
+          std::string(wanted.kind->name),
+          wanted.codec,
+          fmt::format("{:.1f}", result.times.seconds * 1e6),
+          fmt::format("{:.3f}", algbw(bytes, result)),
+          std::to_string(result.times.wire_bytes),
+          format_error(result.relative_error)};
+}
+
+void run_collectives(const CollectivesOptions& options) {
+  const std::vector<std::size_t> sizes = byte_counts(options);
+  const auto fleet = make_fleet(options.fleet);
+  const std::vector<CollectiveCase> cases = cases_of(options, *fleet);
+  const Dtype dtype = parse_gradient_dtype(options.dtype);
+  const auto ranks = static_cast<std::size_t>(fleet->ranks());
+  RecordFile records(fleet->leads() ? options.json : "");
+  fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
+  const Table table = table_for(cases);
+  table.print_head();
+  for (const std::size_t bytes : sizes) {
+    const std::size_t count = std::max(bytes / dtype_bytes(dtype) / ranks, std::size_t{1}) * ranks;
+    const RankGradients gradients(count, dtype, fleet->ranks(), fleet->only_rank());
+    for (const CollectiveCase& wanted : cases) {
+      const CollectiveResult result = measure_collective(*fleet, wanted, gradients);
+      table.print_row(cells_of(static_cast<double>(count * dtype_bytes(dtype)), wanted, result));
+      records.add(record_of(options, fleet->ranks(), count, wanted, result));
+    }
+  }
+}
+
+}  // namespace
+
+void add_collectives_command(CLI::App& program) {
+  const auto options = std::make_shared<CollectivesOptions>();
+  CLI::App* command = program.add_subcommand(
+      "collectives", "Times broadcast, reduce, gather and scatter, beside MPI's over MPI");
+  command->add_option("--collective", options->names, "Which of them")
+      ->check(one_of(kind_names()))
+      ->capture_default_str();
+  add_codecs(*command, options->codecs);
+  add_sweep(*command, *options);
+  command->callback([options] { run_collectives(*options); });
+}
+
+}  // namespace tersor::bench

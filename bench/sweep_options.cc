@@ -1,0 +1,64 @@
+// See sweep_options.h.
+
+#include "bench/sweep_options.h"
+
+#include <fmt/format.h>
+#include <tersor/error.h>
+
+namespace tersor::bench {
+namespace {
+
+void add_size(CLI::App& command, const char* name, std::size_t& bytes, const char* help) {
+  command.add_option(name, bytes, help)
+      ->transform(size_suffix())
+      ->check(above_zero())
+      ->type_name("BYTES")
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_sweep(CLI::App& command, SweepOptions& options,
+               const std::vector<std::string>& transports) {
+  add_size(command, "--min", options.min_bytes, "Smallest size; K, M and G are 1024s");
+  add_size(command, "--max", options.max_bytes, "Largest size");
+  command.add_option("--factor", options.factor, "From one size to the next")
+      ->check(from_to(2, 1024))
+      ->type_name("N")
+      ->capture_default_str();
+  add_fleet(command, options.fleet, transports);
+  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
+      ->transform(size_suffix())
+      ->check(above_zero())
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--iterations", options.iterations,
+                  "Timed calls; 0: as many as fill about a second, 5 to 200")
+      ->type_name("N")
+      ->capture_default_str();
+  add_dtype(command, options.dtype);
+  command.add_option("--threads", options.threads, "Threads of each rank's codec")
+      ->check(from_to(1, 1024))
+      ->type_name("N")
+      ->capture_default_str();
+  add_json(command, options.json);
+}
+
+std::vector<std::string> codecs_with_references(const SweepOptions& options) {
+  std::vector<std::string> codecs = {"none", "bf16"};
+  codecs.insert(codecs.end(), options.codecs.begin(), options.codecs.end());
+  return without_repeats(codecs);
+}
+
+std::vector<std::size_t> byte_counts(const SweepOptions& options) {
+  if (options.min_bytes > options.max_bytes)
+    throw InvalidArgument(
+        fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
+  std::vector<std::size_t> all;
+  for (std::size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor)
+    all.push_back(bytes);
+  return all;
+}
+
+}  // namespace tersor::bench
