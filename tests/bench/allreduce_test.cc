@@ -82,6 +82,21 @@ TEST_F(Allreduce, AlgorithmsCanBeForced) {
               algorithm);
 }
 
+TEST_F(Allreduce, SeveralGridsStandBesideEachOther) {
+  const Json records =
+      records_of({"allreduce", "--ranks", "4", "--codec", "int8", "--algorithm", "two-shot",
+                  "--dims", "4", "2,2", "--min", "64K", "--max", "64K", "--iterations", "1"});
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[0]["dims"], Json::array());
+  EXPECT_EQ(records[2]["dims"], (std::vector{4}));
+  EXPECT_EQ(records[3]["dims"], (std::vector{2, 2}));
+  EXPECT_LT(records[2]["relative_error"].get<double>(), records[3]["relative_error"].get<double>());
+  const Outcome outcome = run({"allreduce", "--dims", "2x2"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_NE(outcome.error.find("\"2x2\" is no grid: write e.g. 16,16"), std::string::npos)
+      << outcome.error;
+}
+
 TEST_F(Allreduce, OneRankIsLegal) {
   for (const Json& record : records_of({"allreduce", "--ranks", "1", "--max", "4K"})) {
     EXPECT_EQ(record["wire_bytes"], 0);
