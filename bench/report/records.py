@@ -20,7 +20,8 @@ allreduce  One call. `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tes
            the gradient / seconds, busbw = algbw * 2 (ranks - 1) / ranks; half of that where
            `collective` is reduce_scatter. `wire_bytes`: sent by one rank. `identical`: all ranks ended with the same bits. Through the reducer: `parameters`
            became ready one after the other in `backward_seconds`, `seconds` is of the whole step,
-           and `hidden` is the share of the wire's time in which nobody waited, 0 to 1.
+           and `hidden` is the share of the wire's time in which nobody waited, 0 to 1. `dims`, where
+           there are some, here and in predict: the grid of two-shot, a part of the algorithm's name.
 predict    One call as the cost model sees it: nothing was measured. `hosts` share a link each;
            `wire_bytes`: sent by one rank. Records of allreduce with the same link, dtype, count and
            ranks are drawn beside it.
@@ -242,6 +243,7 @@ def _parse(entry: typing.Any, where: str) -> Record:
         raise ReportError(
             f'{where}: field "benchmark" is {json.dumps(name)}, expected one of {", ".join(KINDS)}'
         )
+    entry = _with_grid(entry)
     values = {
         field.name: _value(entry, field, where)
         for field in dataclasses.fields(kind)
@@ -250,6 +252,13 @@ def _parse(entry: typing.Any, where: str) -> Record:
     record = kind(**values)
     _check_bandwidth(record, where)
     return record
+
+
+def _with_grid(entry: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    dims = entry.get("dims")
+    if not isinstance(dims, list) or not dims or entry.get("algorithm") != "two-shot":
+        return entry
+    return {**entry, "algorithm": f"two-shot {' x '.join(map(str, dims))}"}
 
 
 def _value(entry: dict[str, typing.Any], field: dataclasses.Field, where: str) -> typing.Any:

@@ -421,6 +421,13 @@ class Text(Folder):
         self.assertIn("Allreduce: 4 ranks, inproc", text)
         self.assertIn("Reduce-scatter: 4 ranks, inproc", text)
 
+    def test_grids_stand_apart(self) -> None:
+        direct = {**allreduce_record("int8", 1024, 4e-4), "dims": [4]}
+        grid = {**allreduce_record("int8", 1024, 3e-4), "dims": [2, 2]}
+        text = self.text([direct, grid])
+        self.assertEqual(self.row(text, "int8 (two-shot 4)")[2], "400 µs")
+        self.assertEqual(self.row(text, "int8 (two-shot 2 x 2)")[2], "300 µs")
+
     def test_errors_of_tensors_add_up_by_their_energy(self) -> None:
         small = error_record("int8", tensor="b", count=300, bits=16.0, energy_lost=1.0, norm=1.0)
         shared = error_record("sum", ranks=8, energy_lost=0.01)
