@@ -152,8 +152,8 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
 /// The first rank that encodes the parameter: others may never have seen its codec's memory.
 bool GradientReducer::Impl::tells_memory(std::size_t parameter) const {
   const Slot& slot = slots_[parameter];
-  if (hierarchy_ == nullptr || slot.collective == Collective::kReduceScatter)
-    return context_.rank == 0;
+  const bool climbs = hierarchy_ != nullptr && slot.collective != Collective::kReduceScatter;
+  if (!climbs || slot.count == 0) return context_.rank == 0;
   int rank = 0;
   while (hierarchy_->groups()
              .state_ranges(slot.count, rank, slot.parameter, slot.unit())

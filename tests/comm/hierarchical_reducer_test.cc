@@ -190,6 +190,21 @@ TEST(HierarchicalCheckpoint, OtherRanksAndHostsKeepTheContribution) {
   }
 }
 
+TEST(HierarchicalCheckpoint, AParameterOfNoValuesHasAState) {
+  run_ranks(4, {}, [](Transport& transport) {
+    const ReducerOptions options = hierarchical({0, 0, 1, 1});
+    Values empty, gradient(9000, 1.0f);
+    GradientReducer saved(transport, options), loaded(transport, options);
+    for (GradientReducer* reducer : {&saved, &loaded}) {
+      reducer->add("empty", empty, 0, 128);
+      reducer->add("w", gradient, 90, 100);
+    }
+    for (const char* name : {"empty", "w"}) saved.ready(name);
+    saved.wait();
+    EXPECT_NO_THROW(loaded.load_state(saved.save_portable_state()));
+  });
+}
+
 // An exact state belongs to its place on a host: as many values may be others.
 TEST(HierarchicalCheckpoint, OtherPlacesAreRefused) {
   std::vector<std::vector<std::byte>> states(4);
