@@ -164,7 +164,8 @@ ConstByteSpan ChunkTask::own_message(const Parcel& parcel) const {
 /// Of a parcel's lanes.
 std::size_t ChunkTask::capacity(const Parcel& parcel) const {
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < parcel.lanes; ++i) bytes += lane(parcel.lane + i).message_bytes;
+  for (std::size_t i = 0; i < parcel.lanes; ++i)
+    bytes += lane(parcel.lane + i * parcel.apart).message_bytes;
   return bytes;
 }
 
@@ -206,12 +207,11 @@ void ChunkTask::finish_step() {
 void ChunkTask::collect() {
   received_.clear();
   for (const Parcel& parcel : step().receives) {
-    ConstByteSpan rest =
-        parcel.peer == context_->rank ? own_message(parcel) : handle_.received(parcel.peer);
-    for (std::size_t i = parcel.lane; i < parcel.lane + parcel.lanes; ++i) {
-      const bool last = i + 1 == parcel.lane + parcel.lanes;
-      const Received message{i, parcel.peer, rest};
-      received_.push_back(last ? message : messages_.first_of(lane(i), message));
+    const bool own = parcel.peer == context_->rank;  // the last of those that are sent
+    ConstByteSpan rest = own ? own_message(step().sends.back()) : handle_.received(parcel.peer);
+    for (std::size_t left = parcel.lanes, i = parcel.lane; left > 0; --left, i += parcel.apart) {
+      const Received message{i, lane(i).maker.value_or(parcel.peer), rest};
+      received_.push_back(left == 1 ? message : messages_.first_of(lane(i), message));
       rest = rest.subspan(received_.back().bytes.size());
     }
   }

@@ -108,9 +108,13 @@ CollectiveWorkspace& CollectiveWorkspace::operator=(CollectiveWorkspace&&) noexc
 
 namespace {
 
+bool is_captured(const Key& key, StreamView stream) {
+  return key.memory == Memory::kDevice && kernels::capture_of(stream) != 0;
+}
+
 // Preparing allocates, and waits for other ranks: both would end a capture.
 void check_capture(const Key& key, StreamView stream) {
-  if (key.memory == Memory::kDevice && kernels::capture_of(stream) != 0)
+  if (is_captured(key, stream))
     throw InvalidArgument(
         "a stream is captured, but nothing is prepared for this call: give it a "
         "CollectiveWorkspace that outlives the graph, and make an equal call before the capture");
@@ -255,11 +259,12 @@ void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, st
   check_span(transport, input, "the input");
   check_span(transport, output, "the output");
   check_alike(output, "the output", input, "the input");
-  const Rows rows = rows_of(transport, input, output, columns, splits);
+  Rows rows = rows_of(transport, input, output, columns, splits);
   Key key = make_key(transport, Kind::kAllToAll, input, options);
   key.count = columns;
   Lease call(transport, key, options, stream);
   if (transport.ranks() == 1) return copy_values(input, output, stream);
+  if (!is_captured(key, stream)) learn_passing(*call, transport, rows);
   if (!are_planned(*call, rows)) {
     check_capture(key, stream);
     plan(*call, rows);

@@ -95,8 +95,9 @@ struct Lane {
   std::size_t contributions = 1;  ///< ranks that exchange it
   int place = 0;  ///< this rank's, among those that exchange it: random numbers depend on it
   Carried carried = Carried::kOwn;
-  bool scaled = true;           ///< what is decoded is multiplied by the collective's factor
-  std::uint64_t signature = 0;  ///< of its frames; 0: the collective's
+  bool scaled = true;             ///< what is decoded is multiplied by the collective's factor
+  std::uint64_t signature = 0;    ///< of its frames; 0: the collective's
+  std::optional<int> maker = {};  ///< the rank that encoded it; none: the one that sends it
 };
 
 using Lanes = std::vector<Lane>;

@@ -216,20 +216,21 @@ std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
       .value();
 }
 
-std::vector<ChunkPlan> Planner::by_rows(std::size_t columns) const {
+std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns) const {
   PlanContext context = encoded_context(0, slots().front());
   context.ranks = 1;  // of whom one decodes at a time
   std::vector<Lanes> lanes;
   lanes.push_back(plan_rows(context, columns));
-  const auto ranks = static_cast<std::size_t>(context_.ranks);
-  const auto own = static_cast<std::size_t>(context_.rank);
-  for (std::size_t peer = 0; peer < ranks; ++peer) {
-    Lane &sent = lanes.front()[peer], &received = lanes.front()[ranks + peer];
-    sent.place = static_cast<int>(own + ranks * peer);
-    sent.signature = received.signature =
-        signature_with(peer, slots()[peer].count / columns, slots()[ranks + peer].count / columns);
+  for (int place = 0; place < context_.ranks; ++place) {
+    const std::size_t to = lane_to(party, place), from = lane_from(party, place);
+    const int peer = party.rank_at(place);
+    Lane &sent = lanes.front()[to], &received = lanes.front()[from];
+    sent.place = context_.rank + context_.ranks * peer;
+    sent.signature = received.signature = signature_with(
+        static_cast<std::size_t>(peer), slots()[to].count / columns, slots()[from].count / columns);
+    received.maker = peer;
   }
-  return chunks(all_to_all(everybody(context_.rank, context_.ranks)), std::move(lanes));
+  return chunks(all_to_all(party), std::move(lanes));
 }
 
 }  // namespace tersor

@@ -34,9 +34,8 @@ class Planner {
                                  std::size_t chunk_count) const;
   /// Those of a reduce-scatter by hosts, in which shares[r] goes to rank r.
   std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
-  /// The only chunk of an all_to_all of rows of so many values: slot r goes to rank r, slot ranks +
-  /// r comes from there; this rank's own rows are its slot among those that go.
-  std::vector<ChunkPlan> by_rows(std::size_t columns) const;
+  /// The only chunk of an all_to_all of rows of so many values, whose lanes are the slots.
+  std::vector<ChunkPlan> by_rows(const Party& party, std::size_t columns) const;
 
  private:
   bool climbs(const Slot& slot) const { return hierarchy_of(slot, hierarchy_) != nullptr; }

@@ -72,6 +72,9 @@ void check_grid(const Prepared& prepared) {
     throw InvalidArgument("every rank owns a shard: " + name + " needs a grid of all " +
                           std::to_string(grid.places()) + " ranks, not of " +
                           std::to_string(grid.owners()));
+  if (prepared.deals() && grid.dimensions() > 2)
+    throw InvalidArgument(name + " goes on grids of two dimensions at most, not of " +
+                          text_of(grid.digits()));
   if (prepared.adds() && !prepared.gathers_whole() && prepared.codec->has_feedback())
     throw InvalidArgument("on a grid " + name +
                           " encodes sums again, of which it keeps no residual: leave out +ef, or "
@@ -157,9 +160,7 @@ std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Plann
 }
 
 std::vector<ChunkPlan> plan_allgather(const Prepared& prepared, const Planner& planner) {
-  const int rank = prepared.context.rank;
-  const Party party = prepared.by_hosts ? by_hosts(prepared.hierarchy->groups(), rank)
-                                        : everybody(rank, prepared.context.grid);
+  const Party party = prepared.party();
   return planner.by_rank(party, all_gather(party), prepared.key.chunk_count);
 }
 

@@ -60,10 +60,11 @@ struct Prepared {
     return key.kind == Kind::kReduceScatter && !by_hosts && !codec->traits().divisible;
   }
 
-  /// Whether every rank owns a slot.
+  /// Whether every rank owns a shard, or gets rows.
   bool is_of_shards() const {
-    return key.kind == Kind::kReduceScatter || key.kind == Kind::kAllgather;
+    return key.kind == Kind::kReduceScatter || key.kind == Kind::kAllgather || deals();
   }
+  bool deals() const { return key.kind == Kind::kAllToAll; }
 
   /// Whether ranks' values are added.
   bool adds() const {
@@ -77,10 +78,16 @@ struct Prepared {
            key.kind == Kind::kReduce || key.kind == Kind::kSend || gathers_whole();
   }
 
-  /// An all_to_all has slots of what goes, then as many of what comes (Planner::by_rows).
+  /// Those of an all_to_all are its lanes: what goes, on a grid what passes, what comes.
   int slot_count() const {
     if (has_one_slot()) return 1;
-    return key.kind == Kind::kAllToAll ? 2 * context.ranks : context.ranks;
+    const int dimensions = by_hosts ? 2 : context.grid.dimensions();
+    return deals() ? (1 + dimensions) * context.ranks : context.ranks;
+  }
+  /// All ranks, where each owns something: by hosts, or on the grid of the context.
+  Party party() const {
+    return by_hosts ? tersor::by_hosts(hierarchy->groups(), context.rank)
+                    : everybody(context.rank, context.grid);
   }
   /// What ranks agree on, or contribute.
   std::span<const Slot> own_slots() const {

@@ -34,8 +34,7 @@ std::vector<int> owners_of(const Party& party, std::vector<int> group) {
 /// What lies at a place after so many dimensions, to or from a peer.
 Parcel parcel(const Party& party, int peer, int place, int dimensions) {
   const LaneRange lanes = party.grid.lanes_after(place, dimensions);
-  return {party.members[static_cast<std::size_t>(peer)], party.first_lane + lanes.first,
-          lanes.count};
+  return {party.rank_at(peer), party.first_lane + lanes.first, lanes.count};
 }
 
 void make_lanes(Step& step, const Party& party, LaneRange lanes) {
@@ -74,6 +73,27 @@ Step to_everybody(const Party& party, int dimension) {
   return step;
 }
 
+/// Of an all_to_all: to each of a group the lanes that go its way, those that came before as they
+/// are. What comes on its way takes every so many lanes: in the next dimension it lies together.
+Step deal_out(const Party& party, int dimension) {
+  const std::size_t n = party.members.size();
+  const std::vector<int> group = party.grid.group(party.place, dimension);
+  const std::size_t lanes = n / group.size();
+  const bool last = dimension + 1 == party.grid.dimensions();
+  Step step{.make = dimension == 0 ? Make::kEncode : Make::kForward,
+            .first_lane = party.first_lane + static_cast<std::size_t>(dimension) * n,
+            .lane_count = n,
+            .take = Take::kKeep};
+  for (const int place : in_turn(group, party.place)) {
+    const auto index = static_cast<std::size_t>(std::ranges::find(group, place) - group.begin());
+    step.sends.push_back({party.rank_at(place), step.first_lane + index * lanes, lanes});
+  }
+  for (std::size_t i = 0; i < group.size(); ++i)
+    step.receives.push_back({party.rank_at(group[i]), step.first_lane + n + i * (last ? lanes : 1),
+                             lanes, last ? 1 : group.size()});
+  return step;
+}
+
 /// A message of a broadcast: in which step, and to or from whom, counted from the root.
 struct Hop {
   int step;
@@ -84,13 +104,11 @@ struct Hop {
 // in the last of them it is decoded.
 Schedule relay(const Party& party, int root, int steps, Hop came, const std::vector<Hop>& sends) {
   const int n = static_cast<int>(party.members.size());
-  const auto rank = [&](int peer) {
-    return party.members[static_cast<std::size_t>((peer + root) % n)];
-  };
+  const auto rank = [&](int peer) { return party.rank_at((peer + root) % n); };
   const auto with = [&](int peer) { return Parcel{peer, party.first_lane}; };
   Schedule schedule(static_cast<std::size_t>(steps),
                     Step{.first_lane = party.first_lane, .relays = true});
-  const int own = party.members[static_cast<std::size_t>(party.place)];
+  const int own = party.rank_at(party.place);
   if (party.place != root) {
     Step& step = schedule[static_cast<std::size_t>(came.step)];
     step.receives = {with(rank(came.peer))};
@@ -165,8 +183,7 @@ Party by_hosts(const HostGroups& groups, int rank) {
 std::vector<int> lane_owners(const Party& party) {
   std::vector<int> owners(party.members.size());
   for (int place = 0; place < party.grid.owners(); ++place)
-    owners[party.grid.lanes_after(place, party.grid.dimensions()).first] =
-        party.members[static_cast<std::size_t>(place)];
+    owners[party.grid.lanes_after(place, party.grid.dimensions()).first] = party.rank_at(place);
   return owners;
 }
 
@@ -181,7 +198,7 @@ Schedule one_shot(const Party& party) {
   std::vector<int> places(party.members.size());
   std::iota(places.begin(), places.end(), 0);
   for (const int place : in_turn(places, party.place))
-    step.sends.push_back({party.members[static_cast<std::size_t>(place)], party.first_lane});
+    step.sends.push_back({party.rank_at(place), party.first_lane});
   for (const int member : party.members) step.receives.push_back({member, party.first_lane});
   return {step};
 }
@@ -263,27 +280,25 @@ Schedule scatter_from(const Party& party, int root) {
   return {step};
 }
 
+std::size_t lane_to(const Party& party, int place) {
+  const int first = party.grid.digits().front(), groups = party.grid.owners() / first;
+  return party.first_lane + static_cast<std::size_t>(place % first * groups + place / first);
+}
+
+std::size_t lane_from(const Party& party, int place) {
+  const std::size_t before = party.grid.digits().size() * party.members.size();
+  return party.first_lane + before + static_cast<std::size_t>(place);
+}
+
 Schedule all_to_all(const Party& party) {
-  const std::size_t n = party.members.size();
-  Step step{.first_lane = party.first_lane, .lane_count = n};
-  std::vector<int> places(n);
-  std::iota(places.begin(), places.end(), 0);
-  for (const int place : places) {
-    const auto lane = party.first_lane + static_cast<std::size_t>(place);
-    step.receives.push_back(
-        {party.members[static_cast<std::size_t>(place)], place == party.place ? lane : n + lane});
-  }
-  for (const int place : in_turn(places, party.place))
-    step.sends.push_back({party.members[static_cast<std::size_t>(place)],
-                          party.first_lane + static_cast<std::size_t>(place)});
-  std::ranges::sort(step.receives, {}, &Parcel::lane);
-  return {step};
+  Schedule schedule;
+  for (int i = 0; i < party.grid.dimensions(); ++i) schedule.push_back(deal_out(party, i));
+  schedule.back().take = Take::kDecode;
+  return schedule;
 }
 
 Schedule send_to(const Party& party, int from, int to) {
-  const auto with = [&](int place) {
-    return Parcel{party.members[static_cast<std::size_t>(place)], party.first_lane};
-  };
+  const auto with = [&](int place) { return Parcel{party.rank_at(place), party.first_lane}; };
   Step step{.first_lane = party.first_lane};
   if (party.place == from) step.sends = {with(to)};
   if (party.place == to) step.receives = {with(from)};

@@ -43,6 +43,7 @@ struct Parcel {
   int peer = 0;
   std::size_t lane = 0;
   std::size_t lanes = 1;
+  std::size_t apart = 1;  ///< of what comes: from each of them to the next
 
   bool operator==(const Parcel&) const = default;
 };
@@ -76,6 +77,7 @@ struct Party {
   bool whole = false;             ///< all ranks are members
 
   bool owns() const { return !members.empty() && grid.owns(place); }
+  int rank_at(int of_place) const { return members[static_cast<std::size_t>(of_place)]; }
 };
 
 /// All ranks; each owns a lane.
@@ -110,9 +112,13 @@ Schedule reduce_to(const Party& party, int root);
 /// Each owner's lane to the root; and the root's lanes to their owners.
 Schedule gather_to(const Party& party, int root);
 Schedule scatter_from(const Party& party, int root);
-/// To each rank a lane of its own: lane p goes to place p, lane members + p comes from there; the
-/// rank's own stays in its place among those that go.
+/// To each rank a lane of its own, and one from each. On a grid of two dimensions: in the first, to
+/// the rank of a group all that goes to its group in the second, which hands it on as it is. The
+/// lanes on their way begin at that of members, one behind the other by the places of those who
+/// made them (in the first dimension) and of those whom they reach (in the second).
 Schedule all_to_all(const Party& party);
+std::size_t lane_to(const Party& party, int place);
+std::size_t lane_from(const Party& party, int place);
 /// The only lane of one place to another.
 Schedule send_to(const Party& party, int from, int to);
 /// The rounds of a codec, one after the other, each by one exchange. What comes of all but the last

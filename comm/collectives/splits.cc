@@ -3,8 +3,12 @@
 
 #include "comm/collectives/planner.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -60,10 +64,61 @@ bool overlap(const ConstValueSpan& one, const ConstValueSpan& other) {
          before(other.pointer(), one.pointer() + one.bytes());
 }
 
-/// Where the rows from a rank are kept.
-std::size_t received_slot(const Prepared& prepared, std::size_t rank) {
-  const bool own = static_cast<int>(rank) == prepared.context.rank;
-  return own ? rank : static_cast<std::size_t>(prepared.context.ranks) + rank;
+/// By lanes. Where it is not known what passes, as it was.
+std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
+  const Party party = prepared.party();
+  std::vector<std::size_t> counts(prepared.slots.size());
+  std::ranges::transform(prepared.slots, counts.begin(), &Slot::count);
+  const std::size_t columns = prepared.key.count, n = party.members.size();
+  for (std::size_t i = 0; i < rows.passing.size(); ++i) counts[n + i] = rows.passing[i] * columns;
+  for (int place = 0; place < static_cast<int>(n); ++place) {
+    const auto rank = static_cast<std::size_t>(party.rank_at(place));
+    counts[lane_to(party, place)] = rows.sent[rank] * columns;
+    counts[lane_from(party, place)] = rows.received[rank] * columns;
+  }
+  return counts;
+}
+
+using Counts = std::vector<std::uint64_t>;
+
+/// What a rank tells those of its group, one behind the other: the rows of the lanes that it sends
+/// them.
+Counts announced(const Party& party, const Rows& rows) {
+  Counts counts(party.members.size());
+  for (int place = 0; place < static_cast<int>(counts.size()); ++place)
+    counts[lane_to(party, place)] = rows.sent[static_cast<std::size_t>(party.rank_at(place))];
+  return counts;
+}
+
+/// The part for this rank of what each of an ascending group announces. Over a library that moves
+/// no other host memory everybody hears everything.
+std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
+                         std::span<const int> group, const Counts& own) {
+  const auto index = static_cast<std::size_t>(index_in(group, context.rank));
+  const std::size_t each = own.size() / group.size(), bytes = each * sizeof own.front();
+  const auto all = std::as_bytes(std::span(own));
+  std::vector<SendTo> sends;
+  std::vector<ReceiveFrom> receives;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    if (i == index) continue;
+    sends.push_back({group[i], all.subspan(i * bytes, bytes)});
+    receives.push_back({group[i], bytes});
+  }
+  const Operation operation{.name = context.name,
+                            .signature = context.signature,
+                            .tag = transport.reserve_tags(1),
+                            .timeout = context.timeout};
+  const bool everything = !transport.traits().host;
+  Handle handle = everything ? transport.all_gather(operation, all, all.size())
+                             : transport.exchange(operation, sends, receives);
+  handle.wait_synchronize();
+  std::vector<Counts> counts(group.size(), Counts(each));
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    ConstByteSpan from = i == index ? all : handle.received(group[i]);
+    if (i == index || everything) from = from.subspan(index * bytes);
+    std::memcpy(counts[i].data(), from.first(bytes).data(), bytes);
+  }
+  return counts;
 }
 
 }  // namespace
@@ -82,36 +137,47 @@ Rows rows_of(const Transport& transport, const ConstValueSpan& input, const Cons
   return rows;
 }
 
+void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows) {
+  const Party party = prepared.party();
+  if (party.grid.dimensions() == 1) return;
+  std::vector<int> group = party.grid.group(party.place, 0);
+  for (int& member : group) member = party.rank_at(member);
+  const std::vector<Counts> all = told(prepared.context, transport, group, announced(party, rows));
+  rows.passing.resize(party.members.size());
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (std::size_t lane = 0; lane < all[i].size(); ++lane)
+      rows.passing[lane * all.size() + i] = all[i][lane];
+}
+
 bool are_planned(const Prepared& prepared, const Rows& rows) {
-  const std::size_t columns = prepared.key.count;
-  if (prepared.chunks.empty()) return false;
-  for (std::size_t rank = 0; rank < rows.sent.size(); ++rank)
-    if (prepared.slots[rank].count != rows.sent[rank] * columns ||
-        prepared.slots[received_slot(prepared, rank)].count != rows.received[rank] * columns)
-      return false;
-  return true;
+  return !prepared.chunks.empty() &&
+         std::ranges::equal(prepared.slots, counts_of(prepared, rows), {}, &Slot::count);
 }
 
 void plan(Prepared& prepared, const Rows& rows) {
-  const std::size_t columns = prepared.key.count;
-  for (Slot& slot : prepared.slots) slot.count = slot.first_index = 0;
-  for (std::size_t rank = 0; rank < rows.sent.size(); ++rank) {
-    prepared.slots[rank].count = rows.sent[rank] * columns;
-    prepared.slots[received_slot(prepared, rank)].count = rows.received[rank] * columns;
+  const std::vector<std::size_t> counts = counts_of(prepared, rows);
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    prepared.slots[i].count = counts[i];
+    prepared.slots[i].first_index = 0;
   }
   prepared.chunks.clear();
-  prepared.chunks = Planner(prepared.context, nullptr, prepared.key.threads).by_rows(columns);
+  prepared.chunks = Planner(prepared.context, nullptr, prepared.key.threads)
+                        .by_rows(prepared.party(), prepared.key.count);
   prepared.pipeline->prepare(prepared.chunks.front(), 1);
   prepared.context.in_order = prepared.context.on_device();
 }
 
 void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output) {
+  const Party party = prepared.party();
+  std::vector<int> by_rank(party.members.size());
+  std::iota(by_rank.begin(), by_rank.end(), 0);
+  std::ranges::sort(by_rank, {}, [&](int place) { return party.rank_at(place); });
   std::size_t sent = 0, received = 0;
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(prepared.context.ranks); ++rank) {
-    Slot& from = prepared.slots[rank];
+  for (const int place : by_rank) {
+    Slot& from = prepared.slots[lane_to(party, place)];
     from.input = input.subspan(sent, from.count);
     sent += from.count;
-    Slot& to = prepared.slots[received_slot(prepared, rank)];
+    Slot& to = prepared.slots[lane_from(party, place)];
     to.output = output.subspan(received, to.count);
     received += to.count;
   }

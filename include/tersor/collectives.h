@@ -25,9 +25,10 @@ enum class Algorithm : std::uint8_t {
   kTwoShot,  ///< shards to their owners, reduced there, then all-gather: two quantisations
   kOneShot,  ///< all-gather of payloads, every rank adds all: one quantisation
   /// Ranks of one host first, uncompressed; then between hosts by the codec, as kAuto goes; then
-  /// back. On one host a native sum; with one rank a host as kAuto. Of reduce_scatter and allgather
-  /// too, on hosts of equally many ranks: others that the transport found go as kAuto
-  /// (CollectiveStatistics::algorithm says so), others that were given are an InvalidArgument.
+  /// back. On one host a native sum; with one rank a host as kAuto. Of reduce_scatter, allgather
+  /// and all_to_all too, on hosts of equally many ranks: others that the transport found go as
+  /// kAuto (CollectiveStatistics::algorithm says so), others that were given are an
+  /// InvalidArgument.
   kHierarchical,
 };
 
@@ -97,8 +98,8 @@ struct CollectiveOptions {
   /// sum(dims - 1) messages twice in place of ranks - 1, and quantises once more for each
   /// dimension. Their product is at most the ranks and at least 9/10 of them. Empty: as few as have
   /// at most 32 ranks each, within the next bound. Of reduce_scatter (without "+ef", as many
-  /// quantisations as dimensions) and allgather (one quantisation) too: their product is the ranks;
-  /// empty: one dimension.
+  /// quantisations as dimensions), allgather and all_to_all (one quantisation; all_to_all at most
+  /// two dimensions) too: their product is the ranks; empty: one dimension.
   std::span<const int> dims = {};
   /// Of a two-shot allreduce, at least 1: how many times the squared error of one dimension d
   /// dimensions may have, which is (1 + d) / 2. With codec "auto" AutoOptions has it.
@@ -173,7 +174,8 @@ struct Splits {
 /// begins a block of the codec: what is sent of it depends on no other row, but for random numbers,
 /// which belong to its place. "+ef" is an InvalidArgument, as are splits that are not the spans'
 /// rows. Ranks whose splits differ both get an error (WireError or TransportError) and have nothing
-/// changed; over NCCL at the deadline.
+/// changed; over NCCL at the deadline. By hosts or on a grid rows go by way of a rank that is told
+/// how many: each call waits for that, on a device too, but for captured ones.
 void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
                 const Splits& splits = {}, const CollectiveOptions& options = {},
                 StreamView stream = {});

@@ -171,6 +171,12 @@ def test_arrays_of_any_library_go(count: int) -> None:
             transport, rows, output, sent=sent, received=sent, codec="int8", checksum=False
         )
         np.testing.assert_array_equal(output[:, 0], np.repeat(np.arange(count), sent))
+        by_hosts = np.empty_like(rows)
+        tersor.all_to_all(
+            transport, rows, by_hosts, sent=sent, received=sent, codec="int8",
+            algorithm="hierarchical", hosts=[rank // 2 for rank in range(count)],
+        )  # fmt: skip
+        np.testing.assert_array_equal(by_hosts, output)
         assert call.gradient_bytes == (rows.nbytes if count > 1 else 0)
         with pytest.raises(tersor.InvalidArgument, match="say columns"):
             tersor.all_to_all(transport, rows.ravel(), output.ravel())

@@ -154,6 +154,16 @@ TEST_P(CollectivesOnDevice, RowsGiveTheBitsOfHosts) {
       expect_as_on_hosts(all_to_all_steps, {.codec = codec, .count = columns, .steps = 4}, 3);
 }
 
+TEST_P(CollectivesOnDevice, RowsByHostsAndOnGridsGiveTheBitsOfHosts) {
+  for (const std::size_t columns : {5ul, 512ul}) {
+    Case wanted{.codec = "int8", .count = columns, .steps = 4, .dims = {2, 2}};
+    expect_as_on_hosts(all_to_all_steps, wanted, 4);
+    wanted.algorithm = Algorithm::kHierarchical;
+    wanted.hosts = {0, 1, 1, 0};
+    expect_as_on_hosts(all_to_all_steps, wanted, 4);
+  }
+}
+
 // Both ways at once: as a broadcast has them.
 TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {

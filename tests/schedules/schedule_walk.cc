@@ -186,9 +186,10 @@ std::string ScheduleWalk::open(int rank, const Parcel& parcel, Message message) 
   if (message.size() != parcel.lanes)
     return fault(rank, "gets other lanes from rank " + std::to_string(parcel.peer));
   for (std::size_t i = 0; i < message.size(); ++i) {
-    if (parts(rank, parcel.lane + i) != parts(parcel.peer, message[i].lane))
+    const std::size_t lane = parcel.lane + i * parcel.apart;
+    if (parts(rank, lane) != parts(parcel.peer, message[i].lane))
       return fault(rank, "gets another lane from rank " + std::to_string(parcel.peer));
-    message[i].lane = parcel.lane + i;
+    message[i].lane = lane;
     inbox_[size(rank)].push_back(std::move(message[i]));
   }
   return "";

@@ -230,7 +230,7 @@ TEST(Schedules, GatherAndScatter) {
     }
 }
 
-// Part from · n + to goes from one rank to another; what a rank sends itself has one lane.
+// Part from · n + to goes from one rank to another.
 TEST(Schedules, AllToAll) {
   for (const int n : world_sizes()) {
     SCOPED_TRACE(n);

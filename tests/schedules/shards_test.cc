@@ -76,6 +76,53 @@ TEST(Schedules, HierarchiesOfShards) {
       }
 }
 
+/// Every rank's row for each other is made once and comes as it is, by so many messages; `abroad`
+/// counts what leaves the first `each` ranks of a host for others, in rows of all that there are.
+void expect_dealt(const std::vector<Party>& parties, std::size_t messages) {
+  const std::size_t n = parties.size();
+  Layout layout{.schedules = {}, .parts = {}, .part_count = n * n};
+  for (const Party& party : parties) {
+    const auto own = static_cast<std::size_t>(party.rank_at(party.place));
+    layout.schedules.push_back(all_to_all(party));
+    auto& parts = layout.parts.emplace_back(n * (layout.schedules.back().size() + 1));
+    for (int place = 0; place < static_cast<int>(n); ++place) {
+      const auto peer = static_cast<std::size_t>(party.rank_at(place));
+      parts[lane_to(party, place)] = {own * n + peer};
+      parts[lane_from(party, place)] = {peer * n + own};
+    }
+    for (const Parcel& parcel : layout.schedules.back().front().receives)
+      for (std::size_t i = 0; parcel.apart > 1 && i < parcel.lanes; ++i)
+        parts[parcel.lane + i * parcel.apart] = {
+            static_cast<std::size_t>(parcel.peer) * n +
+            static_cast<std::size_t>(party.rank_at(party.grid.group(party.place, 1)[i]))};
+  }
+  ScheduleWalk walk(layout);
+  ASSERT_EQ(walk.run(), "");
+  for (std::size_t to = 0; to < n; ++to)
+    for (std::size_t from = 0; from < n; ++from)
+      ASSERT_EQ(walk.value(static_cast<int>(to), from * n + to),
+                walk.expressions().encoded(walk.expressions().gradient(static_cast<int>(from))));
+  for (int rank = 0; rank < static_cast<int>(n); ++rank)
+    EXPECT_EQ(walk.sent(rank).messages, messages) << rank;
+}
+
+TEST(Schedules, RowsByHostsAndOnGrids) {
+  for (const int hosts : {2, 3, 8})
+    for (const int each : {2, 3, 8})
+      for (const std::vector<int>& numbers : even_hosts(hosts, each)) {
+        SCOPED_TRACE(::testing::PrintToString(numbers));
+        const HostGroups groups(numbers, hosts * each);
+        std::vector<Party> by_host, on_grid;
+        for (int rank = 0; rank < hosts * each; ++rank) {
+          by_host.push_back(by_hosts(groups, rank));
+          on_grid.push_back(everybody(rank, Grid(std::vector{each, hosts}, hosts * each)));
+        }
+        const auto messages = static_cast<std::size_t>(hosts + each - 2);
+        expect_dealt(by_host, messages);
+        expect_dealt(on_grid, messages);
+      }
+}
+
 TEST(Schedules, GridsOfShards) {
   const std::vector<int> digits[] = {{2, 2}, {3, 2}, {2, 3, 4}, {4, 3, 2}, {8, 8}};
   for (const std::vector<int>& given : digits) {
