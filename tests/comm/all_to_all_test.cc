@@ -1,5 +1,5 @@
 // all_to_all: rows to their ranks, each encoded by itself, and ranks whose splits do not fit.
-#include "tests/comm/ranks.h"
+#include "tests/comm/deals.h"
 
 #include <tersor/tersor.h>
 
@@ -15,48 +15,17 @@
 namespace tersor {
 namespace {
 
+using testing::all_to_one;
+using testing::Counts;
+using testing::Deal;
+using testing::dealt;
 using testing::gaussian;
+using testing::index;
+using testing::random_deal;
+using testing::rows_of;
 using testing::squared_error;
+using testing::sum;
 using testing::Values;
-
-using Counts = std::vector<std::size_t>;
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
-/// Rows that each rank sends to each: rows[from][to].
-using Deal = std::vector<Counts>;
-
-Deal random_deal(int ranks, std::uint64_t seed) {
-  std::mt19937_64 generator(seed);
-  Deal deal(index(ranks), Counts(index(ranks)));
-  for (Counts& counts : deal)
-    for (std::size_t& rows : counts) rows = generator() % 3 == 0 ? 0 : generator() % 9;
-  return deal;
-}
-
-Deal all_to_one(int ranks, int one) {
-  Deal deal(index(ranks), Counts(index(ranks)));
-  for (Counts& counts : deal) counts[index(one)] = 5;
-  return deal;
-}
-
-Counts received(const Deal& deal, int rank) {
-  Counts counts;
-  for (const Counts& sent : deal) counts.push_back(sent[index(rank)]);
-  return counts;
-}
-
-std::size_t sum(const Counts& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-}
-
-/// All rows that a rank sends; equal ranks have equal ones.
-Values rows_of(const Deal& deal, int rank, std::size_t columns) {
-  Values values = gaussian(sum(deal[index(rank)]) * columns, 7 + index(rank));
-  for (std::size_t i = 0; i < values.size(); ++i)  // no two rows alike in size
-    values[i] *= std::ldexp(1.0f, static_cast<int>(i / columns % 7) * 2 - 6);
-  return values;
-}
 
 /// What a codec makes of one row by itself.
 Values decoded(const Codec& codec, const Values& row) {
@@ -93,15 +62,6 @@ Values wanted(const Deal& deal, int to, std::size_t columns,
     }
   }
   return all;
-}
-
-Values dealt(Transport& transport, const Deal& deal, std::size_t columns,
-             const CollectiveOptions& options) {
-  const Counts from = received(deal, transport.rank());
-  Values output(sum(from) * columns, -1.0f);
-  all_to_all(transport, rows_of(deal, transport.rank(), columns), output, columns,
-             {.sent = deal[index(transport.rank())], .received = from}, options);
-  return output;
 }
 
 class AllToAll : public ::testing::TestWithParam<int> {
@@ -294,117 +254,6 @@ TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
               all_to_all(ranks, input, other, 10);
             }),
             "the output is bf16, but the input is f32");
-}
-
-/// Of 2 hosts of as many ranks: one behind the other and dealt out in turn; and such a grid.
-struct Detours {
-  explicit Detours(int ranks) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      behind.push_back(rank * 2 / ranks);
-      in_turn.push_back(rank % 2);
-    }
-    dims = {ranks / 2, 2};
-  }
-  std::vector<CollectiveOptions> of(const std::string& codec,
-                                    CollectiveWorkspace* workspace) const {
-    CollectiveOptions options{.codec = codec, .workspace = workspace};
-    std::vector<CollectiveOptions> all(3, options);
-    all[0].algorithm = all[1].algorithm = Algorithm::kHierarchical;
-    all[0].hosts = behind;
-    all[1].hosts = in_turn;
-    all[2].dims = dims;
-    return all;
-  }
-
-  std::vector<int> behind, in_turn, dims;
-};
-
-// Encoded once, by who sends it: the way makes no difference to a bit.
-TEST(AllToAllDetours, BringWhatComesDirectly) {
-  for (const int ranks : {4, 6, 8})
-    for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "topk:density=0.2"})
-      run_ranks(ranks, {}, [&](Transport& transport) {
-        std::vector<CollectiveWorkspace> workspaces(3);
-        for (const std::size_t columns : {5u, 256u})
-          for (const Deal& deal :
-               {random_deal(ranks, 1), random_deal(ranks, 2), all_to_one(ranks, 1),
-                Deal(index(ranks), Counts(index(ranks)))}) {
-            const Values directly = dealt(transport, deal, columns, {.codec = codec});
-            const Detours detours(ranks);
-            for (std::size_t i = 0; i < 3; ++i)
-              EXPECT_EQ(dealt(transport, deal, columns, detours.of(codec, &workspaces[i])[i]),
-                        directly)
-                  << codec << ", " << i;
-          }
-      });
-}
-
-// One message to each neighbour and, with what these have for there, one to each other host; before
-// them what it will be, to each neighbour.
-TEST(AllToAllDetours, SendFewerMessages) {
-  run_ranks(8, {}, [&](Transport& transport) {
-    const Detours detours(8);
-    const Deal deal(8, Counts(8, 2));
-    for (const CollectiveOptions& options : detours.of("int8", nullptr)) {
-      dealt(transport, deal, 256, options);
-      CollectiveWorkspace workspace;
-      CollectiveOptions again = options;
-      again.workspace = &workspace;
-      dealt(transport, deal, 256, again);
-      const std::uint64_t before = transport.counters().sent_messages;
-      dealt(transport, deal, 256, again);
-      EXPECT_EQ(transport.counters().sent_messages - before, 3u + 3u + 1u);
-    }
-  });
-}
-
-TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
-  run_ranks(8, {}, [&](Transport& transport) {
-    const Deal deal(8, Counts(8, 1));
-    const auto said = [&](std::vector<int> hosts, std::vector<int> dims) {
-      CollectiveOptions options{.codec = "int8", .hosts = hosts, .dims = dims};
-      if (!hosts.empty()) options.algorithm = Algorithm::kHierarchical;
-      try {
-        dealt(transport, deal, 4, options);
-      } catch (const InvalidArgument& error) {
-        return std::string(error.what());
-      }
-      return std::string();
-    };
-    EXPECT_EQ(said({}, {2, 2, 2}),
-              "all_to_all goes on grids of two dimensions at most, not of 2 x 2 x 2");
-    EXPECT_NE(said({}, {3, 2}), "");
-    EXPECT_EQ(said({0, 0, 0, 1, 1, 1, 1, 1}, {}),
-              "all_to_all goes by hosts of equally many ranks, but these have 3, 5: choose another "
-              "algorithm, or leave hosts out");
-    EXPECT_EQ(said({0, 0, 0, 0, 1, 1, 1, 1}, {}), "");
-  });
-}
-
-// Ranks 0 and 3 lie on different hosts: what rank 0 sends comes by way of others, who are not to
-// blame.
-TEST(AllToAllDetours, RanksOfOtherSplitsBothHearOfIt) {
-  const Detours detours(4);
-  for (std::size_t way = 0; way < 3; ++way)
-    for (const std::size_t rows : {0u, 3u, 5u}) {
-      std::vector<std::string> said(4);
-      run_ranks(4, {}, [&](Transport& transport) {
-        Counts sent(4, 4), taken(4, 4);
-        if (transport.rank() == 0) sent[3] = rows;
-        const Values input(sum(sent) * 10, 1.0f);
-        Values output(16 * 10, 2.0f);
-        try {
-          all_to_all(transport, input, output, 10, {.sent = sent, .received = taken},
-                     detours.of("int8", nullptr)[way]);
-        } catch (const Error& error) {
-          said[index(transport.rank())] = error.what();
-        }
-      });
-      for (const int rank : {0, 3}) {
-        EXPECT_NE(said[index(rank)], "") << rows;
-        EXPECT_EQ(said[index(rank)].find("within"), std::string::npos) << said[index(rank)];
-      }
-    }
 }
 
 // Rank 0 sends rank 1 one row more or fewer than that expects; each sees that of the other.

@@ -1,0 +1,133 @@
+// all_to_all by hosts and on grids: what comes by way of others is what comes directly.
+#include "tests/comm/deals.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using testing::all_to_one;
+using testing::Counts;
+using testing::Deal;
+using testing::dealt;
+using testing::index;
+using testing::random_deal;
+using testing::sum;
+using testing::Values;
+
+/// Of 2 hosts of as many ranks: one behind the other and dealt out in turn; and such a grid.
+struct Detours {
+  explicit Detours(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      behind.push_back(rank * 2 / ranks);
+      in_turn.push_back(rank % 2);
+    }
+    dims = {ranks / 2, 2};
+  }
+  std::vector<CollectiveOptions> of(const std::string& codec,
+                                    CollectiveWorkspace* workspace) const {
+    CollectiveOptions options{.codec = codec, .workspace = workspace};
+    std::vector<CollectiveOptions> all(3, options);
+    all[0].algorithm = all[1].algorithm = Algorithm::kHierarchical;
+    all[0].hosts = behind;
+    all[1].hosts = in_turn;
+    all[2].dims = dims;
+    return all;
+  }
+
+  std::vector<int> behind, in_turn, dims;
+};
+
+// Encoded once, by who sends it: the way makes no difference to a bit.
+TEST(AllToAllDetours, BringWhatComesDirectly) {
+  for (const int ranks : {4, 6, 8})
+    for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "topk:density=0.2"})
+      run_ranks(ranks, {}, [&](Transport& transport) {
+        std::vector<CollectiveWorkspace> workspaces(3);
+        for (const std::size_t columns : {5u, 256u})
+          for (const Deal& deal :
+               {random_deal(ranks, 1), random_deal(ranks, 2), all_to_one(ranks, 1),
+                Deal(index(ranks), Counts(index(ranks)))}) {
+            const Values directly = dealt(transport, deal, columns, {.codec = codec});
+            const Detours detours(ranks);
+            for (std::size_t i = 0; i < 3; ++i)
+              EXPECT_EQ(dealt(transport, deal, columns, detours.of(codec, &workspaces[i])[i]),
+                        directly)
+                  << codec << ", " << i;
+          }
+      });
+}
+
+// One message to each neighbour and, with what these have for there, one to each other host; before
+// them what it will be, to each neighbour.
+TEST(AllToAllDetours, SendFewerMessages) {
+  run_ranks(8, {}, [&](Transport& transport) {
+    const Detours detours(8);
+    const Deal deal(8, Counts(8, 2));
+    for (const CollectiveOptions& options : detours.of("int8", nullptr)) {
+      dealt(transport, deal, 256, options);
+      CollectiveWorkspace workspace;
+      CollectiveOptions again = options;
+      again.workspace = &workspace;
+      dealt(transport, deal, 256, again);
+      const std::uint64_t before = transport.counters().sent_messages;
+      dealt(transport, deal, 256, again);
+      EXPECT_EQ(transport.counters().sent_messages - before, 3u + 3u + 1u);
+    }
+  });
+}
+
+TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
+  run_ranks(8, {}, [&](Transport& transport) {
+    const Deal deal(8, Counts(8, 1));
+    const auto said = [&](std::vector<int> hosts, std::vector<int> dims) {
+      CollectiveOptions options{.codec = "int8", .hosts = hosts, .dims = dims};
+      if (!hosts.empty()) options.algorithm = Algorithm::kHierarchical;
+      try {
+        dealt(transport, deal, 4, options);
+      } catch (const InvalidArgument& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    EXPECT_EQ(said({}, {2, 2, 2}),
+              "all_to_all goes on grids of two dimensions at most, not of 2 x 2 x 2");
+    EXPECT_NE(said({}, {3, 2}), "");
+    EXPECT_EQ(said({0, 0, 0, 1, 1, 1, 1, 1}, {}),
+              "all_to_all goes by hosts of equally many ranks, but these have 3, 5: choose another "
+              "algorithm, or leave hosts out");
+    EXPECT_EQ(said({0, 0, 0, 0, 1, 1, 1, 1}, {}), "");
+  });
+}
+
+// Ranks 0 and 3 lie on different hosts: what rank 0 sends comes by way of others, who are not to
+// blame.
+TEST(AllToAllDetours, RanksOfOtherSplitsBothHearOfIt) {
+  const Detours detours(4);
+  for (std::size_t way = 0; way < 3; ++way)
+    for (const std::size_t rows : {0u, 3u, 5u}) {
+      std::vector<std::string> said(4);
+      run_ranks(4, {}, [&](Transport& transport) {
+        Counts sent(4, 4), taken(4, 4);
+        if (transport.rank() == 0) sent[3] = rows;
+        const Values input(sum(sent) * 10, 1.0f);
+        Values output(16 * 10, 2.0f);
+        try {
+          all_to_all(transport, input, output, 10, {.sent = sent, .received = taken},
+                     detours.of("int8", nullptr)[way]);
+        } catch (const Error& error) {
+          said[index(transport.rank())] = error.what();
+        }
+      });
+      for (const int rank : {0, 3}) {
+        EXPECT_NE(said[index(rank)], "") << rows;
+        EXPECT_EQ(said[index(rank)].find("within"), std::string::npos) << said[index(rank)];
+      }
+    }
+}
+
+}  // namespace
+}  // namespace tersor
