@@ -260,18 +260,9 @@ void add_reducer_options(CLI::App& command, AllreduceOptions& options) {
 }
 
 void add_options(CLI::App& command, AllreduceOptions& options) {
-  const auto algorithm = [](const std::string& name) {
-    return std::string(algorithm_name(parse_algorithm(name)));
-  };
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_allowed(command, options.allowed);
   command.add_flag("--explain", options.explain, "Print why auto, or the reducer, chose so");
-  command
-      .add_option("--algorithm", options.algorithm,
-                  "auto, native, two-shot, one-shot or hierarchical")
-      ->transform(checked(algorithm, ""))
-      ->type_name("ALGORITHM")
-      ->capture_default_str();
   command
       .add_option("--collective", options.collective,
                   "allreduce or reduce_scatter; algorithms of the latter are auto and hierarchical")

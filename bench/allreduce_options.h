@@ -14,7 +14,6 @@
 namespace tersor::bench {
 
 struct AllreduceOptions : SweepOptions {
-  std::string algorithm = "auto";
   std::string collective = "allreduce";
   std::vector<std::vector<int>> dims = {{}};  // of two-shot; {}: as the library chooses
   std::size_t parameters = 0;                 // 0: no reducer

@@ -3,6 +3,7 @@
 #include "bench/collective_case.h"
 
 #include <fmt/format.h>
+#include <tersor/sending.h>
 #include <tersor/threads.h>
 
 #include <algorithm>
@@ -37,15 +38,19 @@ double reduce_error(const RankGradients& gradients, int rank, ConstValueSpan out
   return relative_error(gradients.sum(), output);
 }
 
-double gather_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
+/// Of the shards that all ranks have for one of them.
+double error_of_shards_for(const RankGradients& gradients, int place, ConstValueSpan output) {
   double error = 0;
-  for (int from = 0; rank == 0 && from < gradients.ranks(); ++from) {
+  for (int from = 0; from < gradients.ranks(); ++from) {
     const Buffer sample = gradients.sample(from);
-    error = std::max(error,
-                     relative_error(whole_of(gradients, sample).subspan(0, shard_count(gradients)),
-                                    shard_of(gradients, output, from)));
+    error = std::max(error, relative_error(shard_of(gradients, whole_of(gradients, sample), place),
+                                           shard_of(gradients, output, from)));
   }
   return error;
+}
+
+double gather_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
+  return rank == 0 ? error_of_shards_for(gradients, 0, output) : 0;
 }
 
 double scatter_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
@@ -53,27 +58,46 @@ double scatter_error(const RankGradients& gradients, int rank, ConstValueSpan ou
   return relative_error(shard_of(gradients, whole_of(gradients, sample), rank), output);
 }
 
+double send_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
+  const Buffer sample = gradients.sample(rank_before(rank, gradients.ranks()));
+  return relative_error(whole_of(gradients, sample), output);
+}
+
+// Each rank sends to the next, the last to the first. Such a message fills no statistics.
+void send_and_receive(const CollectiveCall& of) {
+  const int rank = of.transport.rank(), ranks = of.transport.ranks();
+  const std::uint64_t sent = of.transport.counters().sent_bytes;
+  Sending sending = send(of.transport, of.input, next_rank(rank, ranks), of.options);
+  receive(of.transport, of.output, rank_before(rank, ranks), of.options).wait();
+  sending.wait();
+  *of.options.statistics = {.algorithm = Algorithm::kOneShot,
+                            .sent_bytes = of.transport.counters().sent_bytes - sent};
+}
+
 constexpr std::array kKinds{
     CollectiveKind{
         "broadcast", "MPI_Bcast", Amount::kWhole, Amount::kWhole,
-        [](Transport& transport, ConstValueSpan, ValueSpan output,
-           const CollectiveOptions& options) { broadcast(transport, output, 0, options); },
+        [](const CollectiveCall& of) { broadcast(of.transport, of.output, 0, of.options); },
         broadcast_error},
     CollectiveKind{
         "reduce", "MPI_Reduce", Amount::kWhole, Amount::kWhole,
-        [](Transport& transport, ConstValueSpan input, ValueSpan output,
-           const CollectiveOptions& options) { reduce(transport, input, output, 0, options); },
+        [](const CollectiveCall& of) { reduce(of.transport, of.input, of.output, 0, of.options); },
         reduce_error},
     CollectiveKind{
         "gather", "MPI_Gather", Amount::kShard, Amount::kWhole,
-        [](Transport& transport, ConstValueSpan input, ValueSpan output,
-           const CollectiveOptions& options) { gather(transport, input, output, 0, options); },
+        [](const CollectiveCall& of) { gather(of.transport, of.input, of.output, 0, of.options); },
         gather_error},
     CollectiveKind{
         "scatter", "MPI_Scatter", Amount::kWhole, Amount::kShard,
-        [](Transport& transport, ConstValueSpan input, ValueSpan output,
-           const CollectiveOptions& options) { scatter(transport, input, output, 0, options); },
+        [](const CollectiveCall& of) { scatter(of.transport, of.input, of.output, 0, of.options); },
         scatter_error},
+    CollectiveKind{"all_to_all", "MPI_Alltoall", Amount::kWhole, Amount::kWhole,
+                   [](const CollectiveCall& of) {
+                     all_to_all(of.transport, of.input, of.output, of.columns, {}, of.options);
+                   },
+                   error_of_shards_for},
+    CollectiveKind{"send_receive", "MPI_Sendrecv", Amount::kWhole, Amount::kWhole, send_and_receive,
+                   send_error},
 };
 
 /// One rank's calls, each of fresh values.
@@ -87,6 +111,7 @@ class CollectiveRank final : public Caller {
         storage_(output_count_ * dtype_bytes(gradients.dtype())),
         threads_(wanted.threads) {
     options_ = {.codec = wanted.codec,
+                .algorithm = wanted.algorithm,
                 .chunk_count = wanted.chunk_count,
                 .threads = &threads_,
                 .workspace = &workspace_,
@@ -102,7 +127,7 @@ class CollectiveRank final : public Caller {
 
   void call() override {
     if (wanted_.by_library) return rank_.library_call(wanted_.kind->library, input_, output());
-    wanted_.kind->call(rank_.transport(), input_, output(), options_);
+    wanted_.kind->make({rank_.transport(), input_, output(), wanted_.columns, options_});
   }
 
   const CollectiveStatistics& statistics() const override { return statistics_; }

@@ -1,4 +1,5 @@
-// One measurement of `tersor-bench collectives`: a collective from or to rank 0, a codec, a count.
+// One measurement of `tersor-bench collectives`: a collective, from or to rank 0 where it has a
+// root, a codec, a count.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +16,21 @@ namespace tersor::bench {
 /// How much of a whole, which is as many shards as ranks, a rank gives or gets.
 enum class Amount : std::uint8_t { kShard, kWhole };
 
+/// One rank's call of a collective; a broadcast is in place, in the output.
+struct CollectiveCall {
+  Transport& transport;
+  ConstValueSpan input;
+  ValueSpan output;
+  std::size_t columns;  ///< of a row
+  const CollectiveOptions& options;
+};
+
 /// A collective: what it is called here and by MPI, what it does, and what it should have done.
 struct CollectiveKind {
   std::string_view name;
   std::string_view library;
   Amount gives, gets;  ///< of the ranks that give or get anything
-  void (*call)(Transport& transport, ConstValueSpan input, ValueSpan output,
-               const CollectiveOptions& options);
+  void (*make)(const CollectiveCall& call);
   /// Relative, of what a rank got; 0 where it gets nothing.
   double (*error)(const RankGradients& gradients, int rank, ConstValueSpan output);
 };
@@ -32,6 +41,8 @@ std::span<const CollectiveKind> collective_kinds();
 struct CollectiveCase {
   const CollectiveKind* kind = nullptr;
   std::string codec;
+  Algorithm algorithm = Algorithm::kAuto;
+  std::size_t columns = 1;  ///< of a row; a shard is whole rows
   std::size_t chunk_count = kDefaultChunkCount;
   unsigned threads = 1;
   std::size_t iterations = 0;  ///< 0: as many as fill about a second

@@ -1,5 +1,5 @@
-// `tersor-bench collectives`: those from and to rank 0, on the ranks of `tersor-bench allreduce`;
-// over MPI each beside MPI's own.
+// `tersor-bench collectives`: those that add nothing or have a root, on the ranks of `tersor-bench
+// allreduce`; over MPI each beside MPI's own.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -28,12 +28,26 @@ struct CollectivesOptions : SweepOptions {
   CollectivesOptions() { codecs = {"int8", "int4"}; }
 
   std::vector<std::string> names = kind_names();
+  std::size_t columns = 1024;
 };
+
+/// A shard is whole rows, or less than one, and then a row.
+std::size_t row_of(const CollectivesOptions& options, std::size_t shard) {
+  return std::min(options.columns, shard);
+}
+
+/// Values of a shard.
+std::size_t shard_count(const CollectivesOptions& options, std::size_t bytes, int ranks) {
+  const std::size_t values = bytes / dtype_bytes(parse_gradient_dtype(options.dtype));
+  const std::size_t shard = std::max(values / static_cast<std::size_t>(ranks), std::size_t{1});
+  return shard - shard % row_of(options, shard);
+}
 
 CollectiveCase case_of(const CollectivesOptions& options, const CollectiveKind& kind,
                        const std::string& codec) {
   return {.kind = &kind,
           .codec = codec,
+          .algorithm = parse_algorithm(options.algorithm),
           .chunk_count = options.chunk_count,
           .threads = options.threads,
           .iterations = options.iterations,
@@ -53,6 +67,11 @@ std::vector<CollectiveCase> cases_of(const CollectivesOptions& options, const Fl
   return cases;
 }
 
+/// "library": nobody says which way it went.
+std::string_view algorithm_of(const CollectiveCase& wanted, const CollectiveResult& result) {
+  return wanted.by_library ? "library" : algorithm_name(result.times.algorithm);
+}
+
 /// GB/s of the whole.
 double algbw(double bytes, const CollectiveResult& result) {
   return bytes / result.times.seconds / 1e9;
@@ -66,6 +85,7 @@ Record record_of(const CollectivesOptions& options, int ranks, std::size_t count
   return {{"benchmark", "collectives"},
           {"collective", wanted.kind->name},
           {"codec", wanted.codec},
+          {"algorithm", algorithm_of(wanted, result)},
           {"transport", options.fleet.transport},
           {"link", options.fleet.link},
           {"ranks", ranks},
@@ -78,6 +98,7 @@ Record record_of(const CollectivesOptions& options, int ranks, std::size_t count
           {"encode_seconds", times.encode_seconds},
           {"wire_seconds", times.wire_seconds},
           {"decode_seconds", times.decode_seconds},
+          {"columns", wanted.columns},
           {"chunk_count", options.chunk_count},
           {"threads", options.threads}};
 }
@@ -110,15 +131,16 @@ void run_collectives(const CollectivesOptions& options) {
   const auto fleet = make_fleet(options.fleet);
   const std::vector<CollectiveCase> cases = cases_of(options, *fleet);
   const Dtype dtype = parse_gradient_dtype(options.dtype);
-  const auto ranks = static_cast<std::size_t>(fleet->ranks());
   RecordFile records(fleet->leads() ? options.json : "");
   fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
   const Table table = table_for(cases);
   table.print_head();
   for (const std::size_t bytes : sizes) {
-    const std::size_t count = std::max(bytes / dtype_bytes(dtype) / ranks, std::size_t{1}) * ranks;
+    const std::size_t shard = shard_count(options, bytes, fleet->ranks());
+    const std::size_t count = shard * static_cast<std::size_t>(fleet->ranks());
     const RankGradients gradients(count, dtype, fleet->ranks(), fleet->only_rank());
-    for (const CollectiveCase& wanted : cases) {
+    for (CollectiveCase wanted : cases) {
+      wanted.columns = row_of(options, shard);
       const CollectiveResult result = measure_collective(*fleet, wanted, gradients);
       table.print_row(cells_of(static_cast<double>(count * dtype_bytes(dtype)), wanted, result));
       records.add(record_of(options, fleet->ranks(), count, wanted, result));
@@ -131,11 +153,17 @@ void run_collectives(const CollectivesOptions& options) {
 void add_collectives_command(CLI::App& program) {
   const auto options = std::make_shared<CollectivesOptions>();
   CLI::App* command = program.add_subcommand(
-      "collectives", "Times broadcast, reduce, gather and scatter, beside MPI's over MPI");
+      "collectives",
+      "Times broadcast, reduce, gather, scatter, all_to_all and send_receive, beside MPI's over "
+      "MPI");
   command->add_option("--collective", options->names, "Which of them")
       ->check(one_of(kind_names()))
       ->capture_default_str();
   add_codecs(*command, options->codecs);
+  command->add_option("--columns", options->columns, "Values of a row of all_to_all")
+      ->check(above_zero())
+      ->type_name("N")
+      ->capture_default_str();
   add_sweep(*command, *options);
   command->callback([options] { run_collectives(*options); });
 }

@@ -38,8 +38,9 @@ class Rank {
   /// The sum over ranks by the library below, in place; of device memory queued on the stream.
   /// Throws InvalidArgument where there is none, or it does not add such values.
   virtual void library_sum(ValueSpan values, StreamView stream) = 0;
-  /// A collective of the library below by its name ("MPI_Bcast"), from or to rank 0, of f32; the
-  /// output of a broadcast holds rank 0's values before. Only where `Fleet::has_library_calls`.
+  /// A collective of the library below by its name ("MPI_Bcast"), of f32, with rank 0 for a root;
+  /// the output of a broadcast holds rank 0's values before. Only where
+  /// `Fleet::has_library_calls`.
   virtual void library_call(std::string_view name, ConstValueSpan input, ValueSpan output);
 
   /// Everybody's values, as many from each, in the order of ranks.
@@ -59,6 +60,10 @@ class Rank {
     return gather(std::span<const T>(&own, 1)).front().front();
   }
 };
+
+/// Of a ring of ranks.
+constexpr int next_rank(int rank, int ranks) { return (rank + 1) % ranks; }
+constexpr int rank_before(int rank, int ranks) { return (rank + ranks - 1) % ranks; }
 
 class Fleet {
  public:

@@ -16,10 +16,21 @@ void add_size(CLI::App& command, const char* name, std::size_t& bytes, const cha
       ->capture_default_str();
 }
 
+void add_algorithm(CLI::App& command, std::string& algorithm) {
+  const auto known = [](const std::string& name) {
+    return std::string(algorithm_name(parse_algorithm(name)));
+  };
+  command.add_option("--algorithm", algorithm, "auto, native, two-shot, one-shot or hierarchical")
+      ->transform(checked(known, ""))
+      ->type_name("ALGORITHM")
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void add_sweep(CLI::App& command, SweepOptions& options,
                const std::vector<std::string>& transports) {
+  add_algorithm(command, options.algorithm);
   add_size(command, "--min", options.min_bytes, "Smallest size; K, M and G are 1024s");
   add_size(command, "--max", options.max_bytes, "Largest size");
   command.add_option("--factor", options.factor, "From one size to the next")

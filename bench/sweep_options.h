@@ -16,6 +16,7 @@ namespace tersor::bench {
 
 struct SweepOptions {
   std::vector<std::string> codecs = {"int8", "int4", "topk:density=0.01"};
+  std::string algorithm = "auto";
   std::size_t min_bytes = 4 << 10;
   std::size_t max_bytes = 64 << 20;
   std::size_t factor = 4;

@@ -2,6 +2,7 @@
 #include <tersor/error.h>
 
 #include <cstring>
+#include <map>
 #include <set>
 #include <string>
 
@@ -18,14 +19,15 @@ TEST_F(Collectives, AllAreMeasuredByEveryCodec) {
                                    "--iterations", "2", "--ranks", "3"});
   std::set<std::string> seen;
   for (const Json& record : records) {
-    expect_fields(record, {"collective", "codec", "transport", "link", "ranks", "dtype", "count",
-                           "seconds", "algbw", "wire_bytes", "relative_error"});
-    EXPECT_EQ(record["count"].get<std::size_t>() % 3, 0u);
+    expect_fields(record,
+                  {"collective", "codec", "transport", "link", "ranks", "dtype", "count", "seconds",
+                   "algbw", "wire_bytes", "relative_error", "algorithm", "columns"});
+    EXPECT_EQ(record["count"].get<std::size_t>(), 3u * 5 * 1024) << "shards of whole rows";
     EXPECT_GT(record["wire_bytes"], 0);
     if (record["codec"] == "none") EXPECT_LT(record["relative_error"], 1e-6);
     seen.insert(record["collective"].get<std::string>() + " " + record["codec"].get<std::string>());
   }
-  EXPECT_EQ(seen.size(), 4u * 3);
+  EXPECT_EQ(seen.size(), 6u * 3);
   EXPECT_EQ(seen.size(), records.size());
 }
 
@@ -37,17 +39,46 @@ TEST_F(Collectives, SomeCanBeChosen) {
   EXPECT_GT(records[0]["seconds"], 1e-3);
 }
 
+TEST_F(Collectives, BytesAreTheTables) {
+  const Json records = records_of({"collectives", "--codec", "none", "--min", "1M", "--max", "1M",
+                                   "--iterations", "1", "--ranks", "4"});
+  const std::map<std::string, double> wholes{{"broadcast", 1},     {"reduce", 1},
+                                             {"gather", 0.25},     {"scatter", 0.75},
+                                             {"all_to_all", 0.75}, {"send_receive", 1}};
+  for (const Json& record : records) {
+    const double values = record["codec"] == "none" ? 4 : 2;
+    const double bytes =
+        record["count"].get<double>() * values * wholes.at(record["collective"].get<std::string>());
+    EXPECT_GT(record["wire_bytes"], bytes);
+    EXPECT_LT(record["wire_bytes"], bytes * 1.02) << record;
+  }
+}
+
+TEST_F(Collectives, ARowIsNoLongerThanAShard) {
+  const Json records =
+      records_of({"collectives", "--collective", "all_to_all", "--codec", "none", "--columns",
+                  "512", "--min", "1K", "--max", "16K", "--factor", "16", "--iterations", "1"});
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[0]["columns"], 64);
+  EXPECT_EQ(records[2]["columns"], 512);
+}
+
+/// Clears what rank 1 got.
+void spoil(const CollectiveCall& call) {
+  if (call.transport.rank() == 1) std::memset(call.output.pointer(), 0, call.output.bytes());
+}
+
 TEST(CollectiveCheck, FindsAWrongResult) {
   const auto fleet = make_thread_fleet(2, {});
   const RankGradients gradients(1 << 12, Dtype::kF32, 2);
-  CollectiveKind broken = collective_kinds().front();
-  broken.call = [](Transport& transport, ConstValueSpan, ValueSpan output,
-                   const CollectiveOptions&) {
-    if (transport.rank() == 1) std::memset(output.pointer(), 0, output.bytes());
-  };
-  EXPECT_THROW(
-      measure_collective(*fleet, {.kind = &broken, .codec = "none", .iterations = 1}, gradients),
-      Error);
+  for (CollectiveKind broken : collective_kinds()) {
+    if (broken.name == "reduce" || broken.name == "gather") continue;  // rank 1 gets nothing
+    broken.make = spoil;
+    EXPECT_THROW(
+        measure_collective(*fleet, {.kind = &broken, .codec = "none", .iterations = 1}, gradients),
+        Error)
+        << broken.name;
+  }
 }
 
 }  // namespace
