@@ -73,12 +73,13 @@ void ChunkTask::tick() {
 }
 
 // The first step has the first tag whatever the schedule, so that ranks that go another way meet
-// there. In a relay a rank's first message comes in any step.
+// there. In a relay a rank's first message comes in any step, and it takes none after that.
 Operation ChunkTask::operation() const {
   const auto step = static_cast<std::uint32_t>(this->step().relays ? 0 : step_);
   return {.name = context_->name,
           .signature = context_->signature,
           .tag = tag_ + step,
+          .takes_all = tag_ != kUnorderedTag,
           .timeout = context_->timeout,
           .memory = context_->memory,
           .stream = context_->stream,

@@ -15,9 +15,6 @@
 namespace tersor {
 namespace {
 
-// Other ranks know of no message between two, and so reserve no tag: all have the same one, which
-// no collective will reach, and are told apart by their order.
-constexpr std::uint32_t kTag = 0xffffffff;
 constexpr std::chrono::milliseconds kLongestWait{50};
 
 void check_between(const Transport& transport, const ConstValueSpan& values, int peer,
@@ -70,7 +67,7 @@ void Sending::State::begin(const CollectiveOptions& options, StreamView stream) 
   bind_call(*prepared, transport, options, stream);
   if (prepared->context.on_device()) transport.begin(bracket_of(prepared->context));
   guard([&] {
-    task.start(prepared->context, prepared->chunks.front(), kTag);
+    task.start(prepared->context, prepared->chunks.front(), kUnorderedTag);
     task.advance();
   });
 }

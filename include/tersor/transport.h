@@ -24,6 +24,10 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 /// members of Transport that are another one.
 enum class Calling : std::uint8_t { kExchange, kAllToAll, kSend, kBarrier };
 
+/// The tag of messages between two ranks, which the others reserve none for: these come in the
+/// order of sending, and stand in none with other operations.
+inline constexpr std::uint32_t kUnorderedTag = 0xffffffff;
+
 /// What each operation says of itself. All ranks must say the same, else all get a TransportError.
 struct Operation {
   std::string_view name = "operation";  ///< for messages: "allreduce", …; must outlive the handle
@@ -32,6 +36,10 @@ struct Operation {
   /// TransportTraits::ordered is set all ranks must also start them in one order.
   std::uint32_t tag = 0;
   Calling calling = Calling::kExchange;
+  /// Of an exchange or all_gather: nothing that this rank begins later takes messages of the tag.
+  /// Whoever sends it one that is not waited for calls something else, and all hear of that at
+  /// once.
+  bool takes_all = false;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Memory memory = Memory::kHost;  ///< of bytes sent and received; values say where they lie
   /// Device memory: what is sent is there when the stream has come so far; what is received is

@@ -88,6 +88,46 @@ TEST(Disagreement, OnTheOperationEndsOnAllRanks) {
             2);
 }
 
+/// One of the calls that have a root; then two of all: who only sends learns of it in the first,
+/// or, if the others had begun that before they found out, in the second.
+void rooted_call(Transport& transport, int which, int root, std::size_t count,
+                 const CollectiveOptions& options) {
+  const auto ranks = static_cast<std::size_t>(transport.ranks());
+  Values own(count, 1.0f), all(transport.rank() == root ? count * ranks : 0), sum(count);
+  if (which == 0) broadcast(transport, own, root, options);
+  if (which == 1) tersor::reduce(transport, own, sum, root, options);
+  if (which == 2) gather(transport, own, all, root, options);
+  if (which == 3) scatter(transport, all, own, root, options);
+  Values shards(count * ranks);
+  for (int call = 0; call < 2; ++call) allgather(transport, own, shards, options);
+}
+
+// At once where somebody hears from whom it does not wait for; else, where two wait for each other,
+// at the deadline.
+TEST(Disagreement, OnTheRootEndsOnAllRanks) {
+  for (int which = 0; which < 4; ++which)
+    for (const int ranks : {2, 4})
+      for (int culprit = 0; culprit < ranks; ++culprit)
+        for (int other = 1; other < ranks; ++other)
+          for (const std::size_t count : {std::size_t{100}, std::size_t{70'000}}) {
+            SCOPED_TRACE(::testing::Message() << "call " << which << ", " << ranks << " ranks, "
+                                              << culprit << " names " << other);
+            const bool silent = which == 2 ? other == culprit : which != 1 && culprit == 0;
+            const std::chrono::milliseconds timeout(silent ? 300 : 20'000);
+            std::vector<std::string> messages;
+            const auto call = [&](Transport& transport) {
+              rooted_call(transport, which, transport.rank() == culprit ? other : 0, count,
+                          {.codec = "bf16", .timeout = timeout});
+            };
+            EXPECT_EQ(failures(ranks, call, &messages), ranks);
+            for (const std::string& message : messages) {
+              EXPECT_NE(message.find("signature"), std::string::npos) << message;
+              EXPECT_NE(message.find("rank " + std::to_string(culprit)), std::string::npos)
+                  << message;
+            }
+          }
+}
+
 TEST(Disagreement, OnOneRankOnlyCallingEndsAtTheDeadlineNamingTheOther) {
   std::vector<std::string> messages;
   const auto start = std::chrono::steady_clock::now();

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <thread>
 
 #include "comm/transport/host/head.h"
@@ -259,14 +260,13 @@ TEST_F(TcpPlayedPeer, AMessageInAnothersNameIsNamed) {
 }
 
 TEST_F(TcpPlayedPeer, AnAnswerBeyondAllRanksIsNobody) {
-  for (const std::uint64_t count : {std::uint64_t{3}, std::uint64_t{1000}, ~std::uint64_t{0}}) {
+  for (const std::int32_t rank : {2, 1000, -2, std::numeric_limits<std::int32_t>::min()}) {
     SetUp();
     host::Head head;
     head.channel = Signature().value();
     head.kind = host::Kind::kAnswer;
     head.part = 1;  // the first question
-    head.from = 1;
-    head.envelope.count = count;
+    head.from = rank;
     const MessageHead message = host::to_message_head(head);
     peer_->say(std::as_bytes(std::span(&message, 1)));
     const std::string error = error_of(*transport_, 100ms);

@@ -1,7 +1,9 @@
 // Ranks that call different things: every rank ends with an error that names one that differs, in
 // which operation, and how.
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
+#include <thread>
 
 #include "tests/transport/calls.h"
 
@@ -93,6 +95,51 @@ TEST_P(TransportFaultsByDisagreement, AMessageLongerThanTheCapacityEndsOnAllRank
   });
   expect_all_fail(errors,
                   {"allgather", "rank 1 sends 300 bytes where this rank takes at most 200"});
+}
+
+/// Sends to `to` and takes from those who then send to this rank, as a call that is `signature`.
+void gather_to(Transport& transport, int to, const Operation& operation) {
+  const std::vector<std::byte> bytes(100);
+  std::vector<SendTo> sends;
+  std::vector<ReceiveFrom> receives;
+  if (transport.rank() != to) sends.push_back({to, bytes});
+  for (const int peer : peers_of(transport))
+    if (transport.rank() == to) receives.push_back({peer, 100});
+  transport.exchange(operation, sends, receives).wait_synchronize();
+}
+
+/// Who only sent learns of a fault here: in the second one where the others had begun the first.
+void meet_twice(Transport& transport, std::chrono::milliseconds timeout) {
+  for (const std::uint32_t tag : {1u, 2u})
+    transport.barrier({.name = "barrier", .tag = tag, .timeout = timeout}).wait_synchronize();
+}
+
+// Rank 1 waits for nobody, whether what rank 2 sends comes before its call, in it or after it.
+TEST_P(TransportFaultsByDisagreement, AMessageThatNobodyWaitsForEndsOnAllRanks) {
+  for (const int late : {1, 2}) {
+    SCOPED_TRACE(::testing::Message() << "rank " << late << " is late");
+    const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
+      const std::uint64_t root = transport.rank() == 2 ? 1 : 0;
+      if (transport.rank() == late) std::this_thread::sleep_for(50ms);
+      gather_to(transport, static_cast<int>(root),
+                {.name = "gather", .signature = root, .takes_all = true, .timeout = 20s});
+      meet_twice(transport, 20s);
+    });
+    expect_all_fail(errors, {"gather on rank 1: rank 2 calls gather with another signature"});
+  }
+}
+
+// Both wait for everybody, whom the third one has long left: only who asks learns it.
+TEST_P(TransportFaultsByDisagreement, WhoTakesTheOthersPartIsNamedAtTheDeadline) {
+  const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
+    const std::uint64_t root = transport.rank() == 2 ? 2 : 0;
+    gather_to(transport, static_cast<int>(root),
+              {.name = "gather", .signature = root, .takes_all = true, .timeout = 700ms});
+    meet_twice(transport, 700ms);
+  });
+  expect_all_fail(errors, {"with another signature"});
+  expect_all_fail(errors, {"rank 2"});
+  expect_all_fail(errors, {"rank 0"});
 }
 
 }  // namespace

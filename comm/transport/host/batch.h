@@ -49,7 +49,8 @@ struct Incoming {
 struct Batch {
   std::string_view name;  ///< of the operation, for messages about it
   MessageKey key;
-  Envelope envelope;  ///< of what is sent, and what must come, but for `bytes`
+  Envelope envelope;       ///< of what is sent, and what must come, but for `bytes`
+  bool takes_all = false;  ///< no batch that is posted later takes messages of this key
   std::span<Outgoing> outgoing;
   std::span<Incoming> incoming;
   std::shared_ptr<const void> keep_alive;  ///< owner of the payloads that are sent, or null

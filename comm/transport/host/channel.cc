@@ -164,20 +164,29 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
   return copying ? std::min(until, Clock::now() + kCopyNap) : until;
 }
 
-void Channel::fail_late(const HostTransfer& transfer) {
+// Whom it waits for in vain; or how one of those differs from whom it holds up.
+std::string Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
-  std::vector<int> culprits = transfer.missing();
+  const std::string within = " within " + std::to_string(operation.timeout.count()) + " ms";
+  if (transfer.copying()) return "the operation's stream has not come to its copies" + within;
+  std::vector<int> culprits;
   const auto until = Clock::now() + std::min(operation.timeout / 2, kLongestQuestion);
-  for (int& rank : culprits) {
+  for (const int rank : transfer.missing()) {
     const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
-    rank = endpoint_->culprit({rank, operation.tag, std::max(left, std::chrono::milliseconds(0))});
+    const Question question{rank, operation.tag, std::max(left, std::chrono::milliseconds(0))};
+    Culprit culprit = endpoint_->culprit(question, operation.name);
+    if (!culprit.difference.empty()) return culprit.difference;
+    culprits.push_back(culprit.rank);
   }
   std::sort(culprits.begin(), culprits.end());
   culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
-  const std::string late = transfer.copying() ? "the operation's stream has not come to its copies"
-                                              : "no message from " + names(*endpoint_, culprits);
-  const std::string cause = std::string(operation.name) + " on " + endpoint_->name(rank()) + ": " +
-                            late + " within " + std::to_string(operation.timeout.count()) + " ms";
+  return "no message from " + names(*endpoint_, culprits) + within;
+}
+
+void Channel::fail_late(const HostTransfer& transfer) {
+  const Operation& operation = transfer.operation_;
+  const std::string cause =
+      std::string(operation.name) + " on " + endpoint_->name(rank()) + ": " + why_late(transfer);
   endpoint_->raise(cause);
   if (endpoint_->fault() != cause) check(operation.name);  // there was another one meanwhile
   throw TransportError(cause);

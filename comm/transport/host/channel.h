@@ -87,6 +87,7 @@ class Channel {
   /// Steps one that is under way; true where that ended it.
   bool step(HostTransfer& transfer);
   [[noreturn]] void fail_late(const HostTransfer& transfer);
+  std::string why_late(const HostTransfer& transfer);
   HostTransfer* most_urgent() const;
   Clock::time_point sleep_until(Clock::time_point until) const;
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/transport/host/world.h"
@@ -48,7 +49,9 @@ class Endpoint {
   bool faulty() const { return world_->faulty(); }
   /// The first cause; empty where there is none.
   std::string fault() const { return world_->fault(); }
-  int culprit(const Question& question) { return world_->culprit(box_, question); }
+  Culprit culprit(const Question& question, std::string_view name) {
+    return world_->culprit(box_, question, name);
+  }
 
   /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.
   std::unique_ptr<Endpoint> join(std::span<const int> members) {

@@ -31,18 +31,20 @@ bool same_protocol(const Envelope& one, const Envelope& other) {
   return one.magic == other.magic && one.version == other.version;
 }
 
+bool same_call(const Envelope& one, const Envelope& other) {
+  return same_protocol(one, other) && one.call == other.call && one.signature == other.signature &&
+         same_values(one, other);
+}
+
 }  // namespace
 
 bool agrees(const Expectation& expected, const Envelope& came) {
-  const Envelope& own = expected.envelope;
-  return same_protocol(own, came) && own.call == came.call && own.signature == came.signature &&
-         same_values(own, came) && came.bytes >= expected.least_bytes &&
+  return same_call(expected.envelope, came) && came.bytes >= expected.least_bytes &&
          came.bytes <= expected.capacity;
 }
 
-std::string disagreement(const Expectation& expected, const Envelope& came, std::string_view sender,
-                         std::string_view name) {
-  const Envelope& own = expected.envelope;
+std::string difference(const Envelope& own, const Envelope& came, std::string_view sender,
+                       std::string_view name) {
   const std::string who(sender), calls = who + " calls " + std::string(name);
   if (!same_protocol(own, came)) return who + " speaks another version of the transport";
   if (came.call != own.call)
@@ -51,9 +53,15 @@ std::string disagreement(const Expectation& expected, const Envelope& came, std:
   if (!same_values(own, came))
     return calls + " with " + values_text(came) + ", this rank with " + values_text(own);
   if (came.signature != own.signature)
-    return calls + " with another signature (codec, count, dtype or options differ)";
-  return who + " sends " + std::to_string(came.bytes) + " bytes where this rank takes " +
-         bytes_text(expected);
+    return calls + " with another signature (codec, count, dtype, root or options differ)";
+  return who + " sends " + std::to_string(came.bytes) + " bytes where this rank takes none";
+}
+
+std::string disagreement(const Expectation& expected, const Envelope& came, std::string_view sender,
+                         std::string_view name) {
+  if (!same_call(expected.envelope, came)) return difference(expected.envelope, came, sender, name);
+  return std::string(sender) + " sends " + std::to_string(came.bytes) +
+         " bytes where this rank takes " + bytes_text(expected);
 }
 
 }  // namespace tersor::host

@@ -48,6 +48,10 @@ struct Expectation {
 /// Whether what came is what was waited for.
 bool agrees(const Expectation& expected, const Envelope& came);
 
+/// How one that nobody waits for differs from the own call: a sentence about its sender.
+std::string difference(const Envelope& own, const Envelope& came, std::string_view sender,
+                       std::string_view name);
+
 /// Where they do not agree: a sentence about how `sender` ("rank 2") differs in its call of the
 /// operation `name`.
 std::string disagreement(const Expectation& expected, const Envelope& came, std::string_view sender,

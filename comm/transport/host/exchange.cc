@@ -8,6 +8,7 @@ Exchange::Exchange(std::shared_ptr<Channel> channel, const Operation& operation,
     : HostTransfer(std::move(channel), operation), incoming_(receives) {
   outgoing_.reserve(receives);
   address(batch_, 0, envelope);
+  batch_.takes_all = operation.takes_all;
 }
 
 void Exchange::add_receive(int peer, std::size_t least_bytes, std::size_t capacity) {

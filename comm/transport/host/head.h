@@ -16,7 +16,7 @@ enum class Kind : std::uint8_t {
   kFault = 2,     ///< the payload says why the sender gave up
   kLeave = 3,     ///< the sender takes no more on this channel; `part` 1: nor on any other
   kQuestion = 4,  ///< whom do you wait for up to `tag`? `part` is the question's number
-  kAnswer = 5,    ///< `from` rank `envelope.count` − 1; 0: for nobody
+  kAnswer = 5,    ///< for rank `from`, in a call that is `envelope` under `tag`; -1: for nobody
 };
 
 struct Head {

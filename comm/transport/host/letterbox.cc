@@ -42,6 +42,27 @@ Letter* Letterbox::seek(Batch& batch, Incoming& incoming) {
   return letter;
 }
 
+void Letterbox::note_last(const Batch& batch) {
+  Begun& begun = begun_[batch.key.tag % kRemembered];
+  begun.any = true;
+  begun.key = batch.key;
+  begun.envelope = batch.envelope;
+  begun.name = batch.name;
+}
+
+std::string Letterbox::stray(const Letter& letter, std::string_view rank,
+                             std::string_view sender) const {
+  const Begun& begun = begun_[letter.key.tag % kRemembered];
+  if (!begun.any || !(begun.key == letter.key)) return {};
+  return begun.name + " on " + std::string(rank) + ": " +
+         difference(begun.envelope, letter.envelope, sender, begun.name);
+}
+
+const Letter* Letterbox::unclaimed(const MessageKey& key) const {
+  const auto found = std::ranges::find(unclaimed_, key, &Letter::key);
+  return found == unclaimed_.end() ? nullptr : *found;
+}
+
 // They were sent before all that nobody claimed yet.
 void Letterbox::cancel(Batch& batch) {
   std::erase(open_, &batch);
@@ -84,15 +105,16 @@ bool Letterbox::close_one(Batch& batch) {
   return last;
 }
 
-int Letterbox::awaited(std::uint32_t tag) const {
-  int rank = kAnyRank;
-  for (const Batch* batch : open_)
-    for (const Incoming& incoming : batch->incoming) {
-      if (batch->key.tag > tag || !waits(incoming) || incoming.peer == kAnyRank) continue;
-      tag = batch->key.tag;
-      rank = incoming.peer;
-    }
-  return rank;
+Awaited Letterbox::awaited(std::uint32_t tag) const {
+  Awaited first{.tag = kUnorderedTag};
+  for (const Batch* batch : open_) {
+    const std::uint32_t own = batch->key.tag;
+    if (own > first.tag || (own > tag && own != kUnorderedTag)) continue;
+    for (const Incoming& incoming : batch->incoming)
+      if (waits(incoming) && incoming.peer != kAnyRank)
+        first = {incoming.peer, own, batch->envelope};
+  }
+  return first;
 }
 
 std::string rank_name(int rank, int world_rank, bool whole) {

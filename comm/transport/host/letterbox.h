@@ -2,6 +2,7 @@
 // it, whatever carried it. Not safe by itself to use from many threads.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -25,6 +26,13 @@ struct Letter {
   Incoming* incoming = nullptr;  // in that batch
 };
 
+/// Whom a rank waits for, and in which call.
+struct Awaited {
+  int rank = kAnyRank;  ///< nobody
+  std::uint32_t tag = 0;
+  Envelope envelope = {};
+};
+
 /// Letters and batches meet here by sender and key, each in the order of coming.
 class Letterbox {
  public:
@@ -33,6 +41,13 @@ class Letterbox {
   bool claim(Letter& letter);
   /// A batch that waits from now on, but for what `seek` finds.
   void open(Batch& batch) { open_.push_back(&batch); }
+  /// Notes that a batch is posted after which nobody takes messages of its key.
+  void note_last(const Batch& batch);
+  /// How an unclaimed letter differs from what such a batch called; nothing where it may yet be
+  /// waited for. `rank` and `sender` are names.
+  std::string stray(const Letter& letter, std::string_view rank, std::string_view sender) const;
+  /// An unclaimed letter of a key, or null.
+  const Letter* unclaimed(const MessageKey& key) const;
   /// The letter that came before it was waited for, now paired with it; null where there is none.
   Letter* seek(Batch& batch, Incoming& incoming);
   /// Parts a batch from its letters, which then wait for another one.
@@ -62,11 +77,19 @@ class Letterbox {
     return std::nullopt;
   }
 
-  /// Whom this rank waits for under a tag or, first, one before it; `kAnyRank` where it waits for
-  /// nobody.
-  int awaited(std::uint32_t tag) const;
+  /// Whom this rank waits for under a tag or, first, one before it; or, last, under none.
+  Awaited awaited(std::uint32_t tag) const;
 
  private:
+  /// A call of which nothing is left but what it was.
+  struct Begun {
+    bool any = false;
+    MessageKey key;
+    Envelope envelope;
+    std::string name;
+  };
+  static constexpr std::size_t kRemembered = 64;  // calls
+
   static bool waits(const Incoming& incoming) {
     return incoming.ticket == nullptr && !incoming.arrived.load(std::memory_order_relaxed);
   }
@@ -74,8 +97,9 @@ class Letterbox {
     return waits(incoming) && (incoming.peer == from || incoming.peer == kAnyRank);
   }
 
-  std::vector<Batch*> open_;        // that still wait for something, in the order of posting
-  std::vector<Letter*> unclaimed_;  // that no batch waits for yet, in the order of sending
+  std::vector<Batch*> open_;              // that still wait for something, in the order of posting
+  std::vector<Letter*> unclaimed_;        // that no batch waits for yet, in the order of sending
+  std::array<Begun, kRemembered> begun_;  // the last ones, by tag
 };
 
 /// "rank 2"; of a split also its number in the whole.

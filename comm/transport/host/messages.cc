@@ -49,9 +49,24 @@ void World::post(Box& box, Batch& batch) {
   try {
     for (Outgoing& outgoing : batch.outgoing) send(box, batch, outgoing);
     for (Incoming& incoming : batch.incoming) seek_letter(box, batch, incoming);
+    if (batch.takes_all) take_last(box, batch);
   } catch (const std::exception& error) {
     raise_locked(error.what());
   }
+}
+
+void World::take_last(Box& box, const Batch& batch) {
+  box.letters.note_last(batch);
+  if (const Letter* letter = box.letters.unclaimed(batch.key))
+    check_stray(box, static_cast<const WireLetter&>(*letter));
+}
+
+// Nobody will ever wait for it: its sender calls something else.
+void World::check_stray(Box& box, const WireLetter& letter) {
+  if (box.members.empty() || faulty()) return;  // nobody here has joined it yet
+  if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
+  const std::string what = box.letters.stray(letter, box.name(box.rank), box.name(letter.from));
+  if (!what.empty()) raise_locked(what);
 }
 
 void World::send(int peer, Head head, Wire::Payload payload) {
@@ -125,7 +140,7 @@ void World::take(Wire::Arrival arrival) {
     case Kind::kQuestion:
       return take_question(head, arrival.peer);
     case Kind::kAnswer:
-      answers_[head.part] = head.envelope.count;
+      answers_[head.part] = {head.from, head.tag, head.envelope};
       return;
   }
 }
@@ -141,7 +156,7 @@ void World::take_message(const Head& head, Wire::Arrival arrival) {
   letter.payload = std::move(arrival.payload);
   letter.arrival.peer = arrival.peer;
   if (!arrival.whole) letter.arrival = std::move(arrival);
-  if (box.letters.claim(letter)) paired(box, letter);
+  box.letters.claim(letter) ? paired(box, letter) : check_stray(box, letter);
 }
 
 // Of a channel that nobody here has joined yet, that shows once somebody waits.

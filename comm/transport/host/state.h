@@ -20,4 +20,16 @@ struct World::State {
   std::map<std::uint64_t, std::unique_ptr<Box>> boxes;
 };
 
+/// Counts a thread that waits, for as long as this lives.
+class Waiting {
+ public:
+  explicit Waiting(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
+  ~Waiting() { --threads_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  std::atomic<int>& threads_;
+};
+
 }  // namespace tersor::host

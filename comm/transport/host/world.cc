@@ -1,4 +1,5 @@
-// Implements world.h: who is there, faults, and waiting. Messages: messages.cc.
+// Implements world.h: who is there, faults, and waiting. Messages: messages.cc; questions:
+// questions.cc.
 #include "comm/transport/host/world.h"
 
 #include <tersor/wire.h>
@@ -29,18 +30,6 @@ std::uint64_t channel_id(const Box& parent, std::span<const int> members, int or
   for (const int member : members) signature.add(member);
   return signature.value();
 }
-
-/// Counts a thread that waits, for as long as this lives.
-class Waiting {
- public:
-  explicit Waiting(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
-  ~Waiting() { --threads_; }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-
- private:
-  std::atomic<int>& threads_;
-};
 
 }  // namespace
 
@@ -329,65 +318,6 @@ void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
       now = box.patience.wait_for_news(
           [&] { box.bell.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); }); });
   }
-}
-
-// Who waits here answers at once, whichever thread brings the question; who is elsewhere is silent.
-void World::take_question(const Head& head, int peer) {
-  questions_.emplace_back(head, peer);
-  if (waiting_ > 0) return answer_questions();
-  questioned_.store(true, std::memory_order_relaxed);
-  ring_all();
-}
-
-void World::answer_questions() {
-  if (questions_.empty()) return;
-  questioned_.store(false, std::memory_order_relaxed);
-  for (const auto& [question, peer] : std::exchange(questions_, {})) try {
-      Box& box = box_of(question.channel);
-      Head head = head_in(box, Kind::kAnswer);
-      head.part = question.part;
-      head.envelope.count = static_cast<std::uint64_t>(box.letters.awaited(question.tag) + 1);
-      if (!faulty()) send(peer, head);
-    } catch (const std::exception& error) {
-      raise_locked(error.what());
-    }
-}
-
-int World::culprit(Box& box, Question question) {
-  const int peer = question.peer;
-  for (std::size_t hops = 0; hops < box.members.size(); ++hops) {
-    const int next = ask(box, question);
-    if (next == kAnyRank) return question.peer;
-    question.peer = next;
-  }
-  return peer;
-}
-
-// Whom a rank waits for; nobody where it is silent.
-int World::ask(Box& box, const Question& question) {
-  std::unique_lock lock(gate_);
-  if (question.peer == box.rank) return box.letters.awaited(question.tag);
-  if (faulty() || !wire_->right_thread() || !wire_->running()) return kAnyRank;
-  Head head = head_in(box, Kind::kQuestion);
-  head.tag = question.tag;
-  head.part = ++asked_;
-  try {
-    send(box.members[static_cast<std::size_t>(question.peer)], head);
-  } catch (const std::exception&) {
-    return kAnyRank;  // as silent as can be
-  }
-  const Waiting here(waiting_);
-  const auto until = Clock::now() + question.patience;
-  while (!faulty()) {
-    if (auto found = answers_.extract(head.part))
-      return found.mapped() <= box.members.size() ? static_cast<int>(found.mapped()) - 1 : kAnyRank;
-    if (Clock::now() >= until) break;
-    if (poll()) continue;
-    lock.unlock();
-    pause();
-    lock.lock();
-  }
-  return kAnyRank;
 }
 
 }  // namespace tersor::host

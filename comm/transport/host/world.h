@@ -61,6 +61,12 @@ struct Question {
   std::chrono::milliseconds patience{0};
 };
 
+/// Who holds others up: it is silent, or waits for nobody; or how its call differs from theirs.
+struct Culprit {
+  int rank = 0;
+  std::string difference = {};
+};
+
 class World {
  public:
   /// Starts the wire.
@@ -89,8 +95,9 @@ class World {
   void raise(const std::string& cause);
   bool faulty() const { return faulty_.load(std::memory_order_acquire); }
   std::string fault() const;
-  /// Asks along who waits for whom under the tag, up to one who waits for nobody or is silent.
-  int culprit(Box& box, Question question);
+  /// Asks along who waits for whom under the tag of an operation, up to one who waits for nobody,
+  /// is silent, or calls something else.
+  Culprit culprit(Box& box, Question question, std::string_view name);
   TransferCounters counters(const Box& box) const;
   std::vector<int> hosts(const Box& box) const;
 
@@ -115,6 +122,8 @@ class World {
   void take_leave(const Head& head, int peer);
   void take_question(const Head& head, int peer);
   void answer_questions();
+  void take_last(Box& box, const Batch& batch);
+  void check_stray(Box& box, const WireLetter& letter);
   void send(int peer, Head head, Wire::Payload payload = {});
   void send(Box& box, Batch& batch, Outgoing& outgoing);
   bool must_leave(const Batch& batch) const;
@@ -138,22 +147,22 @@ class World {
   bool told() const;
   void tell_more();
   void tell_until(Clock::time_point until);
-  int ask(Box& box, const Question& question);
+  Awaited ask(Box& box, const Question& question);
 
   std::unique_ptr<State> state_;
   Wire* wire_;  // the state's
   Gate& gate_;  // the wire's
   const Wire::Traits traits_;
   Box* everybody_ = nullptr;
-  std::vector<int> host_names_;                     // by rank of the world
-  int present_ = 1;                                 // channels that are not left
-  std::set<int> gone_;                              // who left all channels, by rank of the world
-  std::map<const Wire::Job*, Batch*> sends_;        // that batches count, under way
-  std::uint32_t asked_ = 0;                         // questions of our own
-  std::map<std::uint32_t, std::uint64_t> answers_;  // as they came
-  std::vector<std::pair<Head, int>> questions_;     // of others, by rank of the world
-  std::atomic<bool> questioned_{false};             // there are some, and nobody was here
-  std::atomic<int> waiting_{0};                     // threads
+  std::vector<int> host_names_;                  // by rank of the world
+  int present_ = 1;                              // channels that are not left
+  std::set<int> gone_;                           // who left all channels, by rank of the world
+  std::map<const Wire::Job*, Batch*> sends_;     // that batches count, under way
+  std::uint32_t asked_ = 0;                      // questions of our own
+  std::map<std::uint32_t, Awaited> answers_;     // as they came, by question
+  std::vector<std::pair<Head, int>> questions_;  // of others, by rank of the world
+  std::atomic<bool> questioned_{false};          // there are some, and nobody was here
+  std::atomic<int> waiting_{0};                  // threads
   std::string fault_;
   std::atomic<bool> faulty_{false};
   std::vector<std::shared_ptr<const Wire::Job>> told_;  // messages of the fault
