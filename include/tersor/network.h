@@ -182,6 +182,9 @@ class Wire {
   virtual bool right_thread() const { return true; }
   /// Notes the use. Throws InvalidArgument where the network is gone or keeps this thread out.
   virtual void check_thread() {}
+  /// Whether a peer sees by itself when this rank goes: a connection that ends. Of a fault of
+  /// others it is told before that, so that it does not take the first who goes for the cause.
+  virtual bool shows_its_end_to(int /*peer*/) const { return false; }
   /// A fault was found: the network may now wait for the dead.
   virtual void note_poisoned() {}
 

@@ -10,10 +10,6 @@
 namespace tersor::host {
 namespace {
 
-std::string text_of(const Block& payload) {
-  return {reinterpret_cast<const char*>(payload.bytes().data()), payload.bytes().size()};
-}
-
 bool same_place(ConstByteSpan one, ConstByteSpan other) {
   return one.data() == other.data() && one.size() == other.size();
 }
@@ -134,7 +130,7 @@ void World::take(Wire::Arrival arrival) {
     case Kind::kMessage:
       return take_message(head, std::move(arrival));
     case Kind::kFault:
-      return poison_locked(text_of(arrival.payload));
+      return hear_fault(arrival);
     case Kind::kLeave:
       return take_leave(head, arrival.peer);
     case Kind::kQuestion:

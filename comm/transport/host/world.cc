@@ -208,17 +208,26 @@ void World::announce() {
   if (unannounced_ || !wire_->running()) return;
   const auto bytes = std::as_bytes(std::span(fault_));
   const Block text = in_block(bytes.first(std::min(bytes.size(), kMostFaultBytes)));
-  for (int peer = 0; peer < wire_->ranks(); ++peer) {
-    if (peer == wire_->rank()) continue;
-    try {
-      auto job = std::make_shared<Wire::Job>();
-      told_.push_back(job);
-      send(peer, head_in(*everybody_, Kind::kFault), {text.bytes(), text, job});
-    } catch (const std::exception&) {
-      // This one will find out at its deadline.
-    }
-  }
+  for (int peer = 0; peer < wire_->ranks(); ++peer)
+    if (peer != wire_->rank()) tell_fault(peer, text);
   tell_until(Clock::now() + kToldWithin);
+}
+
+// Passed on to those who would see this rank go, perhaps before they hear of it.
+void World::hear_fault(const Wire::Arrival& arrival) {
+  const ConstByteSpan bytes = arrival.payload.bytes();
+  poison_locked({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  for (int peer = 0; peer < wire_->ranks(); ++peer)
+    if (peer != wire_->rank() && peer != arrival.peer && wire_->shows_its_end_to(peer))
+      tell_fault(peer, arrival.payload);
+}
+
+void World::tell_fault(int peer, const Block& text) try {
+  auto job = std::make_shared<Wire::Job>();
+  told_.push_back(job);
+  send(peer, head_in(*everybody_, Kind::kFault), {text.bytes(), text, job});
+} catch (const std::exception&) {
+  // This one will find out at its deadline.
 }
 
 void World::pause() const {

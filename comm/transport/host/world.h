@@ -144,6 +144,8 @@ class World {
   void poison_locked(const std::string& cause);
   void ring_all();
   void announce();
+  void hear_fault(const Wire::Arrival& arrival);
+  void tell_fault(int peer, const Block& text);
   bool told() const;
   void tell_more();
   void tell_until(Clock::time_point until);

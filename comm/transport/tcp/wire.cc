@@ -193,6 +193,11 @@ void TcpWire::check_thread() {
       "where it was made");
 }
 
+bool TcpWire::shows_its_end_to(int peer) const {
+  return std::ranges::any_of(this->peer(peer).lanes,
+                             [](const auto& lane) { return lane->socket() != nullptr; });
+}
+
 // What a peer still sends was for operations that are over.
 void TcpWire::note_poisoned() {
   for (const auto& peer : peers_)

@@ -52,6 +52,7 @@ class TcpWire final : public Wire {
   /// Not in a process that was forked from the transport's.
   bool running() const override { return process_.is_this(); }
   void check_thread() override;
+  bool shows_its_end_to(int peer) const override;
   void note_poisoned() override;
 
   /// Callers that have not proven who they are.

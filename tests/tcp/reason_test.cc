@@ -1,0 +1,66 @@
+// Who hears of a fault and goes: those who see its connection end have been told why before.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/tcp/fake_peer.h"
+#include "tests/tcp/meeting.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLong = 20s;
+constexpr const char* kSecret = "a secret of the tests";
+
+void meet(Transport& transport, int peer, std::uint32_t tag) {
+  const SendTo send{peer, {}};
+  const ReceiveFrom receive{peer, 0};
+  transport.exchange({.name = "meeting", .tag = tag, .timeout = kLong}, {&send, 1}, {&receive, 1})
+      .wait_synchronize();
+}
+
+/// What a rank says that waits for a message; a fault may come before what was sent first.
+std::string error_of_waiting(Transport& transport, int peer) {
+  try {
+    meet(transport, peer, 0);
+    transport.receive({.name = "message", .tag = 9, .timeout = kLong}, peer, 1).wait_synchronize();
+  } catch (const TransportError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Rank 0 takes another port for that of rank 2, which so never hears from it.
+TEST(TcpReason, IsToldByWhoGoesBeforeItIsMissed) {
+  const std::vector<std::string> addresses = free_addresses(4);
+  const std::vector<std::string> all(addresses.begin(), addresses.begin() + 3);
+  const std::vector<std::string> of_first = {addresses[0], addresses[1], addresses[3]};
+  std::string said;
+  std::vector<std::jthread> threads;
+  threads.emplace_back([&] {
+    TcpTransport transport(of_first, kSecret, 0);
+    meet(transport, 1, 0);
+    transport.poison("out of cheese");
+  });
+  threads.emplace_back([&] {
+    TcpTransport transport(all, kSecret, 1);
+    meet(transport, 2, 0);
+    EXPECT_TRUE(contains(error_of_waiting(transport, 0), "out of cheese"));
+  });
+  threads.emplace_back([&] {
+    TcpTransport transport(all, kSecret, 2);
+    said = error_of_waiting(transport, 1);
+  });
+  threads.clear();
+  EXPECT_TRUE(contains(said, "rank 0 gave up: out of cheese")) << said;
+}
+
+}  // namespace
+}  // namespace tersor::test
