@@ -2,8 +2,11 @@
 #include "tests/faults/caller.h"
 
 #include <tersor/collectives.h>
+#include <tersor/sending.h>
 
 #include <algorithm>
+#include <numeric>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -57,6 +60,7 @@ CollectiveOptions options_of(const Scenario& scenario, const Step& step) {
   return {.codec = step.codec,
           .reduction = step.reduction,
           .algorithm = step.algorithm,
+          .hosts = step.hosts,
           .dims = step.dims,
           .chunk_count = std::size_t{1} << 16,  // several chunks, where a gradient is long
           .timeout = scenario.timeout};
@@ -72,8 +76,20 @@ Values collect(const Handle& handle, const Transport& transport, const Step& ste
   return all.values();
 }
 
+/// Rows that come from each rank.
+std::vector<std::size_t> received_rows(const Step& step, const Transport& transport) {
+  std::vector<std::size_t> rows;
+  for (const auto& sent : step.rows)
+    rows.push_back(sent[static_cast<std::size_t>(transport.rank())]);
+  return rows;
+}
+
 /// Of what a collective does not leave in its input.
 std::size_t result_count(const Step& step, const Transport& transport) {
+  if (!step.rows.empty()) {
+    const auto rows = received_rows(step, transport);
+    return step.count * std::accumulate(rows.begin(), rows.end(), std::size_t{0});
+  }
   const bool to_root = step.work == Work::kReduce || step.work == Work::kGather;
   if (to_root && transport.rank() != step.root) return 0;
   const bool of_all = step.work == Work::kAllgather || step.work == Work::kGather;
@@ -123,6 +139,30 @@ Values combine(Transport& transport, const Operation& operation, Work work, Type
   return input.values();
 }
 
+/// Of each rank that sends something here, and to each that gets something: a message of all rows.
+void send_and_receive(Transport& transport, const Step& step, ConstValueSpan values,
+                      ValueSpan result, const CollectiveOptions& options) {
+  const auto rank = static_cast<std::size_t>(transport.rank());
+  std::vector<Sending> sendings;
+  std::size_t first = 0;
+  for (std::size_t from = 0; from < step.rows.size(); ++from) {
+    const std::size_t count = step.rows[from][rank] * step.count;
+    if (count != 0)
+      sendings.push_back(
+          receive(transport, result.subspan(first, count), static_cast<int>(from), options));
+    first += count;
+  }
+  for (std::size_t to = 0, at = 0; to < step.rows.size(); ++to) {
+    const std::size_t count = step.rows[rank][to] * step.count;
+    if (count != 0)
+      sendings.push_back(send(transport, values.subspan(at, count), static_cast<int>(to), options));
+    at += count;
+  }
+  for (Sending& sending : sendings) sending.wait();
+}
+
+bool same_bytes(ConstByteSpan one, ConstByteSpan other) { return std::ranges::equal(one, other); }
+
 }  // namespace
 
 Caller::Caller(const Scenario& scenario, Transport& transport)
@@ -131,49 +171,59 @@ Caller::Caller(const Scenario& scenario, Transport& transport)
 Caller::~Caller() = default;
 
 Values Caller::call(std::size_t index, Mistake mistake) {
-  Step step = scenario_.steps[index];
-  const Values input = input_of(scenario_, index, transport_.rank());
+  Scenario scenario = scenario_;
+  Step& step = scenario.steps[index];
+  if (mistake == Mistake::kOtherArguments && step.work != Work::kReducerStep)
+    step = with_other_arguments(step, scenario);
+  const Values input = input_of(scenario, index, transport_.rank());
   if (step.work == Work::kReducerStep) return call_reducer(input, mistake);
   if (mistake == Mistake::kRefused && is_raw(step.work))
     transport_.send({.name = work_name(step.work)}, transport_.rank(), {});  // to itself
-  if (mistake == Mistake::kRefused) step.codec = "int9";
-  if (mistake == Mistake::kOtherArguments) {
-    step = with_other_arguments(step, scenario_.fault.choice);
-    Scenario other = scenario_;
-    other.steps[index] = step;
-    const Values other_input = input_of(other, index, transport_.rank());
-    return is_raw(step.work) ? call_raw(step, other_input) : call_collective(step, other_input);
-  }
+  if (mistake == Mistake::kRefused) step = with_refused_arguments(step, scenario);
   return is_raw(step.work) ? call_raw(step, input) : call_collective(step, input);
 }
 
+// A call that is refused has changed nothing.
 Values Caller::call_collective(const Step& step, const Values& input) {
+  Typed values(input, step.dtype), result(result_count(step, transport_), step.dtype);
+  const Typed values_before = values, result_before = result;
+  try {
+    call_collective(step, values.span(), result.span());
+  } catch (const InvalidArgument&) {
+    if (!same_bytes(values.bytes(), values_before.bytes()) ||
+        !same_bytes(result.bytes(), result_before.bytes()))
+      throw std::logic_error("a call that was refused has changed something");
+    throw;
+  }
+  const bool in_place = step.work == Work::kAllreduce || step.work == Work::kBroadcast;
+  return in_place ? values.values() : result.values();
+}
+
+void Caller::call_collective(const Step& step, ValueSpan values, ValueSpan result) {
   const CollectiveOptions options = options_of(scenario_, step);
-  Typed values(input, step.dtype);
-  Typed result(result_count(step, transport_), step.dtype);
   switch (step.work) {
     case Work::kAllreduce:
-      allreduce(transport_, values.span(), options);
-      return values.values();
+      return allreduce(transport_, values, options);
     case Work::kBroadcast:
-      broadcast(transport_, values.span(), step.root, options);
-      return values.values();
+      return broadcast(transport_, values, step.root, options);
     case Work::kReduceScatter:
-      reduce_scatter(transport_, values.span(), result.span(), options);
-      break;
+      return reduce_scatter(transport_, values, result, options);
     case Work::kReduce:
-      reduce(transport_, values.span(), result.span(), step.root, options);
-      break;
+      return reduce(transport_, values, result, step.root, options);
     case Work::kGather:
-      gather(transport_, values.span(), result.span(), step.root, options);
-      break;
+      return gather(transport_, values, result, step.root, options);
     case Work::kScatter:
-      scatter(transport_, values.span(), result.span(), step.root, options);
-      break;
+      return scatter(transport_, values, result, step.root, options);
+    case Work::kAllToAll:
+      return all_to_all(transport_, values, result, step.count,
+                        {.sent = step.rows[static_cast<std::size_t>(transport_.rank())],
+                         .received = received_rows(step, transport_)},
+                        options);
+    case Work::kSend:
+      return send_and_receive(transport_, step, values, result, options);
     default:
-      allgather(transport_, values.span(), result.span(), options);
+      return allgather(transport_, values, result, options);
   }
-  return result.values();
 }
 
 Values Caller::call_raw(const Step& step, const Values& input) {

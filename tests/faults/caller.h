@@ -38,6 +38,7 @@ class Caller {
 
  private:
   Values call_collective(const Step& step, const Values& input);
+  void call_collective(const Step& step, ValueSpan values, ValueSpan result);
   Values call_raw(const Step& step, const Values& input);
   Values call_reducer(const Values& input, Mistake mistake);
   void make_reducer(Mistake mistake);

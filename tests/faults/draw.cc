@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <random>
 #include <span>
 #include <utility>
@@ -22,6 +23,7 @@ constexpr milliseconds kShortInProcesses{1500};
 constexpr milliseconds kLong{60'000};
 constexpr unsigned kFewBits = 14;   // a step has fewer than 2^15 values under a short deadline,
 constexpr unsigned kManyBits = 19;  // and fewer than 2^20, 4 MiB, else
+constexpr unsigned kRowsBits = 5;   // for all rows of a rank
 
 class Draw {
  public:
@@ -78,20 +80,27 @@ const Specs& framed_specs() {
   return specs;
 }
 
-Algorithm draw_algorithm(Draw& draw, const std::string& spec) {
+/// What can go by hosts.
+bool climbs(Work work) {
+  return work == Work::kAllreduce || work == Work::kReduceScatter || work == Work::kAllgather;
+}
+
+Algorithm draw_algorithm(Draw& draw, const Step& step) {
   constexpr std::pair<Exchange, Algorithm> kWays[] = {{Exchange::kNativeSum, Algorithm::kNative},
                                                       {Exchange::kTwoShot, Algorithm::kTwoShot},
                                                       {Exchange::kGather, Algorithm::kOneShot}};
   std::vector<Algorithm> ways = {Algorithm::kAuto};
   for (const auto& [exchange, algorithm] : kWays)
-    if (test::offers(spec, exchange)) ways.push_back(algorithm);
+    if (test::offers(step.codec, exchange)) ways.push_back(algorithm);
+  if (climbs(step.work)) ways.push_back(Algorithm::kHierarchical);
   return draw.pick(ways);
 }
 
 Work draw_work(Draw& draw, const std::string& spec) {
   constexpr Work kCollectives[] = {Work::kAllreduce, Work::kAllreduce, Work::kReduceScatter,
                                    Work::kAllgather, Work::kBroadcast, Work::kReduce,
-                                   Work::kGather,    Work::kScatter};
+                                   Work::kGather,    Work::kScatter,   Work::kAllToAll,
+                                   Work::kAllToAll,  Work::kSend,      Work::kSend};
   const Work work = draw.pick(kCollectives);
   const bool fits =
       work == Work::kReduce ? test::offers(spec, Exchange::kTwoShot) : sends_frames(spec);
@@ -106,14 +115,47 @@ std::vector<int> draw_dims(Draw& draw, int ranks) {
   return draw.pick(all);
 }
 
-Step draw_collective(Draw& draw, int ranks, std::string codec, unsigned most_bits) {
+/// At least two hosts, of equally many ranks side by side or in turn; of an allreduce any two.
+std::vector<int> draw_hosts(Draw& draw, Work work, int ranks) {
+  std::vector<int> numbers, hosts;
+  for (int number = 2; number <= ranks; ++number)
+    if (ranks % number == 0) numbers.push_back(number);
+  const int number = draw.pick(numbers);
+  const bool any = draw.chance(2) && work == Work::kAllreduce, in_turn = draw.chance(2);
+  for (int rank = 0; rank < ranks; ++rank)
+    hosts.push_back(in_turn ? rank % number : rank * number / ranks);
+  for (int rank = 1; any && rank + 1 < ranks; ++rank)
+    hosts[static_cast<std::size_t>(rank)] = draw.chance(2) ? hosts.front() : hosts.back();
+  return hosts;
+}
+
+/// Equally many, any, or all to one. To itself a rank sends no message.
+Rows draw_rows(Draw& draw, Work work, std::size_t ranks) {
+  const std::size_t way = draw.below(3), one = draw.below(ranks);
+  Rows rows(ranks, std::vector<std::size_t>(ranks, 0));
+  for (std::size_t from = 0; from < ranks; ++from)
+    for (std::size_t to = 0; to < ranks; ++to) {
+      if (work == Work::kSend && from == to) continue;
+      const std::size_t any = draw.below(5), to_one = to == one ? 4 : 0;
+      rows[from][to] = way == 0 ? 2 : way == 1 ? any : to_one;
+    }
+  return rows;
+}
+
+bool has_rows(Work work) { return work == Work::kAllToAll || work == Work::kSend; }
+
+Step draw_collective(Draw& draw, int ranks, std::string codec, unsigned most_bits,
+                     std::optional<Work> wanted = {}) {
   Step step{.work = draw_work(draw, codec), .codec = std::move(codec)};
-  step.algorithm = draw_algorithm(draw, step.codec);
+  if (wanted) step.work = *wanted;
+  step.algorithm = draw_algorithm(draw, step);
   step.root = static_cast<int>(draw.below(static_cast<std::size_t>(ranks)));
   step.dims = draw_dims(draw, ranks);
   step.reduction = draw.chance(2) ? Reduction::kMean : Reduction::kSum;
   step.dtype = draw.chance(4) ? Dtype::kBf16 : Dtype::kF32;
-  step.count = draw.values(most_bits);
+  step.count = draw.values(has_rows(step.work) ? most_bits - kRowsBits : most_bits);
+  if (has_rows(step.work)) step.rows = draw_rows(draw, step.work, static_cast<std::size_t>(ranks));
+  if (step.algorithm == Algorithm::kHierarchical) step.hosts = draw_hosts(draw, step.work, ranks);
   return step;
 }
 
@@ -143,17 +185,21 @@ Trainer draw_trainer(Draw& draw, unsigned most_bits) {
 }
 
 FaultKind draw_kind(Draw& draw, Home home) {
-  constexpr FaultKind kInThreads[] = {FaultKind::kThrow,    FaultKind::kRefused,  FaultKind::kLeave,
-                                      FaultKind::kDisagree, FaultKind::kDisagree, FaultKind::kStop,
-                                      FaultKind::kDamage};
+  constexpr FaultKind kInThreads[] = {
+      FaultKind::kThrow,    FaultKind::kRefused,  FaultKind::kLeave,
+      FaultKind::kDisagree, FaultKind::kDisagree, FaultKind::kStop,
+      FaultKind::kDamage,   FaultKind::kSkip,     FaultKind::kOtherRoot};
   constexpr FaultKind kInProcesses[] = {
-      FaultKind::kThrow, FaultKind::kRefused, FaultKind::kLeave,   FaultKind::kDisagree,
-      FaultKind::kStop,  FaultKind::kDamage,  FaultKind::kSuspend, FaultKind::kKill};
+      FaultKind::kThrow,    FaultKind::kRefused,  FaultKind::kLeave, FaultKind::kStop,
+      FaultKind::kDamage,   FaultKind::kSkip,     FaultKind::kKill,  FaultKind::kSuspend,
+      FaultKind::kDisagree, FaultKind::kOtherRoot};
   return home == Home::kThreads ? draw.pick(kInThreads) : draw.pick(kInProcesses);
 }
 
 /// Whether a fault of this kind can befall a rank within a step.
-bool may_come_within(FaultKind kind) { return kind == FaultKind::kThrow || is_silent(kind); }
+bool may_come_within(FaultKind kind) {
+  return kind == FaultKind::kThrow || (is_silent(kind) && !is_mistake(kind));
+}
 
 Fault draw_fault(Draw& draw, FaultKind kind, const Scenario& scenario) {
   Fault fault{.kind = kind,
@@ -167,8 +213,8 @@ Fault draw_fault(Draw& draw, FaultKind kind, const Scenario& scenario) {
 
 bool is_reducer_step(const Step& step) { return step.work == Work::kReducerStep; }
 
-/// Chooses a root by which this rank sends something: of a broadcast itself, or the one before it
-/// where there are more behind it.
+/// Chooses a root, or rows, by which this rank sends something: of a broadcast itself, or the one
+/// before it where there are more behind it.
 void let_send(Step& step, const Fault& fault, int ranks) {
   const int before = (fault.rank + ranks - 1) % ranks;
   if (step.work == Work::kScatter) step.root = fault.rank;
@@ -176,51 +222,42 @@ void let_send(Step& step, const Fault& fault, int ranks) {
     step.root = ranks > 3 && fault.choice % 2 == 0 ? before : fault.rank;
   const bool gets = step.work == Work::kReduce || step.work == Work::kGather;
   if (gets && step.root == fault.rank) step.root = before;
+  if (has_rows(step.work) && rows_before(step, fault.rank, ranks) == 0)
+    step.rows[static_cast<std::size_t>(fault.rank)][static_cast<std::size_t>(before)] = 1;
 }
 
-/// Gives the fault a step that it can befall: frames to damage, or arguments to disagree on, which
-/// a reducer has in its first step only.
-void fit_step(Draw& draw, Scenario& scenario, unsigned most_bits) {
+bool knows_reducer(const Scenario& scenario) {
   const auto befallen = scenario.steps.begin() + static_cast<std::ptrdiff_t>(scenario.fault.step);
-  const bool knows_reducer = std::any_of(scenario.steps.begin(), befallen, is_reducer_step);
-  const bool damages = scenario.fault.kind == FaultKind::kDamage;
-  if (!damages && !(scenario.fault.kind == FaultKind::kDisagree && knows_reducer)) return;
-  *befallen = draw_collective(draw, scenario.ranks,
-                              draw.pick(damages ? framed_specs() : all_specs()), most_bits);
-  if (damages) let_send(*befallen, scenario.fault, scenario.ranks);
+  return std::any_of(scenario.steps.begin(), befallen, is_reducer_step);
+}
+
+/// What only some faults can befall.
+std::optional<Work> draw_befallen(Draw& draw, FaultKind kind, const std::string& spec) {
+  constexpr Work kRooted[] = {Work::kBroadcast, Work::kGather, Work::kScatter, Work::kReduce};
+  if (kind == FaultKind::kSkip) return Work::kSend;
+  if (kind != FaultKind::kOtherRoot) return {};
+  const Work work = draw.pick(kRooted);
+  return work != Work::kReduce || test::offers(spec, Exchange::kTwoShot) ? work : Work::kGather;
+}
+
+/// Gives the fault a step that it can befall: frames to damage, an end of a message to skip, a
+/// root, or arguments to disagree on, which a reducer has in its first step only.
+void fit_step(Draw& draw, Scenario& scenario, unsigned most_bits) {
+  const Fault& fault = scenario.fault;
+  Step& step = scenario.steps[fault.step];
+  const bool last = fault.kind == FaultKind::kSkip || fault.kind == FaultKind::kOtherRoot;
+  const bool framed = last || fault.kind == FaultKind::kDamage;
+  if (framed || (fault.kind == FaultKind::kDisagree && knows_reducer(scenario))) {
+    const std::string spec = draw.pick(framed ? framed_specs() : all_specs());
+    step = draw_collective(draw, scenario.ranks, spec, most_bits,
+                           draw_befallen(draw, fault.kind, spec));
+  }
+  const bool damages = fault.kind == FaultKind::kDamage;
+  if (damages || has_rows(step.work)) let_send(step, fault, scenario.ranks);
+  if (last) scenario.steps.resize(fault.step + 1);
 }
 
 }  // namespace
-
-Step with_other_arguments(const Step& step, std::uint32_t choice) {
-  Step other = step;
-  if (is_raw(step.work)) {
-    if (choice % 2 == 0)
-      other.signature = 1;
-    else
-      other.work = step.work == Work::kBarrier ? Work::kAllGather : Work::kBarrier;
-    return other;
-  }
-  switch (choice % 5) {
-    case 0:
-      other.codec = step.codec == "int8" ? "int4" : "int8";
-      other.algorithm = Algorithm::kAuto;
-      break;
-    case 1:
-      other.count = step.count + 1;
-      break;
-    case 2:
-      other.dtype = step.dtype == Dtype::kF32 ? Dtype::kF16 : Dtype::kF32;
-      break;
-    case 3:
-      other.work = step.work == Work::kAllgather ? Work::kAllreduce : Work::kAllgather;
-      if (!sends_frames(other.codec)) other.codec = "none";
-      break;
-    default:
-      other.reduction = step.reduction == Reduction::kSum ? Reduction::kMean : Reduction::kSum;
-  }
-  return other;
-}
 
 Scenario draw_scenario(std::uint64_t seed, Home home) {
   Draw draw(seed);
@@ -239,6 +276,8 @@ Scenario draw_scenario(std::uint64_t seed, Home home) {
   scenario.fault = draw_fault(draw, kind, scenario);
   fit_step(draw, scenario, most_bits);
   scenario.steps.push_back({.work = Work::kBarrier});  // where everybody meets the fault
+  // Who finds that nobody waits for a message may have begun the barrier before.
+  if (kind == FaultKind::kOtherRoot) scenario.steps.push_back({.work = Work::kBarrier});
   return scenario;
 }
 

@@ -15,9 +15,10 @@ std::uint64_t mixed(std::uint64_t state) {
   return state ^ (state >> 31);
 }
 
-std::size_t input_count(const Scenario& scenario, const Step& step) {
+std::size_t input_count(const Scenario& scenario, const Step& step, int rank) {
   const auto ranks = static_cast<std::size_t>(scenario.ranks);
   if (step.work == Work::kReducerStep) return scenario.trainer.count();
+  if (!step.rows.empty()) return step.count * rows_before(step, rank, scenario.ranks);
   const bool for_each_rank = step.work == Work::kReduceScatter || step.work == Work::kScatter ||
                              step.work == Work::kExchange;
   return for_each_rank ? step.count * ranks : step.count;
@@ -58,11 +59,27 @@ std::vector<double> gathered(const std::vector<Values>& inputs, std::size_t firs
   return result;
 }
 
+/// The rows of all that go to a rank.
+std::vector<double> dealt(const std::vector<Values>& inputs, const Step& step, int rank) {
+  std::vector<double> result;
+  for (int from = 0; from < static_cast<int>(inputs.size()); ++from) {
+    const auto begin = inputs[static_cast<std::size_t>(from)].begin();
+    const auto at = [&](int to) {
+      return begin + static_cast<std::ptrdiff_t>(step.count * rows_before(step, from, to));
+    };
+    result.insert(result.end(), at(rank), at(rank + 1));
+  }
+  return result;
+}
+
 /// Shard r of all these.
 std::vector<double> shard_of(const std::vector<double>& all, std::size_t rank, std::size_t count) {
   const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * count);
   return {begin, begin + static_cast<std::ptrdiff_t>(count)};
 }
+
+/// Fewer values than a block share its error unevenly.
+constexpr std::size_t kHadamardBlock = 256;
 
 /// The largest |error|² / |values|² of encoding uniformly distributed values once, generously.
 double unit_error(std::string_view codec) {
@@ -77,7 +94,7 @@ double unit_error(std::string_view codec) {
 }  // namespace
 
 Values input_of(const Scenario& scenario, std::size_t step, int rank) {
-  Values values(input_count(scenario, scenario.steps[step]));
+  Values values(input_count(scenario, scenario.steps[step], rank));
   const std::uint64_t start =
       mixed(scenario.seed * 1000 + step * 10 + static_cast<std::uint64_t>(rank));
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -101,6 +118,9 @@ std::vector<double> exact_result(const Scenario& scenario, std::size_t index, in
       return gathered(inputs, 0, step.count);
     case Work::kBroadcast:
       return {of_root.begin(), of_root.end()};
+    case Work::kAllToAll:
+    case Work::kSend:
+      return dealt(inputs, step, rank);
     case Work::kScatter:
       return shard_of({of_root.begin(), of_root.end()}, own, step.count);
     case Work::kExchange:
@@ -122,6 +142,7 @@ double error_bound(const Scenario& scenario, std::size_t index) {
   const bool trains = step.work == Work::kReducerStep;
   const std::string_view codec = trains ? scenario.trainer.codec : step.codec;
   double unit = unit_error(codec);
+  if (codec.starts_with("hadamard") && step.count < kHadamardBlock) unit *= 8;
   if (trains || step.dtype != Dtype::kF32) unit = std::max(unit, unit_error("bf16"));
   double energy = 0;
   for (const Values& input : all_inputs(scenario, index))

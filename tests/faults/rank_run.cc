@@ -101,6 +101,11 @@ bool RankRun::call_step(Caller& caller, std::size_t step) {
     report_.digests.push_back(digest_of(caller.call(step)));
     return true;
   }
+  if (scenario_.fault.kind == FaultKind::kSkip) {
+    report_.fault_at = Clock::now();
+    report_.digests.push_back(0);
+    return true;
+  }
   if (scenario_.fault.kind != FaultKind::kLeave) {
     call_faulty(caller, step);
     return true;
@@ -118,8 +123,7 @@ void RankRun::call_faulty(Caller& caller, std::size_t step) {
     trap_->set(*fault.operation, [this] { strike(); });
   else
     strike();
-  const std::uint64_t digest = digest_of(caller.call(step, mistake()));
-  if (mistake() == Mistake::kNone) report_.digests.push_back(digest);
+  report_.digests.push_back(digest_of(caller.call(step, mistake())));
   trap_->spring();
 }
 
@@ -142,7 +146,7 @@ void RankRun::strike() {
 
 Mistake RankRun::mistake() const {
   if (scenario_.fault.kind == FaultKind::kRefused) return Mistake::kRefused;
-  return scenario_.fault.kind == FaultKind::kDisagree ? Mistake::kOtherArguments : Mistake::kNone;
+  return is_mistake(scenario_.fault.kind) ? Mistake::kOtherArguments : Mistake::kNone;
 }
 
 }  // namespace

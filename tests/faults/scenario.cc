@@ -7,13 +7,20 @@
 namespace tersor::faults {
 namespace {
 
-constexpr std::array<std::string_view, 14> kWorkNames = {
-    "allreduce", "reduce_scatter", "allgather",  "broadcast",       "reduce",
-    "gather",    "scatter",        "all_gather", "exchange",        "sum",
-    "maximum",   "barrier",        "pass",       "gradient reducer"};
-constexpr std::array<std::string_view, 9> kFaultNames = {"no fault", "throws",    "is refused",
-                                                         "leaves",   "disagrees", "stops",
-                                                         "damage",   "is killed", "is suspended"};
+constexpr std::array<std::string_view, 16> kWorkNames = {
+    "allreduce", "reduce_scatter", "allgather", "broadcast",       "reduce",   "gather",
+    "scatter",   "all_to_all",     "send",      "all_gather",      "exchange", "sum",
+    "maximum",   "barrier",        "pass",      "gradient reducer"};
+constexpr std::array<std::string_view, 11> kFaultNames = {
+    "no fault", "throws", "is refused", "leaves",    "disagrees",   "names another root",
+    "stops",    "skips",  "damage",     "is killed", "is suspended"};
+
+template <typename Number>
+std::string list_text(const std::vector<Number>& numbers) {
+  std::string text;
+  for (const Number number : numbers) text += (text.empty() ? "" : ",") + std::to_string(number);
+  return text;
+}
 
 std::string step_text(const Step& step) {
   std::string text(work_name(step.work));
@@ -23,6 +30,8 @@ std::string step_text(const Step& step) {
   text += " by " + step.codec + " " + std::string(algorithm_name(step.algorithm));
   if (is_rooted(step.work)) text += " of " + std::to_string(step.root);
   for (const int digit : step.dims) text += " x " + std::to_string(digit);
+  if (!step.hosts.empty()) text += " on hosts " + list_text(step.hosts);
+  for (const auto& sent : step.rows) text += " rows " + list_text(sent);
   return text;
 }
 
@@ -44,9 +53,22 @@ bool is_rooted(Work work) { return work >= Work::kBroadcast && work <= Work::kSc
 
 std::string_view fault_name(FaultKind kind) { return kFaultNames[static_cast<std::size_t>(kind)]; }
 
-bool is_silent(FaultKind kind) { return kind == FaultKind::kStop || is_fatal(kind); }
+bool is_silent(FaultKind kind) {
+  return kind == FaultKind::kOtherRoot || kind == FaultKind::kStop || kind == FaultKind::kSkip ||
+         is_fatal(kind);
+}
+
+bool is_mistake(FaultKind kind) {
+  return kind == FaultKind::kRefused || kind == FaultKind::kDisagree ||
+         kind == FaultKind::kOtherRoot || kind == FaultKind::kSkip;
+}
 
 bool is_fatal(FaultKind kind) { return kind == FaultKind::kKill || kind == FaultKind::kSuspend; }
+
+std::size_t rows_before(const Step& step, int from, int to) {
+  const auto& sent = step.rows[static_cast<std::size_t>(from)];
+  return std::accumulate(sent.begin(), sent.begin() + to, std::size_t{0});
+}
 
 std::size_t Trainer::count() const {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});

@@ -24,6 +24,8 @@ enum class Work : std::uint8_t {
   kReduce,
   kGather,
   kScatter,
+  kAllToAll,
+  kSend,         ///< messages between two: send on one, receive on the other
   kAllGather,    ///< Transport::all_gather
   kExchange,     ///< Transport::all_to_all
   kSum,          ///< Transport::sum
@@ -40,7 +42,10 @@ bool is_raw(Work work);
 /// Whether one rank has, or gets, what is not for the others.
 bool is_rooted(Work work);
 
-/// One call. `count` is the values of a rank's gradient, shard or message.
+/// Rows that each rank has for each other one: rows[from][to].
+using Rows = std::vector<std::vector<std::size_t>>;
+
+/// One call. `count` is the values of a rank's gradient, shard, message or row.
 struct Step {
   Work work = Work::kBarrier;
   std::string codec = "none";
@@ -50,24 +55,34 @@ struct Step {
   std::size_t count = 0;
   std::uint64_t signature = 0;  ///< of raw work
   int root = 0;
-  std::vector<int> dims = {};  ///< of a grid; empty: the standard one
+  std::vector<int> dims = {};   ///< of a grid; empty: the standard one
+  std::vector<int> hosts = {};  ///< of each rank, where it goes by hosts
+  Rows rows = {};               ///< of all_to_all, and of send: those of one message
 };
+
+/// Rows that a rank has for those before `to`, in all_to_all and send; of all: `to` is their
+/// number.
+std::size_t rows_before(const Step& step, int from, int to);
 
 enum class FaultKind : std::uint8_t {
   kNone,
-  kThrow,     ///< an exception that has nothing to do with the transport
-  kRefused,   ///< a call that this rank alone is refused: InvalidArgument
-  kLeave,     ///< the transport goes away early
-  kDisagree,  ///< a call with other arguments than the other ranks'
-  kStop,      ///< does nothing until all others have given up
-  kDamage,    ///< one bit of a frame changes on its way
-  kKill,      ///< SIGKILL; processes only
-  kSuspend,   ///< SIGSTOP; processes only
+  kThrow,      ///< an exception that has nothing to do with the transport
+  kRefused,    ///< a call that this rank alone is refused: InvalidArgument
+  kLeave,      ///< the transport goes away early
+  kDisagree,   ///< a call with other arguments than the other ranks'
+  kOtherRoot,  ///< of a rooted collective; found at the deadline, if not before
+  kStop,       ///< does nothing until all others have given up
+  kSkip,       ///< goes on without its ends of messages between two
+  kDamage,     ///< one bit of a frame changes on its way
+  kKill,       ///< SIGKILL; processes only
+  kSuspend,    ///< SIGSTOP; processes only
 };
 
 std::string_view fault_name(FaultKind kind);
-/// Whether the others can know of it by their deadline only.
+/// Whether the others may have to wait for their deadline to know of it.
 bool is_silent(FaultKind kind);
+/// Whether the rank calls a step in a way of its own, so that what it has then says nothing.
+bool is_mistake(FaultKind kind);
 /// Whether the rank never reports, because its process ends or stands still.
 bool is_fatal(FaultKind kind);
 
@@ -111,7 +126,8 @@ enum class Home : std::uint8_t { kThreads, kProcesses };
 /// The scenario of a seed: the same on every machine.
 Scenario draw_scenario(std::uint64_t seed, Home home);
 
-/// The step as a rank calls it that disagrees with the others.
-Step with_other_arguments(const Step& step, std::uint32_t choice);
+/// The step as the fault's rank calls it, which disagrees with the others; or which is refused.
+Step with_other_arguments(const Step& step, const Scenario& scenario);
+Step with_refused_arguments(const Step& step, const Scenario& scenario);
 
 }  // namespace tersor::faults
