@@ -164,16 +164,22 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
   return copying ? std::min(until, Clock::now() + kCopyNap) : until;
 }
 
-// Whom it waits for in vain; or how one of those differs from whom it holds up.
+// Whom it waits for in vain; or how one of those differs from whom it holds up. All are asked at
+// once: who is dead takes no time from the others.
 std::string Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   const std::string within = " within " + std::to_string(operation.timeout.count()) + " ms";
   if (transfer.copying()) return "the operation's stream has not come to its copies" + within;
+  std::vector<Question> questions;
+  for (const int rank : transfer.missing()) {
+    questions.push_back({.peer = rank, .tag = operation.tag});
+    endpoint_->put(questions.back());
+  }
   std::vector<int> culprits;
   const auto until = Clock::now() + std::min(operation.timeout / 2, kLongestQuestion);
-  for (const int rank : transfer.missing()) {
+  for (Question& question : questions) {
     const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
-    const Question question{rank, operation.tag, std::max(left, std::chrono::milliseconds(0))};
+    question.patience = std::max(left, std::chrono::milliseconds(0));
     Culprit culprit = endpoint_->culprit(question, operation.name);
     if (!culprit.difference.empty()) return culprit.difference;
     culprits.push_back(culprit.rank);

@@ -49,6 +49,7 @@ class Endpoint {
   bool faulty() const { return world_->faulty(); }
   /// The first cause; empty where there is none.
   std::string fault() const { return world_->fault(); }
+  void put(Question& question) { world_->put(box_, question); }
   Culprit culprit(const Question& question, std::string_view name) {
     return world_->culprit(box_, question, name);
   }

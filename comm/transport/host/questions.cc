@@ -66,28 +66,40 @@ Culprit World::culprit(Box& box, Question question, std::string_view name) {
     }
     asked = std::exchange(question.peer, next.rank);
     question.tag = next.tag;
+    question.number = 0;
     before = next;
   }
   return {peer};
 }
 
-// Whom a rank waits for; nobody where it is silent.
-Awaited World::ask(Box& box, const Question& question) {
-  std::unique_lock lock(gate_);
-  if (question.peer == box.rank) return box.letters.awaited(question.tag);
-  if (faulty() || !wire_->right_thread() || !wire_->running()) return {};
+void World::put(Box& box, Question& question) {
+  const std::lock_guard lock(gate_);
+  put_locked(box, question);
+}
+
+void World::put_locked(Box& box, Question& question) {
+  if (faulty() || !wire_->right_thread() || !wire_->running()) return;
   Head head = head_in(box, Kind::kQuestion);
   head.tag = question.tag;
   head.part = ++asked_;
   try {
     send(box.members[static_cast<std::size_t>(question.peer)], head);
+    question.number = head.part;
   } catch (const std::exception&) {
-    return {};  // as silent as can be
+    // It is as silent as can be.
   }
+}
+
+// Whom a rank waits for; nobody where it is silent.
+Awaited World::ask(Box& box, Question question) {
+  std::unique_lock lock(gate_);
+  if (question.peer == box.rank) return box.letters.awaited(question.tag);
+  if (question.number == 0) put_locked(box, question);
+  if (question.number == 0) return {};
   const Waiting here(waiting_);
   const auto until = Clock::now() + question.patience;
   while (!faulty()) {
-    if (const auto found = answers_.extract(head.part)) return valid(found.mapped(), box);
+    if (const auto found = answers_.extract(question.number)) return valid(found.mapped(), box);
     if (Clock::now() >= until) break;
     if (poll()) continue;
     lock.unlock();

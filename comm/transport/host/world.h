@@ -59,6 +59,7 @@ struct Question {
   int peer = 0;
   std::uint32_t tag = 0;
   std::chrono::milliseconds patience{0};
+  std::uint32_t number = 0;  ///< once it was put
 };
 
 /// Who holds others up: it is silent, or waits for nobody; or how its call differs from theirs.
@@ -95,6 +96,8 @@ class World {
   void raise(const std::string& cause);
   bool faulty() const { return faulty_.load(std::memory_order_acquire); }
   std::string fault() const;
+  /// Puts a question, so that its answer comes while others are waited for.
+  void put(Box& box, Question& question);
   /// Asks along who waits for whom under the tag of an operation, up to one who waits for nobody,
   /// is silent, or calls something else.
   Culprit culprit(Box& box, Question question, std::string_view name);
@@ -149,7 +152,8 @@ class World {
   bool told() const;
   void tell_more();
   void tell_until(Clock::time_point until);
-  Awaited ask(Box& box, const Question& question);
+  Awaited ask(Box& box, Question question);
+  void put_locked(Box& box, Question& question);
 
   std::unique_ptr<State> state_;
   Wire* wire_;  // the state's
