@@ -39,8 +39,7 @@ LinkEmulator::LinkEmulator(int hosts, const Link& link)
     : per_byte_(8 * link.overhead / link.bits_per_second),
       latency_(std::chrono::duration<double>(link.latency).count()),
       egresses_(static_cast<std::size_t>(hosts)),
-      ingress_free_(egresses_.size(), 0),
-      departed_(egresses_.size()) {
+      ingress_free_(egresses_.size(), 0) {
   for (int host = 0; host < hosts; ++host) {
     Egress& egress = egresses_[static_cast<std::size_t>(host)];
     egress.flows.resize(egresses_.size());
@@ -52,21 +51,21 @@ void LinkEmulator::post(Packet& packet, Seconds now) {
   Egress& egress = egresses_[static_cast<std::size_t>(packet.source)];
   packet.waiting = packet.bytes;
   packet.arrival = kNever;
-  egress.flows[static_cast<std::size_t>(packet.destination)].push(packet);
+  PacketQueue& flow = egress.flows[static_cast<std::size_t>(packet.destination)];
+  if (flow.empty())
+    egress.busy.insert(std::ranges::lower_bound(egress.busy, packet.destination),
+                       packet.destination);
+  flow.push(packet);
   if (egress.current == nullptr) begin_segment(egress, now);
 }
 
 // Departures in the order of time over all hosts, because ingresses serve in that order.
 void LinkEmulator::depart_until(Seconds now) {
-  for (;;) {
-    Egress* next = nullptr;
-    for (Egress& egress : egresses_)
-      if (egress.current != nullptr && egress.free <= now &&
-          (next == nullptr || egress.free < next->free))
-        next = &egress;
-    if (next == nullptr) return;
-    finish_segment(*next);
-    begin_segment(*next, next->free);
+  while (!departing_.empty() && std::get<Seconds>(departing_.top()) <= now) {
+    Egress& next = *std::get<Egress*>(departing_.top());
+    departing_.pop();
+    finish_segment(next);
+    begin_segment(next, next.free);
   }
 }
 
@@ -78,26 +77,24 @@ void LinkEmulator::finish_segment(Egress& egress) {
   ingress_free_[destination] = arrive;
   if (packet.waiting > 0) return;
   packet.arrival = arrive;
-  departed_[destination].push(packet);
+  departed_.emplace(arrive, packet.destination, &packet);
 }
 
 void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
   egress.current = nullptr;
-  const auto flows = static_cast<int>(egress.flows.size());
-  for (int step = 1; step <= flows; ++step) {
-    const int destination = (egress.turn + step) % flows;
-    PacketQueue& flow = egress.flows[static_cast<std::size_t>(destination)];
-    if (flow.empty()) continue;
-    egress.turn = destination;
-    egress.current = flow.first;
-    break;
-  }
-  if (egress.current == nullptr) return;
-  Packet& packet = *egress.current;
+  if (egress.busy.empty()) return;
+  auto next = std::ranges::upper_bound(egress.busy, egress.turn);
+  if (next == egress.busy.end()) next = egress.busy.begin();
+  egress.turn = *next;
+  PacketQueue& flow = egress.flows[static_cast<std::size_t>(*next)];
+  Packet& packet = *flow.first;
+  egress.current = &packet;
   egress.segment = std::min(packet.waiting, kSegmentBytes);
   packet.waiting -= egress.segment;
-  if (packet.waiting == 0) egress.flows[static_cast<std::size_t>(packet.destination)].pop();
+  if (packet.waiting == 0) flow.pop();
+  if (flow.empty()) egress.busy.erase(next);
   egress.free = now + duration(egress.segment);
+  departing_.emplace(egress.free, &egress);
 }
 
 // Of the k segments that its flow still sends up to the packet's end, the last one waits for at
@@ -111,8 +108,9 @@ Seconds LinkEmulator::departure(const Egress& egress, const Packet& packet) cons
     bytes += before->waiting;
     if (before == &packet) break;
   }
-  for (const PacketQueue& flow : egress.flows)
-    if (&flow != &own) bytes += bytes_of_first(flow, segments - 1);
+  for (const int destination : egress.busy)
+    if (destination != packet.destination)
+      bytes += bytes_of_first(egress.flows[static_cast<std::size_t>(destination)], segments - 1);
   return egress.free + duration(bytes);
 }
 

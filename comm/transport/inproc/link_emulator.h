@@ -11,7 +11,10 @@
 #include <tersor/inprocess.h>
 
 #include <cstddef>
+#include <functional>
 #include <limits>
+#include <queue>
+#include <tuple>
 #include <vector>
 
 namespace tersor::inproc {
@@ -52,8 +55,11 @@ class LinkEmulator {
   template <typename Arrived>
   void advance(Seconds now, Arrived&& arrived) {
     depart_until(now);
-    for (PacketQueue& queue : departed_)
-      while (!queue.empty() && queue.first->arrival <= now) arrived(queue.pop());
+    while (!departed_.empty() && std::get<Seconds>(departed_.top()) <= now) {
+      Packet& packet = *std::get<Packet*>(departed_.top());
+      departed_.pop();
+      arrived(packet);
+    }
   }
 
   /// A time before which the packet cannot arrive: exact where nothing else comes in between.
@@ -62,11 +68,15 @@ class LinkEmulator {
  private:
   struct Egress {
     std::vector<PacketQueue> flows;  // by destination
+    std::vector<int> busy;           // flows that are not empty, ascending
     Packet* current = nullptr;       // whose segment is departing
     std::size_t segment = 0;         // its bytes
     Seconds free = 0;                // when it has departed
     int turn = 0;                    // the flow that was served last
   };
+
+  template <typename Event>
+  using Soonest = std::priority_queue<Event, std::vector<Event>, std::greater<Event>>;
 
   Seconds duration(std::size_t bytes) const { return static_cast<double>(bytes) * per_byte_; }
   void depart_until(Seconds now);
@@ -78,7 +88,8 @@ class LinkEmulator {
   Seconds latency_;
   std::vector<Egress> egresses_;
   std::vector<Seconds> ingress_free_;
-  std::vector<PacketQueue> departed_;  // whole, by destination, in the order of arrival
+  Soonest<std::tuple<Seconds, Egress*>> departing_;      // when the segment of each has departed
+  Soonest<std::tuple<Seconds, int, Packet*>> departed_;  // whole, by arrival and destination
 };
 
 }  // namespace tersor::inproc
