@@ -19,16 +19,22 @@ void grow(std::shared_ptr<Buffer>& buffer, std::size_t bytes, Memory memory) {
   if (!fits(*buffer, bytes, memory)) buffer = std::make_shared<Buffer>(bytes, memory);
 }
 
+bool lends(Transport& transport, const ChunkPlan& plan, std::size_t bytes) {
+  return plan.memory == Memory::kHost && transport.block(bytes);
+}
+
 }  // namespace
 
-void ChunkTask::prepare(const ChunkPlan& plan) {
-  for (std::size_t i = 0; i < made_.size(); ++i) grow(made_[i], plan.made_bytes[i], plan.memory);
+void ChunkTask::prepare(Transport& transport, const ChunkPlan& plan) {
+  for (std::size_t i = 0; i < made_.size(); ++i)
+    if (!lends(transport, plan, plan.made_bytes[i]))
+      grow(made_[i], plan.made_bytes[i], plan.memory);
   grow(workspace_, plan.workspace_bytes, plan.memory);
   grow(kept_memory_, plan.kept_bytes, plan.memory);
 }
 
 void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag) {
-  prepare(plan);
+  prepare(*context.transport, plan);
   context_ = &context;
   messages_.bind(context, workspace_.span(), kept_memory_.span());
   plan_ = &plan;
@@ -40,6 +46,7 @@ void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint
 void ChunkTask::drop() {
   handle_ = {};
   kept_ = {};
+  blocks_ = {};
   plan_ = nullptr;
 }
 
@@ -85,7 +92,8 @@ Operation ChunkTask::operation() const {
           .stream = context_->stream,
           .in_order = context_->in_order,
           .whole_bytes = context_->whole_bytes,
-          .keep_alive = space()};
+          .keep_alive = made_[step_ % 2],
+          .block = this->step().is_native() ? nullptr : &blocks_[step_ % 2]};
 }
 
 ValueSpan ChunkTask::bare_space(const Lane& lane, std::size_t offset) const {
@@ -93,13 +101,26 @@ ValueSpan ChunkTask::bare_space(const Lane& lane, std::size_t offset) const {
   if (lane.frames.empty()) return {nullptr, 0, dtype, plan_->memory};
   const FramePlan& frame = lane.frames.front();
   if (!frame.in_place())
-    return {space()->pointer() + offset, frame.rounds[step().round].native_count, dtype,
-            plan_->memory};
+    return {space().data() + offset, frame.rounds[step().round].native_count, dtype, plan_->memory};
   const Piece& piece = frame.pieces.front();
   return context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
 }
 
+// Receivers of what was made two steps before may still read it: in a block, not in a buffer.
+void ChunkTask::take_space() {
+  Block& block = blocks_[step_ % 2];
+  block = {};
+  if (plan_->memory == Memory::kHost)
+    block = context_->transport->block(plan_->made_bytes[step_ % 2]);
+}
+
+ByteSpan ChunkTask::space() const {
+  const Block& block = blocks_[step_ % 2];
+  return block ? block.writable() : made_[step_ % 2]->span();
+}
+
 void ChunkTask::begin_step() {
+  take_space();
   messages_.set_round(step().round);
   if (step().is_native()) return begin_native();
   make_messages();
@@ -148,7 +169,7 @@ std::size_t ChunkTask::make_message(std::size_t lane, ByteSpan space) {
 void ChunkTask::make_messages() {
   own_.clear();
   count_peers();
-  ByteSpan space = this->space()->span();
+  ByteSpan space = this->space();
   for (std::size_t i = step().first_lane; i < step().first_lane + step().lane_count; ++i) {
     const std::size_t bytes = make_message(i, space);
     own_.push_back(space.first(bytes));

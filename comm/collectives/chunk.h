@@ -4,6 +4,7 @@
 #include "comm/collectives/messages.h"
 
 #include <tersor/buffer.h>
+#include <tersor/network.h>
 
 #include <array>
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace tersor {
 class ChunkTask {
  public:
   /// Makes the buffers large enough for a plan.
-  void prepare(const ChunkPlan& plan);
+  void prepare(Transport& transport, const ChunkPlan& plan);
 
   /// Binds a chunk; its operations use the tags from `tag` on, one a step. Context and plan outlive
   /// the task.
@@ -58,7 +59,8 @@ class ChunkTask {
   void take_native();
 
   const Lane& lane(std::size_t index) const { return plan_->lanes[index]; }
-  const std::shared_ptr<Buffer>& space() const { return made_[step_ % 2]; }
+  void take_space();
+  ByteSpan space() const;
   std::span<const Received> received(std::size_t lane) const;
   std::size_t make_message(std::size_t lane, ByteSpan space);
   ConstByteSpan own_message(const Parcel& parcel) const;
@@ -79,6 +81,7 @@ class ChunkTask {
   /// What even steps made, and odd ones: messages, or bare values.
   std::array<std::shared_ptr<Buffer>, 2> made_ = {std::make_shared<Buffer>(),
                                                   std::make_shared<Buffer>()};
+  std::array<Block, 2> blocks_;  ///< instead, of transports that have some
   Buffer workspace_, kept_memory_;
   std::vector<ConstByteSpan> own_;  ///< messages of the step's lanes
   std::vector<int> peers_;          ///< how many other ranks each goes to

@@ -24,7 +24,7 @@ Pipeline::Pipeline(ExchangeContext& context) : context_(context) {
 // Chunks take the last of the free tasks.
 void Pipeline::prepare(const ChunkPlan& chunk, std::size_t at_once) {
   const std::size_t first = free_.size() - std::min(free_.size(), at_once);
-  for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(chunk);
+  for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(*context_.transport, chunk);
 }
 
 void Pipeline::submit(const ChunkPlan& chunk, std::function<void()> on_done) {

@@ -17,6 +17,8 @@
 
 namespace tersor {
 
+class Block;  // <tersor/network.h>
+
 using Clock = std::chrono::steady_clock;
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
@@ -55,6 +57,8 @@ struct Operation {
   /// read them, beyond the handle where an operation fails and cannot be called back. Giving it up
   /// must not call the transport.
   std::shared_ptr<const void> keep_alive = {};
+  /// In which messages lie: one of `Transport::block`, or null. Nobody writes to it any more.
+  const Block* block = nullptr;
 };
 
 /// A message of an exchange. The bytes must outlive the handle's completion.
@@ -147,6 +151,10 @@ class Transport {
 
   /// Tags for `count` operations. All ranks reserve in the same order.
   virtual std::uint32_t reserve_tags(std::uint32_t count) = 0;
+
+  /// Host memory of at least so many bytes to make messages in, which are then handed over; an
+  /// empty block where the transport takes them from any memory, or copies them. Ends before it.
+  virtual Block block(std::size_t bytes);
 
   /// Messages to some peers and from some, all started at once; either list may be empty. A peer
   /// stands in each at most once, this rank in none, and `kAnyRank` alone in the second. What one

@@ -1,5 +1,6 @@
 // What only the in-process transport promises: links as text, worlds, and run_ranks.
 #include <tersor/inprocess.h>
+#include <tersor/network.h>
 
 #include <array>
 #include <chrono>
@@ -138,6 +139,25 @@ TEST(InProcessWorld, HandlesMayOutliveTransportAndWorld) {
     handle.wait_synchronize();
   }
   EXPECT_TRUE(same_bytes(handle.received(0), pattern(100, 0, 1)));
+}
+
+// What lies in a block is read where its sender wrote it, until nobody holds it any more.
+TEST(InProcessWorld, HandsMessagesOverThatLieInABlock) {
+  InProcessWorld world(2);
+  const auto one = world.transport(0), other = world.transport(1);
+  const auto bytes = pattern(2000, 0, 1);
+  Block block = one->block(3000);
+  const ByteSpan sent = block.writable().subspan(1000, bytes.size());
+  std::ranges::copy(bytes, sent.begin());
+  one->send({.name = "send", .block = &block}, 1, sent).wait_synchronize();
+  block = {};
+  Handle handle = other->receive({.name = "receive"}, 0, bytes.size());
+  handle.wait_synchronize();
+  EXPECT_EQ(handle.received(0).data(), sent.data());
+  EXPECT_NE(one->block(3000).writable().data(), sent.data() - 1000) << "it is still read";
+  EXPECT_TRUE(same_bytes(handle.received(0), bytes));
+  handle = {};
+  EXPECT_EQ(one->block(3000).writable().data(), sent.data() - 1000);
 }
 
 TEST(InProcessWorld, ResultsAreAskedForWhenDone) {

@@ -54,6 +54,7 @@ struct Batch {
   std::span<Outgoing> outgoing;
   std::span<Incoming> incoming;
   std::shared_ptr<const void> keep_alive;  ///< owner of the payloads that are sent, or null
+  Block block = {};                        ///< in which they lie, all or some, or none
   BlockPool* pool = nullptr;               ///< a wish where payloads that come should lie, or null
 
   /// Messages still under way; set by `post`. Nobody but its owner touches a batch after

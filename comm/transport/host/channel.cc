@@ -52,6 +52,7 @@ void HostTransfer::address(Batch& batch, std::uint32_t part, const Envelope& env
   batch.key = {.tag = operation_.tag, .part = part};
   batch.envelope = envelope;
   batch.keep_alive = operation_.keep_alive;
+  if (operation_.block != nullptr) batch.block = *operation_.block;
 }
 
 void HostTransfer::cancel(Batch& batch) const {

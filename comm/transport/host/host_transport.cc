@@ -75,6 +75,11 @@ std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
   return first;
 }
 
+Block HostTransport::block(std::size_t bytes) {
+  const Endpoint& endpoint = channel_->endpoint();
+  return endpoint.traits().sends_in_place ? Block() : endpoint.pools().host().take(bytes);
+}
+
 Staging& HostTransport::staging() {
   if (staging_ == nullptr) staging_ = std::make_unique<Staging>(channel_->shared_endpoint());
   return *staging_;

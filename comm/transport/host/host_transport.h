@@ -31,6 +31,8 @@ class HostTransport final : public Transport {
   TransferCounters counters() const override { return channel_->endpoint().counters(); }
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
+  Block block(std::size_t bytes) override;
+
   Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                   std::span<const ReceiveFrom> receives) override;
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;

@@ -10,6 +10,15 @@
 namespace tersor::host {
 namespace {
 
+/// Of a block that holds these bytes, they alone; else none.
+Block part_of(const Block& block, ConstByteSpan bytes) {
+  const ConstByteSpan all = block.bytes();
+  const bool inside =
+      bytes.data() >= all.data() && bytes.data() + bytes.size() <= all.data() + all.size();
+  if (!block || !inside) return {};
+  return block.part(static_cast<std::size_t>(bytes.data() - all.data()), bytes.size());
+}
+
 bool same_place(ConstByteSpan one, ConstByteSpan other) {
   return one.data() == other.data() && one.size() == other.size();
 }
@@ -28,6 +37,8 @@ void World::pack(Batch& batch) {
   const Outgoing* before = nullptr;
   for (Outgoing& outgoing : batch.outgoing) {
     if (outgoing.block || outgoing.payload.size() <= traits_.copied_bytes) continue;
+    outgoing.block = part_of(batch.block, outgoing.payload);
+    if (outgoing.block) continue;
     const bool again = before != nullptr && same_place(before->payload, outgoing.payload);
     outgoing.block = again ? before->block : in_block(outgoing.payload);
     before = &outgoing;
