@@ -216,7 +216,8 @@ class CastCodec final : public Codec {
   static void write_piece(const Call& call, Dtype wire, const Slice& piece, FrameWriter& output,
                           const Write& write) {
     const Range range = range_of(call.segments[piece.segment], piece, wire);
-    output.write(range.begin, range.end, piece.count * dtype_bytes(wire), write);
+    output.add(output.write(range.begin, range.end, piece.count * dtype_bytes(wire), write),
+               range.end);
   }
 
   static std::size_t encode_slice(const EncodeCall& call, const StateWords& words,

@@ -140,6 +140,15 @@ class ScaledCodec : public Codec {
     return {scales, scales + here.scales, codes, codes + here.codes};
   }
 
+  /// Sums scales, and codes from a byte on: at once where they follow each other, as a whole
+  /// segment's do, for of few values a sum takes longer than coding them.
+  template <typename Sums>
+  static void add_range(const Range& range, std::size_t codes, Sums& sums) {
+    if (range.scales_end == codes) return sums.add(range.scales, range.codes_end);
+    sums.add(range.scales, range.scales_end);
+    sums.add(codes, range.codes_end);
+  }
+
   template <typename Call, typename Visitor>
   void for_each_piece_of(const Call& call, bool cut, const Visitor& visit) const {
     const auto segment_bytes = [&](const Segment& segment) { return sections_(segment.count).all; };
@@ -152,8 +161,7 @@ class ScaledCodec : public Codec {
   template <typename Call>
   void read_piece(const Call& call, const Slice& piece, FrameSums& sums, Views& views) const {
     const Range range = range_of(call.segments[piece.segment], piece);
-    sums.add(range.scales, range.scales_end);
-    sums.add(range.codes, range.codes_end);
+    add_range(range, range.codes, sums);
     for (std::size_t i = 0; i < call.frames.size(); ++i) {
       const std::byte* payload = payload_of(call.frames[i]).data();
       views[i] = {reinterpret_cast<const Scale*>(payload + range.scales), payload + range.codes};
@@ -168,15 +176,16 @@ class ScaledCodec : public Codec {
     const Range range = range_of(segment, piece);
     const SectionBytes here = sections_(piece.count);
     auto* scales = reinterpret_cast<Scale*>(output.payload.data() + range.scales);
-    output.write(range.codes, range.codes_end, here.codes,
-                 [&](std::byte* codes, kernels::StreamedWords* sum) {
-                   output.add_overflows(
-                       write(Target{segment, piece, output.words,
-                                    feedback_of(call.states, piece, output.words, output.store),
-                                    scales, codes, output.store, sum}));
-                 });
+    const std::size_t rest =
+        output.write(range.codes, range.codes_end, here.codes,
+                     [&](std::byte* codes, kernels::StreamedWords* sum) {
+                       output.add_overflows(
+                           write(Target{segment, piece, output.words,
+                                        feedback_of(call.states, piece, output.words, output.store),
+                                        scales, codes, output.store, sum}));
+                     });
     pad_section(output.payload, range.scales + here.scales, range.scales_end);
-    output.add(range.scales, range.scales_end);
+    add_range(range, rest, output);
   }
 
   /// Of an inactive segment zeros are sent.

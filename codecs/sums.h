@@ -67,16 +67,18 @@ class FrameWriter {
     if (has_checksum_) sum_.add(payload.data() + begin, begin, end - begin);
   }
 
-  /// Has write(target, words) write the first `count` bytes of [begin, end), and sums all, of which
-  /// the rest is zeros. What goes past the caches is summed by who writes it: `words`, or null.
+  /// Has write(target, words) write the first `count` bytes of [begin, end), of which the rest is
+  /// zeros. What goes past the caches is summed by who writes it: `words`, or null. From where on
+  /// the caller is to add them.
   template <typename Write>
-  void write(std::size_t begin, std::size_t end, std::size_t count, const Write& write) {
+  std::size_t write(std::size_t begin, std::size_t end, std::size_t count, const Write& write) {
     kernels::StreamedWords words{.first = (sizeof(FrameHeader) + begin) / sizeof(std::uint32_t)};
     const bool streams = has_checksum_ && !sums_pieces_;
     write(payload.data() + begin, streams ? &words : nullptr);
     pad_section(payload, begin + count, end);
-    if (streams) sum_.add(words.sum);
-    add(streams ? begin + align_down(count, sizeof(std::uint32_t)) : begin, end);
+    if (!streams) return begin;
+    sum_.add(words.sum);
+    return begin + align_down(count, sizeof(std::uint32_t));
   }
 
   /// Finite values that became something else.
