@@ -204,3 +204,47 @@ def test_hosts_need_arguments() -> None:
     done = on_hosts(2, "--rate", "1gbit")
     assert done.returncode == 2
     assert "usage: scripts/python-bench" in done.stderr
+
+
+@pytest.mark.parametrize("model", ["moe", "pipeline"])
+def test_split_models_learn_in_every_way(
+    model: str, tmp_path: pathlib.Path, text: pathlib.Path
+) -> None:
+    names = ["none", "tersor:none", "torch:bf16", "int8", "int8/bf16"]
+    path = tmp_path / "train.json"
+    options = ["--data", text, "--epochs", 2, "--steps", 6, "--batch", 4, "--json", path]
+    bench("train", "--model", model, "--hooks", *names, *options)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for record in json.loads(path.read_text()):
+        runs.setdefault(record["codec"], []).append(record)
+    assert list(runs) == names
+    for first, last in runs.values():
+        assert last["loss"] < first["loss"]
+        assert 0 < last["exposed_seconds"] < last["step_seconds"]
+    losses = {name: [record["loss"] for record in run] for name, run in runs.items()}
+    assert losses["tersor:none"] == losses["none"]  # to the bit
+    assert losses["int8"] != losses["none"]
+    sent = {name: run[-1]["wire_bytes"] for name, run in runs.items()}
+    assert 1.9 < sent["none"] / sent["torch:bf16"] < 2.1  # rows of the same experts, nearly
+    assert 3.4 < sent["tersor:none"] / sent["int8"] < 4  # 128 columns are half a block
+    assert sent["int8"] < sent["int8/bf16"] < sent["torch:bf16"]
+    assert len(load_for_report(path)) == 2 * len(names)
+
+
+def test_backward_of_experts(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "backward.json"
+    options = ["--parallel", "experts", "--mib", 8, "--rows", 64, "--iterations", 2]
+    names = ["none", "torch:bf16", "tersor:none", "int8"]
+    done = bench("backward", "--hooks", *names, *options, "--json", path)
+    assert "8 experts, whole steps: 8 MiB of gradients, 2 ranks" in done.stdout
+    records = json.loads(path.read_text())
+    assert {record["parallel"] for record in records} == {"experts"}
+    none, bf16, ours, int8 = records
+    assert none["count"] == 2 * 2**20 + 8 * (128 + 1024) + 10 * 1024  # biases, router and norm
+    assert none["relative_error"] < 1e-6
+    assert ours["relative_error"] == none["relative_error"]
+    assert 1e-4 < bf16["relative_error"] < int8["relative_error"] < 0.03
+    assert bf16["wire_bytes"] == none["wire_bytes"] / 2
+    assert 3.6 < ours["wire_bytes"] / int8["wire_bytes"] < 4
+    assert all(record["seconds"] == record["step_seconds"] for record in records)
+    assert len(load_for_report(path)) == len(records)

@@ -2,7 +2,7 @@
 
 With few rows of input the layers' arithmetic is next to nothing beside their gradients: what is
 left is the reduction, overlapped as `DistributedDataParallel` overlaps it, or FSDP2, which gathers
-the weights too.
+the weights too. Of a mixture of experts, whose rows travel, it is the whole step.
 """
 
 import dataclasses
@@ -13,19 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tersor.bench import hooks, sharded_hooks
+from tersor.bench import expert_hooks, hooks, sharded_hooks
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.mixture import MixtureOfExperts
 from tersor.bench.timing import mark_of
 from tersor.bench.world import NetworkInterface, World
 
 WIDTH = 1024
 LAYER_BYTES = 4 * WIDTH * WIDTH
+EXPERTS = 8
 WARMUP_STEPS = 5  # DDP makes its buckets anew before the second
 LEARNING_STEPS = 200  # at most, of "auto"
 WORST_ERROR = 1.0  # zeros would be as near
 
 
-Parallel = Literal["ddp", "fsdp"]
+Parallel = Literal["ddp", "fsdp", "experts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +41,29 @@ class Shape:
     weights: str | None = None  # a codec for FSDP2's all-gathers, beside our codecs
 
     @property
+    def has_experts(self) -> bool:
+        """Whether there is a mixture of experts, which sends in the forward pass too."""
+        return self.parallel == "experts"
+
+    @property
     def layers(self) -> int:
         """4 MiB each."""
         return max(1, self.gradient_mib * 2**20 // LAYER_BYTES)
 
     def chain(self, device: torch.device) -> nn.Sequential:
-        """The layers, the same each time."""
+        """The layers, the same each time; experts as in a transformer, behind a norm."""
         torch.manual_seed(0)
+        if self.has_experts:
+            hidden = self.layers * WIDTH // (2 * EXPERTS)
+            mixture = MixtureOfExperts(WIDTH, hidden, EXPERTS)
+            return nn.Sequential(nn.LayerNorm(WIDTH), mixture).to(device)
         layers = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(self.layers))
         return nn.Sequential(*layers).to(device)
 
     def attach(self, name: str, device: torch.device) -> hooks.Hook:
         """The layers, spread over the ranks, with this hook."""
+        if self.has_experts:
+            return expert_hooks.ExpertHook(self.chain(device), name)
         if self.parallel == "fsdp":
             return sharded_hooks.attach(self.chain(device), name, self.weights)
         return hooks.attach(self.chain(device), name, self.bucket_mib)
@@ -62,7 +75,7 @@ class Result:
 
     hook: str
     count: int  # values of the gradients
-    seconds: float
+    seconds: float  # of experts as step_seconds
     step_seconds: float  # the forward pass too
     relative_error: float
     interface_bytes: float
@@ -82,13 +95,14 @@ class Sample:
 class Pass:
     """A forward and a backward pass of a model, of the same data each time."""
 
-    def __init__(self, model: nn.Module, rows: int, world: World) -> None:
+    def __init__(self, model: nn.Module, shape: Shape, world: World) -> None:
         self._model, self._world = model, world
+        self._counts_forward = shape.has_experts
         self._mark = mark_of(world.device)
         self._interface = NetworkInterface()
         draw = torch.Generator().manual_seed(1 + world.rank)
         self._inputs, self._weights = (
-            torch.randn(rows, WIDTH, generator=draw).to(world.device) for _ in range(2)
+            torch.randn(shape.rows, WIDTH, generator=draw).to(world.device) for _ in range(2)
         )
 
     def run(self) -> Sample:
@@ -103,7 +117,7 @@ class Pass:
         end = self._mark()
         self._world.meet()
         return Sample(
-            forward_end.seconds_until(end),
+            (start if self._counts_forward else forward_end).seconds_until(end),
             start.seconds_until(end),
             (self._interface.sent_bytes() - sent) / self._world.ranks_here,
         )
@@ -124,7 +138,7 @@ class Case:
     def __init__(self, name: str, shape: Shape, exact: Tensor, world: World) -> None:
         self.name, self._world = name, world
         self._hook = shape.attach(name, world.device)
-        self._pass = Pass(self._hook.model, shape.rows, world)
+        self._pass = Pass(self._hook.model, shape, world)
         self._samples: list[Sample] = []
         self.relative_error = self._warm_up(exact)
 
@@ -144,6 +158,7 @@ class Case:
 
     def _check(self, exact: Tensor) -> float:
         """The error of the last step; raises BenchmarkError where it is wrong, or ranks differ."""
+        self._hook.gather("grad")
         reduced = self._pass.gradients()
         error = float((reduced - exact).norm() / exact.norm())
         if not error < WORST_ERROR:
@@ -192,7 +207,7 @@ def measure(
 
     Returns the seconds of a backward pass without communication, and the results in order.
     """
-    alone = Pass(shape.chain(world.device), shape.rows, world)
+    alone = Pass(shape.chain(world.device), shape, world)
     cases = _cases(names, shape, alone, world)
     for iteration in range(iterations):
         first = iteration % len(cases)

@@ -2,7 +2,8 @@
 
 The median over iterations of the slowest rank, once DDP has made its buckets. More rows of input
 make the arithmetic longer, for hooks to hide behind. With --parallel fsdp each layer is sharded by
-FSDP2, whose steps gather the weights too.
+FSDP2, whose steps gather the weights too. With --parallel experts there is a mixture of eight
+experts, spread over the ranks, and all times are of a whole step.
 """
 
 import argparse
@@ -11,26 +12,32 @@ import typing
 import torch
 
 from tersor import _text
-from tersor.bench import hooks, launch, options, sharded_hooks
-from tersor.bench.backward import Result, Shape, measure
+from tersor.bench import hooks, launch, options, sharded_hooks, split_hooks
+from tersor.bench.backward import EXPERTS, Result, Shape, measure
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.world import World
 
-DEFAULT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
-PARALLEL = {"ddp": "DistributedDataParallel", "fsdp": "FSDP2"}
+GRADIENT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
+DEFAULT_HOOKS = {"ddp": GRADIENT_HOOKS, "fsdp": GRADIENT_HOOKS, "experts": split_hooks.DEFAULT}
+CHECKS = {"ddp": hooks.check, "fsdp": sharded_hooks.check, "experts": split_hooks.check}
+PARALLEL = {
+    "ddp": "DistributedDataParallel",
+    "fsdp": "FSDP2",
+    "experts": f"{EXPERTS} experts, whole steps",
+}
 
 
 def add_to(commands: typing.Any) -> None:
     """Adds the command to the parsers that `add_subparsers` made."""
     parser = commands.add_parser("backward", help=__doc__.splitlines()[0], description=__doc__)
-    options.add_hooks(parser, DEFAULT_HOOKS)
+    options.add_hooks(parser, GRADIENT_HOOKS)
     options.add_world(parser)
     parser.add_argument(
         "--parallel",
         choices=list(PARALLEL),
         default="ddp",
-        help="what wraps the layers: DistributedDataParallel, or fully_shard each (ddp)",
+        help="what the layers go through: DistributedDataParallel, or fully_shard each; or experts",
     )
     parser.add_argument(
         "--weights",
@@ -48,29 +55,16 @@ def add_to(commands: typing.Any) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
+    chosen.hooks = chosen.hooks or DEFAULT_HOOKS[chosen.parallel]
     for name in filter(hooks.in_optimizer, chosen.hooks):
         raise BenchmarkError(f"{name}: exchanges in the optimizer's step, of train only")
-    if chosen.parallel == "fsdp":
-        _check_sharded(chosen)
-    else:
-        _check_replicated(chosen)
-    return launch.run_on_ranks(_measure_and_tell, chosen)
-
-
-def _check_replicated(chosen: argparse.Namespace) -> None:
-    """Raises BenchmarkError for what only FSDP2 has."""
     for name in chosen.hooks:
-        hooks.check(name)
-    if chosen.weights is not None:
+        CHECKS[chosen.parallel](name)
+    if chosen.weights is not None and chosen.parallel != "fsdp":
         raise BenchmarkError("--weights are gathered with --parallel fsdp only")
-
-
-def _check_sharded(chosen: argparse.Namespace) -> None:
-    """Raises BenchmarkError for what only DDP has."""
-    for name in chosen.hooks:
-        sharded_hooks.check(name)
-    if chosen.bucket is not None:
-        raise BenchmarkError("--bucket is DDP's; with fsdp the gradients of a layer go together")
+    if chosen.bucket is not None and chosen.parallel != "ddp":
+        raise BenchmarkError("--bucket is DDP's; elsewhere the gradients of a layer go together")
+    return launch.run_on_ranks(_measure_and_tell, chosen)
 
 
 def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
@@ -84,7 +78,7 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
         records.add(setting | _fields(result) | {"compute_seconds": compute_seconds})
     print(
         f"{_title(shape)}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
-        f"over {world.backend}, link {chosen.link}; backward without communication "
+        f"over {world.backend}, link {chosen.link}; without communication "
         f"{_text.seconds(compute_seconds)}\n"
     )
     _print_results(results)
@@ -137,13 +131,15 @@ def _print_results(results: list[Result]) -> None:
     def speed(result: Result, reference: str) -> float | None:
         return seconds[reference] / result.seconds if reference in seconds else None
 
-    head = ["hook", "backward", "of none", "of fp16", "with forward", "sent", "interface", "error"]
+    head = ["hook", "time", "of none", "of fp16", "of bf16", "with forward"]
+    head += ["sent", "interface", "error"]
     rows = [
         [
             result.hook,
             _text.seconds(result.seconds),
             _text.ratio(speed(result, "none")),
             _text.ratio(speed(result, "torch:fp16")),
+            _text.ratio(speed(result, "torch:bf16")),
             _text.seconds(result.step_seconds),
             _text.byte_count(result.traffic.sent_bytes),
             _text.byte_count(result.interface_bytes),

@@ -16,13 +16,16 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.nn.functional as functional
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.models import Batch, scores_of
 from tersor.bench.onebit_adam import OneBitAdamW
+from tersor.bench.timing import Mark, Span
 from tersor.bench.world import World
 from tersor.torch import HookState, ShardedHandle
 
@@ -91,6 +94,20 @@ class Hook(abc.ABC):
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """What moves the weights, where ``plain`` does so if gradients were averaged."""
         return plain
+
+    def learn(self, batch: Batch) -> Tensor:
+        """A step's forward and backward pass, after which gradients are there. Returns the loss."""
+        loss = functional.cross_entropy(*scores_of(self.model, batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
+        """When the last step waited for other ranks. Its own last gradient was there when it was
+        `computed`, those of all ranks when they were `reduced`."""
+        return [(computed, reduced)]
+
+    def gather(self, what: Literal["data", "grad"] = "data") -> None:  # noqa: B027
+        """Gives all ranks the weights, or the gradients, of all parameters, if they are spread."""
 
     def close(self) -> None:  # noqa: B027  most have nothing to end
         """Ends what the hook started. The model is not to be used any more."""
@@ -274,10 +291,10 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     check(name)
     if name.startswith(POWERSGD):  # it waits in callbacks, and hangs with a second bucket
         rank = int(name.partition("=")[2] or 1)
-        return PowerSgdHook(_distributed(module, ONE_BUCKET_MIB), rank)
+        return PowerSgdHook(distributed(module, ONE_BUCKET_MIB), rank)
     if in_optimizer(name):
         return _attach_optimizer(module, name)
-    model = _distributed(module, bucket_mib)
+    model = distributed(module, bucket_mib)
     if name == "none":
         return _ring(model, value_bytes=4)
     if name in CASTS:
@@ -306,7 +323,8 @@ def _ring(model: DistributedDataParallel, value_bytes: int) -> PyTorchHook:
     return PyTorchHook(model, ring_bytes(reduced_bytes, dist.get_world_size()))
 
 
-def _distributed(module: nn.Module, bucket_mib: float | None) -> DistributedDataParallel:
+def distributed(module: nn.Module, bucket_mib: float | None = None) -> DistributedDataParallel:
+    """Wrapped in DDP."""
     device = next(module.parameters()).device
     own = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(module, device_ids=own, bucket_cap_mb=bucket_mib)

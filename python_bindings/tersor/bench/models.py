@@ -1,10 +1,14 @@
-"""What is trained: two small convolutional networks, and a GPT."""
+"""What is trained: two small convolutional networks, and a GPT, also with experts or in stages."""
 
 import dataclasses
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+
+from tersor.bench.mixture import MixtureOfExperts, feed_forward
+
+Batch = tuple[Tensor, Tensor]  # what a model sees, and the classes that it should say
 
 
 class ConvolutionalNet(nn.Module):
@@ -74,10 +78,12 @@ class GptShape:
     heads: int
     width: int
     context: int
+    experts: int = 0  # of a mixture in each layer; 0: none
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block: attention to what came before, then two linear layers."""
+    """A pre-norm transformer block: attention to what came before, then two linear layers, or a
+    mixture of experts that are two each."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -85,11 +91,10 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(shape.width)
         self.query_key_value = nn.Linear(shape.width, 3 * shape.width)
         self.projection = nn.Linear(shape.width, shape.width)
+        sizes = (shape.width, 4 * shape.width)
         self.expansion = nn.Sequential(
             nn.LayerNorm(shape.width),
-            nn.Linear(shape.width, 4 * shape.width),
-            nn.GELU(),
-            nn.Linear(4 * shape.width, shape.width),
+            MixtureOfExperts(*sizes, shape.experts) if shape.experts else feed_forward(*sizes),
         )
 
     def forward(self, states: Tensor) -> Tensor:
@@ -107,24 +112,72 @@ class Block(nn.Module):
         return result
 
 
-class Gpt(nn.Module):
-    """A decoder-only transformer (Radford et al. 2018) that predicts each next character."""
+class Embedding(nn.Module):
+    """Characters and their places."""
 
     def __init__(self, characters: int, shape: GptShape) -> None:
         super().__init__()
         self.characters = nn.Embedding(characters, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """(batch, context) to (batch, context, width)."""
+        places = torch.arange(indices.shape[1], device=indices.device)
+        states: Tensor = self.characters(indices) + self.positions(places)
+        return states
+
+
+class Gpt(nn.Module):
+    """A decoder-only transformer (Radford et al. 2018) that predicts each next character."""
+
+    def __init__(self, characters: int, shape: GptShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = Embedding(characters, shape)
         self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
-        self.norm = nn.LayerNorm(shape.width)
-        self.scores = nn.Linear(shape.width, characters, bias=False)
+        self.scores = nn.Sequential(
+            nn.LayerNorm(shape.width), nn.Linear(shape.width, characters, bias=False)
+        )
         self.apply(_initialise)
 
     def forward(self, indices: Tensor) -> Tensor:
         """Characters (batch, context) to scores of the next one (batch, context, characters)."""
-        places = torch.arange(indices.shape[1], device=indices.device)
-        states = self.characters(indices) + self.positions(places)
-        scores: Tensor = self.scores(self.norm(self.blocks(states)))
+        scores: Tensor = self.scores(self.blocks(self.embedding(indices)))
         return scores
+
+
+class GptStage(nn.Module):
+    """A part of a GPT, whose parameters it shares: one of several with equally many blocks, which
+    hand on states of a dtype."""
+
+    def __init__(self, gpt: Gpt, index: int, stages: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+        count = len(gpt.blocks) // stages
+        self._is_first, self._is_last = index == 0, index == stages - 1
+        layers: list[nn.Module] = list(gpt.blocks)[index * count : (index + 1) * count]
+        layers += [gpt.scores] if self._is_last else []
+        self.layers = nn.Sequential(*([gpt.embedding] if self._is_first else []), *layers)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Characters or the former stage's states to states, of the last one scores."""
+        with autocast(states):
+            made: Tensor = self.layers(states if self._is_first else states.float())
+        return made.float() if self._is_last else made.to(self._dtype)
+
+
+def autocast(values: Tensor) -> torch.autocast:
+    """On a GPU arithmetic is of bf16."""
+    kind = values.device.type
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+
+
+def scores_of(model: nn.Module, batch: Batch) -> Batch:
+    """Scores (values, classes) and the right classes (values)."""
+    inputs, classes = batch
+    with autocast(inputs):
+        scores = model(inputs)
+    return scores.float().flatten(end_dim=-2), classes.flatten()
 
 
 def _initialise(module: nn.Module) -> None:

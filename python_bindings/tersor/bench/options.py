@@ -7,8 +7,7 @@ import pathlib
 import torch
 
 import tersor
-from tersor.bench import hooks, sharded_hooks
-from tersor.bench.errors import BenchmarkError
+from tersor.bench import hooks, split_hooks
 
 
 def positive(text: str) -> int:
@@ -27,16 +26,6 @@ def positive_number(text: str) -> float:
     return value
 
 
-def hook(text: str) -> str:
-    """A hook's name, for argparse."""
-    try:
-        if text not in sharded_hooks.REDUCE_DTYPES:
-            hooks.check(text)
-    except BenchmarkError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
-
-
 def stateless_codec(text: str) -> str:
     """A codec that keeps nothing, for argparse."""
     try:
@@ -49,14 +38,13 @@ def stateless_codec(text: str) -> str:
 
 
 def add_hooks(parser: argparse.ArgumentParser, default: list[str]) -> None:
-    """What is compared."""
+    """What is compared; each command checks the names. None given: None."""
     parser.add_argument(
         "--hooks",
         nargs="+",
-        type=hook,
-        default=default,
         metavar="NAME",
-        help=f"{hooks.SUMMARY}; default: {' '.join(default)}",
+        help=f"{hooks.SUMMARY}; default: {' '.join(default)}. Of activations, between experts or "
+        f"stages: {split_hooks.SUMMARY}; default: {' '.join(split_hooks.DEFAULT)}",
     )
 
 

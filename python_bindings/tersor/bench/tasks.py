@@ -11,14 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tersor.bench import data
+from tersor.bench import data, expert_hooks, hooks, stage_hooks
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.models import ConvolutionalNet, Gpt, GptShape, NormalisedNet
+from tersor.bench.models import Batch, ConvolutionalNet, Gpt, GptShape, NormalisedNet
 
 Indices = npt.NDArray[np.int64]
-Batch = tuple[Tensor, Tensor]  # what the model sees, and the classes that it should say
 
 CPU_GPT = GptShape(layers=4, heads=4, width=128, context=64)
 GPU_GPT = GptShape(layers=12, heads=12, width=768, context=512)
@@ -57,6 +56,7 @@ class Task(abc.ABC):
     """Batches are the same for all hooks of one seed."""
 
     name: typing.ClassVar[str]
+    splits: typing.ClassVar[bool] = False  # the model over the ranks: activations travel
     recipe: Recipe
 
     @abc.abstractmethod
@@ -66,6 +66,10 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Of a new training."""
+
+    def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
+        """The model, on all ranks, whose values travel in this way."""
+        return hooks.attach(model, hook)
 
     @abc.abstractmethod
     def batch(self, seed: int, step: int, share: Share) -> Batch:
@@ -155,11 +159,13 @@ class TextTask(Task):
     """Characters of a text, in windows from random places."""
 
     name = "gpt"
+    experts = 0
 
     def __init__(self, options: TaskOptions) -> None:
         on_gpu = options.device.type == "cuda"
         self._device = options.device
-        self._shape = GPU_GPT if on_gpu else CPU_GPT
+        shape = GPU_GPT if on_gpu else CPU_GPT
+        self._shape = dataclasses.replace(shape, experts=self.experts)
         self._text = data.load_text(options.source)
         if len(self._text.validation) <= self._shape.context + TEST_WINDOWS:
             raise BenchmarkError(f"the text is too short: {len(self._text.train)} characters")
@@ -190,6 +196,39 @@ class TextTask(Task):
         return windows[:, :-1], windows[:, 1:]
 
 
+class ExpertTask(TextTask):
+    """The same GPT, each of whose layers has experts, spread over the ranks."""
+
+    name = "moe"
+    splits = True
+    experts = 8
+
+    def __init__(self, options: TaskOptions) -> None:
+        expert_hooks.check_ranks(self.experts, options.ranks)
+        super().__init__(options)
+
+    def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
+        return expert_hooks.ExpertHook(model, hook)
+
+
+class StageTask(TextTask):
+    """The same GPT, cut into a stage for each rank, which all see the same."""
+
+    name = "pipeline"
+    splits = True
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        stage_hooks.check_ranks(self._shape.layers, options.ranks)
+        stage_hooks.check_batch(self.recipe.batch)
+
+    def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
+        return stage_hooks.StageHook(typing.cast(Gpt, model), hook)
+
+    def batch(self, seed: int, step: int, share: Share) -> Batch:
+        return super().batch(seed, step, Share(0, 1))
+
+
 TASKS: dict[str, type[ImageTask] | type[TextTask]] = {
-    task.name: task for task in (ImageTask, NormalisedImageTask, TextTask)
+    task.name: task for task in (ImageTask, NormalisedImageTask, TextTask, ExpertTask, StageTask)
 }

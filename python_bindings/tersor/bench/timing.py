@@ -40,6 +40,7 @@ class DeviceMark:
 
 
 MarkKind = Callable[[], Mark]
+Span = tuple[Mark, Mark]  # from, until
 
 
 def mark_of(device: torch.device) -> MarkKind:

@@ -4,14 +4,13 @@ All hooks of a seed begin with the same weights and see the same batches in the 
 """
 
 import argparse
-import functools
 import pathlib
 import typing
 
 import torch
 
 from tersor import _text
-from tersor.bench import hooks, launch, options
+from tersor.bench import hooks, launch, options, split_hooks
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.tasks import TASKS, Task, TaskOptions
 from tersor.bench.training import Epoch, Training
@@ -42,7 +41,15 @@ def add_to(commands: typing.Any) -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     options.add_link(parser)
     options.add_json(parser)
-    parser.set_defaults(run=functools.partial(launch.run_on_ranks, _train_all))
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    task = TASKS[chosen.model]
+    chosen.hooks = chosen.hooks or (split_hooks.DEFAULT if task.splits else DEFAULT_HOOKS)
+    for name in chosen.hooks:
+        (split_hooks if task.splits else hooks).check(name)
+    return launch.run_on_ranks(_train_all, chosen)
 
 
 def _train_all(chosen: argparse.Namespace, world: World) -> None:

@@ -1,16 +1,16 @@
 """One training: a model, a hook, and an account of each epoch."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Tensor
 
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.tasks import Batch, Share, Task
-from tersor.bench.timing import LastGradient, Mark, mark_of
+from tersor.bench.models import scores_of
+from tersor.bench.tasks import Share, Task
+from tersor.bench.timing import LastGradient, Span, mark_of
 from tersor.bench.world import NetworkInterface, World
 
 WARMUP_STEPS = 10
@@ -25,19 +25,17 @@ class Epoch:
     loss: float  # mean over the epoch's batches of all ranks
     accuracy: float  # on the test data, of 1
     step_seconds: float
-    exposed_seconds: float  # from the last gradient to the end of the backward pass
+    exposed_seconds: float  # in which a rank waited for others
     interface_bytes: float  # what the kernel counted, of whatever was sent
     traffic: hooks.Traffic
 
 
 @dataclasses.dataclass(frozen=True)
 class StepMarks:
-    """When a step began, its last gradient was there, its backward pass and it itself ended."""
+    """When a step was, and when it waited for other ranks."""
 
-    start: Mark
-    last_gradient: Mark
-    reduced: Mark
-    end: Mark
+    whole: Span
+    exposed: list[Span]
 
 
 class Training:
@@ -50,7 +48,7 @@ class Training:
         self._mark = mark_of(world.device)
         self._module = task.model().to(world.device)
         self._last_gradient = LastGradient(self._module, self._mark)
-        self.hook = hooks.attach(self._module, hook)
+        self.hook = task.attach(self._module, hook)
         self._check_steps()
         self._optimizer = self.hook.optimizer(task.optimizer(self._module))
         self._interface = NetworkInterface()
@@ -100,39 +98,27 @@ class Training:
             loss += self._backward(step)
             reduced = self._mark()
             self._optimizer_step(step)
-            marks.append(StepMarks(start, self._last_gradient.mark, reduced, self._mark()))
+            exposed = self.hook.exposed(self._last_gradient.mark, reduced)
+            marks.append(StepMarks((start, self._mark()), exposed))
         return loss / len(steps), marks
 
     def _backward(self, step: int) -> Tensor:
-        """Forward and backward pass, after which gradients are reduced; returns the loss."""
+        """Forward and backward pass; returns the loss."""
         self._optimizer.zero_grad()
-        scores, classes = self._scores(self.hook.model, self._batch(step))
-        loss = functional.cross_entropy(scores, classes)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return self.hook.learn(self._task.batch(self._seed, step, self._share))
 
     def _optimizer_step(self, step: int) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self._task.recipe.learning_rate_at(step)
         self._optimizer.step()
 
-    def _batch(self, step: int) -> Batch:
-        return self._task.batch(self._seed, step, self._share)
-
-    def _scores(self, model: nn.Module, batch: Batch) -> Batch:
-        """Scores (values, classes) and the right classes (values)."""
-        inputs, classes = batch
-        on_gpu = self._world.device.type == "cuda"
-        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=on_gpu):
-            scores = model(inputs)
-        return scores.float().flatten(end_dim=-2), classes.flatten()
-
     @torch.no_grad()
     def _accuracy(self) -> float:
         """Of the test data, of which each rank looks at a part."""
+        self.hook.gather()
         right = count = 0.0
         for batch in self._task.test_batches(self._share):
-            scores, classes = self._scores(self._module, batch)
+            scores, classes = scores_of(self._module, batch)
             right += float((scores.argmax(dim=1) == classes).sum())
             count += len(classes)
         right, count = self._world.total([right, count])
@@ -153,6 +139,10 @@ class Training:
 
 def _mean_times(marks: list[StepMarks]) -> tuple[float, float]:
     """Seconds of a step, and of them exposed."""
-    step = sum(mark.start.seconds_until(mark.end) for mark in marks)
-    exposed = sum(mark.last_gradient.seconds_until(mark.reduced) for mark in marks)
+    step = _seconds(mark.whole for mark in marks)
+    exposed = _seconds(span for mark in marks for span in mark.exposed)
     return step / len(marks), exposed / len(marks)
+
+
+def _seconds(spans: Iterable[Span]) -> float:
+    return sum(start.seconds_until(end) for start, end in spans)
