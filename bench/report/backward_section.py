@@ -1,4 +1,4 @@
-"""The backward part of a report: how long a backward pass takes by each hook."""
+"""The backward part of a report: how long a backward pass takes by each hook, or a step of experts."""
 
 import functools
 import typing
@@ -12,8 +12,8 @@ from page import Picture, Section, Table
 from palette import Palette, Theme, in_order
 from records import DTYPE_BYTES, BackwardRecord
 
-PARALLEL = {"ddp": "DDP", "fsdp": "FSDP2"}
-REFERENCES = ("none", "torch:fp16")
+PARALLEL = {"ddp": "DDP", "fsdp": "FSDP2", "experts": "whole steps of experts"}
+REFERENCES = ("none", "torch:fp16", "torch:bf16")
 CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
 
 

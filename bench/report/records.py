@@ -30,11 +30,13 @@ train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 
            of this epoch. `wire_bytes`: what one rank sent in a step (mean). Compute, encode, wire,
            decode and exposed seconds are of one step, mean over the ranks; exposed is communication
            that the backward pass did not hide. Encode, wire and decode are null where nobody can
-           tell. `accuracy`: on the test set, 0 to 1. `hidden_seconds`: if absent, encode + wire +
+           tell; of a model in stages, waiting that the pipeline's bubble needs is exposed too.
+           `accuracy`: on the test set, 0 to 1. `hidden_seconds`: if absent, encode + wire +
            decode - exposed, at least 0. `model`: what was trained, where there are several;
            `learning_rate`: the highest, where it was chosen.
 backward   A bare backward pass under PyTorch. `parallel`: "ddp" (DistributedDataParallel), as where
-           it is absent, or "fsdp" (FSDP2). `weights`: the codec of FSDP2's all-gathers, where
+           it is absent, "fsdp" (FSDP2), or "experts", whose times are of a whole step, and where
+           `codec` is how rows travel. `weights`: the codec of FSDP2's all-gathers, where
            gradients have one too; else null. `codec`: how gradients travel, by PyTorch or a codec.
            `rows`: of the input. `seconds`: of the slowest rank. `compute_seconds`: the same without
            communication. `wire_bytes` were sent by one rank, `wire_bytes_are` "counted" or

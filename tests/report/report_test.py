@@ -481,6 +481,13 @@ class Text(Folder):
         self.assertIn("No hook is clearly faster than none here.", text)
         self.assertIn("int8 is the fastest: 2.00× the speed of none.", text)
 
+    def test_steps_of_experts_stand_beside_casts(self) -> None:
+        times = {"none": 2.0, "torch:bf16": 1.0, "int8": 0.5}
+        found = [backward_record(way, s, parallel="experts") for way, s in times.items()]
+        text = self.text(found)
+        self.assertIn("Backward pass: whole steps of experts, 64 MiB of gradients", text)
+        self.assertEqual(self.row(text, "int8")[2:5], ["4.00×", units.ABSENT, "2.00×"])
+
     def test_no_hook_wins_by_noise(self) -> None:
         text = self.text([backward_record("none", 0.6), backward_record("auto", 0.59)])
         self.assertIn("No hook is clearly faster than none here.", text)

@@ -53,6 +53,9 @@ class Rows(abc.ABC):
     def sent_bytes(self) -> float:
         """By this rank, until now."""
 
+    def close(self) -> None:  # noqa: B027
+        """Ends what was made to send."""
+
 
 class PlainRows(Rows):
     """PyTorch's, of values that are cast."""
@@ -77,22 +80,26 @@ class PlainRows(Rows):
 
 
 class EncodedRows(Rows):
-    """Ours."""
+    """Ours, over connections of their own, whose bytes nobody else's are among."""
 
-    def __init__(self, name: str, waits: Waits) -> None:
+    def __init__(self, name: str, waits: Waits, device: torch.device) -> None:
         super().__init__(waits)
         self._codecs = split_hooks.codecs_of(name)
         self._workspace = tersor.Workspace()
-        self._transport = group.transport()
-        self._sent_before = self._transport.counters().sent_bytes
+        self._group = dist.new_group()
+        self._transport = group.transport(self._group, device)
 
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
         return tersor.torch.all_to_all_single(
-            rows, received, sent, *self._codecs, workspace=self._workspace
+            rows, received, sent, *self._codecs, self._group, workspace=self._workspace
         )
 
     def sent_bytes(self) -> float:
-        return self._transport.counters().sent_bytes - self._sent_before
+        return self._transport.counters().sent_bytes
+
+    def close(self) -> None:
+        group.close(self._group)
+        dist.destroy_process_group(self._group)
 
 
 class ExpertHook(SplitHook):
@@ -100,9 +107,10 @@ class ExpertHook(SplitHook):
 
     def __init__(self, module: nn.Module, name: str) -> None:
         split_hooks.check(name)
-        waits = Waits(mark_of(next(module.parameters()).device))
+        device = next(module.parameters()).device
+        waits = Waits(mark_of(device))
         dtype = CASTS.get(name)
-        self._rows = EncodedRows(name, waits) if dtype is None else PlainRows(dtype, waits)
+        self._rows = EncodedRows(name, waits, device) if dtype is None else PlainRows(dtype, waits)
         self._mixtures = [one for one in module.modules() if isinstance(one, MixtureOfExperts)]
         for mixture in self._mixtures:
             check_ranks(len(mixture.experts), self._rows.ranks)
@@ -121,6 +129,9 @@ class ExpertHook(SplitHook):
 
     def sent_bytes(self) -> float:
         return self._rows.sent_bytes()
+
+    def close(self) -> None:
+        self._rows.close()
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
         return [*super().exposed(computed, reduced), (computed, reduced)]
