@@ -159,6 +159,10 @@ class Whole(hooks.Hook):
         return hooks.Traffic(0.0)
 
 
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / (expected.norm() + 1e-20))
+
+
 def learns_as_a_whole(rank: int, count: int, kind: type, experts: int) -> None:
     loss, exact = whole(experts, count)
     sent: dict[str, float] = {}
@@ -173,10 +177,11 @@ def learns_as_a_whole(rank: int, count: int, kind: type, experts: int) -> None:
         is_exact = name in ("none", "tersor:none", "none/int8")
         assert found == pytest.approx(loss, rel=1e-6 if is_exact else 1e-2), (name, found, loss)
         assert split.keys() == exact.keys()
-        errors = {k: float((split[k] - g).norm() / g.norm()) for k, g in exact.items()}
-        first = next(iter(errors))  # the embedding's, which only encoded gradients reach
-        assert least <= errors[first] < most, (name, errors)
-        assert max(errors.values()) < 4 * most, (name, errors)
+        errors = {k: relative(split[k], gradient) for k, gradient in exact.items()}
+        first = errors["embedding.characters.weight"]  # which only encoded gradients reach
+        assert least <= first < most, (name, first)
+        worst = max(errors, key=errors.__getitem__)
+        assert errors[worst] < 4 * most, (name, worst, errors[worst])
     assert sent["torch:bf16"] == sent["none"] / 2
     assert sent["int8"] < sent["tersor:none"] / 2
 
