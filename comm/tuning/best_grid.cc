@@ -1,5 +1,6 @@
-// Two-shot on its quickest grid; see model.h.
+// The ways that there are, and two-shot on its quickest grid; see model.h.
 #include "comm/collectives/grid.h"
+#include "comm/collectives/parts.h"
 #include "comm/tuning/model.h"
 
 #include <utility>
@@ -10,6 +11,18 @@ namespace {
 constexpr double kWorthADimension = 0.95;  // of the time: it costs a quantisation
 
 }  // namespace
+
+std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype) {
+  const Segment segment{.count = kUnit};
+  const Plan plan = codec.plan({.segments = {&segment, 1}, .dtype = dtype});
+  std::vector<Algorithm> algorithms;
+  for (const Exchange exchange : plan.rounds.back().exchanges) {
+    if (exchange == Exchange::kNativeSum) algorithms.push_back(Algorithm::kNative);
+    if (exchange == Exchange::kTwoShot) algorithms.push_back(Algorithm::kTwoShot);
+    if (exchange == Exchange::kGather) algorithms.push_back(Algorithm::kOneShot);
+  }
+  return algorithms;
+}
 
 GridPrediction predict_on_best_grid(const CostQuestion& question, const CostFigures& figures) {
   if (question.algorithm != Algorithm::kTwoShot) return {{}, predict_allreduce(question, figures)};

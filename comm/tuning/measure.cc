@@ -116,7 +116,7 @@ class CodecRun {
                   reinterpret_cast<StateWords*>(words_memory_.pointer()));
   }
   void decode(std::size_t frames) { codec_.decode(std::span(frames_).first(frames), output_); }
-  void reduce() { codec_.reduce(frames_, sum_.span()); }
+  void reduce(std::size_t frames) { codec_.reduce(std::span(frames_).first(frames), sum_.span()); }
   void encode_native() { codec_.encode_native(gradient_, 0, native_values()); }
   void decode_native() { codec_.decode_native(native_values(), 0, output_); }
 
@@ -156,15 +156,11 @@ std::size_t many_values(const std::string& spec, Dtype dtype, Site site) {
   return kMany;
 }
 
-WorkCost shared_out(WorkCost cost, double among) {
-  return {cost.per_call / among, cost.per_value / among};
-}
-
-/// What each payload after the first adds to a decode.
+/// What each payload after the first adds to a decode, or to a reduction.
 WorkCost further(WorkCost all, WorkCost first) {
-  return shared_out({std::max(0.0, all.per_call - first.per_call),
-                     std::max(0.0, all.per_value - first.per_value)},
-                    kFrames - 1);
+  constexpr double kOthers = kFrames - 1;
+  return {std::max(0.0, all.per_call - first.per_call) / kOthers,
+          std::max(0.0, all.per_value - first.per_value) / kOthers};
 }
 
 // The gradient's own values travel where a codec writes them as they are.
@@ -181,8 +177,11 @@ CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory) {
   costs.decode = cost_of(few, many, [](CodecRun& run) { run.decode(1); });
   const WorkCost all = cost_of(few, many, [](CodecRun& run) { run.decode(kFrames); });
   costs.decode_more = further(all, costs.decode);
-  if (many.allows(Exchange::kTwoShot))
-    costs.reduce = shared_out(cost_of(few, many, [](CodecRun& run) { run.reduce(); }), kFrames);
+  if (many.allows(Exchange::kTwoShot)) {
+    costs.reduce = cost_of(few, many, [](CodecRun& run) { run.reduce(1); });
+    const WorkCost sum = cost_of(few, many, [](CodecRun& run) { run.reduce(kFrames); });
+    costs.reduce_more = further(sum, costs.reduce);
+  }
   if (!many.allows(Exchange::kNativeSum) || travels_itself(spec)) return costs;
   costs.encode_native = cost_of(few, many, [](CodecRun& run) { run.encode_native(); });
   costs.decode_native = cost_of(few, many, [](CodecRun& run) { run.decode_native(); });

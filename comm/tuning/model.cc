@@ -165,8 +165,12 @@ class Walk {
 
  private:
   void add_reduce(const Step& kept) {
-    for (const Parcel& parcel : kept.receives)
-      stages_.work += lanes_[parcel.lane].seconds(parcel.lanes, figures_.codec.reduce);
+    for (std::size_t i = 0; i < kept.receives.size(); ++i) {
+      const Parcel& parcel = kept.receives[i];
+      const bool first = begins_lane(kept, i);
+      stages_.work += lanes_[parcel.lane].seconds(
+          parcel.lanes, first ? figures_.codec.reduce : figures_.codec.reduce_more);
+    }
   }
 
   void add_messages(const Step& step) {
@@ -205,11 +209,15 @@ class Walk {
     stages_.bytes += all;
   }
 
+  static bool begins_lane(const Step& step, std::size_t parcel) {
+    return parcel == 0 || step.receives[parcel - 1].lane != step.receives[parcel].lane;
+  }
+
   // Of each lane one payload is decoded; the others are added to it.
   void add_decode(const Step& step) {
     for (std::size_t i = 0; i < step.receives.size(); ++i) {
       const Load& load = lanes_[step.receives[i].lane];
-      const bool first = i == 0 || step.receives[i - 1].lane != step.receives[i].lane;
+      const bool first = begins_lane(step, i);
       if (load.encoded)
         stages_.work += load.seconds(step.receives[i].lanes,
                                      first ? figures_.codec.decode : figures_.codec.decode_more);
@@ -342,18 +350,6 @@ void check_link(const LinkFigures& link, std::string_view name) {
   check_cost(link.seconds_per_byte, "seconds a byte" + of);
   check_cost(link.seconds_per_message, "seconds a message" + of);
   check_cost(link.core_seconds_per_byte, "a core's seconds a byte" + of);
-}
-
-std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype) {
-  const Segment segment{.count = kUnit};
-  const Plan plan = codec.plan({.segments = {&segment, 1}, .dtype = dtype});
-  std::vector<Algorithm> algorithms;
-  for (const Exchange exchange : plan.rounds.back().exchanges) {
-    if (exchange == Exchange::kNativeSum) algorithms.push_back(Algorithm::kNative);
-    if (exchange == Exchange::kTwoShot) algorithms.push_back(Algorithm::kTwoShot);
-    if (exchange == Exchange::kGather) algorithms.push_back(Algorithm::kOneShot);
-  }
-  return algorithms;
 }
 
 Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures) {

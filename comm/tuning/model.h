@@ -26,15 +26,16 @@ struct CodecCosts {
   WorkCost encode;
   WorkCost decode;         ///< of one payload
   WorkCost decode_more;    ///< of each further payload of the same call
-  WorkCost reduce;         ///< of each payload that is added, the encoding of the sum shared out
+  WorkCost reduce;         ///< of one payload, the encoding of the sum included
+  WorkCost reduce_more;    ///< of each further payload of the same call
   WorkCost encode_native;  ///< to bare values; 0 where the gradient itself travels
   WorkCost decode_native;
 };
 
 /// All of them, in the order in which messages hold them.
-inline std::array<WorkCost*, 6> fields_of(CodecCosts& costs) {
-  return {&costs.encode, &costs.decode,        &costs.decode_more,
-          &costs.reduce, &costs.encode_native, &costs.decode_native};
+inline std::array<WorkCost*, 7> fields_of(CodecCosts& costs) {
+  return {&costs.encode,      &costs.decode,        &costs.decode_more,  &costs.reduce,
+          &costs.reduce_more, &costs.encode_native, &costs.decode_native};
 }
 
 /// Where ranks are, and what lies between them.

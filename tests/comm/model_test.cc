@@ -16,7 +16,7 @@ constexpr double kGbit = 8e-9;  // seconds a byte
 CostFigures figures(double seconds_per_byte, double latency = 50e-6) {
   const WorkCost work{1e-7, 1e-10};
   return {.network = {.link = {latency, seconds_per_byte, 1e-6}},
-          .codec = {work, work, work, work, work, work},
+          .codec = {work, work, work, work, work, work, work},
           .add_seconds_per_byte = 1e-10};
 }
 
@@ -87,6 +87,14 @@ TEST(CostModel, NothingGetsQuickerByMoreOfAnything) {
       EXPECT_GT(seconds_of(spec, algorithm, 1 << 22, 8, figures(kGbit)), 0.9 * base) << spec;
     }
   }
+}
+
+TEST(CostModel, ASumIsEncodedOnceForAllItsPayloads) {
+  CostFigures sums = figures(kGbit);
+  sums.codec = {.reduce = {1e-3, 0}, .reduce_more = {1e-5, 0}};
+  const auto codec = make_codec("int8");
+  const CostQuestion question{.codec = codec.get(), .count = 1 << 16, .ranks = 16};
+  EXPECT_DOUBLE_EQ(predict_allreduce(question, sums).work_seconds, 1e-3 + 15 * 1e-5);
 }
 
 TEST(CostModel, ChunksHideWorkBehindTheWire) {
