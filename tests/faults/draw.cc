@@ -82,7 +82,8 @@ const Specs& framed_specs() {
 
 /// What can go by hosts.
 bool climbs(Work work) {
-  return work == Work::kAllreduce || work == Work::kReduceScatter || work == Work::kAllgather;
+  return work == Work::kAllreduce || work == Work::kReduceScatter || work == Work::kAllgather ||
+         work == Work::kAllToAll;
 }
 
 Algorithm draw_algorithm(Draw& draw, const Step& step) {
