@@ -86,7 +86,7 @@ class EncodedRows(Rows):
         super().__init__(waits)
         self._codecs = split_hooks.codecs_of(name)
         self._workspace = tersor.Workspace()
-        self._group = dist.new_group()
+        self._group = typing.cast(dist.ProcessGroup, dist.new_group())
         self._transport = group.transport(self._group, device)
 
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
