@@ -32,10 +32,15 @@ inline std::size_t lanes_of_grid_chunk(std::size_t lanes) {
   return std::clamp<std::size_t>(lanes / 4, 64, 512);
 }
 
-/// Values of each lane of a chunk.
+/// Values of each lane of a chunk. On a grid, where lanes are at most `longest`, there are two
+/// chunks at least, so that one's work hides behind the other's messages, unless lanes are shorter
+/// than 32 units.
 inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes, std::size_t unit = kUnit,
-                               std::size_t most_lanes = kLanesOfChunk) {
-  return align_up(std::max<std::size_t>(chunk_count / std::min(lanes, most_lanes), 1), unit);
+                               std::size_t most_lanes = kLanesOfChunk, std::size_t longest = 0) {
+  std::size_t length = std::max<std::size_t>(chunk_count / std::min(lanes, most_lanes), 1);
+  const bool halves = most_lanes > kLanesOfChunk && longest >= 32 * unit;
+  if (halves) length = std::min(length, ceil_div(longest, 2));
+  return align_up(length, unit);
 }
 
 /// The values [first, first + count) of a parameter.

@@ -164,7 +164,8 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
   const Slot& slot = slots[pieces.front().slot];
   const bool divisible = slot.codec->traits().divisible;
   const std::size_t step =
-      divisible ? lane_length(chunk_count, pieces.size(), slot.unit(), most_lanes) : longest;
+      divisible ? lane_length(chunk_count, pieces.size(), slot.unit(), most_lanes, longest)
+                : longest;
   std::vector<std::vector<Piece>> chunks;
   for (std::size_t offset = 0; offset < longest; offset += step) {
     std::vector<Piece>& chunk = chunks.emplace_back();

@@ -194,8 +194,11 @@ Lanes Planner::scattered_lanes(std::span<const std::vector<Piece>> shares) const
   return lanes;
 }
 
+// What a host adds is to stay in its caches: on few ranks chunks are shorter than others.
 std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
                                           std::size_t chunk_count) const {
+  constexpr std::size_t kCachedLane = std::size_t{1} << 14;
+  chunk_count = std::min(chunk_count, kCachedLane * shares.size());
   std::vector<Lanes> lanes;
   for (const std::vector<Piece>& chunk : cut_pieces(slots(), shares, chunk_count)) {
     std::vector<std::vector<Piece>> cut;

@@ -54,7 +54,7 @@ Shape shape_of(const CostQuestion& question) {
   const std::size_t units_of_lane = ceil_div(ceil_div(question.count, traits.unit), lanes);
   const std::size_t longest = std::min(question.count, units_of_lane * traits.unit);
   const std::size_t step =
-      lane_length(question.chunk_count, lanes, traits.unit, grid.most_lanes_of_chunk());
+      lane_length(question.chunk_count, lanes, traits.unit, grid.most_lanes_of_chunk(), longest);
   const auto whole = static_cast<double>(longest), lane = static_cast<double>(step);
   if (traits.divisible && step < longest) return {lane, 1, whole / lane};
   return {whole, static_cast<double>(question.count) / (whole * static_cast<double>(lanes)), 1};
