@@ -30,6 +30,8 @@ from typing import Any
 
 # For what hangs: beyond all that slow processors and disks may take, below Tersor's own 300 s.
 DEADLINE_SECONDS = 180.0
+# What PyTorch 2.15 says where gloo does not connect a group, one of some hundred, whoever makes it.
+UNCONNECTED = "Gloo connectFullMesh failed"
 
 
 @dataclasses.dataclass
@@ -43,6 +45,11 @@ class Outcome:
     output: str = ""  #: what the process wrote to its standard output and error
     finished: bool = False  #: the function returned or raised, before the deadline
     reusable: bool = True  #: PyTorch's count of groups, in its stores' keys, is as it was before
+
+    @property
+    def unconnected(self) -> bool:
+        """Gloo did not connect the ranks of a group."""
+        return UNCONNECTED in self.traceback
 
 
 @dataclasses.dataclass
@@ -118,6 +125,8 @@ def _collect(processes: Sequence[_Process], until: float) -> list[Outcome]:
         for connection in wait(list(waiting), until - time.monotonic()):
             index = waiting.pop(connection)  # type: ignore[call-overload]
             outcomes[index] = processes[index].outcome()
+            if outcomes[index].unconnected:
+                return outcomes  # the others would wait for it
     return outcomes
 
 
@@ -129,11 +138,13 @@ def outcomes(
     fresh: bool = False,
     group: bool = True,
     close: bool = True,
+    attempts: int = 3,
 ) -> list[Outcome]:
     """Runs `function(rank, ranks, *arguments)` on so many processes; what became of each.
 
     `group=False`: torch.distributed is not initialised, and PyTorch not imported. `close=False`:
-    what the function leaves open stays so until the process ends.
+    what the function leaves open stays so until the process ends. `attempts`: how often at most,
+    where gloo does not connect them.
     """
     until = time.monotonic() + deadline
     processes = _take(ranks, fresh=fresh)
@@ -142,13 +153,25 @@ def outcomes(
         for rank, process in enumerate(processes):
             process.send(_Task(function, arguments, rank, ranks, meeting, close))
         found = _collect(processes, until)
+        unconnected = any(outcome.unconnected for outcome in found)
         for process, outcome in zip(processes, found, strict=True):
             if fresh or not outcome.finished or not outcome.reusable:
-                hopeless = not fresh and process.process.poll() is None
+                hopeless = (unconnected or not fresh) and process.process.poll() is None
                 outcome.exit_code = process.end(time.monotonic() if hopeless else until)
             else:
                 _idle.append(process)
             outcome.output = process.new_output()
+    if unconnected and attempts > 1:
+        return outcomes(
+            function,
+            ranks,
+            *arguments,
+            deadline=deadline,
+            fresh=fresh,
+            group=group,
+            close=close,
+            attempts=attempts - 1,
+        )
     return found
 
 

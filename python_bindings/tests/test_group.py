@@ -107,6 +107,18 @@ def test_a_group_of_some_ranks_has_a_transport_of_its_own() -> None:
     assert ranks.run(on_a_part_of_the_world, 3) == [2.0, None, 2.0]
 
 
+def connects_in_the_second_attempt(rank: int, count: int, folder: str) -> int:
+    tried = pathlib.Path(folder) / "tried"
+    if rank == 1 and not tried.exists():
+        tried.touch()
+        raise RuntimeError(ranks.UNCONNECTED)
+    return rank
+
+
+def test_ranks_that_gloo_does_not_connect_try_again(tmp_path: pathlib.Path) -> None:
+    assert ranks.run(connects_in_the_second_attempt, 2, str(tmp_path)) == [0, 1]
+
+
 def closed_and_made_anew(rank: int, count: int) -> None:
     import tersor.torch.group as group
 
