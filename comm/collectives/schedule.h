@@ -113,9 +113,9 @@ Schedule reduce_to(const Party& party, int root);
 Schedule gather_to(const Party& party, int root);
 Schedule scatter_from(const Party& party, int root);
 /// To each rank a lane of its own, and one from each. On a grid of two dimensions: in the first, to
-/// the rank of a group all that goes to its group in the second, which hands it on as it is. The
-/// lanes on their way begin at that of members, one behind the other by the places of those who
-/// made them (in the first dimension) and of those whom they reach (in the second).
+/// a rank all that goes to its group in the second, to which it hands that on as it is. Of n ranks
+/// the first n lanes go, on a grid the next n pass, by whom they reach and then by who made them;
+/// the last n come. Below, those to and from a place.
 Schedule all_to_all(const Party& party);
 std::size_t lane_to(const Party& party, int place);
 std::size_t lane_from(const Party& party, int place);

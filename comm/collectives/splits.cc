@@ -115,6 +115,9 @@ std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
   std::vector<Counts> counts(group.size(), Counts(each));
   for (std::size_t i = 0; i < group.size(); ++i) {
     ConstByteSpan from = i == index ? all : handle.received(group[i]);
+    if (from.size() < (i == index || everything ? all.size() : bytes))
+      throw TransportError(std::string(context.name) + ": rank " + std::to_string(group[i]) +
+                           " told the rows of too few ranks");
     if (i == index || everything) from = from.subspan(index * bytes);
     std::memcpy(counts[i].data(), from.first(bytes).data(), bytes);
   }

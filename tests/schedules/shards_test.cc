@@ -76,8 +76,7 @@ TEST(Schedules, HierarchiesOfShards) {
       }
 }
 
-/// Every rank's row for each other is made once and comes as it is, by so many messages; `abroad`
-/// counts what leaves the first `each` ranks of a host for others, in rows of all that there are.
+/// Every rank's row for each other is made once and comes as it is, by so many messages.
 void expect_dealt(const std::vector<Party>& parties, std::size_t messages) {
   const std::size_t n = parties.size();
   Layout layout{.schedules = {}, .parts = {}, .part_count = n * n};
