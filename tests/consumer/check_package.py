@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Installs a build into a folder of its own and builds user programs against the copy: the project
-beside this file by find_package, the same source and every program of the README and of docs/adam.md
-by pkg-config.
+beside this file by find_package, the same source and every program of the README, of docs/adam.md
+and of docs/gpu.md by pkg-config.
 With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --tcp the
 processes of the folder tcp, which must sum, and need no library beside the system's; with --nccl the
-program of docs/gpu.md, which must start, and say what is missing where there is no GPU.
+program of docs/gpu.md that uses NCCL, which must start, and say what is missing where there is no GPU.
 
 usage: check_package.py BUILD COMPILER [--mpi|--tcp|--nccl]    CXXFLAGS is handed on
 Exit status 77 where --mpi finds no MPI, or --tcp or --nccl a build without them.
@@ -69,12 +69,17 @@ def programs_in(page):
     return [block for block in blocks if "int main(" in block]
 
 
+def needs_nccl(program):
+    return "<tersor/nccl.h>" in program
+
+
 def check_programs(build, compiler):
     work = build / "package"
     prefix = install(build, work)
     run(build_project(CONSUMER, prefix, work, compiler) / "consumer")
     programs = [(CONSUMER / "main.cc").read_text()]
-    programs += programs_in("README.md") + programs_in("docs/adam.md")
+    for page in ("README.md", "docs/adam.md", "docs/gpu.md"):
+        programs += [text for text in programs_in(page) if not needs_nccl(text)]
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"
         source.write_text(text)
@@ -133,7 +138,7 @@ def check_nccl(build, compiler):
         print("package: skipped: this build has no tersor::nccl")
         return SKIPPED
     shutil.copytree(CONSUMER / "nccl", work / "project")
-    [program] = programs_in("docs/gpu.md")
+    [program] = filter(needs_nccl, programs_in("docs/gpu.md"))
     (work / "project" / "program.cc").write_text(program)
     built = build_project(work / "project", prefix, work, compiler) / "program"
     done = subprocess.run([built, "0", "1", work / "nccl-id"], text=True, capture_output=True)
