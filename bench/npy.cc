@@ -81,7 +81,7 @@ Tensor parse_npy(const std::string& name, std::string_view bytes, const std::str
   const Header header = find_header(where, bytes);
   const std::string type = field(where, header.text, "'descr': *'([^']*)'");
   if (type != "<f2" && type != "<f4" && type != "<f8")
-    refuse_file(where, "holds " + type + "; <f2, <f4 and <f8 are read");
+    return {.name = name, .unfit = "holds " + type + "; <f2, <f4 and <f8 are read"};
   const std::size_t value_bytes = static_cast<std::size_t>(type[2] - '0');
   const std::vector<double> dimensions = dimensions_of(where, header.text);
   const double count =

@@ -73,11 +73,10 @@ std::vector<Entry> entries_of(std::string_view header, const std::string& where)
   return entries;
 }
 
-std::size_t value_bytes(const Entry& entry, const std::string& where) {
+/// Of the types that are read; 0 of all others.
+std::size_t value_bytes(const Entry& entry) {
   if (entry.type == "F32") return 4;
-  if (entry.type == "BF16" || entry.type == "F16") return 2;
-  refuse_file(where, fmt::format("tensor \"{}\" is of {}; F32, BF16 and F16 are read", entry.name,
-                                 entry.type));
+  return entry.type == "BF16" || entry.type == "F16" ? 2 : 0;
 }
 
 void check_place(const Entry& entry, std::size_t expected_begin, std::size_t most,
@@ -85,11 +84,12 @@ void check_place(const Entry& entry, std::size_t expected_begin, std::size_t mos
   const auto fail = [&](const std::string& what) {
     refuse_file(where, fmt::format("tensor \"{}\" {}", entry.name, what));
   };
-  const std::size_t bytes = value_bytes(entry, where);
+  const std::size_t bytes = value_bytes(entry);
   if (entry.begin > entry.end || entry.end > most)
     fail(fmt::format("ends at byte {} of {}", entry.end, most));
   if (entry.begin != expected_begin)
     fail(fmt::format("begins at byte {}, expected {}", entry.begin, expected_begin));
+  if (bytes == 0) return;  // how many values they are is not known
   if ((entry.end - entry.begin) % bytes != 0 || (entry.end - entry.begin) / bytes != entry.count)
     fail(fmt::format("has {} bytes, its shape says {} values of {} bytes", entry.end - entry.begin,
                      entry.count, bytes));
@@ -109,6 +109,12 @@ std::vector<float> values_of(const Entry& entry, std::string_view bytes) {
   return values;
 }
 
+Tensor tensor_of(const Entry& entry, std::string_view bytes) {
+  if (value_bytes(entry) != 0) return {entry.name, values_of(entry, bytes), entry.shape};
+  return {.name = entry.name,
+          .unfit = fmt::format("is of {}; F32, BF16 and F16 are read", entry.type)};
+}
+
 }  // namespace
 
 std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where) {
@@ -119,8 +125,7 @@ std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string&
   for (const Entry& entry : entries_of(header, where)) {
     check_place(entry, end, rest.size(), where);
     end = entry.end;
-    tensors.push_back(
-        {entry.name, values_of(entry, rest.substr(entry.begin, end - entry.begin)), entry.shape});
+    tensors.push_back(tensor_of(entry, rest.substr(entry.begin, end - entry.begin)));
   }
   if (end != rest.size())
     refuse_file(where,

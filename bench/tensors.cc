@@ -25,14 +25,30 @@ std::vector<Tensor> read_by_extension(const std::filesystem::path& path) {
   return parse_safetensors(read_file(path), path.string());
 }
 
-void check(const std::string& where, const Tensor& tensor, std::set<std::string>& names) {
-  const auto fail = [&](const char* what) {
-    refuse_file(where, fmt::format("tensor \"{}\" {}", tensor.name, what));
-  };
-  if (!names.insert(tensor.name).second) fail("stands there twice");
-  if (tensor.values.empty()) fail("has no values");
+void check_names(const std::string& where, std::span<const Tensor> tensors) {
+  std::set<std::string> names;
+  for (const Tensor& tensor : tensors)
+    if (!names.insert(tensor.name).second)
+      refuse_file(where, fmt::format("tensor \"{}\" stands there twice", tensor.name));
+}
+
+std::string why_unfit(const Tensor& tensor) {
+  if (!tensor.unfit.empty()) return tensor.unfit;
+  if (tensor.values.empty()) return "has no values";
   if (!std::ranges::all_of(tensor.values, [](float value) { return std::isfinite(value); }))
-    fail("holds values that are not finite in f32");
+    return "holds values that are not finite in f32";
+  return "";
+}
+
+void leave_out_unfit(const std::string& where, std::vector<Tensor>& tensors) {
+  for (Tensor& tensor : tensors)
+    if (const std::string why = why_unfit(tensor); !why.empty())
+      tensor.unfit = fmt::format("tensor \"{}\" {}", tensor.name, why);
+  const auto fit = [](const Tensor& tensor) { return tensor.unfit.empty(); };
+  if (std::ranges::none_of(tensors, fit)) refuse_file(where, tensors.front().unfit);
+  for (const Tensor& tensor : tensors)
+    if (!fit(tensor)) fmt::print(stderr, "{}: left out: {}\n", where, tensor.unfit);
+  std::erase_if(tensors, std::not_fn(fit));
 }
 
 }  // namespace
@@ -49,8 +65,8 @@ bool is_tensor_file(const std::string& name) {
 std::vector<Tensor> read_tensors(const std::filesystem::path& path) {
   std::vector<Tensor> tensors = read_by_extension(path);
   if (tensors.empty()) refuse_file(path.string(), "holds no tensors");
-  std::set<std::string> names;
-  for (const Tensor& tensor : tensors) check(path.string(), tensor, names);
+  check_names(path.string(), tensors);
+  leave_out_unfit(path.string(), tensors);
   return tensors;
 }
 

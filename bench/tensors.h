@@ -14,6 +14,7 @@ struct Tensor {
   std::string name;
   std::vector<float> values;
   std::vector<std::size_t> shape = {};  ///< empty: one value, or not known
+  std::string unfit = {};               ///< why it cannot be measured with; empty where it can
 
   /// As GradientReducer::add takes them; further dimensions count as columns.
   std::size_t rows() const { return shape.empty() ? values.size() : shape.front(); }
@@ -23,10 +24,11 @@ struct Tensor {
 /// Whether a name ends as the files that are read do: .npy, .npz or .safetensors.
 bool is_tensor_file(const std::string& name);
 
-/// All tensors of a file, each with at least one value: that of a .npy, named like the file; those
-/// of a .npz or .safetensors in the order in which they lie there. Throws InvalidArgument where the
-/// file cannot be read, its sizes do not fit each other, a name stands there twice, or a tensor is
-/// of another type than the file's reader takes, empty, or holds a value that is not finite.
+/// The tensors of a file that can be measured with: that of a .npy, named like the file; those of a
+/// .npz or .safetensors in the order in which they lie there. A tensor of another type than the
+/// file's reader takes, an empty one, and one that holds a value that is not finite are left out,
+/// and named on standard error. Throws InvalidArgument where none is left, the file cannot be read,
+/// its sizes do not fit each other, or a name stands there twice.
 std::vector<Tensor> read_tensors(const std::filesystem::path& path);
 
 /// As f32, to a .safetensors file. Throws Error where it cannot be written.
@@ -34,11 +36,12 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
 
 // What is read, by kind of file; `where` names file and tensor in an error.
 
-/// A .npy file of any shape: f2, f4 or f8, little-endian. Format: NumPy Enhancement Proposal 1,
-/// versions 1 to 3.
+/// A .npy file of any shape: f2, f4 or f8, little-endian; of another type an unfit tensor. Format:
+/// NumPy Enhancement Proposal 1, versions 1 to 3.
 Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where);
 std::vector<Tensor> read_npz(const std::filesystem::path& path);
-/// Tensors of F32, BF16 or F16. Format: huggingface.co/docs/safetensors.
+/// Tensors of F32, BF16 or F16; those of other types are unfit. Format:
+/// huggingface.co/docs/safetensors.
 std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where);
 
 [[noreturn]] void refuse_file(const std::string& where, const std::string& what);

@@ -151,6 +151,27 @@ TEST_F(Tensors, DamagedSafetensorsAreRefused) {
   expect_refused(write("bad.pt", eight), "FILE.npy, FILE.npz or FILE.safetensors");
 }
 
+TEST_F(Tensors, WhatCannotBeMeasuredIsLeftOutByName) {
+  const std::string header = "{" + entry("steps", "I64", 1, 0, 8) + "," +
+                             entry("w", "F32", 2, 8, 16) + "," + entry("none", "F32", 0, 16, 16) +
+                             "," + entry("nan", "F32", 2, 16, 24) + "}";
+  const std::string file =
+      write("mixed.safetensors", safetensors(header, raw(std::vector<float>{0, 0, 1, 2, 3, NAN})));
+  testing::internal::CaptureStderr();
+  const auto tensors = read_tensors(file);
+  const std::string said = testing::internal::GetCapturedStderr();
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].values, (std::vector<float>{1, 2}));
+  for (const char* words :
+       {"\"steps\" is of I64", "\"none\" has no values", "\"nan\" holds values"})
+    EXPECT_NE(said.find(words), std::string::npos) << said << words;
+
+  const std::string integers = npy({1, 2}).replace(21, 3, "<i4");
+  const auto arrays = read_tensors(npz("mixed.npz", {{"i.npy", integers}, {"f.npy", npy({1})}}, 0));
+  ASSERT_EQ(arrays.size(), 1u);
+  EXPECT_EQ(arrays[0].name, "f");
+}
+
 TEST_F(Tensors, WhatIsWrittenIsReadAgain) {
   const std::vector<Tensor> tensors = {{"layer1.weight", {1, 2, 3, 4, 5, 6}, {3, 1, 2}},
                                        {"layer1.bias", {-0.5f, 1}}};
