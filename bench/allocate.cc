@@ -261,27 +261,27 @@ void run_allocate(AllocateOptions options) {
 
 }  // namespace
 
-void add_allocate_command(CLI::App& program) {
+void add_allocate_command(Command& program) {
   const auto options = std::make_shared<AllocateOptions>();
-  CLI::App* command = program.add_subcommand(
+  Command command = program.add_subcommand(
       "allocate", "Chooses a codec for each parameter: the least energy lost for a budget of bits");
   command
-      ->add_option("--gradients", options->files,
-                   "Tensors of one network, FILE.npy, FILE.npz or FILE.safetensors; of several "
-                   "steps or ranks: one file each, whose energies are added")
-      ->required()
-      ->type_name("FILE");
-  command->add_option("--bits", options->bits, "At most so many bits a value, of one payload")
-      ->check(above_zero())
-      ->type_name("BITS")
-      ->capture_default_str();
-  add_codecs(*command, options->codecs);
-  command->add_option("--threads", options->threads, "Threads of a codec; 0: one a core")
-      ->check(from_to(0, 1024))
-      ->type_name("N")
-      ->capture_default_str();
-  add_json(*command, options->json);
-  command->callback([options] { run_allocate(*options); });
+      .add_option("--gradients", options->files,
+                  "Tensors of one network, FILE.npy, FILE.npz or FILE.safetensors; of several "
+                  "steps or ranks: one file each, whose energies are added")
+      .required()
+      .type_name("FILE");
+  command.add_option("--bits", options->bits, "At most so many bits a value, of one payload")
+      .check(above_zero())
+      .type_name("BITS")
+      .capture_default_str();
+  add_codecs(command, options->codecs);
+  command.add_option("--threads", options->threads, "Threads of a codec; 0: one a core")
+      .check(from_to(0, 1024))
+      .type_name("N")
+      .capture_default_str();
+  add_json(command, options->json);
+  command.callback([options] { run_allocate(*options); });
 }
 
 }  // namespace tersor::bench

@@ -241,36 +241,36 @@ std::string checked_backward(const std::string& text) {
   return text == "wire" ? text : seconds_text(text);
 }
 
-void add_reducer_options(CLI::App& command, AllreduceOptions& options) {
+void add_reducer_options(Command& command, AllreduceOptions& options) {
   const auto parameters =
       command
           .add_option("--parameters", options.parameters,
                       "Go through the GradientReducer: as many equal parameters, ready one after "
                       "the other")
-          ->check(above_zero())
-          ->excludes("--collective")
-          ->type_name("N");
+          .check(above_zero())
+          .excludes("--collective")
+          .type_name("N");
   command
       .add_option("--backward", options.backward,
                   "Time of the backward pass, a sleep, e.g. 0.5 or 500ms; wire: as the wire takes")
-      ->transform(checked(checked_backward, ""))
-      ->needs(parameters)
-      ->type_name("TIME")
-      ->capture_default_str();
+      .transform(checked_backward)
+      .needs(parameters)
+      .type_name("TIME")
+      .capture_default_str();
 }
 
-void add_options(CLI::App& command, AllreduceOptions& options) {
+void add_options(Command& command, AllreduceOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_allowed(command, options.allowed);
   command.add_flag("--explain", options.explain, "Print why auto, or the reducer, chose so");
   command
       .add_option("--collective", options.collective,
                   "allreduce or reduce_scatter; algorithms of the latter are auto and hierarchical")
-      ->check(CLI::IsMember({"allreduce", "reduce_scatter"}))
-      ->type_name("NAME")
-      ->capture_default_str();
+      .check(one_of({"allreduce", "reduce_scatter"}))
+      .type_name("allreduce|reduce_scatter")
+      .capture_default_str();
   command
-      .add_option_function<std::vector<std::string>>(
+      .add_option_function(
           "--dims",
           [&options](const std::vector<std::string>& grids) {
             options.dims.clear();
@@ -278,13 +278,11 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
           },
           "Of two-shot: grids, each the ranks of its dimensions, e.g. 256 16,16 8,8,4; without it "
           "as few dimensions as have at most 32 ranks each")
-      ->check(checked(
-          [](const std::string& grid) {
-            parse_dims(grid);
-            return grid;
-          },
-          ""))
-      ->type_name("N,...");
+      .check([](const std::string& grid) {
+        parse_dims(grid);
+        return grid;
+      })
+      .type_name("N,...");
   add_sweep(command, options, transports_of_allreduce());
 #if TERSOR_HAS_NCCL
   command.add_flag("--graph", options.graph, "Time replays of a captured call (nccl)");
@@ -294,12 +292,12 @@ void add_options(CLI::App& command, AllreduceOptions& options) {
 
 }  // namespace
 
-void add_allreduce_command(CLI::App& program) {
+void add_allreduce_command(Command& program) {
   const auto options = std::make_shared<AllreduceOptions>();
-  CLI::App* command = program.add_subcommand(
+  Command command = program.add_subcommand(
       "allreduce", "Times the collective, or the GradientReducer beside a backward pass");
-  add_options(*command, *options);
-  command->callback([options] { run_allreduce(*options); });
+  add_options(command, *options);
+  command.callback([options] { run_allreduce(*options); });
 }
 
 }  // namespace tersor::bench

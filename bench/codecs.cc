@@ -241,7 +241,7 @@ void run_on_device(const CodecsOptions& options) {
 }
 
 /// What is measured, and on how many values.
-void add_subjects(CLI::App& command, CodecsOptions& options) {
+void add_subjects(Command& command, CodecsOptions& options) {
   std::vector<std::string> names(operation_names().begin(), operation_names().end());
   names.emplace_back(kErrorOperation);
   names.insert(names.end(), std::begin(kDeviceOnlyOperations), std::end(kDeviceOnlyOperations));
@@ -252,66 +252,66 @@ void add_subjects(CLI::App& command, CodecsOptions& options) {
   command
       .add_option("--device", options.device,
                   "cpu, or cuda: device memory and the current GPU, with baselines of its own")
-      ->transform(one_of({"cpu", "cuda"}))
-      ->type_name("cpu|cuda")
-      ->capture_default_str();
+      .transform(one_of({"cpu", "cuda"}))
+      .type_name("cpu|cuda")
+      .capture_default_str();
   command
       .add_option("--operation", options.operations,
                   "Only these, of those that a codec has:\n  " +
                       fmt::format("{}", fmt::join(names, "\n  ")))
-      ->transform(one_of(names))
-      ->type_name("NAME");
+      .transform(one_of(names))
+      .type_name("NAME");
   command
       .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
-      ->transform(size_suffix())
-      ->check(above_zero())
-      ->type_name("N");
+      .transform(size_suffix())
+      .check(above_zero())
+      .type_name("N");
   command
       .add_option("--tensor", options.tensor_count, "Values of each of multi-tensor's 500 tensors")
-      ->transform(size_suffix())
-      ->check(from_to(1, 1 << 20))
-      ->type_name("N")
-      ->capture_default_str();
+      .transform(size_suffix())
+      .check(from_to(1, 1 << 20))
+      .type_name("N")
+      .capture_default_str();
 }
 
 /// How it is measured.
-void add_conditions(CLI::App& command, CodecsOptions& options) {
+void add_conditions(Command& command, CodecsOptions& options) {
   const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
   add_dtype(command, options.dtype);
   command.add_option("--isa", options.isas, "portable, avx2, avx512 or neon (the best one)")
-      ->transform(checked(isa, ""))
-      ->type_name("ISA");
+      .transform(isa)
+      .type_name("ISA");
   command.add_option("--threads", options.threads, "Threads of a codec; 0: one a core")
-      ->check(from_to(0, 1024))
-      ->type_name("N")
-      ->capture_default_str();
+      .check(from_to(0, 1024))
+      .type_name("N")
+      .capture_default_str();
   command
       .add_option("--data", options.source,
                   "normal, laplace, student (3 degrees of freedom), narrow, or a FILE.npy, "
                   "FILE.npz or FILE.safetensors of tensors")
-      ->type_name("DATA")
-      ->capture_default_str();
+      .type_name("DATA")
+      .capture_default_str();
   command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
   command.add_option("--checksum", options.checksum, "Of the frames: on or off")
-      ->transform(one_of({"on", "off"}))
-      ->type_name("on|off")
-      ->capture_default_str();
+      .transform(one_of({"on", "off"}))
+      .type_name("on|off")
+      .capture_default_str();
   command.add_option("--repetitions", options.repetitions, "Samples, of which the median is taken")
-      ->check(from_to(1, 10000))
-      ->type_name("N")
-      ->capture_default_str();
+      .check(from_to(1, 10000))
+      .type_name("N")
+      .capture_default_str();
 }
 
 }  // namespace
 
-void add_codecs_command(CLI::App& program) {
+void add_codecs_command(Command& program) {
   const auto options = std::make_shared<CodecsOptions>();
-  CLI::App* command = program.add_subcommand(
+  Command command = program.add_subcommand(
       "codecs", "Times encode, decode and reduce against plain loops over memory of as many bytes");
-  add_subjects(*command, *options);
-  add_conditions(*command, *options);
-  add_json(*command, options->json);
-  command->callback([options] {
+  add_subjects(command, *options);
+  add_conditions(command, *options);
+  add_json(command, options->json);
+  command.callback([options] {
     if (options->all_codecs) options->codecs = all_specs();
     if (options->device == "cuda") return run_on_device(*options);
     run_codecs(*options);

@@ -150,22 +150,22 @@ void run_collectives(const CollectivesOptions& options) {
 
 }  // namespace
 
-void add_collectives_command(CLI::App& program) {
+void add_collectives_command(Command& program) {
   const auto options = std::make_shared<CollectivesOptions>();
-  CLI::App* command = program.add_subcommand(
+  Command command = program.add_subcommand(
       "collectives",
       "Times broadcast, reduce, gather, scatter, all_to_all and send_receive, beside MPI's over "
       "MPI");
-  command->add_option("--collective", options->names, "Which of them")
-      ->check(one_of(kind_names()))
-      ->capture_default_str();
-  add_codecs(*command, options->codecs);
-  command->add_option("--columns", options->columns, "Values of a row of all_to_all")
-      ->check(above_zero())
-      ->type_name("N")
-      ->capture_default_str();
-  add_sweep(*command, *options);
-  command->callback([options] { run_collectives(*options); });
+  command.add_option("--collective", options->names, "Which of them")
+      .check(one_of(kind_names()))
+      .capture_default_str();
+  add_codecs(command, options->codecs);
+  command.add_option("--columns", options->columns, "Values of a row of all_to_all")
+      .check(above_zero())
+      .type_name("N")
+      .capture_default_str();
+  add_sweep(command, *options);
+  command.callback([options] { run_collectives(*options); });
 }
 
 }  // namespace tersor::bench

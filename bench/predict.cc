@@ -268,75 +268,73 @@ void run_predict(const PredictOptions& options) {
   print_losers(losers);
 }
 
-CLI::Validator link_text() {
-  return checked([](const std::string& text) { return parse_link(text).text(); }, "");
-}
+std::string link_text(const std::string& text) { return parse_link(text).text(); }
 
-void add_place_options(CLI::App& command, PredictOptions& options) {
+void add_place_options(Command& command, PredictOptions& options) {
   const auto check = [](const std::string& text) {
     parse_rank_range(text);
     return text;
   };
   command.add_option("--ranks", options.ranks, "Ranks: 8, or 8..4096 for 8, 16, … 4096")
-      ->transform(checked(check, ""))
-      ->type_name("N|FIRST..LAST")
-      ->capture_default_str();
+      .transform(check)
+      .type_name("N|FIRST..LAST")
+      .capture_default_str();
   command
       .add_option("--hosts", options.hosts,
                   "Hosts, over which ranks are spread evenly and whose link they share; without "
                   "it each rank has a host")
-      ->check(from_to(1, kMostRanks))
-      ->type_name("N");
+      .check(from_to(1, kMostRanks))
+      .type_name("N");
   command.add_option("--link", options.link, "Link of each host: RATE[,LATENCY[,overhead=FACTOR]]")
-      ->transform(link_text())
-      ->type_name("LINK")
-      ->capture_default_str();
+      .transform(link_text)
+      .type_name("LINK")
+      .capture_default_str();
   command.add_option("--local", options.local, "Between ranks of one host, with --hosts")
-      ->transform(link_text())
-      ->type_name("LINK")
-      ->capture_default_str();
+      .transform(link_text)
+      .type_name("LINK")
+      .capture_default_str();
 }
 
-void add_cost_options(CLI::App& command, PredictOptions& options) {
+void add_cost_options(Command& command, PredictOptions& options) {
   command
       .add_option("--message", options.message_seconds,
                   "What a message costs beside latency and bytes: seconds, or 5us as in a link; "
                   "without it, what is measured between two threads")
-      ->transform(checked(seconds_text, ""))
-      ->type_name("TIME");
+      .transform(seconds_text)
+      .type_name("TIME");
   command.add_option("--crowding", options.crowding, "Ranks that share a core while they encode")
-      ->check(from_to(0, 1024))
-      ->type_name("F")
-      ->capture_default_str();
+      .check(from_to(0, 1024))
+      .type_name("F")
+      .capture_default_str();
 }
 
-void add_options(CLI::App& command, PredictOptions& options) {
+void add_options(Command& command, PredictOptions& options) {
   add_codecs(command, options.codecs);
   add_place_options(command, options);
   command.add_option("--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s")
-      ->transform(size_suffix())
-      ->check(above_zero())
-      ->type_name("BYTES")
-      ->capture_default_str();
+      .transform(size_suffix())
+      .check(above_zero())
+      .type_name("BYTES")
+      .capture_default_str();
   command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
-      ->transform(size_suffix())
-      ->check(above_zero())
-      ->type_name("N")
-      ->capture_default_str();
+      .transform(size_suffix())
+      .check(above_zero())
+      .type_name("N")
+      .capture_default_str();
   command
       .add_option(
           "--dims", options.dims,
           "Of two-shot: ranks of each dimension of a grid, e.g. 16,16; without it those that "
           "are quickest")
-      ->delimiter(',')
-      ->type_name("N,...");
+      .delimiter(',')
+      .type_name("N,...");
   command
       .add_option(
           "--error-growth", options.error_growth,
           "How many times the squared error of one dimension a grid may have that is chosen")
-      ->check(from_to(1, 1024))
-      ->type_name("F")
-      ->capture_default_str();
+      .check(from_to(1, 1024))
+      .type_name("F")
+      .capture_default_str();
   add_dtype(command, options.dtype);
   add_cost_options(command, options);
   add_json(command, options.json);
@@ -344,12 +342,12 @@ void add_options(CLI::App& command, PredictOptions& options) {
 
 }  // namespace
 
-void add_predict_command(CLI::App& program) {
+void add_predict_command(Command& program) {
   const auto options = std::make_shared<PredictOptions>();
-  CLI::App* command = program.add_subcommand(
+  Command command = program.add_subcommand(
       "predict", "Predicts how long an allreduce takes on any number of ranks");
-  add_options(*command, *options);
-  command->callback([options] { run_predict(*options); });
+  add_options(command, *options);
+  command.callback([options] { run_predict(*options); });
 }
 
 }  // namespace tersor::bench

@@ -72,7 +72,7 @@ void check_report_folder(const ReportProgram& program, const fs::path& folder) {
   run_report(program, {"--check", "-o", folder.string()});
 }
 
-void add_report_command(CLI::App& program) {
+void add_report_command(Command& program) {
   struct Options {
     std::vector<std::string> files;
     std::string folder;
@@ -81,22 +81,22 @@ void add_report_command(CLI::App& program) {
     ReportProgram report;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* command = program.add_subcommand(
+  Command command = program.add_subcommand(
       "report", "Draws records of the other commands: one self-contained page, and PNG files");
-  command->add_option("files", options->files, "Records, in any mixture")
-      ->required()
-      ->check(quiet(CLI::ExistingFile))
-      ->type_name("FILE.json");
-  command->add_option("-o,--output", options->folder, "Write index.html and PNG files here")
-      ->type_name("DIR");
-  command->add_flag("--text", options->text, "Print the tables");
+  command.add_option("files", options->files, "Records, in any mixture")
+      .required()
+      .check(existing_file())
+      .type_name("FILE.json");
+  command.add_option("-o,--output", options->folder, "Write index.html and PNG files here")
+      .type_name("DIR");
+  command.add_flag("--text", options->text, "Print the tables");
   command
-      ->add_option("--picture", options->picture,
-                   "Write one picture here: of the training, or else of the codecs' errors")
-      ->type_name("FILE.png");
-  command->add_option("--python", options->report.python, "Python 3 with matplotlib (found)")
-      ->type_name("PATH");
-  command->callback([options] {
+      .add_option("--picture", options->picture,
+                  "Write one picture here: of the training, or else of the codecs' errors")
+      .type_name("FILE.png");
+  command.add_option("--python", options->report.python, "Python 3 with matplotlib (found)")
+      .type_name("PATH");
+  command.callback([options] {
     std::vector<std::string> arguments = options->files;
     if (!options->folder.empty()) arguments.insert(arguments.end(), {"-o", options->folder});
     if (!options->picture.empty())

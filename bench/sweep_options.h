@@ -29,7 +29,7 @@ struct SweepOptions {
 };
 
 /// All but --codec.
-void add_sweep(CLI::App& command, SweepOptions& options,
+void add_sweep(Command& command, SweepOptions& options,
                const std::vector<std::string>& transports = transport_names());
 
 /// The codecs asked for, behind those that have to be beside every codec.

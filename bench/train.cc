@@ -259,48 +259,48 @@ std::string check_extension(const std::string& name) {
   throw InvalidArgument(name + " does not end in .safetensors");
 }
 
-void add_options(CLI::App& command, TrainOptions& options) {
+void add_options(Command& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
   command.add_option("--epochs", options.epochs, "Passes over the training images")
-      ->check(from_to(1, 10000))
-      ->take_last()
-      ->type_name("N")
-      ->capture_default_str();
+      .check(from_to(1, 10000))
+      .take_last()
+      .type_name("N")
+      .capture_default_str();
   command.add_option("--batch", options.batch_images, "Images of a rank in a step")
-      ->check(above_zero())
-      ->type_name("N")
-      ->capture_default_str();
+      .check(above_zero())
+      .type_name("N")
+      .capture_default_str();
   command.add_option("--seed", options.seeds, "One run of each codec for each")
-      ->type_name("N")
-      ->capture_default_str();
+      .type_name("N")
+      .capture_default_str();
   command
       .add_option("--data,--data-dir", options.data_folder,
                   "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]")
-      ->type_name("DIR")
-      ->capture_default_str();
+      .type_name("DIR")
+      .capture_default_str();
   add_json(command, options.json);
   command
       .add_option("--gradients", options.gradients,
                   "Write the gradients of rank 0, as they are before they are reduced, of the last "
                   "step here")
-      ->check(checked(check_extension, ""))
-      ->type_name("FILE.safetensors");
+      .check(check_extension)
+      .type_name("FILE.safetensors");
   command.add_option("--report", options.report_folder, "Draw the report here afterwards")
-      ->take_last()
-      ->type_name("DIR");
+      .take_last()
+      .type_name("DIR");
   command.add_option("--python", options.report.python, "Python 3 with matplotlib (found)")
-      ->type_name("PATH");
+      .type_name("PATH");
 }
 
 }  // namespace
 
-void add_train_command(CLI::App& program) {
+void add_train_command(Command& program) {
   const auto options = std::make_shared<TrainOptions>();
-  CLI::App* command = program.add_subcommand(
+  Command command = program.add_subcommand(
       "train", "Trains an image classifier on several ranks, once for each codec and seed");
-  add_options(*command, *options);
-  command->callback([options] { run_train(*options); });
+  add_options(command, *options);
+  command.callback([options] { run_train(*options); });
 }
 
 }  // namespace tersor::bench

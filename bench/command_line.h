@@ -1,0 +1,83 @@
+// Commands and their options. CLI11 reads them, which takes long to compile, so that it stands
+// behind command_line.cc alone.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace tersor::bench {
+
+/// What becomes of an option's text: returns the text to use, or throws, saying what is wrong with
+/// it.
+using Check = std::function<std::string(const std::string& text)>;
+
+/// Accepts these names; an error lists them.
+Check one_of(const std::vector<std::string>& names);
+
+/// Numbers that take K, M, G (1024), e.g. 64K.
+Check size_suffix();
+
+/// Accepts numbers of a range, which an error names.
+Check above_zero();
+Check from_to(double least, double most);
+
+Check existing_file();
+
+/// One option, to be described further.
+class Argument {
+ public:
+  explicit Argument(CLI::Option* option) : option_(option) {}
+
+  Argument& transform(const Check& check);  ///< the text becomes what `check` returns
+  Argument& check(const Check& check);      ///< the text stays as it is
+  Argument& type_name(const std::string& name);
+  Argument& capture_default_str();  ///< the help shows the value that it has
+  Argument& delimiter(char between_values);
+  Argument& take_last();
+  Argument& required();
+  Argument& needs(const Argument& other);
+  Argument& excludes(const std::string& other);
+
+ private:
+  CLI::Option* option_;
+};
+
+class Command {
+ public:
+  explicit Command(CLI::App* app) : app_(app) {}
+
+  Command add_subcommand(const std::string& name, const std::string& description);
+
+  /// Puts what stands behind one of `names` into `value`; of a vector as many as there are.
+  template <typename Value>
+  Argument add_option(const std::string& names, Value& value, const std::string& description);
+  /// Hands what stands behind one of `names` to `take`.
+  Argument add_option_function(const std::string& names,
+                               std::function<void(const std::vector<std::string>&)> take,
+                               const std::string& description);
+  Argument add_flag(const std::string& name, bool& value, const std::string& description);
+
+  /// What the command does, once all its options are known.
+  void callback(std::function<void()> run);
+
+ private:
+  CLI::App* app_;
+};
+
+/// Whether this process says what is wrong; of several one does.
+using Speaks = bool (*)();
+
+/// Lets `add_commands` build the program, reads the arguments and runs the command that they
+/// choose. What is wrong with them is answered with the options that there are. Returns the exit
+/// code.
+int run_command_line(const std::string& name, const std::string& description,
+                     const std::function<void(Command&)>& add_commands, Speaks speaks, int argc,
+                     const char* const* argv);
+
+}  // namespace tersor::bench
