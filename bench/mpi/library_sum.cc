@@ -13,12 +13,19 @@ namespace {
 constexpr std::size_t kMostPerCall = std::size_t{1} << 28;  // values; MPI counts in int
 constexpr std::size_t kShort = std::size_t{1} << 18;        // values, of which more calls are timed
 
-/// The number of the algorithm that communicators made from now on use.
+int thread_level() {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  return level;
+}
+
+/// The number of the algorithm that communicators made from now on use. The tool interface sets the
+/// thread level of the whole process: it gets the one that the process has.
 class Choice {
  public:
   Choice() {
     int level = 0, index = 0, count = 0;
-    MPI_T_init_thread(MPI_THREAD_SINGLE, &level);
+    MPI_T_init_thread(thread_level(), &level);
     known_ = MPI_T_cvar_get_index("coll_tuned_allreduce_algorithm", &index) == MPI_SUCCESS &&
              MPI_T_cvar_handle_alloc(index, nullptr, &handle_, &count) == MPI_SUCCESS && count == 1;
   }

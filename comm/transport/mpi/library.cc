@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 namespace tersor::mpi {
@@ -17,16 +18,11 @@ namespace {
 
 std::atomic<bool> poisoned{false};
 
-/// A yes or no of MPI's tool interface; no where it knows none of that name.
-bool tool_switch(const char* name) {
-  int index = 0, count = 0;
-  MPI_T_cvar_handle handle = MPI_T_CVAR_HANDLE_NULL;
-  std::array<char, 16> value{};  // a bool or an int
-  if (MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS) return false;
-  if (MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count) != MPI_SUCCESS) return false;
-  const bool read = count == 1 && MPI_T_cvar_read(handle, value.data()) == MPI_SUCCESS;
-  MPI_T_cvar_handle_free(&handle);
-  return read && value.front() != 0;
+/// A yes or no of the environment, as Open MPI writes them ("1", "true", "yes", "enabled").
+std::optional<bool> environment_switch(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return std::nullopt;
+  return std::atoi(text) != 0 || std::string_view("tTyYeE").find(*text) < 6;
 }
 
 }  // namespace
@@ -96,12 +92,11 @@ bool takes_device_memory() {
 #endif
 }
 
+// Not asked of MPI's tool interface: to begin that sets the thread level of the whole process, for
+// good, and takes Open MPI 200 ms.
 bool yields_when_idle() {
-  int level = 0;
-  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return false;
-  const bool yields = tool_switch("mpi_yield_when_idle");
-  MPI_T_finalize();
-  return yields;
+  const auto chosen = environment_switch("OMPI_MCA_mpi_yield_when_idle");
+  return chosen.value_or(environment_switch("OMPI_MCA_mpi_oversubscribe").value_or(false));
 }
 
 bool any_poisoned() { return poisoned.load(); }

@@ -24,8 +24,9 @@ std::string_view thread_level_name(int level);
 /// MPI itself says. Throws InvalidArgument for any other value.
 bool takes_device_memory();
 
-/// Whether MPI lends the core to others where it finds nothing to do (Open MPI's
-/// mpi_yield_when_idle, which it sets by itself where there are more ranks than cores).
+/// Whether MPI lends the core to others where it finds nothing to do: Open MPI's
+/// mpi_yield_when_idle, as its launcher leaves it in the environment, or else what the launcher
+/// says of ranks and cores.
 bool yields_when_idle();
 
 /// Of this process: whether a transport was poisoned, so that MPI may wait for the dead when it is
