@@ -158,6 +158,7 @@ struct GradientReducer::Impl {
   void bind_residuals();
   bool contributes(std::uint32_t parameter, Contribution contribution) const;
   void leave_out(std::uint32_t parameter);
+  void leave_alone(std::uint32_t parameter);
   void measure_error(std::uint32_t parameter);
   void check_capture() const;
   bool has_gradient(std::size_t parameter) const {
@@ -206,7 +207,8 @@ struct GradientReducer::Impl {
   Totals totals_;
   std::uint64_t sent_before_ = 0;  ///< the last reset
   double wire_before_ = 0;
-  bool left_out_ = false;  ///< in this step some parameter is inactive
+  bool left_out_ = false;      ///< in this step some parameter is inactive
+  std::vector<bool> nowhere_;  ///< those that no rank has a gradient of, in this step
 
   std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
   bool schedules_ = false;          ///< some parameter has phases

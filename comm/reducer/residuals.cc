@@ -69,6 +69,29 @@ SegmentMemory Residuals::memory(std::size_t parameter, std::size_t count) const 
           codec_memory(parameter, next(entry), count)};
 }
 
+Buffer& Residuals::idle(std::size_t parameter) {
+  Entry& entry = entries_[parameter];
+  if (entry.idle.bytes() == 0) {
+    const std::size_t owner =
+        align_up(entry.owned_count * dtype_bytes(dtype_), kWorkspaceAlignment);
+    entry.idle = Buffer(owner + entry.memory_count * sizeof(float), residence_->memory());
+    residence_->clear(entry.idle.span(), residence_->stream());
+  }
+  return entry.idle;
+}
+
+SegmentState Residuals::idle_owner(std::size_t parameter) {
+  const ValueSpan zeros = idle(parameter).values(entries_[parameter].owned_count, dtype_);
+  return {zeros, zeros};
+}
+
+ValueSpan Residuals::idle_memory(std::size_t parameter) {
+  const Entry& entry = entries_[parameter];
+  Buffer& memory = idle(parameter);
+  return {memory.pointer() + memory.bytes() - entry.memory_count * sizeof(float),
+          entry.memory_count, Dtype::kF32, residence_->memory()};
+}
+
 ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) const {
   return count == 0 ? ValueSpan{} : codec_memory(parameter, entries_[parameter].current, count);
 }

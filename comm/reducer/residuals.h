@@ -36,6 +36,11 @@ class Residuals {
   /// The first `count` values of the codec's memory; none for 0.
   SegmentMemory memory(std::size_t parameter, std::size_t count) const;
 
+  /// For a step that leaves a parameter alone: zeros that stay so where there is nothing to pay,
+  /// and memory to write to, in the place of its own.
+  SegmentState idle_owner(std::size_t parameter);
+  ValueSpan idle_memory(std::size_t parameter);
+
   /// What stands after the last step.
   ValueSpan current_sender(std::size_t parameter) const;
   ValueSpan current_owner(std::size_t parameter) const;
@@ -58,10 +63,12 @@ class Residuals {
     std::size_t owned_count;
     std::size_t memory_count;
     std::vector<Buffer> memory;  ///< a generation each: sender's values, owner's, the codec's
+    Buffer idle = {};            ///< the owner's, then the codec's; made when it is needed
     unsigned current = 0;
     bool can_discard = false;
   };
 
+  Buffer& idle(std::size_t parameter);
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
   SegmentState state(std::size_t parameter, Range range) const;
   ValueSpan codec_memory(std::size_t parameter, unsigned generation, std::size_t count) const;

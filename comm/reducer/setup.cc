@@ -26,6 +26,7 @@ void GradientReducer::Impl::finalize() {
 
 void GradientReducer::Impl::place() {
   residence_ = make_residence(memory_, options_.stream, slots_.size());
+  nowhere_.assign(slots_.size(), false);
   residence_->bind(context_);
   residuals_.place(*residence_);
   for (std::size_t i = 0; i < slots_.size(); ++i) {

@@ -103,6 +103,15 @@ void GradientReducer::Impl::leave_out(std::uint32_t parameter) {
   left_out_ = true;
 }
 
+// What this rank would pay as an owner, or learn of a sum, it does to memory that nobody reads.
+void GradientReducer::Impl::leave_alone(std::uint32_t parameter) {
+  Slot& slot = slots_[parameter];
+  nowhere_[parameter] = true;
+  if (!slot.owner.residual_out.empty()) slot.owner = residuals_.idle_owner(parameter);
+  if (!slot.memory.out.empty()) slot.memory.out = residuals_.idle_memory(parameter);
+  leave_out(parameter);
+}
+
 void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
   const Slot& slot = slots_[parameter];
   const HostCopy gradient(slot.input, options_.stream);
@@ -150,7 +159,9 @@ void GradientReducer::Impl::take_gradient(std::uint32_t parameter,
                                           const std::optional<Given>& given,
                                           Contribution contribution) {
   if (given.has_value()) bind_gradient(parameter, *given);
-  if (!contributes(parameter, contribution))
+  if (contribution == Contribution::kNowhere)
+    leave_alone(parameter);
+  else if (!contributes(parameter, contribution))
     leave_out(parameter);
   else if (left_out_)
     residence_->set_active(parameter, true);
@@ -344,8 +355,9 @@ void GradientReducer::Impl::complete_step() {
     for (std::size_t i = 0; i < slots_.size(); ++i) residence_->set_active(i, true);
   left_out_ = false;
   residuals_.commit([this](std::size_t parameter) {
-    return step_.is_ready(static_cast<std::uint32_t>(parameter));
+    return step_.is_ready(static_cast<std::uint32_t>(parameter)) && !nowhere_[parameter];
   });
+  nowhere_.assign(slots_.size(), false);
   bind_residuals();
   forget_gradients();
   snapshot_totals();

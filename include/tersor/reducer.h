@@ -42,13 +42,16 @@ enum class SendingOrder : std::uint8_t {
 };
 
 /// What a parameter that is ready brings: its gradient; or nothing on this rank: it then sends
-/// zeros, keeps its residual, and gets the result all the same.
+/// zeros, keeps its residual, and gets the result all the same; or nothing on any.
 enum class Contribution : std::uint8_t {
   kGradient,
   kNone,  ///< the gradient's memory is cleared
   /// As kNone where all bits of the gradient are 0, as of a parameter that this rank did not use.
   /// On a device, where a look would have to wait, as kGradient.
   kGradientUnlessZero,
+  /// No rank has a gradient, and all say so: the result is zeros, and all that is kept of the
+  /// parameter stays as it was, an owner's residual too (with kNone that goes into the result).
+  kNowhere,
 };
 
 /// Whether the residuals from before the last step are kept, so that `discard_step` can bring them

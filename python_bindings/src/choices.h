@@ -46,7 +46,8 @@ struct Choice<ProgressBy> {
 template <>
 struct Choice<Contribution> {
   static constexpr std::string_view kWhat = "contribution";
-  static constexpr std::string_view kTexts[] = {"gradient", "none", "gradient-unless-zero"};
+  static constexpr std::string_view kTexts[] = {"gradient", "none", "gradient-unless-zero",
+                                                "nowhere"};
 };
 
 template <>

@@ -96,7 +96,8 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            nb::keep_alive<0, 1>(),
            "The gradient is there: it may be sent from now on, and is left alone until the handle "
            "is done or `wait` returned. `contribution`: \"none\" sends zeros and keeps the "
-           "residual; \"gradient-unless-zero\" does so where the gradient is nothing but zeros.")
+           "residual; \"gradient-unless-zero\" does so where the gradient is nothing but zeros; "
+           "\"nowhere\", said by all ranks, leaves all alone that is kept of the parameter.")
       .def("add_sharded", &ArrayReducer::add_sharded, "name"_a, "like"_a, "shape"_a,
            "shard_count"_a,
            "Adds a parameter of this shape of which every rank gets a shard of so many values, "

@@ -13,7 +13,7 @@ from tersor.collectives import Algorithm, Reduction
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Contribution = Literal["gradient", "none", "gradient-unless-zero"]
+Contribution = Literal["gradient", "none", "gradient-unless-zero", "nowhere"]
 
 
 class ReducerOptions(TypedDict, total=False):

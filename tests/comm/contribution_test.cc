@@ -108,6 +108,39 @@ TEST(Contributions, AParameterThatNeverHadAGradientIsMissedAllTheSame) {
   EXPECT_EQ(errors, 2);
 }
 
+// What three ranks' steps give, of two parameters in one message, with a step between any two of
+// them that brings nothing of the first.
+std::vector<Values> results(const std::string& codec, Transactions transactions, bool interrupted) {
+  constexpr std::size_t kCount = 64 * 128;
+  std::vector<Values> results(3);
+  run_ranks(3, {}, [&](Transport& transport) {
+    const auto rank = static_cast<std::size_t>(transport.rank());
+    GradientReducer reducer(transport, {.codec = codec, .transactions = transactions});
+    for (const char* name : {"w", "v"})
+      reducer.add(name, {.count = kCount, .rows = 64, .columns = 128});
+    const auto step = [&](Contribution contribution, Values gradient) {
+      Values other = gaussian(kCount, 7);
+      reducer.ready("w", gradient, contribution);
+      reducer.ready("v", other);
+      reducer.wait();
+      return gradient;
+    };
+    for (std::size_t i = 0; i < 4; ++i) {
+      const Values result = step(Contribution::kGradient, gaussian(kCount, 3 * i + rank));
+      results[rank].insert(results[rank].end(), result.begin(), result.end());
+      if (interrupted) EXPECT_EQ(step(Contribution::kNowhere, Values(kCount, 1)), Values(kCount));
+      if (interrupted && transactions == Transactions::kOn && i % 2 == 1) reducer.discard_step();
+    }
+  });
+  return results;
+}
+
+TEST(Contributions, WhatNoRankBringsIsLeftAlone) {
+  for (const char* codec : {"int8+ef", "bf16+ef", "topk:density=0.05+ef", "lowrank:rank=2+ef"})
+    for (const Transactions transactions : {Transactions::kOff, Transactions::kOn})
+      EXPECT_EQ(results(codec, transactions, true), results(codec, transactions, false)) << codec;
+}
+
 // What went before is the caller's again, so no later step may write there.
 TEST(Contributions, AGradientGivenAnewIsLeftAloneInLaterSteps) {
   std::atomic<int> errors = 0;
