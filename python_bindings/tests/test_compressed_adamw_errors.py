@@ -107,8 +107,11 @@ def names_parameters(rank: int, count: int) -> None:
     table(torch.tensor([rank])).sum().backward()
     with pytest.raises(tersor.InvalidArgument, match=r"parameter.0 is sparse.*sparse=False"):
         optimizer.step()
-    with pytest.raises(tersor.InvalidArgument, match="make it anew"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3).double())]})
+    optimizer.zero_grad()
+    optimizer.param_groups[1]["params"][0].sum().backward()
+    with pytest.raises(tersor.InvalidArgument, match=r"parameter.1 \(float64\)"):
+        optimizer.step()
 
 
 def test_wrong_parameters_are_named() -> None:

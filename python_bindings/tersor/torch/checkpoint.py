@@ -66,6 +66,27 @@ def load_reducer(
         raise InvalidArgument(f"the state has no entry {missing}") from None
 
 
+def move_residuals(
+    old: _core.GradientReducer, new: _core.GradientReducer, steps_back: int = 0
+) -> None:
+    """From a reducer to one of more parameters, before its first step; a collective call.
+
+    By the sum over ranks: who owns which part of a parameter depends on its number. ``steps_back``:
+    so many steps fewer are counted.
+    """
+    state = ReducerState.read(old.save_portable_state())
+    known = {one.name: one for one in state.parameters}
+    moved = ReducerState()
+    moved.form, moved.reduction, moved.ranks = state.form, state.reduction, state.ranks
+    moved.step = max(state.step - steps_back, 0)
+    for own in ReducerState.read(new.save_state()).parameters:
+        one = known.get(own.name, own)
+        new_count = own.count if own.longest_residual else 0
+        residual = one.residual if one is not own else _zeros(new_count)
+        moved.add(one.name, one.codec, one.count, 0, residual, _zeros(0), one.memory)
+    new.load_state(moved.write())
+
+
 def check_mode(mode: Mode) -> Mode:
     """Raises InvalidArgument for another one."""
     if mode not in get_args(Mode):
@@ -169,8 +190,8 @@ def _read_rows(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None
         residual = _values(saved, "residuals", name, residual_count, rank)
         owner = _values(saved, "owners", name, owner_count, rank)
         memories = saved.get("memories", {})
-        memory = own_row(memories[name], rank) if name in memories else torch.zeros(0)
-        state.add(name, codec, count, first, residual, owner, memory.cpu().numpy())
+        memory = own_row(memories[name], rank).cpu().numpy() if name in memories else _zeros(0)
+        state.add(name, codec, count, first, residual, owner, memory)
 
 
 def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
@@ -180,7 +201,7 @@ def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
 def _values(saved: Mapping[str, Any], entry: str, name: str, count: int, rank: int) -> Any:
     """This rank's values of a parameter, as a NumPy array."""
     if count == 0:
-        return torch.zeros(0).numpy()
+        return _zeros(0)
     rows = saved.get(entry, {})  # a sharded checkpoint does not keep an empty dict
     return own_row(rows[name], rank)[:count].cpu().numpy()
 
@@ -191,10 +212,14 @@ def own_row(rows: Tensor, rank: int) -> Tensor:
 
 
 def _read_sums(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
-    nothing = torch.zeros(0)
     for name, codec, count in _columns(saved):
         residual, memory = (
-            saved.get(entry, {}).get(name, nothing).cpu().numpy()
+            saved[entry][name].cpu().numpy() if name in saved.get(entry, {}) else _zeros(0)
             for entry in ("residuals", "memories")
         )
-        state.add(name, codec, count, 0, residual, nothing.numpy(), memory)
+        state.add(name, codec, count, 0, residual, _zeros(0), memory)
+
+
+def _zeros(count: int) -> Any:
+    """f32, as a NumPy array, whatever PyTorch's default device and dtype are."""
+    return torch.zeros(count, dtype=torch.float32, device="cpu").numpy()

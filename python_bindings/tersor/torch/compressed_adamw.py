@@ -13,32 +13,32 @@ first, and the common momentum of these is exchanged, with feedback behind the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
 from tersor._core import InvalidArgument
-from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
-from tersor.torch.checkpoint import Mode
+from tersor.torch.checkpoint import Mode, move_residuals
 from tersor.torch.compressed_adamw_state import Kept, load, save
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
+    OptimizedParameters,
     is_supported,
     literal_pattern,
     local_shard,
     only_device,
-    optimized_parameters,
     reason_of,
+    refuse_sharded,
 )
+from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.side_stream import SideStream
 
@@ -67,8 +67,10 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
     smaller: learning rates want to be up to two or three times those of AdamW. Parameters that
     travel by a codec without ``+ef`` (without ``rules`` those of one dimension and those under
     4,096 values, as bf16) go by AdamW on the mean gradient. A parameter without a gradient on this
-    rank counts as one whose gradient is zero. Ranks must begin with equal parameters: nothing is
-    broadcast here. Moments of parameters with ``+ef`` are float32, whatever the parameters are.
+    rank counts as one whose gradient is zero; one that no rank has a gradient of is left alone. One
+    that is unfrozen, or added, takes part from its first gradient on. Ranks must begin with equal
+    parameters: nothing is broadcast here. Moments of parameters with ``+ef`` are float32, whatever
+    the parameters are.
 
     A ``GradScaler`` goes around it as around any optimizer: a gradient that is not finite on one
     rank skips the step on all of them, and changes nothing on any.
@@ -103,21 +105,16 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         for one in self.param_groups:
             _check_group(one)
         self._group = group
-        self._parameters = optimized_parameters(self, _names_in(self))
-        self._device = only_device(self._parameters)
-        self._transport = transport(group, self._device)
-        _check_parameters(self._parameters, self._process_group())
-        options = _checked(options)
-        codecs = chosen_codecs(options, _shards(self._parameters))
-        self._with_feedback = frozenset(
-            name for name, codec in codecs.items() if Codec(codec).has_feedback
-        )
+        self._options = _checked(options)
+        self._dense_codec, self._dense_steps = dense_codec, dense_steps
         if dense_steps != 0:
-            _refuse_schedule(options)
-            options = {**options, "rules": self._schedule(codecs, dense_codec, dense_steps)}
-        self._begin()
-        self._side_stream = SideStream(self._device, options)
-        self.reducer = self._make_reducer(self._side_stream.options)
+            _check_schedule(self._options, dense_steps)
+        self._optimized = OptimizedParameters(self, None)
+        self._transport = transport(group, only_device(self._parameters))
+        self._codecs: dict[str, str] = {}
+        self._with_feedback: set[str] = set()
+        self.reducer = self._make_reducer(self._begin(self._parameters))
+        self._presence = Presence(group, options)
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
 
     @torch.no_grad()
@@ -132,10 +129,12 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = {name: _gradient(name, one) for name, one in self._parameters.items()}
-        if self._not_finite():
+        somewhere = self._somewhere()
+        if somewhere is None:
             self.skipped_steps += 1
             return loss
+        self._take_in([name for name in somewhere if name not in self._parameters])
+        gradients = {name: _gradient(name, self._parameters[name]) for name in somewhere}
         self._unscale(gradients)
         self._move(gradients, self._exchanged(gradients))
         return loss
@@ -163,34 +162,52 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         self.state.update(moments)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after the beginning: which parameters there are was agreed among the ranks."""
-        if hasattr(self, "reducer"):
-            raise InvalidArgument("parameters cannot be added to a CompressedAdamW: make it anew")
+        """Between two steps, on all ranks alike."""
         super().add_param_group(param_group)
+        _check_group(self.param_groups[-1])
 
-    def _schedule(
-        self, codecs: Mapping[str, str], dense_codec: str, dense_steps: int
-    ) -> list[tuple[str, str, int]]:
-        if dense_steps < 0:
-            raise InvalidArgument(f"dense_steps={dense_steps}: 0 or more")
-        rules = []
-        for name, codec in codecs.items():
-            pattern, later = literal_pattern(name), name in self._with_feedback
-            if later:
-                rules.append((pattern, dense_codec, 0))
-            rules.append((pattern, codec, dense_steps if later else 0))
-        return rules
+    @property
+    def _parameters(self) -> dict[str, Tensor]:
+        return self._optimized.taking_part
 
-    def _begin(self) -> None:
-        for name, parameter in self._parameters.items():
+    def _begin(self, newcomers: Mapping[str, Tensor]) -> ReducerOptions:
+        """Moments of parameters that will take part; how the reducer of all is made then."""
+        _check_parameters(newcomers, self._process_group())
+        codecs = chosen_codecs(self._options, _shards(newcomers))
+        self._codecs.update(codecs)
+        self._with_feedback |= {name for name in codecs if Codec(codecs[name]).has_feedback}
+        for name, parameter in newcomers.items():
             dtype = torch.float32 if name in self._with_feedback else parameter.dtype
             self.state[parameter] = {
-                "step": torch.tensor(0.0),
+                "step": torch.tensor(0.0, dtype=torch.float32, device="cpu"),
                 "exp_avg": torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
             }
+        if self._dense_steps == 0:
+            return self._options
+        return {**self._options, "rules": self._schedule()}
+
+    def _take_in(self, newcomers: Collection[str]) -> None:
+        """Parameters that had no gradient before, of all ranks alike."""
+        if not newcomers:
+            return
+        options = self._begin({name: self._optimized.all[name] for name in newcomers})
+        self._optimized.join(newcomers)
+        before, self.reducer = self.reducer, self._make_reducer(options)
+        move_residuals(before, self.reducer)
+
+    def _schedule(self) -> list[tuple[str, str, int]]:
+        rules = []
+        for name, codec in self._codecs.items():
+            pattern, later = literal_pattern(name), name in self._with_feedback
+            if later:
+                rules.append((pattern, self._dense_codec, 0))
+            rules.append((pattern, codec, self._dense_steps if later else 0))
+        return rules
 
     def _make_reducer(self, options: ReducerOptions) -> GradientReducer:
+        self._side_stream = SideStream(only_device(self._parameters), options)
+        options = self._side_stream.options
         sent = _shards({name: self.state[one]["exp_avg"] for name, one in self._parameters.items()})
         reducer = GradientReducer(
             self._transport, **with_message_sizes(options, self._transport, sent.values())
@@ -203,23 +220,23 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         return Kept(
             {name: self.state[one] for name, one in self._parameters.items()},
             [len(group["params"]) for group in self.param_groups],
-            self._with_feedback,
+            frozenset(self._with_feedback),
             self.reducer,
             self._transport,
             self._process_group(),
         )
 
-    def _steps(self) -> int:
-        return int(self.state[next(iter(self._parameters.values()))]["step"])
-
-    def _not_finite(self) -> bool:
-        """Whether a scaler found an infinity on any rank; asked only where there is a scaler."""
-        found = getattr(self, "found_inf", None)
-        if found is None:
-            return False
-        flag = torch.full((1,), float(found), device=self._device)
-        allreduce(self._transport, flag, codec="none")
-        return bool(flag.item() != 0)
+    def _somewhere(self) -> list[str] | None:
+        """Those of all parameters that some rank has a gradient of; None where a scaler found an
+        infinity on some rank. A collective call."""
+        self._optimized.follow_groups()
+        every = self._optimized.all
+        infinite = float(getattr(self, "found_inf", 0.0)) != 0
+        flags = [one.grad is not None for one in every.values()]
+        *counts, skips = self._presence.counts([*flags, infinite])
+        if skips > 0:
+            return None
+        return [name for name, count in zip(every, counts, strict=True) if count > 0]
 
     def _unscale(self, gradients: Mapping[str, Tensor]) -> None:
         scale = getattr(self, "grad_scale", None)
@@ -229,40 +246,45 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
 
     def _exchanged(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The common momenta, and of parameters without feedback the mean gradients."""
-        step = self._steps() + 1
         sent = {}
-        for name, group, state in self._entries():
+        for name, group, state in self._entries(gradients):
             sent[name] = gradients[name]
             if name in self._with_feedback:
-                sent[name] = _own_momentum(gradients[name], state, group, step)
-            self._side_stream.take_over()
-            self.reducer.ready(name, sent[name])
+                sent[name] = _own_momentum(gradients[name], state, group)
+        self._side_stream.take_over()
+        for name, parameter in self._parameters.items():
+            if name in sent:
+                self.reducer.ready(name, sent[name])
+            else:
+                nothing = torch.empty_like(local_shard(self.state[parameter]["exp_avg"]))
+                self.reducer.ready(name, nothing, "nowhere")
         self.reducer.wait()
         self._side_stream.give_back()
         return sent
 
     def _move(self, gradients: Mapping[str, Tensor], common: Mapping[str, Tensor]) -> None:
-        for name, group, state in self._entries():
+        for name, group, state in self._entries(gradients):
             weights = local_shard(self._parameters[name])
             if name in self._with_feedback:
                 _follow(weights, gradients[name], common[name], state, group)
             else:
                 _adamw(weights, common[name], state, group)
 
-    def _entries(self) -> Iterator[tuple[str, Group, dict[str, Tensor]]]:
-        """Name, parameter group and moments of each parameter."""
+    def _entries(self, names: Collection[str]) -> Iterator[tuple[str, Group, dict[str, Tensor]]]:
+        """Name, parameter group and moments of these parameters."""
         groups = {id(one): group for group in self.param_groups for one in group["params"]}
-        for name, parameter in self._parameters.items():
+        for name in names:
+            parameter = self._parameters[name]
             state = {key: local_shard(value) for key, value in self.state[parameter].items()}
             yield name, groups[id(parameter)], state
 
 
-def _own_momentum(gradient: Tensor, state: dict[str, Tensor], group: Group, step: int) -> Tensor:
+def _own_momentum(gradient: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
     """p of this rank, in memory of its own; the moments stay until all ranks have it."""
     beta1, beta2 = group["betas"]
     average, variance = state["exp_avg"], state["exp_avg_sq"]
     gradient = gradient.to(variance.dtype)
-    correction = 1 - beta2**step
+    correction = 1 - beta2 ** (int(state["step"]) + 1)
     root = torch.mul(variance, beta2 / correction)
     root.addcmul_(gradient, gradient, value=(1 - beta2) / correction).sqrt_().add_(group["eps"])
     return torch.div(gradient, root, out=root).mul_(1 - beta1).add_(average, alpha=beta1)
@@ -314,16 +336,6 @@ def _gradient(name: str, parameter: Tensor) -> Tensor:
     return local_shard(parameter.grad)
 
 
-def _names_in(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]] | None:
-    """As ``named_parameters()`` gave them; None where parameters came without names."""
-    groups = optimizer.param_groups
-    if not all("param_names" in group for group in groups):
-        return None
-    return [
-        pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)
-    ]
-
-
 def _check_group(group: Group) -> None:
     """Raises InvalidArgument for what AdamW refuses."""
     for name in ("lr", "eps", "weight_decay"):
@@ -351,7 +363,9 @@ def _checked(options: ReducerOptions) -> ReducerOptions:
     return {**found, "rules": rules}
 
 
-def _refuse_schedule(options: ReducerOptions) -> None:
+def _check_schedule(options: ReducerOptions, dense_steps: int) -> None:
+    if dense_steps < 0:
+        raise InvalidArgument(f"dense_steps={dense_steps}: 0 or more")
     if any(len(rule) > 2 for rule in options.get("rules", ())):
         raise InvalidArgument("dense_steps= and rules with steps: say all of it by rules")
 
@@ -369,11 +383,6 @@ def _check_parameters(parameters: Mapping[str, Tensor], group: dist.ProcessGroup
             f"CompressedAdamW takes parameters of float32, bfloat16 and float16, not "
             f"{', '.join(refused)}"
         )
-    others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
-    for name, one in parameters.items():
-        if isinstance(one, DTensor) and others & set(one.device_mesh.mesh.flatten().tolist()):
-            raise InvalidArgument(
-                f"{name} is sharded over ranks of the group, so that its gradient is a mean "
-                "already and no rank's own: shard over other ranks than those of group= (a host's, "
-                "say), or use tersor.torch.compress with a codec of two bits or more"
-            )
+    refuse_sharded(
+        parameters, group, "or use tersor.torch.compress with a codec of two bits or more"
+    )

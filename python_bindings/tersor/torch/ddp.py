@@ -22,6 +22,7 @@ from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.parameters import (
     Names,
     Unsupported,
+    frozen_parameters,
     is_supported,
     only_device,
     reason_of,
@@ -59,6 +60,7 @@ class HookState(ReducerReporting):
     ) -> None:
         """``process_group``: DDP's, default all ranks. The rest as of ``compress``."""
         self._names = Names(None if model is None else trained_parameters(_inner(model)))
+        self._frozen = {} if model is None else frozen_parameters(_inner(model))
         self._group = process_group
         self._options = options
         self._unsupported_means: Unsupported = unsupported
@@ -139,6 +141,7 @@ class HookState(ReducerReporting):
         parameters = trained_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
         self._names = Names(parameters)
+        self._frozen = frozen_parameters(model.module, model.parameters_to_ignore)
         self._unsupported = unsupported_parameters(model.module, parameters)
         self._report_unsupported()
         self._make_reducer(
@@ -164,6 +167,8 @@ class HookState(ReducerReporting):
     def _begin(self) -> Backward:
         backward = Backward(self._stream)
         with backward.guard():
+            if not self._removed:
+                _refuse_unfrozen(self._frozen)
             if self._reducer is not None and self._loss_scale is not None:
                 self._loss_scale.follow(self._reducer)
         return backward
@@ -304,6 +309,17 @@ def compress(
         state.close()
         raise
     return state
+
+
+def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
+    """Raises InvalidArgument where one wants a gradient now: ranks would part without a word."""
+    if found := [name for name, one in frozen.items() if one.requires_grad]:
+        raise InvalidArgument(
+            f"{', '.join(found)}: frozen when DistributedDataParallel was made, which exchanges "
+            "no gradient that it did not see then; call tersor.torch.group.close(), wrap the "
+            "module in a new one and compress that; or make it while all is to be trained, with "
+            "find_unused_parameters=True, and freeze then"
+        )
 
 
 def _inner(model: nn.Module) -> nn.Module:

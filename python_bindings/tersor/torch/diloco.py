@@ -9,7 +9,7 @@ residuals that decay instead, it is SparseLoCo (Sarfi et al. 2025, arXiv:2508.15
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +18,10 @@ import torch.distributed as dist
 from tersor._core import InvalidArgument
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions
-from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
-from tersor.torch.parameters import trained_parameters
+from tersor.torch.parameters import only_device, unwrapped
+from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.side_stream import SideStream
 
@@ -56,7 +57,9 @@ class DiLoCo(ReducerReporting):
             outer.step()    # every 500th call exchanges; the others return at once
 
     Besides the model it keeps one copy of the parameters, the outer optimizer's state, and for
-    ``+ef`` the residuals. Buffers (running means of batch norms) stay each rank's own.
+    ``+ef`` the residuals. Buffers (running means of batch norms) stay each rank's own. A parameter
+    that no rank has moved since the last exchange is left alone. One that is unfrozen takes part
+    from the next exchange on, at which all ranks take the mean of theirs, uncompressed.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class DiLoCo(ReducerReporting):
         parameters, once; :func:`nesterov` or :func:`averaging`, or any other. ``residual_factor``:
         from 0 to 1, what ``+ef`` held back is multiplied by before each exchange; 0.95 in
         SparseLoCo. ``group``: who takes part, default the whole world. Parameters that want no
-        gradient are left alone.
+        gradient are left alone while they want none.
         """
         if every < 1:
             raise InvalidArgument(f"every={every}: at least 1 step between two exchanges")
@@ -84,23 +87,20 @@ class DiLoCo(ReducerReporting):
         self.every = every
         self.residual_factor = residual_factor
         self.steps = 0
-        self._parameters = trained_parameters(model)
+        self._model = model
+        self._parameters = {n: one for n, one in self._every().items() if one.requires_grad}
         if not self._parameters:
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
-        device = next(iter(self._parameters.values())).device
-        ranks = transport(group, device)
-        _broadcast(ranks, self._parameters)
-        self._start = {
-            name: torch.nn.Parameter(p.detach().clone()) for name, p in self._parameters.items()
-        }
+        self._options = options
+        self._device = only_device(self._parameters)
+        self._transport = transport(group, self._device)
+        _broadcast(self._transport, self._parameters)
+        self._start: dict[str, torch.nn.Parameter] = {}
+        self._take_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
-        self._side_stream = SideStream(device, options)
-        parameters = self._parameters.values()
-        options = with_message_sizes(self._side_stream.options, ranks, parameters)
-        self.reducer = GradientReducer(ranks, **options)
-        for name, start in self._start.items():
-            self.reducer.add(name, start.detach())
+        self.reducer = self._make_reducer()
+        self._presence = Presence(group, options)
 
     def step(self) -> bool:
         """To be called after each inner step, by all ranks. Returns whether this one exchanged."""
@@ -117,22 +117,23 @@ class DiLoCo(ReducerReporting):
         Raises TransportError where a rank is gone or does something else; the model then is as it
         was.
         """
-        differences = [
-            (name, start, start - self._parameters[name]) for name, start in self._start.items()
-        ]
+        differences = {name: start - self._parameters[name] for name, start in self._start.items()}
+        somewhere = self._somewhere(differences)
         if self.residual_factor != 1:
             self.reducer.scale_residuals(self.residual_factor)
         self._side_stream.take_over()
-        for name, _, difference in differences:
-            self.reducer.ready(name, difference)
+        for name, difference in differences.items():
+            self.reducer.ready(name, difference, "gradient" if name in somewhere else "nowhere")
         self.reducer.wait()
         self._side_stream.give_back()
-        for _, start, difference in differences:
-            start.grad = difference
+        for name, start in self._start.items():
+            start.grad = differences[name] if name in somewhere else None
         self.outer_optimizer.step()
         self.outer_optimizer.zero_grad()
-        for name, start in self._start.items():
-            self._parameters[name].copy_(start)
+        for name in differences:
+            if name in somewhere:
+                self._parameters[name].copy_(self._start[name])
+        self._take_in([name for name in somewhere if name not in self._start])
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """What a run goes on from: the last start, the outer optimizer, the residuals.
@@ -162,6 +163,55 @@ class DiLoCo(ReducerReporting):
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]
+
+    def _every(self) -> dict[str, torch.nn.Parameter]:
+        return unwrapped(dict(self._model.named_parameters()))
+
+    def _make_reducer(self) -> GradientReducer:
+        self._side_stream = SideStream(self._device, self._options)
+        options = with_message_sizes(
+            self._side_stream.options, self._transport, self._parameters.values()
+        )
+        reducer = GradientReducer(self._transport, **options)
+        for name, start in self._start.items():
+            reducer.add(name, start.detach())
+        return reducer
+
+    def _somewhere(self, differences: Mapping[str, torch.Tensor]) -> list[str]:
+        """The parameters that some rank has moved, and those that some rank trains and none did at
+        the last exchange; a collective call."""
+        moved = torch.stack([one.any() for one in differences.values()]).tolist()
+        own = dict(zip(differences, moved, strict=True))
+        every = self._every()
+        flags = [own.get(name, one.requires_grad) for name, one in every.items()]
+        counts = self._presence.counts(flags)
+        return [name for name, count in zip(every, counts, strict=True) if count > 0]
+
+    def _take_in(self, newcomers: Collection[str]) -> None:
+        """Parameters that were frozen at the last exchange: all ranks go on from their mean."""
+        if not newcomers:
+            return
+        every = self._every()
+        for name in newcomers:
+            allreduce(self._transport, every[name].detach(), codec="none", reduction="mean")
+        self._parameters = {
+            name: one for name, one in every.items() if name in self._start or name in newcomers
+        }
+        self._take_start(self._parameters)
+        before, self.reducer = self.reducer, self._make_reducer()
+        move_residuals(before, self.reducer)
+        (group, *others) = self.outer_optimizer.param_groups
+        if others:
+            self.outer_optimizer.add_param_group({"params": [self._start[n] for n in newcomers]})
+        else:
+            group["params"][:] = self._start.values()  # in the order of a new one's
+
+    def _take_start(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        before = self._start
+        self._start = {
+            name: before[name] if name in before else torch.nn.Parameter(one.detach().clone())
+            for name, one in parameters.items()
+        }
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,15 +17,16 @@ import torch.distributed as dist
 from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs, warn_of
-from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
+    OptimizedParameters,
     Unsupported,
     is_supported,
-    optimized_parameters,
     reason_of,
     report_unsupported,
 )
+from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.side_stream import SideStream
 
@@ -55,8 +56,9 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             optimizer.step()
 
     A parameter without a gradient on this rank contributes zeros, keeps its residual, and gets the
-    mean of the others; one that no rank used has a gradient of zeros afterwards. Ranks must begin
-    with equal parameters: nothing is broadcast here.
+    mean of the others; one that no rank has a gradient of is left alone. One that is unfrozen, or
+    added to the wrapped optimizer, is exchanged from its first gradient on. Ranks must begin with
+    equal parameters: nothing is broadcast here.
 
     ``state_dict`` is the wrapped optimizer's own; ``residual_state_dict`` goes beside it.
     """
@@ -73,9 +75,10 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     ) -> None:
         """``named_parameters``: as ``model.named_parameters()``; rules look at these names.
 
-        Default names are ``"parameter.0"``, …, in the optimizer's order. Parameters that the
-        optimizer does not have are left alone. ``group``: who takes part, default the whole world.
-        ``backward_passes_per_step``: how many gradients are accumulated before they are sent.
+        Default names are those of the optimizer's groups, or ``"parameter.0"``, …, in its order.
+        Parameters that the optimizer does not have are left alone. ``group``: who takes part,
+        default the whole world. ``backward_passes_per_step``: how many gradients are accumulated
+        before they are sent.
         ``unsupported``: what gradients mean that cannot be encoded: with ``"warn"`` float64 and
         complex ones travel uncompressed, and sparse ones are made dense, which is told once; with
         ``"error"`` they raise. ``options``: as of ``tersor.GradientReducer``.
@@ -86,25 +89,24 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             raise InvalidArgument(
                 f"backward_passes_per_step={backward_passes_per_step}: at least 1"
             )
-        self._parameters = optimized_parameters(optimizer, named_parameters)
         self._adopt(optimizer)
+        self._optimized = OptimizedParameters(optimizer, named_parameters)
+        if not self._optimized.all:
+            raise InvalidArgument("the optimizer has no parameters")
         self._group = group
+        self._options = options
         self._unsupported = unsupported
-        self._uncompressed = {
-            name: reason_of(one) for name, one in self._parameters.items() if not is_supported(one)
-        }
-        report_unsupported(self._uncompressed, unsupported)
+        self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step
-        self._passes = dict.fromkeys(self._parameters, 0)
+        self._passes: dict[str, int] = {}
         self._ready: dict[str, int] = {}  # the version of each gradient that is being sent
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = False
         self._skip = False
-        self.reducer = self._make_reducer(options)
+        self._take_part(self._parameters)
+        self.reducer = self._make_reducer()
+        self._presence = Presence(group, options)
         warn_of(optimizer, chosen_codecs(options, self._compressed()))
-        for name, parameter in self._parameters.items():
-            watch = _watch(weakref.ref(self), name)
-            parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """Sends what was not sent yet and waits: every gradient is the mean over ranks now.
@@ -115,21 +117,18 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         """
         changed = self._changed()
         try:
-            for name, parameter in self._parameters.items():
-                if name not in self._ready:
-                    self._send(name, parameter)
+            somewhere = self._somewhere()
+            self._send_rest(self._parameters, somewhere)
         finally:  # nor is zero_grad refused after an error
-            self._passes = dict.fromkeys(self._parameters, 0)
+            self._passes.clear()
             self._ready.clear()
-        self.reducer.wait()
-        self._side_stream.give_back()
+        self._wait(somewhere)
+        self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
         if changed:
             raise InvalidArgument(
                 f"the gradient of {changed[0]} was changed while it was being sent: call "
                 "synchronize() before clipping, and before a scaler's unscale_"
             )
-        for name in self._uncompressed:
-            self._average(self._parameters[name])
         self._synchronized = True
 
     @contextlib.contextmanager
@@ -194,8 +193,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         load_reducer(self.reducer, self._process_group(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: which parameters there are was agreed among the ranks."""
-        raise InvalidArgument("parameters cannot be added to a DistributedOptimizer: wrap it anew")
+        """To the wrapped optimizer, between two steps, on all ranks alike."""
+        self.optimizer.add_param_group(param_group)
 
     def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes this an optimizer in the eyes of schedulers and scalers, over the same groups."""
@@ -208,16 +207,69 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self.param_groups = self.optimizer.param_groups
         self.state = self.optimizer.state
 
-    def _make_reducer(self, options: ReducerOptions) -> GradientReducer:
-        device = next(iter(self._parameters.values())).device
+    @property
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return self._optimized.taking_part
+
+    def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
+        found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
+        report_unsupported(found, self._unsupported)
+        self._uncompressed.update(found)
+        for name, parameter in newcomers.items():
+            if parameter.requires_grad:  # a rank may have it frozen still
+                watch = _watch(weakref.ref(self), name)
+                parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
+
+    def _make_reducer(self) -> GradientReducer:
+        device = next(iter(self._optimized.all.values())).device
         ranks = transport(self._group, device)
-        self._side_stream = SideStream(device, options)
+        self._side_stream = SideStream(device, self._options)
         parameters = self._parameters.values()
         options = with_message_sizes(self._side_stream.options, ranks, parameters)
         reducer = GradientReducer(ranks, **options)
         for name, parameter in self._compressed().items():
             reducer.add(name, parameter.detach())
         return reducer
+
+    def _somewhere(self) -> list[str]:
+        """Those of all parameters that some rank has a gradient of; a collective call."""
+        self._optimized.follow_groups()
+        every = self._optimized.all
+        counts = self._presence.counts([one.grad is not None for one in every.values()])
+        return [name for name, count in zip(every, counts, strict=True) if count > 0]
+
+    def _send_rest(self, names: Iterable[str], somewhere: Collection[str]) -> None:
+        for name in names:
+            if name in self._ready:
+                continue
+            if name in somewhere:
+                self._send(name, self._parameters[name])
+            elif name not in self._uncompressed:
+                nothing = torch.empty_like(self._parameters[name], requires_grad=False)
+                self.reducer.ready(name, nothing, "nowhere")
+
+    def _wait(self, somewhere: Collection[str]) -> None:
+        self.reducer.wait()
+        self._side_stream.give_back()
+        for name in self._uncompressed:
+            if name in somewhere:
+                self._average(self._parameters[name])
+
+    def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
+        """Gradients that were none before, of all ranks alike: they take part from now on.
+
+        They go by themselves, once, in a step of the new reducer that is no step of training.
+        """
+        if not newcomers:
+            return
+        self._optimized.join(newcomers)
+        self._take_part({name: self._parameters[name] for name in newcomers})
+        before, self.reducer = self.reducer, self._make_reducer()
+        move_residuals(before, self.reducer, steps_back=1)
+        self._send_rest(self._parameters, newcomers)
+        self._ready.clear()
+        self._wait(newcomers)
+        self.reducer.relearn_order()
 
     def _compressed(self) -> dict[str, torch.Tensor]:
         return {n: one for n, one in self._parameters.items() if n not in self._uncompressed}
@@ -231,7 +283,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
                 "backward_passes_per_step"
             )
         self._synchronized = False
-        self._passes[name] += 1
+        self._passes[name] = self._passes.get(name, 0) + 1
         if self._passes[name] == self._passes_per_step:
             self._send(name, parameter)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -43,6 +44,20 @@ def trained_parameters(
     )
 
 
+def frozen_parameters(
+    module: nn.Module, ignored: Iterable[str] = ()
+) -> dict[str, torch.nn.Parameter]:
+    """The others, likewise."""
+    left_out = set(ignored)
+    return unwrapped(
+        {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if not (parameter.requires_grad or name in left_out)
+        }
+    )
+
+
 def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
     """The same, in the same order, by names without what PyTorch's wrappers add to them.
 
@@ -54,27 +69,84 @@ def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
     return {plain[name] if uses[plain[name]] == 1 else name: one for name, one in named.items()}
 
 
-def optimized_parameters(
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
-) -> dict[str, torch.Tensor]:
-    """The optimizer's parameters that want a gradient, by name, in the order of the names."""
-    own = [one for group in optimizer.param_groups for one in group["params"]]
-    if named_parameters is None:
-        named_parameters = ((f"parameter.{index}", one) for index, one in enumerate(own))
-    wanted = {id(one) for one in own if one.requires_grad}
-    named: dict[str, torch.Tensor] = {}
-    for name, parameter in named_parameters:
-        if name in named:
+class OptimizedParameters:
+    """What an optimizer has, by name, in the order of the names.
+
+    Attributes:
+        all: also those that want no gradient.
+        taking_part: those that are exchanged, the same on all ranks: at first those that want one.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    ) -> None:
+        """``named_parameters``: of all that want a gradient, at least. Default: the names that
+        groups have, or ``"parameter.0"``, …."""
+        self._optimizer = optimizer
+        self._named = _by_identity(named_parameters or ())
+        self.all: dict[str, torch.Tensor] = {}
+        if named_parameters is not None:
+            self._check_names()
+        self.follow_groups()
+        self.taking_part = {name: one for name, one in self.all.items() if one.requires_grad}
+
+    def follow_groups(self) -> None:
+        """Takes in what was added to the optimizer's groups since."""
+        own = {id(one): one for one in self._own()}
+        if own.keys() == {id(one) for one in self.all.values()}:
+            return
+        in_groups = _names_in_groups(self._optimizer)
+        for index, (key, one) in enumerate(own.items()):
+            self._named.setdefault(key, (in_groups.get(key, f"parameter.{index}"), one))
+        named = {name: one for key, (name, one) in self._named.items() if key in own}
+        if len(named) < len(own):
+            raise InvalidArgument("two parameters of the optimizer have one name")
+        self.all = unwrapped(named)
+
+    def join(self, newcomers: Collection[str]) -> None:
+        """These take part from now on."""
+        self.taking_part = {
+            name: one
+            for name, one in self.all.items()
+            if name in self.taking_part or name in newcomers
+        }
+
+    def _own(self) -> list[torch.Tensor]:
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
+
+    def _check_names(self) -> None:
+        wanted = {id(one) for one in self._own() if one.requires_grad}
+        if found := wanted - self._named.keys():
+            raise InvalidArgument(
+                f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
+                f"{len(wanted) - len(found)} of them: pass model.named_parameters() of the same "
+                "model"
+            )
+
+
+def _by_identity(
+    named: Iterable[tuple[str, torch.Tensor]],
+) -> dict[int, tuple[str, torch.Tensor]]:
+    """Raises InvalidArgument where a name stands for two parameters."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    names: set[str] = set()
+    for name, parameter in named:
+        if name in names:
             raise InvalidArgument(f"two parameters are called {name!r} in named_parameters")
-        if id(parameter) in wanted:
-            named[name] = parameter
-    if len(named) != len(wanted):
-        raise InvalidArgument(
-            f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
-            f"{len(named)} of them: pass model.named_parameters() of the same model"
-        )
-    return unwrapped(named)
+        names.add(name)
+        found.setdefault(id(parameter), (name, parameter))
+    return found
+
+
+def _names_in_groups(optimizer: torch.optim.Optimizer) -> dict[int, str]:
+    """Of those that came to the optimizer with their names."""
+    return {
+        id(one): name
+        for group in optimizer.param_groups
+        for one, name in zip(group["params"], group.get("param_names", ()), strict=False)
+    }
 
 
 def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
@@ -91,6 +163,21 @@ def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
 def local_shard(values: torch.Tensor) -> torch.Tensor:
     """What this rank has of a tensor that is sharded; else the tensor itself."""
     return values.to_local() if isinstance(values, DTensor) else values
+
+
+def refuse_sharded(
+    parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, else_: str
+) -> None:
+    """Raises InvalidArgument for shards whose gradients are no rank's own. ``else_``: what to do
+    else."""
+    others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+    for name, one in parameters.items():
+        if isinstance(one, DTensor) and others & set(one.device_mesh.mesh.flatten().tolist()):
+            raise InvalidArgument(
+                f"{name} is sharded over ranks of the group, so that its gradient is a mean "
+                "already and no rank's own: shard over other ranks than those of group= (a host's, "
+                f"say), {else_}"
+            )
 
 
 def _without_wrappers(name: str) -> str:

@@ -1,0 +1,49 @@
+"""On how many ranks a parameter has a gradient: what all must know alike before they step.
+
+A parameter that no rank has a gradient of is left alone: no decay, no momentum, its residual kept.
+On some ranks a missing gradient is one of zeros. A rank that has all gradients cannot know what the
+others lack, so every step asks: a few bits a parameter, in one message of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from tersor.collectives import CollectiveOptions, allreduce
+from tersor.reducer import ReducerOptions
+from tersor.torch.group import transport
+
+_EXACT = 1 << 24  # below it a float32 is any whole number
+
+
+class Presence:
+    """Counts over the ranks of a process group. All make the same calls in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup | None, options: ReducerOptions) -> None:
+        """``options``: of the reducer beside it, whose time limit it has. A collective call."""
+        self._ranks = transport(group).channel()
+        self._options: CollectiveOptions = {"codec": "none"}
+        if "timeout" in options:
+            self._options["timeout"] = options["timeout"]
+        base, digits = self._ranks.ranks + 1, 1
+        while base ** (digits + 1) <= _EXACT:
+            digits += 1
+        self._base = base
+        self._places = torch.tensor([base**i for i in range(digits)], device="cpu")
+
+    def counts(self, flags: Sequence[bool]) -> list[int]:
+        """On how many ranks each flag is set. A collective call, of as many flags on each.
+
+        Several counts share a number: each is a digit of it, and no sum of digits carries.
+        """
+        digits = len(self._places)
+        padded = [*flags, *[False] * (-len(flags) % digits)]
+        own = torch.tensor(padded, dtype=torch.int64, device="cpu").view(-1, digits)
+        numbers = (own * self._places).sum(1).to(torch.float32)
+        allreduce(self._ranks, numbers, **self._options)
+        found = numbers.to(torch.int64).unsqueeze(1) // self._places % self._base
+        counts: list[int] = found.flatten()[: len(flags)].tolist()
+        return counts

@@ -1,0 +1,134 @@
+"""What holds for all handles over PyTorch: DDP, FSDP2, the optimizers and DiLoCo.
+
+Each sentence stands here once. What only one of them promises is in its own file.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from handles import EXACT, FEW_BITS, FIRST, HANDLES, SECOND, Training
+
+import ranks
+import tersor
+
+every_handle = pytest.mark.parametrize("name", HANDLES)
+
+
+def equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(
+        torch.equal(one, wanted[name]) for name, one in found.items()
+    )
+
+
+def equal_on_ranks(weights: dict[str, torch.Tensor]) -> bool:
+    flat = torch.cat([one.flatten() for one in weights.values()])
+    first = flat.clone()
+    dist.broadcast(first, 0)
+    return torch.equal(first, flat)
+
+
+def moved(training: Training, before: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, one in training.weights().items() if not torch.equal(one, before[name])}
+
+
+def freezes(rank: int, count: int, name: str) -> None:
+    training = HANDLES[name]()
+    training.steps(rank, range(3))
+    before, kept = training.weights(), training.residuals()
+    assert any(one.any() for one in kept.values())
+    training.freeze()
+    training.steps(rank, range(3, 6))
+    assert moved(training, before) == set(SECOND)
+    assert equal(training.residuals(), kept)
+    assert equal_on_ranks(training.weights())
+    training.freeze(False)
+    training.steps(rank, range(6, 9))
+    assert moved(training, before) == {*FIRST, *SECOND}
+    assert not equal(training.residuals(), kept)
+    assert equal_on_ranks(training.weights())
+
+
+@every_handle
+def test_a_layer_that_is_frozen_stays_where_it_is_and_keeps_its_residuals(name: str) -> None:
+    ranks.run(freezes, 3, name)
+
+
+def unfreezes(rank: int, count: int, name: str) -> None:
+    training = HANDLES[name](frozen=True)
+    before = training.weights()
+    training.steps(rank, range(2))
+    assert moved(training, before) == set(SECOND)
+    training.freeze(False)
+    training.steps(rank, range(2, 5))
+    assert moved(training, before) == {*FIRST, *SECOND}
+    assert equal_on_ranks(training.weights())
+    again = HANDLES[name]()
+    again.resume(training.save())
+    for one in (training, again):
+        one.steps(rank, range(5, 8))
+    assert equal(again.weights(), training.weights())
+    assert equal_on_ranks(training.weights())
+
+
+@pytest.mark.parametrize("name", [name for name in HANDLES if name != "DDP"])
+def test_a_layer_that_is_unfrozen_is_exchanged(name: str) -> None:
+    ranks.run(unfreezes, 3, name)
+
+
+def unfreezes_one_rank_later(rank: int, count: int, name: str) -> None:
+    """It counts as zero on ranks where it is frozen still."""
+    training = HANDLES[name](EXACT, frozen=True)
+    training.step(rank, 0)
+    before = training.weights()
+    training.freeze(rank == 1)
+    training.step(rank, 1)
+    assert moved(training, before) == {*FIRST, *SECOND}
+    training.freeze(False)
+    training.step(rank, 2)
+    assert equal_on_ranks(training.weights())
+
+
+@pytest.mark.parametrize("name", ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"])
+def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(name: str) -> None:
+    ranks.run(unfreezes_one_rank_later, 2, name)
+
+
+def adds_a_group(rank: int, count: int, name: str, wrapped: bool) -> None:
+    """A layer that is trained by a group of its own from the third step on."""
+    training = HANDLES[name](FEW_BITS)
+    training.steps(rank, range(2))
+    extra = torch.nn.Linear(3, 3)  # on each rank another
+    with torch.no_grad():
+        extra.weight.copy_(torch.eye(3)), extra.bias.zero_()
+    training.model = torch.nn.Sequential(training.layers, extra)
+    optimizer = training.optimizer.optimizer if wrapped else training.optimizer
+    optimizer.add_param_group({"params": list(extra.named_parameters()), "lr": 0.02})
+    training.steps(rank, range(2, 5))
+    assert not torch.equal(extra.weight, torch.eye(3))
+    assert equal_on_ranks({**training.weights(), **dict(extra.named_parameters())})
+    assert [one["name"] for one in training.handle.statistics()][-2:] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapped"),
+    [("DistributedOptimizer", False), ("DistributedOptimizer", True), ("CompressedAdamW", False)],
+)
+def test_parameters_of_a_group_that_is_added_are_exchanged(name: str, wrapped: bool) -> None:
+    ranks.run(adds_a_group, 2, name, wrapped)
+
+
+def unfreezes_under_ddp(rank: int, count: int) -> str:
+    training = HANDLES["DDP"](frozen=True)
+    training.step(rank, 0)
+    training.freeze(False)
+    with pytest.raises(tersor.Error) as raised:
+        training.step(rank, 1)
+    return str(raised.value)
+
+
+def test_under_ddp_an_error_names_the_layer_that_is_unfrozen() -> None:
+    for message in ranks.run(unfreezes_under_ddp, 2):
+        assert "0.weight" in message
+        assert "DistributedDataParallel" in message

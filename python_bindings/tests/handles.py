@@ -1,0 +1,190 @@
+"""The five handles over PyTorch, each as a training of one small model, for handle_conformance.py.
+
+A training has a model of two layers, on each rank other data, and an optimizer that moves what has
+no gradient no more: it has momentum and decay.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+import tersor.torch
+
+FIRST, SECOND = ("0.weight", "0.bias"), ("2.weight", "2.bias")  # the parameters of each layer
+EXACT = [("0.weight", "none+ef"), ("*", "none")]  # nothing is lost
+FEW_BITS = [("0.weight", "int4+ef"), ("*", "bf16")]
+SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+
+Rules = list[tuple[str, str]]
+
+
+def make_model() -> nn.Sequential:
+    """Equal on all ranks; the first weight is long enough for any codec."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(90, 65), nn.Tanh(), nn.Linear(65, 3))
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(16, 90, generator=torch.Generator().manual_seed(100 * step + rank))
+    return inputs, torch.sin(inputs[:, :3] * 2)
+
+
+class Training:
+    """What all have in common. ``frozen``: the first layer is, at first."""
+
+    optimizer: Any
+    handle: Any  #: which tells what was sent
+
+    def __init__(self, rules: Rules = FEW_BITS, *, frozen: bool = False, **options: Any) -> None:
+        self.layers = make_model()
+        self.freeze(frozen)
+        self.model: nn.Module = self.layers
+        self.wrap({"rules": rules, **options})
+
+    def wrap(self, options: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def freeze(self, frozen: bool = True) -> None:
+        """The first layer, or lets it train again; its gradients go."""
+        for parameter in self.layers[0].parameters():
+            parameter.requires_grad_(not frozen)
+            parameter.grad = None
+
+    def backward(self, rank: int, step: int, scale: float = 1.0) -> Tensor:
+        inputs, targets = batch(rank, step)
+        loss = mse_loss(self.model(inputs), targets) * scale
+        loss.backward()
+        return loss.detach() / scale
+
+    def step(self, rank: int, step: int) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.backward(rank, step)
+        self.optimizer.step()
+        return loss
+
+    def steps(self, rank: int, steps: range) -> None:
+        for step in steps:
+            self.step(rank, step)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Whole, copied; a collective call where they are sharded."""
+        return {name: whole(one.detach()).clone() for name, one in self.layers.named_parameters()}
+
+    def state(self) -> dict[str, Any]:
+        """Of the handle, as a checkpoint has it."""
+        found: dict[str, Any] = self.handle.state_dict()
+        return found
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.handle.load_state_dict(state)
+
+    def residuals(self) -> dict[str, Tensor]:
+        """This rank's, by name of the parameter, an owner's too."""
+        return {
+            f"{name} {entry}": rows.to_local().clone()
+            for entry in ("residuals", "owners")
+            for name, rows in self.kept().get(entry, {}).items()
+        }
+
+    def kept(self) -> dict[str, Any]:
+        """The part of the state that has them."""
+        return self.state()
+
+    def save(self) -> Any:
+        """All that a run goes on from."""
+        saved = [self.layers.state_dict(), self.optimizer.state_dict(), self.state()]
+        return copy.deepcopy(saved)
+
+    def resume(self, saved: Any) -> None:
+        model, optimizer, state = saved
+        self.layers.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+        self.load(state)
+
+
+class Ddp(Training):
+    def wrap(self, options: dict[str, Any]) -> None:
+        self.model = DistributedDataParallel(self.layers, find_unused_parameters=True)
+        self.handle = tersor.torch.compress(self.model, **options)
+        self.optimizer = torch.optim.SGD(self.layers.parameters(), **SGD)
+
+    def kept(self) -> dict[str, Any]:
+        """Without owners', which go into results that DDP throws away."""
+        return {"residuals": self.state()["residuals"]}
+
+
+class Fsdp(Training):
+    def wrap(self, options: dict[str, Any]) -> None:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for part in (self.layers[0], self.layers[2], self.layers):
+            # Weights stay gathered, so that no collective of PyTorch's own misses a rank.
+            fully_shard(part, mesh=mesh, reshard_after_forward=False)
+        self.handle = tersor.torch.compress(self.layers, **options)
+        self.optimizer = torch.optim.SGD(self.layers.parameters(), **SGD)
+
+
+class Distributed(Training):
+    def wrap(self, options: dict[str, Any]) -> None:
+        self.optimizer = self.handle = tersor.torch.DistributedOptimizer(
+            torch.optim.SGD(self.layers.named_parameters(), **SGD),
+            self.layers.named_parameters(),
+            **options,
+        )
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.handle.residual_state_dict()
+        return found
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.handle.load_residual_state_dict(state)
+
+
+class Compressed(Training):
+    def wrap(self, options: dict[str, Any]) -> None:
+        self.optimizer = self.handle = tersor.torch.CompressedAdamW(
+            self.layers.named_parameters(), lr=0.01, weight_decay=0.1, **options
+        )
+
+    def kept(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.state()["tersor"]
+        return found
+
+
+class Local(Training):
+    """DiLoCo, which exchanges after each step here."""
+
+    def wrap(self, options: dict[str, Any]) -> None:
+        self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=0.1, weight_decay=0.01)
+        self.handle = tersor.torch.DiLoCo(self.layers, every=1, **options)
+
+    def step(self, rank: int, step: int) -> Tensor:
+        loss = super().step(rank, step)
+        self.handle.step()
+        return loss
+
+    def kept(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.state()["residuals"]
+        return found
+
+
+HANDLES: dict[str, type[Training]] = {
+    "DDP": Ddp,
+    "FSDP2": Fsdp,
+    "DistributedOptimizer": Distributed,
+    "CompressedAdamW": Compressed,
+    "DiLoCo": Local,
+}
+
+
+def whole(values: Tensor) -> Tensor:
+    return values.full_tensor() if isinstance(values, DTensor) else values
