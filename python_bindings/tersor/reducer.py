@@ -86,6 +86,11 @@ class ReducerOptions(TypedDict, total=False):
     """Of device gradients: where the trainer queues its work (PyTorch, CuPy, or an int)."""
 
 
+def lasting(options: ReducerOptions) -> ReducerOptions:
+    """The same, good for several reducers: rules may come from a generator."""
+    return {**options, "rules": list(options["rules"])} if "rules" in options else options
+
+
 class GradientReducer(_core.GradientReducer):
     """Reduces the gradients of a model over the ranks of ``transport``.
 

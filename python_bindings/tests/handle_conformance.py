@@ -95,6 +95,45 @@ def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(name: str) -> Non
     ranks.run(unfreezes_one_rank_later, 2, name)
 
 
+def throws_a_gradient_away(training: Training, rank: int, way: str) -> None:
+    training.optimizer.zero_grad()
+    training.backward(rank, 99)
+    if way == "after synchronize":
+        training.optimizer.synchronize()
+    if way == "by the model":  # as GANs do, whose next pass is then the first to tell
+        return training.model.zero_grad()
+    if way != "by the handle":
+        return training.optimizer.zero_grad()
+    training.handle.discard_step()
+    return training.optimizer.zero_grad()
+
+
+def leaves_no_trace(rank: int, count: int, name: str, way: str) -> None:
+    ours, reference = (HANDLES[name](transactional=True) for _ in range(2))
+    reference.steps(rank, range(4))
+    ours.steps(rank, range(2))
+    for step in (2, 3):
+        throws_a_gradient_away(ours, rank, way)
+        ours.step(rank, step)
+    assert equal(ours.weights(), reference.weights())
+    assert equal(ours.residuals(), reference.residuals())
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("DDP", "by the handle"),
+        ("FSDP2", "by the handle"),
+        ("DistributedOptimizer", "by the handle"),
+        ("DistributedOptimizer", "by zero_grad"),
+        ("DistributedOptimizer", "after synchronize"),
+        ("DistributedOptimizer", "by the model"),
+    ],
+)
+def test_a_gradient_that_is_thrown_away_leaves_no_trace(name: str, way: str) -> None:
+    ranks.run(leaves_no_trace, 3, name, way)
+
+
 def adds_a_group(rank: int, count: int, name: str, wrapped: bool) -> None:
     """A layer that is trained by a group of its own from the third step on."""
     training = HANDLES[name](FEW_BITS)

@@ -32,7 +32,9 @@ def test_residuals_follow_the_loss_scale() -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
-def last_step(rank: int, _: int, overflow: bool, transactional: bool) -> tuple[torch.Tensor, int]:
+def last_step(
+    rank: int, _: int, overflow: bool, transactional: bool, by_hand: bool = False
+) -> tuple[torch.Tensor, int]:
     """Unscaled gradients of the last step, after one of which a single block was not finite."""
     model = wrap(mlp())
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
@@ -47,6 +49,8 @@ def last_step(rank: int, _: int, overflow: bool, transactional: bool) -> tuple[t
         loss.backward()
         if spoiled is not None:
             spoiled.remove()
+            if by_hand:
+                handle.discard_step()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
@@ -64,6 +68,10 @@ def test_a_skipped_step_is_counted_and_undone_where_asked() -> None:
     without = ranks.run(last_step, 2, False, True)
     undone = ranks.run(last_step, 2, True, True)
     kept = ranks.run(last_step, 2, True, False)
+    assert [one[1] for one in ranks.run(last_step, 2, True, True, True)] == [
+        1,
+        1,
+    ]  # taken back once
     for (wanted, none), (found, counted), (other, also) in zip(without, undone, kept, strict=True):
         assert (none, counted, also) == (0, 1, 1)
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)

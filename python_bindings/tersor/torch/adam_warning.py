@@ -35,6 +35,12 @@ def chosen_codecs(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> 
     }
 
 
+def has_feedback(options: ReducerOptions) -> bool:
+    """Whether some parameters may keep residuals."""
+    named = [options.get("codec", ""), *(rule[1] for rule in options.get("rules", ()))]
+    return any(one.endswith("+ef") for one in [*named, *options.get("auto_codecs", ())])
+
+
 def last_codec(choice: _core.CodecChoice) -> str:
     """By which a parameter travels in the end."""
     return choice.phases[-1][1] if choice.phases else choice.codec

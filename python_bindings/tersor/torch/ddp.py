@@ -114,6 +114,13 @@ class HookState(ReducerReporting):
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(state or {})
 
+    def discard_step(self) -> None:
+        """Brings back the residuals from before the last pass (``transactional=True`` only), whose
+        gradients no step takes. All ranks do so alike."""
+        self.reducer.discard_step()
+        if self._loss_scale is not None:
+            self._loss_scale.discarded()
+
     def remove(self) -> None:
         """From the next backward pass on gradients travel uncompressed. All ranks do so alike."""
         self._removed = True

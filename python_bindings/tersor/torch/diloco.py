@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgument
 from tersor.collectives import allreduce
-from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import only_device, unwrapped
@@ -92,7 +92,7 @@ class DiLoCo(ReducerReporting):
         if not self._parameters:
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
-        self._options = options
+        self._options = options = lasting(options)
         self._device = only_device(self._parameters)
         self._transport = transport(group, self._device)
         _broadcast(self._transport, self._parameters)

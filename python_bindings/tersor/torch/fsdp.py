@@ -210,6 +210,8 @@ class ShardedHandle(Reporting):
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass (``transactional=True`` only)."""
         self._sender.discard_step()
+        if self._loss_scale is not None:
+            self._loss_scale.discarded()
 
 
 def compress(

@@ -7,6 +7,7 @@ In the manner of Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799): the tra
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgument
-from tersor.reducer import GradientReducer, ReducerOptions
-from tersor.torch.adam_warning import chosen_codecs, warn_of
+from tersor.reducer import GradientReducer, ReducerOptions, lasting
+from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Closure = Callable[[], Any]
+
+_LEFT_OVER = (
+    "what +ef held back of them will reach the weights; pass transactional=True, or let the pass "
+    "compute none (requires_grad_(False) of the module)"
+)
 
 
 class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
@@ -59,6 +65,10 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     mean of the others; one that no rank has a gradient of is left alone. One that is unfrozen, or
     added to the wrapped optimizer, is exchanged from its first gradient on. Ranks must begin with
     equal parameters: nothing is broadcast here.
+
+    Gradients may be thrown away, by all ranks alike: ``zero_grad`` before a step takes back what
+    residuals held of them, with ``transactional=True``; ``discard_step`` does so by itself. So does
+    a step that a ``GradScaler`` skips.
 
     ``state_dict`` is the wrapped optimizer's own; ``residual_state_dict`` goes beside it.
     """
@@ -94,12 +104,12 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if not self._optimized.all:
             raise InvalidArgument("the optimizer has no parameters")
         self._group = group
-        self._options = options
+        self._options = options = lasting(options)
         self._unsupported = unsupported
         self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step
-        self._passes: dict[str, int] = {}
-        self._ready: dict[str, int] = {}  # the version of each gradient that is being sent
+        self._passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]] = {}
+        self._ready: dict[str, tuple[torch.Tensor, int]] = {}  # what is being sent, its version
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = False
         self._skip = False
@@ -116,13 +126,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         damaged; InvalidArgument where a gradient was changed while it was being sent.
         """
         changed = self._changed()
-        try:
-            somewhere = self._somewhere()
-            self._send_rest(self._parameters, somewhere)
-        finally:  # nor is zero_grad refused after an error
-            self._passes.clear()
-            self._ready.clear()
-        self._wait(somewhere)
+        somewhere = self._end_exchange(discards=False)
         self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
         if changed:
             raise InvalidArgument(
@@ -159,13 +163,23 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         return self.optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's. An error while gradients are under way."""
-        if self._ready:
-            raise InvalidArgument(
-                "zero_grad() between backward() and step() or synchronize() would change gradients "
-                "that are being sent: call it after step()"
-            )
+        """As the wrapped optimizer's; between backward and step it throws the gradients away.
+
+        All ranks do so alike. An error where gradients are being sent, a codec has ``+ef``, and
+        there is no ``transactional=True``.
+        """
+        if self._ready or self._synchronized:
+            self._throw_away()
+        self._passes.clear()
         self.optimizer.zero_grad(set_to_none)
+
+    def discard_step(self) -> None:
+        """Takes back what residuals hold of the last exchange (``transactional=True`` only), or of
+        the one under way, which it ends: where no step follows it. All ranks do so alike."""
+        if self._ready:
+            return self._throw_away()
+        self._synchronized = False
+        self.reducer.discard_step()
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's."""
@@ -231,12 +245,42 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             reducer.add(name, parameter.detach())
         return reducer
 
-    def _somewhere(self) -> list[str]:
-        """Those of all parameters that some rank has a gradient of; a collective call."""
-        self._optimized.follow_groups()
-        every = self._optimized.all
-        counts = self._presence.counts([one.grad is not None for one in every.values()])
-        return [name for name, count in zip(every, counts, strict=True) if count > 0]
+    def _end_exchange(self, *, discards: bool) -> list[str]:
+        """Those of all parameters that some rank has a gradient of; their means are there."""
+        try:
+            self._optimized.follow_groups()
+            every = self._optimized.all
+            flags = [one.grad is not None for one in every.values()]
+            *counts, discarding = self._presence.counts([*flags, discards])
+            somewhere = [name for name, count in zip(every, counts, strict=True) if count > 0]
+            self._send_rest(self._parameters, [] if discards else somewhere)
+        finally:  # nor is zero_grad refused after an error
+            self._passes.clear()
+            self._ready.clear()
+        self.reducer.wait()
+        self._side_stream.give_back()
+        if 0 < discarding < self._ranks():
+            raise InvalidArgument(
+                f"{discarding} of {self._ranks()} ranks throw away the gradients that the others "
+                "step with: zero_grad() or discard_step() before a step is for all ranks alike"
+            )
+        if not discards:
+            self._average(somewhere)
+        return somewhere
+
+    def _throw_away(self) -> None:
+        """Gradients that no step takes, and what residuals hold of them."""
+        transactional = self._options.get("transactional", False)
+        leaves_some = has_feedback(self._options) and not transactional
+        if leaves_some and self._ready:
+            raise InvalidArgument(f"gradients that are being sent are thrown away: {_LEFT_OVER}")
+        if leaves_some:
+            warnings.warn(f"averaged gradients were thrown away: {_LEFT_OVER}", stacklevel=3)
+        if self._ready:
+            self._end_exchange(discards=True)
+        self._synchronized = False
+        if transactional:
+            self.reducer.discard_step()
 
     def _send_rest(self, names: Iterable[str], somewhere: Collection[str]) -> None:
         for name in names:
@@ -247,13 +291,6 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             elif name not in self._uncompressed:
                 nothing = torch.empty_like(self._parameters[name], requires_grad=False)
                 self.reducer.ready(name, nothing, "nowhere")
-
-    def _wait(self, somewhere: Collection[str]) -> None:
-        self.reducer.wait()
-        self._side_stream.give_back()
-        for name in self._uncompressed:
-            if name in somewhere:
-                self._average(self._parameters[name])
 
     def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
         """Gradients that were none before, of all ranks alike: they take part from now on.
@@ -268,7 +305,9 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         move_residuals(before, self.reducer, steps_back=1)
         self._send_rest(self._parameters, newcomers)
         self._ready.clear()
-        self._wait(newcomers)
+        self.reducer.wait()
+        self._side_stream.give_back()
+        self._average(newcomers)
         self.reducer.relearn_order()
 
     def _compressed(self) -> dict[str, torch.Tensor]:
@@ -276,15 +315,21 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""
+        gradient = parameter.grad
+        assert gradient is not None
         if name in self._ready:
-            raise InvalidArgument(
-                f"the gradient of {name} was computed again while it is being sent: call step() or "
-                f"synchronize() after {self._passes_per_step} backward passes, or pass a larger "
-                "backward_passes_per_step"
-            )
+            if gradient is self._ready[name][0] or gradient.requires_grad:
+                raise InvalidArgument(
+                    f"the gradient of {name} was computed again while it is being sent: call "
+                    f"step() or synchronize() after {self._passes_per_step} backward passes, or "
+                    "pass a larger backward_passes_per_step"
+                )
+            self._throw_away()
         self._synchronized = False
-        self._passes[name] = self._passes.get(name, 0) + 1
-        if self._passes[name] == self._passes_per_step:
+        passes, last = self._passes.get(name, (0, None))
+        passes = 1 if last is None or last() is not gradient else passes + 1  # else thrown away
+        self._passes[name] = passes, weakref.ref(gradient)
+        if passes == self._passes_per_step:
             self._send(name, parameter)
 
     def _send(self, name: str, parameter: torch.Tensor) -> None:
@@ -296,7 +341,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if name not in self._uncompressed:
             self._side_stream.take_over()
             self.reducer.ready(name, parameter.grad, "none" if missing else "gradient")
-        self._ready[name] = parameter.grad._version
+        self._ready[name] = parameter.grad, parameter.grad._version
 
     def _changed(self) -> list[str]:
         """Whose gradients PyTorch wrote to since they were sent; the reducer's writes are free."""
@@ -304,7 +349,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         return [
             name
             for name, gradient in gradients.items()
-            if gradient is None or gradient._version != self._ready[name]
+            if gradient is None or gradient._version != self._ready[name][1]
         ]
 
     def _make_dense(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -313,11 +358,14 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             report_unsupported({name: "sparse, sent as a dense one"}, self._unsupported)
         parameter.grad = gradient.to_dense()
 
-    def _average(self, parameter: torch.Tensor) -> None:
+    def _average(self, names: Collection[str]) -> None:
         """By the trainer's own group, uncompressed, as DistributedDataParallel would."""
-        assert parameter.grad is not None  # _send saw to it
-        parameter.grad.mul_(1 / dist.get_world_size(self._group))
-        dist.all_reduce(parameter.grad, group=self._group)
+        for name in self._uncompressed:
+            if name in names:
+                gradient = self._parameters[name].grad
+                assert gradient is not None  # _send saw to it
+                gradient.mul_(1 / dist.get_world_size(self._group))
+                dist.all_reduce(gradient, group=self._group)
 
     def _reduced(self, closure: Closure) -> Closure:
         def evaluate() -> Any:

@@ -39,6 +39,7 @@ class LossScale:
         self._transactional = transactional
         self._scale: float | None = None
         self._coming: _HostCopy | None = None
+        self._discarded = False
         self.skipped_steps = 0
 
     def read_ahead(self) -> None:
@@ -55,11 +56,16 @@ class LossScale:
         """Before a step: brings the residuals into its units, and takes back a skipped one."""
         scale, before = self._current(), self._scale
         self._scale = scale
+        discarded, self._discarded = self._discarded, False
         if before is None or scale == before:
             return
         if scale < before:
-            self._skipped(residuals)
+            self._skipped(residuals, discarded)
         residuals.scale_residuals(scale / before)
+
+    def discarded(self) -> None:
+        """The trainer took the last step back by himself: it is not taken back again."""
+        self._discarded = True
 
     def state_dict(self) -> dict[str, Any]:
         """The scale that the residuals are in, and what was counted."""
@@ -74,10 +80,11 @@ class LossScale:
         coming, self._coming = self._coming, None
         return self._scaler.get_scale() if coming is None else coming.wait()
 
-    def _skipped(self, residuals: Residuals) -> None:
+    def _skipped(self, residuals: Residuals, discarded: bool) -> None:
         self.skipped_steps += 1
-        if self._transactional:
+        if self._transactional and not discarded:
             residuals.discard_step()
+            self._discarded = False
 
 
 class _HostCopy:
