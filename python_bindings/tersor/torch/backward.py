@@ -1,9 +1,13 @@
-"""One backward pass under DDP: its buckets, from the hook's call until DDP has their results.
+"""Backward passes: where one ends, and under DDP its buckets.
 
 DDP waits for the future of each bucket at the end of the pass. They are completed by a thread of
 ours, in the order of buckets, as results come in. An exception must reach neither a future (DDP
 would lose its type) nor autograd (DDP would be left in the middle of a pass): after an error all
 futures get NaN, and the error is raised by ``backward()`` itself once DDP has finished.
+
+Within a pass there may be others (reentrant checkpointing, reversible layers): autograd calls back
+at the end of the innermost. DDP finishes at the end of that which its last gradient comes in, FSDP
+at the end of that which its first module was in.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -38,7 +43,6 @@ class Backward:
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self.buckets: list[Bucket] = []
         self.error: BaseException | None = None
-        self.is_shadow = not after_pass(self.raise_error)
         self._stream = stream
         self._completion: concurrent.futures.Future[None] | None = None
 
@@ -61,6 +65,14 @@ class Backward:
     def complete_on(self, executor: concurrent.futures.Executor) -> None:
         """All buckets are there and were flushed: completes their futures as results come in."""
         self._completion = executor.submit(self._complete)
+
+    def end(self) -> None:
+        """The last bucket is there: what ended the pass is raised when DDP has finished it.
+
+        At once outside of a pass: DDP's ``join`` calls hooks for ranks that have no more inputs.
+        """
+        if not after_pass(self.raise_error):
+            self.raise_error()
 
     def raise_error(self) -> None:
         """Raises what ended the pass, once its futures are complete."""
@@ -87,11 +99,46 @@ class Backward:
             bucket.future.set_exception(error)  # type: ignore[arg-type]  # as PyTorch declares it
 
 
-def after_pass(callback: Callable[[], None]) -> bool:
-    """Has autograd call ``callback`` when DDP, or FSDP, has finished this pass.
+class Passes:
+    """The passes under way that FSDP ends, of several models too."""
 
-    A callback that the hook queues runs before DDP's own, one that it queues in turn after. False
-    outside of a pass: DDP's ``join`` calls hooks for ranks that have no more inputs.
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        """``at_end`` is called when the last of them is over."""
+        self._at_end = at_end
+        self._ends: weakref.WeakSet[_End] = weakref.WeakSet()  # autograd has them until a pass ends
+
+    def begin(self) -> None:
+        """FSDP has asked autograd to be called where it ends a pass."""
+        end = _End(self)
+        self._ends.add(end)
+        after_pass(end.come)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether ``at_end`` will be called; not for a pass that somebody else's error ended."""
+        return len(self._ends) > 0
+
+    def end(self, end: _End) -> None:
+        self._ends.discard(end)
+        if not self._ends:
+            self._at_end()
+
+
+class _End:
+    """What autograd calls, and gives up where a pass fails."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+
+    def come(self) -> None:
+        self._passes.end(self)
+
+
+def after_pass(callback: Callable[[], None]) -> bool:
+    """Has autograd call ``callback`` at the end of the innermost pass, behind what is queued there.
+
+    So behind DDP or FSDP where they end it: a callback that the hook queues runs before DDP's own,
+    one that it queues in turn after. False outside of a pass.
     """
     engine = torch.autograd.Variable._execution_engine
     try:

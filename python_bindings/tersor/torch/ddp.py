@@ -208,8 +208,7 @@ class HookState(ReducerReporting):
             self._report_unsupported()
         if backward.buckets:
             self._reduce_all(backward)
-        if backward.is_shadow:
-            backward.raise_error()
+        backward.end()
 
     def _report_unsupported(self) -> None:
         """Once, unless it is an error."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from tersor._core import InvalidArgument, Transport
 from tersor._options import fill
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
-from tersor.torch.backward import after_pass
+from tersor.torch.backward import Passes, after_pass
 from tersor.torch.group import close, transport
 from tersor.torch.parameters import Unsupported, reason_of, report_unsupported
 from tersor.torch.replica_reducer import ReplicaReducer
@@ -35,7 +35,7 @@ from tersor.torch.sharded_reducer import (
     Reducers,
     ShardedReducer,
 )
-from tersor.torch.sharding import ModuleLayout, ShardedParameter
+from tersor.torch.sharding import ModuleLayout, ShardedParameter, follow_passes
 
 
 class Sender:
@@ -51,10 +51,18 @@ class Sender:
         self._late: list[Tensor] = []
         self._last: list[ShardedReducer] = []
         self._error: Exception | None = None
+        self._passes = Passes(self._end)
+        self._follows = False
+
+    def follow(self, module: FSDPModule) -> Callable[[], None] | None:
+        """Learns from a module where FSDP ends passes; what undoes it, where PyTorch shows it."""
+        undo = follow_passes(module, self._passes.begin)
+        self._follows |= undo is not None
+        return undo
 
     def begin(self) -> bool:
         """A gradient came. True within a backward pass: what comes late is there at its end."""
-        return after_pass(self._end)
+        return self._passes.under_way if self._follows else after_pass(self._end)
 
     def every_reducer(self) -> list[ShardedReducer]:
         """Of modules, then between replicas."""
@@ -248,10 +256,12 @@ class GradientExchange(ModuleExchange):
         self.calls = 0
         self._reported = False
         self._gathers_ahead = False
+        self._unfollow: Callable[[], None] | None = None
 
     def install(self, module: FSDPModule) -> None:
         """Takes the place of the module's reduce-scatter, and lets its weights come ahead."""
         module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
+        self._unfollow = self._sender.follow(module)
         self._gathers_ahead = self.layout.gather_ahead(True)
 
     def remove(self) -> None:
@@ -259,6 +269,9 @@ class GradientExchange(ModuleExchange):
         super().remove()
         if self._gathers_ahead:
             self.layout.gather_ahead(False)
+        unfollow, self._unfollow = self._unfollow, None
+        if unfollow is not None:
+            unfollow()
 
     def expected(self) -> list[tuple[ShardedParameter, _core.CodecChoice]]:
         """How each parameter will travel as f32. Raises InvalidArgument where no rule matches."""

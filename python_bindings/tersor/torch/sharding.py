@@ -3,7 +3,8 @@
 PyTorch tells a custom reduce-scatter no more than one flat tensor. Which values of it belong to
 which parameter only FSDP's own bookkeeping knows, and its names changed: ``_fsdp_param_group`` up
 to PyTorch 2.12, ``_fsdp_param_groups`` from 2.13 on. This is the one file that reads it. Where it
-is not as expected there are no borders, and a message is one tensor.
+is not as expected there are no borders, and a message is one tensor; nor is it known where FSDP
+ends a backward pass, if there are others within.
 
 The flat tensor is rank-major: rank r's shards of all parameters, then rank r + 1's. A parameter is
 cut along one dimension (0, unless ``fully_shard`` was told otherwise) into as many chunks as there
@@ -13,7 +14,7 @@ are ranks, each padded with zeros to the length of the first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -174,6 +175,27 @@ def exchanges_of(module: FSDPModule, collective: Collective) -> list[Any]:
     attribute = f"_{collective.replace('-', '_')}_comm"
     found = [getattr(group, attribute, None) for group in _groups(module) or []]
     return [one for one in found if one is not None]
+
+
+def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[], None] | None:
+    """Has ``began`` called wherever FSDP asks autograd to be called at the end of a pass.
+
+    Any module may be the first of a pass, so this is for all. Returns what undoes it; None where
+    PyTorch does not show it.
+    """
+    state, name = module._get_fsdp_state(), "_register_root_post_backward_final_callback"
+    register, context = getattr(state, name, None), getattr(state, "_state_ctx", None)
+    if register is None or not hasattr(context, "post_backward_final_callback_queued"):
+        return None
+
+    def registered() -> None:
+        before = state._state_ctx.post_backward_final_callback_queued
+        register()
+        if not before:
+            began()
+
+    setattr(state, name, registered)
+    return lambda: delattr(state, name)
 
 
 def is_pytorchs(exchange: object) -> bool:
