@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from handles import EXACT, FEW_BITS, FIRST, HANDLES, SECOND, Training
+from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
 import tersor
+import tersor.torch
 
 every_handle = pytest.mark.parametrize("name", HANDLES)
 
@@ -156,6 +158,75 @@ def adds_a_group(rank: int, count: int, name: str, wrapped: bool) -> None:
 )
 def test_parameters_of_a_group_that_is_added_are_exchanged(name: str, wrapped: bool) -> None:
     ranks.run(adds_a_group, 2, name, wrapped)
+
+
+def of_two_hosts(rank: int, count: int, name: str) -> dict[str, torch.Tensor]:
+    """A rank a host, whose gradient is the mean of the host's two."""
+    training = HANDLES[name](EXACT, **one_pass_of_two(name))
+    for step in range(4):
+        training.optimizer.zero_grad()
+        for part in (2 * rank, 2 * rank + 1):
+            training.backward(part, step, scale=0.5)
+        training.end_step()
+    return training.weights()
+
+
+def one_pass_of_two(name: str) -> dict[str, int]:
+    return {"backward_passes_per_step": 2} if name == "DistributedOptimizer" else {}
+
+
+def hybrid(rank: int, count: int, name: str) -> list[dict[str, torch.Tensor]]:
+    """Two hosts of two ranks: sharded within a host, exchanged between them."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "shards"))
+    with pytest.raises(tersor.InvalidArgument, match=r"0.weight is sharded over ranks of the"):
+        HANDLES[name](shards=mesh["shards"])
+    found = []
+    for rules in (EXACT, FEW_BITS):
+        options = {"rules": rules, "shards": mesh["shards"], "group": mesh["hosts"].get_group()}
+        training, again = (HANDLES[name](**options) for _ in range(2))  # type: ignore[arg-type]
+        training.steps(rank, range(2))
+        again.resume(training.save())
+        for one in (training, again):
+            one.steps(rank, range(2, 4))
+        found.append(training.weights())
+        assert equal(again.weights(), found[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"])
+def test_fsdp_shards_within_hosts_are_exchanged_between_them(name: str) -> None:
+    found = ranks.run(hybrid, 4, name)
+    for exact, few_bits in found:
+        assert equal(exact, found[0][0])
+        assert equal(few_bits, found[0][1])
+        assert not equal(exact, few_bits)
+    for name_of, one in ranks.run(of_two_hosts, 2, name)[0].items():
+        torch.testing.assert_close(found[0][0][name_of], one, rtol=0, atol=1e-5)
+
+
+class Double(torch.nn.Module):
+    """A parameter that no codec takes, beside one that any does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(70, 80) * dist.get_rank())
+        self.second = torch.nn.Parameter(torch.ones(3).double() * dist.get_rank())
+
+
+def refuses_double(rank: int, count: int) -> None:
+    model = Double()
+    for make in (
+        lambda: tersor.torch.DiLoCo(model),
+        lambda: tersor.torch.CompressedAdamW(model.named_parameters()),
+    ):
+        with pytest.raises(tersor.InvalidArgument, match=r"second \(float64\)"):
+            make()
+    assert bool((model.first == rank).all())
+    assert bool((model.second == rank).all())
+
+
+def test_parameters_that_no_codec_takes_are_refused_before_anything_is_touched() -> None:
+    ranks.run(refuses_double, 2)
 
 
 def unfreezes_under_ddp(rank: int, count: int) -> str:

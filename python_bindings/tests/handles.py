@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
@@ -40,13 +40,23 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 class Training:
-    """What all have in common. ``frozen``: the first layer is, at first."""
+    """What all have in common. ``frozen``: the first layer is, at first. ``shards``: the mesh over
+    which the model is sharded before it is wrapped."""
 
     optimizer: Any
     handle: Any  #: which tells what was sent
 
-    def __init__(self, rules: Rules = FEW_BITS, *, frozen: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        rules: Rules = FEW_BITS,
+        *,
+        frozen: bool = False,
+        shards: DeviceMesh | None = None,
+        **options: Any,
+    ) -> None:
         self.layers = make_model()
+        if shards is not None:
+            fully_shard(self.layers, mesh=shards)
         self.freeze(frozen)
         self.model: nn.Module = self.layers
         self.wrap({"rules": rules, **options})
@@ -69,8 +79,11 @@ class Training:
     def step(self, rank: int, step: int) -> Tensor:
         self.optimizer.zero_grad()
         loss = self.backward(rank, step)
-        self.optimizer.step()
+        self.end_step()
         return loss
+
+    def end_step(self) -> None:
+        self.optimizer.step()
 
     def steps(self, rank: int, steps: range) -> None:
         for step in steps:
@@ -102,14 +115,16 @@ class Training:
 
     def save(self) -> Any:
         """All that a run goes on from."""
-        saved = [self.layers.state_dict(), self.optimizer.state_dict(), self.state()]
+        saved = {"model": self.layers.state_dict(), "handle": self.state()}
+        if not isinstance(self, Compressed):  # which has all in one
+            saved["optimizer"] = self.optimizer.state_dict()
         return copy.deepcopy(saved)
 
     def resume(self, saved: Any) -> None:
-        model, optimizer, state = saved
-        self.layers.load_state_dict(model)
-        self.optimizer.load_state_dict(optimizer)
-        self.load(state)
+        self.layers.load_state_dict(saved["model"])
+        if "optimizer" in saved:
+            self.optimizer.load_state_dict(saved["optimizer"])
+        self.load(saved["handle"])
 
 
 class Ddp(Training):
@@ -167,10 +182,9 @@ class Local(Training):
         self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=0.1, weight_decay=0.01)
         self.handle = tersor.torch.DiLoCo(self.layers, every=1, **options)
 
-    def step(self, rank: int, step: int) -> Tensor:
-        loss = super().step(rank, step)
+    def end_step(self) -> None:
+        self.optimizer.step()
         self.handle.step()
-        return loss
 
     def kept(self) -> dict[str, Any]:
         found: dict[str, Any] = self.state()["residuals"]

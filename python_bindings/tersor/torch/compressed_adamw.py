@@ -31,12 +31,12 @@ from tersor.torch.compressed_adamw_state import Kept, load, save
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
     OptimizedParameters,
-    is_supported,
     literal_pattern,
     local_shard,
     only_device,
-    reason_of,
     refuse_sharded,
+    refuse_unsupported,
+    shards_of,
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
@@ -173,7 +173,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
     def _begin(self, newcomers: Mapping[str, Tensor]) -> ReducerOptions:
         """Moments of parameters that will take part; how the reducer of all is made then."""
         _check_parameters(newcomers, self._process_group())
-        codecs = chosen_codecs(self._options, _shards(newcomers))
+        codecs = chosen_codecs(self._options, shards_of(newcomers))
         self._codecs.update(codecs)
         self._with_feedback |= {name for name in codecs if Codec(codecs[name]).has_feedback}
         for name, parameter in newcomers.items():
@@ -208,7 +208,9 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
     def _make_reducer(self, options: ReducerOptions) -> GradientReducer:
         self._side_stream = SideStream(only_device(self._parameters), options)
         options = self._side_stream.options
-        sent = _shards({name: self.state[one]["exp_avg"] for name, one in self._parameters.items()})
+        sent = shards_of(
+            {name: self.state[one]["exp_avg"] for name, one in self._parameters.items()}
+        )
         reducer = GradientReducer(
             self._transport, **with_message_sizes(options, self._transport, sent.values())
         )
@@ -370,19 +372,7 @@ def _check_schedule(options: ReducerOptions, dense_steps: int) -> None:
         raise InvalidArgument("dense_steps= and rules with steps: say all of it by rules")
 
 
-def _shards(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: local_shard(one) for name, one in parameters.items()}
-
-
 def _check_parameters(parameters: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
     """Raises InvalidArgument, with names, for those whose gradients are not this rank's own."""
-    if refused := [
-        f"{name} ({reason_of(one)})" for name, one in parameters.items() if not is_supported(one)
-    ]:
-        raise InvalidArgument(
-            f"CompressedAdamW takes parameters of float32, bfloat16 and float16, not "
-            f"{', '.join(refused)}"
-        )
-    refuse_sharded(
-        parameters, group, "or use tersor.torch.compress with a codec of two bits or more"
-    )
+    refuse_unsupported(parameters, "CompressedAdamW")
+    refuse_sharded(parameters, group, "use tersor.torch.compress with a codec of two bits or more")

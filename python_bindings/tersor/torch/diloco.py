@@ -20,7 +20,14 @@ from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
-from tersor.torch.parameters import only_device, unwrapped
+from tersor.torch.parameters import (
+    local_shard,
+    only_device,
+    refuse_sharded,
+    refuse_unsupported,
+    shards_of,
+    unwrapped,
+)
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.side_stream import SideStream
@@ -78,7 +85,9 @@ class DiLoCo(ReducerReporting):
         parameters, once; :func:`nesterov` or :func:`averaging`, or any other. ``residual_factor``:
         from 0 to 1, what ``+ef`` held back is multiplied by before each exchange; 0.95 in
         SparseLoCo. ``group``: who takes part, default the whole world. Parameters that want no
-        gradient are left alone while they want none.
+        gradient are left alone while they want none. Raises InvalidArgument for options that are
+        wrong, and for parameters that no codec takes or that are sharded over ranks of ``group``;
+        nothing was changed then.
         """
         if every < 1:
             raise InvalidArgument(f"every={every}: at least 1 step between two exchanges")
@@ -93,6 +102,7 @@ class DiLoCo(ReducerReporting):
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
         self._options = options = lasting(options)
+        self._check(self._parameters)
         self._device = only_device(self._parameters)
         self._transport = transport(group, self._device)
         _broadcast(self._transport, self._parameters)
@@ -117,7 +127,9 @@ class DiLoCo(ReducerReporting):
         Raises TransportError where a rank is gone or does something else; the model then is as it
         was.
         """
-        differences = {name: start - self._parameters[name] for name, start in self._start.items()}
+        differences = {
+            name: start - local_shard(self._parameters[name]) for name, start in self._start.items()
+        }
         somewhere = self._somewhere(differences)
         if self.residual_factor != 1:
             self.reducer.scale_residuals(self.residual_factor)
@@ -132,7 +144,7 @@ class DiLoCo(ReducerReporting):
         self.outer_optimizer.zero_grad()
         for name in differences:
             if name in somewhere:
-                self._parameters[name].copy_(self._start[name])
+                local_shard(self._parameters[name]).copy_(self._start[name])
         self._take_in([name for name in somewhere if name not in self._start])
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
@@ -167,10 +179,15 @@ class DiLoCo(ReducerReporting):
     def _every(self) -> dict[str, torch.nn.Parameter]:
         return unwrapped(dict(self._model.named_parameters()))
 
+    def _check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Before anything of them is touched."""
+        refuse_unsupported(parameters, "DiLoCo")
+        refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
+
     def _make_reducer(self) -> GradientReducer:
         self._side_stream = SideStream(self._device, self._options)
         options = with_message_sizes(
-            self._side_stream.options, self._transport, self._parameters.values()
+            self._side_stream.options, self._transport, self._start.values()
         )
         reducer = GradientReducer(self._transport, **options)
         for name, start in self._start.items():
@@ -192,8 +209,10 @@ class DiLoCo(ReducerReporting):
         if not newcomers:
             return
         every = self._every()
-        for name in newcomers:
-            allreduce(self._transport, every[name].detach(), codec="none", reduction="mean")
+        shards = shards_of({name: every[name] for name in newcomers})
+        self._check({name: every[name] for name in newcomers})
+        for shard in shards.values():
+            allreduce(self._transport, shard, codec="none", reduction="mean")
         self._parameters = {
             name: one for name, one in every.items() if name in self._start or name in newcomers
         }
@@ -209,15 +228,15 @@ class DiLoCo(ReducerReporting):
     def _take_start(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         before = self._start
         self._start = {
-            name: before[name] if name in before else torch.nn.Parameter(one.detach().clone())
-            for name, one in parameters.items()
+            name: before[name] if name in before else torch.nn.Parameter(shard.clone())
+            for name, shard in shards_of(parameters).items()
         }
 
 
 @torch.no_grad()
 def _broadcast(transport: Transport, parameters: dict[str, torch.nn.Parameter]) -> None:
     """Rank 0's values to all: a sum, uncompressed, to which the others add zeros."""
-    for parameter in parameters.values():
+    for shard in shards_of(parameters).values():
         if transport.rank != 0:
-            parameter.zero_()
-        allreduce(transport, parameter.detach(), codec="none")
+            shard.zero_()
+        allreduce(transport, shard, codec="none")

@@ -24,8 +24,11 @@ from tersor.torch.parameters import (
     OptimizedParameters,
     Unsupported,
     is_supported,
+    local_shard,
     reason_of,
+    refuse_sharded,
     report_unsupported,
+    shards_of,
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
@@ -93,7 +96,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         complex ones travel uncompressed, and sparse ones are made dense, which is told once; with
         ``"error"`` they raise. ``options``: as of ``tersor.GradientReducer``.
         Raises InvalidArgument for a name that stands for two parameters, a parameter without a
-        name, and options that are wrong.
+        name or sharded over ranks of ``group``, and options that are wrong.
         """
         if backward_passes_per_step < 1:
             raise InvalidArgument(
@@ -116,7 +119,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._take_part(self._parameters)
         self.reducer = self._make_reducer()
         self._presence = Presence(group, options)
-        warn_of(optimizer, chosen_codecs(options, self._compressed()))
+        warn_of(optimizer, chosen_codecs(options, shards_of(self._compressed())))
 
     def synchronize(self) -> None:
         """Sends what was not sent yet and waits: every gradient is the mean over ranks now.
@@ -226,6 +229,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         return self._optimized.taking_part
 
     def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
+        refuse_sharded(newcomers, self._process_group(), "use tersor.torch.compress")
         found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
         report_unsupported(found, self._unsupported)
         self._uncompressed.update(found)
@@ -238,11 +242,11 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         device = next(iter(self._optimized.all.values())).device
         ranks = transport(self._group, device)
         self._side_stream = SideStream(device, self._options)
-        parameters = self._parameters.values()
-        options = with_message_sizes(self._side_stream.options, ranks, parameters)
+        shards = shards_of(self._compressed())
+        options = with_message_sizes(self._side_stream.options, ranks, shards.values())
         reducer = GradientReducer(ranks, **options)
-        for name, parameter in self._compressed().items():
-            reducer.add(name, parameter.detach())
+        for name, shard in shards.items():
+            reducer.add(name, shard)
         return reducer
 
     def _end_exchange(self, *, discards: bool) -> list[str]:
@@ -289,7 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             if name in somewhere:
                 self._send(name, self._parameters[name])
             elif name not in self._uncompressed:
-                nothing = torch.empty_like(self._parameters[name], requires_grad=False)
+                nothing = torch.empty_like(local_shard(self._parameters[name].detach()))
                 self.reducer.ready(name, nothing, "nowhere")
 
     def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
@@ -340,8 +344,9 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             self._make_dense(name, parameter, parameter.grad)
         if name not in self._uncompressed:
             self._side_stream.take_over()
-            self.reducer.ready(name, parameter.grad, "none" if missing else "gradient")
-        self._ready[name] = parameter.grad, parameter.grad._version
+            gradient = local_shard(parameter.grad)
+            self.reducer.ready(name, gradient, "none" if missing else "gradient")
+        self._ready[name] = parameter.grad, local_shard(parameter.grad)._version
 
     def _changed(self) -> list[str]:
         """Whose gradients PyTorch wrote to since they were sent; the reducer's writes are free."""
@@ -349,7 +354,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         return [
             name
             for name, gradient in gradients.items()
-            if gradient is None or gradient._version != self._ready[name][1]
+            if gradient is None or local_shard(gradient)._version != self._ready[name][1]
         ]
 
     def _make_dense(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -362,8 +367,9 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         """By the trainer's own group, uncompressed, as DistributedDataParallel would."""
         for name in self._uncompressed:
             if name in names:
-                gradient = self._parameters[name].grad
-                assert gradient is not None  # _send saw to it
+                of_parameter = self._parameters[name].grad
+                assert of_parameter is not None  # _send saw to it
+                gradient = local_shard(of_parameter)
                 gradient.mul_(1 / dist.get_world_size(self._group))
                 dist.all_reduce(gradient, group=self._group)
 

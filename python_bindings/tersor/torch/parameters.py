@@ -160,23 +160,37 @@ def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
     return devices.pop()
 
 
+def shards_of(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What this rank has of each, detached."""
+    return {name: local_shard(one.detach()) for name, one in parameters.items()}
+
+
 def local_shard(values: torch.Tensor) -> torch.Tensor:
     """What this rank has of a tensor that is sharded; else the tensor itself."""
     return values.to_local() if isinstance(values, DTensor) else values
 
 
+def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None:
+    """Raises InvalidArgument, with names, for those that no codec takes."""
+    if refused := [
+        f"{name} ({reason_of(one)})" for name, one in parameters.items() if not is_supported(one)
+    ]:
+        raise InvalidArgument(
+            f"{who} takes parameters of float32, bfloat16 and float16, not {', '.join(refused)}"
+        )
+
+
 def refuse_sharded(
     parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, else_: str
 ) -> None:
-    """Raises InvalidArgument for shards whose gradients are no rank's own. ``else_``: what to do
+    """Raises InvalidArgument where ranks of the group have other values each. ``else_``: what to do
     else."""
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, one in parameters.items():
         if isinstance(one, DTensor) and others & set(one.device_mesh.mesh.flatten().tolist()):
             raise InvalidArgument(
-                f"{name} is sharded over ranks of the group, so that its gradient is a mean "
-                "already and no rank's own: shard over other ranks than those of group= (a host's, "
-                f"say), {else_}"
+                f"{name} is sharded over ranks of the group, each of which has other values of it: "
+                f"shard over other ranks than those of group= (a host's, say), or {else_}"
             )
 
 
