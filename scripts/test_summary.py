@@ -1,10 +1,13 @@
 """Sums up JUnit files of CTest and of pytest: says why each failed test failed and which took longest,
 then one line 'N passed, N failed, N skipped', with how many of these for want of a GPU. Fails where a
-test did.
+test did. A test of CTest that ran many cases of GoogleTest counts as these: beside FILE.xml, a folder
+called FILE has what became of them.
 
 usage: test_summary.py BROKEN FILES…    BROKEN: failures outside of any test, to be counted too
 """
 import collections
+import pathlib
+import re
 import sys
 import xml.etree.ElementTree as xml
 
@@ -16,9 +19,8 @@ def failure_text(test):
     """What a failed test printed; None where it did not fail."""
     if test.get("status") == "fail":  # CTest's
         return test.findtext("system-out") or ""
-    for failure in (*test.findall("failure"), *test.findall("error")):  # pytest's
-        return failure.text or ""
-    return None
+    failures = [*test.findall("failure"), *test.findall("error")]  # pytest has one
+    return "\n".join(failure.text or "" for failure in failures) if failures else None
 
 
 def is_skipped(test):
@@ -30,6 +32,37 @@ def lacks_gpu(test):
     skipped = test.find("skipped")
     reason = "" if skipped is None else skipped.get("message", "")
     return test.get("name", "").startswith("gpu.") or "CUDA" in reason
+
+
+def show_what_it_printed(case, output):
+    """Of all that its program printed; GoogleTest itself keeps a failed case's messages only."""
+    name = re.escape(case.get("name"))
+    lines = re.search(rf"^\[ RUN      \] {name}\n(.*?)^\[  FAILED  \] {name}\b", output,
+                      re.DOTALL | re.MULTILINE)
+    if lines:
+        case[:] = [xml.Element("failure")]
+        case[0].text = lines[1]
+
+
+def cases_of(test, file):
+    """The cases that a test of CTest ran, named as it is; the test itself, where it wrote no file of them
+    (it crashed, or has none) or failed where no case did."""
+    if not file.is_file():
+        return [test]
+    cases = list(xml.parse(file).iter("testcase"))
+    for case in cases:
+        suite = case.attrib.pop("classname")
+        case.set("name", f"{suite}.{case.get('name')}")
+        show_what_it_printed(case, test.findtext("system-out") or "")
+        parameter = f" ({case.get('value_param')})" if case.get("value_param") else ""
+        case.set("name", test.get("name").partition(suite)[0] + case.get("name") + parameter)
+    explained = any(failure_text(case) is not None for case in cases)
+    return cases if explained or failure_text(test) is None else [*cases, test]
+
+
+def tests_in(path):
+    for test in xml.parse(path).iter("testcase"):
+        yield from cases_of(test, path.with_suffix("") / f"{test.get('name')}.xml")
 
 
 def show_failure(test, text):
@@ -69,7 +102,7 @@ def show_slowest(tests):
 
 
 def main(broken, paths):
-    tests = [test for path in paths for test in xml.parse(path).iter("testcase")]
+    tests = [test for path in map(pathlib.Path, paths) for test in tests_in(path)]
     counts = count(tests)
     show_slowest(tests)
     failed = counts["failed"] + int(broken)

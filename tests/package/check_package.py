@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Installs a build into a folder of its own and builds user programs against the copy: the project
-beside this file by find_package, the same source and every program of the README, of docs/adam.md
+"""Installs a build into a folder of its own and builds user programs against the copy: the project in
+the folder consumer by find_package, the same source and every program of the README, of docs/adam.md
 and of docs/gpu.md by pkg-config.
 With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --tcp the
 processes of the folder tcp, which must sum, and need no library beside the system's; with --nccl the
@@ -17,8 +17,8 @@ import shutil
 import subprocess
 import sys
 
-CONSUMER = pathlib.Path(__file__).resolve().parent
-REPOSITORY = CONSUMER.parent.parent
+FOLDER = pathlib.Path(__file__).resolve().parent
+REPOSITORY = FOLDER.parent.parent
 SKIPPED = 77
 RANKS = 2
 # How far apart the losses may be, of the loss: int8's error is noise that training averages out.
@@ -76,8 +76,8 @@ def needs_nccl(program):
 def check_programs(build, compiler):
     work = build / "package"
     prefix = install(build, work)
-    run(build_project(CONSUMER, prefix, work, compiler) / "consumer")
-    programs = [(CONSUMER / "main.cc").read_text()]
+    run(build_project(FOLDER / "consumer", prefix, work, compiler) / "consumer")
+    programs = [(FOLDER / "consumer" / "main.cc").read_text()]
     for page in ("README.md", "docs/adam.md", "docs/gpu.md"):
         programs += [text for text in programs_in(page) if not needs_nccl(text)]
     for number, text in enumerate(programs):
@@ -101,7 +101,7 @@ def check_trainers(build, compiler):
     if not any(prefix.rglob("tersor-mpi-targets.cmake")) or not shutil.which("mpirun"):
         print("package: skipped: this build has no tersor::mpi, or this machine no mpirun")
         return SKIPPED
-    programs = build_project(CONSUMER / "mpi", prefix, work, compiler)
+    programs = build_project(FOLDER / "mpi", prefix, work, compiler)
     first, plain = losses(programs / "trainer")
     same_first, with_tersor = losses(programs / "trainer_tersor")
     if first != same_first or not plain < 0.1 * first:
@@ -118,7 +118,7 @@ def check_tcp(build, compiler):
     if not any(prefix.rglob("tersor-tcp-targets.cmake")):
         print("package: skipped: this build has no tersor::tcp")
         return SKIPPED
-    program = build_project(CONSUMER / "tcp", prefix, work, compiler) / "sum"
+    program = build_project(FOLDER / "tcp", prefix, work, compiler) / "sum"
     libraries = output_of("ldd", program)
     if any(prefix.rglob("libtersor_tcp.a")) and "sodium" in libraries:
         sys.exit("package: a program that links tersor::tcp needs libsodium at run time:\n" + libraries)
@@ -137,7 +137,7 @@ def check_nccl(build, compiler):
     if not any(prefix.rglob("tersor-nccl-targets.cmake")):
         print("package: skipped: this build has no tersor::nccl")
         return SKIPPED
-    shutil.copytree(CONSUMER / "nccl", work / "project")
+    shutil.copytree(FOLDER / "nccl", work / "project")
     [program] = filter(needs_nccl, programs_in("docs/gpu.md"))
     (work / "project" / "program.cc").write_text(program)
     built = build_project(work / "project", prefix, work, compiler) / "program"

@@ -5,8 +5,8 @@ import pathlib
 import re
 import unittest
 
-CONSUMER = pathlib.Path(__file__).resolve().parent
-README = CONSUMER.parents[1] / "README.md"
+FOLDER = pathlib.Path(__file__).resolve().parent
+README = FOLDER.parents[1] / "README.md"
 
 
 def code_lines(text):
@@ -18,7 +18,7 @@ def code_lines(text):
 def changes():
     """The lines that the plain trainer loses, and those that it gains."""
     before, after = (
-        code_lines((CONSUMER / "mpi" / name).read_text())
+        code_lines((FOLDER / "mpi" / name).read_text())
         for name in ("trainer.cc", "trainer_tersor.cc")
     )
     lines = list(difflib.ndiff(before, after))

@@ -24,17 +24,31 @@ PYTEST = """<testsuites><testsuite>
 <testcase classname="tests.test_ddp" name="test_device" time="0">
 <skipped message="needs CUDA"/></testcase>
 </testsuite></testsuites>"""
+SUITE = """<testsuite>
+<testcase name="ptx.Fp8/Codec:2" classname="ptx.Fp8/Codec:2" time="3" status="{status}">
+<system-out>{output}</system-out></testcase>
+</testsuite>"""
+CASES = """<testsuites><testsuite>
+<testcase name="Golden/1" classname="Fp8/Codec" time="1.5" status="run"/>
+<testcase name="Device/1" classname="Fp8/Codec" time="0" status="run"><skipped message=""/></testcase>
+<testcase name="Sum/1" value_param="4" classname="Fp8/Codec" time="1" status="run">{failures}</testcase>
+</testsuite></testsuites>"""
+FAILURES = '<failure message="x">a is not b</failure><failure message="y">c is not d</failure>'
 MANY = "".join(f'<testcase name="n{i}" time="{i}" status="run"/>' for i in range(25))
 
 
 class TestSummary(unittest.TestCase):
-    def summary_of(self, *texts, broken=0):
-        """Exit status and lines."""
+    def summary_of(self, *texts, broken=0, cases=""):
+        """Exit status and lines; `cases` is what became of those of the first file's only suite."""
         with tempfile.TemporaryDirectory() as folder:
             paths = []
             for text in texts:
                 paths.append(pathlib.Path(folder) / f"{len(paths)}.xml")
                 paths[-1].write_text(text)
+            if cases:
+                file = pathlib.Path(folder) / "0" / "ptx.Fp8" / "Codec:2.xml"
+                file.parent.mkdir(parents=True)
+                file.write_text(cases)
             command = [sys.executable, "-B", str(SUMMARY), str(broken), *map(str, paths)]
             run = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(run.stderr, "")
@@ -64,6 +78,31 @@ class TestSummary(unittest.TestCase):
         self.assertEqual([line.split()[-1] for line in lines[1:-1]],
                          [f"n{i}" for i in range(24, 14, -1)])
         self.assertEqual(lines[-1], "25 passed, 0 failed, 0 skipped")
+
+    def test_counts_the_cases_of_a_suite(self):
+        status, lines = self.summary_of(SUITE.format(status="run", output=""),
+                                        cases=CASES.format(failures=""))
+        self.assertEqual(status, 0)
+        self.assertEqual(lines[1], "     1.5 s  ptx.Fp8/Codec.Golden/1")
+        self.assertEqual(lines[-1], "2 passed, 0 failed, 1 skipped")
+
+    def test_names_the_case_that_failed(self):
+        printed = "[ RUN      ] Fp8/Codec.Sum/1\nkernel, block 3\n[  FAILED  ] Fp8/Codec.Sum/1 (2 ms)"
+        for output, shown in [("cut off", ["  a is not b", "  c is not d"]),
+                              ("before\n" + printed, ["  kernel, block 3"])]:
+            status, lines = self.summary_of(SUITE.format(status="fail", output=output),
+                                            cases=CASES.format(failures=FAILURES))
+            self.assertEqual(status, 1)
+            self.assertEqual(lines[: len(shown) + 1], ["failed: ptx.Fp8/Codec.Sum/1 (4)", *shown])
+            self.assertEqual(lines[-1], "1 passed, 1 failed, 1 skipped")
+
+    def test_a_suite_that_ended_early_or_failed_after_its_cases_is_a_failure(self):
+        for cases in ["", CASES.format(failures="")]:
+            status, lines = self.summary_of(SUITE.format(status="fail", output="signal 11"), cases=cases)
+            self.assertEqual(status, 1)
+            self.assertEqual(lines[:2], ["failed: ptx.Fp8/Codec:2", "  signal 11"])
+            passed, skipped = (2, 1) if cases else (0, 0)
+            self.assertEqual(lines[-1], f"{passed} passed, 1 failed, {skipped} skipped")
 
     def test_what_broke_outside_of_tests_is_a_failure(self):
         status, lines = self.summary_of(broken=2)

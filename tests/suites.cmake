@@ -1,0 +1,77 @@
+# How folders of tests become programs, and programs tests of ctest.
+
+# tersor_add_suites(<program> <label> [PREFIX <prefix>] [FILTER <filter>] [CASES <number>] [TIMEOUT <seconds>]
+#                   [ENVIRONMENT <VARIABLE=value>…] [PROPERTIES <property> <value>…]):
+# each suite of the program is a test of ctest called <prefix><suite>: one process for at most CASES of
+# its cases, several tests for more. In the environment of ctest, TERSOR_TEST_CASES is a regular expression of
+# the cases to run, and TERSOR_TEST_RESULTS a folder to which each test writes what became of its cases, as
+# <test's name>.xml.
+function(tersor_add_suites program label)
+  cmake_parse_arguments(arg "" "PREFIX;FILTER;CASES;TIMEOUT" "ENVIRONMENT;PROPERTIES" ${ARGN})
+  set(filter "-*RealTime*") # these hold a clock to what they test: for scripts/check-times
+  if(arg_FILTER)
+    set(filter "${arg_FILTER}")
+  endif()
+  set(cases 50)
+  if(arg_CASES)
+    set(cases ${arg_CASES})
+  endif()
+  set(timeout 600)
+  if(arg_TIMEOUT)
+    set(timeout ${arg_TIMEOUT})
+  endif()
+  string(MAKE_C_IDENTIFIER "${program}_${label}_${arg_PREFIX}" list)
+  set(list ${CMAKE_CURRENT_BINARY_DIR}/${list}.cmake)
+  # ctest reads it as it starts, after the program was built.
+  file(GENERATE OUTPUT ${list} CONTENT
+"set(program [[$<TARGET_FILE:${program}>]])
+set(prefix [[${arg_PREFIX}]])
+set(filter [[${filter}]])
+set(most_cases ${cases})
+set(environment [[${arg_ENVIRONMENT}]])
+set(properties [[LABELS;${label};TIMEOUT;${timeout};${arg_PROPERTIES}]])
+include([[${PROJECT_SOURCE_DIR}/tests/list_suites.cmake]])
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${list})
+endfunction()
+
+# tersor_add_test_program(<folder>): its tests as one program called tersor_<folder>_test, for the caller to
+# add to.
+function(tersor_add_test_program folder)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*.cc)
+  add_executable(tersor_${folder}_test ${sources})
+  target_link_libraries(tersor_${folder}_test PRIVATE tersor_test_support)
+  tersor_add_suites(tersor_${folder}_test ${folder})
+endfunction()
+
+# tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): its *_test.py, of several processes each, so
+# that no other test stands beside them.
+function(tersor_add_scripts folder)
+  set(label ${folder})
+  if(ARGC GREATER 1)
+    list(POP_FRONT ARGN label)
+  endif()
+  file(GLOB scripts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*_test.py)
+  foreach(script IN LISTS scripts)
+    cmake_path(GET script STEM name)
+    add_test(NAME ${folder}.${name} COMMAND ${TERSOR_PYTHON} -B ${script})
+    set_tests_properties(${folder}.${name} PROPERTIES LABELS ${label} PROCESSORS 2 TIMEOUT 600
+                                                      SKIP_REGULAR_EXPRESSION "OK \\(skipped="
+                                                      ENVIRONMENT "${ARGN}")
+  endforeach()
+endfunction()
+
+# tersor_test_on_ptx_device(<program> <name> <label> [FILTER <filter>] [SETTINGS <VARIABLE=value>…]):
+# the program's suites on the device that interprets PTX, called <name>.<suite>.
+function(tersor_test_on_ptx_device program name label)
+  cmake_parse_arguments(arg "" FILTER SETTINGS ${ARGN})
+  add_dependencies(${program} tersor_ptx_device)
+  if(TERSOR_NCCL_INCLUDES)
+    add_dependencies(${program} tersor_ptx_nccl)
+  endif()
+  # One thread for each process: ctest keeps the cores busy. What is found fails the test.
+  tersor_add_suites(
+    ${program} ${label} PREFIX ${name}. FILTER "${arg_FILTER}" CASES 20
+    ENVIRONMENT LD_LIBRARY_PATH=${TERSOR_PTX_DEVICE_FOLDER} PTX_DEVICE_THREADS=1
+                PTX_DEVICE_STRICT=1 ${arg_SETTINGS})
+endfunction()
