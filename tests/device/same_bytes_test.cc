@@ -2,11 +2,14 @@
 // all codecs, types, roundings, counts and distances from an aligned address.
 
 #include "tests/device/pair.h"
+#include "tests/support/grid.h"
 #include "tests/support/specs.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace tersor::test {
 namespace {
@@ -15,19 +18,31 @@ class SameBytes : public ::testing::TestWithParam<std::string> {
  protected:
   std::string spec() const { return GetParam(); }
 
-  /// Runs `body` on a pair for each type of gradient and residual.
+  /// Runs `body` on a pair for each type of gradient and residual; on a small grid for one of them,
+  /// the next with each call, and another one first for another codec.
   template <typename Body>
   void for_each_type(const std::vector<std::size_t>& counts, HarnessOptions options, Body&& body) {
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
-      for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
-        if (residual == Dtype::kBf16 && !make_codec(spec())->has_feedback()) continue;
-        options.dtype = dtype;
-        options.residual_dtype = residual;
-        SCOPED_TRACE(std::string(dtype_name(dtype)) + ", residual " +
-                     std::string(dtype_name(residual)));
-        Pair pair(spec(), counts, options);
-        body(pair);
-      }
+    std::vector<std::pair<Dtype, Dtype>> types = {
+        {Dtype::kF32, Dtype::kF32}, {Dtype::kBf16, Dtype::kF32}, {Dtype::kF16, Dtype::kF32}};
+    if (make_codec(spec())->has_feedback())
+      for (std::size_t i = 0; i < 3; ++i) types.emplace_back(types[i].first, Dtype::kBf16);
+    if (grid_is_small()) types = {types[turn_++ % types.size()]};
+    for (const auto& [dtype, residual] : types) {
+      options.dtype = dtype;
+      options.residual_dtype = residual;
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + ", residual " +
+                   std::string(dtype_name(residual)));
+      Pair pair(spec(), counts, options);
+      body(pair);
+    }
+  }
+
+ private:
+  std::size_t turn_ = index_of(GetParam());
+
+  static std::size_t index_of(const std::string& spec) {
+    const std::vector<std::string> specs = framed_specs();
+    return static_cast<std::size_t>(std::ranges::find(specs, spec) - specs.begin());
   }
 };
 

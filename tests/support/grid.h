@@ -1,0 +1,11 @@
+// How much of a grid of counts, types and damaged bits a test goes through.
+#pragma once
+
+namespace tersor::test {
+
+/// Whether TERSOR_TEST_GRID=small asks for a part: each count and each type, but not all of them
+/// together. So it is on the device that interprets PTX; the part ptx-grid of scripts/test goes
+/// through the whole.
+bool grid_is_small();
+
+}  // namespace tersor::test
