@@ -97,6 +97,30 @@ def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(name: str) -> Non
     ranks.run(unfreezes_one_rank_later, 2, name)
 
 
+def saves_elsewhere(rank: int, count: int, name: str) -> None:
+    """Under another default device and dtype, as a program may have that loads large models."""
+    training, again = HANDLES[name](), HANDLES[name]()
+    training.steps(rank, range(2))
+    saved = training.save()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            again.load(training.state("portable"))
+            again.load(saved["handle"])
+            state = again.state()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    again.resume({**saved, "handle": state})
+    for one in (training, again):
+        one.steps(rank, range(2, 4))
+    assert equal(again.weights(), training.weights())
+
+
+@every_handle
+def test_states_lie_on_the_host_whatever_the_default_device_is(name: str) -> None:
+    ranks.run(saves_elsewhere, 2, name)
+
+
 def throws_a_gradient_away(training: Training, rank: int, way: str) -> None:
     training.optimizer.zero_grad()
     training.backward(rank, 99)

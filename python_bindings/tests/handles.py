@@ -93,9 +93,9 @@ class Training:
         """Whole, copied; a collective call where they are sharded."""
         return {name: whole(one.detach()).clone() for name, one in self.layers.named_parameters()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self, mode: str = "exact") -> dict[str, Any]:
         """Of the handle, as a checkpoint has it."""
-        found: dict[str, Any] = self.handle.state_dict()
+        found: dict[str, Any] = self.handle.state_dict(mode)
         return found
 
     def load(self, state: dict[str, Any]) -> None:
@@ -156,8 +156,8 @@ class Distributed(Training):
             **options,
         )
 
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.handle.residual_state_dict()
+    def state(self, mode: str = "exact") -> dict[str, Any]:
+        found: dict[str, Any] = self.handle.residual_state_dict(mode)
         return found
 
     def load(self, state: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class Compressed(Training):
         )
 
     def kept(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.state()["tersor"]
+        found: dict[str, Any] = self.state()["param_groups"][0]["tersor"]
         return found
 
 

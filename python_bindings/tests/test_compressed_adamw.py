@@ -208,8 +208,9 @@ def skips(rank: int, count: int, unscaled: bool) -> tuple[float, int]:
         optimizer.zero_grad()
     assert torch.equal(flat(model), flat(quiet))
     assert torch.equal(own_variances(optimizer), own_variances(reference))
-    for key, saved in reference.state_dict()["tersor"]["residuals"].items():
-        found = optimizer.state_dict()["tersor"]["residuals"][key]
+    kept, wanted = (one.state_dict()["param_groups"][0] for one in (optimizer, reference))
+    for key, saved in wanted["tersor"]["residuals"].items():
+        found = kept["tersor"]["residuals"][key]
         assert torch.equal(found.to_local(), saved.to_local())
     return scaler.get_scale(), optimizer.skipped_steps
 
@@ -217,6 +218,24 @@ def skips(rank: int, count: int, unscaled: bool) -> tuple[float, int]:
 @pytest.mark.parametrize("unscaled", [False, True])
 def test_an_overflow_on_one_rank_leaves_no_trace_on_any(unscaled: bool) -> None:
     assert ranks.run(skips, 2, unscaled) == [(1024.0, 1), (512.0, 1)]
+
+
+def scales_in_float64(rank: int, count: int) -> int:
+    """With another default dtype, which a model of its own may ask for."""
+    model = make_model()
+    optimizer = wrap(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(loss_of(model, rank, 0)).backward()
+    torch.set_default_dtype(torch.float64)
+    try:
+        scaler.step(optimizer)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return optimizer.skipped_steps
+
+
+def test_a_scaler_works_under_another_default_dtype() -> None:
+    assert ranks.run(scales_in_float64, 2) == [0, 0]
 
 
 def trained_around(rank: int, count: int, wrapped: str) -> torch.Tensor:

@@ -11,6 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from test_compressed_adamw import FEW_BITS, flat, make_model, own_variances, train, wrap
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 import ranks
 import tersor
@@ -20,6 +26,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "few bits": {"codec": FEW_BITS[0]},
     "in the dense start": {"codec": FEW_BITS[1], "dense_steps": 4},
 }
+
+
+def own_part(state: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = state["param_groups"][0]["tersor"]
+    return found
 
 
 def saves(rank: int, count: int, options: dict[str, Any], folder: str) -> torch.Tensor:
@@ -74,6 +85,31 @@ def test_the_same_run_goes_on_bit_for_bit(name: str, tmp_path: pathlib.Path) -> 
         assert [torch.equal(one, wanted[0]) for one in of_rank] == [True] * 3
 
 
+def resumes_by_pytorch(rank: int, count: int, folder: str, full: bool) -> None:
+    """By ``get_state_dict`` and ``set_state_dict``, also through a distributed checkpoint."""
+    options = StateDictOptions(full_state_dict=full)
+    model, other = make_model(), make_model()
+    optimizer, again = wrap(model), wrap(other)
+    train(model, optimizer, rank, range(3))
+    model_state, state = get_state_dict(model, optimizer, options=options)
+    model_state = copy.deepcopy(model_state)
+    if not full:
+        dcp.save({"optimizer": state}, checkpoint_id=folder)
+        state = get_optimizer_state_dict(other, again)
+        dcp.load({"optimizer": state}, checkpoint_id=folder)
+    set_state_dict(
+        other, again, model_state_dict=model_state, optim_state_dict=state, options=options
+    )
+    for one, of_one in ((model, optimizer), (other, again)):
+        train(one, of_one, rank, range(3, 6))
+    assert torch.equal(flat(model), flat(other))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_pytorchs_functions_for_states_take_it(full: bool, tmp_path: pathlib.Path) -> None:
+    ranks.run(resumes_by_pytorch, 2, str(tmp_path), full)
+
+
 def resumes_elsewhere(
     rank: int, count: int, options: dict[str, Any], folder: str
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -96,7 +132,7 @@ def test_the_mean_of_variances_goes_to_any_number_of_ranks(
     options = OPTIONS["few bits"]
     ranks.run(saves, 2, options, str(tmp_path))
     exact = [torch.load(tmp_path / f"exact{rank}.pt")["optimizer"] for rank in range(2)]
-    whole = [one["tersor"]["variances"]["0.weight"].to_local()[0] for one in exact]
+    whole = [own_part(one)["variances"]["0.weight"].to_local()[0] for one in exact]
     assert not torch.equal(whole[0], whole[1])
     momentum = exact[0]["state"]["0.weight"]["exp_avg"].flatten()
     for of_rank in ranks.run(resumes_elsewhere, count, options, str(tmp_path)):
@@ -133,8 +169,8 @@ def refuses(rank: int, count: int, folder: str) -> None:
         optimizer.state_dict("whole")  # type: ignore[arg-type]
     after = optimizer.state_dict()
     assert torch.equal(own_variances(optimizer), own_variances(wrap_loaded(before)))
-    for key, row in before["tersor"]["residuals"].items():
-        assert torch.equal(row.to_local(), after["tersor"]["residuals"][key].to_local())
+    for key, row in own_part(before)["residuals"].items():
+        assert torch.equal(row.to_local(), own_part(after)["residuals"][key].to_local())
 
 
 def wrap_loaded(state: dict[str, Any]) -> CompressedAdamW:

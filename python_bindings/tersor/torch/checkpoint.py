@@ -82,8 +82,8 @@ def move_residuals(
     for own in ReducerState.read(new.save_state()).parameters:
         one = known.get(own.name, own)
         new_count = own.count if own.longest_residual else 0
-        residual = one.residual if one is not own else _zeros(new_count)
-        moved.add(one.name, one.codec, one.count, 0, residual, _zeros(0), one.memory)
+        residual = one.residual if one is not own else zeros(new_count).numpy()
+        moved.add(one.name, one.codec, one.count, 0, residual, zeros(0).numpy(), one.memory)
     new.load_state(moved.write())
 
 
@@ -144,7 +144,7 @@ def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
             owners[one.name] = side_by_side(own, mesh, one.longest_owner)
         if len(one.memory):  # as long on all ranks
             memories[one.name] = side_by_side(torch.from_numpy(one.memory), mesh)
-    places_row = side_by_side(torch.tensor(places), mesh)
+    places_row = side_by_side(torch.tensor(places, device="cpu"), mesh)
     rows = {"places": places_row, "residuals": residuals, "owners": owners}
     return {**rows, "memories": memories}
 
@@ -190,8 +190,8 @@ def _read_rows(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None
         residual = _values(saved, "residuals", name, residual_count, rank)
         owner = _values(saved, "owners", name, owner_count, rank)
         memories = saved.get("memories", {})
-        memory = own_row(memories[name], rank).cpu().numpy() if name in memories else _zeros(0)
-        state.add(name, codec, count, first, residual, owner, memory)
+        memory = own_row(memories[name], rank) if name in memories else zeros(0)
+        state.add(name, codec, count, first, residual, owner, memory.cpu().numpy())
 
 
 def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
@@ -201,7 +201,7 @@ def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
 def _values(saved: Mapping[str, Any], entry: str, name: str, count: int, rank: int) -> Any:
     """This rank's values of a parameter, as a NumPy array."""
     if count == 0:
-        return _zeros(0)
+        return zeros(0).numpy()
     rows = saved.get(entry, {})  # a sharded checkpoint does not keep an empty dict
     return own_row(rows[name], rank)[:count].cpu().numpy()
 
@@ -212,14 +212,15 @@ def own_row(rows: Tensor, rank: int) -> Tensor:
 
 
 def _read_sums(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
+    nothing = zeros(0)
     for name, codec, count in _columns(saved):
         residual, memory = (
-            saved[entry][name].cpu().numpy() if name in saved.get(entry, {}) else _zeros(0)
+            saved.get(entry, {}).get(name, nothing).cpu().numpy()
             for entry in ("residuals", "memories")
         )
-        state.add(name, codec, count, 0, residual, _zeros(0), memory)
+        state.add(name, codec, count, 0, residual, nothing.numpy(), memory)
 
 
-def _zeros(count: int) -> Any:
-    """f32, as a NumPy array, whatever PyTorch's default device and dtype are."""
-    return torch.zeros(count, dtype=torch.float32, device="cpu").numpy()
+def zeros(*shape: int) -> Tensor:
+    """f32 on the host, whatever PyTorch's default device and dtype are."""
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")

@@ -27,7 +27,7 @@ from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode, move_residuals
-from tersor.torch.compressed_adamw_state import Kept, load, save
+from tersor.torch.compressed_adamw_state import Kept, load, plain_groups, save
 from tersor.torch.group import transport, with_message_sizes
 from tersor.torch.parameters import (
     OptimizedParameters,
@@ -141,7 +141,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """What a run goes on from: parameter groups, the common moments by parameter's name, and
-        under ``"tersor"`` each rank's own variances and residuals.
+        under ``"tersor"`` in the first group each rank's own variances and residuals.
 
         ``"exact"``: the same run goes on bit for bit; for a file of each rank, or a distributed
         checkpoint. ``"portable"`` (a collective call): the variances' mean and the residuals' sum,
@@ -158,7 +158,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         """
         load(self._kept(), state_dict)
         moments = dict(self.state)
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        super().load_state_dict({"state": {}, "param_groups": plain_groups(state_dict)})
         self.state.update(moments)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -219,9 +219,11 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         return reducer
 
     def _kept(self) -> Kept:
+        self._optimized.follow_groups()
+        names = {id(one): name for name, one in self._optimized.all.items()}
         return Kept(
             {name: self.state[one] for name, one in self._parameters.items()},
-            [len(group["params"]) for group in self.param_groups],
+            [[names[id(one)] for one in group["params"]] for group in self.param_groups],
             frozenset(self._with_feedback),
             self.reducer,
             self._transport,

@@ -1,6 +1,7 @@
 """The state of a ``CompressedAdamW``: common moments as AdamW's, what is each rank's own beside.
 
-What is each rank's own stands under ``"tersor"``: variances, with the residuals of
+What is each rank's own stands under ``"tersor"`` in the first parameter group, where PyTorch's
+``get_optimizer_state_dict`` leaves it: variances, with the residuals of
 ``tersor.torch.checkpoint``, and in the same two modes.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
@@ -29,12 +31,12 @@ class Kept:
 
     Attributes:
         moments: of each parameter, by its name; changed in place.
-        group_lengths: how many parameters each parameter group has.
+        groups: the names of the parameters in each parameter group, frozen ones too.
         own_variance: whose variance is each rank's own.
     """
 
     moments: Mapping[str, dict[str, Tensor]]
-    group_lengths: Sequence[int]
+    groups: Sequence[Sequence[str]]
     own_variance: frozenset[str]
     reducer: GradientReducer
     ranks: Transport
@@ -48,19 +50,37 @@ class Kept:
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """``packed``: as PyTorch's optimizers have it. Moments go by the names of parameters."""
     own = save_reducer(kept.reducer, kept.group, mode)
+    own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     variances = _rows(kept) if mode == "exact" else _means(kept)
     common = {
         name: {key: value for key, value in moments.items() if key != OWN or not kept.is_own(name)}
         for name, moments in kept.moments.items()
     }
-    return {**packed, "state": common, "tersor": {**own, "variances": dict(variances)}}
+    (first, *others) = packed["param_groups"]
+    first = {**first, "tersor": {**own, "variances": dict(variances)}}
+    return {**packed, "state": common, "param_groups": [first, *others]}
+
+
+def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parameter groups, as PyTorch's optimizers have them."""
+    return [
+        {key: value for key, value in group.items() if key != "tersor"}
+        for group in saved["param_groups"]
+    ]
+
+
+def _own(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Empty where there is none. Versions before had it beside the groups."""
+    (first, *_) = saved["param_groups"] or [{}]
+    own: Mapping[str, Any] = first.get("tersor", saved.get("tersor", {}))
+    return own
 
 
 def load(kept: Kept, saved: Mapping[str, Any]) -> None:
     """Moments and residuals; all of them or, after an InvalidArgument, nothing."""
     _check(kept, saved)
     values = list(_values(kept, saved))
-    load_reducer(kept.reducer, kept.group, saved["tersor"])
+    load_reducer(kept.reducer, kept.group, _own(saved))
     for target, value in values:
         target.copy_(value.reshape(target.shape))
 
@@ -88,14 +108,14 @@ def _means(kept: Kept) -> Iterator[tuple[str, Tensor]]:
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
     """Raises InvalidArgument for a state of another optimizer, other parameters or ranks."""
-    own = saved.get("tersor", {})
+    own = _own(saved)
     if "parameters" not in own:
         raise InvalidArgument(
             'the state is not that of a CompressedAdamW: it has no parameters under "tersor"'
         )
     if others := sorted(set(own["parameters"]) ^ set(kept.moments)):
         raise InvalidArgument(f"the state is of other parameters: {', '.join(others)}")
-    if [len(group["params"]) for group in saved["param_groups"]] != kept.group_lengths:
+    if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
         raise InvalidArgument("the state is of other parameter groups")
     if own["mode"] == "exact" and own["ranks"] != kept.ranks.ranks:
         raise InvalidArgument(
@@ -106,10 +126,14 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
 
 def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Where it goes, and what was saved."""
+    state = saved["state"]
+    if not state.keys() <= kept.moments.keys():  # PyTorch's functions for states put numbers
+        names = list(chain.from_iterable(kept.groups))
+        state = {names[int(key)]: one for key, one in state.items() if str(key).isdecimal()}
     for name, moments in kept.moments.items():
-        entry = dict(saved["state"].get(name, {}))
+        entry = dict(state.get(name, {}))
         if kept.is_own(name):
-            entry[OWN] = _saved_variance(saved["tersor"], name, dist.get_rank(kept.group))
+            entry[OWN] = _saved_variance(_own(saved), name, dist.get_rank(kept.group))
         for key, target in moments.items():
             own, value = local_shard(target), entry.get(key)
             value = None if value is None else local_shard(value)

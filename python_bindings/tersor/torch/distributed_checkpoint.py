@@ -92,11 +92,12 @@ def _empty(entry: object, exact: bool, group: dist.ProcessGroup) -> Any:
     if not isinstance(entry, TensorStorageMetadata):
         return None  # a text, a number or a list: read as it is
     if not exact:
-        return torch.empty(entry.size, dtype=entry.properties.dtype)
+        return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
     mesh = DeviceMesh.from_group(group, "cpu")
     if entry.size[0] != mesh.size():
         raise InvalidArgument(
             f"the checkpoint holds the exact state of {entry.size[0]} ranks, these are "
             f'{mesh.size()}: save with mode="portable" to go on with another number'
         )
-    return side_by_side(torch.empty(entry.size[1:], dtype=entry.properties.dtype), mesh)
+    row = torch.empty(entry.size[1:], dtype=entry.properties.dtype, device="cpu")
+    return side_by_side(row, mesh)

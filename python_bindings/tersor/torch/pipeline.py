@@ -147,7 +147,7 @@ def _checked(spec: str) -> Codec:
         )
     reason = "who receives must know its length beforehand"
     try:
-        codec.encode(torch.zeros(1))
+        codec.encode(torch.zeros(1, dtype=torch.float32, device="cpu"))
     except InvalidArgument as error:
         reason = str(error)
     else:

@@ -17,6 +17,7 @@ from tersor import _core
 from tersor._core import CodecChoice, ParameterState, ReadyGradients, ReducerState
 from tersor._options import fill
 from tersor.reducer import ReducerOptions
+from tersor.torch.checkpoint import zeros
 from tersor.torch.parameters import literal_pattern
 from tersor.torch.sharded_reducer import DTYPE_NAMES, ShardedReducer
 from tersor.torch.sharding import ShardedParameter
@@ -55,9 +56,9 @@ class ReplicaReducer(ShardedReducer):
         state = ReducerState()
         state.form, state.reduction = "portable", self.kind.reduction
         state.ranks, state.step = ranks, step
-        nothing = torch.zeros(0).numpy()
+        nothing = zeros(0).numpy()
         for one in own.parameters:
-            kept = torch.zeros(len(one.residual))
+            kept = zeros(len(one.residual))
             if one.name in sums and len(kept):
                 kept.copy_(sums[one.name])
             state.add(one.name, one.codec, one.count, 0, kept.numpy(), nothing, nothing)

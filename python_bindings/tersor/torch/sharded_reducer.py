@@ -20,6 +20,7 @@ from tersor import _core
 from tersor._core import ParameterState, ReadyGradients, ReducerState
 from tersor.collectives import Reduction
 from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.torch.checkpoint import zeros
 from tersor.torch.group import transport
 from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.side_stream import SideStream
@@ -94,7 +95,7 @@ class Kept:
 
     def spread(self) -> Tensor:
         """The residual at its place in the padded parameter; a copy."""
-        whole = torch.zeros(self.ranks, self.parameter.shard_count)
+        whole = zeros(self.ranks, self.parameter.shard_count)
         whole[self.shards] = self.residual.view(len(self.shards), -1)
         return whole.view(-1)
 

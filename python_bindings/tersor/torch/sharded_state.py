@@ -106,7 +106,7 @@ def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
 
 def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
     mesh = DeviceMesh.from_group(group, "cpu")
-    places = side_by_side(torch.tensor([group.rank()]), mesh)
+    places = side_by_side(torch.tensor([group.rank()], device="cpu"), mesh)
     rows = {name: side_by_side(one.residual, mesh, one.longest) for name, one in kept.items()}
     return {"places": places, "residuals": rows}
 
