@@ -133,7 +133,11 @@ def names_mistakes(rank: int, count: int) -> None:
         allreduce(torch.zeros(3), codecs="int8")  # type: ignore[call-arg]
     strided = torch.zeros(4, 4)[:, :2]
     with pytest.raises(tersor.InvalidArgument, match=r"contiguous|gaps"):
-        allreduce(strided)
+        reduce_scatter(strided, torch.zeros(8))
+    with pytest.raises(tersor.InvalidArgument, match="share memory"):
+        allreduce(torch.zeros(1).expand(4))
+    with pytest.raises(tersor.InvalidArgument):
+        allreduce(torch.zeros(4, 4).to_sparse())
 
 
 def test_mistakes_are_named() -> None:

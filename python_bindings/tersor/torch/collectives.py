@@ -22,6 +22,7 @@ from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgument
 from tersor.collectives import CollectiveOptions
 from tersor.torch.group import transport
+from tersor.torch.layout import in_order, straightened
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,7 +46,7 @@ class FeedbackState(collectives.FeedbackState):
         **options: Unpack[CollectiveOptions],
     ) -> None:
         ranks = transport(group, like.device)
-        super().__init__(ranks, like, dtype=dtype, collective=collective, **options)
+        super().__init__(ranks, in_order(like), dtype=dtype, collective=collective, **options)
 
 
 def allreduce(
@@ -57,12 +58,14 @@ def allreduce(
 ) -> CollectiveStatistics:
     """Sum (or mean) over ranks, in place; every rank ends with the same bits.
 
-    ``tensor``: any shape, without gaps in memory. On the host the call waits; on a device it is
-    queued on ``stream`` (default: the current one). Returns what was sent and how.
+    ``tensor``: any shape; not contiguous costs copies. On the host the call waits; on a device it
+    is queued on ``stream`` (default: the current one). Returns what was sent and how.
     Raises InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
     undefined; the transport is poisoned).
     """
-    return collectives.allreduce(transport(group, tensor.device), tensor, stream=stream, **options)
+    ranks = transport(group, tensor.device)
+    with straightened(tensor, stream) as values:
+        return collectives.allreduce(ranks, values, stream=stream, **options)
 
 
 def reduce_scatter(
@@ -108,11 +111,12 @@ def broadcast(
 ) -> CollectiveStatistics:
     """``tensor`` of rank ``root`` of the group on all ranks, in place; unrounded without ``codec``.
 
-    ``tensor``: of one shape, dtype and memory format on all ranks. Raises InvalidArgument for a
-    ``root`` that is none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
+    ``tensor``: of one shape and dtype on all ranks. Raises InvalidArgument for a ``root`` that is
+    none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
     """
     ranks = transport(group, tensor.device)
-    return collectives.broadcast(ranks, tensor, root, stream=stream, **options)
+    with straightened(tensor, stream) as values:
+        return collectives.broadcast(ranks, values, root, stream=stream, **options)
 
 
 def reduce(

@@ -29,6 +29,7 @@ from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode, move_residuals
 from tersor.torch.compressed_adamw_state import Kept, load, plain_groups, save
 from tersor.torch.group import transport, with_message_sizes
+from tersor.torch.layout import in_order
 from tersor.torch.parameters import (
     OptimizedParameters,
     literal_pattern,
@@ -215,7 +216,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             self._transport, **with_message_sizes(options, self._transport, sent.values())
         )
         for name, one in sent.items():
-            reducer.add(name, one)
+            reducer.add(name, in_order(one))
         return reducer
 
     def _kept(self) -> Kept:
@@ -255,13 +256,14 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             sent[name] = gradients[name]
             if name in self._with_feedback:
                 sent[name] = _own_momentum(gradients[name], state, group)
+            sent[name] = sent[name].contiguous()
         self._side_stream.take_over()
         for name, parameter in self._parameters.items():
             if name in sent:
                 self.reducer.ready(name, sent[name])
             else:
                 nothing = torch.empty_like(local_shard(self.state[parameter]["exp_avg"]))
-                self.reducer.ready(name, nothing, "nowhere")
+                self.reducer.ready(name, in_order(nothing), "nowhere")
         self.reducer.wait()
         self._side_stream.give_back()
         return sent

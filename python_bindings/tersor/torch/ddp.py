@@ -19,6 +19,7 @@ from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, Future
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.layout import as_it_lies
 from tersor.torch.parameters import (
     Names,
     Unsupported,
@@ -269,7 +270,7 @@ class HookState(ReducerReporting):
         options = group.with_message_sizes(options, self._transport, parameters.values())
         reducer = GradientReducer(self._transport, **options)
         for name, parameter in parameters.items():
-            reducer.add(name, parameter.detach())
+            reducer.add(name, as_it_lies(parameter.detach()))
         if not self._parameters:  # after a reset they were told
             watch(parameters, chosen_codecs(self._options, parameters))
         self._parameters, self._reducer = parameters, reducer

@@ -20,6 +20,7 @@ from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
+from tersor.torch.layout import in_order, straightened
 from tersor.torch.parameters import (
     local_shard,
     only_device,
@@ -128,7 +129,8 @@ class DiLoCo(ReducerReporting):
         was.
         """
         differences = {
-            name: start - local_shard(self._parameters[name]) for name, start in self._start.items()
+            name: (start - local_shard(self._parameters[name])).contiguous()
+            for name, start in self._start.items()
         }
         somewhere = self._somewhere(differences)
         if self.residual_factor != 1:
@@ -191,7 +193,7 @@ class DiLoCo(ReducerReporting):
         )
         reducer = GradientReducer(self._transport, **options)
         for name, start in self._start.items():
-            reducer.add(name, start.detach())
+            reducer.add(name, in_order(start.detach()))
         return reducer
 
     def _somewhere(self, differences: Mapping[str, torch.Tensor]) -> list[str]:
@@ -212,7 +214,8 @@ class DiLoCo(ReducerReporting):
         shards = shards_of({name: every[name] for name in newcomers})
         self._check({name: every[name] for name in newcomers})
         for shard in shards.values():
-            allreduce(self._transport, shard, codec="none", reduction="mean")
+            with straightened(shard) as values:
+                allreduce(self._transport, values, codec="none", reduction="mean")
         self._parameters = {
             name: one for name, one in every.items() if name in self._start or name in newcomers
         }
@@ -239,4 +242,5 @@ def _broadcast(transport: Transport, parameters: dict[str, torch.nn.Parameter]) 
     for shard in shards_of(parameters).values():
         if transport.rank != 0:
             shard.zero_()
-        allreduce(transport, shard, codec="none")
+        with straightened(shard) as values:
+            allreduce(transport, values, codec="none")

@@ -20,6 +20,7 @@ from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
+from tersor.torch.layout import Straight, in_order, straightened
 from tersor.torch.parameters import (
     OptimizedParameters,
     Unsupported,
@@ -113,6 +114,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._passes_per_step = backward_passes_per_step
         self._passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]] = {}
         self._ready: dict[str, tuple[torch.Tensor, int]] = {}  # what is being sent, its version
+        self._straight = Straight()
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = False
         self._skip = False
@@ -246,7 +248,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         options = with_message_sizes(self._side_stream.options, ranks, shards.values())
         reducer = GradientReducer(ranks, **options)
         for name, shard in shards.items():
-            reducer.add(name, shard)
+            reducer.add(name, in_order(shard))
         return reducer
 
     def _end_exchange(self, *, discards: bool) -> list[str]:
@@ -263,6 +265,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             self._ready.clear()
         self.reducer.wait()
         self._side_stream.give_back()
+        self._straight.write_back()
         if 0 < discarding < self._ranks():
             raise InvalidArgument(
                 f"{discarding} of {self._ranks()} ranks throw away the gradients that the others "
@@ -294,7 +297,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
                 self._send(name, self._parameters[name])
             elif name not in self._uncompressed:
                 nothing = torch.empty_like(local_shard(self._parameters[name].detach()))
-                self.reducer.ready(name, nothing, "nowhere")
+                self.reducer.ready(name, in_order(nothing), "nowhere")
 
     def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
         """Gradients that were none before, of all ranks alike: they take part from now on.
@@ -311,6 +314,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._ready.clear()
         self.reducer.wait()
         self._side_stream.give_back()
+        self._straight.write_back()
         self._average(newcomers)
         self.reducer.relearn_order()
 
@@ -343,8 +347,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if parameter.grad.layout != torch.strided:
             self._make_dense(name, parameter, parameter.grad)
         if name not in self._uncompressed:
+            gradient = self._straight.of(local_shard(parameter.grad))
             self._side_stream.take_over()
-            gradient = local_shard(parameter.grad)
             self.reducer.ready(name, gradient, "none" if missing else "gradient")
         self._ready[name] = parameter.grad, local_shard(parameter.grad)._version
 
@@ -370,8 +374,9 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
                 of_parameter = self._parameters[name].grad
                 assert of_parameter is not None  # _send saw to it
                 gradient = local_shard(of_parameter)
-                gradient.mul_(1 / dist.get_world_size(self._group))
-                dist.all_reduce(gradient, group=self._group)
+                with straightened(gradient) as values:
+                    values.mul_(1 / dist.get_world_size(self._group))
+                    dist.all_reduce(values, group=self._group)
 
     def _reduced(self, closure: Closure) -> Closure:
         def evaluate() -> Any:
