@@ -6,6 +6,7 @@ import os
 import signal
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -76,6 +77,40 @@ def test_mistakes_are_named() -> None:
         assert "DistributedDataParallel" in bare
         assert "Sequential" in bare
         assert "mixed_precision" in mixed
+
+
+class NoRank(tersor.TransportError):
+    """That does not come to the meeting."""
+
+
+def not_of_a_hook(rank: int, _: int) -> None:
+    """Each fault by its own name, and nothing of it stays with DDP."""
+    model = wrap(mlp())
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("nonsense", {"codec": "nonsense"}),
+        ("no rule matches", {"rules": [("x", "int8")]}),
+        ("no option 'codek'", {"codek": "int8"}),
+    ]
+    for text, options in refused:
+        with pytest.raises(tersor.InvalidArgument, match=text):
+            tersor.torch.compress(model, **options)
+    double = wrap(mlp().double())
+    with pytest.raises(tersor.InvalidArgument, match="float64"):
+        tersor.torch.compress(double, unsupported="error")
+    with pytest.warns(UserWarning, match="float64"), pytest.raises(ValueError, match="no gradient"):
+        tersor.torch.compress(double)
+    absent = mock.patch("tersor.torch.group.transport", side_effect=NoRank("rank 1 did not come"))
+    with absent, pytest.raises(NoRank):
+        tersor.torch.compress(model, codec="int8")
+    tersor.torch.compress(model, codec="int8")
+    with pytest.raises(tersor.InvalidArgument, match="communication hook already"):
+        tersor.torch.compress(model, codec="int4")
+    assert len(model._comm_hooks) == 1
+    assert one_backward(model, rank, 0) is None
+
+
+def test_what_is_no_second_hook_is_not_called_one() -> None:
+    ranks.run(not_of_a_hook, 2)
 
 
 def python_reducer(rank: int, _: int) -> str:

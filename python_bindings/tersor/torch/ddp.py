@@ -305,19 +305,14 @@ def compress(
     state = HookState(scaler=scaler, unsupported=unsupported, **options)
     try:
         state.bind(ddp)  # first: a hook cannot be taken off again
-        ddp.register_comm_hook(state, hook)
-    except RuntimeError as error:
-        state.close()
-        raise InvalidArgument(
-            f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
-            "module in a new one"
-        ) from error
+        _register(ddp, state)
     except BaseException:
         state.close()
         raise
     return state
 
 
+<<<<<<< HEAD
 def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
     """Raises InvalidArgument where one wants a gradient now: ranks would part without a word."""
     if found := [name for name, one in frozen.items() if one.requires_grad]:
@@ -327,6 +322,17 @@ def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
             "module in a new one and compress that; or make it while all is to be trained, with "
             "find_unused_parameters=True, and freeze then"
         )
+=======
+def _register(ddp: DistributedDataParallel, state: HookState) -> None:
+    try:
+        ddp.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        ddp._comm_hooks[:] = [one for one in ddp._comm_hooks if one[1] is not state]
+        raise InvalidArgument(
+            f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
+            "module in a new one"
+        ) from error
+>>>>>>> 14de41f (WIP 5)
 
 
 def _inner(model: nn.Module) -> nn.Module:
