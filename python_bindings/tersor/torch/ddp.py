@@ -312,7 +312,6 @@ def compress(
     return state
 
 
-<<<<<<< HEAD
 def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
     """Raises InvalidArgument where one wants a gradient now: ranks would part without a word."""
     if found := [name for name, one in frozen.items() if one.requires_grad]:
@@ -322,7 +321,8 @@ def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
             "module in a new one and compress that; or make it while all is to be trained, with "
             "find_unused_parameters=True, and freeze then"
         )
-=======
+
+
 def _register(ddp: DistributedDataParallel, state: HookState) -> None:
     try:
         ddp.register_comm_hook(state, hook)
@@ -332,7 +332,6 @@ def _register(ddp: DistributedDataParallel, state: HookState) -> None:
             f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
             "module in a new one"
         ) from error
->>>>>>> 14de41f (WIP 5)
 
 
 def _inner(model: nn.Module) -> nn.Module:
