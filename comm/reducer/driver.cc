@@ -4,12 +4,17 @@
 #include <mutex>
 #include <thread>
 
+#include "kernels/host/signals.h"
+
 namespace tersor {
 namespace {
 
 class ThreadDriver final : public Driver {
  public:
-  explicit ThreadDriver(Sender& sender) : Driver(sender), thread_([this] { work(); }) {}
+  explicit ThreadDriver(Sender& sender) : Driver(sender) {
+    const kernels::SignalsKeptOut quiet;
+    thread_ = std::thread([this] { work(); });
+  }
 
   ~ThreadDriver() override {
     {

@@ -4,6 +4,7 @@
 
 #include <tersor/threads.h>
 
+#include "kernels/host/signals.h"
 #include "kernels/scalar/float_mode.h"
 
 #include <tersor/error.h>
@@ -58,6 +59,7 @@ struct Threads::Pool {
   static constexpr std::uint32_t kInside = kOpen - 1;
 
   explicit Pool(unsigned threads) : spin(threads <= cores() ? kSpin : std::chrono::microseconds{}) {
+    const kernels::SignalsKeptOut quiet;
     workers.reserve(threads - 1);
     try {
       for (unsigned worker = 1; worker < threads; ++worker)

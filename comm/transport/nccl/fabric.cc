@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/device/device.h"
+#include "kernels/host/signals.h"
 
 namespace tersor::nccl {
 namespace {
@@ -22,6 +23,7 @@ Fabric::~Fabric() {
 void Fabric::watch(std::string who) {
   who_ = std::move(who);
   device_ = kernels::current_device();
+  const kernels::SignalsKeptOut quiet;
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <system_error>
 #include <utility>
+
+#include "kernels/host/signals.h"
 
 namespace tersor::tcp {
 namespace {
@@ -16,13 +17,6 @@ using namespace std::chrono_literals;
 
 constexpr auto kCrowdedPause = 20ms;
 constexpr int kMostCallsATurn = 32;  // so that who proves itself is heard in between
-
-/// Signals are for the threads of the program.
-void block_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-}
 
 std::string refusal(const OutgoingCall& call, Verdict verdict) {
   const Hello& own = call.hello();
@@ -53,6 +47,7 @@ Switchboard::Switchboard(Setup setup, const Secret& secret, std::unique_ptr<List
       missing_(links_.size() - setup_.lanes),
       wire_(wire) {
   reactor_.watch(listener_->number(), *this);
+  const kernels::SignalsKeptOut quiet;
   try {
     thread_ = std::jthread([this] { serve(); });
   } catch (const std::system_error& error) {
@@ -67,7 +62,6 @@ Switchboard::~Switchboard() {
 }
 
 void Switchboard::serve() {
-  block_signals();
   while (serving_ && missing_ != 0) {
     reactor_.sleep(next_deadline());
     take_wishes();
