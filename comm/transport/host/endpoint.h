@@ -16,6 +16,9 @@ class Endpoint {
  public:
   explicit Endpoint(std::shared_ptr<World> world) : Endpoint(world, world->everybody()) {}
   Endpoint(std::shared_ptr<World> world, Box& box) : world_(std::move(world)), box_(box) {}
+  ~Endpoint() { world_->release(box_); }
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
 
   int rank() const { return box_.rank; }
   int ranks() const { return static_cast<int>(box_.members.size()); }

@@ -13,6 +13,13 @@ void Gate::unlock() {
   std::for_each(rings.begin(), end, [](Bell* bell) { bell->ring(); });
 }
 
+Bell& Gate::take_bell() {
+  if (free_bells_.empty()) return bells_.emplace_back();
+  Bell& bell = *free_bells_.back();
+  free_bells_.pop_back();
+  return bell;
+}
+
 bool Gate::will_ring(const Bell& bell) const {
   const auto end = rings_.begin() + count_;
   return std::find(rings_.begin(), end, &bell) != end;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <deque>
 #include <mutex>
+#include <vector>
 
 #include "comm/transport/host/bell.h"
 #include "comm/transport/host/block_pool.h"
@@ -19,8 +20,9 @@ class Gate {
   void lock() { mutex_.lock(); }
   void unlock();
   /// With the lock held. The bell lives as long as the gate: whom it wakes may be gone when it
-  /// rings.
-  Bell& add_bell() { return bells_.emplace_back(); }
+  /// rings. One that was given back is given out again, with its descriptor; it may ring late.
+  Bell& take_bell();
+  void give_back(Bell& bell) { free_bells_.push_back(&bell); }
   void ring(Bell& bell);
   /// With the lock held: whether a bell rings once it is released.
   bool will_ring(const Bell& bell) const;
@@ -30,6 +32,7 @@ class Gate {
 
   std::mutex mutex_;
   std::deque<Bell> bells_;
+  std::vector<Bell*> free_bells_;
   std::array<Bell*, kMostRings> rings_;
   std::size_t count_ = 0;  // of `rings_`
 };

@@ -63,6 +63,7 @@ class Letterbox {
   bool close_one(Batch& batch);
 
   std::span<Batch* const> batches() const { return open_; }
+  std::span<Letter* const> unclaimed() const { return unclaimed_; }
 
   /// What waits for somebody of whom `gone(rank)` is true (a rank, or kAnyRank).
   struct InVain {

@@ -198,6 +198,7 @@ void World::receive_rest(Box& box, WireLetter& letter) {
   job->memory = letter.payload;
   job->done = [this, &box, &letter](const Wire::Job&) {
     letter.there = true;
+    if (letter.dropped) return drop(letter);
     if (letter.incoming != nullptr) deliver(box, letter);
   };
   wire_->receive_rest(letter.arrival, letter.payload.writable(), job);
@@ -218,8 +219,15 @@ WireLetter& World::new_letter() {
   if (state_->free_letters.empty()) return state_->letters.emplace_back();
   WireLetter& letter = *state_->free_letters.back();
   state_->free_letters.pop_back();
-  letter.receiving = false;
+  letter.receiving = letter.dropped = false;
   return letter;
+}
+
+// What is under way goes when it is there.
+void World::drop(WireLetter& letter) {
+  letter.payload = {};
+  letter.dropped = true;
+  if (letter.there || !letter.receiving) state_->free_letters.push_back(&letter);
 }
 
 // A thread that sleeps until its next batch can be closed at the earliest is woken by what closes

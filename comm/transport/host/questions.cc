@@ -37,10 +37,11 @@ void World::answer_questions() {
   if (questions_.empty()) return;
   questioned_.store(false, std::memory_order_relaxed);
   for (const auto& [question, peer] : std::exchange(questions_, {})) try {
-      Box& box = box_of(question.channel);
-      Head head = head_in(box, Kind::kAnswer);
+      Head head;
+      head.kind = Kind::kAnswer;
+      head.channel = question.channel;
       head.part = question.part;
-      const Awaited awaited = box.letters.awaited(question.tag);
+      const Awaited awaited = this->awaited(question.channel, question.tag);
       head.from = awaited.rank;
       head.tag = awaited.tag;
       head.envelope = awaited.envelope;
@@ -48,6 +49,12 @@ void World::answer_questions() {
     } catch (const std::exception& error) {
       raise_locked(error.what());
     }
+}
+
+// Nobody waits in a channel that is not joined yet, or over.
+Awaited World::awaited(std::uint64_t id, std::uint32_t tag) const {
+  const auto found = state_->boxes.find(id);
+  return found == state_->boxes.end() ? Awaited{} : found->second->letters.awaited(tag);
 }
 
 // Who waits in vain for this rank itself calls something else.

@@ -97,7 +97,7 @@ bool World::said_goodbye() {
 Box& World::box_of(std::uint64_t id) {
   auto& box = state_->boxes[id];
   if (box == nullptr) {
-    box = std::make_unique<Box>(id, gate_.add_bell());
+    box = std::make_unique<Box>(id, gate_.take_bell());
   }
   return *box;
 }
@@ -147,9 +147,32 @@ void World::leave(Box& box) {
 void World::take_leave(const Head& head, int peer) {
   Box& box = box_of(head.channel);
   box.left.insert(peer);
-  if (head.part != 1) return check_abandoned(box);
-  gone_.insert(peer);
-  for (auto& [id, other] : state_->boxes) check_abandoned(*other);
+  std::vector<Box*> concerned{&box};
+  if (head.part == 1) {
+    gone_.insert(peer);
+    concerned.clear();
+    for (auto& [id, other] : state_->boxes) concerned.push_back(other.get());
+  }
+  for (Box* each : concerned) {
+    check_abandoned(*each);
+    drop_if_over(*each);
+  }
+}
+
+// In a forked process the lock may be held by a thread that is not there.
+void World::release(Box& box) {
+  if (&box == everybody_ || !wire_->running()) return;
+  const std::lock_guard lock(gate_);
+  box.released = true;
+  drop_if_over(box);
+}
+
+// Once all have left, or after a fault, no message for it is taken any more.
+void World::drop_if_over(Box& box) {
+  if (!box.released || !(faulty() || gone(box, kAnyRank))) return;
+  for (Letter* letter : box.letters.unclaimed()) drop(static_cast<WireLetter&>(*letter));
+  gate_.give_back(box.bell);
+  state_->boxes.erase(box.id);
 }
 
 // A rank is gone from a channel when it left it, or when its process left all.

@@ -29,6 +29,7 @@ namespace tersor::host {
 struct WireLetter : Letter {
   Wire::Arrival arrival;   ///< of one that is there, the peer alone
   bool receiving = false;  ///< its payload is under way
+  bool dropped = false;    ///< its box is gone
 };
 
 /// One channel, as this rank sees it. Made by the first message for it or by `join`.
@@ -39,6 +40,7 @@ struct Box {
   std::vector<int> members;  ///< ranks of the world; empty until joined
   int rank = 0;
   bool whole = true;
+  bool released = false;  ///< nobody here uses it any more
   Letterbox letters;
   std::set<int> left;                      ///< ranks of the world that are gone from it
   std::map<std::vector<int>, int> joined;  ///< how many channels it made, by members
@@ -88,6 +90,8 @@ class World {
 
   Box& join(Box& box, std::span<const int> members);
   void leave(Box& box);
+  /// Nobody here uses a box any more, which was left before: it goes as soon as all have left it.
+  void release(Box& box);
   void post(Box& box, Batch& batch);
   void cancel(Box& box, Batch& batch);
   void progress(Box& box);
@@ -117,6 +121,8 @@ class World {
 
   // With the lock held.
   Box& box_of(std::uint64_t id);
+  Awaited awaited(std::uint64_t id, std::uint32_t tag) const;
+  void drop_if_over(Box& box);
   Head head_in(const Box& box, Kind kind) const;
   bool poll();
   bool poll_wire();
@@ -138,6 +144,7 @@ class World {
   void receive_rest(Box& box, WireLetter& letter);
   void deliver(Box& box, WireLetter& letter);
   WireLetter& new_letter();
+  void drop(WireLetter& letter);
   void wake_for(Box& box, const Batch& batch);
   Clock::time_point completion(const Batch& batch) const;
   bool gone(const Box& box, int peer) const;
