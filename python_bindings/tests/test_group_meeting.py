@@ -94,13 +94,13 @@ def variables(**values: str) -> object:
         yield
 
 
-def at_no_address(rank: int, count: int, wrong: int, variable: str) -> str:
+def at_no_address(rank: int, count: int, wrong: int, variable: str, address: str) -> str:
     import tersor.torch.group as group
     from tersor.torch import meeting
 
     meeting._TELLING_SECONDS = PATIENCE_SECONDS
     dist.barrier()  # so that all come at once
-    wishes = {variable: "nosuchlink0"} if rank == wrong else {}
+    wishes = {variable: address} if rank == wrong else {}
     with variables(**wishes), pytest.raises(tersor.TransportError) as caught:
         group.transport()
     dist.barrier()
@@ -110,13 +110,14 @@ def at_no_address(rank: int, count: int, wrong: int, variable: str) -> str:
 
 @pytest.mark.parametrize("variable", ["TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME"])
 @pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("address", ["nosuchlink0", "192.0.2.77"])  # the other one is nobody's
 def test_a_wrong_address_says_what_to_do_and_is_told_to_the_others(
-    wrong: int, variable: str
+    wrong: int, variable: str, address: str
 ) -> None:
-    said = ranks.run(at_no_address, 2, wrong, variable)
-    assert f"{variable} says nosuchlink0: give an interface" in said[wrong]
+    said = ranks.run(at_no_address, 2, wrong, variable, address)
+    assert f"{variable} says {address}: give an interface" in said[wrong]
     assert f"rank {wrong} gave up the meeting" in said[1 - wrong]
-    assert "nosuchlink0" in said[1 - wrong]
+    assert address in said[1 - wrong]
 
 
 def at_addresses(rank: int, count: int) -> list[float]:

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tests/tcp/fake_peer.h"
+#include "tests/tcp/system_calls.h"
 #include "tests/transport/calls.h"
 
 namespace tersor::test {
@@ -99,6 +100,19 @@ TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
   const std::string nowhere = error_of<InvalidArgument>(
       [&] { TcpTransport transport(folder / "no folder/meeting", 1, 2, kLoopback); });
   EXPECT_TRUE(contains(nowhere, "cannot write")) << nowhere;
+}
+
+// Rank 0 writes last: it tries before it waits for the others.
+TEST(TcpMeeting, AFolderThatIsNotThereIsNamedByAll) {
+  const Folder folder;
+  std::ofstream(folder / "file") << "no folder";
+  for (const int rank : {0, 1})
+    for (const char* name : {"no folder/meeting", "file/meeting"}) {
+      const std::string error = error_of<InvalidArgument>(
+          [&] { TcpTransport transport(folder / name, rank, 2, kLoopback); });
+      EXPECT_TRUE(contains(error, "cannot write " + (folder / name).string())) << error;
+      EXPECT_TRUE(contains(error, ": No such file") || contains(error, ": Not a dir")) << error;
+    }
 }
 
 // Somebody who may write to the folder was there first.
@@ -212,6 +226,22 @@ TEST(TcpMeeting, ByWhatTheHostIsCalled) {
   expect_world(2, [&](int rank) {
     return std::make_unique<TcpTransport>(store, rank, 2, TcpOptions{.timeout = 20s});
   });
+}
+
+// The address is for documents (RFC 5737), and no host's.
+TEST(TcpMeeting, ANameThatStandsForAnotherHostsAddressIsPassedOver) {
+  const HostNamed named("192.0.2.77");
+  MemoryStore store;
+  expect_world(2, [&](int rank) {
+    return std::make_unique<TcpTransport>(store, rank, 2, TcpOptions{.timeout = 20s});
+  });
+}
+
+TEST(TcpMeeting, AnAddressOfAnotherHostIsNamed) {
+  MemoryStore store;
+  const std::string error = error_of<TransportError>(
+      [&] { TcpTransport transport(store, 0, 1, {.address = "192.0.2.77"}); });
+  EXPECT_TRUE(contains(error, "this rank's address, \"192.0.2.77\": cannot listen at")) << error;
 }
 
 TEST(TcpMeeting, APortThatIsTakenIsNamed) {

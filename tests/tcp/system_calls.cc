@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <mutex>
 
 namespace tersor::test {
@@ -22,6 +23,7 @@ std::vector<std::string> inherited;
 std::atomic<int> failing_code{0};
 std::atomic<int> failing_tries{0};
 std::atomic<Failing> failing{Failing::kAtOnce};
+std::atomic<const char*> host_name{nullptr};
 
 template <typename Function>
 Function* next(const char* name) {
@@ -59,6 +61,10 @@ FailingConnects::~FailingConnects() { failing_tries = 0; }
 
 int FailingConnects::left() const { return failing_tries; }
 
+HostNamed::HostNamed(const char* name) { host_name = name; }
+
+HostNamed::~HostNamed() { host_name = nullptr; }
+
 InheritedDescriptors::InheritedDescriptors() {
   inherited.clear();
   opened_calls = 0;
@@ -82,6 +88,14 @@ using tersor::test::next;
 using tersor::test::noted;
 
 extern "C" {
+
+int gethostname(char* name, std::size_t bytes) noexcept {
+  static auto* const call = next<int(char*, std::size_t)>("gethostname");
+  const char* other = tersor::test::host_name;
+  if (other == nullptr) return call(name, bytes);
+  std::snprintf(name, bytes, "%s", other);
+  return 0;
+}
 
 int connect(int socket, const sockaddr* to, socklen_t bytes) {
   static auto* const call = next<int(int, const sockaddr*, socklen_t)>("connect");

@@ -37,4 +37,13 @@ class FailingConnects {
   int left() const;
 };
 
+/// While this lives, the host has another name.
+class HostNamed {
+ public:
+  explicit HostNamed(const char* name);
+  ~HostNamed();
+  HostNamed(const HostNamed&) = delete;
+  HostNamed& operator=(const HostNamed&) = delete;
+};
+
 }  // namespace tersor::test

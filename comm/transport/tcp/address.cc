@@ -58,13 +58,23 @@ std::optional<asio::ip::address> address_of_interface(const std::string& name) {
   return best;
 }
 
-/// What the name of this host stands for, but for the loopback.
+/// A host's name may stand for an address that is another host's, or a router's.
+bool may_listen_at(const asio::ip::address& address) try {
+  const Listener listener({address, 0});
+  return true;
+} catch (const TransportError&) {
+  return false;
+}
+
+/// What the name of this host stands for, where one may listen there; but for the loopback.
 std::optional<asio::ip::address> address_of_own_name() {
   asio::io_context context;
   asio::error_code error;
   asio::ip::tcp::resolver resolver(context);
   for (const auto& found : resolver.resolve(asio::ip::host_name(error), "", error))
-    if (!found.endpoint().address().is_loopback()) return found.endpoint().address();
+    if (const auto address = found.endpoint().address();
+        !address.is_loopback() && may_listen_at(address))
+      return address;
   return std::nullopt;
 }
 

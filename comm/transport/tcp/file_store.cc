@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <thread>
 
@@ -54,20 +55,43 @@ class File {
   const int number_;
 };
 
+[[noreturn]] void refuse(const fs::path& file, std::string_view why) {
+  throw InvalidArgument("cannot write " + file.string() + ": " + std::string(why));
+}
+
+/// A new file that is not there yet, under another name than its own. Throws InvalidArgument.
+class Part {
+ public:
+  explicit Part(const fs::path& of) : path_(of.string() + ".part") {
+    unlink(path_.c_str());
+    made_.emplace(path_, O_WRONLY | O_CREAT | O_EXCL);
+    if (!made_->is_open()) refuse(of, std::strerror(errno));
+  }
+  ~Part() { unlink(path_.c_str()); }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+
+  const fs::path& path() const { return path_; }
+  const File& file() const { return *made_; }
+
+ private:
+  const fs::path path_;
+  std::optional<File> made_;
+};
+
 }  // namespace
 
 // Under another name first, so that nobody reads half of it; never into a file that is there.
 void FileStore::set(const std::string& key, const std::string& value) {
-  const fs::path part = file(key + ".part");
-  unlink(part.c_str());
-  const File made(part, O_WRONLY | O_CREAT | O_EXCL);
+  const Part part(file(key));
+  if (!part.file().write(value)) refuse(file(key), "the disk may be full");
   std::error_code failed;
-  const bool written = made.is_open() && made.write(value);
-  if (written) fs::rename(part, file(key), failed);
-  if (written && !failed) return left_.push_back(file(key));
-  if (made.is_open()) unlink(part.c_str());
-  throw InvalidArgument("cannot write " + file(key).string());
+  fs::rename(part.path(), file(key), failed);
+  if (failed) refuse(file(key), failed.message());
+  left_.push_back(file(key));
 }
+
+void FileStore::check_writable(const std::string& key) const { const Part part(file(key)); }
 
 std::string FileStore::get(const std::string& key, Clock::time_point until) {
   const fs::path wanted = file(key);

@@ -20,6 +20,8 @@ class FileStore final : public KeyValueStore {
   void set(const std::string& key, const std::string& value) override;
   /// Throws InvalidArgument where it cannot be read, or others could have written it.
   std::string get(const std::string& key, Clock::time_point until) override;
+  /// Throws what `set` would throw now.
+  void check_writable(const std::string& key) const;
   std::filesystem::path file(const std::string& key) const { return first_part_.string() + key; }
   /// Removes what was set here.
   void take_back();

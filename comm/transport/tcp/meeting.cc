@@ -147,12 +147,20 @@ Place place_by(const Table& table, int rank, const TcpOptions& options) {
   return place;
 }
 
+std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wish) try {
+  return std::make_unique<Listener>(own);
+} catch (const TransportError& error) {
+  if (wish.empty())
+    throw TransportError(error.what() + std::string(": TcpOptions::address chooses another one"));
+  throw TransportError("this rank's address, \"" + wish + "\": " + error.what());
+}
+
 }  // namespace
 
 Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   Endpoint own = own_endpoint(options.address);
-  auto listener = std::make_unique<Listener>(own);
+  auto listener = listener_at(own, options.address);
   own.port(listener->port());
   const Table table =
       exchange(store, rank, ranks, {text_of(own), host_identity()}, deadline_of(options));
@@ -169,6 +177,7 @@ Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& 
   std::error_code ignored;
   if (rank == 0 && fs::exists(table, ignored))
     throw InvalidArgument(table.string() + " is there already: give a name that no run had before");
+  if (rank == 0) store.check_writable(std::string(kTableKey));  // written only once all have come
   try {
     Place place = meet_in_store(store, rank, ranks, options);
     for (int other = 1; rank == 0 && other < ranks; ++other)

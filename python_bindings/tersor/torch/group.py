@@ -162,7 +162,12 @@ def _meet(group: dist.ProcessGroup) -> TcpTransport:
         return TcpTransport(meeting, group.rank(), group.size(), address, seconds)
     except Exception as error:
         meeting.give_up(str(error))
-        if not isinstance(error, TransportError) or not address or address not in str(error):
+        if not isinstance(error, TransportError):
+            raise
+        if not address and "TcpOptions::address" in str(error):
+            text = str(error).replace("TcpOptions::address", _ADDRESS_VARIABLES[0])
+            raise TransportError(text) from None
+        if not address or address not in str(error):
             raise
         raise TransportError(
             f"{error}. {variable} says {address}: give an interface that is up (eth0), an address "
