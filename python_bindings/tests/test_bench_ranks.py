@@ -1,4 +1,5 @@
-"""The benchmark's commands on real processes, from the command line to the report."""
+"""The benchmark's commands on real processes, from the command line to the report. Those that
+train, or measure in every way, are long, for a part of scripts/test of their own."""
 
 from __future__ import annotations
 
@@ -58,6 +59,7 @@ def text(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.long
 def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "tersor:none", "torch:powersgd", "int8", "adamw=3:hadamard:bits=1+ef"]
     names += ["diloco=4,rate=1,momentum=0,residual=0.95:int4+ef"]
@@ -82,6 +84,7 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
     assert len(load_for_report(path)) == 2 * len(names)
 
 
+@pytest.mark.long
 def test_a_training_ends_with_an_exchange(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     options = [
         "--data",
@@ -115,6 +118,7 @@ def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
     assert len(load_for_report(path)) == 3
 
 
+@pytest.mark.long
 def test_backward_of_sharded_layers(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--parallel", "fsdp", "--mib", 8, "--iterations", 3, "--json", path]
@@ -136,6 +140,7 @@ def test_backward_of_sharded_layers(tmp_path: pathlib.Path) -> None:
     assert len(load_for_report(path)) == len(records)
 
 
+@pytest.mark.long
 def test_backward_with_weights_that_travel_by_a_codec(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--parallel", "fsdp", "--weights", "int8", "--mib", 8, "--iterations", 1]
@@ -147,6 +152,7 @@ def test_backward_with_weights_that_travel_by_a_codec(tmp_path: pathlib.Path) ->
     assert 1e-3 < ours["relative_error"] < 0.03  # of gradients that lost nothing on their way
 
 
+@pytest.mark.long
 def test_three_ranks_whose_shards_are_uneven(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--parallel", "fsdp", "--ranks", 3, "--mib", 4, "--iterations", 1, "--json", path]
@@ -162,6 +168,7 @@ def test_a_rank_that_fails_ends_all(tmp_path: pathlib.Path) -> None:
     assert "missing" in done.stderr
 
 
+@pytest.mark.long
 def test_out_of_time(text: pathlib.Path) -> None:
     options = ["--data", text, "--epochs", 100000, "--timeout", 4]
     done = bench("train", "--model", "gpt", "--hooks", "none", *options, expect=124)
@@ -189,6 +196,7 @@ def on_hosts(*arguments: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("tc"), reason="only root makes hosts, with iproute2"
 )
@@ -211,6 +219,7 @@ def test_hosts_need_arguments() -> None:
     assert "usage: scripts/python-bench" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["moe", "pipeline"])
 def test_split_models_learn_in_every_way(
     model: str, tmp_path: pathlib.Path, text: pathlib.Path
@@ -236,6 +245,7 @@ def test_split_models_learn_in_every_way(
     assert len(load_for_report(path)) == 2 * len(names)
 
 
+@pytest.mark.long
 def test_backward_of_experts(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--parallel", "experts", "--mib", 8, "--rows", 64, "--iterations", 2]
