@@ -1,4 +1,4 @@
-"""Keyword arguments as the options of the library."""
+"""Keyword arguments as the options of the library; what else is handed in is told in our words."""
 
 from __future__ import annotations
 
@@ -16,5 +16,31 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
         if not hasattr(options, key):
             known = ", ".join(name for name in dir(options) if not name.startswith("_"))
             raise InvalidArgument(f"there is no option {key!r}; there are: {known}")
-        setattr(options, key, value)
+        try:
+            setattr(options, key, value)
+        except TypeError:
+            raise TypeError(_wanted(key, getattr(options, key), value)) from None
     return options
+
+
+_KINDS = {str: "a text", bool: "True or False", int: "a whole number", float: "a number"}
+
+
+def _wanted(key: str, default: object, value: object) -> str:
+    """What is wrong with an option's type."""
+    if key == "rules":
+        return f"rules is a list of pairs, such as [('*', 'int8')], not {value!r}"
+    return f"{key} is {_KINDS.get(type(default), 'a list')}, not {described(value)}"
+
+
+def expect(value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raises TypeError, "``wanted``, not …", where the value is of another type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{wanted}, not {described(value)}")
+
+
+def described(value: object) -> str:
+    """A short value itself, else its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    return type(value).__name__

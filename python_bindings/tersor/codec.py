@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tersor import _core
+from tersor._options import expect
 from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
 
 
@@ -64,6 +65,7 @@ class Codec:
     """
 
     def __init__(self, spec: str, *, threads: int = 1) -> None:
+        expect(spec, str, 'a codec\'s spec is a text, such as "int8"')
         self._core = _core.Codec(spec, threads)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tersor import _core
 from tersor._core import Transport, Tuner
-from tersor._options import fill
+from tersor._options import expect, fill
 from tersor.collectives import Algorithm, Reduction
 
 if TYPE_CHECKING:
@@ -101,4 +101,9 @@ class GradientReducer(_core.GradientReducer):
     """
 
     def __init__(self, transport: Transport, **options: Unpack[ReducerOptions]) -> None:
+        expect(
+            transport,
+            Transport,
+            "a GradientReducer takes a transport (tersor.local, tersor.mpi, …)",
+        )
         super().__init__(transport, fill(_core.ReducerOptions(), options))

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
+from tersor._options import expect
 from tersor.torch import ddp, pipeline
 from tersor.torch.all_to_all import all_to_all_single
 from tersor.torch.allocation import allocate
@@ -86,6 +87,12 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     are wrong.
     """
     uncompiled = getattr(model, "_orig_mod", model)
+    expect(
+        uncompiled,
+        nn.Module,
+        "compress() takes a model, of DistributedDataParallel or fully_shard (an optimizer goes to "
+        "tersor.torch.DistributedOptimizer)",
+    )
     if isinstance(uncompiled, DistributedDataParallel):
         return ddp.compress(uncompiled, **options)
     if any(isinstance(module, FSDPModule) for module in model.modules()):

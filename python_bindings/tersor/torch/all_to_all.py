@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tersor import collectives
 from tersor._core import InvalidArgument
-from tersor.torch.group import transport
+from tersor.torch.group import ranks_of
 
 
 class _Way(NamedTuple):
@@ -43,7 +43,7 @@ class _AllToAll(torch.autograd.Function):
         count = sum(way.received) if way.received else len(rows)
         output = rows.new_empty((count, *rows.shape[1:]))
         collectives.all_to_all(
-            transport(way.group, rows.device),
+            ranks_of(way.group, rows),
             rows.detach().contiguous(),
             output,
             math.prod(rows.shape[1:]),

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _core
 from tersor._core import AllocationParameter, InvalidArgument
+from tersor._options import expect
 from tersor.torch.parameters import is_supported, trained_parameters
 
 Rules = list[tuple[str, str]]
@@ -54,6 +55,7 @@ def allocate(
     bytes, and a warning. Raises InvalidArgument, on all ranks, for a budget that is too small (the
     message says the smallest), without gradients, and where a gradient is not finite.
     """
+    expect(model, nn.Module, "allocate() takes the model")
     found = _over_ranks(_measure(model, codecs, threads), group)
     if not found:
         raise InvalidArgument(

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgument
+from tersor._options import expect
 from tersor.collectives import CollectiveOptions
-from tersor.torch.group import transport
+from tersor.torch.group import ranks_of
 from tersor.torch.layout import in_order, straightened
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class FeedbackState(collectives.FeedbackState):
         collective: Literal["allreduce", "reduce_scatter", "allgather"] = "allreduce",
         **options: Unpack[CollectiveOptions],
     ) -> None:
-        ranks = transport(group, like.device)
+        ranks = ranks_of(group, like)
         super().__init__(ranks, in_order(like), dtype=dtype, collective=collective, **options)
 
 
@@ -63,7 +64,7 @@ def allreduce(
     Raises InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
     undefined; the transport is poisoned).
     """
-    ranks = transport(group, tensor.device)
+    ranks = ranks_of(group, tensor)
     with straightened(tensor, stream) as values:
         return collectives.allreduce(ranks, values, stream=stream, **options)
 
@@ -81,7 +82,7 @@ def reduce_scatter(
     ``input``: contiguous, ranks times as many values as ``output``, rank r's in place r. Else as
     :func:`allreduce`.
     """
-    ranks = transport(group, input.device)
+    ranks = ranks_of(group, input)
     return collectives.reduce_scatter(ranks, input, output, stream=stream, **options)
 
 
@@ -97,7 +98,7 @@ def all_gather(
 
     ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`allreduce`.
     """
-    ranks = transport(group, input.device)
+    ranks = ranks_of(group, input)
     return collectives.allgather(ranks, input, output, stream=stream, **options)
 
 
@@ -114,7 +115,7 @@ def broadcast(
     ``tensor``: of one shape and dtype on all ranks. Raises InvalidArgument for a ``root`` that is
     none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
     """
-    ranks = transport(group, tensor.device)
+    ranks = ranks_of(group, tensor)
     with straightened(tensor, stream) as values:
         return collectives.broadcast(ranks, values, root, stream=stream, **options)
 
@@ -133,7 +134,7 @@ def reduce(
     ``output``: as many values as ``input``, both contiguous; it has the bits of a two-shot
     :func:`allreduce`. Raises InvalidArgument for codecs that cannot go so (``topk``).
     """
-    ranks = transport(group, input.device)
+    ranks = ranks_of(group, input)
     return collectives.reduce(ranks, input, output, root, stream=stream, **options)
 
 
@@ -150,7 +151,7 @@ def gather(
 
     ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`all_gather`.
     """
-    ranks = transport(group, input.device)
+    ranks = ranks_of(group, input)
     return collectives.gather(ranks, input, output, root, stream=stream, **options)
 
 
@@ -168,7 +169,7 @@ def scatter(
     ``input``: contiguous, ranks times as many values as ``output``. Unrounded without ``codec``;
     ``"+ef"`` is refused.
     """
-    ranks = transport(group, output.device)
+    ranks = ranks_of(group, output)
     return collectives.scatter(ranks, input, output, root, stream=stream, **options)
 
 
@@ -185,6 +186,7 @@ def broadcast_parameters(
     of the same names, shapes and types. Raises InvalidArgument for shards (``fully_shard``), which
     are different on each rank.
     """
+    expect(model, nn.Module, "broadcast_parameters() takes the model")
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in named.items():
         _refuse_shard(name, tensor)
@@ -199,6 +201,7 @@ def broadcast_optimizer_state(
     Others need not have stepped yet: what they have is replaced. Their parameters are as many, of
     the same shapes and in the same order. Raises InvalidArgument where they are shards.
     """
+    expect(optimizer, torch.optim.Optimizer, "broadcast_optimizer_state() takes the optimizer")
     for settings in optimizer.param_groups:
         for parameter in settings["params"]:
             _refuse_shard("a parameter of the optimizer", parameter)

@@ -24,6 +24,7 @@ from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
 from tersor._core import InvalidArgument
+from tersor._options import described
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode, move_residuals
@@ -101,6 +102,10 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         default ``"hadamard:bits=1+ef"``. Raises InvalidArgument for options that are wrong, and for
         parameters that no codec takes or that are sharded over ranks of ``group``.
         """
+        if isinstance(params, (torch.nn.Module, torch.optim.Optimizer)):
+            raise TypeError(
+                f"CompressedAdamW takes model.named_parameters(), not {described(params)}"
+            )
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
         for one in self.param_groups:

@@ -14,6 +14,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # where 
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument, Transport
+from tersor._options import expect
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
@@ -60,6 +61,8 @@ class HookState(ReducerReporting):
         **options: "Unpack[ReducerOptions]",
     ) -> None:
         """``process_group``: DDP's, default all ranks. The rest as of ``compress``."""
+        if model is not None:
+            expect(model, nn.Module, "HookState takes the model that DDP wraps, and codec=")
         self._names = Names(None if model is None else trained_parameters(_inner(model)))
         self._frozen = {} if model is None else frozen_parameters(_inner(model))
         self._group = process_group

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgument
+from tersor._options import described, expect
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
@@ -90,6 +91,14 @@ class DiLoCo(ReducerReporting):
         wrong, and for parameters that no codec takes or that are sharded over ranks of ``group``;
         nothing was changed then.
         """
+        expect(model, torch.nn.Module, "DiLoCo takes the model")
+        expect(every, int, "every is a number of steps")
+        if not callable(outer_optimizer):
+            raise TypeError(
+                "outer_optimizer makes an optimizer of a list of parameters, as nesterov or "
+                "functools.partial(torch.optim.SGD, lr=0.7) do; it is not "
+                f"{described(outer_optimizer)}"
+            )
         if every < 1:
             raise InvalidArgument(f"every={every}: at least 1 step between two exchanges")
         if not 0 <= residual_factor <= 1:

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tersor import _core
 from tersor._core import InvalidArgument
-from tersor._options import fill
+from tersor._options import expect, fill
 from tersor.reducer import ReducerOptions
 from tersor.torch.adam_warning import last_codec, watch
 from tersor.torch.checkpoint import Mode
@@ -236,6 +236,7 @@ def compress(
     are wrong. What ends an exchange is raised when the backward pass is over, with gradients of
     NaN.
     """
+    expect(model, nn.Module, "compress() takes a model that went through fully_shard")
     modules = unwrapped(
         {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
     )

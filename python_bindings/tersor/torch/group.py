@@ -21,10 +21,11 @@ import torch.distributed as dist
 
 from tersor import _core
 from tersor._core import InvalidArgument, TcpTransport, Transport, TransportError
+from tersor._options import expect
 from tersor.reducer import ReducerOptions
 from tersor.torch.meeting import Meeting, Store
 
-__all__ = ["close", "close_all", "transport", "with_message_sizes"]
+__all__ = ["checked", "close", "close_all", "transport", "with_message_sizes"]
 
 _NCCL_SECONDS = 300.0  # for all ranks to come to a new communicator
 
@@ -80,7 +81,13 @@ def transport(
     where the memory lies that will be sent.
     Raises InvalidArgument where this process is not a member, or there is no group.
     """
-    return _connection(_checked(process_group)).of(torch.device(device or "cpu"))
+    return _connection(checked(process_group)).of(torch.device(device or "cpu"))
+
+
+def ranks_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
+    """The transport for a tensor."""
+    expect(tensor, torch.Tensor, "collectives take a tensor")
+    return transport(process_group, tensor.device)
 
 
 def with_message_sizes(
@@ -102,7 +109,7 @@ def close(process_group: dist.ProcessGroup | None = None) -> None:
     The next ``transport`` of the group makes another one. What is not closed ends with the
     interpreter.
     """
-    for connection in [one for one in _connections if one.group is _checked(process_group)]:
+    for connection in [one for one in _connections if one.group is checked(process_group)]:
         _connections.remove(connection)
         connection.close()
 
@@ -140,12 +147,18 @@ def close_all() -> None:
         _connections.clear()
 
 
-def _checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group itself; default: of all ranks. Raises what says that it is none."""
     if not dist.is_initialized():
         raise InvalidArgument(
             "there is no process group: call torch.distributed.init_process_group first"
         )
     group = dist.group.WORLD if process_group is None else process_group
+    expect(
+        group,
+        (dist.ProcessGroup, int),  # PyTorch's word for no member is a number
+        "a process group comes of torch.distributed.new_group, or mesh.get_group()",
+    )
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidArgument("this process is not a member of the process group")
     return group

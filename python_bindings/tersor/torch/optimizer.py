@@ -16,14 +16,16 @@ import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgument
+from tersor._options import expect
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
 from tersor.torch.group import transport, with_message_sizes
-from tersor.torch.layout import Straight, in_order, straightened
+from tersor.torch.layout import Straight, in_order
 from tersor.torch.parameters import (
     OptimizedParameters,
     Unsupported,
+    average,
     is_supported,
     local_shard,
     reason_of,
@@ -99,6 +101,11 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         Raises InvalidArgument for a name that stands for two parameters, a parameter without a
         name or sharded over ranks of ``group``, and options that are wrong.
         """
+        expect(
+            optimizer,
+            torch.optim.Optimizer,
+            "DistributedOptimizer wraps an optimizer, such as torch.optim.SGD(…)",
+        )
         if backward_passes_per_step < 1:
             raise InvalidArgument(
                 f"backward_passes_per_step={backward_passes_per_step}: at least 1"
@@ -368,15 +375,10 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         parameter.grad = gradient.to_dense()
 
     def _average(self, names: Collection[str]) -> None:
-        """By the trainer's own group, uncompressed, as DistributedDataParallel would."""
+        """Those that travel uncompressed."""
         for name in self._uncompressed:
             if name in names:
-                of_parameter = self._parameters[name].grad
-                assert of_parameter is not None  # _send saw to it
-                gradient = local_shard(of_parameter)
-                with straightened(gradient) as values:
-                    values.mul_(1 / dist.get_world_size(self._group))
-                    dist.all_reduce(values, group=self._group)
+                average(self._parameters[name].grad, self._group)
 
     def _reduced(self, closure: Closure) -> Closure:
         def evaluate() -> Any:

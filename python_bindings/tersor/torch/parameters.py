@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgument
+from tersor._options import described
+from tersor.torch.layout import straightened
 
 Unsupported = Literal["warn", "error"]
 
@@ -132,7 +134,13 @@ def _by_identity(
     """Raises InvalidArgument where a name stands for two parameters."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     names: set[str] = set()
-    for name, parameter in named:
+    for pair in named:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise TypeError(
+                "named_parameters is model.named_parameters(), pairs of a name and a parameter; "
+                f"{described(pair)} is none"
+            )
+        name, parameter = pair
         if name in names:
             raise InvalidArgument(f"two parameters are called {name!r} in named_parameters")
         names.add(name)
@@ -168,6 +176,14 @@ def shards_of(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 def local_shard(values: torch.Tensor) -> torch.Tensor:
     """What this rank has of a tensor that is sharded; else the tensor itself."""
     return values.to_local() if isinstance(values, DTensor) else values
+
+
+def average(gradient: torch.Tensor | None, group: dist.ProcessGroup | None) -> None:
+    """By the trainer's own group, uncompressed, as DistributedDataParallel would."""
+    assert gradient is not None  # whoever asks saw to it
+    with straightened(local_shard(gradient)) as values:
+        values.mul_(1 / dist.get_world_size(group))
+        dist.all_reduce(values, group=group)
 
 
 def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor._core import InvalidArgument
+from tersor._options import described
 from tersor.codec import Codec
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -70,6 +71,11 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
     receives must know the length before anything comes. A damaged payload is a WireError of the
     computation that needs it; on a device its values are NaN.
     """
+    if not hasattr(stage, "get_fwd_send_ops"):
+        raise TypeError(
+            "compress() takes a PipelineStage of torch.distributed.pipelining, not "
+            f"{described(stage)}"
+        )
     return CompressedStage(stage, codec, backward_codec)
 
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch.distributed as dist
 
 from tersor.reducer import GradientReducer
+from tersor.torch.group import checked
 from tersor.torch.report import draw
 from tersor.torch.statistics import (
     ParameterStatistics,
@@ -67,6 +68,4 @@ class ReducerReporting(Reporting):
         return dist.get_world_size(self._group)
 
     def _process_group(self) -> dist.ProcessGroup:
-        found = dist.group.WORLD if self._group is None else self._group
-        assert found is not None  # whoever has a reducer has a group
-        return found
+        return checked(self._group)

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tersor._options import described
+
 
 class Scaler(Protocol):
     """What is needed of ``torch.amp.GradScaler``."""
@@ -35,6 +37,8 @@ class LossScale:
     """
 
     def __init__(self, scaler: Scaler, transactional: bool) -> None:
+        if not callable(getattr(scaler, "get_scale", None)):
+            raise TypeError(f"scaler is the training's GradScaler, not {described(scaler)}")
         self._scaler = scaler
         self._transactional = transactional
         self._scale: float | None = None

@@ -1,0 +1,81 @@
+"""What is handed in where something else is meant: a TypeError of ours says what is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import tersor
+import tersor.torch
+from tersor.torch import pipeline
+from tersor.torch.fsdp import compress as compress_sharded
+
+
+def refuses(rank: int, count: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ddp = DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (1,))
+    handed_in: dict[str, list[Callable[[], object]]] = {
+        r"such as \"int8\", not None": [lambda: tersor.Codec(None)],  # type: ignore[arg-type]
+        r"model, of .* tersor.torch.DistributedOptimizer.*, not SGD": [
+            lambda: tersor.torch.compress(optimizer),  # type: ignore[call-overload]
+        ],
+        r"went through fully_shard, not SGD": [
+            lambda: compress_sharded(optimizer),  # type: ignore[arg-type]
+        ],
+        r"the model that DDP wraps, and codec=, not 'int8'": [
+            lambda: tersor.torch.HookState("int8"),  # type: ignore[arg-type]
+        ],
+        r"wraps an optimizer, .*, not Sequential": [
+            lambda: tersor.torch.DistributedOptimizer(model),  # type: ignore[arg-type]
+        ],
+        r"is model.named_parameters\(\)": [
+            lambda: tersor.torch.DistributedOptimizer(optimizer, model.parameters()),  # type: ignore[arg-type]
+            lambda: tersor.torch.DistributedOptimizer(optimizer, dict(model.named_parameters())),  # type: ignore[arg-type]
+        ],
+        r"takes model.named_parameters\(\), not Sequential": [
+            lambda: tersor.torch.CompressedAdamW(model),  # type: ignore[arg-type]
+        ],
+        r"takes the model, not SGD": [
+            lambda: tersor.torch.DiLoCo(optimizer),  # type: ignore[arg-type]
+            lambda: tersor.torch.allocate(optimizer, bits=2),  # type: ignore[arg-type]
+            lambda: tersor.torch.broadcast_parameters(optimizer),  # type: ignore[arg-type]
+        ],
+        r"takes the optimizer, not Sequential": [
+            lambda: tersor.torch.broadcast_optimizer_state(model),  # type: ignore[arg-type]
+        ],
+        r"outer_optimizer makes .* not SGD": [
+            lambda: tersor.torch.DiLoCo(model, outer_optimizer=optimizer),  # type: ignore[arg-type]
+        ],
+        r"codec is a text, not Codec": [
+            lambda: tersor.torch.compress(ddp, codec=tersor.Codec("int8")),
+        ],
+        r"rules is a list of pairs": [
+            lambda: tersor.torch.compress(ddp, rules="int8"),
+            lambda: tersor.torch.compress(ddp, rules={"*": "int8"}),
+        ],
+        r"timeout is a number, not '5'": [lambda: tersor.torch.compress(ddp, timeout="5")],
+        r"GradScaler, not True": [lambda: tersor.torch.compress(ddp, scaler=True)],
+        r"new_group, .*, not list": [lambda: tersor.torch.DiLoCo(model, group=[0])],  # type: ignore[arg-type]
+        r"mesh.get_group\(\), not DeviceMesh": [
+            lambda: tersor.torch.allreduce(torch.ones(3), group=mesh),  # type: ignore[arg-type]
+        ],
+        r"take a tensor, not list": [lambda: tersor.torch.allreduce([1.0])],  # type: ignore[arg-type]
+        r"takes a PipelineStage .*, not Sequential": [lambda: pipeline.compress(model)],
+        r"takes a transport .*, not None": [lambda: tersor.GradientReducer(None)],  # type: ignore[arg-type]
+    }
+    for message, calls in handed_in.items():
+        for call in calls:
+            with pytest.raises(TypeError, match=message):
+                call()
+
+
+def test_what_is_no_model_optimizer_or_option_is_named() -> None:
+    ranks.run(refuses, 1)
