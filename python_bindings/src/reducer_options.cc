@@ -107,7 +107,12 @@ void bind_reducer_options(nb::module_& module) {
   def_flag<&ReducerOptions::measure_error, MeasureError::kOff, MeasureError::kOn>(options,
                                                                                   "measure_error");
   def_flag<&ReducerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
-  def_timeout<&ReducerOptions::timeout>(options, "timeout");
+  options.def_prop_rw(  // one limit for all that a reducer waits for
+      "timeout",
+      [](const ReducerOptions& o) { return std::chrono::duration<double>(o.timeout).count(); },
+      [](ReducerOptions& o, double seconds) {
+        o.timeout = o.automatic.timeout = to_timeout(seconds);
+      });
   bind_automatic(options);
 }
 

@@ -64,7 +64,7 @@ class CollectiveOptions(TypedDict, total=False):
     checksum: bool
     """Whether frames carry a checksum. Default True."""
     timeout: float
-    """Seconds until ``TransportError``. Default 300."""
+    """Seconds until ``TransportError``. Default 300; under PyTorch's own process groups theirs."""
 
 
 class FeedbackState(_core.FeedbackState):

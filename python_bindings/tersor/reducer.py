@@ -79,7 +79,7 @@ class ReducerOptions(TypedDict, total=False):
     checksum: bool
     """Whether frames carry a checksum. Default True."""
     timeout: float
-    """Seconds until ``TransportError``. Default 300."""
+    """Seconds until ``TransportError``. Default 300; under PyTorch's own process groups theirs."""
     threads: int
     """For codecs, beside the sending thread. Default 1."""
     stream: Any

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tersor import collectives
 from tersor._core import InvalidArgument
-from tersor.torch.group import ranks_of
+from tersor.torch.group import ranks_of, with_timeout
 
 
 class _Way(NamedTuple):
@@ -86,7 +86,7 @@ def all_to_all_single(
         codec,
         codec if backward_codec is None else backward_codec,
         group,
-        options,
+        with_timeout(options, group),
     )
     output: Tensor = _AllToAll.apply(input, way)
     return output

@@ -22,7 +22,7 @@ from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgument
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
-from tersor.torch.group import ranks_of
+from tersor.torch.group import ranks_of, with_timeout
 from tersor.torch.layout import in_order, straightened
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def allreduce(
     """
     ranks = ranks_of(group, tensor)
     with straightened(tensor, stream) as values:
-        return collectives.allreduce(ranks, values, stream=stream, **options)
+        return collectives.allreduce(ranks, values, stream=stream, **with_timeout(options, group))
 
 
 def reduce_scatter(
@@ -83,7 +83,9 @@ def reduce_scatter(
     :func:`allreduce`.
     """
     ranks = ranks_of(group, input)
-    return collectives.reduce_scatter(ranks, input, output, stream=stream, **options)
+    return collectives.reduce_scatter(
+        ranks, input, output, stream=stream, **with_timeout(options, group)
+    )
 
 
 def all_gather(
@@ -99,7 +101,9 @@ def all_gather(
     ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`allreduce`.
     """
     ranks = ranks_of(group, input)
-    return collectives.allgather(ranks, input, output, stream=stream, **options)
+    return collectives.allgather(
+        ranks, input, output, stream=stream, **with_timeout(options, group)
+    )
 
 
 def broadcast(
@@ -117,7 +121,9 @@ def broadcast(
     """
     ranks = ranks_of(group, tensor)
     with straightened(tensor, stream) as values:
-        return collectives.broadcast(ranks, values, root, stream=stream, **options)
+        return collectives.broadcast(
+            ranks, values, root, stream=stream, **with_timeout(options, group)
+        )
 
 
 def reduce(
@@ -135,7 +141,9 @@ def reduce(
     :func:`allreduce`. Raises InvalidArgument for codecs that cannot go so (``topk``).
     """
     ranks = ranks_of(group, input)
-    return collectives.reduce(ranks, input, output, root, stream=stream, **options)
+    return collectives.reduce(
+        ranks, input, output, root, stream=stream, **with_timeout(options, group)
+    )
 
 
 def gather(
@@ -152,7 +160,9 @@ def gather(
     ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`all_gather`.
     """
     ranks = ranks_of(group, input)
-    return collectives.gather(ranks, input, output, root, stream=stream, **options)
+    return collectives.gather(
+        ranks, input, output, root, stream=stream, **with_timeout(options, group)
+    )
 
 
 def scatter(
@@ -170,7 +180,9 @@ def scatter(
     ``"+ef"`` is refused.
     """
     ranks = ranks_of(group, output)
-    return collectives.scatter(ranks, input, output, root, stream=stream, **options)
+    return collectives.scatter(
+        ranks, input, output, root, stream=stream, **with_timeout(options, group)
+    )
 
 
 def broadcast_parameters(

@@ -29,7 +29,7 @@ from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode, move_residuals
 from tersor.torch.compressed_adamw_state import Kept, load, plain_groups, save
-from tersor.torch.group import transport, with_message_sizes
+from tersor.torch.group import transport, with_message_sizes, with_timeout
 from tersor.torch.layout import in_order
 from tersor.torch.parameters import (
     OptimizedParameters,
@@ -111,7 +111,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         for one in self.param_groups:
             _check_group(one)
         self._group = group
-        self._options = _checked(options)
+        self._options = with_timeout(_checked(options), group)
         self._dense_codec, self._dense_steps = dense_codec, dense_steps
         if dense_steps != 0:
             _check_schedule(self._options, dense_steps)
@@ -120,7 +120,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         self._codecs: dict[str, str] = {}
         self._with_feedback: set[str] = set()
         self.reducer = self._make_reducer(self._begin(self._parameters))
-        self._presence = Presence(group, options)
+        self._presence = Presence(group, self._options)
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
 
     @torch.no_grad()
@@ -234,6 +234,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             self.reducer,
             self._transport,
             self._process_group(),
+            self._options["timeout"],
         )
 
     def _somewhere(self) -> list[str] | None:

@@ -33,6 +33,7 @@ class Kept:
         moments: of each parameter, by its name; changed in place.
         groups: the names of the parameters in each parameter group, frozen ones too.
         own_variance: whose variance is each rank's own.
+        seconds: that an exchange waits for others.
     """
 
     moments: Mapping[str, dict[str, Tensor]]
@@ -41,6 +42,7 @@ class Kept:
     reducer: GradientReducer
     ranks: Transport
     group: dist.ProcessGroup
+    seconds: float
 
     def is_own(self, name: str) -> bool:
         """Whether the variance of this parameter is each rank's own."""
@@ -102,7 +104,7 @@ def _rows(kept: Kept) -> Iterator[tuple[str, Tensor]]:
 def _means(kept: Kept) -> Iterator[tuple[str, Tensor]]:
     for name, own in _own_variances(kept):
         mean = own.flatten().clone()
-        allreduce(kept.ranks, mean, codec="none", reduction="mean")
+        allreduce(kept.ranks, mean, codec="none", reduction="mean", timeout=kept.seconds)
         yield name, mean.cpu()
 
 

@@ -265,7 +265,7 @@ class HookState(ReducerReporting):
 
     def _make_reducer(self, parameters: Mapping[str, torch.Tensor]) -> GradientReducer:
         device = only_device(parameters)
-        options = self._options
+        options = group.with_timeout(self._options, self._group)
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             options = {**options, "stream": self._stream}

@@ -20,7 +20,7 @@ from tersor._options import described, expect
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
-from tersor.torch.group import transport, with_message_sizes
+from tersor.torch.group import transport, with_message_sizes, with_timeout
 from tersor.torch.layout import in_order, straightened
 from tersor.torch.parameters import (
     local_shard,
@@ -111,11 +111,11 @@ class DiLoCo(ReducerReporting):
         if not self._parameters:
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
-        self._options = options = lasting(options)
+        self._options = options = with_timeout(lasting(options), group)
         self._check(self._parameters)
         self._device = only_device(self._parameters)
         self._transport = transport(group, self._device)
-        _broadcast(self._transport, self._parameters)
+        _broadcast(self._transport, self._parameters, options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
         self._take_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
@@ -224,7 +224,8 @@ class DiLoCo(ReducerReporting):
         self._check({name: every[name] for name in newcomers})
         for shard in shards.values():
             with straightened(shard) as values:
-                allreduce(self._transport, values, codec="none", reduction="mean")
+                limit = self._options["timeout"]
+                allreduce(self._transport, values, codec="none", reduction="mean", timeout=limit)
         self._parameters = {
             name: one for name, one in every.items() if name in self._start or name in newcomers
         }
@@ -246,10 +247,12 @@ class DiLoCo(ReducerReporting):
 
 
 @torch.no_grad()
-def _broadcast(transport: Transport, parameters: dict[str, torch.nn.Parameter]) -> None:
+def _broadcast(
+    transport: Transport, parameters: dict[str, torch.nn.Parameter], seconds: float
+) -> None:
     """Rank 0's values to all: a sum, uncompressed, to which the others add zeros."""
     for shard in shards_of(parameters).values():
         if transport.rank != 0:
             shard.zero_()
         with straightened(shard) as values:
-            allreduce(transport, values, codec="none")
+            allreduce(transport, values, codec="none", timeout=seconds)

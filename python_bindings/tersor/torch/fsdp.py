@@ -89,7 +89,7 @@ class ShardedOptions(TypedDict, total=False):
     checksum: bool
     """Whether frames carry a checksum. Default True."""
     timeout: float
-    """Seconds until ``TransportError``. Default 300."""
+    """Seconds until ``TransportError``. Default: the process group's own limit."""
     threads: int
     """For codecs. Default 1."""
 

@@ -14,7 +14,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,19 @@ import torch.distributed as dist
 from tersor import _core
 from tersor._core import InvalidArgument, TcpTransport, Transport, TransportError
 from tersor._options import expect
+from tersor.collectives import CollectiveOptions
 from tersor.reducer import ReducerOptions
 from tersor.torch.meeting import Meeting, Store
 
-__all__ = ["checked", "close", "close_all", "transport", "with_message_sizes"]
-
-_NCCL_SECONDS = 300.0  # for all ranks to come to a new communicator
+__all__ = [
+    "checked",
+    "close",
+    "close_all",
+    "seconds_of",
+    "transport",
+    "with_message_sizes",
+    "with_timeout",
+]
 
 # What says where this rank listens, best first: TcpOptions::address, but gloo's may be a list.
 _ADDRESS_VARIABLES = ("TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME")
@@ -38,6 +45,8 @@ _PART_COUNT = 1 << 19
 _CHUNK_COUNTS = (1 << 20, 1 << 22)  # at least and at most
 _LEAST_BUCKET_BYTES = 1 << 20
 _LEAST_BUCKETS = 8  # of a model: with fewer, nothing is left to send while the pass computes
+
+Options = TypeVar("Options", ReducerOptions, CollectiveOptions, dict[str, Any])
 
 
 class _Connection:
@@ -56,7 +65,7 @@ class _Connection:
         number = torch.cuda.current_device() if device.index is None else device.index
         if number not in self._devices:
             with torch.cuda.device(number):
-                self._devices[number] = _core.nccl_transport(self.host, _NCCL_SECONDS)
+                self._devices[number] = _core.nccl_transport(self.host, seconds_of(self.group))
         return self._devices[number]
 
     def close(self) -> None:
@@ -101,6 +110,21 @@ def with_message_sizes(
     model_bytes = sum(one.numel() * one.element_size() for one in parameters)
     bucket_bytes = min(max(_LEAST_BUCKET_BYTES, model_bytes // _LEAST_BUCKETS), 4 * count)
     return {"chunk_count": count, "bucket_bytes": bucket_bytes, **options}
+
+
+def seconds_of(process_group: dist.ProcessGroup | None = None) -> float:
+    """The group's time limit, as ``init_process_group`` or ``new_group`` was told."""
+    group = cast(Any, checked(process_group))
+    backends = [group._get_backend(device) for device in group._device_types]
+    options: list[Any] = [getattr(one, "options", None) for one in backends]
+    told = [one._timeout.total_seconds() for one in options if hasattr(one, "_timeout")]
+    # PyTorch's word for no limit is 0.
+    return max(told, default=_store_of(group).timeout.total_seconds()) or math.inf
+
+
+def with_timeout(options: Options, process_group: dist.ProcessGroup | None) -> Options:
+    """Options with the group's time limit, unless they say one."""
+    return cast(Options, {"timeout": seconds_of(process_group), **options})
 
 
 def close(process_group: dist.ProcessGroup | None = None) -> None:
@@ -165,9 +189,9 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _meet(group: dist.ProcessGroup) -> TcpTransport:
-    """Raises TransportError that names a rank which does not come in the time of the store."""
+    """Raises TransportError that names a rank which does not come in the group's time."""
     store = _store_of(group)
-    seconds = store.timeout.total_seconds() or math.inf  # PyTorch's word for no limit is 0
+    seconds = seconds_of(group)
     variable, address = _own_address()
     meeting = Meeting(store, group.rank(), group.size())
     try:

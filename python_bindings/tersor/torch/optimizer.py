@@ -20,7 +20,7 @@ from tersor._options import expect
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
-from tersor.torch.group import transport, with_message_sizes
+from tersor.torch.group import transport, with_message_sizes, with_timeout
 from tersor.torch.layout import Straight, in_order
 from tersor.torch.parameters import (
     OptimizedParameters,
@@ -115,7 +115,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if not self._optimized.all:
             raise InvalidArgument("the optimizer has no parameters")
         self._group = group
-        self._options = options = lasting(options)
+        self._options = options = with_timeout(lasting(options), group)
         self._unsupported = unsupported
         self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step

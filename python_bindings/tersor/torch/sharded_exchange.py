@@ -25,7 +25,7 @@ from tersor._options import fill
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
 from tersor.torch.backward import Passes, after_pass
-from tersor.torch.group import close, transport
+from tersor.torch.group import close, seconds_of, transport
 from tersor.torch.parameters import Unsupported, reason_of, report_unsupported
 from tersor.torch.replica_reducer import ReplicaReducer
 from tersor.torch.sharded_reducer import (
@@ -43,6 +43,7 @@ class Sender:
 
     def __init__(self, options: ReducerOptions, unsupported: Unsupported = "warn") -> None:
         self.options = fill(_core.ReducerOptions(), options)
+        self._timeout = options.get("timeout")
         self.unsupported = unsupported
         self.reducers = Reducers(options, ShardedReducer)
         self.replicas = Reducers(options, ReplicaReducer)
@@ -120,6 +121,10 @@ class Sender:
         """
         with contextlib.suppress(Exception):
             transport(group, device).poison(str(error))
+
+    def seconds(self, group: dist.ProcessGroup) -> float:
+        """How long an exchange among these ranks may take."""
+        return seconds_of(group) if self._timeout is None else self._timeout
 
     def weight_channel(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
         """For what gradients never meet."""

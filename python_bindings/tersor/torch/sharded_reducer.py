@@ -21,7 +21,7 @@ from tersor._core import ParameterState, ReadyGradients, ReducerState
 from tersor.collectives import Reduction
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch.checkpoint import zeros
-from tersor.torch.group import transport
+from tersor.torch.group import transport, with_timeout
 from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.side_stream import SideStream
 from tersor.torch.statistics import ParameterStatistics, of_scattered
@@ -121,6 +121,7 @@ class ShardedReducer:
         self.used = False
         self._reason = reason
         self._ready: set[str] = set()
+        options = with_timeout(options, kind.group)
         options = {**options, "reduction": kind.reduction, "order": "of-ready"}
         ranks = transport(kind.group, kind.device)
         if "hosts" in options:

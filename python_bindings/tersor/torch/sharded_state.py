@@ -118,7 +118,9 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
     sums = {}
     for name, one in kept.items():
         total = totals[name]
-        collectives.allreduce(transport(group, total.device), total, codec="none")
+        collectives.allreduce(
+            transport(group, total.device), total, codec="none", timeout=sender.seconds(group)
+        )
         sums[name] = from_flat(total, one.parameter, one.ranks)
     return {"residuals": sums}
 

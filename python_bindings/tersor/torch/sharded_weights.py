@@ -108,7 +108,7 @@ class WeightExchange(Exchange):
             "workspace": self._workspaces[key],
             "chunk_count": common.chunk_count,
             "checksum": common.checksum,
-            "timeout": common.timeout,
+            "timeout": self._sender.seconds(group),
             "seed": common.seed + zlib.crc32(f"weights of {message.name}".encode()),
             "step": self._gradients.calls,
         }

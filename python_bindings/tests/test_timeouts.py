@@ -1,0 +1,144 @@
+"""The time limit of the trainer's process group is that of all exchanges, unless they have one."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import tersor._options
+import tersor.torch
+
+SECONDS = 7200.0
+GIVEN = 77.0
+
+
+def model_of(rank: int) -> nn.Module:
+    torch.manual_seed(rank)
+    return nn.Linear(64, 64)
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(2, 64)).sum().backward()
+
+
+def ddp(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    model = DistributedDataParallel(model_of(0), process_group=group)
+    handle = tersor.torch.compress(model, codec="int8+ef", **options)
+    backward(model)
+    handle.state_dict("portable")
+
+
+def hook(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    model = DistributedDataParallel(model_of(0), process_group=group)
+    state = tersor.torch.HookState(model, process_group=group, **options)
+    model.register_comm_hook(state, tersor.torch.hook)
+    backward(model)
+
+
+def fsdp(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    model = fully_shard(model_of(0), mesh=DeviceMesh.from_group(group, "cpu"))
+    handle = tersor.torch.compress(model, codec="int8+ef", weights="int8", **options)
+    backward(model)
+    handle.state_dict("portable")
+
+
+def optimizer(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    model = model_of(0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = tersor.torch.DistributedOptimizer(sgd, group=group, codec="int8+ef", **options)
+    backward(model)
+    wrapped.step()
+    wrapped.residual_state_dict("portable")
+
+
+def adamw(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    model = model_of(0)
+    own = tersor.torch.CompressedAdamW(model.named_parameters(), group=group, **options)
+    backward(model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 64)).sum()).backward()
+    scaler.step(own)
+    own.state_dict("portable")
+
+
+def diloco(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    outer = tersor.torch.DiLoCo(model_of(dist.get_rank()), every=1, group=group, **options)
+    outer.step()
+    outer.state_dict("portable")
+
+
+def collectives(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    one, two = torch.ones(64), torch.ones(128)
+    root = dist.get_rank() == 0
+    tersor.torch.allreduce(one, group=group, **options)
+    tersor.torch.reduce_scatter(one, two, group=group, **options)
+    tersor.torch.all_gather(two, one, group=group, **options)
+    tersor.torch.broadcast(one, group=group, **options)
+    tersor.torch.reduce(one, torch.empty(64) if root else None, group=group, **options)
+    tersor.torch.gather(two if root else None, one, group=group, **options)
+    tersor.torch.scatter(one, two if root else None, group=group, **options)
+    rows = torch.ones(2, 64, requires_grad=True)
+    tersor.torch.all_to_all_single(rows, group=group, **options).sum().backward()
+
+
+def model_and_optimizer(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
+    model = model_of(dist.get_rank())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    tersor.torch.broadcast_parameters(model, group=group)
+    tersor.torch.broadcast_optimizer_state(sgd, group=group)
+
+
+Use = Callable[[dist.ProcessGroup, dict[str, Any]], None]
+
+
+def limits(rank: int, count: int, use: Use, options: dict[str, Any]) -> set[float | None]:
+    """What the library was told, call by call."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=SECONDS))
+    assert group is not None
+    told = []
+
+    def fill(target: Any, keywords: Any) -> Any:
+        told.append(keywords.get("timeout"))
+        return tersor._options.fill(target, keywords)
+
+    with mock.patch("tersor.reducer.fill", fill), mock.patch("tersor.collectives.fill", fill):
+        use(group, options)
+    assert tersor.torch.group.seconds_of(group) == SECONDS
+    return set(told)
+
+
+USES = [ddp, hook, fsdp, optimizer, adamw, diloco, collectives]
+
+
+@pytest.mark.parametrize("use", [*USES, model_and_optimizer])
+def test_the_limit_is_the_groups(use: Use) -> None:
+    assert ranks.run(limits, 2, use, {}) == [{SECONDS}, {SECONDS}]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_limit_may_be_another(use: Use) -> None:
+    assert ranks.run(limits, 2, use, {"timeout": GIVEN}) == [{GIVEN}, {GIVEN}]
+
+
+def to_meet(rank: int, count: int) -> float:
+    group = dist.new_group(timeout=datetime.timedelta(seconds=SECONDS))
+    assert group is not None
+    made = mock.Mock(wraps=tersor.torch.group.TcpTransport)
+    with mock.patch("tersor.torch.group.TcpTransport", made):
+        tersor.torch.group.transport(group)
+    return float(made.call_args.args[-1])
+
+
+def test_the_limit_of_a_meeting_is_the_groups() -> None:
+    assert ranks.run(to_meet, 2) == [SECONDS, SECONDS]
