@@ -20,6 +20,7 @@ from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, Future
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.copied import CopiedHookState, ReadAhead
 from tersor.torch.layout import as_it_lies
 from tersor.torch.parameters import (
     Names,
@@ -159,8 +160,7 @@ class HookState(ReducerReporting):
             {name: one for name, one in parameters.items() if name not in self._unsupported}
         )
         if self._loss_scale is not None and self._stream is not None:
-            read_ahead = self._loss_scale.read_ahead
-            model.register_forward_pre_hook(lambda *_: read_ahead())
+            model.register_forward_pre_hook(ReadAhead(self._loss_scale))
 
     def reduce(self, bucket: GradBucket) -> Future:
         """What ``hook`` does: takes a bucket of DDP's, whose future gets the mean over ranks."""
@@ -174,6 +174,10 @@ class HookState(ReducerReporting):
         if bucket.is_last():
             self._end(self._backward)
         return future
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Of a copy of the model, and in a file, there is no more than that there was one."""
+        return CopiedHookState, ()
 
     def _begin(self) -> Backward:
         backward = Backward(self._stream)

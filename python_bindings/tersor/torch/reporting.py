@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch.distributed as dist
 
+from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer
 from tersor.torch.group import checked
 from tersor.torch.report import draw
@@ -40,6 +42,13 @@ class Reporting(ABC):
         Raises ImportError, which says what to install, where there is none.
         """
         draw(self.statistics(), self.totals(), path)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Refused: a copy would need connections to other ranks of its own, and a file has none."""
+        raise InvalidArgument(
+            f"a {type(self).__name__} can be neither copied nor saved: save what its state_dict() "
+            "gives, and make a new one"
+        )
 
 
 class ReducerReporting(Reporting):
