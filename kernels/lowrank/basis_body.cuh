@@ -125,9 +125,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
       const LowrankMatrix& matrix = segment.matrix;
       float* basis = matrix.basis_of(kept);
       take(block, matrix, projected + segment.offset, basis);
-      if (!keep_finite(block, shared, matrix, basis)) return;
-      orthonormalize(block, shared, matrix, basis);
-      keep_finite(block, shared, matrix, basis);
+      if (keep_finite(block, shared, matrix, basis)) orthonormalize(block, shared, matrix, basis);
     });
   }
 
@@ -159,10 +157,12 @@ struct LowrankBasisKernel : LowrankColumnKernel {
   TERSOR_DEVICE static void orthonormalize(const Block& block, Shared& shared,
                                            const LowrankMatrix& matrix, float* basis) {
     const std::size_t count = matrix.row_stride();
+    for (unsigned j = 0; j < matrix.rank; ++j)
+      bring_to_one(block, shared, basis + j * count, count);
     for (unsigned step = 0; step < 2 * matrix.rank; ++step) {
       const unsigned j = step % matrix.rank;
       const float* column = basis + j * count;
-      normalize(block, shared, basis + j * count, count);
+      normalize(block, shared, basis + j * count, count, step < matrix.rank ? 0.0f : kLowrankLeast);
       for (unsigned k = j + 1 + block.warp_rank(); k < matrix.rank; k += block.warps()) {
         float* later = basis + k * count;
         add(block.warp(), -product(block.warp(), column, later, count), column, later, count);
@@ -171,19 +171,28 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     }
   }
 
-  /// A column of length 1, or of zeros.
+  /// Brings the largest magnitude, which is returned as bits, into [1, 2). A barrier behind it.
+  template <class Block>
+  TERSOR_DEVICE static std::uint32_t bring_to_one(const Block& block, Shared& shared, float* column,
+                                                  std::size_t count) {
+    const std::uint32_t most = largest(block, shared, column, count);
+    scale(block, to_unit(float_of(most)), column, count);
+    return most;
+  }
+
+  /// A column of length 1; of zeros where it is not longer than `least`. A barrier behind it.
   template <class Block>
   TERSOR_DEVICE static void normalize(const Block& block, Shared& shared, float* column,
-                                      std::size_t count) {
-    const float most = float_of(largest(block, shared, column, count));
-    if (most < kLowrankLeast) return scale(block, {0.0f, 1.0f}, column, count);
-    scale(block, to_unit(most), column, count);
+                                      std::size_t count, float least) {
+    const std::uint32_t most = bring_to_one(block, shared, column, count);
     if (block.warp_rank() == 0) {
       const float squares = product(block.warp(), column, column, count);
       if (block.thread_rank() == 0) shared.product.set(0, squares);
     }
     block.sync();
-    scale(block, {reciprocal(square_root(shared.product.get(0))), 1.0f}, column, count);
+    const float length = square_root(shared.product.get(0));
+    const bool counts = length * power_below(most) > least;
+    scale(block, {counts ? reciprocal(length) : 0.0f, 1.0f}, column, count);
   }
 
   /// A barrier behind it.

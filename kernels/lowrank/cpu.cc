@@ -121,17 +121,24 @@ inline std::uint32_t largest_bits(const float* values, std::size_t count) {
   return most;
 }
 
-/// A column of length 1, or of zeros.
-void normalize(float* column, std::size_t count) {
-  const float most = float_of(largest_bits(column, count));
-  if (most < kLowrankLeast) return scale_column(column, 0.0f, count);
-  const PowerOfTwo power = to_unit(most);
+/// Brings the largest magnitude, which is returned as bits, into [1, 2).
+std::uint32_t bring_to_one(float* column, std::size_t count) {
+  const std::uint32_t most = largest_bits(column, count);
+  const PowerOfTwo power = to_unit(float_of(most));
   scale_column(column, power.first, count);
   scale_column(column, power.second, count);
-  scale_column(column, reciprocal(square_root(product(column, column, count))), count);
+  return most;
 }
 
-/// All NaN where one is not finite, and false.
+/// A column of length 1; of zeros where it is not longer than `least`.
+void normalize(float* column, std::size_t count, float least) {
+  const std::uint32_t most = bring_to_one(column, count);
+  const float length = square_root(product(column, column, count));
+  const bool counts = length * power_below(most) > least;
+  scale_column(column, counts ? reciprocal(length) : 0.0f, count);
+}
+
+/// All NaN where one is not finite, and false. What is made of finite ones is finite.
 bool keep_finite(float* basis, std::size_t count) {
   if (largest_bits(basis, count) < kInfinityBits) return true;
   std::fill_n(basis, count, float_of(kNanBits));
@@ -142,16 +149,16 @@ void lowrank_orthonormalize_on(const LowrankShape& shape, float* basis) {
   const DefaultFloatMode mode;
   const std::size_t stride = lowrank_stride(shape.rows);
   if (!keep_finite(basis, shape.rank * stride)) return;
-  for (int turn = 0; turn < 2; ++turn)
+  for (std::size_t j = 0; j < shape.rank; ++j) bring_to_one(basis + j * stride, stride);
+  for (const float least : {0.0f, kLowrankLeast})
     for (std::size_t j = 0; j < shape.rank; ++j) {
       float* column = basis + j * stride;
-      normalize(column, stride);
+      normalize(column, stride, least);
       for (std::size_t later = j + 1; later < shape.rank; ++later) {
         float* other = basis + later * stride;
         add_column(other, -product(column, other, stride), column, stride);
       }
     }
-  keep_finite(basis, shape.rank * stride);
 }
 
 /// Stores the first `count` of 64 values.

@@ -7,13 +7,16 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 namespace tersor::kernels {
 
 constexpr std::size_t kLowrankChains = 64;    // of a sum; also the rows of one chain of W
 constexpr std::size_t kLowrankMostRank = 32;  // of the option
 constexpr std::uint64_t kLowrankKey = 0x6c6f7772616e6b21u;
-constexpr float kLowrankLeast = 0x1p-100f;  // columns below are 0
+/// What others must leave of a column of length 1 the second time that they are taken out of it.
+/// Where they leave less it was theirs, but for roundings: its direction would count twice.
+constexpr float kLowrankLeast = 0.5f;
 
 /// Where the next column of a matrix begins that is read in whole chains: zeros fill the gap.
 constexpr std::size_t lowrank_stride(std::size_t count) { return align_up(count, kLowrankChains); }
@@ -41,6 +44,11 @@ TERSOR_BODY PowerOfTwo to_unit(float magnitude) {
   const int half = exponent / 2;
   const auto power = [](int e) { return float_of(static_cast<std::uint32_t>(127 + e) << 23); };
   return {power(-half), power(half - exponent)};
+}
+
+/// The power of two at or below a magnitude's bits; 0 where that is no normal number.
+TERSOR_BODY float power_below(std::uint32_t magnitude_bits) {
+  return float_of(magnitude_bits & kInfinityBits);
 }
 
 }  // namespace tersor::kernels

@@ -183,20 +183,16 @@ TEST(LowrankCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
     }
 }
 
-// Finite sums of P, whose products with each other are not: one NaN on all machines.
-TEST(LowrankCalls, ABasisThatOverflowsIsNan) {
+// Finite sums of P, whose products with each other are not: they are brought to one before.
+TEST(LowrankCalls, HugeSumsMakeABasis) {
   constexpr std::size_t kCount = 400 * 130;
   for_each_isa([] {
     NativeRounds rounds("lowrank:rank=8+ef", {kCount}, {.contributions = 2, .rows = 400});
     for (CodecHarness& rank : rounds.ranks) rank.set_gradient(std::vector<float>(kCount, 1e37f));
-    rounds.exchange();
+    rounds.exchange({.encode_factor = 0.5f});
     for (const float value : rounds.combined[0].floats()) ASSERT_TRUE(std::isfinite(value));
-    for (std::size_t rank = 0; rank < 2; ++rank) {
-      for (const float value : rounds.bare[1][rank].floats()) ASSERT_EQ(bits(value), 0x7fc00000u);
-      const CodecHarness& own = rounds.ranks[rank];
-      EXPECT_EQ(own.residual_out(), own.residual_in());
-      EXPECT_EQ(own.memory(), std::vector<float>(own.memory().size()));
-    }
+    const float mean = rounds.ranks[0].words.gradient_factor * 1e37f;
+    for (const float value : rounds.ranks[0].output()) ASSERT_NEAR(value, mean, 1e-5 * mean);
   });
 }
 

@@ -48,9 +48,12 @@ float largest(const std::vector<float>& values) {
   return most;
 }
 
-void bring_into_unit(std::vector<float>& column) {
+/// Returns the power of two that is taken out.
+float bring_into_unit(std::vector<float>& column) {
+  if (largest(column) == 0) return 0;
   const int exponent = std::ilogb(largest(column));
   for (float& value : column) value = std::ldexp(value, -exponent);
+  return std::ldexp(1.0f, exponent);
 }
 
 Matrix expected_directions(const std::vector<float>& memory, Shape shape, std::size_t rank,
@@ -76,15 +79,13 @@ void orthonormalize(Matrix& basis) {
   const auto product = [&](std::size_t a, std::size_t b) {
     return chained(rows, [&](std::size_t i) { return std::pair{basis[a][i], basis[b][i]}; });
   };
-  for (int turn = 0; turn < 2; ++turn)
+  for (std::vector<float>& column : basis) bring_into_unit(column);
+  for (const float least : {0.0f, 0.5f})
     for (std::size_t j = 0; j < basis.size(); ++j) {
-      if (largest(basis[j]) < 0x1p-100f) {
-        basis[j].assign(rows, 0.0f);
-      } else {
-        bring_into_unit(basis[j]);
-        const float inverse = 1.0f / std::sqrt(product(j, j));
-        for (float& value : basis[j]) value *= inverse;
-      }
+      const float power = bring_into_unit(basis[j]);
+      const float length = std::sqrt(product(j, j));
+      const float inverse = length * power > least ? 1.0f / length : 0.0f;
+      for (float& value : basis[j]) value *= inverse;
       for (std::size_t later = j + 1; later < basis.size(); ++later) {
         const float factor = -product(j, later);
         for (std::size_t i = 0; i < rows; ++i)

@@ -13,16 +13,16 @@
 ///          to l modulo 64, ascending, from +0, what is missing in the last 64 counting as +0; then
 ///          s_i + s_(i + h) for h = 32, 16, ..., 1
 /// Between  P of all ranks is made orthonormal: modified Gram-Schmidt over its columns, twice; with
-///          sums like those above, over rows. A column is first brought into [1, 2) as one of Q is;
-///          one whose largest magnitude is below 2^-100 becomes 0
+///          sums like those above, over rows. Columns are brought into [1, 2) as those of Q are, at
+///          first all, then each before its length is taken; one whose length is 0, the second time
+///          at most 1/2 of what it was, lies in those before it, but for roundings, and becomes 0
 /// Round 1  W  f32 or bf16 [r * columns], native sum: (p^T P) * factor; a chain of fma over 64
 ///          rows, ascending, from +0; such chains are added in order, from +0
 /// Value    fma over j, ascending: P_ij * (sum of W)_cj, the first a product; then * factor
 /// Residual p - d, d the value that the own W gives (bf16: what was sent / factor)
 /// Memory   the sum of W, f32[r * columns], the same on all ranks; it stays where the sum is 0
 /// Error    what p has outside the r directions; nothing where its rank is at most r
-/// Where P, or what is made of it, is not finite, all outputs are NaN on all ranks, residual and
-/// memory stay.
+/// Where P is not finite all outputs are NaN on all ranks, residual and memory stay.
 #pragma once
 
 #include <tersor/align.h>
