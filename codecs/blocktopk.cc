@@ -136,6 +136,7 @@ class BlocktopkCodec final : public Codec {
       Views views(call.frames.size(), call.execution.workspace, slice.task);
       output.add_overflows(kernels::blocktopk_reduce(
           {.input = input_of(call, slice, views),
+           .factor = call.factor,
            .feedback = feedback_of(call.states, slice, output.words, output.store),
            .output = sections<Sections>(output.payload, call, slice)}));
       finish(call, slice, output);

@@ -10,6 +10,7 @@
 #include "codecs/registry.h"
 #include "codecs/slices.h"
 #include "codecs/sums.h"
+#include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 
 #include <tersor/codecs/none.h>
@@ -44,11 +45,13 @@ class CastCodec final : public Codec {
   }
 
   std::vector<Round> plan_rounds(const PlanRequest& request) const override {
-    Round round;
-    round.native_dtype = wire_dtype(request.dtype);
-    round.native_count = values_of(request.segments);
-    if (!has_feedback()) round.exchanges.push_back(Exchange::kNativeSum);
-    round.exchanges.insert(round.exchanges.end(), {Exchange::kTwoShot, Exchange::kGather});
+    Round round{.exchanges = {Exchange::kTwoShot, Exchange::kGather},
+                .native_dtype = bare_dtype(request.dtype),
+                .native_count = values_of(request.segments)};
+    const bool as_short = round.native_dtype == wire_dtype(request.dtype);
+    if (!has_feedback())
+      round.exchanges.insert(as_short ? round.exchanges.begin() : round.exchanges.end(),
+                             Exchange::kNativeSum);
     return {round};
   }
 
@@ -114,43 +117,51 @@ class CastCodec final : public Codec {
   /// Bare values lie one segment behind the other, without padding.
   void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const override {
     check_no_feedback();
-    const Dtype wire = wire_dtype(dtype_of(call.gradients));
-    check_native(*this, values, wire, values_of(call.segments));
+    const Dtype dtype = bare_dtype(dtype_of(call.gradients));
+    check_native(*this, values, dtype, values_of(call.segments));
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice)
         return kernels::cast_device_encode_native<Format>(call, factor, values);
     const StateWords words = words_of(call);
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
     std::atomic<std::uint64_t> overflows{0};
-    for_each_slice(call.segments, call.execution.threads, BareBytes{wire}, [&](const Slice& slice) {
-      std::byte* bare = values.pointer() + slice.offset + first_byte(slice, wire);
-      overflows += encode_slice(call, words, slice, {bare, store, nullptr, factor});
-    });
+    for_each_slice(
+        call.segments, call.execution.threads, BareBytes{dtype}, [&](const Slice& slice) {
+          std::byte* bare = values.pointer() + slice.offset + first_byte(slice, dtype);
+          overflows += encode_slice(call, words, slice, Target::bare(bare, store, factor));
+        });
     write_words(words, overflows, call.words_out);
   }
 
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
-    const Dtype wire = wire_dtype(dtype_of(call.outputs));
-    check_native(*this, values, wire, values_of(call.segments));
+    const Dtype dtype = bare_dtype(dtype_of(call.outputs));
+    check_native(*this, values, dtype, values_of(call.segments));
     if constexpr (kHasDeviceKernels)
       if (memory_of(call) == Memory::kDevice)
         return kernels::cast_device_decode_native<Format>(call, values);
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
-    for_each_slice(call.segments, call.execution.threads, BareBytes{wire}, [&](const Slice& slice) {
-      const void* bare = values.pointer() + slice.offset + first_byte(slice, wire);
-      decode_slice(call, slice, {&bare, 1}, store);
-    });
+    for_each_slice(call.segments, call.execution.threads, BareBytes{dtype},
+                   [&](const Slice& slice) {
+                     const void* bare = values.pointer() + slice.offset + first_byte(slice, dtype);
+                     decode_slice(call, slice, {&bare, 1}, store, Travel::kBare);
+                   });
   }
 
  private:
   using Views = ViewList<const void*>;
+  using Travel = kernels::Travel;
 
   /// Where a slice's values are written, and how.
   struct Target {
     std::byte* values;
     kernels::Store store;  // the residual's too
     kernels::StreamedWords* words = nullptr;
+    Travel travel = Travel::kFramed;
     float factor = 1.0f;
+
+    static Target bare(std::byte* values, kernels::Store store, float factor) {
+      return {values, store, nullptr, Travel::kBare, factor};
+    }
   };
 
   /// Where a slice lies in a payload, in bytes; a segment's last with the padding behind it.
@@ -165,15 +176,24 @@ class CastCodec final : public Codec {
     }
   };
   struct BareBytes {
-    Dtype wire;
+    Dtype dtype;
     std::size_t operator()(const Segment& segment) const {
-      return ValuesLayout{segment.count, wire}.values_bytes();
+      return ValuesLayout{segment.count, dtype}.values_bytes();
     }
   };
 
   static Dtype wire_dtype(Dtype gradient) {
     return visit_gradient_dtype(
         gradient, []<typename G>(G) { return DtypeOf<typename Format::template Wire<G>>::value; });
+  }
+
+  static Dtype bare_dtype(Dtype gradient) {
+    return visit_gradient_dtype(
+        gradient, []<typename G>(G) { return DtypeOf<kernels::Bare<Format, G>>::value; });
+  }
+
+  static Dtype dtype_of_travel(Travel travel, Dtype gradient) {
+    return travel == Travel::kBare ? bare_dtype(gradient) : wire_dtype(gradient);
   }
 
   static std::size_t first_byte(const Slice& slice, Dtype wire) {
@@ -225,7 +245,8 @@ class CastCodec final : public Codec {
     const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
     const kernels::Feedback feedback = feedback_of(call.states, slice, words, target.store);
     if (!is_active(call.segments[slice.segment])) {
-      std::memset(target.values, 0, slice.count * dtype_bytes(wire_dtype(gradient.dtype())));
+      std::memset(target.values, 0,
+                  slice.count * dtype_bytes(dtype_of_travel(target.travel, gradient.dtype())));
       keep_residual(feedback, slice.count);
       return 0;
     }
@@ -236,6 +257,7 @@ class CastCodec final : public Codec {
                                          .count = slice.count,
                                          .feedback = feedback,
                                          .values = target.values,
+                                         .travel = target.travel,
                                          .factor = target.factor,
                                          .store = target.store,
                                          .words = target.words});
@@ -248,7 +270,8 @@ class CastCodec final : public Codec {
   }
 
   static void decode_slice(const DecodeCall& call, const Slice& slice,
-                           std::span<const void* const> payloads, kernels::Store store) {
+                           std::span<const void* const> payloads, kernels::Store store,
+                           Travel travel = Travel::kFramed) {
     const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
     kernels::cast_decode<Format>({.payloads = payloads,
                                   .count = slice.count,
@@ -256,7 +279,8 @@ class CastCodec final : public Codec {
                                   .mode = call.mode,
                                   .output = output.pointer(),
                                   .dtype = output.dtype(),
-                                  .store = store});
+                                  .store = store,
+                                  .travel = travel});
   }
 
   static std::size_t reduce_piece(const ReduceCall& call, const StateWords& words,
@@ -267,6 +291,7 @@ class CastCodec final : public Codec {
         {.payloads = views.span(),
          .dtype = call.dtype,
          .count = piece.count,
+         .factor = call.factor,
          .feedback = feedback_of(call.states, piece, words, target.store),
          .values = target.values,
          .store = target.store,

@@ -83,6 +83,7 @@ class HadamardCodec final : public ScaledCodec<HadamardSections> {
     reduce_pieces(call, head, frame, [&](std::span<const View> payloads, const Target& target) {
       const kernels::Signs signs = signs_of(target.segment, target.piece, carried_step(head));
       return kernels::hadamard_reduce({.input = {bits_, payloads, target.piece.count, signs},
+                                       .factor = call.factor,
                                        .feedback = target.feedback,
                                        .output = {bits_, target.scales, target.codes}});
     });

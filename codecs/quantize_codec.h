@@ -91,6 +91,7 @@ class QuantizeCodec final : public ScaledCodec<QuantizedSections<Format>> {
                         [&](std::span<const View> payloads, const Target& target) {
                           kernels::quantize_reduce<Format>({.payloads = payloads,
                                                             .count = target.piece.count,
+                                                            .factor = call.factor,
                                                             .feedback = target.feedback,
                                                             .noise = noise(call, target),
                                                             .scales = target.scales,

@@ -71,8 +71,7 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   context.seed = options.seed;
   context.step = options.step;
   context.words = options.state == nullptr ? nullptr : options.state->words;
-  const bool mean = options.reduction == Reduction::kMean && prepared.adds();
-  context.factor = mean ? 1.0f / static_cast<float>(context.ranks) : 1.0f;
+  context.reduction = prepared.adds() ? options.reduction : Reduction::kSum;
   context.checksum = options.checksum;
   context.timeout = options.timeout;
   context.threads = options.threads;

@@ -50,12 +50,17 @@ Plan plan_of(const ChoiceRequest& request) {
                         std::string(algorithm_name(wanted)) + "; it can go " + fitting);
 }
 
+// Bare values that are wider than those of frames are for who asks for them.
+bool prefers_native(const Plan& plan) {
+  return plan.rounds.back().exchanges.front() == Exchange::kNativeSum;
+}
+
 Algorithm automatic(const Plan& plan, const ChoiceRequest& request) {
-  const bool sums_f32 = request.alone && allows(plan, Algorithm::kNative) &&
-                        plan.rounds.back().native_dtype == Dtype::kF32;
+  const bool sums_f32 =
+      request.alone && prefers_native(plan) && plan.rounds.back().native_dtype == Dtype::kF32;
   const bool small = plan.frame_bytes <= kOneShotBytes && !sums_f32;
   if (small && allows(plan, Algorithm::kOneShot)) return Algorithm::kOneShot;
-  if (allows(plan, Algorithm::kNative)) return Algorithm::kNative;
+  if (prefers_native(plan)) return Algorithm::kNative;
   const bool two_shot = request.ranks > 2 && allows(plan, Algorithm::kTwoShot);
   return two_shot ? Algorithm::kTwoShot : Algorithm::kOneShot;
 }

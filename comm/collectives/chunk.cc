@@ -245,7 +245,8 @@ void ChunkTask::decode_received() {
   for (std::size_t first = 0, last = 0; first < received_.size(); first = last) {
     const std::size_t of = received_[first].lane;
     while (last < received_.size() && received_[last].lane == of) ++last;
-    messages_.decode(lane(of), std::span(received_).subspan(first, last - first), step().take);
+    messages_.decode(lane(of), std::span(received_).subspan(first, last - first), step().stage,
+                     step().take);
   }
 }
 

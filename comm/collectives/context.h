@@ -33,9 +33,9 @@ struct ExchangeContext {
   std::string_view name;  ///< of the operation, for messages
   std::uint64_t signature = 0;
   std::uint64_t seed = 0;
-  std::uint32_t step = 0;             ///< where there are no words
-  const StateWords* words = nullptr;  ///< null: stateless
-  float factor = 1.0f;                ///< 1 / ranks for a mean
+  std::uint32_t step = 0;                 ///< where there are no words
+  const StateWords* words = nullptr;      ///< null: stateless
+  Reduction reduction = Reduction::kSum;  ///< a mean is divided where it is added (Lane::shares)
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Threads* threads = nullptr;

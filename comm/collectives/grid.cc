@@ -153,6 +153,26 @@ LaneRange Grid::lanes_after(int place, int dimensions) const {
   return lanes;
 }
 
+// Those who own nothing join groups of the first dimension, one after the other.
+int Grid::largest_group(int dimension) const {
+  const int width = digits_[d(dimension)];
+  if (dimension != 0) return width;
+  const int groups = owners_ / width;
+  return (places_ + groups - 1) / groups;
+}
+
+Shares Grid::shares(float ranks) const {
+  Shares shares;
+  shares.fill(1.0f);
+  const int last = dimensions() - 1;
+  for (int i = 0; i < last; ++i) {
+    shares[d(i)] = static_cast<float>(largest_group(i));
+    ranks /= shares[d(i)];
+  }
+  shares[d(last)] = ranks;
+  return shares;
+}
+
 int Grid::part(std::size_t lane, std::uint32_t parameter) const {
   int part = 0, rest = owners_, left = static_cast<int>(lane);
   auto shift = static_cast<int>(parameter % static_cast<std::uint32_t>(owners_));

@@ -35,6 +35,9 @@ struct OwnedRanges {
   std::size_t offset(std::size_t stage) const;
 };
 
+/// What a mean is divided by after each dimension of a grid; and by 1 when all was added.
+using Shares = std::array<float, OwnedRanges::kMostStages + 1>;
+
 /// "4 x 4".
 std::string text_of(std::span<const int> digits);
 
@@ -86,6 +89,10 @@ class Grid {
   /// The lanes that a place holds the sums of after so many dimensions: all, at last its own.
   LaneRange lanes_after(int place, int dimensions) const;
 
+  /// Of a mean of `ranks`, whose values these places add: in each dimension by as many as are added
+  /// there, at most, so that no sum is larger than what is added; in the last by what is left.
+  Shares shares(float ranks) const;
+
   /// Which part of a parameter a lane is: digits rotate with the parameter's index.
   int part(std::size_t lane, std::uint32_t parameter) const;
   /// The values of a lane, of those in `whole`, which begins at a multiple of the unit.
@@ -96,6 +103,8 @@ class Grid {
  private:
   /// Of dimensions before d.
   int stride(int dimension) const;
+  /// Members of the largest group of a dimension.
+  int largest_group(int dimension) const;
   int digit(int place, int dimension) const {
     return place / stride(dimension) % digits_[d(dimension)];
   }

@@ -38,8 +38,10 @@ HostGroups::HostGroups(std::span<const int> hosts, int ranks, double error_growt
   for (int rank = 0; rank < ranks; ++rank)
     members_[static_cast<std::size_t>(host_of_[static_cast<std::size_t>(rank)])].push_back(rank);
   shards_ = ranks;
-  for (const std::vector<int>& members : members_)
+  for (const std::vector<int>& members : members_) {
     shards_ = std::min(shards_, static_cast<int>(members.size()));
+    most_ranks_ = std::max(most_ranks_, static_cast<int>(members.size()));
+  }
   grid_ = Grid::standard(this->hosts(), error_growth);
 }
 

@@ -30,6 +30,8 @@ class HostGroups {
   int ranks() const { return static_cast<int>(host_of_.size()); }
   int hosts() const { return static_cast<int>(members_.size()); }
   int shards() const { return shards_; }
+  /// Of the host that has most.
+  int most_ranks() const { return most_ranks_; }
   /// Whether each host has as many ranks as any other.
   bool even() const { return hosts() * shards_ == ranks(); }
   /// Hosts by rank, numbered from 0 by their lowest ranks.
@@ -58,6 +60,7 @@ class HostGroups {
   std::vector<int> host_of_;
   std::vector<std::vector<int>> members_;  // of each host
   int shards_ = 0;
+  int most_ranks_ = 0;
   Grid grid_;
 };
 

@@ -213,6 +213,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
       frame.codec->reduce({.segments = frame.segments,
                            .dtype = frame.dtype,
                            .frames = frames,
+                           .factor = factor(lane, stage - 1),
                            .states = states_,
                            .words = context_->words,
                            .words_out = words_out(),
@@ -283,14 +284,14 @@ EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
           .contributions = lane.contributions};
 }
 
-DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame) {
+DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame, float factor) {
   gather_outputs(lane, frame);
   gather_memories(frame);
   return {.segments = frame.segments,
           .frames = {},
           .outputs = outputs_,
           .mode = DecodeMode::kAssign,
-          .factor = factor(lane),
+          .factor = factor,
           .memories = memories_,
           .identity = identity(lane),
           .execution = execution(frame),
@@ -313,12 +314,13 @@ void Messages::check_splits(const Lane& lane, const Received& message) const try
   throw_damaged(message.rank, error);
 }
 
-void Messages::decode(const Lane& lane, std::span<const Received> messages, Take take) {
+void Messages::decode(const Lane& lane, std::span<const Received> messages, std::size_t stage,
+                      Take take) {
   offsets_.assign(messages.size(), 0);
   for (const FramePlan& frame : lane.frames) {
     const auto start = Clock::now();
     next_frames(frame, messages);
-    DecodeCall call = decode_call(lane, frame);
+    DecodeCall call = decode_call(lane, frame, factor(lane, stage));
     read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
       call.frames = frames;
       take == Take::kAbsorb ? frame.codec->absorb(call, {}) : frame.codec->decode(call);
@@ -343,15 +345,14 @@ void Messages::encode_native(const Lane& lane, ValueSpan values) {
   const FramePlan& frame = lane.frames.front();
   EncodeCall call = encode_call(lane, frame);
   if (!frame.codec->has_feedback()) call.words = nullptr;
-  frame.codec->encode_native(call, factor(lane), values);
+  frame.codec->encode_native(call, factor(lane, 0), values);
 }
 
 void Messages::decode_native(const Lane& lane, ConstValueSpan values, Take take) {
   if (lane.frames.empty()) return;
   const FramePlan& frame = lane.frames.front();
   const auto start = Clock::now();
-  DecodeCall call = decode_call(lane, frame);
-  call.factor = 1.0f;
+  const DecodeCall call = decode_call(lane, frame, 1.0f);
   take == Take::kAbsorb ? frame.codec->absorb(call, values)
                         : frame.codec->decode_native(call, values);
   count_time(frame, Work::kDecode, seconds_since(start));

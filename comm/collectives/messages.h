@@ -52,8 +52,9 @@ class Messages {
   /// is decoded. On a device decoding finds out.
   void check_splits(const Lane& lane, const Received& message) const;
 
-  /// Adds the messages of a lane and assigns them to the slots' outputs, or absorbs them.
-  void decode(const Lane& lane, std::span<const Received> messages, Take take);
+  /// Adds the messages of a lane, made after so many reductions, and assigns them to the slots'
+  /// outputs, or absorbs them.
+  void decode(const Lane& lane, std::span<const Received> messages, std::size_t stage, Take take);
 
   /// Writes the bare values of lanes; and takes those of one when they are summed.
   void encode_native(std::span<const Lane> lanes, std::span<const ValueSpan> values);
@@ -73,11 +74,14 @@ class Messages {
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
   RandomSource random(const Lane& lane, std::size_t stage) const;
   FrameIdentity identity(const Lane& lane) const;
-  float factor(const Lane& lane) const { return lane.scaled ? context_->factor : 1.0f; }
+  /// Of what is added after so many reductions.
+  float factor(const Lane& lane, std::size_t stage) const {
+    return context_->reduction == Reduction::kMean ? 1.0f / lane.shares[stage] : 1.0f;
+  }
   Execution execution(const FramePlan& frame) const;
   void encode_native(const Lane& lane, ValueSpan values);
   EncodeCall encode_call(const Lane& lane, const FramePlan& frame);
-  DecodeCall decode_call(const Lane& lane, const FramePlan& frame);
+  DecodeCall decode_call(const Lane& lane, const FramePlan& frame, float factor);
   void count_time(const FramePlan& frame, Work work, double seconds);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();

@@ -58,11 +58,19 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
   frame.rounds = std::move(plan.rounds);
 }
 
-Lanes empty_lanes(const PlanContext& context, std::size_t count) {
+/// `shares`: of those who exchange them.
+Lanes empty_lanes(const PlanContext& context, std::size_t count, const Shares& shares) {
   return Lanes(count, Lane{.contributions = static_cast<std::size_t>(context.ranks),
                            .place = context.place,
                            .carried = context.carried,
-                           .scaled = context.scaled});
+                           .shares = shares});
+}
+
+/// Where all is added at once.
+Shares shares_at_once(const PlanContext& context) { return Grid(1).shares(context.adds); }
+
+Shares shares_of(const PlanContext& context, Exchange last) {
+  return last == Exchange::kTwoShot ? context.grid.shares(context.adds) : shares_at_once(context);
 }
 
 Lanes sized(Lanes lanes, const PlanContext& context) {
@@ -82,11 +90,12 @@ Range cut(Range range, std::size_t offset, std::size_t step) {
 
 /// Chunks whose lane l is a part of lanes[l]; at least one.
 std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> lanes,
-                             std::size_t chunk_count, std::size_t most_lanes = kLanesOfChunk) {
+                             const Shares& shares, std::size_t chunk_count,
+                             std::size_t most_lanes = kLanesOfChunk) {
   std::vector<Lanes> chunks;
   for (const std::vector<Piece>& pieces :
        cut_pieces(context.slots, lanes, chunk_count, most_lanes)) {
-    Lanes chunk = empty_lanes(context, lanes.size());
+    Lanes chunk = empty_lanes(context, lanes.size(), shares);
     for (std::size_t i = 0; i < lanes.size(); ++i) add_piece(chunk[i], context, pieces[i]);
     chunks.push_back(sized(std::move(chunk), context));
   }
@@ -129,7 +138,7 @@ std::size_t made_bytes(const Lane& lane, const Step& step) {
 
 Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last) {
   const int count = lanes_of(last, context);
-  Lanes lanes = empty_lanes(context, static_cast<std::size_t>(count));
+  Lanes lanes = empty_lanes(context, static_cast<std::size_t>(count), shares_of(context, last));
   for (const std::uint32_t slot : slots)
     for (int lane = 0; lane < count; ++lane)
       add_piece(lanes[static_cast<std::size_t>(lane)], context,
@@ -142,7 +151,7 @@ std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exch
   std::vector<Piece> lanes;
   for (int lane = 0; lane < lanes_of(last, context); ++lane)
     lanes.push_back({slot, lane_range(context, context.slots[slot], last, lane)});
-  return cut_lanes(context, lanes, chunk_count,
+  return cut_lanes(context, lanes, shares_of(context, last), chunk_count,
                    last == Exchange::kTwoShot ? context.grid.most_lanes_of_chunk() : kLanesOfChunk);
 }
 
@@ -153,7 +162,8 @@ std::vector<Lanes> plan_slots(const PlanContext& context, std::span<const int> s
     const auto index = static_cast<std::uint32_t>(slot);
     lanes.push_back({index, {0, context.slots[index].count}});
   }
-  return cut_lanes(context, lanes, chunk_count, context.grid.most_lanes_of_chunk());
+  return cut_lanes(context, lanes, context.grid.shares(context.adds), chunk_count,
+                   context.grid.most_lanes_of_chunk());
 }
 
 std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
@@ -175,7 +185,7 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
 }
 
 Lanes plan_rows(const PlanContext& context, std::size_t columns) {
-  Lanes lanes = empty_lanes(context, context.slots.size());
+  Lanes lanes = empty_lanes(context, context.slots.size(), shares_at_once(context));
   for (std::uint32_t i = 0; i < lanes.size(); ++i) {
     const Slot& slot = context.slots[i];
     const CodecTraits traits = slot.codec->traits();
@@ -191,7 +201,7 @@ Lanes plan_rows(const PlanContext& context, std::size_t columns) {
 }
 
 Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes) {
-  Lanes planned = empty_lanes(context, lanes.size());
+  Lanes planned = empty_lanes(context, lanes.size(), shares_at_once(context));
   for (std::size_t lane = 0; lane < lanes.size(); ++lane)
     for (const Piece& piece : lanes[lane]) add_piece(planned[lane], context, piece);
   return sized(std::move(planned), context);

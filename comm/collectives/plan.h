@@ -95,7 +95,7 @@ struct Lane {
   std::size_t contributions = 1;  ///< ranks that exchange it
   int place = 0;  ///< this rank's, among those that exchange it: random numbers depend on it
   Carried carried = Carried::kOwn;
-  bool scaled = true;             ///< what is decoded is multiplied by the collective's factor
+  Shares shares = {1, 1, 1, 1};   ///< of a mean, by how often what is added was added before
   std::uint64_t signature = 0;    ///< of its frames; 0: the collective's
   std::optional<int> maker = {};  ///< the rank that encoded it; none: the one that sends it
 };
@@ -133,7 +133,7 @@ struct PlanContext {
   Carried carried = Carried::kOwn;
   const Codec* codec = nullptr;  ///< of all slots; null: their own
   Memory memory = Memory::kHost;
-  bool scaled = true;
+  float adds = 1;  ///< ranks whose values are added, of which a mean is taken
 };
 
 /// The lanes of an allreduce of these slots whole, uncut, whose last round goes so.

@@ -40,7 +40,8 @@ PlanContext Planner::context(const Slot& slot) const {
           .grid = grid(slot),
           .place = context_.rank,
           .threads = threads_,
-          .memory = context_.memory};
+          .memory = context_.memory,
+          .adds = static_cast<float>(context_.ranks)};
 }
 
 PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
@@ -50,10 +51,23 @@ PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
   context.place = index_in(hierarchy_->groups().owners(shard), context_.rank);
   context.sharding = {shard, hierarchy_->groups().shards()};
   context.carried = Carried::kOfHost;
+  context.adds /= host_share();
   return context;
 }
 
-// A mean is one of all ranks: it is taken where the hosts' sums meet, and nowhere else.
+// By as many as add on any host, so that hosts' sums count alike.
+float Planner::host_share() const { return static_cast<float>(hierarchy_->groups().most_ranks()); }
+
+Owed Planner::owed(const Slot& slot) const {
+  const PlanContext context = encoded_context(0, slot);
+  const Shares shares = context.grid.shares(context.adds);
+  Owed owed{.sender = climbs(slot) ? host_share() : 1.0f};
+  float share = owed.sender;
+  for (std::size_t i = 0; i < owed.owner.size(); ++i) owed.owner[i] = share *= shares[i];
+  return owed;
+}
+
+// What is added within a host goes on between them; what comes back is a mean already.
 PlanContext Planner::host_context(Carried carried) const {
   const HostGroups& groups = hierarchy_->groups();
   return {.slots = context_.slots,
@@ -63,7 +77,7 @@ PlanContext Planner::host_context(Carried carried) const {
           .carried = carried,
           .codec = &hierarchy_->codec(),
           .memory = context_.memory,
-          .scaled = false};
+          .adds = carried == Carried::kToHost ? host_share() : 1.0f};
 }
 
 // A library below that adds values where they lie cuts them by itself.

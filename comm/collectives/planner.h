@@ -5,12 +5,20 @@
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/plan.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace tersor {
+
+/// What a residual's values count for in the sum over ranks that a mean is made of: as many as what
+/// was encoded had been divided by.
+struct Owed {
+  float sender = 1;
+  std::array<float, OwnedRanges::kMostStages> owner = {1, 1, 1};  ///< by stage
+};
 
 class Planner {
  public:
@@ -21,6 +29,8 @@ class Planner {
   std::span<const Slot> slots() const { return context_.slots; }
   /// Among whom a slot's encoded values are exchanged: all ranks, or the owners of a shard.
   int encoding_ranks(const Slot& slot) const;
+  /// Of a slot's residuals, where a mean is taken.
+  Owed owed(const Slot& slot) const;
 
   /// One chunk of whole slots of one collective; and the chunks that one slot is cut into.
   ChunkPlan whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const;
@@ -46,6 +56,7 @@ class Planner {
   PlanContext context(const Slot& slot) const;
   PlanContext encoded_context(int shard, const Slot& slot) const;
   PlanContext host_context(Carried carried) const;
+  float host_share() const;
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;
   std::vector<Exchange> exchanges(const Slot& slot, Algorithm algorithm) const;

@@ -60,16 +60,21 @@ void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const
   }
 }
 
-/// A rank's own residuals at their places in the whole parameter, the rest 0; no padding.
-std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot) {
+/// A rank's own residuals, in units of the ranks' sum, at their places in the whole parameter, the
+/// rest 0; no padding.
+std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot, const Owed& owed) {
   std::vector<float> whole(slot.codec->has_feedback() ? own.count : 0);
   for_each_part(slot, own.residual.size(), whole.size(),
                 [&](std::size_t first, std::size_t kept, std::size_t count) {
-                  std::copy_n(own.residual.data() + kept, count, whole.data() + first);
+                  for (std::size_t i = 0; i < count; ++i)
+                    whole[first + i] = owed.sender * own.residual[kept + i];
                 });
-  auto owed = own.owner.begin();
-  for (const Range& range : slot.owned.stages)
-    for (std::size_t i = 0; i < range.count; ++i) whole[range.first + i] += *owed++;
+  auto value = own.owner.begin();
+  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
+    const Range& range = slot.owned.stages[stage];
+    for (std::size_t i = 0; i < range.count; ++i)
+      whole[range.first + i] += owed.owner[stage] * *value++;
+  }
   return whole;
 }
 
@@ -170,7 +175,7 @@ ReducerState GradientReducer::Impl::portable_state() {
   std::vector<float> all;
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     ReducerState::Parameter& parameter = state.parameters[i];
-    parameter.residual = spread(parameter, slots_[i]);
+    parameter.residual = spread(parameter, slots_[i], owed(i));
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
@@ -263,7 +268,8 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   residuals_.clear();
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const NewRun run{encoding_ranks(slots_[i]), context_.ranks};
-    const float factor = exact ? 1.0f : portable_factor(state, options_.reduction, run);
+    const float factor =
+        exact ? 1.0f : portable_factor(state, options_.reduction, run) / owed(i).sender;
     const ValueSpan residual = residuals_.current_sender(i);
     const std::vector<float>& values = state.parameters[i].residual;
     from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual,

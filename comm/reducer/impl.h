@@ -5,6 +5,7 @@
 #pragma once
 
 #include "comm/collectives/hierarchy.h"
+#include "comm/collectives/planner.h"
 #include "comm/reducer/driver.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/residuals.h"
@@ -180,6 +181,7 @@ struct GradientReducer::Impl {
   bool may_go_two_shot(std::size_t parameter) const;
   StateRanges kept_ranges(std::size_t parameter, int rank) const;
   std::size_t memory_count(std::size_t parameter, const Codec& codec) const;
+  Owed owed(std::size_t parameter) const;
   std::size_t memory_count(std::size_t parameter) const {
     return memory_count(parameter, *slots_[parameter].codec);
   }

@@ -82,10 +82,13 @@ void GradientReducer::Impl::hand_over(std::size_t parameter) {
   const ValueSpan sender = residuals_.current_sender(parameter);
   std::vector<float> sum = to_floats(sender, stream());
   const std::vector<float> more = to_floats(owner, stream());
-  auto owed = more.begin();
-  for (const Range& range : slot.owned.stages)
+  const Owed owed = this->owed(parameter);
+  auto value = more.begin();
+  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
+    const Range& range = slot.owned.stages[stage];
     for (std::size_t i = 0; i < range.count; ++i)
-      sum[range.first - slot.residual_first + i] += *owed++;
+      sum[range.first - slot.residual_first + i] += owed.owner[stage] / owed.sender * *value++;
+  }
   from_floats(sum, 1.0f, sender, stream());
   residuals_.clear_owner(parameter);
 }

@@ -56,8 +56,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.grid = Grid::of(options_.dims, context_.ranks, options_.error_growth);
   context_.name = "gradient reducer";
   context_.seed = options_.seed;
-  context_.factor =
-      options_.reduction == Reduction::kMean ? 1.0f / static_cast<float>(context_.ranks) : 1.0f;
+  context_.reduction = options_.reduction;
   context_.checksum = options_.checksum;
   context_.timeout = options_.timeout;
   context_.threads = &threads_;
@@ -106,6 +105,12 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
   const bool encodes_sums = !scatters && may_go_two_shot(parameter);
   if (!feeds_back || !encodes_sums) kept.owned = {};
   return kept;
+}
+
+/// What its residuals' values count for in the sum over ranks.
+Owed GradientReducer::Impl::owed(std::size_t parameter) const {
+  if (options_.reduction == Reduction::kSum) return {};
+  return Planner(context_, hierarchy_.get(), threads_.count()).owed(slots_[parameter]);
 }
 
 std::size_t GradientReducer::Impl::memory_count(std::size_t parameter, const Codec& codec) const {

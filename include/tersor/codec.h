@@ -48,8 +48,8 @@ struct SegmentMemory {
 };
 
 /// The words of a state, in the gradient's memory, so that a replayed graph reads new ones.
-/// What is sent is p = gradient_factor · gradient + residual_factor · residual (by a reduction: sum
-/// + residual_factor · residual); without a residual it is the gradient (the sum) alone.
+/// What is sent is p = gradient_factor · gradient + residual_factor · residual (by a reduction:
+/// factor · sum + residual_factor · residual); without a residual it is the first alone.
 struct StateWords {
   std::uint32_t step = 0;
   float gradient_factor = 1.0f;
@@ -177,12 +177,14 @@ struct DecodeCall {
   std::size_t contributions = 1;  ///< as in the plan
 };
 
-/// Arguments of Codec::reduce: several frames in, one out, in one pass. States are the owner's
-/// residuals, in units of the sum; empty: none are kept.
+/// Arguments of Codec::reduce: several frames in, one out, in one pass: `factor` times their sum,
+/// so that what is encoded of a mean is one. States are the owner's residuals, in units of what is
+/// encoded; empty: none are kept.
 struct ReduceCall {
   std::span<const Segment> segments;
   Dtype dtype = Dtype::kF32;  ///< of the gradient
   std::span<const ConstByteSpan> frames;
+  float factor = 1.0f;
   std::span<const SegmentState> states = {};
   const StateWords* words = nullptr;
   StateWords* words_out = nullptr;
@@ -225,8 +227,8 @@ class Codec {
   /// in both cases, and `execution.fault` says why.
   void decode(const DecodeCall& call) const;
 
-  /// Adds frames in their order and encodes the sum into `frame`, which overlaps none of them. Only
-  /// for codecs whose plan allows kTwoShot.
+  /// Adds frames in their order and encodes the sum, times the factor, into `frame`, which overlaps
+  /// none of them. Only for codecs whose plan allows kTwoShot.
   /// Refuses frames as `decode` does. Where a checksum is wrong, new residuals are NaN, and readers
   /// refuse `frame`; sparse codecs look first, and leave all as it was. On a device `frame` is one
   /// of NaNs and residuals stay where a header is wrong, or a checksum that an earlier launch sums.

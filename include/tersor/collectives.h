@@ -21,7 +21,7 @@ class Tuner;
 /// How the ranks exchange what the codec yields.
 enum class Algorithm : std::uint8_t {
   kAuto,     ///< native where the codec's values add on the wire; else by codec, count and ranks
-  kNative,   ///< the transport adds bare values (none, bf16, f16)
+  kNative,   ///< the transport adds bare values (none, bf16; of f16 as f32)
   kTwoShot,  ///< shards to their owners, reduced there, then all-gather: two quantisations
   kOneShot,  ///< all-gather of payloads, every rank adds all: one quantisation
   /// Ranks of one host first, uncompressed; then between hosts by the codec, as kAuto goes; then

@@ -21,7 +21,7 @@ struct BlocktopkAdded {
   const BlocktopkUnit& unit;
   std::uint64_t offset;   // of the segment's sections
   std::uint32_t segment;  // its place in the call's list
-  float factor = 1;
+  float factor;
 };
 
 /// Adds the payloads of a block in their order, in shared memory.
@@ -192,6 +192,7 @@ struct BlocktopkReduceKernel : BlocktopkKernel {
   CallWords words;
   NextWords next;
   FrameSeal seal;
+  float factor;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
@@ -203,9 +204,9 @@ struct BlocktopkReduceKernel : BlocktopkKernel {
       BlocktopkRows p = {};
       BlocktopkSum::begin(block, shared.sum, p);
       block.sync();
-      const bool sound =
-          frames_sound && BlocktopkSum::add(block, shared.sum, list, target.shape,
-                                            {coder.unit(), segment.offset, segment.parameter});
+      const bool sound = frames_sound && BlocktopkSum::add(block, shared.sum, list, target.shape,
+                                                           {coder.unit(), segment.offset,
+                                                            segment.parameter, factor});
       BlocktopkSum::end(block, shared.sum, p);
       coder.feed(block.thread_rank(), 1.0f, words.residual_factor(), p);
       coder.write(block, p, sound);

@@ -43,7 +43,7 @@ std::size_t reduce_range(const BlocktopkReduce& arguments) {
   for (std::size_t first = 0; first < input.count; first += kValues) {
     const Pointer<const E> residual = writer.old_residual(first);
     std::fill_n(sum, kValues, 0.0f);
-    add_payloads(input, first / kValues, 1.0f, sum);
+    add_payloads(input, first / kValues, arguments.factor, sum);
     writer.write(first, [&](std::size_t i) HWY_ATTR {
       return add_residual(load_values(sum + i), residual + i, factors);
     });

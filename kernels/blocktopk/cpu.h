@@ -59,9 +59,10 @@ struct BlocktopkDecode {
   Store store = Store::kCached;  // adding is always cached
 };
 
-/// The sum of the payloads, in order, plus residual_factor · residual, coded again.
+/// The sum of the payloads as decoding makes it, plus residual_factor · residual, coded again.
 struct BlocktopkReduce {
   BlocktopkInput input;
+  float factor;
   Feedback feedback;
   BlocktopkPayload output;
 };

@@ -89,6 +89,7 @@ void blocktopk_device_reduce(const ReduceCall& call, const BlocktopkBlock& block
       BlocktopkReduceKernel<E, segments(), frames()> kernel;
       kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
                                           Launches::kSeveral);
+      kernel.factor = call.factor;
       launch_writer(queue, kernel, call, block, frame, [&](std::size_t i, std::uint64_t offset) {
         ReduceEntry entry = reduce_entry(call, i, offset);
         entry.parameter = static_cast<std::uint32_t>(i);

@@ -270,6 +270,7 @@ struct CastReduceKernel : UnitKernel {
   CallWords words;
   NextWords next;
   FrameSeal seal;
+  float factor;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
@@ -323,7 +324,8 @@ struct CastReduceKernel : UnitKernel {
         float row[kRow];
         load_row<Load::kInput>(values, place.row(chunk, true), row);
         TERSOR_UNROLL
-        for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] = sum[chunk][i] + row[i];
+        for (unsigned i = 0; i < kRow; ++i)
+          sum[chunk][i] = fused_multiply_add(row[i], factor, sum[chunk][i]);
       }
     }
   }

@@ -45,57 +45,47 @@ struct CastDestination {
 CastDestination framed(const DeviceFrame& frame) {
   return {frame.frame + sizeof(FrameHeader), Padding::kSection, &frame, 1};
 }
-CastDestination bare(ValueSpan values, float factor) {
-  return {values.pointer(), Padding::kNone, nullptr, factor};
-}
 
 template <typename E>
 constexpr Lengths kEncodeLengths =
     std::is_same_v<E, NoResidual> ? Lengths::kFewAndMost : Lengths::kFew;
 
-template <class Format>
-void encode_to(const CastDestination& to, const EncodeCall& call) {
+template <typename Wire, class Kernel>
+void launch_encode(Kernel& kernel, const CastDestination& to, const EncodeCall& call) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
-    using Wire = typename Format::template Wire<G>;
-    const auto launch = [&](auto& kernel) {
-      kernel.target = {to.values, to.padding, nullptr};
-      launch_cast(
-          queue, kernel, call, DtypeOf<Wire>::value, to.frame,
-          [&](std::size_t i, std::uint64_t offset) { return encode_entry(call, i, offset); });
-    };
-    if constexpr (Format::kLossless)
-      if (call.states.empty() && to.factor == 1)
-        return visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
-          CopyKernel<G, segments()> kernel;
-          launch(kernel);
-        });
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_lengths<kEncodeLengths<E>>(call.segments.size(), 0, [&](auto segments, auto) {
-        CastEncodeKernel<Wire, G, E, segments()> kernel;
-        kernel.words = words_of_call(call);
-        kernel.factor = to.factor;
-        launch(kernel);
+  kernel.target = {to.values, to.padding, nullptr};
+  launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.frame,
+              [&](std::size_t i, std::uint64_t offset) { return encode_entry(call, i, offset); });
+}
+
+template <class Format, typename Wire, typename G, typename E>
+void encode_as(const CastDestination& to, const EncodeCall& call) {
+  if constexpr (Format::kLossless && std::is_same_v<Wire, G> && std::is_same_v<E, NoResidual>)
+    if (to.factor == 1)
+      return visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
+        CopyKernel<G, segments()> kernel;
+        launch_encode<Wire>(kernel, to, call);
       });
-    });
+  visit_lengths<kEncodeLengths<E>>(call.segments.size(), 0, [&](auto segments, auto) {
+    CastEncodeKernel<Wire, G, E, segments()> kernel;
+    kernel.words = words_of_call(call);
+    kernel.factor = to.factor;
+    launch_encode<Wire>(kernel, to, call);
   });
 }
 
 /// Lists frames or bare values; `fill(queue, list)` does it for a list of any length.
-template <class Format, class Fill>
+template <typename Wire, typename T, class Fill>
 void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
-    using Wire = typename Format::template Wire<T>;
-    visit_decode(call, [&](auto mode, auto segments, auto frames) {
-      CastDecodeKernel<Wire, T, mode(), segments(), frames()> kernel;
-      fill(queue, kernel.list, launches_of(kernel.table, call.segments));
-      kernel.factor = call.factor;
-      for_each_table(
-          kernel.table, call.segments, cast_sizes(DtypeOf<Wire>::value, padding),
-          [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },
-          [&](LaunchPlace) { launch_units(queue, kernel); });
-    });
+  visit_decode(call, [&](auto mode, auto segments, auto frames) {
+    CastDecodeKernel<Wire, T, mode(), segments(), frames()> kernel;
+    fill(queue, kernel.list, launches_of(kernel.table, call.segments));
+    kernel.factor = call.factor;
+    for_each_table(
+        kernel.table, call.segments, cast_sizes(DtypeOf<Wire>::value, padding),
+        [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },
+        [&](LaunchPlace) { launch_units(queue, kernel); });
   });
 }
 
@@ -103,32 +93,43 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
 
 template <class Format>
 void cast_device_encode(const EncodeCall& call, const DeviceFrame& frame) {
-  encode_to<Format>(framed(frame), call);
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
+    visit_residual_type(call.states, [&]<typename E>(E) {
+      encode_as<Format, typename Format::template Wire<G>, G, E>(framed(frame), call);
+    });
+  });
 }
 
 template <class Format>
 void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan values) {
-  encode_to<Format>(bare(values, factor), call);
+  const CastDestination bare{values.pointer(), Padding::kNone, nullptr, factor};
+  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
+    encode_as<Format, Bare<Format, G>, G, NoResidual>(bare, call);
+  });
 }
 
 template <class Format>
 void cast_device_decode(const DecodeCall& call, const FrameHeader& expected) {
-  decode_list<Format>(call, Padding::kSection,
-                      [&]<unsigned kMost>(Queue& queue, FrameList<kMost>& list, Launches launches) {
-                        list = list_frames<kMost>(queue, call.frames, expected, call.execution,
-                                                  launches);
-                      });
+  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+    decode_list<typename Format::template Wire<T>, T>(
+        call, Padding::kSection,
+        [&]<unsigned kMost>(Queue& queue, FrameList<kMost>& list, Launches launches) {
+          list = list_frames<kMost>(queue, call.frames, expected, call.execution, launches);
+        });
+  });
 }
 
 template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
-  decode_list<Format>(call, Padding::kNone,
-                      [&]<unsigned kMost>(Queue&, FrameList<kMost>& list, Launches) {
-                        list = {};
-                        list.header_bytes = 0;
-                        list.frames = 1;
-                        list.frame[0] = values.pointer();
-                      });
+  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+    decode_list<Bare<Format, T>, T>(call, Padding::kNone,
+                                    [&]<unsigned kMost>(Queue&, FrameList<kMost>& list, Launches) {
+                                      list = {};
+                                      list.header_bytes = 0;
+                                      list.frames = 1;
+                                      list.frame[0] = values.pointer();
+                                    });
+  });
 }
 
 template <class Format>
@@ -148,6 +149,7 @@ void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
         const CastDestination to = framed(frame);
         kernel.target = {to.values, to.padding, nullptr};
         kernel.words = words_of_call(call);
+        kernel.factor = call.factor;
         launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.frame, entry_of);
       });
     });

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #define TERSOR_CAST_FORMATS(X) X(NoneFormat) X(Bf16Format) X(F16Format)
 
@@ -42,5 +43,11 @@ struct F16Format {
   template <typename>
   using Wire = F16;
 };
+
+/// What bare values of a format are, which a transport adds. Sums of f16 leave its range, and a
+/// mean's parts vanish below it: they are f32.
+template <class Format, typename Gradient>
+using Bare = std::conditional_t<std::is_same_v<typename Format::template Wire<Gradient>, F16>,
+                                float, typename Format::template Wire<Gradient>>;
 
 }  // namespace tersor::kernels

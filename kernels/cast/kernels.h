@@ -14,13 +14,18 @@
 
 namespace tersor::kernels {
 
-/// p as wire values; the residual is p - decoded, and stays what it was where that is not finite.
+/// Where values travel: in a frame, as the format's wire type; or bare, as its `Bare`.
+enum class Travel : std::uint8_t { kFramed, kBare };
+
+/// p as values that travel; the residual is p - decoded, and stays what it was where that is not
+/// finite.
 struct CastEncode {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
   Feedback feedback;
-  void* values;      // `count` values of the wire's type
+  void* values;                     // `count` values of the type that they travel as
+  Travel travel = Travel::kFramed;  // bare: without a residual
   float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
   Store store = Store::kCached;
   StreamedWords* words = nullptr;  // of the values; null: no sum
@@ -29,20 +34,23 @@ struct CastEncode {
 /// The sum of the payloads, times `factor`, in order, in f32 and rounded once: the first is
 /// value · factor (adding: fma onto the output), each other one is fma(value, factor, sum).
 struct CastDecode {
-  std::span<const void* const> payloads;  // each `count` values of the wire's type
+  std::span<const void* const> payloads;  // each `count` values of the type that they travel as
   std::size_t count;
   float factor = 1;
   DecodeMode mode = DecodeMode::kAssign;  // of no payload: zeros
   void* output;                           // `count` values of `dtype`
   Dtype dtype;
   Store store = Store::kCached;  // adding is always cached
+  Travel travel = Travel::kFramed;
 };
 
-/// The sum of the payloads, in order from +0, plus residual_factor · residual, as wire values.
+/// The sum of the payloads, times `factor`, in order from +0 by fma(value, factor, sum), plus
+/// residual_factor · residual, as wire values.
 struct CastReduce {
   std::span<const void* const> payloads;
   Dtype dtype;  // of the gradient, which says the wire's
   std::size_t count;
+  float factor = 1;
   Feedback feedback;
   void* values;
   Store store = Store::kCached;

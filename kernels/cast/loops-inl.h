@@ -6,6 +6,7 @@
 #define TERSOR_KERNELS_CAST_LOOPS_INL_H_
 #endif
 
+#include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 #include "kernels/host/feedback-inl.h"
 #include "kernels/scalar/float_mode.h"
@@ -100,6 +101,7 @@ HWY_INLINE void add_tile(const void* payload, std::size_t first, std::size_t cou
 template <typename Wire, typename E>
 std::size_t cast_reduce_range(const CastReduce& arguments) {
   const Factors factors(arguments.feedback);
+  const VF32 factor = hn::Set(F32(), arguments.factor);
   CastWriter<Wire, E> writer(arguments);
   alignas(kLine) float sums[kTile];
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
@@ -107,7 +109,7 @@ std::size_t cast_reduce_range(const CastReduce& arguments) {
     std::fill_n(sums, kTile, 0.0f);
     for (const void* payload : arguments.payloads)
       add_tile<Wire>(payload, first, count, sums,
-                     [](VF32 value, VF32 sum) HWY_ATTR { return hn::Add(sum, value); });
+                     [&](VF32 value, VF32 sum) HWY_ATTR { return fused(value, factor, sum); });
     writer.write(first, count, [&](std::size_t i, Pointer<const E> residual) HWY_ATTR {
       return add_residual(hn::Load(F32(), sums + i), residual, factors);
     });
@@ -165,9 +167,13 @@ std::size_t encode(const CastEncode& arguments) {
   const DefaultFloatMode mode;
   return visit_gradient_dtype(arguments.dtype, [&]<typename G>(G) {
     return visit_residual(arguments.feedback, [&]<typename E>(E) -> std::size_t {
-      if constexpr (Format::kLossless && std::is_same_v<E, Absent>)
-        if (arguments.factor == 1) return copy_range<G>(arguments), 0;
-      return cast_encode_range<typename Format::template Wire<G>, G, E>(arguments);
+      using Wire = typename Format::template Wire<G>;
+      if constexpr (std::is_same_v<E, Absent>) {
+        if (arguments.travel == Travel::kBare && !std::is_same_v<Wire, Bare<Format, G>>)
+          return cast_encode_range<Bare<Format, G>, G, E>(arguments);
+        if (Format::kLossless && arguments.factor == 1) return copy_range<G>(arguments), 0;
+      }
+      return cast_encode_range<Wire, G, E>(arguments);
     });
   });
 }
@@ -176,7 +182,10 @@ template <class Format>
 void decode(const CastDecode& arguments) {
   const DefaultFloatMode mode;
   visit_gradient_dtype(arguments.dtype, [&]<typename T>(T) {
-    cast_decode_range<typename Format::template Wire<T>, T>(arguments);
+    using Wire = typename Format::template Wire<T>;
+    if (arguments.travel == Travel::kBare && !std::is_same_v<Wire, Bare<Format, T>>)
+      return cast_decode_range<Bare<Format, T>, T>(arguments);
+    cast_decode_range<Wire, T>(arguments);
   });
 }
 

@@ -301,6 +301,7 @@ struct HadamardReduceKernel {
   std::uint64_t* overflows;  // null: not counted
   CallWords words;
   FrameSeal seal;
+  float factor;
   unsigned bits;
 
   template <class Block>
@@ -336,7 +337,7 @@ struct HadamardReduceKernel {
       const TurnSigns signs = unit_signs.of(warp, index);
       const auto out = HadamardBlock<E>::of(segment, place, payload, false);
       TurnedValues p;
-      sum_frames(warp, list, segment.offset, bits, 1.0f, place, signs, p);
+      sum_frames(warp, list, segment.offset, bits, factor, place, signs, p);
       out.add_residual(1.0f, b, p);
       if (!sound) p[0] = float_of(kNanBits);
       count += out.write(warp, bits, signs, p);

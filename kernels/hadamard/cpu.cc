@@ -105,7 +105,7 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
       float* p = writer.room(at);
       Absmax absmax;
       TurnVectors w;
-      sum_block<kBits>(input.payloads, at / kTurnBlock, 1.0f, w);
+      sum_block<kBits>(input.payloads, at / kTurnBlock, arguments.factor, w);
       TERSOR_VECTOR_LOOP
       for (std::size_t k = 0; k < kTurnVectors; ++k) {
         const VF32 value = add_residual(flipped(w[k], flips, k), residual + k * kLanes, factors);

@@ -55,9 +55,10 @@ struct HadamardDecode {
   Store store = Store::kCached;  // adding is always cached
 };
 
-/// The sum of the payloads, in order, plus residual_factor · residual, coded again.
+/// The sum of the payloads, times `factor`, in order, plus residual_factor · residual, coded again.
 struct HadamardReduce {
   HadamardInput input;
+  float factor;
   Feedback feedback;
   HadamardOutput output;
 };

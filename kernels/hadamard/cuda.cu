@@ -97,6 +97,7 @@ void hadamard_device_reduce(const ReduceCall& call, unsigned bits, const DeviceF
       HadamardReduceKernel<E, segments(), frames()> kernel;
       kernel.list = list_carriers<frames()>(queue, call, frame.header,
                                             launches_of(kernel.table, call.segments));
+      kernel.factor = call.factor;
       kernel.bits = bits;
       launch_writer(queue, kernel, call, frame, [&](std::size_t i, std::uint64_t offset) {
         return reduce_entry(call, i, offset);

@@ -273,6 +273,7 @@ struct QuantizeReduceKernel : UnitKernel {
   NextWords next;
   FrameSeal seal;
   std::uint64_t key;
+  float factor;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
@@ -321,7 +322,7 @@ struct QuantizeReduceKernel : UnitKernel {
   TERSOR_DEVICE void add_frames(const QuantizedRows<Format, kRow>& rows, Rows<kRow>& sum) const {
     TERSOR_UNROLL_4
     for (unsigned index = 0; index < list.frames; ++index)
-      rows.template add<kUnit>(list.payload(index), 1.0f, sum);
+      rows.template add<kUnit>(list.payload(index), factor, sum);
   }
 
   TERSOR_DEVICE static void poison(Rows<kRow>& p) {

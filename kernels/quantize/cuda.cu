@@ -79,6 +79,7 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
             QuantizeReduceKernel<Format, E, kKind, segments(), frames()> kernel;
             kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
                                                 launches_of(kernel.table, call.segments));
+            kernel.factor = call.factor;
             launch_quantize<Format, kKind>(
                 queue, kernel, call, frame,
                 [&](std::size_t i, std::uint64_t offset) { return reduce_entry(call, i, offset); });

@@ -49,10 +49,12 @@ struct QuantizeDecode {
   Store store = Store::kCached;  // adding is always cached
 };
 
-/// The sum of the payloads, in order from +0, plus residual_factor · residual, quantised again.
+/// The sum of the payloads, times `factor`, in order from +0, plus residual_factor · residual,
+/// quantised again.
 struct QuantizeReduce {
   std::span<const QuantizedView> payloads;
   std::size_t count;
+  float factor = 1;
   Feedback feedback;
   Noise noise;
   float* scales;

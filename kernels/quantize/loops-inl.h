@@ -272,7 +272,7 @@ void reduce_range(const QuantizeReduce& arguments) {
       VF32 sum[kVectors];
       for (VF32& zero : sum) zero = hn::Zero(F32());
       for (std::size_t rank = 0; rank < payloads.ranks(); ++rank)
-        payloads.apply(rank, first, i, 1.0f, sum, add_codes);
+        payloads.apply(rank, first, i, arguments.factor, sum, add_codes);
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 p = add_residual(sum[k], residual + at, factors);
         hn::Store(p, F32(), sums + at);

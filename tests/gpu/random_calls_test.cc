@@ -222,6 +222,7 @@ void CallTwins::expect_same_reduce() {
     codec_->reduce({.segments = half.segments,
                     .dtype = call_.dtype,
                     .frames = half.frames,
+                    .factor = call_.native_factor,
                     .states = half.states,
                     .random = {.key = 9, .step = 4},
                     .identity = identity_,

@@ -171,17 +171,19 @@ TEST_P(Cast, ReducesInTheOrderOfRanks) {
           payloads.push_back(reference::as_bytes(values(count), wire, 0));
         for (const auto& payload : payloads) views.push_back(payload.data());
         Range want = got;
+        const float factor = random_() % 2 ? 1.0f : 1.0f / 3;
         std::vector<float> p(count);
         for (std::size_t i = 0; i < count; ++i) {
           for (const void* payload : views)
-            p[i] = reference::sum(p[i], reference::load(payload, wire, i));
+            p[i] = std::fma(reference::load(payload, wire, i), factor, p[i]);
           if (got.has_residual)
             p[i] = reference::sum(p[i], reference::product(got.residual_factor,
                                                            reference::load(got.old_residual(),
                                                                            got.residual_dtype, i)));
         }
         const std::size_t overflows = want.write(p);
-        EXPECT_EQ(codec_.reduce({views, wire, count, got.feedback(), got.wire_values(), got.store}),
+        EXPECT_EQ(codec_.reduce(
+                      {views, wire, count, factor, got.feedback(), got.wire_values(), got.store}),
                   overflows);
         ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got)));
       }

@@ -285,18 +285,20 @@ TEST_P(Quantize, ReducesInTheOrderOfRanks) {
         Range got = random_range(count);
         const RandomPayloads payloads(codec_, ranks, count, round % 2, random_);
         Range want = got;
+        const float factor = random_() % 2 ? 1.0f : 1.0f / 3;
         std::vector<float> p(count);
         for (std::size_t i = 0; i < count; ++i) {
-          for (std::size_t rank = 0; rank < ranks; ++rank)
-            p[i] = std::fma(payloads.code(codec_, rank, i), payloads.scales[rank][i / codec_.block],
-                            p[i]);
+          for (std::size_t rank = 0; rank < ranks; ++rank) {
+            const float scale = reference::product(payloads.scales[rank][i / codec_.block], factor);
+            p[i] = std::fma(payloads.code(codec_, rank, i), scale, p[i]);
+          }
           if (got.has_residual)
             p[i] = reference::sum(
                 p[i], reference::product(got.residual_factor, got.old_residual_value(i)));
         }
         want.quantize(p);
-        codec_.reduce({payloads.views, count, got.feedback(), got.noise(), got.scales.data(),
-                       got.codes.data() + got.offset, got.store});
+        codec_.reduce({payloads.views, count, factor, got.feedback(), got.noise(),
+                       got.scales.data(), got.codes.data() + got.offset, got.store});
         ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got, Dtype::kF32)));
       }
 }

@@ -253,14 +253,14 @@ TEST_P(CodecConformance, SumsOf16BitGradientsAreRoundedOnce) {
 TEST_P(CodecConformance, ReduceIsDecodeAddEncode) {
   if (!allows(Exchange::kTwoShot)) GTEST_SKIP() << spec() << " does not reduce";
   for_each_isa([&] {
-    for (const std::size_t ranks : {1, 3, 70}) {
+    for (const auto& [ranks, factor] : {std::pair{1ul, 1.0f}, {3ul, 1.0f / 3}, {70ul, 1.0f}}) {
       CodecHarness harness(spec(), {0, 700, 70'001}, {.contributions = ranks});
       const std::vector<GuardedBytes> frames = frames_of_ranks(harness, ranks);
       harness.words.gradient_factor = 1.0f;
       harness.words.residual_factor = 0.75f;
-      const GuardedBytes reduced = harness.reduce(frames);
+      const GuardedBytes reduced = harness.reduce(frames, factor);
       const std::vector<float> residual = harness.residuals_out();
-      harness.decode(frames);
+      harness.decode(frames, DecodeMode::kAssign, factor);
       for (std::size_t i = 0; i < harness.segments.size(); ++i)
         harness.set_gradient(harness.output(i), i);
       EXPECT_TRUE(same_bytes(harness.encode().span(), reduced.span())) << ranks;

@@ -202,9 +202,11 @@ void CodecHarness::decode(const std::vector<GuardedBytes>& frames, DecodeMode mo
   codec_.decode(call);
 }
 
-GuardedBytes CodecHarness::reduce(const std::vector<GuardedBytes>& frames) {
+GuardedBytes CodecHarness::reduce(const std::vector<GuardedBytes>& frames, float factor) {
   GuardedBytes frame(plan().frame_bytes, 0, options_.memory);
-  codec_.reduce(reduce_call(frames), frame.span());
+  ReduceCall call = reduce_call(frames);
+  call.factor = factor;
+  codec_.reduce(call, frame.span());
   return frame;
 }
 

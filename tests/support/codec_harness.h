@@ -52,7 +52,7 @@ class CodecHarness {
   GuardedBytes encode(const EncodeCall& call);
   void decode(const std::vector<GuardedBytes>& frames, DecodeMode mode = DecodeMode::kAssign,
               float factor = 1.0f);
-  GuardedBytes reduce(const std::vector<GuardedBytes>& frames);
+  GuardedBytes reduce(const std::vector<GuardedBytes>& frames, float factor = 1.0f);
 
   /// Other values in all gradients.
   void draw(std::uint64_t seed);
