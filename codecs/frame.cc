@@ -236,9 +236,7 @@ void check_checksum(ConstByteSpan frame, Threads* threads) {
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                   Threads* threads) {
   check_headers(expected, frames);
-  if (!has_checksum(expected)) return;
-  for (std::size_t i = 0; i < frames.size(); ++i)
-    name_frame(i, frames.size(), [&] { check_checksum(frames[i], threads); });
+  if (has_checksum(expected)) check_checksums(frames, threads);
 }
 
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
@@ -248,6 +246,11 @@ void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
 }  // namespace tersor::encoding
 
 namespace tersor {
+
+void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads) {
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    name_frame(i, frames.size(), [&] { check_checksum(frames[i], threads); });
+}
 
 void throw_if_faulty(const FrameFault& fault) {
   if (fault.kind == FrameFault::kNone) return;

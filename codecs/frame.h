@@ -82,5 +82,6 @@ void check_checksums(std::span<const ConstByteSpan> frames, std::span<const Payl
 
 /// Writes zeros to the bytes [begin, end) of a payload: the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);
+void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads);
 
 }  // namespace tersor::encoding

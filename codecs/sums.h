@@ -101,6 +101,10 @@ class FrameWriter {
   std::atomic<std::uint64_t> overflows_{0};
 };
 
+/// What a call adds to is worth keeping: its frames are summed before anything is written.
+inline bool sums_first(const DecodeCall& call) { return call.mode == DecodeMode::kAdd; }
+inline bool sums_first(const ReduceCall&) { return false; }
+
 /// The sums of the frames that a call reads: on the stack, or where they are many, where its
 /// workspace begins. Without checksums nothing is summed.
 class FrameSums {
@@ -110,17 +114,22 @@ class FrameSums {
     return frames <= kOnStack ? 0 : align_up(frames * sizeof(PayloadSum), kWorkspaceAlignment);
   }
 
+  /// Throws WireError where frames are summed first and a checksum is another.
   template <class Call>  // DecodeCall or ReduceCall
   explicit FrameSums(const Call& call)
       : frames_(call.frames),
-        is_on_(call.identity.checksum == Checksum::kOn),
+        is_on_(call.identity.checksum == Checksum::kOn && !sums_first(call)),
         sums_(reinterpret_cast<PayloadSum*>(
             frames_.size() <= kOnStack ? few_ : call.execution.workspace.data())) {
-    if (is_on_) std::uninitialized_default_construct_n(sums_, frames_.size());
+    if (is_on_)
+      std::uninitialized_default_construct_n(sums_, frames_.size());
+    else if (call.identity.checksum == Checksum::kOn)
+      check_checksums(frames_, call.execution.threads);
   }
   FrameSums(const FrameSums&) = delete;
   FrameSums& operator=(const FrameSums&) = delete;
 
+  /// Whether pieces are to be summed where they are read.
   bool is_on() const { return is_on_; }
 
   /// The words [begin, end) of all payloads, in bytes.

@@ -221,10 +221,12 @@ class Codec {
   void encode(const EncodeCall& call, ByteSpan frame) const;
 
   /// Reads frames, at least one, each 16-byte aligned. Throws WireError where a frame is not what
-  /// the call says, with nothing written, or where only its checksum is wrong, which is known when
-  /// all has been read: the outputs are NaN then. Whatever a frame holds, nothing outside of the
+  /// the call says, with nothing written, or where only its checksum is wrong: nothing was written
+  /// then where values are added, which are worth keeping; where they are assigned it is known when
+  /// all has been read, and the outputs are NaN (sparse codecs look first, and leave them as they
+  /// were). Whatever a frame holds, nothing outside of the
   /// spans is read or written. On a device nobody waits for what a frame holds: the outputs are NaN
-  /// in both cases, and `execution.fault` says why.
+  /// in all these cases, and `execution.fault` says why.
   void decode(const DecodeCall& call) const;
 
   /// Adds frames in their order and encodes the sum, times the factor, into `frame`, which overlaps

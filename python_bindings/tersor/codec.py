@@ -192,9 +192,11 @@ class Codec:
             ``out``.
 
         Raises:
-            WireError: for a payload that is damaged, truncated, or not what the call says; nothing
-                was written. On a device only its length is known at once; for all else nobody
-                waits, and the values are NaN then.
+            WireError: for a payload that is damaged, truncated, or not what the call says. With
+                ``add`` nothing was written then. Without, it was not either where another plan's
+                payload or a part of one is given; where bytes are damaged ``out`` is as it was, or
+                NaN. On a device only a payload's length is known at once; for all else nobody
+                waits, and ``out`` is NaN, with ``add`` too.
             InvalidArgument: as in ``encode``.
         """
         payloads = _as_list(payload)

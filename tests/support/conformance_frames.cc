@@ -143,6 +143,25 @@ TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
 /// Long enough for each warp of a small device to take several units at once.
 const std::vector<std::size_t> kRuns = {70'001, 3, 513, 40'000};
 
+// Whoever adds has something worth keeping; whoever assigns has not, and on a device nobody waits.
+TEST_P(CodecConformance, AWrongChecksumLosesNoAccumulator) {
+  CodecHarness harness(spec(), kRuns);
+  const GuardedBytes good = harness.encode();
+  GuardedBytes flipped = good;
+  flipped.span().back() ^= std::byte{64};
+  const std::vector<float> before = gaussian(kRuns[0], 99);
+  for (const DecodeMode mode : {DecodeMode::kAdd, DecodeMode::kAssign}) {
+    harness.set_output(before);
+    EXPECT_THROW(harness.decode({good, flipped}, mode), WireError);
+    const std::vector<float> after = harness.output();
+    const bool keeps = test_device() == nullptr && (mode == DecodeMode::kAdd || is_sparse());
+    if (keeps)
+      EXPECT_TRUE(same_values(after, before));
+    else
+      expect_nan(after);
+  }
+}
+
 TEST_P(CodecConformance, FlippedBitsOfLongFramesAreFound) {
   CodecHarness harness(spec(), kRuns);
   GuardedBytes frame = harness.encode();
