@@ -260,6 +260,10 @@ CodecEntry blocktopk_entry() {
             options.density = reader.read(kDensity);
             options.values = reader.read(kValues);
             return std::make_shared<BlocktopkCodec>(reader.canonical(), options);
+          },
+          [](const FrameHeader& header) {
+            return "density=" + number_text(carried_number(header)) + "," +
+                   kValues.text(codec_flags(header));
           }};
 }
 

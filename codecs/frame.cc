@@ -3,6 +3,7 @@
 #include "codecs/frame.h"
 
 #include "codecs/device.h"
+#include "codecs/registry.h"
 
 #include "kernels/host/checksum.h"
 
@@ -88,12 +89,21 @@ std::uint64_t parameters_of(const FrameHeader& header) {
   return bits;
 }
 
+/// Fields that are the codec's own, in its words where these differ.
+void check_options(const FrameHeader& found, const FrameHeader& expected) {
+  const bool flags = found.flags != expected.flags;
+  if (!flags && parameters_of(found) == parameters_of(expected)) return;
+  const std::string own = options_of(found), wanted = options_of(expected);
+  if (own != wanted) throw_mismatch(flags ? "flags" : "parameters", own, wanted);
+}
+
 void check_header(const FrameHeader& found, const FrameHeader& expected) {
   if (found.codec_id != expected.codec_id)
     throw_mismatch("codec_id", codec_text(found.codec_id), codec_text(expected.codec_id));
   if (found.dtype != expected.dtype)
     throw_mismatch("dtype", dtype_text(found.dtype), dtype_text(expected.dtype));
   expect_number("round", found.round, expected.round);
+  check_options(found, expected);
   expect_bits("flags", found.flags, expected.flags);
   expect_number("segments", found.segments, expected.segments);
   expect_number("count", found.count, expected.count);
@@ -192,6 +202,12 @@ std::uint32_t carried_step(const FrameHeader& header) {
   return step;
 }
 
+double carried_number(const FrameHeader& header) {
+  double number;
+  std::memcpy(&number, header.parameters, sizeof number);
+  return number;
+}
+
 void carry_step(FrameHeader& header, std::uint32_t step) {
   std::memcpy(header.parameters, &step, sizeof step);
 }
@@ -233,6 +249,11 @@ void check_checksum(ConstByteSpan frame, Threads* threads) {
   check_checksums({&frame, 1}, {&sum, 1});
 }
 
+void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads) {
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    name_frame(i, frames.size(), [&] { check_checksum(frames[i], threads); });
+}
+
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                   Threads* threads) {
   check_headers(expected, frames);
@@ -246,11 +267,6 @@ void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
 }  // namespace tersor::encoding
 
 namespace tersor {
-
-void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads) {
-  for (std::size_t i = 0; i < frames.size(); ++i)
-    name_frame(i, frames.size(), [&] { check_checksum(frames[i], threads); });
-}
 
 void throw_if_faulty(const FrameFault& fault) {
   if (fault.kind == FrameFault::kNone) return;

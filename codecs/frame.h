@@ -29,6 +29,10 @@ enum class Carried : std::size_t { kNothing = 0, kStep = 4 };
 std::uint32_t carried_step(const FrameHeader& header);
 void carry_step(FrameHeader& header, std::uint32_t step);
 
+/// All of `parameters` as a number, and what the codec's own flags say.
+double carried_number(const FrameHeader& header);
+inline unsigned codec_flags(const FrameHeader& header) { return header.flags >> kCodecFlagShift; }
+
 /// What a frame is about.
 struct FrameContent {
   const Codec& codec;
@@ -75,13 +79,14 @@ void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> fr
 /// The same but for the checksums of frames that have one.
 void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                    Carried carried = Carried::kNothing);
-/// Throws WireError where a frame, of any codec, has another checksum than its own.
+/// Throws WireError where a frame, of any codec, has another checksum than its own; the second
+/// where one of several does that have one, and names it.
 void check_checksum(ConstByteSpan frame, Threads* threads);
+void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads);
 /// The checksums, once the payloads are summed.
 void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums);
 
 /// Writes zeros to the bytes [begin, end) of a payload: the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);
-void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads);
 
 }  // namespace tersor::encoding

@@ -123,6 +123,9 @@ CodecEntry hadamard_entry() {
             OptionReader reader(spec, info);
             const HadamardOptions options{reader.read(kBitsChoice)};
             return std::make_shared<HadamardCodec>(reader.canonical(), options);
+          },
+          [](const FrameHeader& header) {
+            return kBitsChoice.text(header.parameters[static_cast<std::size_t>(Carried::kStep)]);
           }};
 }
 

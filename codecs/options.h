@@ -29,6 +29,13 @@ struct Choice {
       text += (&word == &words[0] ? "" : "|") + std::string(word.first);
     return text + " (" + std::string(words[standard].first) + ")";
   }
+
+  /// "rounding=nearest"; of a number that came from elsewhere, which may stand for no value.
+  std::string text(unsigned number) const {
+    for (const auto& [word, value] : words)
+      if (static_cast<unsigned>(value) == number) return std::string(key) + "=" + std::string(word);
+    return std::string(key) + " number " + std::to_string(number);
+  }
 };
 
 /// The option that all quantisers have.

@@ -44,6 +44,14 @@ const auto& entries() {
 #undef TERSOR_CAST_ENTRY
 
 }  // namespace
+
+std::string options_of(const FrameHeader& header) {
+  for (const CodecEntry& entry : entries())
+    if (entry.info.id == header.codec_id && entry.options_of != nullptr)
+      return entry.options_of(header);
+  return {};
+}
+
 }  // namespace encoding
 
 std::vector<CodecInfo> codecs() {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <tersor/codec.h>
+#include <tersor/wire.h>
 
 #include <memory>
+#include <string>
 
 namespace tersor::encoding {
 
@@ -11,6 +13,11 @@ struct CodecEntry {
   CodecInfo info;
   /// Throws InvalidArgument where an option is wrong.
   std::shared_ptr<const Codec> (*make)(const CodecSpec& spec, const CodecInfo& info);
+  /// The options that a header of this codec says, as in a spec. Null: it says none.
+  std::string (*options_of)(const FrameHeader& header) = nullptr;
 };
+
+/// Those that any header says; empty where it says none.
+std::string options_of(const FrameHeader& header);
 
 }  // namespace tersor::encoding

@@ -242,6 +242,10 @@ std::shared_ptr<const Codec> make_topk(const CodecSpec& spec, const CodecInfo& i
   return std::make_shared<TopkCodec>(reader.canonical(), options);
 }
 
+std::string options_of_header(const FrameHeader& header) {
+  return "density=" + number_text(carried_number(header)) + "," + kValues.text(codec_flags(header));
+}
+
 }  // namespace
 
 CodecEntry topk_entry() {
@@ -249,7 +253,8 @@ CodecEntry topk_entry() {
            .id = kTopkCodecId,
            .summary = "the largest values with their places, exactly; for use with +ef",
            .keys = {kDensity.help(), kValues.help()}},
-          make_topk};
+          make_topk,
+          options_of_header};
 }
 
 }  // namespace tersor::encoding
