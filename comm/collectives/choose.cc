@@ -71,6 +71,29 @@ std::string_view algorithm_name(Algorithm algorithm) {
   return kAlgorithms[static_cast<std::size_t>(algorithm)].name;
 }
 
+std::string order_mark() { return std::string("order") + '\0'; }
+
+std::string order_mark(std::uint32_t parameter) {
+  std::string mark = order_mark();
+  for (int i = 0; i < 4; ++i, parameter >>= 8) mark.push_back(static_cast<char>(parameter & 0xff));
+  return mark;
+}
+
+std::vector<std::string> algorithm_names() {
+  std::vector<std::string> names;
+  for (const NamedAlgorithm& entry : kAlgorithms) names.emplace_back(entry.name);
+  return names;
+}
+
+std::vector<std::string> reduction_names() { return {"sum", "mean"}; }
+
+std::vector<std::string> dtype_names() {
+  std::vector<std::string> names;
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    names.emplace_back(dtype_name(dtype));
+  return names;
+}
+
 Algorithm parse_algorithm(std::string_view name) {
   for (const NamedAlgorithm& entry : kAlgorithms)
     if (entry.name == name) return entry.algorithm;

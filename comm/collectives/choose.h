@@ -8,6 +8,7 @@
 #include <tersor/collectives.h>
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,16 @@ namespace tersor {
 
 /// Messages of at most this many bytes go to everybody at once: one round of latency, not two.
 inline constexpr std::size_t kOneShotBytes = 16 * 1024;
+
+/// What stands in signatures before a number for how values lie: `order` and, of one of several
+/// parameters, which.
+std::string order_mark();
+std::string order_mark(std::uint32_t parameter);
+
+/// What values are called in signatures, by number.
+std::vector<std::string> algorithm_names();
+std::vector<std::string> reduction_names();
+std::vector<std::string> dtype_names();
 
 /// What a choice depends on.
 struct ChoiceRequest {

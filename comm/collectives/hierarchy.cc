@@ -34,15 +34,15 @@ std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy)
   return transport.counters().sent_bytes + (split ? hierarchy->owners()->counters().sent_bytes : 0);
 }
 
-void add_groups(Signature& signature, const HostGroups& groups, std::string_view host_codec) {
-  signature.add(host_codec);
-  for (const int host : groups.numbers()) signature.add(static_cast<std::uint32_t>(host));
+void add_groups(Fields& fields, const HostGroups& groups, std::string_view host_codec) {
+  fields.add("host_codec", host_codec);
+  for (const int host : groups.numbers()) fields.add("a host", static_cast<std::uint32_t>(host));
 }
 
-void add_grid(Signature& signature, const Grid& grid) {
+void add_grid(Fields& fields, const Grid& grid) {
   if (grid.is_direct()) return;
-  signature.add(std::string_view("grid"));
-  for (const int digit : grid.digits()) signature.add(static_cast<std::uint32_t>(digit));
+  fields.add("grid", std::string_view("grid"));
+  for (const int digit : grid.digits()) fields.add("dims", static_cast<std::uint32_t>(digit));
 }
 
 void check_even(const HostGroups& groups, std::string_view what) {

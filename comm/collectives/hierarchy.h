@@ -2,10 +2,10 @@
 #pragma once
 
 #include "comm/collectives/context.h"
+#include "comm/collectives/fields.h"
 #include "comm/collectives/hosts.h"
 
 #include <tersor/transport.h>
-#include <tersor/wire.h>
 
 #include <cstdint>
 #include <memory>
@@ -45,10 +45,10 @@ const Hierarchy* hierarchy_of(const Slot& slot, const Hierarchy* hierarchy);
 std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy);
 
 /// Part of the signature of whatever goes through such a hierarchy.
-void add_groups(Signature& signature, const HostGroups& groups, std::string_view host_codec);
+void add_groups(Fields& fields, const HostGroups& groups, std::string_view host_codec);
 
 /// The same of a grid; one dimension of all ranks adds nothing.
-void add_grid(Signature& signature, const Grid& grid);
+void add_grid(Fields& fields, const Grid& grid);
 
 /// Throws InvalidArgument where hosts have unequal numbers of ranks; `what` goes by them.
 void check_even(const HostGroups& groups, std::string_view what);

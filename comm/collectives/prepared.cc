@@ -15,24 +15,27 @@ constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allga
                                            "broadcast", "reduce",         "gather",
                                            "scatter",   "all_to_all",     "send"};
 
-std::uint64_t signature_of(const Prepared& prepared, const CollectiveOptions& options,
-                           const std::optional<HostGroups>& groups) {
-  Signature signature;
-  signature.add(static_cast<std::uint8_t>(prepared.key.kind))
-      .add(options.reduction)
-      .add(prepared.algorithm)
-      .add(static_cast<std::uint32_t>(prepared.context.ranks))
-      .add(static_cast<std::uint64_t>(options.chunk_count));
+Fields fields_of(const Prepared& prepared, const CollectiveOptions& options,
+                 const std::optional<HostGroups>& groups) {
+  Fields fields;
+  fields
+      .add("operation", static_cast<std::uint8_t>(prepared.key.kind),
+           {std::begin(kKindNames), std::end(kKindNames)})
+      .add("reduction", options.reduction, reduction_names())
+      .add("algorithm", prepared.algorithm, algorithm_names())
+      .add("ranks", static_cast<std::uint32_t>(prepared.context.ranks))
+      .add("chunk_count", static_cast<std::uint64_t>(options.chunk_count));
   for (const Slot& slot : prepared.own_slots())
-    signature.add(slot.dtype)
-        .add(static_cast<std::uint64_t>(slot.count))
-        .add(slot.first_index)
-        .add(prepared.codec->spec().text());
-  if (prepared.context.on_device()) signature.add(std::string_view("device"));
-  if (prepared.key.root != 0) signature.add(static_cast<std::uint32_t>(prepared.key.root));
-  add_grid(signature, prepared.context.grid);
-  if (groups) add_groups(signature, *groups, options.host_codec);
-  return signature.value();
+    fields.add("dtype", slot.dtype, dtype_names())
+        .add("count", static_cast<std::uint64_t>(slot.count))
+        .add("first_index", slot.first_index)
+        .add_codec(prepared.codec->spec().text());
+  if (prepared.context.on_device()) fields.add("memory", std::string_view("device"));
+  fields.add_unless_zero("root", static_cast<std::uint32_t>(prepared.key.root))
+      .add_unless_zero("order in memory", options.order, order_mark());
+  add_grid(fields, prepared.context.grid);
+  if (groups) add_groups(fields, *groups, options.host_codec);
+  return fields;
 }
 
 void make_slots(Prepared& prepared) {
@@ -224,7 +227,8 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   choose_way(*prepared, groups);
   prepared->context.slots = prepared->slots;
   prepared->context.counters.resize(prepared->slots.size());
-  prepared->context.signature = signature_of(*prepared, options, groups);
+  prepared->fields = fields_of(*prepared, options, groups);
+  prepared->context.signature = prepared->fields.signature();
   if (groups) prepared->hierarchy = find_hierarchy(transport, *prepared, *std::move(groups), known);
   make_host_sums(*prepared);
   make_plans(*prepared);

@@ -2,6 +2,7 @@
 // again.
 #pragma once
 
+#include "comm/collectives/fields.h"
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/pipeline.h"
 
@@ -39,6 +40,7 @@ struct Key {
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kAuto;
   std::uint32_t parameter = 0;
+  std::uint32_t order = 0;
   int root = 0;
   std::size_t chunk_count = 0;
   unsigned threads = 1;
@@ -100,6 +102,7 @@ struct Prepared {
   Algorithm encoded = Algorithm::kOneShot;  ///< the way of what is encoded: between hosts, if any
   std::vector<Slot> slots;
   ExchangeContext context;
+  Fields fields;                         ///< what ranks agree on
   bool by_hosts = false;                 ///< so that there is a hierarchy
   std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all
   Buffer host_sums;                      ///< of a reduce-scatter: for the ranks of other hosts

@@ -53,9 +53,9 @@ template <typename Call>
 void Sending::State::guard(const Call& call) {
   try {
     call();
-  } catch (const TransportError&) {
+  } catch (const TransportError& error) {
     task.drop();
-    throw;
+    throw TransportError(explained(error.what(), prepared->fields));
   } catch (const std::exception& error) {
     task.drop();
     transport.poison(error.what());  // the other end would wait for us

@@ -110,6 +110,7 @@ struct GradientReducer::Impl {
     std::string reason;
     Algorithm algorithm = Algorithm::kAuto;
     std::size_t count = 0;    ///< without padding
+    std::uint32_t order = 0;  ///< of its values
     bool given_anew = false;  ///< its gradient lasts for one step: the slot has it from ready() on
     ValueSpan gradient = {};
     double relative_error = 0;
@@ -139,7 +140,7 @@ struct GradientReducer::Impl {
   void make_sender();
   Driving driving() const;
   std::vector<Bucket> make_buckets(const ReducerStep::Order& order) const;
-  std::uint64_t signature() const;
+  Fields fields() const;  ///< what ranks agree on
 
   // Steps, with the lock held.
   void wait_until(ReducerStep::Lock& lock, const std::function<bool()>& is_done);
@@ -180,8 +181,8 @@ struct GradientReducer::Impl {
   int encoding_ranks(const Slot& slot) const;
   bool may_go_two_shot(std::size_t parameter) const;
   StateRanges kept_ranges(std::size_t parameter, int rank) const;
-  std::size_t memory_count(std::size_t parameter, const Codec& codec) const;
   Owed owed(std::size_t parameter) const;
+  std::size_t memory_count(std::size_t parameter, const Codec& codec) const;
   std::size_t memory_count(std::size_t parameter) const {
     return memory_count(parameter, *slots_[parameter].codec);
   }

@@ -99,7 +99,7 @@ void GradientReducer::Impl::change_ways() {
   take_ways();
   for (std::size_t i = 0; i < slots_.size(); ++i) hand_over(i);
   bind_residuals();
-  context_.signature = signature();
+  context_.signature = fields().signature();
   sender_->forget_messages();
 }
 

@@ -215,6 +215,7 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
   if (scatters) shape_shards(name, shape, slot);
   Parameter own{.name = std::move(name),
                 .count = shape.count,
+                .order = shape.order,
                 .given_anew = scatters || gradient.count() != shape.count,
                 .gradient = gradient};
   choose_codec(own, slot);

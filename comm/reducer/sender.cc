@@ -142,7 +142,8 @@ void Sender::fail(std::exception_ptr error) {
   order_handle_ = {};
   try {
     std::rethrow_exception(error);
-  } catch (const TransportError&) {
+  } catch (const TransportError& cause) {
+    error = std::make_exception_ptr(TransportError(reducer_.explain(cause.what())));
   } catch (const std::exception& cause) {
     transport().poison(cause.what());  // the others would wait for us
   }

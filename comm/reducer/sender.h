@@ -22,7 +22,8 @@ class Sender {
   /// What it asks of the reducer.
   struct Reducer {
     std::function<std::vector<Bucket>(const ReducerStep::Order& order)> make_buckets;
-    std::function<void()> complete;  ///< a step; with its lock held
+    std::function<void()> complete;                          ///< a step; with its lock held
+    std::function<std::string(const std::string&)> explain;  ///< the text of an error
   };
 
   /// All of them outlive the sender.
@@ -60,7 +61,8 @@ class Sender {
     work();
   } catch (...) {
     fail(std::current_exception());
-    throw;
+    const auto lock = step_.lock();
+    step_.rethrow();
   }
 
   /// Brackets operations on a device.

@@ -1,7 +1,9 @@
 // A reducer's last steps before its first one: all parameters are known then.
+#include "comm/collectives/choose.h"
 #include "comm/reducer/impl.h"
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -19,7 +21,7 @@ void GradientReducer::Impl::finalize() {
   context_.counters.resize(slots_.size());
   totals_.slots.resize(slots_.size());
   totals_.slot_steps.resize(slots_.size());
-  context_.signature = signature();
+  context_.signature = fields().signature();
   context_.adder = hierarchy_ == nullptr ? channel_.get() : hierarchy_->owners();
   make_sender();
 }
@@ -44,7 +46,8 @@ void GradientReducer::Impl::make_sender() {
   auto sender = std::make_unique<Sender>(
       step_, context_, *residence_,
       Sender::Reducer{[this](const ReducerStep::Order& order) { return make_buckets(order); },
-                      [this] { complete_step(); }});
+                      [this] { complete_step(); },
+                      [this](const std::string& text) { return explained(text, fields()); }});
   driver_ = make_driver(driving(), *sender);
   sender_ = std::move(sender);
 }
@@ -62,31 +65,41 @@ std::vector<Bucket> GradientReducer::Impl::make_buckets(const ReducerStep::Order
                               {algorithm_, options_.bucket_bytes, options_.chunk_count});
 }
 
-std::uint64_t GradientReducer::Impl::signature() const {
-  Signature signature;
-  signature.add(std::string_view("reducer"))
-      .add(options_.reduction)
-      .add(options_.algorithm)
-      .add(static_cast<std::uint32_t>(context_.ranks))
-      .add(static_cast<std::uint64_t>(options_.chunk_count))
-      .add(static_cast<std::uint64_t>(options_.bucket_bytes));
+Fields GradientReducer::Impl::fields() const {
+  Fields fields;
+  fields.add("operation", std::string_view("reducer"))
+      .add("reduction", options_.reduction, reduction_names())
+      .add("algorithm", options_.algorithm, algorithm_names())
+      .add("ranks", static_cast<std::uint32_t>(context_.ranks))
+      .add("chunk_count", static_cast<std::uint64_t>(options_.chunk_count))
+      .add("bucket_bytes", static_cast<std::uint64_t>(options_.bucket_bytes));
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    signature.add(slots_[i].dtype)
-        .add(static_cast<std::uint64_t>(slots_[i].count))
-        .add(std::uint64_t{0})
-        .add(slots_[i].codec->spec().text())
-        .add(parameters_[i].name);
+    fields.begin("\"" + parameters_[i].name + "\"")
+        .add("dtype", slots_[i].dtype, dtype_names())
+        .add("count", static_cast<std::uint64_t>(slots_[i].count))
+        .add("first_index", std::uint64_t{0})
+        .add_codec(slots_[i].codec->spec().text())
+        .add("name", parameters_[i].name);
+  fields.end();
   for (const Parameter& one : parameters_)
     for (const RulePhase& phase : one.phases)
-      signature.add(phase.from_step).add(phase.codec->spec().text());
+      fields.add("a rule's step", phase.from_step).add_codec(phase.codec->spec().text());
   for (const Slot& slot : slots_)
-    if (slot.collective == Collective::kReduceScatter) signature.add(slot.parameter);
-  if (of_ready()) signature.add(std::string_view("of ready"));
-  if (learns()) signature.add(std::string_view("learns"));
-  if (context_.on_device()) signature.add(std::string_view("device"));
-  add_grid(signature, context_.grid);
-  if (hierarchy_ != nullptr) add_groups(signature, hierarchy_->groups(), options_.host_codec);
-  return signature.value();
+    if (slot.collective == Collective::kReduceScatter) fields.add("scattered", slot.parameter);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    fields.begin("\"" + parameters_[i].name + "\"");
+    if (slots_[i].codec->traits().needs_shape)
+      fields.add("rows", static_cast<std::uint64_t>(slots_[i].rows));
+    fields.add_unless_zero("order in memory", parameters_[i].order,
+                           order_mark(slots_[i].parameter));
+  }
+  fields.end();
+  if (of_ready()) fields.add("order of sending", std::string_view("of ready"));
+  if (learns()) fields.add("learning", std::string_view("learns"));
+  if (context_.on_device()) fields.add("memory", std::string_view("device"));
+  add_grid(fields, context_.grid);
+  if (hierarchy_ != nullptr) add_groups(fields, hierarchy_->groups(), options_.host_codec);
+  return fields;
 }
 
 }  // namespace tersor

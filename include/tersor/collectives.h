@@ -106,7 +106,10 @@ struct CollectiveOptions {
   double error_growth = kDefaultErrorGrowth;
   const CollectiveState* state = nullptr;  ///< null: no feedback
   std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
-  std::uint64_t seed = 0;                  ///< of stochastic rounding
+  /// In which order the values of an array of several dimensions lie, by a number of the caller's
+  /// own: 0 that of its indices. Ranks whose values lie otherwise have another signature.
+  std::uint32_t order = 0;
+  std::uint64_t seed = 0;  ///< of stochastic rounding
   /// Of stochastic rounding, where there is no state; a graph keeps the number of its capture.
   std::uint32_t step = 0;
   std::size_t chunk_count = kDefaultChunkCount;  ///< values; rounded up to the codec's units

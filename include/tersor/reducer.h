@@ -111,8 +111,11 @@ struct GradientShape {
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
   Memory memory = Memory::kHost;
+  /// Of the matrix that lies in memory, row after row: of a transposed one its columns come first.
   std::size_t rows = 0;
   std::size_t columns = 0;  ///< 0: a 1-D parameter
+  /// In which order values lie, as in CollectiveOptions: the same in each step and on all ranks.
+  std::uint32_t order = 0;
   Collective collective = Collective::kAllreduce;
   /// Of a reduce-scatter: what each rank gets, at least ceil(count / ranks) values, which is what 0
   /// means. A step's gradient has as many for each rank, one shard behind the other; what is beyond
@@ -188,7 +191,8 @@ class GradientReducer {
 
   /// Adds a parameter; before the first `ready`. Its gradient span must outlive the reducer or be
   /// given anew in each `ready`. All ranks add the same ones in the same order. `rows` and
-  /// `columns` (0: a 1-D parameter) choose between 1-D and others.
+  /// `columns` (0: a 1-D parameter) choose between 1-D and others, and say for codecs of matrices
+  /// how values lie: GradientShape.
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
 
   /// As above for a parameter whose gradient is given anew in each `ready`, and may be freed when

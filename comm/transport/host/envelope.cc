@@ -1,6 +1,8 @@
 // Says in words how two envelopes differ.
 #include "comm/transport/host/envelope.h"
 
+#include "comm/transport/host/signatures.h"
+
 namespace tersor::host {
 namespace {
 
@@ -31,6 +33,11 @@ bool same_protocol(const Envelope& one, const Envelope& other) {
   return one.magic == other.magic && one.version == other.version;
 }
 
+/// Of calls of the same thing that go another way, too.
+std::string signatures_of(const Envelope& own, const Envelope& came) {
+  return own.signature == came.signature ? "" : signatures_text(came.signature, own.signature);
+}
+
 bool same_call(const Envelope& one, const Envelope& other) {
   return same_protocol(one, other) && one.call == other.call && one.signature == other.signature &&
          same_values(one, other);
@@ -49,11 +56,12 @@ std::string difference(const Envelope& own, const Envelope& came, std::string_vi
   if (!same_protocol(own, came)) return who + " speaks another version of the transport";
   if (came.call != own.call)
     return who + " calls " + std::string(call_name(came.call)) + " where this rank calls " +
-           std::string(call_name(own.call));
+           std::string(call_name(own.call)) + signatures_of(own, came);
   if (!same_values(own, came))
     return calls + " with " + values_text(came) + ", this rank with " + values_text(own);
   if (came.signature != own.signature)
-    return calls + " with another signature (codec, count, dtype, root or options differ)";
+    return calls + " with another signature (codec, count, dtype, root or options differ)" +
+           signatures_of(own, came);
   return who + " sends " + std::to_string(came.bytes) + " bytes where this rank takes none";
 }
 

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "comm/transport/host/hosts.h"
+#include "comm/transport/host/signatures.h"
 #include "comm/transport/nccl/machine.h"
 #include "kernels/device/device.h"
 
@@ -160,7 +161,8 @@ std::string DeviceTransport::find_differing(const Agreement& own, const Handle& 
     if (alike(own, other)) continue;
     differing +=
         (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " calls " + other.name;
-    if (std::strcmp(own.name, other.name) == 0) differing += " with other arguments";
+    if (std::strcmp(own.name, other.name) == 0)
+      differing += " with other arguments" + host::signatures_text(other.signature, own.signature);
   }
   return differing;
 }
