@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <tersor/dtype.h>
 #include <tersor/error.h>
+#include <tersor/wire.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -207,15 +208,32 @@ bool fills_memory(const Imported& array, const std::vector<std::size_t>& order) 
   return true;
 }
 
+std::vector<std::size_t> axes_of(const Imported& array) {
+  std::vector<std::size_t> axes(array.ndim());
+  std::iota(axes.begin(), axes.end(), std::size_t{0});
+  return axes;
+}
+
+/// As they lie in memory, the outermost first.
+std::vector<std::size_t> lying_axes(const Imported& array) {
+  std::vector<std::size_t> axes = axes_of(array);
+  std::stable_sort(axes.begin(), axes.end(), [&](std::size_t left, std::size_t right) {
+    return array.stride(left) > array.stride(right);
+  });
+  return axes;
+}
+
+/// Those of them that are longer than one value, whose strides mean something.
+std::vector<std::size_t> long_axes(const Imported& array) {
+  if (array.size() < 2) return {};
+  std::vector<std::size_t> axes = lying_axes(array);
+  std::erase_if(axes, [&](std::size_t axis) { return array.shape(axis) == 1; });
+  return axes;
+}
+
 bool has_layout(const Imported& array, Layout layout) {
   if (array.size() < 2) return true;
-  std::vector<std::size_t> order(array.ndim());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  if (layout == Layout::kDense)
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t left, std::size_t right) {
-      return array.stride(left) > array.stride(right);
-    });
-  return fills_memory(array, order);
+  return fills_memory(array, layout == Layout::kDense ? lying_axes(array) : axes_of(array));
 }
 
 void check_layout(const Imported& array, const ArrayRequest& request) {
@@ -238,7 +256,12 @@ template <typename Span>
 Array<Span> described(const Imported& array, const ArrayRequest& request) {
   check_layout(array, request);
   const Memory memory = memory_of(array, request);
-  return {{}, memory, memory == Memory::kHost ? 0 : array.device_id(), shape_of(array), array};
+  return {{},
+          memory,
+          memory == Memory::kHost ? 0 : array.device_id(),
+          shape_of(array),
+          long_axes(array),
+          array};
 }
 
 /// Writable only where the importer asked nanobind for a writable array.
@@ -264,6 +287,13 @@ Array<Span> bytes_of(nb::handle source, Access access, const ArrayRequest& reque
 }
 
 }  // namespace
+
+std::uint32_t order_of(const std::vector<std::size_t>& axes) {
+  if (std::is_sorted(axes.begin(), axes.end())) return 0;
+  Signature signature;
+  for (const std::size_t axis : axes) signature.add(static_cast<std::uint32_t>(axis));
+  return static_cast<std::uint32_t>(signature.value()) | 1u;
+}
 
 Array<ConstValueSpan> read_values(nb::handle array, const ArrayRequest& request) {
   return values_of<ConstValueSpan>(array, Access::kRead, request);

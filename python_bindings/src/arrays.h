@@ -10,6 +10,7 @@
 #include <tersor/stream.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,13 @@ struct Array {
   Memory memory = Memory::kHost;
   int device = 0;  ///< CUDA's number of the device; 0 on the host
   std::vector<std::size_t> shape;
+  std::vector<std::size_t> axes;  ///< of more than one value, as they lie: the outermost first
   nb::ndarray<nb::ro> owner;
 };
+
+/// A number for how axes lie, as CollectiveOptions::order has it: 0 where values lie in the order
+/// of their indices.
+std::uint32_t order_of(const std::vector<std::size_t>& axes);
 
 /// f32, bf16 or f16 values. Throw InvalidArgument, which says what to do, for other dtypes, for
 /// another layout, for devices that are not CUDA's, and where a read-only array is to be written.

@@ -42,6 +42,7 @@ class Call {
   /// Runs `collective(transport, options)` on the device of `array`.
   template <typename Span, typename Collective>
   CollectiveStatistics run(const Array<Span>& array, Collective&& collective) {
+    options_.order = order_of(array.axes);
     const DeviceScope scope(array);
     without_gil([&] { collective(transport_, options_); });
     return statistics_;

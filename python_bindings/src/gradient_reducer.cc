@@ -9,6 +9,7 @@
 #include <iterator>
 #include <numeric>
 #include <span>
+#include <string>
 #include <utility>
 
 namespace tersor::python {
@@ -23,6 +24,27 @@ GradientShape shape_of(const Array<ConstValueSpan>& values, std::span<const std:
           .memory = values.memory,
           .rows = rows,
           .columns = shape.size() < 2 || rows == 0 ? 0 : count / rows};
+}
+
+/// The matrix of the first axis and the others as it lies in memory: its transpose where the first
+/// axis lies innermost. Where that lies between others, the matrix of the outermost one.
+GradientShape lying_shape(const Array<ConstValueSpan>& values) {
+  GradientShape shape = shape_of(values, values.shape);
+  shape.order = order_of(values.axes);
+  if (shape.order == 0) return shape;
+  const bool transposed = values.axes.back() == 0;
+  const std::size_t axis = transposed ? 0 : values.axes.front();
+  shape.rows = values.shape[axis];
+  shape.columns = shape.count / shape.rows;
+  if (transposed) std::swap(shape.rows, shape.columns);
+  return shape;
+}
+
+std::string text_of(const std::vector<std::size_t>& numbers) {
+  std::string text;
+  for (const std::size_t number : numbers)
+    text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return "(" + text + ")";
 }
 
 }  // namespace
@@ -59,9 +81,22 @@ void ArrayReducer::add(const std::string& name, nb::handle like) {
   const auto values =
       read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
   const DeviceScope scope(values);
-  const GradientShape shape = shape_of(values, values.shape);
+  const GradientShape shape = lying_shape(values);
   without_gil([&] { reducer_->add(name, shape); });
-  entries_[name].count = shape.count;
+  entries_[name] = {.count = shape.count, .shape = values.shape, .axes = values.axes};
+}
+
+// Values go as they lie. A flat gradient is taken for what lies there.
+void ArrayReducer::check_lies_as_added(const std::string& name, const Array<ValueSpan>& gradient) {
+  const Entry& added = entry(name);
+  if (gradient.shape.size() < 2) return;
+  const bool in_order = order_of(gradient.axes) == 0 && order_of(added.axes) == 0;
+  if (in_order || (gradient.axes == added.axes && gradient.shape == added.shape)) return;
+  throw InvalidArgument(
+      "gradient: that of \"" + name + "\" has shape " + text_of(gradient.shape) +
+      " with its axes in memory in the order " + text_of(gradient.axes) + ", but \"like\" had " +
+      text_of(added.shape) + " and " + text_of(added.axes) +
+      ": values go as they lie, so pass a copy with the strides of what was added, on all ranks");
 }
 
 void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
@@ -120,6 +155,7 @@ Array<ValueSpan> ArrayReducer::values_of(nb::handle values, const char* name, La
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
                                    Contribution contribution) {
   const auto values = values_of(gradient, "gradient", Layout::kDense);
+  check_lies_as_added(name, values);
   const DeviceScope scope(values);
   return hand_over({{{name, values.span, {}, contribution}, {values.owner}}});
 }

@@ -37,8 +37,8 @@ class ArrayReducer {
 
   GradientReducer& reducer() const { return *reducer_; }
 
-  /// A parameter whose gradients will be like this array. Its shape, a matrix of its first
-  /// dimension and the others, goes along.
+  /// A parameter whose gradients will be like this array, and lie like it. Its shape, a matrix of
+  /// its first dimension and the others, goes along.
   void add(const std::string& name, nb::handle like);
 
   /// A parameter of this shape, of which every rank gets its shard. Of `like` the dtype and the
@@ -72,8 +72,9 @@ class ArrayReducer {
 
   struct Entry {
     std::size_t count = 0;
+    std::vector<std::size_t> shape = {}, axes = {};  ///< of a parameter that is not sharded
     /// Of the step under way; also of calls that failed, which may have taken it before.
-    std::vector<Kept> kept;
+    std::vector<Kept> kept = {};
   };
 
   struct Part {
@@ -87,6 +88,7 @@ class ArrayReducer {
   nb::object stream_of(nb::handle gradient) const;
   Array<ValueSpan> values_of(nb::handle values, const char* name, Layout layout) const;
   ReadyGradients hand_over(const std::vector<Part>& parts);
+  void check_lies_as_added(const std::string& name, const Array<ValueSpan>& gradient);
   void check_counts(const std::vector<std::string>& names, std::size_t count);
 
   static void let_go(Entry& entry, std::uint64_t call);

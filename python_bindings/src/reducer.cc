@@ -91,12 +91,14 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def("add", &ArrayReducer::add, "name"_a, "like"_a,
            "Adds a parameter whose gradients will be arrays like this one, which itself is used "
-           "for nothing but its shape, dtype and place. All ranks add the same in the same order.")
+           "for nothing but its shape, strides, dtype and place. All ranks add the same, in the "
+           "same order.")
       .def("ready", &ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
-           "The gradient is there: it may be sent from now on, and is left alone until the handle "
-           "is done or `wait` returned. `contribution`: \"none\" sends zeros and keeps the "
-           "residual; \"gradient-unless-zero\" does so where the gradient is nothing but zeros; "
+           "The gradient is there, flat or with shape and strides of what was added: it may be "
+           "sent from now on, and is left alone until the handle is done or `wait` returned. "
+           "`contribution`: \"none\" sends zeros and keeps the residual; "
+           "\"gradient-unless-zero\" does so where the gradient is nothing but zeros; "
            "\"nowhere\", said by all ranks, leaves all alone that is kept of the parameter.")
       .def("add_sharded", &ArrayReducer::add_sharded, "name"_a, "like"_a, "shape"_a,
            "shard_count"_a,
