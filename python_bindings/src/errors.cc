@@ -5,13 +5,56 @@
 #include <nanobind/nanobind.h>
 #include <tersor/error.h>
 
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <string_view>
+
 namespace tersor::python {
 namespace {
+
+/// What the library's messages call by C++'s names, and Python's for it; longer ones first.
+struct Words {
+  std::string_view here, in_python;
+};
+constexpr Words kWords[] = {
+    {"set ReducerOptions::learning to kOff", "pass auto_learning=False"},
+    {"set ReducerOptions::transactions to kOff", "pass transactional=False"},
+    {"ReducerOptions::transactions = kOn", "transactional=True"},
+    {"set ReducerOptions::missing to kInactive",
+     "say contribution=\"none\" for one that has no gradient"},
+    {"pass CollectiveOptions::state", "pass state=FeedbackState(...)"},
+    {"pass it in CollectiveOptions::tuner", "pass it as tuner"},
+    {"set AutoOptions::memory", "pass memory to it"},
+    {"Codec::plan", "Codec.max_payload_bytes"},
+    {"GradientReducer::", "GradientReducer."},
+    {"Tuner::", "Tuner."},
+    {"TcpOptions::", ""},
+    {"Splits::", ""},
+};
+
+std::string in_python(std::string text) {
+  for (const Words& words : kWords)
+    for (std::size_t at = 0; (at = text.find(words.here, at)) != std::string::npos;
+         at += words.in_python.size())
+      text.replace(at, words.here.size(), words.in_python);
+  return text;
+}
+
+template <typename Exception>
+void translate(const std::exception_ptr& error, void* type) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Exception& exception) {
+    PyErr_SetString(static_cast<PyObject*>(type), in_python(exception.what()).c_str());
+  }
+}
 
 /// Translators are asked newest first, so the root of all errors has to be bound first.
 template <typename Exception>
 nb::object bind_error(nb::module_& module, const char* name, nb::handle bases, const char* text) {
   nb::object type = nb::exception<Exception>(module, name, bases);
+  nb::register_exception_translator(&translate<Exception>, type.ptr());
   type.attr("__doc__") = text;
   return type;
 }
