@@ -31,7 +31,7 @@ from tersor.torch.sharded_exchange import Exchange, GradientExchange, ReplicaExc
 from tersor.torch.sharded_reducer import Kept, ShardedReducer
 from tersor.torch.sharded_state import load_sharded, save_sharded
 from tersor.torch.sharded_weights import WeightExchange
-from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs
+from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs, refuse_meshes
 from tersor.torch.statistics import ParameterStatistics
 
 if TYPE_CHECKING:
@@ -159,8 +159,15 @@ class ShardedHandle(Reporting):
         """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
 
         ``"exact"``: each rank's own, from which the same run goes on bit for bit. ``"portable"``:
-        the sum over ranks, for any number of them (a collective call). All tensors lie on the host.
+        the sum over ranks, for any number of them (a collective call), of a model on one mesh. All
+        tensors lie on the host.
         """
+        meshes = {one.layout.mesh_ranks for one in self._gradients}
+        if mode == "portable" and len(meshes) > 1:
+            raise InvalidArgument(
+                f"the model's modules are on {len(meshes)} meshes: residuals of experts are no sum "
+                'over all ranks; save the state of mode "exact"'
+            )
         self._sender.prepare()
         state = save_sharded(self._sender, self._group, mode)
         return state if self._loss_scale is None else {**state, **self._loss_scale.state_dict()}
@@ -242,6 +249,8 @@ def compress(
     )
     if not modules:
         raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
+    for name, module in modules.items():
+        refuse_meshes(name or "(root)", module)
     sender = Sender(_checked(options), unsupported)
     names = {id(one): name for name, one in unwrapped(dict(model.named_parameters())).items()}
     reduces = {
@@ -267,7 +276,7 @@ def compress(
         if (group := reduce.layout.replicas) is not None
     ]
     exchanges = [*reduces.values(), *replicas, *gathers.values()]
-    handle = ShardedHandle(sender, exchanges, _group_of(model), notes)
+    handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
     if scaler is not None:
         handle.follow(scaler, model)
     watch(
@@ -339,10 +348,11 @@ def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[st
     return [note]
 
 
-def _group_of(model: nn.Module) -> dist.ProcessGroup:
-    """The ranks of the model's mesh; of a mesh of several dimensions, all ranks there are."""
+def _group_of(model: nn.Module, reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
+    """The ranks of the model's mesh; of several, or several dimensions, all ranks there are."""
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    if meshes and all(mesh.ndim == 1 for mesh in meshes):
+    several = len({one.layout.mesh_ranks for one in reduces}) > 1
+    if meshes and all(mesh.ndim == 1 for mesh in meshes) and not several:
         return meshes[0].get_group()
     world: dist.ProcessGroup | None = dist.group.WORLD
     assert world is not None  # FSDP asks for it

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from tersor._core import InvalidArgument
+
 Collective = Literal["reduce-scatter", "all-gather"]
 
 
@@ -54,6 +56,15 @@ class ModuleLayout:
     def known(self) -> bool:
         """Whether PyTorch shows the borders at all."""
         return self._group is not None
+
+    @property
+    def mesh_ranks(self) -> frozenset[int]:
+        """Those of the mesh that the module was given."""
+        return (
+            frozenset()
+            if self._group is None
+            else frozenset(self._group.mesh_info.mesh.mesh.flatten().tolist())
+        )
 
     @property
     def ranks(self) -> int:
@@ -211,6 +222,22 @@ def _groups(module: FSDPModule) -> list[Any] | None:
     if hasattr(state, "_fsdp_param_group"):
         return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
     return None
+
+
+def refuse_meshes(name: str, module: FSDPModule) -> None:
+    """Raises InvalidArgument for a module whose gradients no reduce-scatter of one mesh takes."""
+    groups = _groups(module) or []
+    if len(groups) > 1:
+        raise InvalidArgument(
+            f"module {name} has parameters on {len(groups)} meshes (shard_placement_fn): call "
+            "fully_shard on those of each mesh as a module of their own, experts for one"
+        )
+    if any(not hasattr(one.mesh_info, "shard_mesh_size") for one in groups):
+        raise InvalidArgument(
+            f"module {name} went through replicate(), whose all-reduce cannot be encoded: use "
+            "DistributedDataParallel; or fully_shard on a mesh of (ranks, 1), of names "
+            '("replicate", "shard"), which replicates, too'
+        )
 
 
 def _only_group(module: FSDPModule) -> Any | None:
