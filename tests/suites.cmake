@@ -1,5 +1,13 @@
 # How folders of tests become programs, and programs tests of ctest.
 
+# tersor_share_headers(<program or library> [<whose>]): what all tests include was read for another target.
+function(tersor_share_headers target)
+  if(ARGC EQUAL 1)
+    set(ARGN tersor_test_headers)
+  endif()
+  set_target_properties(${target} PROPERTIES PRECOMPILE_HEADERS_REUSE_FROM ${ARGN})
+endfunction()
+
 # tersor_add_suites(<program> <label> [PREFIX <prefix>] [FILTER <filter>] [CASES <number>] [TIMEOUT <seconds>]
 #                   [ENVIRONMENT <VARIABLE=value>…] [PROPERTIES <property> <value>…]):
 # each suite of the program is a test of ctest called <prefix><suite>: one process for at most CASES of
@@ -7,6 +15,7 @@
 # the cases to run, and TERSOR_TEST_RESULTS a folder to which each test writes what became of its cases, as
 # <test's name>.xml.
 function(tersor_add_suites program label)
+  tersor_share_headers(${program})
   cmake_parse_arguments(arg "" "PREFIX;FILTER;CASES;TIMEOUT" "ENVIRONMENT;PROPERTIES" ${ARGN})
   set(filter "-*RealTime*") # these hold a clock to what they test: for scripts/check-times
   if(arg_FILTER)
