@@ -1,6 +1,7 @@
 // Frames that are larger than the caches: written past them, and summed by who writes.
 
 #include "tests/support/codec_conformance.h"
+#include "tests/support/grid.h"
 #include "tests/support/reference.h"
 
 namespace tersor::test {
@@ -9,7 +10,8 @@ namespace {
 class StreamedFrames : public ::testing::TestWithParam<CodecCase> {};
 
 TEST_P(StreamedFrames, HaveTheirChecksum) {
-  CodecHarness harness(GetParam().spec, {16'000'005, 3, 0, 1001}, {.threads = 2});
+  const std::size_t longest = grid_is_small() ? 1'000'005 : 16'000'005;
+  CodecHarness harness(GetParam().spec, {longest, 3, 0, 1001}, {.threads = 2});
   const GuardedBytes frame = harness.encode();
   const std::uint64_t checksum = frame_checksum(frame.span());
   for_each_isa([&] { EXPECT_EQ(read_frame_header(harness.encode().span()).checksum, checksum); });
