@@ -1,268 +1,199 @@
 """What holds for all handles over PyTorch: DDP, FSDP2, the optimizers and DiLoCo.
 
-Each sentence stands here once. What only one of them promises is in its own file.
+Each sentence stands here once; those of layers that come and go in handle_conformance_layers.py.
+What only one of them promises is in its own file.
 """
 
 from __future__ import annotations
 
+import math
+import pathlib
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
-from handles import EXACT, FEW_BITS, FIRST, HANDLES, SECOND, Training
-from torch.distributed.device_mesh import init_device_mesh
+import torch.distributed.checkpoint as dcp
+from handles import EXACT, HANDLES, Training, equal, equal_on_ranks
 
 import ranks
 import tersor
-import tersor.torch
+from tersor.torch import load_checkpoint
+
+STOCHASTIC = [("0.weight", "int4:rounding=stochastic+ef"), ("*", "bf16")]
 
 every_handle = pytest.mark.parametrize("name", HANDLES)
 
 
-def equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(
-        torch.equal(one, wanted[name]) for name, one in found.items()
-    )
+class Stateful:
+    """The state of a handle, as distributed checkpoint asks for it."""
+
+    def __init__(self, training: Training) -> None:
+        self.state_dict, self.load_state_dict = training.state, training.load
 
 
-def equal_on_ranks(weights: dict[str, torch.Tensor]) -> bool:
-    flat = torch.cat([one.flatten() for one in weights.values()])
-    first = flat.clone()
-    dist.broadcast(first, 0)
-    return torch.equal(first, flat)
+def resumed(name: str, way: str, saved: Any, folder: str, options: dict[str, Any]) -> Training:
+    training = HANDLES[name](STOCHASTIC, **options)
+    training.resume(saved)
+    if way == "torch.save":
+        training.load(torch.load(f"{folder}/{dist.get_rank()}.pt", weights_only=True))
+    elif way == "dcp.load":
+        dcp.load({"tersor": Stateful(training)}, checkpoint_id=f"{folder}/all")
+    elif way == "load_checkpoint":
+        load_checkpoint(Stateful(training), f"{folder}/all")
+    else:
+        with pytest.warns(UserWarning, match="start at zero"):
+            training.load({})
+    return training
 
 
-def moved(training: Training, before: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, one in training.weights().items() if not torch.equal(one, before[name])}
-
-
-def freezes(rank: int, count: int, name: str) -> None:
-    training = HANDLES[name]()
-    training.steps(rank, range(3))
-    before, kept = training.weights(), training.residuals()
-    assert any(one.any() for one in kept.values())
-    training.freeze()
-    training.steps(rank, range(3, 6))
-    assert moved(training, before) == set(SECOND)
-    assert equal(training.residuals(), kept)
-    assert equal_on_ranks(training.weights())
-    training.freeze(False)
-    training.steps(rank, range(6, 9))
-    assert moved(training, before) == {*FIRST, *SECOND}
-    assert not equal(training.residuals(), kept)
-    assert equal_on_ranks(training.weights())
+def resumes(rank: int, count: int, name: str, folder: str) -> None:
+    options = {"every": 2, "residual_factor": 0.95} if name == "DiLoCo" else {}
+    training = HANDLES[name](STOCHASTIC, **options)
+    training.steps(rank, range(5))  # in the middle of a round of DiLoCo's
+    saved = training.save()
+    torch.save(training.state(), f"{folder}/{rank}.pt")
+    dcp.save({"tersor": Stateful(training)}, checkpoint_id=f"{folder}/all")
+    training.steps(rank, range(5, 9))
+    ways = ["torch.save", "dcp.load", "load_checkpoint"]
+    if name in ("DDP", "FSDP2", "DistributedOptimizer"):
+        ways.append("without residuals")
+    for way in ways[:1] if name == "DiLoCo" else ways:  # whose state goes to a file of each rank
+        again = resumed(name, way, saved, folder, options)
+        again.steps(rank, range(5, 9))
+        assert equal(again.weights(), training.weights()) == (way != "without residuals"), way
+    dist.barrier()  # nobody reads the files any more
 
 
 @every_handle
-def test_a_layer_that_is_frozen_stays_where_it_is_and_keeps_its_residuals(name: str) -> None:
-    ranks.run(freezes, 3, name)
+def test_a_run_goes_on_bit_for_bit_from_a_checkpoint(name: str, tmp_path: pathlib.Path) -> None:
+    ranks.run(resumes, 3, name, str(tmp_path))
 
 
-def unfreezes(rank: int, count: int, name: str) -> None:
-    training = HANDLES[name](frozen=True)
-    before = training.weights()
+def refuses_states(rank: int, count: int, name: str) -> None:
+    training = HANDLES[name]()
     training.steps(rank, range(2))
-    assert moved(training, before) == set(SECOND)
-    training.freeze(False)
-    training.steps(rank, range(2, 5))
-    assert moved(training, before) == {*FIRST, *SECOND}
-    assert equal_on_ranks(training.weights())
-    again = HANDLES[name]()
-    again.resume(training.save())
-    for one in (training, again):
-        one.steps(rank, range(5, 8))
-    assert equal(again.weights(), training.weights())
-    assert equal_on_ranks(training.weights())
+    kept = training.residuals()
+    wider = HANDLES[name](width=70).state()
+    others = HANDLES[name]([("0.weight", "int8+ef"), ("*", "bf16")]).state()
+    for state in (wider, others):
+        with pytest.raises(tersor.InvalidArgument, match=r"0\.weight"):
+            training.load(state)
+    with pytest.raises(tersor.InvalidArgument, match="mode is one of exact, portable"):
+        training.state("whole")
+    assert equal(training.residuals(), kept)
 
 
-@pytest.mark.parametrize("name", [name for name in HANDLES if name != "DDP"])
-def test_a_layer_that_is_unfrozen_is_exchanged(name: str) -> None:
-    ranks.run(unfreezes, 3, name)
+@every_handle
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(name: str) -> None:
+    ranks.run(refuses_states, 2, name)
 
 
-def unfreezes_one_rank_later(rank: int, count: int, name: str) -> None:
-    """It counts as zero on ranks where it is frozen still."""
-    training = HANDLES[name](EXACT, frozen=True)
+def loses_a_rank(rank: int, count: int, name: str) -> tuple[str, bool]:
+    training = HANDLES[name]()
     training.step(rank, 0)
-    before = training.weights()
-    training.freeze(rank == 1)
-    training.step(rank, 1)
-    assert moved(training, before) == {*FIRST, *SECOND}
-    training.freeze(False)
+    training.compute(rank, 1)
+    before = {**training.weights(), **training.moments()}
+    dist.barrier()
+    if rank == 1:
+        training.die_in_the_next_step()
+    with pytest.raises(tersor.TransportError) as raised:
+        training.exchange(rank, 1)
+    if name == "FSDP2":  # its weights cannot be gathered any more
+        return str(raised.value), True
+    return str(raised.value), equal({**training.weights(), **training.moments()}, before)
+
+
+@every_handle
+def test_a_killed_rank_is_named_to_the_others_whose_model_is_as_it_was(name: str) -> None:
+    found = ranks.outcomes(loses_a_rank, 3, name)  # with a deadline below the timeout of 300 s
+    assert [one.finished for one in found] == [True, False, True]
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome.traceback
+        message, unchanged = outcome.value
+        assert "rank 1" in message
+        assert unchanged
+
+
+def has_another_codec(rank: int, count: int, name: str) -> None:
+    codec = "int8+ef" if rank == 1 else "int4+ef"
+    training = HANDLES[name]([("0.weight", codec), ("*", "bf16")], timeout=20)
+    for step in range(2):
+        with pytest.raises(tersor.TransportError, match="rank"):
+            training.step(rank, step)
+    if not hasattr(training.handle, "remove"):
+        return
+    assert all(bool(one.isnan().all()) for one in training.gradients().values())
+    training.handle.remove()
     training.step(rank, 2)
     assert equal_on_ranks(training.weights())
-
-
-@pytest.mark.parametrize("name", ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"])
-def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(name: str) -> None:
-    ranks.run(unfreezes_one_rank_later, 2, name)
-
-
-def saves_elsewhere(rank: int, count: int, name: str) -> None:
-    """Under another default device and dtype, as a program may have that loads large models."""
-    training, again = HANDLES[name](), HANDLES[name]()
-    training.steps(rank, range(2))
-    saved = training.save()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta"):
-            again.load(training.state("portable"))
-            again.load(saved["handle"])
-            state = again.state()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    again.resume({**saved, "handle": state})
-    for one in (training, again):
-        one.steps(rank, range(2, 4))
-    assert equal(again.weights(), training.weights())
+    assert all(bool(one.isfinite().all()) for one in training.weights().values())
 
 
 @every_handle
-def test_states_lie_on_the_host_whatever_the_default_device_is(name: str) -> None:
-    ranks.run(saves_elsewhere, 2, name)
+def test_ranks_with_different_codecs_all_raise_and_go_on_without(name: str) -> None:
+    ranks.run(has_another_codec, 2, name)
 
 
-def throws_a_gradient_away(training: Training, rank: int, way: str) -> None:
-    training.optimizer.zero_grad()
-    training.backward(rank, 99)
-    if way == "after synchronize":
-        training.optimizer.synchronize()
-    if way == "by the model":  # as GANs do, whose next pass is then the first to tell
-        return training.model.zero_grad()
-    if way != "by the handle":
-        return training.optimizer.zero_grad()
-    training.handle.discard_step()
-    return training.optimizer.zero_grad()
+LEARNS: dict[str, list[str]] = {
+    "DDP": ["int8", "topk:density=0.05+ef"],
+    "FSDP2": ["int8", "int4+ef", "topk:density=0.05+ef"],
+    "DistributedOptimizer": ["bf16", "int8", "topk:density=0.05+ef", "auto"],
+    "CompressedAdamW": ["hadamard:bits=1+ef", "topk:density=0.02+ef"],
+    "DiLoCo": ["none", "int8", "int4+ef"],
+}
 
 
-def leaves_no_trace(rank: int, count: int, name: str, way: str) -> None:
-    ours, reference = (HANDLES[name](transactional=True) for _ in range(2))
-    reference.steps(rank, range(4))
-    ours.steps(rank, range(2))
-    for step in (2, 3):
-        throws_a_gradient_away(ours, rank, way)
-        ours.step(rank, step)
-    assert equal(ours.weights(), reference.weights())
-    assert equal(ours.residuals(), reference.residuals())
+def learns(rank: int, count: int, name: str) -> None:
+    for codec in LEARNS[name]:
+        training = HANDLES[name](rules=(), codec=codec)
+        before = float(training.loss(rank, 0))
+        for step in range(80):
+            training.step(rank, step % 4)
+        assert float(training.loss(rank, 0)) < before / 3, codec
+        assert equal_on_ranks(training.weights()), codec
+        assert training.handle.totals()["steps"] == 80
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("DDP", "by the handle"),
-        ("FSDP2", "by the handle"),
-        ("DistributedOptimizer", "by the handle"),
-        ("DistributedOptimizer", "by zero_grad"),
-        ("DistributedOptimizer", "after synchronize"),
-        ("DistributedOptimizer", "by the model"),
-    ],
-)
-def test_a_gradient_that_is_thrown_away_leaves_no_trace(name: str, way: str) -> None:
-    ranks.run(leaves_no_trace, 3, name, way)
+@every_handle
+def test_training_learns_and_ranks_stay_equal(name: str) -> None:
+    ranks.run(learns, 3, name)
 
 
-def adds_a_group(rank: int, count: int, name: str, wrapped: bool) -> None:
-    """A layer that is trained by a group of its own from the third step on."""
-    training = HANDLES[name](FEW_BITS)
-    training.steps(rank, range(2))
-    extra = torch.nn.Linear(3, 3)  # on each rank another
-    with torch.no_grad():
-        extra.weight.copy_(torch.eye(3)), extra.bias.zero_()
-    training.model = torch.nn.Sequential(training.layers, extra)
-    optimizer = training.optimizer.optimizer if wrapped else training.optimizer
-    optimizer.add_param_group({"params": list(extra.named_parameters()), "lr": 0.02})
-    training.steps(rank, range(2, 5))
-    assert not torch.equal(extra.weight, torch.eye(3))
-    assert equal_on_ranks({**training.weights(), **dict(extra.named_parameters())})
-    assert [one["name"] for one in training.handle.statistics()][-2:] == ["weight", "bias"]
-
-
-@pytest.mark.parametrize(
-    ("name", "wrapped"),
-    [("DistributedOptimizer", False), ("DistributedOptimizer", True), ("CompressedAdamW", False)],
-)
-def test_parameters_of_a_group_that_is_added_are_exchanged(name: str, wrapped: bool) -> None:
-    ranks.run(adds_a_group, 2, name, wrapped)
-
-
-def of_two_hosts(rank: int, count: int, name: str) -> dict[str, torch.Tensor]:
-    """A rank a host, whose gradient is the mean of the host's two."""
-    training = HANDLES[name](EXACT, **one_pass_of_two(name))
-    for step in range(4):
+def overflows(rank: int, count: int, name: str) -> float:
+    training = HANDLES[name]()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
         training.optimizer.zero_grad()
-        for part in (2 * rank, 2 * rank + 1):
-            training.backward(part, step, scale=0.5)
-        training.end_step()
-    return training.weights()
+        before = training.weights()
+        infinite = step == 1 and rank == 1
+        scale = float(scaler.scale(torch.ones(())))
+        training.backward(rank, step, math.inf if infinite else scale)
+        training.scaled_step(scaler)
+        scaler.update()
+        assert equal(training.weights(), before) == (step == 1)
+        assert all(bool(one.isfinite().all()) for one in training.weights().values())
+        assert equal_on_ranks(training.weights())
+    return scaler.get_scale()
 
 
-def one_pass_of_two(name: str) -> dict[str, int]:
-    return {"backward_passes_per_step": 2} if name == "DistributedOptimizer" else {}
+@pytest.mark.parametrize("name", ["DDP", "DistributedOptimizer"])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(name: str) -> None:
+    assert ranks.run(overflows, 2, name) == [512.0, 512.0]
 
 
-def hybrid(rank: int, count: int, name: str) -> list[dict[str, torch.Tensor]]:
-    """Two hosts of two ranks: sharded within a host, exchanged between them."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "shards"))
-    with pytest.raises(tersor.InvalidArgument, match=r"0.weight is sharded over ranks of the"):
-        HANDLES[name](shards=mesh["shards"])
-    found = []
-    for rules in (EXACT, FEW_BITS):
-        options = {"rules": rules, "shards": mesh["shards"], "group": mesh["hosts"].get_group()}
-        training, again = (HANDLES[name](**options) for _ in range(2))  # type: ignore[arg-type]
-        training.steps(rank, range(2))
-        again.resume(training.save())
-        for one in (training, again):
-            one.steps(rank, range(2, 4))
-        found.append(training.weights())
-        assert equal(again.weights(), found[-1])
-    return found
-
-
-@pytest.mark.parametrize("name", ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"])
-def test_fsdp_shards_within_hosts_are_exchanged_between_them(name: str) -> None:
-    found = ranks.run(hybrid, 4, name)
-    for exact, few_bits in found:
-        assert equal(exact, found[0][0])
-        assert equal(few_bits, found[0][1])
-        assert not equal(exact, few_bits)
-    for name_of, one in ranks.run(of_two_hosts, 2, name)[0].items():
-        torch.testing.assert_close(found[0][0][name_of], one, rtol=0, atol=1e-5)
-
-
-class Double(torch.nn.Module):
-    """A parameter that no codec takes, beside one that any does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Parameter(torch.ones(70, 80) * dist.get_rank())
-        self.second = torch.nn.Parameter(torch.ones(3).double() * dist.get_rank())
-
-
-def refuses_double(rank: int, count: int) -> None:
-    model = Double()
-    for make in (
-        lambda: tersor.torch.DiLoCo(model),
-        lambda: tersor.torch.CompressedAdamW(model.named_parameters()),
-    ):
-        with pytest.raises(tersor.InvalidArgument, match=r"second \(float64\)"):
-            make()
-    assert bool((model.first == rank).all())
-    assert bool((model.second == rank).all())
-
-
-def test_parameters_that_no_codec_takes_are_refused_before_anything_is_touched() -> None:
-    ranks.run(refuses_double, 2)
-
-
-def unfreezes_under_ddp(rank: int, count: int) -> str:
-    training = HANDLES["DDP"](frozen=True)
+def names_mistakes(rank: int, count: int, name: str) -> None:
+    for message, options in {
+        "int9": {"rules": [("*", "int9+ef")]},
+        "no rule matches": {"rules": [("*.weight", "int8+ef")]},
+        "no option 'bits'": {"bits": 1},
+    }.items():
+        with pytest.raises(tersor.InvalidArgument, match=message):
+            HANDLES[name](**options)  # type: ignore[arg-type]
+    training = HANDLES[name](EXACT)
     training.step(rank, 0)
-    training.freeze(False)
-    with pytest.raises(tersor.Error) as raised:
-        training.step(rank, 1)
-    return str(raised.value)
 
 
-def test_under_ddp_an_error_names_the_layer_that_is_unfrozen() -> None:
-    for message in ranks.run(unfreezes_under_ddp, 2):
-        assert "0.weight" in message
-        assert "DistributedDataParallel" in message
+@every_handle
+def test_mistakes_are_named_before_anything_is_sent(name: str) -> None:
+    ranks.run(names_mistakes, 1, name)

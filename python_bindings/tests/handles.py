@@ -7,6 +7,9 @@ no gradient no more: it has momentum and decay.
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Sequence
+from signal import SIGKILL
 from typing import Any
 
 import torch
@@ -25,13 +28,13 @@ EXACT = [("0.weight", "none+ef"), ("*", "none")]  # nothing is lost
 FEW_BITS = [("0.weight", "int4+ef"), ("*", "bf16")]
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
-Rules = list[tuple[str, str]]
+Rules = Sequence[tuple[str, str]]
 
 
-def make_model() -> nn.Sequential:
+def make_model(width: int = 65) -> nn.Sequential:
     """Equal on all ranks; the first weight is long enough for any codec."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(90, 65), nn.Tanh(), nn.Linear(65, 3))
+    return nn.Sequential(nn.Linear(90, width), nn.Tanh(), nn.Linear(width, 3))
 
 
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -40,8 +43,8 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 class Training:
-    """What all have in common. ``frozen``: the first layer is, at first. ``shards``: the mesh over
-    which the model is sharded before it is wrapped."""
+    """What all have in common. ``frozen``: the first layer is, at first; ``unused``: may be later.
+    ``shards``: the mesh over which the model is sharded before it is wrapped."""
 
     optimizer: Any
     handle: Any  #: which tells what was sent
@@ -51,10 +54,13 @@ class Training:
         rules: Rules = FEW_BITS,
         *,
         frozen: bool = False,
+        unused: bool = False,
+        width: int = 65,
         shards: DeviceMesh | None = None,
         **options: Any,
     ) -> None:
-        self.layers = make_model()
+        self.layers = make_model(width)
+        self.unused = unused
         if shards is not None:
             fully_shard(self.layers, mesh=shards)
         self.freeze(frozen)
@@ -70,17 +76,25 @@ class Training:
             parameter.requires_grad_(not frozen)
             parameter.grad = None
 
-    def backward(self, rank: int, step: int, scale: float = 1.0) -> Tensor:
+    def loss(self, rank: int, step: int) -> Tensor:
         inputs, targets = batch(rank, step)
-        loss = mse_loss(self.model(inputs), targets) * scale
-        loss.backward()
-        return loss.detach() / scale
+        return mse_loss(self.model(inputs), targets)
 
-    def step(self, rank: int, step: int) -> Tensor:
+    def backward(self, rank: int, step: int, scale: float = 1.0) -> None:
+        (self.loss(rank, step) * scale).backward()
+
+    def step(self, rank: int, step: int) -> None:
+        self.compute(rank, step)
+        self.exchange(rank, step)
+
+    def compute(self, rank: int, step: int) -> None:
+        """What a rank does by itself before a step's exchange begins."""
         self.optimizer.zero_grad()
-        loss = self.backward(rank, step)
+
+    def exchange(self, rank: int, step: int) -> None:
+        """What it does then."""
+        self.backward(rank, step)
         self.end_step()
-        return loss
 
     def end_step(self) -> None:
         self.optimizer.step()
@@ -89,9 +103,26 @@ class Training:
         for step in steps:
             self.step(rank, step)
 
+    def scaled_step(self, scaler: torch.amp.GradScaler) -> None:
+        scaler.step(self.optimizer)
+
+    def die_in_the_next_step(self) -> None:
+        """When gradients of the second layer are under way."""
+        self.layers[1].register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), SIGKILL))
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's own."""
+        named = self.layers.named_parameters()
+        return {name: own(one.grad) for name, one in named if one.grad is not None}
+
+    def moments(self) -> dict[str, Tensor]:
+        """Of the optimizer, where the exchange changes them."""
+        return {}
+
     def weights(self) -> dict[str, Tensor]:
         """Whole, copied; a collective call where they are sharded."""
-        return {name: whole(one.detach()).clone() for name, one in self.layers.named_parameters()}
+        named = self.layers.named_parameters()
+        return {name: whole(one).detach().clone() for name, one in named}
 
     def state(self, mode: str = "exact") -> dict[str, Any]:
         """Of the handle, as a checkpoint has it."""
@@ -123,13 +154,13 @@ class Training:
     def resume(self, saved: Any) -> None:
         self.layers.load_state_dict(saved["model"])
         if "optimizer" in saved:
-            self.optimizer.load_state_dict(saved["optimizer"])
+            self.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
         self.load(saved["handle"])
 
 
 class Ddp(Training):
     def wrap(self, options: dict[str, Any]) -> None:
-        self.model = DistributedDataParallel(self.layers, find_unused_parameters=True)
+        self.model = DistributedDataParallel(self.layers, find_unused_parameters=self.unused)
         self.handle = tersor.torch.compress(self.model, **options)
         self.optimizer = torch.optim.SGD(self.layers.parameters(), **SGD)
 
@@ -149,6 +180,11 @@ class Fsdp(Training):
 
 
 class Distributed(Training):
+    def scaled_step(self, scaler: torch.amp.GradScaler) -> None:
+        self.handle.synchronize()
+        with self.handle.skip_synchronize():
+            scaler.step(self.handle)
+
     def wrap(self, options: dict[str, Any]) -> None:
         self.optimizer = self.handle = tersor.torch.DistributedOptimizer(
             torch.optim.SGD(self.layers.named_parameters(), **SGD),
@@ -170,6 +206,13 @@ class Compressed(Training):
             self.layers.named_parameters(), lr=0.01, weight_decay=0.1, **options
         )
 
+    def die_in_the_next_step(self) -> None:
+        die_in_the_middle(self.handle.reducer)
+
+    def moments(self) -> dict[str, Tensor]:
+        found = enumerate(self.handle.state.values())
+        return {f"{i} {key}": one.clone() for i, kept in found for key, one in kept.items()}
+
     def kept(self) -> dict[str, Any]:
         found: dict[str, Any] = self.state()["param_groups"][0]["tersor"]
         return found
@@ -180,7 +223,18 @@ class Local(Training):
 
     def wrap(self, options: dict[str, Any]) -> None:
         self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=0.1, weight_decay=0.01)
-        self.handle = tersor.torch.DiLoCo(self.layers, every=1, **options)
+        self.handle = tersor.torch.DiLoCo(self.layers, **{"every": 1, **options})
+
+    def die_in_the_next_step(self) -> None:
+        die_in_the_middle(self.handle.reducer)
+
+    def compute(self, rank: int, step: int) -> None:
+        self.optimizer.zero_grad()
+        self.backward(rank, step)
+        self.optimizer.step()
+
+    def exchange(self, rank: int, step: int) -> None:
+        self.handle.step()
 
     def end_step(self) -> None:
         self.optimizer.step()
@@ -202,3 +256,31 @@ HANDLES: dict[str, type[Training]] = {
 
 def whole(values: Tensor) -> Tensor:
     return values.full_tensor() if isinstance(values, DTensor) else values
+
+
+def die_in_the_middle(reducer: Any) -> None:
+    """Of a step: when the first gradient was handed over."""
+    ready = reducer.ready
+
+    def first_ready(*gradient: Any) -> None:
+        ready(*gradient)
+        os.kill(os.getpid(), SIGKILL)
+
+    reducer.ready = first_ready
+
+
+def own(values: Tensor) -> Tensor:
+    return values.to_local() if isinstance(values, DTensor) else values
+
+
+def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(
+        torch.equal(one, wanted[name]) for name, one in found.items()
+    )
+
+
+def equal_on_ranks(weights: dict[str, Tensor]) -> bool:
+    flat = torch.cat([one.flatten() for one in weights.values()])
+    first = flat.clone()
+    dist.broadcast(first, 0)
+    return torch.equal(first, flat)

@@ -78,33 +78,6 @@ def train_and_save(rank: int, count: int, codec: str, folder: str) -> list[float
     return finished(training.steps(FIRST, LAST))
 
 
-def train_without_saving(rank: int, count: int, codec: str) -> list[float]:
-    training = Training(codec)
-    return finished(training.steps(0, LAST)[FIRST:])
-
-
-def resume(rank: int, count: int, codec: str, folder: str) -> list[float]:
-    training = Training(codec)
-    training.load_state_dict(torch.load(f"{folder}/rank{rank}.pt", weights_only=True))
-    return finished(training.steps(FIRST, LAST))
-
-
-def resume_sharded(rank: int, count: int, codec: str, folder: str) -> list[float]:
-    training = Training(codec)
-    saved = torch.load(f"{folder}/rank{rank}.pt", weights_only=True)
-    training.load_state_dict({**saved, "tersor": training.handle.state_dict()})  # still zeros
-    dcp.load({"tersor": training.handle}, checkpoint_id=f"{folder}/exact")
-    return finished(training.steps(FIRST, LAST))
-
-
-@pytest.mark.parametrize("codec", ["int8+ef", "topk:density=0.05+ef"])
-def test_losses_go_on_bit_for_bit(codec: str, tmp_path: pathlib.Path) -> None:
-    wanted = ranks.run(train_without_saving, 2, codec)
-    assert ranks.run(train_and_save, 2, codec, str(tmp_path)) == wanted
-    assert ranks.run(resume, 2, codec, str(tmp_path)) == wanted
-    assert ranks.run(resume_sharded, 2, codec, str(tmp_path)) == wanted
-
-
 def resume_without(rank: int, count: int, codec: str, folder: str) -> tuple[list[float], int]:
     """The losses without the residuals, and how often that is warned of."""
     training = Training(codec)
@@ -144,18 +117,3 @@ def test_the_sum_of_residuals_goes_to_other_ranks(tmp_path: pathlib.Path) -> Non
     kept = torch.cat(list(saved["residuals"].values())) / saved["ranks"]  # of a mean
     for norm in ranks.run(resume_on_other_ranks, 3, codec, str(tmp_path)):
         assert norm == pytest.approx(float(kept.norm()), rel=1e-4)
-
-
-def refused(rank: int, count: int, folder: str) -> str:
-    training = Training("int8+ef", width=97)
-    saved = torch.load(f"{folder}/rank{rank}.pt", weights_only=True)
-    with pytest.raises(tersor.InvalidArgument) as caught:
-        training.handle.load_state_dict(saved["tersor"])
-    return finished(str(caught.value))
-
-
-def test_another_model_is_refused_by_the_name_of_the_parameter(tmp_path: pathlib.Path) -> None:
-    ranks.run(train_and_save, 2, "int8+ef", str(tmp_path))
-    for message in ranks.run(refused, 2, str(tmp_path)):
-        assert '"0.weight" with 7680 values' in message
-        assert '"0.weight" with 7760 values' in message

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks
-import tersor
 from tersor.torch import CompressedAdamW
 
 FEW_BITS = ["hadamard:bits=1+ef", "topk:density=0.02+ef"]
@@ -158,7 +155,7 @@ def learns(rank: int, count: int, codec: str, options: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("codec", FEW_BITS)
-@pytest.mark.parametrize("options", [{}, {"dense_steps": 10}, {"residual_dtype": "bf16"}])
+@pytest.mark.parametrize("options", [{"dense_steps": 10}, {"residual_dtype": "bf16"}])
 def test_training_learns_and_ranks_stay_equal(codec: str, options: dict[str, Any]) -> None:
     found = ranks.run(learns, 3, codec, options)
     for before, after, weights, totals in found:
@@ -317,27 +314,3 @@ def test_a_part_of_the_ranks_trains() -> None:
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[2], found[3])
     assert not torch.equal(found[0], found[2])
-
-
-def loses_a_rank(rank: int, count: int) -> tuple[str, bool]:
-    model = make_model()
-    optimizer = wrap(model)
-    train(model, optimizer, rank, range(1))
-    before = flat(model), own_variances(optimizer)
-    if rank == 1:  # in the middle of a step
-        optimizer.reducer.ready("0.weight", torch.ones(65, 90))
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(tersor.TransportError) as raised:
-        train(model, optimizer, rank, range(1, 2))
-    same = torch.equal(flat(model), before[0]) and torch.equal(own_variances(optimizer), before[1])
-    return str(raised.value), same
-
-
-def test_a_killed_rank_is_named_to_the_others_whose_model_and_moments_are_as_they_were() -> None:
-    found = ranks.outcomes(loses_a_rank, 3)  # with a deadline below the timeout of 300 s
-    assert [one.finished for one in found] == [True, False, True]
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome.traceback
-        message, unchanged = outcome.value
-        assert "rank 1" in message
-        assert unchanged

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -136,25 +133,6 @@ def test_the_python_reducer_is_refused_by_the_hook() -> None:
         assert '"ddp_optimizer"' in message
 
 
-def different_codecs(rank: int, count: int) -> tuple[list[str], bool, float]:
-    model = wrap(mlp())
-    handle = tersor.torch.compress(model, codec="int4" if rank == 1 else "int8", timeout=20)
-    errors = [one_backward(model, rank, step) for step in range(2)]
-    infected = bool(gradients(model).isnan().all())
-    assert all(isinstance(one, tersor.TransportError) for one in errors), errors
-    handle.remove()
-    assert one_backward(model, rank, 2) is None
-    error = relative_error(gradients(model), mean_gradients(count, 2))
-    return [str(one) for one in errors], infected, error
-
-
-def test_different_codecs_end_in_an_error_of_its_own_type_and_ddp_goes_on() -> None:
-    for messages, infected, error in ranks.run(different_codecs, 2):
-        assert all("rank" in one for one in messages)
-        assert infected
-        assert error < 1e-6
-
-
 def reset_after_error(rank: int, count: int) -> tuple[str, float]:
     model = wrap(mlp())
     handle = tersor.torch.compress(model, codec="int8+ef", timeout=20)
@@ -174,41 +152,6 @@ def test_after_a_reset_gradients_are_compressed_again() -> None:
     for message, error in ranks.run(reset_after_error, 3):
         assert "a test says so" in message
         assert 1e-4 < error < 0.03
-
-
-def overflows(rank: int, _: int) -> bool:
-    model = wrap(mlp())
-    tersor.torch.compress(model, codec="int8")
-    for step in range(3):
-        model.zero_grad()
-        data = inputs(rank, step)
-        if step == 2 and rank == 1:
-            data[0, 0] = torch.inf
-        model(data).square().mean().backward()
-    return bool(gradients(model).isfinite().all())
-
-
-def test_an_overflow_of_one_rank_is_seen_by_all() -> None:
-    assert ranks.run(overflows, 2) == [False, False]
-
-
-def survives(rank: int, _: int) -> tuple[str, str]:
-    model = wrap(mlp())
-    tersor.torch.compress(model, codec="int8")
-    list(train(model, rank, range(2), rate=0.0))
-    if rank == 1:
-        model.module[4].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    error = one_backward(model, rank, 2)
-    return type(error).__name__, str(error)
-
-
-def test_a_killed_rank_is_named_to_the_others() -> None:
-    found = ranks.outcomes(survives, 3)  # with a deadline below the timeout of 300 s
-    assert not found[1].finished
-    for rank in (0, 2):
-        name, message = found[rank].value
-        assert name == "TransportError", message
-        assert "rank 1" in message
 
 
 def ends_with_an_error(rank: int, _: int) -> None:
@@ -237,23 +180,6 @@ def wrong_model(rank: int, _: int) -> str:
 def test_a_state_of_another_model_is_an_error() -> None:
     for message in ranks.run(wrong_model, 2):
         assert "that is not in the model" in message
-
-
-def other_checkpoint(rank: int, _: int) -> list[str]:
-    saved = wrap(mlp())
-    handle = tersor.torch.compress(saved, codec="int8+ef")
-    list(train(saved, rank, range(1)))
-    state = handle.state_dict()
-    shorter = tersor.torch.compress(wrap(mlp(4)), codec="int8+ef")
-    other = tersor.torch.compress(wrap(mlp()), codec="int4+ef")
-    return [message_of(partial(one.load_state_dict, state)) for one in (shorter, other)]
-
-
-def test_a_checkpoint_of_another_model_or_codec_is_an_error() -> None:
-    for shorter, other in ranks.run(other_checkpoint, 2):
-        assert "4.weight" in shorter
-        assert "0.weight" in other
-        assert "int8+ef" in other
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

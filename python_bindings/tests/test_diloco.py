@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import os
-import signal
-from typing import Any
 
 import pytest
 import torch
@@ -134,58 +130,6 @@ def test_residuals_that_decay_stand_in_for_momentum() -> None:
     ranks.run(follows_sparseloco, 2)
 
 
-def resumes(rank: int, count: int, codec: str, residual_factor: float) -> None:
-    def run(outer: DiLoCo, model: torch.nn.Module, steps: range) -> None:
-        for step in steps:
-            move(model, seed=10 * step + rank)
-            outer.step()
-
-    options: dict[str, Any] = {"every": 2, "rules": [("*", codec)]}
-    options["residual_factor"] = residual_factor
-    model = make_model()
-    outer = DiLoCo(model, **options)
-    run(outer, model, range(5))  # in the middle of a round
-    saved, weights = copy.deepcopy(outer.state_dict()), copy.deepcopy(model.state_dict())
-    run(outer, model, range(5, 9))
-
-    other = make_model(seed=3)
-    again = DiLoCo(other, **options)
-    again.load_state_dict(saved)
-    other.load_state_dict(weights)
-    run(again, other, range(5, 9))
-    assert torch.equal(flat(model), flat(other))
-
-
-@pytest.mark.parametrize(("codec", "factor"), [("int4+ef", 1.0), ("blocktopk+ef", 0.95)])
-def test_a_run_resumes_bit_for_bit(codec: str, factor: float) -> None:
-    ranks.run(resumes, 2, codec, factor)
-
-
-def trains(rank: int, count: int, codec: str) -> tuple[float, float]:
-    """Regression on data that differ by rank; loss on all data, before and after."""
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(4 * 64, 80, generator=generator)
-    targets = torch.tanh(inputs @ torch.randn(80, 3, generator=generator) / 8)
-    own = torch.arange(rank, len(inputs), count)
-    model = make_model()
-    inner = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    outer = DiLoCo(model, every=10, codec=codec)
-    loss = torch.nn.functional.mse_loss
-    before = float(loss(model(inputs), targets))
-    for _ in range(100):
-        inner.zero_grad()
-        loss(model(inputs[own]), targets[own]).backward()
-        inner.step()
-        outer.step()
-    return before, float(loss(model(inputs), targets))
-
-
-@pytest.mark.parametrize("codec", ["none", "int8", "int4+ef"])
-def test_training_learns(codec: str) -> None:
-    for before, after in ranks.run(trains, 2, codec):
-        assert after < before / 5
-
-
 def leaves_frozen_alone(rank: int, count: int) -> None:
     model = make_model(seed=rank)
     model[0].weight.requires_grad_(False)
@@ -201,30 +145,6 @@ def test_parameters_without_gradients_are_left_alone() -> None:
     ranks.run(leaves_frozen_alone, 2)
 
 
-def loses_a_rank(rank: int, count: int) -> tuple[str, bool]:
-    model = make_model()
-    outer = DiLoCo(model, every=1, codec="int8+ef")
-    outer.step()
-    move(model, seed=rank)
-    before = flat(model)
-    if rank == 1:  # in the middle of a step
-        outer.reducer.ready("0.weight", torch.ones(70, 80))
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(tersor.TransportError) as raised:
-        outer.step()
-    return str(raised.value), torch.equal(flat(model), before)
-
-
-def test_a_killed_rank_is_named_to_the_others_whose_model_is_as_it_was() -> None:
-    found = ranks.outcomes(loses_a_rank, 3)  # with a deadline below the timeout of 300 s
-    assert [one.finished for one in found] == [True, False, True]
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome.traceback
-        message, unchanged = outcome.value
-        assert "rank 1" in message
-        assert unchanged
-
-
 def refuses(rank: int, count: int) -> None:
     model = make_model()
     with pytest.raises(tersor.InvalidArgument, match="every=0"):
@@ -232,14 +152,8 @@ def refuses(rank: int, count: int) -> None:
     for factor in (-0.1, 1.1, float("nan")):
         with pytest.raises(tersor.InvalidArgument, match="residual_factor"):
             DiLoCo(model, residual_factor=factor)
-    with pytest.raises(tersor.InvalidArgument, match="codec"):
-        DiLoCo(model, codec="zip")
     with pytest.raises(tersor.InvalidArgument, match="wants a gradient"):
         DiLoCo(torch.nn.ReLU())
-    saved = DiLoCo(model, codec="int8").state_dict()
-    other = DiLoCo(torch.nn.Linear(2, 2))
-    with pytest.raises(tersor.InvalidArgument, match=r"another model.*0.weight"):
-        other.load_state_dict(saved)
 
 
 def test_mistakes_are_named() -> None:

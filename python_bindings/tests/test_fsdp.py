@@ -155,30 +155,6 @@ def test_what_feedback_keeps_is_sent_later(options: dict[str, Any], policy: str)
         assert 0 < found < 0.3  # 0.7 without feedback
 
 
-def learns(rank: int, count: int, codec: str) -> tuple[float, float]:
-    model = sharded_model(count)
-    fsdp.compress(model, codec=codec)
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(64, INPUTS, generator=generator)
-    targets = torch.sin(inputs[:, :3])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(40):
-        own = torch.arange(rank, 64, count)
-        loss = torch.nn.functional.mse_loss(model(inputs[own]), targets[own])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses[0], losses[-1]
-
-
-@pytest.mark.parametrize("codec", ["int8", "int4+ef", "topk:density=0.05+ef"])
-def test_training_learns(codec: str) -> None:
-    for first, last in ranks.run(learns, 3, codec):
-        assert last < first / 5
-
-
 def divides_by_any_factor(rank: int, count: int, factor: float) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, **NONE)

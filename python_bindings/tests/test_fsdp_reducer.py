@@ -127,26 +127,6 @@ def test_no_gradient_of_the_whole_model_is_kept_after_a_pass() -> None:
     ranks.run(keeps_no_gradient, 2)
 
 
-def discards(rank: int, count: int) -> None:
-    ours, reference = sharded_model(count), sharded_model(count)
-    handle = fsdp.compress(ours, transactional=True, **FEEDBACK)
-    fsdp.compress(reference, **FEEDBACK)
-    for model in (ours, reference):
-        train(model, rank, range(2))
-    backward(ours, rank, 9)
-    ours.zero_grad()
-    handle.discard_step()
-    with pytest.raises(tersor.InvalidArgument, match="no step to discard"):
-        handle.discard_step()
-    for model in (ours, reference):
-        train(model, rank, range(2, 4))
-    assert torch.equal(weights(ours), weights(reference))
-
-
-def test_a_pass_can_be_thrown_away() -> None:
-    ranks.run(discards, 2)
-
-
 def expects_what_is_asked(rank: int, count: int, replicas: int, setting: str) -> None:
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float16) if setting == "f16" else None
     names = ("replicate", "shard")

@@ -30,36 +30,6 @@ def copy_of(model: torch.nn.Module, count: int) -> torch.nn.Sequential:
     return other
 
 
-def resumes(rank: int, count: int, folder: str, way: str) -> None:
-    """The same run goes on bit for bit."""
-    first = sharded_model(count)
-    handle = fsdp.compress(first, **FEEDBACK)
-    train(first, rank, range(3))
-    second = copy_of(first, count)
-    again = fsdp.compress(second, **FEEDBACK)
-    if way == "in memory":
-        again.load_state_dict(copy.deepcopy(handle.state_dict()))
-    elif way == "torch.save":
-        torch.save(handle.state_dict(), f"{folder}/{rank}")
-        again.load_state_dict(torch.load(f"{folder}/{rank}", weights_only=False))
-    else:
-        dcp.save({"tersor": handle}, checkpoint_id=folder)
-        load_checkpoint(again, folder)
-    train(first, rank, range(3, 6))
-    train(second, rank, range(3, 6))
-    assert torch.equal(weights(first), weights(second))
-    third = copy_of(first, count)
-    train(third, rank, range(6, 7))
-    train(first, rank, range(6, 7))
-    assert not torch.equal(weights(first), weights(third))  # residuals do matter here
-
-
-@pytest.mark.parametrize("way", ["in memory", "torch.save", "distributed checkpoint"])
-@pytest.mark.parametrize("count", [2, 3])
-def test_an_exact_state_goes_on_bit_for_bit(tmp_path: pathlib.Path, count: int, way: str) -> None:
-    ranks.run(resumes, count, str(tmp_path), way)
-
-
 SCHEDULE: dict[str, Any] = {
     "rules": [
         ("*.bias", "bf16"),

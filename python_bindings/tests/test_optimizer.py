@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -178,68 +176,6 @@ def test_schedulers_and_scalers_work() -> None:
     ranks.run(uses_all_of_pytorch, 2)
 
 
-def skips_an_overflow(rank: int, count: int) -> list[float]:
-    model = make_model()
-    optimizer = wrap(model, "int8+ef")
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scales = []
-    before = copy.deepcopy(model)
-    for step in range(3):
-        loss = loss_of(model, rank, step)
-        if step == 0 and rank == 1:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        optimizer.synchronize()
-        scaler.unscale_(optimizer)
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        scales.append(scaler.get_scale())
-        assert same_weights(model, before) == (step == 0)
-        assert all(bool(torch.isfinite(one).all()) for one in model.parameters())
-    return scales
-
-
-def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
-    assert ranks.run(skips_an_overflow, 2) == [[512.0, 512.0, 512.0]] * 2
-
-
-def resumes(rank: int, count: int) -> None:
-    first, second = make_model(), make_model()
-    optimizer = wrap(first, "int4+ef")
-    for step in range(3):
-        plainly(first, optimizer, rank, step)
-    state, residuals = copy.deepcopy(optimizer.state_dict()), optimizer.residual_state_dict()
-    second.load_state_dict(first.state_dict())
-    again = wrap(second, "int4+ef")
-    again.load_state_dict(state)
-    again.load_residual_state_dict(residuals)
-    for step in range(3, 6):
-        plainly(first, optimizer, rank, step)
-        plainly(second, again, rank, step)
-    assert same_weights(first, second)
-
-
-def test_a_run_resumes_bit_for_bit() -> None:
-    ranks.run(resumes, 2)
-
-
-def learns(rank: int, count: int, codec: str) -> tuple[float, float]:
-    model = make_model()
-    optimizer = DistributedOptimizer(sgd(model), model.named_parameters(), codec=codec)
-    before = float(loss_of(model, rank, 0))
-    for step in range(60):
-        plainly(model, optimizer, rank, step % 4)
-    return before, float(loss_of(model, rank, 0))
-
-
-@pytest.mark.parametrize("codec", ["bf16", "int8", "topk:density=0.05+ef", "auto"])
-def test_training_learns(codec: str) -> None:
-    for before, after in ranks.run(learns, 2, codec):
-        assert after < before / 3
-
-
 def names_mistakes(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model)
@@ -257,8 +193,6 @@ def names_mistakes(rank: int, count: int) -> None:
         DistributedOptimizer(sgd(model), twice)
     with pytest.raises(tersor.InvalidArgument, match="backward_passes_per_step=0"):
         wrap(model, backward_passes_per_step=0)
-    with pytest.raises(tersor.InvalidArgument, match="int9"):
-        wrap(model, "int9")
 
 
 def test_mistakes_are_named() -> None:
@@ -360,37 +294,6 @@ def fails_to_send(rank: int, count: int) -> None:
 
 def test_gradients_can_be_dropped_after_an_error() -> None:
     ranks.run(fails_to_send, 1)
-
-
-def loses_a_rank(rank: int, count: int) -> str:
-    model = make_model()
-    optimizer = wrap(model, "int8")
-    plainly(model, optimizer, rank, 0)
-    if rank == 1:  # when other gradients are under way
-        model[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(tersor.TransportError) as raised:
-        plainly(model, optimizer, rank, 1)
-    return str(raised.value)
-
-
-def test_a_killed_rank_is_named_to_the_others() -> None:
-    found = ranks.outcomes(loses_a_rank, 3)  # with a deadline below the timeout of 300 s
-    assert [one.finished for one in found] == [True, False, True]
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome.traceback
-        assert "rank 1" in outcome.value
-
-
-def different_codecs(rank: int, count: int) -> str:
-    model = make_model()
-    optimizer = wrap(model, "int8" if rank == 0 else "int4")
-    with pytest.raises(tersor.TransportError) as raised:
-        plainly(model, optimizer, rank, 0)
-    return str(raised.value)
-
-
-def test_ranks_with_different_codecs_all_raise() -> None:
-    assert all(ranks.run(different_codecs, 2))
 
 
 class Odd(torch.nn.Module):
