@@ -80,7 +80,7 @@ function(tersor_test_on_ptx_device program name label)
   endif()
   # One thread for each process: ctest keeps the cores busy. What is found fails the test.
   tersor_add_suites(
-    ${program} ${label} PREFIX ${name}. FILTER "${arg_FILTER}" CASES 20
+    ${program} ${label} PREFIX ${name}. FILTER "${arg_FILTER}" CASES 20 TIMEOUT 1800
     ENVIRONMENT LD_LIBRARY_PATH=${TERSOR_PTX_DEVICE_FOLDER} PTX_DEVICE_THREADS=1
                 PTX_DEVICE_STRICT=1 ${arg_SETTINGS})
 endfunction()

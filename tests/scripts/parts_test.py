@@ -1,29 +1,101 @@
-"""The parts of scripts/test: their names, and those of CONTRIBUTING.md."""
+"""The parts of scripts/test, with stand-ins of the programs that build and test: each builds, tests, and ends
+with the summary's line; and their names are those of CONTRIBUTING.md."""
 
+import os
 import pathlib
 import re
+import shutil
 import subprocess
+import tempfile
 import unittest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-
-
-def run(*arguments):
-    command = [REPOSITORY / "scripts" / "test", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+TARGETS = "tersor_gpu_test tersor_gpu_nccl_test tersor_kernels_test tersor_cuda_kernels tersor_faults_test"
+CMAKE = f"""#!/bin/sh
+echo "cmake $*" >> "$CALLS"
+case "$*" in
+  *"--target help"*) echo "[1/1] Targets:"; printf '%s: phony\\n' {TARGETS} ;;
+  *--build*) [ -z "$BROKEN_BUILD" ] ;;
+  *) mkdir -p build/release/ptx_device ;;
+esac
+"""
+CTEST = """#!/bin/sh
+echo "ctest $TERSOR_TEST_CASES $*" >> "$CALLS"
+while [ "$1" != --output-junit ]; do shift; done
+echo '<testsuite><testcase name="A" status="run"/></testsuite>' > "$2"
+"""
+PYTHON = """#!/bin/sh
+echo "test-python $*" >> "$CALLS"
+[ -z "$3" ] || echo '<testsuite><testcase name="B"/></testsuite>' > "$3/python-$2.xml"
+"""
+NOTHING = "#!/bin/sh\n"
 
 
 class Parts(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.install("scripts/setup", NOTHING)
+        self.install("scripts/test-python", PYTHON)
+        self.install("bin/cmake", CMAKE)
+        self.install("bin/ctest", CTEST)
+        self.install("bin/cuobjdump", NOTHING)  # so that none is fetched
+        for name in ("test", "test_summary.py"):
+            shutil.copy(REPOSITORY / "scripts" / name, self.root / "scripts" / name)
+
+    def install(self, path, text):
+        program = self.root / path
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+
+    def run_test(self, *arguments, **variables):
+        """What scripts/test did, and what it called."""
+        calls = self.root / "calls"
+        calls.write_text("")
+        path = f"{self.root / 'bin'}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "CALLS": str(calls), **variables}
+        done = subprocess.run([self.root / "scripts" / "test", *arguments], env=environment,
+                              capture_output=True, text=True, check=False)
+        return done, calls.read_text()
+
+    def parts(self):
+        return self.run_test("--parts")[0].stdout.split()
+
+    def test_each_ends_with_the_summary(self) -> None:
+        for part in self.parts():
+            done, calls = self.run_test("--part", part)
+            self.assertEqual(done.returncode, 0, part + done.stdout + done.stderr)
+            self.assertRegex(done.stdout.splitlines()[-1], r"^[12] passed, 0 failed, 0 skipped$")
+            self.assertRegex(calls, "ctest|test-python")
+
+    def test_a_build_that_breaks_is_a_failure(self) -> None:
+        for part in set(self.parts()) - {"push", "wheel", "python-bench", "oldest-torch"}:
+            done, calls = self.run_test("--part", part, BROKEN_BUILD="yes")
+            self.assertEqual(done.returncode, 1, part)
+            self.assertEqual(done.stdout.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
+            self.assertNotIn("ctest", calls)
+
+    def test_only_what_a_part_needs_is_built(self) -> None:
+        _, calls = self.run_test("--part", "seeds")  # of a build without TCP and MPI
+        self.assertRegex(calls, r"cmake --build --preset release -j \d+ --target tersor_faults_test\n")
+
+    def test_all_runs_each(self) -> None:
+        done, calls = self.run_test("--all")
+        self.assertEqual(done.returncode, 0)
+        for what in ("newest", "bench", "oldest", "wheel", "split-long", "grid-long", "preset fuzz"):
+            self.assertIn(what, calls)
+
     def test_each_stands_in_the_table(self) -> None:
         text = (REPOSITORY / "CONTRIBUTING.md").read_text()
         table = re.search(r"^\| part \|.*\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-        named = re.findall(r"^\| `([a-z-]+)` \|", table[1], re.MULTILINE)
-        self.assertEqual(run("--parts").stdout.split(), named)
+        self.assertEqual(self.parts(), re.findall(r"^\| `([a-z-]+)` \|", table[1], re.MULTILINE))
 
     def test_others_are_refused_with_the_names(self) -> None:
         for arguments in [("--part",), ("--part", "seeds", "sieve"), ("--most",), ("--all", "seeds")]:
-            refused = run(*arguments)
-            self.assertEqual((refused.returncode, refused.stdout), (2, ""), arguments)
+            refused, calls = self.run_test(*arguments)
+            self.assertEqual((refused.returncode, refused.stdout, calls), (2, "", ""), arguments)
             self.assertIn("fuzzing", refused.stderr)
 
 
