@@ -258,6 +258,29 @@ def test_nothing_but_zeros_keeps_the_residual(way: str) -> None:
 
 
 @everywhere
+@pytest.mark.parametrize(
+    ("codec", "algorithm"), [("int8+ef", "two-shot"), ("lowrank:rank=2+ef", "auto")]
+)
+def test_what_no_rank_brings_is_left_alone(codec: str, algorithm: Any, way: str) -> None:
+    options = {"codec": codec, "algorithm": algorithm}
+
+    def body(transport: Transport, make: Make) -> list[bytes]:
+        reducer = reducer_of(transport, make, **options)
+        other = reducer_of(transport.channel(), make, **options)
+        found = train(reducer, transport, make, range(1))
+        nothing = {name: make(numpy.ones(shape, numpy.float32)) for name, shape in SHAPES.items()}
+        for name, each in nothing.items():
+            reducer.ready(name, each, "nowhere")
+        reducer.wait()
+        assert not any(any(each.tobytes()) for each in nothing.values())
+        found += train(reducer, transport, make, range(1, 3))
+        assert found == train(other, transport, make, range(3))
+        return found
+
+    same_on_host(body, way)
+
+
+@everywhere
 @pytest.mark.parametrize("told_by", ["memory", "stream"])
 def test_auto_chooses_for_all_ranks_alike(told_by: str, way: str) -> None:
     def body(transport: Transport, make: Make) -> list[str]:
