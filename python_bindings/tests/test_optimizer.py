@@ -214,6 +214,11 @@ def changes_what_is_sent(rank: int, count: int) -> None:
         optimizer.step()
     assert same_weights(model, before)
     optimizer.zero_grad()
+    loss_of(model, rank, 0).backward()
+    model[0].weight.grad = model[0].weight.grad * 2
+    with pytest.raises(tersor.InvalidArgument, match=r"0.weight was changed while it was being"):
+        optimizer.step()
+    optimizer.zero_grad()
     plainly(model, optimizer, rank, 1)  # it is usable all the same
     assert not same_weights(model, before)
 

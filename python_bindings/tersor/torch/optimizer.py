@@ -360,12 +360,12 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._ready[name] = parameter.grad, local_shard(parameter.grad)._version
 
     def _changed(self) -> list[str]:
-        """Whose gradients PyTorch wrote to since they were sent; the reducer's writes are free."""
-        gradients = {name: self._parameters[name].grad for name in self._ready}
+        """Whose gradients were replaced, or written to by others than the reducer."""
         return [
             name
-            for name, gradient in gradients.items()
-            if gradient is None or local_shard(gradient)._version != self._ready[name][1]
+            for name, (gradient, version) in self._ready.items()
+            if self._parameters[name].grad is not gradient
+            or local_shard(gradient)._version != version
         ]
 
     def _make_dense(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
