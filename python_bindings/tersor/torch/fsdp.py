@@ -162,10 +162,10 @@ class ShardedHandle(Reporting):
         the sum over ranks, for any number of them (a collective call), of a model on one mesh. All
         tensors lie on the host.
         """
-        meshes = {one.layout.mesh_ranks for one in self._gradients}
-        if mode == "portable" and len(meshes) > 1:
+        meshes = _mesh_count(self._gradients)
+        if mode == "portable" and meshes > 1:
             raise InvalidArgument(
-                f"the model's modules are on {len(meshes)} meshes: residuals of experts are no sum "
+                f"the model's modules are on {meshes} meshes: residuals of experts are no sum "
                 'over all ranks; save the state of mode "exact"'
             )
         self._sender.prepare()
@@ -351,12 +351,17 @@ def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[st
 def _group_of(model: nn.Module, reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
     """The ranks of the model's mesh; of several, or several dimensions, all ranks there are."""
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    several = len({one.layout.mesh_ranks for one in reduces}) > 1
+    several = _mesh_count(reduces) > 1
     if meshes and all(mesh.ndim == 1 for mesh in meshes) and not several:
         return meshes[0].get_group()
     world: dist.ProcessGroup | None = dist.group.WORLD
     assert world is not None  # FSDP asks for it
     return world
+
+
+def _mesh_count(reduces: Iterable[GradientExchange]) -> int:
+    """How many meshes there are; a module without parameters of its own is on none."""
+    return len({ranks for one in reduces if (ranks := one.layout.mesh_ranks)})
 
 
 def _mesh_note(model: nn.Module, reduces: Iterable[GradientExchange]) -> list[str]:
