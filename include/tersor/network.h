@@ -91,6 +91,8 @@ class Wire {
     bool keeps_sent = false;  ///< what was sent comes, though its sender has ended: no goodbyes
     /// Takes memory of others; else payloads lie in blocks, but for the copied ones.
     bool sends_in_place = true;
+    /// Of each peer, for what nobody has asked for: beyond that its messages wait at their sender.
+    std::size_t most_unasked_bytes = std::size_t{16} << 20;
     std::size_t copied_bytes = 0;  ///< payloads of up to so many bytes are copied by `send`
     /// From how many bytes on payloads may lie on a device.
     std::size_t least_device_bytes = std::numeric_limits<std::size_t>::max();

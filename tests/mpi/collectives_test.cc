@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/comm/every_collective.h"
+#include "tests/comm/running_ahead.h"
 #include "tests/support/specs.h"
 
 namespace tersor {
@@ -42,6 +43,12 @@ TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
         allreduce(transport, values, options);
         expect_same_bits(values, wanted[own], codec);
       }
+}
+
+TEST(MpiCollectives, WhoRunsAheadTakesLittleMemory) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  if (transport.ranks() < 3) GTEST_SKIP() << "on 3 or more ranks";
+  testing::RunningAhead(transport).expect_bounded();
 }
 
 TEST(MpiCollectives, GridsHaveTheBitsOfThreads) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/comm/every_collective.h"
+#include "tests/comm/running_ahead.h"
 #include "tests/tcp/meeting.h"
 #include "tests/transport/ranks.h"
 
@@ -29,6 +30,11 @@ TEST(TcpCollectives, AllHaveTheBitsOfThreads) {
       });
       EXPECT_EQ(found, wanted) << codec << " on " << ranks;
     }
+}
+
+TEST(TcpCollectives, WhoRunsAheadTakesLittleMemory) {
+  run_ranks(tcp_transports(3),
+            [](Transport& ranks) { testing::RunningAhead(ranks).expect_bounded(); });
 }
 
 }  // namespace

@@ -101,7 +101,9 @@ class LateWire final : public Wire {
   LateWire(std::shared_ptr<LateNetwork> network, int rank, int ranks)
       : network_(std::move(network)), rank_(rank), ranks_(ranks) {}
 
-  Traits traits() const override { return {.copied_bytes = LateNetwork::kShortBytes}; }
+  Traits traits() const override {
+    return {.most_unasked_bytes = 4000, .copied_bytes = LateNetwork::kShortBytes};
+  }
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
   std::vector<int> host_names() const override {

@@ -37,6 +37,9 @@ class Endpoint {
   /// Forgets a batch that is not closed; its spans and its memory are not touched any more.
   void cancel(Batch& batch) { world_->cancel(box_, batch); }
 
+  /// Ranks that a batch has something for which has not left.
+  std::vector<int> unsent(const Batch& batch) const { return world_->unsent(batch); }
+
   /// Moves what is under way; never waits.
   void progress() {
     seen_ = box_.bell.rings();

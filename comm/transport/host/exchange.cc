@@ -36,6 +36,8 @@ std::vector<int> Exchange::missing() const {
       if (rank != channel().rank()) ranks.push_back(rank);
   }
   if (!ranks.empty()) return ranks;
+  ranks = channel().endpoint().unsent(batch_);
+  if (!ranks.empty()) return ranks;
   for (const Outgoing& outgoing : outgoing_) ranks.push_back(outgoing.peer);
   return ranks;
 }

@@ -13,10 +13,14 @@ namespace tersor::host {
 
 enum class Kind : std::uint8_t {
   kMessage = 1,
-  kFault = 2,     ///< the payload says why the sender gave up
-  kLeave = 3,     ///< the sender takes no more on this channel; `part` 1: nor on any other
-  kQuestion = 4,  ///< whom do you wait for up to `tag`? `part` is the question's number
-  kAnswer = 5,    ///< for rank `from`, in a call that is `envelope` under `tag`; -1: for nobody
+  kFault = 2,      ///< the payload says why the sender gave up
+  kLeave = 3,      ///< the sender takes no more on this channel; `part` 1: nor on any other
+  kQuestion = 4,   ///< whom do you wait for up to `tag`? `part` is the question's number
+  kAnswer = 5,     ///< for rank `from`, in a call that is `envelope` under `tag`; -1: for nobody
+  kAnnounced = 6,  ///< a message that waits at its sender, numbered in the order of these heads
+  kRequest = 7,    ///< for the one with the number `part`
+  kBody = 8,       ///< its payload
+  kRoom = 9,       ///< for `envelope.count` bytes more that nobody has asked for
 };
 
 struct Head {

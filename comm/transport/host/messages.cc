@@ -52,6 +52,7 @@ void World::post(Box& box, Batch& batch) {
   const std::lock_guard lock(gate_);
   if (batch.incoming.empty()) poll();  // who left should be known: nothing else tells
   if (faulty()) return;
+  check_room(box, batch);
   if (!batch.incoming.empty()) box.letters.open(batch);
   try {
     for (Outgoing& outgoing : batch.outgoing) send(box, batch, outgoing);
@@ -83,9 +84,7 @@ void World::send(int peer, Head head, Wire::Payload payload) {
 
 void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
   if (faulty()) return;
-  if (gone_from(box, outgoing.peer))
-    return raise_locked(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
-                        box.name(outgoing.peer) + " left");
+  if (gone_from(box, outgoing.peer)) return raise_left(batch.name, box, outgoing.peer);
   Head head = head_in(box, Kind::kMessage);
   head.envelope = batch.envelope;
   head.tag = batch.key.tag;
@@ -95,8 +94,10 @@ void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
   Wire::Payload payload{.bytes = outgoing.payload, .block = std::move(outgoing.block)};
   if (payload.block) payload.bytes = payload.block.bytes();
   const bool lent = !payload.block && payload.bytes.size() > traits_.copied_bytes;
-  if (lent || must_leave(batch)) payload.job = count_send(box, batch);
-  send(box.members[static_cast<std::size_t>(outgoing.peer)], head, std::move(payload));
+  const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
+  const bool goes = flow(peer).run_ahead(unasked_cost(payload.bytes.size()));
+  if (lent || must_leave(batch) || !goes) payload.job = count_send(box, batch, outgoing.peer);
+  goes ? send(peer, head, std::move(payload)) : hold(peer, head, std::move(payload));
 }
 
 // Who receives nothing may wait for something else next, where nobody polls: then what was copied
@@ -107,15 +108,14 @@ bool World::must_leave(const Batch& batch) const {
 
 // The batch is closed only once that has left; if straight from the owner's memory, the network may
 // read that even after an error.
-std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch) {
+std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch, int peer) {
   auto job = std::make_shared<Wire::Job>();
   job->keep_alive = batch.keep_alive;
   job->done = [this, &box](const Wire::Job& done) {
     const auto send = sends_.extract(&done);
-    if (send && send.mapped() != nullptr && box.letters.close_one(*send.mapped()))
-      gate_.ring(box.bell);
+    if (send && box.letters.close_one(*send.mapped().batch)) gate_.ring(box.bell);
   };
-  sends_[job.get()] = &batch;
+  sends_[job.get()] = {&batch, &box, peer};
   batch.open.fetch_add(1, std::memory_order_relaxed);
   return job;
 }
@@ -131,7 +131,15 @@ void World::seek_letter(Box& box, Batch& batch, Incoming& incoming) {
 void World::cancel(Box& box, Batch& batch) {
   const std::lock_guard lock(gate_);
   box.letters.cancel(batch);
-  std::erase_if(sends_, [&](const auto& send) { return send.second == &batch; });
+  std::erase_if(sends_, [&](const auto& send) { return send.second.batch == &batch; });
+}
+
+std::vector<int> World::unsent(const Batch& batch) const {
+  const std::lock_guard lock(gate_);
+  std::vector<int> ranks;
+  for (const auto& [job, sending] : sends_)
+    if (sending.batch == &batch) ranks.push_back(sending.peer);
+  return ranks;
 }
 
 void World::take(Wire::Arrival arrival) {
@@ -139,7 +147,14 @@ void World::take(Wire::Arrival arrival) {
   const Head head = head_of(arrival.head);
   switch (head.kind) {
     case Kind::kMessage:
+    case Kind::kAnnounced:
       return take_message(head, std::move(arrival));
+    case Kind::kRequest:
+      return take_request(head, arrival.peer);
+    case Kind::kBody:
+      return take_body(head, std::move(arrival));
+    case Kind::kRoom:
+      return flow(arrival.peer).take_room(head.envelope.count);
     case Kind::kFault:
       return hear_fault(arrival);
     case Kind::kLeave:
@@ -159,10 +174,18 @@ void World::take_message(const Head& head, Wire::Arrival arrival) {
   letter.envelope = head.envelope;
   letter.key = {.tag = head.tag, .part = head.part};
   letter.from = head.from;
-  letter.there = arrival.whole;
+  letter.box = &box;
+  letter.announced = head.kind == Kind::kAnnounced;
+  letter.there = arrival.whole && !letter.announced;
   letter.payload = std::move(arrival.payload);
   letter.arrival.peer = arrival.peer;
   if (!arrival.whole) letter.arrival = std::move(arrival);
+  if (letter.announced) {
+    letter.number = flow(letter.arrival.peer).heard_of++;
+    coming_[{letter.arrival.peer, letter.number}] = &letter;
+  } else {
+    letter.cost = unasked_cost(head.envelope.bytes);
+  }
   box.letters.claim(letter) ? paired(box, letter) : check_stray(box, letter);
 }
 
@@ -184,24 +207,30 @@ void World::paired(Box& box, WireLetter& letter) {
   if (!Letterbox::fits(letter))
     return raise_locked(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
                         Letterbox::misfit(letter, box.name(letter.from)));
+  make_room(letter);
   if (letter.there) return deliver(box, letter);
-  if (!letter.receiving) receive_rest(box, letter);
+  if (letter.announced) return ask_for(letter);
+  if (!letter.receiving) receive_rest(letter);
   wake_for(box, batch);
 }
 
-void World::receive_rest(Box& box, WireLetter& letter) {
+void World::receive_rest(WireLetter& letter) {
   letter.receiving = true;
-  BlockPool* wish = letter.batch->pool;
+  BlockPool* wish = letter.batch == nullptr ? nullptr : letter.batch->pool;
   if (!letter.payload)
     letter.payload = (wish == nullptr ? pools().host() : *wish).take(letter.envelope.bytes);
   auto job = std::make_shared<Wire::Job>();
   job->memory = letter.payload;
-  job->done = [this, &box, &letter](const Wire::Job&) {
+  job->done = [this, &letter](const Wire::Job&) {
     letter.there = true;
-    if (letter.dropped) return drop(letter);
-    if (letter.incoming != nullptr) deliver(box, letter);
+    came(letter);
   };
   wire_->receive_rest(letter.arrival, letter.payload.writable(), job);
+}
+
+void World::came(WireLetter& letter) {
+  if (letter.box == nullptr) return drop(letter);
+  if (letter.incoming != nullptr) deliver(*letter.box, letter);
 }
 
 void World::deliver(Box& box, WireLetter& letter) {
@@ -219,15 +248,18 @@ WireLetter& World::new_letter() {
   if (state_->free_letters.empty()) return state_->letters.emplace_back();
   WireLetter& letter = *state_->free_letters.back();
   state_->free_letters.pop_back();
-  letter.receiving = letter.dropped = false;
+  letter.receiving = letter.asked = false;
   return letter;
 }
 
 // What is under way goes when it is there.
 void World::drop(WireLetter& letter) {
   letter.payload = {};
-  letter.dropped = true;
-  if (letter.there || !letter.receiving) state_->free_letters.push_back(&letter);
+  letter.box = nullptr;
+  make_room(letter);
+  if (!letter.there && (letter.receiving || letter.asked)) return;
+  if (letter.announced) coming_.erase({letter.arrival.peer, letter.number});
+  state_->free_letters.push_back(&letter);
 }
 
 // A thread that sleeps until its next batch can be closed at the earliest is woken by what closes

@@ -41,7 +41,9 @@ void World::answer_questions() {
       head.kind = Kind::kAnswer;
       head.channel = question.channel;
       head.part = question.part;
-      const Awaited awaited = this->awaited(question.channel, question.tag);
+      const auto box = state_->boxes.find(question.channel);
+      const Awaited awaited =
+          box == state_->boxes.end() ? Awaited{} : this->awaited(*box->second, question.tag);
       head.from = awaited.rank;
       head.tag = awaited.tag;
       head.envelope = awaited.envelope;
@@ -51,10 +53,16 @@ void World::answer_questions() {
     }
 }
 
-// Nobody waits in a channel that is not joined yet, or over.
-Awaited World::awaited(std::uint64_t id, std::uint32_t tag) const {
-  const auto found = state_->boxes.find(id);
-  return found == state_->boxes.end() ? Awaited{} : found->second->letters.awaited(tag);
+// For whose message, or for who takes one, whichever call began first.
+Awaited World::awaited(const Box& box, std::uint32_t tag) const {
+  Awaited first = box.letters.awaited(tag);
+  for (const auto& [job, sending] : sends_) {
+    const std::uint32_t own = sending.batch->key.tag;
+    if (sending.box != &box || (own > tag && own != kUnorderedTag)) continue;
+    if (own > first.tag || (own == first.tag && first.rank != kAnyRank)) continue;
+    first = {sending.peer, own, sending.batch->envelope};
+  }
+  return first;
 }
 
 // Who waits in vain for this rank itself calls something else.
@@ -100,7 +108,7 @@ void World::put_locked(Box& box, Question& question) {
 // Whom a rank waits for; nobody where it is silent.
 Awaited World::ask(Box& box, Question question) {
   std::unique_lock lock(gate_);
-  if (question.peer == box.rank) return box.letters.awaited(question.tag);
+  if (question.peer == box.rank) return awaited(box, question.tag);
   if (question.number == 0) put_locked(box, question);
   if (question.number == 0) return {};
   const Waiting here(waiting_);

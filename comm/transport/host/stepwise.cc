@@ -56,7 +56,9 @@ void Stepwise::take() {
 
 std::vector<int> Stepwise::missing() const {
   const HostStep& step = steps_[now_];
-  return {step.from == HostStep::kNobody ? step.to : step.from};
+  const bool has_come =
+      step.from == HostStep::kNobody || incoming_.arrived.load(std::memory_order_acquire);
+  return {has_come && step.to != HostStep::kNobody ? step.to : step.from};
 }
 
 }  // namespace tersor::host

@@ -19,7 +19,10 @@ void MessageHead::check(int peer) const {
                        "version of Tersor");
 }
 
-std::size_t MessageHead::payload_bytes() const { return host::head_of(*this).envelope.bytes; }
+std::size_t MessageHead::payload_bytes() const {
+  const host::Head head = host::head_of(*this);
+  return head.kind == host::Kind::kAnnounced ? 0 : head.envelope.bytes;
+}
 
 bool MessageHead::is_fault() const { return host::head_of(*this).kind == host::Kind::kFault; }
 

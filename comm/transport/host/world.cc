@@ -38,7 +38,9 @@ World::World(std::unique_ptr<Wire> wire)
       wire_(state_->wire.get()),
       gate_(wire_->shared().gate),
       traits_(wire_->traits()),
-      host_names_(wire_->host_names()) {
+      host_names_(wire_->host_names()),
+      flows_(static_cast<std::size_t>(wire_->ranks()),
+             Flow(unasked_window(traits_.most_unasked_bytes, wire_->ranks()))) {
   {
     const std::lock_guard lock(gate_);
     everybody_ = &box_of(Signature().value());
@@ -129,6 +131,7 @@ void World::leave(Box& box) {
   wire_->note_use();
   const std::lock_guard lock(gate_);
   --present_;
+  if (present_ == 0) held_.clear();
   if (!wire_->right_thread()) return;
   if (faulty()) return tell_more();
   Head head = head_in(box, Kind::kLeave);
@@ -150,9 +153,11 @@ void World::take_leave(const Head& head, int peer) {
   std::vector<Box*> concerned{&box};
   if (head.part == 1) {
     gone_.insert(peer);
+    check_announced(peer);
     concerned.clear();
     for (auto& [id, other] : state_->boxes) concerned.push_back(other.get());
   }
+  drop_held(peer, head.part == 1 ? nullptr : &box);
   for (Box* each : concerned) {
     check_abandoned(*each);
     drop_if_over(*each);
@@ -164,7 +169,11 @@ void World::release(Box& box) {
   if (&box == everybody_ || !wire_->running()) return;
   const std::lock_guard lock(gate_);
   box.released = true;
-  drop_if_over(box);
+  try {
+    drop_if_over(box);
+  } catch (const std::exception& error) {
+    raise_locked(error.what());
+  }
 }
 
 // Once all have left, or after a fault, no message for it is taken any more.
@@ -192,8 +201,12 @@ void World::check_abandoned(Box& box) {
   if (box.members.empty()) return;  // nobody here has joined it yet
   const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
   if (!found.has_value()) return;
-  const std::string who = found->peer == kAnyRank ? "every other rank" : box.name(found->peer);
-  raise_locked(std::string(found->operation) + " on " + box.name(box.rank) + ": " + who + " left");
+  raise_left(found->operation, box, found->peer);
+}
+
+void World::raise_left(std::string_view operation, const Box& box, int who) {
+  const std::string name = who == kAnyRank ? "every other rank" : box.name(who);
+  raise_locked(std::string(operation) + " on " + box.name(box.rank) + ": " + name + " left");
 }
 
 void World::raise(const std::string& cause) {
@@ -212,6 +225,7 @@ void World::poison_locked(const std::string& cause) {
   wire_->note_poisoned();
   fault_ = cause;
   faulty_.store(true, std::memory_order_release);
+  held_.clear();
   ring_all();
 }
 

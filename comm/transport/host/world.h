@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/transport/host/flow.h"
 #include "comm/transport/host/gate.h"
 #include "comm/transport/host/head.h"
 #include "comm/transport/host/letterbox.h"
@@ -25,11 +26,17 @@
 
 namespace tersor::host {
 
-/// A message that came, until it is delivered.
+struct Box;
+
+/// A message that came, or was announced, until it is delivered.
 struct WireLetter : Letter {
-  Wire::Arrival arrival;   ///< of one that is there, the peer alone
-  bool receiving = false;  ///< its payload is under way
-  bool dropped = false;    ///< its box is gone
+  Wire::Arrival arrival;     ///< of one that is there, the peer alone
+  Box* box = nullptr;        ///< null once that is gone
+  std::size_t cost = 0;      ///< of the room of those that nobody has asked for
+  bool announced = false;    ///< it waits at its sender,
+  std::uint32_t number = 0;  ///< as the one with this number,
+  bool asked = false;        ///< and is to come
+  bool receiving = false;    ///< its payload is under way
 };
 
 /// One channel, as this rank sees it. Made by the first message for it or by `join`.
@@ -105,11 +112,22 @@ class World {
   /// Asks along who waits for whom under the tag of an operation, up to one who waits for nobody,
   /// is silent, or calls something else.
   Culprit culprit(Box& box, Question question, std::string_view name);
+  std::vector<int> unsent(const Batch& batch) const;
   TransferCounters counters(const Box& box) const;
   std::vector<int> hosts(const Box& box) const;
 
  private:
   struct State;  // what must live on where the network may still touch it
+  struct Sending {
+    Batch* batch;
+    Box* box;
+    int peer;  // in the box
+  };
+  struct Held {
+    std::uint64_t channel;
+    Wire::Payload payload;
+  };
+  using Number = std::pair<int, std::uint32_t>;  // of a message that was announced, and its peer
 
   Wire::Parting parting();
   bool said_goodbye();
@@ -121,7 +139,7 @@ class World {
 
   // With the lock held.
   Box& box_of(std::uint64_t id);
-  Awaited awaited(std::uint64_t id, std::uint32_t tag) const;
+  Awaited awaited(const Box& box, std::uint32_t tag) const;
   void drop_if_over(Box& box);
   Head head_in(const Box& box, Kind kind) const;
   bool poll();
@@ -136,12 +154,23 @@ class World {
   void send(int peer, Head head, Wire::Payload payload = {});
   void send(Box& box, Batch& batch, Outgoing& outgoing);
   bool must_leave(const Batch& batch) const;
-  std::shared_ptr<Wire::Job> count_send(Box& box, Batch& batch);
+  std::shared_ptr<Wire::Job> count_send(Box& box, Batch& batch, int peer);
+  Flow& flow(int peer) { return flows_[static_cast<std::size_t>(peer)]; }
+  const Flow& flow(int peer) const { return flows_[static_cast<std::size_t>(peer)]; }
+  void check_room(const Box& box, const Batch& batch) const;
+  void hold(int peer, Head head, Wire::Payload payload);
+  void take_request(const Head& head, int peer);
+  void drop_held(int peer, const Box* box);
+  void check_announced(int peer);
+  void ask_for(WireLetter& letter);
+  void take_body(const Head& head, Wire::Arrival arrival);
+  void make_room(WireLetter& letter);
   void seek_letter(Box& box, Batch& batch, Incoming& incoming);
   bool is_sender(const Box& box, int from, int peer) const;
   void refuse(int peer);
   void paired(Box& box, WireLetter& letter);
-  void receive_rest(Box& box, WireLetter& letter);
+  void receive_rest(WireLetter& letter);
+  void came(WireLetter& letter);
   void deliver(Box& box, WireLetter& letter);
   WireLetter& new_letter();
   void drop(WireLetter& letter);
@@ -150,6 +179,7 @@ class World {
   bool gone(const Box& box, int peer) const;
   bool gone_from(const Box& box, int rank) const;
   void check_abandoned(Box& box);
+  void raise_left(std::string_view operation, const Box& box, int who);
   void raise_locked(const std::string& cause);
   void poison_locked(const std::string& cause);
   void ring_all();
@@ -170,7 +200,10 @@ class World {
   std::vector<int> host_names_;                  // by rank of the world
   int present_ = 1;                              // channels that are not left
   std::set<int> gone_;                           // who left all channels, by rank of the world
-  std::map<const Wire::Job*, Batch*> sends_;     // that batches count, under way
+  std::map<const Wire::Job*, Sending> sends_;    // that batches count, under way
+  std::vector<Flow> flows_;                      // by rank of the world
+  std::map<Number, Held> held_;                  // until the peer asks for it
+  std::map<Number, WireLetter*> coming_;         // whose body has not come
   std::uint32_t asked_ = 0;                      // questions of our own
   std::map<std::uint32_t, Awaited> answers_;     // as they came, by question
   std::vector<std::pair<Head, int>> questions_;  // of others, by rank of the world

@@ -50,8 +50,9 @@ void Network::leave(int rank) {
 
 // Between hosts payloads take their time. Words of the transport itself do not.
 bool Network::crosses_link(int peer, const Wire::Arrival& arrival) const {
+  const host::Kind kind = host::head_of(arrival.head).kind;
   return emulated() && host_of(peer) != host_of(arrival.peer) &&
-         host::head_of(arrival.head).kind == host::Kind::kMessage;
+         (kind == host::Kind::kMessage || kind == host::Kind::kBody);
 }
 
 void Network::send(int peer, Wire::Arrival arrival, std::size_t bytes) {
@@ -135,6 +136,7 @@ bool InProcessWire::end(Parting) {
 void InProcessWire::send(int peer, MessageHead head, Payload payload) {
   network_->send(peer, {.head = head, .payload = std::move(payload.block), .peer = rank_},
                  wire_bytes(payload.bytes.size()));
+  if (payload.job != nullptr && payload.job->done) payload.job->done(*payload.job);
 }
 
 void InProcessWire::receive_rest(const Arrival& arrival, ByteSpan,

@@ -1,0 +1,109 @@
+// Messages that wait at their sender until they are asked for, and how far the others may run
+// ahead: flow.h.
+#include <string>
+#include <utility>
+
+#include "comm/transport/host/state.h"
+#include "comm/transport/host/world.h"
+
+namespace tersor::host {
+
+// What is announced takes memory too, at the peer.
+void World::check_room(const Box& box, const Batch& batch) const {
+  for (const Outgoing& outgoing : batch.outgoing) {
+    const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
+    if (flow(peer).waiting < Flow::kMostWaiting) continue;
+    throw InvalidArgument(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
+                          std::to_string(Flow::kMostWaiting) + " messages to " +
+                          box.name(outgoing.peer) +
+                          " wait until it takes them: wait for their handles first");
+  }
+}
+
+// Whom it goes to may ask for it while it is still being announced.
+void World::hold(int peer, Head head, Wire::Payload payload) {
+  if (!payload.block && payload.job->keep_alive == nullptr) {
+    payload.block = in_block(payload.bytes);
+    payload.bytes = payload.block.bytes();
+  }
+  head.kind = Kind::kAnnounced;
+  head.envelope.bytes = payload.bytes.size();
+  ++flow(peer).waiting;
+  held_[{peer, flow(peer).announced++}] = {head.channel, std::move(payload)};
+  wire_->send(peer, to_message_head(head), {});
+}
+
+void World::take_request(const Head& head, int peer) {
+  auto found = held_.extract({peer, head.part});
+  if (!found) return;
+  --flow(peer).waiting;
+  Head body;
+  body.kind = Kind::kBody;
+  body.part = head.part;
+  send(peer, body, std::move(found.mapped().payload));
+}
+
+// Whose it was may have gone since, in an error. Of rank `peer` of the world, which left a channel
+// or, null, all.
+void World::drop_held(int peer, const Box* box) {
+  for (auto held = held_.lower_bound({peer, 0});
+       held != held_.end() && held->first.first == peer;) {
+    const auto sending = sends_.find(held->second.payload.job.get());
+    if (box != nullptr && held->second.channel != box->id) {
+      ++held;
+    } else if (sending == sends_.end()) {
+      held = held_.erase(held);
+    } else {
+      const Sending& late = sending->second;
+      return raise_left(late.batch->name, *late.box, late.peer);
+    }
+  }
+}
+
+// What it announced goes with it.
+void World::check_announced(int peer) {
+  for (auto letter = coming_.lower_bound({peer, 0}); letter != coming_.end(); ++letter) {
+    if (letter->first.first != peer) return;
+    const WireLetter& late = *letter->second;
+    if (late.batch != nullptr) return raise_left(late.batch->name, *late.box, late.from);
+  }
+}
+
+// Nothing of the letter is touched after that: it may be here, and gone.
+void World::ask_for(WireLetter& letter) {
+  if (std::exchange(letter.asked, true)) return;
+  if (gone_.contains(letter.arrival.peer))
+    return raise_left(letter.batch->name, *letter.box, letter.from);
+  Head request;
+  request.kind = Kind::kRequest;
+  request.part = letter.number;
+  send(letter.arrival.peer, request);
+}
+
+void World::take_body(const Head& head, Wire::Arrival arrival) {
+  const auto found = coming_.extract({arrival.peer, head.part});
+  if (!found || found.mapped()->envelope.bytes != head.envelope.bytes)
+    return raise_locked("rank " + std::to_string(arrival.peer) +
+                        " sends what it has not announced");
+  WireLetter& letter = *found.mapped();
+  letter.announced = false;
+  letter.there = arrival.whole;
+  letter.payload = std::move(arrival.payload);
+  letter.arrival = std::move(arrival);
+  if (letter.there) return came(letter);
+  receive_rest(letter);
+  if (letter.batch != nullptr) wake_for(*letter.box, *letter.batch);
+}
+
+// It takes no room any more that its sender has not been given. Who is gone sends nothing.
+void World::make_room(WireLetter& letter) {
+  const int peer = letter.arrival.peer;
+  const std::size_t room = flow(peer).asked_for(std::exchange(letter.cost, 0));
+  if (room == 0 || faulty() || gone_.contains(peer) || !wire_->right_thread()) return;
+  Head head;
+  head.kind = Kind::kRoom;
+  head.envelope.count = room;
+  send(peer, head);
+}
+
+}  // namespace tersor::host

@@ -1,0 +1,133 @@
+// How far a rank runs ahead of one that asks for nothing, and that what is asked for always comes.
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/transport/calls.h"
+#include "tests/transport/late_wire.h"
+#include "tests/transport/ranks.h"
+
+namespace tersor::test {
+namespace {
+
+class TransportFlow : public OnFabric {};
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, TransportFlow, ::testing::ValuesIn(fabrics()), fabric_name);
+INSTANTIATE_TEST_SUITE_P(Late, TransportFlow, ::testing::Values(late_fabric()), fabric_name);
+
+constexpr std::size_t kMostUnasked = Wire::Traits().most_unasked_bytes;
+
+void meet(Transport& transport) { transport.barrier(operation_of(transport)).wait_synchronize(); }
+
+/// Messages from rank 0 to rank 1, each under a tag of its own.
+struct Letters {
+  Letters(Transport& transport, std::size_t count, std::size_t bytes)
+      : contents(std::make_shared<std::vector<std::byte>>(pattern(bytes, 0, 1))) {
+    for (std::size_t i = 0; i < count; ++i) {
+      operations.push_back(operation_of(transport));
+      operations.back().keep_alive = contents;
+    }
+  }
+  ConstByteSpan bytes() const { return *contents; }
+
+  std::shared_ptr<std::vector<std::byte>> contents;
+  std::vector<Operation> operations;
+};
+
+/// Begins to send all, waits until the other rank knows, and counts what is done.
+std::size_t sent_ahead(Transport& transport, Transport& other, const Letters& letters,
+                       std::vector<Handle>& handles) {
+  for (const Operation& operation : letters.operations)
+    handles.push_back(transport.send(operation, 1, letters.bytes()));
+  meet(other);
+  std::size_t done = 0;
+  for (Handle& handle : handles) done += handle.test() ? 1 : 0;
+  meet(other);
+  return done;
+}
+
+/// Last ones first.
+void take_all(Transport& transport, const Letters& letters) {
+  for (std::size_t i = letters.operations.size(); i-- > 0;) {
+    Handle handle = transport.receive(letters.operations[i], 0, letters.bytes().size());
+    handle.wait_synchronize();
+    ASSERT_TRUE(same_bytes(handle.received(0), letters.bytes())) << i;
+  }
+}
+
+void run_ahead(Transport& transport, std::size_t count, std::size_t bytes) {
+  const auto other = transport.channel();
+  const Letters letters(transport, count, bytes);
+  if (transport.rank() == 0) {
+    std::vector<Handle> handles;
+    EXPECT_LE(sent_ahead(transport, *other, letters, handles) * bytes, kMostUnasked);
+    for (Handle& handle : handles) handle.wait_synchronize();
+  } else {
+    meet(*other);
+    meet(*other);
+    if (transport.rank() == 1) take_all(transport, letters);
+  }
+  meet(transport);
+}
+
+TEST_P(TransportFlow, WhatNobodyAsksForIsBoundedAndComesInAnyOrder) {
+  run(3, [](Transport& transport) {
+    run_ahead(transport, 60, 400'000);
+    run_ahead(transport, 8'000, 100);
+    run_ahead(transport, 2, kMostUnasked + 1);
+    run_ahead(transport, 60, 400'000);  // there is as much room as before
+  });
+}
+
+// Messages of one tag come in their order, those that went ahead and those that waited.
+TEST_P(TransportFlow, EqualTagsKeepTheirOrder) {
+  constexpr std::size_t kCount = 60, kBytes = 700'000;
+  run(2, [](Transport& transport) {
+    const Operation operation = operation_of(transport);
+    std::vector<Handle> handles;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const auto contents = pattern(i % 2 == 0 ? kBytes : 10, 0, static_cast<int>(i));
+      Operation owned = operation;
+      const auto kept = std::make_shared<std::vector<std::byte>>(contents);
+      owned.keep_alive = kept;
+      if (transport.rank() == 0) {
+        handles.push_back(transport.send(owned, 1, *kept));
+      } else {
+        Handle handle = transport.receive(operation, 0, kBytes);
+        handle.wait_synchronize();
+        EXPECT_TRUE(same_bytes(handle.received(0), contents)) << i;
+      }
+    }
+    for (Handle& handle : handles) handle.wait_synchronize();
+    meet(transport);
+  });
+}
+
+// A sender that waits is told when nobody will ask any more; who is asked names it, and not others.
+TEST_P(TransportFlow, WhoLeavesWithoutTakingItIsNamed) {
+  const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
+    auto channel = transport.channel();
+    if (transport.rank() == 0)
+      channel->send(operation_of(*channel, "giving"), 1, pattern(kMostUnasked + 1, 0, 1))
+          .wait_synchronize();
+    if (transport.rank() == 1) channel = nullptr;
+    transport.barrier(operation_of(transport)).wait_synchronize();
+  });
+  expect_all_fail(errors, {"giving on rank 0: rank 1 left"});
+}
+
+TEST_P(TransportFlow, WhoDoesNotTakeItIsNamedAtTheDeadline) {
+  const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
+    Operation giving = operation_of(transport, "giving"), after = operation_of(transport, "after");
+    giving.timeout = std::chrono::milliseconds(300);
+    if (transport.rank() == 0)
+      transport.send(giving, 1, pattern(kMostUnasked + 1, 0, 1)).wait_synchronize();
+    if (transport.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+    transport.barrier(after).wait_synchronize();
+  });
+  expect_all_fail(errors, {"giving on rank 0: no message from rank 1 within 300 ms"});
+}
+
+}  // namespace
+}  // namespace tersor::test
