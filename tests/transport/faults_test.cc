@@ -67,6 +67,22 @@ TEST_P(TransportFaults, AnExchangeNamesWhoDoesNotSend) {
   EXPECT_TRUE(contains(errors[0], "star on rank 0: no message from rank 2 within")) << errors[0];
 }
 
+// Rank 2 waits for rank 1 alone, which waits for rank 2 as well, and for one that is silent.
+TEST_P(TransportFaults, AllThatARankWaitsForAreAskedAlong) {
+  const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
+    const int rank = transport.rank();
+    const Operation operation{
+        .name = "round", .tag = 3, .timeout = rank == 2 ? std::chrono::milliseconds(1s) : 20s};
+    const std::vector<ReceiveFrom> from = {{0, 0}, {2, 0}}, from_first = {{1, 0}};
+    Handle handle;
+    if (rank != 0) handle = transport.exchange(operation, {}, rank == 1 ? from : from_first);
+    transport.channel()->barrier({.name = "meeting"}).wait_synchronize();
+    if (rank != 0) handle.wait_synchronize();
+  });
+  EXPECT_TRUE(contains(errors[2], "round on rank 2: no message from rank 0 within")) << errors[2];
+  EXPECT_TRUE(contains(errors[1], errors[2])) << errors[1];
+}
+
 // But whom it waits for.
 TEST_P(TransportFaults, WhoWaitsInAnEarlierOperationIsNotNamed) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {

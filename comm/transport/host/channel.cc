@@ -7,8 +7,8 @@
 namespace tersor::host {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestQuestion{250};  // who is there answers sooner
-constexpr std::chrono::hours kLongestTimeout{24 * 365};     // so that deadlines do not overflow
+constexpr std::chrono::milliseconds kLongestQuestion{1000};  // who is there answers sooner
+constexpr std::chrono::hours kLongestTimeout{24 * 365};      // so that deadlines do not overflow
 
 // While a device copies: shorter than it takes for a chunk.
 constexpr std::chrono::microseconds kCopyNap{20};
@@ -165,29 +165,17 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
   return copying ? std::min(until, Clock::now() + kCopyNap) : until;
 }
 
-// Whom it waits for in vain; or how one of those differs from whom it holds up. All are asked at
-// once: who is dead takes no time from the others.
+// Whom it waits for in vain; or how one of those differs from whom it holds up.
 std::string Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   const std::string within = " within " + std::to_string(operation.timeout.count()) + " ms";
   if (transfer.copying()) return "the operation's stream has not come to its copies" + within;
-  std::vector<Question> questions;
-  for (const int rank : transfer.missing()) {
-    questions.push_back({.peer = rank, .tag = operation.tag});
-    endpoint_->put(questions.back());
-  }
-  std::vector<int> culprits;
-  const auto until = Clock::now() + std::min(operation.timeout / 2, kLongestQuestion);
-  for (Question& question : questions) {
-    const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
-    question.patience = std::max(left, std::chrono::milliseconds(0));
-    Culprit culprit = endpoint_->culprit(question, operation.name);
-    if (!culprit.difference.empty()) return culprit.difference;
-    culprits.push_back(culprit.rank);
-  }
-  std::sort(culprits.begin(), culprits.end());
-  culprits.erase(std::unique(culprits.begin(), culprits.end()), culprits.end());
-  return "no message from " + names(*endpoint_, culprits) + within;
+  const Question question{.name = operation.name,
+                          .tag = operation.tag,
+                          .patience = std::min(operation.timeout / 2, kLongestQuestion)};
+  const Culprits culprits = endpoint_->culprits(question, transfer.missing());
+  if (!culprits.difference.empty()) return culprits.difference;
+  return "no message from " + names(*endpoint_, culprits.ranks) + within;
 }
 
 void Channel::fail_late(const HostTransfer& transfer) {

@@ -55,9 +55,8 @@ class Endpoint {
   bool faulty() const { return world_->faulty(); }
   /// The first cause; empty where there is none.
   std::string fault() const { return world_->fault(); }
-  void put(Question& question) { world_->put(box_, question); }
-  Culprit culprit(const Question& question, std::string_view name) {
-    return world_->culprit(box_, question, name);
+  Culprits culprits(const Question& question, std::span<const int> late) {
+    return world_->culprits(box_, question, late);
   }
 
   /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.

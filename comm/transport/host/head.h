@@ -16,7 +16,7 @@ enum class Kind : std::uint8_t {
   kFault = 2,      ///< the payload says why the sender gave up
   kLeave = 3,      ///< the sender takes no more on this channel; `part` 1: nor on any other
   kQuestion = 4,   ///< whom do you wait for up to `tag`? `part` is the question's number
-  kAnswer = 5,     ///< for rank `from`, in a call that is `envelope` under `tag`; -1: for nobody
+  kAnswer = 5,     ///< for the ranks in the payload, in a call that is `envelope` under `tag`
   kAnnounced = 6,  ///< a message that waits at its sender, numbered in the order of these heads
   kRequest = 7,    ///< for the one with the number `part`
   kBody = 8,       ///< its payload

@@ -106,15 +106,23 @@ bool Letterbox::close_one(Batch& batch) {
 }
 
 Awaited Letterbox::awaited(std::uint32_t tag) const {
-  Awaited first{.tag = kUnorderedTag};
+  Awaited first;
   for (const Batch* batch : open_) {
     const std::uint32_t own = batch->key.tag;
-    if (own > first.tag || (own > tag && own != kUnorderedTag)) continue;
+    if (own > tag && own != kUnorderedTag) continue;
     for (const Incoming& incoming : batch->incoming)
       if (waits(incoming) && incoming.peer != kAnyRank)
-        first = {incoming.peer, own, batch->envelope};
+        first.add(incoming.peer, own, batch->envelope);
   }
   return first;
+}
+
+void Awaited::add(int rank, std::uint32_t of, const Envelope& call) {
+  if (of > tag) return;
+  if (of < tag) ranks.clear();
+  tag = of;
+  envelope = call;
+  if (std::ranges::find(ranks, rank) == ranks.end()) ranks.push_back(rank);
 }
 
 std::string rank_name(int rank, int world_rank, bool whole) {

@@ -28,9 +28,12 @@ struct Letter {
 
 /// Whom a rank waits for, and in which call.
 struct Awaited {
-  int rank = kAnyRank;  ///< nobody
-  std::uint32_t tag = 0;
+  std::vector<int> ranks = {};
+  std::uint32_t tag = kUnorderedTag;
   Envelope envelope = {};
+
+  /// Whoever is waited for in the call that began first.
+  void add(int rank, std::uint32_t of, const Envelope& call);
 };
 
 /// Letters and batches meet here by sender and key, each in the order of coming.

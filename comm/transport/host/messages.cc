@@ -162,8 +162,7 @@ void World::take(Wire::Arrival arrival) {
     case Kind::kQuestion:
       return take_question(head, arrival.peer);
     case Kind::kAnswer:
-      answers_[head.part] = {head.from, head.tag, head.envelope};
-      return;
+      return take_answer(head, arrival.payload.bytes());
   }
 }
 

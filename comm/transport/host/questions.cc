@@ -1,7 +1,12 @@
 // Who waits for whom: asked of those who are waited for, so that whoever is late is named and not
 // those who wait for it.
+#include <cstring>
 #include <exception>
+#include <map>
 #include <mutex>
+#include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -13,14 +18,9 @@ namespace {
 
 /// Whether two ranks wait in different calls under one tag. Of sums another count is found at once.
 bool differ(const Awaited& one, const Awaited& other) {
-  return one.rank != kAnyRank && one.tag == other.tag &&
+  return !one.ranks.empty() && !other.ranks.empty() && one.tag == other.tag &&
          (one.envelope.call != other.envelope.call ||
           one.envelope.signature != other.envelope.signature);
-}
-
-Awaited valid(const Awaited& answer, const Box& box) {
-  const bool is_rank = answer.rank >= 0 && answer.rank < static_cast<int>(box.members.size());
-  return is_rank ? answer : Awaited{};
 }
 
 }  // namespace
@@ -37,91 +37,168 @@ void World::answer_questions() {
   if (questions_.empty()) return;
   questioned_.store(false, std::memory_order_relaxed);
   for (const auto& [question, peer] : std::exchange(questions_, {})) try {
+      const auto box = state_->boxes.find(question.channel);
+      const Awaited awaited =
+          box == state_->boxes.end() ? Awaited{} : this->awaited(*box->second, question.tag);
       Head head;
       head.kind = Kind::kAnswer;
       head.channel = question.channel;
       head.part = question.part;
-      const auto box = state_->boxes.find(question.channel);
-      const Awaited awaited =
-          box == state_->boxes.end() ? Awaited{} : this->awaited(*box->second, question.tag);
-      head.from = awaited.rank;
       head.tag = awaited.tag;
       head.envelope = awaited.envelope;
-      if (!faulty()) send(peer, head);
+      const Block ranks = in_block(std::as_bytes(std::span(awaited.ranks)));
+      if (!faulty()) send(peer, head, {ranks.bytes(), ranks});
     } catch (const std::exception& error) {
       raise_locked(error.what());
     }
 }
 
-// For whose message, or for who takes one, whichever call began first.
+void World::take_answer(const Head& head, ConstByteSpan ranks) {
+  Awaited& answer = answers_[head.part];
+  answer.tag = head.tag;
+  answer.envelope = head.envelope;
+  answer.ranks.resize(ranks.size() / sizeof(int));
+  if (!answer.ranks.empty())
+    std::memcpy(answer.ranks.data(), ranks.data(), answer.ranks.size() * sizeof(int));
+}
+
+// For whose messages, or for who takes some, in the call that began first.
 Awaited World::awaited(const Box& box, std::uint32_t tag) const {
   Awaited first = box.letters.awaited(tag);
   for (const auto& [job, sending] : sends_) {
-    const std::uint32_t own = sending.batch->key.tag;
-    if (sending.box != &box || (own > tag && own != kUnorderedTag)) continue;
-    if (own > first.tag || (own == first.tag && first.rank != kAnyRank)) continue;
-    first = {sending.peer, own, sending.batch->envelope};
+    const Batch& batch = *sending.batch;
+    if (sending.box != &box || (batch.key.tag > tag && batch.key.tag != kUnorderedTag)) continue;
+    first.add(sending.peer, batch.key.tag, batch.envelope);
   }
   return first;
 }
 
-// Who waits in vain for this rank itself calls something else.
-Culprit World::culprit(Box& box, Question question, std::string_view name) {
-  const int peer = question.peer;
-  int asked = box.rank;
-  Awaited before = ask(box, {asked, question.tag});
-  for (std::size_t hops = 0; hops < box.members.size(); ++hops) {
-    const Awaited next = ask(box, question);
-    if (next.rank == kAnyRank) return {question.peer == box.rank ? asked : question.peer};
-    if (differ(before, next)) {
-      const std::string who = box.name(question.peer), seen = ", seen from " + box.name(asked);
-      return {question.peer,
-              difference(before.envelope, next.envelope, who, hops == 0 ? name : "an operation") +
-                  (hops == 0 ? "" : seen)};
+/// One search, from those who are late along to those whom they wait for. Who waits in vain for
+/// this rank itself calls something else.
+class World::Inquiry {
+ public:
+  Inquiry(World& world, Box& box, const Question& question)
+      : world_(world), box_(box), question_(question) {}
+  Culprits find(std::span<const int> late);
+
+ private:
+  using Asked = std::pair<int, std::uint32_t>;  // a rank, and the tag under which it is waited for
+  struct Wait {
+    Asked asked;
+    int by;
+    Awaited before;  // what that one said
+  };
+
+  void ask();
+  void put(const Asked& asked);
+  void take_answers();
+  bool agrees(const Wait& wait) const { return !differ(wait.before, answers_.at(wait.asked)); }
+  void follow(const Wait& wait, std::vector<Wait>& next);
+  std::string difference(const Wait& wait) const;
+
+  World& world_;
+  Box& box_;
+  const Question& question_;
+  std::vector<Wait> waits_;
+  std::map<Asked, Awaited> answers_;
+  std::map<std::uint32_t, Asked> open_;  // by the question's number
+  std::set<Asked> followed_;
+  std::set<int> silent_;
+};
+
+Culprits World::Inquiry::find(std::span<const int> late) {
+  const Awaited own = [&] {
+    const std::lock_guard lock(world_.gate_);
+    return world_.awaited(box_, question_.tag);
+  }();
+  for (const int rank : late) waits_.push_back({{rank, question_.tag}, box_.rank, own});
+  while (!waits_.empty()) {
+    ask();
+    std::vector<Wait> next;
+    for (const Wait& wait : waits_) {
+      if (!agrees(wait)) return {{}, difference(wait)};
+      follow(wait, next);
     }
-    asked = std::exchange(question.peer, next.rank);
-    question.tag = next.tag;
-    question.number = 0;
-    before = next;
+    waits_ = std::move(next);
   }
-  return {peer};
+  if (silent_.empty()) silent_.insert(late.begin(), late.end());
+  return {{silent_.begin(), silent_.end()}, {}};
 }
 
-void World::put(Box& box, Question& question) {
-  const std::lock_guard lock(gate_);
-  put_locked(box, question);
+void World::Inquiry::follow(const Wait& wait, std::vector<Wait>& next) {
+  const int rank = wait.asked.first;
+  const Awaited& answer = answers_.at(wait.asked);
+  if (answer.ranks.empty()) silent_.insert(rank == box_.rank ? wait.by : rank);
+  if (!followed_.insert(wait.asked).second) return;
+  for (const int other : answer.ranks) next.push_back({{other, answer.tag}, rank, answer});
 }
 
-void World::put_locked(Box& box, Question& question) {
-  if (faulty() || !wire_->right_thread() || !wire_->running()) return;
-  Head head = head_in(box, Kind::kQuestion);
-  head.tag = question.tag;
-  head.part = ++asked_;
-  try {
-    send(box.members[static_cast<std::size_t>(question.peer)], head);
-    question.number = head.part;
-  } catch (const std::exception&) {
-    // It is as silent as can be.
-  }
+std::string World::Inquiry::difference(const Wait& wait) const {
+  const bool own = wait.by == box_.rank;
+  const std::string seen = own ? "" : ", seen from " + box_.name(wait.by);
+  return host::difference(wait.before.envelope, answers_.at(wait.asked).envelope,
+                          box_.name(wait.asked.first), own ? question_.name : "an operation") +
+         seen;
 }
 
-// Whom a rank waits for; nobody where it is silent.
-Awaited World::ask(Box& box, Question question) {
-  std::unique_lock lock(gate_);
-  if (question.peer == box.rank) return awaited(box, question.tag);
-  if (question.number == 0) put_locked(box, question);
-  if (question.number == 0) return {};
-  const Waiting here(waiting_);
-  const auto until = Clock::now() + question.patience;
-  while (!faulty()) {
-    if (const auto found = answers_.extract(question.number)) return valid(found.mapped(), box);
-    if (Clock::now() >= until) break;
-    if (poll()) continue;
+// All at once: who is dead takes no time from the others. Where several are silent, all but one may
+// only be slow, and get more time.
+void World::Inquiry::ask() {
+  constexpr int kMorePatience = 4;
+  std::unique_lock lock(world_.gate_);
+  const Waiting here(world_.waiting_);
+  for (const Wait& wait : waits_)
+    if (!answers_.contains(wait.asked)) put(wait.asked);
+  const auto start = Clock::now();
+  while (!world_.faulty()) {
+    take_answers();
+    const auto until = start + question_.patience * (open_.size() > 1 ? kMorePatience : 1);
+    if (open_.empty() || Clock::now() >= until) break;
+    if (world_.poll()) continue;
     lock.unlock();
-    pause();
+    world_.pause();
     lock.lock();
   }
-  return {};
+  open_.clear();
+}
+
+// Silent until it answers; who was silent before is not asked again.
+void World::Inquiry::put(const Asked& asked) {
+  const auto [rank, tag] = asked;
+  Awaited& answer = answers_[asked];
+  if (rank == box_.rank) {
+    answer = world_.awaited(box_, tag);
+  } else if (!silent_.contains(rank)) {
+    if (const auto number = world_.put(box_, rank, tag)) open_[*number] = asked;
+  }
+}
+
+void World::Inquiry::take_answers() {
+  std::erase_if(open_, [&](const auto& question) {
+    auto found = world_.answers_.extract(question.first);
+    if (!found) return false;
+    Awaited& answer = answers_[question.second] = std::move(found.mapped());
+    std::erase_if(answer.ranks, [&](int rank) {
+      return rank < 0 || rank >= static_cast<int>(box_.members.size());
+    });
+    return true;
+  });
+}
+
+Culprits World::culprits(Box& box, const Question& question, std::span<const int> late) {
+  return Inquiry(*this, box, question).find(late);
+}
+
+// The question's number, unless nobody can be asked now.
+std::optional<std::uint32_t> World::put(Box& box, int rank, std::uint32_t tag) try {
+  if (faulty() || !wire_->right_thread() || !wire_->running()) return std::nullopt;
+  Head head = head_in(box, Kind::kQuestion);
+  head.tag = tag;
+  head.part = ++asked_;
+  send(box.members[static_cast<std::size_t>(rank)], head);
+  return head.part;
+} catch (const std::exception&) {
+  return std::nullopt;  // it is as silent as can be
 }
 
 }  // namespace tersor::host

@@ -63,17 +63,16 @@ struct Box {
   }
 };
 
-/// Whom does `peer` wait for, under a tag?
+/// Whom do others wait for, in the call of this name and tag?
 struct Question {
-  int peer = 0;
+  std::string_view name;
   std::uint32_t tag = 0;
-  std::chrono::milliseconds patience{0};
-  std::uint32_t number = 0;  ///< once it was put
+  std::chrono::milliseconds patience{0};  ///< for an answer
 };
 
-/// Who holds others up: it is silent, or waits for nobody; or how its call differs from theirs.
-struct Culprit {
-  int rank = 0;
+/// Who holds others up: they are silent, or wait for nobody; or how the call of one differs.
+struct Culprits {
+  std::vector<int> ranks = {};
   std::string difference = {};
 };
 
@@ -107,11 +106,9 @@ class World {
   void raise(const std::string& cause);
   bool faulty() const { return faulty_.load(std::memory_order_acquire); }
   std::string fault() const;
-  /// Puts a question, so that its answer comes while others are waited for.
-  void put(Box& box, Question& question);
-  /// Asks along who waits for whom under the tag of an operation, up to one who waits for nobody,
-  /// is silent, or calls something else.
-  Culprit culprit(Box& box, Question question, std::string_view name);
+  /// Asks those who are late, and along who waits for whom, up to all who wait for nobody or are
+  /// silent, or one who calls something else. Those who are late where all wait for each other.
+  Culprits culprits(Box& box, const Question& question, std::span<const int> late);
   std::vector<int> unsent(const Batch& batch) const;
   TransferCounters counters(const Box& box) const;
   std::vector<int> hosts(const Box& box) const;
@@ -148,6 +145,7 @@ class World {
   void take_message(const Head& head, Wire::Arrival arrival);
   void take_leave(const Head& head, int peer);
   void take_question(const Head& head, int peer);
+  void take_answer(const Head& head, ConstByteSpan ranks);
   void answer_questions();
   void take_last(Box& box, const Batch& batch);
   void check_stray(Box& box, const WireLetter& letter);
@@ -189,8 +187,8 @@ class World {
   bool told() const;
   void tell_more();
   void tell_until(Clock::time_point until);
-  Awaited ask(Box& box, Question question);
-  void put_locked(Box& box, Question& question);
+  class Inquiry;
+  std::optional<std::uint32_t> put(Box& box, int rank, std::uint32_t tag);
 
   std::unique_ptr<State> state_;
   Wire* wire_;  // the state's
