@@ -54,7 +54,8 @@ def cases_of(test, file):
         suite = case.attrib.pop("classname")
         case.set("name", f"{suite}.{case.get('name')}")
         show_what_it_printed(case, test.findtext("system-out") or "")
-        parameter = f" ({case.get('value_param')})" if case.get("value_param") else ""
+        numbered = re.search(r"/\d+$", case.get("name")) and case.get("value_param")
+        parameter = f" ({case.get('value_param')})" if numbered else ""
         case.set("name", test.get("name").partition(suite)[0] + case.get("name") + parameter)
     explained = any(failure_text(case) is not None for case in cases)
     return cases if explained or failure_text(test) is None else [*cases, test]
