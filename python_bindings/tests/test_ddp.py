@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ranks
 import tersor
 import tersor.torch
+from tersor.torch.parameters import Names
 
 LARGEST_ERRORS = {"none": 1e-6, "bf16": 4e-3, "int8": 0.02, "int4": 0.2}
 
@@ -346,3 +348,22 @@ def test_gradients_travel_as_they_are_once_the_hook_is_removed() -> None:
     for compressed, plain in ranks.run(removed, 2):
         assert compressed > 0.01
         assert plain < 1e-6
+
+
+def looks_at_parameters(rank: int, _: int) -> list[int]:
+    """How often a step asked for the names of a bucket's parameters."""
+    model = wrap(mlp())
+    tersor.torch.compress(model, codec="int8")
+    counts = []
+    for step in range(4):
+        with mock.patch.object(Names, "of", autospec=True, side_effect=Names.of) as names:
+            list(train(model, rank, range(step, step + 1)))
+        counts.append(names.call_count)
+    return counts
+
+
+def test_a_pass_looks_at_parameters_where_buckets_are_new() -> None:
+    for first, rebuilt, *later in ranks.run(looks_at_parameters, 2):
+        assert first > 0
+        assert rebuilt > first
+        assert later == [0, 0]

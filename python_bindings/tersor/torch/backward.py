@@ -15,6 +15,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,6 +36,19 @@ class Bucket:
     future: Future
     names: list[str] = field(default_factory=list)
     sent: _core.ReadyGradients | None = None
+
+
+@dataclass
+class BucketParameters:
+    """Of a bucket: there may be thousands, and a pass has no time to look at each."""
+
+    parameters: list[Tensor]
+    supported: bool
+    names: list[str] | None = None
+
+    def are(self, others: list[Tensor]) -> bool:
+        same = len(self.parameters) == len(others)
+        return same and all(map(operator.is_, self.parameters, others))
 
 
 class Backward:

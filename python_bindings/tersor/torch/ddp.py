@@ -18,7 +18,7 @@ from tersor._options import expect
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
-from tersor.torch.backward import Backward, Bucket, Future
+from tersor.torch.backward import Backward, Bucket, BucketParameters, Future
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.copied import CopiedHookState, ReadAhead
 from tersor.torch.layout import as_it_lies
@@ -79,6 +79,7 @@ class HookState(ReducerReporting):
         self._stream: torch.cuda.Stream | None = None
         self._backward: Backward | None = None
         self._layout: dict[int, list[str]] = {}
+        self._buckets: dict[int, BucketParameters] = {}
         self._rebuilt = False
         self._removed = False
         self._unsupported: dict[str, str] = {}
@@ -167,9 +168,8 @@ class HookState(ReducerReporting):
         _check_bucket(bucket)
         if self._backward is None:
             self._backward = self._begin()
-        # A complex parameter has a bucket of real numbers, so parameters are looked at, too.
-        supported = all(map(is_supported, [bucket.buffer(), *bucket.parameters()]))
-        compressed = supported and not self._removed
+        compressed = is_supported(bucket.buffer()) and self._known(bucket).supported
+        compressed = compressed and not self._removed
         future = self._take(self._backward, bucket) if compressed else self._pass_on(bucket)
         if bucket.is_last():
             self._end(self._backward)
@@ -191,12 +191,27 @@ class HookState(ReducerReporting):
     def _take(self, backward: Backward, bucket: GradBucket) -> Future:
         taken = backward.add(bucket.buffer())
         with backward.guard():
-            taken.names = self._names.of(bucket.parameters())
+            taken.names = self._names_in(self._known(bucket))
             self._notice_layout(bucket.index(), taken.names)
             if self._reducer is not None and backward.error is None:
                 self._relearn_once(self._reducer, backward)
                 self._send(self._reducer, taken)
         return taken.future
+
+    def _known(self, bucket: GradBucket) -> BucketParameters:
+        """A bucket's parameters, which are most often those that it had before."""
+        parameters = bucket.parameters()
+        known = self._buckets.get(bucket.index())
+        if known is None or not known.are(parameters):
+            # A complex parameter has a bucket of real numbers, so parameters are looked at.
+            known = BucketParameters(parameters, all(map(is_supported, parameters)))
+            self._buckets[bucket.index()] = known
+        return known
+
+    def _names_in(self, known: BucketParameters) -> list[str]:
+        if known.names is None:
+            known.names = self._names.of(known.parameters)
+        return known.names
 
     def _pass_on(self, bucket: GradBucket) -> Future:
         """As DDP does without a hook. Of no bucket is a collective started in a callback."""
