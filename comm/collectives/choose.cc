@@ -126,6 +126,11 @@ Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view opera
   return codec.traits().divisible ? Algorithm::kTwoShot : Algorithm::kOneShot;
 }
 
+bool adds_in_place(const Codec& codec, Dtype dtype) {
+  const Plan plan = plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .any_shape = true});
+  return codec.traits().lossless && plan.rounds.back().native_dtype == dtype;
+}
+
 bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm) {
   return allows(plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .any_shape = true}),
                 algorithm);

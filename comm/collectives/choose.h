@@ -50,6 +50,9 @@ Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view opera
 /// Whether an allreduce by `codec` may go so.
 bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);
 
+/// Whether natively a gradient's own values are added, where they lie.
+bool adds_in_place(const Codec& codec, Dtype dtype);
+
 /// Native where the values add on the wire, little f32 ones only if they are alone; one-shot for
 /// codecs that cannot reduce, for two ranks (the same bytes, one quantisation) and for small
 /// messages; else two-shot. For kHierarchical what goes on between the hosts, of which `ranks` is

@@ -82,8 +82,8 @@ PlanContext Planner::host_context(Carried carried) const {
 
 // A library below that adds values where they lie cuts them by itself.
 bool Planner::stays_whole(const Slot& slot, Algorithm algorithm) const {
-  const bool in_place = algorithm == Algorithm::kNative && slot.codec->traits().lossless;
-  return in_place && context_.queues();
+  return algorithm == Algorithm::kNative && context_.queues() &&
+         adds_in_place(*slot.codec, slot.dtype);
 }
 
 std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) const {
