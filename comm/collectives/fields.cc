@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <utility>
 
 namespace tersor {
@@ -54,19 +53,44 @@ std::string bytes_of(std::uint64_t number, std::size_t count) {
   return bytes;
 }
 
+/// Which number of two bytes leads to a hash: an open table.
+class Halves {
+ public:
+  void add(std::uint64_t hash, std::uint32_t half) {
+    std::size_t at = place(hash);
+    while (slots_[at].second != 0) at = (at + 1) % kSlots;
+    slots_[at] = {hash, half + 1};
+  }
+  std::optional<std::uint64_t> find(std::uint64_t hash) const {
+    for (std::size_t at = place(hash); slots_[at].second != 0; at = (at + 1) % kSlots)
+      if (slots_[at].first == hash) return slots_[at].second - 1;
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kSlots = std::size_t{1} << 18;
+  /// FNV's own upper bits hardly differ after two bytes.
+  static std::size_t place(std::uint64_t hash) { return hash * 0x9e3779b97f4a7c15u >> 46; }
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> slots_{kSlots};
+};
+
 /// The number of so many bytes, below 2^32, that leads from one hash to another: those of its lower
 /// half are met by those of its upper half.
 std::optional<std::uint64_t> number_between(std::uint64_t from, std::uint64_t to,
                                             std::size_t bytes) {
   const std::size_t low = std::min<std::size_t>(bytes, 2),
                     high = std::min<std::size_t>(bytes, 4) - low;
-  std::unordered_map<std::uint64_t, std::uint64_t> halves;
-  for (std::uint64_t half = 0; half < std::uint64_t{1} << 8 * low; ++half)
-    halves.emplace(forward(from, bytes_of(half, low)), half);
+  Halves halves;
+  for (std::uint32_t half = 0; half < 1u << 8 * low; ++half) {
+    const std::uint64_t hash = (from ^ (half & 0xff)) * kPrime;
+    halves.add(low == 1 ? hash : (hash ^ half >> 8) * kPrime, half);
+  }
   const std::uint64_t end = backward(to, std::string(bytes - low - high, '\0'));
-  for (std::uint64_t half = 0; half < std::uint64_t{1} << 8 * high; ++half)
-    if (const auto found = halves.find(backward(end, bytes_of(half, high))); found != halves.end())
-      return found->second | half << 8 * low;
+  for (std::uint32_t half = 0; half < 1u << 8 * high; ++half) {
+    std::uint64_t hash = high < 2 ? end : (end * kBack) ^ half >> 8;
+    if (high > 0) hash = (hash * kBack) ^ (half & 0xff);
+    if (const auto found = halves.find(hash)) return *found | std::uint64_t{half} << 8 * low;
+  }
   return {};
 }
 

@@ -112,6 +112,12 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
     prepared.context.whole_bytes = prepared.key.count * dtype_bytes(prepared.key.dtype);
 }
 
+void agree(Transport& transport, const Prepared& prepared) try {
+  tersor::agree(transport, prepared.context);
+} catch (const TransportError& error) {
+  throw TransportError(explained(error.what(), prepared.fields));
+}
+
 std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& prepared,
                                           HostGroups groups, KnownHierarchy& known) {
   const std::string& codec = prepared.key.host_codec;
@@ -121,7 +127,7 @@ std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& 
                     known.hierarchy->groups().grid().dimensions() == groups.grid().dimensions() &&
                     std::ranges::equal(known.hierarchy->groups().numbers(), groups.numbers());
   if (!same) {
-    agree(transport, prepared.context);
+    agree(transport, prepared);
     known = {&transport, std::make_shared<Hierarchy>(transport, std::move(groups),
                                                      make_host_codec(codec), between)};
   }

@@ -64,6 +64,18 @@ TEST(Fields, TellWhichFieldDiffersAndBothValues) {
   expect_says(errors[1], "count is 70000 there, 512 on this rank");
 }
 
+TEST(Fields, TellItBeforeHostsAreSplit) {
+  const std::vector<int> hosts = {0, 0, 1, 1};
+  const auto errors = errors_of(4, [&](Transport& transport) {
+    CollectiveOptions options{
+        .codec = "int8", .algorithm = Algorithm::kHierarchical, .hosts = hosts};
+    if (transport.rank() == 3) options.codec = "int4";
+    Values values(70'000);
+    allreduce(transport, values, options);
+  });
+  expect_says(errors[3], "codec is int8 there, int4 on this rank");
+}
+
 TEST(Fields, TellAnotherDtypeAndRoot) {
   auto errors = errors_of(2, [](Transport& transport) {
     std::vector<Bf16> halves(5000);
