@@ -129,7 +129,7 @@ def test_rows_may_have_any_shape() -> None:
 
 def names_mistakes(rank: int, count: int) -> None:
     rows = torch.zeros(4, 8)
-    with pytest.raises(tersor.InvalidArgument, match=f"on rank {rank}: Splits::sent adds up to 5"):
+    with pytest.raises(tersor.InvalidArgument, match=f"on rank {rank}: sent adds up to 5"):
         all_to_all_single(rows, [2, 2], [2, 3])
     with pytest.raises(tersor.InvalidArgument, match="not equally many for 2 ranks"):
         all_to_all_single(torch.zeros(3, 8))

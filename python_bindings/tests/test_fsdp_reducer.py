@@ -185,7 +185,7 @@ def refuses_to_discard(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)
     backward(model, rank, 0)
-    with pytest.raises(tersor.InvalidArgument, match="transactions"):
+    with pytest.raises(tersor.InvalidArgument, match="transactional=True"):
         handle.discard_step()
 
 
