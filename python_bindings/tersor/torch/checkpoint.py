@@ -29,7 +29,7 @@ from tersor import _core
 from tersor._core import InvalidArgument, ReducerState
 from tersor.torch.scaler import Residuals
 
-VERSION = 1
+VERSION = 2  # 1 had residuals of owners in units of a sum where a mean was taken
 Mode = Literal["exact", "portable"]
 
 
