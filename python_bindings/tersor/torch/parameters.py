@@ -36,26 +36,25 @@ def trained_parameters(
     module: nn.Module, ignored: Iterable[str] = ()
 ) -> dict[str, torch.nn.Parameter]:
     """Those that want a gradient, by name, without what wrappers add to names."""
-    left_out = set(ignored)
-    return unwrapped(
-        {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and name not in left_out
-        }
-    )
+    return _parameters_of(module, ignored, trained=True)
 
 
 def frozen_parameters(
     module: nn.Module, ignored: Iterable[str] = ()
 ) -> dict[str, torch.nn.Parameter]:
     """The others, likewise."""
+    return _parameters_of(module, ignored, trained=False)
+
+
+def _parameters_of(
+    module: nn.Module, ignored: Iterable[str], *, trained: bool
+) -> dict[str, torch.nn.Parameter]:
     left_out = set(ignored)
     return unwrapped(
         {
             name: parameter
             for name, parameter in module.named_parameters()
-            if not (parameter.requires_grad or name in left_out)
+            if parameter.requires_grad == trained and name not in left_out
         }
     )
 
