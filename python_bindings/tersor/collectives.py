@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tersor import _core
 from tersor._core import CollectiveStatistics, InvalidArgument, Transport, Tuner, Workspace
-from tersor._options import fill
+from tersor._options import expect, fill
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -85,7 +85,7 @@ class FeedbackState(_core.FeedbackState):
         collective: Literal["allreduce", "reduce_scatter", "allgather"] = "allreduce",
         **options: Unpack[CollectiveOptions],
     ) -> None:
-        super().__init__(transport, like, _call_options(options), dtype, collective)
+        super().__init__(transport, like, _call_options(transport, options), dtype, collective)
 
 
 def allreduce(
@@ -98,7 +98,7 @@ def allreduce(
     Raises ``InvalidArgument`` (nothing changed), ``TransportError``, ``WireError`` or ``CudaError``
     (values undefined, the transport is poisoned).
     """
-    return _core.allreduce(transport, gradient, _call_options(options), stream)
+    return _core.allreduce(transport, gradient, _call_options(transport, options), stream)
 
 
 def reduce_scatter(
@@ -114,7 +114,7 @@ def reduce_scatter(
     ``input``: ranks times as many values as ``shard``, rank r's at ``r * shard.size``. Else as
     ``allreduce``.
     """
-    return _core.reduce_scatter(transport, input, shard, _call_options(options), stream)
+    return _core.reduce_scatter(transport, input, shard, _call_options(transport, options), stream)
 
 
 def allgather(
@@ -129,7 +129,7 @@ def allgather(
 
     ``output``: ranks times as many values as ``shard``. Else as ``allreduce``.
     """
-    return _core.allgather(transport, shard, output, _call_options(options), stream)
+    return _core.allgather(transport, shard, output, _call_options(transport, options), stream)
 
 
 def broadcast(
@@ -146,7 +146,7 @@ def broadcast(
     others decode. Raises ``InvalidArgument`` for a ``root`` that is no rank, here and below, and
     for ``"+ef"``. Else as ``allreduce``.
     """
-    return _core.broadcast(transport, values, root, _lossless(options), stream)
+    return _core.broadcast(transport, values, root, _lossless(transport, options), stream)
 
 
 def reduce(
@@ -163,7 +163,7 @@ def reduce(
     ``output``: as many values as ``input``; None on other ranks. It has the bits, and ``state`` the
     residuals, of a two-shot ``allreduce``; codecs that cannot go so (``topk``) are refused.
     """
-    return _core.reduce(transport, input, output, root, _call_options(options), stream)
+    return _core.reduce(transport, input, output, root, _call_options(transport, options), stream)
 
 
 def gather(
@@ -179,7 +179,7 @@ def gather(
 
     ``output``: ranks times as many values as ``shard``; None on other ranks. Else as ``allgather``.
     """
-    return _core.gather(transport, shard, output, root, _call_options(options), stream)
+    return _core.gather(transport, shard, output, root, _call_options(transport, options), stream)
 
 
 def scatter(
@@ -196,7 +196,7 @@ def scatter(
     ``input``: ranks times as many values as ``shard``; None on other ranks than ``root``. By codec
     ``"none"`` unless another is said; else as ``broadcast``.
     """
-    return _core.scatter(transport, input, shard, root, _lossless(options), stream)
+    return _core.scatter(transport, input, shard, root, _lossless(transport, options), stream)
 
 
 def all_to_all(
@@ -223,7 +223,7 @@ def all_to_all(
         raise InvalidArgument(f"sent {counts[0]}, received {counts[1]}: rows are 0 at least")
     if columns is None:
         columns = _columns(input)
-    wanted = _call_options(options)
+    wanted = _call_options(transport, options)
     return _core.all_to_all(transport, input, output, columns, *counts, wanted, stream)
 
 
@@ -234,9 +234,10 @@ def _columns(rows: Any) -> int:
     return math.prod(shape[1:])
 
 
-def _lossless(options: CollectiveOptions) -> _core.CallOptions:
-    return _call_options({"codec": "none", **options})
+def _lossless(transport: Transport, options: CollectiveOptions) -> _core.CallOptions:
+    return _call_options(transport, {"codec": "none", **options})
 
 
-def _call_options(options: CollectiveOptions) -> _core.CallOptions:
+def _call_options(transport: Transport, options: CollectiveOptions) -> _core.CallOptions:
+    expect(transport, Transport, "a collective takes a transport first (tersor.local, tersor.mpi, …)")
     return fill(_core.CallOptions(), options)

@@ -69,7 +69,12 @@ def refuses(rank: int, count: int) -> None:
         ],
         r"take a tensor, not list": [lambda: tersor.torch.allreduce([1.0])],  # type: ignore[arg-type]
         r"takes a PipelineStage .*, not Sequential": [lambda: pipeline.compress(model)],
-        r"takes a transport .*, not None": [lambda: tersor.GradientReducer(None)],  # type: ignore[arg-type]
+        r"takes a transport .*, not None": [
+            lambda: tersor.GradientReducer(None),  # type: ignore[arg-type]
+            lambda: tersor.allreduce(None, torch.ones(3)),  # type: ignore[arg-type]
+            lambda: tersor.broadcast(None, torch.ones(3)),  # type: ignore[arg-type]
+        ],
+        r"takes a SummaryWriter .*, not 1": [lambda: tersor.torch.log_statistics(1, 2, 3)],  # type: ignore[arg-type]
     }
     for message, calls in handed_in.items():
         for call in calls:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from tersor import _core, _text
+from tersor._options import described
 
 if TYPE_CHECKING:
     from typing_extensions import Required
@@ -206,6 +207,10 @@ def log_statistics(writer: Writer, handle: Counting, step: int) -> None:
     Bytes and seconds are means over the steps that the handle counted. Of each parameter: bytes
     sent, ratio, residual's norm, and the error where it is measured.
     """
+    if not hasattr(writer, "add_scalar"):
+        raise TypeError(f"log_statistics takes a SummaryWriter first, not {described(writer)}")
+    if not hasattr(handle, "totals"):
+        raise TypeError(f"log_statistics takes what compress returned, not {described(handle)}")
     totals = handle.totals()
     for name, field in (*_BYTE_COLUMNS, *_TIME_COLUMNS):
         if (value := per_step(totals, field)) is not None:
