@@ -17,9 +17,10 @@ Segment shaped(std::size_t count) {
   return {.count = count, .parameter = 3, .rows = rows, .columns = count / rows};
 }
 
-/// Bytes of a frame, or of any round's bare values.
+/// Bytes of a frame, or of any round's bare values where there are no frames.
 std::size_t room_of(const Plan& plan) {
   std::size_t bytes = plan.frame_bytes;
+  if (plan.rounds.size() == 1) return bytes;
   for (const Round& round : plan.rounds)
     bytes = std::max(bytes, round.native_count * dtype_bytes(round.native_dtype));
   return bytes;

@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <sstream>
+#include <string>
 
 namespace tersor::test {
 
@@ -58,13 +61,39 @@ bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<flo
          (test_device() != nullptr && std::ranges::any_of(values, is_nan));
 }
 
-bool same_bytes(ConstByteSpan a, ConstByteSpan b) { return std::ranges::equal(a, b); }
+namespace {
 
-bool same_values(const std::vector<float>& a, const std::vector<float>& b) {
+/// Success where the ranges are equal; else where they first differ, and in what.
+template <class Range, class Same, class Text>
+::testing::AssertionResult same_range(const Range& a, const Range& b, Same same, Text text) {
+  if (a.size() != b.size())
+    return ::testing::AssertionFailure() << a.size() << " and " << b.size() << " of them";
+  const auto [one, other] = std::ranges::mismatch(a, b, same);
+  if (one == a.end()) return ::testing::AssertionSuccess();
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) different += !same(a[i], b[i]);
+  return ::testing::AssertionFailure() << different << " of " << a.size() << " differ, first "
+                                       << one - a.begin() << ": " << text(*one) << " and "
+                                       << text(*other);
+}
+
+std::string with_bits(float value) {
+  std::ostringstream text;
+  text << value << " (0x" << std::hex << bits(value) << ")";
+  return text.str();
+}
+
+}  // namespace
+
+::testing::AssertionResult same_bytes(ConstByteSpan a, ConstByteSpan b) {
+  return same_range(a, b, std::equal_to{}, [](std::byte byte) { return int(byte); });
+}
+
+::testing::AssertionResult same_values(const std::vector<float>& a, const std::vector<float>& b) {
   const auto same = [](float x, float y) {
     return bits(x) == bits(y) || (std::isnan(x) && std::isnan(y));
   };
-  return std::ranges::equal(a, b, same);
+  return same_range(a, b, same, with_bits);
 }
 
 }  // namespace tersor::test

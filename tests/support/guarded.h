@@ -2,6 +2,7 @@
 // that a write outside of a span is seen. On a device, where the program tests one.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <tersor/dtype.h>
 #include <tersor/span.h>
 
@@ -82,14 +83,14 @@ class GuardedValues {
   GuardedBytes bytes_;
 };
 
-/// True where both hold the same bytes.
-bool same_bytes(ConstByteSpan a, ConstByteSpan b);
+/// Success where both hold the same bytes; else it says where they differ.
+::testing::AssertionResult same_bytes(ConstByteSpan a, ConstByteSpan b);
 
 /// What decoding a damaged frame leaves of an output: on a device, what a kernel found wrong makes
 /// values NaN; what the host found changes nothing.
 bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<float>& before);
 
-/// True where both hold the same values bit for bit, all NaNs being equal.
-bool same_values(const std::vector<float>& a, const std::vector<float>& b);
+/// Success where both hold the same values bit for bit, all NaNs being equal; else it says where.
+::testing::AssertionResult same_values(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace tersor::test
