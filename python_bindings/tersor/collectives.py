@@ -239,5 +239,5 @@ def _lossless(transport: Transport, options: CollectiveOptions) -> _core.CallOpt
 
 
 def _call_options(transport: Transport, options: CollectiveOptions) -> _core.CallOptions:
-    expect(transport, Transport, "a collective takes a transport first (tersor.local, tersor.mpi, …)")
+    expect(transport, Transport, "a collective takes a transport first (tersor.local, …)")
     return fill(_core.CallOptions(), options)
