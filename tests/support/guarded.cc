@@ -72,9 +72,9 @@ template <class Range, class Same, class Text>
   if (one == a.end()) return ::testing::AssertionSuccess();
   std::size_t different = 0;
   for (std::size_t i = 0; i < a.size(); ++i) different += !same(a[i], b[i]);
-  return ::testing::AssertionFailure() << different << " of " << a.size() << " differ, first "
-                                       << one - a.begin() << ": " << text(*one) << " and "
-                                       << text(*other);
+  return ::testing::AssertionFailure()
+         << different << " of " << a.size() << " differ, first " << one - a.begin() << ": "
+         << text(*one) << " and " << text(*other);
 }
 
 std::string with_bits(float value) {
