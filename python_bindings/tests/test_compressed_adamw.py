@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -143,6 +145,23 @@ def test_it_follows_the_recipe_also_when_gradients_are_accumulated_and_clipped(
     count: int, passes: int
 ) -> None:
     assert max(ranks.run(follows_the_recipe, count, passes)) < 1e-5
+
+
+def goes_at_once(rank: int, count: int) -> None:
+    gc.disable()
+    try:
+        model = make_model()
+        optimizer = wrap(model)
+        train(model, optimizer, rank, range(2))
+        kept = weakref.ref(optimizer)
+        del optimizer
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_it_does_not_wait_for_the_collector_to_give_back_its_connections() -> None:
+    ranks.run(goes_at_once, 2)
 
 
 def learns(rank: int, count: int, codec: str, options: dict[str, Any]) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -83,9 +84,10 @@ class OptimizedParameters:
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
     ) -> None:
-        """``named_parameters``: of all that want a gradient, at least. Default: the names that
-        groups have, or ``"parameter.0"``, …."""
-        self._optimizer = optimizer
+        """``optimizer``: not kept alive, since it may be who keeps this. ``named_parameters``: of
+        all that want a gradient, at least. Default: the names that groups have, or
+        ``"parameter.0"``, …."""
+        self._optimizer = weakref.ref(optimizer)
         self._named = _by_identity(named_parameters or ())
         self.all: dict[str, torch.Tensor] = {}
         if named_parameters is not None:
@@ -98,7 +100,7 @@ class OptimizedParameters:
         own = {id(one): one for one in self._own()}
         if own.keys() == {id(one) for one in self.all.values()}:
             return
-        in_groups = _names_in_groups(self._optimizer)
+        in_groups = _names_in_groups(self._groups())
         for index, (key, one) in enumerate(own.items()):
             self._named.setdefault(key, (in_groups.get(key, f"parameter.{index}"), one))
         named = {name: one for key, (name, one) in self._named.items() if key in own}
@@ -115,7 +117,12 @@ class OptimizedParameters:
         }
 
     def _own(self) -> list[torch.Tensor]:
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
+        return [one for group in self._groups() for one in group["params"]]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer.param_groups
 
     def _check_names(self) -> None:
         wanted = {id(one) for one in self._own() if one.requires_grad}
@@ -147,11 +154,11 @@ def _by_identity(
     return found
 
 
-def _names_in_groups(optimizer: torch.optim.Optimizer) -> dict[int, str]:
+def _names_in_groups(groups: list[dict[str, Any]]) -> dict[int, str]:
     """Of those that came to the optimizer with their names."""
     return {
         id(one): name
-        for group in optimizer.param_groups
+        for group in groups
         for one, name in zip(group["params"], group.get("param_names", ()), strict=False)
     }
 
