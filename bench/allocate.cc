@@ -31,7 +31,7 @@ struct AllocateOptions {
 };
 
 /// The parameters of all samples, and their shapes.
-struct Measured {
+struct MeasuredModel {
   std::vector<AllocationParameter> parameters;
   std::vector<Tensor> shapes;  // without values
 };
@@ -71,9 +71,9 @@ void check_alike(const AllocateOptions& options, const std::string& file,
                                   options.files.front()));
 }
 
-Measured measure_all(const AllocateOptions& options) {
+MeasuredModel measure_all(const AllocateOptions& options) {
   Threads threads(options.threads);
-  Measured found;
+  MeasuredModel found;
   for (const std::string& file : options.files) {
     std::vector<Tensor> tensors = read_gradients(file);
     const bool first = found.shapes.empty();
@@ -97,7 +97,7 @@ const AllocationCandidate* find(const AllocationParameter& parameter, const std:
 }
 
 /// As a reducer with this one codec sends, where all that it takes was measured.
-std::optional<Total> uniform(const Measured& measured, const std::string& spec) {
+std::optional<Total> uniform(const MeasuredModel& measured, const std::string& spec) {
   const ReducerOptions options{.codec = spec};
   Rules rules(options);
   Total total;
@@ -123,7 +123,7 @@ Total total_of(const Allocation& allocation) {
 }
 
 /// At most as many bytes; none where that is too few.
-std::optional<Total> allocated(const Measured& measured, double bits) try {
+std::optional<Total> allocated(const MeasuredModel& measured, double bits) try {
   return total_of(allocate(measured.parameters, bits));
 } catch (const InvalidArgument&) {
   return {};
@@ -138,7 +138,7 @@ std::string data_text(const AllocateOptions& options) {
 
 class Writer {
  public:
-  Writer(const AllocateOptions& options, const Measured& measured, RecordFile& file)
+  Writer(const AllocateOptions& options, const MeasuredModel& measured, RecordFile& file)
       : options_(options), measured_(measured), file_(file) {}
 
   void parameters(const Allocation& allocation) {
@@ -216,7 +216,7 @@ class Writer {
   }
 
   const AllocateOptions& options_;
-  const Measured& measured_;
+  const MeasuredModel& measured_;
   RecordFile& file_;
   std::vector<Record> records_;
 };
@@ -236,7 +236,7 @@ void print_rules(const std::vector<ReducerRule>& rules) {
   fmt::print("    ]\n\n");
 }
 
-void note_zeros(const Measured& measured) {
+void note_zeros(const MeasuredModel& measured) {
   for (const AllocationParameter& one : measured.parameters)
     if (one.energy == 0)
       fmt::print("\n{}: all zeros, of which nothing can be lost: give gradients of more steps\n",
@@ -249,7 +249,7 @@ void run_allocate(AllocateOptions options) {
   std::ranges::transform(options.codecs, options.codecs.begin(), canonical);
   options.codecs = without_repeats(options.codecs);
   RecordFile file(options.json);
-  const Measured measured = measure_all(options);
+  const MeasuredModel measured = measure_all(options);
   const Allocation allocation = allocate(measured.parameters, options.bits);
   Writer writer(options, measured, file);
   fmt::print("{}; {} bits a value of {}\n\n", machine_name(), options.bits, data_text(options));

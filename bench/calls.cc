@@ -11,7 +11,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr int kWarmUps = 2;
+constexpr int kWarmUpCalls = 2;
 
 /// One rank's calls.
 struct Calls {
@@ -53,7 +53,7 @@ double time_call(Caller& caller, Rank& rank) {
 
 CallTimes time_calls(Caller& caller, Rank& rank, std::size_t iterations) {
   double seconds = 0;
-  for (int call = 0; call < kWarmUps; ++call) seconds = time_call(caller, rank);
+  for (int call = 0; call < kWarmUpCalls; ++call) seconds = time_call(caller, rank);
   iterations = rank.from_first(iterations == 0 ? iterations_for(seconds) : iterations);
   Calls calls;
   for (std::size_t i = 0; i < iterations; ++i) {

@@ -10,7 +10,7 @@ namespace tersor::bench {
 namespace {
 
 constexpr double kSampleSeconds = 1e-3;
-constexpr std::uint64_t kSeed = 1;
+constexpr std::uint64_t kGradientSeed = 1;
 
 /// Values beside `count`, so that the steps of a training see other gradients; few enough to stay
 /// in the cache where the gradient does.
@@ -23,7 +23,7 @@ void CodecCaseRunner::make_gradient(const CodecCase& wanted) {
   const std::size_t count = std::max(wanted.count, most);
   if (gradient_.count() == count && gradient_.dtype() == wanted.dtype) return;
   gradient_storage_ = {};
-  gradient_storage_ = sample_buffer(source_, count, wanted.dtype, kSeed);
+  gradient_storage_ = sample_buffer(source_, count, wanted.dtype, kGradientSeed);
   gradient_ = gradient_storage_.values(count, wanted.dtype);
 }
 

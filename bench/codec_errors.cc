@@ -15,7 +15,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::uint64_t kSeed = 1;
+constexpr std::uint64_t kErrorSeed = 1;
 
 /// What a codec makes of a tensor.
 struct CodecError {
@@ -109,7 +109,7 @@ void measure_errors(const CodecsOptions& options, const SampleSource& source, Re
   for (const SampleTensor& tensor : tensors) {
     const Buffer buffer(tensor.count * dtype_bytes(dtype));
     const ValueSpan gradient = buffer.values(tensor.count, dtype);
-    source.fill(gradient, kSeed, tensor.first);
+    source.fill(gradient, kErrorSeed, tensor.first);
     for (const std::string& spec : codecs) {
       const CodecError error = measure(spec, tensor.name, gradient, threads);
       table.print_row(cells_of(error));

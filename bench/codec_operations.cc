@@ -18,9 +18,9 @@ namespace tersor::bench {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
-constexpr std::string_view kNames[] = {kEncode,           kFeedback,        kFeedbackMiss,
-                                       kFeedbackOverflow, kFeedbackFarMiss, kDecode,
-                                       kDecodeAdd,        kReduce,          kSelectReference};
+constexpr std::string_view kOperationNames[] = {
+    kEncode, kFeedback,  kFeedbackMiss, kFeedbackOverflow, kFeedbackFarMiss,
+    kDecode, kDecodeAdd, kReduce,       kSelectReference};
 
 /// What a sum in the gradient's type may be off by, relative to the values.
 double rounding_of(Dtype dtype) { return dtype == Dtype::kF32 ? 1e-6 : 1e-2; }
@@ -276,14 +276,14 @@ bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
   }
 }
 
-std::span<const std::string_view> operation_names() { return kNames; }
+std::span<const std::string_view> operation_names() { return kOperationNames; }
 
 std::vector<std::string> operations_of(const std::string& spec, std::size_t count, Dtype dtype) {
   const PlanFor plan_for{.count = count, .dtype = dtype};
   const PlannedCodec codec(spec, plan_for);
   const bool feedback = accepts_feedback(spec, plan_for);
   std::vector<std::string> names;
-  for (const std::string_view name : kNames)
+  for (const std::string_view name : kOperationNames)
     if (has_operation(name, codec, feedback)) names.emplace_back(name);
   return names;
 }

@@ -15,7 +15,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::size_t kBlock = std::size_t{1} << 16;
+constexpr std::size_t kBlockOfSums = std::size_t{1} << 16;
 
 /// Squared sums of a block.
 struct Sums {
@@ -26,10 +26,10 @@ struct Sums {
 /// Calls `visit(first, last)` for blocks of [0, count) and adds what it returns.
 template <typename Visit>
 Sums sum_blocks(std::size_t count, Visit visit) {
-  std::vector<Sums> blocks(ceil_div(count, kBlock));
+  std::vector<Sums> blocks(ceil_div(count, kBlockOfSums));
   Threads threads(0);
   threads.run(blocks.size(), [&](std::size_t block) {
-    blocks[block] = visit(block * kBlock, std::min(count, (block + 1) * kBlock));
+    blocks[block] = visit(block * kBlockOfSums, std::min(count, (block + 1) * kBlockOfSums));
   });
   Sums all;
   for (const Sums& sums : blocks) {

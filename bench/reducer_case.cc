@@ -17,7 +17,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr int kWarmUps = 2;
+constexpr int kWarmUpSteps = 2;
 
 /// Seconds of one step.
 struct StepTimes {
@@ -128,7 +128,7 @@ AllreduceResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pa
   ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
   const double error = check_first_step(gradients, rank, caller);
   StepTimes times;
-  for (int step = 0; step < kWarmUps; ++step) times = time_step(caller, rank);
+  for (int step = 0; step < kWarmUpSteps; ++step) times = time_step(caller, rank);
   const std::size_t iterations =
       rank.from_first(wanted.iterations == 0 ? iterations_for(times.step) : wanted.iterations);
   caller.reducer().reset_statistics();

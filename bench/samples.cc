@@ -18,7 +18,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::size_t kBlock = std::size_t{1} << 16;  // values of one engine
+constexpr std::size_t kEngineValues = std::size_t{1} << 16;  // values of one engine
 
 /// Laplace of variance 1, from a uniform number: the inverse of its distribution function.
 struct LaplaceDistribution {
@@ -94,9 +94,9 @@ void SampleSource::fill(ValueSpan values, std::uint64_t seed, std::size_t first)
     throw InvalidArgument(fmt::format("{} holds {} values, fewer than the {} asked for", name_,
                                       file_.size(), first + values.count()));
   Threads threads(0);
-  threads.run(ceil_div(values.count(), kBlock), [&](std::size_t block) {
-    const std::size_t begin = block * kBlock;
-    std::vector<float> drawn(std::min(kBlock, values.count() - begin));
+  threads.run(ceil_div(values.count(), kEngineValues), [&](std::size_t block) {
+    const std::size_t begin = block * kEngineValues;
+    std::vector<float> drawn(std::min(kEngineValues, values.count() - begin));
     fill_f32(drawn, seed, first + begin);
     store(drawn, values.subspan(begin, drawn.size()));
   });

@@ -26,11 +26,11 @@ namespace {
 using Sections = kernels::BlocktopkPayload;
 using View = kernels::BlocktopkView;
 
-constexpr Number kDensity = {.key = "density", .above = 0, .most = 0.25, .standard = 0.01};
-constexpr Choice<BlocktopkValues, 3> kValues = {"values",
-                                                {{{"sign", BlocktopkValues::kSign},
-                                                  {"int4", BlocktopkValues::kInt4},
-                                                  {"bf16", BlocktopkValues::kBf16}}}};
+constexpr Number kBlocktopkDensity = {.key = "density", .above = 0, .most = 0.25, .standard = 0.01};
+constexpr Choice<BlocktopkValues, 3> kBlocktopkValues = {"values",
+                                                         {{{"sign", BlocktopkValues::kSign},
+                                                           {"int4", BlocktopkValues::kInt4},
+                                                           {"bf16", BlocktopkValues::kBf16}}}};
 
 /// The first fault of several frames, in their order, whichever thread finds it.
 class FirstFault {
@@ -253,17 +253,17 @@ CodecEntry blocktopk_entry() {
   return {{.name = "blocktopk",
            .id = kBlocktopkCodecId,
            .summary = "the largest values of every 4,096 with their places; for use with +ef",
-           .keys = {kDensity.help(), kValues.help()}},
+           .keys = {kBlocktopkDensity.help(), kBlocktopkValues.help()}},
           [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
             OptionReader reader(spec, info);
             BlocktopkOptions options;
-            options.density = reader.read(kDensity);
-            options.values = reader.read(kValues);
+            options.density = reader.read(kBlocktopkDensity);
+            options.values = reader.read(kBlocktopkValues);
             return std::make_shared<BlocktopkCodec>(reader.canonical(), options);
           },
           [](const FrameHeader& header) {
             return "density=" + number_text(carried_number(header)) + "," +
-                   kValues.text(codec_flags(header));
+                   kBlocktopkValues.text(codec_flags(header));
           }};
 }
 

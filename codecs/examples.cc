@@ -10,7 +10,7 @@
 namespace tersor::encoding {
 namespace {
 
-std::vector<std::string> words_of(const std::string& list) {
+std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> words;
   std::istringstream stream(list);
   for (std::string word; std::getline(stream, word, '|');) words.push_back(word);
@@ -22,7 +22,7 @@ OptionValues values_of(const std::string& help, std::span<const double> shares) 
   const std::string range = help.substr(equals + 1, end - equals - 1);
   OptionValues option{.key = help.substr(0, equals), .is_number = range.starts_with('(')};
   if (!option.is_number) {
-    option.values = words_of(range);
+    option.values = split(range);
     return option;
   }
   const double most = std::stod(range.substr(range.find(',') + 1));

@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::size_t kWorkspacePart = 64;  // parts of the workspace begin at multiples of this
 
-constexpr Number kDensity = {.key = "density", .above = 0, .most = 1, .standard = 0.01};
-constexpr Choice<TopkValues, 3> kValues = {
+constexpr Number kTopkDensity = {.key = "density", .above = 0, .most = 1, .standard = 0.01};
+constexpr Choice<TopkValues, 3> kTopkValues = {
     "values",
     {{{"f32", TopkValues::kF32}, {"bf16", TopkValues::kBf16}, {"int8", TopkValues::kInt8}}}};
 
@@ -237,13 +237,14 @@ class TopkCodec final : public Codec {
 std::shared_ptr<const Codec> make_topk(const CodecSpec& spec, const CodecInfo& info) {
   OptionReader reader(spec, info);
   TopkOptions options;
-  options.density = reader.read(kDensity);
-  options.values = reader.read(kValues);
+  options.density = reader.read(kTopkDensity);
+  options.values = reader.read(kTopkValues);
   return std::make_shared<TopkCodec>(reader.canonical(), options);
 }
 
 std::string options_of_header(const FrameHeader& header) {
-  return "density=" + number_text(carried_number(header)) + "," + kValues.text(codec_flags(header));
+  return "density=" + number_text(carried_number(header)) + "," +
+         kTopkValues.text(codec_flags(header));
 }
 
 }  // namespace
@@ -252,7 +253,7 @@ CodecEntry topk_entry() {
   return {{.name = "topk",
            .id = kTopkCodecId,
            .summary = "the largest values with their places, exactly; for use with +ef",
-           .keys = {kDensity.help(), kValues.help()}},
+           .keys = {kTopkDensity.help(), kTopkValues.help()}},
           make_topk,
           options_of_header};
 }

@@ -50,6 +50,7 @@ function(tersor_add_test_program folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*.cc)
   add_executable(tersor_${folder}_test ${sources})
   target_link_libraries(tersor_${folder}_test PRIVATE tersor_test_support)
+  tersor_unite(tersor_${folder}_test)
   tersor_add_suites(tersor_${folder}_test ${folder})
 endfunction()
 

@@ -16,7 +16,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr int kWarmUps = 2;
+constexpr int kWarmUpRounds = 2;
 
 Buffer on_device(ConstValueSpan values, StreamView stream) {
   Buffer copy(values.bytes(), Memory::kDevice);
@@ -151,7 +151,7 @@ std::vector<DeviceAllreduceResult> measure_rank(Rank& rank,
     if (timing.graph) callers.back()->capture();
   }
   std::vector<double> seconds(cases.size());
-  for (int round = 0; round < kWarmUps; ++round)
+  for (int round = 0; round < kWarmUpRounds; ++round)
     for (std::size_t i = 0; i < callers.size(); ++i) seconds[i] = callers[i]->call(false);
   const std::size_t rounds =
       rank.from_first(timing.iterations == 0 ? rounds_for(seconds) : timing.iterations);

@@ -13,7 +13,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr double kSampleSeconds = 3e-3;
+constexpr double kBaselineSeconds = 3e-3;
 constexpr double kWarmUpSeconds = 0.1;    // in which the clocks rise
 constexpr std::size_t kMostCalls = 1000;  // of a sample: about as many as a queue holds
 constexpr int kPattern = 0x5a;
@@ -56,7 +56,7 @@ std::size_t calls_of(DeviceClock& clock, const TimedCall& call) {
   if (call.calls != 0) return call.calls;
   clock.seconds_per_call(call.queue, 1);
   const double seconds = std::max(clock.seconds_per_call(call.queue, 2), 1e-9);
-  return std::min(calls_for(seconds, kSampleSeconds), kMostCalls);
+  return std::min(calls_for(seconds, kBaselineSeconds), kMostCalls);
 }
 
 }  // namespace

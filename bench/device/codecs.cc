@@ -23,7 +23,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::uint64_t kSeed = 1;
+constexpr std::uint64_t kDeviceSeed = 1;
 
 struct DeviceCase {
   std::string codec;  ///< without "+ef"
@@ -122,7 +122,7 @@ class DeviceBenchmark {
     const std::size_t all = std::max(count, most);
     if (gradient_.bytes() != all * dtype_bytes(dtype_)) {
       gradient_ = {};
-      gradient_ = sample_buffer(source_, all, dtype_, kSeed);
+      gradient_ = sample_buffer(source_, all, dtype_, kDeviceSeed);
     }
     return gradient_.values(all, dtype_);
   }

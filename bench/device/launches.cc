@@ -165,14 +165,14 @@ class SmallEncode : public DeviceOperation {
   std::unique_ptr<DeviceOperation> encode_;
 };
 
-constexpr std::array kNames = {kMultiTensor, kMultiTensorGraph, kSmall, kSmallGraph};
+constexpr std::array kLaunchNames = {kMultiTensor, kMultiTensorGraph, kSmall, kSmallGraph};
 
 bool is_multi_tensor(std::string_view name) { return name.starts_with(kMultiTensor); }
 
 }  // namespace
 
 bool is_launch_operation(std::string_view name) {
-  return std::ranges::find(kNames, name) != kNames.end();
+  return std::ranges::find(kLaunchNames, name) != kLaunchNames.end();
 }
 
 std::size_t launch_operation_count(std::string_view name, Dtype dtype, std::size_t tensor_count) {

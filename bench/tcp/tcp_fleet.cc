@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kDefaultRanks = 4;
+constexpr int kDefaultProcesses = 4;
 
 struct Names {
   const char* rank;
@@ -124,8 +124,8 @@ std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options) {
     throw InvalidArgument(
         fmt::format("--ranks {}, but there are {}", *options.ranks, place->ranks));
   if (!place) {
-    others = std::make_unique<Others>(options.ranks.value_or(kDefaultRanks));
-    place = {0, options.ranks.value_or(kDefaultRanks), others->file()};
+    others = std::make_unique<Others>(options.ranks.value_or(kDefaultProcesses));
+    place = {0, options.ranks.value_or(kDefaultProcesses), others->file()};
   }
   FleetOptions own = options;
   if (others != nullptr && own.address.empty()) own.address = "127.0.0.1";

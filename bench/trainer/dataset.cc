@@ -19,19 +19,20 @@ std::filesystem::path find_file(const std::filesystem::path& folder, const std::
   return std::filesystem::exists(plain, ignored) ? plain : gzipped;
 }
 
-[[noreturn]] void fail(const std::filesystem::path& folder, const std::string& cause) {
+[[noreturn]] void fail_dataset(const std::filesystem::path& folder, const std::string& cause) {
   throw DatasetError("the data set in " + folder.string() + " is damaged: " + cause +
                      ". Install the Debian package dataset-fashion-mnist again, or name another "
                      "folder with --data DIR");
 }
 
 void check(const Dataset& dataset, std::size_t images, const std::filesystem::path& folder) {
-  if (dataset.count() == 0 || dataset.pixels == 0) fail(folder, "it holds no images");
+  if (dataset.count() == 0 || dataset.pixels == 0) fail_dataset(folder, "it holds no images");
   if (images != dataset.count())
-    fail(folder,
-         std::to_string(images) + " images, but " + std::to_string(dataset.count()) + " labels");
+    fail_dataset(folder, std::to_string(images) + " images, but " +
+                             std::to_string(dataset.count()) + " labels");
   const std::size_t largest = *std::ranges::max_element(dataset.labels);
-  if (largest >= kClasses) fail(folder, "a label is " + std::to_string(largest) + ", above 9");
+  if (largest >= kClasses)
+    fail_dataset(folder, "a label is " + std::to_string(largest) + ", above 9");
 }
 
 Dataset load(const std::filesystem::path& folder, const std::string& prefix) {
@@ -71,8 +72,8 @@ void Dataset::standardise(std::size_t index, std::span<float> inputs) const {
 TrainingData load_training_data(const std::filesystem::path& folder) {
   TrainingData sets{load(folder, "train"), load(folder, "t10k")};
   if (sets.train.pixels != sets.test.pixels)
-    fail(folder, "training images have " + std::to_string(sets.train.pixels) +
-                     " pixels, test images " + std::to_string(sets.test.pixels));
+    fail_dataset(folder, "training images have " + std::to_string(sets.train.pixels) +
+                             " pixels, test images " + std::to_string(sets.test.pixels));
   sets.train.standardisation = measure(sets.train.images);
   sets.test.standardisation = sets.train.standardisation;
   return sets;

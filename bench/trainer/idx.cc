@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint8_t kUnsignedByte = 0x08;              // the type code in an IDX header
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // a damaged header must not ask for more
 
-[[noreturn]] void fail(const std::filesystem::path& path, const std::string& cause) {
+[[noreturn]] void fail_file(const std::filesystem::path& path, const std::string& cause) {
   throw DatasetError(path.string() + ": " + cause +
                      ". Install the Debian package dataset-fashion-mnist, or name a folder that "
                      "holds the four IDX files with --data DIR");
@@ -27,18 +27,18 @@ class GzipFile {
  public:
   explicit GzipFile(const std::filesystem::path& path)
       : path_(path), file_(gzopen(path.c_str(), "rb"), &gzclose) {
-    if (file_ == nullptr) fail(path_, std::strerror(errno));
+    if (file_ == nullptr) fail_file(path_, std::strerror(errno));
   }
 
   /// Fills `bytes` or fails.
   void read(std::span<std::uint8_t> bytes) {
-    if (read_some(bytes) < bytes.size()) fail(path_, "ends too early");
+    if (read_some(bytes) < bytes.size()) fail_file(path_, "ends too early");
   }
 
   /// Fails unless the end is reached; zlib compares its checksum there.
   void expect_end() {
     std::array<std::uint8_t, 1> beyond;
-    if (read_some(beyond) != 0) fail(path_, "holds more bytes than its header says");
+    if (read_some(beyond) != 0) fail_file(path_, "holds more bytes than its header says");
   }
 
  private:
@@ -46,8 +46,9 @@ class GzipFile {
     const std::size_t count = gzfread(bytes.data(), 1, bytes.size(), file_.get());
     int code = Z_OK;
     const char* message = gzerror(file_.get(), &code);
-    if (code == Z_ERRNO) fail(path_, std::strerror(errno));
-    if (code != Z_OK && code != Z_STREAM_END) fail(path_, std::string("is damaged: ") + message);
+    if (code == Z_ERRNO) fail_file(path_, std::strerror(errno));
+    if (code != Z_OK && code != Z_STREAM_END)
+      fail_file(path_, std::string("is damaged: ") + message);
     return count;
   }
 
@@ -66,14 +67,14 @@ std::size_t read_big_endian(GzipFile& file) {
 IdxArray read_idx(const std::filesystem::path& path, std::size_t dimensions) {
   GzipFile file(path);
   if (read_big_endian(file) != (kUnsignedByte << 8 | dimensions))
-    fail(path,
-         "is not an IDX file of unsigned bytes in " + std::to_string(dimensions) + " dimensions");
+    fail_file(path, "is not an IDX file of unsigned bytes in " + std::to_string(dimensions) +
+                        " dimensions");
   IdxArray array;
   std::size_t count = 1;
   for (std::size_t i = 0; i < dimensions; ++i) {
     array.dimensions.push_back(read_big_endian(file));
     count *= std::min(array.dimensions.back(), kMostBytes);  // both below 2^31: no overflow
-    if (count > kMostBytes) fail(path, "asks for more than a gigabyte of values");
+    if (count > kMostBytes) fail_file(path, "asks for more than a gigabyte of values");
   }
   array.values.resize(count);
   file.read(array.values);

@@ -17,7 +17,7 @@ void bind_device(Prepared& prepared, Transport& transport, StreamView stream) {
   context.device_overflows = words == nullptr ? nullptr : &words->overflows;
 }
 
-SegmentState in_place(const ValueSpan& residual) { return {residual, residual}; }
+SegmentState both_in(const ValueSpan& residual) { return {residual, residual}; }
 
 void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_t count,
                  std::string_view which) {
@@ -86,12 +86,12 @@ void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) 
   Slot& slot = prepared.slots.front();
   check_state(prepared, options.state->residual, ranges.encoded.count,
               prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
-  slot.residual = in_place(options.state->residual);
+  slot.residual = both_in(options.state->residual);
   slot.residual_first = ranges.encoded.first;
   if (prepared.encoded != Algorithm::kTwoShot) return;
   check_state(prepared, options.state->owner_residual, ranges.owned.count(),
               "owner_residual (see owned_count)");
-  slot.owner = in_place(options.state->owner_residual);
+  slot.owner = both_in(options.state->owner_residual);
   slot.owned = ranges.owned;
 }
 
@@ -108,7 +108,7 @@ void bind_state(Prepared& prepared, const CollectiveOptions& options) {
   for (int i = 0; i < slots_of(prepared); ++i) {
     if (!encodes(prepared, i)) continue;
     Slot& slot = prepared.slots[static_cast<std::size_t>(i)];
-    slot.residual = in_place(state.residual.subspan(offset, slot.count));
+    slot.residual = both_in(state.residual.subspan(offset, slot.count));
     offset += slot.count;
   }
 }

@@ -8,7 +8,6 @@
 namespace tersor {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestWait{50};
 constexpr std::chrono::microseconds kLongestDeafness{50};  // to all transports but one
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include <tersor/transport.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -17,6 +18,9 @@
 #include <vector>
 
 namespace tersor {
+
+/// Without word of what may have moved: between two looks.
+inline constexpr std::chrono::milliseconds kLongestWait{50};
 
 /// Drives chunks in the order of submission. The order in which operations start may differ between
 /// ranks (tags tell them apart), the values do not depend on it; with ticks it is the same on all.

@@ -4,6 +4,7 @@
 #include "comm/collectives/arguments.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/chunk.h"
+#include "comm/collectives/pipeline.h"
 #include "comm/collectives/planner.h"
 #include "comm/tuning/automatic.h"
 
@@ -14,8 +15,6 @@
 
 namespace tersor {
 namespace {
-
-constexpr std::chrono::milliseconds kLongestWait{50};
 
 void check_between(const Transport& transport, const ConstValueSpan& values, int peer,
                    const CollectiveOptions& options, std::string_view operation) {

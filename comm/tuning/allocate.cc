@@ -12,7 +12,7 @@ namespace tersor {
 namespace {
 
 /// A candidate in place of another one.
-struct Step {
+struct Upgrade {
   std::size_t parameter, to;
   double price;  ///< energy lost for each byte that is saved
 };
@@ -64,17 +64,17 @@ class Allocator {
  public:
   explicit Allocator(std::span<const AllocationParameter> parameters) : parameters_(parameters) {
     for (std::size_t i = 0; i < parameters.size(); ++i) begin(i, hull(parameters[i]));
-    std::ranges::stable_sort(steps_, {}, &Step::price);
+    std::ranges::stable_sort(steps_, {}, &Upgrade::price);
   }
 
   Allocation run(double bits) {
     if (result_.count == 0)
       throw InvalidArgument("there is no value to allocate for: give parameters with gradients");
     const double wanted = std::round(bits * static_cast<double>(result_.count) / 8);
-    for (const Step& step : steps_)
+    for (const Upgrade& step : steps_)
       if (!fits(wanted)) take(step);
     if (!fits(wanted)) refuse(bits);
-    while (const std::optional<Step> step = best_that_fits(wanted)) take(*step);
+    while (const std::optional<Upgrade> step = best_that_fits(wanted)) take(*step);
     write_rules();
     return std::move(result_);
   }
@@ -99,15 +99,15 @@ class Allocator {
   // So that a budget of no number fits nothing.
   bool fits(double wanted) const { return static_cast<double>(result_.bytes) <= wanted; }
 
-  void take(const Step& step) {
+  void take(const Upgrade& step) {
     result_.bytes -= chosen(step.parameter).bytes;
     result_.chosen[step.parameter] = step.to;
     result_.bytes += chosen(step.parameter).bytes;
   }
 
   /// Of what loses less than now, the one that wins most for its bytes.
-  std::optional<Step> best_that_fits(double wanted) const {
-    std::optional<Step> best;
+  std::optional<Upgrade> best_that_fits(double wanted) const {
+    std::optional<Upgrade> best;
     const double room = wanted - static_cast<double>(result_.bytes);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       for (std::size_t k = 0; k < parameters_[i].candidates.size(); ++k) {
@@ -115,7 +115,7 @@ class Allocator {
         if (!(other.energy_lost < now.energy_lost)) continue;
         if (static_cast<double>(other.bytes) - static_cast<double>(now.bytes) > room) continue;
         const double won = other.bytes <= now.bytes ? INFINITY : price(other, now);
-        if (!best || won > best->price) best = Step{i, k, won};
+        if (!best || won > best->price) best = Upgrade{i, k, won};
       }
     return best;
   }
@@ -136,7 +136,7 @@ class Allocator {
   }
 
   std::span<const AllocationParameter> parameters_;
-  std::vector<Step> steps_;
+  std::vector<Upgrade> steps_;
   Allocation result_;
 };
 

@@ -26,7 +26,7 @@ constexpr double kLongEnough = 2e-3;  // seconds of an exchange
 constexpr double kLatencies = 16;     // or so many: ranks begin up to one apart
 constexpr std::size_t kRepeats = 3;
 constexpr std::size_t kTinyRepeats = 15;
-constexpr int kBurst = 8;  // exchanges at once
+constexpr int kExchangesAtOnce = 8;
 constexpr std::size_t kEnvelopeBytes = sizeof(host::Envelope);
 
 /// Of the calling thread: what its core did.
@@ -159,10 +159,10 @@ LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::millise
   Probe probe(transport, memory, timeout);
   probe.exchange(kTinyBytes, 1, 2);  // the first messages of a channel are slower
   const ExchangeTimes tiny = probe.exchange(kTinyBytes, 1, kTinyRepeats);
-  const ExchangeTimes burst = probe.exchange(kTinyBytes, kBurst, kTinyRepeats);
+  const ExchangeTimes burst = probe.exchange(kTinyBytes, kExchangesAtOnce, kTinyRepeats);
   const ExchangeTimes per_byte = times_per_byte(probe, tiny);
   const double bytes_seconds = double{kTinyBytes + kEnvelopeBytes} * per_byte.seconds;
-  const double further = std::max(0.0, burst.seconds - tiny.seconds) / (kBurst - 1);
+  const double further = std::max(0.0, burst.seconds - tiny.seconds) / (kExchangesAtOnce - 1);
   const double per_message = std::max(0.0, further / probe.peers() - bytes_seconds);
   return {.latency = std::max(0.0, tiny.seconds - probe.peers() * (per_message + bytes_seconds)),
           .seconds_per_byte = per_byte.seconds,

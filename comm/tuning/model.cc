@@ -20,7 +20,7 @@
 namespace tersor {
 namespace {
 
-constexpr double kEnvelopeBytes = sizeof(host::Envelope);
+constexpr double kEnvelope = sizeof(host::Envelope);
 
 struct Stages {
   double work = 0;
@@ -94,12 +94,12 @@ Stages ring_sum(const CostFigures& figures, int ranks, double part_bytes) {
   const LinkFigures& link = ring_link(figures.network, ranks);
   const double messages = ring_messages(part_bytes), steps = 2.0 * (ranks - 1);
   const double bytes = part_bytes / messages;
-  const double busy = message_seconds(link, bytes + kEnvelopeBytes);
+  const double busy = message_seconds(link, bytes + kEnvelope);
   const double passed_on = link.latency + bytes * figures.add_seconds_per_byte;
   const double step = std::max(messages * busy, busy + passed_on);
   const double seconds = (steps - 1) * step + messages * busy + passed_on;
   const double wire = steps * messages * busy;
-  const double sent = steps * messages * (bytes + kEnvelopeBytes);
+  const double sent = steps * messages * (bytes + kEnvelope);
   return {.wire = wire,
           .latency = seconds - wire,
           .moving = sent * (link.core_seconds_per_byte + figures.add_seconds_per_byte / 2),
@@ -186,7 +186,7 @@ class Walk {
     for (const Parcel& parcel : parcels) {
       if (parcel.peer == 0) continue;
       (parcel.peer < figures_.network.ranks_per_host ? traffic.near : traffic.far) += 1;
-      traffic.bytes = load.bytes_of(parcel.lanes) + kEnvelopeBytes;
+      traffic.bytes = load.bytes_of(parcel.lanes) + kEnvelope;
     }
     return traffic;
   }

@@ -110,8 +110,8 @@ TEST_F(Codecs, EachDtypeAndInstructionSetIsTaken) {
 }
 
 /// A version 1 file of `values` under a header with this type and shape.
-std::string npy(const std::vector<float>& values, const std::string& type,
-                const std::string& shape) {
+std::string npy_of(const std::vector<float>& values, const std::string& type,
+                   const std::string& shape) {
   std::string header =
       "{'descr': '" + type + "', 'fortran_order': False, 'shape': (" + shape + "), }";
   header.resize((header.size() + 10) / 64 * 64 + 64 - 10, ' ');
@@ -127,7 +127,7 @@ std::string npy(const std::vector<float>& values, const std::string& type,
 TEST_F(Codecs, AFileOfValuesIsTakenWhole) {
   std::vector<float> values(3 * 500);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
-  const std::string file = write("gradient.npy", npy(values, "<f4", "3, 500"));
+  const std::string file = write("gradient.npy", npy_of(values, "<f4", "3, 500"));
   const Json records = records_of(
       {"codecs", "--codec", "bf16", "--operation", "encode", "--data", file, "--repetitions", "1"});
   EXPECT_EQ(records[0]["count"], values.size());
@@ -136,15 +136,15 @@ TEST_F(Codecs, AFileOfValuesIsTakenWhole) {
 
 TEST_F(Codecs, ADamagedFileOfValuesIsRefused) {
   const std::vector<float> values(8, 1.0f);
-  const std::string good = npy(values, "<f4", "8,");
+  const std::string good = npy_of(values, "<f4", "8,");
   const std::vector<float> with_nan = {1.0f, NAN};
   const std::map<std::string, std::string> damaged = {
       {"not a .npy", "PK" + good},
       {"has 31 bytes", good.substr(0, good.size() - 1)},
-      {"9 values", npy(values, "<f4", "9,")},
-      {"<c8", npy(values, "<c8", "4,")},
+      {"9 values", npy_of(values, "<f4", "9,")},
+      {"<c8", npy_of(values, "<c8", "4,")},
       {"cut short", good.substr(0, 20)},
-      {"not finite", npy(with_nan, "<f4", "2,")},
+      {"not finite", npy_of(with_nan, "<f4", "2,")},
   };
   for (const auto& [message, bytes] : damaged) {
     const Outcome outcome = run({"codecs", "--codec", "none", "--data", write("bad.npy", bytes)});

@@ -22,11 +22,11 @@ INSTANTIATE_TEST_SUITE_P(Blocktopk, CodecConformance,
                                            CodecCase{"blocktopk:density=0.0002+ef", 1}),
                          case_name);
 
-struct Variant {
+struct BlocktopkVariant {
   BlocktopkTask task;
   const char* spec;
 };
-const Variant kVariants[] = {
+const BlocktopkVariant kBlocktopkVariants[] = {
     {{0.01, 1}, "blocktopk"},
     {{0.01, 1}, "blocktopk+ef"},
     {{0.25, 1}, "blocktopk:density=0.25+ef"},
@@ -43,12 +43,8 @@ std::vector<std::size_t> some(const std::vector<std::size_t>& counts, std::size_
   return {counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(on_a_device)};
 }
 
-ConstByteSpan payload_of(const GuardedBytes& frame) {
-  return frame.span().subspan(sizeof(FrameHeader));
-}
-
 /// Compares frame, residual, overflows and decoded values with the reference.
-void expect_reference(const Variant& variant, const std::vector<float>& gradient) {
+void expect_blocktopk(const BlocktopkVariant& variant, const std::vector<float>& gradient) {
   CodecHarness harness(variant.spec, {gradient.size()});
   harness.set_gradient(gradient);
   harness.words = {.step = 9, .gradient_factor = -0.3f, .residual_factor = -0.7f};
@@ -68,7 +64,7 @@ void expect_reference(const Variant& variant, const std::vector<float>& gradient
 }
 
 /// Values of block after block that reach into all corners.
-std::vector<float> corner_values(std::size_t count) {
+std::vector<float> corners_of_blocks(std::size_t count) {
   std::vector<float> values = gaussian(count, count + 1);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t place = i % kSelectedValues;
@@ -116,20 +112,20 @@ std::vector<float> corner_values(std::size_t count) {
 
 TEST(Blocktopk, WritesTheBytesOfTheFormat) {
   for_each_isa([] {
-    for (const Variant& variant : kVariants)
+    for (const BlocktopkVariant& variant : kBlocktopkVariants)
       for (const std::size_t count :
            some({12'289, 0, 1, 2, 41, 100, 4095, 4096, 4097, 70'001}, 4)) {
         SCOPED_TRACE(std::string(variant.spec) + " " + std::to_string(count));
-        expect_reference(variant, gaussian(count, count));
+        expect_blocktopk(variant, gaussian(count, count));
       }
   });
 }
 
 TEST(Blocktopk, WritesTheBytesOfTheFormatWhateverTheValuesAre) {
   for_each_isa([] {
-    for (const Variant& variant : kVariants) {
+    for (const BlocktopkVariant& variant : kBlocktopkVariants) {
       SCOPED_TRACE(variant.spec);
-      expect_reference(variant, corner_values(12 * kSelectedValues + 1000));
+      expect_blocktopk(variant, corners_of_blocks(12 * kSelectedValues + 1000));
     }
   });
 }
@@ -139,7 +135,7 @@ TEST(Blocktopk, ShortBlocksKeepAsManyAsLongOnes) {
     std::vector<std::size_t> counts;
     for (std::size_t count = 1; count < kSelectedValues; count += 61) counts.push_back(count);
     for (const std::size_t count : some(counts, 3))
-      expect_reference(kVariants[4], gaussian(count, count));
+      expect_blocktopk(kBlocktopkVariants[4], gaussian(count, count));
   });
 }
 
@@ -150,19 +146,19 @@ TEST(Blocktopk, TheOrderOfBlocksDoesNotMatter) {
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = std::ldexp(values[i], 40 * static_cast<int>(i / kSelectedValues % 3) - 40);
   for_each_isa([&] {
-    expect_reference(kVariants[0], values);
+    expect_blocktopk(kBlocktopkVariants[0], values);
     std::vector<float> turned = values;
     std::ranges::reverse(turned);
-    expect_reference(kVariants[0], turned);
+    expect_blocktopk(kBlocktopkVariants[0], turned);
   });
 }
 
 /// Frames of three ranks, and what the reference makes of them.
-struct Ranks {
+struct BlocktopkRanks {
   std::vector<GuardedBytes> frames;
   std::vector<std::vector<float>> decoded;
 
-  Ranks(CodecHarness& harness, const BlocktopkTask& task) {
+  BlocktopkRanks(CodecHarness& harness, const BlocktopkTask& task) {
     for (std::uint64_t rank = 0; rank < 3; ++rank) {
       harness.draw(rank);
       frames.push_back(harness.encode());
@@ -174,11 +170,11 @@ struct Ranks {
 TEST(Blocktopk, DecodesByTheFormulasOfTheFormat) {
   const std::size_t count = 9000;
   for_each_isa([&] {
-    for (const Variant& variant : kVariants)
+    for (const BlocktopkVariant& variant : kBlocktopkVariants)
       for (const Dtype dtype : kGradientDtypes)
         for (const DecodeMode mode : {DecodeMode::kAssign, DecodeMode::kAdd}) {
           CodecHarness harness(variant.spec, {count}, {.dtype = dtype});
-          const Ranks ranks(harness, variant.task);
+          const BlocktopkRanks ranks(harness, variant.task);
           harness.set_output(gaussian(count, 44));
           std::vector<float> expected =
               mode == DecodeMode::kAdd ? harness.output() : std::vector<float>(count);
@@ -197,9 +193,9 @@ TEST(Blocktopk, DecodesByTheFormulasOfTheFormat) {
 TEST(Blocktopk, ReducesByTheFormulasOfTheFormat) {
   const std::size_t count = 9000;
   for_each_isa([&] {
-    for (const Variant& variant : kVariants) {
+    for (const BlocktopkVariant& variant : kBlocktopkVariants) {
       CodecHarness harness(variant.spec, {count});
-      const Ranks ranks(harness, variant.task);
+      const BlocktopkRanks ranks(harness, variant.task);
       harness.words = {.step = 6, .gradient_factor = 3, .residual_factor = 0.7f};
       std::vector<float> sum(count), residual(count);
       if (harness.has_states()) residual = harness.residual_in();
@@ -234,7 +230,7 @@ double energy_lost(const char* spec, const std::vector<float>& gradient) {
 }
 
 TEST(Blocktopk, AlwaysContracts) {
-  for (const Variant& variant : kVariants) {
+  for (const BlocktopkVariant& variant : kBlocktopkVariants) {
     const auto k = static_cast<double>(variant.task.kept());
     const double least = std::min(k / kSelectedValues, 1 / k);
     for (std::uint64_t seed = 0; seed < (test_device() == nullptr ? 60u : 3u); ++seed) {

@@ -25,7 +25,7 @@ std::vector<float> all_kinds() {
   return values;
 }
 
-std::vector<std::uint16_t> payload_of(const GuardedBytes& frame, std::size_t count) {
+std::vector<std::uint16_t> cast_values_of(const GuardedBytes& frame, std::size_t count) {
   std::vector<std::uint16_t> values(count);
   std::memcpy(values.data(), frame.span().data() + sizeof(FrameHeader), 2 * count);
   return values;
@@ -39,7 +39,7 @@ TEST(Cast, RoundsToNearestEvenAndPassesOnWhatIsNotFinite) {
       harness.set_gradient(values);
       const GuardedBytes frame = harness.encode();
       harness.decode({frame});
-      const std::vector<std::uint16_t> found = payload_of(frame, values.size());
+      const std::vector<std::uint16_t> found = cast_values_of(frame, values.size());
       for (std::size_t i = 0; i < values.size(); ++i)
         ASSERT_EQ(found[i], narrow(values[i], dtype)) << spec << " " << values[i];
       std::vector<float> expected = values;
@@ -134,7 +134,7 @@ TEST(Cast, SumsAreOfF32InTheOrderOfTheFrames) {
       }
       harness.decode(frames, DecodeMode::kAssign, 0.3f);
       EXPECT_TRUE(same_values(harness.output(), mean)) << spec;
-      const std::vector<std::uint16_t> reduced = payload_of(harness.reduce(frames), count);
+      const std::vector<std::uint16_t> reduced = cast_values_of(harness.reduce(frames), count);
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(reduced[i], narrow(sum[i], dtype)) << i;
     }
   });

@@ -33,7 +33,7 @@ struct Golden {
 };
 
 /// What the registry does not say: options, 16-bit gradients, several segments.
-const std::vector<Golden> kVariants = {
+const std::vector<Golden> kGoldenVariants = {
     {"none-bf16", "none", {301}, Dtype::kBf16},
     {"none-f16", "none", {301}, Dtype::kF16},
     {"int8-bf16", "int8", {601}, Dtype::kBf16},
@@ -56,7 +56,7 @@ const std::vector<Golden> kVariants = {
 
 /// Each codec of the registry, with and without feedback, and the variants.
 std::vector<Golden> golden_frames() {
-  std::vector<Golden> frames = kVariants;
+  std::vector<Golden> frames = kGoldenVariants;
   for (const std::string& name : framed_codecs()) {
     frames.push_back({name, name, {601}});
     frames.push_back({name + "-ef", name + "+ef", {601}});

@@ -91,10 +91,6 @@ HadamardTask task_of(const CodecHarness& harness, unsigned bits) {
           .first_index = harness.segments[0].first_index};
 }
 
-ConstByteSpan payload_of(const GuardedBytes& frame) {
-  return frame.span().subspan(sizeof(FrameHeader));
-}
-
 std::uint32_t step_of(const GuardedBytes& frame) {
   std::uint32_t step;
   std::memcpy(&step, read_frame_header(frame.span()).parameters, sizeof step);
@@ -133,11 +129,11 @@ TEST(Hadamard, WritesTheBytesOfTheFormat) {
 }
 
 /// Frames of three ranks, and what the reference makes of them.
-struct Ranks {
+struct HadamardRanks {
   std::vector<GuardedBytes> frames;
   std::vector<HadamardCoded> coded;
 
-  Ranks(CodecHarness& harness, unsigned bits) {
+  HadamardRanks(CodecHarness& harness, unsigned bits) {
     for (std::uint64_t rank = 0; rank < 3; ++rank) {
       harness.draw(rank);
       frames.push_back(harness.encode());
@@ -153,7 +149,7 @@ TEST(Hadamard, DecodesByTheFormulasOfTheFormat) {
       for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
         for (const DecodeMode mode : {DecodeMode::kAssign, DecodeMode::kAdd}) {
           CodecHarness harness(spec_of(bits), {count}, {.dtype = dtype});
-          const Ranks ranks(harness, bits);
+          const HadamardRanks ranks(harness, bits);
           harness.set_output(gaussian(count, 44));
           const std::vector<float> old = harness.output();
           harness.decode(ranks.frames, mode, 0.3f);
@@ -172,7 +168,7 @@ TEST(Hadamard, ReducesByTheFormulasOfTheFormat) {
     for (unsigned bits = 1; bits <= 4; ++bits) {
       CodecHarness harness(spec_of(bits, "+ef"), {count});
       harness.words.step = 5;
-      const Ranks ranks(harness, bits);
+      const HadamardRanks ranks(harness, bits);
       const HadamardTask task = task_of(harness, bits);
       harness.words = {.step = 6, .gradient_factor = 3, .residual_factor = 0.7f};
       std::vector<float> sum = hadamard_sum(task, ranks.coded, count, 1.0f);

@@ -19,7 +19,7 @@
 namespace tersor::test {
 namespace {
 
-const std::vector<std::string> kSpecs = {
+const std::vector<std::string> kIntsumSpecs = {
     "intsum+ef",          "intsum:rounding=stochastic+ef",
     "intsum:lanes=16+ef", "intsum:lanes=16,rounding=stochastic+ef",
     "intsum:lanes=32+ef", "intsum:lanes=32,rounding=stochastic+ef"};
@@ -42,7 +42,7 @@ TEST(IntsumCalls, RoundsAndSizes) {
   const std::vector<std::pair<Dtype, std::size_t>> codes = {
       {Dtype::kI8, 1001}, {Dtype::kU32, 350 + 151}, {Dtype::kI32, 1001}};
   for (std::size_t i = 0; i < codes.size(); ++i) {
-    const Plan plan = plan_of(kSpecs[2 * i].c_str());
+    const Plan plan = plan_of(kIntsumSpecs[2 * i].c_str());
     ASSERT_EQ(plan.rounds.size(), 2u);
     EXPECT_EQ(plan.rounds[0].exchanges, std::vector{Exchange::kNativeMaximum});
     EXPECT_EQ(plan.rounds[0].native_dtype, Dtype::kU32);
@@ -114,7 +114,7 @@ TEST(IntsumCalls, WrongCallsAreRefused) {
 }
 
 TEST(IntsumCalls, OnlyTheLastRoundChangesTheState) {
-  for (const std::string& spec : kSpecs) {
+  for (const std::string& spec : kIntsumSpecs) {
     CodecHarness harness(spec, {3000}, {.contributions = 1});
     harness.share_residuals();
     const std::vector<float> before = harness.residual_in();
@@ -137,7 +137,7 @@ TEST(IntsumCalls, OnlyTheLastRoundChangesTheState) {
 
 TEST(IntsumCalls, InactiveSegmentsSendZerosAndKeepTheState) {
   const std::uint32_t no = 0;
-  for (const std::string& spec : kSpecs) {
+  for (const std::string& spec : kIntsumSpecs) {
     NativeRounds rounds(spec, {1001, 300}, {.contributions = 2}),
         without(spec, {1001, 300}, {.contributions = 2});
     rounds.ranks[1].segments[0].active = &no;
@@ -155,7 +155,7 @@ TEST(IntsumCalls, InactiveSegmentsSendZerosAndKeepTheState) {
 
 TEST(IntsumCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
   const std::vector<std::size_t> counts = {5, 200'001, 0, 70'001, 1};
-  for (const std::string& spec : kSpecs)
+  for (const std::string& spec : kIntsumSpecs)
     for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
       const HarnessOptions options{
           .dtype = residual, .residual_dtype = residual, .contributions = 2};
@@ -175,7 +175,7 @@ TEST(IntsumCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
 }
 
 TEST(IntsumCalls, ChunksMakeTheSameValues) {
-  for (const std::string& spec : kSpecs) {
+  for (const std::string& spec : kIntsumSpecs) {
     NativeRounds whole(spec, {10'001}, {.contributions = 2}),
         cut(spec, {512, 5120, 10'001 - 5632}, {.contributions = 2});
     for (std::size_t rank = 0; rank < 2; ++rank) {

@@ -16,13 +16,13 @@
 namespace tersor::test {
 namespace {
 
-constexpr std::size_t kRows = 70;
-const std::vector<std::size_t> kCounts = {kRows * 130, kRows * 1000, kRows * 64};
-const std::vector<std::string> kSpecs = {"lowrank+ef", "lowrank:rank=1+ef",
-                                         "lowrank:rank=8,values=bf16+ef"};
+constexpr std::size_t kCallRows = 70;
+const std::vector<std::size_t> kCounts = {kCallRows * 130, kCallRows * 1000, kCallRows * 64};
+const std::vector<std::string> kLowrankSpecs = {"lowrank+ef", "lowrank:rank=1+ef",
+                                                "lowrank:rank=8,values=bf16+ef"};
 
 HarnessOptions with_rows(HarnessOptions options = {}) {
-  options.rows = kRows;
+  options.rows = kCallRows;
   return options;
 }
 
@@ -40,7 +40,7 @@ TEST(LowrankCalls, RoundsAndSizes) {
   for (const Round& round : plan.rounds)
     EXPECT_EQ(round.exchanges, std::vector{Exchange::kNativeSum});
   EXPECT_EQ(plan.rounds[0].native_dtype, Dtype::kF32);
-  EXPECT_EQ(plan.rounds[0].native_count, 3 * 8 * kRows);
+  EXPECT_EQ(plan.rounds[0].native_count, 3 * 8 * kCallRows);
   EXPECT_EQ(plan.rounds[1].native_dtype, Dtype::kBf16);
   EXPECT_EQ(plan.rounds[1].native_count, 8u * (130 + 1000 + 64));
   EXPECT_EQ(plan.kept_bytes, 3 * 8 * 128 * sizeof(float));
@@ -135,7 +135,7 @@ TEST(LowrankCalls, OnlyTheLastRoundChangesStateAndMemory) {
 
 TEST(LowrankCalls, InactiveSegmentsSendZerosAndKeepTheResidual) {
   const std::uint32_t no = 0;
-  for (const std::string& spec : kSpecs) {
+  for (const std::string& spec : kLowrankSpecs) {
     NativeRounds rounds(spec, kCounts, with_rows({.contributions = 2})),
         without(spec, kCounts, with_rows({.contributions = 2}));
     rounds.ranks[1].segments[0].active = &no;
@@ -151,7 +151,7 @@ TEST(LowrankCalls, InactiveSegmentsSendZerosAndKeepTheResidual) {
 }
 
 /// Everything that one exchange wrote.
-void expect_same(const NativeRounds& a, const NativeRounds& b) {
+void expect_same_rounds(const NativeRounds& a, const NativeRounds& b) {
   for (std::size_t rank = 0; rank < a.ranks.size(); ++rank) {
     for (std::size_t round = 0; round < a.bare.size(); ++round)
       EXPECT_TRUE(same_bytes(a.bare[round][rank].bytes(), b.bare[round][rank].bytes()));
@@ -164,7 +164,7 @@ void expect_same(const NativeRounds& a, const NativeRounds& b) {
 }
 
 TEST(LowrankCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
-  for (const std::string& spec : kSpecs)
+  for (const std::string& spec : kLowrankSpecs)
     for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
       const HarnessOptions options =
           with_rows({.dtype = residual, .residual_dtype = residual, .contributions = 2});
@@ -177,7 +177,7 @@ TEST(LowrankCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
           other.threads = shift == 0 ? 1 : 3;
           NativeRounds rounds(spec, kCounts, other);
           rounds.exchange({.shift = shift});
-          expect_same(rounds, expected);
+          expect_same_rounds(rounds, expected);
         }
       });
     }
@@ -185,10 +185,11 @@ TEST(LowrankCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
 
 // Finite sums of P, whose products with each other are not: they are brought to one before.
 TEST(LowrankCalls, HugeSumsMakeABasis) {
-  constexpr std::size_t kCount = 400 * 130;
+  constexpr std::size_t kCallCount = 400 * 130;
   for_each_isa([] {
-    NativeRounds rounds("lowrank:rank=8+ef", {kCount}, {.contributions = 2, .rows = 400});
-    for (CodecHarness& rank : rounds.ranks) rank.set_gradient(std::vector<float>(kCount, 1e37f));
+    NativeRounds rounds("lowrank:rank=8+ef", {kCallCount}, {.contributions = 2, .rows = 400});
+    for (CodecHarness& rank : rounds.ranks)
+      rank.set_gradient(std::vector<float>(kCallCount, 1e37f));
     rounds.exchange({.encode_factor = 0.5f});
     for (const float value : rounds.combined[0].floats()) ASSERT_TRUE(std::isfinite(value));
     const float mean = rounds.ranks[0].words.gradient_factor * 1e37f;
@@ -200,11 +201,11 @@ TEST(LowrankCalls, HugeSumsMakeABasis) {
 TEST(LowrankCalls, WhereWOverflowsTheResidualStays) {
   constexpr std::size_t kColumns = 400, kBad = 300;
   for_each_isa([] {
-    NativeRounds rounds("lowrank:rank=1+ef", {kRows * kColumns},
-                        {.contributions = 1, .rows = kRows});
+    NativeRounds rounds("lowrank:rank=1+ef", {kCallRows * kColumns},
+                        {.contributions = 1, .rows = kCallRows});
     CodecHarness& rank = rounds.ranks[0];
     std::vector<float> gradient = rank.gradient(), memory(kColumns, 1.0f);
-    for (std::size_t i = 0; i < kRows; ++i) gradient[i * kColumns + kBad] = 3e38f;
+    for (std::size_t i = 0; i < kCallRows; ++i) gradient[i * kColumns + kBad] = 3e38f;
     memory[kBad] = 0x1p-20f;
     rank.set_gradient(gradient);
     rank.set_memory(memory);

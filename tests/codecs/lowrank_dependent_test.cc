@@ -17,27 +17,16 @@ namespace {
 
 using Values = std::vector<float>;
 
-constexpr std::size_t kRows = 128, kColumns = 96, kCount = kRows * kColumns;
-
-double norm_of(const Values& values) {
-  double squares = 0;
-  for (const float value : values) squares += double{value} * value;
-  return std::sqrt(squares);
-}
-
-double distance(Values a, const Values& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
-  return norm_of(a);
-}
+constexpr std::size_t kRows = 128, kColumns = 96, kDependentCount = kRows * kColumns;
 
 NativeRounds rounds_of(const std::string& spec, std::size_t ranks = 1) {
-  return NativeRounds(spec, {kCount}, {.contributions = ranks, .rows = kRows});
+  return NativeRounds(spec, {kDependentCount}, {.contributions = ranks, .rows = kRows});
 }
 
 /// `rows` rows of random values, each `repeats` times; every fourth column is zeros.
 Values of_rows(std::size_t rows, std::size_t repeats, float scale) {
-  const Values drawn = gaussian(kCount, 3 + rows, scale);
-  Values values(kCount);
+  const Values drawn = gaussian(kDependentCount, 3 + rows, scale);
+  Values values(kDependentCount);
   for (std::size_t i = 0; i < rows * repeats; ++i)
     for (std::size_t c = 0; c < kColumns; ++c)
       if (c % 4 != 0)
@@ -53,7 +42,7 @@ Values mean_of(NativeRounds& rounds, const Values& gradient) {
 }
 
 TEST(LowrankDependent, TwoEntriesComeBackAsTheyAre) {
-  Values gradient(kCount);
+  Values gradient(kDependentCount);
   gradient[3 * kColumns + 5] = gradient[7 * kColumns + 11] = 1.0f;
   for_each_isa([&] {
     NativeRounds rounds = rounds_of("lowrank:rank=8");
@@ -96,14 +85,14 @@ TEST(LowrankDependent, WithFeedbackWhatArrivedConverges) {
     NativeRounds rounds = rounds_of("lowrank:rank=8+ef", 2);
     for (CodecHarness& rank : rounds.ranks) {
       rank.words = {};
-      rank.set_residual(Values(kCount));
+      rank.set_residual(Values(kDependentCount));
       rank.share_residuals();
     }
     const Values gradient = of_rows(rows, 2, 1.0f);
-    Values missing(kCount);
+    Values missing(kDependentCount);
     for (int step = 0; step < kSteps; ++step) {
       const Values mean = mean_of(rounds, gradient);
-      for (std::size_t i = 0; i < kCount; ++i) missing[i] += gradient[i] - mean[i];
+      for (std::size_t i = 0; i < kDependentCount; ++i) missing[i] += gradient[i] - mean[i];
     }
     EXPECT_LT(norm_of(missing), 3 * norm_of(gradient)) << rows;
   }

@@ -221,17 +221,6 @@ std::vector<float> of_rank(Shape shape, std::size_t rank, std::uint64_t seed) {
   return {sum.begin(), sum.end()};
 }
 
-double norm_of(const std::vector<float>& values) {
-  double squares = 0;
-  for (const float value : values) squares += double{value} * value;
-  return std::sqrt(squares);
-}
-
-double distance(std::vector<float> a, const std::vector<float>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
-  return norm_of(a);
-}
-
 TEST(Lowrank, AMatrixOfLowRankComesThrough) {
   for (const float scale : {1.0f, 0x1p-60f, 0x1p40f})
     for (const std::size_t rank : {1, 3, 4})

@@ -19,7 +19,7 @@ std::string error_with(const std::string& spec) {
   return error_of<InvalidArgument>([&] { make_codec(spec); });
 }
 
-bool says(const std::string& error, const std::string& words) {
+bool tells(const std::string& error, const std::string& words) {
   return error.find(words) != std::string::npos;
 }
 
@@ -39,7 +39,7 @@ TEST(Spec, ShowsTheGrammarWhereItIsMalformed) {
                            "int8:a=b,", "int8:a=b,,c=d", "int8+", "int8+fe", "int8+ef+ef",
                            "int8+ef:a=b", "in t8", "int8:a=b,a=c", "int8:a=b=c", "topk:x=1e+0"}) {
     const std::string error = error_of<InvalidArgument>([&] { parse_spec(text); });
-    EXPECT_TRUE(says(error, "name[:key=value[,key=value]...][+ef]")) << text << ": " << error;
+    EXPECT_TRUE(tells(error, "name[:key=value[,key=value]...][+ef]")) << text << ": " << error;
   }
 }
 
@@ -65,27 +65,27 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
 
 TEST(Spec, UnknownCodecsListTheRightOnes) {
   const std::string error = error_with("int9");
-  EXPECT_TRUE(says(error, "\"int9\"")) << error;
+  EXPECT_TRUE(tells(error, "\"int9\"")) << error;
   EXPECT_TRUE(
-      says(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard, blocktopk, lowrank"))
+      tells(error, "none, bf16, f16, int8, int4, topk, intsum, hadamard, blocktopk, lowrank"))
       << error;
 }
 
 TEST(Spec, UnknownOptionsListTheRightOnes) {
-  EXPECT_TRUE(says(error_with("int8:round=nearest"), "rounding=nearest|stochastic (nearest)"));
-  EXPECT_TRUE(says(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
-  EXPECT_TRUE(says(error_with("intsum:lanes=9"), "lanes=8|16|32 (8)"));
-  EXPECT_TRUE(says(error_with("intsum:bits=8"), "lanes=8|16|32 (8), rounding=nearest|stochastic"));
-  EXPECT_TRUE(says(error_with("hadamard:bits=5"), "\"5\"; it takes bits=1|2|3|4 (2)"));
-  EXPECT_TRUE(says(error_with("none:density=1"), "it has none"));
-  EXPECT_TRUE(says(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
+  EXPECT_TRUE(tells(error_with("int8:round=nearest"), "rounding=nearest|stochastic (nearest)"));
+  EXPECT_TRUE(tells(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
+  EXPECT_TRUE(tells(error_with("intsum:lanes=9"), "lanes=8|16|32 (8)"));
+  EXPECT_TRUE(tells(error_with("intsum:bits=8"), "lanes=8|16|32 (8), rounding=nearest|stochastic"));
+  EXPECT_TRUE(tells(error_with("hadamard:bits=5"), "\"5\"; it takes bits=1|2|3|4 (2)"));
+  EXPECT_TRUE(tells(error_with("none:density=1"), "it has none"));
+  EXPECT_TRUE(tells(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
   EXPECT_TRUE(
-      says(error_with("blocktopk:k=5"), "density=(0, 0.25] (0.01), values=sign|int4|bf16 (sign)"));
+      tells(error_with("blocktopk:k=5"), "density=(0, 0.25] (0.01), values=sign|int4|bf16 (sign)"));
 }
 
 TEST(Spec, DensitiesLieAboveZeroAndUpToOne) {
   for (const char* density : {"0", "-0.1", "1.0001", "nan", "inf", "x", "0.1x", "1e999", "0x1"})
-    EXPECT_TRUE(says(error_with(std::string("topk:density=") + density), "above 0, at most 1"))
+    EXPECT_TRUE(tells(error_with(std::string("topk:density=") + density), "above 0, at most 1"))
         << density;
   EXPECT_EQ(error_with("topk:density=1e-300"), "");
 }
@@ -136,7 +136,7 @@ TEST(Registry, FindsAWrongInstructionSetAtOnce) {
       {
         setenv("TERSOR_ISA", "sse9", 1);
         force_isa(std::nullopt);
-        std::exit(says(error_with("int8"), "sse9") ? 0 : 1);
+        std::exit(tells(error_with("int8"), "sse9") ? 0 : 1);
       },
       ::testing::ExitedWithCode(0), "");
 }

@@ -64,7 +64,7 @@ void put(std::vector<std::byte>& bytes, std::size_t offset, T value) {
   std::memcpy(bytes.data() + offset, &value, sizeof value);
 }
 
-std::vector<std::byte> payload_of(const Chosen& chosen, const TopkLayout& layout) {
+std::vector<std::byte> topk_payload(const Chosen& chosen, const TopkLayout& layout) {
   std::vector<std::byte> bytes(layout.bytes());
   for (std::size_t tile = 0; tile <= layout.tiles(); ++tile) {
     const auto before = std::ranges::lower_bound(chosen.places, tile * 65536);
@@ -84,12 +84,12 @@ std::vector<std::byte> payload_of(const Chosen& chosen, const TopkLayout& layout
   return bytes;
 }
 
-struct Variant {
+struct TopkVariant {
   const char* spec;
   double density;
   TopkValues values;
 };
-const Variant kVariants[] = {
+const TopkVariant kTopkVariants[] = {
     {"topk", 0.01, TopkValues::kF32},
     {"topk+ef", 0.01, TopkValues::kF32},
     {"topk:density=0.3,values=bf16+ef", 0.3, TopkValues::kBf16},
@@ -98,7 +98,7 @@ const Variant kVariants[] = {
 };
 
 /// Compares frame, residual and decoded values with the reference.
-void expect_reference(const Variant& variant, const std::vector<float>& gradient) {
+void expect_topk(const TopkVariant& variant, const std::vector<float>& gradient) {
   CodecHarness harness(variant.spec, {gradient.size()});
   harness.set_gradient(gradient);
   harness.decode({harness.encode()});
@@ -107,7 +107,7 @@ void expect_reference(const Variant& variant, const std::vector<float>& gradient
                           variant.values};
   const std::vector<float> sent = harness.sent();
   const Chosen chosen = choose(sent, layout.kept, variant.values);
-  EXPECT_TRUE(same_bytes(frame.span().subspan(sizeof(FrameHeader)), payload_of(chosen, layout)));
+  EXPECT_TRUE(same_bytes(frame.span().subspan(sizeof(FrameHeader)), topk_payload(chosen, layout)));
   std::vector<float> decoded(sent.size()), residual = sent;
   for (std::size_t i = 0; i < chosen.places.size(); ++i) {
     decoded[chosen.places[i]] = chosen.values[i];
@@ -126,26 +126,26 @@ std::vector<float> small_integers(std::size_t count) {
 
 TEST(Topk, WritesTheBytesOfTheFormat) {
   for_each_isa([] {
-    for (const Variant& variant : kVariants)
+    for (const TopkVariant& variant : kTopkVariants)
       for (const std::size_t count : {0, 1, 2, 100, 257, 7919, 65'535, 65'536, 65'537, 200'003}) {
         SCOPED_TRACE(std::string(variant.spec) + " " + std::to_string(count));
-        expect_reference(variant, gaussian(count, count));
+        expect_topk(variant, gaussian(count, count));
       }
   });
 }
 
 TEST(Topk, TiesGoToTheLowestIndexAndZerosAreNeverChosen) {
   for_each_isa([] {
-    for (const Variant& variant : kVariants) {
+    for (const TopkVariant& variant : kTopkVariants) {
       SCOPED_TRACE(variant.spec);
       if (make_codec(variant.spec)->has_feedback()) continue;  // residuals would break the ties
       for (const std::size_t count : {10, 1000, 70'000}) {
-        expect_reference(variant, small_integers(count));
-        expect_reference(variant, std::vector<float>(count, -2.0f));
-        expect_reference(variant, std::vector<float>(count, 0.0f));
+        expect_topk(variant, small_integers(count));
+        expect_topk(variant, std::vector<float>(count, -2.0f));
+        expect_topk(variant, std::vector<float>(count, 0.0f));
         std::vector<float> sparse(count, 0.0f);
         sparse[count / 2] = 1e-40f;
-        expect_reference(variant, sparse);
+        expect_topk(variant, sparse);
       }
     }
   });
@@ -175,12 +175,12 @@ TEST(Topk, AFirstStepIsLikeAnyOther) {
     std::vector<float> spread = gaussian(count, 3);
     for (std::size_t i = 0; i < count; ++i)
       spread[i] = std::ldexp(spread[i], -static_cast<int>(mixed(i) % 90));
-    expect_reference(kVariants[0], spread);
+    expect_topk(kTopkVariants[0], spread);
     std::vector<float> rare(count, 1e-3f);
     for (std::size_t i = 0; i < count; i += 1013) rare[i] = static_cast<float>(i + 1);
-    expect_reference(kVariants[0], rare);
+    expect_topk(kTopkVariants[0], rare);
     std::ranges::sort(spread);
-    expect_reference(kVariants[0], spread);
+    expect_topk(kTopkVariants[0], spread);
   });
 }
 

@@ -19,17 +19,17 @@ using testing::on_ranks;
 using testing::squared_error;
 using testing::Values;
 
-struct Way {
+struct AllreduceWay {
   std::string codec;
   Algorithm algorithm;
   double allowed;  // squared error of the sum, relative
 };
 
-std::ostream& operator<<(std::ostream& out, const Way& way) {
+std::ostream& operator<<(std::ostream& out, const AllreduceWay& way) {
   return out << way.codec << " " << algorithm_name(way.algorithm);
 }
 
-const Way kWays[] = {
+const AllreduceWay kAllreduceWays[] = {
     {"none", Algorithm::kAuto, 1e-12},
     {"none", Algorithm::kNative, 1e-12},
     {"none", Algorithm::kTwoShot, 1e-12},
@@ -52,10 +52,10 @@ const Way kWays[] = {
     {"topk:density=0.1,values=int8", Algorithm::kOneShot, 1.0},
 };
 
-class Allreduce : public ::testing::TestWithParam<std::tuple<Way, int>> {
+class Allreduce : public ::testing::TestWithParam<std::tuple<AllreduceWay, int>> {
  protected:
   static std::vector<Values> reduce(const std::vector<Values>& inputs, CollectiveOptions options) {
-    const Way& way = std::get<0>(GetParam());
+    const AllreduceWay& way = std::get<0>(GetParam());
     options.codec = way.codec;
     options.algorithm = way.algorithm;
     return on_ranks(inputs, [&](Transport& transport, Values& gradient) {
@@ -115,7 +115,7 @@ TEST_P(Allreduce, TakesHalfPrecisionGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Allreduce,
-                         ::testing::Combine(::testing::ValuesIn(kWays),
+                         ::testing::Combine(::testing::ValuesIn(kAllreduceWays),
                                             ::testing::Values(1, 2, 3, 4, 8)));
 
 TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
@@ -143,7 +143,7 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
 }
 
 /// What some steps have brought, with all residuals, is what was put in; in one dimension.
-void expect_nothing_lost(const Way& way, int ranks, std::size_t count) {
+void expect_nothing_lost(const AllreduceWay& way, int ranks, std::size_t count) {
   constexpr int kSteps = 6;
   const auto all = static_cast<std::size_t>(ranks);
   const std::size_t unit = make_codec(way.codec)->traits().unit;

@@ -22,10 +22,10 @@ using testing::Values;
 class Checkpoint : public ::testing::TestWithParam<std::string> {};
 
 /// Directly, and on a grid.
-const std::vector<int> kDims[] = {{}, {2, 2}};
+const std::vector<int> kCheckpointDims[] = {{}, {2, 2}};
 
 TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
-  for (const std::vector<int>& dims : kDims)
+  for (const std::vector<int>& dims : kCheckpointDims)
     run_ranks(4, {}, [&](Transport& transport) {
       const ReducerOptions options{.codec = GetParam(), .dims = dims};
       Training first(transport, options);
@@ -43,7 +43,7 @@ TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
 
 TEST_P(Checkpoint, AnotherNumberOfRanksKeepsTheContribution) {
   for (const Reduction reduction : {Reduction::kSum, Reduction::kMean})
-    for (const std::vector<int>& dims : kDims) {
+    for (const std::vector<int>& dims : kCheckpointDims) {
       ReducerOptions options{.codec = GetParam(), .reduction = reduction, .dims = dims};
       std::vector<std::byte> state;
       std::vector<double> wanted;
@@ -76,7 +76,7 @@ TEST_P(Checkpoint, AnotherNumberOfRanksKeepsTheContribution) {
 }
 
 TEST_P(Checkpoint, ADiscardedStepLeavesNoTrace) {
-  for (const std::vector<int>& dims : kDims)
+  for (const std::vector<int>& dims : kCheckpointDims)
     run_ranks(4, {}, [&](Transport& transport) {
       const ReducerOptions options{
           .codec = GetParam(), .dims = dims, .transactions = Transactions::kOn};

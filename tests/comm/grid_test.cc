@@ -23,15 +23,16 @@ using testing::on_ranks;
 using testing::squared_error;
 using testing::Values;
 
-struct World {
+struct GridWorld {
   std::vector<int> dims;
   int ranks;
 };
 
 // As many ranks as places, and more.
-const World kWorlds[] = {{{2, 2}, 4}, {{3, 2}, 6}, {{3, 3}, 10}, {{2, 3, 2}, 12}, {{3, 3, 2}, 20}};
+const GridWorld kGridWorlds[] = {
+    {{2, 2}, 4}, {{3, 2}, 6}, {{3, 3}, 10}, {{2, 3, 2}, 12}, {{3, 3, 2}, 20}};
 
-std::string name_of(const World& world) {
+std::string name_of(const GridWorld& world) {
   return ::testing::PrintToString(world.dims) + " for " + std::to_string(world.ranks);
 }
 
@@ -49,7 +50,7 @@ TEST(Grid, EndsWithTheSameBitsNearTheSum) {
   const std::pair<std::string, double> ways[] = {
       {"none", 1e-12}, {"bf16", 2e-5},           {"int8:rounding=stochastic", 1.2e-3},
       {"int4", 0.1},   {"hadamard:bits=4", 0.2}, {"blocktopk:density=0.2,values=bf16", 1.0}};
-  for (const World& world : kWorlds)
+  for (const GridWorld& world : kGridWorlds)
     for (const auto& [codec, allowed] : ways)
       for (const std::size_t count : {0ul, 1ul, 513ul, 4099ul, 70'003ul}) {
         SCOPED_TRACE(codec + " " + name_of(world) + ", " + std::to_string(count));
@@ -93,7 +94,7 @@ void add_residuals(std::vector<double>& sum, const Values& sender, const Values&
   EXPECT_EQ(next, owner.end());
 }
 
-void expect_nothing_lost(const std::string& codec, const World& world, std::size_t count) {
+void expect_nothing_lost(const std::string& codec, const GridWorld& world, std::size_t count) {
   constexpr int kSteps = 5;
   constexpr std::uint32_t kParameter = 3;
   const auto all = static_cast<std::size_t>(world.ranks);
@@ -129,7 +130,7 @@ void expect_nothing_lost(const std::string& codec, const World& world, std::size
 }
 
 TEST(GridFeedback, WhatIsNotSentIsKeptInSomeStage) {
-  for (const World& world : kWorlds)
+  for (const GridWorld& world : kGridWorlds)
     for (const std::string codec : {"int4+ef", "hadamard:bits=1+ef", "blocktopk:density=0.02+ef"}) {
       SCOPED_TRACE(codec + " " + name_of(world));
       expect_nothing_lost(codec, world, 20'001);

@@ -16,11 +16,10 @@ namespace {
 
 using testing::drain;
 using testing::gaussian;
+using testing::Hosts;
 using testing::kCount;
 using testing::Training;
 using testing::Values;
-
-using Hosts = std::vector<int>;
 
 ReducerOptions hierarchical(const Hosts& hosts, const std::string& codec = "int8+ef") {
   ReducerOptions options;
@@ -30,27 +29,27 @@ ReducerOptions hierarchical(const Hosts& hosts, const std::string& codec = "int8
   return options;
 }
 
-struct Layer {
+struct HostsLayer {
   std::string name;
   std::size_t rows, columns;
 };
 
-const Layer kLayers[] = {{"large", 300, 400}, {"bias", 1, 400}, {"small", 20, 30},
-                         {"wide", 64, 512},   {"scale", 1, 1},  {"empty", 0, 0}};
+const HostsLayer kHostsLayers[] = {{"large", 300, 400}, {"bias", 1, 400}, {"small", 20, 30},
+                                   {"wide", 64, 512},   {"scale", 1, 1},  {"empty", 0, 0}};
 
 /// Gradients of all layers after some steps on this rank.
 std::vector<Values> train(Transport& transport, const ReducerOptions& options, int steps) {
   std::vector<Values> gradients;
   GradientReducer reducer(transport, options);
-  for (const Layer& layer : kLayers) gradients.emplace_back(layer.rows * layer.columns);
+  for (const HostsLayer& layer : kHostsLayers) gradients.emplace_back(layer.rows * layer.columns);
   for (std::size_t i = 0; i < gradients.size(); ++i)
-    reducer.add(kLayers[i].name, gradients[i], kLayers[i].rows, kLayers[i].columns);
+    reducer.add(kHostsLayers[i].name, gradients[i], kHostsLayers[i].rows, kHostsLayers[i].columns);
   for (int step = 0; step < steps; ++step) {
     for (std::size_t i = gradients.size(); i-- > 0;) {
       const auto seed = static_cast<std::uint64_t>((step * 100 + transport.rank()) * 10) + i;
       const Values fresh = gaussian(gradients[i].size(), seed);
       std::copy(fresh.begin(), fresh.end(), gradients[i].begin());
-      reducer.ready(kLayers[i].name);
+      reducer.ready(kHostsLayers[i].name);
     }
     reducer.wait();
   }

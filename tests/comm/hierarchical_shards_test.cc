@@ -17,19 +17,17 @@ namespace {
 
 using testing::exact_sum;
 using testing::gradients;
+using testing::Hosts;
+using testing::ranks_of;
 using testing::squared_error;
 using testing::Values;
 
-using Hosts = std::vector<int>;
-
 // 2 x 2, 2 x 4, 3 x 2, 4 x 2 and 2 x 3: behind each other, dealt out, up and down.
-const Hosts kHosts[] = {
+const Hosts kShardHosts[] = {
     {0, 0, 1, 1},       {0, 1, 1, 0},       {0, 0, 0, 0, 1, 1, 1, 1}, {1, 0, 1, 0, 1, 0, 1, 0},
     {0, 0, 1, 1, 2, 2}, {0, 1, 2, 2, 1, 0}, {0, 0, 1, 1, 2, 2, 3, 3}, {7, -3, 5, 4, 7, -3, 5, 4},
     {0, 0, 0, 1, 1, 1}, {0, 1, 0, 1, 1, 0},
 };
-
-int ranks_of(const Hosts& hosts) { return static_cast<int>(hosts.size()); }
 
 CollectiveOptions by_hosts(const std::string& codec, const Hosts& hosts,
                            CollectiveOptions options = {}) {
@@ -86,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("none", "bf16", "int8", "int8:rounding=stochastic",
                                          "hadamard:bits=4", "topk:density=1", "topk:density=0.1",
                                          "blocktopk:density=0.1"),
-                       ::testing::ValuesIn(kHosts)));
+                       ::testing::ValuesIn(kShardHosts)));
 
 TEST_P(ShardsByHosts, AReduceScatterKeepsTheOwnShardOfTheSum) {
   for (const std::size_t count : {0ul, 1ul, 511ul, 513ul, 5003ul}) {
@@ -164,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, ShardsByHostsFeedback,
                          ::testing::Combine(::testing::Values("int8+ef", "hadamard:bits=4+ef",
                                                               "topk:density=0.02+ef",
                                                               "blocktopk:density=0.05+ef"),
-                                            ::testing::ValuesIn(kHosts)));
+                                            ::testing::ValuesIn(kShardHosts)));
 
 // A rank keeps what it did not send of its host's sums, of the shards of its place.
 TEST_P(ShardsByHostsFeedback, WhatIsNotSentIsKept) {
@@ -328,10 +326,10 @@ TEST(ShardsByHostsErrors, RanksThatGroupOtherwiseAllHearOfIt) {
 }
 
 // As many ranks as places: each owns a shard.
-const std::vector<int> kDims[] = {{2, 2}, {3, 2}, {2, 3, 2}};
+const std::vector<int> kShardDims[] = {{2, 2}, {3, 2}, {2, 3, 2}};
 
 TEST(ShardsOnGrids, AreNearTheSumWhateverTheChunks) {
-  for (const std::vector<int>& dims : kDims) {
+  for (const std::vector<int>& dims : kShardDims) {
     int ranks = 1;
     for (const int digit : dims) ranks *= digit;
     for (const auto& [codec, allowed] : {std::pair<std::string, double>{"none", 1e-12},

@@ -20,23 +20,23 @@ namespace {
 using namespace std::chrono_literals;
 using testing::exact_sum;
 using testing::gradients;
+using testing::Hosts;
 using testing::on_ranks;
+using testing::ranks_of;
 using testing::squared_error;
 using testing::Values;
 
-using Hosts = std::vector<int>;
-
-struct Way {
+struct HostsWay {
   std::string codec;
   double allowed;  // squared error of the sum, relative
   std::string host_codec = "none";
 };
 
-std::ostream& operator<<(std::ostream& out, const Way& way) {
+std::ostream& operator<<(std::ostream& out, const HostsWay& way) {
   return out << way.codec << ", within a host " << way.host_codec;
 }
 
-const Way kWays[] = {
+const HostsWay kHostsWays[] = {
     {"none", 1e-12},
     {"bf16", 6e-5},
     {"f16", 1e-6},
@@ -65,11 +65,9 @@ const Hosts kHosts[] = {
     {2, 0, 1, 2, 0, 1, 2, 0, 1},
 };
 
-int ranks_of(const Hosts& hosts) { return static_cast<int>(hosts.size()); }
-
-class Hierarchical : public ::testing::TestWithParam<std::tuple<Way, Hosts>> {
+class Hierarchical : public ::testing::TestWithParam<std::tuple<HostsWay, Hosts>> {
  protected:
-  static const Way& way() { return std::get<0>(GetParam()); }
+  static const HostsWay& way() { return std::get<0>(GetParam()); }
   static const Hosts& hosts() { return std::get<1>(GetParam()); }
 
   static CollectiveOptions options(CollectiveOptions options = {}) {
@@ -88,7 +86,7 @@ class Hierarchical : public ::testing::TestWithParam<std::tuple<Way, Hosts>> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Ways, Hierarchical,
-                         ::testing::Combine(::testing::ValuesIn(kWays),
+                         ::testing::Combine(::testing::ValuesIn(kHostsWays),
                                             ::testing::ValuesIn(kHosts)));
 
 TEST_P(Hierarchical, EndsWithTheSameBitsNearTheSum) {

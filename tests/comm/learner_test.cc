@@ -21,9 +21,9 @@ Learner::Group group(const std::vector<std::string>& codecs, std::size_t chosen 
 }
 
 /// Steps of one group, told to one or several ranks that agree.
-class Steps {
+class LearnedSteps {
  public:
-  explicit Steps(std::vector<Learner::Group> groups, Learner::Terms terms = {})
+  explicit LearnedSteps(std::vector<Learner::Group> groups, Learner::Terms terms = {})
       : codecs_(names_of(groups)), learner_(std::move(groups), std::move(terms)) {}
 
   Learner& learner() { return learner_; }
@@ -63,7 +63,7 @@ class Steps {
 TEST(Learner, TakesTheQuickestWhateverWasPredicted) {
   for (std::size_t predicted = 0; predicted < 3; ++predicted)
     for (const std::string quickest : {"none", "bf16", "int8"}) {
-      Steps run({group({"none", "bf16", "int8"}, predicted)});
+      LearnedSteps run({group({"none", "bf16", "int8"}, predicted)});
       Times times{{"none", 1.0}, {"bf16", 1.0}, {"int8", 1.0}};
       times[quickest] = 0.6;
       const auto tried = run.settle(times);
@@ -74,14 +74,14 @@ TEST(Learner, TakesTheQuickestWhateverWasPredicted) {
 
 TEST(Learner, NeverKeepsWhatIsAPercentSlowerThanNoneOrBf16) {
   for (const double slower : {1.011, 1.02, 1.1, 3.0}) {
-    Steps run({group({"none", "bf16", "int8"}, 2)});
+    LearnedSteps run({group({"none", "bf16", "int8"}, 2)});
     run.settle({{"none", slower * 1.5}, {"bf16", 1.0}, {"int8", slower}});
     EXPECT_EQ(run.codec(), "bf16") << slower << "\n" << run.learner().explain();
   }
 }
 
 TEST(Learner, ALookIsOneStepToWarmUpAndThreeThatCount) {
-  Steps run({group({"none", "int8"})});
+  LearnedSteps run({group({"none", "int8"})});
   for (const std::string codec : {"none", "int8"})
     for (int step = 0; step < 4; ++step) {
       EXPECT_EQ(run.codec(), codec) << step;
@@ -92,7 +92,7 @@ TEST(Learner, ALookIsOneStepToWarmUpAndThreeThatCount) {
 }
 
 TEST(Learner, OfThoseThatAreAsQuickTakesWhatLosesLeast) {
-  Steps run({group({"none", "bf16", "int8"}, 2)});
+  LearnedSteps run({group({"none", "bf16", "int8"}, 2)});
   run.settle({{"none", 1.009}, {"bf16", 1.005}, {"int8", 1.0}});
   EXPECT_EQ(run.codec(), "none");
   EXPECT_NE(run.learner().explain().find("loses less"), std::string::npos)
@@ -101,7 +101,7 @@ TEST(Learner, OfThoseThatAreAsQuickTakesWhatLosesLeast) {
 
 // Every third step is disturbed: medians do not see it, and close ones are looked at again.
 TEST(Learner, ADisturbedStepChangesNothing) {
-  Steps run({group({"none", "bf16", "int8"})});
+  LearnedSteps run({group({"none", "bf16", "int8"})});
   const Times times{{"none", 1.04}, {"bf16", 1.02}, {"int8", 1.0}};
   int count = 0;
   run.steps(200, [&] { return times.at(run.codec()) * (++count % 3 == 0 ? 5 : 1); });
@@ -110,7 +110,7 @@ TEST(Learner, ADisturbedStepChangesNothing) {
 }
 
 TEST(Learner, TheFirstStepOfAWayDoesNotCount) {
-  Steps run({group({"none", "int8"}, 1)});
+  LearnedSteps run({group({"none", "int8"}, 1)});
   std::string last;
   run.steps(100, [&] {
     const bool first = last != run.codec();
@@ -127,7 +127,7 @@ TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
   all.ways[0].predicted = 6.1;
   all.ways[1].predicted = 5.9;
   all.ways[2].predicted = 0.5;
-  Steps run({all});
+  LearnedSteps run({all});
   const auto tried = run.settle({{"none", 0.1}, {"bf16", 6.0}, {"int8", 1.0}});
   EXPECT_EQ(tried, (std::vector<std::string>{"int8", "bf16"}));
   EXPECT_EQ(run.codec(), "int8");
@@ -140,7 +140,8 @@ TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
   all.ways[0].predicted = 4.1;
   all.ways[1].predicted = 3.9;
   all.ways[2].predicted = 1.0;
-  Steps run({all}, {.timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64});
+  LearnedSteps run({all},
+                   {.timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64});
   const auto tried = run.settle({{"none", 1.0}, {"bf16", 3.0}, {"int8", 2.0}});
   EXPECT_EQ(tried, (std::vector<std::string>{"int8", "bf16"}));
   EXPECT_NE(run.learner().explain().find("calls of 3.90 s predicted; calls of 3.00 s, 50 % slower"),
@@ -155,14 +156,14 @@ TEST(Learner, AModelThatPromisedTooMuchTimeIsNotBelieved) {
   Learner::Group all = group({"none", "int8"}, 1);
   all.ways[0].predicted = 40;
   all.ways[1].predicted = 10;
-  Steps run({all});
+  LearnedSteps run({all});
   run.settle({{"none", 0.9}, {"int8", 1.0}});
   EXPECT_EQ(run.codec(), "none");
 }
 
 TEST(Learner, LooksAgainWhenStepsDriftByAFifth) {
   for (const double factor : {1.25, 0.79}) {
-    Steps run({group({"none", "int8"})});
+    LearnedSteps run({group({"none", "int8"})});
     run.settle({{"none", 1.0}, {"int8", 2.0}});
     ASSERT_EQ(run.codec(), "none");
     run.steps(100, [] { return 1.0; });
@@ -174,7 +175,7 @@ TEST(Learner, LooksAgainWhenStepsDriftByAFifth) {
 }
 
 TEST(Learner, LeavesAloneWhatDriftsByLess) {
-  Steps run({group({"none", "int8"})});
+  LearnedSteps run({group({"none", "int8"})});
   run.settle({{"none", 1.0}, {"int8", 2.0}});
   run.steps(3000, [&, count = 0]() mutable {
     EXPECT_TRUE(run.learner().settled());
@@ -185,7 +186,7 @@ TEST(Learner, LeavesAloneWhatDriftsByLess) {
 
 // So many steps of 1 s, then of 1.5 s: how many of these it takes until it tries again.
 int steps_until_it_tries(int steady) {
-  Steps run({group({"none", "int8"})});
+  LearnedSteps run({group({"none", "int8"})});
   run.settle({{"none", 1.0}, {"int8", 2.0}});
   run.steps(steady, [] { return 1.0; });
   int steps = 0;
@@ -200,7 +201,7 @@ TEST(Learner, LooksLessOftenWhereNothingComesOfIt) {
 }
 
 TEST(Learner, GroupsAreTriedOneAfterAnother) {
-  Steps run({group({"none", "bf16"}), group({"none"}), group({"bf16", "int8"})});
+  LearnedSteps run({group({"none", "bf16"}), group({"none"}), group({"bf16", "int8"})});
   run.steps(200, [&] {
     return (run.codec(0) == "bf16" ? 1.0 : 2.0) + (run.codec(2) == "int8" ? 1.0 : 1.5);
   });
@@ -211,7 +212,7 @@ TEST(Learner, GroupsAreTriedOneAfterAnother) {
 }
 
 TEST(Learner, AgreesOnTheSlowestRanksTime) {
-  Steps run({group({"none", "int8"})});
+  LearnedSteps run({group({"none", "int8"})});
   const Times here{{"none", 1.0}, {"int8", 0.5}}, there{{"none", 1.0}, {"int8", 1.5}};
   for (int step = 0; step < 100; ++step)
     if (run.learner().add(here.at(run.codec())))
@@ -220,13 +221,13 @@ TEST(Learner, AgreesOnTheSlowestRanksTime) {
 }
 
 TEST(Learner, WhereThereIsNothingToChooseNothingIsTried) {
-  Steps run({group({"none"}), group({"bf16"})});
+  LearnedSteps run({group({"none"}), group({"bf16"})});
   EXPECT_FALSE(run.learner().has_choice());
   EXPECT_TRUE(run.learner().settled());
 }
 
 TEST(Learner, BeginsWithWhatALoadedStateHadChosen) {
-  Steps run({group({"none", "bf16", "int8"})});
+  LearnedSteps run({group({"none", "bf16", "int8"})});
   run.settle({{"none", 1.0}, {"bf16", 2.0}, {"int8", 2.0}});
   run.learner().begin_with({2});
   EXPECT_FALSE(run.learner().settled());
@@ -237,7 +238,7 @@ TEST(Learner, BeginsWithWhatALoadedStateHadChosen) {
 }
 
 TEST(Learner, SaysWhyItTriedAgain) {
-  Steps run({group({"none", "int8"})});
+  LearnedSteps run({group({"none", "int8"})});
   run.settle({{"none", 1.0}, {"int8", 2.0}});
   for (int step = 0; run.learner().settled(); ++step) run.step(step < 50 ? 1.0 : 1.5);
   EXPECT_NE(run.learner().explain().find("steps of 1.00 s took 1.50 s"), std::string::npos)

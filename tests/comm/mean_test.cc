@@ -16,17 +16,17 @@
 namespace tersor {
 namespace {
 
-constexpr std::size_t kCount = 1500;  // three units: of many ranks some own nothing
+constexpr std::size_t kMeanCount = 1500;  // three units: of many ranks some own nothing
 
-struct Way {
+struct MeanWay {
   std::string name;
   Algorithm algorithm = Algorithm::kAuto;
   int ranks_per_host = 0;
 };
 
-std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
+std::ostream& operator<<(std::ostream& out, const MeanWay& way) { return out << way.name; }
 
-std::vector<int> hosts_of(const Way& way, int ranks) {
+std::vector<int> hosts_of(const MeanWay& way, int ranks) {
   std::vector<int> hosts;
   for (int rank = 0; way.ranks_per_host != 0 && rank < ranks; ++rank)
     hosts.push_back(rank / way.ranks_per_host);
@@ -46,7 +46,7 @@ template <typename T, typename MeanOf>
 void expect_mean(int ranks, float value, double allowed, const MeanOf& mean_of) {
   const double wanted = kernels::to_f32(kernels::from_f32<T>(value));
   run_ranks(ranks, {}, [&](Transport& transport) {
-    std::vector<T> values(kCount, kernels::from_f32<T>(value));
+    std::vector<T> values(kMeanCount, kernels::from_f32<T>(value));
     mean_of(transport, values);
     for (std::size_t i = 0; i < values.size(); i += 499)
       ASSERT_NEAR(kernels::to_f32(values[i]), wanted, std::fabs(wanted) * allowed)
@@ -54,7 +54,7 @@ void expect_mean(int ranks, float value, double allowed, const MeanOf& mean_of) 
   });
 }
 
-class Mean : public ::testing::TestWithParam<std::tuple<Way, int>> {
+class Mean : public ::testing::TestWithParam<std::tuple<MeanWay, int>> {
  protected:
   template <typename T>
   void expect(const std::string& codec, float value) {
@@ -84,11 +84,11 @@ TEST_P(Mean, OfEqualValuesIsThatValue) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, Mean,
-    ::testing::Combine(::testing::Values(Way{"auto"}, Way{"native", Algorithm::kNative},
-                                         Way{"two-shot", Algorithm::kTwoShot},
-                                         Way{"one-shot", Algorithm::kOneShot},
-                                         Way{"by hosts of two", Algorithm::kHierarchical, 2},
-                                         Way{"by hosts of three", Algorithm::kHierarchical, 3}),
+    ::testing::Combine(::testing::Values(MeanWay{"auto"}, MeanWay{"native", Algorithm::kNative},
+                                         MeanWay{"two-shot", Algorithm::kTwoShot},
+                                         MeanWay{"one-shot", Algorithm::kOneShot},
+                                         MeanWay{"by hosts of two", Algorithm::kHierarchical, 2},
+                                         MeanWay{"by hosts of three", Algorithm::kHierarchical, 3}),
                        ::testing::Values(2, 3, 4, 7, 37, 64)));
 
 using Dims = std::vector<int>;
@@ -149,7 +149,7 @@ TEST(MeanOfParts, OfAnyCodecIsFinite) {
     run_ranks(4, {}, [&](Transport& transport) {
       std::vector<F16> halves;
       std::vector<float> wide;
-      for (const float value : testing::gaussian(kCount, 3)) {
+      for (const float value : testing::gaussian(kMeanCount, 3)) {
         halves.push_back(kernels::from_f32<F16>(std::copysign(5000.0f, value)));
         wide.push_back(std::copysign(1e35f, value));
       }
@@ -162,7 +162,7 @@ TEST(MeanOfParts, OfAnyCodecIsFinite) {
         std::vector<float> values = wide;
         allreduce(transport, narrow, options);
         if (!spec.starts_with("f16")) allreduce(transport, values, options);
-        for (std::size_t i = 0; i < kCount; ++i) {
+        for (std::size_t i = 0; i < kMeanCount; ++i) {
           ASSERT_TRUE(std::isfinite(kernels::to_f32(narrow[i]))) << spec << " " << i;
           ASSERT_TRUE(std::isfinite(values[i])) << spec << " " << i;
         }

@@ -18,20 +18,21 @@ namespace {
 using testing::gaussian;
 using testing::Values;
 
-constexpr std::size_t kCount = 9000;
-const std::vector<std::string> kNames = {"a", "b", "c"};
+constexpr std::size_t kReadyCount = 9000;
+const std::vector<std::string> kReadyNames = {"a", "b", "c"};
 
 /// One rank's reducer of equal parameters, of which the last is all-reduced.
-class Model {
+class ReadyModel {
  public:
-  Model(Transport& transport, const ReducerOptions& options)
+  ReadyModel(Transport& transport, const ReducerOptions& options)
       : rank_(transport.rank()),
-        gradients_(kNames.size()),
-        shards_(kNames.size(), Values(kCount / static_cast<std::size_t>(transport.ranks()))),
+        gradients_(kReadyNames.size()),
+        shards_(kReadyNames.size(),
+                Values(kReadyCount / static_cast<std::size_t>(transport.ranks()))),
         reducer(transport, options) {
-    for (const std::string& name : kNames)
+    for (const std::string& name : kReadyNames)
       reducer.add(
-          name, {.count = kCount,
+          name, {.count = kReadyCount,
                  .rows = 90,
                  .columns = 100,
                  .collective = name == "c" ? Collective::kAllreduce : Collective::kReduceScatter});
@@ -40,16 +41,17 @@ class Model {
   std::vector<ReducerHandle> ready(const std::vector<std::size_t>& parameters, int step) {
     std::vector<ReadyGradient> together;
     for (const std::size_t i : parameters) {
-      gradients_[i] = gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank_ * 10) + i);
-      together.push_back({kNames[i], gradients_[i]});
-      if (kNames[i] != "c") together.back().shard = shards_[i];
+      gradients_[i] =
+          gaussian(kReadyCount, static_cast<std::uint64_t>(step * 100 + rank_ * 10) + i);
+      together.push_back({kReadyNames[i], gradients_[i]});
+      if (kReadyNames[i] != "c") together.back().shard = shards_[i];
     }
     return reducer.ready(together);
   }
 
   /// The result of a parameter.
   const Values& result(std::size_t i) const {
-    return kNames[i] == "c" ? gradients_[i] : shards_[i];
+    return kReadyNames[i] == "c" ? gradients_[i] : shards_[i];
   }
 
   Values step(const std::vector<std::size_t>& parameters, int index) {
@@ -86,7 +88,7 @@ TEST_P(OrderOfReady, HasTheBitsOfALearnedOrder) {
       ReducerOptions options = of_ready(codec), learning = options;
       options.progress = progress;
       learning.order = SendingOrder::kLearned;
-      Model model(transport, options), learned(transport, learning);
+      ReadyModel model(transport, options), learned(transport, learning);
       for (int step = 0; step < 3; ++step)
         ASSERT_EQ(model.step({2, 0, 1}, step), learned.step({2, 0, 1}, step));
     });
@@ -95,11 +97,11 @@ TEST_P(OrderOfReady, HasTheBitsOfALearnedOrder) {
 TEST_P(OrderOfReady, CanBeWaitedForInTheMiddleOfAnyStep) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    Model model(transport, of_ready(codec)), plain(transport, of_ready(codec));
+    ReadyModel model(transport, of_ready(codec)), plain(transport, of_ready(codec));
     for (int step = 0; step < 2; ++step) {
       const Values wanted = plain.step({0, 1, 2}, step);
       Values found;
-      for (std::size_t i = 0; i < kNames.size(); ++i) {
+      for (std::size_t i = 0; i < kReadyNames.size(); ++i) {
         for (const ReducerHandle& handle : model.ready({i}, step)) {
           handle.wait();
           EXPECT_TRUE(handle.test());
@@ -118,7 +120,7 @@ TEST_P(OrderOfReady, WhatTakesNoPartKeepsItsResidual) {
     run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
       ReducerOptions options = of_ready(codec);
       options.transactions = transactions;
-      Model model(transport, options);
+      ReadyModel model(transport, options);
       model.step({0, 1, 2}, 0);
       const double before = model.residual_norm(1);
       model.step({0, 2}, 1);
@@ -128,7 +130,7 @@ TEST_P(OrderOfReady, WhatTakesNoPartKeepsItsResidual) {
       const auto statistics = model.reducer.parameter_statistics();
       EXPECT_EQ(statistics[0].steps, 2u);
       EXPECT_EQ(statistics[1].steps, 2u);
-      EXPECT_EQ(statistics[1].gradient_bytes, 2u * 4u * kCount);
+      EXPECT_EQ(statistics[1].gradient_bytes, 2u * 4u * kReadyCount);
       EXPECT_EQ(model.reducer.statistics().steps, 3u);
     });
 }
@@ -138,8 +140,8 @@ TEST_P(OrderOfReady, ADiscardedStepOfSomeParametersLeavesNoTrace) {
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
     ReducerOptions options = of_ready(codec);
     options.transactions = Transactions::kOn;
-    Model model(transport, options), plain(transport, options);
-    for (Model* one : {&model, &plain}) {
+    ReadyModel model(transport, options), plain(transport, options);
+    for (ReadyModel* one : {&model, &plain}) {
       one->step({0, 1, 2}, 0);
       one->step({1}, 1);
     }
@@ -152,7 +154,7 @@ TEST_P(OrderOfReady, ADiscardedStepOfSomeParametersLeavesNoTrace) {
 TEST_P(OrderOfReady, GoesOnFromAState) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    Model first(transport, of_ready(codec)), second(transport, of_ready(codec));
+    ReadyModel first(transport, of_ready(codec)), second(transport, of_ready(codec));
     first.step({0, 1}, 0);
     second.reducer.load_state(first.reducer.save_state());
     EXPECT_EQ(second.step({1, 2}, 1), first.step({1, 2}, 1));
@@ -239,7 +241,7 @@ TEST(ReadyTogether, AMistakeInOneOfThemLeavesTheOthersAsTheyWere) {
 
 TEST(ReadyTogether, InALearnedOrderIsAsOneByOne) {
   run_ranks(2, {}, [](Transport& transport) {
-    Model model(transport, {.codec = "int8"}), plain(transport, {.codec = "int8"});
+    ReadyModel model(transport, {.codec = "int8"}), plain(transport, {.codec = "int8"});
     for (int step = 0; step < 2; ++step) {
       const Values wanted = plain.step({0, 1, 2}, step);
       model.ready({0, 1, 2}, step);

@@ -13,6 +13,9 @@
 namespace tersor::testing {
 
 using Values = std::vector<float>;
+using Hosts = std::vector<int>;  ///< of each rank
+
+inline int ranks_of(const Hosts& hosts) { return static_cast<int>(hosts.size()); }
 
 /// Standard normal values; equal arguments give equal values.
 inline Values gaussian(std::size_t count, std::uint64_t seed) {

@@ -18,41 +18,43 @@ namespace {
 using testing::gaussian;
 using testing::Values;
 
-struct Layer {
+struct ReducerLayer {
   std::string name;
   std::size_t rows, columns;
 
   std::size_t count() const { return rows * std::max<std::size_t>(columns, 1); }
 };
 
-const std::vector<Layer> kLayers = {{"first.weight", 300, 70},   {"first.bias", 300, 0},
-                                    {"second.weight", 100, 300}, {"second.bias", 100, 0},
-                                    {"third.weight", 40, 110},   {"empty", 0, 0}};
+const std::vector<ReducerLayer> kReducerLayers = {
+    {"first.weight", 300, 70}, {"first.bias", 300, 0},    {"second.weight", 100, 300},
+    {"second.bias", 100, 0},   {"third.weight", 40, 110}, {"empty", 0, 0}};
 
 /// One rank's model: gradients by layer, made anew each step.
-class Model {
+class ReducerModel {
  public:
-  explicit Model(int rank) : rank_(rank) {
-    for (const Layer& layer : kLayers) gradients_.emplace_back(layer.count());
+  explicit ReducerModel(int rank) : rank_(rank) {
+    for (const ReducerLayer& layer : kReducerLayers) gradients_.emplace_back(layer.count());
   }
 
   void add_to(GradientReducer& reducer) {
-    for (std::size_t i = 0; i < kLayers.size(); ++i)
-      reducer.add(kLayers[i].name, gradients_[i], kLayers[i].rows, kLayers[i].columns);
+    for (std::size_t i = 0; i < kReducerLayers.size(); ++i)
+      reducer.add(kReducerLayers[i].name, gradients_[i], kReducerLayers[i].rows,
+                  kReducerLayers[i].columns);
   }
 
   void backward(int step) {
-    for (std::size_t i = 0; i < kLayers.size(); ++i) gradients_[i] = gradient(rank_, step, i);
+    for (std::size_t i = 0; i < kReducerLayers.size(); ++i)
+      gradients_[i] = gradient(rank_, step, i);
   }
 
   static Values gradient(int rank, int step, std::size_t layer) {
-    return gaussian(kLayers[layer].count(),
+    return gaussian(kReducerLayers[layer].count(),
                     static_cast<std::uint64_t>(rank * 1000 + step * 10) + layer);
   }
 
   // Copies in place, so that the spans that were added stay where they are.
   void fill(int step) {
-    for (std::size_t i = 0; i < kLayers.size(); ++i) {
+    for (std::size_t i = 0; i < kReducerLayers.size(); ++i) {
       const Values values = gradient(rank_, step, i);
       std::copy(values.begin(), values.end(), gradients_[i].begin());
     }
@@ -69,12 +71,12 @@ class Model {
 std::vector<std::vector<Values>> train(int ranks, int steps, const ReducerOptions& options) {
   std::vector<std::vector<Values>> results(static_cast<std::size_t>(ranks));
   run_ranks(ranks, {}, [&](Transport& transport) {
-    Model model(transport.rank());
+    ReducerModel model(transport.rank());
     GradientReducer reducer(transport, options);
     model.add_to(reducer);
     for (int step = 0; step < steps; ++step) {
       model.fill(step);
-      for (std::size_t i = kLayers.size(); i-- > 0;) reducer.ready(kLayers[i].name);
+      for (std::size_t i = kReducerLayers.size(); i-- > 0;) reducer.ready(kReducerLayers[i].name);
       reducer.wait();
     }
     results[static_cast<std::size_t>(transport.rank())] = model.gradients();
@@ -84,9 +86,10 @@ std::vector<std::vector<Values>> train(int ranks, int steps, const ReducerOption
 
 double squared_error_of_mean(const std::vector<Values>& found, int ranks, int step) {
   double error = 0, energy = 0;
-  for (std::size_t layer = 0; layer < kLayers.size(); ++layer) {
+  for (std::size_t layer = 0; layer < kReducerLayers.size(); ++layer) {
     std::vector<Values> all;
-    for (int rank = 0; rank < ranks; ++rank) all.push_back(Model::gradient(rank, step, layer));
+    for (int rank = 0; rank < ranks; ++rank)
+      all.push_back(ReducerModel::gradient(rank, step, layer));
     const auto sum = testing::exact_sum(all);
     for (std::size_t i = 0; i < sum.size(); ++i) {
       const double wanted = sum[i] / ranks;
@@ -125,9 +128,9 @@ TEST_P(Reducers, BucketsAndChunksChangeNoBits) {
   small.bucket_bytes = 1;
   small.chunk_count = 4096;
   const auto a = train(ranks, 3, large), b = train(ranks, 3, small);
-  for (std::size_t layer = 0; layer < kLayers.size(); ++layer)
-    if (kLayers[layer].name.ends_with("weight")) {
-      EXPECT_EQ(a[0][layer], b[0][layer]) << kLayers[layer].name;
+  for (std::size_t layer = 0; layer < kReducerLayers.size(); ++layer)
+    if (kReducerLayers[layer].name.ends_with("weight")) {
+      EXPECT_EQ(a[0][layer], b[0][layer]) << kReducerLayers[layer].name;
     }
 }
 
@@ -141,15 +144,15 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Reducer, RanksMayBeReadyInAnyOrder) {
   std::vector<std::vector<Values>> results(3);
   run_ranks(3, {}, [&](Transport& transport) {
-    Model model(transport.rank());
+    ReducerModel model(transport.rank());
     GradientReducer reducer(transport, {.codec = "int8+ef"});
     model.add_to(reducer);
-    std::vector<std::size_t> order(kLayers.size());
+    std::vector<std::size_t> order(kReducerLayers.size());
     std::iota(order.begin(), order.end(), 0u);
     for (int step = 0; step < 4; ++step) {
       std::rotate(order.begin(), order.begin() + 1 + transport.rank(), order.end());
       model.fill(step);
-      for (const std::size_t i : order) reducer.ready(kLayers[i].name);
+      for (const std::size_t i : order) reducer.ready(kReducerLayers[i].name);
       reducer.wait();
       if (step == 2) reducer.relearn_order();
     }
@@ -188,13 +191,13 @@ TEST(Reducer, SendsWhileTheTrainerComputes) {
 
 TEST(Reducer, HandlesTellWhenTheirParameterIsThere) {
   run_ranks(2, {}, [](Transport& transport) {
-    Model model(transport.rank());
+    ReducerModel model(transport.rank());
     GradientReducer reducer(transport, {.codec = "none", .bucket_bytes = 1});
     model.add_to(reducer);
     for (int step = 0; step < 2; ++step) {
       model.fill(step);
       std::vector<ReducerHandle> handles;
-      for (const Layer& layer : kLayers) handles.push_back(reducer.ready(layer.name));
+      for (const ReducerLayer& layer : kReducerLayers) handles.push_back(reducer.ready(layer.name));
       if (step == 0) {
         EXPECT_FALSE(handles[0].test());
         EXPECT_THROW(handles[0].wait(), InvalidArgument);  // the first step goes at its end
@@ -241,12 +244,12 @@ TEST(Reducer, ReadyMayBringAnotherSpan) {
 TEST(Reducer, AMissingParameterIsAnErrorOnAllRanks) {
   std::atomic<int> errors = 0;
   run_ranks(3, {}, [&](Transport& transport) {
-    Model model(transport.rank());
+    ReducerModel model(transport.rank());
     model.fill(0);
     try {  // a rank may be told before it has its own reducer
       GradientReducer reducer(transport, {.codec = "int8"});
       model.add_to(reducer);
-      for (const Layer& layer : kLayers)
+      for (const ReducerLayer& layer : kReducerLayers)
         if (transport.rank() != 1 || layer.name != "second.bias") reducer.ready(layer.name);
       reducer.wait();
     } catch (const Error& error) {
@@ -296,11 +299,11 @@ TEST(Reducer, NamesAreChecked) {
 
 TEST(Reducer, RulesAndDefaultsChooseTheCodec) {
   run_ranks(2, {}, [](Transport& transport) {
-    Model model(transport.rank());
+    ReducerModel model(transport.rank());
     GradientReducer by_default(transport, {.codec = "int4+ef"});
     model.add_to(by_default);
     model.fill(0);
-    for (const Layer& layer : kLayers) by_default.ready(layer.name);
+    for (const ReducerLayer& layer : kReducerLayers) by_default.ready(layer.name);
     by_default.wait();
     const auto statistics = by_default.parameter_statistics();
     EXPECT_EQ(statistics[0].codec, "int4+ef");
@@ -332,11 +335,11 @@ TEST(Reducer, ExplainCountsParametersAndMessages) {
 
 TEST(Reducer, ACodecThatLosesNothingIsForSmallParametersToo) {
   run_ranks(2, {}, [](Transport& transport) {
-    Model model(transport.rank());
+    ReducerModel model(transport.rank());
     GradientReducer reducer(transport, {.codec = "none"});
     model.add_to(reducer);
     model.fill(0);
-    for (const Layer& layer : kLayers) reducer.ready(layer.name);
+    for (const ReducerLayer& layer : kReducerLayers) reducer.ready(layer.name);
     reducer.wait();
     for (const ReducerStatistics& one : reducer.parameter_statistics())
       EXPECT_EQ(one.codec, "none") << one.name;

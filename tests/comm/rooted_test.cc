@@ -18,7 +18,7 @@ using testing::on_ranks;
 using testing::squared_error;
 using testing::Values;
 
-constexpr std::size_t kCounts[] = {0, 1, 511, 513, 4099, 70'003};
+constexpr std::size_t kRootedCounts[] = {0, 1, 511, 513, 4099, 70'003};
 const std::string kCodecs[] = {"none",
                                "bf16",
                                "int8:rounding=stochastic",
@@ -26,7 +26,7 @@ const std::string kCodecs[] = {"none",
                                "topk:density=0.2",
                                "blocktopk:density=0.2"};
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
 
 class Rooted : public ::testing::TestWithParam<int> {
  protected:
@@ -36,7 +36,7 @@ class Rooted : public ::testing::TestWithParam<int> {
 
 TEST_P(Rooted, ABroadcastLeavesTheRootsValuesOnAll) {
   for (const std::string& codec : kCodecs)
-    for (const std::size_t count : kCounts)
+    for (const std::size_t count : kRootedCounts)
       for (const int root : roots()) {
         SCOPED_TRACE(codec + ", " + std::to_string(count) + " of " + std::to_string(root));
         const auto inputs = gradients(ranks(), count);
@@ -44,8 +44,8 @@ TEST_P(Rooted, ABroadcastLeavesTheRootsValuesOnAll) {
           broadcast(transport, values, root, {.codec = codec, .chunk_count = 10'000});
         });
         for (const Values& output : outputs) ASSERT_EQ(output, outputs.front());
-        if (codec == "none" || ranks() == 1) EXPECT_EQ(outputs.front(), inputs[index(root)]);
-        const std::vector<double> wanted(inputs[index(root)].begin(), inputs[index(root)].end());
+        if (codec == "none" || ranks() == 1) EXPECT_EQ(outputs.front(), inputs[at(root)]);
+        const std::vector<double> wanted(inputs[at(root)].begin(), inputs[at(root)].end());
         if (count > 1) EXPECT_LT(squared_error(outputs.front(), wanted), 0.7);
       }
 }
@@ -53,11 +53,11 @@ TEST_P(Rooted, ABroadcastLeavesTheRootsValuesOnAll) {
 // With feedback too: the same residuals, step by step.
 TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
   for (const std::string codec : {"none", "int8+ef", "int4:rounding=stochastic+ef", "blocktopk+ef"})
-    for (const std::size_t count : kCounts)
+    for (const std::size_t count : kRootedCounts)
       for (const int root : roots()) {
         SCOPED_TRACE(codec + ", " + std::to_string(count) + " at " + std::to_string(root));
         const std::size_t unit = make_codec(codec)->traits().unit;
-        std::vector<Values> to_root(index(ranks())), to_all(index(ranks()));
+        std::vector<Values> to_root(at(ranks())), to_all(at(ranks()));
         const auto run = [&](Transport& transport, bool rooted, Values& result) {
           const int rank = transport.rank();
           Values residual(count), owner(owned_count(count, rank, ranks(), 0, unit));
@@ -69,7 +69,7 @@ TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
                                           .state = codec == "none" ? nullptr : &state,
                                           .chunk_count = 10'000};
           for (std::uint64_t step = 0; step < 3; ++step) {
-            Values gradient = testing::gaussian(count, step * 100 + index(rank));
+            Values gradient = testing::gaussian(count, step * 100 + at(rank));
             Values sum(rank == root ? count : 0);
             if (rooted)
               reduce(transport, gradient, sum, root, options);
@@ -82,8 +82,8 @@ TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
           result.insert(result.end(), owner.begin(), owner.end());
         };
         run_ranks(ranks(), {}, [&](Transport& transport) {
-          run(transport, true, to_root[index(transport.rank())]);
-          run(transport, false, to_all[index(transport.rank())]);
+          run(transport, true, to_root[at(transport.rank())]);
+          run(transport, false, to_all[at(transport.rank())]);
         });
         EXPECT_EQ(to_root, to_all);
       }
@@ -91,11 +91,11 @@ TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
 
 TEST_P(Rooted, AGatherGivesTheRootTheBitsOfAnAllgather) {
   for (const std::string& codec : kCodecs)
-    for (const std::size_t count : kCounts)
+    for (const std::size_t count : kRootedCounts)
       for (const int root : roots())
         run_ranks(ranks(), {}, [&](Transport& transport) {
-          const Values shard = testing::gaussian(count, index(transport.rank()));
-          Values wanted(count * index(ranks()));
+          const Values shard = testing::gaussian(count, at(transport.rank()));
+          Values wanted(count * at(ranks()));
           Values found(transport.rank() == root ? wanted.size() : 0);
           allgather(transport, shard, wanted, {.codec = codec});
           gather(transport, shard, found, root, {.codec = codec});
@@ -105,9 +105,9 @@ TEST_P(Rooted, AGatherGivesTheRootTheBitsOfAnAllgather) {
 
 TEST_P(Rooted, AScatterDealsOutTheRootsValues) {
   for (const std::string& codec : kCodecs)
-    for (const std::size_t count : kCounts)
+    for (const std::size_t count : kRootedCounts)
       for (const int root : roots()) {
-        const Values all = testing::gaussian(count * index(ranks()), 3);
+        const Values all = testing::gaussian(count * at(ranks()), 3);
         run_ranks(ranks(), {}, [&](Transport& transport) {
           Values shard(count);
           const Values input = transport.rank() == root ? all : Values{};

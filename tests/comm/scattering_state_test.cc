@@ -17,7 +17,7 @@ using testing::gaussian;
 using testing::Values;
 
 /// How "w" goes: all-reduced or cut in shards; by these hosts, or directly.
-struct Way {
+struct OwingWay {
   int ranks;
   Collective collective;
   std::vector<int> hosts = {};
@@ -34,7 +34,7 @@ class Owing {
  public:
   static constexpr std::size_t kRows = 50, kColumns = 100, kCount = kRows * kColumns;
 
-  Owing(Transport& transport, const Way& way)
+  Owing(Transport& transport, const OwingWay& way)
       : transport_(transport), collective_(way.collective), reducer(transport, way.options()) {
     const auto ranks = static_cast<std::size_t>(transport.ranks());
     shard_.resize(ceil_div(kRows, ranks) * kColumns);  // whole rows, padded
@@ -81,7 +81,7 @@ class Owing {
 };
 
 /// What ranks of another number owe of the mean after they loaded the state: value by value.
-std::vector<double> owed_by(const Way& way, const std::vector<std::byte>& state) {
+std::vector<double> owed_by(const OwingWay& way, const std::vector<std::byte>& state) {
   std::vector<double> all(Owing::kCount, 0.0);
   std::mutex writing;
   run_ranks(way.ranks, {}, [&](Transport& transport) {
@@ -96,7 +96,7 @@ std::vector<double> owed_by(const Way& way, const std::vector<std::byte>& state)
 }
 
 /// The portable state of some steps.
-std::vector<std::byte> state_of(const Way& way) {
+std::vector<std::byte> state_of(const OwingWay& way) {
   std::vector<std::byte> state;
   run_ranks(way.ranks, {}, [&](Transport& transport) {
     Owing run(transport, way);
@@ -110,24 +110,24 @@ std::vector<std::byte> state_of(const Way& way) {
 
 constexpr Collective kShards = Collective::kReduceScatter;
 
-const Way kWays[] = {{2, kShards},
-                     {3, kShards},
-                     {4, kShards},
-                     {2, Collective::kAllreduce},
-                     {4, Collective::kAllreduce},
-                     {4, kShards, {0, 1, 1, 0}},
-                     {6, kShards, {0, 1, 2, 0, 1, 2}},
-                     {4, Collective::kAllreduce, {0, 0, 1, 1}}};
+const OwingWay kOwingWays[] = {{2, kShards},
+                               {3, kShards},
+                               {4, kShards},
+                               {2, Collective::kAllreduce},
+                               {4, Collective::kAllreduce},
+                               {4, kShards, {0, 1, 1, 0}},
+                               {6, kShards, {0, 1, 2, 0, 1, 2}},
+                               {4, Collective::kAllreduce, {0, 0, 1, 1}}};
 
 // Between numbers of ranks that pad differently, hosts, and both collectives.
 TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
-  for (const Way& from : {Way{3, kShards}, Way{4, kShards, {0, 0, 1, 1}}}) {
+  for (const OwingWay& from : {OwingWay{3, kShards}, OwingWay{4, kShards, {0, 0, 1, 1}}}) {
     const std::vector<std::byte> state = state_of(from);
     const std::vector<double> wanted = owed_by(from, state);
     double energy = 0;
     for (const double value : wanted) energy += value * value;
     ASSERT_GT(energy, 0.0);
-    for (const Way& to : kWays) {
+    for (const OwingWay& to : kOwingWays) {
       const std::vector<double> found = owed_by(to, state);
       double error = 0;
       for (std::size_t i = 0; i < found.size(); ++i)

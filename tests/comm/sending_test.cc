@@ -17,13 +17,13 @@ using testing::gaussian;
 using testing::squared_error;
 using testing::Values;
 
-constexpr std::size_t kCounts[] = {0, 1, 513, 70'003};
+constexpr std::size_t kSentCounts[] = {0, 1, 513, 70'003};
 
 // As a broadcast has it, for codecs of fixed and of variable size.
 TEST(Sending, ArrivesAsItsCodecLeavesIt) {
   for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "hadamard:bits=4",
                                   "topk:density=0.2", "blocktopk:density=0.2"})
-    for (const std::size_t count : kCounts)
+    for (const std::size_t count : kSentCounts)
       run_ranks(3, {}, [&](Transport& transport) {
         const Values own = gaussian(count, 2);
         Values all = own, found(count);
@@ -83,7 +83,7 @@ TEST(Sending, WaitsWhereItGoesBeforeItIsDone) {
   });
 }
 
-std::string refused(const std::function<void(Transport&, Values&)>& call) {
+std::string refused_between(const std::function<void(Transport&, Values&)>& call) {
   std::string said;
   run_ranks(2, {}, [&](Transport& transport) {
     Values values(100, 1.0f);
@@ -100,15 +100,16 @@ std::string refused(const std::function<void(Transport&, Values&)>& call) {
 }
 
 TEST(SendingErrors, SayWhatDoesNotFit) {
-  EXPECT_EQ(refused([](Transport& ranks, Values& values) { send(ranks, values, ranks.rank()); }),
-            "send on rank 1: 1 is no other of 2 ranks");
-  EXPECT_EQ(refused([](Transport& ranks, Values& values) { receive(ranks, values, 2); }),
+  EXPECT_EQ(
+      refused_between([](Transport& ranks, Values& values) { send(ranks, values, ranks.rank()); }),
+      "send on rank 1: 1 is no other of 2 ranks");
+  EXPECT_EQ(refused_between([](Transport& ranks, Values& values) { receive(ranks, values, 2); }),
             "receive on rank 1: 2 is no other of 2 ranks");
-  EXPECT_EQ(refused([](Transport& ranks, Values& values) {
+  EXPECT_EQ(refused_between([](Transport& ranks, Values& values) {
               send(ranks, values, 1 - ranks.rank(), {.codec = "int8+ef"});
             }),
             "codec int8+ef asks for error feedback, but send sends values once: leave out +ef");
-  EXPECT_NE(refused([](Transport& ranks, Values& values) {
+  EXPECT_NE(refused_between([](Transport& ranks, Values& values) {
               receive(ranks, values, 1 - ranks.rank(), {.codec = "intsum"});
             }).find("sends bare values alone, which send has no use for"),
             std::string::npos);

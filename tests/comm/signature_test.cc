@@ -12,7 +12,7 @@
 namespace tersor::testing {
 namespace {
 
-constexpr std::size_t kCount = 1024;
+constexpr std::size_t kSignedCount = 1024;
 constexpr const char* kSpec = "int8:rounding=stochastic";
 constexpr std::uint64_t kSeed = 0x123456789abcdef;
 
@@ -94,7 +94,7 @@ Bytes beginning(std::uint8_t operation, std::uint8_t reduction, std::uint8_t alg
 
 Bytes& segment(Bytes& bytes, std::uint64_t first_index) {
   return bytes.number(std::uint8_t{0})
-      .number(std::uint64_t{kCount})
+      .number(std::uint64_t{kSignedCount})
       .number(first_index)
       .text(kSpec);
 }
@@ -102,7 +102,7 @@ Bytes& segment(Bytes& bytes, std::uint64_t first_index) {
 TEST(Signatures, AreThoseOfTheFormat) {
   const CollectiveOptions options = {.codec = kSpec, .seed = kSeed};
   const auto of = [&](const std::function<void(Transport&, Values&)>& body) {
-    return gather(gradients(2, kCount), body)[0].signature;
+    return gather(gradients(2, kSignedCount), body)[0].signature;
   };
   Bytes sum = beginning(0, 0, 3), mean = beginning(0, 1, 2), shards = beginning(2, 0, 3);
   EXPECT_EQ(of([&](Transport& transport, Values& values) {
@@ -120,20 +120,20 @@ TEST(Signatures, AreThoseOfTheFormat) {
             segment(mean, 0).hash());
   segment(shards, 0);
   EXPECT_EQ(of([&](Transport& transport, Values& values) {
-              Values all(2 * kCount);
+              Values all(2 * kSignedCount);
               allgather(transport, values, all, options);
             }),
-            segment(shards, kCount).hash());
+            segment(shards, kSignedCount).hash());
 }
 
 TEST(Signatures, NameTheRootThatIsNotZero) {
   const CollectiveOptions options = {.codec = kSpec};
   const auto of = [&](const std::function<void(Transport&, Values&)>& body) {
-    return gather(gradients(2, kCount), body)[0].signature;
+    return gather(gradients(2, kSignedCount), body)[0].signature;
   };
   Bytes broadcasts = beginning(3, 0, 3), reduces = beginning(4, 0, 2), gathers = beginning(5, 0, 3),
         scatters = beginning(6, 0, 3);
-  Values all(2 * kCount);
+  Values all(2 * kSignedCount);
   EXPECT_EQ(of([&](Transport& ranks, Values& values) { broadcast(ranks, values, 1, options); }),
             segment(broadcasts, 0).number(std::uint32_t{1}).hash());
   EXPECT_EQ(
@@ -141,15 +141,15 @@ TEST(Signatures, NameTheRootThatIsNotZero) {
       segment(reduces, 0).hash());
   segment(gathers, 0);
   EXPECT_EQ(of([&](Transport& ranks, Values& values) { gather(ranks, values, all, 1, options); }),
-            segment(gathers, kCount).number(std::uint32_t{1}).hash());
+            segment(gathers, kSignedCount).number(std::uint32_t{1}).hash());
   segment(scatters, 0);
   EXPECT_EQ(of([&](Transport& ranks, Values& values) { scatter(ranks, all, values, 0, options); }),
-            segment(scatters, kCount).hash());
+            segment(scatters, kSignedCount).hash());
 }
 
 TEST(Signatures, OfAHierarchyNameItsHosts) {
   std::vector<std::uint64_t> found(3);
-  on_ranks(gradients(3, kCount), [&](Transport& transport, Values& values) {
+  on_ranks(gradients(3, kSignedCount), [&](Transport& transport, Values& values) {
     Gathered gathered;
     RecordingTransport recording(transport, gathered);
     const std::vector<int> hosts = {7, 7, 5};
@@ -170,7 +170,7 @@ TEST(Signatures, OfAHierarchyNameItsHosts) {
 }
 
 TEST(Signatures, OfAReducerNameItsParameters) {
-  const auto found = gather(gradients(2, kCount), [](Transport& transport, Values& values) {
+  const auto found = gather(gradients(2, kSignedCount), [](Transport& transport, Values& values) {
     GradientReducer reducer(transport, {.rules = {{"*", kSpec}},
                                         .reduction = Reduction::kSum,
                                         .algorithm = Algorithm::kOneShot,
@@ -231,7 +231,7 @@ std::vector<std::byte> bytes_of(const Buffer& frame) {
 }
 
 TEST(RandomKeys, AreThoseOfTheFormat) {
-  const std::vector<Values> inputs = gradients(2, kCount);
+  const std::vector<Values> inputs = gradients(2, kSignedCount);
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
     const auto sent = gather(inputs, [&](Transport& transport, Values& values) {
       allreduce(transport, values, {.codec = kSpec, .algorithm = algorithm, .seed = kSeed});
@@ -240,11 +240,11 @@ TEST(RandomKeys, AreThoseOfTheFormat) {
       const std::uint64_t signature = sent[rank].signature;
       if (algorithm == Algorithm::kOneShot) {
         const Buffer frame =
-            Part(0, kCount).encode(inputs[rank], test::mixed(kSeed ^ rank << 33), signature);
+            Part(0, kSignedCount).encode(inputs[rank], test::mixed(kSeed ^ rank << 33), signature);
         EXPECT_EQ(sent[rank].frame, bytes_of(frame)) << rank;
         continue;
       }
-      const Part owned(kCount / 2 * rank, kCount / 2);
+      const Part owned(kSignedCount / 2 * rank, kSignedCount / 2);
       const Buffer first = owned.encode(inputs[0], test::mixed(kSeed), signature);
       const Buffer second = owned.encode(inputs[1], test::mixed(kSeed ^ 1ull << 33), signature);
       const ConstByteSpan frames[] = {first.span(), second.span()};

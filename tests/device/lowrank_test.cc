@@ -16,15 +16,15 @@
 namespace tersor::test {
 namespace {
 
-struct Shape {
+struct PairShape {
   std::size_t rows, columns;
   std::size_t count() const { return rows * columns; }
 };
 
-constexpr const char* kSpecs[] = {"lowrank+ef", "lowrank:rank=1+ef", "lowrank:rank=2",
-                                  "lowrank:rank=8,values=bf16+ef"};
+constexpr const char* kPairSpecs[] = {"lowrank+ef", "lowrank:rank=1+ef", "lowrank:rank=2",
+                                      "lowrank:rank=8,values=bf16+ef"};
 
-bool carries(const std::string& spec, Shape shape) {
+bool carries(const std::string& spec, PairShape shape) {
   return make_codec(spec)->carries(
       {.count = shape.count(), .rows = shape.rows, .columns = shape.columns});
 }
@@ -40,11 +40,11 @@ void expect_same_steps(RoundsPair& pair) {
 }
 
 TEST(LowrankOnADevice, AnyShape) {
-  constexpr Shape kShapes[] = {{5, 20},    {20, 5},   {16, 33},  {31, 63},  {32, 64},
-                               {33, 65},   {64, 64},  {63, 129}, {65, 127}, {70, 130},
-                               {128, 256}, {257, 66}, {66, 257}, {9, 1030}, {1030, 9}};
-  for (const std::string spec : kSpecs)
-    for (const Shape shape : kShapes) {
+  constexpr PairShape kShapes[] = {{5, 20},    {20, 5},   {16, 33},  {31, 63},  {32, 64},
+                                   {33, 65},   {64, 64},  {63, 129}, {65, 127}, {70, 130},
+                                   {128, 256}, {257, 66}, {66, 257}, {9, 1030}, {1030, 9}};
+  for (const std::string spec : kPairSpecs)
+    for (const PairShape shape : kShapes) {
       if (!carries(spec, shape)) continue;
       SCOPED_TRACE(spec + ", " + std::to_string(shape.rows) + " rows, " +
                    std::to_string(shape.columns) + " columns");
@@ -69,7 +69,7 @@ TEST(LowrankOnADevice, AnyStart) {
 }
 
 TEST(LowrankOnADevice, FactorsModesAndResidualsInPlace) {
-  for (const std::string spec : kSpecs)
+  for (const std::string spec : kPairSpecs)
     for_each_type(spec, {70 * 130, 70 * 67}, {.rows = 70}, [](RoundsPair& pair) {
       pair.for_each([](CodecHarness& rank) {
         rank.share_residuals();
@@ -94,7 +94,7 @@ TEST(LowrankOnADevice, SeveralLaunches) {
 
 TEST(LowrankOnADevice, InactiveSegments) {
   const std::uint32_t no = 0, yes = 1;
-  for (const std::string spec : kSpecs)
+  for (const std::string spec : kPairSpecs)
     for_each_type(spec, {70 * 130, 70 * 64}, {.rows = 70}, [&](RoundsPair& pair) {
       pair.for_each([&](CodecHarness& rank) {
         rank.segments[0].active = &no;
@@ -115,7 +115,7 @@ float of_rank_two(std::size_t i, std::size_t columns) {
 }
 
 TEST(LowrankOnADevice, HardValues) {
-  constexpr Shape kShape{70, 130};
+  constexpr PairShape kShape{70, 130};
   std::vector<ValueKind> kinds = hard_values();
   kinds.insert(kinds.end(),
                {{"rank two", [](auto i, auto, float) { return of_rank_two(i, 130); }},

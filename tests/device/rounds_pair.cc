@@ -9,7 +9,7 @@
 namespace tersor::test {
 namespace {
 
-HarnessOptions in(Memory memory, HarnessOptions options) {
+HarnessOptions in_memory(Memory memory, HarnessOptions options) {
   options.memory = memory;
   options.contributions = 2;
   return options;
@@ -19,8 +19,8 @@ HarnessOptions in(Memory memory, HarnessOptions options) {
 
 RoundsPair::RoundsPair(const std::string& spec, const std::vector<std::size_t>& counts,
                        const HarnessOptions& options)
-    : host(spec, counts, in(Memory::kHost, options)),
-      device(spec, counts, in(Memory::kDevice, options)) {}
+    : host(spec, counts, in_memory(Memory::kHost, options)),
+      device(spec, counts, in_memory(Memory::kDevice, options)) {}
 
 void RoundsPair::for_each(const std::function<void(CodecHarness&)>& body) {
   for (NativeRounds* rounds : {&host, &device})

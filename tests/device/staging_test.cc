@@ -64,7 +64,7 @@ TEST_P(DeviceRanks, AllGatherBringsEverybodysBytes) {
       handle = {};
       stream.synchronize();
       for (const int rank : peers_of(transport)) {
-        EXPECT_TRUE(same_bytes(came.front().span(), pattern(bytes, rank, 0)))
+        EXPECT_TRUE(equal_bytes(came.front().span(), pattern(bytes, rank, 0)))
             << bytes << " bytes from " << rank << " to " << transport.rank();
         came.pop_front();
       }
@@ -93,7 +93,7 @@ TEST_P(DeviceRanks, AllToAllBringsEachPairItsOwn) {
       for (const int rank : peers_of(transport)) {
         const LateCopy came(handle.received(rank), stream);
         stream.synchronize();
-        EXPECT_TRUE(same_bytes(came.span(), pattern(length(bytes, rank, own), rank, own)))
+        EXPECT_TRUE(equal_bytes(came.span(), pattern(length(bytes, rank, own), rank, own)))
             << bytes << " bytes from " << rank << " to " << own;
       }
     }
@@ -115,7 +115,7 @@ TEST_P(DeviceRanks, SendMeetsReceive) {
       sent.wait_synchronize();
       const LateCopy came(received.received(before), stream);
       stream.synchronize();
-      EXPECT_TRUE(same_bytes(came.span(), pattern(bytes, before, transport.rank())));
+      EXPECT_TRUE(equal_bytes(came.span(), pattern(bytes, before, transport.rank())));
     }
   });
 }
@@ -131,7 +131,7 @@ TEST_P(DeviceRanks, ReceiveAnyKnowsItsSource) {
     ASSERT_EQ(handle.source(), 1);
     const LateCopy came(handle.received(1), stream);
     stream.synchronize();
-    EXPECT_TRUE(same_bytes(came.span(), pattern(9'001, 1, 0)));
+    EXPECT_TRUE(equal_bytes(came.span(), pattern(9'001, 1, 0)));
   });
 }
 
@@ -151,7 +151,7 @@ TEST_P(DeviceRanks, MeetRanksOnTheHost) {
     const LateCopy came(host ? ConstByteSpan() : received, stream);
     stream.synchronize();
     const auto expected = pattern(20'001, 1 - transport.rank(), 0);
-    EXPECT_TRUE(same_bytes(host ? received : came.span(), expected));
+    EXPECT_TRUE(equal_bytes(host ? received : came.span(), expected));
   });
 }
 
@@ -172,7 +172,7 @@ TEST_P(DeviceRanks, SumsHaveTheBitsOfTheHost) {
         (transport.*call)(next(transport, any, stream), cut(on_device, counts)).wait_synchronize();
         const LateCopy came(device.span(), stream);
         stream.synchronize();
-        EXPECT_TRUE(same_bytes(came.span(), std::as_bytes(std::span(host)))) << count << " values";
+        EXPECT_TRUE(equal_bytes(came.span(), std::as_bytes(std::span(host)))) << count << " values";
       }
   });
 }
@@ -203,7 +203,7 @@ TEST_P(DeviceRanks, ManyOperationsAtOnce) {
       for (const int rank : peers_of(transport)) {
         const LateCopy came(handles[static_cast<std::size_t>(which)].received(rank), stream);
         stream.synchronize();
-        EXPECT_TRUE(same_bytes(came.span(), pattern(9'001, rank, which)));
+        EXPECT_TRUE(equal_bytes(came.span(), pattern(9'001, rank, which)));
       }
   });
 }

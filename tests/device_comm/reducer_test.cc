@@ -89,8 +89,6 @@ std::vector<Outcome> on_hosts(int ranks, const Training& run) {
   return all;
 }
 
-void append(Values& all, const Values& more) { all.insert(all.end(), more.begin(), more.end()); }
-
 Outcome train(Transport& transport, const Place& place, ReducerOptions options) {
   Model model(transport, place, options);
   Outcome outcome;

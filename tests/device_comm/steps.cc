@@ -58,8 +58,6 @@ Values gradient_of(int rank, int step, std::size_t count) {
   return testing::gaussian(count, static_cast<std::uint64_t>(100 * step + rank + 1));
 }
 
-void append(Values& all, const Values& more) { all.insert(all.end(), more.begin(), more.end()); }
-
 }  // namespace
 
 PlacedValues::PlacedValues(std::size_t count, Dtype dtype, const Place& place)

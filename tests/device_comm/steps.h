@@ -17,6 +17,10 @@ namespace tersor::test {
 
 using testing::Values;
 
+inline void append(Values& all, const Values& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
 /// Where a rank keeps its values.
 struct Place {
   Memory memory = Memory::kHost;

@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kBytes = 4'001;
+constexpr std::size_t kStagedBytes = 4'001;
 
 Operation next(Transport& transport, const Stream& stream) {
   return {.name = "test",
@@ -29,15 +29,16 @@ void gather_rounds(Transport& transport, int rounds) {
   std::list<LateBytes> sends;
   std::list<LateCopy> came;
   for (int round = 0; round < rounds; ++round) {
-    sends.emplace_back(pattern(kBytes, transport.rank(), round), stream);
-    Handle handle = transport.all_gather(next(transport, stream), sends.back().span(), kBytes);
+    sends.emplace_back(pattern(kStagedBytes, transport.rank(), round), stream);
+    Handle handle =
+        transport.all_gather(next(transport, stream), sends.back().span(), kStagedBytes);
     handle.wait_synchronize();
     for (const int rank : peers_of(transport)) came.emplace_back(handle.received(rank), stream);
   }
   stream.synchronize();
   for (int round = 0; round < rounds; ++round)
     for (const int rank : peers_of(transport)) {
-      EXPECT_TRUE(same_bytes(came.front().span(), pattern(kBytes, rank, round))) << round;
+      EXPECT_TRUE(equal_bytes(came.front().span(), pattern(kStagedBytes, rank, round))) << round;
       came.pop_front();
     }
 }
@@ -59,7 +60,7 @@ void sum_twice(Transport& transport) {
   stream.synchronize();
   const std::vector<float> expected(3'000,
                                     static_cast<float>(transport.ranks() * transport.ranks()));
-  EXPECT_TRUE(same_bytes(came.span(), std::as_bytes(std::span(expected))));
+  EXPECT_TRUE(equal_bytes(came.span(), std::as_bytes(std::span(expected))));
 }
 
 TEST(Staging, SumsAreRightInEveryOrder) {

@@ -23,7 +23,7 @@ using kernels::Event;
 using kernels::PinnedBuffer;
 using kernels::zero_bytes;
 
-constexpr std::uint64_t kOrders = 100;
+constexpr std::uint64_t kStreamOrders = 100;
 
 /// Work that adds its number to a list.
 class Steps {
@@ -54,7 +54,7 @@ std::string message_of(const std::function<void()>& call) {
 }
 
 TEST(EmulatedStreams, KeepTheirOrder) {
-  for_each_order(kOrders, [] {
+  for_each_order(kStreamOrders, [] {
     const Stream stream;
     Steps steps;
     for (int i = 0; i < 10; ++i) steps.queue(stream.view(), i);
@@ -86,7 +86,7 @@ int value_read(bool held) {
 }
 
 TEST(EmulatedStreams, EventsOrderThem) {
-  for_each_order(kOrders, [] { EXPECT_EQ(value_read(true), 2); });
+  for_each_order(kStreamOrders, [] { EXPECT_EQ(value_read(true), 2); });
 }
 
 TEST(EmulatedStreams, AMissingHoldIsFoundUnderOneOfTwentySeeds) {
@@ -102,7 +102,7 @@ TEST(EmulatedStreams, EveryOrderThatIsAllowedComesUp) {
 }
 
 TEST(EmulatedStreams, AHoldIsForTheLastRecordBeforeIt) {
-  for_each_order(kOrders, [] {
+  for_each_order(kStreamOrders, [] {
     const Stream stream, never, held;
     Event event;
     event.record(stream.view());
@@ -125,7 +125,7 @@ TEST(EmulatedStreams, AnEventThatWasNeverRecordedHoldsNothing) {
 }
 
 TEST(EmulatedStreams, WhoAsksForAnEventLetsWorkRun) {
-  for_each_order(kOrders, [] {
+  for_each_order(kStreamOrders, [] {
     const Stream stream;
     Steps steps;
     Event event;
@@ -284,7 +284,7 @@ TEST_F(StuckStreams, ACopyOfUnknownMemoryIsFound) {
 }
 
 TEST(EmulatedStreams, FreeingWaitsForWhatCanRun) {
-  for_each_order(kOrders, [] {
+  for_each_order(kStreamOrders, [] {
     const Stream stream;
     const PinnedBuffer host(8);
     std::memset(host.pointer(), 7, 8);

@@ -15,9 +15,9 @@ using Bytes = std::vector<std::byte>;
 
 /// Errors of one call, and those that break the device: out of memory, driver too old, operation
 /// not supported; illegal address, device lost, launch failure.
-constexpr cudaError_t kErrors[] = {cudaErrorMemoryAllocation,   cudaErrorInsufficientDriver,
-                                   cudaErrorNotSupported,       cudaErrorIllegalAddress,
-                                   cudaErrorDevicesUnavailable, cudaErrorLaunchFailure};
+constexpr cudaError_t kInjectedErrors[] = {cudaErrorMemoryAllocation,   cudaErrorInsufficientDriver,
+                                           cudaErrorNotSupported,       cudaErrorIllegalAddress,
+                                           cudaErrorDevicesUnavailable, cudaErrorLaunchFailure};
 
 class Owners : public Scenario {
  public:
@@ -112,7 +112,7 @@ class NativeCalls : public Scenario {
 };
 
 TEST_F(InjectedErrors, MemoryStreamsAndEvents) {
-  for (const cudaError_t error : kErrors)
+  for (const cudaError_t error : kInjectedErrors)
     expect_errors({"owners", [] { return std::make_unique<Owners>(); }}, error);
 }
 
@@ -120,13 +120,13 @@ TEST_F(InjectedErrors, CallsOfCodecs) {
   for (const char* spec :
        {"none", "bf16", "f16+ef", "int8", "int8:rounding=stochastic+ef", "int4", "int4+ef",
         "topk:density=0.1", "topk:density=0.1+ef", "lowrank:rank=1+ef"})
-    for (const cudaError_t error : kErrors)
+    for (const cudaError_t error : kInjectedErrors)
       expect_errors({spec, [spec] { return std::make_unique<Calls>(spec, How::kQueued); }}, error);
 }
 
 TEST_F(InjectedErrors, CallsOfCodecsInACapture) {
   for (const char* spec : {"none", "int8+ef", "topk:density=0.1"})
-    for (const cudaError_t error : kErrors)
+    for (const cudaError_t error : kInjectedErrors)
       expect_errors(
           {std::string(spec) + ", captured",
            [spec] { return std::make_unique<Calls>(spec, How::kCaptured); }, Callers::kTestToo},
@@ -135,7 +135,7 @@ TEST_F(InjectedErrors, CallsOfCodecsInACapture) {
 
 TEST_F(InjectedErrors, NativeCallsOfCodecs) {
   for (const char* spec : {"none", "bf16", "f16"})
-    for (const cudaError_t error : kErrors)
+    for (const cudaError_t error : kInjectedErrors)
       expect_errors({spec, [spec] { return std::make_unique<NativeCalls>(spec); }}, error);
 }
 

@@ -15,7 +15,7 @@ namespace {
 using reference::ForcedIsa;
 
 /// A codec under a common signature; `wire` is the type of its values for a gradient of `dtype`.
-struct Codec {
+struct CastCodec {
   const char* name;
   Dtype (*wire)(Dtype dtype);
   std::size_t (*encode)(const CastEncode&);
@@ -24,18 +24,20 @@ struct Codec {
 };
 
 template <class Format>
-constexpr Codec kCodec = {Format::kName.data(),
-                          [](Dtype dtype) {
-                            return visit_gradient_dtype(dtype, []<typename G>(G) {
-                              return DtypeOf<typename Format::template Wire<G>>::value;
-                            });
-                          },
-                          cast_encode<Format>, cast_decode<Format>, cast_reduce<Format>};
-constexpr Codec kCodecs[] = {kCodec<NoneFormat>, kCodec<Bf16Format>, kCodec<F16Format>};
-constexpr std::size_t kCounts[] = {0, 1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1021, 4099};
-constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+constexpr CastCodec kCodec = {Format::kName.data(),
+                              [](Dtype dtype) {
+                                return visit_gradient_dtype(dtype, []<typename G>(G) {
+                                  return DtypeOf<typename Format::template Wire<G>>::value;
+                                });
+                              },
+                              cast_encode<Format>, cast_decode<Format>, cast_reduce<Format>};
+constexpr CastCodec kCastCodecs[] = {kCodec<NoneFormat>, kCodec<Bf16Format>, kCodec<F16Format>};
+constexpr std::size_t kCastCounts[] = {0, 1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1021, 4099};
+constexpr Dtype kCastDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
-[[maybe_unused]] void PrintTo(const Codec& codec, std::ostream* stream) { *stream << codec.name; }
+[[maybe_unused]] void PrintTo(const CastCodec& codec, std::ostream* stream) {
+  *stream << codec.name;
+}
 
 /// What a wire value of p is: rounded, with one NaN.
 void store_wire(float p, void* values, Dtype wire, std::size_t index) {
@@ -44,7 +46,7 @@ void store_wire(float p, void* values, Dtype wire, std::size_t index) {
 }
 
 /// One range with its residual, margins and all.
-struct Range {
+struct CastRange {
   std::size_t count;
   Dtype wire;
   Store store = Store::kCached;
@@ -81,9 +83,9 @@ struct Range {
   }
 };
 
-class Cast : public ::testing::TestWithParam<std::tuple<Codec, Isa>> {
+class Cast : public ::testing::TestWithParam<std::tuple<CastCodec, Isa>> {
  protected:
-  const Codec codec_ = std::get<0>(GetParam());
+  const CastCodec codec_ = std::get<0>(GetParam());
   const ForcedIsa isa_{std::get<1>(GetParam())};
   std::mt19937_64 random_{11};
 
@@ -93,8 +95,8 @@ class Cast : public ::testing::TestWithParam<std::tuple<Codec, Isa>> {
     return values;
   }
 
-  Range random_range(std::size_t count, Dtype wire) {
-    Range range{count, wire};
+  CastRange random_range(std::size_t count, Dtype wire) {
+    CastRange range{count, wire};
     range.store = random_() % 2 ? Store::kCached : Store::kStreaming;
     range.has_residual = random_() % 3 != 0;
     range.in_place = random_() % 2;
@@ -110,13 +112,13 @@ class Cast : public ::testing::TestWithParam<std::tuple<Codec, Isa>> {
   }
 };
 
-void expect_equal(const Range& got, const Range& want, const std::string& what) {
+void expect_equal_casts(const CastRange& got, const CastRange& want, const std::string& what) {
   ASSERT_EQ(got.values, want.values) << what;
   ASSERT_EQ(got.residual_in, want.residual_in) << what;
   ASSERT_EQ(got.residual_out, want.residual_out) << what;
 }
 
-std::string describe(const Range& range) {
+std::string describe(const CastRange& range) {
   return "count " + std::to_string(range.count) + " wire " + std::string(dtype_name(range.wire)) +
          " residual " +
          (range.has_residual ? std::string(dtype_name(range.residual_dtype)) : "none") +
@@ -126,13 +128,13 @@ std::string describe(const Range& range) {
 
 TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
   for (int round = 0; round < 30; ++round)
-    for (const std::size_t count : kCounts)
-      for (const Dtype dtype : kDtypes) {
-        Range got = random_range(count, codec_.wire(dtype));
+    for (const std::size_t count : kCastCounts)
+      for (const Dtype dtype : kCastDtypes) {
+        CastRange got = random_range(count, codec_.wire(dtype));
         const std::size_t offset = got.offset * dtype_bytes(dtype);
         const auto gradient = reference::as_bytes(values(count), dtype, offset);
         const float factor = random_() % 2 ? 1.0f : 0.25f / 3;  // without a residual only
-        Range want = got;
+        CastRange want = got;
         std::vector<float> p(count);
         for (std::size_t i = 0; i < count; ++i) {
           p[i] = reference::load(gradient.data() + offset, dtype, i);
@@ -155,22 +157,22 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
                                  .factor = factor,
                                  .store = got.store}),
                   overflows);
-        ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got)));
+        ASSERT_NO_FATAL_FAILURE(expect_equal_casts(got, want, describe(got)));
       }
 }
 
 TEST_P(Cast, ReducesInTheOrderOfRanks) {
   for (int round = 0; round < 5; ++round)
-    for (const std::size_t count : kCounts)
+    for (const std::size_t count : kCastCounts)
       for (const std::size_t ranks : {1, 2, 5}) {
-        const Dtype wire = codec_.wire(kDtypes[random_() % 3]);
-        Range got = random_range(count, wire);
+        const Dtype wire = codec_.wire(kCastDtypes[random_() % 3]);
+        CastRange got = random_range(count, wire);
         std::vector<std::vector<std::byte>> payloads;
         std::vector<const void*> views;
         for (std::size_t rank = 0; rank < ranks; ++rank)
           payloads.push_back(reference::as_bytes(values(count), wire, 0));
         for (const auto& payload : payloads) views.push_back(payload.data());
-        Range want = got;
+        CastRange want = got;
         const float factor = random_() % 2 ? 1.0f : 1.0f / 3;
         std::vector<float> p(count);
         for (std::size_t i = 0; i < count; ++i) {
@@ -185,13 +187,13 @@ TEST_P(Cast, ReducesInTheOrderOfRanks) {
         EXPECT_EQ(codec_.reduce(
                       {views, wire, count, factor, got.feedback(), got.wire_values(), got.store}),
                   overflows);
-        ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got)));
+        ASSERT_NO_FATAL_FAILURE(expect_equal_casts(got, want, describe(got)));
       }
 }
 
 TEST_P(Cast, DecodesInOrderWithOneRounding) {
-  for (const std::size_t count : kCounts)
-    for (const Dtype dtype : kDtypes)
+  for (const std::size_t count : kCastCounts)
+    for (const Dtype dtype : kCastDtypes)
       for (const std::size_t ranks : {0, 1, 2, 5})
         for (const DecodeMode mode : {DecodeMode::kAssign, DecodeMode::kAdd}) {
           const Dtype wire = codec_.wire(dtype);
@@ -244,14 +246,14 @@ TEST(F16, CountsFromTheMidpointBeyondTheLargestOn) {
   }
 }
 
-std::string parameter_name(const ::testing::TestParamInfo<std::tuple<Codec, Isa>>& info) {
+std::string cast_name(const ::testing::TestParamInfo<std::tuple<CastCodec, Isa>>& info) {
   return std::string(std::get<0>(info.param).name) + "_" +
          std::string(isa_name(std::get<1>(info.param)));
 }
 INSTANTIATE_TEST_SUITE_P(Cpu, Cast,
-                         ::testing::Combine(::testing::ValuesIn(kCodecs),
+                         ::testing::Combine(::testing::ValuesIn(kCastCodecs),
                                             ::testing::ValuesIn(available_isas())),
-                         parameter_name);
+                         cast_name);
 
 }  // namespace
 }  // namespace tersor::kernels

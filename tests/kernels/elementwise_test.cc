@@ -14,7 +14,7 @@ namespace {
 
 using reference::ForcedIsa;
 
-constexpr std::size_t kCounts[] = {0, 1, 3, 15, 16, 17, 255, 256, 257, 1021};
+constexpr std::size_t kElementCounts[] = {0, 1, 3, 15, 16, 17, 255, 256, 257, 1021};
 
 class Elementwise : public ::testing::TestWithParam<Isa> {
  protected:
@@ -31,7 +31,7 @@ class Elementwise : public ::testing::TestWithParam<Isa> {
   template <class Operation, class Expected>
   void expect_each(Operation operation, Expected expected) {
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
-      for (const std::size_t count : kCounts)
+      for (const std::size_t count : kElementCounts)
         for (const std::size_t offset : {0, 1, 5}) {
           const std::size_t bytes = offset * dtype_bytes(dtype);
           auto got = reference::as_bytes(values(count), dtype, bytes);
@@ -79,7 +79,7 @@ TEST_P(Elementwise, TheMaximumKeepsNansAndPrefersPlusZero) {
 
 template <typename T>
 void expect_integers(Dtype dtype, std::mt19937_64& random) {
-  for (const std::size_t count : kCounts) {
+  for (const std::size_t count : kElementCounts) {
     std::vector<T> left(count), right(count), sums(count), maxima(count);
     for (std::size_t i = 0; i < count; ++i) {
       left[i] = static_cast<T>(random());

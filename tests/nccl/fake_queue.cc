@@ -20,7 +20,7 @@ namespace tersor::test::fake {
 namespace {
 
 /// After so long it is a mistake of the transport's, or of a test's, that a stream waits.
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kQueuePatience{60};
 
 /// A group while it is under way: of each collective its number, of each receive which message.
 struct Run {
@@ -46,11 +46,11 @@ struct Run {
   void end();
 };
 
-/// The communicator is given up where nothing comes for `kPatience`.
+/// The communicator is given up where nothing comes for `kQueuePatience`.
 template <typename Ready>
 void Run::wait(Lock& lock, const char* what, const Ready& ready) {
   const auto is_over = [&] { return own.stopped() || ready(); };
-  if (state->changed.wait_for(lock, kPatience, is_over)) return;
+  if (state->changed.wait_for(lock, kQueuePatience, is_over)) return;
   state->misuse(name() + " waits for ever " + what);
   own.aborted = true;
   state->changed.notify_all();

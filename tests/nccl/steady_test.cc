@@ -10,13 +10,13 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kCount = 20'000;  // enough for NCCL to be told of the memory
-constexpr std::size_t kBytes = kCount * sizeof(float);
+constexpr std::size_t kSteadyBytes = kCount * sizeof(float);
 
 /// What one step reads and writes: the sum of everybody's input, and what came from the next rank.
 struct StepMemory {
-  DeviceBytes input{kBytes};
-  DeviceBytes sum{kBytes};
-  DeviceBytes copy{kBytes};
+  DeviceBytes input{kSteadyBytes};
+  DeviceBytes sum{kSteadyBytes};
+  DeviceBytes copy{kSteadyBytes};
 
   void fill(const NcclRank& rank, int step) {
     input.fill(std::vector<float>(kCount, value(rank.rank(), step)), rank.stream);
@@ -39,15 +39,16 @@ void run_step(NcclRank& rank, StepMemory& memory) {
   const auto ranks = static_cast<std::size_t>(rank.ranks());
   rank.transport.begin(operation);
   const std::vector<ConstByteSpan> sends(ranks, memory.input.span());
-  const std::vector<std::size_t> capacities(ranks, kBytes);
+  const std::vector<std::size_t> capacities(ranks, kSteadyBytes);
   Handle exchange = rank.transport.all_to_all(operation, sends, capacities);
-  kernels::copy_bytes(memory.sum.span().data(), memory.input.span().data(), kBytes, rank.stream);
+  kernels::copy_bytes(memory.sum.span().data(), memory.input.span().data(), kSteadyBytes,
+                      rank.stream);
   std::vector<ValueSpan> parts(ranks);
   parts[0] = memory.sum.values();
   Handle sum = rank.transport.sum(operation, parts);
   exchange.wait_synchronize();
   kernels::copy_bytes(memory.copy.span().data(),
-                      exchange.received((rank.rank() + 1) % rank.ranks()).data(), kBytes,
+                      exchange.received((rank.rank() + 1) % rank.ranks()).data(), kSteadyBytes,
                       rank.stream);
   sum.wait_synchronize();
   rank.transport.end(operation);
@@ -111,7 +112,7 @@ TEST(NcclSteady, AStepIsCapturedAndReplayed) {
         // What came meanwhile does not lie where the graph receives.
         other.fill(rank, step + 10);
         const std::vector<ConstByteSpan> sends(3, other.input.span());
-        const std::vector<std::size_t> capacities(3, kBytes);
+        const std::vector<std::size_t> capacities(3, kSteadyBytes);
         Handle kept = rank.transport.all_to_all(rank.operation("step"), sends, capacities);
         kept.wait_synchronize();
         graph.replay(rank.stream);
@@ -172,8 +173,9 @@ TEST(NcclSteady, EachGraphIsWarmedUpForItself) {
     warm_up(rank, memory);
     const Graph first(rank, [&] { run_step(rank, memory); });
     const Graph refused(rank, [&] {
-      EXPECT_THROW(rank.transport.all_gather(rank.operation("step"), memory.input.span(), kBytes),
-                   InvalidArgument);
+      EXPECT_THROW(
+          rank.transport.all_gather(rank.operation("step"), memory.input.span(), kSteadyBytes),
+          InvalidArgument);
     });
     warm_up(rank, memory);
     const Graph second(rank, [&] { run_step(rank, memory); });

@@ -17,7 +17,7 @@ using testing::owned_layout;
 using testing::ScheduleWalk;
 
 // Not the collective of this name.
-constexpr Schedule (*kReduceScatter)(const Party&) = reduce_scatter;
+constexpr Schedule (*kScatter)(const Party&) = reduce_scatter;
 
 /// Every rank's part is the sum of all gradients, encoded so often.
 void expect_scattered(ScheduleWalk& walk, int ranks, int encodings) {
@@ -129,7 +129,7 @@ TEST(Schedules, GridsOfShards) {
     const int n = std::accumulate(given.begin(), given.end(), 1, std::multiplies<>());
     std::vector<Party> parties;
     for (int rank = 0; rank < n; ++rank) parties.push_back(everybody(rank, Grid(given, n)));
-    const Layout scatters = owned_layout(kReduceScatter, parties);
+    const Layout scatters = owned_layout(kScatter, parties);
     const Layout gathers = owned_layout(all_gather, parties);
     ScheduleWalk scattered(scatters), gathered(gathers);
     expect_scattered(scattered, n, static_cast<int>(given.size()));

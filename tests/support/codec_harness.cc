@@ -46,6 +46,17 @@ bool all_intact(const std::vector<GuardedValues>& list) {
 
 }  // namespace
 
+double norm_of(const std::vector<float>& values) {
+  double squares = 0;
+  for (const float value : values) squares += double{value} * value;
+  return std::sqrt(squares);
+}
+
+double distance(std::vector<float> a, const std::vector<float>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
+  return norm_of(a);
+}
+
 std::vector<float> gaussian(std::size_t count, std::uint64_t seed, float scale) {
   static const std::vector<double> table = gaussian_table();
   std::vector<float> values(count);

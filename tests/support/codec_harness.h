@@ -107,6 +107,15 @@ class CodecHarness {
 /// Gaussian values of magnitude `scale`; the same for the same seed on every machine.
 std::vector<float> gaussian(std::size_t count, std::uint64_t seed, float scale = 1.0f);
 
+/// The Euclidean length of values, and of a difference.
+double norm_of(const std::vector<float>& values);
+double distance(std::vector<float> a, const std::vector<float>& b);
+
+/// What stands behind a frame's header.
+inline ConstByteSpan payload_of(const GuardedBytes& frame) {
+  return frame.span().subspan(sizeof(FrameHeader));
+}
+
 /// Changes a frame's header and makes its checksum right again.
 void change_header(ByteSpan frame, const std::function<void(FrameHeader&)>& change);
 

@@ -135,7 +135,7 @@ TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
       for (std::size_t number = 0; number < sent.size(); ++number) {
         const Wire::Arrival& arrival = pair.came()[number];
         EXPECT_EQ(host::head_of(arrival.head).tag, number);
-        EXPECT_TRUE(test::same_bytes(arrival.payload.bytes(), sent[number]))
+        EXPECT_TRUE(test::equal_bytes(arrival.payload.bytes(), sent[number]))
             << "message " << number << ", seed " << seed << ", " << lanes << " lanes";
       }
     }
@@ -161,7 +161,7 @@ TEST(TcpBoxes, AFaultOvertakes) {
   ASSERT_EQ(pair.came().size(), 3u) << "the second message waits for the other lane";
   EXPECT_EQ(host::head_of(pair.came()[2].head).tag, 4u);
   pair.move_all();
-  EXPECT_TRUE(test::same_bytes(pair.came().back().payload.bytes(), second));
+  EXPECT_TRUE(test::equal_bytes(pair.came().back().payload.bytes(), second));
 }
 
 // Of a long payload nothing is copied that could come into its place at once.
@@ -193,7 +193,7 @@ TEST(TcpBoxes, WhatNobodyWantsTakesNoMemory) {
     pair.move_all();
     EXPECT_EQ(pair.taken(), begun.size());
     ASSERT_EQ(pair.came().size(), 1 + lengths.size());
-    EXPECT_TRUE(test::same_bytes(pair.came().front().payload.bytes(), begun));
+    EXPECT_TRUE(test::equal_bytes(pair.came().front().payload.bytes(), begun));
     for (std::size_t number = 1; number < pair.came().size(); ++number) {
       EXPECT_EQ(host::head_of(pair.came()[number].head).tag, number);
       EXPECT_FALSE(pair.came()[number].payload);

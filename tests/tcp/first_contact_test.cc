@@ -18,12 +18,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kFew = 3;
+constexpr int kFewFailures = 3;
 constexpr int kAll = std::numeric_limits<int>::max();
-constexpr auto kLong = 20s;
+constexpr auto kLongContact = 20s;
 
 void exchange_a_little(Transport& transport) {
-  exchange_all(transport, {.name = "exchange", .timeout = kLong}, pattern(10, 0, 0));
+  exchange_all(transport, {.name = "exchange", .timeout = kLongContact}, pattern(10, 0, 0));
 }
 
 class TcpFirstContact : public ::testing::TestWithParam<Failing> {};
@@ -38,7 +38,7 @@ TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
   for (const int code : {EHOSTUNREACH, ENETUNREACH, ENETDOWN, EHOSTDOWN, ETIMEDOUT, ECONNRESET,
                          ECONNABORTED, EAGAIN, ENOBUFS, ENOMEM, EADDRNOTAVAIL}) {
     auto transports = tcp_transports(2);
-    const FailingConnects failing(code, kFew, GetParam());
+    const FailingConnects failing(code, kFewFailures, GetParam());
     run_ranks(std::move(transports), exchange_a_little);
     EXPECT_EQ(failing.left(), 0) << "nobody called again";
   }
@@ -49,13 +49,13 @@ TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
 TEST(TcpFirstMessage, WhatWasSentHasLeft) {
   std::promise<void> came;
   run_ranks(tcp_transports(2), [&](Transport& transport) {
-    const Operation operation{.name = "message", .timeout = kLong};
+    const Operation operation{.name = "message", .timeout = kLongContact};
     if (transport.rank() == 1) {
       transport.receive(operation, 0, 10).wait_synchronize();
       came.set_value();
     } else {
       transport.send(operation, 1, pattern(10, 0, 0)).wait_synchronize();
-      EXPECT_EQ(came.get_future().wait_for(kLong), std::future_status::ready);
+      EXPECT_EQ(came.get_future().wait_for(kLongContact), std::future_status::ready);
     }
   });
 }
@@ -83,15 +83,15 @@ TEST_P(TcpFirstContact, SaysWhyWhenItGivesUp) {
   const std::string error = error_where_all_fail(EHOSTUNREACH, GetParam(), 500ms);
   EXPECT_TRUE(contains(error, "cannot be reached at 127.0.0.1:")) << error;
   EXPECT_GE(Clock::now() - start, 500ms);
-  EXPECT_LT(Clock::now() - start, kLong / 2);
+  EXPECT_LT(Clock::now() - start, kLongContact / 2);
 }
 
 // Who has left an address in the store listens there, for as long as it lives.
 TEST_P(TcpFirstContact, AnotherOnesRefusalIsNotWaitedFor) {
   for (const int code : {ECONNREFUSED, EACCES}) {
     const auto start = Clock::now();
-    error_where_all_fail(code, GetParam(), kLong);
-    EXPECT_LT(Clock::now() - start, kLong / 2);
+    error_where_all_fail(code, GetParam(), kLongContact);
+    EXPECT_LT(Clock::now() - start, kLongContact / 2);
   }
 }
 

@@ -18,7 +18,7 @@ namespace tersor::test {
 namespace {
 
 constexpr unsigned kChildEndsWithin = 30;  // seconds
-constexpr std::size_t kBytes = 100'000;
+constexpr std::size_t kForkBytes = 100'000;
 
 using Transports = std::vector<std::unique_ptr<Transport>>;
 
@@ -46,10 +46,10 @@ int in_a_child(const std::function<void()>& body) {
 }
 
 void gather(Transport& transport) {
-  const auto own = pattern(kBytes, transport.rank(), 0);
-  Handle handle = transport.all_gather(operation_of(transport), own, kBytes);
+  const auto own = pattern(kForkBytes, transport.rank(), 0);
+  Handle handle = transport.all_gather(operation_of(transport), own, kForkBytes);
   handle.wait_synchronize();
-  expect_patterns(handle, transport, kBytes, 0);
+  expect_patterns(handle, transport, kForkBytes, 0);
 }
 
 /// All of these ranks at once; their transports stay.

@@ -18,7 +18,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-const std::string kSecret = "correct horse battery staple";
+const std::string kSharedSecret = "correct horse battery staple";
 
 Bytes copy_of(ConstByteSpan bytes) { return {bytes.begin(), bytes.end()}; }
 
@@ -58,7 +58,7 @@ Talk talk(const Secret& of_caller, const Secret& of_answerer, const Hello& hello
 }
 
 TEST(TcpHandshake, TwoThatKnowTheSecretBelieveEachOther) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   for (const std::size_t step : {1u, 7u, 1000u}) {
     const Talk said =
         talk(secret, secret, {.from = 3, .to = 5, .ranks = 8, .lanes = 2, .lane = 1}, step);
@@ -71,14 +71,14 @@ TEST(TcpHandshake, TwoThatKnowTheSecretBelieveEachOther) {
 }
 
 TEST(TcpHandshake, AnotherSecretIsBelievedByNeither) {
-  const Secret secret(kSecret), old("correct horse battery stable");
+  const Secret secret(kSharedSecret), old("correct horse battery stable");
   const Talk said = talk(old, secret, {.from = 1, .to = 0});
   EXPECT_FALSE(said.caller.has_value());
   EXPECT_TRUE(said.proof.empty()) << "who was not proven gets a proof of ours";
 }
 
 TEST(TcpHandshake, NothingIsSaidTwice) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   const Talk first = talk(secret, secret, {.from = 1}), second = talk(secret, secret, {.from = 1});
   EXPECT_NE(first.hello, second.hello);
   EXPECT_NE(first.challenge, second.challenge);
@@ -87,7 +87,7 @@ TEST(TcpHandshake, NothingIsSaidTwice) {
 
 // Somebody heard a whole connection and says the caller's words again.
 TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   const Talk heard = talk(secret, secret, {.from = 1});
   Answerer answerer(secret, 0);
   EXPECT_TRUE(feed(answerer, heard.hello));
@@ -97,7 +97,7 @@ TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
 
 // An answerer's own proof, sent back to it, is no caller's.
 TEST(TcpHandshake, AMirrorIsNotBelieved) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 1});
   Answerer answerer(secret, 0);
   EXPECT_TRUE(feed(answerer, caller.opening()));
@@ -108,7 +108,7 @@ TEST(TcpHandshake, AMirrorIsNotBelieved) {
 
 // Somebody at a rank's address lets other ranks answer in its place.
 TEST(TcpHandshake, NoRankAnswersForAnother) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
   Answerer caller_itself(secret, 0), other(secret, 2);
   EXPECT_FALSE(feed(caller_itself, caller.opening())) << "vouches for rank 1";
@@ -121,7 +121,7 @@ TEST(TcpHandshake, NoRankAnswersForAnother) {
 
 // Nor by saying that it is the one that was called.
 TEST(TcpHandshake, TheAnswerersRankIsProven) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
   Answerer other(secret, 2);
   EXPECT_TRUE(feed(other, caller.opening()));
@@ -133,7 +133,7 @@ TEST(TcpHandshake, TheAnswerersRankIsProven) {
 
 // Who it says to be is what it proves.
 TEST(TcpHandshake, AnyChangedBitIsNoticed) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   std::mt19937 random(7);
   for (int round = 0; round < 300; ++round) {
     Caller caller(secret, {.from = 1, .to = 2, .ranks = 4, .lanes = 1});
@@ -158,7 +158,7 @@ TEST(TcpHandshake, AnyChangedBitIsNoticed) {
 }
 
 TEST(TcpHandshake, OnlyVerdictsAreVerdicts) {
-  const Secret secret(kSecret);
+  const Secret secret(kSharedSecret);
   for (const std::uint64_t number : {std::uint64_t{0}, kLastVerdict + 1, std::uint64_t{1} << 32}) {
     Caller caller(secret, {.from = 1});
     Answerer answerer(secret, 0);

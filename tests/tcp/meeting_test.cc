@@ -23,7 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-const std::string kSecret = "a secret of the tests";
+const std::string kMeetingSecret = "a secret of the tests";
 const TcpOptions kLoopback{.address = "127.0.0.1", .timeout = 20s};
 
 class Folder {
@@ -192,7 +192,7 @@ TEST(TcpMeeting, ByAddresses) {
   const auto addresses = free_addresses(3);
   expect_world(3, [&](int rank) {
     std::this_thread::sleep_for(100ms * rank);  // the others call who does not listen yet
-    return std::make_unique<TcpTransport>(addresses, kSecret, rank);
+    return std::make_unique<TcpTransport>(addresses, kMeetingSecret, rank);
   });
 }
 
@@ -200,8 +200,8 @@ TEST(TcpMeeting, ByNamesAndSixGroups) {
   auto addresses = free_addresses(2);
   addresses[0].replace(0, addresses[0].find(':'), "localhost");
   addresses[1].replace(0, addresses[1].find(':'), "localhost");
-  expect_world(2,
-               [&](int rank) { return std::make_unique<TcpTransport>(addresses, kSecret, rank); });
+  expect_world(
+      2, [&](int rank) { return std::make_unique<TcpTransport>(addresses, kMeetingSecret, rank); });
   if (!fs::exists("/proc/net/if_inet6") || fs::file_size("/proc/net/if_inet6") == 0) {
     std::ifstream interfaces("/proc/net/if_inet6");
     if (interfaces.peek() == std::ifstream::traits_type::eof()) GTEST_SKIP() << "no IPv6 here";
@@ -246,9 +246,9 @@ TEST(TcpMeeting, AnAddressOfAnotherHostIsNamed) {
 
 TEST(TcpMeeting, APortThatIsTakenIsNamed) {
   const auto addresses = free_addresses(2);
-  const TcpTransport first(addresses, kSecret, 0);
+  const TcpTransport first(addresses, kMeetingSecret, 0);
   const std::string error =
-      error_of<TransportError>([&] { TcpTransport again(addresses, kSecret, 0); });
+      error_of<TransportError>([&] { TcpTransport again(addresses, kMeetingSecret, 0); });
   EXPECT_TRUE(contains(error, "cannot listen at " + addresses[0] + ": Address already in use"))
       << error;
 }
@@ -257,7 +257,7 @@ TEST(TcpMeeting, AnAddressThatDoesNotResolveIsNamed) {
   auto addresses = free_addresses(2);
   addresses[1] = "no-such-host.invalid:4711";
   const std::string error =
-      error_of<TransportError>([&] { TcpTransport transport(addresses, kSecret, 0); });
+      error_of<TransportError>([&] { TcpTransport transport(addresses, kMeetingSecret, 0); });
   EXPECT_TRUE(contains(error, "the address of rank 1, \"no-such-host.invalid\", does not resolve"))
       << error;
   MemoryStore store;
@@ -268,7 +268,7 @@ TEST(TcpMeeting, AnAddressThatDoesNotResolveIsNamed) {
 
 TEST(TcpMeeting, WhoNeverListensIsNamed) {
   const auto addresses = free_addresses(2);
-  TcpTransport transport(addresses, kSecret, 0, {.timeout = 50ms});
+  TcpTransport transport(addresses, kMeetingSecret, 0, {.timeout = 50ms});
   const std::string error = error_of<TransportError>(
       [&] { exchange_all(transport, {.name = "exchange", .timeout = 20s}, pattern(10, 0, 1)); });
   EXPECT_TRUE(contains(error, "rank 1") &&
@@ -287,11 +287,11 @@ TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
   EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 17}), InvalidArgument);
   EXPECT_THROW(TcpTransport(store, 0, 1, {.timeout = -1ms}), InvalidArgument);
   EXPECT_THROW(TcpTransport(addresses, "too short", 0), InvalidArgument);
-  EXPECT_THROW(TcpTransport(addresses, kSecret, 2), InvalidArgument);
+  EXPECT_THROW(TcpTransport(addresses, kMeetingSecret, 2), InvalidArgument);
   for (const char* text : {"", "host", ":4711", "host:", "host:0", "host:65536", "host:http",
                            "::1:4711", "host:4711x"}) {
     const std::vector<std::string> wrong = {text};
-    EXPECT_THROW(TcpTransport(wrong, kSecret, 0), InvalidArgument) << text;
+    EXPECT_THROW(TcpTransport(wrong, kMeetingSecret, 0), InvalidArgument) << text;
   }
 }
 

@@ -18,8 +18,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::string kSecret = "a secret of the tests";
-constexpr std::size_t kBytes = 100'000;
+const std::string kWorldSecret = "a secret of the tests";
+constexpr std::size_t kWorldBytes = 100'000;
 
 /// The ranks of a world by addresses, of which some are threads of the test, others are played.
 class TcpStrangers : public ::testing::Test {
@@ -28,7 +28,7 @@ class TcpStrangers : public ::testing::Test {
   const std::string& address(int rank) const { return addresses_[static_cast<std::size_t>(rank)]; }
 
   std::unique_ptr<TcpTransport> rank(int number, TcpOptions options = {}) const {
-    return std::make_unique<TcpTransport>(addresses_, kSecret, number, options);
+    return std::make_unique<TcpTransport>(addresses_, kWorldSecret, number, options);
   }
   tcp::Hello hello(int from, int to) const {
     return {.from = static_cast<std::uint32_t>(from),
@@ -45,10 +45,10 @@ class TcpStrangers : public ::testing::Test {
       transports.push_back(rank(static_cast<int>(number)));
     before();
     run_ranks(std::move(transports), [](Transport& transport) {
-      const auto own = pattern(kBytes, transport.rank(), 0);
-      Handle handle = transport.all_gather({.name = "gather", .timeout = 20s}, own, kBytes);
+      const auto own = pattern(kWorldBytes, transport.rank(), 0);
+      Handle handle = transport.all_gather({.name = "gather", .timeout = 20s}, own, kWorldBytes);
       handle.wait_synchronize();
-      expect_patterns(handle, transport, kBytes, 0);
+      expect_patterns(handle, transport, kWorldBytes, 0);
     });
   }
 
@@ -63,7 +63,7 @@ class TcpStrangers : public ::testing::Test {
   }
 
   std::vector<std::string> addresses_;
-  const tcp::Secret secret_{kSecret};
+  const tcp::Secret secret_{kWorldSecret};
 };
 
 constexpr std::size_t kManySilent = 300;  // more than a rank of a small world listens to at once
@@ -188,7 +188,7 @@ TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
   const auto transport = rank(0);
   std::vector<std::string> more = addresses_;
   more.push_back(free_addresses(1).front());
-  TcpTransport other(more, kSecret, 1);
+  TcpTransport other(more, kWorldSecret, 1);
   try {
     other.receive({.name = "receive", .timeout = 20s}, 0, 10);
     other.send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();

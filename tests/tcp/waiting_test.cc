@@ -15,9 +15,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLong = 20s;
+constexpr auto kLongWait = 20s;
 
-constexpr long kFew = 100;  // of sleeps in half a second; with naps of 50 us there are thousands
+constexpr long kFewSleeps =
+    100;  // of sleeps in half a second; with naps of 50 us there are thousands
 
 /// How often this thread has given its core away.
 long sleeps() {
@@ -32,7 +33,7 @@ TEST(TcpWaiting, WhoWaitsLongSleeps) {
     if (transport.rank() == 1) std::this_thread::sleep_for(500ms);
     const long before = sleeps();
     transport.barrier(operation_of(transport)).wait_synchronize();
-    if (transport.rank() == 0) EXPECT_LT(sleeps() - before, kFew);
+    if (transport.rank() == 0) EXPECT_LT(sleeps() - before, kFewSleeps);
     transport.barrier(operation_of(transport)).wait_synchronize();
   });
 }
@@ -51,7 +52,7 @@ TEST(TcpWaiting, IsWokenByWhatAnotherThreadFound) {
       if (round % 20 == transport.rank()) std::this_thread::sleep_for(1ms);
       exchange_all(*waiting, operation_of(*waiting), pattern(100, transport.rank(), 0));
     }
-    EXPECT_LT(Clock::now() - start, kLong);
+    EXPECT_LT(Clock::now() - start, kLongWait);
     over = true;
   });
 }
@@ -67,9 +68,9 @@ TEST(TcpWaiting, IsWokenByAFaultOfAnotherThread) {
     });
     const auto start = Clock::now();
     EXPECT_THROW(
-        channel->receive({.name = "receive", .timeout = 2 * kLong}, 1, 10).wait_synchronize(),
+        channel->receive({.name = "receive", .timeout = 2 * kLongWait}, 1, 10).wait_synchronize(),
         TransportError);
-    EXPECT_LT(Clock::now() - start, kLong);
+    EXPECT_LT(Clock::now() - start, kLongWait);
   });
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::array<std::size_t, 6> kBytes = {0, 1, 255, 257, 65'537, 1 << 20};
+constexpr std::array<std::size_t, 6> kSizes = {0, 1, 255, 257, 65'537, 1 << 20};
 
 class TransportConformance : public OnFabric {};
 
@@ -65,7 +65,7 @@ TEST_P(TransportConformance, SplitsKnowTheHostsOfTheirMembers) {
 
 TEST_P(TransportConformance, AllGatherBringsEverybodysBytes) {
   on_all_ranks([](Transport& transport) {
-    for (const std::size_t bytes : kBytes) {
+    for (const std::size_t bytes : kSizes) {
       const auto send = pattern(bytes, transport.rank(), 0);
       Handle handle = transport.all_gather(operation_of(transport), send, bytes);
       handle.wait_synchronize();
@@ -82,7 +82,7 @@ TEST_P(TransportConformance, AllToAllBringsEachPairItsOwn) {
   };
   on_all_ranks([&](Transport& transport) {
     const int own = transport.rank();
-    for (const std::size_t bytes : kBytes) {
+    for (const std::size_t bytes : kSizes) {
       std::vector<std::vector<std::byte>> sends;
       for (int rank = 0; rank < transport.ranks(); ++rank)
         sends.push_back(pattern(length(bytes, own, rank), own, rank));
@@ -91,7 +91,8 @@ TEST_P(TransportConformance, AllToAllBringsEachPairItsOwn) {
       Handle handle = transport.all_to_all(operation_of(transport), spans, capacities);
       handle.wait_synchronize();
       for (const int rank : peers_of(transport))
-        EXPECT_TRUE(same_bytes(handle.received(rank), pattern(length(bytes, rank, own), rank, own)))
+        EXPECT_TRUE(
+            equal_bytes(handle.received(rank), pattern(length(bytes, rank, own), rank, own)))
             << bytes << " bytes from " << rank << " to " << own;
     }
   });
@@ -102,14 +103,14 @@ TEST_P(TransportConformance, SendMeetsReceive) {
     if (transport.ranks() == 1) return;
     const int next = (transport.rank() + 1) % transport.ranks();
     const int before = (transport.rank() + transport.ranks() - 1) % transport.ranks();
-    for (const std::size_t bytes : kBytes) {
+    for (const std::size_t bytes : kSizes) {
       const auto send = pattern(bytes, transport.rank(), next);
       const Operation operation = operation_of(transport);
       Handle sent = transport.send(operation, next, send);
       Handle received = transport.receive(operation, before, bytes + 7);
       received.wait_synchronize();
       sent.wait_synchronize();
-      EXPECT_TRUE(same_bytes(received.received(before), pattern(bytes, before, transport.rank())));
+      EXPECT_TRUE(equal_bytes(received.received(before), pattern(bytes, before, transport.rank())));
     }
   });
 }
@@ -127,7 +128,7 @@ TEST_P(TransportConformance, ReceiveAnyTakesEveryRankOnce) {
       Handle handle = transport.receive_any(operation, 1000);
       handle.wait_synchronize();
       sources.push_back(handle.source());
-      EXPECT_TRUE(same_bytes(handle.received(sources.back()), pattern(1000, sources.back(), 0)));
+      EXPECT_TRUE(equal_bytes(handle.received(sources.back()), pattern(1000, sources.back(), 0)));
     }
     std::sort(sources.begin(), sources.end());
     for (int rank = 1; rank < transport.ranks(); ++rank)
@@ -321,7 +322,7 @@ TEST_P(TransportConformance, ReceivedBytesAreAlignedAndLiveAsLongAsTheHandle) {
       for (const int rank : peers_of(transport)) {
         const ConstByteSpan bytes = kept[static_cast<std::size_t>(round)].received(rank);
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes.data()) % 16, 0u);
-        EXPECT_TRUE(same_bytes(bytes, pattern(777, rank, round)));
+        EXPECT_TRUE(equal_bytes(bytes, pattern(777, rank, round)));
       }
   });
 }

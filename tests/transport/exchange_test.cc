@@ -42,7 +42,8 @@ class Messages {
     handle.wait_synchronize();
     for (std::size_t i = 0; i < receives_.size(); ++i) {
       const int peer = receives_[i].peer;
-      EXPECT_TRUE(same_bytes(handle.received(peer), pattern(expected_[i], peer, transport_.rank())))
+      EXPECT_TRUE(
+          equal_bytes(handle.received(peer), pattern(expected_[i], peer, transport_.rank())))
           << expected_[i] << " bytes from " << peer << " to " << transport_.rank();
     }
     for (const int peer : peers_of(transport_))
@@ -135,7 +136,7 @@ TEST_P(TransportExchange, TakesAMessageFromAnyRank) {
       Handle answered = transport.exchange(answering, {}, {&answer, 1});
       asked.wait_synchronize();
       answered.wait_synchronize();
-      EXPECT_TRUE(same_bytes(answered.received(0), own));
+      EXPECT_TRUE(equal_bytes(answered.received(0), own));
       return;
     }
     for (int left = transport.ranks() - 1; left > 0; --left) {
@@ -170,7 +171,7 @@ TEST_P(TransportExchange, ManyMayBeUnderWay) {
       Handle& handle = handles[static_cast<std::size_t>(i)];
       handle.wait_synchronize();
       const int which = transport.rank() % 2 == 0 ? i : kExchanges - 1 - i;
-      EXPECT_TRUE(same_bytes(handle.received(before), pattern(3000, before, which)));
+      EXPECT_TRUE(equal_bytes(handle.received(before), pattern(3000, before, which)));
     }
   });
 }

@@ -266,7 +266,7 @@ TEST_P(TransportFaults, LeavingAfterTheLastMessageIsNoFault) {
         std::this_thread::sleep_for(2ms);
         Handle handle = transport.receive({.name = "last", .tag = 100}, 0, 100'000);
         handle.wait_synchronize();
-        EXPECT_TRUE(same_bytes(handle.received(0), pattern(100'000, 0, 1)));
+        EXPECT_TRUE(equal_bytes(handle.received(0), pattern(100'000, 0, 1)));
       }
     });
 }

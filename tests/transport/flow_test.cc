@@ -52,7 +52,7 @@ void take_all(Transport& transport, const Letters& letters) {
   for (std::size_t i = letters.operations.size(); i-- > 0;) {
     Handle handle = transport.receive(letters.operations[i], 0, letters.bytes().size());
     handle.wait_synchronize();
-    ASSERT_TRUE(same_bytes(handle.received(0), letters.bytes())) << i;
+    ASSERT_TRUE(equal_bytes(handle.received(0), letters.bytes())) << i;
   }
 }
 
@@ -96,7 +96,7 @@ TEST_P(TransportFlow, EqualTagsKeepTheirOrder) {
       } else {
         Handle handle = transport.receive(operation, 0, kBytes);
         handle.wait_synchronize();
-        EXPECT_TRUE(same_bytes(handle.received(0), contents)) << i;
+        EXPECT_TRUE(equal_bytes(handle.received(0), contents)) << i;
       }
     }
     for (Handle& handle : handles) handle.wait_synchronize();

@@ -138,7 +138,7 @@ TEST(InProcessWorld, HandlesMayOutliveTransportAndWorld) {
     handle = other->receive({.name = "receive"}, 0, 100);
     handle.wait_synchronize();
   }
-  EXPECT_TRUE(same_bytes(handle.received(0), pattern(100, 0, 1)));
+  EXPECT_TRUE(equal_bytes(handle.received(0), pattern(100, 0, 1)));
 }
 
 // What lies in a block is read where its sender wrote it, until nobody holds it any more.
@@ -155,7 +155,7 @@ TEST(InProcessWorld, HandsMessagesOverThatLieInABlock) {
   handle.wait_synchronize();
   EXPECT_EQ(handle.received(0).data(), sent.data());
   EXPECT_NE(one->block(3000).writable().data(), sent.data() - 1000) << "it is still read";
-  EXPECT_TRUE(same_bytes(handle.received(0), bytes));
+  EXPECT_TRUE(equal_bytes(handle.received(0), bytes));
   handle = {};
   EXPECT_EQ(one->block(3000).writable().data(), sent.data() - 1000);
 }

@@ -65,7 +65,7 @@ class LateNetwork {
     letters_.remove_if([&](const Letter& letter) {
       if (!letter.read || letter.from != rank) return false;
       if (letter.is_long() && random_() % 16 != 0) return false;
-      EXPECT_TRUE(same_bytes(letter.payload.bytes, letter.came))
+      EXPECT_TRUE(equal_bytes(letter.payload.bytes, letter.came))
           << "rank " << rank << " wrote to what it was sending";
       if (letter.payload.job != nullptr) jobs.push_back(letter.payload.job);
       return true;

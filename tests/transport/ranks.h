@@ -62,7 +62,7 @@ inline std::vector<std::byte> pattern(std::size_t bytes, int from, int to) {
   return values;
 }
 
-inline bool same_bytes(ConstByteSpan one, ConstByteSpan other) {
+inline bool equal_bytes(ConstByteSpan one, ConstByteSpan other) {
   return one.size() == other.size() && std::equal(one.begin(), one.end(), other.begin());
 }
 
@@ -78,7 +78,7 @@ inline std::vector<int> peers_of(const Transport& transport) {
 inline void expect_patterns(const Handle& handle, const Transport& transport, std::size_t bytes,
                             int to) {
   for (const int rank : peers_of(transport))
-    EXPECT_TRUE(same_bytes(handle.received(rank), pattern(bytes, rank, to)))
+    EXPECT_TRUE(equal_bytes(handle.received(rank), pattern(bytes, rank, to)))
         << bytes << " bytes from " << rank << " to " << transport.rank();
 }
 

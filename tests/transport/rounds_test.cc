@@ -75,7 +75,7 @@ void expect_lengths_and_patterns(const Handle& handle, const Channel& channel, s
   for (int rank = 0; rank < channel.ranks(); ++rank) {
     const ConstByteSpan came = handle.received(rank);
     const std::size_t wanted = rank == channel.rank() ? 0 : length_of(rank, most);
-    EXPECT_TRUE(same_bytes(came, pattern(wanted, rank, 0))) << "rank " << rank;
+    EXPECT_TRUE(equal_bytes(came, pattern(wanted, rank, 0))) << "rank " << rank;
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(came.data()) % 16, 0u) << "rank " << rank;
   }
 }
@@ -113,8 +113,8 @@ TEST_P(GatherInRounds, SeveralMayBeUnderWayInAnyOrder) {
       handles[tag].wait_synchronize();
       for (int rank = 0; rank < 7; ++rank)
         if (rank != channel->rank()) {
-          EXPECT_TRUE(same_bytes(handles[tag].received(rank),
-                                 pattern(100 + tag, rank, static_cast<int>(tag))));
+          EXPECT_TRUE(equal_bytes(handles[tag].received(rank),
+                                  pattern(100 + tag, rank, static_cast<int>(tag))));
         }
     }
   });
@@ -164,7 +164,7 @@ TEST(GatherTuning, LittleAmongManyRanksTakesFewMessages) {
     Handle handle = transport.all_gather(operation_of(transport), send, send.size());
     handle.wait_synchronize();
     for (const int rank : peers_of(transport))
-      wrong += !same_bytes(handle.received(rank), pattern(send.size(), rank, 0));
+      wrong += !equal_bytes(handle.received(rank), pattern(send.size(), rank, 0));
     EXPECT_EQ(transport.counters().sent_messages, 8u);
   });
   EXPECT_EQ(wrong, 0);

@@ -27,6 +27,10 @@ struct Agreement {
 /// A queue of its own, watched while it lives.
 std::shared_ptr<Queue> make_lane(const std::shared_ptr<Fabric>& fabric);
 
+inline cudaStream_t stream_of(StreamView stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
 /// Calls of NCCL that begin and end together; of two results, the first that is an error.
 inline ncclResult_t worse(ncclResult_t first, ncclResult_t second) {
   return first == ncclSuccess || first == ncclInProgress ? second : first;

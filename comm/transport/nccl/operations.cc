@@ -15,8 +15,6 @@ namespace {
 constexpr std::size_t kAlignment = 256;                // of messages that came
 constexpr std::size_t kLeastRegisteredBytes = 65'536;  // below, it is not worth NCCL's while
 
-cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
-
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }

@@ -8,11 +8,6 @@
 #include "kernels/device/device.h"
 
 namespace tersor::nccl {
-namespace {
-
-cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
-
-}  // namespace
 
 // The messages of all ranks lie alike in pinned memory and on the device.
 Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan send,
