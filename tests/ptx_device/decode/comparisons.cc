@@ -86,12 +86,12 @@ struct Setp {
   static constexpr WarpFunction function = setp<T, kCompare>;
 };
 template <class T, Compare kCompare>
-struct Set {
+struct SetBits {
   static constexpr WarpFunction function = set<T, kCompare>;
 };
 
 template <class T, template <class, Compare> class F>
-WarpFunction of_type(Compare compare) {
+WarpFunction compare_of_type(Compare compare) {
   switch (compare) {
     case Compare::kEq:
       return F<T, Compare::kEq>::function;
@@ -135,14 +135,14 @@ WarpFunction of_type(Compare compare) {
 
 template <template <class, Compare> class F>
 WarpFunction function_of(const std::string& type, Compare compare) {
-  if (type == "s16") return of_type<std::int16_t, F>(compare);
-  if (type == "u16" || type == "b16") return of_type<std::uint16_t, F>(compare);
-  if (type == "s32") return of_type<std::int32_t, F>(compare);
-  if (type == "u32" || type == "b32") return of_type<std::uint32_t, F>(compare);
-  if (type == "s64") return of_type<std::int64_t, F>(compare);
-  if (type == "u64" || type == "b64") return of_type<std::uint64_t, F>(compare);
-  if (type == "f32") return of_type<float, F>(compare);
-  if (type == "f64") return of_type<double, F>(compare);
+  if (type == "s16") return compare_of_type<std::int16_t, F>(compare);
+  if (type == "u16" || type == "b16") return compare_of_type<std::uint16_t, F>(compare);
+  if (type == "s32") return compare_of_type<std::int32_t, F>(compare);
+  if (type == "u32" || type == "b32") return compare_of_type<std::uint32_t, F>(compare);
+  if (type == "s64") return compare_of_type<std::int64_t, F>(compare);
+  if (type == "u64" || type == "b64") return compare_of_type<std::uint64_t, F>(compare);
+  if (type == "f32") return compare_of_type<float, F>(compare);
+  if (type == "f64") return compare_of_type<double, F>(compare);
   return nullptr;
 }
 
@@ -180,7 +180,7 @@ void decode_setp(Decoder& decoder, Instruction& ins) {
 void decode_set(Decoder& decoder, Instruction& ins) {
   const std::string& result = decoder.op()[decoder.op().size() - 2];
   if (decoder.operands() > 3 || bytes_of_type(result) != 4) decoder.refuse();
-  ins.run = decoder.known(function_of<Set>(decoder.op().back(), compare_of(decoder)));
+  ins.run = decoder.known(function_of<SetBits>(decoder.op().back(), compare_of(decoder)));
   decode_inputs(decoder, ins);
   ins.how = result == "f32";
   ins.d = decoder.out(0, 4);

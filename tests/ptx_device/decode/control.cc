@@ -50,7 +50,7 @@ bool is_number_0(const Operand& operand) {
 }
 
 /// how: 1 and, 2 or, 3 popc (+4: the predicate is negated).
-void decode_vote(Decoder& decoder, Instruction& ins) {
+void decode_barrier_vote(Decoder& decoder, Instruction& ins) {
   if (decoder.operands() != 3 || !is_number_0(decoder.operand(1))) decoder.refuse();
   ins.how = static_cast<std::uint8_t>(decoder.which({"and", "or"}) + 1);
   ins.d = decoder.out(0, ins.how == 3 ? 4 : 0);
@@ -70,7 +70,7 @@ void decode_barrier(Decoder& decoder, Instruction& ins) {
   decoder.refuse_parts({"cluster", "arrive"});
   ins.kind = Kind::kBarrier;
   ins.run = nothing;
-  if (decoder.has("red")) return decode_vote(decoder, ins);
+  if (decoder.has("red")) return decode_barrier_vote(decoder, ins);
   if (decoder.operands() != 1 || !is_number_0(decoder.operand(0)))
     decoder.refuse("a barrier other than number 0 of all threads");
 }

@@ -23,7 +23,7 @@ WarpFunction of_doubles_one() {
 }
 
 template <class F>
-void decode_one(Decoder& decoder, Instruction& ins) {
+void decode_one_float(Decoder& decoder, Instruction& ins) {
   decoder.refuse_parts({"sat"});
   WarpFunction function = of_one<float, F>;
   if (decoder.type() == "f64")
@@ -35,7 +35,7 @@ void decode_one(Decoder& decoder, Instruction& ins) {
 }
 
 template <class F>
-void decode_two(Decoder& decoder, Instruction& ins) {
+void decode_two_float(Decoder& decoder, Instruction& ins) {
   decoder.refuse_parts({"NaN", "xorsign"});
   if (decoder.operands() != 3) decoder.refuse();
   const bool sat = decoder.has("sat"), ftz = decoder.has("ftz");
@@ -70,25 +70,25 @@ void decode_fma(Decoder& decoder, Instruction& ins) {
 }  // namespace
 
 void add_floats(Handlers& handlers) {
-  handlers["add.float"] = decode_two<Add>;
-  handlers["sub.float"] = decode_two<Sub>;
-  handlers["mul.float"] = decode_two<Mul>;
-  handlers["div.float"] = decode_two<Div>;
-  handlers["min.float"] = decode_two<Min>;
-  handlers["max.float"] = decode_two<Max>;
-  handlers["copysign.float"] = decode_two<CopySign>;
+  handlers["add.float"] = decode_two_float<Add>;
+  handlers["sub.float"] = decode_two_float<Sub>;
+  handlers["mul.float"] = decode_two_float<Mul>;
+  handlers["div.float"] = decode_two_float<Div>;
+  handlers["min.float"] = decode_two_float<Min>;
+  handlers["max.float"] = decode_two_float<Max>;
+  handlers["copysign.float"] = decode_two_float<CopySign>;
   handlers["fma.float"] = decode_fma;
   handlers["mad.float"] = decode_fma;
-  handlers["neg.float"] = decode_one<Neg>;
-  handlers["abs.float"] = decode_one<Abs>;
-  handlers["sqrt.float"] = decode_one<Sqrt>;
-  handlers["rcp.float"] = decode_one<Rcp>;
-  handlers["rsqrt.float"] = decode_one<Rsqrt>;
-  handlers["ex2.float"] = decode_one<Exp2>;
-  handlers["lg2.float"] = decode_one<Log2>;
-  handlers["sin.float"] = decode_one<Sin>;
-  handlers["cos.float"] = decode_one<Cos>;
-  handlers["tanh.float"] = decode_one<Tanh>;
+  handlers["neg.float"] = decode_one_float<Neg>;
+  handlers["abs.float"] = decode_one_float<Abs>;
+  handlers["sqrt.float"] = decode_one_float<Sqrt>;
+  handlers["rcp.float"] = decode_one_float<Rcp>;
+  handlers["rsqrt.float"] = decode_one_float<Rsqrt>;
+  handlers["ex2.float"] = decode_one_float<Exp2>;
+  handlers["lg2.float"] = decode_one_float<Log2>;
+  handlers["sin.float"] = decode_one_float<Sin>;
+  handlers["cos.float"] = decode_one_float<Cos>;
+  handlers["tanh.float"] = decode_one_float<Tanh>;
 }
 
 }  // namespace ptx

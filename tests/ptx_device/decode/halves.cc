@@ -32,18 +32,18 @@ WarpFunction function_of(const std::string& type) {
 }
 
 template <class F>
-void decode_two(Decoder& decoder, Instruction& ins) {
+void decode_two_halve(Decoder& decoder, Instruction& ins) {
   decoder.same_bytes(ins, function_of<F>(decoder.type()), 2);
 }
 
 }  // namespace
 
 void add_halves(Handlers& handlers) {
-  handlers["add.half"] = decode_two<Add>;
-  handlers["sub.half"] = decode_two<Sub>;
-  handlers["mul.half"] = decode_two<Mul>;
-  handlers["min.half"] = decode_two<Min>;
-  handlers["max.half"] = decode_two<Max>;
+  handlers["add.half"] = decode_two_halve<Add>;
+  handlers["sub.half"] = decode_two_halve<Sub>;
+  handlers["mul.half"] = decode_two_halve<Mul>;
+  handlers["min.half"] = decode_two_halve<Min>;
+  handlers["max.half"] = decode_two_halve<Max>;
 }
 
 }  // namespace ptx

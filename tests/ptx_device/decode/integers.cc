@@ -43,12 +43,12 @@ struct WideProductSum {
 };
 
 template <class F>
-void decode_one(Decoder& decoder, Instruction& ins) {
+void decode_one_integer(Decoder& decoder, Instruction& ins) {
   decoder.same_bytes(ins, by_integer<OfOne<F>>(decoder.type()), 1);
 }
 
 template <class F>
-void decode_two(Decoder& decoder, Instruction& ins) {
+void decode_two_integer(Decoder& decoder, Instruction& ins) {
   decoder.refuse_parts({"cc", "sat", "relu"});
   decoder.same_bytes(ins, by_integer<OfTwo<F>>(decoder.type()), 2);
 }
@@ -70,8 +70,8 @@ void decode_wide(Decoder& decoder, Instruction& ins, WarpFunction function) {
 void decode_mul(Decoder& decoder, Instruction& ins) {
   if (decoder.has("wide"))
     return decode_wide(decoder, ins, by_integer<WideProduct>(decoder.type()));
-  if (decoder.has("hi")) return decode_two<MulHigh>(decoder, ins);
-  decode_two<Mul>(decoder, ins);
+  if (decoder.has("hi")) return decode_two_integer<MulHigh>(decoder, ins);
+  decode_two_integer<Mul>(decoder, ins);
 }
 
 void decode_mad(Decoder& decoder, Instruction& ins) {
@@ -87,21 +87,21 @@ void decode_mad(Decoder& decoder, Instruction& ins) {
 }  // namespace
 
 void add_integers(Handlers& handlers) {
-  handlers["add.integer"] = decode_two<Add>;
-  handlers["sub.integer"] = decode_two<Sub>;
+  handlers["add.integer"] = decode_two_integer<Add>;
+  handlers["sub.integer"] = decode_two_integer<Sub>;
   handlers["mul.integer"] = decode_mul;
   handlers["mad.integer"] = decode_mad;
-  handlers["div.integer"] = decode_two<Div>;
-  handlers["rem.integer"] = decode_two<Rem>;
-  handlers["min.integer"] = decode_two<Min>;
-  handlers["max.integer"] = decode_two<Max>;
+  handlers["div.integer"] = decode_two_integer<Div>;
+  handlers["rem.integer"] = decode_two_integer<Rem>;
+  handlers["min.integer"] = decode_two_integer<Min>;
+  handlers["max.integer"] = decode_two_integer<Max>;
   handlers["sad.integer"] = decode_three<Sad>;
-  handlers["neg.integer"] = decode_one<Neg>;
-  handlers["abs.integer"] = decode_one<Abs>;
-  handlers["and.integer"] = decode_two<And>;
-  handlers["or.integer"] = decode_two<Or>;
-  handlers["xor.integer"] = decode_two<Xor>;
-  handlers["not.integer"] = decode_one<Not>;
+  handlers["neg.integer"] = decode_one_integer<Neg>;
+  handlers["abs.integer"] = decode_one_integer<Abs>;
+  handlers["and.integer"] = decode_two_integer<And>;
+  handlers["or.integer"] = decode_two_integer<Or>;
+  handlers["xor.integer"] = decode_two_integer<Xor>;
+  handlers["not.integer"] = decode_one_integer<Not>;
 }
 
 }  // namespace ptx

@@ -82,7 +82,7 @@ WarpFunction in_space(Space space, bool is_fixed) {
 }
 
 template <class T>
-WarpFunction of_type(const AccessType& access) {
+WarpFunction load_of_type(const AccessType& access) {
   return by_register<T>(access.register_bytes, [&]<class M, class R>() {
     return by_count(access.count, [&]<unsigned kCount>() {
       return in_space<M, R, kCount>(access.space, access.is_fixed);
@@ -96,13 +96,13 @@ WarpFunction load_of(const AccessType& access) {
   const bool is_signed = access.type[0] == 's';
   switch (bytes_of_type(access.type)) {
     case 1:
-      return is_signed ? of_type<std::int8_t>(access) : of_type<std::uint8_t>(access);
+      return is_signed ? load_of_type<std::int8_t>(access) : load_of_type<std::uint8_t>(access);
     case 2:
-      return is_signed ? of_type<std::int16_t>(access) : of_type<std::uint16_t>(access);
+      return is_signed ? load_of_type<std::int16_t>(access) : load_of_type<std::uint16_t>(access);
     case 4:
-      return is_signed ? of_type<std::int32_t>(access) : of_type<std::uint32_t>(access);
+      return is_signed ? load_of_type<std::int32_t>(access) : load_of_type<std::uint32_t>(access);
     case 8:
-      return of_type<std::uint64_t>(access);
+      return load_of_type<std::uint64_t>(access);
     default:
       return nullptr;
   }

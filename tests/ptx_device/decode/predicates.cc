@@ -56,12 +56,12 @@ void testp(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
 }
 
 template <class F>
-void decode_one(Decoder& decoder, Instruction& ins) {
+void decode_one_predicate(Decoder& decoder, Instruction& ins) {
   decoder.same_bytes(ins, of_predicate<F>, 1);
 }
 
 template <class F>
-void decode_two(Decoder& decoder, Instruction& ins) {
+void decode_two_predicate(Decoder& decoder, Instruction& ins) {
   decoder.same_bytes(ins, of_predicates<F>, 2);
 }
 
@@ -86,11 +86,11 @@ void decode_testp(Decoder& decoder, Instruction& ins) {
 }  // namespace
 
 void add_predicates(Handlers& handlers) {
-  handlers["and.predicate"] = decode_two<And>;
-  handlers["or.predicate"] = decode_two<Or>;
-  handlers["xor.predicate"] = decode_two<Xor>;
-  handlers["not.predicate"] = decode_one<Not>;
-  handlers["mov.predicate"] = decode_one<Same>;
+  handlers["and.predicate"] = decode_two_predicate<And>;
+  handlers["or.predicate"] = decode_two_predicate<Or>;
+  handlers["xor.predicate"] = decode_two_predicate<Xor>;
+  handlers["not.predicate"] = decode_one_predicate<Not>;
+  handlers["mov.predicate"] = decode_one_predicate<Same>;
   handlers["selp"] = decode_selp;
   handlers["testp"] = decode_testp;
 }

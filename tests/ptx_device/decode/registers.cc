@@ -11,9 +11,9 @@ namespace {
 using Lists = std::vector<std::vector<int>>;  // registers, for each statement
 
 /// A set of registers, a bit each.
-class Set {
+class RegisterSet {
  public:
-  explicit Set(std::size_t registers) : words((registers + 63) / 64) {}
+  explicit RegisterSet(std::size_t registers) : words((registers + 63) / 64) {}
   void add(int reg) { words[reg / 64] |= std::uint64_t{1} << (reg % 64); }
   bool has(int reg) const { return ((words[reg / 64] >> (reg % 64)) & 1) != 0; }
 
@@ -32,9 +32,9 @@ struct Run {
 
   std::size_t begin, end;
   std::vector<std::size_t> next;
-  Set live_in, live_out;
-  Set reads;  // before they are written
-  Set writes;
+  RegisterSet live_in, live_out;
+  RegisterSet reads;  // before they are written
+  RegisterSet writes;
 };
 
 /// From the first statement that needs a register to the last.

@@ -54,7 +54,7 @@ WarpFunction in_space(Space space) {
 }
 
 template <class T>
-WarpFunction of_type(const AccessType& access) {
+WarpFunction store_of_type(const AccessType& access) {
   return by_register<T>(access.register_bytes, [&]<class M, class R>() {
     return by_count(access.count,
                     [&]<unsigned kCount>() { return in_space<M, R, kCount>(access.space); });
@@ -66,13 +66,13 @@ WarpFunction of_type(const AccessType& access) {
 WarpFunction store_of(const AccessType& access) {
   switch (bytes_of_type(access.type)) {
     case 1:
-      return of_type<std::uint8_t>(access);
+      return store_of_type<std::uint8_t>(access);
     case 2:
-      return of_type<std::uint16_t>(access);
+      return store_of_type<std::uint16_t>(access);
     case 4:
-      return of_type<std::uint32_t>(access);
+      return store_of_type<std::uint32_t>(access);
     case 8:
-      return of_type<std::uint64_t>(access);
+      return store_of_type<std::uint64_t>(access);
     default:
       return nullptr;
   }

@@ -43,7 +43,7 @@ void shfl(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   if (ins.has_d2) put_predicate(warp, ins.d2, found, lanes);
 }
 
-enum Vote : std::uint8_t { kVoteAll, kVoteAny, kVoteUniform, kBallot, kNegated };
+enum VoteMode : std::uint8_t { kVoteAll, kVoteAny, kVoteUniform, kBallot, kNegated };
 
 void vote(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const U32 a = (predicate_at(warp, ins.a) ^ ((ins.how & kNegated) != 0 ? kAll : 0)) & lanes;

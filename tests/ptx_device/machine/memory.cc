@@ -15,7 +15,7 @@ namespace ptx {
 namespace {
 
 constexpr std::uint64_t kSpace = std::uint64_t{1} << 41;
-constexpr std::size_t kAlignment = 512, kRedZone = 4096;
+constexpr std::size_t kAllocationAlignment = 512, kRedZone = 4096;
 constexpr std::size_t kMostPoisoned = std::size_t{64} << 20;
 
 /// Addresses of memory in a file, or of their own where there is none.
@@ -75,7 +75,8 @@ void* Memory::allocate(std::size_t bytes, MemoryKind kind, int device) {
   made.device = device;
   made.number = ++count_;
   if (kind == MemoryKind::kDevice || kind == MemoryKind::kVariable) {
-    const std::uint64_t room = (bytes + kRedZone + kAlignment - 1) / kAlignment * kAlignment;
+    const std::uint64_t room =
+        (bytes + kRedZone + kAllocationAlignment - 1) / kAllocationAlignment * kAllocationAlignment;
     if (next_ + room > device_base_ + kSpace) return nullptr;
     made.lo = next_;
     next_ += room;
@@ -85,7 +86,7 @@ void* Memory::allocate(std::size_t bytes, MemoryKind kind, int device) {
       std::memset(reinterpret_cast<char*>(made.lo + made.delta), settings().poison, bytes);
   } else {
     void* memory = nullptr;
-    if (posix_memalign(&memory, kAlignment, bytes == 0 ? 1 : bytes) != 0) return nullptr;
+    if (posix_memalign(&memory, kAllocationAlignment, bytes == 0 ? 1 : bytes) != 0) return nullptr;
     made.lo = reinterpret_cast<std::uint64_t>(memory);
     if (kind == MemoryKind::kManaged) made.shadow = new_marks(made.lo, bytes);
   }

@@ -5,7 +5,7 @@
 namespace ptx {
 namespace {
 
-constexpr std::uint64_t kTurn = 20'000;  // instructions of a group before another's turn
+constexpr std::uint64_t kGroupTurn = 20'000;  // instructions of a group before another's turn
 
 /// Which group has its turn: the one that is behind, or any.
 enum class Choice : std::uint8_t { kBehind, kAny };
@@ -137,7 +137,7 @@ class Turn {
  private:
   /// Groups may join here, and others may have their turn. False: the warp's turn is over.
   bool lead() {
-    const bool long_enough = since_choice_ > kTurn;
+    const bool long_enough = since_choice_ > kGroupTurn;
     if (!warp_.ready.empty() && (together_ || long_enough)) {
       warp_.ready.push_back(group_);
       choose(warp_, group_, long_enough ? Choice::kAny : Choice::kBehind);

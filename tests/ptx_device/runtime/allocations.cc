@@ -11,18 +11,18 @@
 namespace ptx {
 namespace {
 
-std::atomic<std::size_t> live{0};
+std::atomic<std::size_t> allocated_now{0};
 
 cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
   *pointer = Memory::get().allocate(bytes, kind, current_device());
   if (*pointer == nullptr) return done(cudaErrorMemoryAllocation);
-  ++live;
+  ++allocated_now;
   return cudaSuccess;
 }
 
 cudaError_t release_now(void* pointer, MemoryKind kind) {
   if (!Memory::get().free(pointer, kind)) return done(cudaErrorInvalidValue);
-  --live;
+  --allocated_now;
   return cudaSuccess;
 }
 
@@ -58,7 +58,7 @@ cudaPointerAttributes attributes_of(const void* pointer) {
 
 }  // namespace
 
-std::size_t live_allocations() { return live; }
+std::size_t live_allocations() { return allocated_now; }
 
 }  // namespace ptx
 

@@ -11,12 +11,12 @@
 
 namespace ptx {
 
-Place place_of(const void* pointer, std::size_t bytes) {
+CopySide place_of(const void* pointer, std::size_t bytes) {
   bool is_device = false;
   const char* host = Memory::get().host_of(pointer, bytes, is_device);
-  if (is_device) return host == nullptr ? Place::kBad : Place::kDevice;
+  if (is_device) return host == nullptr ? CopySide::kBad : CopySide::kDevice;
   const Allocation* found = Memory::get().find(reinterpret_cast<std::uint64_t>(pointer));
-  return found == nullptr ? Place::kPageable : Place::kPinned;
+  return found == nullptr ? CopySide::kPageable : CopySide::kPinned;
 }
 
 namespace {
@@ -51,18 +51,18 @@ void copy_now(const Copy& copy) {
   memory.copy_marks(copy.to, copy.from, copy.bytes);
 }
 
-bool fits(cudaMemcpyKind kind, Place to, Place from) {
-  if (to == Place::kBad || from == Place::kBad) return false;
-  const bool to_device = to == Place::kDevice, from_device = from == Place::kDevice;
+bool fits(cudaMemcpyKind kind, CopySide to, CopySide from) {
+  if (to == CopySide::kBad || from == CopySide::kBad) return false;
+  const bool to_device = to == CopySide::kDevice, from_device = from == CopySide::kDevice;
   switch (kind) {
     case cudaMemcpyHostToHost:
       return !to_device && !from_device;
     case cudaMemcpyHostToDevice:
-      return !from_device && to != Place::kPageable;
+      return !from_device && to != CopySide::kPageable;
     case cudaMemcpyDeviceToHost:
-      return !to_device && from != Place::kPageable;
+      return !to_device && from != CopySide::kPageable;
     case cudaMemcpyDeviceToDevice:
-      return to != Place::kPageable && from != Place::kPageable;
+      return to != CopySide::kPageable && from != CopySide::kPageable;
     default:
       return true;
   }
@@ -77,17 +77,17 @@ cudaError_t queue_with_own_bytes(const Copy& copy, cudaStream_t stream) {
 
 cudaError_t queue_copy(const Copy& copy, cudaStream_t stream, Wait wait) {
   if (copy.bytes == 0) return cudaSuccess;
-  const Place target = place_of(copy.to, copy.bytes), source = place_of(copy.from, copy.bytes);
+  const CopySide target = place_of(copy.to, copy.bytes), source = place_of(copy.from, copy.bytes);
   if (!fits(copy.kind, target, source)) {
     say(copy, "is refused");
     return cudaErrorInvalidValue;
   }
   const bool captured = is_captured(stream);
-  const cudaError_t status = source == Place::kPageable && !captured
+  const cudaError_t status = source == CopySide::kPageable && !captured
                                  ? queue_with_own_bytes(copy, stream)
                                  : queue(stream, [=] { copy_now(copy); });
   if (status != cudaSuccess || captured) return status;
-  const bool waits = wait == Wait::kYes || target == Place::kPageable;
+  const bool waits = wait == Wait::kYes || target == CopySide::kPageable;
   return waits ? synchronize(stream_of(stream)) : cudaSuccess;
 }
 
@@ -104,8 +104,8 @@ void fill_now(void* pointer, int value, std::size_t bytes) {
 
 cudaError_t queue_fill(void* pointer, int value, std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
-  const Place place = place_of(pointer, bytes);
-  if (place == Place::kBad || place == Place::kPageable) return cudaErrorInvalidValue;
+  const CopySide place = place_of(pointer, bytes);
+  if (place == CopySide::kBad || place == CopySide::kPageable) return cudaErrorInvalidValue;
   return queue(stream, [=] { fill_now(pointer, value, bytes); });
 }
 

@@ -5,9 +5,9 @@
 
 namespace ptx {
 
-enum class Place { kPageable, kPinned, kDevice, kBad };
+enum class CopySide { kPageable, kPinned, kDevice, kBad };
 
 /// Where memory lies; bad: on the device, but in no allocation as a whole.
-Place place_of(const void* pointer, std::size_t bytes);
+CopySide place_of(const void* pointer, std::size_t bytes);
 
 }  // namespace ptx

@@ -18,12 +18,12 @@ struct Event {
   std::vector<std::size_t> frontier;  // what was captured before it
 };
 
-std::atomic<std::size_t> live{0};
+std::atomic<std::size_t> live_now{0};
 
 Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
 cudaError_t make(cudaEvent_t* event, unsigned flags) {
-  ++live;
+  ++live_now;
   auto* made = new Event;
   made->flags = flags;
   *event = reinterpret_cast<cudaEvent_t>(made);
@@ -32,7 +32,7 @@ cudaError_t make(cudaEvent_t* event, unsigned flags) {
 
 cudaError_t end(cudaEvent_t event) {
   if (event == nullptr) return done(cudaErrorInvalidResourceHandle);
-  --live;
+  --live_now;
   delete event_of(event);
   return cudaSuccess;
 }
@@ -121,7 +121,7 @@ bool is_timed(const Event& event) {
 
 }  // namespace
 
-std::size_t live_events() { return live; }
+std::size_t live_events() { return live_now; }
 
 }  // namespace ptx
 

@@ -19,7 +19,7 @@ bool queue_on(void* stream, std::function<void()> work, bool waits) {
 }
 
 char* bytes_at(const void* pointer, std::size_t bytes) {
-  if (place_of(pointer, bytes) == Place::kPageable) return nullptr;
+  if (place_of(pointer, bytes) == CopySide::kPageable) return nullptr;
   bool is_device = false;
   return Memory::get().host_of(pointer, bytes, is_device);
 }
