@@ -7,6 +7,11 @@
 #include "kernels/device/device_call.cuh"
 
 #include <tersor/align.h>
+#include <tersor/error.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
 
 namespace tersor::kernels {
 namespace {
@@ -16,6 +21,16 @@ auto sizes_of(const BlocktopkBlock& block) {
     const BlocktopkLayout layout{segment.count, block};
     return {layout.bytes(), layout.blocks()};
   };
+}
+
+/// A kernel counts the words of a segment's sections in 32 bits.
+void check_sizes(std::span<const Segment> segments, const BlocktopkBlock& block) {
+  for (const Segment& segment : segments) {
+    const std::size_t bytes = BlocktopkLayout{segment.count, block}.bytes();
+    if (bytes / sizeof(std::uint32_t) > UINT32_MAX)
+      throw InvalidArgument("blocktopk: on a device a segment's payload is at most 16 GiB, not " +
+                            std::to_string(bytes) + " bytes; divide the gradient");
+  }
 }
 
 template <class Kernel>
@@ -46,6 +61,7 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const Blockto
 
 void blocktopk_device_encode(const EncodeCall& call, const BlocktopkBlock& block,
                              const DeviceFrame& frame) {
+  check_sizes(call.segments, block);
   Queue queue(call.execution.stream);
   visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
@@ -61,6 +77,7 @@ void blocktopk_device_encode(const EncodeCall& call, const BlocktopkBlock& block
 
 void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block,
                              const FrameHeader& expected) {
+  check_sizes(call.segments, block);
   Queue queue(call.execution.stream);
   visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
@@ -83,6 +100,7 @@ void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block
 
 void blocktopk_device_reduce(const ReduceCall& call, const BlocktopkBlock& block,
                              const DeviceFrame& frame) {
+  check_sizes(call.segments, block);
   Queue queue(call.execution.stream);
   visit_residual_type(call.states, [&]<typename E>(E) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {

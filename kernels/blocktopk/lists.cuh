@@ -41,9 +41,9 @@ struct BlocktopkShape {
 };
 
 /// Where block `index` of a segment's `blocks` has its part of each section, in words from the
-/// beginning of the segment's sections.
+/// beginning of the segment's sections; fewer than 2^32.
 struct BlocktopkPlaces {
-  std::size_t begin[4];
+  std::uint32_t begin[4];
   unsigned padding[4];  // words behind a segment's last block
 
   TERSOR_DEVICE BlocktopkPlaces(const BlocktopkShape& shape, std::size_t blocks,
@@ -52,7 +52,7 @@ struct BlocktopkPlaces {
     TERSOR_UNROLL
     for (unsigned i = 0; i < 4; ++i) {
       const std::size_t words = blocks * shape.words[i];
-      begin[i] = section + index * shape.words[i];
+      begin[i] = static_cast<std::uint32_t>(section + index * shape.words[i]);
       padding[i] = index + 1 == blocks ? static_cast<unsigned>(-words % 4) : 0;
       section += (words + 3) / 4 * 4;
     }

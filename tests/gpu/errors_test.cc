@@ -1,5 +1,6 @@
 // What a GPU's user gets wrong, and what the machine lacks, is said before a kernel is queued.
 
+#include "kernels/blocktopk/device.h"
 #include "kernels/device/cuda_error.h"
 #include "kernels/device/event.h"
 #include "tests/gpu/device_memory.h"
@@ -41,6 +42,16 @@ TEST(GpuErrors, AHostPointerGivenAsDeviceMemory) {
             std::string::npos);
   EXPECT_NE(encode_error(gradient.values(1000, Dtype::kF32), {aligned, 4096})
                 .find("the frame: given as device memory"),
+            std::string::npos);
+}
+
+TEST(GpuErrors, ASegmentOfMoreThanSixteenGibibytes) {
+  const BlocktopkBlock block({.density = 0.25, .values = BlocktopkValues::kBf16});
+  const std::size_t blocks = (std::size_t{1} << 32) / (block.high_words() + block.value_words());
+  const Segment segments[] = {{.count = 4096}, {.count = blocks * BlocktopkBlock::kValues}};
+  EXPECT_NE(error_of<InvalidArgument>([&] {
+              kernels::blocktopk_device_encode({.segments = segments}, block, {});
+            }).find("at most 16 GiB"),
             std::string::npos);
 }
 
