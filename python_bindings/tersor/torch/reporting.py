@@ -45,9 +45,10 @@ class Reporting(ABC):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """Refused: a copy would need connections to other ranks of its own, and a file has none."""
+        kept = [name for name in ("state_dict", "residual_state_dict") if hasattr(self, name)]
         raise InvalidArgument(
-            f"a {type(self).__name__} can be neither copied nor saved: save what its state_dict() "
-            "gives, and make a new one"
+            f"a {type(self).__name__} can be neither copied nor saved: save what comes from its "
+            f"{'() and '.join(kept)}(), and make a new one"
         )
 
 
