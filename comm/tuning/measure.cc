@@ -45,7 +45,8 @@ double shortest(Function&& function, const Stream* stream = nullptr) {
   if (best > kLong) return best;
   for (int call = 1; call < kMostCalls; ++call) {
     best = std::min(best, time_of(function, stream == nullptr ? 1 : kBurst, stream));
-    if (call + 1 >= kLeastCalls && seconds_since(start) > kTarget) break;
+    const bool enough = best <= 0 || seconds_since(start) > kTarget;
+    if (call + 1 >= kLeastCalls && enough) break;
   }
   return best;
 }
