@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr int kThreads = 3, kExchanges = 2000;
+constexpr int kThreads = 3, kExchanges = 500;
 
 int rank_of_world() {
   int rank = 0;
