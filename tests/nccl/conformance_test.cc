@@ -122,7 +122,7 @@ TEST(NcclTransportConformance, SumsAndMaximaAreOfAllRanks) {
 
 // Whatever their order; parts apart from each other go as two.
 TEST(NcclTransportConformance, PartsThatTouchAreOneSum) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     DeviceBytes one(4096);
     one.fill(std::vector<float>(1024, 1.0f), rank.stream);

@@ -79,7 +79,7 @@ TEST(NcclExchange, ListsMayBeUnevenAndEmpty) {
 }
 
 TEST(NcclExchange, IsOneGroupOfWhatIsNotEmpty) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [&](NcclRank& rank) {
     rank.transport.begin(rank.operation());
     rank.meet();
@@ -102,7 +102,7 @@ TEST(NcclExchange, IsOneGroupOfWhatIsNotEmpty) {
 
 // Who has no message must agree too; a send and its receive concern nobody else.
 TEST(NcclExchange, AllRanksAgreeOnItButNotOnASend) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
     DeviceBytes bytes(100);
     bytes.fill(pattern(100, rank.rank(), 1), rank.stream);
@@ -117,7 +117,7 @@ TEST(NcclExchange, AllRanksAgreeOnItButNotOnASend) {
 
 // A device that gathers nothing waits for all the same.
 TEST(NcclExchange, AGatherOfNothingIsABarrier) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 4, [](NcclRank& rank) {
     Handle gathered = rank.transport.all_gather(rank.operation(), {}, 0);
     gathered.wait_synchronize();

@@ -18,7 +18,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 TEST(NcclFaults, DisagreementIsSaidOnAllRanks) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
     sum_up(rank, rank.operation(rank.rank() == 1 ? "reduce_scatter" : "allreduce"));
   });
@@ -29,7 +29,7 @@ TEST(NcclFaults, DisagreementIsSaidOnAllRanks) {
 }
 
 TEST(NcclFaults, OtherArgumentsAreADisagreement) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     sum_up(rank, rank.operation("allreduce", rank.rank() == 0 ? 1 : 2));
   });
@@ -37,7 +37,7 @@ TEST(NcclFaults, OtherArgumentsAreADisagreement) {
 }
 
 /// The last rank comes to the first sum, and not to the second one.
-NcclRun lose_a_rank(FakeNccl& nccl, Whose whose, std::chrono::milliseconds timeout) {
+NcclRun lose_a_rank(WatchedNccl& nccl, Whose whose, std::chrono::milliseconds timeout) {
   return run_nccl(
       nccl, 3,
       [timeout](NcclRank& rank) {
@@ -51,7 +51,7 @@ NcclRun lose_a_rank(FakeNccl& nccl, Whose whose, std::chrono::milliseconds timeo
 }
 
 TEST(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const auto start = Clock::now();
   const NcclRun run = lose_a_rank(nccl, Whose::kCallers, 300ms);
   EXPECT_GE(Clock::now() - start, 300ms);
@@ -63,12 +63,12 @@ TEST(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
 }
 
 TEST(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
-  FakeNccl callers;
+  WatchedNccl callers;
   lose_a_rank(callers, Whose::kCallers, 100ms);
   EXPECT_EQ(callers.calls("ncclCommAbort"), 0);
   EXPECT_EQ(callers.calls("ncclCommRevoke"), 2);
   EXPECT_THAT(callers.misuses(), IsEmpty());
-  FakeNccl ours;
+  WatchedNccl ours;
   lose_a_rank(ours, Whose::kOwn, 100ms);
   EXPECT_EQ(ours.calls("ncclCommAbort"), 2);
   EXPECT_EQ(ours.calls("ncclCommRevoke"), 0);
@@ -78,7 +78,7 @@ TEST(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
 
 // Without ncclCommRevoke nothing is freed that the caller owns; the error says what is to be done.
 TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
-  FakeNccl nccl(22'703);
+  WatchedNccl nccl(22'703);
   const std::vector<ncclComm_t> clique = nccl.make_clique(2);
   std::vector<std::string> errors(2);
   std::barrier<> meeting(2);
@@ -108,7 +108,7 @@ TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
 }
 
 TEST(NcclFaults, AnErrorOfNcclIsSticky) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
     nccl.break_down(rank.communicator, ncclRemoteError);
@@ -124,7 +124,7 @@ TEST(NcclFaults, AnErrorOfNcclIsSticky) {
 }
 
 TEST(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     rank.transport.poison("the trainer has had enough");
     EXPECT_TRUE(nccl.is_revoked(rank.communicator));
@@ -135,7 +135,7 @@ TEST(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
 
 // Connections are made at the first use, and NCCL waits for them on the host.
 TEST(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     Operation operation = rank.operation("allreduce");
     sum_up(rank, operation);
@@ -147,7 +147,7 @@ TEST(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
 }
 
 TEST(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
     if (rank.rank() == 1) return;
@@ -160,7 +160,7 @@ TEST(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
 }
 
 TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     std::vector<std::byte> host(100);
     Operation operation = rank.operation();
@@ -201,7 +201,7 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
 }
 
 TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   const auto refusal = [](ncclComm_t handle) {
     return message_of<InvalidArgument>([&] { NcclTransport transport(handle); });
@@ -216,7 +216,7 @@ TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
 }
 
 TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const std::filesystem::path file =
       ::testing::TempDir() + "tersor_nccl_alone_" + std::to_string(getpid());
   std::filesystem::remove(file);
@@ -231,7 +231,7 @@ TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
 }
 
 TEST(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const std::vector<ncclComm_t> clique = nccl.make_clique(2);
   std::vector<std::string> errors(2);
   std::atomic<int> running{2};

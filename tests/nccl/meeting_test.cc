@@ -47,7 +47,7 @@ void meet_on_device(Transport& transport) {
 }
 
 TEST_F(NcclMeeting, ThroughAFile) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   std::vector<std::thread> threads;
   for (const int rank : {2, 1, 0})
     threads.emplace_back([&, rank] {
@@ -63,7 +63,7 @@ TEST_F(NcclMeeting, ThroughAFile) {
 }
 
 TEST_F(NcclMeeting, OverAnotherTransport) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   run_ranks(4, parse_link("none"), [](Transport& threads) {
     kernels::use_device(threads.rank());
     NcclTransport transport(NcclCommunicator::over(threads, 20s));
@@ -75,7 +75,7 @@ TEST_F(NcclMeeting, OverAnotherTransport) {
 
 // The clock is the test's: no thread watches.
 TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   nccl::Fabric fabric;
   nccl::Queue queue(fabric.fault());
   fabric.add(queue);

@@ -2,7 +2,7 @@
 // its own.
 #pragma once
 
-#include "tests/nccl/fake_nccl.h"
+#include "tests/nccl/watched_nccl.h"
 #include "tests/ptx_device/runtime/hooks.h"
 #include "tests/ptx_device/runtime/pauses.h"
 
@@ -195,7 +195,7 @@ struct NcclRun {
 enum class Whose { kCallers, kOwn };
 
 /// Runs the body on so many ranks. Transports live until all bodies have ended.
-inline NcclRun run_nccl(FakeNccl& nccl, int ranks, const NcclBody& body,
+inline NcclRun run_nccl(WatchedNccl& nccl, int ranks, const NcclBody& body,
                         Whose whose = Whose::kCallers) {
   const std::vector<ncclComm_t> clique = nccl.make_clique(ranks);
   NcclRun run{std::vector<std::string>(clique.size())};
@@ -229,7 +229,7 @@ inline NcclRun run_nccl(FakeNccl& nccl, int ranks, const NcclBody& body,
 
 /// The same, where nothing may go wrong and nothing stay behind.
 inline void on_nccl(int ranks, const NcclBody& body) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, ranks, body, Whose::kOwn);
   for (const std::string& error : run.errors) EXPECT_EQ(error, "");
   EXPECT_THAT(nccl.misuses(), ::testing::IsEmpty());

@@ -73,7 +73,7 @@ TEST(NcclSteady, AStepNeitherAllocatesNorWaits) {
 }
 
 TEST(NcclSteady, NcclIsToldOfMemoryOnce) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   int warm = 0;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     StepMemory memory;
@@ -90,7 +90,7 @@ TEST(NcclSteady, NcclIsToldOfMemoryOnce) {
 }
 
 TEST(NcclSteady, MemoryThatNcclRefusesIsUsedAllTheSame) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   nccl.refuse_registrations();
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     StepMemory memory;
@@ -154,7 +154,7 @@ TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
 
 // Where NCCL cannot revoke, communicators that the transport makes do not block.
 TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
-  FakeNccl nccl(22'703);
+  WatchedNccl nccl(22'703);
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const auto channel = rank.transport.channel();
     NcclRank own{*channel, rank.stream, rank.communicator, rank.meeting};
@@ -188,7 +188,7 @@ TEST(NcclSteady, EachGraphIsWarmedUpForItself) {
 }
 
 TEST(NcclSteady, TheDeadlineCoversReplays) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     StepMemory memory;
     warm_up(rank, memory);

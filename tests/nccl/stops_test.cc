@@ -32,7 +32,7 @@ void take_turns_alone(NcclRank& rank) {
 
 TEST(NcclStops, NoCommunicatorWaitsForAnother) {
   for (const Whose whose : {Whose::kCallers, Whose::kOwn}) {
-    FakeNccl nccl;
+    WatchedNccl nccl;
     const NcclRun run = run_nccl(nccl, 2, take_turns_alone, whose);
     EXPECT_THAT(run.errors, Each(std::string()));
     EXPECT_THAT(nccl.misuses(), IsEmpty());
@@ -41,7 +41,7 @@ TEST(NcclStops, NoCommunicatorWaitsForAnother) {
 
 // A revoke may be over before a call that blocks has seen it.
 TEST(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const auto body = [&](NcclRank& rank) {
     Operation operation = rank.operation("allreduce");
     sum_up(rank, operation);
@@ -77,7 +77,7 @@ void lose_the_second_step(NcclRank& rank, Algorithm algorithm) {
 TEST(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
   for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot})
     for_each_order(5, [&] {
-      FakeNccl nccl;
+      WatchedNccl nccl;
       const NcclRun run =
           run_nccl(nccl, 2, [&](NcclRank& rank) { lose_the_second_step(rank, algorithm); });
       EXPECT_THAT(run.errors, Each(std::string()));
@@ -86,7 +86,7 @@ TEST(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
 
 // Replays are calls of nobody: the transport's thread is who sees what their kernels report.
 TEST(NcclStops, ADamagedFrameIsToldByProgress) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {
     sum_up(rank, rank.operation());
     rank.transport.fault()->times = 1;
@@ -99,7 +99,7 @@ TEST(NcclStops, ADamagedFrameIsToldByProgress) {
 }
 
 TEST(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     if (rank.rank() == 1) return;
     const std::uint64_t own = 7;
@@ -111,7 +111,7 @@ TEST(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
 }
 
 TEST(NcclStops, ARevokedCommunicatorIsNamed) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   nccl.table().comm_revoke(communicator, 0);
   EXPECT_THAT(message_of<TransportError>([&] { NcclTransport transport(communicator); }),

@@ -108,7 +108,7 @@ TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
 
 /// Both calls are known to all ranks, so nobody gathers signatures; their messages are as long.
 TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const CollectiveOptions ways[] = {{.codec = "int8"},
                                       {.codec = "int8", .chunk_count = std::size_t{1} << 21}};
@@ -277,7 +277,7 @@ TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
 }
 
 TEST(NcclReducer, AGradientThatIsMissingIsTold) {
-  FakeNccl nccl;
+  WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
     const Place place{Memory::kDevice, rank.stream};
     PlacedValues first(kCount, Dtype::kF32, place), second(kCount, Dtype::kF32, place);

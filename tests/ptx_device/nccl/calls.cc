@@ -4,11 +4,14 @@
 #include "tests/ptx_device/nccl/messages.h"
 #include "tests/ptx_device/nccl/sums.h"
 #include "tests/ptx_device/runtime/hooks.h"
+#include "tests/ptx_device/runtime/marks.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <utility>
 #include <vector>
 
 namespace ptx::nccl {
@@ -29,87 +32,139 @@ char* memory_of(const void* pointer, std::size_t bytes, const char* what) {
 }
 
 /// A group's calls on one stream, while they are done.
-struct Batch {
-  const ncclComm& comm;
-  std::vector<Message> messages;
-  std::vector<std::vector<char>> gathered;  // of each kAllReduce, all ranks' values
+class Batch {
+ public:
+  explicit Batch(const ncclComm& comm) : comm_(comm) {}
 
-  std::size_t ranks() const { return static_cast<std::size_t>(comm.ranks); }
   void add(const Call& call);
+  /// False: stopped or revoked.
+  bool move() { return nccl::move(comm_, messages_); }
+  void finish();
+
+ private:
+  /// What a call brings: in the device's memory, or where the ranks' values are summed.
+  struct Result {
+    Call call;
+    char* values;
+    std::vector<char>& marks;
+  };
+
+  std::size_t ranks() const { return static_cast<std::size_t>(comm_.ranks); }
+  std::vector<char>& keep(std::size_t bytes) { return kept_.emplace_back(bytes); }
+  std::vector<char>& marks_of(const Call& call);
   void add_to_all(const Call& call, char* to);
-  void finish(const Call& call);
-  void reduce(const Call& call, std::vector<char>& all);
+  void reduce(const Result& result);
+
+  const ncclComm& comm_;
+  std::vector<Message> messages_;
+  std::vector<Result> results_;
+  std::deque<std::vector<char>> kept_;
 };
+
+/// Of what a call sends: all is taken for written where that is not known.
+std::vector<char>& Batch::marks_of(const Call& call) {
+  std::vector<char>& marks = kept_.emplace_back(marks_at(call.from, call.bytes));
+  marks.resize(call.bytes, 1);
+  return marks;
+}
+
+std::uint64_t number_of(const Call& call) {
+  const bool alone = call.what == What::kSend || call.what == What::kReceive;
+  return alone ? 0
+               : static_cast<std::uint64_t>(call.what) | static_cast<std::uint64_t>(call.type) << 8 |
+                     static_cast<std::uint64_t>(call.op) << 16;
+}
 
 void Batch::add_to_all(const Call& call, char* to) {
   char* from = memory_of(call.from, call.bytes, "collective");
-  for (int i = 0; i < comm.ranks; ++i) {
-    char* part = to + static_cast<std::size_t>(i) * call.bytes;
-    if (i == comm.rank) {
-      if (call.bytes != 0) std::memmove(part, from, call.bytes);
-    } else {
-      messages.push_back({i, Way::kSend, from, call.bytes});
-      messages.push_back({i, Way::kReceive, part, call.bytes});
-    }
+  std::vector<char>& own = marks_of(call);
+  std::vector<char>& all = keep(call.bytes * ranks());
+  const Header header{number_of(call), call.bytes};
+  for (int i = 0; i < comm_.ranks; ++i) {
+    const std::size_t first = static_cast<std::size_t>(i) * call.bytes;
+    messages_.push_back({i, Way::kSend, header, from, own.data()});
+    messages_.push_back({i, Way::kReceive, header, to + first, all.data() + first});
   }
+  results_.push_back({call, to, all});
 }
 
 void Batch::add(const Call& call) {
+  const Header header{number_of(call), call.bytes};
   switch (call.what) {
     case What::kSend:
-      messages.push_back(
-          {call.peer, Way::kSend, memory_of(call.from, call.bytes, "send"), call.bytes});
+      messages_.push_back({call.peer, Way::kSend, header, memory_of(call.from, call.bytes, "send"),
+                           marks_of(call).data()});
       return;
-    case What::kReceive:
-      messages.push_back(
-          {call.peer, Way::kReceive, memory_of(call.to, call.bytes, "receive"), call.bytes});
+    case What::kReceive: {
+      char* to = memory_of(call.to, call.bytes, "receive");
+      results_.push_back({call, to, keep(call.bytes)});
+      messages_.push_back({call.peer, Way::kReceive, header, to, results_.back().marks.data()});
       return;
+    }
     case What::kAllGather:
       return add_to_all(call, memory_of(call.to, call.bytes * ranks(), "collective"));
     case What::kAllReduce:
-      gathered.emplace_back(call.bytes * ranks());
-      return add_to_all(call, gathered.back().data());
+      return add_to_all(call, keep(call.bytes * ranks()).data());
   }
 }
 
-void Batch::reduce(const Call& call, std::vector<char>& all) {
+void Batch::reduce(const Result& result) {
+  const Call& call = result.call;
   for (std::size_t i = 1; i < ranks(); ++i)
-    combine(all.data(), all.data() + i * call.bytes, call.count, call.type, call.op);
+    combine(result.values, result.values + i * call.bytes, call.count, call.type, call.op);
+  for (std::size_t i = call.bytes; i < result.marks.size(); ++i)
+    result.marks[i % call.bytes] &= result.marks[i];
+  result.marks.resize(call.bytes);
   if (call.bytes == 0) return;
-  std::memcpy(memory_of(call.to, call.bytes, "collective"), all.data(), call.bytes);
-  mark_written(call.to, call.bytes);
+  std::memcpy(memory_of(call.to, call.bytes, "collective"), result.values, call.bytes);
 }
 
-void Batch::finish(const Call& call) {
-  if (call.what == What::kReceive) mark_written(call.to, call.bytes);
-  if (call.what == What::kAllGather) mark_written(call.to, call.bytes * ranks());
-}
-
-void perform(const std::vector<Call>& calls) {
-  Batch batch{*calls.front().comm, {}, {}};
-  for (const Call& call : calls) batch.add(call);
-  if (!move(batch.comm, batch.messages)) return;
-  auto next = batch.gathered.begin();
-  for (const Call& call : calls) {
-    batch.finish(call);
-    if (call.what == What::kAllReduce) batch.reduce(call, *next++);
+void Batch::finish() {
+  for (const Result& result : results_) {
+    if (result.call.what == What::kAllReduce) reduce(result);
+    if (!result.marks.empty()) set_marks(result.call.to, result.marks);
   }
 }
 
+void perform(const ncclComm& comm, const std::vector<Call>& calls) {
+  if (comm.is_over()) return;
+  Batch batch(comm);
+  for (const Call& call : calls) batch.add(call);
+  if (batch.move()) batch.finish();
+}
+
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// The launches of one communicator keep the host's order, whatever their streams; those of graphs
+// keep the graph's.
 bool queue_calls(const std::vector<Call>& calls) {
-  ncclComm* comm = calls.front().comm;
-  const auto work = [calls, comm] {
-    ++comm->under_way;
-    perform(calls);
-    --comm->under_way;
+  ncclComm& comm = *calls.front().comm;
+  if (is_captured(calls.front().stream)) {
+    const auto replay = [calls, &comm] {
+      ++comm.under_way;
+      perform(comm, calls);
+      --comm.under_way;
+    };
+    return queue_on(calls.front().stream, replay, true);
+  }
+  const auto work = [calls, &comm, turn = comm.queued] {
+    if (comm.wait_for_turn(turn)) perform(comm, calls);
+    ++comm.done;
   };
-  return queue_on(calls.front().stream, work, true);
+  ++comm.queued;
+  const bool queued = queue_on(calls.front().stream, work, true);
+  if (!queued) ++comm.done;
+  return queued;
 }
 
 /// Those on the same stream of the same communicator together.
 ncclResult_t submit() {
-  std::vector<Call> left = std::move(group);
-  group.clear();
+  std::vector<Call> left = std::exchange(group, {});
+  const bool blocks = left.empty() || left.front().comm->blocking;
   while (!left.empty()) {
     const Call first = left.front();
     const auto others = std::stable_partition(left.begin(), left.end(), [&](const Call& call) {
@@ -121,7 +176,7 @@ ncclResult_t submit() {
     }
     left.erase(left.begin(), others);
   }
-  return ncclSuccess;
+  return blocks ? ncclSuccess : ncclInProgress;
 }
 
 }  // namespace

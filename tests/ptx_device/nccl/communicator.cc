@@ -1,6 +1,9 @@
 // See communicator.h.
 #include "tests/ptx_device/nccl/communicator.h"
 
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -20,10 +23,9 @@ bool ncclComm::enter() {
   if (room == nullptr) return false;
   ++room->present;
   while (room->present < ranks && !stopped) ptx::nccl::rest();
-  if (stopped) return false;
   const char ready = 1;
   std::vector<char> all(static_cast<std::size_t>(ranks));
-  const bool told = tell(&ready, sizeof ready, all.data());
+  const bool told = !stopped && tell(&ready, sizeof ready, all.data());
   if (rank == 0) ptx::nccl::unlink_room(name.c_str());
   return told;
 }
@@ -31,7 +33,7 @@ bool ncclComm::enter() {
 bool ncclComm::hear(int from, std::size_t bytes, void* word) const {
   const ptx::nccl::Told& told = room->told[from];
   while (told.turn.load(std::memory_order_acquire) < turn) {
-    if (stopped) return false;
+    if (is_over()) return false;
     ptx::nccl::rest();
   }
   std::memcpy(word, told.bytes[turn % 2], bytes);
@@ -49,8 +51,26 @@ bool ncclComm::tell(const void* word, std::size_t bytes, void* all) {
   return true;
 }
 
+bool ncclComm::wait_for_turn(std::uint64_t own) const {
+  while (done < own && !is_over()) ptx::nccl::rest();
+  return !is_over();
+}
+
+void ncclComm::wait_for_device() const {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (done < queued || under_way != 0) {
+    if (std::chrono::steady_clock::now() > until) {
+      std::fprintf(stderr, "ptx-nccl: rank %d waits for ever for its own groups to end\n", rank);
+      std::abort();
+    }
+    ptx::nccl::rest();
+  }
+}
+
 void ncclComm::leave() {
   if (starting.joinable()) starting.join();
-  while (under_way != 0) ptx::nccl::rest();
+  wait_for_device();
   stopped = true;
+  wait_for_device();
+  if (room != nullptr) ptx::nccl::close_room(room);
 }

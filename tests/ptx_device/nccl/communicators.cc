@@ -111,6 +111,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int) {
   comm->revoked = true;
+  comm->wait_for_device();
   return ncclSuccess;
 }
 

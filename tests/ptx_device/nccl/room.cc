@@ -27,6 +27,8 @@ Room* open_room(const char* name) {
   return memory == MAP_FAILED ? nullptr : static_cast<Room*>(memory);
 }
 
+void close_room(Room* room) { munmap(room, sizeof *room); }
+
 void unlink_room(const char* name) { shm_unlink(path_of(name).c_str()); }
 
 void rest() { std::this_thread::sleep_for(std::chrono::microseconds(30)); }

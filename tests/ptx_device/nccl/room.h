@@ -31,9 +31,9 @@ struct Room {
   Ring rings[kMostRanks][kMostRanks];  // from, to
 };
 
-/// Opens the room `name`, or makes it; null: the system refuses. It is never closed: what is queued
-/// may still name it.
+/// Opens the room `name`, or makes it; null: the system refuses.
 Room* open_room(const char* name);
+void close_room(Room* room);
 /// Nobody else can enter from then on.
 void unlink_room(const char* name);
 

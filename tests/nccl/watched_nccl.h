@@ -1,29 +1,24 @@
-// A stand-in of NCCL for ranks that are threads, each with a device of its own: it fills the table
-// of functions that the transport calls. What a rank sends is read when its stream comes to the
-// operation, what it receives is written when all that it needs has come to it; streams run beside
-// each other, and pause at random: so a missing event shows as wrong bytes. It refuses what NCCL
-// refuses, and keeps a record of calls. That it behaves as NCCL does is not proved by this: only
-// that the transport does what is right by NCCL's documentation.
+// NCCL between the transport and the device's stand-in of it (tests/ptx_device/nccl), for ranks that
+// are threads: counts the calls, notes what NCCL does not allow, and lets errors happen that a machine
+// with one stand-in never has. That the stand-in behaves as NCCL does is not proved by this: only that
+// the transport does what is right by NCCL's documentation.
 #pragma once
 
 #include "comm/transport/nccl/api.h"
 
-#include <chrono>
-#include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
 namespace tersor::test {
 
-/// NCCL while it lives, one at a time: `nccl::api()` is its table.
-class FakeNccl {
+/// While it lives, one at a time, `nccl::api()` is its table. In the end it aborts what is left.
+class WatchedNccl {
  public:
   /// A version without ncclCommRevoke has none in its table.
-  explicit FakeNccl(int version = 22'809);
-  ~FakeNccl();
-  FakeNccl(const FakeNccl&) = delete;
-  FakeNccl& operator=(const FakeNccl&) = delete;
+  explicit WatchedNccl(int version = 22'809);
+  ~WatchedNccl();
+  WatchedNccl(const WatchedNccl&) = delete;
+  WatchedNccl& operator=(const WatchedNccl&) = delete;
 
   nccl::Api& table() { return table_; }
 
