@@ -233,7 +233,7 @@ void GradientReducer::Impl::check_codec(const ReducerState::Parameter& found,
                                         std::size_t parameter) const {
   const std::string own = slots_[parameter].codec->spec().text();
   if (found.codec == own) return;
-  for (const RulePhase& phase : parameters_[parameter].phases)
+  for (const RulePhase& phase : parameters_[parameter].choice.phases)
     if (found.codec == phase.codec->spec().text()) return;
   const bool is_auto = !parameters_[parameter].ways.empty();
   if (is_auto && found.residual.empty() == !slots_[parameter].codec->has_feedback()) return;

@@ -77,7 +77,7 @@ struct GradientReducer::Impl {
 
   // Schedules of codecs (phases.cc), with the lock held.
   std::uint32_t training_step() const { return step_.number() + steps_before_; }
-  void choose_phases(Parameter& own, Slot& slot, std::vector<RulePhase> phases);
+  void try_phases(Parameter& own, Slot& slot);
   void set_codec(Parameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const;
   void enter_phase(std::size_t parameter);
   void follow_phases();
@@ -104,10 +104,12 @@ struct GradientReducer::Impl {
   std::vector<ReducerStatistics> parameter_statistics();
   void reset_statistics();
   std::string explain();
+  std::string explain_choice();
+  std::string choice_explained() const;  ///< with the lock held
 
   struct Parameter {
     std::string name;
-    std::string reason;
+    Choice choice;
     Algorithm algorithm = Algorithm::kAuto;
     std::size_t count = 0;    ///< without padding
     std::uint32_t order = 0;  ///< of its values
@@ -116,7 +118,6 @@ struct GradientReducer::Impl {
     double relative_error = 0;
     std::vector<AutoPrediction> ways = {};  ///< "auto": each codec's quickest; else empty
     std::size_t group = 0;                  ///< of the learner's
-    std::vector<RulePhase> phases = {};     ///< of a schedule; else empty
     bool owes_later = false;                ///< some phase goes two-shot
 
     const RulePhase& phase(std::uint32_t step) const;

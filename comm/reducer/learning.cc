@@ -15,10 +15,10 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-std::string group_name(const Slot& slot, const std::string& reason) {
+std::string group_name(const Slot& slot, const Choice& choice) {
   const bool scatters = slot.collective == Collective::kReduceScatter;
-  const std::string rule = reason.substr(0, reason.rfind(", auto"));
-  return rule + ", " + std::string(dtype_name(slot.dtype)) + (scatters ? " shards" : "");
+  return choice.chooser() + ", " + std::string(dtype_name(slot.dtype)) +
+         (scatters ? " shards" : "");
 }
 
 /// Of the first parameter of a group.
@@ -36,7 +36,7 @@ void GradientReducer::Impl::make_learner() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (parameter.ways.empty()) continue;
-    const std::string name = group_name(slots_[i], parameter.reason);
+    const std::string name = group_name(slots_[i], parameter.choice);
     auto found = std::ranges::find(groups, name, &Learner::Group::name);
     if (found == groups.end()) found = groups.insert(groups.end(), new_group(name, parameter.ways));
     parameter.group = static_cast<std::size_t>(found - groups.begin());
@@ -70,7 +70,7 @@ void GradientReducer::Impl::take_ways() {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Parameter& own = parameters_[i];
     if (!own.ways.empty()) set_way(own, slots_[i], own.ways[learner_->way(own.group)].way);
-    if (!own.phases.empty()) enter_phase(i);
+    if (!own.choice.phases.empty()) enter_phase(i);
   }
 }
 

@@ -9,18 +9,17 @@
 namespace tersor {
 
 const RulePhase& GradientReducer::Impl::Parameter::phase(std::uint32_t step) const {
-  const auto later = std::ranges::upper_bound(phases, step, {}, &RulePhase::from_step);
+  const auto later = std::ranges::upper_bound(choice.phases, step, {}, &RulePhase::from_step);
   return *std::prev(later);
 }
 
 // All phases are tried, and the first one stays: what cannot go says so now.
-void GradientReducer::Impl::choose_phases(Parameter& own, Slot& slot,
-                                          std::vector<RulePhase> phases) {
-  own.phases = std::move(phases);
-  schedules_ |= !own.phases.empty();
-  for (const RulePhase& phase : own.phases)
+void GradientReducer::Impl::try_phases(Parameter& own, Slot& slot) {
+  const std::vector<RulePhase>& phases = own.choice.phases;
+  schedules_ |= !phases.empty();
+  for (const RulePhase& phase : phases)
     slot.least_unit = std::max(slot.least_unit, unit_of(*phase.codec, slot.count));
-  for (auto phase = own.phases.rbegin(); phase != own.phases.rend(); ++phase) {
+  for (auto phase = phases.rbegin(); phase != phases.rend(); ++phase) {
     set_codec(own, slot, phase->codec);
     own.owes_later |= own.algorithm == Algorithm::kTwoShot;
   }
@@ -42,7 +41,7 @@ void GradientReducer::Impl::enter_phase(std::size_t parameter) {
 
 bool GradientReducer::Impl::in_phase(std::uint32_t step) const {
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (!parameters_[i].phases.empty() && parameters_[i].phase(step).codec != slots_[i].codec)
+    if (!parameters_[i].choice.phases.empty() && parameters_[i].phase(step).codec != slots_[i].codec)
       return false;
   return true;
 }
@@ -65,7 +64,7 @@ void GradientReducer::Impl::check_capture_of_phase() const {
   if (!residence_->captured()) return;
   const bool followed = in_phase(training_step());
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (const auto& phases = parameters_[i].phases;
+    if (const auto& phases = parameters_[i].choice.phases;
         !phases.empty() && (!followed || training_step() < phases.back().from_step))
       throw InvalidArgument("\"" + parameters_[i].name + "\" changes its codec at step " +
                             std::to_string(phases.back().from_step) +

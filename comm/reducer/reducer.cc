@@ -121,19 +121,18 @@ std::size_t GradientReducer::Impl::memory_count(std::size_t parameter, const Cod
 /// Of the codec that needs most, where a schedule has several.
 std::size_t GradientReducer::Impl::most_memory(std::size_t parameter) const {
   std::size_t most = memory_count(parameter);
-  for (const RulePhase& phase : parameters_[parameter].phases)
+  for (const RulePhase& phase : parameters_[parameter].choice.phases)
     most = std::max(most, memory_count(parameter, *phase.codec));
   return most;
 }
 
 // By rule, of the parameter without padding; "auto" is left to a tuner.
 void GradientReducer::Impl::choose_codec(Parameter& own, Slot& slot) {
-  RuleChoice choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
-  if (single_host_codec_ != nullptr) choice = {single_host_codec_, "all ranks share a host"};
-  own.reason = std::move(choice.reason);
-  if (choice.codec == nullptr) return choose_way(own, slot);
-  set_codec(own, slot, std::move(choice.codec));
-  choose_phases(own, slot, std::move(choice.phases));
+  own.choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
+  if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, Choice::Why::kOneHost};
+  if (own.choice.automatic()) return choose_way(own, slot);
+  set_codec(own, slot, own.choice.codec);
+  try_phases(own, slot);
 }
 
 // A parameter that shares a message is taken for all of it: it adds bytes to it and no latency.
@@ -145,7 +144,6 @@ void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
   check_tuner_memory(*tuner_, memory_);
   own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective,
                                   context_.grid.digits());
-  own.reason += ", auto";
   for (const AutoPrediction& prediction : own.ways)
     slot.least_unit =
         std::max(slot.least_unit, unit_of(*rules_.codec(prediction.way.codec), slot.count));
@@ -299,5 +297,6 @@ std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
 void GradientReducer::reset_statistics() { impl_->reset_statistics(); }
 bool GradientReducer::settled() const { return impl_->settled(); }
 std::string GradientReducer::explain() const { return impl_->explain(); }
+std::string GradientReducer::explain_choice() const { return impl_->explain_choice(); }
 
 }  // namespace tersor

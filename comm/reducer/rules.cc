@@ -36,6 +36,31 @@ bool is_vector(const RuleSubject& subject) { return subject.rows <= 1 || subject
 
 }  // namespace
 
+std::string Choice::chooser() const {
+  switch (why) {
+    case Why::kForAll:
+      return "the codec for all";
+    case Why::kRule:
+      return "rule \"" + pattern + "\"";
+    case Why::kSmall:
+      return "fewer than " + std::to_string(kSmallCount) + " values";
+    case Why::kVector:
+      return "a 1-D parameter";
+    case Why::kOneHost:
+      return "all ranks share a host";
+  }
+  return "";
+}
+
+std::string Choice::text() const {
+  std::string text = chooser();
+  for (const RulePhase& phase : phases)
+    if (phase.from_step != 0)
+      text += ", from step " + std::to_string(phase.from_step) + " on " + phase.asked->spec().text();
+  for (const auto& codec : refused) text += ", which has no shape for " + codec->spec().text();
+  return automatic() ? text + ", auto" : text;
+}
+
 Rules::Rules(const ReducerOptions& options) : options_(options) {
   if (options.rules.empty()) codec(options.codec);
   for (const ReducerRule& rule : options.rules) codec(rule.codec);
@@ -49,7 +74,7 @@ std::shared_ptr<const Codec> Rules::codec(const std::string& spec) {
   return known;
 }
 
-RuleChoice Rules::choose(const RuleSubject& subject) {
+Choice Rules::choose(const RuleSubject& subject) {
   if (options_.rules.empty()) return by_default(subject);
   const std::string name(subject.name);
   for (const ReducerRule& rule : options_.rules)
@@ -69,31 +94,27 @@ std::vector<RulePhase> Rules::schedule(const std::string& pattern) {
                       return codec(rule.codec)->has_feedback();
                     });
   std::vector<RulePhase> phases;
-  for (const ReducerRule& rule : rules)
-    phases.push_back({rule.from_step,
-                      codec(owes ? with_feedback(rule.codec, Feedback::kResidual) : rule.codec)});
+  for (const ReducerRule& rule : rules) {
+    const auto asked =
+        codec(owes ? with_feedback(rule.codec, Feedback::kResidual) : rule.codec);
+    phases.push_back({rule.from_step, asked, asked});
+  }
   return phases;
 }
 
-RuleChoice Rules::by_pattern(const std::string& pattern) {
-  RuleChoice choice{.codec = nullptr, .reason = "rule \"" + pattern + "\""};
+Choice Rules::by_pattern(const std::string& pattern) {
   std::vector<RulePhase> phases = schedule(pattern);
-  choice.codec = phases.front().codec;
-  if (phases.size() == 1) return choice;
-  for (const RulePhase& phase : phases)
-    if (phase.from_step != 0)
-      choice.reason +=
-          ", from step " + std::to_string(phase.from_step) + " on " + phase.codec->spec().text();
-  choice.phases = std::move(phases);
+  Choice choice{.codec = phases.front().codec, .why = Choice::Why::kRule, .pattern = pattern};
+  if (phases.size() > 1) choice.phases = std::move(phases);
   return choice;
 }
 
-RuleChoice Rules::fitting(RuleChoice choice, const RuleSubject& subject) {
+Choice Rules::fitting(Choice choice, const RuleSubject& subject) {
   const Segment segment{.count = subject.count, .rows = subject.rows, .columns = subject.columns};
   const auto fit = [&](std::shared_ptr<const Codec>& codec) {
     if (codec == nullptr || codec->carries(segment)) return;
-    const std::string refused = ", which has no shape for " + codec->spec().text();
-    if (choice.reason.find(refused) == std::string::npos) choice.reason += refused;
+    if (std::ranges::find(choice.refused, codec) == choice.refused.end())
+      choice.refused.push_back(codec);
     const std::string half = subject.dtype == Dtype::kF32 ? "bf16" : "none";
     codec = this->codec(codec->has_feedback() && !choice.phases.empty()
                             ? with_feedback(half, Feedback::kResidual)
@@ -105,14 +126,14 @@ RuleChoice Rules::fitting(RuleChoice choice, const RuleSubject& subject) {
   return choice;
 }
 
-RuleChoice Rules::by_default(const RuleSubject& subject) {
+Choice Rules::by_default(const RuleSubject& subject) {
   const bool small = subject.count < kSmallCount;
   const auto for_all = codec(options_.codec);
   const bool lossless = for_all != nullptr && for_all->traits().lossless;
   if (lossless || (!small && !is_vector(subject)))
-    return fitting({for_all, "the codec for all"}, subject);
+    return fitting({for_all, Choice::Why::kForAll}, subject);
   const bool half = subject.dtype != Dtype::kF32;
-  return {codec(half ? "none" : "bf16"), small ? "fewer than 4096 values" : "a 1-D parameter"};
+  return {codec(half ? "none" : "bf16"), small ? Choice::Why::kSmall : Choice::Why::kVector};
 }
 
 }  // namespace tersor

@@ -82,7 +82,7 @@ Fields GradientReducer::Impl::fields() const {
         .add("name", parameters_[i].name);
   fields.end();
   for (const Parameter& one : parameters_)
-    for (const RulePhase& phase : one.phases)
+    for (const RulePhase& phase : one.choice.phases)
       fields.add("a rule's step", phase.from_step).add_codec(phase.codec->spec().text());
   for (const Slot& slot : slots_)
     if (slot.collective == Collective::kReduceScatter) fields.add("scattered", slot.parameter);

@@ -84,7 +84,8 @@ std::vector<ReducerStatistics> GradientReducer::Impl::parameter_statistics() {
     ReducerStatistics one;
     one.name = parameters_[i].name;
     one.codec = slots_[i].codec->spec().text();
-    one.reason = parameters_[i].reason;
+    one.reason = parameters_[i].choice.text();
+    one.codec_may_change = parameters_[i].choice.may_change();
     one.algorithm = parameters_[i].algorithm;
     one.steps = totals_.slot_steps[i];
     one.gradient_bytes = one.steps * slots_[i].count * dtype_bytes(slots_[i].dtype);
@@ -109,7 +110,7 @@ std::string GradientReducer::Impl::explain() {
   for (std::size_t i = 0; i < slots_.size(); ++i)
     text += parameters_[i].name + ": " + counted(slots_[i].count, "value") + " of " +
             std::string(dtype_name(slots_[i].dtype)) + " as " + slots_[i].codec->spec().text() +
-            " (" + parameters_[i].reason + "), " + way_text(slots_[i], parameters_[i].algorithm) +
+            " (" + parameters_[i].choice.text() + "), " + way_text(slots_[i], parameters_[i].algorithm) +
             "\n";
   if (hierarchy_ != nullptr)
     text += "encoded between " + std::to_string(hierarchy_->groups().hosts()) +
@@ -118,9 +119,20 @@ std::string GradientReducer::Impl::explain() {
     text += counted(slots_.size(), "parameter") + " in " + counted(sender_->messages(), "message") +
             (of_ready() ? ", in the order in which they are ready\n"
                         : ", in rank 0's order of the first step\n");
+  return text + choice_explained();
+}
+
+std::string GradientReducer::Impl::choice_explained() const {
+  std::string text;
   if (may_learn()) text += learner_->explain();
   if (own_tuner_ != nullptr) text += own_tuner_->explain();
   return text;
+}
+
+std::string GradientReducer::Impl::explain_choice() {
+  finish_steps();
+  const auto lock = step_.lock();
+  return choice_explained();
 }
 
 }  // namespace tersor

@@ -157,6 +157,7 @@ struct ReducerStatistics {
   std::string name;   ///< of the parameter; "" for all
   std::string codec;  ///< and why it was chosen, in `reason`
   std::string reason;
+  bool codec_may_change = false;  ///< "auto" or a schedule chooses it: another run may have another
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t steps = 0;
   std::uint64_t gradient_bytes = 0;
@@ -244,8 +245,10 @@ class GradientReducer {
   void reset_statistics();
   /// Whether "auto" tries nothing, for now. Before the first step nothing is settled.
   bool settled() const;
-  /// What was decided and why, a line a parameter, and what "auto" tried.
+  /// What was decided and why, a line a parameter, and then `explain_choice`.
   std::string explain() const;
+  /// What "auto" measured, predicted and tried; empty where it was not asked.
+  std::string explain_choice() const;
 
   struct Impl;
 

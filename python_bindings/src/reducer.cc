@@ -59,6 +59,9 @@ void bind_statistics(nb::module_& module) {
       .def_ro("name", &Statistics::name)
       .def_ro("codec", &Statistics::codec)
       .def_ro("reason", &Statistics::reason, "Why this codec was chosen.")
+      .def_ro("codec_may_change", &Statistics::codec_may_change,
+              "Whether \"auto\" or a schedule chooses the codec, so that another run may have "
+              "another.")
       .def_prop_ro("algorithm", [](const Statistics& one) { return text_of(one.algorithm); })
       .def_ro("steps", &Statistics::steps)
       .def_ro("gradient_bytes", &Statistics::gradient_bytes)
@@ -156,7 +159,9 @@ void bind_reducer(nb::module_& module) {
       .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>)
       .def("settled", &waiting<&GradientReducer::settled>,
            "Whether \"auto\" tries nothing, for now.")
-      .def("explain", &waiting<&GradientReducer::explain>, "What was decided and why, as text.");
+      .def("explain", &waiting<&GradientReducer::explain>, "What was decided and why, as text.")
+      .def("explain_choice", &waiting<&GradientReducer::explain_choice>,
+           "What \"auto\" measured, predicted and tried; empty where it was not asked.");
 }
 
 }  // namespace tersor::python

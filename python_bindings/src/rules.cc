@@ -52,9 +52,9 @@ CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,
                       .rows = shape.empty() ? 1 : shape.front(),
                       .dtype = parse_choice<Dtype>(dtype)};
   if (shape.size() > 1) subject.columns = product(shape.begin() + 1, shape.end());
-  const RuleChoice choice = Rules(options).choose(subject);
-  if (choice.codec == nullptr) return {"auto", choice.reason};
-  CodecChoice told{choice.codec->spec().text(), choice.reason, choice.codec->has_feedback(),
+  const Choice choice = Rules(options).choose(subject);
+  if (choice.automatic()) return {"auto", choice.chooser()};
+  CodecChoice told{choice.codec->spec().text(), choice.text(), choice.codec->has_feedback(),
                    works_by_value(*choice.codec, subject.dtype)};
   for (const RulePhase& phase : choice.phases)
     told.phases.emplace_back(phase.from_step, phase.codec->spec().text());

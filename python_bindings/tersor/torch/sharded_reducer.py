@@ -7,7 +7,6 @@ next time it comes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -79,8 +78,7 @@ class Kept:
         shards: of which ranks these are; none between replicas.
         longest: values of the longest of any rank.
         step: of the reducer.
-        automatic: "auto" or a schedule chooses the codec, and may have chosen another when a state
-            was saved.
+        codec_may_change: "auto" or a schedule may have chosen another when a state was saved.
     """
 
     parameter: ShardedParameter
@@ -91,7 +89,7 @@ class Kept:
     longest: int
     step: int
     shards: list[int]
-    automatic: bool = False
+    codec_may_change: bool = False
 
     def spread(self) -> Tensor:
         """The residual at its place in the padded parameter; a copy."""
@@ -205,15 +203,13 @@ class ShardedReducer:
 
     def explain_choice(self) -> str:
         """What ``"auto"`` measured, predicted and tried; empty where it was not asked."""
-        lines = self._core.explain().splitlines(keepends=True)
-        first = next((i for i, line in enumerate(lines) if re.match("auto[,:] ", line)), len(lines))
-        return "".join(lines[first:]).strip()
+        return self._core.explain_choice().strip()
 
     def read(self) -> tuple[ReducerState, dict[str, Kept]]:
         """The state, and views of it for each parameter with a residual."""
         state = ReducerState.read(self._core.save_state())
         every = self._core.parameter_statistics()
-        automatic = {one.name for one in every if re.search(", (auto$|from step )", one.reason)}
+        changing = {one.name for one in every if one.codec_may_change}
         kept = {
             name: Kept(
                 self.parameters[one.name],
@@ -224,7 +220,7 @@ class ShardedReducer:
                 longest,
                 state.step,
                 self._shards(len(values) // self.parameters[one.name].shard_count),
-                one.name in automatic,
+                one.name in changing,
             )
             for one in state.parameters
             if one.name in self.parameters

@@ -171,7 +171,7 @@ def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
         where = "the state" if name in saved else "this model"
         raise InvalidArgument(f"only {where} keeps residuals of {name}")
     for name, codec in saved.items():
-        if codec != kept[name].codec and not kept[name].automatic:
+        if codec != kept[name].codec and not kept[name].codec_may_change:
             raise InvalidArgument(f"{name}: the state is of {codec}, this is {kept[name].codec}")
 
 
