@@ -6,15 +6,16 @@
 
     ranks.run(body, 3, "ab") == ["", "ab", "abab"]
 
-Processes are kept and used again, since importing PyTorch takes seconds; `fresh=True` asks for new
-ones, which come to their ordinary end after the call. Nobody outlives a deadline: a process that is
-late, or that died or raised, is killed and replaced.
+Importing PyTorch takes seconds, so processes are forked from one that has it, and used again;
+`fresh=True` asks for new interpreters, which come to their ordinary end after the call. Nobody
+outlives a deadline: a process that is late, or that died or raised, is killed and replaced.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import multiprocessing
 import os
 import pathlib
 import pickle
@@ -62,25 +63,67 @@ class _Task:
     close: bool  # all transports and groups after the function
 
 
-class _Process:
-    """One interpreter that runs what it is sent."""
+class _Interpreter:
+    """A process of its own."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115  # kept while the process lives
+    def __init__(self, connection: Connection, output: str) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        theirs.close()
+        with open(output, "ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "--serve", str(connection.fileno())],
+                pass_fds=[connection.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int:
+        """Kills it where it does not end in time."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+class _Fork:
+    """The same, of a process that has imported what takes long."""
+
+    _context = multiprocessing.get_context("forkserver")
+    _context.set_forkserver_preload(["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"])
+
+    def __init__(self, connection: Connection, output: str) -> None:
+        self._process = self._context.Process(target=_serve_forked, args=(connection, output))
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        """Kills it where it does not end in time."""
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+
+class _Process:
+    """One process that runs what it is sent."""
+
+    def __init__(self, kind: type[_Interpreter | _Fork]) -> None:
+        ours, theirs = socket.socketpair()
+        self.output = tempfile.NamedTemporaryFile()  # noqa: SIM115  # kept while the process lives
+        with Connection(theirs.detach()) as connection:
+            self.process = kind(connection, self.output.name)
         self.connection = Connection(ours.detach())
         self._read = 0
 
@@ -97,11 +140,7 @@ class _Process:
     def end(self, until: float) -> int:
         """Lets the process come to its end, or kills it at `until`; its exit code."""
         self.connection.close()
-        try:
-            return self.process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+        return self.process.wait(max(0.1, until - time.monotonic()))
 
     def new_output(self) -> str:
         self.output.seek(self._read)
@@ -115,7 +154,8 @@ _idle: list[_Process] = []
 
 def _take(count: int, *, fresh: bool) -> list[_Process]:
     kept = [] if fresh else [_idle.pop() for _ in range(min(count, len(_idle)))]
-    return kept + [_Process() for _ in range(count - len(kept))]
+    kind = _Interpreter if fresh else _Fork
+    return kept + [_Process(kind) for _ in range(count - len(kept))]
 
 
 def _collect(processes: Sequence[_Process], until: float) -> list[Outcome]:
@@ -267,6 +307,13 @@ def _serve(connection: Connection) -> None:
         except Exception as error:  # no such function here
             outcome = Outcome(error=_portable(error), finished=True)
         connection.send_bytes(pickle.dumps(outcome))
+
+
+def _serve_forked(connection: Connection, output: str) -> None:
+    with open(output, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    _serve(connection)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ bool queue_calls(const std::vector<Call>& calls) {
     };
     return queue_on(calls.front().stream, replay, true);
   }
-  const auto work = [calls, &comm, turn = comm.queued] {
+  const auto work = [calls, &comm, turn = comm.queued.load()] {
     if (comm.wait_for_turn(turn)) perform(comm, calls);
     ++comm.done;
   };
