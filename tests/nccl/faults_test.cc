@@ -63,17 +63,19 @@ TEST(NcclFaults, ARankThatDoesNotComeEndsAtTheDeadline) {
 }
 
 TEST(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
-  WatchedNccl callers;
-  lose_a_rank(callers, Whose::kCallers, 100ms);
-  EXPECT_EQ(callers.calls("ncclCommAbort"), 0);
-  EXPECT_EQ(callers.calls("ncclCommRevoke"), 2);
-  EXPECT_THAT(callers.misuses(), IsEmpty());
-  WatchedNccl ours;
-  lose_a_rank(ours, Whose::kOwn, 100ms);
-  EXPECT_EQ(ours.calls("ncclCommAbort"), 2);
-  EXPECT_EQ(ours.calls("ncclCommRevoke"), 0);
-  EXPECT_THAT(ours.misuses(), IsEmpty());
-  EXPECT_EQ(ours.open_communicators(), 0);
+  {
+    WatchedNccl nccl;
+    lose_a_rank(nccl, Whose::kCallers, 100ms);
+    EXPECT_EQ(nccl.calls("ncclCommAbort"), 0);
+    EXPECT_EQ(nccl.calls("ncclCommRevoke"), 2);
+    EXPECT_THAT(nccl.misuses(), IsEmpty());
+  }
+  WatchedNccl nccl;
+  lose_a_rank(nccl, Whose::kOwn, 100ms);
+  EXPECT_EQ(nccl.calls("ncclCommAbort"), 2);
+  EXPECT_EQ(nccl.calls("ncclCommRevoke"), 0);
+  EXPECT_THAT(nccl.misuses(), IsEmpty());
+  EXPECT_EQ(nccl.open_communicators(), 0);
 }
 
 // Without ncclCommRevoke nothing is freed that the caller owns; the error says what is to be done.
