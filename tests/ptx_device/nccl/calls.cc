@@ -5,12 +5,14 @@
 #include "tests/ptx_device/nccl/sums.h"
 #include "tests/ptx_device/runtime/hooks.h"
 #include "tests/ptx_device/runtime/marks.h"
+#include "tests/ptx_device/runtime/queue.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -133,11 +135,16 @@ void perform(const ncclComm& comm, const std::vector<Call>& calls) {
   if (batch.move()) batch.finish();
 }
 
-bool is_captured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(stream, &status);
-  return status != cudaStreamCaptureStatusNone;
-}
+/// A group that is queued, until it is done, or dropped since the device is broken.
+struct Launch {
+  explicit Launch(ncclComm& whose) : comm(whose), turn(comm.queued++) {}
+  ~Launch() { ++comm.done; }
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+
+  ncclComm& comm;
+  const std::uint64_t turn;
+};
 
 // The launches of one communicator keep the host's order, whatever their streams; those of graphs
 // keep the graph's.
@@ -151,14 +158,11 @@ bool queue_calls(const std::vector<Call>& calls) {
     };
     return queue_on(calls.front().stream, replay, true);
   }
-  const auto work = [calls, &comm, turn = comm.queued.load()] {
-    if (comm.wait_for_turn(turn)) perform(comm, calls);
-    ++comm.done;
+  const auto launch = std::make_shared<Launch>(comm);
+  const auto work = [calls, launch] {
+    if (launch->comm.wait_for_turn(launch->turn)) perform(launch->comm, calls);
   };
-  ++comm.queued;
-  const bool queued = queue_on(calls.front().stream, work, true);
-  if (!queued) ++comm.done;
-  return queued;
+  return queue_on(calls.front().stream, work, true);
 }
 
 /// Those on the same stream of the same communicator together.
