@@ -104,7 +104,7 @@ std::optional<Total> uniform(const MeasuredModel& measured, const std::string& s
   for (std::size_t i = 0; i < measured.parameters.size(); ++i) {
     const AllocationParameter& parameter = measured.parameters[i];
     const Tensor& shape = measured.shapes[i];
-    const Choice choice = rules.choose({.name = parameter.name,
+    const RuleChoice choice = rules.choose({.name = parameter.name,
                                             .count = parameter.count,
                                             .rows = shape.rows(),
                                             .columns = shape.columns()});

@@ -109,7 +109,7 @@ struct GradientReducer::Impl {
 
   struct Parameter {
     std::string name;
-    Choice choice;
+    RuleChoice choice;
     Algorithm algorithm = Algorithm::kAuto;
     std::size_t count = 0;    ///< without padding
     std::uint32_t order = 0;  ///< of its values

@@ -15,7 +15,7 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-std::string group_name(const Slot& slot, const Choice& choice) {
+std::string group_name(const Slot& slot, const RuleChoice& choice) {
   const bool scatters = slot.collective == Collective::kReduceScatter;
   return choice.chooser() + ", " + std::string(dtype_name(slot.dtype)) +
          (scatters ? " shards" : "");

@@ -41,7 +41,8 @@ void GradientReducer::Impl::enter_phase(std::size_t parameter) {
 
 bool GradientReducer::Impl::in_phase(std::uint32_t step) const {
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (!parameters_[i].choice.phases.empty() && parameters_[i].phase(step).codec != slots_[i].codec)
+    if (!parameters_[i].choice.phases.empty() &&
+        parameters_[i].phase(step).codec != slots_[i].codec)
       return false;
   return true;
 }

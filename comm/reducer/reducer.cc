@@ -129,7 +129,7 @@ std::size_t GradientReducer::Impl::most_memory(std::size_t parameter) const {
 // By rule, of the parameter without padding; "auto" is left to a tuner.
 void GradientReducer::Impl::choose_codec(Parameter& own, Slot& slot) {
   own.choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
-  if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, Choice::Why::kOneHost};
+  if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, RuleChoice::Why::kOneHost};
   if (own.choice.automatic()) return choose_way(own, slot);
   set_codec(own, slot, own.choice.codec);
   try_phases(own, slot);

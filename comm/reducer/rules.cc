@@ -36,7 +36,7 @@ bool is_vector(const RuleSubject& subject) { return subject.rows <= 1 || subject
 
 }  // namespace
 
-std::string Choice::chooser() const {
+std::string RuleChoice::chooser() const {
   switch (why) {
     case Why::kForAll:
       return "the codec for all";
@@ -52,11 +52,12 @@ std::string Choice::chooser() const {
   return "";
 }
 
-std::string Choice::text() const {
+std::string RuleChoice::text() const {
   std::string text = chooser();
   for (const RulePhase& phase : phases)
     if (phase.from_step != 0)
-      text += ", from step " + std::to_string(phase.from_step) + " on " + phase.asked->spec().text();
+      text +=
+          ", from step " + std::to_string(phase.from_step) + " on " + phase.asked->spec().text();
   for (const auto& codec : refused) text += ", which has no shape for " + codec->spec().text();
   return automatic() ? text + ", auto" : text;
 }
@@ -74,7 +75,7 @@ std::shared_ptr<const Codec> Rules::codec(const std::string& spec) {
   return known;
 }
 
-Choice Rules::choose(const RuleSubject& subject) {
+RuleChoice Rules::choose(const RuleSubject& subject) {
   if (options_.rules.empty()) return by_default(subject);
   const std::string name(subject.name);
   for (const ReducerRule& rule : options_.rules)
@@ -95,21 +96,21 @@ std::vector<RulePhase> Rules::schedule(const std::string& pattern) {
                     });
   std::vector<RulePhase> phases;
   for (const ReducerRule& rule : rules) {
-    const auto asked =
-        codec(owes ? with_feedback(rule.codec, Feedback::kResidual) : rule.codec);
+    const auto asked = codec(owes ? with_feedback(rule.codec, Feedback::kResidual) : rule.codec);
     phases.push_back({rule.from_step, asked, asked});
   }
   return phases;
 }
 
-Choice Rules::by_pattern(const std::string& pattern) {
+RuleChoice Rules::by_pattern(const std::string& pattern) {
   std::vector<RulePhase> phases = schedule(pattern);
-  Choice choice{.codec = phases.front().codec, .why = Choice::Why::kRule, .pattern = pattern};
+  RuleChoice choice{
+      .codec = phases.front().codec, .why = RuleChoice::Why::kRule, .pattern = pattern};
   if (phases.size() > 1) choice.phases = std::move(phases);
   return choice;
 }
 
-Choice Rules::fitting(Choice choice, const RuleSubject& subject) {
+RuleChoice Rules::fitting(RuleChoice choice, const RuleSubject& subject) {
   const Segment segment{.count = subject.count, .rows = subject.rows, .columns = subject.columns};
   const auto fit = [&](std::shared_ptr<const Codec>& codec) {
     if (codec == nullptr || codec->carries(segment)) return;
@@ -126,14 +127,15 @@ Choice Rules::fitting(Choice choice, const RuleSubject& subject) {
   return choice;
 }
 
-Choice Rules::by_default(const RuleSubject& subject) {
+RuleChoice Rules::by_default(const RuleSubject& subject) {
   const bool small = subject.count < kSmallCount;
   const auto for_all = codec(options_.codec);
   const bool lossless = for_all != nullptr && for_all->traits().lossless;
   if (lossless || (!small && !is_vector(subject)))
-    return fitting({for_all, Choice::Why::kForAll}, subject);
+    return fitting({for_all, RuleChoice::Why::kForAll}, subject);
   const bool half = subject.dtype != Dtype::kF32;
-  return {codec(half ? "none" : "bf16"), small ? Choice::Why::kSmall : Choice::Why::kVector};
+  return {codec(half ? "none" : "bf16"),
+          small ? RuleChoice::Why::kSmall : RuleChoice::Why::kVector};
 }
 
 }  // namespace tersor

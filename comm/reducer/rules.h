@@ -29,13 +29,13 @@ struct RulePhase {
   std::shared_ptr<const Codec> asked;
 };
 
-struct Choice {
+struct RuleChoice {
   enum class Why { kForAll, kRule, kSmall, kVector, kOneHost };
 
   std::shared_ptr<const Codec> codec;  ///< at first; null: "auto", a Tuner chooses
   Why why;
-  std::string pattern = {};                                 ///< of kRule
-  std::vector<RulePhase> phases = {};                       ///< of a schedule, from step 0; else empty
+  std::string pattern = {};            ///< of kRule
+  std::vector<RulePhase> phases = {};  ///< of a schedule, from step 0; else empty
   std::vector<std::shared_ptr<const Codec>> refused = {};  ///< which do not carry its shape
 
   bool automatic() const { return codec == nullptr; }
@@ -54,15 +54,15 @@ class Rules {
 
   /// bf16 instead of a codec that does not carry such a shape. Throws InvalidArgument where no rule
   /// matches.
-  Choice choose(const RuleSubject& subject);
+  RuleChoice choose(const RuleSubject& subject);
 
   /// Equal specs give one codec; null for "auto".
   std::shared_ptr<const Codec> codec(const std::string& spec);
 
  private:
-  Choice by_default(const RuleSubject& subject);
-  Choice by_pattern(const std::string& pattern);
-  Choice fitting(Choice choice, const RuleSubject& subject);
+  RuleChoice by_default(const RuleSubject& subject);
+  RuleChoice by_pattern(const std::string& pattern);
+  RuleChoice fitting(RuleChoice choice, const RuleSubject& subject);
   std::vector<RulePhase> schedule(const std::string& pattern);
 
   const ReducerOptions& options_;

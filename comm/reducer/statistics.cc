@@ -110,8 +110,8 @@ std::string GradientReducer::Impl::explain() {
   for (std::size_t i = 0; i < slots_.size(); ++i)
     text += parameters_[i].name + ": " + counted(slots_[i].count, "value") + " of " +
             std::string(dtype_name(slots_[i].dtype)) + " as " + slots_[i].codec->spec().text() +
-            " (" + parameters_[i].choice.text() + "), " + way_text(slots_[i], parameters_[i].algorithm) +
-            "\n";
+            " (" + parameters_[i].choice.text() + "), " +
+            way_text(slots_[i], parameters_[i].algorithm) + "\n";
   if (hierarchy_ != nullptr)
     text += "encoded between " + std::to_string(hierarchy_->groups().hosts()) +
             " hosts, added as " + options_.host_codec + " within them\n";

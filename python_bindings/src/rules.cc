@@ -52,7 +52,7 @@ CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,
                       .rows = shape.empty() ? 1 : shape.front(),
                       .dtype = parse_choice<Dtype>(dtype)};
   if (shape.size() > 1) subject.columns = product(shape.begin() + 1, shape.end());
-  const Choice choice = Rules(options).choose(subject);
+  const RuleChoice choice = Rules(options).choose(subject);
   if (choice.automatic()) return {"auto", choice.chooser()};
   CodecChoice told{choice.codec->spec().text(), choice.text(), choice.codec->has_feedback(),
                    works_by_value(*choice.codec, subject.dtype)};

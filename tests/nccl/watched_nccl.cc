@@ -195,9 +195,8 @@ ncclResult_t all_reduce(const void* from, void* to, std::size_t count, ncclDataT
 }
 ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataType_t type,
                         ncclComm_t handle, cudaStream_t stream) {
-  return operate("ncclAllGather", handle, stream, [&] {
-    return watch->real.all_gather(from, to, count, type, handle, stream);
-  });
+  return operate("ncclAllGather", handle, stream,
+                 [&] { return watch->real.all_gather(from, to, count, type, handle, stream); });
 }
 ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer,
                   ncclComm_t handle, cudaStream_t stream) {
@@ -290,8 +289,8 @@ int WatchedNccl::calls(const std::string& function) const {
 
 int WatchedNccl::open_communicators() const {
   const Lock lock = lock_watch();
-  return static_cast<int>(
-      std::ranges::count_if(watch->communicators, [](const auto& one) { return !one.second.gone(); }));
+  return static_cast<int>(std::ranges::count_if(
+      watch->communicators, [](const auto& one) { return !one.second.gone(); }));
 }
 
 int WatchedNccl::open_registrations() const {
