@@ -14,8 +14,10 @@ outlives a deadline: a process that is late, or that died or raised, is killed a
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
 import multiprocessing
+import multiprocessing.util
 import os
 import pathlib
 import pickle
@@ -246,6 +248,9 @@ def close() -> None:
     """Ends the processes that are kept."""
     while _idle:
         _idle.pop().end(time.monotonic())
+
+
+atexit.register(close)  # before multiprocessing's own, which waits for them
 
 
 # What follows runs in the processes.
