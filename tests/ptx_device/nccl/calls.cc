@@ -33,12 +33,13 @@ char* memory_of(const void* pointer, std::size_t bytes, const char* what) {
   std::abort();
 }
 
-/// A group's calls on one stream, while they are done.
+/// A group's calls on one stream, while they are done. What they send is read as their stream comes
+/// to them, whatever else their communicator still does.
 class Batch {
  public:
-  explicit Batch(const ncclComm& comm) : comm_(comm) {}
-
-  void add(const Call& call);
+  Batch(const ncclComm& comm, const std::vector<Call>& calls) : comm_(comm) {
+    for (const Call& call : calls) add(call);
+  }
   /// False: stopped or revoked.
   bool move() { return nccl::move(comm_, messages_); }
   void finish();
@@ -53,7 +54,9 @@ class Batch {
 
   std::size_t ranks() const { return static_cast<std::size_t>(comm_.ranks); }
   std::vector<char>& keep(std::size_t bytes) { return kept_.emplace_back(bytes); }
+  std::vector<char>& values_of(const Call& call);
   std::vector<char>& marks_of(const Call& call);
+  void add(const Call& call);
   void add_to_all(const Call& call, char* to);
   void reduce(const Result& result);
 
@@ -62,6 +65,11 @@ class Batch {
   std::vector<Result> results_;
   std::deque<std::vector<char>> kept_;
 };
+
+std::vector<char>& Batch::values_of(const Call& call) {
+  const char* from = memory_of(call.from, call.bytes, "send");
+  return kept_.emplace_back(from, from + call.bytes);
+}
 
 /// Of what a call sends: all is taken for written where that is not known.
 std::vector<char>& Batch::marks_of(const Call& call) {
@@ -72,19 +80,20 @@ std::vector<char>& Batch::marks_of(const Call& call) {
 
 std::uint64_t number_of(const Call& call) {
   const bool alone = call.what == What::kSend || call.what == What::kReceive;
-  return alone ? 0
-               : static_cast<std::uint64_t>(call.what) | static_cast<std::uint64_t>(call.type) << 8 |
-                     static_cast<std::uint64_t>(call.op) << 16;
+  return alone
+             ? 0
+             : static_cast<std::uint64_t>(call.what) | static_cast<std::uint64_t>(call.type) << 8 |
+                   static_cast<std::uint64_t>(call.op) << 16;
 }
 
 void Batch::add_to_all(const Call& call, char* to) {
-  char* from = memory_of(call.from, call.bytes, "collective");
-  std::vector<char>& own = marks_of(call);
+  std::vector<char>& own = values_of(call);
+  std::vector<char>& marks = marks_of(call);
   std::vector<char>& all = keep(call.bytes * ranks());
   const Header header{number_of(call), call.bytes};
   for (int i = 0; i < comm_.ranks; ++i) {
     const std::size_t first = static_cast<std::size_t>(i) * call.bytes;
-    messages_.push_back({i, Way::kSend, header, from, own.data()});
+    messages_.push_back({i, Way::kSend, header, own.data(), marks.data()});
     messages_.push_back({i, Way::kReceive, header, to + first, all.data() + first});
   }
   results_.push_back({call, to, all});
@@ -94,8 +103,8 @@ void Batch::add(const Call& call) {
   const Header header{number_of(call), call.bytes};
   switch (call.what) {
     case What::kSend:
-      messages_.push_back({call.peer, Way::kSend, header, memory_of(call.from, call.bytes, "send"),
-                           marks_of(call).data()});
+      messages_.push_back(
+          {call.peer, Way::kSend, header, values_of(call).data(), marks_of(call).data()});
       return;
     case What::kReceive: {
       char* to = memory_of(call.to, call.bytes, "receive");
@@ -128,11 +137,10 @@ void Batch::finish() {
   }
 }
 
-void perform(const ncclComm& comm, const std::vector<Call>& calls) {
+void perform(const ncclComm& comm, const std::vector<Call>& calls, std::uint64_t turn) {
   if (comm.is_over()) return;
-  Batch batch(comm);
-  for (const Call& call : calls) batch.add(call);
-  if (batch.move()) batch.finish();
+  Batch batch(comm, calls);
+  if (comm.wait_for_turn(turn) && batch.move()) batch.finish();
 }
 
 /// A group that is queued, until it is done, or dropped since the device is broken.
@@ -153,15 +161,13 @@ bool queue_calls(const std::vector<Call>& calls) {
   if (is_captured(calls.front().stream)) {
     const auto replay = [calls, &comm] {
       ++comm.under_way;
-      perform(comm, calls);
+      perform(comm, calls, 0);
       --comm.under_way;
     };
     return queue_on(calls.front().stream, replay, true);
   }
   const auto launch = std::make_shared<Launch>(comm);
-  const auto work = [calls, launch] {
-    if (launch->comm.wait_for_turn(launch->turn)) perform(launch->comm, calls);
-  };
+  const auto work = [calls, launch] { perform(launch->comm, calls, launch->turn); };
   return queue_on(calls.front().stream, work, true);
 }
 
