@@ -40,6 +40,8 @@ TEST(Phases, EachStepGoesByTheCodecOfItsPhaseAllWithFeedback) {
     }
     EXPECT_NE(run.reducer.explain().find("from step 2 on int4+ef, from step 4 on topk"),
               std::string::npos);
+    EXPECT_TRUE(run.reducer.parameter_statistics().front().codec_may_change);
+    EXPECT_EQ(run.reducer.explain_choice(), "");
   });
 }
 
