@@ -43,6 +43,7 @@ struct GradientReducer::Impl {
   void choose_way(Parameter& own, Slot& slot);
   void set_way(Parameter& own, Slot& slot, const AutoChoice& way);
   void set_algorithm(Parameter& own, Slot& slot) const;
+  void check_may_add(const std::string& name) const;
   void check_memory(const std::string& name, Memory memory);
   void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
 
@@ -135,9 +136,11 @@ struct GradientReducer::Impl {
     std::vector<std::uint64_t> slot_steps;
   };
 
-  // Once all parameters are known (setup.cc), with the lock held.
+  // Before a step (setup.cc), with the lock held.
   void finalize();
-  void place();
+  void begin();
+  void take_in_added();
+  void place_added();
   void make_sender();
   Driving driving() const;
   std::vector<Bucket> make_buckets(const ReducerStep::Order& order) const;
@@ -163,7 +166,7 @@ struct GradientReducer::Impl {
   void leave_out(std::uint32_t parameter);
   void leave_alone(std::uint32_t parameter);
   void measure_error(std::uint32_t parameter);
-  void check_capture() const;
+  void check_capture();
   bool has_gradient(std::size_t parameter) const {
     return slots_[parameter].input.count() == slots_[parameter].count;
   }

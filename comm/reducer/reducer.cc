@@ -164,9 +164,18 @@ void GradientReducer::Impl::set_way(Parameter& own, Slot& slot, const AutoChoice
   set_codec(own, slot, rules_.codec(way.codec));
 }
 
+void GradientReducer::Impl::check_may_add(const std::string& name) const {
+  if (!step_.untouched())
+    throw InvalidArgument("add \"" + name +
+                          "\" between two steps: gradients of this one are ready");
+  if (was_captured_)
+    throw InvalidArgument("add \"" + name +
+                          "\" before a step is captured: a graph goes on as it was");
+}
+
 // All gradients lie in one memory, which the transport must take.
 void GradientReducer::Impl::check_memory(const std::string& name, Memory memory) {
-  if (slots_.empty()) memory_ = memory;
+  if (slots_.empty() && residence_ == nullptr) memory_ = memory;
   const std::string place(memory_text(memory));
   if (memory != memory_)
     throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
@@ -198,8 +207,9 @@ void GradientReducer::Impl::shape_shards(const std::string& name, const Gradient
 }
 
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {
+  finish_steps();
   const auto lock = step_.lock();
-  if (sender_ != nullptr) throw InvalidArgument("add \"" + name + "\" before the first ready()");
+  check_may_add(name);
   check_memory(name, shape.memory);
   Slot slot{.parameter = static_cast<std::uint32_t>(slots_.size()),
             .count = shape.count,

@@ -8,6 +8,7 @@
 #include "kernels/host/elementwise.h"
 
 #include <cstring>
+#include <deque>
 #include <vector>
 
 namespace tersor {
@@ -15,11 +16,10 @@ namespace {
 
 class HostResidence final : public Residence {
  public:
-  explicit HostResidence(std::size_t parameters) : active_(parameters, 1) {}
-
   Memory memory() const override { return Memory::kHost; }
   void bind(ExchangeContext& context) override { context.words = &words_; }
 
+  void set_parameters(std::size_t count) override { active_.resize(count, 1); }
   const std::uint32_t* active(std::size_t parameter) const override { return &active_[parameter]; }
   void set_active(std::size_t parameter, bool active) override {
     active_[parameter] = active ? 1 : 0;
@@ -46,23 +46,22 @@ class HostResidence final : public Residence {
 
  private:
   StateWords words_;
-  std::vector<std::uint32_t> active_;
+  std::deque<std::uint32_t> active_;  ///< which stay where they lie
 };
 
 constexpr std::uint32_t kFlags[] = {0, 1};
 
 class DeviceResidence final : public Residence {
  public:
-  DeviceResidence(StreamView trainer, std::size_t parameters);
+  explicit DeviceResidence(StreamView trainer);
 
   Memory memory() const override { return Memory::kDevice; }
   StreamView stream() const override { return stream_.view(); }
   StreamView trainer() const override { return trainer_; }
   void bind(ExchangeContext& context) override;
 
-  const std::uint32_t* active(std::size_t parameter) const override {
-    return reinterpret_cast<const std::uint32_t*>(active_.pointer()) + parameter;
-  }
+  void set_parameters(std::size_t count) override;
+  const std::uint32_t* active(std::size_t parameter) const override { return flags_[parameter]; }
   void set_active(std::size_t parameter, bool active) override;
   void advance_step() override { kernels::advance_step(words(), stream()); }
   void synchronize() const override { stream_.synchronize(); }
@@ -100,25 +99,38 @@ class DeviceResidence final : public Residence {
   Stream stream_;
   int device_;
   kernels::Event begun_, ended_;
-  Buffer words_, active_;
+  Buffer words_;
+  std::vector<Buffer> blocks_;         ///< of flags, one for each time that there were more
+  std::vector<std::uint32_t*> flags_;  ///< of all parameters
   std::vector<bool> is_active_;
   kernels::PinnedBuffer constants_;     ///< the flags 0 and 1, for copies
   std::uint64_t overflows_before_ = 0;  ///< the last reset
 };
 
-DeviceResidence::DeviceResidence(StreamView trainer, std::size_t parameters)
+DeviceResidence::DeviceResidence(StreamView trainer)
     : trainer_(trainer),
       device_(kernels::current_device()),
       words_(sizeof(StateWords), Memory::kDevice),
-      active_(parameters * sizeof(std::uint32_t), Memory::kDevice),
-      is_active_(parameters, false),
       constants_(sizeof kFlags) {
   std::memcpy(constants_.pointer(), kFlags, sizeof kFlags);
   const kernels::PinnedBuffer words(sizeof(StateWords));
   const StateWords fresh;
   std::memcpy(words.pointer(), &fresh, sizeof fresh);
   kernels::copy_bytes(words_.pointer(), words.pointer(), sizeof fresh, stream());
-  for (std::size_t i = 0; i < parameters; ++i) set_active(i, true);
+  stream_.synchronize();
+}
+
+void DeviceResidence::set_parameters(std::size_t count) {
+  const std::size_t before = flags_.size();
+  if (count == before) return;
+  const Buffer& block =
+      blocks_.emplace_back((count - before) * sizeof(std::uint32_t), Memory::kDevice);
+  auto* flag = reinterpret_cast<std::uint32_t*>(block.pointer());
+  for (std::size_t i = before; i < count; ++i) {
+    flags_.push_back(flag++);
+    is_active_.push_back(false);
+    set_active(i, true);
+  }
   stream_.synchronize();
 }
 
@@ -149,7 +161,7 @@ void DeviceResidence::set_active(std::size_t parameter, bool active) {
   if (is_active_[parameter] == active) return;
   is_active_[parameter] = active;
   const std::size_t flag = active ? 1 : 0;
-  kernels::copy_bytes(active_.pointer() + parameter * sizeof kFlags[0],
+  kernels::copy_bytes(reinterpret_cast<std::byte*>(flags_[parameter]),
                       constants_.pointer() + flag * sizeof kFlags[0], sizeof kFlags[0], stream());
 }
 
@@ -187,10 +199,9 @@ void DeviceResidence::scale(ValueSpan values, float factor) const {
 
 }  // namespace
 
-std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer,
-                                          std::size_t parameters) {
-  if (memory == Memory::kHost) return std::make_unique<HostResidence>(parameters);
-  return std::make_unique<DeviceResidence>(trainer, parameters);
+std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer) {
+  if (memory == Memory::kHost) return std::make_unique<HostResidence>();
+  return std::make_unique<DeviceResidence>(trainer);
 }
 
 }  // namespace tersor

@@ -26,6 +26,8 @@ class Residence {
   /// An exchange reads words and counts overflows here. The transport is known already.
   virtual void bind(ExchangeContext& context) = 0;
 
+  /// There are so many: the flags of new ones are 1, those of others stay where they lie.
+  virtual void set_parameters(std::size_t count) = 0;
   virtual const std::uint32_t* active(std::size_t parameter) const = 0;
   /// Queues a parameter's flag.
   virtual void set_active(std::size_t parameter, bool active) = 0;
@@ -76,9 +78,8 @@ class Residence {
   virtual void leave(int) const {}
 };
 
-/// Flags are 1, words as in a new StateWords. `trainer`: where the trainer of device gradients
-/// queues; waits for the device.
-std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer,
-                                          std::size_t parameters);
+/// Words as in a new StateWords. `trainer`: where the trainer of device gradients queues; waits for
+/// the device.
+std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer);
 
 }  // namespace tersor

@@ -1,8 +1,10 @@
-// A reducer's last steps before its first one: all parameters are known then.
+// What is done before a reducer's first step, and before a later one for parameters that are new.
 #include "comm/collectives/choose.h"
 #include "comm/reducer/impl.h"
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -10,28 +12,47 @@
 
 namespace tersor {
 
-// Once all parameters are known: residual memory, signature, who sends. Where it throws, the next
-// call begins anew.
+// Before a step. Where it throws, the next call begins anew.
 void GradientReducer::Impl::finalize() {
-  if (sender_ != nullptr) return;
-  step_.set_parameters(slots_.size(), options_.order);
+  if (sender_ == nullptr) {
+    begin();
+  } else if (residuals_.parameters() < slots_.size()) {
+    const Residence::Entry entry(*residence_);
+    take_in_added();
+  }
+}
+
+void GradientReducer::Impl::begin() {
   make_learner();
-  place();
-  context_.slots = slots_;
-  context_.counters.resize(slots_.size());
-  totals_.slots.resize(slots_.size());
-  totals_.slot_steps.resize(slots_.size());
+  residence_ = make_residence(memory_, options_.stream);
+  residence_->bind(context_);
+  residuals_.place(*residence_);
+  place_added();
   context_.signature = fields().signature();
   context_.adder = hierarchy_ == nullptr ? channel_.get() : hierarchy_->owners();
   make_sender();
 }
 
-void GradientReducer::Impl::place() {
-  residence_ = make_residence(memory_, options_.stream, slots_.size());
-  nowhere_.assign(slots_.size(), false);
-  residence_->bind(context_);
-  residuals_.place(*residence_);
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
+// Nothing is under way: `add` saw to that. "auto" learns anew where it has more to choose for.
+void GradientReducer::Impl::take_in_added() {
+  const auto is_new = std::span(parameters_).subspan(residuals_.parameters());
+  const bool learns =
+      std::ranges::any_of(is_new, [](const Parameter& one) { return !one.ways.empty(); });
+  place_added();
+  if (learns) make_learner();
+  step_.forget_order();
+  change_ways();
+}
+
+void GradientReducer::Impl::place_added() {
+  step_.set_parameters(slots_.size(), options_.order);
+  residence_->set_parameters(slots_.size());
+  nowhere_.resize(slots_.size(), false);
+  context_.slots = slots_;
+  context_.counters.resize(slots_.size());
+  totals_.slots.resize(slots_.size());
+  totals_.slot_steps.resize(slots_.size());
+  for (std::size_t i = residuals_.parameters(); i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     slot.active = residence_->active(i);
     const StateRanges kept = kept_ranges(i, context_.rank);

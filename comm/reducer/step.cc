@@ -9,8 +9,12 @@ namespace tersor {
 void ReducerStep::set_parameters(std::size_t count, SendingOrder sending) {
   sending_ = sending;
   order_known_ = sending == SendingOrder::kOfReady;
-  ready_.assign(count, false);
-  back_.assign(count, 0);
+  ready_.resize(count, false);
+  back_.resize(count, number_);
+}
+
+bool ReducerStep::untouched() const {
+  return !closed_ && std::ranges::find(ready_, true) == ready_.end();
 }
 
 bool ReducerStep::is_requested(Parameter parameter) const {

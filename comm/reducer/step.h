@@ -33,9 +33,11 @@ class ReducerStep {
   void wait(Lock& lock) { changed_.wait(lock); }
   void notify() { changed_.notify_all(); }
 
-  /// Before all else. With kOfReady there is nothing to learn: `request` takes the place of
-  /// `ready`.
+  /// Before all else, and where there are more from the next step on. With kOfReady there is
+  /// nothing to learn: `request` takes the place of `ready`.
   void set_parameters(std::size_t count, SendingOrder sending);
+  /// Nothing is ready yet, and the step before is complete.
+  bool untouched() const;
   SendingOrder sending() const { return sending_; }
 
   /// Complete steps; also the number of the one under way.

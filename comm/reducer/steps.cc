@@ -34,7 +34,7 @@ void GradientReducer::Impl::wait_for_closed(ReducerStep::Lock& lock) {
 }
 
 void GradientReducer::Impl::bind_residuals() {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
+  for (std::size_t i = 0; i < residuals_.parameters(); ++i) {
     slots_[i].residual = residuals_.sender(i);
     const bool owes = parameters_[i].algorithm == Algorithm::kTwoShot;
     slots_[i].owner = owes ? residuals_.owner(i) : SegmentState{};
@@ -124,11 +124,13 @@ void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
 
 // A graph holds the addresses of one step: residuals that change places between steps would be
 // read again and again, and written where nobody reads.
-void GradientReducer::Impl::check_capture() const {
-  if (options_.transactions == Transactions::kOn && residence_->captured())
+void GradientReducer::Impl::check_capture() {
+  if (!residence_->captured()) return;
+  if (options_.transactions == Transactions::kOn)
     throw InvalidArgument(
         "a step cannot be captured where residuals are kept in two generations: set "
         "ReducerOptions::transactions to kOff");
+  was_captured_ = true;
 }
 
 void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {

@@ -190,10 +190,12 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// Adds a parameter; before the first `ready`. Its gradient span must outlive the reducer or be
-  /// given anew in each `ready`. All ranks add the same ones in the same order. `rows` and
-  /// `columns` (0: a 1-D parameter) choose between 1-D and others, and say for codecs of matrices
-  /// how values lie: GradientShape.
+  /// Adds a parameter, before the first step or between two: it is part of the next one, in which
+  /// the order of sending is learned anew. Its gradient span must outlive the reducer or be given
+  /// anew in each `ready`. All ranks add the same ones in the same order, between the same steps.
+  /// `rows` and `columns` (0: a 1-D parameter) choose between 1-D and others, and say for codecs of
+  /// matrices how values lie: GradientShape. Throws InvalidArgument where gradients of this step
+  /// are ready, and once a step was captured: a graph goes on as it was.
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
 
   /// As above for a parameter whose gradient is given anew in each `ready`, and may be freed when

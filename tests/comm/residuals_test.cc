@@ -7,7 +7,7 @@ namespace tersor {
 namespace {
 
 TEST(Residuals, PlacedAnewTheyBeginAnew) {
-  const auto residence = make_residence(Memory::kHost, {}, 2);
+  const auto residence = make_residence(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 1);
   residuals.place(*residence);
   residuals.add(100, 50);  // and the next one failed

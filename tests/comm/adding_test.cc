@@ -1,0 +1,185 @@
+// Parameters that are added between steps: as if they had always been there, without a gradient.
+#include "tests/comm/ranks.h"
+
+#include <tersor/tersor.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using ::testing::AnyOf;
+using testing::gaussian;
+using ::testing::HasSubstr;
+using testing::Values;
+
+constexpr std::size_t kValues = 8000;
+constexpr int kSteps = 6, kAddedAt = 3;
+
+/// One rank's layers of a matrix each, of which some come later.
+class Growing {
+ public:
+  Growing(Transport& transport, const ReducerOptions& options)
+      : rank_(transport.rank()), reducer_(transport, options) {}
+
+  GradientReducer& reducer() { return reducer_; }
+
+  void add(const std::string& name) {
+    names_.push_back(name);
+    gradients_.push_back(std::make_unique<Values>(kValues));
+    reducer_.add(name, *gradients_.back(), 80, 100);
+  }
+
+  /// What came back of each, one behind the other. Layers that are not `active` have no gradient.
+  std::vector<Values> step(int index, std::size_t active) {
+    for (std::size_t i = active; i-- > 0;) {
+      *gradients_[i] = gaussian(kValues, static_cast<std::uint64_t>(index) * 1000 +
+                                             static_cast<std::uint64_t>(rank_) * 10 + i);
+      reducer_.ready(names_[i], *gradients_[i]);
+    }
+    reducer_.wait();
+    std::vector<Values> back;
+    for (std::size_t i = 0; i < active; ++i) back.push_back(*gradients_[i]);
+    return back;
+  }
+  std::vector<Values> step(int index) { return step(index, names_.size()); }
+
+ private:
+  int rank_;
+  std::vector<std::string> names_;
+  std::vector<std::unique_ptr<Values>> gradients_;
+  GradientReducer reducer_;
+};
+
+struct Way {
+  const char* codec;
+  Algorithm algorithm;
+  SendingOrder order;
+  ProgressBy progress;
+};
+
+class Adding : public ::testing::TestWithParam<Way> {
+ protected:
+  ReducerOptions options() const {
+    return {.rules = {{"*", GetParam().codec}},
+            .algorithm = GetParam().algorithm,
+            .bucket_bytes = 40'000,  // a layer is a message
+            .order = GetParam().order,
+            .missing = MissingGradient::kInactive,
+            .progress = GetParam().progress};
+  }
+};
+
+TEST_P(Adding, HasTheBitsOfAParameterThatWasThereWithoutAGradient) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, {}, [&](Transport& transport) {
+      Growing grows(transport, options()), whole(transport, options());
+      for (const char* name : {"first", "second"}) grows.add(name);
+      for (const char* name : {"first", "second", "third", "fourth"}) whole.add(name);
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == kAddedAt)
+          for (const char* name : {"third", "fourth"}) grows.add(name);
+        EXPECT_EQ(grows.step(step), whole.step(step, step < kAddedAt ? 2 : 4)) << step;
+      }
+      EXPECT_EQ(grows.reducer().parameter_statistics()[2].steps,
+                static_cast<std::uint64_t>(kSteps - kAddedAt));
+    });
+}
+
+TEST_P(Adding, TheStateIsThatOfAllParameters) {
+  run_ranks(2, {}, [&](Transport& transport) {
+    Growing grows(transport, options()), next(transport, options());
+    grows.add("first");
+    grows.step(0);
+    grows.add("second");
+    const auto before = grows.reducer().save_state();  // with the new one, before its first step
+    grows.step(1);
+    for (const char* name : {"first", "second"}) next.add(name);
+    next.reducer().load_state(before);
+    next.step(1);
+    EXPECT_EQ(next.step(2), grows.step(2));
+    next.reducer().load_state(grows.reducer().save_state());
+    EXPECT_EQ(next.step(3), grows.step(3));
+  });
+}
+
+std::string name_of(const ::testing::TestParamInfo<Way>& info) {
+  return "w" + std::to_string(info.index);
+}
+INSTANTIATE_TEST_SUITE_P(
+    Ways, Adding,
+    ::testing::Values(
+        Way{"int8+ef", Algorithm::kTwoShot, SendingOrder::kLearned, ProgressBy::kThread},
+        Way{"int8+ef", Algorithm::kOneShot, SendingOrder::kLearned, ProgressBy::kCaller},
+        Way{"topk:density=0.05+ef", Algorithm::kAuto, SendingOrder::kOfReady, ProgressBy::kThread},
+        Way{"lowrank:rank=2+ef", Algorithm::kAuto, SendingOrder::kLearned, ProgressBy::kCaller}),
+    name_of);
+
+TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Growing grows(transport, {.codec = "int8+ef"});
+    grows.add("first");
+    grows.add("second");
+    grows.step(0);
+    Values gradient(kValues, 1.0f), more(kValues);
+    grows.reducer().ready("first", gradient);
+    try {
+      grows.reducer().add("third", more);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("add \"third\" between two steps"));
+    }
+    grows.reducer().ready("second", gradient);
+    grows.reducer().wait();
+    grows.add("third");
+    EXPECT_EQ(grows.step(2).size(), 3u);
+  });
+}
+
+TEST(AddingBetweenSteps, OnOneRankOnlyEndsAllRanksByName) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Growing grows(transport, {.codec = "int8+ef", .timeout = std::chrono::seconds(20)});
+    grows.add("first");
+    grows.step(0);
+    if (transport.rank() == 1) grows.add("second");
+    try {
+      grows.step(1);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("second"));
+    }
+  });
+}
+
+TEST(AddingBetweenSteps, EntersTheScheduleWhereItStands) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Growing grows(transport, {.rules = {{"*", "bf16"}, {"*", "int8", 2}}});
+    grows.add("first");
+    for (int step = 0; step < 4; ++step) grows.step(step);
+    grows.add("second");
+    grows.step(4);
+    EXPECT_EQ(grows.reducer().parameter_statistics()[1].codec, "int8");
+  });
+}
+
+TEST(AddingBetweenSteps, AutoChoosesForItToo) {
+  run_ranks(2, parse_link("100Mbit,100us"), [](Transport& transport) {
+    Growing grows(transport, {.rules = {{"*", "auto"}}});
+    grows.add("first");
+    for (int step = 0; step < 3; ++step) grows.step(step);
+    grows.add("second");
+    for (int step = 3; step < 6; ++step) grows.step(step);
+    const auto all = grows.reducer().parameter_statistics();
+    EXPECT_EQ(all[0].codec, all[1].codec) << grows.reducer().explain();
+    EXPECT_TRUE(all[1].codec_may_change);
+  });
+}
+
+}  // namespace
+}  // namespace tersor
