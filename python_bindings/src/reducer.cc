@@ -95,7 +95,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
       .def("add", &ArrayReducer::add, "name"_a, "like"_a,
            "Adds a parameter whose gradients will be arrays like this one, which itself is used "
            "for nothing but its shape, strides, dtype and place. All ranks add the same, in the "
-           "same order.")
+           "same order, before the first step or between the same two.")
       .def("ready", &ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
            "The gradient is there, flat or with shape and strides of what was added: it may be "

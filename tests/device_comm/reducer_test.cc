@@ -36,22 +36,24 @@ class Model {
  public:
   Model(Transport& transport, const Place& place, const ReducerOptions& options)
       : rank_(transport.rank()), reducer_(transport, options) {
-    for (const Shape& shape : kShapes) {
-      gradients_.push_back(std::make_unique<PlacedValues>(shape.count(), Dtype::kF32, place));
-      reducer_.add(shape.name, gradients_.back()->span(), shape.rows, shape.columns);
-    }
+    for (const Shape& shape : kShapes) add(shape, place);
   }
 
   GradientReducer& reducer() { return reducer_; }
 
+  void add(const Shape& shape, const Place& place) {
+    shapes_.push_back(shape);
+    gradients_.push_back(std::make_unique<PlacedValues>(shape.count(), Dtype::kF32, place));
+    reducer_.add(shape.name, gradients_.back()->span(), shape.rows, shape.columns);
+  }
+
   /// The last layer's gradients come first. `left_out` has none in this step.
   Values step(int index, int left_out = -1) {
-    for (int i = static_cast<int>(std::size(kShapes)); i-- > 0;) {
-      if (i == left_out) continue;
-      PlacedValues& gradient = *gradients_[static_cast<std::size_t>(i)];
-      gradient.write(testing::gaussian(kShapes[i].count(),
-                                       static_cast<std::uint64_t>(index * 100 + rank_ * 10 + i)));
-      reducer_.ready(kShapes[i].name);
+    for (std::size_t i = shapes_.size(); i-- > 0;) {
+      if (static_cast<int>(i) == left_out) continue;
+      gradients_[i]->write(testing::gaussian(
+          shapes_[i].count(), static_cast<std::uint64_t>(index * 100 + rank_ * 10) + i));
+      reducer_.ready(shapes_[i].name);
     }
     reducer_.wait();
     return read();
@@ -68,6 +70,7 @@ class Model {
   }
 
   int rank_;
+  std::vector<Shape> shapes_;
   std::vector<std::unique_ptr<PlacedValues>> gradients_;
   GradientReducer reducer_;
 };
@@ -121,6 +124,19 @@ TEST_P(ReducerOnDevice, TrainsAsOnHosts) {
     expect_as_on_hosts(ranks, [](Transport& transport, const Place& place) {
       return train(transport, place, options_of(place));
     });
+}
+
+TEST_P(ReducerOnDevice, ParametersMayBeAddedBetweenSteps) {
+  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
+    Model model(transport, place, options_of(place));
+    Outcome outcome;
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2) model.add({"fourth.weight", 64, 40}, place);
+      append(outcome.values, model.step(step));
+    }
+    outcome.state = model.reducer().save_state();
+    return outcome;
+  });
 }
 
 TEST_P(ReducerOnDevice, HierarchicallyToo) {
