@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import tersor
 from tersor.torch import fsdp
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
+PLACEMENTS = "torch.distributed.fsdp._fully_shard._fsdp_common"
 
 
 def with_experts(count: int) -> nn.Sequential:
@@ -87,9 +89,7 @@ def test_replicated_modules_are_refused_by_name() -> None:
 
 
 def on_two_meshes(rank: int, count: int) -> None:
-    placements = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_common")
-    if not hasattr(placements, "ShardPlacementResult"):
-        pytest.skip("this PyTorch has one mesh a module")
+    placements = importlib.import_module(PLACEMENTS)
     halves = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("expert", "shard"))
     half = placements.FSDPMeshInfo(halves["shard"], shard_mesh_dim=0)
     model = nn.Linear(INPUTS, INPUTS)
@@ -104,4 +104,6 @@ def on_two_meshes(rank: int, count: int) -> None:
 
 
 def test_a_module_on_two_meshes_is_refused_by_name() -> None:
+    if not hasattr(pytest.importorskip(PLACEMENTS), "ShardPlacementResult"):
+        pytest.skip("this PyTorch has one mesh a module")
     ranks.run(on_two_meshes, 4)

@@ -236,14 +236,13 @@ TEST(HierarchicalReducerOptions, RanksThatGroupOtherwiseAllHearOfIt) {
     if (transport.rank() == 2) options.hosts = {0, 1, 0, 1};
     options.timeout = std::chrono::seconds(60);
     std::optional<Training> run;  // whose making may hear of it already
-    const auto start = Clock::now();
     try {
       run.emplace(transport, options);
       run->step(0);
-    } catch (const TransportError&) {
+    } catch (const TransportError& error) {
       ++failed;
+      EXPECT_EQ(std::string(error.what()).find("within"), std::string::npos) << error.what();
     }
-    EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
     --running;
     while (running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });

@@ -80,12 +80,13 @@ class LateNetwork {
     });
   }
 
-  /// Short messages come all the same.
+  /// Short messages come all the same, and senders hear of what was read.
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
     letters_.remove_if([&](const Letter& letter) {
-      return letter.to == rank || (letter.from == rank && letter.is_long());
+      const bool lost = letter.to == rank && !letter.read;
+      return lost || (letter.from == rank && letter.is_long());
     });
   }
 
