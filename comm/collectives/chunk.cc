@@ -153,8 +153,8 @@ void ChunkTask::count_peers() {
 
 /// Those of a lane, by rank.
 std::span<const Received> ChunkTask::received(std::size_t lane) const {
-  const auto [first, last] = std::ranges::equal_range(received_, lane, {}, &Received::lane);
-  return {first, last};
+  return {std::ranges::lower_bound(received_, lane, {}, &Received::lane),
+          std::ranges::upper_bound(received_, lane, {}, &Received::lane)};
 }
 
 std::size_t ChunkTask::make_message(std::size_t lane, ByteSpan space) {

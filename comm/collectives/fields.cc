@@ -113,7 +113,7 @@ std::vector<std::string> usual_specs() {
   }
   for (std::string& spec : specs) spec = make_codec(spec)->spec().text();
   std::ranges::sort(specs);
-  specs.erase(std::ranges::unique(specs).begin(), specs.end());
+  specs.erase(std::unique(specs.begin(), specs.end()), specs.end());
   return specs;
 }
 

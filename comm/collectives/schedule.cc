@@ -17,7 +17,7 @@ void append(Schedule& schedule, Schedule steps) {
 /// itself last, so that not all send to the same one at the same time.
 std::vector<int> in_turn(std::vector<int> places, int own) {
   const auto self = std::ranges::find(places, own);
-  if (self != places.end()) std::ranges::rotate(places, std::next(self));
+  if (self != places.end()) std::rotate(places.begin(), std::next(self), places.end());
   return places;
 }
 

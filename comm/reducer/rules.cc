@@ -15,8 +15,10 @@ constexpr std::size_t kSmallCount = 4096;  // values: below, a codec saves less 
 /// Of each step the first rule counts.
 std::vector<ReducerRule> by_step(std::vector<ReducerRule> rules) {
   std::ranges::stable_sort(rules, {}, &ReducerRule::from_step);
-  const auto repeated = std::ranges::unique(rules, {}, &ReducerRule::from_step);
-  rules.erase(repeated.begin(), repeated.end());
+  const auto equal = [](const ReducerRule& a, const ReducerRule& b) {
+    return a.from_step == b.from_step;
+  };
+  rules.erase(std::unique(rules.begin(), rules.end(), equal), rules.end());
   return rules;
 }
 
