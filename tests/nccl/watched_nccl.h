@@ -1,7 +1,7 @@
-// NCCL between the transport and the device's stand-in of it (tests/ptx_device/nccl), for ranks that
-// are threads: counts the calls, notes what NCCL does not allow, and lets errors happen that a machine
-// with one stand-in never has. That the stand-in behaves as NCCL does is not proved by this: only that
-// the transport does what is right by NCCL's documentation.
+// Stands between the transport and the device's stand-in of NCCL (tests/ptx_device/nccl), for ranks
+// that are threads: counts the calls, notes what NCCL does not allow, and lets errors happen that a
+// stand-in never has by itself. That the stand-in behaves as NCCL does is not proved by this: only
+// that the transport does what is right by NCCL's documentation.
 #pragma once
 
 #include "comm/transport/nccl/api.h"

@@ -1,7 +1,7 @@
 // A stand-in of NCCL for ranks that are processes or threads of one machine on interpreted devices:
-// messages go through shared memory, in the order of the streams that they are queued on. Ranks whose
-// calls differ end at once, with both calls. Here are its version, its errors, and the functions that
-// move values.
+// messages go through shared memory, in the order of the streams that they are queued on. Ranks
+// whose calls differ end at once, with both calls. Here are its version, its errors, and the
+// functions that move values.
 #include "tests/ptx_device/nccl/calls.h"
 #include "tests/ptx_device/nccl/sums.h"
 
