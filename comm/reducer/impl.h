@@ -166,7 +166,7 @@ struct GradientReducer::Impl {
   void leave_out(std::uint32_t parameter);
   void leave_alone(std::uint32_t parameter);
   void measure_error(std::uint32_t parameter);
-  void check_capture();
+  void check_capture() const;
   bool has_gradient(std::size_t parameter) const {
     return slots_[parameter].input.count() == slots_[parameter].count;
   }

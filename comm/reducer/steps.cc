@@ -124,13 +124,11 @@ void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
 
 // A graph holds the addresses of one step: residuals that change places between steps would be
 // read again and again, and written where nobody reads.
-void GradientReducer::Impl::check_capture() {
-  if (!residence_->captured()) return;
-  if (options_.transactions == Transactions::kOn)
+void GradientReducer::Impl::check_capture() const {
+  if (options_.transactions == Transactions::kOn && residence_->captured())
     throw InvalidArgument(
         "a step cannot be captured where residuals are kept in two generations: set "
         "ReducerOptions::transactions to kOff");
-  was_captured_ = true;
 }
 
 void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {
@@ -274,6 +272,7 @@ void GradientReducer::Impl::close_step() {
   if (!step_.ends()) return;
   follow_phases();
   learn();
+  was_captured_ = was_captured_ || residence_->captured();
   const bool requested = mark_missing();
   step_.close();
   if (context_.ranks == 1 || slots_.empty() || step_.all_back()) return complete_step();

@@ -201,6 +201,23 @@ TEST(NcclReducer, AStepIsCapturedAndReplayed) {
   });
 }
 
+TEST(NcclReducer, NothingIsAddedOnceAStepWasCaptured) {
+  on_nccl(2, [](NcclRank& rank) {
+    const Place place{Memory::kDevice, rank.stream};
+    PlacedValues first(kCount, Dtype::kF32, place), second(kCount, Dtype::kF32, place);
+    GradientReducer reducer(rank.transport, {.codec = "int8+ef", .stream = rank.stream});
+    reducer.add("first", first.span(), kCount, 1);
+    const auto step = [&] {
+      reducer.ready("first");
+      reducer.wait();
+    };
+    step();
+    step();
+    const Graph graph(rank, step);
+    EXPECT_THROW(reducer.add("second", second.span(), kCount, 1), InvalidArgument);
+  });
+}
+
 TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
   on_nccl(2, [](NcclRank& rank) {
     const Place place{Memory::kDevice, rank.stream};
