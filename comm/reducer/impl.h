@@ -205,6 +205,7 @@ struct GradientReducer::Impl {
   std::unique_ptr<Hierarchy> hierarchy_;            ///< null: all ranks exchange with all
   std::shared_ptr<const Codec> single_host_codec_;  ///< of all, where a hierarchy has one host
   std::vector<Slot> slots_;
+  std::size_t taken_in_ = 0;  ///< so many of them are part of steps
   std::vector<Parameter> parameters_;
   std::map<std::string, std::uint32_t, std::less<>> names_;
   Memory memory_ = Memory::kHost;  ///< of the gradients

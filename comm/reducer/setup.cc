@@ -16,10 +16,11 @@ namespace tersor {
 void GradientReducer::Impl::finalize() {
   if (sender_ == nullptr) {
     begin();
-  } else if (residuals_.parameters() < slots_.size()) {
+  } else if (taken_in_ < slots_.size()) {
     const Residence::Entry entry(*residence_);
     take_in_added();
   }
+  taken_in_ = slots_.size();
 }
 
 void GradientReducer::Impl::begin() {
@@ -35,12 +36,11 @@ void GradientReducer::Impl::begin() {
 
 // Nothing is under way: `add` saw to that. "auto" learns anew where it has more to choose for.
 void GradientReducer::Impl::take_in_added() {
-  const auto is_new = std::span(parameters_).subspan(residuals_.parameters());
+  const auto is_new = std::span(parameters_).subspan(taken_in_);
   const bool learns =
       std::ranges::any_of(is_new, [](const Parameter& one) { return !one.ways.empty(); });
   place_added();
   if (learns) make_learner();
-  step_.forget_order();
   change_ways();
 }
 

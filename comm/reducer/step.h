@@ -33,8 +33,8 @@ class ReducerStep {
   void wait(Lock& lock) { changed_.wait(lock); }
   void notify() { changed_.notify_all(); }
 
-  /// Before all else, and where there are more from the next step on. With kOfReady there is
-  /// nothing to learn: `request` takes the place of `ready`.
+  /// Before all else, and where there are more from the next step on, which learns the order
+  /// anew. With kOfReady there is nothing to learn: `request` takes the place of `ready`.
   void set_parameters(std::size_t count, SendingOrder sending);
   /// Nothing is ready yet, and the step before is complete.
   bool untouched() const;
