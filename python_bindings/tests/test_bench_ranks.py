@@ -102,6 +102,7 @@ def test_a_training_ends_with_an_exchange(tmp_path: pathlib.Path, text: pathlib.
     assert "multiples of 2 steps" in failed.stderr
 
 
+@pytest.mark.long
 def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--mib", 8, "--iterations", 3, "--json", path]
@@ -162,6 +163,7 @@ def test_three_ranks_whose_shards_are_uneven(tmp_path: pathlib.Path) -> None:
     assert 0.01 < int4["relative_error"] < 0.3
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_ends_all(tmp_path: pathlib.Path) -> None:
     """No text: each rank fails by itself."""
     done = bench("train", "--model", "gpt", "--data", tmp_path / "missing", expect=2)

@@ -161,6 +161,7 @@ def ends_with_an_error(rank: int, _: int) -> None:
     raise KeyError("a mistake of the trainer's")
 
 
+@pytest.mark.long
 def test_a_process_ends_by_itself_without_being_closed() -> None:
     for outcome in ranks.outcomes(ends_with_an_error, 2, fresh=True):
         assert isinstance(outcome.error, KeyError)
@@ -182,7 +183,7 @@ def test_a_state_of_another_model_is_an_error() -> None:
         assert "that is not in the model" in message
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
 def test_closing_and_destroying_in_any_order(when: str) -> None:
     for outcome in ranks.outcomes(closes, 2, when, fresh=True):
         assert outcome.error is None, outcome.traceback

@@ -37,6 +37,7 @@ def pictures(cell: Any) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
+@pytest.mark.long
 def test_the_notebook_runs_and_its_text_is_true(notebook: Any, tmp_path: pathlib.Path) -> None:
     notebook.cells.append(nbformat.v4.new_code_cell(LESSONS))
     client = nbclient.NotebookClient(

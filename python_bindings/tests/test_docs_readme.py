@@ -12,7 +12,11 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(
-    ("page", "unit", "share"), [("README.md", "KiB", 0.3), ("docs/diloco.md", "bytes", 0.001)]
+    ("page", "unit", "share"),
+    [
+        ("README.md", "KiB", 0.3),
+        pytest.param("docs/diloco.md", "bytes", 0.001, marks=pytest.mark.long),
+    ],
 )
 def test_the_pages_program_trains(
     page: str, unit: str, share: float, tmp_path: pathlib.Path

@@ -158,10 +158,15 @@ def holds_a_reducer_to_the_end(rank: int, count: int) -> None:
     "function",
     [
         leaves_it_to_the_interpreter,
-        destroys_first,
-        destroys_and_forgets,
-        closes_alone,
-        holds_a_reducer_to_the_end,
+        *(
+            pytest.param(function, marks=pytest.mark.long)
+            for function in (
+                destroys_first,
+                destroys_and_forgets,
+                closes_alone,
+                holds_a_reducer_to_the_end,
+            )
+        ),
     ],
 )
 def test_a_process_ends_in_silence(function: object) -> None:

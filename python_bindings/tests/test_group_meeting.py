@@ -151,7 +151,7 @@ def interrupted(rank: int, count: int, waiting: int) -> float:
     return total(group.transport())
 
 
-@pytest.mark.parametrize("waiting", [0, 1])
+@pytest.mark.parametrize("waiting", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_ctrl_c_ends_the_meeting(waiting: int) -> None:
     assert ranks.run(interrupted, 2, waiting, fresh=True) == [3.0, 3.0]
 

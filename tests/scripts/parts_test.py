@@ -71,7 +71,7 @@ class Parts(unittest.TestCase):
             self.assertRegex(calls, "ctest|test-python")
 
     def test_a_build_that_breaks_is_a_failure(self) -> None:
-        for part in set(self.parts()) - {"push", "wheel", "python-bench", "oldest-torch"}:
+        for part in set(self.parts()) - {"push", "wheel", "python-long", "oldest-torch"}:
             done, calls = self.run_test("--part", part, BROKEN_BUILD="yes")
             self.assertEqual(done.returncode, 1, part)
             self.assertEqual(done.stdout.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
@@ -79,12 +79,12 @@ class Parts(unittest.TestCase):
 
     def test_only_what_a_part_needs_is_built(self) -> None:
         _, calls = self.run_test("--part", "seeds")  # of a build without TCP and MPI
-        self.assertRegex(calls, r"cmake --build --preset release -j \d+ --target tersor_faults_test\n")
+        self.assertRegex(calls, r"cmake --build --preset quick -j \d+ --target tersor_faults_test\n")
 
     def test_all_runs_each(self) -> None:
         done, calls = self.run_test("--all")
         self.assertEqual(done.returncode, 0)
-        for what in ("newest", "bench", "oldest", "wheel", "split-long", "grid-long", "preset fuzz"):
+        for what in ("newest", "long", "oldest", "wheel", "split-long", "grid-long", "preset fuzz"):
             self.assertIn(what, calls)
 
     def test_each_stands_in_the_table(self) -> None:

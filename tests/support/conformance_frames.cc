@@ -325,11 +325,11 @@ TEST_P(CodecConformance, ThreadsDoNotMatter) {
   if (test_device() != nullptr) GTEST_SKIP() << "host threads do nothing on a device";
   const bool reduces = allows(Exchange::kTwoShot);
   for (const Dtype dtype : kGradientDtypes) {
-    const std::size_t longest = dtype == Dtype::kF32 ? 1'000'001 : 200'001;
+    const std::size_t longest = dtype == Dtype::kF32 && !grid_is_small() ? 1'000'001 : 200'001;
     const std::vector<std::size_t> counts = {5, longest, 0, 70'000, 131'072};
     CodecHarness alone(spec(), counts, {.dtype = dtype});
     const Outcome expected = outcome_of(alone, reduces);
-    for (const unsigned threads : {2, 3}) {
+    for (unsigned threads = grid_is_small() ? 3 : 2; threads <= 3; ++threads) {
       CodecHarness several(spec(), counts, {.dtype = dtype, .threads = threads});
       EXPECT_TRUE(outcome_of(several, reduces) == expected) << threads;
     }

@@ -4,7 +4,7 @@
 namespace tersor::test {
 
 /// Whether TERSOR_TEST_GRID=small asks for a part: each count and each type, but not all of them
-/// together. So it is on the device that interprets PTX; the part ptx-grid of scripts/test goes
+/// together. So it is where scripts/test runs without a name; its parts release and ptx-grid go
 /// through the whole.
 bool grid_is_small();
 
