@@ -31,17 +31,6 @@ void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_
                         std::to_string(count));
 }
 
-/// What this rank keeps of an allreduce's slot.
-StateRanges allreduce_ranges(const Prepared& prepared) {
-  const Slot& slot = prepared.slots.front();
-  const ExchangeContext& context = prepared.context;
-  if (prepared.hierarchy != nullptr)
-    return prepared.hierarchy->groups().state_ranges(slot.count, context.rank, slot.parameter,
-                                                     slot.unit());
-  return {{0, slot.count},
-          context.grid.owned({0, slot.count}, context.rank, slot.parameter, slot.unit())};
-}
-
 int slots_of(const Prepared& prepared) { return static_cast<int>(prepared.slots.size()); }
 
 /// Whether this rank encodes a slot: its own; of what is added all, by hosts those of its place.
@@ -67,7 +56,7 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
                StreamView stream) {
   ExchangeContext& context = prepared.context;
   context.transport = &transport;
-  context.adder = prepared.hierarchy == nullptr ? &transport : prepared.hierarchy->owners();
+  context.adder = adder_of(context);
   context.seed = options.seed;
   context.step = options.step;
   context.words = options.state == nullptr ? nullptr : options.state->words;
@@ -82,8 +71,8 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
 
 void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) {
   if (!keeps_state(prepared, options)) return;
-  const StateRanges ranges = allreduce_ranges(prepared);
   Slot& slot = prepared.slots.front();
+  const StateRanges ranges = state_ranges(prepared.context, slot, prepared.context.rank);
   check_state(prepared, options.state->residual, ranges.encoded.count,
               prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
   slot.residual = both_in(options.state->residual);

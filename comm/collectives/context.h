@@ -14,6 +14,8 @@
 
 namespace tersor {
 
+class Hierarchy;
+
 /// What was done for one slot since the counters were last cleared. Seconds and bytes of a frame
 /// are shared out among its slots by their counts.
 struct SlotCounters {
@@ -28,7 +30,8 @@ struct ExchangeContext {
   Transport* adder = nullptr;  ///< sums bare values: the transport, or one of its splits
   int rank = 0;
   int ranks = 1;
-  Grid grid = {};  ///< of all ranks, where there is no hierarchy
+  Grid grid = {};                        ///< of all ranks, where there is no hierarchy
+  const Hierarchy* hierarchy = nullptr;  ///< null: all ranks exchange with all
   std::span<const Slot> slots;
   std::string_view name;  ///< of the operation, for messages
   std::uint64_t signature = 0;
@@ -48,6 +51,7 @@ struct ExchangeContext {
   std::uint64_t* device_overflows = nullptr;
   bool in_order = false;
 
+  unsigned thread_count() const { return threads == nullptr ? 1 : threads->count(); }
   bool on_device() const { return memory == Memory::kDevice; }
   /// The library below does all on the device, and adds in an order of its own.
   bool queues() const { return on_device() && transport->traits().queues; }

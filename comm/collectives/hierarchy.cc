@@ -14,6 +14,15 @@ std::unique_ptr<Transport> split_owners(Transport& transport, const HostGroups& 
   return transport.split(groups.owners(groups.place(transport.rank())));
 }
 
+std::shared_ptr<const Codec> make_host_codec(std::string_view spec) {
+  auto codec = make_codec(spec);
+  const std::string& name = codec->spec().name;
+  if (codec->has_feedback() || (name != "none" && name != "bf16"))
+    throw InvalidArgument("within a host values travel as none or bf16, not as " +
+                          codec->spec().text());
+  return codec;
+}
+
 }  // namespace
 
 Hierarchy::Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec,
@@ -23,15 +32,45 @@ Hierarchy::Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<co
       between_(between),
       owners_(split_owners(transport, groups_, between)) {}
 
-const Hierarchy* hierarchy_of(const Slot& slot, const Hierarchy* hierarchy) {
+Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std::string_view codec,
+                 double error_growth) {
+  Hosts hosts{.codec = make_host_codec(codec)};
+  HostGroups groups(named.empty() ? transport.hosts() : named, transport.ranks(), error_growth);
+  hosts.is_one = groups.hosts() == 1;
+  if (!hosts.is_one && groups.hosts() != groups.ranks()) hosts.groups = std::move(groups);
+  return hosts;
+}
+
+const Hierarchy* hierarchy_of(const ExchangeContext& context, const Slot& slot) {
+  const Hierarchy* hierarchy = context.hierarchy;
   const bool scatters = slot.collective == Collective::kReduceScatter;
   const bool fits = hierarchy != nullptr && (!scatters || hierarchy->groups().even());
   return fits ? hierarchy : nullptr;
 }
 
-std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy) {
-  const bool split = hierarchy != nullptr && hierarchy->owners() != nullptr;
-  return transport.counters().sent_bytes + (split ? hierarchy->owners()->counters().sent_bytes : 0);
+int encoding_ranks(const ExchangeContext& context, const Slot& slot) {
+  const Hierarchy* hierarchy = hierarchy_of(context, slot);
+  return hierarchy == nullptr ? context.ranks : hierarchy->groups().hosts();
+}
+
+StateRanges state_ranges(const ExchangeContext& context, const Slot& slot, int rank) {
+  const Range whole{0, slot.count};
+  const Hierarchy* hierarchy = hierarchy_of(context, slot);
+  if (hierarchy == nullptr)
+    return {whole, context.grid.owned(whole, rank, slot.parameter, slot.unit())};
+  if (slot.collective == Collective::kReduceScatter)
+    return {hierarchy->groups().scattered(slot.count, rank), {}};
+  return hierarchy->groups().state_ranges(slot.count, rank, slot.parameter, slot.unit());
+}
+
+Transport* adder_of(const ExchangeContext& context) {
+  return context.hierarchy == nullptr ? context.transport : context.hierarchy->owners();
+}
+
+std::uint64_t sent_bytes(const ExchangeContext& context) {
+  const Transport* adder = adder_of(context);
+  const bool is_split = adder != nullptr && adder != context.transport;
+  return context.transport->counters().sent_bytes + (is_split ? adder->counters().sent_bytes : 0);
 }
 
 void add_groups(Fields& fields, const HostGroups& groups, std::string_view host_codec) {
@@ -63,15 +102,6 @@ void agree(Transport& transport, const ExchangeContext& context) {
                 .tag = transport.reserve_tags(1),
                 .timeout = context.timeout})
       .wait_synchronize();
-}
-
-std::shared_ptr<const Codec> make_host_codec(std::string_view spec) {
-  auto codec = make_codec(spec);
-  const std::string& name = codec->spec().name;
-  if (codec->has_feedback() || (name != "none" && name != "bf16"))
-    throw InvalidArgument("within a host values travel as none or bf16, not as " +
-                          codec->spec().text());
-  return codec;
 }
 
 }  // namespace tersor

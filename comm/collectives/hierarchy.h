@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 namespace tersor {
 
@@ -37,12 +39,33 @@ class Hierarchy {
   std::unique_ptr<Transport> owners_;
 };
 
-/// The hierarchy that a slot goes by, of those that there are: none, where it is a reduce-scatter
-/// and hosts have unequal numbers of ranks.
-const Hierarchy* hierarchy_of(const Slot& slot, const Hierarchy* hierarchy);
+/// The hosts that ranks are to go by.
+struct Hosts {
+  std::shared_ptr<const Codec> codec;  ///< within a host
+  bool is_one = false;                 ///< so that the codec is that of all
+  std::optional<HostGroups> groups;    ///< none for one host, nor for hosts of one rank each
+};
 
-/// What this rank sent by a transport, and by the split of a hierarchy (may be null).
-std::uint64_t sent_bytes(const Transport& transport, const Hierarchy* hierarchy);
+/// Hosts as they are named, or where none are, as the transport found them; of codec and
+/// error_growth: CollectiveOptions. Throws InvalidArgument for a codec that is none of a host's.
+Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std::string_view codec,
+                 double error_growth);
+
+/// The hierarchy that a slot goes by; null where there is none, or where it is a reduce-scatter and
+/// hosts have unequal numbers of ranks.
+const Hierarchy* hierarchy_of(const ExchangeContext& context, const Slot& slot);
+
+/// How many ranks exchange a slot's encoded values: all, or the owners of a shard.
+int encoding_ranks(const ExchangeContext& context, const Slot& slot);
+
+/// What a rank encodes of a slot that is added, and what it owns in a two-shot allreduce of it.
+StateRanges state_ranges(const ExchangeContext& context, const Slot& slot, int rank);
+
+/// Who adds bare values: the transport, or its split of the owners of this rank's shard.
+Transport* adder_of(const ExchangeContext& context);
+
+/// What this rank sent by the transport, and by that split.
+std::uint64_t sent_bytes(const ExchangeContext& context);
 
 /// Part of the signature of whatever goes through such a hierarchy.
 void add_groups(Fields& fields, const HostGroups& groups, std::string_view host_codec);
@@ -56,8 +79,5 @@ void check_even(const HostGroups& groups, std::string_view what);
 /// Throws TransportError on all ranks where their signatures differ: before splits are made of
 /// groups that do not fit each other.
 void agree(Transport& transport, const ExchangeContext& context);
-
-/// The codec within a host of a spec. Throws InvalidArgument for one that is neither none nor bf16.
-std::shared_ptr<const Codec> make_host_codec(std::string_view spec);
 
 }  // namespace tersor

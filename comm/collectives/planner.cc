@@ -23,13 +23,9 @@ void append(Lanes& lanes, Lanes more) { std::ranges::move(more, std::back_insert
 
 }  // namespace
 
-int Planner::encoding_ranks(const Slot& slot) const {
-  return climbs(slot) ? hierarchy_->groups().hosts() : context_.ranks;
-}
-
 // Shards of a reduce-scatter are the ranks' own: there are as many as ranks.
 Grid Planner::grid(const Slot& slot) const {
-  if (climbs(slot)) return hierarchy_->groups().grid();
+  if (climbs(slot)) return groups().grid();
   return slot.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
 }
 
@@ -39,7 +35,7 @@ PlanContext Planner::context(const Slot& slot) const {
           .ranks = context_.ranks,
           .grid = grid(slot),
           .place = context_.rank,
-          .threads = threads_,
+          .threads = context_.thread_count(),
           .memory = context_.memory,
           .adds = static_cast<float>(context_.ranks)};
 }
@@ -48,15 +44,15 @@ PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
   PlanContext context = this->context(slot);
   if (!climbs(slot)) return context;
   context.ranks = encoding_ranks(slot);
-  context.place = index_in(hierarchy_->groups().owners(shard), context_.rank);
-  context.sharding = {shard, hierarchy_->groups().shards()};
+  context.place = index_in(groups().owners(shard), context_.rank);
+  context.sharding = {shard, groups().shards()};
   context.carried = Carried::kOfHost;
   context.adds /= host_share();
   return context;
 }
 
 // By as many as add on any host, so that hosts' sums count alike.
-float Planner::host_share() const { return static_cast<float>(hierarchy_->groups().most_ranks()); }
+float Planner::host_share() const { return static_cast<float>(groups().most_ranks()); }
 
 Owed Planner::owed(const Slot& slot) const {
   const PlanContext context = encoded_context(0, slot);
@@ -69,13 +65,12 @@ Owed Planner::owed(const Slot& slot) const {
 
 // What is added within a host goes on between them; what comes back is a mean already.
 PlanContext Planner::host_context(Carried carried) const {
-  const HostGroups& groups = hierarchy_->groups();
   return {.slots = context_.slots,
-          .ranks = static_cast<int>(groups.neighbours(context_.rank).size()),
-          .place = groups.place(context_.rank),
-          .threads = threads_,
+          .ranks = static_cast<int>(groups().neighbours(context_.rank).size()),
+          .place = groups().place(context_.rank),
+          .threads = context_.thread_count(),
           .carried = carried,
-          .codec = &hierarchy_->codec(),
+          .codec = &context_.hierarchy->codec(),
           .memory = context_.memory,
           .adds = carried == Carried::kToHost ? host_share() : 1.0f};
 }
@@ -91,7 +86,7 @@ std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) 
 }
 
 Schedule Planner::schedule(const Slot& slot, std::span<const Exchange> rounds) const {
-  if (climbs(slot)) return hierarchical(hierarchy_->groups(), context_.rank, rounds);
+  if (climbs(slot)) return hierarchical(groups(), context_.rank, rounds);
   const Party all = everybody(context_.rank, grid(slot));
   return slot.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
                                                        : allreduce_by(rounds, all);
@@ -108,7 +103,7 @@ std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Lan
 Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
   std::vector<std::vector<Piece>> pieces;
   for (const Lanes& shard : shards) pieces.push_back(pieces_of(shard));
-  const auto own = static_cast<std::size_t>(hierarchy_->groups().place(context_.rank));
+  const auto own = static_cast<std::size_t>(groups().place(context_.rank));
   Lanes lanes = plan_pieces(host_context(Carried::kToHost), pieces);
   append(lanes, own < shards.size() ? std::move(shards[own]) : Lanes(shards.front().size()));
   append(lanes, plan_pieces(host_context(Carried::kOfHost), pieces));
@@ -120,7 +115,7 @@ ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorit
   if (scatters_by_hosts(first)) return whole_scattered(slots);
   const auto rounds = exchanges(first, algorithm);
   std::vector<Lanes> shards;
-  const int count = climbs(first) ? hierarchy_->groups().shards() : 1;
+  const int count = climbs(first) ? groups().shards() : 1;
   for (int shard = 0; shard < count; ++shard)
     shards.push_back(plan_whole(encoded_context(shard, first), slots, rounds.back()));
   Lanes lanes = climbs(first) ? with_hosts(std::move(shards)) : std::move(shards.front());
@@ -154,14 +149,14 @@ ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> slots) const {
     const std::vector<Piece> own = shares(slot);
     for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].push_back(own[rank]);
   }
-  const Schedule schedule = hierarchical_reduce_scatter(hierarchy_->groups(), context_.rank);
+  const Schedule schedule = hierarchical_reduce_scatter(groups(), context_.rank);
   return std::move(chunks(schedule, {scattered_lanes(all)}).front());
 }
 
 // Shards differ by a unit: one of them may have a chunk more.
 std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
                                        std::size_t chunk_count) const {
-  const auto shards = static_cast<std::size_t>(hierarchy_->groups().shards());
+  const auto shards = static_cast<std::size_t>(groups().shards());
   const auto lane_count =
       static_cast<std::size_t>(lanes_of(last, encoding_ranks(slots()[slot]), grid(slots()[slot])));
   std::vector<std::vector<Lanes>> of_shard;
@@ -194,13 +189,12 @@ std::vector<ChunkPlan> Planner::by_rank(const Party& party, const Schedule& sche
 }
 
 Lanes Planner::scattered_lanes(std::span<const std::vector<Piece>> shares) const {
-  const HostGroups& groups = hierarchy_->groups();
-  const int place = groups.place(context_.rank);
-  std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups.shards())), between;
+  const int place = groups().place(context_.rank);
+  std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups().shards())), between;
   for (std::size_t i = 0; i < within.size(); ++i)
-    for (const int owner : groups.owners(static_cast<int>(i)))
+    for (const int owner : groups().owners(static_cast<int>(i)))
       std::ranges::copy(shares[static_cast<std::size_t>(owner)], std::back_inserter(within[i]));
-  for (const int owner : groups.owners(place))
+  for (const int owner : groups().owners(place))
     between.push_back(shares[static_cast<std::size_t>(owner)]);
   Lanes lanes = plan_pieces(host_context(Carried::kToHost), within);
   const Slot& slot = slots()[shares.front().front().slot];
@@ -219,7 +213,7 @@ std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
     for (const Piece& piece : chunk) cut.push_back({piece});
     lanes.push_back(scattered_lanes(cut));
   }
-  return chunks(hierarchical_reduce_scatter(hierarchy_->groups(), context_.rank), std::move(lanes));
+  return chunks(hierarchical_reduce_scatter(groups(), context_.rank), std::move(lanes));
 }
 
 // Both who exchange rows say in their frames how many go each way: so both learn where they differ.

@@ -22,13 +22,11 @@ struct Owed {
 
 class Planner {
  public:
-  /// `hierarchy` may be null. Both outlive the planner and its chunks.
-  Planner(const ExchangeContext& context, const Hierarchy* hierarchy, unsigned threads)
-      : context_(context), hierarchy_(hierarchy), threads_(threads) {}
+  /// The context outlives the planner and its chunks.
+  explicit Planner(const ExchangeContext& context) : context_(context) {}
 
   std::span<const Slot> slots() const { return context_.slots; }
-  /// Among whom a slot's encoded values are exchanged: all ranks, or the owners of a shard.
-  int encoding_ranks(const Slot& slot) const;
+  int encoding_ranks(const Slot& slot) const { return tersor::encoding_ranks(context_, slot); }
   /// Of a slot's residuals, where a mean is taken.
   Owed owed(const Slot& slot) const;
 
@@ -48,7 +46,8 @@ class Planner {
   std::vector<ChunkPlan> by_rows(const Party& party, std::size_t columns) const;
 
  private:
-  bool climbs(const Slot& slot) const { return hierarchy_of(slot, hierarchy_) != nullptr; }
+  bool climbs(const Slot& slot) const { return hierarchy_of(context_, slot) != nullptr; }
+  const HostGroups& groups() const { return context_.hierarchy->groups(); }
   bool scatters_by_hosts(const Slot& slot) const {
     return slot.collective == Collective::kReduceScatter && climbs(slot);
   }
@@ -69,8 +68,6 @@ class Planner {
   std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
 
   const ExchangeContext& context_;
-  const Hierarchy* hierarchy_;
-  unsigned threads_;
 };
 
 }  // namespace tersor

@@ -15,8 +15,7 @@ constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allga
                                            "broadcast", "reduce",         "gather",
                                            "scatter",   "all_to_all",     "send"};
 
-Fields fields_of(const Prepared& prepared, const CollectiveOptions& options,
-                 const std::optional<HostGroups>& groups) {
+Fields fields_of(const Prepared& prepared, const CollectiveOptions& options, const Hosts& hosts) {
   Fields fields;
   fields
       .add("operation", static_cast<std::uint8_t>(prepared.key.kind),
@@ -34,7 +33,7 @@ Fields fields_of(const Prepared& prepared, const CollectiveOptions& options,
   fields.add_unless_zero("root", static_cast<std::uint32_t>(prepared.key.root))
       .add_unless_zero("order in memory", options.order, order_mark());
   add_grid(fields, prepared.context.grid);
-  if (groups) add_groups(fields, *groups, options.host_codec);
+  if (hosts.groups) add_groups(fields, *hosts.groups, options.host_codec);
   return fields;
 }
 
@@ -49,20 +48,15 @@ void make_slots(Prepared& prepared) {
                               .codec = prepared.codec});
 }
 
-/// The groups of a hierarchical call. None where there is nothing to climb: on one host all that
-/// goes is the host's own sum, and hosts of one rank each are ranks as any. Nor where shards do not
-/// fit the hosts that the transport found.
-std::optional<HostGroups> find_groups(Prepared& prepared, const Transport& transport) {
+/// Those of a hierarchical call. Shards must fit hosts that are named; they go without those that
+/// the transport found where they do not.
+Hosts hosts_of(const Prepared& prepared, const Transport& transport) {
   const Key& key = prepared.key;
   const bool climbs = key.kind == Kind::kAllreduce || prepared.is_of_shards();
   if (!climbs || key.algorithm != Algorithm::kHierarchical) return {};
-  auto host_codec = make_host_codec(key.host_codec);
-  HostGroups groups(key.hosts.empty() ? transport.hosts() : key.hosts, transport.ranks(),
-                    key.error_growth);
-  if (groups.hosts() == 1) prepared.codec = std::move(host_codec);
-  if (groups.hosts() == 1 || groups.hosts() == groups.ranks()) return {};
-  if (key.kind == Kind::kAllreduce || groups.even()) return groups;
-  if (!key.hosts.empty()) check_even(groups, prepared.context.name);
+  Hosts hosts = find_hosts(transport, key.hosts, key.host_codec, key.error_growth);
+  if (!hosts.groups || key.kind == Kind::kAllreduce || hosts.groups->even()) return hosts;
+  if (!key.hosts.empty()) check_even(*hosts.groups, prepared.context.name);
   return {};
 }
 
@@ -118,20 +112,20 @@ void agree(Transport& transport, const Prepared& prepared) try {
   throw TransportError(explained(error.what(), prepared.fields));
 }
 
-std::shared_ptr<Hierarchy> find_hierarchy(Transport& transport, const Prepared& prepared,
-                                          HostGroups groups, KnownHierarchy& known) {
-  const std::string& codec = prepared.key.host_codec;
+void find_hierarchy(Transport& transport, Prepared& prepared, Hosts hosts, KnownHierarchy& known) {
+  const HostGroups& groups = *hosts.groups;
   const Between between = prepared.is_of_shards() ? Between::kFrames : Between::kAny;
   const bool same = known.transport == &transport && known.hierarchy->between() >= between &&
-                    known.hierarchy->codec().spec().text() == codec &&
+                    known.hierarchy->codec().spec().text() == hosts.codec->spec().text() &&
                     known.hierarchy->groups().grid().dimensions() == groups.grid().dimensions() &&
                     std::ranges::equal(known.hierarchy->groups().numbers(), groups.numbers());
   if (!same) {
     agree(transport, prepared);
-    known = {&transport, std::make_shared<Hierarchy>(transport, std::move(groups),
-                                                     make_host_codec(codec), between)};
+    known = {&transport, std::make_shared<Hierarchy>(transport, *std::move(hosts.groups),
+                                                     std::move(hosts.codec), between)};
   }
-  return known.hierarchy;
+  prepared.hierarchy = known.hierarchy;
+  prepared.context.hierarchy = prepared.hierarchy.get();
 }
 
 void make_host_sums(Prepared& prepared) {
@@ -175,7 +169,7 @@ std::vector<ChunkPlan> plan_allgather(const Prepared& prepared, const Planner& p
 
 void make_plans(Prepared& prepared) {
   const Key& key = prepared.key;
-  const Planner planner(prepared.context, prepared.hierarchy.get(), key.threads);
+  const Planner planner(prepared.context);
   const Party all = everybody(prepared.context.rank, prepared.context.ranks);
   switch (key.kind) {
     case Kind::kBroadcast:
@@ -217,6 +211,7 @@ void make_context(Prepared& prepared, Transport& transport, const CollectiveOpti
                        : Grid(context.ranks);
   context.name = kKindNames[static_cast<int>(prepared.key.kind)];
   context.timeout = options.timeout;
+  context.threads = options.threads;
   context.memory = prepared.key.memory;
 }
 
@@ -226,16 +221,17 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
                                   KnownHierarchy& known) {
   auto prepared = std::make_unique<Prepared>(std::move(key));
   make_context(*prepared, transport, options);
-  auto groups = find_groups(*prepared, transport);
-  prepared->by_hosts = groups.has_value();
+  Hosts hosts = hosts_of(*prepared, transport);
+  if (hosts.is_one) prepared->codec = hosts.codec;
+  prepared->by_hosts = hosts.groups.has_value();
   check_grid(*prepared);
   make_slots(*prepared);
-  choose_way(*prepared, groups);
+  choose_way(*prepared, hosts.groups);
   prepared->context.slots = prepared->slots;
   prepared->context.counters.resize(prepared->slots.size());
-  prepared->fields = fields_of(*prepared, options, groups);
+  prepared->fields = fields_of(*prepared, options, hosts);
   prepared->context.signature = prepared->fields.signature();
-  if (groups) prepared->hierarchy = find_hierarchy(transport, *prepared, *std::move(groups), known);
+  if (prepared->by_hosts) find_hierarchy(transport, *prepared, std::move(hosts), known);
   make_host_sums(*prepared);
   make_plans(*prepared);
   prepared->pipeline = std::make_unique<Pipeline>(prepared->context);

@@ -164,8 +164,7 @@ void plan(Prepared& prepared, const Rows& rows) {
     prepared.slots[i].first_index = 0;
   }
   prepared.chunks.clear();
-  prepared.chunks = Planner(prepared.context, nullptr, prepared.key.threads)
-                        .by_rows(prepared.party(), prepared.key.count);
+  prepared.chunks = Planner(prepared.context).by_rows(prepared.party(), prepared.key.count);
   prepared.pipeline->prepare(prepared.chunks.front(), 1);
   prepared.context.in_order = prepared.context.on_device();
 }

@@ -157,13 +157,9 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
 /// The first rank that encodes the parameter: others may never have seen its codec's memory.
 bool GradientReducer::Impl::tells_memory(std::size_t parameter) const {
   const Slot& slot = slots_[parameter];
-  const bool climbs = hierarchy_ != nullptr && slot.collective != Collective::kReduceScatter;
-  if (!climbs || slot.count == 0) return context_.rank == 0;
+  if (slot.count == 0) return context_.rank == 0;
   int rank = 0;
-  while (hierarchy_->groups()
-             .state_ranges(slot.count, rank, slot.parameter, slot.unit())
-             .encoded.count == 0)
-    ++rank;
+  while (state_ranges(context_, slot, rank).encoded.count == 0) ++rank;
   return rank == context_.rank;
 }
 
@@ -267,7 +263,7 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   adopt_ways(state);
   residuals_.clear();
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const NewRun run{encoding_ranks(slots_[i]), context_.ranks};
+    const NewRun run{encoding_ranks(context_, slots_[i]), context_.ranks};
     const float factor =
         exact ? 1.0f : portable_factor(state, options_.reduction, run) / owed(i).sender;
     const ValueSpan residual = residuals_.current_sender(i);

@@ -182,7 +182,6 @@ struct GradientReducer::Impl {
 
   // The way between ranks (reducer.cc).
   void find_hierarchy();
-  int encoding_ranks(const Slot& slot) const;
   bool may_go_two_shot(std::size_t parameter) const;
   StateRanges kept_ranges(std::size_t parameter, int rank) const;
   Owed owed(std::size_t parameter) const;

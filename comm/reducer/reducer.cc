@@ -2,7 +2,7 @@
 // trainer's side), checkpoint.cc and statistics.cc.
 #include "comm/collectives/bind.h"
 #include "comm/reducer/impl.h"
-#include "comm/tuning/automatic.h"
+#include "comm/calls/automatic.h"
 
 #include <tersor/reducer.h>
 
@@ -67,22 +67,16 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
 void GradientReducer::Impl::find_hierarchy() {
   if (algorithm_ != Algorithm::kHierarchical) return;
   algorithm_ = Algorithm::kAuto;
-  auto codec = make_host_codec(options_.host_codec);
-  HostGroups groups(options_.hosts.empty() ? channel_->hosts() : options_.hosts, context_.ranks,
-                    options_.error_growth);
-  if (groups.hosts() == 1) single_host_codec_ = std::move(codec);
-  if (groups.hosts() == 1 || groups.hosts() == groups.ranks()) return;
+  Hosts hosts = find_hosts(*channel_, options_.hosts, options_.host_codec, options_.error_growth);
+  if (hosts.is_one) single_host_codec_ = std::move(hosts.codec);
+  if (!hosts.groups) return;
   if (options_.measure_error == MeasureError::kOn)
     throw InvalidArgument(
         "measure_error needs ranks that encode their own gradients: use another algorithm than "
         "hierarchical");
-  hierarchy_ = std::make_unique<Hierarchy>(*channel_, std::move(groups), std::move(codec));
-}
-
-/// How many ranks encode each value.
-int GradientReducer::Impl::encoding_ranks(const Slot& slot) const {
-  const Hierarchy* hierarchy = hierarchy_of(slot, hierarchy_.get());
-  return hierarchy == nullptr ? context_.ranks : hierarchy->groups().hosts();
+  hierarchy_ =
+      std::make_unique<Hierarchy>(*channel_, *std::move(hosts.groups), std::move(hosts.codec));
+  context_.hierarchy = hierarchy_.get();
 }
 
 bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
@@ -93,16 +87,11 @@ bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
 /// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
 StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) const {
   const Slot& slot = slots_[parameter];
-  StateRanges kept{{0, slot.count},
-                   context_.grid.owned({0, slot.count}, rank, slot.parameter, slot.unit())};
-  const bool scatters = slot.collective == Collective::kReduceScatter;
-  if (const Hierarchy* hierarchy = hierarchy_of(slot, hierarchy_.get()))
-    kept = scatters
-               ? StateRanges{hierarchy->groups().scattered(slot.count, rank), {}}
-               : hierarchy->groups().state_ranges(slot.count, rank, slot.parameter, slot.unit());
+  StateRanges kept = state_ranges(context_, slot, rank);
   const bool feeds_back = slot.codec->has_feedback();
   if (!feeds_back) kept.encoded.count = 0;
-  const bool encodes_sums = !scatters && may_go_two_shot(parameter);
+  const bool encodes_sums =
+      slot.collective != Collective::kReduceScatter && may_go_two_shot(parameter);
   if (!feeds_back || !encodes_sums) kept.owned = {};
   return kept;
 }
@@ -110,7 +99,7 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
 /// What its residuals' values count for in the sum over ranks.
 Owed GradientReducer::Impl::owed(std::size_t parameter) const {
   if (options_.reduction == Reduction::kSum) return {};
-  return Planner(context_, hierarchy_.get(), threads_.count()).owed(slots_[parameter]);
+  return Planner(context_).owed(slots_[parameter]);
 }
 
 std::size_t GradientReducer::Impl::memory_count(std::size_t parameter, const Codec& codec) const {
@@ -151,7 +140,7 @@ void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
 }
 
 void GradientReducer::Impl::set_algorithm(Parameter& own, Slot& slot) const {
-  own.algorithm = preferred_algorithm(slot, encoding_ranks(slot), algorithm_);
+  own.algorithm = preferred_algorithm(slot, encoding_ranks(context_, slot), algorithm_);
   if (!slot.encoded_shards.empty()) own.algorithm = Algorithm::kHierarchical;
   slot.window.reset();
   if (slot.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
@@ -202,7 +191,7 @@ void GradientReducer::Impl::shape_shards(const std::string& name, const Gradient
                           std::to_string(least));
   slot.count = ranks * shard;
   slot.output_first = shard_range(slot.count, context_.rank, context_.ranks).first;
-  if (const Hierarchy* hierarchy = hierarchy_of(slot, hierarchy_.get()))
+  if (const Hierarchy* hierarchy = hierarchy_of(context_, slot))
     slot.encoded_shards = hierarchy->groups().owners(hierarchy->groups().place(context_.rank));
 }
 

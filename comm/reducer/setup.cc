@@ -30,7 +30,7 @@ void GradientReducer::Impl::begin() {
   residuals_.place(*residence_);
   place_added();
   context_.signature = fields().signature();
-  context_.adder = hierarchy_ == nullptr ? channel_.get() : hierarchy_->owners();
+  context_.adder = adder_of(context_);
   make_sender();
 }
 
@@ -81,8 +81,7 @@ Driving GradientReducer::Impl::driving() const {
 }
 
 std::vector<Bucket> GradientReducer::Impl::make_buckets(const ReducerStep::Order& order) const {
-  const Planner planner(context_, hierarchy_.get(), threads_.count());
-  return tersor::make_buckets(planner, order,
+  return tersor::make_buckets(Planner(context_), order,
                               {algorithm_, options_.bucket_bytes, options_.chunk_count});
 }
 

@@ -23,7 +23,7 @@ std::string way_text(const Slot& slot, Algorithm algorithm) {
 void GradientReducer::Impl::snapshot_totals() {
   totals_.steps += 1;
   totals_.overflows = context_.overflows;
-  totals_.sent_bytes = sent_bytes(*channel_, hierarchy_.get()) - sent_before_;
+  totals_.sent_bytes = sent_bytes(context_) - sent_before_;
   totals_.wire_seconds = sender_->wire_seconds() - wire_before_;
   totals_.slots = context_.counters;
   for (std::uint32_t i = 0; i < slots_.size(); ++i)
@@ -38,7 +38,7 @@ void GradientReducer::Impl::reset_statistics() {
   totals_.slot_steps.resize(slots_.size());
   if (sender_ == nullptr) return;
   residence_->reset_overflows();
-  sent_before_ = sent_bytes(*channel_, hierarchy_.get());
+  sent_before_ = sent_bytes(context_);
   wire_before_ = sender_->wire_seconds();
   context_.overflows = 0;
   for (SlotCounters& counters : context_.counters) counters = {};

@@ -10,7 +10,7 @@ import sys
 # A file may include its own floor and those before it; the longest prefix of its path decides.
 FLOORS = [
     "include", "kernels/scalar", "kernels/host", "kernels/device", "kernels/cast", "kernels/quantize",
-    "kernels", "codecs", "comm/transport", "comm",
+    "kernels", "codecs", "comm/transport", "comm/collectives", "comm/tuning", "comm/calls", "comm",
 ]  # fmt: skip
 TOP_FLOOR = len(FLOORS)
 TOP_FOLDERS = ["bench", "tests", "python_bindings"]

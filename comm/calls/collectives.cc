@@ -1,10 +1,10 @@
 // The collectives: check, prepare (or find what an equal call prepared), bind this call's memory,
 // run.
-#include "comm/collectives/arguments.h"
+#include "comm/calls/arguments.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"
 #include "comm/collectives/splits.h"
-#include "comm/tuning/automatic.h"
+#include "comm/calls/automatic.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/device/step.h"
@@ -69,12 +69,12 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
 
 void run(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
   const auto start = Clock::now();
-  const std::uint64_t sent = sent_bytes(transport, prepared.hierarchy.get());
+  const std::uint64_t sent = sent_bytes(prepared.context);
   const double wire = prepared.pipeline->wire_seconds();
   exchange(prepared, transport, options);
   if (options.statistics == nullptr) return;
   fill_statistics(prepared, *options.statistics);
-  options.statistics->sent_bytes = sent_bytes(transport, prepared.hierarchy.get()) - sent;
+  options.statistics->sent_bytes = sent_bytes(prepared.context) - sent;
   options.statistics->wire_seconds = prepared.pipeline->wire_seconds() - wire;
   options.statistics->seconds = seconds_since(start);
 }

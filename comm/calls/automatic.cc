@@ -1,5 +1,5 @@
 // See automatic.h.
-#include "comm/tuning/automatic.h"
+#include "comm/calls/automatic.h"
 
 #include "comm/collectives/context.h"
 #include "kernels/device/device.h"

@@ -1,12 +1,12 @@
 // See <tersor/sending.h>.
 #include <tersor/sending.h>
 
-#include "comm/collectives/arguments.h"
+#include "comm/calls/arguments.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/chunk.h"
 #include "comm/collectives/pipeline.h"
 #include "comm/collectives/planner.h"
-#include "comm/tuning/automatic.h"
+#include "comm/calls/automatic.h"
 
 #include <chrono>
 #include <exception>
@@ -81,8 +81,8 @@ std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValue
       prepare(transport, make_key(transport, Kind::kSend, values, options), options, none);
   if (to == transport.rank()) prepared->context.name = "receive";
   const Party all = everybody(transport.rank(), transport.ranks());
-  prepared->chunks = Planner(prepared->context, nullptr, prepared->key.threads)
-                         .cut_by(send_to(all, from, to), Exchange::kGather, values.count());
+  prepared->chunks =
+      Planner(prepared->context).cut_by(send_to(all, from, to), Exchange::kGather, values.count());
   return prepared;
 }
 
