@@ -139,8 +139,8 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
   const Slot& slot = slots_[parameter];
   ReducerState::Parameter state{
       .name = parameters_[parameter].name,
-      .codec =
-          parameters_[parameter].ways.empty() ? slot.codec->spec().text() : chosen_codec(parameter),
+      .codec = parameters_[parameter].ways.empty() ? slot.codec->spec().text()
+                                                   : ways_.chosen_codec(parameter),
       .count = parameters_[parameter].count,
       .residual_first = slot.residual_first,
       .residual = to_floats(residuals_.current_sender(parameter), stream()),

@@ -7,13 +7,13 @@
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/planner.h"
 #include "comm/reducer/driver.h"
+#include "comm/reducer/parameter.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/residuals.h"
-#include "comm/reducer/rules.h"
 #include "comm/reducer/sender.h"
 #include "comm/reducer/state.h"
 #include "comm/reducer/step.h"
-#include "comm/tuning/learner.h"
+#include "comm/reducer/ways.h"
 
 #include <tersor/reducer.h>
 
@@ -37,12 +37,6 @@ struct GradientReducer::Impl {
   // Parameters (reducer.cc).
   void add(std::string name, const GradientShape& shape, ValueSpan gradient);
   std::uint32_t index_of(std::string_view name) const;
-  struct Parameter;
-  void choose_codec(Parameter& own, Slot& slot);
-  std::size_t count_of_message(const Slot& slot) const;
-  void choose_way(Parameter& own, Slot& slot);
-  void set_way(Parameter& own, Slot& slot, const AutoChoice& way);
-  void set_algorithm(Parameter& own, Slot& slot) const;
   void check_may_add(const std::string& name) const;
   void check_memory(const std::string& name, Memory memory);
   void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
@@ -76,19 +70,9 @@ struct GradientReducer::Impl {
   void sum_over_ranks(std::vector<float>& values);
   Transport& control();
 
-  // Schedules of codecs (phases.cc), with the lock held.
+  // Parameters that go other ways than before (learning.cc), with the lock held.
   std::uint32_t training_step() const { return step_.number() + steps_before_; }
-  void try_phases(Parameter& own, Slot& slot);
-  void set_codec(Parameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const;
-  void enter_phase(std::size_t parameter);
   void follow_phases();
-  bool in_phase(std::uint32_t step) const;
-  void check_capture_of_phase() const;
-
-  // What "auto" learns (learning.cc), with the lock held.
-  void make_learner();
-  bool may_learn() const;
-  bool learns() const;
   bool settled();
   void learn();
   void agree_on_ways();
@@ -96,8 +80,6 @@ struct GradientReducer::Impl {
   void take_ways();
   void hand_over(std::size_t parameter);
   void adopt_ways(const ReducerState& state);
-  const std::string& chosen_codec(std::size_t parameter) const;
-  void begin_capture();
   void note_waited();
 
   // Statistics (statistics.cc).
@@ -106,23 +88,6 @@ struct GradientReducer::Impl {
   void reset_statistics();
   std::string explain();
   std::string explain_choice();
-  std::string choice_explained() const;  ///< with the lock held
-
-  struct Parameter {
-    std::string name;
-    RuleChoice choice;
-    Algorithm algorithm = Algorithm::kAuto;
-    std::size_t count = 0;    ///< without padding
-    std::uint32_t order = 0;  ///< of its values
-    bool given_anew = false;  ///< its gradient lasts for one step: the slot has it from ready() on
-    ValueSpan gradient = {};
-    double relative_error = 0;
-    std::vector<AutoPrediction> ways = {};  ///< "auto": each codec's quickest; else empty
-    std::size_t group = 0;                  ///< of the learner's
-    bool owes_later = false;                ///< some phase goes two-shot
-
-    const RulePhase& phase(std::uint32_t step) const;
-  };
 
   /// What is counted since the last reset, as of the last complete step.
   struct Totals {
@@ -182,7 +147,6 @@ struct GradientReducer::Impl {
 
   // The way between ranks (reducer.cc).
   void find_hierarchy();
-  bool may_go_two_shot(std::size_t parameter) const;
   StateRanges kept_ranges(std::size_t parameter, int rank) const;
   Owed owed(std::size_t parameter) const;
   std::size_t memory_count(std::size_t parameter, const Codec& codec) const;
@@ -192,24 +156,20 @@ struct GradientReducer::Impl {
   std::size_t most_memory(std::size_t parameter) const;
 
   const ReducerOptions options_;
-  Rules rules_;
-  std::unique_ptr<Tuner> own_tuner_;
-  Tuner* tuner_ = nullptr;              ///< where "auto" is asked for
   Transport& transport_;                ///< the trainer's
   std::unique_ptr<Transport> channel_;  ///< of the driving thread
   std::unique_ptr<Transport>
       control_;  ///< of the trainer's thread: what "auto" agrees on, checkpoints
   Threads threads_;
-  Algorithm algorithm_;                             ///< of what is encoded
-  std::unique_ptr<Hierarchy> hierarchy_;            ///< null: all ranks exchange with all
-  std::shared_ptr<const Codec> single_host_codec_;  ///< of all, where a hierarchy has one host
+  std::unique_ptr<Hierarchy> hierarchy_;  ///< null: all ranks exchange with all
   std::vector<Slot> slots_;
   std::size_t taken_in_ = 0;  ///< so many of them are part of steps
-  std::vector<Parameter> parameters_;
+  std::vector<ReducerParameter> parameters_;
   std::map<std::string, std::uint32_t, std::less<>> names_;
   Memory memory_ = Memory::kHost;  ///< of the gradients
   Residuals residuals_;
   ExchangeContext context_;
+  Ways ways_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
   Totals totals_;
   std::uint64_t sent_before_ = 0;  ///< the last reset
@@ -218,13 +178,6 @@ struct GradientReducer::Impl {
   std::vector<bool> nowhere_;  ///< those that no rank has a gradient of, in this step
 
   std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
-  bool schedules_ = false;          ///< some parameter has phases
-  std::optional<std::uint32_t> followed_step_;  ///< whose phases parameters are in
-
-  std::unique_ptr<Learner> learner_;  ///< where "auto" is asked for, once all parameters are known
-  std::uint32_t learned_step_ = 0;    ///< the last that began
-  bool was_captured_ = false;         ///< a graph goes on as it was captured
-  std::optional<Clock::time_point> step_began_, step_ended_;
 
   // There once all parameters are known, but for the step.
   ReducerStep step_;

@@ -2,7 +2,6 @@
 // trainer's side), checkpoint.cc and statistics.cc.
 #include "comm/collectives/bind.h"
 #include "comm/reducer/impl.h"
-#include "comm/calls/automatic.h"
 
 #include <tersor/reducer.h>
 
@@ -22,33 +21,18 @@ void check_options(const ReducerOptions& options) {
                           std::string(dtype_name(options.residual_dtype)));
 }
 
-// "auto" chooses the algorithm too.
-bool wants_tuner(const ReducerOptions& options) {
-  bool wanted = options.rules.empty() && options.codec == kAutoCodec;
-  for (const ReducerRule& rule : options.rules) wanted |= rule.codec == kAutoCodec;
-  if (wanted && options.algorithm != Algorithm::kAuto)
-    throw InvalidArgument("codec auto chooses the algorithm too: leave it at auto, not " +
-                          std::string(algorithm_name(options.algorithm)));
-  return wanted;
-}
-
 }  // namespace
 
 GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
     : options_(std::move(wanted)),
-      rules_(options_),
       transport_(transport),
       channel_(transport.channel()),
       threads_(options_.threads),
-      algorithm_(options_.algorithm),
-      residuals_(options_.residual_dtype, generations(options_)) {
+      residuals_(options_.residual_dtype, generations(options_)),
+      ways_(options_, context_, parameters_, slots_) {
   check_options(options_);
-  if (wants_tuner(options_)) {
-    if (options_.tuner == nullptr)
-      own_tuner_ = std::make_unique<Tuner>(transport, options_.automatic);
-    tuner_ = options_.tuner != nullptr ? options_.tuner : own_tuner_.get();
-    if (!channel_->traits().queues) control_ = transport.channel();
-  }
+  ways_.find_tuner(transport);
+  if (ways_.automatic() && !channel_->traits().queues) control_ = transport.channel();
   handle_->reducer = this;
   context_.transport = channel_.get();
   context_.rank = channel_->rank();
@@ -65,10 +49,9 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
 
 // On one host all that goes is the host's own sum; hosts of one rank each are ranks as any.
 void GradientReducer::Impl::find_hierarchy() {
-  if (algorithm_ != Algorithm::kHierarchical) return;
-  algorithm_ = Algorithm::kAuto;
+  if (options_.algorithm != Algorithm::kHierarchical) return;
   Hosts hosts = find_hosts(*channel_, options_.hosts, options_.host_codec, options_.error_growth);
-  if (hosts.is_one) single_host_codec_ = std::move(hosts.codec);
+  if (hosts.is_one) ways_.set_single_host(std::move(hosts.codec));
   if (!hosts.groups) return;
   if (options_.measure_error == MeasureError::kOn)
     throw InvalidArgument(
@@ -79,11 +62,6 @@ void GradientReducer::Impl::find_hierarchy() {
   context_.hierarchy = hierarchy_.get();
 }
 
-bool GradientReducer::Impl::may_go_two_shot(std::size_t parameter) const {
-  const Parameter& own = parameters_[parameter];
-  return own.algorithm == Algorithm::kTwoShot || !own.ways.empty() || own.owes_later;
-}
-
 /// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
 StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) const {
   const Slot& slot = slots_[parameter];
@@ -91,7 +69,7 @@ StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) 
   const bool feeds_back = slot.codec->has_feedback();
   if (!feeds_back) kept.encoded.count = 0;
   const bool encodes_sums =
-      slot.collective != Collective::kReduceScatter && may_go_two_shot(parameter);
+      slot.collective != Collective::kReduceScatter && parameters_[parameter].may_go_two_shot();
   if (!feeds_back || !encodes_sums) kept.owned = {};
   return kept;
 }
@@ -115,49 +93,11 @@ std::size_t GradientReducer::Impl::most_memory(std::size_t parameter) const {
   return most;
 }
 
-// By rule, of the parameter without padding; "auto" is left to a tuner.
-void GradientReducer::Impl::choose_codec(Parameter& own, Slot& slot) {
-  own.choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
-  if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, RuleChoice::Why::kOneHost};
-  if (own.choice.automatic()) return choose_way(own, slot);
-  set_codec(own, slot, own.choice.codec);
-  try_phases(own, slot);
-}
-
-// A parameter that shares a message is taken for all of it: it adds bytes to it and no latency.
-std::size_t GradientReducer::Impl::count_of_message(const Slot& slot) const {
-  return std::max(slot.count, options_.bucket_bytes / dtype_bytes(slot.dtype));
-}
-
-void GradientReducer::Impl::choose_way(Parameter& own, Slot& slot) {
-  check_tuner_memory(*tuner_, memory_);
-  own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective,
-                                  context_.grid.digits());
-  for (const AutoPrediction& prediction : own.ways)
-    slot.least_unit =
-        std::max(slot.least_unit, unit_of(*rules_.codec(prediction.way.codec), slot.count));
-  set_way(own, slot, std::ranges::min_element(own.ways, {}, &AutoPrediction::seconds)->way);
-}
-
-void GradientReducer::Impl::set_algorithm(Parameter& own, Slot& slot) const {
-  own.algorithm = preferred_algorithm(slot, encoding_ranks(context_, slot), algorithm_);
-  if (!slot.encoded_shards.empty()) own.algorithm = Algorithm::kHierarchical;
-  slot.window.reset();
-  if (slot.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
-    slot.window = slot.output_first;
-}
-
-void GradientReducer::Impl::set_way(Parameter& own, Slot& slot, const AutoChoice& way) {
-  slot.algorithm = way.algorithm;
-  slot.chunk_count = way.chunk_count;
-  set_codec(own, slot, rules_.codec(way.codec));
-}
-
 void GradientReducer::Impl::check_may_add(const std::string& name) const {
   if (!step_.untouched())
     throw InvalidArgument("add \"" + name +
                           "\" between two steps: gradients of this one are ready");
-  if (was_captured_)
+  if (ways_.was_captured())
     throw InvalidArgument("add \"" + name +
                           "\" before a step is captured: a graph goes on as it was");
 }
@@ -210,12 +150,12 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
             .output = gradient};
   const bool scatters = shape.collective == Collective::kReduceScatter;
   if (scatters) shape_shards(name, shape, slot);
-  Parameter own{.name = std::move(name),
-                .count = shape.count,
-                .order = shape.order,
-                .given_anew = scatters || gradient.count() != shape.count,
-                .gradient = gradient};
-  choose_codec(own, slot);
+  ReducerParameter own{.name = std::move(name),
+                       .count = shape.count,
+                       .order = shape.order,
+                       .given_anew = scatters || gradient.count() != shape.count,
+                       .gradient = gradient};
+  ways_.choose(own, slot, memory_);
   if (!names_.emplace(own.name, slot.parameter).second)
     throw InvalidArgument("a parameter \"" + own.name + "\" was added already");
   parameters_.push_back(std::move(own));

@@ -24,7 +24,8 @@ void GradientReducer::Impl::finalize() {
 }
 
 void GradientReducer::Impl::begin() {
-  make_learner();
+  ways_.begin();
+  take_ways();
   residence_ = make_residence(memory_, options_.stream);
   residence_->bind(context_);
   residuals_.place(*residence_);
@@ -38,9 +39,9 @@ void GradientReducer::Impl::begin() {
 void GradientReducer::Impl::take_in_added() {
   const auto is_new = std::span(parameters_).subspan(taken_in_);
   const bool learns =
-      std::ranges::any_of(is_new, [](const Parameter& one) { return !one.ways.empty(); });
+      std::ranges::any_of(is_new, [](const ReducerParameter& one) { return !one.ways.empty(); });
   place_added();
-  if (learns) make_learner();
+  if (learns) ways_.begin();
   change_ways();
 }
 
@@ -82,7 +83,7 @@ Driving GradientReducer::Impl::driving() const {
 
 std::vector<Bucket> GradientReducer::Impl::make_buckets(const ReducerStep::Order& order) const {
   return tersor::make_buckets(Planner(context_), order,
-                              {algorithm_, options_.bucket_bytes, options_.chunk_count});
+                              {ways_.algorithm(), options_.bucket_bytes, options_.chunk_count});
 }
 
 Fields GradientReducer::Impl::fields() const {
@@ -101,7 +102,7 @@ Fields GradientReducer::Impl::fields() const {
         .add_codec(slots_[i].codec->spec().text())
         .add("name", parameters_[i].name);
   fields.end();
-  for (const Parameter& one : parameters_)
+  for (const ReducerParameter& one : parameters_)
     for (const RulePhase& phase : one.choice.phases)
       fields.add("a rule's step", phase.from_step).add_codec(phase.codec->spec().text());
   for (const Slot& slot : slots_)
@@ -115,7 +116,7 @@ Fields GradientReducer::Impl::fields() const {
   }
   fields.end();
   if (of_ready()) fields.add("order of sending", std::string_view("of ready"));
-  if (learns()) fields.add("learning", std::string_view("learns"));
+  if (ways_.learns()) fields.add("learning", std::string_view("learns"));
   if (context_.on_device()) fields.add("memory", std::string_view("device"));
   add_grid(fields, context_.grid);
   if (hierarchy_ != nullptr) add_groups(fields, hierarchy_->groups(), options_.host_codec);

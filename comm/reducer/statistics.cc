@@ -119,20 +119,13 @@ std::string GradientReducer::Impl::explain() {
     text += counted(slots_.size(), "parameter") + " in " + counted(sender_->messages(), "message") +
             (of_ready() ? ", in the order in which they are ready\n"
                         : ", in rank 0's order of the first step\n");
-  return text + choice_explained();
-}
-
-std::string GradientReducer::Impl::choice_explained() const {
-  std::string text;
-  if (may_learn()) text += learner_->explain();
-  if (own_tuner_ != nullptr) text += own_tuner_->explain();
-  return text;
+  return text + ways_.explain();
 }
 
 std::string GradientReducer::Impl::explain_choice() {
   finish_steps();
   const auto lock = step_.lock();
-  return choice_explained();
+  return ways_.explain();
 }
 
 }  // namespace tersor

@@ -272,7 +272,7 @@ void GradientReducer::Impl::close_step() {
   if (!step_.ends()) return;
   follow_phases();
   learn();
-  was_captured_ = was_captured_ || residence_->captured();
+  if (residence_->captured()) ways_.note_captured();
   const bool requested = mark_missing();
   step_.close();
   if (context_.ranks == 1 || slots_.empty() || step_.all_back()) return complete_step();
