@@ -88,6 +88,54 @@ std::vector<float> own_part(const std::vector<float>& whole, const Slot& slot, s
   return part;
 }
 
+/// Of the ranks that encode a parameter the first: others may never have seen its codec's memory.
+bool tells_memory(const ExchangeContext& context, const Slot& slot) {
+  if (slot.count == 0) return context.rank == 0;
+  int rank = 0;
+  while (state_ranges(context, slot, rank).encoded.count == 0) ++rank;
+  return rank == context.rank;
+}
+
+// The parameters are the same, in the same order.
+void check_model(const ReducerState& state, std::span<const ReducerParameter> parameters,
+                 std::size_t parameter) {
+  const auto described = [](const auto& one) {
+    return "\"" + one.name + "\" with " + std::to_string(one.count) + " values";
+  };
+  const std::string number = "parameter " + std::to_string(parameter);
+  if (parameter >= parameters.size())
+    throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
+                          "\", is none of this reducer's");
+  const std::string own = described(parameters[parameter]);
+  if (parameter >= state.parameters.size())
+    throw InvalidArgument("the state has no " + number + ", this reducer's is " + own);
+  const std::string saved = described(state.parameters[parameter]);
+  if (saved != own)
+    throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
+}
+
+// What "auto" begins with may be another codec in each run, and a schedule's codec another at each
+// step; what is owed fits any that has feedback.
+void check_codec(const ReducerState::Parameter& found, const ReducerParameter& own,
+                 const Codec& codec) {
+  if (found.codec == codec.spec().text()) return;
+  for (const RulePhase& phase : own.choice.phases)
+    if (found.codec == phase.codec->spec().text()) return;
+  const bool is_auto = !own.ways.empty();
+  if (is_auto && found.residual.empty() == !codec.has_feedback()) return;
+  throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +
+                        ", this reducer's travels as " + codec.spec().text());
+}
+
+void check_exact_counts(const ReducerState::Parameter& found, const Slot& slot,
+                        const Residuals& residuals, std::size_t parameter) {
+  check_count(found.name, "residual", found.residual.size(),
+              residuals.current_sender(parameter).count());
+  check_count(found.name, "owner's residual", found.owner.size(),
+              residuals.current_owner(parameter).count());
+  check_place(found, slot);
+}
+
 }  // namespace
 
 // With ticks all happens on the trainer's thread, so that one channel is enough.
@@ -145,22 +193,13 @@ ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter
       .residual_first = slot.residual_first,
       .residual = to_floats(residuals_.current_sender(parameter), stream()),
       .owner = to_floats(residuals_.current_owner(parameter), stream()),
-      .memory = to_floats(residuals_.current_memory(parameter, memory_count(parameter)), stream())};
+      .memory = to_floats(residuals_.current_memory(parameter, memory_count(slot)), stream())};
   for (int rank = 0; rank < context_.ranks; ++rank) {
-    const StateRanges kept = kept_ranges(parameter, rank);
+    const StateRanges kept = kept_ranges(context_, parameters_[parameter], slot, rank);
     state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
     state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count());
   }
   return state;
-}
-
-/// The first rank that encodes the parameter: others may never have seen its codec's memory.
-bool GradientReducer::Impl::tells_memory(std::size_t parameter) const {
-  const Slot& slot = slots_[parameter];
-  if (slot.count == 0) return context_.rank == 0;
-  int rank = 0;
-  while (state_ranges(context_, slot, rank).encoded.count == 0) ++rank;
-  return rank == context_.rank;
 }
 
 // The sum over ranks of all senders' and owners' residuals: what would still be added some day. Of
@@ -171,12 +210,12 @@ ReducerState GradientReducer::Impl::portable_state() {
   std::vector<float> all;
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     ReducerState::Parameter& parameter = state.parameters[i];
-    parameter.residual = spread(parameter, slots_[i], owed(i));
+    parameter.residual = spread(parameter, slots_[i], owed(context_, slots_[i]));
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
     parameter.longest_owner = 0;
-    if (!tells_memory(i)) std::ranges::fill(parameter.memory, 0.0f);
+    if (!tells_memory(context_, slots_[i])) std::ranges::fill(parameter.memory, 0.0f);
     for (const std::vector<float>* values : {&parameter.residual, &parameter.memory})
       all.insert(all.end(), values->begin(), values->end());
   }
@@ -199,57 +238,18 @@ void GradientReducer::Impl::check_state(const ReducerState& state) const {
                           std::to_string(context_.rank) + " of " + std::to_string(context_.ranks) +
                           "; for other ranks save the portable state");
   for (std::size_t i = 0; i < std::max(state.parameters.size(), slots_.size()); ++i) {
-    check_model(state, i);
-    check_codec(state.parameters[i], i);
-    check_counts(state, i);
+    check_model(state, parameters_, i);
+    const ReducerState::Parameter& found = state.parameters[i];
+    const Slot& slot = slots_[i];
+    check_codec(found, parameters_[i], *slot.codec);
+    if (found.codec == slot.codec->spec().text())
+      check_count(found.name, "codec's memory", found.memory.size(), memory_count(slot));
+    if (exact)
+      check_exact_counts(found, slot, residuals_, i);
+    else
+      check_count(found.name, "residual", found.residual.size(),
+                  slot.codec->has_feedback() ? parameters_[i].count : 0);
   }
-}
-
-// The parameters are the same, in the same order.
-void GradientReducer::Impl::check_model(const ReducerState& state, std::size_t parameter) const {
-  const auto described = [](const std::string& name, std::uint64_t count) {
-    return "\"" + name + "\" with " + std::to_string(count) + " values";
-  };
-  const std::string number = "parameter " + std::to_string(parameter);
-  if (parameter >= slots_.size())
-    throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
-                          "\", is none of this reducer's");
-  const std::string own = described(parameters_[parameter].name, parameters_[parameter].count);
-  if (parameter >= state.parameters.size())
-    throw InvalidArgument("the state has no " + number + ", this reducer's is " + own);
-  const ReducerState::Parameter& found = state.parameters[parameter];
-  const std::string saved = described(found.name, found.count);
-  if (saved != own)
-    throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
-}
-
-// What "auto" begins with may be another codec in each run, and a schedule's codec another at each
-// step; what is owed fits any that has feedback.
-void GradientReducer::Impl::check_codec(const ReducerState::Parameter& found,
-                                        std::size_t parameter) const {
-  const std::string own = slots_[parameter].codec->spec().text();
-  if (found.codec == own) return;
-  for (const RulePhase& phase : parameters_[parameter].choice.phases)
-    if (found.codec == phase.codec->spec().text()) return;
-  const bool is_auto = !parameters_[parameter].ways.empty();
-  if (is_auto && found.residual.empty() == !slots_[parameter].codec->has_feedback()) return;
-  throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +
-                        ", this reducer's travels as " + own);
-}
-
-void GradientReducer::Impl::check_counts(const ReducerState& state, std::size_t parameter) const {
-  const ReducerState::Parameter& found = state.parameters[parameter];
-  const Slot& slot = slots_[parameter];
-  if (found.codec == slot.codec->spec().text())
-    check_count(found.name, "codec's memory", found.memory.size(), memory_count(parameter));
-  if (state.form == ReducerState::Form::kPortable)
-    return check_count(found.name, "residual", found.residual.size(),
-                       slot.codec->has_feedback() ? parameters_[parameter].count : 0);
-  check_count(found.name, "residual", found.residual.size(),
-              residuals_.current_sender(parameter).count());
-  check_count(found.name, "owner's residual", found.owner.size(),
-              residuals_.current_owner(parameter).count());
-  check_place(found, slot);
 }
 
 void GradientReducer::Impl::load(const ReducerState& state) {
@@ -265,15 +265,16 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const NewRun run{encoding_ranks(context_, slots_[i]), context_.ranks};
     const float factor =
-        exact ? 1.0f : portable_factor(state, options_.reduction, run) / owed(i).sender;
+        exact ? 1.0f
+              : portable_factor(state, options_.reduction, run) / owed(context_, slots_[i]).sender;
     const ValueSpan residual = residuals_.current_sender(i);
     const std::vector<float>& values = state.parameters[i].residual;
     from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual,
                 stream());
     if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i), stream());
     if (state.parameters[i].codec == slots_[i].codec->spec().text())
-      from_floats(state.parameters[i].memory, 1.0f, residuals_.current_memory(i, memory_count(i)),
-                  stream());
+      from_floats(state.parameters[i].memory, 1.0f,
+                  residuals_.current_memory(i, memory_count(slots_[i])), stream());
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) hand_over(i);
   residence_->set_step(state.step);

@@ -59,12 +59,8 @@ struct GradientReducer::Impl {
   ReducerState exact_state();
   ReducerState::Parameter exact_state(std::size_t parameter) const;
   ReducerState portable_state();
-  bool tells_memory(std::size_t parameter) const;
   void load(const ReducerState& state);
   void check_state(const ReducerState& state) const;
-  void check_model(const ReducerState& state, std::size_t parameter) const;
-  void check_codec(const ReducerState::Parameter& found, std::size_t parameter) const;
-  void check_counts(const ReducerState& state, std::size_t parameter) const;
   void discard_step();
   void scale_residuals(float factor);
   void sum_over_ranks(std::vector<float>& values);
@@ -147,13 +143,6 @@ struct GradientReducer::Impl {
 
   // The way between ranks (reducer.cc).
   void find_hierarchy();
-  StateRanges kept_ranges(std::size_t parameter, int rank) const;
-  Owed owed(std::size_t parameter) const;
-  std::size_t memory_count(std::size_t parameter, const Codec& codec) const;
-  std::size_t memory_count(std::size_t parameter) const {
-    return memory_count(parameter, *slots_[parameter].codec);
-  }
-  std::size_t most_memory(std::size_t parameter) const;
 
   const ReducerOptions options_;
   Transport& transport_;                ///< the trainer's

@@ -37,7 +37,7 @@ void GradientReducer::Impl::hand_over(std::size_t parameter) {
   const ValueSpan sender = residuals_.current_sender(parameter);
   std::vector<float> sum = to_floats(sender, stream());
   const std::vector<float> more = to_floats(owner, stream());
-  const Owed owed = this->owed(parameter);
+  const Owed owed = tersor::owed(context_, slot);
   auto value = more.begin();
   for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
     const Range& range = slot.owned.stages[stage];

@@ -1,6 +1,8 @@
-// A parameter as a reducer knows it, beside its slot.
+// A parameter as a reducer knows it, beside its slot, and what is kept of it between steps.
 #pragma once
 
+#include "comm/collectives/hierarchy.h"
+#include "comm/collectives/planner.h"
 #include "comm/reducer/rules.h"
 
 #include <tersor/auto.h>
@@ -32,5 +34,18 @@ struct ReducerParameter {
     return algorithm == Algorithm::kTwoShot || !ways.empty() || owes_later;
   }
 };
+
+/// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
+StateRanges kept_ranges(const ExchangeContext& context, const ReducerParameter& own,
+                        const Slot& slot, int rank);
+
+/// What the values of its residuals count for in the sum over ranks.
+Owed owed(const ExchangeContext& context, const Slot& slot);
+
+/// Values of a codec's own memory; and of the codec's that needs most, where a schedule has
+/// several.
+std::size_t memory_count(const Slot& slot, const Codec& codec);
+inline std::size_t memory_count(const Slot& slot) { return memory_count(slot, *slot.codec); }
+std::size_t most_memory(const ReducerParameter& own, const Slot& slot);
 
 }  // namespace tersor

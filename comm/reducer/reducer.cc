@@ -62,37 +62,6 @@ void GradientReducer::Impl::find_hierarchy() {
   context_.hierarchy = hierarchy_.get();
 }
 
-/// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
-StateRanges GradientReducer::Impl::kept_ranges(std::size_t parameter, int rank) const {
-  const Slot& slot = slots_[parameter];
-  StateRanges kept = state_ranges(context_, slot, rank);
-  const bool feeds_back = slot.codec->has_feedback();
-  if (!feeds_back) kept.encoded.count = 0;
-  const bool encodes_sums =
-      slot.collective != Collective::kReduceScatter && parameters_[parameter].may_go_two_shot();
-  if (!feeds_back || !encodes_sums) kept.owned = {};
-  return kept;
-}
-
-/// What its residuals' values count for in the sum over ranks.
-Owed GradientReducer::Impl::owed(std::size_t parameter) const {
-  if (options_.reduction == Reduction::kSum) return {};
-  return Planner(context_).owed(slots_[parameter]);
-}
-
-std::size_t GradientReducer::Impl::memory_count(std::size_t parameter, const Codec& codec) const {
-  const Slot& slot = slots_[parameter];
-  return codec.memory_count({.count = slot.count, .rows = slot.rows, .columns = slot.columns});
-}
-
-/// Of the codec that needs most, where a schedule has several.
-std::size_t GradientReducer::Impl::most_memory(std::size_t parameter) const {
-  std::size_t most = memory_count(parameter);
-  for (const RulePhase& phase : parameters_[parameter].choice.phases)
-    most = std::max(most, memory_count(parameter, *phase.codec));
-  return most;
-}
-
 void GradientReducer::Impl::check_may_add(const std::string& name) const {
   if (!step_.untouched())
     throw InvalidArgument("add \"" + name +

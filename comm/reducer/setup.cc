@@ -56,8 +56,8 @@ void GradientReducer::Impl::place_added() {
   for (std::size_t i = residuals_.parameters(); i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     slot.active = residence_->active(i);
-    const StateRanges kept = kept_ranges(i, context_.rank);
-    residuals_.add(kept.encoded.count, kept.owned.count(), most_memory(i));
+    const StateRanges kept = kept_ranges(context_, parameters_[i], slot, context_.rank);
+    residuals_.add(kept.encoded.count, kept.owned.count(), most_memory(parameters_[i], slot));
     slot.residual_first = kept.encoded.first;
     slot.owned = kept.owned;
   }

@@ -38,7 +38,7 @@ void GradientReducer::Impl::bind_residuals() {
     slots_[i].residual = residuals_.sender(i);
     const bool owes = parameters_[i].algorithm == Algorithm::kTwoShot;
     slots_[i].owner = owes ? residuals_.owner(i) : SegmentState{};
-    slots_[i].memory = residuals_.memory(i, memory_count(i));
+    slots_[i].memory = residuals_.memory(i, memory_count(slots_[i]));
   }
 }
 

@@ -38,11 +38,6 @@ Learner::Group new_group(std::string name, const std::vector<AutoPrediction>& wa
 
 }  // namespace
 
-const RulePhase& ReducerParameter::phase(std::uint32_t step) const {
-  const auto later = std::ranges::upper_bound(choice.phases, step, {}, &RulePhase::from_step);
-  return *std::prev(later);
-}
-
 Ways::Ways(const ReducerOptions& options, const ExchangeContext& context,
            std::vector<ReducerParameter>& parameters, std::vector<Slot>& slots)
     : options_(options),
