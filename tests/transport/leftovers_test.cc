@@ -79,10 +79,9 @@ TEST_P(TransportLeftovers, ManyTransportsLeaveWhatOneLeaves) {
     for (int world = 0; world < count; ++world) run(3, use);
     return Held();
   };
-  const std::size_t threads = Held().threads;
   const Held before = worlds(2), after = worlds(20);
   EXPECT_LE(after.descriptors, before.descriptors);
-  EXPECT_LE(threads_at_most(threads), threads);
+  EXPECT_LE(threads_at_most(before.threads), before.threads);
 }
 
 }  // namespace
