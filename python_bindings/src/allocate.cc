@@ -37,7 +37,7 @@ AllocationParameter measure(std::string name, nb::handle gradient, const Strings
   return measure_candidates(sample, codecs, &workers);
 }
 
-std::vector<std::pair<std::string, std::string>> rules_of(const Allocation& allocation) {
+std::vector<std::pair<std::string, std::string>> rules_of_allocation(const Allocation& allocation) {
   std::vector<std::pair<std::string, std::string>> rules;
   for (const ReducerRule& rule : allocation.rules) rules.emplace_back(rule.pattern, rule.codec);
   return rules;
@@ -75,7 +75,7 @@ void bind_allocate(nb::module_& module) {
         new (&self) AllocationParameter(parameter_of(state));
       });
   nb::class_<Allocation>(module, "Allocation", "A codec for each parameter.")
-      .def_prop_ro("rules", &rules_of)
+      .def_prop_ro("rules", &rules_of_allocation)
       .def_prop_ro("bits", &Allocation::bits, "A value, of one payload.")
       .def_ro("bytes", &Allocation::bytes)
       .def_ro("energy", &Allocation::energy)

@@ -45,7 +45,7 @@ void bind_instruction_sets(nb::module_& module) {
 }
 
 /// Throws WireError where the header is not one, or names a dtype that no gradient has.
-std::string_view dtype_text(const FrameHeader& header) {
+std::string_view dtype_of_header(const FrameHeader& header) {
   const auto dtype = static_cast<Dtype>(header.dtype);
   if (!is_gradient_dtype(dtype))
     throw WireError("frame dtype is " + std::to_string(header.dtype) + ", which is none");
@@ -55,7 +55,7 @@ std::string_view dtype_text(const FrameHeader& header) {
 void bind_frames(nb::module_& module) {
   nb::class_<FrameHeader>(module, "FrameHeader", "What stands before every payload.")
       .def_ro("codec_id", &FrameHeader::codec_id)
-      .def_prop_ro("dtype", &dtype_text)
+      .def_prop_ro("dtype", &dtype_of_header)
       .def_ro("segments", &FrameHeader::segments)
       .def_ro("count", &FrameHeader::count)
       .def_ro("payload_bytes", &FrameHeader::payload_bytes);
@@ -70,7 +70,7 @@ void bind_frames(nb::module_& module) {
       nb::arg("frame"));
 }
 
-void bind_options(nb::module_& module) {
+void bind_codec_options(nb::module_& module) {
   nb::class_<FrameOptions>(module, "FrameOptions")
       .def(nb::init<>())
       .def_rw("first_indices", &FrameOptions::first_indices)
@@ -96,7 +96,7 @@ void bind_codec(nb::module_& module) {
   bind_registry(module);
   bind_instruction_sets(module);
   bind_frames(module);
-  bind_options(module);
+  bind_codec_options(module);
   nb::class_<ArrayCodec>(module, "Codec", "A codec, its threads and its scratch memory.")
       .def(nb::init<std::string_view, unsigned>(), nb::arg("spec"), nb::arg("threads"))
       .def_prop_ro("spec", [](const ArrayCodec& codec) { return codec.codec().spec().text(); })

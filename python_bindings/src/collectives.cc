@@ -154,7 +154,7 @@ void bind_rooted(nb::module_& module) {
   define("scatter", &rooted_array<&tersor::scatter>, "input"_a.none(), "shard"_a);
 }
 
-void bind_statistics(nb::module_& module) {
+void bind_collective_statistics(nb::module_& module) {
   nb::class_<CollectiveStatistics>(module, "CollectiveStatistics", "What one call did.")
       .def_prop_ro(
           "algorithm", [](const CollectiveStatistics& call) { return text_of(call.algorithm); },
@@ -229,7 +229,7 @@ void bind_feedback(nb::module_& module) {
 
 void bind_collectives(nb::module_& module) {
   using namespace nb::literals;
-  bind_statistics(module);
+  bind_collective_statistics(module);
   bind_feedback(module);
   bind_collective_options(module);
   bind_rooted(module);

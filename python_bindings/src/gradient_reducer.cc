@@ -40,7 +40,7 @@ GradientShape lying_shape(const Array<ConstValueSpan>& values) {
   return shape;
 }
 
-std::string text_of(const std::vector<std::size_t>& numbers) {
+std::string numbers_text(const std::vector<std::size_t>& numbers) {
   std::string text;
   for (const std::size_t number : numbers)
     text += (text.empty() ? "" : ", ") + std::to_string(number);
@@ -93,9 +93,9 @@ void ArrayReducer::check_lies_as_added(const std::string& name, const Array<Valu
   const bool in_order = order_of(gradient.axes) == 0 && order_of(added.axes) == 0;
   if (in_order || (gradient.axes == added.axes && gradient.shape == added.shape)) return;
   throw InvalidArgument(
-      "gradient: that of \"" + name + "\" has shape " + text_of(gradient.shape) +
-      " with its axes in memory in the order " + text_of(gradient.axes) + ", but \"like\" had " +
-      text_of(added.shape) + " and " + text_of(added.axes) +
+      "gradient: that of \"" + name + "\" has shape " + numbers_text(gradient.shape) +
+      " with its axes in memory in the order " + numbers_text(gradient.axes) +
+      ", but \"like\" had " + numbers_text(added.shape) + " and " + numbers_text(added.axes) +
       ": values go as they lie, so pass a copy with the strides of what was added, on all ranks");
 }
 

@@ -51,7 +51,7 @@ decltype(auto) waiting(const ArrayReducer& self) {
   return without_gil([&] { return (self.reducer().*kMember)(); });
 }
 
-void bind_statistics(nb::module_& module) {
+void bind_reducer_statistics(nb::module_& module) {
   using Statistics = ReducerStatistics;
   nb::class_<Statistics>(module, "ReducerStatistics",
                          "What happened to one parameter, or to all (`name` is empty). Seconds and "
@@ -145,7 +145,7 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
 
 void bind_reducer(nb::module_& module) {
   using namespace nb::literals;
-  bind_statistics(module);
+  bind_reducer_statistics(module);
   bind_handle(module);
   bind_reducer_options(module);
   nb::class_<ArrayReducer> reducer(module, "GradientReducer");

@@ -23,10 +23,10 @@ namespace {
 
 using Rule = std::pair<std::string, std::string>;                   // pattern, spec
 using Phase = std::tuple<std::string, std::string, std::uint32_t>;  // and the step it begins with
-using Rules = std::vector<std::variant<Rule, Phase>>;
+using GivenRules = std::vector<std::variant<Rule, Phase>>;
 
-Rules rules_of(const ReducerOptions& options) {
-  Rules rules;
+GivenRules rules_of(const ReducerOptions& options) {
+  GivenRules rules;
   for (const ReducerRule& rule : options.rules)
     if (rule.from_step == 0)
       rules.emplace_back(Rule(rule.pattern, rule.codec));
@@ -35,7 +35,7 @@ Rules rules_of(const ReducerOptions& options) {
   return rules;
 }
 
-void set_rules(ReducerOptions& options, const Rules& rules) {
+void set_rules(ReducerOptions& options, const GivenRules& rules) {
   options.rules.clear();
   for (const auto& one : rules) {
     const bool later = std::holds_alternative<Phase>(one);

@@ -32,7 +32,7 @@ void bind_figures(nb::module_& module) {
       .def_ro("dims", &AutoChoice::dims, "Of two-shot.");
 }
 
-void bind_options(nb::module_& module) {
+void bind_automatic_options(nb::module_& module) {
   nb::class_<AutoOptions> options(module, "AutoOptions");
   options.def(nb::init<>())
       .def_rw("codecs", &AutoOptions::codecs)
@@ -65,7 +65,7 @@ void bind_tuner(nb::module_& module) {
   using namespace nb::literals;
   using NoGil = nb::call_guard<nb::gil_scoped_release>;
   bind_figures(module);
-  bind_options(module);
+  bind_automatic_options(module);
   nb::class_<Tuner>(module, "Tuner")
       .def(nb::init<Transport&, AutoOptions>(), "transport"_a, "options"_a, NoGil(),
            nb::keep_alive<1, 2>())
