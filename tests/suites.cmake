@@ -54,6 +54,24 @@ function(tersor_add_test_program folder)
   tersor_add_suites(tersor_${folder}_test ${folder})
 endfunction()
 
+# tersor_add_shared_suites(<folder> <regular expression>): the caller's tests, of which those that match are of its
+# own program alone. The others are compiled once, as objects called tersor_<folder>_suites, for other programs too.
+function(tersor_add_shared_suites folder own)
+  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  file(GLOB suites CONFIGURE_DEPENDS *_test.cc)
+  list(FILTER suites EXCLUDE REGEX "/(${own})_test\\.cc$")
+  list(REMOVE_ITEM sources ${suites})
+  set(program tersor_${folder}_test)
+  add_library(tersor_${folder}_suites OBJECT ${suites})
+  tersor_share_headers(tersor_${folder}_suites tersor_test_support_objects)
+  add_executable(${program} ${sources} $<TARGET_OBJECTS:tersor_${folder}_suites>)
+  foreach(target tersor_${folder}_suites ${program})
+    target_link_libraries(${target} PRIVATE tersor_test_support)
+    tersor_unite(${target})
+  endforeach()
+  tersor_add_suites(${program} ${folder})
+endfunction()
+
 # tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): its *_test.py, of several processes each, so
 # that no other test stands beside them.
 function(tersor_add_scripts folder)
