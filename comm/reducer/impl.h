@@ -7,6 +7,7 @@
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/planner.h"
 #include "comm/reducer/driver.h"
+#include "comm/reducer/gradients.h"
 #include "comm/reducer/parameter.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/residuals.h"
@@ -42,10 +43,7 @@ struct GradientReducer::Impl {
   void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
 
   // The trainer's side of a step (steps.cc).
-  struct Given {
-    ValueSpan gradient, shard;
-  };
-  ReducerHandle ready(std::uint32_t parameter, const std::optional<Given>& given,
+  ReducerHandle ready(std::uint32_t parameter, const std::optional<Gradients::Given>& given,
                       Contribution contribution);
   std::vector<ReducerHandle> ready(std::span<const ReadyGradient> together);
   void flush();
@@ -111,26 +109,13 @@ struct GradientReducer::Impl {
   void wait_until(ReducerStep::Lock& lock, const std::function<bool()>& is_done);
   void wait_for_closed(ReducerStep::Lock& lock);
   void begin_ready(ReducerStep::Lock& lock);
-  void check_ready(std::uint32_t parameter, const std::optional<Given>& given) const;
-  void take_gradient(std::uint32_t parameter, const std::optional<Given>& given,
-                     Contribution contribution);
+  void check_ready(std::uint32_t parameter, const std::optional<Gradients::Given>& given) const;
   bool request(const ReducerStep::Order& together);
   ReducerHandle handle_of(std::uint32_t parameter) const;
   bool of_ready() const { return options_.order == SendingOrder::kOfReady; }
-  void check_given(std::uint32_t parameter, const Given& given) const;
-  void bind_gradient(std::uint32_t parameter, const Given& given);
-  void check_values(std::uint32_t parameter, const ValueSpan& values, std::size_t count) const;
   void keep_own(std::uint32_t parameter);
-  void forget_gradients();
   void bind_residuals();
-  bool contributes(std::uint32_t parameter, Contribution contribution) const;
-  void leave_out(std::uint32_t parameter);
-  void leave_alone(std::uint32_t parameter);
-  void measure_error(std::uint32_t parameter);
   void check_capture() const;
-  bool has_gradient(std::size_t parameter) const {
-    return slots_[parameter].input.count() == slots_[parameter].count;
-  }
   std::string wrongly_missing() const;
   bool mark_missing();
   void fail_missing(const std::string& names);
@@ -159,12 +144,11 @@ struct GradientReducer::Impl {
   Residuals residuals_;
   ExchangeContext context_;
   Ways ways_;
+  Gradients gradients_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
   Totals totals_;
   std::uint64_t sent_before_ = 0;  ///< the last reset
   double wire_before_ = 0;
-  bool left_out_ = false;      ///< in this step some parameter is inactive
-  std::vector<bool> nowhere_;  ///< those that no rank has a gradient of, in this step
 
   std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
 

@@ -29,7 +29,8 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
       channel_(transport.channel()),
       threads_(options_.threads),
       residuals_(options_.residual_dtype, generations(options_)),
-      ways_(options_, context_, parameters_, slots_) {
+      ways_(options_, context_, parameters_, slots_),
+      gradients_(options_, context_, parameters_, slots_, residuals_) {
   check_options(options_);
   ways_.find_tuner(transport);
   if (ways_.automatic() && !channel_->traits().queues) control_ = transport.channel();
@@ -161,12 +162,12 @@ ReducerHandle GradientReducer::ready(std::string_view name) {
 
 ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient,
                                      Contribution contribution) {
-  return impl_->ready(impl_->index_of(name), Impl::Given{gradient, {}}, contribution);
+  return impl_->ready(impl_->index_of(name), Gradients::Given{gradient, {}}, contribution);
 }
 
 ReducerHandle GradientReducer::ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
                                      Contribution contribution) {
-  return impl_->ready(impl_->index_of(name), Impl::Given{gradient, shard}, contribution);
+  return impl_->ready(impl_->index_of(name), Gradients::Given{gradient, shard}, contribution);
 }
 
 std::vector<ReducerHandle> GradientReducer::ready(std::span<const ReadyGradient> together) {

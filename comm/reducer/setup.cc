@@ -48,7 +48,7 @@ void GradientReducer::Impl::take_in_added() {
 void GradientReducer::Impl::place_added() {
   step_.set_parameters(slots_.size(), options_.order);
   residence_->set_parameters(slots_.size());
-  nowhere_.resize(slots_.size(), false);
+  gradients_.place(*residence_);
   context_.slots = slots_;
   context_.counters.resize(slots_.size());
   totals_.slots.resize(slots_.size());

@@ -1,8 +1,5 @@
 // The trainer's side of a step.
-#include "comm/collectives/bind.h"
-#include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
-#include "comm/reducer/measure.h"
 
 #include <algorithm>
 
@@ -42,84 +39,11 @@ void GradientReducer::Impl::bind_residuals() {
   }
 }
 
-void GradientReducer::Impl::check_values(std::uint32_t parameter, const ValueSpan& values,
-                                         std::size_t count) const {
-  const Slot& slot = slots_[parameter];
-  if (values.count() == count && values.dtype() == slot.dtype && values.memory() == memory_) return;
-  throw InvalidArgument(
-      "\"" + parameters_[parameter].name + "\" was added with " + std::to_string(count) +
-      " values of " + std::string(dtype_name(slot.dtype)) + " " +
-      std::string(memory_text(memory_)) + ", but " + std::to_string(values.count()) + " of " +
-      std::string(dtype_name(values.dtype())) + " " + std::string(memory_text(values.memory())) +
-      " are ready");
-}
-
-void GradientReducer::Impl::check_given(std::uint32_t parameter, const Given& given) const {
-  const Slot& slot = slots_[parameter];
-  check_values(parameter, given.gradient, slot.count);
-  if (scatters(slot))
-    check_values(parameter, given.shard, shard_range(slot.count, 0, context_.ranks).count);
-  else if (!given.shard.empty())
-    throw InvalidArgument("\"" + parameters_[parameter].name +
-                          "\" is all-reduced: every rank gets all of it, and no shard");
-}
-
-void GradientReducer::Impl::bind_gradient(std::uint32_t parameter, const Given& given) {
-  Slot& slot = slots_[parameter];
-  parameters_[parameter].gradient = given.gradient;
-  slot.input = given.gradient;
-  slot.output = scatters(slot) ? given.shard : given.gradient;
-  if (!slot.encoded_shards.empty()) slot.host_sum = given.gradient;
-}
-
 // Of a single rank the shard is all there is.
 void GradientReducer::Impl::keep_own(std::uint32_t parameter) {
   const Slot& slot = slots_[parameter];
   if (scatters(slot)) residence_->copy(slot.input, slot.output);
   if (of_ready()) step_.set_parameter_back(parameter);
-}
-
-// The caller may free after a step what it gave for it alone.
-void GradientReducer::Impl::forget_gradients() {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (!parameters_[i].given_anew) continue;
-    slots_[i].input = {};
-    slots_[i].output = {};
-    slots_[i].host_sum = {};
-  }
-}
-
-bool GradientReducer::Impl::contributes(std::uint32_t parameter, Contribution contribution) const {
-  if (contribution != Contribution::kGradientUnlessZero)
-    return contribution == Contribution::kGradient;
-  return !residence_->all_zero(slots_[parameter].input);
-}
-
-// It sends zeros; one with a residual keeps it.
-void GradientReducer::Impl::leave_out(std::uint32_t parameter) {
-  const ValueSpan& values = parameters_[parameter].gradient;
-  residence_->set_active(parameter, false);
-  residence_->clear({values.pointer(), values.bytes()}, residence_->trainer());
-  left_out_ = true;
-}
-
-// What this rank would pay as an owner, or learn of a sum, it does to memory that nobody reads.
-void GradientReducer::Impl::leave_alone(std::uint32_t parameter) {
-  Slot& slot = slots_[parameter];
-  nowhere_[parameter] = true;
-  if (!slot.owner.residual_out.empty()) slot.owner = residuals_.idle_owner(parameter);
-  if (!slot.memory.out.empty()) slot.memory.out = residuals_.idle_memory(parameter);
-  leave_out(parameter);
-}
-
-void GradientReducer::Impl::measure_error(std::uint32_t parameter) {
-  const Slot& slot = slots_[parameter];
-  const HostCopy gradient(slot.input, options_.stream);
-  const HostCopy residual(residuals_.current_sender(parameter), stream());
-  parameters_[parameter].relative_error = relative_error(
-      *slot.codec,
-      {.count = slot.count, .parameter = parameter, .rows = slot.rows, .columns = slot.columns},
-      gradient.values(), residual.values());
 }
 
 // A graph holds the addresses of one step: residuals that change places between steps would be
@@ -141,31 +65,12 @@ void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {
   step_.set_awaited();
 }
 
-// Before any of a call is taken: a mistake leaves the step as it was.
 void GradientReducer::Impl::check_ready(std::uint32_t parameter,
-                                        const std::optional<Given>& given) const {
-  const std::string& name = parameters_[parameter].name;
+                                        const std::optional<Gradients::Given>& given) const {
   if (step_.is_ready(parameter))
-    throw InvalidArgument("\"" + name +
+    throw InvalidArgument("\"" + parameters_[parameter].name +
                           "\" is ready twice in one step; wait() or flush() ends a step");
-  if (given.has_value())
-    check_given(parameter, *given);
-  else if (!has_gradient(parameter))
-    throw InvalidArgument("\"" + name + "\" was added without a gradient: give it to ready()");
-}
-
-// A call that failed later on may have left it out.
-void GradientReducer::Impl::take_gradient(std::uint32_t parameter,
-                                          const std::optional<Given>& given,
-                                          Contribution contribution) {
-  if (given.has_value()) bind_gradient(parameter, *given);
-  if (contribution == Contribution::kNowhere)
-    leave_alone(parameter);
-  else if (!contributes(parameter, contribution))
-    leave_out(parameter);
-  else if (left_out_)
-    residence_->set_active(parameter, true);
-  if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
+  gradients_.check(parameter, given);
 }
 
 // True where messages are to be sent.
@@ -191,12 +96,12 @@ ReducerHandle GradientReducer::Impl::handle_of(std::uint32_t parameter) const {
 }
 
 ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
-                                           const std::optional<Given>& given,
+                                           const std::optional<Gradients::Given>& given,
                                            Contribution contribution) {
   auto lock = step_.lock();
   begin_ready(lock);
   check_ready(parameter, given);
-  take_gradient(parameter, given, contribution);
+  gradients_.take(parameter, given, contribution);
   if (request({parameter})) notice_requests();
   ReducerHandle handle = handle_of(parameter);
   lock.unlock();
@@ -206,7 +111,7 @@ ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
 
 std::vector<ReducerHandle> GradientReducer::Impl::ready(std::span<const ReadyGradient> together) {
   ReducerStep::Order parameters;
-  std::vector<Given> given;
+  std::vector<Gradients::Given> given;
   for (const ReadyGradient& one : together) {
     parameters.push_back(index_of(one.name));
     given.push_back({one.gradient, one.shard});
@@ -217,7 +122,7 @@ std::vector<ReducerHandle> GradientReducer::Impl::ready(std::span<const ReadyGra
   for (std::size_t i = 0; i < together.size(); ++i) check_ready(parameters[i], given[i]);
   std::vector<ReducerHandle> handles;
   for (std::size_t i = 0; i < together.size(); ++i) {
-    take_gradient(parameters[i], given[i], together[i].contribution);
+    gradients_.take(parameters[i], given[i], together[i].contribution);
     handles.push_back(handle_of(parameters[i]));
   }
   if (request(parameters)) notice_requests();
@@ -237,7 +142,7 @@ std::string GradientReducer::Impl::wrongly_missing() const {
   std::string names;
   for (std::uint32_t i = 0; i < parameters_.size(); ++i) {
     if (step_.is_ready(i)) continue;
-    if (options_.missing == MissingGradient::kInactive && has_gradient(i)) continue;
+    if (options_.missing == MissingGradient::kInactive && gradients_.has(i)) continue;
     names += (names.empty() ? "\"" : ", \"") + parameters_[i].name + "\"";
   }
   return names;
@@ -251,7 +156,7 @@ bool GradientReducer::Impl::mark_missing() {
   bool requested = false;
   for (std::uint32_t i = 0; i < parameters_.size(); ++i) {
     if (step_.is_ready(i)) continue;
-    leave_out(i);
+    gradients_.leave_out(i);
     requested |= step_.ready(i);
   }
   return requested;
@@ -352,15 +257,12 @@ void GradientReducer::Impl::progress() {
 // Everything is back: what was written counts from now on.
 void GradientReducer::Impl::complete_step() {
   residence_->advance_step();
-  if (left_out_)  // flags are 1 between steps: so graphs of a step find them
-    for (std::size_t i = 0; i < slots_.size(); ++i) residence_->set_active(i, true);
-  left_out_ = false;
   residuals_.commit([this](std::size_t parameter) {
-    return step_.is_ready(static_cast<std::uint32_t>(parameter)) && !nowhere_[parameter];
+    return step_.is_ready(static_cast<std::uint32_t>(parameter)) &&
+           !gradients_.is_nowhere(parameter);
   });
-  nowhere_.assign(slots_.size(), false);
+  gradients_.end_step();
   bind_residuals();
-  forget_gradients();
   snapshot_totals();
   step_.complete();
 }

@@ -1,0 +1,72 @@
+// What a trainer gives for a step: where gradients lie, and who has none. With the step's lock
+// held.
+#pragma once
+
+#include "comm/collectives/context.h"
+#include "comm/reducer/parameter.h"
+#include "comm/reducer/residence.h"
+#include "comm/reducer/residuals.h"
+
+#include <tersor/reducer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace tersor {
+
+class Gradients {
+ public:
+  /// For one step.
+  struct Given {
+    ValueSpan gradient, shard;
+  };
+
+  /// All outlive it.
+  Gradients(const ReducerOptions& options, const ExchangeContext& context,
+            std::vector<ReducerParameter>& parameters, std::vector<Slot>& slots,
+            Residuals& residuals)
+      : options_(options),
+        context_(context),
+        parameters_(parameters),
+        slots_(slots),
+        residuals_(residuals) {}
+
+  /// Before the first step, and where parameters were added.
+  void place(Residence& residence);
+
+  bool has(std::uint32_t parameter) const {
+    return slots_[parameter].input.count() == slots_[parameter].count;
+  }
+  /// Whether it is left out of this step on all ranks.
+  bool is_nowhere(std::size_t parameter) const { return nowhere_[parameter]; }
+
+  /// Before any of a call is taken: a mistake, which throws InvalidArgument, leaves the step as it
+  /// was.
+  void check(std::uint32_t parameter, const std::optional<Given>& given) const;
+  void take(std::uint32_t parameter, const std::optional<Given>& given, Contribution contribution);
+  /// It sends zeros; one with a residual keeps it.
+  void leave_out(std::uint32_t parameter);
+  /// All are back.
+  void end_step();
+
+ private:
+  void check_values(std::uint32_t parameter, const ValueSpan& values, std::size_t count) const;
+  void check_given(std::uint32_t parameter, const Given& given) const;
+  void bind(std::uint32_t parameter, const Given& given);
+  bool contributes(std::uint32_t parameter, Contribution contribution) const;
+  void leave_alone(std::uint32_t parameter);
+  void measure_error(std::uint32_t parameter);
+
+  const ReducerOptions& options_;
+  const ExchangeContext& context_;
+  std::vector<ReducerParameter>& parameters_;
+  std::vector<Slot>& slots_;
+  Residuals& residuals_;
+  Residence* residence_ = nullptr;
+  bool left_out_ = false;  ///< in this step some parameter is inactive
+  std::vector<bool> nowhere_;
+};
+
+}  // namespace tersor
