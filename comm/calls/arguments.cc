@@ -1,8 +1,8 @@
 // See arguments.h.
 #include "comm/calls/arguments.h"
 
-#include "comm/collectives/bind.h"
 #include "comm/calls/automatic.h"
+#include "comm/collectives/bind.h"
 
 #include <string>
 

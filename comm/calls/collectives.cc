@@ -1,10 +1,10 @@
 // The collectives: check, prepare (or find what an equal call prepared), bind this call's memory,
 // run.
 #include "comm/calls/arguments.h"
+#include "comm/calls/automatic.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"
 #include "comm/collectives/splits.h"
-#include "comm/calls/automatic.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/device/step.h"

@@ -2,11 +2,11 @@
 #include <tersor/sending.h>
 
 #include "comm/calls/arguments.h"
+#include "comm/calls/automatic.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/chunk.h"
 #include "comm/collectives/pipeline.h"
 #include "comm/collectives/planner.h"
-#include "comm/calls/automatic.h"
 
 #include <chrono>
 #include <exception>

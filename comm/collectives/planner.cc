@@ -228,7 +228,8 @@ std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
 }
 
 std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns) const {
-  PlanContext context = encoded_context(0, slots().front());
+  PlanContext context = this->context(slots().front());
+  context.grid = context_.grid;
   context.ranks = 1;  // of whom one decodes at a time
   std::vector<Lanes> lanes;
   lanes.push_back(plan_rows(context, columns));

@@ -130,6 +130,7 @@ struct GradientReducer::Impl {
   void find_hierarchy();
 
   const ReducerOptions options_;
+  Ways ways_;  ///< before the channel, a collective call: wrong rules are found without it
   Transport& transport_;                ///< the trainer's
   std::unique_ptr<Transport> channel_;  ///< of the driving thread
   std::unique_ptr<Transport>
@@ -143,7 +144,6 @@ struct GradientReducer::Impl {
   Memory memory_ = Memory::kHost;  ///< of the gradients
   Residuals residuals_;
   ExchangeContext context_;
-  Ways ways_;
   Gradients gradients_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
   Totals totals_;

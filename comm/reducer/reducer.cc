@@ -25,11 +25,11 @@ void check_options(const ReducerOptions& options) {
 
 GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
     : options_(std::move(wanted)),
+      ways_(options_, context_, parameters_, slots_),
       transport_(transport),
       channel_(transport.channel()),
       threads_(options_.threads),
       residuals_(options_.residual_dtype, generations(options_)),
-      ways_(options_, context_, parameters_, slots_),
       gradients_(options_, context_, parameters_, slots_, residuals_) {
   check_options(options_);
   ways_.find_tuner(transport);
