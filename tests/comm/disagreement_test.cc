@@ -10,6 +10,7 @@
 #include <chrono>
 #include <latch>
 #include <string>
+#include <vector>
 
 namespace tersor {
 namespace {
@@ -128,6 +129,23 @@ TEST(Disagreement, OnTheRootEndsOnAllRanks) {
                   << message;
             }
           }
+}
+
+// Found before anything that all ranks do together: that rank may try again.
+TEST(Disagreement, AWrongRuleOnOneRankCostsTheOthersNothing) {
+  run_ranks(2, {}, [](Transport& transport) {
+    const ReducerOptions right{.codec = "none", .timeout = std::chrono::seconds(20)};
+    if (transport.rank() == 0) {
+      EXPECT_THROW(GradientReducer(transport, {.codec = "int9"}), InvalidArgument);
+      EXPECT_THROW(GradientReducer(transport, {.rules = {{"*", "int9"}}}), InvalidArgument);
+    }
+    std::vector<float> gradient(10, 1.0f);
+    GradientReducer reducer(transport, right);
+    reducer.add("weight", gradient);
+    reducer.ready("weight");
+    reducer.wait();
+    EXPECT_EQ(gradient, std::vector<float>(10, 1.0f));  // the mean
+  });
 }
 
 TEST(Disagreement, OnOneRankOnlyCallingEndsAtTheDeadlineNamingTheOther) {

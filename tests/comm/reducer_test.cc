@@ -297,23 +297,6 @@ TEST(Reducer, NamesAreChecked) {
   });
 }
 
-// Found before anything that all ranks do together: that rank may try again.
-TEST(Reducer, AWrongRuleOnOneRankCostsTheOthersNothing) {
-  run_ranks(2, {}, [](Transport& transport) {
-    const ReducerOptions right{.codec = "none", .timeout = std::chrono::seconds(20)};
-    if (transport.rank() == 0) {
-      EXPECT_THROW(GradientReducer(transport, {.codec = "int9"}), InvalidArgument);
-      EXPECT_THROW(GradientReducer(transport, {.rules = {{"*", "int9"}}}), InvalidArgument);
-    }
-    Values gradient(10, 1.0f);
-    GradientReducer reducer(transport, right);
-    reducer.add("weight", gradient);
-    reducer.ready("weight");
-    reducer.wait();
-    EXPECT_EQ(gradient, Values(10, 1.0f));  // the mean
-  });
-}
-
 TEST(Reducer, RulesAndDefaultsChooseTheCodec) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerModel model(transport.rank());
