@@ -1,7 +1,8 @@
-// The GradientReducer's inside. Three parts know nothing of each other's work: the step (what is
-// ready, closed, requested, back), who sends (Sender, Driver), and where gradients lie (Residence).
-// This holds them together: parameters, residuals, checkpoints, statistics. What the trainer's
-// thread and the driving one both touch is guarded by the step's lock.
+// The GradientReducer's inside. Its parts know nothing of each other's work: the step (what is
+// ready, closed, requested, back), who sends (Sender, Driver), where gradients lie (Residence),
+// what is given for a step (Gradients), and how parameters go (Ways). This holds them together:
+// parameters, residuals, checkpoints, statistics. What the trainer's thread and the driving one
+// both touch is guarded by the step's lock.
 #pragma once
 
 #include "comm/collectives/hierarchy.h"
