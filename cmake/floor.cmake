@@ -14,6 +14,9 @@ target_compile_options(
             # CMake 3.25 ignores CMAKE_CUDA_STANDARD 20 in silence.
             $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;--expt-relaxed-constexpr;--diag-suppress=554;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>
 )
+if(TERSOR_FEWER_KERNELS)
+  target_compile_definitions(tersor_build INTERFACE TERSOR_FEWER_KERNELS=1)
+endif()
 if(TERSOR_WERROR)
   target_compile_options(tersor_build INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>
                                                 $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)

@@ -42,13 +42,20 @@ using Constant = std::integral_constant<decltype(kValue), kValue>;
 /// Which lengths of lists kernels are made for. Long lists are those of many small tensors, which
 /// are sent as they are or rounded to nearest: what is rare with them takes several launches.
 enum class Lengths : std::uint8_t { kFewAndMost, kFew };
+#ifdef TERSOR_FEWER_KERNELS
+constexpr bool kFewerKernels = true;  // those for long lists do for short ones, too
+#else
+constexpr bool kFewerKernels = false;
+#endif
 template <Lengths kLengths = Lengths::kFewAndMost, typename Visitor>
 void visit_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
-  if constexpr (kLengths == Lengths::kFewAndMost) {
-    if (segments > kFewSegments || frames > kFewFrames)
+  constexpr bool kMost = kLengths == Lengths::kFewAndMost;
+  if constexpr (kMost) {
+    if (kFewerKernels || segments > kFewSegments || frames > kFewFrames)
       return visitor(Constant<kMostSegments>{}, Constant<kMostFrames>{});
   }
-  return visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
+  if constexpr (!kMost || !kFewerKernels)
+    visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
 }
 
 /// Calls visitor(mode, segments, frames). Collectives never add: of that there is one kernel for

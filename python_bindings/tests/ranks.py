@@ -7,14 +7,14 @@
     ranks.run(body, 3, "ab") == ["", "ab", "abab"]
 
 Importing PyTorch takes seconds, so processes are forked from one that has it, and used again;
-`fresh=True` asks for new interpreters, which come to their ordinary end after the call. Nobody
+`fresh=True` asks for new ones, whose interpreters come to their ordinary end after the call. Nobody
 outlives a deadline: a process that is late, or that died or raised, is killed and replaced.
 """
 
 from __future__ import annotations
 
-import argparse
 import atexit
+import ctypes
 import dataclasses
 import multiprocessing
 import multiprocessing.util
@@ -22,7 +22,6 @@ import os
 import pathlib
 import pickle
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -65,67 +64,19 @@ class _Task:
     close: bool  # all transports and groups after the function
 
 
-class _Interpreter:
-    """A process of its own."""
-
-    def __init__(self, connection: Connection, output: str) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
-        with open(output, "ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, "--serve", str(connection.fileno())],
-                pass_fds=[connection.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def wait(self, seconds: float) -> int:
-        """Kills it where it does not end in time."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
-
-
-class _Fork:
-    """The same, of a process that has imported what takes long."""
+class _Process:
+    """One process that runs what it is sent, forked from one that has imported what takes long."""
 
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload(["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"])
 
-    def __init__(self, connection: Connection, output: str) -> None:
-        self._process = self._context.Process(target=_serve_forked, args=(connection, output))
-        self._process.start()
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, seconds: float) -> int:
-        """Kills it where it does not end in time."""
-        self._process.join(seconds)
-        if self._process.exitcode is None:
-            self._process.kill()
-            self._process.join()
-        assert self._process.exitcode is not None
-        return self._process.exitcode
-
-
-class _Process:
-    """One process that runs what it is sent."""
-
-    def __init__(self, kind: type[_Interpreter | _Fork]) -> None:
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.output = tempfile.NamedTemporaryFile()  # noqa: SIM115  # kept while the process lives
         with Connection(theirs.detach()) as connection:
-            self.process = kind(connection, self.output.name)
+            arguments = (connection, self.output.name)
+            self.process = self._context.Process(target=_serve_forked, args=arguments)
+            self.process.start()
         self.connection = Connection(ours.detach())
         self._read = 0
 
@@ -142,7 +93,12 @@ class _Process:
     def end(self, until: float) -> int:
         """Lets the process come to its end, or kills it at `until`; its exit code."""
         self.connection.close()
-        return self.process.wait(max(0.1, until - time.monotonic()))
+        self.process.join(max(0.1, until - time.monotonic()))
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
     def new_output(self) -> str:
         self.output.seek(self._read)
@@ -156,8 +112,7 @@ _idle: list[_Process] = []
 
 def _take(count: int, *, fresh: bool) -> list[_Process]:
     kept = [] if fresh else [_idle.pop() for _ in range(min(count, len(_idle)))]
-    kind = _Interpreter if fresh else _Fork
-    return kept + [_Process(kind) for _ in range(count - len(kept))]
+    return kept + [_Process() for _ in range(count - len(kept))]
 
 
 def _collect(processes: Sequence[_Process], until: float) -> list[Outcome]:
@@ -184,9 +139,9 @@ def outcomes(
 ) -> list[Outcome]:
     """Runs `function(rank, ranks, *arguments)` on so many processes; what became of each.
 
-    `group=False`: torch.distributed is not initialised, and PyTorch not imported. `close=False`:
-    what the function leaves open stays so until the process ends. `attempts`: how often at most,
-    where gloo does not connect them.
+    `group=False`: torch.distributed is not initialised. `close=False`: what the function leaves
+    open stays so until the process ends. `attempts`: how often at most, where gloo does not
+    connect them.
     """
     until = time.monotonic() + deadline
     processes = _take(ranks, fresh=fresh)
@@ -198,7 +153,7 @@ def outcomes(
         unconnected = any(outcome.unconnected for outcome in found)
         for process, outcome in zip(processes, found, strict=True):
             if fresh or not outcome.finished or not outcome.reusable:
-                hopeless = (unconnected or not fresh) and process.process.poll() is None
+                hopeless = (unconnected or not fresh) and process.process.exitcode is None
                 outcome.exit_code = process.end(time.monotonic() if hopeless else until)
             else:
                 _idle.append(process)
@@ -319,12 +274,10 @@ def _serve_forked(connection: Connection, output: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     _serve(connection)
+    connection.close()
+    _end_interpreter()
 
 
-if __name__ == "__main__":
-    # Outcomes and tasks have pickles by the module's name, which is not __main__ to the tests.
-    import ranks as this_module
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--serve", type=int, required=True)
-    this_module._serve(Connection(parser.parse_args().serve))
+def _end_interpreter() -> None:
+    """As behind the last line of a program, where multiprocessing would leave out all of it."""
+    ctypes.pythonapi.Py_Exit(0)

@@ -61,7 +61,7 @@ def test_a_killed_process_is_told_of_and_replaced() -> None:
 
 def test_a_late_process_is_killed_at_the_deadline() -> None:
     ranks.run(total, 2, 0.0)  # so that there are processes, which take seconds to start
-    found = ranks.outcomes(last_sleeps, 2, deadline=5.0, group=False)
+    found = ranks.outcomes(last_sleeps, 2, deadline=2.0, group=False)
     assert [one.finished for one in found] == [True, False]
 
 
