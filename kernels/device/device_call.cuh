@@ -54,8 +54,7 @@ void visit_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) 
     if (kFewerKernels || segments > kFewSegments || frames > kFewFrames)
       return visitor(Constant<kMostSegments>{}, Constant<kMostFrames>{});
   }
-  if constexpr (!kMost || !kFewerKernels)
-    visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
+  if constexpr (!kMost || !kFewerKernels) visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
 }
 
 /// Calls visitor(mode, segments, frames). Collectives never add: of that there is one kernel for

@@ -2,6 +2,7 @@
 // of which rows repeat. No direction counts twice, at any scale.
 
 #include "tests/support/codec_conformance.h"
+#include "tests/support/grid.h"
 #include "tests/support/native_rounds.h"
 
 #include <gtest/gtest.h>
@@ -55,6 +56,7 @@ TEST(LowrankDependent, NoResultIsLongerThanTheGradient) {
     for (const float scale : {1.0f, 1e-30f, 1e-34f, 1e30f, 1e36f})
       for (std::size_t rows = 0; rows <= 9; ++rows)
         for (const std::size_t repeats : {1, 5}) {
+          if (grid_is_small() && (rows + repeats) % 3 != 0) continue;
           NativeRounds rounds = rounds_of(spec, rows % 2 + 1);
           const Values gradient = of_rows(rows, repeats, scale);
           for (int step = 0; step < 3; ++step) {
@@ -69,6 +71,7 @@ TEST(LowrankDependent, FewRowsComeThrough) {
   for (const float scale : {1.0f, 1e-30f, 1e36f})
     for (std::size_t rows = 1; rows <= 8; ++rows)
       for (const std::size_t repeats : {1, 5}) {
+        if (grid_is_small() && (rows + repeats) % 3 != 0) continue;
         NativeRounds rounds = rounds_of("lowrank:rank=8", 2);
         const Values gradient = of_rows(rows, repeats, scale);
         for (int step = 0; step < 3; ++step)

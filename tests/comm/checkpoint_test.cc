@@ -45,6 +45,7 @@ TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
 TEST_P(Checkpoint, AnotherNumberOfRanksKeepsTheContribution) {
   for (const Reduction reduction : {Reduction::kSum, Reduction::kMean})
     for (const std::vector<int>& dims : kCheckpointDims) {
+      if (test::grid_is_small() && (reduction == Reduction::kSum) != dims.empty()) continue;
       ReducerOptions options{.codec = GetParam(), .reduction = reduction, .dims = dims};
       std::vector<std::byte> state;
       std::vector<double> wanted;

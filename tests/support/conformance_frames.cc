@@ -326,7 +326,8 @@ TEST_P(CodecConformance, ThreadsDoNotMatter) {
   const bool reduces = allows(Exchange::kTwoShot);
   for (const Dtype dtype : kGradientDtypes) {
     const std::size_t longest = dtype == Dtype::kF32 && !grid_is_small() ? 1'000'001 : 200'001;
-    const std::vector<std::size_t> counts = {5, longest, 0, 70'000, 131'072};
+    std::vector<std::size_t> counts = {5, longest, 0, 70'000, 131'072};
+    if (grid_is_small() && dtype != Dtype::kF32) counts = {5, 0, 131'073};
     CodecHarness alone(spec(), counts, {.dtype = dtype});
     const Outcome expected = outcome_of(alone, reduces);
     for (unsigned threads = grid_is_small() ? 3 : 2; threads <= 3; ++threads) {
