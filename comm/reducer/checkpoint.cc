@@ -1,6 +1,7 @@
-// Checkpoints of the residuals, and what is done to them between steps.
+// See checkpoint.h.
+#include "comm/reducer/checkpoint.h"
+
 #include "comm/collectives/host_copy.h"
-#include "comm/reducer/impl.h"
 
 #include <algorithm>
 
@@ -136,172 +137,115 @@ void check_exact_counts(const ReducerState::Parameter& found, const Slot& slot,
   check_place(found, slot);
 }
 
-}  // namespace
-
-// With ticks all happens on the trainer's thread, so that one channel is enough.
-Transport& GradientReducer::Impl::control() {
-  if (context_.queues()) return *channel_;
-  if (control_ == nullptr) control_ = transport_.channel();
-  return *control_;
-}
-
-// In the memory that the transport adds: on a device there may be no other.
-void GradientReducer::Impl::sum_over_ranks(std::vector<float>& values) {
-  const Buffer memory(values.size() * sizeof(float), memory_);
-  const ValueSpan all = memory.values(values.size(), Dtype::kF32);
-  from_floats(values, 1.0f, all, stream());
-  std::vector<ValueSpan> parts;
-  for (int part = 0; part < context_.ranks; ++part) {
-    const Range range = part_range(all.count(), part, context_.ranks);
-    parts.push_back(all.subspan(range.first, range.count));
-  }
-  Transport& transport = control();
-  transport
-      .sum({.name = "gradient reducer (portable state)",
-            .signature = context_.signature,
-            .tag = transport.reserve_tags(1),
-            .timeout = options_.timeout,
-            .memory = all.memory(),
-            .stream = stream()},
-           parts)
-      .wait_synchronize();
-  values = to_floats(all, stream());
-}
-
-ReducerState GradientReducer::Impl::exact_state() {
-  finish_steps();
-  const auto lock = step_.lock();
-  finalize();
-  ReducerState state{.form = ReducerState::Form::kExact,
-                     .reduction = options_.reduction,
-                     .ranks = static_cast<std::uint32_t>(context_.ranks),
-                     .rank = static_cast<std::uint32_t>(context_.rank),
-                     .step = residence_->step(),
-                     .order = step_.order_known() ? step_.order() : ReducerStep::Order{},
-                     .parameters = {}};
-  for (std::size_t i = 0; i < slots_.size(); ++i) state.parameters.push_back(exact_state(i));
-  return state;
-}
-
-ReducerState::Parameter GradientReducer::Impl::exact_state(std::size_t parameter) const {
-  const Slot& slot = slots_[parameter];
+ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_t i,
+                                        const Ways& ways, StreamView stream) {
+  const Slot& slot = parameters.slots[i];
+  const ReducerParameter& own = parameters.all[i];
+  const Residuals& residuals = parameters.residuals;
+  const ExchangeContext& context = parameters.context();
   ReducerState::Parameter state{
-      .name = parameters_[parameter].name,
-      .codec = parameters_[parameter].ways.empty() ? slot.codec->spec().text()
-                                                   : ways_.chosen_codec(parameter),
-      .count = parameters_[parameter].count,
+      .name = own.name,
+      .codec = own.ways.empty() ? slot.codec->spec().text() : ways.chosen_codec(i),
+      .count = own.count,
       .residual_first = slot.residual_first,
-      .residual = to_floats(residuals_.current_sender(parameter), stream()),
-      .owner = to_floats(residuals_.current_owner(parameter), stream()),
-      .memory = to_floats(residuals_.current_memory(parameter, memory_count(slot)), stream())};
-  for (int rank = 0; rank < context_.ranks; ++rank) {
-    const StateRanges kept = kept_ranges(context_, parameters_[parameter], slot, rank);
+      .residual = to_floats(residuals.current_sender(i), stream),
+      .owner = to_floats(residuals.current_owner(i), stream),
+      .memory = to_floats(residuals.current_memory(i, memory_count(slot)), stream)};
+  for (int rank = 0; rank < context.ranks; ++rank) {
+    const StateRanges kept = kept_ranges(context, own, slot, rank);
     state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
     state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count());
   }
   return state;
 }
 
-// The sum over ranks of all senders' and owners' residuals: what would still be added some day. Of
-// the codecs' memories, which are equal, one rank's.
-ReducerState GradientReducer::Impl::portable_state() {
-  ReducerState state = exact_state();
+void check_run(const ReducerState& state, const Parameters& parameters) {
+  if (state.reduction != parameters.options().reduction)
+    throw InvalidArgument("the state belongs to the other reduction (sum or mean)");
+  const ExchangeContext& context = parameters.context();
+  const bool same = static_cast<int>(state.ranks) == context.ranks &&
+                    static_cast<int>(state.rank) == context.rank;
+  if (state.form == ReducerState::Form::kExact && !same)
+    throw InvalidArgument("the state is rank " + std::to_string(state.rank) + " of " +
+                          std::to_string(state.ranks) + "'s own, this is rank " +
+                          std::to_string(context.rank) + " of " + std::to_string(context.ranks) +
+                          "; for other ranks save the portable state");
+}
+
+// What ranks owe as owners is in the portable state's one residual.
+void load_parameter(const ReducerState& state, std::size_t i, Parameters& parameters,
+                    StreamView stream) {
+  const ReducerState::Parameter& found = state.parameters[i];
+  const ExchangeContext& context = parameters.context();
+  const Slot& slot = parameters.slots[i];
+  const ValueSpan residual = parameters.residuals.current_sender(i);
+  if (state.form == ReducerState::Form::kExact) {
+    from_floats(found.residual, 1.0f, residual, stream);
+    from_floats(found.owner, 1.0f, parameters.residuals.current_owner(i), stream);
+  } else {
+    const NewRun run{encoding_ranks(context, slot), context.ranks};
+    const float factor = portable_factor(state, state.reduction, run) / owed(context, slot).sender;
+    from_floats(own_part(found.residual, slot, residual.count()), factor, residual, stream);
+  }
+  if (found.codec == slot.codec->spec().text())
+    from_floats(found.memory, 1.0f, parameters.residuals.current_memory(i, memory_count(slot)),
+                stream);
+}
+
+}  // namespace
+
+std::vector<ReducerState::Parameter> exact_state(const Parameters& parameters, const Ways& ways,
+                                                 StreamView stream) {
+  std::vector<ReducerState::Parameter> states;
+  for (std::size_t i = 0; i < parameters.count(); ++i)
+    states.push_back(exact_parameter(parameters, i, ways, stream));
+  return states;
+}
+
+void make_portable(ReducerState& state, const Parameters& parameters, const SumOverRanks& sum) {
   state.form = ReducerState::Form::kPortable;
+  const ExchangeContext& context = parameters.context();
   std::vector<float> all;
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    const Slot& slot = parameters.slots[i];
     ReducerState::Parameter& parameter = state.parameters[i];
-    parameter.residual = spread(parameter, slots_[i], owed(context_, slots_[i]));
+    parameter.residual = spread(parameter, slot, owed(context, slot));
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
     parameter.longest_owner = 0;
-    if (!tells_memory(context_, slots_[i])) std::ranges::fill(parameter.memory, 0.0f);
+    if (!tells_memory(context, slot)) std::ranges::fill(parameter.memory, 0.0f);
     for (const std::vector<float>* values : {&parameter.residual, &parameter.memory})
       all.insert(all.end(), values->begin(), values->end());
   }
-  sum_over_ranks(all);
+  sum(all);
   auto next = all.begin();
   for (ReducerState::Parameter& parameter : state.parameters)
     for (std::vector<float>* values : {&parameter.residual, &parameter.memory})
       for (float& value : *values) value = *next++;
-  return state;
 }
 
-void GradientReducer::Impl::check_state(const ReducerState& state) const {
-  if (state.reduction != options_.reduction)
-    throw InvalidArgument("the state belongs to the other reduction (sum or mean)");
-  const bool exact = state.form == ReducerState::Form::kExact;
-  if (exact && (static_cast<int>(state.ranks) != context_.ranks ||
-                static_cast<int>(state.rank) != context_.rank))
-    throw InvalidArgument("the state is rank " + std::to_string(state.rank) + " of " +
-                          std::to_string(state.ranks) + "'s own, this is rank " +
-                          std::to_string(context_.rank) + " of " + std::to_string(context_.ranks) +
-                          "; for other ranks save the portable state");
-  for (std::size_t i = 0; i < std::max(state.parameters.size(), slots_.size()); ++i) {
-    check_model(state, parameters_, i);
+void check_state(const ReducerState& state, const Parameters& parameters) {
+  check_run(state, parameters);
+  for (std::size_t i = 0; i < std::max(state.parameters.size(), parameters.count()); ++i) {
+    check_model(state, parameters.all, i);
     const ReducerState::Parameter& found = state.parameters[i];
-    const Slot& slot = slots_[i];
-    check_codec(found, parameters_[i], *slot.codec);
+    const Slot& slot = parameters.slots[i];
+    check_codec(found, parameters.all[i], *slot.codec);
     if (found.codec == slot.codec->spec().text())
       check_count(found.name, "codec's memory", found.memory.size(), memory_count(slot));
-    if (exact)
-      check_exact_counts(found, slot, residuals_, i);
+    if (state.form == ReducerState::Form::kExact)
+      check_exact_counts(found, slot, parameters.residuals, i);
     else
       check_count(found.name, "residual", found.residual.size(),
-                  slot.codec->has_feedback() ? parameters_[i].count : 0);
+                  slot.codec->has_feedback() ? parameters.all[i].count : 0);
   }
 }
 
-void GradientReducer::Impl::load(const ReducerState& state) {
-  finish_steps();
-  const auto lock = step_.lock();
-  finalize();
-  const bool exact = state.form == ReducerState::Form::kExact;
-  check_state(state);
-  steps_before_ = state.step - step_.number();
-  follow_phases();
-  adopt_ways(state);
-  residuals_.clear();
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const NewRun run{encoding_ranks(context_, slots_[i]), context_.ranks};
-    const float factor =
-        exact ? 1.0f
-              : portable_factor(state, options_.reduction, run) / owed(context_, slots_[i]).sender;
-    const ValueSpan residual = residuals_.current_sender(i);
-    const std::vector<float>& values = state.parameters[i].residual;
-    from_floats(exact ? values : own_part(values, slots_[i], residual.count()), factor, residual,
-                stream());
-    if (exact) from_floats(state.parameters[i].owner, 1.0f, residuals_.current_owner(i), stream());
-    if (state.parameters[i].codec == slots_[i].codec->spec().text())
-      from_floats(state.parameters[i].memory, 1.0f,
-                  residuals_.current_memory(i, memory_count(slots_[i])), stream());
-  }
-  for (std::size_t i = 0; i < slots_.size(); ++i) hand_over(i);
-  residence_->set_step(state.step);
-  if (exact && !state.order.empty() && !of_ready()) sender_->adopt_order(state.order);
-}
-
-void GradientReducer::Impl::discard_step() {
-  try {
-    finish_steps();
-  } catch (const Error&) {
-    return;  // the step never became current: the residuals from before it stand
-  }
-  const auto lock = step_.lock();
-  if (options_.transactions != Transactions::kOn)
-    throw InvalidArgument("discard_step() needs ReducerOptions::transactions = kOn");
-  if (!residuals_.discard())
-    throw InvalidArgument("there is no step to discard: each can be discarded once");
-  residence_->set_step(residence_->step() - 1);
-  steps_before_ -= 1;
-  totals_.discarded += 1;
-  bind_residuals();
-}
-
-void GradientReducer::Impl::scale_residuals(float factor) {
-  finish_steps();
-  const auto lock = step_.lock();
-  residuals_.scale(factor);
+void load_residuals(const ReducerState& state, Parameters& parameters, StreamView stream) {
+  parameters.residuals.clear();
+  for (std::size_t i = 0; i < parameters.count(); ++i) load_parameter(state, i, parameters, stream);
+  parameters.hand_over(stream);
 }
 
 }  // namespace tersor

@@ -18,15 +18,15 @@ class ThreadDriver final : public Driver {
 
   ~ThreadDriver() override {
     {
-      const auto lock = sender_.step().lock();
+      const LockedStep step = sender_.step().lock();
       stopping_ = true;
     }
     sender_.transport().wake();
     thread_.join();
   }
 
-  void wake() override { sender_.transport().wake(); }
-  void wait(ReducerStep::Lock& lock) override { sender_.step().wait(lock); }
+  void wake(LockedStep&) override { sender_.transport().wake(); }
+  void wait(LockedStep& step) override { step.wait(); }
   void progress() override {}
 
  private:
@@ -38,8 +38,8 @@ class ThreadDriver final : public Driver {
   }
 
   bool is_over() const {
-    const auto lock = sender_.step().lock();
-    return stopping_ || sender_.step().failed();
+    const LockedStep step = sender_.step().lock();
+    return stopping_ || step->failed();
   }
 
   bool stopping_ = false;
@@ -53,15 +53,15 @@ class CallerDriver final : public Driver {
   void send(Drain) override { progress(); }
 
   // What is thrown is found in the step.
-  void wait(ReducerStep::Lock& lock) override {
-    lock.unlock();
+  void wait(LockedStep& step) override {
+    step.unlock();
     try {
       const std::lock_guard driving(driving_);
       sender_.advance_or_wait();
     } catch (...) {
       sender_.fail(std::current_exception());
     }
-    lock.lock();
+    step.lock();
   }
 
   // Another thread that drives sends this one's too.
@@ -97,10 +97,10 @@ class QueueingDriver final : public Driver {
     });
   }
 
-  void wait(ReducerStep::Lock& lock) override {
-    lock.unlock();
+  void wait(LockedStep& step) override {
+    step.unlock();
     send(Drain::kYes);
-    lock.lock();
+    step.lock();
   }
 
   void progress() override { hear_faults(); }
@@ -112,8 +112,8 @@ class QueueingDriver final : public Driver {
 
  private:
   bool has_to_send(Drain drain) const {
-    const auto lock = sender_.step().lock();
-    return (sender_.step().wanted() || drain == Drain::kYes) && !sender_.step().failed();
+    const LockedStep step = sender_.step().lock();
+    return (step->wanted() || drain == Drain::kYes) && !step->failed();
   }
 
   // A mistake that is found before anything is queued fails the call alone: the next one queues

@@ -19,12 +19,12 @@ class Driver {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  /// With the step's lock held: something was requested, or the order is wanted.
-  virtual void wake() {}
+  /// Something was requested, or the order is wanted.
+  virtual void wake(LockedStep&) {}
   /// Sends what was requested, where nobody else does before a call returns.
   virtual void send(Drain) {}
   /// Waits for something to change, or changes it; the lock is let go for that.
-  virtual void wait(ReducerStep::Lock& lock) = 0;
+  virtual void wait(LockedStep& step) = 0;
   /// Moves what is under way, where no thread does. Never waits.
   virtual void progress() = 0;
   /// Throws what was found wrong since the last call, where nobody else hears of it.

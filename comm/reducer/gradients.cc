@@ -101,6 +101,11 @@ void Gradients::measure_error(std::uint32_t parameter) {
       gradient.values(), residual.values());
 }
 
+void Gradients::keep_own(std::uint32_t parameter) {
+  const Slot& slot = slots_[parameter];
+  if (scatters(slot)) residence_->copy(slot.input, slot.output);
+}
+
 // Flags are 1 between steps, so that graphs of a step find them so. The caller may free what it
 // gave for this step alone.
 void Gradients::end_step() {

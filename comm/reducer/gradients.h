@@ -3,9 +3,7 @@
 #pragma once
 
 #include "comm/collectives/context.h"
-#include "comm/reducer/parameter.h"
-#include "comm/reducer/residence.h"
-#include "comm/reducer/residuals.h"
+#include "comm/reducer/parameters.h"
 
 #include <tersor/reducer.h>
 
@@ -23,15 +21,13 @@ class Gradients {
     ValueSpan gradient, shard;
   };
 
-  /// All outlive it.
-  Gradients(const ReducerOptions& options, const ExchangeContext& context,
-            std::vector<ReducerParameter>& parameters, std::vector<Slot>& slots,
-            Residuals& residuals)
-      : options_(options),
-        context_(context),
-        parameters_(parameters),
-        slots_(slots),
-        residuals_(residuals) {}
+  /// The parameters outlive it.
+  explicit Gradients(Parameters& parameters)
+      : options_(parameters.options()),
+        context_(parameters.context()),
+        parameters_(parameters.all),
+        slots_(parameters.slots),
+        residuals_(parameters.residuals) {}
 
   /// Before the first step, and where parameters were added.
   void place(Residence& residence);
@@ -48,6 +44,8 @@ class Gradients {
   void take(std::uint32_t parameter, const std::optional<Given>& given, Contribution contribution);
   /// It sends zeros; one with a residual keeps it.
   void leave_out(std::uint32_t parameter);
+  /// Of a single rank the shard is all there is.
+  void keep_own(std::uint32_t parameter);
   /// All are back.
   void end_step();
 

@@ -28,11 +28,11 @@ ReducerStep::Order parse_order(ConstByteSpan bytes, std::size_t parameters) {
 bool Sender::advance() {
   if (learn_order()) return true;
   while (true) {
-    auto lock = step_.lock();
-    const auto index = step_.take_requested();
+    LockedStep step = step_.lock();
+    const auto index = step->take_requested();
     if (!index) break;
     Message& message = messages_[*index];
-    lock.unlock();
+    step.unlock();
     submit(*index, message);
   }
   return pipeline_.advance();
@@ -67,17 +67,16 @@ void Sender::submit(std::uint32_t index, Message& message) {
 void Sender::chunk_done(std::uint32_t index, Message& message) {
   if (--message.chunks_left != 0) return;
   message.chunks_left = message.bucket.chunks.size();
-  const auto lock = step_.lock();
-  step_.set_back(index);
-  if (step_.all_back()) reducer_.complete();
-  step_.notify();
+  LockedStep step = step_.lock();
+  step->set_back(index);
+  if (step->all_back()) reducer_.complete(step);
 }
 
 void Sender::ask_for_order() {
-  const auto lock = step_.lock();
-  if (!step_.take_order_wanted()) return;
+  const LockedStep step = step_.lock();
+  if (!step->take_order_wanted()) return;
   order_.clear();
-  if (context_.rank == 0) order_ = step_.sequence();
+  if (context_.rank == 0) order_ = step->sequence();
   order_handle_ = transport().all_gather({.name = "gradient reducer (order)",
                                           .signature = context_.signature,
                                           .tag = transport().reserve_tags(1),
@@ -95,8 +94,8 @@ bool Sender::learn_order() {
   ReducerStep::Order order =
       context_.rank == 0 ? order_ : parse_order(order_handle_.received(0), context_.slots.size());
   order_handle_ = {};
-  const auto lock = step_.lock();
-  if (adopt_order(std::move(order))) follow_trainer();
+  LockedStep step = step_.lock();
+  if (adopt_order(step, std::move(order))) follow_trainer();
   return true;
 }
 
@@ -106,7 +105,7 @@ std::uint32_t Sender::add_message(Bucket bucket) {
   return static_cast<std::uint32_t>(messages_.size() - 1);
 }
 
-bool Sender::adopt_order(ReducerStep::Order order) {
+bool Sender::adopt_order(LockedStep& step, ReducerStep::Order order) {
   messages_.clear();
   ReducerStep::Messages parameters;
   for (Bucket& bucket : reducer_.make_buckets(order)) {
@@ -114,24 +113,25 @@ bool Sender::adopt_order(ReducerStep::Order order) {
     parameters.push_back(bucket.slots);
     add_message(std::move(bucket));
   }
-  return step_.learn(std::move(order), std::move(parameters));
+  return step->learn(std::move(order), std::move(parameters));
 }
 
-void Sender::forget_messages() {
-  if (step_.sending() != SendingOrder::kOfReady) {
-    if (step_.order_known()) adopt_order(step_.order());
+void Sender::forget_messages(LockedStep& step) {
+  if (step->sending() != SendingOrder::kOfReady) {
+    if (step->order_known()) adopt_order(step, step->order());
     return;
   }
   together_.clear();
   messages_.clear();
-  step_.forget_messages();
+  step->forget_messages();
 }
 
-const std::vector<std::uint32_t>& Sender::messages_of(const ReducerStep::Order& together) {
+const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
+                                                      const ReducerStep::Order& together) {
   const auto [found, is_new] = together_.try_emplace(together);
   if (!is_new) return found->second;
   for (Bucket& bucket : reducer_.make_buckets(together)) {
-    found->second.push_back(step_.add_message(bucket.slots));
+    found->second.push_back(step->add_message(bucket.slots));
     add_message(std::move(bucket));
   }
   return found->second;
@@ -147,8 +147,7 @@ void Sender::fail(std::exception_ptr error) {
   } catch (const std::exception& cause) {
     transport().poison(cause.what());  // the others would wait for us
   }
-  const auto lock = step_.lock();
-  step_.fail(std::move(error));
+  step_.lock()->fail(std::move(error));
 }
 
 }  // namespace tersor

@@ -22,12 +22,12 @@ class Sender {
   /// What it asks of the reducer.
   struct Reducer {
     std::function<std::vector<Bucket>(const ReducerStep::Order& order)> make_buckets;
-    std::function<void()> complete;                          ///< a step; with its lock held
+    std::function<void(LockedStep& step)> complete;
     std::function<std::string(const std::string&)> explain;  ///< the text of an error
   };
 
   /// All of them outlive the sender.
-  Sender(ReducerStep& step, ExchangeContext& context, Residence& residence, Reducer reducer)
+  Sender(SharedStep& step, ExchangeContext& context, Residence& residence, Reducer reducer)
       : step_(step),
         context_(context),
         residence_(residence),
@@ -43,13 +43,13 @@ class Sender {
   /// Learns the order, where that is asked for. True where it is known now.
   bool learn_order();
 
-  /// Messages and buffers for an order. With the step's lock held; true where some are requested.
-  bool adopt_order(ReducerStep::Order order);
-  /// Parameters go another way from now on: messages are made anew. With the lock held, between two
-  /// steps.
-  void forget_messages();
-  /// The messages of parameters that become ready together in this order. With the lock held.
-  const std::vector<std::uint32_t>& messages_of(const ReducerStep::Order& together);
+  /// Messages and buffers for an order. True where some are requested.
+  bool adopt_order(LockedStep& step, ReducerStep::Order order);
+  /// Between two steps: parameters go another way from now on, messages are made anew.
+  void forget_messages(LockedStep& step);
+  /// The messages of parameters that become ready together in this order.
+  const std::vector<std::uint32_t>& messages_of(LockedStep& step,
+                                                const ReducerStep::Order& together);
   /// What is sent from now on comes after what the trainer queued so far.
   void follow_trainer() { residence_.follow_trainer(); }
 
@@ -61,14 +61,12 @@ class Sender {
     work();
   } catch (...) {
     fail(std::current_exception());
-    const auto lock = step_.lock();
-    step_.rethrow();
+    step_.lock()->rethrow();
   }
 
   /// Brackets operations on a device.
   Operation bracket() const;
-  const ReducerStep& step() const { return step_; }
-  ReducerStep& step() { return step_; }
+  SharedStep& step() const { return step_; }
   Transport& transport() const { return *context_.transport; }
   const Residence& residence() const { return residence_; }
   std::size_t messages() const { return messages_.size(); }
@@ -85,7 +83,7 @@ class Sender {
   void chunk_done(std::uint32_t index, Message& message);
   std::uint32_t add_message(Bucket bucket);
 
-  ReducerStep& step_;
+  SharedStep& step_;
   ExchangeContext& context_;
   Residence& residence_;
   Reducer reducer_;

@@ -82,6 +82,7 @@ std::optional<std::uint32_t> ReducerStep::take_requested() {
 void ReducerStep::set_back(std::uint32_t message) {
   for (const Parameter parameter : messages_[message]) back_[parameter] = number_ + 1;
   messages_back_ += 1;
+  changed_ = true;
 }
 
 void ReducerStep::complete() {
@@ -93,12 +94,12 @@ void ReducerStep::complete() {
   messages_back_ = 0;
   closed_ = false;
   order_wanted_ = false;
-  notify();
+  changed_ = true;
 }
 
 void ReducerStep::fail(std::exception_ptr error) {
   if (error_ == nullptr) error_ = std::move(error);
-  notify();
+  changed_ = true;
 }
 
 void ReducerStep::rethrow() const {

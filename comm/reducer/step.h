@@ -20,18 +20,11 @@
 
 namespace tersor {
 
-/// All but `lock` is called with the lock held.
 class ReducerStep {
  public:
-  using Lock = std::unique_lock<std::mutex>;
   using Order = std::vector<std::uint32_t>;  ///< parameters
   using Messages = std::vector<Order>;       ///< the parameters of each
   using Parameter = std::uint32_t;
-
-  Lock lock() const { return Lock(mutex_); }
-  /// Waits for `notify`, for which the lock is let go.
-  void wait(Lock& lock) { changed_.wait(lock); }
-  void notify() { changed_.notify_all(); }
 
   /// Before all else, and where there are more from the next step on, which learns the order
   /// anew. With kOfReady there is nothing to learn: `request` takes the place of `ready`.
@@ -81,7 +74,10 @@ class ReducerStep {
   /// A message's results are there.
   void set_back(std::uint32_t message);
   /// The result of a parameter that nobody else has is there at once.
-  void set_parameter_back(Parameter parameter) { back_[parameter] = number_ + 1; }
+  void set_parameter_back(Parameter parameter) {
+    back_[parameter] = number_ + 1;
+    changed_ = true;
+  }
   /// Whether all that was closed is back: `complete` is to be called.
   bool all_back() const { return closed_ && order_known_ && messages_back_ == expected(); }
   /// The next step is open.
@@ -92,6 +88,9 @@ class ReducerStep {
   bool failed() const { return error_ != nullptr; }
   void rethrow() const;
 
+  /// Whether there is something that others wait for: told once.
+  bool take_changed() { return std::exchange(changed_, false); }
+
  private:
   bool request_ready();
   /// Messages of the step under way.
@@ -100,8 +99,6 @@ class ReducerStep {
   }
   bool message_ready(const Order& message) const;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
   std::vector<bool> ready_;
   std::vector<std::uint32_t> back_;  ///< steps that are done, of each parameter
   std::uint32_t number_ = 0;
@@ -116,6 +113,56 @@ class ReducerStep {
   std::size_t messages_back_ = 0;
   std::deque<std::uint32_t> requested_;
   std::exception_ptr error_;
+  bool changed_ = false;
 };
+
+class LockedStep;
+
+/// The step that a trainer's thread and a driving one share. What both touch beside it, they touch
+/// while they have it locked.
+class SharedStep {
+ public:
+  [[nodiscard]] LockedStep lock();
+
+ private:
+  friend class LockedStep;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  ReducerStep step_;
+};
+
+/// The step, locked until this goes. A function that takes one is called with the lock held.
+class LockedStep {
+ public:
+  explicit LockedStep(SharedStep& step) : shared_(step), lock_(step.mutex_) {}
+  ~LockedStep() {
+    if (lock_.owns_lock()) tell();
+  }
+  LockedStep(const LockedStep&) = delete;
+  LockedStep& operator=(const LockedStep&) = delete;
+
+  ReducerStep& operator*() const { return shared_.step_; }
+  ReducerStep* operator->() const { return &shared_.step_; }
+  void lock() { lock_.lock(); }
+  void unlock() {
+    tell();
+    lock_.unlock();
+  }
+  /// Lets go of the lock until somebody else changed something.
+  void wait() {
+    tell();
+    shared_.changed_.wait(lock_);
+  }
+
+ private:
+  void tell() {
+    if (shared_.step_.take_changed()) shared_.changed_.notify_all();
+  }
+
+  SharedStep& shared_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+inline LockedStep SharedStep::lock() { return LockedStep(*this); }
 
 }  // namespace tersor

@@ -6,189 +6,154 @@
 namespace tersor {
 namespace {
 
-bool scatters(const Slot& slot) { return slot.collective == Collective::kReduceScatter; }
-
-void check_apart(std::span<const ReadyGradient> together, ReducerStep::Order parameters) {
+void check_apart(ReducerStep::Order parameters, std::string_view first) {
   std::ranges::sort(parameters);
   if (std::ranges::adjacent_find(parameters) != parameters.end())
     throw InvalidArgument("one call makes the same parameter ready twice, of \"" +
-                          std::string(together.front().name) + "\" and others");
+                          std::string(first) + "\" and others");
+}
+
+// Those whose absence is a mistake: the result has no place where no gradient was given.
+std::string wrongly_missing(const ReducerStep& step, const Parameters& parameters,
+                            const Gradients& gradients) {
+  const bool may_miss = parameters.options().missing == MissingGradient::kInactive;
+  std::string names;
+  for (std::uint32_t i = 0; i < parameters.count(); ++i) {
+    if (step.is_ready(i) || (may_miss && gradients.has(i))) continue;
+    names += (names.empty() ? "\"" : ", \"") + parameters.all[i].name + "\"";
+  }
+  return names;
 }
 
 }  // namespace
 
 // Waits for the driving thread, or drives where there is none.
-void GradientReducer::Impl::wait_until(ReducerStep::Lock& lock,
-                                       const std::function<bool()>& is_done) {
+void GradientReducer::Impl::wait_until(LockedStep& step, const std::function<bool()>& is_done) {
   while (!is_done()) {
-    step_.rethrow();
-    driver_->wait(lock);
+    step->rethrow();
+    driver_->wait(step);
   }
 }
 
-void GradientReducer::Impl::wait_for_closed(ReducerStep::Lock& lock) {
-  wait_until(lock, [this] { return !step_.closed(); });
-}
-
-void GradientReducer::Impl::bind_residuals() {
-  for (std::size_t i = 0; i < residuals_.parameters(); ++i) {
-    slots_[i].residual = residuals_.sender(i);
-    const bool owes = parameters_[i].algorithm == Algorithm::kTwoShot;
-    slots_[i].owner = owes ? residuals_.owner(i) : SegmentState{};
-    slots_[i].memory = residuals_.memory(i, memory_count(slots_[i]));
-  }
-}
-
-// Of a single rank the shard is all there is.
-void GradientReducer::Impl::keep_own(std::uint32_t parameter) {
-  const Slot& slot = slots_[parameter];
-  if (scatters(slot)) residence_->copy(slot.input, slot.output);
-  if (of_ready()) step_.set_parameter_back(parameter);
+void GradientReducer::Impl::wait_for_closed(LockedStep& step) {
+  wait_until(step, [&step] { return !step->closed(); });
 }
 
 // A graph holds the addresses of one step: residuals that change places between steps would be
 // read again and again, and written where nobody reads.
-void GradientReducer::Impl::check_capture() const {
+void GradientReducer::Impl::begin_ready(LockedStep& step) {
+  step->rethrow();
+  finalize(step);
+  wait_for_closed(step);
+  follow_phases(step);
+  learn(step);
   if (options_.transactions == Transactions::kOn && residence_->captured())
     throw InvalidArgument(
         "a step cannot be captured where residuals are kept in two generations: set "
         "ReducerOptions::transactions to kOff");
+  step->set_awaited();
 }
 
-void GradientReducer::Impl::begin_ready(ReducerStep::Lock& lock) {
-  step_.rethrow();
-  finalize();
-  wait_for_closed(lock);
-  follow_phases();
-  learn();
-  check_capture();
-  step_.set_awaited();
-}
-
-void GradientReducer::Impl::check_ready(std::uint32_t parameter,
-                                        const std::optional<Gradients::Given>& given) const {
-  if (step_.is_ready(parameter))
-    throw InvalidArgument("\"" + parameters_[parameter].name +
+void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) const {
+  if (step->is_ready(one.parameter))
+    throw InvalidArgument("\"" + parameters_.all[one.parameter].name +
                           "\" is ready twice in one step; wait() or flush() ends a step");
-  gradients_.check(parameter, given);
+  gradients_.check(one.parameter, one.given);
 }
 
 // True where messages are to be sent.
-bool GradientReducer::Impl::request(const ReducerStep::Order& together) {
+bool GradientReducer::Impl::request(LockedStep& step, const ReducerStep::Order& together) {
   bool requested = false;
   if (!of_ready())
-    for (const std::uint32_t parameter : together) requested |= step_.ready(parameter);
+    for (const std::uint32_t parameter : together) requested |= step->ready(parameter);
   else if (context_.ranks > 1)
-    requested = step_.request(together, sender_->messages_of(together));
+    requested = step->request(together, sender_->messages_of(step, together));
   else
-    step_.request(together, {});
+    step->request(together, {});
   if (context_.ranks == 1)
-    for (const std::uint32_t parameter : together) keep_own(parameter);
+    for (const std::uint32_t parameter : together) {
+      gradients_.keep_own(parameter);
+      if (of_ready()) step->set_parameter_back(parameter);
+    }
   return requested;
 }
 
-ReducerHandle GradientReducer::Impl::handle_of(std::uint32_t parameter) const {
+ReducerHandle GradientReducer::Impl::handle_of(LockedStep& step, std::uint32_t parameter) const {
   ReducerHandle handle;
   handle.shared_ = handle_;
   handle.parameter_ = parameter;
-  handle.step_ = step_.number();
+  handle.step_ = step->number();
   return handle;
 }
 
-ReducerHandle GradientReducer::Impl::ready(std::uint32_t parameter,
-                                           const std::optional<Gradients::Given>& given,
-                                           Contribution contribution) {
-  auto lock = step_.lock();
-  begin_ready(lock);
-  check_ready(parameter, given);
-  gradients_.take(parameter, given, contribution);
-  if (request({parameter})) notice_requests();
-  ReducerHandle handle = handle_of(parameter);
-  lock.unlock();
-  driver_->send(Driver::Drain::kNo);
+ReducerHandle GradientReducer::Impl::ready(Ready one) {
+  ReducerHandle handle;
+  ready({&one, 1}, {&handle, 1});
   return handle;
 }
 
-std::vector<ReducerHandle> GradientReducer::Impl::ready(std::span<const ReadyGradient> together) {
+void GradientReducer::Impl::ready(std::span<const Ready> together,
+                                  std::span<ReducerHandle> handles) {
   ReducerStep::Order parameters;
-  std::vector<Gradients::Given> given;
-  for (const ReadyGradient& one : together) {
-    parameters.push_back(index_of(one.name));
-    given.push_back({one.gradient, one.shard});
-  }
-  check_apart(together, parameters);
-  auto lock = step_.lock();
-  begin_ready(lock);
-  for (std::size_t i = 0; i < together.size(); ++i) check_ready(parameters[i], given[i]);
-  std::vector<ReducerHandle> handles;
+  for (const Ready& one : together) parameters.push_back(one.parameter);
+  LockedStep step = step_.lock();
+  if (together.size() > 1) check_apart(parameters, parameters_.all[parameters.front()].name);
+  begin_ready(step);
+  for (const Ready& one : together) check_ready(step, one);
   for (std::size_t i = 0; i < together.size(); ++i) {
-    gradients_.take(parameters[i], given[i], together[i].contribution);
-    handles.push_back(handle_of(parameters[i]));
+    gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
+    handles[i] = handle_of(step, together[i].parameter);
   }
-  if (request(parameters)) notice_requests();
-  lock.unlock();
+  if (request(step, parameters)) {  // before the lock is let go, and so before anybody takes them
+    residence_->follow_trainer();
+    driver_->wake(step);
+  }
+  step.unlock();
   driver_->send(Driver::Drain::kNo);
-  return handles;
-}
-
-// Before the lock is let go, and so before anybody takes them.
-void GradientReducer::Impl::notice_requests() {
-  residence_->follow_trainer();
-  driver_->wake();
-}
-
-// Those whose absence is a mistake: the result has no place where no gradient was given.
-std::string GradientReducer::Impl::wrongly_missing() const {
-  std::string names;
-  for (std::uint32_t i = 0; i < parameters_.size(); ++i) {
-    if (step_.is_ready(i)) continue;
-    if (options_.missing == MissingGradient::kInactive && gradients_.has(i)) continue;
-    names += (names.empty() ? "\"" : ", \"") + parameters_[i].name + "\"";
-  }
-  return names;
 }
 
 // Parameters that had no gradient. True where that lets messages go.
-bool GradientReducer::Impl::mark_missing() {
+bool GradientReducer::Impl::mark_missing(LockedStep& step) {
   if (of_ready()) return false;
-  const std::string mistakes = wrongly_missing();
-  if (!mistakes.empty()) fail_missing(mistakes);
+  const std::string mistakes = wrongly_missing(*step, parameters_, gradients_);
+  if (!mistakes.empty()) fail_missing(step, mistakes);
   bool requested = false;
-  for (std::uint32_t i = 0; i < parameters_.size(); ++i) {
-    if (step_.is_ready(i)) continue;
+  for (std::uint32_t i = 0; i < parameters_.count(); ++i) {
+    if (step->is_ready(i)) continue;
     gradients_.leave_out(i);
-    requested |= step_.ready(i);
+    requested |= step->ready(i);
   }
   return requested;
 }
 
-void GradientReducer::Impl::fail_missing(const std::string& names) {
-  const std::string cause = "at the end of step " + std::to_string(step_.number()) +
+void GradientReducer::Impl::fail_missing(LockedStep& step, const std::string& names) {
+  const std::string cause = "at the end of step " + std::to_string(step->number()) +
                             " these parameters were not ready: " + names;
   channel_->poison(cause);
-  step_.fail(std::make_exception_ptr(InvalidArgument(
+  step->fail(std::make_exception_ptr(InvalidArgument(
       cause + "; call ready() for each, or set ReducerOptions::missing to kInactive")));
-  step_.rethrow();
+  step->rethrow();
 }
 
-void GradientReducer::Impl::close_step() {
-  step_.rethrow();
-  finalize();
-  if (!step_.ends()) return;
-  follow_phases();
-  learn();
+void GradientReducer::Impl::close_step(LockedStep& step) {
+  step->rethrow();
+  finalize(step);
+  if (!step->ends()) return;
+  follow_phases(step);
+  learn(step);
   if (residence_->captured()) ways_.note_captured();
-  const bool requested = mark_missing();
-  step_.close();
-  if (context_.ranks == 1 || slots_.empty() || step_.all_back()) return complete_step();
+  const bool requested = mark_missing(step);
+  step->close();
+  if (context_.ranks == 1 || parameters_.count() == 0 || step->all_back())
+    return complete_step(step);
   if (requested) residence_->follow_trainer();
-  if (requested || !step_.order_known()) driver_->wake();
+  if (requested || !step->order_known()) driver_->wake(step);
 }
 
 void GradientReducer::Impl::flush() {
   {
-    const auto lock = step_.lock();
-    close_step();
+    LockedStep step = step_.lock();
+    close_step(step);
   }
   driver_->send(Driver::Drain::kYes);
 }
@@ -196,57 +161,57 @@ void GradientReducer::Impl::flush() {
 void GradientReducer::Impl::wait() {
   const auto start = Clock::now();
   if (driver_ != nullptr) driver_->hear_faults();
-  auto lock = step_.lock();
-  close_step();
-  wait_for_closed(lock);
+  LockedStep step = step_.lock();
+  close_step(step);
+  wait_for_closed(step);
   residence_->lead_trainer();
-  step_.set_awaited();
+  step->set_awaited();
   note_waited();
-  totals_.exposed_seconds += seconds_since(start);
+  totals_.note_exposed(seconds_since(start));
 }
 
 // Ends a step that was flushed; begins nothing.
 void GradientReducer::Impl::finish_steps() {
-  auto lock = step_.lock();
-  step_.rethrow();
-  wait_for_closed(lock);
+  LockedStep step = step_.lock();
+  step->rethrow();
+  wait_for_closed(step);
 }
 
-void GradientReducer::Impl::check_requested(std::uint32_t parameter) const {
-  if (step_.closed()) return;
-  const std::string& name = parameters_[parameter].name;
+void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t parameter) const {
+  if (step->closed()) return;
+  const std::string& name = parameters_.all[parameter].name;
   if (context_.queues() && !of_ready())  // how far each rank is differs: all must send in one order
     throw InvalidArgument("flush() before waiting for \"" + name +
                           "\": over this transport a step is sent to its end by all ranks alike");
-  if (!step_.order_known())
+  if (!step->order_known())
     throw InvalidArgument(
         "in the first step everything is sent at its end: flush() before waiting for \"" + name +
         "\"");
-  if (!step_.is_requested(parameter))
+  if (!step->is_requested(parameter))
     throw InvalidArgument("\"" + name +
                           "\" waits for others of its message that are not ready; flush() first");
 }
 
-void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t step) {
+void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t number) {
   const auto start = Clock::now();
-  auto lock = step_.lock();
-  const auto is_done = [&] { return step_.is_back(parameter, step); };
+  LockedStep step = step_.lock();
+  const auto is_done = [&] { return step->is_back(parameter, number); };
   if (!is_done()) {
-    step_.rethrow();
-    check_requested(parameter);
-    wait_until(lock, is_done);
+    step->rethrow();
+    check_requested(step, parameter);
+    wait_until(step, is_done);
   }
   residence_->lead_trainer();
-  if (step != step_.number()) note_waited();
-  totals_.exposed_seconds += seconds_since(start);
+  if (number != step->number()) note_waited();
+  totals_.note_exposed(seconds_since(start));
 }
 
-bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t step) {
+bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t number) {
   progress();
-  const auto lock = step_.lock();
-  const bool done = step_.is_back(parameter, step);
+  const LockedStep step = step_.lock();
+  const bool done = step->is_back(parameter, number);
   if (done) residence_->lead_trainer();
-  if (!done) step_.rethrow();
+  if (!done) step->rethrow();
   return done;
 }
 
@@ -255,16 +220,16 @@ void GradientReducer::Impl::progress() {
 }
 
 // Everything is back: what was written counts from now on.
-void GradientReducer::Impl::complete_step() {
+void GradientReducer::Impl::complete_step(LockedStep& step) {
   residence_->advance_step();
-  residuals_.commit([this](std::size_t parameter) {
-    return step_.is_ready(static_cast<std::uint32_t>(parameter)) &&
+  parameters_.commit([&](std::size_t parameter) {
+    return step->is_ready(static_cast<std::uint32_t>(parameter)) &&
            !gradients_.is_nowhere(parameter);
   });
   gradients_.end_step();
-  bind_residuals();
-  snapshot_totals();
-  step_.complete();
+  totals_.note_step(context_, sender_->wire_seconds(),
+                    [&](std::uint32_t parameter) { return step->is_ready(parameter); });
+  step->complete();
 }
 
 }  // namespace tersor

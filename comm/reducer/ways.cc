@@ -38,15 +38,15 @@ Learner::Group new_group(std::string name, const std::vector<AutoPrediction>& wa
 
 }  // namespace
 
-Ways::Ways(const ReducerOptions& options, const ExchangeContext& context,
-           std::vector<ReducerParameter>& parameters, std::vector<Slot>& slots)
-    : options_(options),
-      context_(context),
-      parameters_(parameters),
-      slots_(slots),
-      algorithm_(options.algorithm == Algorithm::kHierarchical ? Algorithm::kAuto
-                                                               : options.algorithm),
-      rules_(options) {}
+Ways::Ways(Parameters& parameters)
+    : all_(parameters),
+      options_(parameters.options()),
+      context_(parameters.context()),
+      parameters_(parameters.all),
+      slots_(parameters.slots),
+      algorithm_(options_.algorithm == Algorithm::kHierarchical ? Algorithm::kAuto
+                                                                : options_.algorithm),
+      rules_(options_) {}
 
 void Ways::find_tuner(Transport& transport) {
   if (!wants_tuner(options_)) return;
@@ -56,16 +56,16 @@ void Ways::find_tuner(Transport& transport) {
 }
 
 // By rule, of the parameter without padding; "auto" is left to a tuner.
-void Ways::choose(ReducerParameter& own, Slot& slot, Memory memory) {
+void Ways::choose(ReducerParameter& own, Slot& slot) {
   own.choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
   if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, RuleChoice::Why::kOneHost};
-  if (own.choice.automatic()) return choose_way(own, slot, memory);
+  if (own.choice.automatic()) return choose_way(own, slot);
   set_codec(own, slot, own.choice.codec);
   try_phases(own, slot);
 }
 
-void Ways::choose_way(ReducerParameter& own, Slot& slot, Memory memory) {
-  check_tuner_memory(*tuner_, memory);
+void Ways::choose_way(ReducerParameter& own, Slot& slot) {
+  check_tuner_memory(*tuner_, all_.memory());
   own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective,
                                   context_.grid.digits());
   for (const AutoPrediction& prediction : own.ways)

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "comm/collectives/context.h"
-#include "comm/reducer/parameter.h"
+#include "comm/reducer/parameters.h"
 #include "comm/reducer/rules.h"
 #include "comm/tuning/learner.h"
 
@@ -23,10 +23,8 @@ namespace tersor {
 
 class Ways {
  public:
-  /// The options, the context, parameters and slots, which are as many, outlive it. Throws
-  /// InvalidArgument for rules that are wrong.
-  Ways(const ReducerOptions& options, const ExchangeContext& context,
-       std::vector<ReducerParameter>& parameters, std::vector<Slot>& slots);
+  /// The parameters outlive it. Throws InvalidArgument for rules that are wrong.
+  explicit Ways(Parameters& parameters);
 
   /// All ranks are on one host: every parameter goes as values do within it.
   void set_single_host(std::shared_ptr<const Codec> codec) {
@@ -39,9 +37,9 @@ class Ways {
   /// Of what is encoded.
   Algorithm algorithm() const { return algorithm_; }
 
-  /// How a parameter begins that is about to be added, whose gradient lies in such memory. Throws
-  /// InvalidArgument where no rule matches, or what it chooses cannot go.
-  void choose(ReducerParameter& own, Slot& slot, Memory memory);
+  /// How a parameter begins that is about to be added. Throws InvalidArgument where no rule
+  /// matches, or what it chooses cannot go.
+  void choose(ReducerParameter& own, Slot& slot);
   /// All parameters are known, those added since it was called last among them: learns anew.
   void begin();
   /// Has each go as it is to in a step of training; those whose codec a schedule has changed.
@@ -84,13 +82,14 @@ class Ways {
   std::string explain() const;
 
  private:
-  void choose_way(ReducerParameter& own, Slot& slot, Memory memory);
+  void choose_way(ReducerParameter& own, Slot& slot);
   void try_phases(ReducerParameter& own, Slot& slot);
   void set_codec(ReducerParameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const;
   void set_way(ReducerParameter& own, Slot& slot, const AutoChoice& way);
   std::size_t count_of_message(const Slot& slot) const;
   bool in_phase(std::uint32_t step) const;
 
+  const Parameters& all_;
   const ReducerOptions& options_;
   const ExchangeContext& context_;
   std::vector<ReducerParameter>& parameters_;

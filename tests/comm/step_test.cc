@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <stdexcept>
 #include <thread>
 
@@ -13,7 +14,7 @@ using Messages = ReducerStep::Messages;
 
 class Steps : public ::testing::Test {
  protected:
-  Steps() : lock_(step_.lock()) { step_.set_parameters(4, SendingOrder::kLearned); }
+  Steps() { step_.set_parameters(4, SendingOrder::kLearned); }
 
   std::vector<std::uint32_t> taken() {
     std::vector<std::uint32_t> all;
@@ -39,7 +40,6 @@ class Steps : public ::testing::Test {
   }
 
   ReducerStep step_;
-  ReducerStep::Lock lock_;
 };
 
 TEST_F(Steps, TheFirstOneRequestsNothingUntilTheOrderIsLearned) {
@@ -156,21 +156,41 @@ TEST_F(Steps, OfTheOrderOfReadyRequestAtOnceAndOnlyWhatIsReady) {
   EXPECT_TRUE(step_.all_back()) << "a step of nothing";
 }
 
-TEST_F(Steps, KeepTheFirstErrorAndWakeWhoWaits) {
+TEST_F(Steps, KeepTheFirstError) {
   EXPECT_NO_THROW(step_.rethrow());
-  std::thread failing([this] {
-    const auto lock = step_.lock();
-    step_.fail(std::make_exception_ptr(std::runtime_error("first")));
-    step_.fail(std::make_exception_ptr(std::runtime_error("second")));
-  });
-  while (!step_.failed()) step_.wait(lock_);
-  failing.join();
+  step_.fail(std::make_exception_ptr(std::runtime_error("first")));
+  step_.fail(std::make_exception_ptr(std::runtime_error("second")));
   try {
     step_.rethrow();
     FAIL();
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "first");
   }
+}
+
+/// Waits until `is_done` holds for a step of two parameters that another thread changes.
+void expect_woken(const std::function<void(ReducerStep&)>& change,
+                  const std::function<bool(ReducerStep&)>& is_done) {
+  SharedStep shared;
+  LockedStep step = shared.lock();
+  step->set_parameters(2, SendingOrder::kLearned);
+  step->learn({0, 1}, {{0}, {1}});
+  std::thread other([&] { change(*shared.lock()); });
+  while (!is_done(*step)) step.wait();
+  step.unlock();
+  other.join();
+}
+
+// Nobody has to remember to tell.
+TEST(SharedStep, WhoWaitsIsWokenByWhatChangedOnceTheLockIsLetGo) {
+  expect_woken([](ReducerStep& step) { step.fail(std::make_exception_ptr(1)); },
+               [](ReducerStep& step) { return step.failed(); });
+  expect_woken([](ReducerStep& step) { step.set_back(1); },
+               [](ReducerStep& step) { return step.is_back(1, 0); });
+  expect_woken([](ReducerStep& step) { step.set_parameter_back(0); },
+               [](ReducerStep& step) { return step.is_back(0, 0); });
+  expect_woken([](ReducerStep& step) { step.complete(); },
+               [](ReducerStep& step) { return step.number() == 1; });
 }
 
 }  // namespace

@@ -54,13 +54,13 @@ Scene scene_of(const std::string& name, Steps steps, const Case& wanted) {
   return scene_of(name + " of " + wanted.codec, body, ranks);
 }
 
-Values train(Transport& transport, const Place& place, Transactions transactions) {
+Values train(Transport& transport, const Place& place, Transactions transactions,
+             const std::vector<ReducerRule>& rules = {{"*.bias", "bf16"}, {"*", "int8+ef"}}) {
   constexpr std::size_t kCount = 600;
   PlacedValues weight(kCount, Dtype::kF32, place), bias(70, Dtype::kF32, place);
-  GradientReducer reducer(transport, {.rules = {{"*.bias", "bf16"}, {"*", "int8+ef"}},
-                                      .chunk_count = 512,
-                                      .transactions = transactions,
-                                      .stream = place.stream});
+  GradientReducer reducer(
+      transport,
+      {.rules = rules, .chunk_count = 512, .transactions = transactions, .stream = place.stream});
   reducer.add("a.weight", weight.span(), 20, 30);
   reducer.add("a.bias", bias.span());
   Values all;
@@ -109,6 +109,17 @@ TEST_F(InjectedErrors, Reducer) {
                                return train(transport, place, transactions);
                              }),
                     error);
+}
+
+// From the second step on another codec: what fails between the steps is told to all, too.
+TEST_F(InjectedErrors, ReducerThatChangesItsCodec) {
+  const std::vector<ReducerRule> rules{{"*", "bf16"}, {"*", "lowrank:rank=2+ef", 1}};
+  for (const cudaError_t error : kErrors)
+    expect_errors(scene_of("reducer with a schedule",
+                           [=](Transport& transport, const Place& place) {
+                             return train(transport, place, Transactions::kOff, rules);
+                           }),
+                  error);
 }
 
 }  // namespace

@@ -1,0 +1,184 @@
+// See parameters.h.
+#include "comm/reducer/parameters.h"
+
+#include "comm/collectives/bind.h"
+#include "comm/collectives/choose.h"
+#include "comm/collectives/hierarchy.h"
+#include "comm/collectives/host_copy.h"
+
+#include <utility>
+
+namespace tersor {
+namespace {
+
+unsigned generations(const ReducerOptions& options) {
+  return options.transactions == Transactions::kOn ? 2 : 1;
+}
+
+}  // namespace
+
+Parameters::Parameters(const ReducerOptions& options, const ExchangeContext& context)
+    : residuals(options.residual_dtype, generations(options)),
+      options_(options),
+      context_(context) {}
+
+std::uint32_t Parameters::index_of(std::string_view name) const {
+  const auto found = names_.find(name);
+  if (found == names_.end())
+    throw InvalidArgument("no parameter \"" + std::string(name) + "\" was added");
+  return found->second;
+}
+
+// All gradients lie in one memory, which the transport must take.
+void Parameters::check_memory(const std::string& name, Memory memory) {
+  if (slots.empty() && !placed_) memory_ = memory;
+  const std::string place(memory_text(memory));
+  if (memory != memory_)
+    throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
+                          ", but those added before lie " + std::string(memory_text(memory_)));
+  const TransportTraits traits = context_.transport->traits();
+  if (memory_ == Memory::kHost ? traits.host : traits.device) return;
+  throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
+                        ", but this transport takes " +
+                        (traits.host ? "host memory" : "device memory"));
+}
+
+// Each rank's part of the gradient is as long as the longest.
+void Parameters::shape_shards(const std::string& name, const GradientShape& shape,
+                              Slot& slot) const {
+  const auto ranks = static_cast<std::size_t>(context_.ranks);
+  const std::size_t least = ceil_div(shape.count, ranks);
+  const std::size_t shard = shape.shard_count == 0 ? least : shape.shard_count;
+  if (context_.hierarchy != nullptr && !options_.hosts.empty())
+    check_even(context_.hierarchy->groups(), "the reduce-scatter of \"" + name + "\"");
+  if (shard < least)
+    throw InvalidArgument("shards of " + std::to_string(shard) + " values on " +
+                          std::to_string(ranks) + " ranks do not hold the " +
+                          std::to_string(shape.count) + " of \"" + name + "\": give at least " +
+                          std::to_string(least));
+  slot.count = ranks * shard;
+  slot.output_first = shard_range(slot.count, context_.rank, context_.ranks).first;
+  if (const Hierarchy* hierarchy = hierarchy_of(context_, slot))
+    slot.encoded_shards = hierarchy->groups().owners(hierarchy->groups().place(context_.rank));
+}
+
+Slot Parameters::make_slot(const std::string& name, const GradientShape& shape,
+                           ValueSpan gradient) {
+  check_memory(name, shape.memory);
+  Slot slot{.parameter = static_cast<std::uint32_t>(slots.size()),
+            .count = shape.count,
+            .rows = shape.rows,
+            .columns = shape.columns,
+            .dtype = shape.dtype,
+            .collective = shape.collective,
+            .input = gradient,
+            .output = gradient};
+  if (slot.collective == Collective::kReduceScatter) shape_shards(name, shape, slot);
+  return slot;
+}
+
+void Parameters::add(ReducerParameter own, Slot slot) {
+  if (!names_.emplace(own.name, slot.parameter).second)
+    throw InvalidArgument("a parameter \"" + own.name + "\" was added already");
+  all.push_back(std::move(own));
+  slots.push_back(std::move(slot));
+}
+
+void Parameters::place(const Residence& residence) {
+  placed_ = true;
+  for (std::size_t i = residuals.parameters(); i < slots.size(); ++i) {
+    Slot& slot = slots[i];
+    slot.active = residence.active(i);
+    const StateRanges kept = kept_ranges(context_, all[i], slot, context_.rank);
+    residuals.add(kept.encoded.count, kept.owned.count(), most_memory(all[i], slot));
+    slot.residual_first = kept.encoded.first;
+    slot.owned = kept.owned;
+  }
+  bind();
+}
+
+void Parameters::bind() {
+  for (std::size_t i = 0; i < residuals.parameters(); ++i) {
+    slots[i].residual = residuals.sender(i);
+    const bool owes = all[i].algorithm == Algorithm::kTwoShot;
+    slots[i].owner = owes ? residuals.owner(i) : SegmentState{};
+    slots[i].memory = residuals.memory(i, memory_count(slots[i]));
+  }
+}
+
+void Parameters::commit(const std::function<bool(std::size_t)>& took_part) {
+  residuals.commit(took_part);
+  bind();
+}
+
+void Parameters::hand_over(StreamView stream) {
+  for (std::size_t i = 0; i < slots.size(); ++i) hand_over(i, stream);
+}
+
+// What it owes is the same by whichever codec it goes.
+void Parameters::hand_over(std::size_t parameter, StreamView stream) {
+  const ValueSpan owner = residuals.current_owner(parameter);
+  if (owner.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
+  const Slot& slot = slots[parameter];
+  const ValueSpan sender = residuals.current_sender(parameter);
+  std::vector<float> sum = to_floats(sender, stream);
+  const std::vector<float> more = to_floats(owner, stream);
+  const Owed owed = tersor::owed(context_, slot);
+  auto value = more.begin();
+  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
+    const Range& range = slot.owned.stages[stage];
+    for (std::size_t i = 0; i < range.count; ++i)
+      sum[range.first - slot.residual_first + i] += owed.owner[stage] / owed.sender * *value++;
+  }
+  from_floats(sum, 1.0f, sender, stream);
+  residuals.clear_owner(parameter);
+}
+
+void Parameters::add_each(Fields& fields) const {
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    fields.begin("\"" + all[i].name + "\"")
+        .add("dtype", slots[i].dtype, dtype_names())
+        .add("count", static_cast<std::uint64_t>(slots[i].count))
+        .add("first_index", std::uint64_t{0})
+        .add_codec(slots[i].codec->spec().text())
+        .add("name", all[i].name);
+  fields.end();
+}
+
+// What was added to the list of fields later on, each behind those of before.
+void Parameters::add_rest_of_each(Fields& fields) const {
+  for (const ReducerParameter& one : all)
+    for (const RulePhase& phase : one.choice.phases)
+      fields.add("a rule's step", phase.from_step).add_codec(phase.codec->spec().text());
+  for (const Slot& slot : slots)
+    if (slot.collective == Collective::kReduceScatter) fields.add("scattered", slot.parameter);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    fields.begin("\"" + all[i].name + "\"");
+    if (slots[i].codec->traits().needs_shape)
+      fields.add("rows", static_cast<std::uint64_t>(slots[i].rows));
+    fields.add_unless_zero("order in memory", all[i].order, order_mark(slots[i].parameter));
+  }
+  fields.end();
+}
+
+Fields Parameters::fields(bool learns) const {
+  Fields fields;
+  fields.add("operation", std::string_view("reducer"))
+      .add("reduction", options_.reduction, reduction_names())
+      .add("algorithm", options_.algorithm, algorithm_names())
+      .add("ranks", static_cast<std::uint32_t>(context_.ranks))
+      .add("chunk_count", static_cast<std::uint64_t>(options_.chunk_count))
+      .add("bucket_bytes", static_cast<std::uint64_t>(options_.bucket_bytes));
+  add_each(fields);
+  add_rest_of_each(fields);
+  if (options_.order == SendingOrder::kOfReady)
+    fields.add("order of sending", std::string_view("of ready"));
+  if (learns) fields.add("learning", std::string_view("learns"));
+  if (context_.on_device()) fields.add("memory", std::string_view("device"));
+  add_grid(fields, context_.grid);
+  if (context_.hierarchy != nullptr)
+    add_groups(fields, context_.hierarchy->groups(), options_.host_codec);
+  return fields;
+}
+
+}  // namespace tersor

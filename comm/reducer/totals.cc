@@ -1,0 +1,100 @@
+// See totals.h.
+#include "comm/reducer/totals.h"
+
+#include "comm/collectives/hierarchy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace tersor {
+
+void Totals::set_parameters(std::size_t count) {
+  slots_.resize(count);
+  slot_steps_.resize(count);
+}
+
+void Totals::note_step(const ExchangeContext& context, double wire_seconds,
+                       const std::function<bool(std::uint32_t)>& took_part) {
+  steps_ += 1;
+  overflows_ = context.overflows;
+  sent_bytes_ = tersor::sent_bytes(context) - sent_before_;
+  wire_seconds_ = wire_seconds - wire_before_;
+  slots_ = context.counters;
+  for (std::uint32_t i = 0; i < slot_steps_.size(); ++i)
+    if (took_part(i)) slot_steps_[i] += 1;
+}
+
+void Totals::reset(ExchangeContext& context, double wire_seconds) {
+  const std::size_t count = slots_.size();
+  *this = {};
+  set_parameters(count);
+  sent_before_ = tersor::sent_bytes(context);
+  wire_before_ = wire_seconds;
+  context.overflows = 0;
+  for (SlotCounters& counters : context.counters) counters = {};
+}
+
+ReducerStatistics Totals::all(const Parameters& parameters, StreamView stream) const {
+  ReducerStatistics all;
+  double residual = 0;
+  for (const ReducerStatistics& one : of_each(parameters, stream)) {
+    all.gradient_bytes += one.gradient_bytes;
+    all.encode_seconds += one.encode_seconds;
+    all.decode_seconds += one.decode_seconds;
+    residual += one.residual_norm * one.residual_norm;
+    all.relative_error = std::max(all.relative_error, one.relative_error);
+  }
+  const ReducerOptions& options = parameters.options();
+  all.codec = options.rules.empty() ? options.codec : "by rules";
+  all.algorithm = options.algorithm;
+  all.steps = steps_;
+  all.sent_bytes = sent_bytes_;
+  all.wire_seconds = wire_seconds_;
+  all.exposed_seconds = exposed_seconds_;
+  all.hidden_seconds = std::max(0.0, wire_seconds_ - exposed_seconds_);
+  all.residual_norm = std::sqrt(residual);
+  all.steps_discarded = discarded_;
+  all.overflows = overflows_;
+  return all;
+}
+
+// The wire and the waiting belong to all; they are shared out by the bytes that each one sent.
+std::vector<ReducerStatistics> Totals::of_each(const Parameters& parameters,
+                                               StreamView stream) const {
+  std::uint64_t sent = 0;
+  for (const SlotCounters& counters : slots_) sent += counters.sent_bytes;
+  std::vector<ReducerStatistics> each;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const auto own = static_cast<double>(slots_[i].sent_bytes);
+    each.push_back(of(i, parameters, sent == 0 ? 0.0 : own / static_cast<double>(sent)));
+    each.back().residual_norm = norm(parameters.residuals.current_sender(i), stream);
+  }
+  return each;
+}
+
+ReducerStatistics Totals::of(std::size_t parameter, const Parameters& parameters,
+                             double share) const {
+  const ReducerParameter& own = parameters.all[parameter];
+  const Slot& slot = parameters.slots[parameter];
+  const SlotCounters& counters = slots_[parameter];
+  ReducerStatistics one;
+  one.name = own.name;
+  one.codec = slot.codec->spec().text();
+  one.reason = own.choice.text();
+  one.codec_may_change = own.choice.may_change();
+  one.algorithm = own.algorithm;
+  one.steps = slot_steps_[parameter];
+  one.gradient_bytes = one.steps * slot.count * dtype_bytes(slot.dtype);
+  one.sent_bytes = counters.sent_bytes;
+  one.encode_seconds = counters.encode_seconds;
+  one.decode_seconds = counters.decode_seconds;
+  one.wire_seconds = share * wire_seconds_;
+  one.exposed_seconds = share * exposed_seconds_;
+  one.hidden_seconds = std::max(0.0, one.wire_seconds - one.exposed_seconds);
+  one.relative_error = own.relative_error;
+  one.steps_discarded = discarded_;
+  return one;
+}
+
+}  // namespace tersor
