@@ -125,7 +125,6 @@ struct Plan : PlanSizes {
 
 /// What a codec is able to do: asked instead of its type.
 struct CodecTraits {
-  bool fixed_bytes = true;   ///< payload bytes follow from the counts alone
   bool divisible = true;     ///< a segment may be cut into parts and chunks
   bool lossless = false;     ///< decode returns what was encoded, but for the bits of a NaN
   std::size_t unit = 512;    ///< values; cuts are at its multiples; a power of two from 512 on

@@ -103,7 +103,6 @@ void bind_codec(nb::module_& module) {
       .def_prop_ro("id", [](const ArrayCodec& codec) { return codec.codec().id(); })
       .def_prop_ro("has_feedback",
                    [](const ArrayCodec& codec) { return codec.codec().has_feedback(); })
-      .def_prop_ro("fixed_bytes", &trait<&CodecTraits::fixed_bytes>)
       .def_prop_ro("lossless", &trait<&CodecTraits::lossless>)
       .def("capacity_of_shapes",
            nb::overload_cast<const std::vector<std::vector<std::size_t>>&, const std::string&>(

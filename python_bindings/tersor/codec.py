@@ -82,11 +82,6 @@ class Codec:
         return self._core.has_feedback
 
     @property
-    def fixed_bytes(self) -> bool:
-        """Whether a payload's length follows from the number of values alone."""
-        return self._core.fixed_bytes
-
-    @property
     def lossless(self) -> bool:
         """Whether ``decode`` gives back what was encoded, but for the bits of a NaN."""
         return self._core.lossless
@@ -94,7 +89,7 @@ class Codec:
     def max_payload_bytes(
         self, gradient: int | tuple[int, ...] | Array | list[Array], dtype: Any = "float32"
     ) -> int:
-        """The most bytes that the payload of such a gradient takes; may exceed the gradient's own.
+        """The bytes that the payload of such a gradient takes; may exceed the gradient's own.
 
         Args:
             gradient: its number of values, its shape, or the array itself; or a list of the arrays

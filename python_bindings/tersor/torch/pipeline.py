@@ -151,12 +151,8 @@ def _checked(spec: str) -> Codec:
             f"codec {spec} asks for error feedback, but a pipeline sends each activation once: "
             "leave out +ef"
         )
-    reason = "who receives must know its length beforehand"
     try:
         codec.encode(torch.zeros(1, dtype=torch.float32, device="cpu"))
     except InvalidArgument as error:
-        reason = str(error)
-    else:
-        if codec.fixed_bytes:
-            return codec
-    raise InvalidArgument(f"codec {spec} has no payload of fixed length: {reason}")
+        raise InvalidArgument(f"codec {spec} has no payload of fixed length: {error}") from error
+    return codec
