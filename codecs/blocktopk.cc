@@ -1,13 +1,9 @@
 // blocktopk: the largest values of each block with their places; sizes, sections and checks around
 // kernels/blocktopk.
 
-#include "codecs/calls.h"
-#include "codecs/device.h"
-#include "codecs/frame.h"
+#include "codecs/frame_codec.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
-#include "codecs/slices.h"
-#include "codecs/sums.h"
 #include "kernels/blocktopk/cpu.h"
 #include "kernels/blocktopk/device.h"
 
@@ -15,7 +11,6 @@
 #include <tersor/error.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <string>
 #include <tuple>
@@ -55,34 +50,36 @@ class FirstFault {
   const char* text_ = nullptr;
 };
 
-class BlocktopkCodec final : public Codec {
+class BlocktopkCodec final : public FrameCodec<BlocktopkCodec> {
  public:
   BlocktopkCodec(CodecSpec spec, BlocktopkOptions options)
-      : Codec(std::move(spec), kBlocktopkCodecId), options_(options), block_(options) {}
+      : FrameCodec(std::move(spec), kBlocktopkCodecId), options_(options), block_(options) {}
 
   CodecTraits traits() const override {
     return {.unit = BlocktopkBlock::kValues, .block = BlocktopkBlock::kValues};
   }
 
- protected:
-  PlanSizes plan_sizes(const PlanRequest& request) const override {
-    const std::size_t workspace =
-        request.memory == Memory::kDevice
-            ? kernels::device_frames_bytes(request.contributions)
-            : Views::workspace_bytes(request.contributions, request.threads);
-    return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
-            .workspace_bytes = workspace};
+  PayloadFormat format() const {
+    return format_of_number(options_.density, static_cast<unsigned>(options_.values));
+  }
+  std::size_t segment_bytes(const Segment& segment, Dtype) const {
+    return layout_of(segment).bytes();
+  }
+  std::size_t workspace_bytes(const PlanRequest& request) const {
+    return views_workspace_bytes<View>(request);
   }
 
-  std::vector<Round> plan_rounds(const PlanRequest&) const override {
-    return {{.exchanges = {Exchange::kTwoShot, Exchange::kGather}}};
+  void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::blocktopk_device_encode(call, block_, frame);
+  }
+  void device_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    kernels::blocktopk_device_decode(call, block_, expected);
+  }
+  void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::blocktopk_device_reduce(call, block_, frame);
   }
 
-  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
-    const FrameHeader head = header(call, dtype_of(call.gradients));
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::blocktopk_device_encode(call, block_, device_frame(frame, head));
+  void host_encode(const EncodeCall& call, const FrameHeader& head, ByteSpan frame) const {
     FrameWriter output(call, frame, bytes_of(call.gradients), kernels::Store::kCached);
     for_each_slice_of(call, [&](const Slice& slice) {
       if (!is_active(call.segments[slice.segment])) return write_nothing(call, slice, output);
@@ -100,13 +97,7 @@ class BlocktopkCodec final : public Codec {
     output.seal(head);
   }
 
-  void do_decode(const DecodeCall& call) const override {
-    const FrameHeader expected = header(call, dtype_of(call.outputs));
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        check_frame_bytes(expected, call.frames);
-        return kernels::blocktopk_device_decode(call, block_, expected);
-      }
+  void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
     check_frames(expected, call.frames, call.execution.threads);
     check_places(call);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
@@ -122,13 +113,7 @@ class BlocktopkCodec final : public Codec {
     });
   }
 
-  void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
-    const FrameHeader head = header(call, call.dtype);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        check_frame_bytes(head, call.frames);
-        return kernels::blocktopk_device_reduce(call, block_, device_frame(frame, head));
-      }
+  void host_reduce(const ReduceCall& call, const FrameHeader& head, ByteSpan frame) const {
     check_frames(head, call.frames, call.execution.threads);
     check_places(call);
     FrameWriter output(call, frame, bytes_of(call.frames), kernels::Store::kCached);
@@ -148,21 +133,6 @@ class BlocktopkCodec final : public Codec {
   using Views = ViewList<View>;
 
   BlocktopkLayout layout_of(const Segment& segment) const { return {segment.count, block_}; }
-
-  std::size_t payload_bytes(std::span<const Segment> segments) const {
-    std::size_t bytes = 0;
-    for (const Segment& segment : segments) bytes += layout_of(segment).bytes();
-    return bytes;
-  }
-
-  template <typename Call>
-  FrameHeader header(const Call& call, Dtype dtype) const {
-    PayloadFormat format{.bytes = payload_bytes(call.segments)};
-    format.codec_flags = static_cast<std::uint16_t>(options_.values) << kCodecFlagShift;
-    static_assert(sizeof options_.density == sizeof format.parameters);
-    std::memcpy(format.parameters.data(), &options_.density, sizeof options_.density);
-    return frame_header({*this, call.segments, dtype, call.identity}, format);
-  }
 
   template <typename Call, typename Visitor>
   void for_each_slice_of(const Call& call, const Visitor& visit) const {
@@ -246,6 +216,7 @@ class BlocktopkCodec final : public Codec {
   BlocktopkOptions options_;
   BlocktopkBlock block_;
 };
+static_assert(ReducedFrameFormat<BlocktopkCodec>);
 
 }  // namespace
 

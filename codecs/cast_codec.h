@@ -2,14 +2,10 @@
 // or bare, so that a transport may add them.
 #pragma once
 
-#include "codecs/calls.h"
 #include "codecs/checks.h"
-#include "codecs/device.h"
-#include "codecs/frame.h"
+#include "codecs/frame_codec.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
-#include "codecs/slices.h"
-#include "codecs/sums.h"
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 
@@ -24,63 +20,48 @@
 namespace tersor::encoding {
 
 template <class Format>
-class CastCodec final : public Codec {
+class CastCodec final : public FrameCodec<CastCodec<Format>> {
  public:
-  explicit CastCodec(CodecSpec spec) : Codec(std::move(spec), Format::kId) {}
+  explicit CastCodec(CodecSpec spec) : FrameCodec<CastCodec>(std::move(spec), Format::kId) {}
 
   CodecTraits traits() const override {
-    return {.lossless = Format::kLossless && !has_feedback(), .block = 1};
+    return {.lossless = Format::kLossless && !this->has_feedback(), .block = 1};
   }
 
- protected:
-  PlanSizes plan_sizes(const PlanRequest& request) const override {
-    const Dtype wire = wire_dtype(request.dtype);
-    const std::size_t workspace =
-        request.memory == Memory::kDevice
-            ? kernels::device_frames_bytes(request.contributions)
-            : FrameSums::workspace_bytes(request.contributions) +
-                  Views::workspace_bytes(request.contributions, request.threads);
-    return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments, wire),
-            .workspace_bytes = workspace};
+  PayloadFormat format() const { return {}; }
+  std::size_t segment_bytes(const Segment& segment, Dtype dtype) const {
+    return SegmentBytes{wire_dtype(dtype)}(segment);
+  }
+  std::size_t workspace_bytes(const PlanRequest& request) const {
+    return summed_workspace_bytes<const void*>(request);
   }
 
-  std::vector<Round> plan_rounds(const PlanRequest& request) const override {
-    Round round{.exchanges = {Exchange::kTwoShot, Exchange::kGather},
-                .native_dtype = bare_dtype(request.dtype),
-                .native_count = values_of(request.segments)};
-    const bool as_short = round.native_dtype == wire_dtype(request.dtype);
-    if (!has_feedback())
-      round.exchanges.insert(as_short ? round.exchanges.begin() : round.exchanges.end(),
-                             Exchange::kNativeSum);
-    return {round};
+  void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::cast_device_encode<Format>(call, frame);
+  }
+  void device_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    kernels::cast_device_decode<Format>(call, expected);
+  }
+  void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::cast_device_reduce<Format>(call, frame);
   }
 
-  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
-    const Dtype dtype = dtype_of(call.gradients);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::cast_device_encode<Format>(call, device_frame(frame, header(call, dtype)));
-    const Dtype wire = wire_dtype(dtype);
+  void host_encode(const EncodeCall& call, const FrameHeader& header, ByteSpan frame) const {
+    const Dtype wire = wire_dtype(dtype_of(call.gradients));
     FrameWriter output(call, frame, bytes_of(call.gradients));
     for_each_piece_of(call, wire, output.sums_pieces(), [&](const Slice& piece) {
       write_piece(call, wire, piece, output, [&](std::byte* values, kernels::StreamedWords* sum) {
         output.add_overflows(encode_slice(call, output.words, piece, {values, output.store, sum}));
       });
     });
-    output.seal(header(call, dtype));
+    output.seal(header);
   }
 
-  void do_decode(const DecodeCall& call) const override {
-    const Dtype dtype = dtype_of(call.outputs);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        check_frame_bytes(header(call, dtype), call.frames);
-        return kernels::cast_device_decode<Format>(call, header(call, dtype));
-      }
-    check_headers(header(call, dtype), call.frames);
+  void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    check_headers(expected, call.frames);
     FrameSums sums(call);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
-    const Dtype wire = wire_dtype(dtype);
+    const Dtype wire = wire_dtype(dtype_of(call.outputs));
     for_each_piece_of(call, wire, sums.is_on(), [&](const Slice& piece) {
       const Range range = range_of(call.segments[piece.segment], piece, wire);
       sums.add(range.begin, range.end);
@@ -91,14 +72,8 @@ class CastCodec final : public Codec {
     sums.check([&] { poison(call.outputs); });
   }
 
-  void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        const FrameHeader expected = header(call, call.dtype);
-        check_frame_bytes(expected, call.frames);
-        return kernels::cast_device_reduce<Format>(call, device_frame(frame, expected), expected);
-      }
-    check_headers(header(call, call.dtype), call.frames);
+  void host_reduce(const ReduceCall& call, const FrameHeader& header, ByteSpan frame) const {
+    check_headers(header, call.frames);
     FrameSums sums(call);
     const Dtype wire = wire_dtype(call.dtype);
     FrameWriter output(call, frame, bytes_of(call.frames));
@@ -111,7 +86,19 @@ class CastCodec final : public Codec {
       });
     });
     sums.check([&] { poison(call.states); });
-    output.seal(header(call, call.dtype));
+    output.seal(header);
+  }
+
+ protected:
+  std::vector<Round> plan_rounds(const PlanRequest& request) const override {
+    Round round{.exchanges = {Exchange::kTwoShot, Exchange::kGather},
+                .native_dtype = bare_dtype(request.dtype),
+                .native_count = values_of(request.segments)};
+    const bool as_short = round.native_dtype == wire_dtype(request.dtype);
+    if (!this->has_feedback())
+      round.exchanges.insert(as_short ? round.exchanges.begin() : round.exchanges.end(),
+                             Exchange::kNativeSum);
+    return {round};
   }
 
   /// Bare values lie one segment behind the other, without padding.
@@ -200,21 +187,9 @@ class CastCodec final : public Codec {
     return slice.first * dtype_bytes(wire);
   }
 
-  static std::size_t payload_bytes(std::span<const Segment> segments, Dtype wire) {
-    std::size_t bytes = 0;
-    for (const Segment& segment : segments) bytes += SegmentBytes{wire}(segment);
-    return bytes;
-  }
-
-  template <typename Call>
-  FrameHeader header(const Call& call, Dtype dtype) const {
-    return frame_header({*this, call.segments, dtype, call.identity},
-                        {.bytes = payload_bytes(call.segments, wire_dtype(dtype))});
-  }
-
   void check_no_feedback() const {
-    if (has_feedback())
-      throw InvalidArgument("codec " + spec().text() +
+    if (this->has_feedback())
+      throw InvalidArgument("codec " + this->spec().text() +
                             " has no native exchange: bare values carry no feedback");
   }
 
@@ -301,6 +276,7 @@ class CastCodec final : public Codec {
 
 template <class Format>
 CodecEntry cast_entry() {
+  static_assert(ReducedFrameFormat<CastCodec<Format>>);
   return {{.name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .keys = {}},
           [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
             return std::make_shared<CastCodec<Format>>(OptionReader(spec, info).canonical());

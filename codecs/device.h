@@ -31,9 +31,4 @@ inline Memory memory_of(const ReduceCall& call) {
 /// Throws WireError where a frame is too short for the payload: on a device nobody else looks.
 void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames);
 
-/// The frame that a device is to write.
-inline kernels::DeviceFrame device_frame(ByteSpan frame, const FrameHeader& header) {
-  return {frame.data(), header};
-}
-
 }  // namespace tersor::encoding

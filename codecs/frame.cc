@@ -202,6 +202,13 @@ std::uint32_t carried_step(const FrameHeader& header) {
   return step;
 }
 
+PayloadFormat format_of_number(double number, unsigned codec_flags) {
+  PayloadFormat format{.codec_flags = static_cast<std::uint16_t>(codec_flags << kCodecFlagShift)};
+  static_assert(sizeof number == sizeof format.parameters);
+  std::memcpy(format.parameters.data(), &number, sizeof number);
+  return format;
+}
+
 double carried_number(const FrameHeader& header) {
   double number;
   std::memcpy(&number, header.parameters, sizeof number);

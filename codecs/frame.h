@@ -30,6 +30,7 @@ std::uint32_t carried_step(const FrameHeader& header);
 void carry_step(FrameHeader& header, std::uint32_t step);
 
 /// All of `parameters` as a number, and what the codec's own flags say.
+PayloadFormat format_of_number(double number, unsigned codec_flags);
 double carried_number(const FrameHeader& header);
 inline unsigned codec_flags(const FrameHeader& header) { return header.flags >> kCodecFlagShift; }
 

@@ -1,9 +1,6 @@
 // hadamard: scales, then planes of bits, for each segment; the step, which the signs depend on,
 // travels in the header.
 
-#include "codecs/calls.h"
-#include "codecs/device.h"
-#include "codecs/frame.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/scaled_codec.h"
@@ -29,17 +26,29 @@ struct HadamardSections {
   unsigned bits;
 };
 
-class HadamardCodec final : public ScaledCodec<HadamardSections> {
+class HadamardCodec final : public ScaledCodec<HadamardCodec, HadamardSections> {
  public:
   HadamardCodec(CodecSpec spec, HadamardOptions options)
       : ScaledCodec(std::move(spec), kHadamardCodecId, {options.bits}), bits_(options.bits) {}
 
- protected:
-  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
-    FrameHeader head = header(call, dtype_of(call.gradients));
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::hadamard_device_encode(call, bits_, device_frame(frame, head));
+  /// But for the step of a frame.
+  PayloadFormat format() const {
+    PayloadFormat format;
+    format.parameters[static_cast<std::size_t>(Carried::kStep)] = static_cast<std::uint8_t>(bits_);
+    return format;
+  }
+
+  void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::hadamard_device_encode(call, bits_, frame);
+  }
+  void device_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    kernels::hadamard_device_decode(call, bits_, expected);
+  }
+  void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::hadamard_device_reduce(call, bits_, frame);
+  }
+
+  void host_encode(const EncodeCall& call, FrameHeader head, ByteSpan frame) const {
     carry_step(head, words_of(call).step);
     encode_pieces(call, head, frame, [&](const ConstValueSpan& gradient, const Target& target) {
       return kernels::hadamard_encode(
@@ -52,13 +61,7 @@ class HadamardCodec final : public ScaledCodec<HadamardSections> {
     });
   }
 
-  void do_decode(const DecodeCall& call) const override {
-    const FrameHeader expected = header(call, dtype_of(call.outputs));
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        check_frame_bytes(expected, call.frames);
-        return kernels::hadamard_device_decode(call, bits_, expected);
-      }
+  void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
     const std::uint32_t step = checked_step(expected, call);
     decode_pieces(call, [&](std::span<const View> payloads, const Slice& piece,
                             const ValueSpan& output, kernels::Store store) {
@@ -72,13 +75,7 @@ class HadamardCodec final : public ScaledCodec<HadamardSections> {
     });
   }
 
-  void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
-    FrameHeader head = header(call, call.dtype);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        check_frame_bytes(head, call.frames);
-        return kernels::hadamard_device_reduce(call, bits_, device_frame(frame, head));
-      }
+  void host_reduce(const ReduceCall& call, FrameHeader head, ByteSpan frame) const {
     carry_step(head, checked_step(head, call));
     reduce_pieces(call, head, frame, [&](std::span<const View> payloads, const Target& target) {
       const kernels::Signs signs = signs_of(target.segment, target.piece, carried_step(head));
@@ -90,14 +87,6 @@ class HadamardCodec final : public ScaledCodec<HadamardSections> {
   }
 
  private:
-  /// The header of a frame, but for its step.
-  template <typename Call>
-  FrameHeader header(const Call& call, Dtype dtype) const {
-    PayloadFormat format{.bytes = payload_bytes(call.segments)};
-    format.parameters[static_cast<std::size_t>(Carried::kStep)] = static_cast<std::uint8_t>(bits_);
-    return frame_header({*this, call.segments, dtype, call.identity}, format);
-  }
-
   /// The step of a call's frames, which are what the call says.
   template <typename Call>
   static std::uint32_t checked_step(const FrameHeader& expected, const Call& call) {
@@ -111,6 +100,7 @@ class HadamardCodec final : public ScaledCodec<HadamardSections> {
 
   unsigned bits_;
 };
+static_assert(ReducedFrameFormat<HadamardCodec>);
 
 }  // namespace
 

@@ -2,9 +2,6 @@
 // segment.
 #pragma once
 
-#include "codecs/calls.h"
-#include "codecs/device.h"
-#include "codecs/frame.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/scaled_codec.h"
@@ -29,21 +26,28 @@ struct QuantizedSections {
 };
 
 template <class Format>
-class QuantizeCodec final : public ScaledCodec<QuantizedSections<Format>> {
+class QuantizeCodec final : public ScaledCodec<QuantizeCodec<Format>, QuantizedSections<Format>> {
  public:
-  using Base = ScaledCodec<QuantizedSections<Format>>;
+  using Base = ScaledCodec<QuantizeCodec<Format>, QuantizedSections<Format>>;
   using typename Base::Target, typename Base::View;
 
   QuantizeCodec(CodecSpec spec, Rounding rounding)
       : Base(std::move(spec), Format::kId), rounding_(rounding) {}
 
- protected:
-  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::quantize_device_encode<Format>(
-            call, rounding_, device_frame(frame, header(call, dtype_of(call.gradients))));
-    this->encode_pieces(call, header(call, dtype_of(call.gradients)), frame,
+  PayloadFormat format() const { return {}; }
+
+  void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::quantize_device_encode<Format>(call, rounding_, frame);
+  }
+  void device_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    kernels::quantize_device_decode<Format>(call, expected);
+  }
+  void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::quantize_device_reduce<Format>(call, rounding_, frame);
+  }
+
+  void host_encode(const EncodeCall& call, const FrameHeader& header, ByteSpan frame) const {
+    this->encode_pieces(call, header, frame,
                         [&](const ConstValueSpan& gradient, const Target& target) {
                           kernels::quantize_encode<Format>({.gradient = gradient.pointer(),
                                                             .dtype = gradient.dtype(),
@@ -58,14 +62,8 @@ class QuantizeCodec final : public ScaledCodec<QuantizedSections<Format>> {
                         });
   }
 
-  void do_decode(const DecodeCall& call) const override {
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        const FrameHeader expected = header(call, dtype_of(call.outputs));
-        check_frame_bytes(expected, call.frames);
-        return kernels::quantize_device_decode<Format>(call, expected);
-      }
-    check_headers(header(call, dtype_of(call.outputs)), call.frames);
+  void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    check_headers(expected, call.frames);
     this->decode_pieces(call, [&](std::span<const View> payloads, const Slice& piece,
                                   const ValueSpan& output, kernels::Store store) {
       kernels::quantize_decode<Format>({.payloads = payloads,
@@ -78,16 +76,9 @@ class QuantizeCodec final : public ScaledCodec<QuantizedSections<Format>> {
     });
   }
 
-  void do_reduce(const ReduceCall& call, ByteSpan frame) const override {
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        const FrameHeader expected = header(call, call.dtype);
-        check_frame_bytes(expected, call.frames);
-        return kernels::quantize_device_reduce<Format>(call, rounding_,
-                                                       device_frame(frame, expected), expected);
-      }
-    check_headers(header(call, call.dtype), call.frames);
-    this->reduce_pieces(call, header(call, call.dtype), frame,
+  void host_reduce(const ReduceCall& call, const FrameHeader& header, ByteSpan frame) const {
+    check_headers(header, call.frames);
+    this->reduce_pieces(call, header, frame,
                         [&](std::span<const View> payloads, const Target& target) {
                           kernels::quantize_reduce<Format>({.payloads = payloads,
                                                             .count = target.piece.count,
@@ -104,12 +95,6 @@ class QuantizeCodec final : public ScaledCodec<QuantizedSections<Format>> {
 
  private:
   template <typename Call>
-  FrameHeader header(const Call& call, Dtype dtype) const {
-    return frame_header({*this, call.segments, dtype, call.identity},
-                        {.bytes = this->payload_bytes(call.segments)});
-  }
-
-  template <typename Call>
   kernels::Noise noise(const Call& call, const Target& target) const {
     return noise_of(rounding_, call.random, target.words, target.segment, target.piece.first);
   }
@@ -119,6 +104,7 @@ class QuantizeCodec final : public ScaledCodec<QuantizedSections<Format>> {
 
 template <class Format>
 CodecEntry quantize_entry() {
+  static_assert(ReducedFrameFormat<QuantizeCodec<Format>>);
   return {{.name = Format::kName,
            .id = Format::kId,
            .summary = Format::kSummary,

@@ -2,11 +2,7 @@
 // the arithmetic and the header.
 #pragma once
 
-#include "codecs/calls.h"
-#include "codecs/frame.h"
-#include "codecs/slices.h"
-#include "codecs/sums.h"
-#include "kernels/device/device_frame.h"
+#include "codecs/frame_codec.h"
 
 #include <tersor/codec.h>
 
@@ -40,38 +36,24 @@ struct ScaledTarget {
 ///   View     the scales and codes of one payload, as kernels read them
 ///   kBlock   values that share a scale
 ///   kLarge   how kernels write the codes of payloads that are larger than the caches
-template <class Sections>
-class ScaledCodec : public Codec {
+template <class Own, class Sections>
+class ScaledCodec : public FrameCodec<Own> {
  public:
   using View = typename Sections::View;
   using Scale = std::remove_const_t<std::remove_pointer_t<decltype(View::scales)>>;
   using Target = ScaledTarget<Scale>;
 
   CodecTraits traits() const override { return {.block = Sections::kBlock}; }
+  std::size_t segment_bytes(const Segment& segment, Dtype) const {
+    return sections_(segment.count).all;
+  }
+  std::size_t workspace_bytes(const PlanRequest& request) const {
+    return summed_workspace_bytes<View>(request);
+  }
 
  protected:
   ScaledCodec(CodecSpec spec, std::uint16_t id, Sections sections = {})
-      : Codec(std::move(spec), id), sections_(sections) {}
-
-  PlanSizes plan_sizes(const PlanRequest& request) const override {
-    const std::size_t workspace =
-        request.memory == Memory::kDevice
-            ? kernels::device_frames_bytes(request.contributions)
-            : FrameSums::workspace_bytes(request.contributions) +
-                  Views::workspace_bytes(request.contributions, request.threads);
-    return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
-            .workspace_bytes = workspace};
-  }
-
-  std::vector<Round> plan_rounds(const PlanRequest&) const override {
-    return {{.exchanges = {Exchange::kTwoShot, Exchange::kGather}}};
-  }
-
-  std::size_t payload_bytes(std::span<const Segment> segments) const {
-    std::size_t bytes = 0;
-    for (const Segment& segment : segments) bytes += sections_(segment.count).all;
-    return bytes;
-  }
+      : FrameCodec<Own>(std::move(spec), id), sections_(sections) {}
 
   /// encode(gradient, target) codes a piece, and returns how many finite values became others.
   template <typename Encode>

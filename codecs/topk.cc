@@ -1,8 +1,6 @@
 // topk: the largest values with their places; sizes, sections and checks around kernels/topk.
 
-#include "codecs/calls.h"
-#include "codecs/device.h"
-#include "codecs/frame.h"
+#include "codecs/frame_codec.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/topk/cpu.h"
@@ -41,33 +39,36 @@ class CallThreads {
   Threads& threads_;
 };
 
-class TopkCodec final : public Codec {
+class TopkCodec final : public FrameCodec<TopkCodec> {
  public:
   TopkCodec(CodecSpec spec, TopkOptions options)
-      : Codec(std::move(spec), kTopkCodecId), options_(options) {}
+      : FrameCodec(std::move(spec), kTopkCodecId), options_(options) {}
 
   CodecTraits traits() const override { return {.divisible = false}; }
 
- protected:
-  PlanSizes plan_sizes(const PlanRequest& request) const override {
-    std::size_t workspace_bytes = decode_workspace_bytes(request);
+  PayloadFormat format() const {
+    return format_of_number(options_.density, static_cast<unsigned>(options_.values));
+  }
+  std::size_t segment_bytes(const Segment& segment, Dtype) const {
+    return layout_of(segment).bytes();
+  }
+  std::size_t workspace_bytes(const PlanRequest& request) const {
+    std::size_t bytes = decode_workspace_bytes(request);
     for (const Segment& segment : request.segments) {
       check_kept(layout_of(segment));
-      workspace_bytes = std::max(workspace_bytes, encode_workspace_bytes(request, segment));
+      bytes = std::max(bytes, encode_workspace_bytes(request, segment));
     }
-    return {.frame_bytes = sizeof(FrameHeader) + payload_bytes(request.segments),
-            .workspace_bytes = workspace_bytes};
+    return bytes;
   }
 
-  std::vector<Round> plan_rounds(const PlanRequest&) const override {
-    return {{.exchanges = {Exchange::kGather}}};
+  void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
+    kernels::topk_device_encode(call, options_, frame);
+  }
+  void device_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    kernels::topk_device_decode(call, options_, expected);
   }
 
-  void do_encode(const EncodeCall& call, ByteSpan frame) const override {
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::topk_device_encode(
-            call, options_, device_frame(frame, header(call, dtype_of(call.gradients))));
+  void host_encode(const EncodeCall& call, const FrameHeader& header, ByteSpan frame) const {
     const StateWords words = words_of(call);
     CallThreads threads(call.execution.threads);
     ByteSpan rest = payload_of(frame);
@@ -76,18 +77,12 @@ class TopkCodec final : public Codec {
       encode_segment(call, i, words, payload, threads.get());
       rest = rest.subspan(payload.size());
     }
-    seal_frame(header(call, dtype_of(call.gradients)), frame, call.execution.threads);
+    seal_frame(header, frame, call.execution.threads);
     write_words(words, 0, call.words_out);
   }
 
-  void do_decode(const DecodeCall& call) const override {
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice) {
-        const FrameHeader expected = header(call, dtype_of(call.outputs));
-        check_frame_bytes(expected, call.frames);
-        return kernels::topk_device_decode(call, options_, expected);
-      }
-    check_frames(header(call, dtype_of(call.outputs)), call.frames, call.execution.threads);
+  void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
+    check_frames(expected, call.frames, call.execution.threads);
     check_indices(call);
     CallThreads threads(call.execution.threads);
     std::size_t offset = 0;
@@ -127,23 +122,8 @@ class TopkCodec final : public Codec {
            kernels::topk_decode_workspace_bytes(request.dtype, request.threads);
   }
 
-  std::size_t payload_bytes(std::span<const Segment> segments) const {
-    std::size_t bytes = 0;
-    for (const Segment& segment : segments) bytes += layout_of(segment).bytes();
-    return bytes;
-  }
-
   static std::size_t views_bytes(std::size_t frames) {
     return align_up(Views::workspace_bytes(frames, 1), kWorkspacePart);
-  }
-
-  template <typename Call>
-  FrameHeader header(const Call& call, Dtype dtype) const {
-    PayloadFormat format{.bytes = payload_bytes(call.segments)};
-    format.codec_flags = static_cast<std::uint16_t>(options_.values) << kCodecFlagShift;
-    static_assert(sizeof options_.density == sizeof format.parameters);
-    std::memcpy(format.parameters.data(), &options_.density, sizeof options_.density);
-    return frame_header({*this, call.segments, dtype, call.identity}, format);
   }
 
   static void pad(ByteSpan payload, const TopkLayout& layout) {
@@ -233,6 +213,7 @@ class TopkCodec final : public Codec {
 
   TopkOptions options_;
 };
+static_assert(FrameFormat<TopkCodec> && !ReducedFrameFormat<TopkCodec>);
 
 std::shared_ptr<const Codec> make_topk(const CodecSpec& spec, const CodecInfo& info) {
   OptionReader reader(spec, info);

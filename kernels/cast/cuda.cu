@@ -133,8 +133,7 @@ void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
 }
 
 template <class Format>
-void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
-                        const FrameHeader& expected) {
+void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
   const auto entry_of = [&](std::size_t i, std::uint64_t offset) {
     return reduce_entry(call, i, offset);
@@ -144,7 +143,7 @@ void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
     visit_residual_type(call.states, [&]<typename E>(E) {
       visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
         CastReduceKernel<Wire, E, segments(), frames()> kernel;
-        kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
+        kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
                                             launches_of(kernel.table, call.segments));
         const CastDestination to = framed(frame);
         kernel.target = {to.values, to.padding, nullptr};
@@ -161,8 +160,7 @@ void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
   template void cast_device_encode_native<Format>(const EncodeCall&, float, ValueSpan); \
   template void cast_device_decode<Format>(const DecodeCall&, const FrameHeader&);      \
   template void cast_device_decode_native<Format>(const DecodeCall&, ConstValueSpan);   \
-  template void cast_device_reduce<Format>(const ReduceCall&, const DeviceFrame&,       \
-                                           const FrameHeader&);
+  template void cast_device_reduce<Format>(const ReduceCall&, const DeviceFrame&);
 TERSOR_CAST_FORMATS(TERSOR_INSTANTIATE)
 
 }  // namespace tersor::kernels

@@ -86,7 +86,6 @@ template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values);
 /// Frames whose header is not `expected` make all values of the one that is written NaN.
 template <class Format>
-void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame,
-                        const FrameHeader& expected);
+void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame);
 
 }  // namespace tersor::kernels

@@ -69,15 +69,14 @@ void quantize_device_encode(const EncodeCall& call, Rounding rounding, const Dev
 }
 
 template <class Format>
-void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame,
-                            const FrameHeader& expected) {
+void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
   visit_residual_type(call.states, [&]<typename E>(E) {
     visit_noise(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
       visit_reduce_lengths<kKind>(
           call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
             QuantizeReduceKernel<Format, E, kKind, segments(), frames()> kernel;
-            kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
+            kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
                                                 launches_of(kernel.table, call.segments));
             kernel.factor = call.factor;
             launch_quantize<Format, kKind>(
@@ -108,8 +107,7 @@ void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected)
 #define TERSOR_QUANTIZE_FORMAT(Format)                                                           \
   template void quantize_device_encode<Format>(const EncodeCall&, Rounding, const DeviceFrame&); \
   template void quantize_device_decode<Format>(const DecodeCall&, const FrameHeader&);           \
-  template void quantize_device_reduce<Format>(const ReduceCall&, Rounding, const DeviceFrame&,  \
-                                               const FrameHeader&);
+  template void quantize_device_reduce<Format>(const ReduceCall&, Rounding, const DeviceFrame&);
 #include TERSOR_QUANTIZE_FORMATS
 #undef TERSOR_QUANTIZE_FORMAT
 

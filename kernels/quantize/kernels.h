@@ -85,7 +85,6 @@ template <class Format>
 void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected);
 /// Frames whose header is not `expected` poison all blocks of the one that is written.
 template <class Format>
-void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame,
-                            const FrameHeader& expected);
+void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame);
 
 }  // namespace tersor::kernels
