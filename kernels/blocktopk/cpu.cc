@@ -103,19 +103,9 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-HWY_EXPORT(blocktopk_encode_on);
-HWY_EXPORT(blocktopk_decode_on);
-HWY_EXPORT(blocktopk_reduce_on);
-
-std::size_t blocktopk_encode(const BlocktopkEncode& arguments) {
-  return TERSOR_DISPATCH(blocktopk_encode_on)(arguments);
-}
-void blocktopk_decode(const BlocktopkDecode& arguments) {
-  TERSOR_DISPATCH(blocktopk_decode_on)(arguments);
-}
-std::size_t blocktopk_reduce(const BlocktopkReduce& arguments) {
-  return TERSOR_DISPATCH(blocktopk_reduce_on)(arguments);
-}
+TERSOR_DISPATCHED(std::size_t, blocktopk_encode, (const BlocktopkEncode& arguments), (arguments))
+TERSOR_DISPATCHED(void, blocktopk_decode, (const BlocktopkDecode& arguments), (arguments))
+TERSOR_DISPATCHED(std::size_t, blocktopk_reduce, (const BlocktopkReduce& arguments), (arguments))
 
 const char* blocktopk_validate(const BlocktopkView& payload, const BlocktopkBlock& block,
                                std::size_t count) {

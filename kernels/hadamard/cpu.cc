@@ -158,19 +158,9 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-HWY_EXPORT(hadamard_encode_on);
-HWY_EXPORT(hadamard_decode_on);
-HWY_EXPORT(hadamard_reduce_on);
-
-std::size_t hadamard_encode(const HadamardEncode& arguments) {
-  return TERSOR_DISPATCH(hadamard_encode_on)(arguments);
-}
-void hadamard_decode(const HadamardDecode& arguments) {
-  TERSOR_DISPATCH(hadamard_decode_on)(arguments);
-}
-std::size_t hadamard_reduce(const HadamardReduce& arguments) {
-  return TERSOR_DISPATCH(hadamard_reduce_on)(arguments);
-}
+TERSOR_DISPATCHED(std::size_t, hadamard_encode, (const HadamardEncode& arguments), (arguments))
+TERSOR_DISPATCHED(void, hadamard_decode, (const HadamardDecode& arguments), (arguments))
+TERSOR_DISPATCHED(std::size_t, hadamard_reduce, (const HadamardReduce& arguments), (arguments))
 
 }  // namespace tersor::kernels
 #endif

@@ -42,11 +42,9 @@ constexpr NextWeights make_next_weights(const ChecksumNumbers& numbers) {
 constexpr ChecksumNumbers kChecksumNumbers = make_checksum_numbers();
 constexpr NextWeights kNextWeights = make_next_weights(kChecksumNumbers);
 
-HWY_EXPORT(checksum_on);
-
-std::uint64_t checksum(const void* words, std::size_t count, std::uint64_t first_word) {
-  return TERSOR_DISPATCH(checksum_on)(words, count, first_word);
-}
+TERSOR_DISPATCHED(std::uint64_t, checksum,
+                  (const void* words, std::size_t count, std::uint64_t first_word),
+                  (words, count, first_word))
 
 }  // namespace tersor::kernels
 #endif

@@ -1,8 +1,7 @@
 // Which of Highway's instruction sets a call runs on: the one that <tersor/isa.h> says. Highway's
 // own choice is left alone, so a process that uses Highway for something else never notices.
 //
-//   HWY_EXPORT(encode);                       // once per file, under #if HWY_ONCE
-//   TERSOR_DISPATCH(encode)(arguments);
+//   TERSOR_DISPATCHED(void, encode, (const Encode& arguments), (arguments))  // under #if HWY_ONCE
 #pragma once
 
 #include "kernels/host/targets.h"
@@ -25,3 +24,8 @@ std::size_t dispatch_index();
 #define TERSOR_DISPATCH(function) \
   (*(HWY_DISPATCH_TABLE(function)[::tersor::kernels::dispatch_index()]))
 #endif
+
+/// Defines a function that calls function_on, of which there is one for each instruction set.
+#define TERSOR_DISPATCHED(result, function, parameters, arguments) \
+  HWY_EXPORT(function##_on);                                       \
+  result function parameters { return TERSOR_DISPATCH(function##_on) arguments; }

@@ -74,7 +74,7 @@ void maximum_integers(void* maxima, const void* values, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) left[i] = std::max(left[i], right[i]);
 }
 
-void scale_on(void* values, Dtype dtype, std::size_t count, float factor) {
+void scale_values_on(void* values, Dtype dtype, std::size_t count, float factor) {
   const DefaultFloatMode mode;
   visit_gradient_dtype(dtype, [&](auto value) { scale<decltype(value)>(values, count, factor); });
 }
@@ -89,7 +89,7 @@ void maximum_floats(void* maxima, const void* values, std::size_t count) {
   combine<T>(maxima, values, count, [](VF32 a, VF32 b) HWY_ATTR { return larger(a, b); });
 }
 
-void add_on(void* sums, const void* values, Dtype dtype, std::size_t count) {
+void add_values_on(void* sums, const void* values, Dtype dtype, std::size_t count) {
   const DefaultFloatMode mode;
   switch (dtype) {
     case Dtype::kF32:
@@ -106,7 +106,7 @@ void add_on(void* sums, const void* values, Dtype dtype, std::size_t count) {
   }
 }
 
-void maximum_on(void* maxima, const void* values, Dtype dtype, std::size_t count) {
+void maximum_values_on(void* maxima, const void* values, Dtype dtype, std::size_t count) {
   const DefaultFloatMode mode;
   switch (dtype) {
     case Dtype::kF32:
@@ -132,19 +132,14 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-HWY_EXPORT(scale_on);
-HWY_EXPORT(add_on);
-HWY_EXPORT(maximum_on);
-
-void scale_values(void* values, Dtype dtype, std::size_t count, float factor) {
-  TERSOR_DISPATCH(scale_on)(values, dtype, count, factor);
-}
-void add_values(void* sums, const void* values, Dtype dtype, std::size_t count) {
-  TERSOR_DISPATCH(add_on)(sums, values, dtype, count);
-}
-void maximum_values(void* maxima, const void* values, Dtype dtype, std::size_t count) {
-  TERSOR_DISPATCH(maximum_on)(maxima, values, dtype, count);
-}
+TERSOR_DISPATCHED(void, scale_values, (void* values, Dtype dtype, std::size_t count, float factor),
+                  (values, dtype, count, factor))
+TERSOR_DISPATCHED(void, add_values,
+                  (void* sums, const void* values, Dtype dtype, std::size_t count),
+                  (sums, values, dtype, count))
+TERSOR_DISPATCHED(void, maximum_values,
+                  (void* maxima, const void* values, Dtype dtype, std::size_t count),
+                  (maxima, values, dtype, count))
 
 }  // namespace tersor::kernels
 #endif

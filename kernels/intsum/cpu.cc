@@ -87,17 +87,11 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-HWY_EXPORT(intsum_maxima_on);
-HWY_EXPORT(intsum_encode_on);
-HWY_EXPORT(intsum_decode_on);
-
-void intsum_maxima(const IntsumSent& sent, std::uint32_t* maxima) {
-  TERSOR_DISPATCH(intsum_maxima_on)(sent, maxima);
-}
-void intsum_encode(const IntsumEncode& arguments) { TERSOR_DISPATCH(intsum_encode_on)(arguments); }
-void intsum_decode(const QuantizeDecode& arguments, IntsumLanes lanes) {
-  TERSOR_DISPATCH(intsum_decode_on)(arguments, lanes);
-}
+TERSOR_DISPATCHED(void, intsum_maxima, (const IntsumSent& sent, std::uint32_t* maxima),
+                  (sent, maxima))
+TERSOR_DISPATCHED(void, intsum_encode, (const IntsumEncode& arguments), (arguments))
+TERSOR_DISPATCHED(void, intsum_decode, (const QuantizeDecode& arguments, IntsumLanes lanes),
+                  (arguments, lanes))
 
 void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales) {
   const DefaultFloatMode mode;

@@ -329,24 +329,17 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-HWY_EXPORT(lowrank_project_on);
-HWY_EXPORT(lowrank_orthonormalize_on);
-HWY_EXPORT(lowrank_coefficients_on);
-HWY_EXPORT(lowrank_decode_on);
-
-void lowrank_project(const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
-                     const float* directions, float* projected) {
-  TERSOR_DISPATCH(lowrank_project_on)(sent, shape, rows, directions, projected);
-}
-void lowrank_orthonormalize(const LowrankShape& shape, float* basis) {
-  TERSOR_DISPATCH(lowrank_orthonormalize_on)(shape, basis);
-}
-void lowrank_coefficients(const LowrankCoefficients& arguments, LowrankRange columns) {
-  TERSOR_DISPATCH(lowrank_coefficients_on)(arguments, columns);
-}
-void lowrank_decode(const LowrankDecode& arguments, LowrankRange rows) {
-  TERSOR_DISPATCH(lowrank_decode_on)(arguments, rows);
-}
+TERSOR_DISPATCHED(void, lowrank_project,
+                  (const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
+                   const float* directions, float* projected),
+                  (sent, shape, rows, directions, projected))
+TERSOR_DISPATCHED(void, lowrank_orthonormalize, (const LowrankShape& shape, float* basis),
+                  (shape, basis))
+TERSOR_DISPATCHED(void, lowrank_coefficients,
+                  (const LowrankCoefficients& arguments, LowrankRange columns),
+                  (arguments, columns))
+TERSOR_DISPATCHED(void, lowrank_decode, (const LowrankDecode& arguments, LowrankRange rows),
+                  (arguments, rows))
 
 namespace {
 

@@ -418,28 +418,19 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tersor::kernels {
 
-HWY_EXPORT(topk_compute_on);
-HWY_EXPORT(topk_scan_strip_on);
-HWY_EXPORT(topk_select_on);
-HWY_EXPORT(topk_count_on);
+TERSOR_DISPATCHED(void, topk_compute, (const TopkScan& scan, TopkStrip strip, float* out),
+                  (scan, strip, out))
 
-void topk_compute(const TopkScan& scan, TopkStrip strip, float* out) {
-  TERSOR_DISPATCH(topk_compute_on)(scan, strip, out);
-}
+TERSOR_DISPATCHED(std::size_t, topk_scan_strip,
+                  (const TopkScan& scan, TopkStrip strip, TopkCandidates out, TopkTally& tally),
+                  (scan, strip, out, tally))
 
-std::size_t topk_scan_strip(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
-                            TopkTally& tally) {
-  return TERSOR_DISPATCH(topk_scan_strip_on)(scan, strip, out, tally);
-}
+TERSOR_DISPATCHED(std::size_t, topk_select,
+                  (const TopkRunView& run, TopkKeys keys, TopkCandidates out, std::size_t room),
+                  (run, keys, out, room))
 
-std::size_t topk_select(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
-                        std::size_t room) {
-  return TERSOR_DISPATCH(topk_select_on)(run, keys, out, room);
-}
-
-TopkTileCount topk_count(const TopkRunView& run, std::uint32_t key) {
-  return TERSOR_DISPATCH(topk_count_on)(run, key);
-}
+TERSOR_DISPATCHED(TopkTileCount, topk_count, (const TopkRunView& run, std::uint32_t key),
+                  (run, key))
 
 }  // namespace tersor::kernels
 #endif  // HWY_ONCE
