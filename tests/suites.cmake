@@ -72,8 +72,8 @@ function(tersor_add_shared_suites folder own)
   tersor_add_suites(${program} ${folder})
 endfunction()
 
-# tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): its *_test.py, of several processes each, so
-# that no other test stands beside them.
+# tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): its *_test.py. No other test stands beside those that
+# start ranks under mpirun, which wait by looking again and again.
 function(tersor_add_scripts folder)
   set(label ${folder})
   if(ARGC GREATER 1)
@@ -83,7 +83,11 @@ function(tersor_add_scripts folder)
   foreach(script IN LISTS scripts)
     cmake_path(GET script STEM name)
     add_test(NAME ${folder}.${name} COMMAND ${TERSOR_PYTHON} -B ${script})
-    set_tests_properties(${folder}.${name} PROPERTIES LABELS ${label} PROCESSORS 2 TIMEOUT 600
+    set(processors 1)
+    if(name MATCHES "^mpi")
+      set(processors 2)
+    endif()
+    set_tests_properties(${folder}.${name} PROPERTIES LABELS ${label} PROCESSORS ${processors} TIMEOUT 600
                                                       SKIP_REGULAR_EXPRESSION "OK \\(skipped="
                                                       ENVIRONMENT "${ARGN}")
   endforeach()

@@ -177,6 +177,7 @@ def test_out_of_time(text: pathlib.Path) -> None:
     assert "out of time" in done.stderr
 
 
+@pytest.mark.long
 def test_an_unknown_hook_is_refused_before_anything_starts() -> None:
     assert "torch:powersgd" in bench("backward", "--hooks", "torch:int7", expect=2).stderr
 

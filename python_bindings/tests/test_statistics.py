@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+import ranks
 import tersor.local
 from tersor import _core
 from tersor.reducer import GradientReducer
@@ -157,16 +157,13 @@ def test_nothing_sent_yet_is_told_as_such() -> None:
     assert "all" in one.table()
 
 
+def draws_without_matplotlib(rank: int, count: int) -> None:
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    from tersor.torch.report import draw
+
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        draw([], {}, "none.png")
+
+
 def test_without_matplotlib_a_report_says_what_to_install() -> None:
-    program = """if True:
-        import sys
-        sys.modules["matplotlib"] = None
-        from tersor.torch.report import draw
-        try:
-            draw([], {}, "none.png")
-        except ImportError as error:
-            assert "pip install matplotlib" in str(error), error
-        else:
-            sys.exit("no error")
-    """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=180)
+    ranks.run(draws_without_matplotlib, 1, fresh=True)
