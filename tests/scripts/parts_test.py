@@ -16,7 +16,7 @@ echo "cmake $*" >> "$CALLS"
 case "$*" in
   *"--target help"*) echo "[1/1] Targets:"; printf '%s: phony\\n' {TARGETS} ;;
   *--build*) [ -z "$BROKEN_BUILD" ] ;;
-  *) mkdir -p build/release/ptx_device ;;
+  *) mkdir -p build/release/ptx_device build/quick/ptx_device ;;
 esac
 """
 CTEST = """#!/bin/sh
