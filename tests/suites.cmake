@@ -72,8 +72,8 @@ function(tersor_add_shared_suites folder own)
   tersor_add_suites(${program} ${folder})
 endfunction()
 
-# tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): its *_test.py. No other test stands beside those that
-# start ranks under mpirun, which wait by looking again and again.
+# tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): its *_test.py. Those that start ranks under mpirun count
+# for two, which wait by looking again and again.
 function(tersor_add_scripts folder)
   set(label ${folder})
   if(ARGC GREATER 1)

@@ -70,11 +70,11 @@ class _Process:
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload(["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"])
 
-    def __init__(self) -> None:
+    def __init__(self, *, fresh: bool) -> None:
         ours, theirs = socket.socketpair()
         self.output = tempfile.NamedTemporaryFile()  # noqa: SIM115  # kept while the process lives
         with Connection(theirs.detach()) as connection:
-            arguments = (connection, self.output.name)
+            arguments = (connection, self.output.name, fresh)
             self.process = self._context.Process(target=_serve_forked, args=arguments)
             self.process.start()
         self.connection = Connection(ours.detach())
@@ -112,7 +112,7 @@ _idle: list[_Process] = []
 
 def _take(count: int, *, fresh: bool) -> list[_Process]:
     kept = [] if fresh else [_idle.pop() for _ in range(min(count, len(_idle)))]
-    return kept + [_Process() for _ in range(count - len(kept))]
+    return kept + [_Process(fresh=fresh) for _ in range(count - len(kept))]
 
 
 def _collect(processes: Sequence[_Process], until: float) -> list[Outcome]:
@@ -269,13 +269,14 @@ def _serve(connection: Connection) -> None:
         connection.send_bytes(pickle.dumps(outcome))
 
 
-def _serve_forked(connection: Connection, output: str) -> None:
+def _serve_forked(connection: Connection, output: str, fresh: bool) -> None:
     with open(output, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     _serve(connection)
-    connection.close()
-    _end_interpreter()
+    if fresh:
+        connection.close()
+        _end_interpreter()
 
 
 def _end_interpreter() -> None:

@@ -180,5 +180,25 @@ TEST(AddingBetweenSteps, AutoChoosesForItToo) {
   });
 }
 
+// Nothing was counted of what no step has had yet.
+TEST(AddingBetweenSteps, StatisticsMayBeResetBeforeTheNextStep) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Growing grows(transport, {.codec = "int8+ef"});
+    grows.add("first");
+    grows.reducer().reset_statistics();
+    EXPECT_EQ(grows.reducer().statistics().residual_norm, 0.0);
+    grows.step(0);
+    grows.add("second");
+    grows.reducer().reset_statistics();
+    EXPECT_EQ(grows.reducer().statistics().steps, 0u);
+    grows.step(1);
+    const auto all = grows.reducer().parameter_statistics();
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all[0].steps, 1u);
+    EXPECT_EQ(all[1].steps, 1u);
+    EXPECT_GT(all[1].residual_norm, 0.0);
+  });
+}
+
 }  // namespace
 }  // namespace tersor

@@ -5,7 +5,6 @@
 #include "tests/gpu/random_call.h"
 #include "tests/gpu/twins.h"
 #include "tests/support/codec_harness.h"
-#include "tests/support/grid.h"
 #include "tests/support/seeds.h"
 
 #include <gtest/gtest.h>
@@ -23,8 +22,7 @@ namespace {
 using Part = RandomCall::Part;
 
 constexpr const char* kVariable = "TERSOR_CALL_SEEDS";  // "17" or "1-1000"
-constexpr const char* kSeeds = "1-1000";
-constexpr const char* kFewSeeds = "1-400";
+constexpr const char* kSeedsOfCi = "1-1000";
 constexpr std::size_t kBlock = 100;  // seeds of one test
 
 constexpr std::array kMemories = {Memory::kHost, Memory::kDevice};
@@ -322,7 +320,7 @@ using Seeds = std::vector<std::uint64_t>;
 
 /// The seeds in blocks, so that ctest runs several at once.
 std::vector<Seeds> blocks() {
-  const Seeds seeds = seeds_of(kVariable, grid_is_small() ? kFewSeeds : kSeeds);
+  const Seeds seeds = seeds_of(kVariable, kSeedsOfCi);
   std::vector<Seeds> blocks;
   for (std::size_t i = 0; i < seeds.size(); ++i) {
     if (i % kBlock == 0) blocks.emplace_back();
