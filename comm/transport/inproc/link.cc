@@ -66,10 +66,10 @@ std::optional<std::chrono::nanoseconds> parse_latency(std::string_view text) {
   return std::chrono::nanoseconds(std::llround(*latency));
 }
 
-/// The fields of a text, taken one after the other; a comma begins another one.
-class Fields {
+/// The words of a text, taken one after the other; a comma begins another one.
+class LinkWords {
  public:
-  explicit Fields(std::string_view text) : rest_(text) {}
+  explicit LinkWords(std::string_view text) : rest_(text) {}
 
   bool left() const { return left_; }
   bool next_is(std::string_view key) const { return left_ && rest_.starts_with(key); }
@@ -94,17 +94,17 @@ bool put(T& place, const std::optional<T>& value) {
 }
 
 /// Rate, latency and overhead, in this order; the last two may be missing.
-bool read_emulation(Link& link, Fields& fields) {
-  const auto rate = parse_quantity(fields.take(), kRates);
+bool read_emulation(Link& link, LinkWords& words) {
+  const auto rate = parse_quantity(words.take(), kRates);
   if (!rate || *rate <= 0) return false;
   link.bits_per_second = *rate;
-  const bool named = fields.next_is(kOverhead) || fields.next_is(kPerHost);
-  if (fields.left() && !named && !put(link.latency, parse_latency(fields.take()))) return false;
-  return !fields.next_is(kOverhead) || put(link.overhead, parse_overhead(fields.take(kOverhead)));
+  const bool named = words.next_is(kOverhead) || words.next_is(kPerHost);
+  if (words.left() && !named && !put(link.latency, parse_latency(words.take()))) return false;
+  return !words.next_is(kOverhead) || put(link.overhead, parse_overhead(words.take(kOverhead)));
 }
 
-bool read_hosts(Link& link, Fields& fields) {
-  return !fields.next_is(kPerHost) || put(link.ranks_per_host, parse_ranks(fields.take(kPerHost)));
+bool read_hosts(Link& link, LinkWords& words) {
+  return !words.next_is(kPerHost) || put(link.ranks_per_host, parse_ranks(words.take(kPerHost)));
 }
 
 std::string number_text(double number) {
@@ -139,10 +139,10 @@ std::string Link::text() const {
 
 Link parse_link(std::string_view text) {
   Link link;
-  Fields fields(text);
-  const bool none = fields.take() == "none";
-  if (!none) fields = Fields(text);
-  if ((!none && !read_emulation(link, fields)) || !read_hosts(link, fields) || fields.left())
+  LinkWords words(text);
+  const bool none = words.take() == "none";
+  if (!none) words = LinkWords(text);
+  if ((!none && !read_emulation(link, words)) || !read_hosts(link, words) || words.left())
     refuse(text);
   return link;
 }
