@@ -1,7 +1,8 @@
 // The kernel bodies of none, bf16 and f16: a warp takes a unit of 512 values of one segment at a
 // time, 16 of them a thread.
 //
-// Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
+// Grid: as many blocks of 256 threads as are resident, each warp striding over the units, or in
+// long lists going through some that follow each other.
 // Bytes a value: encode the gradient's and the wire's, with feedback twice the residual's besides;
 // decode the wire's a frame and the output's; reduce the wire's a frame and once more, with the
 // owner's residual twice that.
@@ -64,43 +65,54 @@ struct CastUnit {
             inactive};
   }
 
-  TERSOR_DEVICE void load_residual(unsigned chunk, float (&residual)[kRow]) const {
-    if constexpr (kFeedback)
-      load_row<Load::kAny>(residual_in, place.row(chunk, residual_aligned), residual);
+  TERSOR_DEVICE void load_residual(Rows<kRow>& residual) const {
+    if constexpr (kFeedback) load_rows<Load::kAny>(residual_in, place, residual_aligned, residual);
   }
 
   /// Returns how many finite values left the range of the wire's type.
-  TERSOR_DEVICE unsigned write_chunk(unsigned chunk, float (&p)[kRow],
-                                     const float (&residual)[kRow]) const {
-    const RowPlace row = place.row(chunk, values_aligned);
+  TERSOR_DEVICE unsigned write(Rows<kRow>& p, const Rows<kRow>& residual) const {
     unsigned overflows = 0;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRow; ++i) {
-      p[i] = i < row.left && !inactive ? wire_value<Wire>(p[i]) : 0.0f;
-      if constexpr (kCounts)
-        overflows += magnitude_bits(p[i]) >= kF16OverflowBits && is_finite(p[i]);
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      const std::size_t left = place.row(chunk, false).left;
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
+        p[chunk][i] = i < left && !inactive ? wire_value<Wire>(p[chunk][i]) : 0.0f;
+        if constexpr (kCounts)
+          overflows += magnitude_bits(p[chunk][i]) >= kF16OverflowBits && is_finite(p[chunk][i]);
+      }
     }
-    store_row(p, values, padded(row));
-    if constexpr (kFeedback) store_residual(chunk, p, residual);
+    store_values(p);
+    if constexpr (kFeedback) store_residual(p, residual);
     return overflows;
   }
 
  private:
+  /// A segment's last unit may end in padding.
+  TERSOR_DEVICE void store_values(const Rows<kRow>& p) const {
+    if (place.is_whole()) return store_rows(p, values, place, values_aligned);
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      store_row(p[chunk], values, padded(place.row(chunk, false)));
+  }
+
   TERSOR_DEVICE RowPlace padded(RowPlace row) const {
     if (padding == Padding::kNone) return row;
     const std::size_t end = align_up(place.count, 16 / sizeof(Wire));
     return {row.first, row.first < end ? end - row.first : 0, row.aligned};
   }
 
-  TERSOR_DEVICE void store_residual(unsigned chunk, const float (&p)[kRow],
-                                    const float (&residual)[kRow]) const {
-    float left[kRow];
+  TERSOR_DEVICE void store_residual(const Rows<kRow>& p, const Rows<kRow>& residual) const {
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRow; ++i) {
-      const float decoded = to_f32(from_f32<Wire>(p[i]));
-      left[i] = !inactive && is_finite(decoded) ? p[i] - decoded : residual[i];
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
+      float left[kRow];
+      TERSOR_UNROLL
+      for (unsigned i = 0; i < kRow; ++i) {
+        const float decoded = to_f32(from_f32<Wire>(p[chunk][i]));
+        left[i] = !inactive && is_finite(decoded) ? p[chunk][i] - decoded : residual[chunk][i];
+      }
+      store_row(left, residual_out, place.row(chunk, residual_aligned));
     }
-    store_row(left, residual_out, place.row(chunk, residual_aligned));
   }
 };
 
@@ -129,9 +141,9 @@ struct CastTarget {
 
 template <typename Wire, typename G, typename E, unsigned kMost>
 struct CastEncodeKernel : UnitKernel {
-  static constexpr unsigned kResident = kCastResident.encode;
   static constexpr unsigned kRow = 16 / sizeof(G);
   using Unit = CastUnit<Wire, E, kRow>;
+  static constexpr unsigned kResident = Unit::kFeedback ? kCastResident.fed : kCastResident.encode;
   struct Shared {
     ThreadSums<kThreads> written;
   };
@@ -169,14 +181,9 @@ struct CastEncodeKernel : UnitKernel {
                                      float a, float b) const {
     const Unit out = Unit::of(segment, place, target.values, target.padding, is_inactive(segment));
     const auto* gradient = static_cast<const G*>(segment.gradient);
-    const bool aligned = is_aligned_for<G, kRow>(gradient);
     Rows<kRow> p, residual;
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      load_row<Load::kAny>(gradient, place.row(chunk, aligned), p[chunk]);
-      out.load_residual(chunk, residual[chunk]);
-    }
-    unsigned overflows = 0;
+    load_rows<Load::kAny>(gradient, place, is_aligned_for<G, kRow>(gradient), p);
+    out.load_residual(residual);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       TERSOR_UNROLL
@@ -186,9 +193,8 @@ struct CastEncodeKernel : UnitKernel {
         else
           p[chunk][i] = p[chunk][i] * factor;
       }
-      overflows += out.write_chunk(chunk, p[chunk], residual[chunk]);
     }
-    return overflows;
+    return out.write(p, residual);
   }
 };
 
@@ -229,19 +235,27 @@ struct CopyKernel : UnitKernel {
     auto* to = reinterpret_cast<T*>(target.values + segment.offset);
     const bool aligned = is_aligned_for<T, kRow>(from) && is_aligned_for<T, kRow>(to);
     const bool inactive = is_inactive(segment);
+    if (aligned && place.is_whole()) return copy_whole(from, to, place, inactive);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-      copy_row(from, to, place.row(chunk, aligned), inactive);
+      copy_row(from, to, place.row(chunk, false), inactive);
     if (place.count - place.first <= kUnitValues) pad(to, place);
   }
 
-  TERSOR_DEVICE static void copy_row(const T* from, T* to, RowPlace row, bool inactive) {
+  /// All that is read is on its way before the first of it is written.
+  TERSOR_DEVICE static void copy_whole(const T* from, T* to, const UnitPlace<kRow>& place,
+                                       bool inactive) {
     using Bytes = RowBytes<kRow * sizeof(T)>;
-    if (row.aligned && row.left >= kRow) {
-      const Bytes bytes =
-          inactive ? Bytes{} : Bytes::template load_from<Load::kAny>(from + row.first);
-      return bytes.store_to(to + row.first);
-    }
+    Bytes rows[kUnitChunks<kRow>];
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      rows[chunk] = Bytes::template load_from<Load::kAny>(from + place.position(chunk));
+    TERSOR_UNROLL
+    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
+      (inactive ? Bytes{} : rows[chunk]).store_to(to + place.position(chunk));
+  }
+
+  TERSOR_DEVICE static void copy_row(const T* from, T* to, RowPlace row, bool inactive) {
     for (unsigned i = 0; i < kRow && i < row.left; ++i)
       store(to + row.first + i, inactive ? T{} : load(from + row.first + i));
   }
@@ -300,18 +314,16 @@ struct CastReduceKernel : UnitKernel {
     const Unit out = Unit::of(segment, place, target.values, target.padding, false);
     Rows<kRow> p = {}, residual;
     if (sound) add_frames(segment, place, p);
-    unsigned overflows = 0;
+    out.load_residual(residual);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      out.load_residual(chunk, residual[chunk]);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
         if constexpr (Unit::kFeedback) p[chunk][i] = p[chunk][i] + b * residual[chunk][i];
         p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
       }
-      overflows += out.write_chunk(chunk, p[chunk], residual[chunk]);
     }
-    return overflows;
+    return out.write(p, residual);
   }
 
   TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
@@ -319,13 +331,13 @@ struct CastReduceKernel : UnitKernel {
     TERSOR_UNROLL_4
     for (unsigned index = 0; index < list.frames; ++index) {
       const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
+      Rows<kRow> row;
+      load_rows<Load::kInput>(values, place, true, row);
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        float row[kRow];
-        load_row<Load::kInput>(values, place.row(chunk, true), row);
         TERSOR_UNROLL
         for (unsigned i = 0; i < kRow; ++i)
-          sum[chunk][i] = fused_multiply_add(row[i], factor, sum[chunk][i]);
+          sum[chunk][i] = fused_multiply_add(row[chunk][i], factor, sum[chunk][i]);
       }
     }
   }

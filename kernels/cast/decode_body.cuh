@@ -14,11 +14,13 @@ namespace tersor::kernels {
 /// Blocks on a multiprocessor at least, by architecture: as many as need no spills.
 struct CastResident {
   unsigned from;
-  unsigned encode, copy, decode, reduce;
+  unsigned encode;  // without feedback
+  unsigned fed;     // encode with feedback
+  unsigned copy, decode, reduce;
 };
 constexpr CastResident kCastTuning[] = {
-    {.from = 0, .encode = 4, .copy = 4, .decode = 4, .reduce = 3},
-    {.from = 1200, .encode = 3, .copy = 4, .decode = 4, .reduce = 3},
+    {.from = 0, .encode = 4, .fed = 3, .copy = 4, .decode = 4, .reduce = 3},
+    {.from = 1200, .encode = 3, .fed = 3, .copy = 4, .decode = 4, .reduce = 3},
 };
 constexpr CastResident kCastResident = tuning_of(kCastTuning);
 
@@ -53,36 +55,26 @@ struct CastDecodeKernel : UnitKernel {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
     Rows<kRow> sum = {};
-    if constexpr (kMode == DecodeMode::kAdd) {
-      TERSOR_UNROLL
-      for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-        load_row<Load::kAny>(output, place.row(chunk, aligned), sum[chunk]);
-    }
-    if (sound)
-      for (unsigned index = 0; index < list.frames; ++index) add_frame(index, segment, place, sum);
-    TERSOR_UNROLL
-    for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      TERSOR_UNROLL
-      for (unsigned i = 0; i < kRow; ++i)
-        sum[chunk][i] = sound ? sum[chunk][i] : float_of(kNanBits);
-      store_row(sum[chunk], output, place.row(chunk, aligned));
-    }
+    if constexpr (kMode == DecodeMode::kAdd) load_rows<Load::kAny>(output, place, aligned, sum);
+    if (!sound) fill_rows<kRow>(sum, float_of(kNanBits));
+    for (unsigned index = 0; sound && index < list.frames; ++index)
+      add_frame(index, segment, place, sum);
+    store_rows(sum, output, place, aligned);
   }
 
   /// Bare values may lie in the output itself. The first frame is assigned as a product.
   TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
                                const UnitPlace<kRow>& place, Rows<kRow>& sum) const {
     const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
-    const bool aligned = is_aligned_for<Wire, kRow>(values);
     const bool assigns = kMode == DecodeMode::kAssign && index == 0;
+    Rows<kRow> rows;
+    load_rows<Load::kAny>(values, place, is_aligned_for<Wire, kRow>(values), rows);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      float row[kRow];
-      load_row<Load::kAny>(values, place.row(chunk, aligned), row);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i)
-        sum[chunk][i] =
-            assigns ? row[i] * factor : fused_multiply_add(row[i], factor, sum[chunk][i]);
+        sum[chunk][i] = assigns ? rows[chunk][i] * factor
+                                : fused_multiply_add(rows[chunk][i], factor, sum[chunk][i]);
     }
   }
 };

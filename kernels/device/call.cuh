@@ -19,8 +19,8 @@ constexpr unsigned kMostSegments = 500;
 /// Frames that one decode or reduce takes.
 constexpr unsigned kMostFrames = kMostDeviceFrames;
 /// Lists up to here have kernels whose parameters take less than the 4,096 bytes that every launch
-/// has had room for, instead of up to 32,224, which the driver copies for each launch. The kernels
-/// themselves are the same, instruction by instruction.
+/// has had room for, instead of up to 32,224, which the driver copies for each launch. In longer
+/// ones a block's units follow each other (units.cuh).
 constexpr unsigned kFewSegments = 48;
 constexpr unsigned kFewFrames = 48;
 
@@ -83,7 +83,8 @@ struct SegmentTable {
   }
 
   /// The segment in which a unit lies.
-  TERSOR_DEVICE const Entry& find(std::uint32_t unit) const {
+  TERSOR_DEVICE const Entry& find(std::uint32_t unit) const { return entry[index_of(unit)]; }
+  TERSOR_DEVICE unsigned index_of(std::uint32_t unit) const {
     unsigned low = 0, high = entries;  // it is in [low, high)
     while (high - low > 1) {
       const unsigned middle = (low + high) / 2;
@@ -92,7 +93,12 @@ struct SegmentTable {
       else
         high = middle;
     }
-    return entry[low];
+    return low;
+  }
+  /// The same where it is `index` or a little behind it.
+  TERSOR_DEVICE unsigned index_from(unsigned index, std::uint32_t unit) const {
+    while (index + 1 < entries && entry[index + 1].first_unit <= unit) ++index;
+    return index;
   }
 };
 

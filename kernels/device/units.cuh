@@ -2,6 +2,7 @@
 // values) a thread.
 #pragma once
 
+#include "kernels/device/call.cuh"
 #include "kernels/device/row.cuh"
 #include "kernels/scalar/philox.h"
 
@@ -97,6 +98,51 @@ struct DoNothing {
   TERSOR_DEVICE void operator()(const Arguments&...) const {}
 };
 
+/// The rounds of a launch in which a block takes part: a run of table.run units for each warp. One
+/// block's rounds follow each other (kFollow), so that its next unit lies in the same segment or a
+/// little behind; or those of all blocks do, side by side.
+template <class Block, class Table, bool kFollow>
+class BlockRounds {
+ public:
+  TERSOR_DEVICE BlockRounds(const Block& block, const Table& table) : block_(block), table_(table) {
+    if constexpr (kFollow) {
+      const std::uint32_t units = block.warps() * table.run;
+      const std::uint32_t rounds = (table.units + units - 1) / units;
+      const std::uint32_t each = rounds / block.blocks(), more = rounds % block.blocks();
+      first_ = block.rank() * each + (block.rank() < more ? block.rank() : more);
+      count_ = each + (block.rank() < more ? 1 : 0);
+    }
+  }
+
+  TERSOR_DEVICE bool has(unsigned turn) const {
+    if constexpr (kFollow)
+      return turn < count_;
+    else
+      return round(turn) * block_.warps() * table_.run < table_.units;
+  }
+  TERSOR_DEVICE std::uint32_t round(unsigned turn) const {
+    return kFollow ? first_ + turn : block_.rank() + turn * block_.blocks();
+  }
+  /// This warp's units.
+  TERSOR_DEVICE std::uint32_t first_unit(unsigned turn) const {
+    return (round(turn) * block_.warps() + block_.warp_rank()) * table_.run;
+  }
+  TERSOR_DEVICE std::uint32_t end_unit(unsigned turn) const {
+    const std::uint32_t end = first_unit(turn) + table_.run;
+    return end < table_.units ? end : table_.units;
+  }
+  /// The segment of a unit, of one that was `index` before.
+  TERSOR_DEVICE unsigned find(unsigned index, std::uint32_t unit) const {
+    return kFollow && index != kNone ? table_.index_from(index, unit) : table_.index_of(unit);
+  }
+  static constexpr unsigned kNone = ~0u;
+
+ private:
+  const Block& block_;
+  const Table& table_;
+  std::uint32_t first_ = 0, count_ = 0;
+};
+
 /// Goes through the units, of `kValues` values each, in rounds, in each of which a warp takes a run
 /// of table.run units. Calls visit(segment, first) for each unit of this warp, with its first
 /// value; then in all warps of a block read(round, turn), for its turn-th round; then
@@ -105,28 +151,26 @@ struct DoNothing {
 template <unsigned kValues, class Block, class Table, class Read, class Visit, class Written>
 TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Read& read,
                                 const Visit& visit, const Written& written) {
-  const auto first_of = [&](unsigned turn) {
-    const std::uint32_t round = block.rank() + turn * block.blocks();
-    return (round * block.warps() + block.warp_rank()) * table.run;
-  };
-  const auto end_of = [&](unsigned turn) {
-    const std::uint32_t end = first_of(turn) + table.run;
-    return end < table.units ? end : table.units;
-  };
+  // To find the segment takes long where there are many, and longer units are fewer.
+  constexpr bool kFollow = kValues == kUnitValues && Table::kEntries > kFewSegments;
+  using Rounds = BlockRounds<Block, Table, kFollow>;
+  const Rounds rounds(block, table);
+  unsigned index = Rounds::kNone;
   TERSOR_KEEP_LOOP
-  for (unsigned turn = 0; first_of(turn) - block.warp_rank() * table.run < table.units; ++turn) {
+  for (unsigned turn = 0; rounds.has(turn); ++turn) {
     TERSOR_KEEP_LOOP
-    for (std::uint32_t unit = first_of(turn); unit < end_of(turn); ++unit) {
-      const auto& segment = table.find(unit);
+    for (std::uint32_t unit = rounds.first_unit(turn); unit < rounds.end_unit(turn); ++unit) {
+      index = rounds.find(index, unit);
+      const auto& segment = table.entry[index];
       visit(segment, std::size_t{unit - segment.first_unit} * kValues);
     }
-    read(block.rank() + turn * block.blocks(), turn);
+    read(rounds.round(turn), turn);
     if constexpr (!std::is_same_v<Written, DoNothing>) {
       TERSOR_KEEP_LOOP
-      for (std::uint32_t unit = first_of(turn); unit < end_of(turn);) {
+      for (std::uint32_t unit = rounds.first_unit(turn); unit < rounds.end_unit(turn);) {
         const auto& segment = table.find(unit);
         const std::size_t first = std::size_t{unit - segment.first_unit} * kValues;
-        std::size_t end = std::size_t{end_of(turn) - segment.first_unit} * kValues;
+        std::size_t end = std::size_t{rounds.end_unit(turn) - segment.first_unit} * kValues;
         end = end < segment.count ? end : segment.count;
         written(segment, first, end);
         unit += static_cast<std::uint32_t>((end - first + kValues - 1) / kValues);

@@ -1,7 +1,8 @@
 // The kernel bodies of quantising formats: a warp takes a unit of 512 values of one segment at a
 // time, 16 of them a thread, in registers between the one read and the one write.
 //
-// Grid: as many blocks of 256 threads as are resident, each warp striding over the units.
+// Grid: as many blocks of 256 threads as are resident, each warp striding over the units, or in
+// long lists going through some that follow each other.
 // Bytes a value, f32: encode 4 read and 1 (int4: 1/2) written, with feedback 4 more of each; decode
 // 1 (1/2) read a frame and 4 written; reduce 1 (1/2) read a frame, 1 (1/2) written, with the
 // owner's residual 4 more of each. One scale of 4 bytes a block besides.
@@ -218,7 +219,7 @@ TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t
 
 template <class Format, typename G, typename E, NoiseKind kKind, unsigned kMost>
 struct QuantizeEncodeKernel : UnitKernel {
-  static constexpr unsigned kResident = kEncodeResident<E, kKind>;
+  static constexpr unsigned kResident = kQuantizeEncodeResident<G, E, kKind, kMost>;
   static constexpr unsigned kRow = 16 / sizeof(G);
   struct Shared {
     ThreadSums<kThreads> written;

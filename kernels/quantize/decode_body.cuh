@@ -75,8 +75,7 @@ class QuantizedRows {
 
 template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
 struct QuantizeDecodeKernel : UnitKernel {
-  static constexpr unsigned kResident =
-      kMode == DecodeMode::kAdd ? kQuantizeResident.added : kQuantizeResident.decode;
+  static constexpr unsigned kResident = kDecodeResident<T, kMode>;
   static constexpr unsigned kRow = 16 / sizeof(T);
   struct Shared {
     ThreadSums<kThreads> read;

@@ -11,34 +11,41 @@
 namespace tersor::kernels {
 
 struct QuantizeResident {
-  unsigned from;     // the architecture from which on this holds, as __CUDA_ARCH__ says it
-  unsigned plain;    // encode without feedback
-  unsigned fed;      // encode with feedback: a second row of each chunk
+  unsigned from;   // the architecture from which on this holds, as __CUDA_ARCH__ says it
+  unsigned plain;  // encode without feedback
+  unsigned
+      plain16;   // the same of few gradients of 16 bits, to nearest: half the bytes are under way
+  unsigned fed;  // encode with feedback: a second row of each chunk
   unsigned reduced;  // reduce
   unsigned any;      // encode with noise of any element, a counter a value
   unsigned reduced_any;
   unsigned decode;
-  unsigned added;  // decode that adds to what is there
+  unsigned decode16;  // to values of 16 bits
+  unsigned added;     // decode that adds to what is there
 };
 
 /// The newest architecture comes last.
 constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
      .plain = 4,
+     .plain16 = 5,
      .fed = 3,
      .reduced = 3,
      .any = 2,
      .reduced_any = 2,
      .decode = 4,
-     .added = 3},
+     .decode16 = 5,
+     .added = 4},
     {.from = 1200,
      .plain = 4,
+     .plain16 = 5,
      .fed = 3,
      .reduced = 3,
      .any = 2,
      .reduced_any = 1,
      .decode = 4,
-     .added = 3},
+     .decode16 = 5,
+     .added = 4},
 };
 constexpr QuantizeResident kQuantizeResident = tuning_of(kQuantizeTuning);
 
@@ -46,6 +53,17 @@ template <typename E, NoiseKind kKind>
 constexpr unsigned kEncodeResident = kKind == NoiseKind::kAny        ? kQuantizeResident.any
                                      : std::is_same_v<E, NoResidual> ? kQuantizeResident.plain
                                                                      : kQuantizeResident.fed;
+/// Of gradients of type G, up to kMost of them.
+template <typename G, typename E, NoiseKind kKind, unsigned kMost>
+constexpr unsigned kQuantizeEncodeResident = sizeof(G) == 2 && std::is_same_v<E, NoResidual>&& kKind
+                                                                   == NoiseKind::kNone&& kMost
+                                                                   == kFewSegments
+                                                 ? kQuantizeResident.plain16
+                                                 : kEncodeResident<E, kKind>;
+template <typename T, DecodeMode kMode>
+constexpr unsigned kDecodeResident = kMode == DecodeMode::kAdd ? kQuantizeResident.added
+                                     : sizeof(T) == 4          ? kQuantizeResident.decode
+                                                               : kQuantizeResident.decode16;
 template <NoiseKind kKind>
 constexpr unsigned kReduceResident =
     kKind == NoiseKind::kAny ? kQuantizeResident.reduced_any : kQuantizeResident.reduced;
