@@ -79,27 +79,28 @@ std::string_view algorithm_of(const AllreduceRow& row) {
 
 Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow& row) {
   const AllreduceResult& result = row.result;
-  Record record = {{"benchmark", "allreduce"},
-                   {"collective", options.collective},
-                   {"codec", row.codec},
-                   {"algorithm", algorithm_of(row)},
-                   {"dims", row.dims},
-                   {"transport", options.fleet.transport},
-                   {"link", options.fleet.link},
-                   {"ranks", ranks},
-                   {"dtype", options.dtype},
-                   {"count", row.count},
-                   {"seconds", result.seconds},
-                   {"algbw", row.algbw()},
-                   {"busbw", row.busbw(ranks)},
-                   {"wire_bytes", result.wire_bytes},
-                   {"relative_error", result.relative_error},
-                   {"identical", true},
-                   {"encode_seconds", result.encode_seconds},
-                   {"wire_seconds", result.wire_seconds},
-                   {"decode_seconds", result.decode_seconds},
-                   {"chunk_count", options.chunk_count},
-                   {"threads", options.threads}};
+  Record record = {
+      {"benchmark", "allreduce"},
+      {"collective", options.collective},
+      {"codec", row.codec},
+      {"algorithm", algorithm_of(row)},
+      {"dims", row.dims},
+      {"transport", options.fleet.transport},
+      {"link", options.fleet.link},
+      {"ranks", ranks},
+      {"dtype", options.dtype},
+      {"count", row.count},
+      {"seconds", result.seconds},
+      {"algbw", row.algbw()},
+      {"busbw", row.busbw(ranks)},
+      {"wire_bytes", result.wire_bytes},
+      {"relative_error", result.relative_error},
+      {"identical", true},
+      {"encode_seconds", result.encode_seconds},
+      {"wire_seconds", result.wire_seconds},
+      {"decode_seconds", result.decode_seconds},
+      {"chunk_count", options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count},
+      {"threads", options.threads}};
   if (row.codec == kAutoCodec) record["chosen"] = result.codec;
   if (!options.through_reducer()) return record;
   record["parameters"] = row.pass.parameters;

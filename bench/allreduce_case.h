@@ -19,9 +19,9 @@ namespace tersor::bench {
 struct AllreduceCase {
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
-  std::size_t chunk_count = kDefaultChunkCount;
-  unsigned threads = 1;        ///< of each rank
-  std::size_t iterations = 0;  ///< 0: as many as fill about a second
+  std::size_t chunk_count = 0;  ///< 0: as the transport has it
+  unsigned threads = 1;         ///< of each rank
+  std::size_t iterations = 0;   ///< 0: as many as fill about a second
   Checksum checksum = Checksum::kOn;
   bool by_library = false;      ///< `Rank::library_sum` instead of ours; the codec is its name
   AutoOptions automatic = {};   ///< of codec auto

@@ -42,8 +42,8 @@ struct CollectiveCase {
   const CollectiveKind* kind = nullptr;
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
-  std::size_t columns = 1;  ///< of a row; a shard is whole rows
-  std::size_t chunk_count = kDefaultChunkCount;
+  std::size_t columns = 1;      ///< of a row; a shard is whole rows
+  std::size_t chunk_count = 0;  ///< 0: as the transport has it
   unsigned threads = 1;
   std::size_t iterations = 0;  ///< 0: as many as fill about a second
   bool by_library = false;     ///< MPI's instead of ours; the codec is its name

@@ -99,7 +99,7 @@ Record record_of(const CollectivesOptions& options, int ranks, std::size_t count
           {"wire_seconds", times.wire_seconds},
           {"decode_seconds", times.decode_seconds},
           {"columns", wanted.columns},
-          {"chunk_count", options.chunk_count},
+          {"chunk_count", options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count},
           {"threads", options.threads}};
 }
 

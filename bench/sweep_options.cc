@@ -38,11 +38,12 @@ void add_sweep(Command& command, SweepOptions& options,
       .type_name("N")
       .capture_default_str();
   add_fleet(command, options.fleet, transports);
-  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
+  command
+      .add_option("--chunk", options.chunk_count,
+                  "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)")
       .transform(size_suffix())
       .check(above_zero())
-      .type_name("N")
-      .capture_default_str();
+      .type_name("N");
   command
       .add_option("--iterations", options.iterations,
                   "Timed calls; 0: as many as fill about a second, 5 to 200")

@@ -21,7 +21,7 @@ struct SweepOptions {
   std::size_t max_bytes = 64 << 20;
   std::size_t factor = 4;
   FleetOptions fleet;
-  std::size_t chunk_count = kDefaultChunkCount;
+  std::size_t chunk_count = 0;  ///< 0: as the transport has it
   std::size_t iterations = 0;
   std::string dtype = "f32";
   unsigned threads = 1;

@@ -74,4 +74,9 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// What a call's options ask for, or the transport.
+inline std::size_t chunk_count_of(const Transport& transport, std::size_t wanted) {
+  return wanted != 0 ? wanted : transport.traits().chunk_count;
+}
+
 }  // namespace tersor

@@ -23,7 +23,7 @@ Fields fields_of(const Prepared& prepared, const CollectiveOptions& options, con
       .add("reduction", options.reduction, reduction_names())
       .add("algorithm", prepared.algorithm, algorithm_names())
       .add("ranks", static_cast<std::uint32_t>(prepared.context.ranks))
-      .add("chunk_count", static_cast<std::uint64_t>(options.chunk_count));
+      .add("chunk_count", static_cast<std::uint64_t>(prepared.key.chunk_count));
   for (const Slot& slot : prepared.own_slots())
     fields.add("dtype", slot.dtype, dtype_names())
         .add("count", static_cast<std::uint64_t>(slot.count))

@@ -29,10 +29,15 @@ std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptio
   return std::make_unique<Hierarchy>(channel, *std::move(hosts.groups), std::move(hosts.codec));
 }
 
+ReducerOptions with_chunk_count(ReducerOptions options, const Transport& transport) {
+  options.chunk_count = chunk_count_of(transport, options.chunk_count);
+  return options;
+}
+
 }  // namespace
 
 GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
-    : options_(std::move(wanted)),
+    : options_(with_chunk_count(std::move(wanted), transport)),
       parameters_(options_, context_),
       ways_(parameters_),
       transport_(transport),

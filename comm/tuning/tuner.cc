@@ -23,8 +23,12 @@
 namespace tersor {
 namespace {
 
-// Longer chunks than the default gain next to nothing, and their buffers fall out of the caches.
-constexpr std::size_t kChunkCounts[] = {kDefaultChunkCount, kDefaultChunkCount / 4};
+// Longer chunks than the transport's own gain next to nothing, and their buffers fall out of
+// caches.
+std::array<std::size_t, 2> chunk_counts(const Transport& transport) {
+  const std::size_t own = transport.traits().chunk_count;
+  return {own, own / 4};
+}
 
 // Calls are many, and what one is predicted to take is all that it takes.
 const Learner::Terms kCalls{
@@ -203,9 +207,9 @@ void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuestion questio
                                    const CostFigures& figures, std::vector<AutoPrediction>& all) {
   const auto ways = possible_algorithms(*question.codec, question.dtype);
   if (std::find(ways.begin(), ways.end(), Algorithm::kTwoShot) == ways.end()) return;
-  question.chunk_count = kDefaultChunkCount;
+  question.chunk_count = channel_->traits().chunk_count;
   const double seconds = predict_hierarchical(question, figures).seconds;
-  all.push_back({{spec, Algorithm::kHierarchical, kDefaultChunkCount}, seconds});
+  all.push_back({{spec, Algorithm::kHierarchical, question.chunk_count}, seconds});
 }
 
 CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const {
@@ -219,7 +223,7 @@ CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const 
 void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
                               std::vector<AutoPrediction>& all) {
   question.algorithm = choose_scatter(*question.codec, question.dtype, "reduce_scatter");
-  for (const std::size_t chunk_count : kChunkCounts) {
+  for (const std::size_t chunk_count : chunk_counts(*channel_)) {
     question.chunk_count = chunk_count;
     const double seconds =
         predict_reduce_scatter(question, figures_of(spec, question.dtype)).seconds;
@@ -232,8 +236,8 @@ void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& 
                                    std::vector<AutoPrediction>& all) {
   const CostFigures figures = figures_of(spec, question.dtype);
   for (const Algorithm algorithm : possible_algorithms(*question.codec, question.dtype)) {
-    AutoPrediction best{{spec, algorithm, kDefaultChunkCount}, INFINITY};
-    for (const std::size_t chunk_count : kChunkCounts) {
+    AutoPrediction best{{spec, algorithm, channel_->traits().chunk_count}, INFINITY};
+    for (const std::size_t chunk_count : chunk_counts(*channel_)) {
       CostQuestion cut = question;
       cut.algorithm = algorithm;
       cut.chunk_count = chunk_count;

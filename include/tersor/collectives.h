@@ -79,10 +79,6 @@ class CollectiveWorkspace {
   std::unique_ptr<Cache> cache_;
 };
 
-/// Values of a chunk over all parts: long gradients are cut, so that encode, wire and decode
-/// overlap.
-inline constexpr std::size_t kDefaultChunkCount = std::size_t{1} << 20;
-
 /// How many times the squared error of one dimension a grid of three has.
 inline constexpr double kDefaultErrorGrowth = 2;
 
@@ -112,7 +108,8 @@ struct CollectiveOptions {
   std::uint64_t seed = 0;  ///< of stochastic rounding
   /// Of stochastic rounding, where there is no state; a graph keeps the number of its capture.
   std::uint32_t step = 0;
-  std::size_t chunk_count = kDefaultChunkCount;  ///< values; rounded up to the codec's units
+  /// Values, rounded up to the codec's units; 0: as the transport has it (TransportTraits).
+  std::size_t chunk_count = 0;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Threads* threads = nullptr;                  ///< null: the calling thread alone

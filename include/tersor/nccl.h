@@ -56,6 +56,10 @@ class NcclCommunicator {
   ncclComm_t handle_ = nullptr;
 };
 
+/// Values of a chunk over NCCL (TransportTraits::chunk_count): each costs the host some 70 us, and
+/// the device's stream the latency of two groups of messages.
+inline constexpr std::size_t kNcclChunkCount = std::size_t{1} << 23;
+
 /// Moves device memory over a communicator: operations are queued, and nothing waits on the host
 /// (TransportTraits::queues). docs/gpu.md says what that means for deadlines, agreement, graphs and
 /// errors.

@@ -92,9 +92,9 @@ struct ReducerOptions {
   double error_growth = kDefaultErrorGrowth;
   std::string host_codec = "none";
   std::size_t bucket_bytes = std::size_t{1} << 20;  ///< of gradient; small ones share a message
-  std::size_t chunk_count = kDefaultChunkCount;     ///< values; longer parameters are cut
-  Dtype residual_dtype = Dtype::kF32;               ///< or bf16
-  std::uint64_t seed = 0;                           ///< of stochastic rounding
+  std::size_t chunk_count = 0;  ///< values; longer parameters are cut; 0: as the transport has it
+  Dtype residual_dtype = Dtype::kF32;  ///< or bf16
+  std::uint64_t seed = 0;              ///< of stochastic rounding
   SendingOrder order = SendingOrder::kLearned;
   MissingGradient missing = MissingGradient::kError;  ///< of a learned order
   Transactions transactions = Transactions::kOff;

@@ -115,6 +115,10 @@ class Handle {
   std::unique_ptr<Transfer> transfer_;
 };
 
+/// Values of a chunk over all parts: long gradients are cut, so that encode, wire and decode
+/// overlap.
+inline constexpr std::size_t kDefaultChunkCount = std::size_t{1} << 20;
+
 /// What a transport is able to do: asked instead of its type.
 struct TransportTraits {
   bool any_thread = true;     ///< may be called from any thread (one at a time for each channel)
@@ -124,6 +128,8 @@ struct TransportTraits {
   bool device = false;        ///< takes device memory
   bool queues = false;        ///< of device memory: nothing waits on the host, see `Handle::test`
   bool deterministic = true;  ///< native sums depend on nothing but the values
+  /// Values of a chunk, where the options leave it to the transport.
+  std::size_t chunk_count = kDefaultChunkCount;
 };
 
 /// Bytes that one channel really moved for this rank, headers of the transport included.

@@ -60,7 +60,8 @@ class CollectiveOptions(TypedDict, total=False):
     step: int
     """Of stochastic rounding, where there is no state. Default 0."""
     chunk_count: int
-    """Values of a chunk: longer gradients are cut, so that encoding and the wire overlap."""
+    """Values of a chunk: longer gradients are cut, so that encoding and the wire overlap. Default
+    1 Mi, over NCCL 8 Mi."""
     checksum: bool
     """Whether frames carry a checksum. Default True."""
     timeout: float

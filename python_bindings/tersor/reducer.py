@@ -53,10 +53,11 @@ class ReducerOptions(TypedDict, total=False):
     """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     bucket_bytes: int
     """Of gradient: small parameters share messages up to this. Default 1 MiB; under PyTorch's own
-    process groups an eighth of the model, from 1 MiB to 4 bytes for each of ``chunk_count``."""
+    process groups, but for NCCL's, an eighth of the model, from 1 MiB to 4 bytes for each of
+    ``chunk_count``."""
     chunk_count: int
-    """Values: longer parameters are cut. Default 1 Mi; under PyTorch's own process groups 512 Ki
-    for each rank, from 1 Mi to 4 Mi."""
+    """Values: longer parameters are cut. Default 1 Mi, over NCCL 8 Mi; under PyTorch's own process
+    groups of other backends 512 Ki for each rank, from 1 Mi to 4 Mi."""
     residual_dtype: Literal["f32", "bf16"]
     """Default ``"f32"``."""
     seed: int

@@ -2,11 +2,13 @@
 #include "comm/transport/host/envelope.h"
 #include "tests/comm/ranks.h"
 
+#include <tersor/forwarding.h>
 #include <tersor/tersor.h>
 
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <memory>
 #include <string>
 #include <tuple>
 
@@ -281,6 +283,43 @@ TEST(AllreduceStatistics, CountWhatTheTransportSent) {
     EXPECT_NEAR(static_cast<double>(none.sent_bytes), 1.5 * 4 * (1 << 20), 0.01 * 6 * (1 << 20));
     EXPECT_NEAR(static_cast<double>(none.sent_bytes) / static_cast<double>(int8.sent_bytes), 3.93,
                 0.03);
+  });
+}
+
+/// Asks for chunks of 4,096 values.
+class ShortChunks final : public ForwardingTransport {
+ public:
+  explicit ShortChunks(Transport& transport)
+      : ForwardingTransport(std::shared_ptr<Transport>(std::shared_ptr<void>(), &transport)) {}
+
+  TransportTraits traits() const override {
+    TransportTraits traits = inner().traits();
+    traits.chunk_count = 4096;
+    return traits;
+  }
+};
+
+TEST(AllreduceStatistics, ChunksAreAsLongAsTheTransportHasThemUnlessTheOptionsSay) {
+  run_ranks(2, {}, [](Transport& transport) {
+    ShortChunks own(transport);
+    const auto chunks_of = [&](std::size_t chunk_count) {
+      Values gradient = testing::gaussian(40'960, 3);
+      CollectiveStatistics told;
+      allreduce(own, gradient, {.codec = "int8", .chunk_count = chunk_count, .statistics = &told});
+      return told.chunks;
+    };
+    EXPECT_EQ(chunks_of(0), 10u);
+    EXPECT_EQ(chunks_of(8192), 5u);
+    const auto sent_with = [&](std::size_t chunk_count) {
+      GradientReducer reducer(own, {.rules = {{"*", "int8"}}, .chunk_count = chunk_count});
+      Values gradient = testing::gaussian(40'960, 3);
+      reducer.add("weight", gradient);
+      reducer.ready("weight");
+      reducer.wait();
+      return reducer.parameter_statistics().front().sent_bytes;
+    };
+    EXPECT_EQ(sent_with(0), sent_with(4096));
+    EXPECT_GT(sent_with(0), sent_with(40'960)) << "each chunk has heads of its own";
   });
 }
 

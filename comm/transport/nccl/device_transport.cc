@@ -86,7 +86,8 @@ TransportTraits DeviceTransport::traits() const {
           .host = false,
           .device = true,
           .queues = true,
-          .deterministic = false};
+          .deterministic = false,
+          .chunk_count = kNcclChunkCount};
 }
 
 TransferCounters DeviceTransport::counters() const {

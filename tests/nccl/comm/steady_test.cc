@@ -106,6 +106,14 @@ TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
   });
 }
 
+TEST(NcclCollectives, ChunksAreLongerThanOverHosts) {
+  WatchedNccl nccl;
+  run_nccl(nccl, 2, [](NcclRank& rank) {
+    EXPECT_EQ(rank.transport.traits().chunk_count, kNcclChunkCount);
+    EXPECT_GT(kNcclChunkCount, kDefaultChunkCount);
+  });
+}
+
 /// Both calls are known to all ranks, so nobody gathers signatures; their messages are as long.
 TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
   WatchedNccl nccl;
