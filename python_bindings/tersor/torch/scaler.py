@@ -52,6 +52,8 @@ class LossScale:
         That is the scaler's last update. ``get_scale`` waits for all that is queued when it is
         called: the forward pass and what there is of the backward pass.
         """
+        if not getattr(self._scaler, "is_enabled", lambda: True)():
+            return  # it has no tensor then, and its scale is 1
         scale = getattr(self._scaler, "_get_scale_async", lambda: None)()
         if isinstance(scale, Tensor) and scale.is_cuda:
             self._coming = _HostCopy(scale)
