@@ -76,8 +76,12 @@ def _nccl_group() -> dist.ProcessGroup:
 
 
 def on_ranks(body: Callable[[Here], Any], place: str) -> list[Any]:
-    """What ``body`` returns on each rank, at that place."""
-    return ranks.run(_run_at, RANKS, body, place)
+    """What ``body`` returns on each rank, at that place.
+
+    PyTorch keeps meshes that look alike for one another, with the group of the first: ranks with a
+    group of their own are processes of their own.
+    """
+    return ranks.run(_run_at, RANKS, body, place, fresh=place == NCCL)
 
 
 def _run_at(rank: int, _: int, body: Callable[[Here], Any], place: str) -> Any:

@@ -28,9 +28,14 @@ std::size_t room_of(const Plan& plan) {
 
 }  // namespace
 
+void upload(void* device, ConstByteSpan host) {
+  check_cuda(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice));
+  check_cuda(cudaStreamSynchronize(nullptr));
+}
+
 Buffer to_device(ConstByteSpan host) {
   Buffer copy(host.size(), Memory::kDevice);
-  check_cuda(cudaMemcpy(copy.pointer(), host.data(), host.size(), cudaMemcpyHostToDevice));
+  upload(copy.pointer(), host);
   return copy;
 }
 

@@ -19,6 +19,9 @@ inline void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw CudaError(cudaGetErrorString(status));
 }
 
+/// Copies the host's bytes to the device, and waits: CUDA's own call returns once it has read them,
+/// and a stream that is not the default one could be earlier.
+void upload(void* device, ConstByteSpan host);
 /// A copy of the host's bytes on the device.
 Buffer to_device(ConstByteSpan host);
 /// The bytes of device memory, once nothing is queued any more.

@@ -11,8 +11,7 @@ namespace tersor::test {
 void TwinBytes::upload() {
   const ConstByteSpan host = host_.span();
   if (host.empty()) return;
-  check_cuda(
-      cudaMemcpy(device_.pointer() + shift_, host.data(), host.size(), cudaMemcpyHostToDevice));
+  test::upload(device_.pointer() + shift_, host);
 }
 
 std::vector<std::byte> TwinBytes::bytes(Memory memory) const {

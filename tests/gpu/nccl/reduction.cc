@@ -93,9 +93,7 @@ void DeviceReduction::make_state() {
 
 void DeviceReduction::draw(std::uint64_t seed) {
   reduction_.seed = seed;
-  const Bytes gradient = reduction_.gradient(transport_.rank());
-  check_cuda(
-      cudaMemcpy(input_.pointer(), gradient.data(), gradient.size(), cudaMemcpyHostToDevice));
+  upload(input_.pointer(), reduction_.gradient(transport_.rank()));
 }
 
 void DeviceReduction::call() {
