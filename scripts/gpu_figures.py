@@ -166,8 +166,8 @@ def _launches() -> collections.abc.Iterator[Figure]:
 
 
 def _with_checksum() -> collections.abc.Iterator[Figure]:
-    for operation in ("encode", "decode"):
-        of = Case("int8", operation, checksum=True)
+    for codec, operation in (("int8", "encode"), ("int8", "decode"), ("int8+ef", "reduce")):
+        of = Case(codec, operation, checksum=True)
         yield Figure(f"int8 {operation} with checksum, of a copy", of)
 
 

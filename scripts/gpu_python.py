@@ -5,6 +5,7 @@ import os
 import pathlib
 import typing
 
+TEXT = "text.txt"  # what the training learns
 # For each name: the arguments of `python -m tersor.bench`, and for how many seconds it may run.
 RUNS = {
     "backward": (
@@ -13,7 +14,7 @@ RUNS = {
         60,
     ),
     "training": (
-        ["train", "--model", "gpt", "--data", "text.txt", "--epochs", "1", "--steps", "40",
+        ["train", "--model", "gpt", "--data", TEXT, "--epochs", "1", "--steps", "40",
          "--hooks", "none", "torch:bf16", "int8", "int4+ef"],
         120,
     ),
@@ -30,7 +31,7 @@ class Check(typing.Protocol):
     ran: bool
 
     def command(
-        self, words: list[str], seconds: float, package: pathlib.Path
+        self, words: list[str], seconds: float, package: pathlib.Path, **variables: str
     ) -> tuple[int | None, str]: ...
 
 
@@ -44,7 +45,8 @@ def test(check: Check, package: pathlib.Path) -> str:
         "python3", "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-c", os.devnull,
         "--rootdir", "tests", f"--junitxml={report}", *(f"tests/{name}" for name in TESTS),
     ]  # fmt: skip
-    status, output = check.command(words, TEST_SECONDS, package)
+    # Of a rank that dies of a signal it says where.
+    status, output = check.command(words, TEST_SECONDS, package, PYTHONFAULTHANDLER="1")
     if status is not None and not report.exists():
         return f"not run: {last_line(output)}"
     check.ran = True
@@ -59,6 +61,8 @@ def benchmark(check: Check, name: str, package: pathlib.Path) -> str:
     file = check.out / f"python_{name}.json"
     file.unlink(missing_ok=True)
     arguments, seconds = RUNS[name]
+    if TEXT in arguments and not (package / TEXT).exists():
+        return f"not run: there is no {package / TEXT}"
     where = ["--device", "cuda", "--backend", "nccl", "--ranks", "2", "--json", str(file)]
     words = ["python3", "-m", "tersor.bench", *arguments, *where]
     status, output = check.command(words, seconds, package)

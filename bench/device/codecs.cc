@@ -53,6 +53,7 @@ constexpr std::string_view kOperations[] = {
     kDecodeAdd, kReduce,     kMultiTensor, kMultiTensorGraph, kSmall,   kSmallGraph};
 
 bool has_operation(std::string_view name, const PlannedCodec& codec, bool feedback) {
+  if (!codec.has_frames()) return false;
   if (is_without_us(name)) return has_operation_without_us(name, codec);
   if (name == kFeedback) return feedback;
   if (name == kFeedbackFarMiss) return has_topk_operation(name, codec);

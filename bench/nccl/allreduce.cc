@@ -112,28 +112,29 @@ std::vector<std::string> cells_of(const Measured& of) {
 
 Record record_of(const AllreduceOptions& options, const Measured& of) {
   const DeviceAllreduceResult& result = of.result;
-  const std::string note = sharing_note(of.ranks, device_count());
-  Record record = {{"benchmark", "allreduce"},
-                   {"codec", of.row.codec},
-                   {"algorithm", of.algorithm()},
-                   {"transport", kNcclTransport},
-                   {"link", note.empty() ? options.fleet.link : "loopback"},
-                   {"ranks", of.ranks},
-                   {"dtype", dtype_name(of.row.dtype)},
-                   {"count", of.count},
-                   {"seconds", result.seconds},
-                   {"algbw", of.algbw()},
-                   {"busbw", of.busbw()},
-                   {"wire_bytes", result.wire_bytes},
-                   {"relative_error", result.relative_error},
-                   {"identical", true},
-                   {"chunk_count", options.chunk_count},
-                   {"host_seconds", result.host_seconds},
-                   {"speed_of_f32", of.library_seconds / result.seconds},
-                   {"graph", options.graph},
-                   {"device", current_gpu().name},
-                   {"devices", device_count()},
-                   {"nccl", nccl_library()}};
+  const std::string note = sharing_note(of.ranks, device_count(), sharing_of_device());
+  Record record = {
+      {"benchmark", "allreduce"},
+      {"codec", of.row.codec},
+      {"algorithm", of.algorithm()},
+      {"transport", kNcclTransport},
+      {"link", note.empty() ? options.fleet.link : "loopback"},
+      {"ranks", of.ranks},
+      {"dtype", dtype_name(of.row.dtype)},
+      {"count", of.count},
+      {"seconds", result.seconds},
+      {"algbw", of.algbw()},
+      {"busbw", of.busbw()},
+      {"wire_bytes", result.wire_bytes},
+      {"relative_error", result.relative_error},
+      {"identical", true},
+      {"chunk_count", options.chunk_count == 0 ? kNcclChunkCount : options.chunk_count},
+      {"host_seconds", result.host_seconds},
+      {"speed_of_f32", of.library_seconds / result.seconds},
+      {"graph", options.graph},
+      {"device", current_gpu().name},
+      {"devices", device_count()},
+      {"nccl", nccl_library()}};
   if (result.wrong) record["wrong"] = *result.wrong;
   if (!note.empty()) record["note"] = note;
   return record;

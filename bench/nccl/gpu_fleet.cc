@@ -118,7 +118,7 @@ class GpuFleet final : public Fleet {
   std::string text() const override {
     const std::string where = fmt::format("{} processes, {} of {}, {}", ranks(), devices_,
                                           current_gpu().name, nccl_library());
-    const std::string note = sharing_note(ranks(), devices_);
+    const std::string note = sharing_note(ranks(), devices_, sharing_of_device());
     return note.empty() ? where : where + "; " + note;
   }
   bool leads() const override { return place_.rank == 0; }
@@ -156,12 +156,18 @@ std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankPla
   return std::make_unique<GpuFleet>(place);
 }
 
-std::string sharing_note(int ranks, int devices) {
+Sharing sharing_of_device() {
+  int device = 0, mps = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  check_cuda(cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device), "asking for MPS");
+  return mps != 0 ? Sharing::kAtOnce : Sharing::kInTurns;
+}
+
+std::string sharing_note(int ranks, int devices, Sharing sharing) {
   if (devices >= ranks) return "";
-  return fmt::format(
-      "{} GPU{}, sockets over loopback: the wire is the loopback and the ranks take "
-      "turns",
-      devices == 1 ? "one" : std::to_string(devices), devices == 1 ? "" : "s");
+  return fmt::format("{} GPU{}, sockets over loopback: the wire is the loopback and the ranks {}",
+                     devices == 1 ? "one" : std::to_string(devices), devices == 1 ? "" : "s",
+                     sharing == Sharing::kAtOnce ? "compute at once, by MPS" : "take turns");
 }
 
 void run_rank_processes(int ranks, int devices) {

@@ -15,9 +15,15 @@ inline constexpr std::string_view kNcclSum = "ncclAllReduce";
 /// `options.ranks` says another number than the place, and what NcclCommunicator throws.
 std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankPlace& place);
 
+/// How processes share a device: each has it for some milliseconds, or all compute at once, where
+/// NVIDIA's MPS runs.
+enum class Sharing { kInTurns, kAtOnce };
+/// Of the current device.
+Sharing sharing_of_device();
+
 /// "one GPU, sockets over loopback: …" where ranks share devices, so that no time tells anything
 /// about a network; else empty.
-std::string sharing_note(int ranks, int devices);
+std::string sharing_note(int ranks, int devices, Sharing sharing);
 
 /// Starts this program once for each rank, as it was started itself, and waits for all. Throws
 /// Error that names the first rank that failed.
