@@ -35,8 +35,10 @@ TEST_F(Collectives, SomeCanBeChosen) {
   const Json records = records_of({"collectives", "--collective", "scatter", "--codec", "none",
                                    "--max", "4K", "--iterations", "1", "--link", "20Mbit,1ms"});
   ASSERT_EQ(records.size(), 2u);
-  EXPECT_EQ(records[0]["collective"], "scatter");
-  EXPECT_GT(records[0]["seconds"], 1e-3);
+  for (const Json& record : records) {
+    EXPECT_EQ(record["collective"], "scatter");
+    EXPECT_EQ(record["link"], "20Mbit,1ms");
+  }
 }
 
 TEST_F(Collectives, BytesAreTheTables) {
