@@ -32,8 +32,9 @@ inline void write_words(StateWords words, std::uint64_t overflows, StateWords* o
 
 /// Feedback of a slice; none where there are no states.
 template <typename Offset>
-kernels::Feedback feedback_of(std::span<const SegmentState> states, const SliceAt<Offset>& slice,
-                              const StateWords& words, kernels::Store store) {
+kernels::ErrorFeedback feedback_of(std::span<const SegmentState> states,
+                                   const SliceAt<Offset>& slice, const StateWords& words,
+                                   kernels::Store store) {
   if (states.empty()) return {};
   const SegmentState& state = states[slice.segment];
   return {.residual_in = state.residual_in.subspan(slice.first, slice.count).pointer(),
@@ -58,7 +59,7 @@ inline bool is_active(const Segment& segment) {
 }
 
 /// An inactive segment's residual goes on as it is.
-inline void keep_residual(const kernels::Feedback& feedback, std::size_t count) {
+inline void keep_residual(const kernels::ErrorFeedback& feedback, std::size_t count) {
   if (feedback.residual_in != feedback.residual_out)
     std::memcpy(feedback.residual_out, feedback.residual_in, count * dtype_bytes(feedback.dtype));
 }

@@ -218,7 +218,7 @@ class CastCodec final : public FrameCodec<CastCodec<Format>> {
   static std::size_t encode_slice(const EncodeCall& call, const StateWords& words,
                                   const Slice& slice, const Target& target) {
     const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
-    const kernels::Feedback feedback = feedback_of(call.states, slice, words, target.store);
+    const kernels::ErrorFeedback feedback = feedback_of(call.states, slice, words, target.store);
     if (!is_active(call.segments[slice.segment])) {
       std::memset(target.values, 0,
                   slice.count * dtype_bytes(dtype_of_travel(target.travel, gradient.dtype())));

@@ -25,7 +25,7 @@ struct ScaledTarget {
   const Segment& segment;
   const Slice& piece;
   const StateWords& words;
-  kernels::Feedback feedback;
+  kernels::ErrorFeedback feedback;
   Scale* scales;
   std::byte* codes;
   kernels::Store store;

@@ -137,7 +137,7 @@ class TopkCodec final : public FrameCodec<TopkCodec> {
                       ByteSpan payload, Threads& threads) const {
     const Segment& segment = call.segments[index];
     const TopkLayout layout = layout_of(segment);
-    const kernels::Feedback feedback =
+    const kernels::ErrorFeedback feedback =
         feedback_of(call.states, Slice{.segment = index, .count = segment.count}, words,
                     kernels::Store::kCached);
     if (!is_active(segment)) {

@@ -70,8 +70,8 @@ HWY_INLINE float tree_sum(float (&magnitudes)[BlocktopkBlock::kMostKept], std::s
 template <typename E>
 class BlockWriter {
  public:
-  BlockWriter(const BlocktopkPayload& output, const BlocktopkBlock& block, const Feedback& feedback,
-              std::size_t count)
+  BlockWriter(const BlocktopkPayload& output, const BlocktopkBlock& block,
+              const ErrorFeedback& feedback, std::size_t count)
       : count_(count),
         block_(block),
         output_(output),

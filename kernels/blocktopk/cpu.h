@@ -36,7 +36,7 @@ struct BlocktopkEncode {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
-  Feedback feedback;
+  ErrorFeedback feedback;
   BlocktopkBlock block;
   BlocktopkPayload output;
 };
@@ -63,7 +63,7 @@ struct BlocktopkDecode {
 struct BlocktopkReduce {
   BlocktopkInput input;
   float factor;
-  Feedback feedback;
+  ErrorFeedback feedback;
   BlocktopkPayload output;
 };
 

@@ -23,7 +23,7 @@ struct CastEncode {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
-  Feedback feedback;
+  ErrorFeedback feedback;
   void* values;                     // `count` values of the type that they travel as
   Travel travel = Travel::kFramed;  // bare: without a residual
   float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
@@ -51,7 +51,7 @@ struct CastReduce {
   Dtype dtype;  // of the gradient, which says the wire's
   std::size_t count;
   float factor = 1;
-  Feedback feedback;
+  ErrorFeedback feedback;
   void* values;
   Store store = Store::kCached;
   StreamedWords* words = nullptr;  // of the values; null: no sum

@@ -92,7 +92,7 @@ HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const f
 template <typename E>
 class BlockWriter {
  public:
-  BlockWriter(const HadamardOutput& output, const Feedback& feedback, std::size_t count)
+  BlockWriter(const HadamardOutput& output, const ErrorFeedback& feedback, std::size_t count)
       : count_(count),
         bits_(output.bits),
         scales_(output.scales),

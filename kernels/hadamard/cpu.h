@@ -26,7 +26,7 @@ struct HadamardEncode {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
-  Feedback feedback;
+  ErrorFeedback feedback;
   Signs signs;
   HadamardOutput output;
 };
@@ -59,7 +59,7 @@ struct HadamardDecode {
 struct HadamardReduce {
   HadamardInput input;
   float factor;
-  Feedback feedback;
+  ErrorFeedback feedback;
   HadamardOutput output;
 };
 

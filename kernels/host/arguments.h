@@ -15,7 +15,7 @@ enum class Store : std::uint8_t { kCached, kStreaming };
 /// Error feedback: what is sent is p = gradient_factor · g + residual_factor · e (two products and
 /// a sum, each rounded), and what p and its decoded value differ in is the new residual. No
 /// feedback where `residual_in` is null: then p = g.
-struct Feedback {
+struct ErrorFeedback {
   const void* residual_in = nullptr;  // `count` values of `dtype`
   void* residual_out = nullptr;  // the same span as residual_in, or one that does not overlap it
   Dtype dtype = Dtype::kF32;     // f32 or bf16

@@ -18,7 +18,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 /// Calls `visitor(E{})` with the type of the residual: float, Bf16, or Absent where there is none.
 template <typename Visitor>
-decltype(auto) visit_residual(const Feedback& feedback, Visitor&& visitor) {
+decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) {
   if (feedback.residual_in == nullptr) return visitor(Absent{});
   if (feedback.dtype == Dtype::kF32) return visitor(float{});
   if (feedback.dtype == Dtype::kBf16) return visitor(Bf16{});
@@ -27,13 +27,13 @@ decltype(auto) visit_residual(const Feedback& feedback, Visitor&& visitor) {
 }
 
 /// How the residual is to be stored: in place it lies in the cache already.
-inline Store residual_store(const Feedback& feedback) {
+inline Store residual_store(const ErrorFeedback& feedback) {
   return feedback.residual_in == feedback.residual_out ? Store::kCached : feedback.store;
 }
 
 /// The two factors, in every lane.
 struct Factors {
-  explicit Factors(const Feedback& feedback)
+  explicit Factors(const ErrorFeedback& feedback)
       : gradient(hn::Set(F32(), feedback.gradient_factor)),
         residual(hn::Set(F32(), feedback.residual_factor)) {}
 

@@ -18,7 +18,7 @@ struct IntsumSent {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
-  Feedback feedback;
+  ErrorFeedback feedback;
   float factor;
 };
 

@@ -248,7 +248,7 @@ class Strip {
   std::size_t place_of(std::size_t row) const { return row * shape_.columns + columns_.first; }
 
   void keep_row(std::size_t row) {
-    const Feedback& feedback = arguments_.sent.feedback;
+    const ErrorFeedback& feedback = arguments_.sent.feedback;
     if (feedback.residual_in == feedback.residual_out) return;
     std::copy_n(static_cast<const E*>(feedback.residual_in) + place_of(row), columns_.count,
                 static_cast<E*>(feedback.residual_out) + place_of(row));

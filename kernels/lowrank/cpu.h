@@ -22,7 +22,7 @@ struct LowrankShape {
 struct LowrankSent {
   const void* gradient;
   Dtype dtype;  // f32, bf16 or f16
-  Feedback feedback;
+  ErrorFeedback feedback;
 };
 
 /// Rows or columns of a matrix.

@@ -24,7 +24,7 @@ struct QuantizeEncode {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
-  Feedback feedback;
+  ErrorFeedback feedback;
   Noise noise;
   float* scales;
   std::byte* codes;
@@ -55,7 +55,7 @@ struct QuantizeReduce {
   std::span<const QuantizedView> payloads;
   std::size_t count;
   float factor = 1;
-  Feedback feedback;
+  ErrorFeedback feedback;
   Noise noise;
   float* scales;
   std::byte* codes;

@@ -101,7 +101,7 @@ template <class Format, typename E>
 class Quantizer {
  public:
   /// `words`: of the codes; null: no sum.
-  Quantizer(const Noise& noise, const Feedback& feedback, std::byte* codes, Store store,
+  Quantizer(const Noise& noise, const ErrorFeedback& feedback, std::byte* codes, Store store,
             StreamedWords* words = nullptr)
       : noise_(noise),
         codes_(codes, store, words),

@@ -27,9 +27,9 @@ struct TopkEncode {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
-  Feedback feedback;  // without a residual: a pure read pass
-  std::size_t k;      // 1 to count and below 2^32; 0 where count is 0
-  Dtype value_dtype;  // f32, bf16 or i8
+  ErrorFeedback feedback;  // without a residual: a pure read pass
+  std::size_t k;           // 1 to count and below 2^32; 0 where count is 0
+  Dtype value_dtype;       // f32, bf16 or i8
   TopkPayload payload;
   std::span<std::byte> workspace;  // topk_workspace_bytes; any alignment
   TopkForce force = TopkForce::kNothing;

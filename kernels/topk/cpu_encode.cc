@@ -138,7 +138,7 @@ Encoder::Encoder(const TopkEncode& task, Threads& threads)
 }
 
 Encoder::Writes Encoder::writes_of(const TopkEncode& task) {
-  const Feedback& feedback = task.feedback;
+  const ErrorFeedback& feedback = task.feedback;
   if (feedback.residual_in == nullptr) return Writes::kNever;
   if (feedback.residual_in != feedback.residual_out) return Writes::kInTheScan;
   const bool can_undo = feedback.dtype == Dtype::kF32 && feedback.residual_factor != 0;

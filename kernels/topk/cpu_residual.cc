@@ -10,7 +10,7 @@ namespace tersor::kernels {
 namespace {
 
 template <typename Visitor>
-void visit_residual_out(const Feedback& feedback, std::size_t begin, Visitor&& visitor) {
+void visit_residual_out(const ErrorFeedback& feedback, std::size_t begin, Visitor&& visitor) {
   if (feedback.dtype == Dtype::kBf16)
     visitor(static_cast<Bf16*>(feedback.residual_out) + begin);
   else
@@ -33,7 +33,7 @@ float decoded(const TopkSettle& settle, std::size_t i) {
 
 /// residual = (residual - a · g) / b in a range of values.
 void undo_range(const TopkScan& scan, std::size_t begin, std::size_t end) {
-  const Feedback& feedback = scan.feedback;
+  const ErrorFeedback& feedback = scan.feedback;
   auto* residual = static_cast<float*>(feedback.residual_out);
   visit_gradient_dtype(scan.dtype, [&]<typename G>(G) {
     const auto* gradient = static_cast<const G*>(scan.gradient);
@@ -101,7 +101,7 @@ void topk_undo_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& c
   undo_range(scan, begin, strip.begin + strip.count);
 }
 
-void topk_copy_residual(const Feedback& feedback, std::size_t begin, std::size_t end) {
+void topk_copy_residual(const ErrorFeedback& feedback, std::size_t begin, std::size_t end) {
   const std::size_t bytes = dtype_bytes(feedback.dtype);
   std::memcpy(static_cast<std::byte*>(feedback.residual_out) + begin * bytes,
               static_cast<const std::byte*>(feedback.residual_in) + begin * bytes,

@@ -56,6 +56,6 @@ void topk_undo_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& c
                      TopkPut put);
 
 /// Copies the old residual of a range of values to the new one.
-void topk_copy_residual(const Feedback& feedback, std::size_t begin, std::size_t end);
+void topk_copy_residual(const ErrorFeedback& feedback, std::size_t begin, std::size_t end);
 
 }  // namespace tersor::kernels

@@ -35,7 +35,7 @@ inline float topk_remainder(TopkClear clear, float p) {
 struct TopkScan {
   const void* gradient;
   Dtype dtype;
-  Feedback feedback;  // no residual_out: nothing is written
+  ErrorFeedback feedback;  // no residual_out: nothing is written
   TopkLadder ladder;
   std::uint32_t limit = kInfinityBits;  // not below the ladder
   TopkClear clear = TopkClear::kNothing;

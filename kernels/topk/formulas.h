@@ -1,6 +1,6 @@
 // Top-k with error feedback: what CPU and GPU both compute, one value at a time. No loops.
 //
-// With p = a · g + b · e (Feedback of kernels/host/arguments.h; p = g where there is no
+// With p = a · g + b · e (ErrorFeedback of kernels/host/arguments.h; p = g where there is no
 // residual), chosen are the k largest keys, ties to the lowest index; zeros are never chosen.
 #pragma once
 

@@ -61,7 +61,7 @@ struct CastRange {
   std::byte* new_residual() {
     return (in_place ? residual_in : residual_out).data() + offset * dtype_bytes(residual_dtype);
   }
-  Feedback feedback() {
+  ErrorFeedback feedback() {
     if (!has_residual) return {};
     return {old_residual(),  new_residual(),  residual_dtype,
             gradient_factor, residual_factor, store};

@@ -67,7 +67,7 @@ struct Range {
   const std::byte* old_residual() const { return residual_in.data() + offset; }
   std::byte* new_residual() { return (in_place ? residual_in : residual_out).data() + offset; }
 
-  Feedback feedback() {
+  ErrorFeedback feedback() {
     if (!has_residual) return {};
     return {.residual_in = old_residual(),
             .residual_out = new_residual(),

@@ -124,11 +124,11 @@ Outcome encode(const Case& test, unsigned thread_count, TopkForce force = TopkFo
   Outcome outcome{{}, Payload(count, test.k, test.value_dtype), {}};
   std::vector<std::byte> workspace(topk_workspace_bytes(count, test.k, thread_count) + 8,
                                    std::byte{0xcc});
-  Feedback feedback{.residual_in = test.residual.empty() ? nullptr : residual.pointer(),
-                    .residual_out = test.residual.empty() ? nullptr : out.pointer(),
-                    .dtype = test.residual_dtype,
-                    .gradient_factor = test.a,
-                    .residual_factor = test.b};
+  ErrorFeedback feedback{.residual_in = test.residual.empty() ? nullptr : residual.pointer(),
+                         .residual_out = test.residual.empty() ? nullptr : out.pointer(),
+                         .dtype = test.residual_dtype,
+                         .gradient_factor = test.a,
+                         .residual_factor = test.b};
   const std::span<std::byte> lent(workspace.data() + 1, workspace.size() - 8);
   outcome.result = topk_encode({.gradient = gradient.pointer(),
                                 .dtype = test.dtype,

@@ -98,10 +98,32 @@ def sources(root):
                 yield file, file.relative_to(root).as_posix()
 
 
+def type_names(text, beginning):
+    """Types that are defined in a text, but for members of others that are defined outside."""
+    return re.findall(beginning + r"(?:class|struct|enum|enum class) (\w+)(?: final)?(?: :(?!:)[^;{]*)? \{", text, re.M)
+
+
+def public_names(root):
+    """Of types in public headers, which begin at the first column. One that is made anew for each
+    of its arguments is named where it is made."""
+    headers = (file.read_text(encoding="utf-8") for file in sorted((root / "include").rglob("*.h")))
+    return {name for text in headers for name in type_names(text, "^")}
+
+
+def check_names(path, text, public):
+    """A public type's name means nothing else inside of the library."""
+    if not path.startswith(("kernels/", "codecs/", "comm/")):
+        return
+    for name in type_names(text, r"^ *"):
+        if name in public:
+            yield f"defines {name}: the name of a public type"
+
+
 def violations(root):
+    public = public_names(root)
     for file, path in sources(root):
         text = file.read_text(encoding="utf-8")
-        found = list(check_text(text))
+        found = [*check_text(text), *check_names(path, text, public)]
         for quote, name in includes(text):
             found += check_include(path, quote, name)
         yield from (f"{path}: {sentence}" for sentence in found)

@@ -8,9 +8,9 @@ import check_structure
 
 GOOD = {
     "include/tersor/tersor.h": "#include <tersor/codec.h>\n",
-    "include/tersor/codec.h": "#include <vector>\n",
+    "include/tersor/codec.h": "#include <vector>\n\nclass Codec {\n  enum class Way { kFirst };\n};\n",
     "kernels/int8/cpu.cc": '#include "kernels/int8/formulas.h"\n',
-    "codecs/int8.cc": '#include "kernels/int8/cpu.h"\n#include <tersor/codec.h>\n',
+    "codecs/int8.cc": '#include "kernels/int8/cpu.h"\n#include <tersor/codec.h>\nstruct Way {\n};\n',
     "comm/transport/mpi/mpi.cc": "#include <mpi.h>\n#include <tersor/transport.h>\n",
     "comm/allreduce.cc": '#include "comm/transport/ring.h"\n#include "codecs/registry.h"\n',
     "tests/codecs/int8_test.cc": '#include "bench/records.h"\n#include "tests/support/round_trip.h"\n',
@@ -36,6 +36,8 @@ BAD = [
     ("include/tersor/a.h", '#include "kernels/a.h"\n', "a floor above"),
     ("codecs/a.cc", '#include "tersor/codec.h"\n', "write <tersor/"),
     ("codecs/a.cc", '#include "registry.h"\n', "a path from the root"),
+    ("comm/a.h", "namespace host {\nclass Codec final : public Way {\n", "the name of a public type"),
+    ("kernels/a.cc", "  struct Codec {\n", "the name of a public type"),
     ("bench/a.cc", "\n" * 401, "has 401 lines"),
     ("bench/a.cc", "x" * 101, "line 1 has 101 columns"),
     ("include/tersor/codec.h", "#include <tersor/codecs/int8.h>\n", "brings in tersor/codecs/int8.h"),

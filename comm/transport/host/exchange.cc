@@ -3,28 +3,28 @@
 
 namespace tersor::host {
 
-Exchange::Exchange(std::shared_ptr<Channel> channel, const Operation& operation,
-                   const Envelope& envelope, std::size_t receives)
+HostExchange::HostExchange(std::shared_ptr<Channel> channel, const Operation& operation,
+                           const Envelope& envelope, std::size_t receives)
     : HostTransfer(std::move(channel), operation), incoming_(receives) {
   outgoing_.reserve(receives);
   address(batch_, 0, envelope);
   batch_.takes_all = operation.takes_all;
 }
 
-void Exchange::add_receive(int peer, std::size_t least_bytes, std::size_t capacity) {
+void HostExchange::add_receive(int peer, std::size_t least_bytes, std::size_t capacity) {
   Incoming& incoming = incoming_[added_++];
   incoming.peer = peer;
   incoming.least_bytes = least_bytes;
   incoming.capacity = capacity;
 }
 
-void Exchange::begin() {
+void HostExchange::begin() {
   batch_.outgoing = outgoing_;
   batch_.incoming = incoming_;
   channel().endpoint().post(batch_);
 }
 
-std::vector<int> Exchange::missing() const {
+std::vector<int> HostExchange::missing() const {
   std::vector<int> ranks;
   for (const Incoming& incoming : incoming_) {
     if (incoming.arrived.load(std::memory_order_acquire)) continue;
@@ -42,18 +42,18 @@ std::vector<int> Exchange::missing() const {
   return ranks;
 }
 
-ConstByteSpan Exchange::payload_of(int rank) const {
+ConstByteSpan HostExchange::payload_of(int rank) const {
   for (const Incoming& incoming : incoming_)
     if (incoming.source == rank) return incoming.payload.bytes();
   return {};
 }
 
-ConstByteSpan Exchange::received(int rank) const {
+ConstByteSpan HostExchange::received(int rank) const {
   require_done();
   return payload_of(rank);
 }
 
-int Exchange::source() const {
+int HostExchange::source() const {
   require_done();
   if (incoming_.size() != 1) return HostTransfer::source();
   return incoming_.front().source;

@@ -10,12 +10,12 @@
 namespace tersor::host {
 
 /// Transport::exchange, and all_gather; of device memory: StagedExchange.
-class Exchange : public HostTransfer {
+class HostExchange : public HostTransfer {
  public:
   /// Of a transfer that will get `receives` calls of `add_receive` before it begins.
-  Exchange(std::shared_ptr<Channel> channel, const Operation& operation, const Envelope& envelope,
-           std::size_t receives);
-  ~Exchange() override { cancel(batch_); }
+  HostExchange(std::shared_ptr<Channel> channel, const Operation& operation,
+               const Envelope& envelope, std::size_t receives);
+  ~HostExchange() override { cancel(batch_); }
 
   void add_send(int peer, ConstByteSpan payload) {
     outgoing_.push_back({.peer = peer, .payload = payload});

@@ -54,7 +54,7 @@ void World::drop_held(int peer, const Box* box) {
     } else if (sending == sends_.end()) {
       held = held_.erase(held);
     } else {
-      const Sending& late = sending->second;
+      const Outstanding& late = sending->second;
       return raise_left(late.batch->name, *late.box, late.peer);
     }
   }

@@ -104,11 +104,11 @@ void HostTransport::begin(const Operation& operation) {
 
 FrameFault* HostTransport::fault() { return traits_.device ? staging().fault() : nullptr; }
 
-std::unique_ptr<Exchange> HostTransport::make_exchange(const Operation& operation, Call call,
-                                                       std::size_t receives) {
+std::unique_ptr<HostExchange> HostTransport::make_exchange(const Operation& operation, Call call,
+                                                           std::size_t receives) {
   const Envelope envelope = envelope_of(operation, call);
   if (operation.memory == Memory::kHost)
-    return std::make_unique<Exchange>(channel_, operation, envelope, receives);
+    return std::make_unique<HostExchange>(channel_, operation, envelope, receives);
   return std::make_unique<StagedExchange>(staging_for(operation), channel_, operation, envelope,
                                           receives);
 }

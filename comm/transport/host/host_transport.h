@@ -54,8 +54,8 @@ class HostTransport final : public Transport {
   /// Throws CudaError in a build without CUDA.
   Staging& staging();
   Staging& staging_for(const Operation& operation);
-  std::unique_ptr<Exchange> make_exchange(const Operation& operation, Call call,
-                                          std::size_t receives);
+  std::unique_ptr<HostExchange> make_exchange(const Operation& operation, Call call,
+                                              std::size_t receives);
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Call call);
   std::unique_ptr<Transport> join(std::span<const int> members);
 

@@ -147,7 +147,7 @@ bool Ring::take_next() {
 }
 
 /// Everybody's values come whole; each rank combines them in the ring's order.
-class Direct final : public Exchange {
+class Direct final : public HostExchange {
  public:
   Direct(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work);
   bool step() override;
@@ -161,7 +161,7 @@ class Direct final : public Exchange {
 };
 
 Direct::Direct(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work)
-    : Exchange(std::move(channel), operation, work.envelope, work.parts.size() - 1),
+    : HostExchange(std::move(channel), operation, work.envelope, work.parts.size() - 1),
       parts_(work.parts.begin(), work.parts.end()),
       combine_(work.combine) {
   own_.reserve(bytes_of_all(parts_));
@@ -176,7 +176,7 @@ Direct::Direct(std::shared_ptr<Channel> channel, const Operation& operation, con
 }
 
 bool Direct::step() {
-  if (!Exchange::step()) return false;
+  if (!HostExchange::step()) return false;
   std::size_t offset = 0;
   for (std::size_t part = 0; part < parts_.size(); offset += parts_[part++].bytes())
     combine_part(part, offset);

@@ -10,7 +10,8 @@ namespace tersor::host {
 StagedExchange::StagedExchange(Staging& staging, std::shared_ptr<Channel> channel,
                                const Operation& operation, const Envelope& envelope,
                                std::size_t receives)
-    : Exchange(std::move(channel), operation, envelope, receives), copies_(staging, operation) {}
+    : HostExchange(std::move(channel), operation, envelope, receives),
+      copies_(staging, operation) {}
 
 // The caller has queued what reads the bytes that came, if it took them.
 StagedExchange::~StagedExchange() {
@@ -20,7 +21,7 @@ StagedExchange::~StagedExchange() {
 }
 
 std::vector<int> StagedExchange::missing() const {
-  return copying() ? std::vector<int>{} : Exchange::missing();
+  return copying() ? std::vector<int>{} : HostExchange::missing();
 }
 
 void StagedExchange::begin() {
@@ -62,8 +63,8 @@ bool StagedExchange::step() {
 
 bool StagedExchange::move() {
   if (copies_.going_down() && !copies_.came_down()) return false;
-  if (!std::exchange(came_down_, true)) Exchange::begin();
-  if (!Exchange::step()) return false;
+  if (!std::exchange(came_down_, true)) HostExchange::begin();
+  if (!HostExchange::step()) return false;
   copy_up();
   return true;
 }

@@ -10,7 +10,7 @@ namespace tersor::host {
 
 /// An exchange whose payloads lie on a device: their copies are sent, and copies of what came are
 /// received. Without payloads, a barrier: of what is queued on the streams.
-class StagedExchange final : public Exchange {
+class StagedExchange final : public HostExchange {
  public:
   StagedExchange(Staging& staging, std::shared_ptr<Channel> channel, const Operation& operation,
                  const Envelope& envelope, std::size_t receives);

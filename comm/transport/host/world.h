@@ -115,7 +115,7 @@ class World {
 
  private:
   struct State;  // what must live on where the network may still touch it
-  struct Sending {
+  struct Outstanding {
     Batch* batch;
     Box* box;
     int peer;  // in the box
@@ -195,18 +195,18 @@ class World {
   Gate& gate_;  // the wire's
   const Wire::Traits traits_;
   Box* everybody_ = nullptr;
-  std::vector<int> host_names_;                  // by rank of the world
-  int present_ = 1;                              // channels that are not left
-  std::set<int> gone_;                           // who left all channels, by rank of the world
-  std::map<const Wire::Job*, Sending> sends_;    // that batches count, under way
-  std::vector<Flow> flows_;                      // by rank of the world
-  std::map<Number, Held> held_;                  // until the peer asks for it
-  std::map<Number, WireLetter*> coming_;         // whose body has not come
-  std::uint32_t asked_ = 0;                      // questions of our own
-  std::map<std::uint32_t, Awaited> answers_;     // as they came, by question
-  std::vector<std::pair<Head, int>> questions_;  // of others, by rank of the world
-  std::atomic<bool> questioned_{false};          // there are some, and nobody was here
-  std::atomic<int> waiting_{0};                  // threads
+  std::vector<int> host_names_;                    // by rank of the world
+  int present_ = 1;                                // channels that are not left
+  std::set<int> gone_;                             // who left all channels, by rank of the world
+  std::map<const Wire::Job*, Outstanding> sends_;  // that batches count, under way
+  std::vector<Flow> flows_;                        // by rank of the world
+  std::map<Number, Held> held_;                    // until the peer asks for it
+  std::map<Number, WireLetter*> coming_;           // whose body has not come
+  std::uint32_t asked_ = 0;                        // questions of our own
+  std::map<std::uint32_t, Awaited> answers_;       // as they came, by question
+  std::vector<std::pair<Head, int>> questions_;    // of others, by rank of the world
+  std::atomic<bool> questioned_{false};            // there are some, and nobody was here
+  std::atomic<int> waiting_{0};                    // threads
   std::string fault_;
   std::atomic<bool> faulty_{false};
   std::vector<std::shared_ptr<const Wire::Job>> told_;  // messages of the fault

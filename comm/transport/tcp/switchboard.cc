@@ -72,7 +72,7 @@ void Switchboard::serve() {
   serving_ = false;
   strangers_.clear();
   strangers_count_ = 0;
-  for (Link& each : links_) each.call.reset();
+  for (ConnectionState& each : links_) each.call.reset();
   reactor_.forget(listener_->number(), *this);
   listener_.reset();
 }
@@ -95,7 +95,7 @@ void Switchboard::take_wishes() {
 }
 
 void Switchboard::begin_call(LaneName name) {
-  Link& to = link(name);
+  ConnectionState& to = link(name);
   if (to.connected || to.call != nullptr) return;
   const CallPatience patience{.refused = setup_.patience,
                               .away = std::max(setup_.patience, Clock::now() + setup_.timeout)};
@@ -115,7 +115,7 @@ Hello Switchboard::hello_to(LaneName name) const {
 Clock::time_point Switchboard::next_deadline() const {
   Clock::time_point next = Clock::now() + (crowded_ ? Clock::duration(kCrowdedPause) : 1h);
   if (!strangers_.empty()) next = std::min(next, strangers_.front()->deadline());
-  for (const Link& each : links_)
+  for (const ConnectionState& each : links_)
     if (each.call != nullptr) next = std::min(next, each.call->again());
   return next;
 }
@@ -124,7 +124,7 @@ void Switchboard::look_at_clock() {
   const auto now = Clock::now();
   while (!strangers_.empty() && strangers_.front()->deadline() < now) drop_first();
   strangers_count_ = strangers_.size();
-  for (Link& each : links_)
+  for (ConnectionState& each : links_)
     if (each.call != nullptr && each.call->again() <= now) each.call->dial();
   finished_.clear();
   if (std::exchange(crowded_, false)) {
@@ -173,7 +173,7 @@ Verdict Switchboard::judge(const Hello& caller) {
   if (caller.lanes != setup_.lanes || caller.lane >= setup_.lanes) return Verdict::kOtherLanes;
   if (caller.to != self) return Verdict::kOtherRank;
   if (caller.from >= caller.ranks) return Verdict::kTaken;
-  const Link& from = link({static_cast<int>(caller.from), caller.lane});
+  const ConnectionState& from = link({static_cast<int>(caller.from), caller.lane});
   if (from.connected) return Verdict::kTaken;
   return from.call != nullptr && self < caller.from ? Verdict::kCrossed : Verdict::kWelcome;
 }
@@ -196,7 +196,7 @@ void Switchboard::failed(OutgoingCall& call, const std::string& why) {
 
 // What this rank called itself goes where the peer's call counts.
 void Switchboard::finish(LaneName name, Socket socket) {
-  Link& made = link(name);
+  ConnectionState& made = link(name);
   if (made.call != nullptr) {
     made.call->hang_up();
     finished_.push_back(std::move(made.call));

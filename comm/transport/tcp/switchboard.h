@@ -64,7 +64,7 @@ class Switchboard final : public Watched, public CallOwner {
 
  private:
   /// One connection, as far as it is made.
-  struct Link {
+  struct ConnectionState {
     std::unique_ptr<OutgoingCall> call = {};
     bool connected = false;
   };
@@ -76,7 +76,7 @@ class Switchboard final : public Watched, public CallOwner {
   void look_at_clock();
   void drop_first();
   bool accept();
-  Link& link(LaneName name) {
+  ConnectionState& link(LaneName name) {
     return links_[static_cast<std::size_t>(name.peer) * setup_.lanes + name.lane];
   }
   Hello hello_to(LaneName name) const;
@@ -98,7 +98,7 @@ class Switchboard final : public Watched, public CallOwner {
   const Secret& secret_;
   Reactor reactor_;
   std::unique_ptr<Listener> listener_;
-  std::vector<Link> links_;                              // by peer and lane
+  std::vector<ConnectionState> links_;                   // by peer and lane
   std::size_t missing_;                                  // of these, not connected
   std::list<std::unique_ptr<IncomingCall>> strangers_;   // in the order of coming
   std::vector<std::unique_ptr<OutgoingCall>> finished_;  // calls that may still be acting
