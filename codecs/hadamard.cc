@@ -107,7 +107,7 @@ static_assert(ReducedFrameFormat<HadamardCodec>);
 CodecEntry hadamard_entry() {
   return {{.name = "hadamard",
            .id = kHadamardCodecId,
-           .summary = "one to four bits a value, turned to look normally distributed",
+           .summary = "one to four bits a value, rotated to look normally distributed",
            .keys = {kBitsChoice.help()}},
           [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
             OptionReader reader(spec, info);

@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kBatch = 4;  // blocks; with p and y 8 KiB
-constexpr std::size_t kBatchValues = kBatch * kTurnBlock;
+constexpr std::size_t kBatchValues = kBatch * kRotationBlock;
 constexpr std::size_t kAhead = 4;  // batches that are asked for before they are read
 
 /// Calls `visitor(Bits<1>{})` up to 4.
@@ -46,21 +46,21 @@ HWY_INLINE Pointer<T> pointer_of(const void* values) {
 template <typename T>
 HWY_INLINE void ask_for_block(const T* values) {
   const auto* bytes = reinterpret_cast<const std::byte*>(values + kAhead * kBatchValues);
-  for (std::size_t line = 0; line < kTurnBlock * sizeof(T); line += kLine)
+  for (std::size_t line = 0; line < kRotationBlock * sizeof(T); line += kLine)
     hwy::Prefetch(bytes + line);
 }
 HWY_INLINE void ask_for_block(Absent) {}
 
 /// Writes y, and returns the sum that its scale comes from.
 template <bool kOneBit>
-HWY_NOINLINE float turn_block(const float* p, float down, const std::uint8_t* signs, float* y) {
-  TurnVectors x;
+HWY_NOINLINE float rotate_block(const float* p, float down, const std::uint8_t* signs, float* y) {
+  RotationVectors x;
   TERSOR_VECTOR_LOOP
-  for (std::size_t k = 0; k < kTurnVectors; ++k)
+  for (std::size_t k = 0; k < kRotationVectors; ++k)
     x[k] = flipped(hn::Mul(hn::Load(F32(), p + k * kLanes), hn::Set(F32(), down)), signs, k);
-  turn(x);
+  rotate(x);
   TERSOR_VECTOR_LOOP
-  for (std::size_t k = 0; k < kTurnVectors; ++k) hn::Store(x[k], F32(), y + k * kLanes);
+  for (std::size_t k = 0; k < kRotationVectors; ++k) hn::Store(x[k], F32(), y + k * kLanes);
   return tree_sum(x, [](VF32 v) HWY_ATTR { return kOneBit ? hn::Abs(v) : hn::Mul(v, v); });
 }
 
@@ -71,17 +71,17 @@ HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const f
   const VF32 inverse = hn::Set(F32(), scale.inverse);
   const VF32 unit = hn::Set(F32(), hadamard_unit(scale.sent, 1.0f));
   const CodeNumbers<kBits> numbers;
-  TurnVectors w;
+  RotationVectors w;
   TERSOR_VECTOR_LOOP
-  for (std::size_t k = 0; k < kTurnVectors; ++k) {
+  for (std::size_t k = 0; k < kRotationVectors; ++k) {
     const VU32 codes = codes_of<kBits>(hn::Load(F32(), y + k * kLanes), inverse);
     store_codes<kBits>(codes, planes, k);
     if constexpr (!std::is_same_v<E, Absent>) w[k] = hn::Mul(numbers.of(codes), unit);
   }
   if constexpr (!std::is_same_v<E, Absent>) {
-    turn(w);
+    rotate(w);
     TERSOR_VECTOR_LOOP
-    for (std::size_t k = 0; k < kTurnVectors; ++k)
+    for (std::size_t k = 0; k < kRotationVectors; ++k)
       store_values(hn::Sub(hn::Load(F32(), p + k * kLanes), flipped(w[k], signs, k)),
                    residual + k * kLanes);
   }
@@ -110,9 +110,9 @@ class BlockWriter {
   /// The block at `first` is in its room, and its values were shown; what is missing becomes +0.
   HWY_INLINE void take(std::size_t first, const Absmax& absmax) {
     range_[index_of(first)] = {absmax.bits()};
-    if (HWY_UNLIKELY(first + kTurnBlock > count_)) {
+    if (HWY_UNLIKELY(first + kRotationBlock > count_)) {
       float* p = room(first);
-      std::fill(p + (count_ - first), p + kTurnBlock, 0.0f);
+      std::fill(p + (count_ - first), p + kRotationBlock, 0.0f);
     }
   }
 
@@ -120,11 +120,11 @@ class BlockWriter {
   template <typename Gradient>
   HWY_INLINE void write(std::size_t first, const std::uint8_t* signs, Gradient gradient) {
     visit_bits(bits_, [&]<unsigned kBits>(Bits<kBits>) HWY_ATTR {
-      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock) {
+      for (std::size_t at = first; at < end_of_batch(first); at += kRotationBlock) {
         ask_for_block(gradient + at);
-        turn_at<kBits>(at, signs);
+        rotate_at<kBits>(at, signs);
       }
-      for (std::size_t at = first; at < end_of_batch(first); at += kTurnBlock) {
+      for (std::size_t at = first; at < end_of_batch(first); at += kRotationBlock) {
         ask_for_block(residual_in_ + at);
         write_at<kBits>(at, signs);
       }
@@ -135,20 +135,20 @@ class BlockWriter {
   std::size_t overflows() const { return overflows_; }
 
  private:
-  static std::size_t index_of(std::size_t first) { return first / kTurnBlock % kBatch; }
+  static std::size_t index_of(std::size_t first) { return first / kRotationBlock % kBatch; }
 
   template <unsigned kBits>
-  HWY_INLINE void turn_at(std::size_t first, const std::uint8_t* signs) {
+  HWY_INLINE void rotate_at(std::size_t first, const std::uint8_t* signs) {
     const std::size_t i = index_of(first);
     if (HWY_UNLIKELY(range_[i].is_odd())) return;
     const float sum =
-        turn_block<kBits == 1>(p_[i], range_[i].down(), signs + i * kSignBytes, y_[i]);
+        rotate_block<kBits == 1>(p_[i], range_[i].down(), signs + i * kSignBytes, y_[i]);
     scale_[i] = hadamard_scale<kBits>(range_[i], sum);
   }
 
   template <unsigned kBits>
   HWY_INLINE void write_at(std::size_t first, const std::uint8_t* signs) {
-    const std::size_t i = index_of(first), count = std::min(kTurnBlock, count_ - first);
+    const std::size_t i = index_of(first), count = std::min(kRotationBlock, count_ - first);
     const Pointer<E> residual = left_.tile(count);
     if (HWY_UNLIKELY(range_[i].is_odd()))
       write_odd(first, count, residual);
@@ -167,10 +167,10 @@ class BlockWriter {
     if constexpr (!std::is_same_v<E, Absent>) {
       const E* old = old_residual(first);
       if (range_[i].vanishes())
-        for (std::size_t at = 0; at < kTurnBlock; at += kLanes)
+        for (std::size_t at = 0; at < kRotationBlock; at += kLanes)
           store_values(hn::Load(F32(), p_[i] + at), residual + at);
       else if (residual != old)
-        std::copy_n(old, kTurnBlock, residual);
+        std::copy_n(old, kRotationBlock, residual);
     }
   }
 
@@ -178,14 +178,14 @@ class BlockWriter {
   const unsigned bits_;
   std::uint16_t* scales_;
   std::uint8_t* planes_;
-  Input<E, kTurnBlock> residuals_;
+  Input<E, kRotationBlock> residuals_;
   const Pointer<const E> residual_in_;
-  Output<E, kTurnBlock> left_;
+  Output<E, kRotationBlock> left_;
   std::size_t overflows_ = 0;
   HadamardRange range_[kBatch];
   HadamardScale scale_[kBatch];
-  alignas(kLine) float p_[kBatch][kTurnBlock];
-  alignas(kLine) float y_[kBatch][kTurnBlock];
+  alignas(kLine) float p_[kBatch][kRotationBlock];
+  alignas(kLine) float y_[kBatch][kRotationBlock];
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

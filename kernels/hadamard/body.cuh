@@ -10,7 +10,7 @@
 
 #include "kernels/device/call.cuh"
 #include "kernels/device/queue.cuh"
-#include "kernels/device/turn.cuh"
+#include "kernels/device/rotation.cuh"
 #include "kernels/device/units.cuh"
 #include "kernels/hadamard/codes.cuh"
 
@@ -31,14 +31,14 @@ struct HadamardResident {
   unsigned fed;
 };
 constexpr HadamardResident kHadamardTuning[] = {{.from = 0, .fed = 2}, {.from = 900, .fed = 3}};
-constexpr unsigned kHadamardUnitValues = kTurnUnit * kTurnBlock;
+constexpr unsigned kHadamardUnitValues = kRotationUnit * kRotationBlock;
 
 /// What encode and reduce do with p: codes, scale and residual of one block.
 template <typename E>
 struct HadamardBlock {
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
 
-  TurnPlace place;
+  RotationPlace place;
   std::byte* sections;  // of the segment
   const E* residual_in;
   E* residual_out;
@@ -46,36 +46,36 @@ struct HadamardBlock {
 
   /// Of an EncodeEntry or a ReduceEntry.
   template <class Entry>
-  TERSOR_DEVICE static HadamardBlock of(const Entry& segment, const TurnPlace& place,
+  TERSOR_DEVICE static HadamardBlock of(const Entry& segment, const RotationPlace& place,
                                         std::byte* payload, bool keeps) {
     return {place, payload + segment.offset, static_cast<const E*>(segment.residual_in),
             static_cast<E*>(segment.residual_out), keeps};
   }
 
   /// p = a · p + b · residual; what is missing stays +0.
-  TERSOR_DEVICE void add_residual(float a, float b, TurnedValues& p) const {
+  TERSOR_DEVICE void add_residual(float a, float b, RotatedValues& p) const {
     if constexpr (kFeedback) {
-      TurnedValues residual;
-      load_turned<Load::kAny>(residual_in, place, residual);
+      RotatedValues residual;
+      load_rotated<Load::kAny>(residual_in, place, residual);
       TERSOR_UNROLL
-      for (unsigned i = 0; i < kTurnValues; ++i) p[i] = a * p[i] + b * residual[i];
+      for (unsigned i = 0; i < kRotationValues; ++i) p[i] = a * p[i] + b * residual[i];
     }
     clear_missing(p);
   }
 
   /// Returns how many finite values decode to NaN.
   template <class Warp>
-  TERSOR_DEVICE unsigned write(const Warp& warp, unsigned bits, const TurnSigns& signs,
-                               const TurnedValues& p) const {
-    const HadamardRange range{turned_maximum(warp, p)};
-    TurnedValues y;
+  TERSOR_DEVICE unsigned write(const Warp& warp, unsigned bits, const RotationSigns& signs,
+                               const RotatedValues& p) const {
+    const HadamardRange range{rotated_maximum(warp, p)};
+    RotatedValues y;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i) y[i] = p[i] * range.down();
+    for (unsigned i = 0; i < kRotationValues; ++i) y[i] = p[i] * range.down();
     signs.flip(y);
-    turn(warp, y);
+    rotate(warp, y);
     visit_code_bits(bits, [&]<unsigned kBits>(CodeBits<kBits>) { code<kBits>(warp, range, y); });
     if constexpr (kFeedback) {
-      turn(warp, y);
+      rotate(warp, y);
       signs.flip(y);
       leave(range, p, y);
     }
@@ -83,52 +83,53 @@ struct HadamardBlock {
   }
 
  private:
-  TERSOR_DEVICE void clear_missing(TurnedValues& p) const {
+  TERSOR_DEVICE void clear_missing(RotatedValues& p) const {
     if (place.is_whole()) return;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i) p[i] = is_real(i) ? p[i] : 0.0f;
+    for (unsigned i = 0; i < kRotationValues; ++i) p[i] = is_real(i) ? p[i] : 0.0f;
   }
 
   TERSOR_DEVICE bool is_real(unsigned i) const {
-    return i % kTurnRow < place.row(i / kTurnRow, false).left;
+    return i % kRotationRow < place.row(i / kRotationRow, false).left;
   }
 
-  TERSOR_DEVICE unsigned finite_values(const TurnedValues& p) const {
+  TERSOR_DEVICE unsigned finite_values(const RotatedValues& p) const {
     unsigned count = 0;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i) count += is_real(i) && is_finite(p[i]);
+    for (unsigned i = 0; i < kRotationValues; ++i) count += is_real(i) && is_finite(p[i]);
     return count;
   }
 
   /// Writes codes and scale of y, which becomes what they stand for.
   template <unsigned kBits, class Warp>
-  TERSOR_DEVICE void code(const Warp& warp, const HadamardRange& range, TurnedValues& y) const {
-    TurnedValues terms;
+  TERSOR_DEVICE void code(const Warp& warp, const HadamardRange& range, RotatedValues& y) const {
+    RotatedValues terms;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i) terms[i] = kBits == 1 ? fabsf(y[i]) : y[i] * y[i];
+    for (unsigned i = 0; i < kRotationValues; ++i)
+      terms[i] = kBits == 1 ? fabsf(y[i]) : y[i] * y[i];
     const HadamardScale scale = hadamard_scale<kBits>(range, tree_sum(warp, terms));
     const CodePlanes<kBits> planes(y, scale.inverse, hadamard_unit(scale.sent, 1.0f));
     planes.store_to(warp, sections, place, !keeps && !range.is_odd());
     const std::uint16_t sent = range.is_odd() ? range.odd_scale() : scale.sent;
     if (place.is_there() && place.thread == 0)
-      store(reinterpret_cast<std::uint16_t*>(sections) + place.first / kTurnBlock,
+      store(reinterpret_cast<std::uint16_t*>(sections) + place.first / kRotationBlock,
             keeps ? std::uint16_t{0} : sent);
   }
 
   /// The new residual, where `decoded` is what a block with codes decodes to.
-  TERSOR_DEVICE void leave(const HadamardRange& range, const TurnedValues& p,
-                           TurnedValues& decoded) const {
+  TERSOR_DEVICE void leave(const HadamardRange& range, const RotatedValues& p,
+                           RotatedValues& decoded) const {
     if (keeps || range.poisoned()) {
       if (residual_in == residual_out) return;
       TERSOR_UNROLL
-      for (unsigned r = 0; r < kTurnRows; ++r)
-        copy_row<E, kTurnRow>(residual_in, residual_out, place.row(r, false));
+      for (unsigned r = 0; r < kRotationRows; ++r)
+        copy_row<E, kRotationRow>(residual_in, residual_out, place.row(r, false));
       return;
     }
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i)
+    for (unsigned i = 0; i < kRotationValues; ++i)
       decoded[i] = range.vanishes() ? p[i] : p[i] - decoded[i];
-    store_turned(decoded, residual_out, place);
+    store_rotated(decoded, residual_out, place);
   }
 };
 
@@ -147,9 +148,9 @@ TERSOR_DEVICE void pad_scales(const Warp& warp, std::byte* sections, std::size_t
 template <class Sum, class Entry>
 TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, unsigned bits,
                                std::size_t first, std::size_t end) {
-  const std::size_t from = first / kTurnBlock, to = ceil_div(end, kTurnBlock);
+  const std::size_t from = first / kRotationBlock, to = ceil_div(end, kRotationBlock);
   const std::size_t planes = segment.offset + HadamardLayout{segment.count, bits}.planes_offset();
-  const std::size_t bytes = bits * kTurnBlock / 8;  // of a block
+  const std::size_t bytes = bits * kRotationBlock / 8;  // of a block
   sum.add_bytes(segment.offset + from * sizeof(std::uint16_t),
                 segment.offset + align_up(to * sizeof(std::uint16_t), 16));
   sum.add_bytes(planes + from * bytes, planes + to * bytes);
@@ -201,11 +202,11 @@ struct HadamardEncodeKernel {
     const UnitSigns unit_signs(warp, words.step_of(), segment.parameter,
                                segment.first_index + first);
     unsigned count = 0;
-    for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
-      const TurnSigns signs = unit_signs.of(warp, index);
+    for_each_rotated(warp, first, segment.count, [&](unsigned index, const RotationPlace& place) {
+      const RotationSigns signs = unit_signs.of(warp, index);
       const auto out = HadamardBlock<E>::of(segment, place, payload, inactive);
-      TurnedValues p;
-      load_turned<Load::kInput>(static_cast<const G*>(segment.gradient), place, p);
+      RotatedValues p;
+      load_rotated<Load::kInput>(static_cast<const G*>(segment.gradient), place, p);
       out.add_residual(a, b, p);
       count += out.write(warp, bits, signs, p);
     });
@@ -260,26 +261,26 @@ struct HadamardDecodeKernel {
                                  std::uint32_t step, bool sound) const {
     const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
     auto* output = static_cast<T*>(segment.output);
-    for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
-      const TurnSigns signs = unit_signs.of(warp, index);
-      TurnedValues w;
+    for_each_rotated(warp, first, segment.count, [&](unsigned index, const RotationPlace& place) {
+      const RotationSigns signs = unit_signs.of(warp, index);
+      RotatedValues w;
       sum_frames(warp, list, segment.offset, bits, factor, place, signs, w);
       if (mode == DecodeMode::kAdd) add_old(output, place, w);
       if (!sound) fill_nan(w);
-      store_turned(w, output, place);
+      store_rotated(w, output, place);
     });
   }
 
-  TERSOR_DEVICE static void add_old(const T* output, const TurnPlace& place, TurnedValues& w) {
-    TurnedValues old;
-    load_turned<Load::kAny>(output, place, old);
+  TERSOR_DEVICE static void add_old(const T* output, const RotationPlace& place, RotatedValues& w) {
+    RotatedValues old;
+    load_rotated<Load::kAny>(output, place, old);
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i) w[i] = old[i] + w[i];
+    for (unsigned i = 0; i < kRotationValues; ++i) w[i] = old[i] + w[i];
   }
 
-  TERSOR_DEVICE static void fill_nan(TurnedValues& w) {
+  TERSOR_DEVICE static void fill_nan(RotatedValues& w) {
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i) w[i] = float_of(kNanBits);
+    for (unsigned i = 0; i < kRotationValues; ++i) w[i] = float_of(kNanBits);
   }
 };
 
@@ -333,10 +334,10 @@ struct HadamardReduceKernel {
                                      bool sound) const {
     const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
     unsigned count = 0;
-    for_each_turned(warp, first, segment.count, [&](unsigned index, const TurnPlace& place) {
-      const TurnSigns signs = unit_signs.of(warp, index);
+    for_each_rotated(warp, first, segment.count, [&](unsigned index, const RotationPlace& place) {
+      const RotationSigns signs = unit_signs.of(warp, index);
       const auto out = HadamardBlock<E>::of(segment, place, payload, false);
-      TurnedValues p;
+      RotatedValues p;
       sum_frames(warp, list, segment.offset, bits, factor, place, signs, p);
       out.add_residual(1.0f, b, p);
       if (!sound) p[0] = float_of(kNanBits);

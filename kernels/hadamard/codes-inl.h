@@ -1,4 +1,5 @@
-// Codes of 1 to 4 bits between vectors in turned space and planes of bits, for one instruction set.
+// Codes of 1 to 4 bits between vectors in rotated space and planes of bits, for one instruction
+// set.
 #if defined(TERSOR_KERNELS_HADAMARD_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HADAMARD_CODES_INL_H_
 #undef TERSOR_KERNELS_HADAMARD_CODES_INL_H_
@@ -7,7 +8,7 @@
 #endif
 
 #include "kernels/hadamard/formulas.h"
-#include "kernels/host/turn-inl.h"
+#include "kernels/host/rotation-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {

@@ -1,8 +1,8 @@
-// Codes of 1 to 4 bits between turned values in registers and planes of bits in a payload.
+// Codes of 1 to 4 bits between rotated values in registers and planes of bits in a payload.
 #pragma once
 
 #include "kernels/device/call.cuh"
-#include "kernels/device/turn.cuh"
+#include "kernels/device/rotation.cuh"
 #include "kernels/device/units.cuh"
 #include "kernels/hadamard/formulas.h"
 
@@ -24,7 +24,7 @@ TERSOR_DEVICE void visit_code_bits(unsigned bits, const Visit& visit) {
 }
 
 /// Where the words of one block's planes lie, behind the segment's sections.
-TERSOR_DEVICE std::size_t plane_offset(const TurnPlace& place, unsigned bits) {
+TERSOR_DEVICE std::size_t plane_offset(const RotationPlace& place, unsigned bits) {
   const HadamardLayout layout{place.count, bits};
   return layout.planes_offset() + HadamardLayout{place.first, bits}.planes_bytes() +
          place.thread * sizeof(std::uint32_t);
@@ -35,10 +35,10 @@ template <unsigned kBits>
 struct CodePlanes {
   std::uint32_t plane[kBits];
 
-  TERSOR_DEVICE CodePlanes(TurnedValues& y, float inverse, float unit) : plane{} {
+  TERSOR_DEVICE CodePlanes(RotatedValues& y, float inverse, float unit) : plane{} {
     using Steps = HadamardSteps<kBits>;
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kTurnValues; ++i) {
+    for (unsigned i = 0; i < kRotationValues; ++i) {
       if constexpr (kBits == 1) {
         const std::uint32_t sign = bits_of(y[i]) & 0x80000000u;
         plane[0] |= (sign ^ 0x80000000u) >> (31 - i);
@@ -55,7 +55,7 @@ struct CodePlanes {
 
   /// Nothing is written behind the segment's end; zeros where the block has no codes.
   template <class Warp>
-  TERSOR_DEVICE void store_to(const Warp& warp, std::byte* sections, const TurnPlace& place,
+  TERSOR_DEVICE void store_to(const Warp& warp, std::byte* sections, const RotationPlace& place,
                               bool coded) const {
     auto* to = sections + plane_offset(place, kBits);
     TERSOR_UNROLL
@@ -69,13 +69,14 @@ struct CodePlanes {
 
 /// w = fma(k, unit, w) with one frame's codes.
 template <unsigned kBits, class Warp>
-TERSOR_DEVICE void add_codes(const Warp& warp, const std::byte* sections, const TurnPlace& place,
-                             float factor, TurnedValues& w) {
+TERSOR_DEVICE void add_codes(const Warp& warp, const std::byte* sections,
+                             const RotationPlace& place, float factor, RotatedValues& w) {
   constexpr float kHalves = 4194304.0f;  // 2^22, whose lowest bit counts 1/2
   std::uint32_t plane[kBits];
   std::uint16_t scale = 0;
   if (place.is_there())
-    scale = load_input(reinterpret_cast<const std::uint16_t*>(sections) + place.first / kTurnBlock);
+    scale =
+        load_input(reinterpret_cast<const std::uint16_t*>(sections) + place.first / kRotationBlock);
   const std::byte* from = sections + plane_offset(place, kBits);
   TERSOR_UNROLL
   for (unsigned j = 0; j < kBits; ++j) {
@@ -86,7 +87,7 @@ TERSOR_DEVICE void add_codes(const Warp& warp, const std::byte* sections, const 
   }
   const float unit = hadamard_unit(scale, factor);
   TERSOR_UNROLL
-  for (unsigned i = 0; i < kTurnValues; ++i) {
+  for (unsigned i = 0; i < kRotationValues; ++i) {
     std::uint32_t code = 0;
     TERSOR_UNROLL
     for (unsigned j = 0; j < kBits; ++j) code |= (plane[j] >> i & 1u) << (j + 1);
@@ -98,16 +99,16 @@ TERSOR_DEVICE void add_codes(const Warp& warp, const std::byte* sections, const 
 /// The frames' sum of one block. What is added to −0 stays as it is: the first frame's products.
 template <unsigned kMost, class Warp>
 TERSOR_DEVICE void sum_frames(const Warp& warp, const FrameList<kMost>& list, std::size_t offset,
-                              unsigned bits, float factor, const TurnPlace& place,
-                              const TurnSigns& signs, TurnedValues& w) {
+                              unsigned bits, float factor, const RotationPlace& place,
+                              const RotationSigns& signs, RotatedValues& w) {
   TERSOR_UNROLL
-  for (unsigned i = 0; i < kTurnValues; ++i) w[i] = -0.0f;
+  for (unsigned i = 0; i < kRotationValues; ++i) w[i] = -0.0f;
   visit_code_bits(bits, [&]<unsigned kBits>(CodeBits<kBits>) {
     TERSOR_KEEP_LOOP
     for (unsigned index = 0; index < list.frames; ++index)
       add_codes<kBits>(warp, list.payload(index) + offset, place, factor, w);
   });
-  turn(warp, w);
+  rotate(warp, w);
   signs.flip(w);
 }
 

@@ -1,4 +1,4 @@
-// hadamard on the CPU. A block of 256 values is turned in registers: 16 of AVX-512. Bytes a value,
+// hadamard on the CPU. A block of 256 values is rotated in registers: 16 of AVX-512. Bytes a value,
 // f32 and 2 bits: encode 4 read and 0.26 written, with feedback 4 more of each; decode 0.26 read a
 // payload and 4 written; reduce 0.26 read a payload and 0.26 written, with the owner's residual 4
 // more of each.
@@ -20,17 +20,17 @@ namespace tersor::kernels::HWY_NAMESPACE {
 template <typename G, typename E>
 std::size_t encode_range(const HadamardEncode& arguments) {
   const Factors factors(arguments.feedback);
-  Input<G, kTurnBlock> gradients(arguments.gradient, arguments.count);
+  Input<G, kRotationBlock> gradients(arguments.gradient, arguments.count);
   BlockSigns signs(arguments.signs);
   BlockWriter<E> writer(arguments.output, arguments.feedback, arguments.count);
   for (std::size_t first = 0; first < arguments.count; first += kBatchValues) {
-    for (std::size_t at = first; at < writer.end_of_batch(first); at += kTurnBlock) {
+    for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       const G* gradient = gradients.tile(at);
       const Pointer<const E> residual = writer.old_residual(at);
       float* p = writer.room(at);
       Absmax absmax;
       TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kTurnVectors; ++k) {
+      for (std::size_t k = 0; k < kRotationVectors; ++k) {
         const VF32 value = with_feedback(gradient + k * kLanes, residual + k * kLanes, factors);
         hn::Store(value, F32(), p + k * kLanes);
         absmax.show(value, k);
@@ -45,7 +45,7 @@ std::size_t encode_range(const HadamardEncode& arguments) {
 /// The payloads' sum of one block, before its signs.
 template <unsigned kBits>
 HWY_INLINE void sum_block(std::span<const HadamardView> payloads, std::size_t block, float factor,
-                          TurnVectors& w) {
+                          RotationVectors& w) {
   const CodeNumbers<kBits> numbers;
   for (std::size_t rank = 0; rank < payloads.size(); ++rank) {
     const VF32 unit = hn::Set(F32(), hadamard_unit(payloads[rank].scales[block], factor));
@@ -53,15 +53,15 @@ HWY_INLINE void sum_block(std::span<const HadamardView> payloads, std::size_t bl
         reinterpret_cast<const std::uint8_t*>(payloads[rank].planes) + block * kBits * kPlaneBytes;
     if (rank == 0) {
       TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kTurnVectors; ++k)
+      for (std::size_t k = 0; k < kRotationVectors; ++k)
         w[k] = hn::Mul(numbers.of(load_codes<kBits>(planes, k)), unit);
     } else {
       TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kTurnVectors; ++k)
+      for (std::size_t k = 0; k < kRotationVectors; ++k)
         w[k] = fused(numbers.of(load_codes<kBits>(planes, k)), unit, w[k]);
     }
   }
-  turn(w);
+  rotate(w);
 }
 
 template <unsigned kBits, typename T>
@@ -69,23 +69,23 @@ void decode_range(const HadamardDecode& arguments) {
   const HadamardInput& input = arguments.input;
   const bool adds = arguments.mode == DecodeMode::kAdd;
   BlockSigns signs(input.signs);
-  Input<T, kTurnBlock> olds(arguments.output, input.count);
-  Output<T, kTurnBlock> output(arguments.output, adds ? Store::kCached : arguments.store);
-  for (std::size_t first = 0; first < input.count; first += kTurnBlock) {
-    const std::size_t count = std::min(kTurnBlock, input.count - first);
+  Input<T, kRotationBlock> olds(arguments.output, input.count);
+  Output<T, kRotationBlock> output(arguments.output, adds ? Store::kCached : arguments.store);
+  for (std::size_t first = 0; first < input.count; first += kRotationBlock) {
+    const std::size_t count = std::min(kRotationBlock, input.count - first);
     const std::uint8_t* flips = signs.at(first);
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
-    TurnVectors w;
-    sum_block<kBits>(input.payloads, first / kTurnBlock, arguments.factor, w);
+    RotationVectors w;
+    sum_block<kBits>(input.payloads, first / kRotationBlock, arguments.factor, w);
     if (adds) {
       TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kTurnVectors; ++k)
+      for (std::size_t k = 0; k < kRotationVectors; ++k)
         store_values(hn::Add(load_values(old + k * kLanes), flipped(w[k], flips, k)),
                      values + k * kLanes);
     } else {
       TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kTurnVectors; ++k)
+      for (std::size_t k = 0; k < kRotationVectors; ++k)
         store_values(flipped(w[k], flips, k), values + k * kLanes);
     }
     output.take(count);
@@ -99,15 +99,15 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
   BlockSigns signs(input.signs);
   BlockWriter<E> writer(arguments.output, arguments.feedback, input.count);
   for (std::size_t first = 0; first < input.count; first += kBatchValues) {
-    for (std::size_t at = first; at < writer.end_of_batch(first); at += kTurnBlock) {
+    for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       const std::uint8_t* flips = signs.at(at);
       const Pointer<const E> residual = writer.old_residual(at);
       float* p = writer.room(at);
       Absmax absmax;
-      TurnVectors w;
-      sum_block<kBits>(input.payloads, at / kTurnBlock, arguments.factor, w);
+      RotationVectors w;
+      sum_block<kBits>(input.payloads, at / kRotationBlock, arguments.factor, w);
       TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kTurnVectors; ++k) {
+      for (std::size_t k = 0; k < kRotationVectors; ++k) {
         const VF32 value = add_residual(flipped(w[k], flips, k), residual + k * kLanes, factors);
         hn::Store(value, F32(), p + k * kLanes);
         absmax.show(value, k);

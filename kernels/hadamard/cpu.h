@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/host/arguments.h"
-#include "kernels/scalar/turn.h"
+#include "kernels/scalar/rotation.h"
 
 #include <tersor/dtype.h>
 #include <tersor/modes.h>

@@ -1,8 +1,8 @@
 // hadamard: what every device computes of a block, one value at a time.
 //
 // With p the values to send, absmax the largest |p| as an integer maximum of bits, 2^e the power of
-// two at or below it, and T the transform of kernels/host/turn-inl.h:
-//   turned   y = T(±p · 2^-(e + 4)), of about the size that absmax / 2^e has
+// two at or below it, and T the transform of kernels/host/rotation-inl.h:
+//   rotated   y = T(±p · 2^-(e + 4)), of about the size that absmax / 2^e has
 //   scale    s = bf16(2 · mean |y|) for one bit, else bf16(√(mean y²) · Δ); s · 2^e is sent
 //   code     one bit: whether y's sign bit is 0; else the low bits of clamp(fma(y, 1/s, L − 1/2))
 //            + 2^23
@@ -70,7 +70,7 @@ TERSOR_BODY HadamardScale hadamard_scale(const HadamardRange& range, float sum) 
           kBits == 1 ? 0.0f : reciprocal(bf16_to_f32(static_cast<std::uint16_t>(bits)))};
 }
 
-/// t of the values k · t in turned space.
+/// t of the values k · t in rotated space.
 TERSOR_BODY float hadamard_unit(std::uint16_t scale, float factor) {
   return bf16_to_f32(scale) * factor * 0x1p-4f;
 }

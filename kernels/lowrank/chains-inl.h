@@ -6,7 +6,7 @@
 #define TERSOR_KERNELS_LOWRANK_CHAINS_INL_H_
 #endif
 
-#include "kernels/host/turn-inl.h"
+#include "kernels/host/rotation-inl.h"
 #include "kernels/lowrank/formulas.h"
 
 #include <cstddef>

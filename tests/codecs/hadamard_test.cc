@@ -13,7 +13,7 @@
 namespace tersor::test {
 namespace {
 
-// Of several frames the sum is made in turned space: 2^-20 of its norm.
+// Of several frames the sum is made in rotated space: 2^-20 of its norm.
 constexpr double kSums = 0x1p-20;
 
 INSTANTIATE_TEST_SUITE_P(Hadamard, CodecConformance,
@@ -34,7 +34,7 @@ std::vector<float> corner_values(std::size_t count) {
   std::vector<float> values = gaussian(count, count + 1);
   for (std::size_t i = 0; i < count; ++i) {
     const auto ones = static_cast<float>(i % 2 == 0 ? 1 : -1);
-    switch (i / kTurnedValues % 16) {
+    switch (i / kRotatedValues % 16) {
       case 1:
         values[i] = i % 256 == 77 ? 3.0f : 0.0f;
         break;  // a spike
@@ -291,10 +291,10 @@ TEST(Hadamard, SpikesLoseLittle) {
 }
 
 TEST(Hadamard, OneBitOfWhatWasDecodedIsTheSameBit) {
-  const std::size_t count = 64 * kTurnedValues;  // whole blocks: values that are missing are lost
+  const std::size_t count = 64 * kRotatedValues;  // whole blocks: values that are missing are lost
   std::vector<float> values = corner_values(count);
   for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t kind = i / kTurnedValues % 16;
+    const std::size_t kind = i / kRotatedValues % 16;
     if (kind == 4 || kind == 7)
       values[i] = 0.1f;  // what these decode to lies outside of the limits
   }
@@ -339,9 +339,9 @@ TEST(Hadamard, TheSignsOfTwoStepsAgreeInHalfOfTheirBits) {
 
 TEST(Hadamard, AnOverflowPoisonsItsOwnBlockOnly) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 0x1p120f, -3e38f}) {
-    CodecHarness harness("hadamard:bits=1+ef", {3 * kTurnedValues});
-    std::vector<float> gradient(3 * kTurnedValues, 1.0f);
-    gradient[kTurnedValues + 3] = bad;
+    CodecHarness harness("hadamard:bits=1+ef", {3 * kRotatedValues});
+    std::vector<float> gradient(3 * kRotatedValues, 1.0f);
+    gradient[kRotatedValues + 3] = bad;
     harness.set_gradient(gradient);
     const std::vector<float> before = harness.residual_in();
     StateWords next;
@@ -350,7 +350,7 @@ TEST(Hadamard, AnOverflowPoisonsItsOwnBlockOnly) {
     harness.decode({harness.encode(call)});
     const std::vector<float> decoded = harness.output(), after = harness.residual_out();
     for (std::size_t i = 0; i < decoded.size(); ++i) {
-      const bool poisoned = i / kTurnedValues == 1;
+      const bool poisoned = i / kRotatedValues == 1;
       ASSERT_EQ(std::isnan(decoded[i]), poisoned) << i;
       ASSERT_TRUE(!poisoned || after[i] == before[i]) << i;
     }

@@ -15,9 +15,9 @@ namespace {
 
 constexpr float kSteps[] = {0, 1.5957691f, 0.9956867f, 0.58601943f, 0.33520061f};
 
-void transform(TurnedBlock& x) {
-  for (std::size_t h = 1; h < kTurnedValues; h *= 2)
-    for (std::size_t i = 0; i < kTurnedValues; ++i) {
+void transform(RotatedBlock& x) {
+  for (std::size_t h = 1; h < kRotatedValues; h *= 2)
+    for (std::size_t i = 0; i < kRotatedValues; ++i) {
       if ((i & h) != 0) continue;
       const float a = x[i], b = x[i + h];
       x[i] = a + b;
@@ -25,16 +25,16 @@ void transform(TurnedBlock& x) {
     }
 }
 
-float tree_sum(TurnedBlock s) {
-  for (std::size_t h = kTurnedValues / 2; h != 0; h /= 2)
+float tree_sum(RotatedBlock s) {
+  for (std::size_t h = kRotatedValues / 2; h != 0; h /= 2)
     for (std::size_t i = 0; i < h; ++i) s[i] = s[i] + s[i + h];
   return s[0];
 }
 
 float middle(unsigned bits) { return static_cast<float>(1u << (bits - 1)) - 0.5f; }
 
-/// s of one block in turned space, as bf16.
-std::uint16_t own_scale(unsigned bits, TurnedBlock y) {
+/// s of one block in rotated space, as bf16.
+std::uint16_t own_scale(unsigned bits, RotatedBlock y) {
   for (float& value : y) value = bits == 1 ? std::fabs(value) : value * value;
   const float sum = tree_sum(y);
   const float s = bits == 1 ? 2 * sum * 0x1p-8f : std::sqrt(sum * 0x1p-8f) * kSteps[bits];
@@ -57,13 +57,13 @@ class Coder {
       : task_(task), p_(p), old_(old_residual) {}
 
   HadamardCoded run() {
-    for (std::size_t first = 0; first < p_.size(); first += kTurnedValues) code_block(first);
+    for (std::size_t first = 0; first < p_.size(); first += kRotatedValues) code_block(first);
     return std::move(coded_);
   }
 
  private:
   void code_block(std::size_t first) {
-    const std::size_t end = std::min(first + kTurnedValues, p_.size());
+    const std::size_t end = std::min(first + kRotatedValues, p_.size());
     float absmax = 0;
     for (std::size_t i = first; i < end; ++i)
       if (!(std::fabs(p_[i]) <= absmax)) absmax = std::fabs(p_[i]);
@@ -88,16 +88,16 @@ class Coder {
   }
 
   void code_ordinary(std::size_t first, std::size_t end, int exponent) {
-    const auto signs = block_signs(task_, first / kTurnedValues);
-    TurnedBlock y;
-    for (std::size_t i = 0; i < kTurnedValues; ++i) {
+    const auto signs = block_signs(task_, first / kRotatedValues);
+    RotatedBlock y;
+    for (std::size_t i = 0; i < kRotatedValues; ++i) {
       const float p = first + i < end ? p_[first + i] : 0.0f;
       y[i] = (signs[i] ? -p : p) * std::ldexp(1.0f, -exponent - 4);
     }
     transform(y);
     const std::uint16_t s = own_scale(task_.bits, y);
     const float inverse = 1.0f / widen(s, Dtype::kBf16);
-    for (std::size_t i = 0; i < kTurnedValues; ++i)
+    for (std::size_t i = 0; i < kRotatedValues; ++i)
       coded_.codes.back()[i] = code_of(task_.bits, y[i], inverse);
     const float sent = std::ldexp(widen(s, Dtype::kBf16), exponent);
     coded_.scales.push_back(narrow(sent, Dtype::kBf16));
@@ -122,10 +122,10 @@ class Coder {
 
 }  // namespace
 
-std::array<bool, kTurnedValues> block_signs(const HadamardTask& task, std::size_t block) {
-  const std::uint64_t c = task.first_index + block * kTurnedValues;
-  std::array<bool, kTurnedValues> signs;
-  for (std::size_t i = 0; i < kTurnedValues; ++i) {
+std::array<bool, kRotatedValues> block_signs(const HadamardTask& task, std::size_t block) {
+  const std::uint64_t c = task.first_index + block * kRotatedValues;
+  std::array<bool, kRotatedValues> signs;
+  for (std::size_t i = 0; i < kRotatedValues; ++i) {
     const std::uint64_t key = 0x6861646d61726421u + i / 128;
     const auto words = philox7({static_cast<std::uint32_t>(c), static_cast<std::uint32_t>(c >> 32),
                                 task.step, task.parameter},
@@ -147,7 +147,7 @@ std::vector<std::byte> hadamard_payload(const HadamardTask& task, const Hadamard
   if (blocks != 0) std::memcpy(bytes.data(), coded.scales.data(), blocks * 2);
   for (std::size_t block = 0; block < blocks; ++block)
     for (std::size_t plane = 0; plane < task.bits; ++plane)
-      for (std::size_t i = 0; i < kTurnedValues; ++i) {
+      for (std::size_t i = 0; i < kRotatedValues; ++i) {
         const unsigned bit = coded.codes[block][i] >> plane & 1u;
         bytes[planes + (block * task.bits + plane) * 32 + i / 8] |=
             static_cast<std::byte>(bit << i % 8);
@@ -158,20 +158,20 @@ std::vector<std::byte> hadamard_payload(const HadamardTask& task, const Hadamard
 std::vector<float> hadamard_sum(const HadamardTask& task, std::span<const HadamardCoded> payloads,
                                 std::size_t count, float factor) {
   std::vector<float> sum(count);
-  for (std::size_t first = 0; first < count; first += kTurnedValues) {
-    const std::size_t block = first / kTurnedValues;
-    TurnedBlock w = {};
+  for (std::size_t first = 0; first < count; first += kRotatedValues) {
+    const std::size_t block = first / kRotatedValues;
+    RotatedBlock w = {};
     for (const HadamardCoded& payload : payloads) {
       const float product = widen(payload.scales[block], Dtype::kBf16) * factor;
       const float unit = product * 0x1p-4f;
-      for (std::size_t i = 0; i < kTurnedValues; ++i) {
+      for (std::size_t i = 0; i < kRotatedValues; ++i) {
         const float k = static_cast<float>(payload.codes[block][i]) - middle(task.bits);
         w[i] = &payload == payloads.data() ? k * unit : std::fma(k, unit, w[i]);
       }
     }
     transform(w);
     const auto signs = block_signs(task, block);
-    for (std::size_t i = first; i < std::min(first + kTurnedValues, count); ++i)
+    for (std::size_t i = first; i < std::min(first + kRotatedValues, count); ++i)
       sum[i] = signs[i - first] ? -w[i - first] : w[i - first];
   }
   return sum;

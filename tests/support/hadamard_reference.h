@@ -10,8 +10,8 @@
 
 namespace tersor::test {
 
-inline constexpr std::size_t kTurnedValues = 256;
-using TurnedBlock = std::array<float, kTurnedValues>;
+inline constexpr std::size_t kRotatedValues = 256;
+using RotatedBlock = std::array<float, kRotatedValues>;
 
 struct HadamardTask {
   unsigned bits;
@@ -23,13 +23,13 @@ struct HadamardTask {
 /// What one segment becomes.
 struct HadamardCoded {
   std::vector<std::uint16_t> scales;
-  std::vector<std::array<std::uint8_t, kTurnedValues>> codes;
+  std::vector<std::array<std::uint8_t, kRotatedValues>> codes;
   std::vector<float> residual;  // of poisoned blocks: the old one
   std::size_t overflows = 0;
 };
 
 /// Bit i: whether value i of a block changes its sign.
-std::array<bool, kTurnedValues> block_signs(const HadamardTask& task, std::size_t block);
+std::array<bool, kRotatedValues> block_signs(const HadamardTask& task, std::size_t block);
 
 /// Codes p; `old_residual` may be empty (then no residual of poisoned blocks is known).
 HadamardCoded hadamard_coded(const HadamardTask& task, const std::vector<float>& p,

@@ -1,4 +1,4 @@
-/// hadamard: one to four bits a value. Each block is turned by a random orthogonal matrix
+/// hadamard: one to four bits a value. Each block is rotated by a random orthogonal matrix
 /// (Hadamard's, with random signs), after which its values look normally distributed whatever they
 /// were, and is then quantised in equal steps scaled to its root mean square (Suresh et al. 2017;
 /// DRIVE, Vargaftik et al. 2021).
@@ -30,7 +30,7 @@ struct HadamardOptions {
 
 /// Where the sections of one segment's hadamard payload lie.
 struct HadamardLayout {
-  static constexpr std::size_t kBlock = 256;              ///< values that are turned together
+  static constexpr std::size_t kBlock = 256;              ///< values that are rotated together
   static constexpr std::size_t kPlaneBytes = kBlock / 8;  ///< a bit of each value of a block
   std::size_t count;
   unsigned bits;

@@ -9,7 +9,7 @@
 
 #include "kernels/host/noise-inl.h"
 #include "kernels/host/simd-inl.h"
-#include "kernels/scalar/turn.h"
+#include "kernels/scalar/rotation.h"
 
 #include <algorithm>
 #include <cstring>
@@ -25,10 +25,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kTurnVectors = kTurnBlock / kLanes;
+constexpr std::size_t kRotationVectors = kRotationBlock / kLanes;
 
 /// Value i in lane i mod kLanes of vector i / kLanes.
-using TurnVectors = VF32[kTurnVectors];
+using RotationVectors = VF32[kRotationVectors];
 
 #if HWY_TARGET == HWY_AVX3
 HWY_INLINE VF32 swapped_blocks(VF32 value) { return hn::SwapAdjacentBlocks(value); }
@@ -50,14 +50,14 @@ HWY_INLINE VF32 swapped(VF32 value) {
 #endif
 }
 
-/// Vectors that are turned in registers at once.
-constexpr std::size_t kTurnRadix = HWY_TARGET == HWY_AVX3 ? 16 : 8;
+/// Vectors that are rotated in registers at once.
+constexpr std::size_t kRotationRadix = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 
 /// (x_i, x_{i + h}) ← (x_i + x_{i + h}, x_i − x_{i + h}) for h = kDistance and all that follow
 /// below kLanes: pairs within a vector. Products with 1 and −1 are exact, so fma rounds as the sum
 /// does.
 template <std::size_t kDistance, std::size_t kCount>
-HWY_INLINE void turn_within(VF32 (&x)[kCount]) {
+HWY_INLINE void rotate_within(VF32 (&x)[kCount]) {
   if constexpr (kDistance < kLanes) {
     const VU32 upper = hn::And(hn::Iota(U32(), 0), hn::Set(U32(), kDistance));
     const VF32 one = hn::Set(F32(), 1.0f);
@@ -65,13 +65,13 @@ HWY_INLINE void turn_within(VF32 (&x)[kCount]) {
         hn::IfThenElse(hn::Eq(hn::BitCast(F32(), upper), hn::Zero(F32())), one, hn::Neg(one));
     TERSOR_UNROLL
     for (std::size_t k = 0; k < kCount; ++k) x[k] = fused(x[k], sign, swapped<kDistance>(x[k]));
-    turn_within<2 * kDistance>(x);
+    rotate_within<2 * kDistance>(x);
   }
 }
 
 /// The same for pairs of vectors.
 template <std::size_t kDistance, std::size_t kCount>
-HWY_INLINE void turn_between(VF32 (&x)[kCount]) {
+HWY_INLINE void rotate_between(VF32 (&x)[kCount]) {
   if constexpr (kDistance < kCount) {
     TERSOR_UNROLL
     for (std::size_t pair = 0; pair < kCount / 2; ++pair) {
@@ -80,32 +80,32 @@ HWY_INLINE void turn_between(VF32 (&x)[kCount]) {
       x[k] = hn::Add(low, high);
       x[k + kDistance] = hn::Sub(low, high);
     }
-    turn_between<2 * kDistance>(x);
+    rotate_between<2 * kDistance>(x);
   }
 }
 
-/// Vectors that stand kStride apart: all pairs among kTurnRadix of them, then wider ones.
+/// Vectors that stand kStride apart: all pairs among kRotationRadix of them, then wider ones.
 template <std::size_t kStride>
-HWY_INLINE void turn_from(TurnVectors& x) {
-  if constexpr (kStride < kTurnVectors) {
-    constexpr std::size_t kCount = std::min(kTurnRadix, kTurnVectors / kStride);
+HWY_INLINE void rotate_from(RotationVectors& x) {
+  if constexpr (kStride < kRotationVectors) {
+    constexpr std::size_t kCount = std::min(kRotationRadix, kRotationVectors / kStride);
     TERSOR_VECTOR_LOOP
-    for (std::size_t group = 0; group < kTurnVectors / kCount; ++group) {
+    for (std::size_t group = 0; group < kRotationVectors / kCount; ++group) {
       const std::size_t first = group / kStride * kStride * kCount + group % kStride;
       VF32 part[kCount];
       TERSOR_UNROLL
       for (std::size_t k = 0; k < kCount; ++k) part[k] = x[first + k * kStride];
-      if constexpr (kStride == 1) turn_within<1>(part);
-      turn_between<1>(part);
+      if constexpr (kStride == 1) rotate_within<1>(part);
+      rotate_between<1>(part);
       TERSOR_UNROLL
       for (std::size_t k = 0; k < kCount; ++k) x[first + k * kStride] = part[k];
     }
-    turn_from<kStride * kCount>(x);
+    rotate_from<kStride * kCount>(x);
   }
 }
 
 /// T.
-HWY_INLINE void turn(TurnVectors& x) { turn_from<1>(x); }
+HWY_INLINE void rotate(RotationVectors& x) { rotate_from<1>(x); }
 
 template <std::size_t kDistance>
 HWY_INLINE VF32 tree_sum_within(VF32 sum) {
@@ -117,13 +117,13 @@ HWY_INLINE VF32 tree_sum_within(VF32 sum) {
 
 /// Σ of(x_i), as a tree.
 template <class Of>
-HWY_INLINE float tree_sum(const TurnVectors& x, const Of& of) {
-  VF32 sum[kTurnVectors / 2];
+HWY_INLINE float tree_sum(const RotationVectors& x, const Of& of) {
+  VF32 sum[kRotationVectors / 2];
   TERSOR_VECTOR_LOOP
-  for (std::size_t k = 0; k < kTurnVectors / 2; ++k)
-    sum[k] = hn::Add(of(x[k]), of(x[k + kTurnVectors / 2]));
+  for (std::size_t k = 0; k < kRotationVectors / 2; ++k)
+    sum[k] = hn::Add(of(x[k]), of(x[k + kRotationVectors / 2]));
   TERSOR_VECTOR_LOOP
-  for (std::size_t half = kTurnVectors / 4; half != 0; half /= 2) {
+  for (std::size_t half = kRotationVectors / 4; half != 0; half /= 2) {
     TERSOR_VECTOR_LOOP
     for (std::size_t k = 0; k < half; ++k) sum[k] = hn::Add(sum[k], sum[k + half]);
   }
@@ -157,7 +157,7 @@ HWY_INLINE VF32 flipped(VF32 value, const std::uint8_t* signs, std::size_t k) {
 #endif
 }
 
-constexpr std::size_t kSignBytes = kTurnBlock / 8;  // of a block
+constexpr std::size_t kSignBytes = kRotationBlock / 8;  // of a block
 
 /// The signs of consecutive blocks, made for 32 of them when the first is asked for.
 class BlockSigns {
@@ -168,7 +168,7 @@ class BlockSigns {
   /// 256 bits of the block that begins at value `first` of the range; those of the blocks behind it
   /// follow, up to a multiple of 32 blocks.
   HWY_INLINE const std::uint8_t* at(std::size_t first) {
-    const std::size_t block = first / kTurnBlock;
+    const std::size_t block = first / kRotationBlock;
     if (HWY_UNLIKELY(block / kGroup != group_)) fill(block / kGroup);
     return bytes_ + block % kGroup * kSignBytes;
   }
@@ -182,8 +182,8 @@ class BlockSigns {
     group_ = group;
     for (std::size_t block = 0; block < kGroup; ++block)
       for (unsigned half = 0; half < 2; ++half) {
-        const PhiloxWords words =
-            sign_words(signs_, signs_.first_index + (group * kGroup + block) * kTurnBlock, half);
+        const PhiloxWords words = sign_words(
+            signs_, signs_.first_index + (group * kGroup + block) * kRotationBlock, half);
         std::memcpy(bytes_ + block * kSignBytes + half * sizeof words, &words, sizeof words);
       }
   }
@@ -195,7 +195,7 @@ class BlockSigns {
     const VU64 places = hn::ShiftLeft<8>(hn::Iota(U64(), 0));
     constexpr std::size_t kCounters = hn::MaxLanes(U64());
     for (std::size_t block = 0; block < kGroup; block += kCounters) {
-      const std::uint64_t first = signs_.first_index + (group * kGroup + block) * kTurnBlock;
+      const std::uint64_t first = signs_.first_index + (group * kGroup + block) * kRotationBlock;
       const VU64 index = hn::Add(hn::Set(U64(), first), places);
       const VectorWords counter = {{index, hn::ShiftRight<32>(index), hn::Set(U64(), signs_.step),
                                     hn::Set(U64(), signs_.parameter)}};

@@ -1,5 +1,5 @@
-// How blocks of 256 values are turned: the words of random signs, on every device the same. What is
-// done with them stands in kernels/host/turn-inl.h and turn.cuh.
+// How blocks of 256 values are rotated: the words of random signs, on every device the same. What
+// is done with them stands in kernels/host/rotation-inl.h and rotation.cuh.
 #pragma once
 
 #include "kernels/scalar/philox.h"
@@ -9,11 +9,11 @@
 
 namespace tersor::kernels {
 
-constexpr std::size_t kTurnBlock = 256;  // values that are turned together
-constexpr std::size_t kSignWords = kTurnBlock / 32;
+constexpr std::size_t kRotationBlock = 256;  // values that are rotated together
+constexpr std::size_t kSignWords = kRotationBlock / 32;
 
-/// Of the format, so that all ranks turn alike and sums may be made before turning back. The words
-/// 4 to 7 of a block have the next key.
+/// Of the format, so that all ranks rotate alike and sums may be made before rotating back. The
+/// words 4 to 7 of a block have the next key.
 constexpr std::uint64_t kSignKey = 0x6861646d61726421u;
 
 /// The signs of a range of blocks, the first of which begins at `first_index` in its parameter.
