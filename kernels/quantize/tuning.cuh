@@ -11,11 +11,10 @@
 namespace tersor::kernels {
 
 struct QuantizeResident {
-  unsigned from;   // the architecture from which on this holds, as __CUDA_ARCH__ says it
-  unsigned plain;  // encode without feedback
-  unsigned
-      plain16;   // the same of few gradients of 16 bits, to nearest: half the bytes are under way
-  unsigned fed;  // encode with feedback: a second row of each chunk
+  unsigned from;     // the architecture from which on this holds, as __CUDA_ARCH__ says it
+  unsigned plain;    // encode without feedback
+  unsigned plain16;  // the same of few gradients of 16 bits, to nearest
+  unsigned fed;      // encode with feedback: a second row of each chunk
   unsigned reduced;  // reduce
   unsigned any;      // encode with noise of any element, a counter a value
   unsigned reduced_any;
