@@ -311,9 +311,9 @@ struct CastReduceKernel : UnitKernel {
  private:
   TERSOR_DEVICE unsigned reduce_unit(const ReduceEntry& segment, const UnitPlace<kRow>& place,
                                      float b, bool sound) const {
-    const Unit out = Unit::of(segment, place, target.values, target.padding, false);
     Rows<kRow> p = {}, residual;
     if (sound) add_frames(segment, place, p);
+    const Unit out = Unit::of(segment, place, target.values, target.padding, false);
     out.load_residual(residual);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {

@@ -75,7 +75,7 @@ class QuantizedRows {
 
 template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
 struct QuantizeDecodeKernel : UnitKernel {
-  static constexpr unsigned kResident = kDecodeResident<T, kMode>;
+  static constexpr unsigned kResident = kDecodeResident<T, kMode, kMostFrames>;
   static constexpr unsigned kRow = 16 / sizeof(T);
   struct Shared {
     ThreadSums<kThreads> read;

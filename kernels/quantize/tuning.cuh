@@ -19,8 +19,9 @@ struct QuantizeResident {
   unsigned any;      // encode with noise of any element, a counter a value
   unsigned reduced_any;
   unsigned decode;
-  unsigned decode16;  // to values of 16 bits
-  unsigned added;     // decode that adds to what is there
+  unsigned decode16;    // to values of 16 bits
+  unsigned added;       // decode that adds to what is there
+  unsigned added_many;  // the same of many frames
 };
 
 /// The newest architecture comes last.
@@ -34,7 +35,8 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .reduced_any = 2,
      .decode = 4,
      .decode16 = 5,
-     .added = 4},
+     .added = 4,
+     .added_many = 3},
     {.from = 1200,
      .plain = 4,
      .plain16 = 5,
@@ -44,7 +46,8 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .reduced_any = 1,
      .decode = 4,
      .decode16 = 5,
-     .added = 4},
+     .added = 4,
+     .added_many = 3},
 };
 constexpr QuantizeResident kQuantizeResident = tuning_of(kQuantizeTuning);
 
@@ -59,10 +62,13 @@ constexpr unsigned kQuantizeEncodeResident = sizeof(G) == 2 && std::is_same_v<E,
                                                                    == kFewSegments
                                                  ? kQuantizeResident.plain16
                                                  : kEncodeResident<E, kKind>;
-template <typename T, DecodeMode kMode>
-constexpr unsigned kDecodeResident = kMode == DecodeMode::kAdd ? kQuantizeResident.added
-                                     : sizeof(T) == 4          ? kQuantizeResident.decode
-                                                               : kQuantizeResident.decode16;
+template <typename T, DecodeMode kMode, unsigned kMostFrames>
+constexpr unsigned kDecodeResident = kMode == DecodeMode::kAdd
+                                         ? (kMostFrames == kFewFrames
+                                                ? kQuantizeResident.added
+                                                : kQuantizeResident.added_many)
+                                     : sizeof(T) == 4 ? kQuantizeResident.decode
+                                                      : kQuantizeResident.decode16;
 template <NoiseKind kKind>
 constexpr unsigned kReduceResident =
     kKind == NoiseKind::kAny ? kQuantizeResident.reduced_any : kQuantizeResident.reduced;
