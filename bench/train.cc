@@ -217,9 +217,9 @@ Epochs train_once(const TrainOptions& options, Fleet& fleet, const TrainingRun& 
       write_safetensors(options.gradients, std::exchange(gradients, {}));
   };
   const auto on_gradient = [&](const trainer::Parameter& parameter) {
-    gradients.push_back({parameter.name,
-                         {parameter.gradient.begin(), parameter.gradient.end()},
-                         {parameter.rows, parameter.columns}});
+    const std::span<float> values = parameter.gradient.as<float>();
+    gradients.push_back(
+        {parameter.name, {values.begin(), values.end()}, {parameter.rows, parameter.columns}});
   };
   return train(fleet, run, data,
                {.step = [&] { progress.step(); }, .epoch = on_epoch, .gradient = on_gradient});

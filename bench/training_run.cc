@@ -12,8 +12,6 @@
 #include "bench/compare.h"
 #include "bench/ranks.h"
 #include "bench/timing.h"
-#include "bench/trainer/momentum_sgd.h"
-#include "bench/trainer/perceptron.h"
 #include "bench/trainer/shard.h"
 
 namespace tersor::bench {
@@ -55,9 +53,8 @@ class TrainingRank {
   TrainingRank(const TrainingRun& run, const trainer::TrainingData& data, Transport& transport)
       : recipe_(run.recipe),
         data_(data),
-        network_(widths(run, data), run.seed),
+        network_(trainer::CpuMachine(), widths(run, data), run.seed),
         shard_(make_shard(run, data, transport.rank(), transport.ranks())),
-        optimizer_(network_.parameters(), run.recipe.momentum),
         reducer_(transport, reducer_options(run)) {
     for (const trainer::Parameter& parameter : network_.parameters())
       reducer_.add(parameter.name, parameter.gradient, parameter.columns > 1 ? parameter.rows : 0,
@@ -71,26 +68,29 @@ class TrainingRank {
       if (look) look(parameter);
       reducer_.ready(parameter.name);
     };
-    epoch.loss += network_.forward_backward(data_.train, shard_.batch(step_), ready);
+    data_.train.read(shard_.batch(step_), batch_);
+    network_.forward(batch_);
+    network_.backward(ready);
+    epoch.loss += network_.result().loss;
     const Stopwatch waiting;
     reducer_.wait();
     epoch.exposed_seconds += waiting.seconds();
-    optimizer_.step(recipe_.learning_rate_at(step_, steps()));
+    network_.descend(recipe_.learning_rate_at(step_, steps()), recipe_.momentum);
     epoch.step_seconds += step.seconds();
     ++step_;
   }
 
   std::size_t steps() const { return shard_.steps_per_epoch(); }
-  double accuracy() { return network_.accuracy(data_.test); }
+  double accuracy() { return trainer::accuracy(network_, data_.test); }
   GradientReducer& reducer() { return reducer_; }
-  std::span<const trainer::Parameter> parameters() const { return network_.parameters(); }
+  const std::vector<trainer::Parameter>& parameters() const { return network_.parameters(); }
 
  private:
   trainer::TrainingRecipe recipe_;
   const trainer::TrainingData& data_;
-  trainer::Perceptron network_;
+  trainer::Network<trainer::CpuMachine> network_;
   trainer::Shard shard_;
-  trainer::MomentumSgd optimizer_;
+  trainer::Examples batch_;
   GradientReducer reducer_;
   std::size_t step_ = 0;
 };
@@ -144,7 +144,7 @@ EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserve
 /// Ranks that have drifted apart would train different networks.
 void check_weights(TrainingRank& trainer, Rank& rank, const std::string& codec) {
   for (const trainer::Parameter& parameter : trainer.parameters())
-    check_identical(rank, std::as_bytes(std::span(parameter.values)),
+    check_identical(rank, {parameter.values.pointer(), parameter.values.bytes()},
                     codec + ", " + parameter.name);
 }
 

@@ -9,7 +9,7 @@
 
 #include "bench/fleet.h"
 #include "bench/trainer/dataset.h"
-#include "bench/trainer/perceptron.h"
+#include "bench/trainer/network.h"
 #include "bench/trainer/recipe.h"
 
 namespace tersor::bench {

@@ -69,6 +69,15 @@ void Dataset::standardise(std::size_t index, std::span<float> inputs) const {
   for (std::size_t i = 0; i < pixels; ++i) inputs[i] = static_cast<float>(image[i]) * scale + shift;
 }
 
+void Dataset::read(std::span<const std::uint32_t> indices, Examples& examples) const {
+  examples.inputs.resize(indices.size() * pixels);
+  examples.labels.resize(indices.size());
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    standardise(indices[i], std::span(examples.inputs).subspan(i * pixels, pixels));
+    examples.labels[i] = labels[indices[i]];
+  }
+}
+
 TrainingData load_training_data(const std::filesystem::path& folder) {
   TrainingData sets{load(folder, "train"), load(folder, "t10k")};
   if (sets.train.pixels != sets.test.pixels)

@@ -1,6 +1,7 @@
 // Labelled images as bytes, and where to find Fashion-MNIST.
 #pragma once
 
+#include "bench/trainer/examples.h"
 #include "bench/trainer/idx.h"
 
 #include <cstddef>
@@ -29,6 +30,8 @@ struct Dataset {
 
   /// Writes image `index`, standardised, to `inputs` (`pixels` values).
   void standardise(std::size_t index, std::span<float> inputs) const;
+  /// Makes `examples` those images, standardised.
+  void read(std::span<const std::uint32_t> indices, Examples& examples) const;
 };
 
 /// 60,000 training and 10,000 test images of 28 * 28 pixels in ten classes (Xiao, Rasul and

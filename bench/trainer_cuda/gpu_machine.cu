@@ -1,7 +1,7 @@
 // One thread for each element of a step. Grid: as many blocks of kThreads as the elements need.
 // What a thread reads and writes is said at each struct of arithmetic.h; neighbours write
 // neighbours.
-#include "bench/trainer_cuda/machine.h"
+#include "bench/trainer/machine.h"
 
 #include <tersor/error.h>
 
@@ -9,13 +9,13 @@
 
 #include <string>
 
-namespace trainer_cuda {
+namespace trainer {
 namespace {
 
 constexpr unsigned kThreads = 256;  // a block
 
 template <typename Step>
-__global__ void run(std::size_t count, Step step) {
+__global__ void run_elements(std::size_t count, Step step) {
   const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < count) step(i);
 }
@@ -30,18 +30,19 @@ cudaStream_t queue(tersor::StreamView stream) { return static_cast<cudaStream_t>
 }  // namespace
 
 template <typename Step>
-void GpuMachine::for_each(std::size_t count, const Step& step) const {
+void GpuMachine::run(const Step& step) const {
+  const std::size_t count = step.elements();
   const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
-  run<<<blocks, kThreads, 0, queue(stream_)>>>(count, step);
+  run_elements<<<blocks, kThreads, 0, queue(stream_)>>>(count, step);
   check(cudaGetLastError(), "queueing a kernel");
 }
 
-template void GpuMachine::for_each(std::size_t, const Forward&) const;
-template void GpuMachine::for_each(std::size_t, const SoftmaxLoss&) const;
-template void GpuMachine::for_each(std::size_t, const WeightGradient&) const;
-template void GpuMachine::for_each(std::size_t, const BiasGradient&) const;
-template void GpuMachine::for_each(std::size_t, const InputGradient&) const;
-template void GpuMachine::for_each(std::size_t, const Descend&) const;
+template void GpuMachine::run(const Forward&) const;
+template void GpuMachine::run(const SoftmaxLoss&) const;
+template void GpuMachine::run(const WeightGradient&) const;
+template void GpuMachine::run(const BiasGradient&) const;
+template void GpuMachine::run(const InputGradient&) const;
+template void GpuMachine::run(const Descend&) const;
 
 void GpuMachine::copy(void* to, const void* from, std::size_t bytes) const {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue(stream_)), "queueing a copy");
@@ -51,4 +52,4 @@ void GpuMachine::synchronize() const {
   check(cudaStreamSynchronize(queue(stream_)), "waiting for a stream");
 }
 
-}  // namespace trainer_cuda
+}  // namespace trainer

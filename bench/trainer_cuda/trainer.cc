@@ -15,9 +15,10 @@
 #include <filesystem>
 
 #include "bench/processes/rank_processes.h"
-#include "bench/trainer_cuda/network.h"
+#include "bench/trainer/network.h"
+#include "bench/trainer_cuda/teacher.h"
 
-namespace trainer_cuda {
+namespace trainer {
 namespace {
 
 using tersor::bench::RankPlace;
@@ -57,7 +58,7 @@ void note(const BatchResult& result, std::size_t step, std::size_t steps, Learnt
   const std::size_t averaged = std::min(kLastSteps, steps - 1);
   if (step + averaged < steps) return;
   learnt.last.loss += result.loss / static_cast<double>(averaged);
-  learnt.last.accuracy += result.accuracy / static_cast<double>(averaged);
+  learnt.last.right += result.right / static_cast<double>(averaged);
 }
 
 Learnt train(tersor::Transport& transport, const Options& options, const std::string& codec) {
@@ -65,7 +66,7 @@ Learnt train(tersor::Transport& transport, const Options& options, const std::st
   const tersor::Stream own;
   const tersor::StreamView stream = own.view();
   const GpuMachine machine(stream);
-  Network<GpuMachine> network(machine, {kInputs, hidden, hidden, kClasses}, kBatch, 1);
+  Network network(machine, std::vector{kInputs, hidden, hidden, kClasses}, 1);
   Teacher teacher(kInputs, kClasses, 100 + static_cast<unsigned>(transport.rank()));
   Learnt learnt;
   const auto start = std::chrono::steady_clock::now();
@@ -73,7 +74,8 @@ Learnt train(tersor::Transport& transport, const Options& options, const std::st
   for (const Parameter& p : network.parameters())
     reducer.add(p.name, p.gradient, p.rows, p.columns);
   for (std::size_t step = 0; step < steps; ++step) {
-    network.forward(teacher.batch(kBatch));
+    const Examples batch = teacher.batch(kBatch);
+    network.forward(batch);
     network.backward([&](const Parameter& p) { reducer.ready(p.name); });
     reducer.wait();
     network.descend(kRate);
@@ -116,7 +118,7 @@ void run_rank(const RankPlace& place, const Options& options) {
       fmt::print(
           "{}: loss {:.4f}, accuracy {:.1f} %, after {} steps of {:.0f} us; same bits on all "
           "ranks\n",
-          codec, learnt.last.loss, 100 * learnt.last.accuracy, options.steps,
+          codec, learnt.last.loss, 100 * learnt.last.right / kBatch, options.steps,
           1e6 * learnt.seconds_per_step);
   }
 }
@@ -150,11 +152,11 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace trainer_cuda
+}  // namespace trainer
 
 int main(int argc, char** argv) {
   try {
-    return trainer_cuda::run(argc, argv);
+    return trainer::run(argc, argv);
   } catch (const std::exception& error) {
     fmt::print(stderr, "tersor-trainer-cuda: {}\n", error.what());
     return 1;

@@ -3,8 +3,7 @@
 // Long because each part of the trainer has its tests here.
 #include "bench/trainer/dataset.h"
 #include "bench/trainer/idx.h"
-#include "bench/trainer/momentum_sgd.h"
-#include "bench/trainer/perceptron.h"
+#include "bench/trainer/network.h"
 #include "bench/trainer/random.h"
 #include "bench/trainer/recipe.h"
 #include "bench/trainer/shard.h"
@@ -189,8 +188,24 @@ Dataset synthetic(std::size_t count, std::size_t pixels, std::uint64_t seed) {
   return dataset;
 }
 
+using Perceptron = Network<CpuMachine>;
+
 constexpr std::size_t kWidths[] = {12, 17, 9, 10};
 const GradientReady kIgnore = [](const Parameter&) {};
+
+std::span<float> values_of(const Parameter& parameter) { return parameter.values.as<float>(); }
+std::span<float> gradient_of(const Parameter& parameter) { return parameter.gradient.as<float>(); }
+
+/// Returns the mean loss.
+template <typename Machine>
+double forward_backward(Network<Machine>& network, const Dataset& dataset,
+                        std::span<const std::uint32_t> batch, const GradientReady& ready) {
+  Examples examples;
+  dataset.read(batch, examples);
+  network.forward(examples);
+  network.backward(ready);
+  return network.result().loss;
+}
 
 std::vector<std::uint32_t> first_images(std::size_t count) {
   std::vector<std::uint32_t> indices(count);
@@ -201,10 +216,10 @@ std::vector<std::uint32_t> first_images(std::size_t count) {
 /// Independent reference: outputs of one layer for one image, in double precision.
 std::vector<double> layer_outputs(const Parameter& weight, const Parameter& bias,
                                   const std::vector<double>& inputs) {
-  std::vector<double> outputs(bias.values.begin(), bias.values.end());
+  std::vector<double> outputs(values_of(bias).begin(), values_of(bias).end());
   for (std::size_t row = 0; row < weight.rows; ++row)
     for (std::size_t column = 0; column < weight.columns; ++column)
-      outputs[row] += weight.values[row * weight.columns + column] * inputs[column];
+      outputs[row] += values_of(weight)[row * weight.columns + column] * inputs[column];
   return outputs;
 }
 
@@ -233,15 +248,21 @@ double reference_loss(std::span<const Parameter> parameters, const Dataset& data
   return loss / static_cast<double>(batch.size());
 }
 
-TEST(Perceptron, GradientsMatchFiniteDifferences) {
+template <typename Machine>
+class NetworkOn : public ::testing::Test {};
+// The elements are those that a GPU computes.
+using Machines = ::testing::Types<CpuMachine, ElementMachine>;
+TYPED_TEST_SUITE(NetworkOn, Machines);
+
+TYPED_TEST(NetworkOn, GradientsMatchFiniteDifferences) {
   const Dataset dataset = synthetic(32, 12, 5);
-  Perceptron network(kWidths, 3);
+  Network<TypeParam> network({}, kWidths, 3);
   const auto batch = first_images(32);
-  const double loss = network.forward_backward(dataset, batch, kIgnore);
+  const double loss = forward_backward(network, dataset, batch, kIgnore);
   EXPECT_NEAR(loss, reference_loss(network.parameters(), dataset, batch), 1e-5);
   for (const Parameter& parameter : network.parameters())
     for (std::size_t i = 0; i < parameter.count(); ++i) {
-      float& value = parameter.values[i];
+      float& value = values_of(parameter)[i];
       const float kept = value, step = 0x1p-12f;
       value = kept + step;
       const double width_above = value,
@@ -250,52 +271,52 @@ TEST(Perceptron, GradientsMatchFiniteDifferences) {
       const double below = reference_loss(network.parameters(), dataset, batch);
       const double slope = (above - below) / (width_above - value);
       value = kept;
-      EXPECT_NEAR(parameter.gradient[i], slope, 1e-3) << parameter.name << " at " << i;
+      EXPECT_NEAR(gradient_of(parameter)[i], slope, 1e-3) << parameter.name << " at " << i;
     }
 }
 
-TEST(Perceptron, EachGradientIsFinalWhenItIsAnnounced) {
+TYPED_TEST(NetworkOn, EachGradientIsFinalWhenItIsAnnounced) {
   const Dataset dataset = synthetic(8, 12, 5);
-  Perceptron network(kWidths, 3);
+  Network<TypeParam> network({}, kWidths, 3);
   std::vector<std::string> names;
   std::vector<std::vector<float>> announced;
-  network.forward_backward(dataset, first_images(8), [&](const Parameter& parameter) {
+  forward_backward(network, dataset, first_images(8), [&](const Parameter& parameter) {
     names.push_back(parameter.name);
-    announced.emplace_back(parameter.gradient.begin(), parameter.gradient.end());
+    announced.emplace_back(gradient_of(parameter).begin(), gradient_of(parameter).end());
   });
   EXPECT_EQ(names, (std::vector<std::string>{"layer3.weight", "layer3.bias", "layer2.weight",
                                              "layer2.bias", "layer1.weight", "layer1.bias"}));
   for (const Parameter& parameter : network.parameters()) {
     const auto at = std::ranges::find(names, parameter.name) - names.begin();
-    EXPECT_TRUE(std::ranges::equal(announced[at], parameter.gradient)) << parameter.name;
+    EXPECT_TRUE(std::ranges::equal(announced[at], gradient_of(parameter))) << parameter.name;
   }
 }
 
-TEST(Perceptron, AccuracyIsTheShareThatTheReferenceGetsRight) {
+TYPED_TEST(NetworkOn, AccuracyIsTheShareThatTheReferenceGetsRight) {
   const Dataset dataset = synthetic(1201, 12, 5);  // more than are classified at once, and a rest
-  Perceptron network(kWidths, 3);
+  Network<TypeParam> network({}, kWidths, 3);
   std::size_t right = 0;
   for (std::size_t image = 0; image < dataset.count(); ++image) {
     const auto scores = reference_scores(network.parameters(), dataset, image);
     right += std::ranges::max_element(scores) - scores.begin() == dataset.labels[image];
   }
-  EXPECT_NEAR(network.accuracy(dataset) * 1201, static_cast<double>(right), 1);
+  EXPECT_NEAR(accuracy(network, dataset) * 1201, static_cast<double>(right), 1);
 }
 
 TEST(Perceptron, TheFirstWeightsComeFromTheSeedWithHesSpread) {
   const std::size_t widths[] = {200, 150, 10};
-  const Perceptron one(widths, 1), again(widths, 1), other(widths, 2);
-  const auto weights = one.parameters()[0].values;
-  EXPECT_TRUE(std::ranges::equal(weights, again.parameters()[0].values));
-  EXPECT_FALSE(std::ranges::equal(weights, other.parameters()[0].values));
+  const Perceptron one({}, widths, 1), again({}, widths, 1), other({}, widths, 2);
+  const auto weights = values_of(one.parameters()[0]);
+  EXPECT_TRUE(std::ranges::equal(weights, values_of(again.parameters()[0])));
+  EXPECT_FALSE(std::ranges::equal(weights, values_of(other.parameters()[0])));
   const double squares = std::transform_reduce(weights.begin(), weights.end(), 0.0, std::plus<>(),
                                                [](double x) { return x * x; });
   EXPECT_NEAR(squares / 30000, 2.0 / 200, 0.02 * 2 / 200);
 }
 
 TEST(Perceptron, SaysItsShapes) {
-  Perceptron network(kWidths, 3);
-  const auto parameters = network.parameters();
+  Perceptron network({}, kWidths, 3);
+  const auto& parameters = network.parameters();
   ASSERT_EQ(parameters.size(), 6u);
   EXPECT_EQ(parameters[0].name, "layer1.weight");
   EXPECT_EQ(parameters[0].rows, 17u);
@@ -303,15 +324,15 @@ TEST(Perceptron, SaysItsShapes) {
   EXPECT_EQ(parameters[5].rows, 10u);
   EXPECT_EQ(parameters[5].columns, 1u);
   for (const Parameter& p : parameters) {
-    EXPECT_EQ(p.values.size(), p.rows * p.columns) << p.name;
-    EXPECT_EQ(p.gradient.size(), p.rows * p.columns) << p.name;
+    EXPECT_EQ(p.values.count(), p.rows * p.columns) << p.name;
+    EXPECT_EQ(p.gradient.count(), p.rows * p.columns) << p.name;
   }
 }
 
 TEST(Perceptron, RefusesAnotherImageAndNoLayers) {
-  Perceptron network(kWidths, 3);
-  EXPECT_THROW(network.accuracy(synthetic(8, 13, 5)), std::invalid_argument);
-  EXPECT_THROW(Perceptron(std::span(kWidths).first(1), 3), std::invalid_argument);
+  Perceptron network({}, kWidths, 3);
+  EXPECT_THROW(accuracy(network, synthetic(8, 13, 5)), std::invalid_argument);
+  EXPECT_THROW(Perceptron({}, std::span(kWidths).first(1), 3), std::invalid_argument);
 }
 
 std::vector<std::size_t> widths(const TrainingRecipe& recipe, const Dataset& dataset) {
@@ -323,16 +344,15 @@ std::vector<std::size_t> widths(const TrainingRecipe& recipe, const Dataset& dat
 
 /// All values after `steps` steps of rank 0 of four on a model of the default widths.
 std::vector<float> train_alone(const Dataset& dataset, std::uint64_t seed, std::size_t steps) {
-  Perceptron network(widths(TrainingRecipe{}, dataset), seed);
-  MomentumSgd optimizer(network.parameters(), 0.9f);
+  Perceptron network({}, widths(TrainingRecipe{}, dataset), seed);
   Shard shard(dataset.count(), {0, 4}, 32, seed);
   for (std::size_t step = 0; step < steps; ++step) {
-    network.forward_backward(dataset, shard.batch(step), kIgnore);
-    optimizer.step(0.01f);
+    forward_backward(network, dataset, shard.batch(step), kIgnore);
+    network.descend(0.01f, 0.9f);
   }
   std::vector<float> values;
   for (const Parameter& p : network.parameters())
-    values.insert(values.end(), p.values.begin(), p.values.end());
+    values.insert(values.end(), values_of(p).begin(), values_of(p).end());
   return values;
 }
 
@@ -404,17 +424,16 @@ TEST(TrainingRecipe, AlsoWithoutWarmUpOrWithNothingElse) {
   EXPECT_LT(recipe.learning_rate_at(99, 100), 0.5f);
 }
 
-TEST(MomentumSgd, FollowsItsFormula) {
-  Perceptron network(kWidths, 3);
+TEST(Perceptron, DescendsByTheFormulaOfMomentum) {
+  Perceptron network({}, kWidths, 3);
   const Parameter& weight = network.parameters()[0];
-  MomentumSgd optimizer(network.parameters(), 0.5f);
-  const float start = weight.values[4];
-  weight.gradient[4] = 2.0f;
-  optimizer.step(0.25f);
-  EXPECT_FLOAT_EQ(weight.values[4], start - 0.25f * 2.0f);
-  weight.gradient[4] = -1.0f;
-  optimizer.step(0.125f);
-  EXPECT_FLOAT_EQ(weight.values[4], start - 0.25f * 2.0f - 0.125f * (0.5f * 2.0f - 1.0f));
+  const float start = values_of(weight)[4];
+  gradient_of(weight)[4] = 2.0f;
+  network.descend(0.25f, 0.5f);
+  EXPECT_FLOAT_EQ(values_of(weight)[4], start - 0.25f * 2.0f);
+  gradient_of(weight)[4] = -1.0f;
+  network.descend(0.125f, 0.5f);
+  EXPECT_FLOAT_EQ(values_of(weight)[4], start - 0.25f * 2.0f - 0.125f * (0.5f * 2.0f - 1.0f));
 }
 
 // ---- Training ----------------------------------------------------------------------------------
@@ -430,25 +449,24 @@ std::vector<double> train(const Dataset& train, const Dataset& test, const Train
     for (std::size_t p = 0; p < all[0].size(); ++p)
       for (std::size_t i = rank; i < all[0][p].count(); i += ranks) {
         float sum = 0;
-        for (const auto& parameters : all) sum += parameters[p].gradient[i];
+        for (const auto& parameters : all) sum += gradient_of(parameters[p])[i];
         for (const auto& parameters : all)
-          parameters[p].gradient[i] = sum / static_cast<float>(ranks);
+          gradient_of(parameters[p])[i] = sum / static_cast<float>(ranks);
       }
   };
   const auto work = [&](std::uint32_t rank) {
-    Perceptron network(widths(recipe, train), 1);
-    MomentumSgd optimizer(network.parameters(), recipe.momentum);
+    Perceptron network({}, widths(recipe, train), 1);
     Shard shard(train.count(), {rank, ranks}, recipe.batch_images, 1);
     all[rank] = network.parameters();
     meet.arrive_and_wait();
     for (std::size_t step = 0; step < recipe.epochs * shard.steps_per_epoch(); ++step) {
-      network.forward_backward(train, shard.batch(step), kIgnore);
+      forward_backward(network, train, shard.batch(step), kIgnore);
       meet.arrive_and_wait();
       average_own_part(rank);
       meet.arrive_and_wait();
-      optimizer.step(recipe.learning_rate_at(step, shard.steps_per_epoch()));
+      network.descend(recipe.learning_rate_at(step, shard.steps_per_epoch()), recipe.momentum);
     }
-    accuracies[rank] = network.accuracy(test);
+    accuracies[rank] = accuracy(network, test);
     meet.arrive_and_wait();
   };
   std::vector<std::jthread> threads;

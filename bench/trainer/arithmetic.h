@@ -1,8 +1,7 @@
 // The arithmetic of a perceptron with ReLU and softmax cross entropy: for each step of it one
-// struct that computes one element, in an order of additions that is always the same. A GPU runs a
-// thread for each element, a CPU a loop over them, so tests on the CPU see the formulas that the
-// GPU runs. Matrices are row after row; W of a layer has a row for each output, X a row for each
-// example, and D = dLoss/dZ.
+// struct that computes one element, in an order of additions that is always the same. Machines run
+// them (machine.h). Matrices are row after row; W of a layer has a row for each output, X a row for
+// each example, and D = dLoss/dZ.
 #pragma once
 
 #include <cmath>
@@ -15,7 +14,7 @@
 #define TRAINER_BOTH
 #endif
 
-namespace trainer_cuda {
+namespace trainer {
 
 /// What a layer multiplies: `examples` rows of `inputs` values become rows of `outputs` values.
 struct LayerSizes {
@@ -31,6 +30,8 @@ struct Forward {
   float* z;
   Activation activation;
 
+  std::size_t elements() const { return sizes.examples * sizes.outputs; }
+
   TRAINER_BOTH void operator()(std::size_t element) const {
     const float* row = x + element / sizes.outputs * sizes.inputs;
     const std::size_t output = element % sizes.outputs;
@@ -41,12 +42,14 @@ struct Forward {
   }
 };
 
-/// One example: its scores become D of the mean loss, its loss and whether the highest score was
-/// the label's are written.
+/// One example: its scores become D of the mean loss. Written are the label's softmax, whose
+/// negative logarithm is the loss, and whether it was the highest (1 or 0).
 struct SoftmaxLoss {
   std::size_t examples, classes;
   const std::uint32_t* labels;
-  float *scores, *loss, *correct;
+  float *scores, *chance, *right;
+
+  std::size_t elements() const { return examples; }
 
   TRAINER_BOTH void operator()(std::size_t example) const {
     float* row = scores + example * classes;
@@ -56,8 +59,8 @@ struct SoftmaxLoss {
     const float highest = row[best];
     float sum = 0;
     for (std::size_t c = 0; c < classes; ++c) sum += row[c] = std::exp(row[c] - highest);
-    loss[example] = std::log(sum) - std::log(row[label]);
-    correct[example] = best == label ? 1.0f : 0.0f;
+    chance[example] = row[label] / sum;
+    right[example] = best == label ? 1.0f : 0.0f;
     for (std::size_t c = 0; c < classes; ++c)
       row[c] = (row[c] / sum - (c == label ? 1.0f : 0.0f)) / static_cast<float>(examples);
   }
@@ -68,6 +71,8 @@ struct WeightGradient {
   LayerSizes sizes;
   const float *d, *x;
   float* gradient;
+
+  std::size_t elements() const { return sizes.outputs * sizes.inputs; }
 
   TRAINER_BOTH void operator()(std::size_t element) const {
     const std::size_t output = element / sizes.inputs, input = element % sizes.inputs;
@@ -84,6 +89,8 @@ struct BiasGradient {
   const float* d;
   float* gradient;
 
+  std::size_t elements() const { return sizes.outputs; }
+
   TRAINER_BOTH void operator()(std::size_t output) const {
     float sum = 0;
     for (std::size_t e = 0; e < sizes.examples; ++e) sum += d[e * sizes.outputs + output];
@@ -97,6 +104,8 @@ struct InputGradient {
   const float *d, *weight, *x;
   float* below;
 
+  std::size_t elements() const { return sizes.examples * sizes.inputs; }
+
   TRAINER_BOTH void operator()(std::size_t element) const {
     const std::size_t example = element / sizes.inputs, input = element % sizes.inputs;
     float sum = 0;
@@ -106,13 +115,19 @@ struct InputGradient {
   }
 };
 
-/// Steepest descent.
+/// velocity = momentum * velocity + gradient; value -= rate * velocity.
 struct Descend {
-  float rate;
+  std::size_t count;
+  float rate, momentum;
   const float* gradient;
-  float* value;
+  float *velocity, *value;
 
-  TRAINER_BOTH void operator()(std::size_t i) const { value[i] -= rate * gradient[i]; }
+  std::size_t elements() const { return count; }
+
+  TRAINER_BOTH void operator()(std::size_t i) const {
+    velocity[i] = momentum * velocity[i] + gradient[i];
+    value[i] -= rate * velocity[i];
+  }
 };
 
-}  // namespace trainer_cuda
+}  // namespace trainer

@@ -2,20 +2,14 @@
 // every rank knows, the teacher.
 #pragma once
 
+#include "bench/trainer/examples.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
 
-namespace trainer_cuda {
-
-/// Inputs row after row, and their labels.
-struct Examples {
-  std::vector<float> inputs;
-  std::vector<std::uint32_t> labels;
-};
-
-std::vector<float> normal_values(std::size_t count, float deviation, std::mt19937& generator);
+namespace trainer {
 
 /// A source of batches without end, another one for each seed; the labels of equal inputs agree.
 class Teacher {
@@ -32,4 +26,4 @@ class Teacher {
   std::mt19937 generator_;
 };
 
-}  // namespace trainer_cuda
+}  // namespace trainer

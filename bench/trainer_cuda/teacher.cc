@@ -1,29 +1,29 @@
-// See examples.h.
+// See teacher.h.
 
-#include "bench/trainer_cuda/examples.h"
+#include "bench/trainer_cuda/teacher.h"
 
-namespace trainer_cuda {
+namespace trainer {
 namespace {
 
 constexpr unsigned kTeacherSeed = 7;
 
-}  // namespace
-
-std::vector<float> normal_values(std::size_t count, float deviation, std::mt19937& generator) {
-  std::normal_distribution<float> distribution(0, deviation);
+std::vector<float> normal_values(std::size_t count, std::mt19937& generator) {
+  std::normal_distribution<float> distribution;
   std::vector<float> values(count);
   for (float& value : values) value = distribution(generator);
   return values;
 }
 
+}  // namespace
+
 Teacher::Teacher(std::size_t inputs, std::size_t classes, unsigned seed)
     : inputs_(inputs), classes_(classes), generator_(seed) {
   std::mt19937 same(kTeacherSeed);
-  scores_ = normal_values(classes * inputs, 1, same);
+  scores_ = normal_values(classes * inputs, same);
 }
 
 Examples Teacher::batch(std::size_t count) {
-  Examples examples{normal_values(count * inputs_, 1, generator_), {}};
+  Examples examples{normal_values(count * inputs_, generator_), {}};
   for (std::size_t i = 0; i < count; ++i)
     examples.labels.push_back(label_of(examples.inputs.data() + i * inputs_));
   return examples;
@@ -40,4 +40,4 @@ std::uint32_t Teacher::label_of(const float* input) const {
   return best;
 }
 
-}  // namespace trainer_cuda
+}  // namespace trainer
