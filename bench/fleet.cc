@@ -8,7 +8,7 @@
 #include <barrier>
 
 #if TERSOR_HAS_MPI
-#include "bench/mpi/process_fleet.h"
+#include "bench/mpi/mpi_fleet.h"
 #endif
 #if TERSOR_HAS_TCP
 #include "bench/tcp/tcp_fleet.h"
@@ -47,10 +47,6 @@ class ThreadRank final : public Rank {
     return all;
   }
 
-  void library_sum(ValueSpan, StreamView) override {
-    throw InvalidArgument("threads have no library that sums for them");
-  }
-
  private:
   Transport& transport_;
   Meeting& meeting_;
@@ -82,6 +78,10 @@ class ThreadFleet final : public Fleet {
 
 }  // namespace
 
+void Rank::library_sum(ValueSpan, StreamView) {
+  throw InvalidArgument("there is no library here that sums");
+}
+
 void Rank::library_call(std::string_view name, ConstValueSpan, ValueSpan) {
   throw InvalidArgument(fmt::format("there is no {} here", name));
 }
@@ -103,7 +103,7 @@ std::vector<std::string> transport_names() {
 
 std::unique_ptr<Fleet> make_fleet(const FleetOptions& options) {
 #if TERSOR_HAS_MPI
-  if (options.transport == "mpi") return make_process_fleet(options);
+  if (options.transport == "mpi") return make_mpi_fleet(options);
 #endif
 #if TERSOR_HAS_TCP
   if (options.transport == "tcp") return make_tcp_fleet(options);

@@ -37,7 +37,7 @@ class Rank {
   virtual std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own) = 0;
   /// The sum over ranks by the library below, in place; of device memory queued on the stream.
   /// Throws InvalidArgument where there is none, or it does not add such values.
-  virtual void library_sum(ValueSpan values, StreamView stream) = 0;
+  virtual void library_sum(ValueSpan values, StreamView stream);
   /// A collective of the library below by its name ("MPI_Bcast"), of f32, with rank 0 for a root;
   /// the output of a broadcast holds rank 0's values before. Only where
   /// `Fleet::has_library_calls`.

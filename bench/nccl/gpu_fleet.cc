@@ -10,9 +10,9 @@
 #include <tersor/nccl.h>
 
 #include <chrono>
-#include <cstdio>
 
 #include "bench/device/gpu.h"
+#include "bench/process_fleet.h"
 #include "bench/processes/rank_processes.h"
 
 namespace tersor::bench {
@@ -58,91 +58,28 @@ ncclDataType_t nccl_type(Dtype dtype) {
   return dtype == Dtype::kBf16 ? ncclBfloat16 : ncclFloat16;
 }
 
-/// What all measurements of a process share, since a communicator takes seconds to make: one for
-/// what is measured, one for the ranks' own messages, one for NCCL's sums.
-struct Communicators {
-  explicit Communicators(const RankPlace& place)
-      : control(communicator(place, "")),
-        measured(control.channel()),
-        library(communicator(place, ".library")) {}
+NcclCommunicator communicator(const RankPlace& place, const char* suffix) {
+  return NcclCommunicator::from_file(place.file.string() + suffix, place.rank, place.ranks,
+                                     kToMeet);
+}
 
-  static NcclCommunicator communicator(const RankPlace& place, const char* suffix) {
-    return NcclCommunicator::from_file(place.id_file.string() + suffix, place.rank, place.ranks,
-                                       kToMeet);
-  }
+/// NCCL's sums, over a communicator of their own.
+Library library_of(const RankPlace& place) {
+  const auto own = std::make_shared<NcclCommunicator>(communicator(place, ".library"));
+  const auto functions = std::make_shared<NcclFunctions>();
+  return {.name = std::string(kNcclSum),
+          .sum = [own, functions](ValueSpan values, StreamView stream) {
+            functions->sum(values, nccl_type(values.dtype()), own->handle(), stream);
+          }};
+}
 
-  NcclTransport control;
-  std::unique_ptr<Transport> measured;
-  NcclCommunicator library;
-};
-
-class GpuRank final : public Rank {
- public:
-  GpuRank(Communicators& communicators, const NcclFunctions& functions)
-      : communicators_(communicators), functions_(functions) {}
-
-  Transport& transport() override { return *communicators_.measured; }
-  bool stores() override { return true; }
-  void meet() override { gather_bytes(std::as_bytes(std::span(&kHere, 1))); }
-
-  std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own) override {
-    Transport& control = communicators_.control;
-    Handle handle =
-        control.all_gather({.name = "gathering", .tag = control.reserve_tags(1)}, own, own.size());
-    handle.wait_synchronize();
-    std::vector<std::vector<std::byte>> all;
-    for (int rank = 0; rank < control.ranks(); ++rank) {
-      const ConstByteSpan bytes = rank == control.rank() ? own : handle.received(rank);
-      all.emplace_back(bytes.begin(), bytes.end());
-    }
-    return all;
-  }
-
-  void library_sum(ValueSpan values, StreamView stream) override {
-    functions_.sum(values, nccl_type(values.dtype()), communicators_.library.handle(), stream);
-  }
-
- private:
-  static constexpr std::uint64_t kHere = 1;
-
-  Communicators& communicators_;
-  const NcclFunctions& functions_;
-};
-
-class GpuFleet final : public Fleet {
- public:
-  explicit GpuFleet(const RankPlace& place)
-      : place_(place), devices_(device_count()), communicators_(place) {}
-
-  int ranks() const override { return place_.ranks; }
-  std::string text() const override {
-    const std::string where = fmt::format("{} processes, {} of {}, {}", ranks(), devices_,
-                                          current_gpu().name, nccl_library());
-    const std::string note = sharing_note(ranks(), devices_, sharing_of_device());
-    return note.empty() ? where : where + "; " + note;
-  }
-  bool leads() const override { return place_.rank == 0; }
-  std::optional<int> only_rank() const override { return place_.rank; }
-  std::optional<std::string> library() const override { return std::string(kNcclSum); }
-
-  void run(const std::function<void(Rank&)>& body) override {
-    GpuRank rank(communicators_, functions_);
-    try {
-      body(rank);
-    } catch (const TransportError&) {
-      throw;
-    } catch (const std::exception& error) {
-      communicators_.control.poison(error.what());  // the others would wait for us
-      throw;
-    }
-  }
-
- private:
-  RankPlace place_;
-  int devices_;
-  Communicators communicators_;
-  NcclFunctions functions_;
-};
+std::string text_of(const RankPlace& place) {
+  const int devices = device_count();
+  const std::string where = fmt::format("{} processes, {} of {}, {}", place.ranks, devices,
+                                        current_gpu().name, nccl_library());
+  const std::string note = sharing_note(place.ranks, devices, sharing_of_device());
+  return note.empty() ? where : where + "; " + note;
+}
 
 }  // namespace
 
@@ -151,9 +88,9 @@ std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankPla
     throw InvalidArgument(fmt::format("--ranks {}, but {}={}: leave one of them out",
                                       *options.ranks, kRanksVariable, place.ranks));
   check_cuda(cudaSetDevice(device_of(place.rank, device_count())), "choosing a device");
-  if (place.rank != 0 && std::freopen("/dev/null", "w", stdout) == nullptr)
-    throw Error("cannot silence this rank's output");
-  return std::make_unique<GpuFleet>(place);
+  auto transport = std::make_unique<NcclTransport>(communicator(place, ""));
+  return make_process_fleet(
+      {.transport = std::move(transport), .library = library_of(place), .text = text_of(place)});
 }
 
 Sharing sharing_of_device() {

@@ -21,29 +21,34 @@ int number_of(const char* variable) {
   const std::string_view text = value_of(variable);
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size())
+  if (error != std::errc() || end != text.data() + text.size())
     throw InvalidArgument(fmt::format("{}=\"{}\" is no number", variable, text));
   return number;
 }
 
 }  // namespace
 
-Variables RankPlace::variables() const {
+Variables RankPlace::variables(const char* file_variable) const {
   return {{kRankVariable, std::to_string(rank)},
           {kRanksVariable, std::to_string(ranks)},
-          {kIdFileVariable, id_file.string()}};
+          {file_variable, file.string()}};
+}
+
+RankPlace place_by(const char* rank_variable, const char* ranks_variable,
+                   std::filesystem::path file) {
+  RankPlace place{number_of(rank_variable), number_of(ranks_variable), std::move(file)};
+  if (place.rank < 0 || place.rank >= place.ranks)
+    throw InvalidArgument(fmt::format("{}={} is no rank of {}={}", rank_variable, place.rank,
+                                      ranks_variable, place.ranks));
+  return place;
 }
 
 std::optional<RankPlace> place_of_process() {
   const bool none = value_of(kRankVariable).empty() && value_of(kRanksVariable).empty() &&
                     value_of(kIdFileVariable).empty();
   if (none) return std::nullopt;
-  const RankPlace place{number_of(kRankVariable), number_of(kRanksVariable),
-                        value_of(kIdFileVariable)};
-  if (place.rank < 0 || place.rank >= place.ranks)
-    throw InvalidArgument(fmt::format("{}={} is no rank of {}={}", kRankVariable, place.rank,
-                                      kRanksVariable, place.ranks));
-  if (place.id_file.empty())
+  const RankPlace place = place_by(kRankVariable, kRanksVariable, value_of(kIdFileVariable));
+  if (place.file.empty())
     throw InvalidArgument(
         fmt::format("{} is not set: name a file that all ranks reach, and that "
                     "is not there yet",

@@ -20,11 +20,18 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 struct RankPlace {
   int rank = 0;
   int ranks = 1;
-  /// Where rank 0 writes NCCL's unique id and the others read it; new for each communicator.
-  std::filesystem::path id_file;
+  /// Where ranks meet: all of them reach it, and no run had it before. Over NCCL rank 0 writes the
+  /// unique id there, for one communicator.
+  std::filesystem::path file;
 
-  Variables variables() const;
+  /// With the file in `file_variable`.
+  Variables variables(const char* file_variable = kIdFileVariable) const;
 };
+
+/// By variables that say which rank of how many. Throws InvalidArgument where they are no numbers,
+/// or no rank below a number of ranks.
+RankPlace place_by(const char* rank_variable, const char* ranks_variable,
+                   std::filesystem::path file);
 
 /// From the three variables above; nullopt where none of them is set: nobody started this process
 /// as a rank. Throws InvalidArgument where some are missing, or are no rank below a number of

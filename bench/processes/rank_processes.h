@@ -22,8 +22,9 @@ enum class RankOutput : std::uint8_t {
 struct RankCommand {
   std::vector<std::string> words;  ///< the program's path, then its arguments
   int ranks = 2;
-  int devices = 1;  ///< that all of them see
-  int first = 0;    ///< rank to start: those below are somebody else's
+  int devices = 1;                              ///< that all of them see
+  int first = 0;                                ///< rank to start: those below are somebody else's
+  const char* file_variable = kIdFileVariable;  ///< tells each where ranks meet
   RankOutput output = RankOutput::kOfFirst;
   Variables variables = {};  ///< beside those that say who a process is
 };
@@ -51,6 +52,8 @@ class RankProcesses {
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
+  /// Where the ranks meet; goes with this object.
+  std::filesystem::path file() const { return folder_ / "meeting"; }
   /// Waits for all, and kills those for which time is up.
   std::vector<RankEnding> wait(const RankLimits& limits = {});
 

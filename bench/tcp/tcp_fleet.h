@@ -2,27 +2,21 @@
 // process which rank it is.
 #pragma once
 
-#include <filesystem>
 #include <memory>
 #include <optional>
 
 #include "bench/fleet.h"
+#include "bench/processes/rank_place.h"
 
 namespace tersor::bench {
 
 /// Where ranks meet: a file that all of them reach, and that no run had before.
 inline constexpr const char* kTcpFileVariable = "TERSOR_TCP_FILE";
 
-struct TcpPlace {
-  int rank = 0;
-  int ranks = 1;
-  std::filesystem::path file;
-};
-
 /// Which rank this process is, by the variables TERSOR_RANK and TERSOR_RANKS, or those of a
 /// launcher (Open MPI's, Slurm's, PMI's); nullopt where TERSOR_TCP_FILE is not set. Throws
 /// InvalidArgument where it is, and the others are not, or are no numbers of a rank.
-std::optional<TcpPlace> tcp_place_of_process();
+std::optional<RankPlace> tcp_place_of_process();
 
 /// Starts the other ranks where nobody did, 4 in all unless `options` say another number.
 /// `options.link` is no more than a name. Throws InvalidArgument where --ranks says another number

@@ -103,7 +103,7 @@ void run_rank(const RankPlace& place, const Options& options) {
   cudaGetDeviceCount(&devices);
   if (devices == 0) throw tersor::CudaError("this machine has no GPU that can be used");
   cudaSetDevice(tersor::bench::device_of(place.rank, devices));
-  const auto id_file = place.id_file;
+  const auto id_file = place.file;
   const int rank = place.rank, ranks = place.ranks;
   tersor::NcclTransport transport(
       tersor::NcclCommunicator::from_file(id_file, rank, ranks, kToMeet));

@@ -98,7 +98,7 @@ TEST(RankPlace, ComesBackFromTheEnvironment) {
   ASSERT_TRUE(place.has_value());
   EXPECT_EQ(place->rank, 1);
   EXPECT_EQ(place->ranks, 4);
-  EXPECT_EQ(place->id_file, "/tmp/id");
+  EXPECT_EQ(place->file, "/tmp/id");
 }
 
 TEST(RankPlace, WhatIsMissingOrWrongIsNamed) {

@@ -33,7 +33,7 @@ const Registered kTwoShot("two_shot", [](const RankPlace& place) {
 });
 const Registered kOneShot("one_shot", [](const RankPlace& place) {
   check_all(place, Algorithm::kOneShot, kDense);
-  check_all({place.rank, place.ranks, place.id_file.string() + "-top-k"}, Algorithm::kOneShot,
+  check_all({place.rank, place.ranks, place.file.string() + "-top-k"}, Algorithm::kOneShot,
             kSparse);
 });
 

@@ -26,7 +26,7 @@ enum class Steps { kCalled, kReplayed };
 enum class Death { kBetweenSteps, kInTheMiddle };
 
 /// What the last rank leaves behind when it dies.
-fs::path mark_of(const RankPlace& place) { return place.id_file.string() + ".dead"; }
+fs::path mark_of(const RankPlace& place) { return place.file.string() + ".dead"; }
 
 void die(const RankPlace& place) {
   std::ofstream{mark_of(place)};
@@ -92,7 +92,7 @@ void go_on(const RankPlace& place) {
 template <Steps steps, Death death>
 void survive(const RankPlace& place) {
   lose_the_last(place, steps, death);
-  go_on({place.rank, place.ranks - 1, place.id_file});
+  go_on({place.rank, place.ranks - 1, place.file});
 }
 
 const Registered kBetweenCalls("dead_between_calls", survive<Steps::kCalled, Death::kBetweenSteps>);

@@ -109,8 +109,7 @@ void require(bool holds, const std::string& what) {
 }
 
 NcclCommunicator meet(const RankPlace& place, const std::string& name) {
-  return NcclCommunicator::from_file(place.id_file.string() + name, place.rank, place.ranks,
-                                     kToMeet);
+  return NcclCommunicator::from_file(place.file.string() + name, place.rank, place.ranks, kToMeet);
 }
 
 void OverNccl::SetUp() {

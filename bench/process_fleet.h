@@ -1,0 +1,34 @@
+// A fleet with one rank in each process, over any transport between processes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "bench/fleet.h"
+
+namespace tersor::bench {
+
+/// What the library below a transport does by itself; `Rank` says more.
+struct Library {
+  std::string name;  ///< of its sum
+  std::function<void(ValueSpan values, StreamView stream)> sum;
+  /// Empty where its other collectives are not measured.
+  std::function<void(std::string_view name, ConstValueSpan input, ValueSpan output)> call = {};
+};
+
+/// What such a fleet is made of, in the order in which it lives.
+struct ProcessFleetParts {
+  std::shared_ptr<void> keeper = {};  ///< of what the transport needs; may be null
+  std::unique_ptr<Transport> transport;
+  std::optional<Library> library = {};
+  std::string text;  ///< `Fleet::text`
+};
+
+/// The part of this process in a fleet. From now on rank 0 alone prints. The ranks meet, and
+/// gather, by messages of the transport; what is measured has a channel of its own. Throws Error
+/// where the others cannot be silenced.
+std::unique_ptr<Fleet> make_process_fleet(ProcessFleetParts parts);
+
+}  // namespace tersor::bench
