@@ -14,6 +14,7 @@
 
 #include "bench/allreduce_case.h"
 #include "bench/allreduce_options.h"
+#include "bench/allreduce_row.h"
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/records.h"
@@ -51,61 +52,19 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const
           .collective = options.scatters() ? Collective::kReduceScatter : Collective::kAllreduce};
 }
 
-/// A row: what was measured, and through what.
-struct AllreduceRow {
-  std::string codec;
-  bool by_library = false;
-  std::vector<int> dims = {};
-  std::size_t count = 0;
-  Dtype dtype = Dtype::kF32;
-  bool scatters = false;
-  BackwardPass pass = {};
-  AllreduceResult result = {};
-
-  double bytes() const { return static_cast<double>(count * dtype_bytes(dtype)); }
-  double algbw() const { return bytes() / result.seconds / 1e9; }
-  double busbw(int ranks) const { return algbw() * (scatters ? 1 : 2) * (ranks - 1) / ranks; }
-  /// The share of the wire's time in which nobody waited.
-  double hidden() const {
-    const double wire = result.wire_seconds;
-    return wire > 0 ? std::clamp(1 - result.exposed_seconds / wire, 0.0, 1.0) : 0.0;
-  }
-};
-
-/// "library": nobody says which way it went.
-std::string_view algorithm_of(const AllreduceRow& row) {
-  return row.by_library ? "library" : algorithm_name(row.result.algorithm);
-}
-
-Record record_of(const AllreduceOptions& options, int ranks, const AllreduceRow& row) {
+Record record_of(const AllreduceOptions& options, const AllreduceRow& row) {
   const AllreduceResult& result = row.result;
-  Record record = {
-      {"benchmark", "allreduce"},
-      {"collective", options.collective},
-      {"codec", row.codec},
-      {"algorithm", algorithm_of(row)},
-      {"dims", row.dims},
-      {"transport", options.fleet.transport},
-      {"link", options.fleet.link},
-      {"ranks", ranks},
-      {"dtype", options.dtype},
-      {"count", row.count},
-      {"seconds", result.seconds},
-      {"algbw", row.algbw()},
-      {"busbw", row.busbw(ranks)},
-      {"wire_bytes", result.wire_bytes},
-      {"relative_error", result.relative_error},
-      {"identical", true},
-      {"encode_seconds", result.encode_seconds},
-      {"wire_seconds", result.wire_seconds},
-      {"decode_seconds", result.decode_seconds},
-      {"chunk_count", options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count},
-      {"threads", options.threads}};
+  Record record = record_of(row, options.fleet.transport, options.fleet.link);
+  record["encode_seconds"] = result.encode_seconds;
+  record["wire_seconds"] = result.wire_seconds;
+  record["decode_seconds"] = result.decode_seconds;
+  record["chunk_count"] = options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count;
+  record["threads"] = options.threads;
   if (row.codec == kAutoCodec) record["chosen"] = result.codec;
   if (!options.through_reducer()) return record;
   record["parameters"] = row.pass.parameters;
   record["backward_seconds"] = row.pass.seconds;
-  record["exposed_seconds"] = result.exposed_seconds;
+  record["exposed_seconds"] = result.part_seconds;
   record["hidden"] = row.hidden();
   return record;
 }
@@ -125,7 +84,7 @@ std::size_t codec_width(const AllreduceOptions& options, std::vector<std::string
 /// "two-shot 16 x 16"
 std::string way_text(const AllreduceRow& row) {
   const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.dims.empty();
-  return std::string(algorithm_of(row)) + (on_grid ? " " + text_of(row.dims) : "");
+  return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.dims) : "");
 }
 
 std::size_t way_width(const AllreduceOptions& options) {
@@ -154,8 +113,7 @@ Table table_for(const AllreduceOptions& options, const std::vector<std::string>&
 
 std::string microseconds(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
 
-std::vector<std::string> cells_of(const AllreduceOptions& options, int ranks,
-                                  const AllreduceRow& row) {
+std::vector<std::string> cells_of(const AllreduceOptions& options, const AllreduceRow& row) {
   const AllreduceResult& result = row.result;
   std::vector<std::string> cells = {fmt::format("{:.0f}", row.bytes()),
                                     std::to_string(row.count),
@@ -164,14 +122,14 @@ std::vector<std::string> cells_of(const AllreduceOptions& options, int ranks,
                                     way_text(row),
                                     microseconds(result.seconds),
                                     fmt::format("{:.3f}", row.algbw()),
-                                    fmt::format("{:.3f}", row.busbw(ranks)),
+                                    fmt::format("{:.3f}", row.busbw()),
                                     std::to_string(result.wire_bytes),
                                     format_error(result.relative_error),
                                     "yes"};
   if (options.through_reducer())
-    cells.insert(cells.end(), {microseconds(row.pass.seconds), microseconds(result.wire_seconds),
-                               microseconds(result.exposed_seconds),
-                               fmt::format("{:.1f}%", 100 * row.hidden())});
+    cells.insert(cells.end(),
+                 {microseconds(row.pass.seconds), microseconds(result.wire_seconds),
+                  microseconds(result.part_seconds), fmt::format("{:.1f}%", 100 * row.hidden())});
   return cells;
 }
 
@@ -187,10 +145,11 @@ AllreduceRow measure(const AllreduceOptions& options, Fleet& fleet, const std::s
   const AllreduceCase wanted = case_of(options, fleet, codec, dims);
   AllreduceRow row{.codec = codec,
                    .by_library = wanted.by_library,
-                   .dims = dims,
                    .count = gradients.count(),
                    .dtype = gradients.dtype(),
-                   .scatters = options.scatters()};
+                   .ranks = gradients.ranks(),
+                   .collective = options.collective,
+                   .dims = dims};
   if (options.through_reducer()) {
     row.pass = {options.parameters, backward_seconds(options, fleet, wanted, gradients)};
     row.result = measure_reducer(fleet, wanted, row.pass, gradients);
@@ -222,8 +181,8 @@ void run_allreduce(const AllreduceOptions& options) {
     for (const std::string& codec : codecs)
       for (const std::vector<int>& dims : grids_for(options, codec)) {
         const AllreduceRow row = measure(options, *fleet, codec, dims, gradients);
-        table.print_row(cells_of(options, ranks, row));
-        records.add(record_of(options, ranks, row));
+        table.print_row(cells_of(options, row));
+        records.add(record_of(options, row));
         if (options.explain) fmt::print("{}", row.result.explanation);
       }
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bench/ranks.h"
+#include "bench/turns.h"
 
 namespace tersor::bench {
 
@@ -36,19 +37,16 @@ struct BackwardPass {
   double seconds = 0;
 };
 
-/// Medians over iterations; times are those of the slowest rank, bytes those of the rank that sent
-/// most.
-struct AllreduceResult {
-  std::string codec = {};                  ///< the one that was used
-  Algorithm algorithm = Algorithm::kAuto;  ///< the one that was used
-  double seconds = 0;
-  std::uint64_t wire_bytes = 0;  ///< sent by one rank in one call
+/// `part_seconds` are those of a reducer's step in `wait`, exposed; of a call on a device, those
+/// until it returned to the host.
+struct AllreduceResult : TurnTimes {
+  std::string codec = {};  ///< the one that was used
   double relative_error = 0;
-  double wire_seconds = 0;  ///< in which at least one message was under way
-  double encode_seconds = 0;
-  double decode_seconds = 0;
-  double exposed_seconds = 0;    ///< of a step, in `wait`; only with a backward pass
   std::string explanation = {};  ///< codec auto's
+  /// On a device: values that differ from the CPU's in a bit; of sums that the library below made,
+  /// those that rounding does not explain. nullopt where its sums are but a part of the way: then
+  /// only the relative error was held against a limit.
+  std::optional<std::size_t> wrong = {};
 };
 
 /// Times `allreduce`, or `reduce_scatter`. The result of a first call is checked before the clock

@@ -10,13 +10,13 @@
 #include <string>
 
 #include "bench/allreduce_case.h"
-#include "bench/calls.h"
 #include "bench/fleet.h"
+#include "bench/turns.h"
 
 namespace tersor::bench {
 
 /// What one rank needs for its calls: all of it made before the first.
-class AllreduceRank final : public Caller {
+class AllreduceRank final : public TimedCall {
  public:
   /// Gradient, sum and state lie where `input` lies, which outlives this object. On a device all
   /// calls are queued on the stream.

@@ -101,7 +101,7 @@ constexpr std::array kKinds{
 };
 
 /// One rank's calls, each of fresh values.
-class CollectiveRank final : public Caller {
+class CollectiveRank final : public TimedCall {
  public:
   CollectiveRank(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank)
       : wanted_(wanted),
@@ -151,7 +151,7 @@ class CollectiveRank final : public Caller {
 /// Every rank looks at what it got. Returns the largest relative error.
 double check_first_call(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank,
                         CollectiveRank& caller) {
-  time_call(caller, rank);
+  time_turn(caller, rank);
   const double own = wanted.kind->error(gradients, rank.index(), caller.output());
   double error = 0;
   for (const auto& of_rank : rank.gather(std::span(&own, 1)))
@@ -169,14 +169,11 @@ std::span<const CollectiveKind> collective_kinds() { return kKinds; }
 
 CollectiveResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
                                     const RankGradients& gradients) {
-  CollectiveResult result;
-  fleet.run([&](Rank& rank) {
+  return measure_on(fleet, [&](Rank& rank) {
     CollectiveRank caller(wanted, gradients, rank);
     const double error = check_first_call(wanted, gradients, rank, caller);
-    const CallTimes times = time_calls(caller, rank, wanted.iterations);
-    if (rank.stores()) result = {times, error};
+    return CollectiveResult{time_turns(caller, rank, wanted.iterations), error};
   });
-  return result;
 }
 
 }  // namespace tersor::bench

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "bench/calls.h"
 #include "bench/ranks.h"
+#include "bench/turns.h"
 
 namespace tersor::bench {
 
@@ -50,7 +50,7 @@ struct CollectiveCase {
 };
 
 struct CollectiveResult {
-  CallTimes times = {};
+  TurnTimes times = {};
   double relative_error = 0;
 };
 

@@ -79,7 +79,7 @@ double algbw(double bytes, const CollectiveResult& result) {
 
 Record record_of(const CollectivesOptions& options, int ranks, std::size_t count,
                  const CollectiveCase& wanted, const CollectiveResult& result) {
-  const CallTimes& times = result.times;
+  const TurnTimes& times = result.times;
   const double bytes =
       static_cast<double>(count * dtype_bytes(parse_gradient_dtype(options.dtype)));
   return {{"benchmark", "collectives"},

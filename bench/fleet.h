@@ -14,6 +14,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace tersor::bench {
@@ -83,6 +85,17 @@ class Fleet {
   /// Runs `body` once for each rank in this process. Throws what a rank threw.
   virtual void run(const std::function<void(Rank&)>& body) = 0;
 };
+
+/// What `measure` returns on the rank that stores results.
+template <typename Measure>
+auto measure_on(Fleet& fleet, const Measure& measure) {
+  std::invoke_result_t<Measure, Rank&> result{};
+  fleet.run([&](Rank& rank) {
+    auto own = measure(rank);
+    if (rank.stores()) result = std::move(own);
+  });
+  return result;
+}
 
 /// Ranks as threads over an emulated link.
 std::unique_ptr<Fleet> make_thread_fleet(int ranks, const Link& link);

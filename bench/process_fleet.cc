@@ -13,14 +13,16 @@ namespace {
 class ProcessRank final : public Rank {
  public:
   ProcessRank(ProcessFleetParts& parts, Transport& measured)
-      : control_(*parts.transport), measured_(measured), library_(parts.library) {}
+      : control_(*parts.transport),
+        measured_(measured),
+        library_(parts.library),
+        barriers_(parts.barriers) {}
 
   Transport& transport() override { return measured_; }
   bool stores() override { return true; }
 
-  // A barrier ends for the last rank first; the second one brings them closer together.
   void meet() override {
-    for (int round = 0; round < 2; ++round)
+    for (int round = 0; round < barriers_; ++round)
       control_.barrier({.name = "meeting", .tag = control_.reserve_tags(1)}).wait_synchronize();
   }
 
@@ -49,6 +51,7 @@ class ProcessRank final : public Rank {
   Transport& control_;
   Transport& measured_;
   const std::optional<Library>& library_;
+  int barriers_;
 };
 
 class ProcessFleet final : public Fleet {

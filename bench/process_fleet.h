@@ -24,6 +24,8 @@ struct ProcessFleetParts {
   std::unique_ptr<Transport> transport;
   std::optional<Library> library = {};
   std::string text;  ///< `Fleet::text`
+  /// Of a meeting: one ends for the last rank first; a second one brings them closer together.
+  int barriers = 2;
 };
 
 /// The part of this process in a fleet. From now on rank 0 alone prints. The ranks meet, and

@@ -116,6 +116,12 @@ void check_identical(Rank& rank, ConstByteSpan own, std::string_view codec) {
       throw Error(fmt::format("{}: ranks 0 and {} ended with different bits", codec, other));
 }
 
+double check_reduced(const RankGradients& gradients, Rank& rank, std::string_view codec,
+                     ConstValueSpan own) {
+  check_identical(rank, {own.pointer(), own.bytes()}, codec);
+  return rank.from_first(rank.first() ? check_sum(gradients, codec, own) : 0.0);
+}
+
 double median_of_slowest(std::span<const std::vector<double>> per_rank) {
   std::vector<double> slowest(per_rank[0]);
   for (const std::vector<double>& seconds : per_rank)

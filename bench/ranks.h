@@ -55,6 +55,10 @@ double check_sum(const RankGradients& gradients, std::string_view codec, ConstVa
 /// Throws Error on all ranks unless all hold the same bits.
 void check_identical(Rank& rank, ConstByteSpan own, std::string_view codec);
 
+/// Both, of what each rank ended with; rank 0 checks the sum. Returns its relative error on all.
+double check_reduced(const RankGradients& gradients, Rank& rank, std::string_view codec,
+                     ConstValueSpan own);
+
 /// `per_rank[rank][iteration]`: the median over iterations of the slowest rank's time.
 double median_of_slowest(std::span<const std::vector<double>> per_rank);
 

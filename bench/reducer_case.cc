@@ -17,16 +17,8 @@
 namespace tersor::bench {
 namespace {
 
-constexpr int kWarmUpSteps = 2;
-
-/// Seconds of one step.
-struct StepTimes {
-  double step = 0;
-  double exposed = 0;  // in wait()
-};
-
-/// One rank's gradients and reducer.
-class ReducerRank {
+/// One rank's gradients and reducer; a call is a step.
+class ReducerRank final : public TimedCall {
  public:
   ReducerRank(const AllreduceCase& wanted, const BackwardPass& pass, ConstValueSpan input,
               Transport& transport)
@@ -47,9 +39,12 @@ class ReducerRank {
     }
   }
 
-  void restore() { std::memcpy(storage_.pointer(), input_.pointer(), input_.bytes()); }
+  void restore() override { std::memcpy(storage_.pointer(), input_.pointer(), input_.bytes()); }
 
-  StepTimes step() {
+  void call() override { time(); }
+
+  // Of which the wait is what was exposed.
+  TurnTime time() override {
     const Stopwatch watch;
     const auto start = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < names_.size(); ++i) {
@@ -64,6 +59,9 @@ class ReducerRank {
     return {watch.seconds(), waiting.seconds()};
   }
 
+  // The reducer counts over all steps.
+  const CollectiveStatistics& statistics() const override { return none_; }
+
   ValueSpan gradient() const { return storage_.values(input_.count(), input_.dtype()); }
   GradientReducer& reducer() { return reducer_; }
 
@@ -73,23 +71,8 @@ class ReducerRank {
   Buffer storage_;
   GradientReducer reducer_;
   std::vector<std::string> names_;
+  CollectiveStatistics none_;
 };
-
-StepTimes time_step(ReducerRank& caller, Rank& rank) {
-  caller.restore();
-  rank.meet();
-  const StepTimes times = caller.step();
-  rank.meet();
-  return times;
-}
-
-/// The first step also teaches the reducer the order of the parameters.
-double check_first_step(const RankGradients& gradients, Rank& rank, ReducerRank& caller) {
-  time_step(caller, rank);
-  const std::string codec = caller.reducer().parameter_statistics().front().codec;
-  check_identical(rank, {caller.gradient().pointer(), caller.gradient().bytes()}, codec);
-  return rank.from_first(rank.first() ? check_sum(gradients, codec, caller.gradient()) : 0.0);
-}
 
 /// The largest over ranks of a sum over all steps, for one step.
 template <typename Field>
@@ -101,57 +84,36 @@ double largest_a_step(Rank& rank, const ReducerStatistics& statistics, Field fie
   return largest;
 }
 
-/// One rank's steps.
-struct Steps {
-  std::vector<double> seconds, exposed;
-};
-
-AllreduceResult result_of(Rank& rank, const Steps& steps, GradientReducer& reducer, double error) {
-  using Statistics = ReducerStatistics;
-  const Statistics all = reducer.statistics();
-  const auto largest = [&](auto field) { return largest_a_step(rank, all, field); };
-  const Statistics first = reducer.parameter_statistics().front();
-  return {.codec = first.codec,
-          .algorithm = first.algorithm,
-          .seconds = median_of_slowest(rank.gather(std::span<const double>(steps.seconds))),
-          .wire_bytes = static_cast<std::uint64_t>(largest(&Statistics::sent_bytes)),
-          .relative_error = error,
-          .wire_seconds = largest(&Statistics::wire_seconds),
-          .encode_seconds = largest(&Statistics::encode_seconds),
-          .decode_seconds = largest(&Statistics::decode_seconds),
-          .exposed_seconds = median_of_slowest(rank.gather(std::span<const double>(steps.exposed))),
-          .explanation = reducer.explain()};
-}
-
 AllreduceResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pass,
                              const RankGradients& gradients, Rank& rank) {
   ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
-  const double error = check_first_step(gradients, rank, caller);
-  StepTimes times;
-  for (int step = 0; step < kWarmUpSteps; ++step) times = time_step(caller, rank);
-  const std::size_t iterations =
-      rank.from_first(wanted.iterations == 0 ? iterations_for(times.step) : wanted.iterations);
-  caller.reducer().reset_statistics();
+  GradientReducer& reducer = caller.reducer();
+  time_turn(caller, rank);  // also teaches the reducer the order of the parameters
+  const std::string codec = reducer.parameter_statistics().front().codec;
+  const double error = check_reduced(gradients, rank, codec, caller.gradient());
+  TimedCall* const callers[] = {&caller};
+  const std::size_t steps = warm_up(callers, rank, wanted.iterations);
+  reducer.reset_statistics();
   rank.meet();
-  Steps steps;
-  for (std::size_t i = 0; i < iterations; ++i) {
-    times = time_step(caller, rank);
-    steps.seconds.push_back(times.step);
-    steps.exposed.push_back(times.exposed);
-  }
-  return result_of(rank, steps, caller.reducer(), error);
+  const TurnTimes times = time_turns(callers, rank, steps).front();
+  const ReducerStatistics all = reducer.statistics(),
+                          first = reducer.parameter_statistics().front();
+  AllreduceResult result{times, first.codec, error, reducer.explain()};
+  result.algorithm = first.algorithm;
+  using Statistics = ReducerStatistics;
+  result.wire_bytes =
+      static_cast<std::uint64_t>(largest_a_step(rank, all, &Statistics::sent_bytes));
+  result.wire_seconds = largest_a_step(rank, all, &Statistics::wire_seconds);
+  result.encode_seconds = largest_a_step(rank, all, &Statistics::encode_seconds);
+  result.decode_seconds = largest_a_step(rank, all, &Statistics::decode_seconds);
+  return result;
 }
 
 }  // namespace
 
 AllreduceResult measure_reducer(Fleet& fleet, const AllreduceCase& wanted, const BackwardPass& pass,
                                 const RankGradients& gradients) {
-  AllreduceResult result;
-  fleet.run([&](Rank& rank) {
-    const AllreduceResult own = measure_rank(wanted, pass, gradients, rank);
-    if (rank.stores()) result = own;
-  });
-  return result;
+  return measure_on(fleet, [&](Rank& rank) { return measure_rank(wanted, pass, gradients, rank); });
 }
 
 }  // namespace tersor::bench

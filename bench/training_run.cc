@@ -176,12 +176,7 @@ std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& dat
 std::vector<EpochResult> train(Fleet& fleet, const TrainingRun& run,
                                const trainer::TrainingData& data,
                                const TrainingObserver& observer) {
-  std::vector<EpochResult> results;
-  fleet.run([&](Rank& rank) {
-    auto own = train_rank(run, data, observer, rank);
-    if (rank.stores()) results = std::move(own);
-  });
-  return results;
+  return measure_on(fleet, [&](Rank& rank) { return train_rank(run, data, observer, rank); });
 }
 
 }  // namespace tersor::bench

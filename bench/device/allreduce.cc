@@ -16,8 +16,6 @@
 namespace tersor::bench {
 namespace {
 
-constexpr int kWarmUpRounds = 2;
-
 Buffer on_device(ConstValueSpan values, StreamView stream) {
   Buffer copy(values.bytes(), Memory::kDevice);
   copy_bytes({values.pointer(), values.bytes()}, copy.span(), stream);
@@ -31,7 +29,7 @@ Dtype added_in(const AllreduceCase& wanted, Dtype gradient) {
 }
 
 /// One rank's part in one case: its calls and their times.
-class DeviceAllreduceRank {
+class DeviceAllreduceRank final : public TimedCall {
  public:
   DeviceAllreduceRank(const DeviceAllreduceCase& which, Rank& rank, const Stream& stream)
       : wanted_(which.wanted),
@@ -49,9 +47,18 @@ class DeviceAllreduceRank {
     graph_ = std::make_unique<CallGraph>(
         stream_.view(), [this] { caller_.call(); }, 1);
   }
-  /// Seconds on the device; `timed` is kept.
-  double call(bool timed);
-  DeviceAllreduceResult result();
+  void restore() override {
+    caller_.restore();
+    stream_.synchronize();
+  }
+  void call() override { graph_ == nullptr ? caller_.call() : graph_->queue(); }
+  /// On the device, from the call's first kernel to its last; the part until the call returned.
+  TurnTime time() override;
+  bool ends_together() const override { return false; }
+  const CollectiveStatistics& statistics() const override { return caller_.statistics(); }
+  AllreduceResult result(const TurnTimes& times) const {
+    return {times, wanted_.codec, relative_error_, "", wrong_};
+  }
 
  private:
   ConstValueSpan device_values() const {
@@ -59,9 +66,7 @@ class DeviceAllreduceRank {
   }
   void compare(ConstValueSpan actual);
   std::size_t count_differing_from_host(ConstValueSpan actual) const;
-  double slowest(const std::vector<double>& own) {
-    return median_of_slowest(rank_.gather(std::span<const double>(own)));
-  }
+  Algorithm algorithm() const { return statistics().algorithm; }
 
   const AllreduceCase& wanted_;
   const RankGradients& gradients_;
@@ -71,15 +76,14 @@ class DeviceAllreduceRank {
   Buffer input_;
   AllreduceRank caller_;
   std::unique_ptr<CallGraph> graph_;
-  DeviceAllreduceResult result_;
-  std::vector<double> seconds_, host_seconds_;
+  double relative_error_ = 0;
+  std::optional<std::size_t> wrong_;
 };
 
 void DeviceAllreduceRank::check() {
   caller_.restore();
   rank_.meet();
   caller_.call();
-  result_.algorithm = caller_.statistics().algorithm;
   const ValueSpan sum = caller_.gradient();
   const Buffer bits = on_host({sum.pointer(), sum.bytes()}, stream_.view());
   check_identical(rank_, bits.span(), wanted_.codec);
@@ -87,92 +91,57 @@ void DeviceAllreduceRank::check() {
 }
 
 void DeviceAllreduceRank::compare(ConstValueSpan actual) {
-  result_.relative_error =
-      check_sum(gradients_, wanted_.by_library ? "none" : wanted_.codec, actual);
-  const Algorithm algorithm = result_.algorithm;
-  if (wanted_.by_library || algorithm == Algorithm::kNative)
-    result_.wrong = count_outside(gradients_, added_in(wanted_, gradients_.dtype()), actual);
-  else if (algorithm != Algorithm::kHierarchical)
-    result_.wrong = count_differing_from_host(actual);
-  if (result_.wrong.value_or(0) != 0)
+  relative_error_ = check_sum(gradients_, wanted_.by_library ? "none" : wanted_.codec, actual);
+  if (wanted_.by_library || algorithm() == Algorithm::kNative)
+    wrong_ = count_outside(gradients_, added_in(wanted_, gradients_.dtype()), actual);
+  else if (algorithm() != Algorithm::kHierarchical)
+    wrong_ = count_differing_from_host(actual);
+  if (wrong_.value_or(0) != 0)
     throw Error(fmt::format("{}, {}: {} of {} values are wrong", wanted_.codec,
-                            wanted_.by_library ? "library" : algorithm_name(algorithm),
-                            *result_.wrong, actual.count()));
+                            wanted_.by_library ? "library" : algorithm_name(algorithm()), *wrong_,
+                            actual.count()));
 }
 
 std::size_t DeviceAllreduceRank::count_differing_from_host(ConstValueSpan actual) const {
   AllreduceCase same = wanted_;
-  same.algorithm = result_.algorithm;
+  same.algorithm = algorithm();
   const Buffer expected = reduced_on_host(gradients_, same);
   return count_different(expected.values(actual.count(), actual.dtype()), actual);
 }
 
-double DeviceAllreduceRank::call(bool timed) {
-  caller_.restore();
-  stream_.synchronize();
-  rank_.meet();
-  double host_seconds = 0;
-  const double seconds = clock_.seconds_of([&] {
+TurnTime DeviceAllreduceRank::time() {
+  TurnTime time;
+  time.whole = clock_.seconds_of([&] {
     const Stopwatch watch;
-    graph_ == nullptr ? caller_.call() : graph_->queue();
-    host_seconds = watch.seconds();
+    call();
+    time.part = watch.seconds();
   });
-  if (timed) {
-    seconds_.push_back(seconds);
-    host_seconds_.push_back(host_seconds);
-  }
-  return seconds;
+  return time;
 }
 
-DeviceAllreduceResult DeviceAllreduceRank::result() {
-  DeviceAllreduceResult result = result_;
-  result.seconds = slowest(seconds_);
-  result.host_seconds = slowest(host_seconds_);
-  const std::uint64_t sent = caller_.statistics().sent_bytes;
-  for (const auto& bytes : rank_.gather(std::span(&sent, 1)))
-    result.wire_bytes = std::max(result.wire_bytes, bytes.front());
-  return result;
-}
-
-std::size_t rounds_for(const std::vector<double>& seconds) {
-  double all = 0;
-  for (const double one : seconds) all += one;
-  return iterations_for(all / static_cast<double>(seconds.size()));
-}
-
-std::vector<DeviceAllreduceResult> measure_rank(Rank& rank,
-                                                std::span<const DeviceAllreduceCase> cases,
-                                                const DeviceAllreduceTiming& timing) {
+std::vector<AllreduceResult> measure_rank(Rank& rank, std::span<const DeviceAllreduceCase> cases,
+                                          const DeviceAllreduceTiming& timing) {
   const Stream stream;
-  std::vector<std::unique_ptr<DeviceAllreduceRank>> callers;
+  std::vector<std::unique_ptr<DeviceAllreduceRank>> ranks;
+  std::vector<TimedCall*> callers;
   for (const DeviceAllreduceCase& one : cases) {
-    callers.push_back(std::make_unique<DeviceAllreduceRank>(one, rank, stream));
-    callers.back()->check();
-    if (timing.graph) callers.back()->capture();
+    ranks.push_back(std::make_unique<DeviceAllreduceRank>(one, rank, stream));
+    ranks.back()->check();
+    if (timing.graph) ranks.back()->capture();
+    callers.push_back(ranks.back().get());
   }
-  std::vector<double> seconds(cases.size());
-  for (int round = 0; round < kWarmUpRounds; ++round)
-    for (std::size_t i = 0; i < callers.size(); ++i) seconds[i] = callers[i]->call(false);
-  const std::size_t rounds =
-      rank.from_first(timing.iterations == 0 ? rounds_for(seconds) : timing.iterations);
-  for (std::size_t round = 0; round < rounds; ++round)
-    for (const auto& caller : callers) caller->call(true);
-  std::vector<DeviceAllreduceResult> results;
-  for (const auto& caller : callers) results.push_back(caller->result());
+  const auto times = time_turns(callers, rank, warm_up(callers, rank, timing.iterations));
+  std::vector<AllreduceResult> results;
+  for (std::size_t i = 0; i < ranks.size(); ++i) results.push_back(ranks[i]->result(times[i]));
   return results;
 }
 
 }  // namespace
 
-std::vector<DeviceAllreduceResult> measure_on_device(Fleet& fleet,
-                                                     std::span<const DeviceAllreduceCase> cases,
-                                                     const DeviceAllreduceTiming& timing) {
-  std::vector<DeviceAllreduceResult> results;
-  fleet.run([&](Rank& rank) {
-    auto own = measure_rank(rank, cases, timing);
-    if (rank.stores()) results = std::move(own);
-  });
-  return results;
+std::vector<AllreduceResult> measure_on_device(Fleet& fleet,
+                                               std::span<const DeviceAllreduceCase> cases,
+                                               const DeviceAllreduceTiming& timing) {
+  return measure_on(fleet, [&](Rank& rank) { return measure_rank(rank, cases, timing); });
 }
 
 }  // namespace tersor::bench

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,23 +23,10 @@ struct DeviceAllreduceTiming {
   std::size_t iterations = 0;  ///< 0: as many as fill about a second for each case
 };
 
-/// Medians over iterations of the slowest rank.
-struct DeviceAllreduceResult {
-  Algorithm algorithm = Algorithm::kAuto;  ///< the one that was used
-  double seconds = 0;            ///< on the device, from the call's first kernel to its last
-  double host_seconds = 0;       ///< until the call returned
-  std::uint64_t wire_bytes = 0;  ///< sent by the rank that sent most; 0 for the library's sum
-  double relative_error = 0;
-  /// Values that differ from the CPU's in a bit; of sums that the library below made, those that
-  /// rounding does not explain. nullopt where its sums are but a part of the way: then only the
-  /// relative error was held against a limit.
-  std::optional<std::size_t> wrong;
-};
-
 /// A first call of each case is checked before the clock runs: throws Error where a value is wrong
 /// or ranks differ, and what the collective throws.
-std::vector<DeviceAllreduceResult> measure_on_device(Fleet& fleet,
-                                                     std::span<const DeviceAllreduceCase> cases,
-                                                     const DeviceAllreduceTiming& timing);
+std::vector<AllreduceResult> measure_on_device(Fleet& fleet,
+                                               std::span<const DeviceAllreduceCase> cases,
+                                               const DeviceAllreduceTiming& timing);
 
 }  // namespace tersor::bench

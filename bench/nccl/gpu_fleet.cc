@@ -89,8 +89,10 @@ std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankPla
                                       *options.ranks, kRanksVariable, place.ranks));
   check_cuda(cudaSetDevice(device_of(place.rank, device_count())), "choosing a device");
   auto transport = std::make_unique<NcclTransport>(communicator(place, ""));
-  return make_process_fleet(
-      {.transport = std::move(transport), .library = library_of(place), .text = text_of(place)});
+  return make_process_fleet({.transport = std::move(transport),
+                             .library = library_of(place),
+                             .text = text_of(place),
+                             .barriers = 1});
 }
 
 Sharing sharing_of_device() {
