@@ -20,9 +20,6 @@ struct RoundsPair {
   void expect_same(const NativeOptions& options = {});
 
   NativeRounds host, device;
-
- private:
-  void expect_same_rank(std::size_t rank) const;
 };
 
 /// Runs `body` on a pair for each type of gradient and residual.

@@ -239,6 +239,8 @@ std::vector<float> CodecHarness::residuals_out() const {
   return joined(shared_ ? residuals_in_ : residuals_out_);
 }
 
+std::vector<float> CodecHarness::all_memory() const { return joined(memories_); }
+
 std::vector<float> CodecHarness::sent(std::size_t segment) const {
   std::vector<float> values = gradient(segment);
   const std::vector<float> residual = residual_in(segment);

@@ -75,6 +75,7 @@ class CodecHarness {
   /// Of all segments, one behind the other.
   std::vector<float> outputs() const;
   std::vector<float> residuals_out() const;
+  std::vector<float> all_memory() const;
   /// p = a · g + b · e as the words say; g where there is no feedback.
   std::vector<float> sent(std::size_t segment = 0) const;
 

@@ -92,4 +92,18 @@ bool NativeRounds::intact() const {
              bare, [&](const auto& values) { return std::ranges::all_of(values, is_intact); });
 }
 
+void expect_same_rounds(const NativeRounds& a, const NativeRounds& b) {
+  for (std::size_t rank = 0; rank < a.ranks.size(); ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    const CodecHarness &one = a.ranks[rank], &other = b.ranks[rank];
+    for (std::size_t round = 0; round < a.bare.size(); ++round)
+      EXPECT_TRUE(same_bytes(a.bare[round][rank].bytes(), b.bare[round][rank].bytes()))
+          << "bare values of round " << round;
+    EXPECT_TRUE(same_values(one.residuals_out(), other.residuals_out())) << "residuals";
+    EXPECT_TRUE(same_values(one.outputs(), other.outputs())) << "decoded values";
+    EXPECT_TRUE(same_values(one.all_memory(), other.all_memory())) << "the codec's memory";
+  }
+  EXPECT_TRUE(a.intact() && b.intact());
+}
+
 }  // namespace tersor::test

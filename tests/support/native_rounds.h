@@ -52,4 +52,8 @@ class NativeRounds {
   Memory memory_;
 };
 
+/// Everything that two exchanges of the same values wrote: bare values, residuals, outputs and the
+/// codec's memory.
+void expect_same_rounds(const NativeRounds& a, const NativeRounds& b);
+
 }  // namespace tersor::test

@@ -20,163 +20,84 @@ using Wide = std::conditional_t<
                        std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>,
                        std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>>>;
 
-struct Add {
-  template <class T>
-  static T f(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>)
-      return canonical(a + b);
-    else
-      return static_cast<T>(static_cast<Unsigned<T>>(a) + static_cast<Unsigned<T>>(b));
+inline constexpr auto kAdd = []<class T>(T a, T b) -> T {
+  if constexpr (std::is_floating_point_v<T>)
+    return canonical(a + b);
+  else
+    return static_cast<T>(static_cast<Unsigned<T>>(a) + static_cast<Unsigned<T>>(b));
+};
+inline constexpr auto kSub = []<class T>(T a, T b) -> T {
+  if constexpr (std::is_floating_point_v<T>)
+    return canonical(a - b);
+  else
+    return static_cast<T>(static_cast<Unsigned<T>>(a) - static_cast<Unsigned<T>>(b));
+};
+inline constexpr auto kMul = []<class T>(T a, T b) -> T {  // of integers the lower half
+  if constexpr (std::is_floating_point_v<T>)
+    return canonical(a * b);
+  else
+    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+};
+inline constexpr auto kMulHigh = []<class T>(T a, T b) {
+  return static_cast<T>((static_cast<Wide<T>>(a) * static_cast<Wide<T>>(b)) >> (8 * sizeof(T)));
+};
+inline constexpr auto kMulWide = []<class T>(T a, T b) -> Wide<T> {
+  return static_cast<Wide<T>>(a) * static_cast<Wide<T>>(b);
+};
+inline constexpr auto kMad = []<class T>(T a, T b, T c) { return kAdd(kMul(a, b), c); };
+inline constexpr auto kMadHigh = []<class T>(T a, T b, T c) { return kAdd(kMulHigh(a, b), c); };
+inline constexpr auto kMadWide = []<class T>(T a, T b, Wide<T> c) {
+  return kAdd(kMulWide(a, b), c);
+};
+inline constexpr auto kFma = []<class T>(T a, T b, T c) { return canonical(std::fma(a, b, c)); };
+inline constexpr auto kDiv = []<class T>(T a, T b) -> T {
+  if constexpr (std::is_floating_point_v<T>) {
+    return canonical(a / b);
+  } else {
+    if (b == 0) return static_cast<T>(~T{0});
+    if (std::is_signed_v<T> && b == static_cast<T>(-1)) return kSub(T{0}, a);
+    return a / b;
   }
 };
-struct Sub {
-  template <class T>
-  static T f(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>)
-      return canonical(a - b);
-    else
-      return static_cast<T>(static_cast<Unsigned<T>>(a) - static_cast<Unsigned<T>>(b));
-  }
+inline constexpr auto kRem = []<class T>(T a, T b) -> T {
+  if (b == 0) return a;
+  if (std::is_signed_v<T> && b == static_cast<T>(-1)) return 0;
+  return a % b;
 };
-struct Mul {  // of integers the lower half
-  template <class T>
-  static T f(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>)
-      return canonical(a * b);
-    else
-      return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
-  }
+inline constexpr auto kNeg = []<class T>(T a) -> T {
+  if constexpr (std::is_floating_point_v<T>)
+    return -a;
+  else
+    return kSub(T{0}, a);
 };
-struct MulHigh {
-  template <class T>
-  static T f(T a, T b) {
-    return static_cast<T>((static_cast<Wide<T>>(a) * static_cast<Wide<T>>(b)) >> (8 * sizeof(T)));
-  }
+inline constexpr auto kAbs = []<class T>(T a) -> T {
+  if constexpr (std::is_same_v<T, float>)
+    return float32(bits32(a) & 0x7fffffffu);
+  else if constexpr (std::is_same_v<T, double>)
+    return std::fabs(a);
+  else
+    return a < 0 ? kNeg(a) : a;
 };
-struct MulWide {
-  template <class T>
-  static Wide<T> f(T a, T b) {
-    return static_cast<Wide<T>>(a) * static_cast<Wide<T>>(b);
-  }
+inline constexpr auto kMin = []<class T>(T a, T b) -> T {
+  if constexpr (std::is_floating_point_v<T>)
+    return smaller(a, b);
+  else
+    return a < b ? a : b;
 };
-struct Mad {
-  template <class T>
-  static T f(T a, T b, T c) {
-    return Add::f(Mul::f(a, b), c);
-  }
+inline constexpr auto kMax = []<class T>(T a, T b) -> T {
+  if constexpr (std::is_floating_point_v<T>)
+    return larger(a, b);
+  else
+    return a > b ? a : b;
 };
-struct MadHigh {
-  template <class T>
-  static T f(T a, T b, T c) {
-    return Add::f(MulHigh::f(a, b), c);
-  }
-};
-struct MadWide {
-  template <class T>
-  static Wide<T> f(T a, T b, Wide<T> c) {
-    return Add::f(MulWide::f(a, b), c);
-  }
-};
-struct Fma {
-  template <class T>
-  static T f(T a, T b, T c) {
-    return canonical(std::fma(a, b, c));
-  }
-};
-struct Div {
-  template <class T>
-  static T f(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      return canonical(a / b);
-    } else {
-      if (b == 0) return static_cast<T>(~T{0});
-      if (std::is_signed_v<T> && b == static_cast<T>(-1)) return Sub::f(T{0}, a);
-      return a / b;
-    }
-  }
-};
-struct Rem {
-  template <class T>
-  static T f(T a, T b) {
-    if (b == 0) return a;
-    if (std::is_signed_v<T> && b == static_cast<T>(-1)) return 0;
-    return a % b;
-  }
-};
-struct Neg {
-  template <class T>
-  static T f(T a) {
-    if constexpr (std::is_floating_point_v<T>)
-      return -a;
-    else
-      return Sub::f(T{0}, a);
-  }
-};
-struct Abs {
-  template <class T>
-  static T f(T a) {
-    if constexpr (std::is_same_v<T, float>)
-      return float32(bits32(a) & 0x7fffffffu);
-    else if constexpr (std::is_same_v<T, double>)
-      return std::fabs(a);
-    else
-      return a < 0 ? Neg::f(a) : a;
-  }
-};
-struct Min {
-  template <class T>
-  static T f(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>)
-      return smaller(a, b);
-    else
-      return a < b ? a : b;
-  }
-};
-struct Max {
-  template <class T>
-  static T f(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>)
-      return larger(a, b);
-    else
-      return a > b ? a : b;
-  }
-};
-struct Sad {
-  template <class T>
-  static T f(T a, T b, T c) {
-    return Add::f(c, a < b ? Sub::f(b, a) : Sub::f(a, b));
-  }
+inline constexpr auto kSad = []<class T>(T a, T b, T c) {
+  return kAdd(c, a < b ? kSub(b, a) : kSub(a, b));
 };
 
-struct And {
-  template <class T>
-  static T f(T a, T b) {
-    return a & b;
-  }
-};
-struct Or {
-  template <class T>
-  static T f(T a, T b) {
-    return a | b;
-  }
-};
-struct Xor {
-  template <class T>
-  static T f(T a, T b) {
-    return a ^ b;
-  }
-};
-struct Not {
-  template <class T>
-  static T f(T a) {
-    return ~a;
-  }
-};
-struct Same {
-  template <class T>
-  static T f(T a) {
-    return a;
-  }
-};
+inline constexpr auto kAnd = []<class T>(T a, T b) -> T { return a & b; };
+inline constexpr auto kOr = []<class T>(T a, T b) -> T { return a | b; };
+inline constexpr auto kXor = []<class T>(T a, T b) -> T { return a ^ b; };
+inline constexpr auto kNot = []<class T>(T a) -> T { return ~a; };
+inline constexpr auto kSame = []<class T>(T a) { return a; };
 
 }  // namespace ptx

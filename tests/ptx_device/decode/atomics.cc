@@ -7,51 +7,30 @@
 namespace ptx {
 namespace {
 
-// F::f(old, b, c) is what then lies there.
-struct Exchange {
-  template <class T>
-  static T f(T, T b, T) {
-    return b;
-  }
+// Of the old value, b and c: what then lies there.
+constexpr auto kExchange = []<class T>(T, T b, T) { return b; };
+constexpr auto kCompareAndSwap = []<class T>(T old, T b, T c) { return old == b ? c : old; };
+constexpr auto kIncrement = []<class T>(T old, T b, T) { return old >= b ? T{0} : old + 1; };
+constexpr auto kDecrement = []<class T>(T old, T b, T) {
+  return old == 0 || old > b ? b : old - 1;
 };
-struct CompareAndSwap {
-  template <class T>
-  static T f(T old, T b, T c) {
-    return old == b ? c : old;
-  }
-};
-struct Increment {
-  static std::uint32_t f(std::uint32_t old, std::uint32_t b, std::uint32_t) {
-    return old >= b ? 0 : old + 1;
-  }
-};
-struct Decrement {
-  static std::uint32_t f(std::uint32_t old, std::uint32_t b, std::uint32_t) {
-    return old == 0 || old > b ? b : old - 1;
-  }
-};
-template <class Two>
-struct Combine {
-  template <class T>
-  static T f(T old, T b, T) {
-    return Two::f(old, b);
-  }
-};
+template <auto F>
+constexpr auto kCombine = []<class T>(T old, T b, T) { return F(old, b); };
 
 /// What lay there before.
-template <class T, class F>
+template <class T, auto F>
 T change(std::uint64_t address, T b, T c) {
   T* place = reinterpret_cast<T*>(address);
   T before, after;
   __atomic_load(place, &before, __ATOMIC_RELAXED);
   do {
-    after = F::f(before, b, c);
+    after = F(before, b, c);
   } while (
       !__atomic_compare_exchange(place, &before, &after, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED));
   return before;
 }
 
-template <class T, class F, Space kSpace>
+template <class T, auto F, Space kSpace>
 void atomic(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   Access access(warp, ins, lanes, sizeof(T), Use::kAtomic);
   resolve<kSpace>(access);
@@ -69,7 +48,7 @@ void atomic(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   if (settings().check_reads) set_written(access);
 }
 
-template <class T, class F>
+template <class T, auto F>
 WarpFunction in_space(Space space) {
   switch (space) {
     case Space::kGlobal:
@@ -86,25 +65,25 @@ WarpFunction in_space(Space space) {
 /// U and S: the integer without and with a sign.
 template <class U, class S>
 WarpFunction of_integer(const std::string& name, bool is_signed, Space space) {
-  if (name == "add") return in_space<U, Combine<Add>>(space);
-  if (name == "and") return in_space<U, Combine<And>>(space);
-  if (name == "or") return in_space<U, Combine<Or>>(space);
-  if (name == "xor") return in_space<U, Combine<Xor>>(space);
-  if (name == "exch") return in_space<U, Exchange>(space);
-  if (name == "cas") return in_space<U, CompareAndSwap>(space);
+  if (name == "add") return in_space<U, kCombine<kAdd>>(space);
+  if (name == "and") return in_space<U, kCombine<kAnd>>(space);
+  if (name == "or") return in_space<U, kCombine<kOr>>(space);
+  if (name == "xor") return in_space<U, kCombine<kXor>>(space);
+  if (name == "exch") return in_space<U, kExchange>(space);
+  if (name == "cas") return in_space<U, kCompareAndSwap>(space);
   if (name == "min")
-    return is_signed ? in_space<S, Combine<Min>>(space) : in_space<U, Combine<Min>>(space);
+    return is_signed ? in_space<S, kCombine<kMin>>(space) : in_space<U, kCombine<kMin>>(space);
   if (name == "max")
-    return is_signed ? in_space<S, Combine<Max>>(space) : in_space<U, Combine<Max>>(space);
+    return is_signed ? in_space<S, kCombine<kMax>>(space) : in_space<U, kCombine<kMax>>(space);
   return nullptr;
 }
 
 WarpFunction function_of(const std::string& name, const std::string& type, Space space) {
-  if (type == "u32" && name == "inc") return in_space<std::uint32_t, Increment>(space);
-  if (type == "u32" && name == "dec") return in_space<std::uint32_t, Decrement>(space);
-  if (type == "f32" && name == "add") return in_space<float, Combine<Add>>(space);
-  if (type == "f64" && name == "add") return in_space<double, Combine<Add>>(space);
-  if (type == "b16" && name == "cas") return in_space<std::uint16_t, CompareAndSwap>(space);
+  if (type == "u32" && name == "inc") return in_space<std::uint32_t, kIncrement>(space);
+  if (type == "u32" && name == "dec") return in_space<std::uint32_t, kDecrement>(space);
+  if (type == "f32" && name == "add") return in_space<float, kCombine<kAdd>>(space);
+  if (type == "f64" && name == "add") return in_space<double, kCombine<kAdd>>(space);
+  if (type == "b16" && name == "cas") return in_space<std::uint16_t, kCompareAndSwap>(space);
   const bool is_signed = type[0] == 's';
   if (type == "u32" || type == "s32" || type == "b32")
     return of_integer<std::uint32_t, std::int32_t>(name, is_signed, space);

@@ -10,27 +10,6 @@ namespace {
 using U32 = std::uint32_t;
 using U64 = std::uint64_t;
 
-template <class F>
-struct Shift {
-  template <class T>
-  static WarpFunction get() {
-    return binary<T, T, U32, F>;
-  }
-};
-template <class F>
-struct Count {
-  template <class T>
-  static WarpFunction get() {
-    return unary<U32, T, F>;
-  }
-};
-struct Field {
-  template <class T>
-  static WarpFunction get() {
-    return ternary<T, T, U32, U32, Bfe>;
-  }
-};
-
 template <class T>
 void bfi(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   constexpr unsigned kBits = 8 * sizeof(T);
@@ -72,9 +51,10 @@ void prmt_fixed(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<U32>(warp, ins.d), values, lanes);
 }
 
-template <class F>
+template <auto F>
 void decode_shift(Decoder& decoder, Instruction& ins) {
-  ins.run = decoder.known(by_integer<Shift<F>>(decoder.type()));
+  const auto choose = []<class T>() { return WarpFunction{each_lane<F, T, T, U32>}; };
+  ins.run = decoder.known(by_integer(decoder.type(), choose));
   ins.d = decoder.out(0, decoder.bytes());
   ins.a = decoder.in(1, decoder.bytes());
   ins.b = decoder.in(2, 4);
@@ -82,11 +62,10 @@ void decode_shift(Decoder& decoder, Instruction& ins) {
 
 void decode_funnel(Decoder& decoder, Instruction& ins) {
   const bool left = decoder.has("l"), wrap = decoder.has("wrap");
-  WarpFunction function =
-      left ? of_three<U32, Funnel<true, false>> : of_three<U32, Funnel<false, false>>;
-  if (wrap)
-    function = left ? of_three<U32, Funnel<true, true>> : of_three<U32, Funnel<false, true>>;
-  decoder.same_bytes(ins, function, 3);
+  static constexpr WarpFunction kFunctions[2][2] = {
+      {same_type<kFunnel<false, false>, U32, 3>(), same_type<kFunnel<false, true>, U32, 3>()},
+      {same_type<kFunnel<true, false>, U32, 3>(), same_type<kFunnel<true, true>, U32, 3>()}};
+  decoder.same_bytes(ins, kFunctions[left][wrap], 3);
 }
 
 /// The result is of 32 bits.
@@ -96,30 +75,35 @@ void decode_count(Decoder& decoder, Instruction& ins, WarpFunction function) {
   ins.a = decoder.in(1, decoder.bytes());
 }
 
-template <class F>
+template <auto F>
 void decode_count_bits(Decoder& decoder, Instruction& ins) {
   if (decoder.type() != "b32" && decoder.type() != "b64") decoder.refuse();
-  decode_count(decoder, ins, decoder.bytes() == 4 ? unary<U32, U32, F> : unary<U32, U64, F>);
+  decode_count(decoder, ins,
+               decoder.bytes() == 4 ? each_lane<F, U32, U32> : each_lane<F, U32, U64>);
 }
 
 void decode_bfind(Decoder& decoder, Instruction& ins) {
-  const std::string& type = decoder.type();
-  decode_count(decoder, ins,
-               decoder.has("shiftamt") ? by_integer<Count<Bfind<true>>>(type)
-                                       : by_integer<Count<Bfind<false>>>(type));
+  const bool shift = decoder.has("shiftamt");
+  decode_count(decoder, ins, by_integer(decoder.type(), [&]<class T>() -> WarpFunction {
+                 return shift ? each_lane<kBfind<true>, U32, T> : each_lane<kBfind<false>, U32, T>;
+               }));
 }
 
 void decode_bmsk(Decoder& decoder, Instruction& ins) {
   const bool clamp = decoder.has("clamp");
-  decoder.same_bytes(ins, clamp ? of_two<U32, Bmsk<true>> : of_two<U32, Bmsk<false>>, 2);
+  decoder.same_bytes(
+      ins, clamp ? each_lane<kBmsk<true>, U32, U32, U32> : each_lane<kBmsk<false>, U32, U32, U32>,
+      2);
 }
 
 void decode_brev(Decoder& decoder, Instruction& ins) {
-  decoder.same_bytes(ins, decoder.bytes() == 4 ? of_one<U32, Brev> : of_one<U64, Brev>, 1);
+  decoder.same_bytes(
+      ins, decoder.bytes() == 4 ? each_lane<kBrev, U32, U32> : each_lane<kBrev, U64, U64>, 1);
 }
 
 void decode_bfe(Decoder& decoder, Instruction& ins) {
-  ins.run = decoder.known(by_integer<Field>(decoder.type()));
+  const auto choose = []<class T>() { return WarpFunction{each_lane<kBfe, T, T, U32, U32>}; };
+  ins.run = decoder.known(by_integer(decoder.type(), choose));
   ins.d = decoder.out(0, decoder.bytes());
   ins.a = decoder.in(1, decoder.bytes());
   ins.b = decoder.in(2, 4);
@@ -143,26 +127,27 @@ void decode_prmt(Decoder& decoder, Instruction& ins) {
   const Operand& picks = decoder.operand(3);
   const bool is_fixed = picks.kind == Operand::kImm && (picks.imm & 0x8888) == 0;
   ins.imm = static_cast<std::int64_t>(picks.imm);
-  decoder.same_bytes(ins, is_fixed ? prmt_fixed : of_three<U32, Prmt>, 3);
+  decoder.same_bytes(ins, is_fixed ? prmt_fixed : same_type<kPrmt, U32, 3>(), 3);
 }
 
 void decode_dp4a(Decoder& decoder, Instruction& ins) {
   using S = std::int8_t;
   using U = std::uint8_t;
   const bool a = decoder.op()[1] == "s32", b = decoder.op()[2] == "s32";
-  WarpFunction function = a ? of_three<U32, Dp4a<S, U>> : of_three<U32, Dp4a<U, U>>;
-  if (b) function = a ? of_three<U32, Dp4a<S, S>> : of_three<U32, Dp4a<U, S>>;
-  decoder.same_bytes(ins, function, 3);
+  static constexpr WarpFunction kFunctions[2][2] = {
+      {same_type<kDp4a<U, U>, U32, 3>(), same_type<kDp4a<U, S>, U32, 3>()},
+      {same_type<kDp4a<S, U>, U32, 3>(), same_type<kDp4a<S, S>, U32, 3>()}};
+  decoder.same_bytes(ins, kFunctions[a][b], 3);
 }
 
 }  // namespace
 
 void add_bits(Handlers& handlers) {
-  handlers["shl"] = decode_shift<Shl>;
-  handlers["shr"] = decode_shift<Shr>;
+  handlers["shl"] = decode_shift<kShl>;
+  handlers["shr"] = decode_shift<kShr>;
   handlers["shf"] = decode_funnel;
-  handlers["popc"] = decode_count_bits<Popc>;
-  handlers["clz"] = decode_count_bits<Clz>;
+  handlers["popc"] = decode_count_bits<kPopc>;
+  handlers["clz"] = decode_count_bits<kClz>;
   handlers["bfind"] = decode_bfind;
   handlers["bmsk"] = decode_bmsk;
   handlers["brev"] = decode_brev;

@@ -7,49 +7,23 @@
 namespace ptx {
 namespace {
 
-enum class Compare : std::uint8_t {
-  kEq,
-  kNe,
-  kLt,
-  kLe,
-  kGt,
-  kGe,
-  kEqu,
-  kNeu,
-  kLtu,
-  kLeu,
-  kGtu,
-  kGeu,
-  kNum,
-  kNan
-};
+constexpr auto kEqual = [](auto a, auto b) { return a == b; };
+constexpr auto kNotEqual = [](auto a, auto b) { return a < b || a > b; };
+constexpr auto kLess = [](auto a, auto b) { return a < b; };
+constexpr auto kLessOrEqual = [](auto a, auto b) { return a <= b; };
+constexpr auto kGreater = [](auto a, auto b) { return a > b; };
+constexpr auto kGreaterOrEqual = [](auto a, auto b) { return a >= b; };
+constexpr auto kNumbers = [](auto a, auto b) { return a == a && b == b; };
+/// Of floating-point numbers: true where one is a NaN, too.
+template <auto kOpposite>
+constexpr auto kUnordered = [](auto a, auto b) { return !kOpposite(a, b); };
 
-/// The unordered ones are true where a number is a NaN.
-template <class T, Compare kCompare>
-inline bool compare(T a, T b) {
-  if constexpr (kCompare == Compare::kEq) return a == b;
-  if constexpr (kCompare == Compare::kNe)
-    return std::is_floating_point_v<T> ? a < b || a > b : a != b;
-  if constexpr (kCompare == Compare::kLt) return a < b;
-  if constexpr (kCompare == Compare::kLe) return a <= b;
-  if constexpr (kCompare == Compare::kGt) return a > b;
-  if constexpr (kCompare == Compare::kGe) return a >= b;
-  if constexpr (kCompare == Compare::kEqu) return !(a < b || a > b);
-  if constexpr (kCompare == Compare::kNeu) return !(a == b);
-  if constexpr (kCompare == Compare::kLtu) return !(a >= b);
-  if constexpr (kCompare == Compare::kLeu) return !(a > b);
-  if constexpr (kCompare == Compare::kGtu) return !(a <= b);
-  if constexpr (kCompare == Compare::kGeu) return !(a < b);
-  if constexpr (kCompare == Compare::kNum) return a == a && b == b;
-  if constexpr (kCompare == Compare::kNan) return a != a || b != b;
-}
-
-template <class T, Compare kCompare>
+template <class T, auto kCompare>
 std::uint32_t compare_all(Warp& warp, const Instruction& ins) {
   const T *a = at<T>(warp, ins.a), *b = at<T>(warp, ins.b);
   std::uint32_t bits = 0;
   for (unsigned i = 0; i < kLanes; ++i)
-    bits |= static_cast<std::uint32_t>(compare<T, kCompare>(a[i], b[i])) << i;
+    bits |= static_cast<std::uint32_t>(kCompare(a[i], b[i])) << i;
   return bits;
 }
 
@@ -59,7 +33,7 @@ std::uint32_t combine(unsigned how, std::uint32_t a, std::uint32_t b) {
 }
 
 /// how: 0 none, else as for combine, with the predicate c (+4: negated).
-template <class T, Compare kCompare>
+template <class T, auto kCompare>
 void setp(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   std::uint32_t first = compare_all<T, kCompare>(warp, ins), second = ~first;
   if (ins.how != 0) {
@@ -72,7 +46,7 @@ void setp(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
 }
 
 /// how: 1, the result is 1.0f.
-template <class T, Compare kCompare>
+template <class T, auto kCompare>
 void set(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const std::uint32_t bits = compare_all<T, kCompare>(warp, ins);
   const std::uint32_t one = ins.how == 1 ? 0x3f800000u : kAll;
@@ -81,82 +55,39 @@ void set(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<std::uint32_t>(warp, ins.d), values, lanes);
 }
 
-template <class T, Compare kCompare>
-struct Setp {
-  static constexpr WarpFunction function = setp<T, kCompare>;
-};
-template <class T, Compare kCompare>
-struct SetBits {
-  static constexpr WarpFunction function = set<T, kCompare>;
-};
-
-template <class T, template <class, Compare> class F>
-WarpFunction compare_of_type(Compare compare) {
-  switch (compare) {
-    case Compare::kEq:
-      return F<T, Compare::kEq>::function;
-    case Compare::kNe:
-      return F<T, Compare::kNe>::function;
-    case Compare::kLt:
-      return F<T, Compare::kLt>::function;
-    case Compare::kLe:
-      return F<T, Compare::kLe>::function;
-    case Compare::kGt:
-      return F<T, Compare::kGt>::function;
-    case Compare::kGe:
-      return F<T, Compare::kGe>::function;
-    default:
-      break;
-  }
+/// choose.template operator()<kCompare>() for a comparison's name; null: T has none.
+template <class T, class F>
+WarpFunction by_name(const std::string& name, F choose) {
+  if (name == "eq") return choose.template operator()<kEqual>();
+  if (name == "ne") return choose.template operator()<kNotEqual>();
+  if (name == "lt" || name == "lo") return choose.template operator()<kLess>();
+  if (name == "le" || name == "ls") return choose.template operator()<kLessOrEqual>();
+  if (name == "gt" || name == "hi") return choose.template operator()<kGreater>();
+  if (name == "ge" || name == "hs") return choose.template operator()<kGreaterOrEqual>();
   if constexpr (std::is_floating_point_v<T>) {
-    switch (compare) {
-      case Compare::kEqu:
-        return F<T, Compare::kEqu>::function;
-      case Compare::kNeu:
-        return F<T, Compare::kNeu>::function;
-      case Compare::kLtu:
-        return F<T, Compare::kLtu>::function;
-      case Compare::kLeu:
-        return F<T, Compare::kLeu>::function;
-      case Compare::kGtu:
-        return F<T, Compare::kGtu>::function;
-      case Compare::kGeu:
-        return F<T, Compare::kGeu>::function;
-      case Compare::kNum:
-        return F<T, Compare::kNum>::function;
-      case Compare::kNan:
-        return F<T, Compare::kNan>::function;
-      default:
-        break;
-    }
+    if (name == "equ") return choose.template operator()<kUnordered<kNotEqual>>();
+    if (name == "neu") return choose.template operator()<kUnordered<kEqual>>();
+    if (name == "ltu") return choose.template operator()<kUnordered<kGreaterOrEqual>>();
+    if (name == "leu") return choose.template operator()<kUnordered<kGreater>>();
+    if (name == "gtu") return choose.template operator()<kUnordered<kLessOrEqual>>();
+    if (name == "geu") return choose.template operator()<kUnordered<kLess>>();
+    if (name == "num") return choose.template operator()<kNumbers>();
+    if (name == "nan") return choose.template operator()<kUnordered<kNumbers>>();
   }
   return nullptr;
 }
 
-template <template <class, Compare> class F>
-WarpFunction function_of(const std::string& type, Compare compare) {
-  if (type == "s16") return compare_of_type<std::int16_t, F>(compare);
-  if (type == "u16" || type == "b16") return compare_of_type<std::uint16_t, F>(compare);
-  if (type == "s32") return compare_of_type<std::int32_t, F>(compare);
-  if (type == "u32" || type == "b32") return compare_of_type<std::uint32_t, F>(compare);
-  if (type == "s64") return compare_of_type<std::int64_t, F>(compare);
-  if (type == "u64" || type == "b64") return compare_of_type<std::uint64_t, F>(compare);
-  if (type == "f32") return compare_of_type<float, F>(compare);
-  if (type == "f64") return compare_of_type<double, F>(compare);
-  return nullptr;
-}
-
-Compare compare_of(const Decoder& decoder) {
-  static const std::unordered_map<std::string, Compare> known = {
-      {"eq", Compare::kEq},   {"ne", Compare::kNe},   {"lt", Compare::kLt},
-      {"le", Compare::kLe},   {"gt", Compare::kGt},   {"ge", Compare::kGe},
-      {"equ", Compare::kEqu}, {"neu", Compare::kNeu}, {"ltu", Compare::kLtu},
-      {"leu", Compare::kLeu}, {"gtu", Compare::kGtu}, {"geu", Compare::kGeu},
-      {"num", Compare::kNum}, {"nan", Compare::kNan}, {"lo", Compare::kLt},
-      {"ls", Compare::kLe},   {"hi", Compare::kGt},   {"hs", Compare::kGe}};
-  const auto found = known.find(decoder.op()[1]);
-  if (found == known.end()) decoder.refuse();
-  return found->second;
+/// choose.template operator()<T, kCompare>() for what a statement compares, and how.
+template <class F>
+WarpFunction comparison_of(const Decoder& decoder, F choose) {
+  const std::string &name = decoder.op()[1], &type = decoder.op().back();
+  const auto of_type = [&]<class T>() {
+    return by_name<T>(
+        name, [&]<auto kCompare>() { return choose.template operator()<T, kCompare>(); });
+  };
+  if (type == "f32") return decoder.known(of_type.template operator()<float>());
+  if (type == "f64") return decoder.known(of_type.template operator()<double>());
+  return decoder.known(by_integer(type, of_type));
 }
 
 void decode_inputs(Decoder& decoder, Instruction& ins) {
@@ -167,7 +98,8 @@ void decode_inputs(Decoder& decoder, Instruction& ins) {
 
 /// setp.lt.and.f32 p|q, a, b, !c
 void decode_setp(Decoder& decoder, Instruction& ins) {
-  ins.run = decoder.known(function_of<Setp>(decoder.op().back(), compare_of(decoder)));
+  ins.run = comparison_of(
+      decoder, []<class T, auto kCompare>()->WarpFunction { return setp<T, kCompare>; });
   decode_inputs(decoder, ins);
   ins.d = decoder.out(0, 0);
   decoder.second_out(ins);
@@ -180,7 +112,8 @@ void decode_setp(Decoder& decoder, Instruction& ins) {
 void decode_set(Decoder& decoder, Instruction& ins) {
   const std::string& result = decoder.op()[decoder.op().size() - 2];
   if (decoder.operands() > 3 || bytes_of_type(result) != 4) decoder.refuse();
-  ins.run = decoder.known(function_of<SetBits>(decoder.op().back(), compare_of(decoder)));
+  ins.run = comparison_of(
+      decoder, []<class T, auto kCompare>()->WarpFunction { return set<T, kCompare>; });
   decode_inputs(decoder, ins);
   ins.how = result == "f32";
   ins.d = decoder.out(0, 4);

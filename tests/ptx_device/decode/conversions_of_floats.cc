@@ -79,24 +79,11 @@ D narrow_toward(float a) {
   if (!to_zero && !too_large) ++near.bits;
   return near;
 }
-template <class D, Round kRound>
-struct Toward {
-  static D f(float a) { return narrow_toward<D, kRound>(a); }
-};
 
 /// a becomes the upper half.
-template <class D>
-struct Pair {
-  static std::uint32_t f(float a, float b) {
-    return (std::uint32_t{narrow<D>(a).bits} << 16) | narrow<D>(b).bits;
-  }
-};
-template <class D>
-struct PairTowardZero {
-  static std::uint32_t f(float a, float b) {
-    return (std::uint32_t{narrow_toward<D, kRz>(a).bits} << 16) | narrow_toward<D, kRz>(b).bits;
-  }
-};
+template <class D, D (*kNarrow)(float)>
+constexpr auto kPair =
+    [](float a, float b) { return (std::uint32_t{kNarrow(a).bits} << 16) | kNarrow(b).bits; };
 
 template <class S>
 WarpFunction to_integer_from(const Conversion& conversion) {
@@ -120,16 +107,17 @@ WarpFunction to_float_from(const std::string& to) {
 
 template <class D>
 WarpFunction toward(Round round) {
-  switch (round) {
-    case kRz:
-      return unary<D, float, Toward<D, kRz>>;
-    case kRm:
-      return unary<D, float, Toward<D, kRm>>;
-    case kRp:
-      return unary<D, float, Toward<D, kRp>>;
-    default:
-      return nullptr;
-  }
+  if (round == kRz) return each_lane<narrow_toward<D, kRz>, D, float>;
+  if (round == kRm) return each_lane<narrow_toward<D, kRm>, D, float>;
+  if (round == kRp) return each_lane<narrow_toward<D, kRp>, D, float>;
+  return nullptr;
+}
+
+template <class D>
+WarpFunction to_pair(std::uint8_t how) {
+  if (how == kRn) return each_lane<kPair<D, narrow<D>>, std::uint32_t, float, float>;
+  if (how == kRz) return each_lane<kPair<D, narrow_toward<D, kRz>>, std::uint32_t, float, float>;
+  return nullptr;
 }
 
 WarpFunction directed(const Conversion& conversion) {
@@ -163,15 +151,8 @@ WarpFunction float_to_float(const Conversion& conversion) {
 }
 
 WarpFunction floats_to_pair(const Conversion& conversion) {
-  using U32 = std::uint32_t;
-  const bool is_f16 = conversion.to == "f16x2";
   if (conversion.from != "f32") return nullptr;
-  if (conversion.how == kRn)
-    return is_f16 ? binary<U32, float, float, Pair<F16>> : binary<U32, float, float, Pair<Bf16>>;
-  if (conversion.how == kRz)
-    return is_f16 ? binary<U32, float, float, PairTowardZero<F16>>
-                  : binary<U32, float, float, PairTowardZero<Bf16>>;
-  return nullptr;
+  return conversion.to == "f16x2" ? to_pair<F16>(conversion.how) : to_pair<Bf16>(conversion.how);
 }
 
 }  // namespace ptx

@@ -10,85 +10,59 @@
 namespace ptx {
 namespace {
 
-/// Whether F has a form for f64.
-template <class F, class... T>
-concept OfDoubles = requires(T... values) {
-  { F::f(values...) } -> std::same_as<double>;
-};
-
-template <class F>
-WarpFunction of_doubles_one() {
-  if constexpr (OfDoubles<F, double>) return of_one<double, F>;
-  return nullptr;
+template <auto F, std::size_t kInputs>
+WarpFunction of_doubles() {
+  constexpr bool kOnlyFloats = requires(double a) {
+    { F(a) } -> std::same_as<float>;
+  };
+  if constexpr (kInputs == 1 && kOnlyFloats)
+    return nullptr;
+  else
+    return same_type<F, double, kInputs>();
 }
 
-template <class F>
-void decode_one_float(Decoder& decoder, Instruction& ins) {
-  decoder.refuse_parts({"sat"});
-  WarpFunction function = of_one<float, F>;
-  if (decoder.type() == "f64")
-    function = of_doubles_one<F>();
-  else if (decoder.has("ftz"))
-    function = of_one<float, Flushed<F>>;
-  decoder.same_bytes(ins, function, 1);
-  direct_rounding(decoder, ins);
+template <auto F, std::size_t kInputs>
+WarpFunction of_floats(bool sat, bool ftz) {
+  if (sat && ftz) return same_type<kFlushed<kSaturated<F>>, float, kInputs>();
+  if (sat) return same_type<kSaturated<F>, float, kInputs>();
+  if (ftz) return same_type<kFlushed<F>, float, kInputs>();
+  return same_type<F, float, kInputs>();
 }
 
-template <class F>
-void decode_two_float(Decoder& decoder, Instruction& ins) {
+template <auto F, std::size_t kInputs>
+void decode_float(Decoder& decoder, Instruction& ins) {
   decoder.refuse_parts({"NaN", "xorsign"});
-  if (decoder.operands() != 3) decoder.refuse();
-  const bool sat = decoder.has("sat"), ftz = decoder.has("ftz");
-  WarpFunction function = of_two<float, F>;
-  if (decoder.type() == "f64")
-    function = of_two<double, F>;
-  else if (sat && ftz)
-    function = of_two<float, Flushed<Saturated<F>>>;
-  else if (sat)
-    function = of_two<float, Saturated<F>>;
-  else if (ftz)
-    function = of_two<float, Flushed<F>>;
-  decoder.same_bytes(ins, function, 2);
-  direct_rounding(decoder, ins);
-}
-
-void decode_fma(Decoder& decoder, Instruction& ins) {
-  const bool sat = decoder.has("sat"), ftz = decoder.has("ftz");
-  WarpFunction function = of_three<float, Fma>;
-  if (decoder.type() == "f64")
-    function = of_three<double, Fma>;
-  else if (sat && ftz)
-    function = of_three<float, Flushed<Saturated<Fma>>>;
-  else if (sat)
-    function = of_three<float, Saturated<Fma>>;
-  else if (ftz)
-    function = of_three<float, Flushed<Fma>>;
-  decoder.same_bytes(ins, function, 3);
+  if (kInputs == 1) decoder.refuse_parts({"sat"});
+  if (decoder.operands() != kInputs + 1) decoder.refuse();
+  const bool is_double = decoder.type() == "f64";
+  decoder.same_bytes(ins,
+                     is_double ? of_doubles<F, kInputs>()
+                               : of_floats<F, kInputs>(decoder.has("sat"), decoder.has("ftz")),
+                     kInputs);
   direct_rounding(decoder, ins);
 }
 
 }  // namespace
 
 void add_floats(Handlers& handlers) {
-  handlers["add.float"] = decode_two_float<Add>;
-  handlers["sub.float"] = decode_two_float<Sub>;
-  handlers["mul.float"] = decode_two_float<Mul>;
-  handlers["div.float"] = decode_two_float<Div>;
-  handlers["min.float"] = decode_two_float<Min>;
-  handlers["max.float"] = decode_two_float<Max>;
-  handlers["copysign.float"] = decode_two_float<CopySign>;
-  handlers["fma.float"] = decode_fma;
-  handlers["mad.float"] = decode_fma;
-  handlers["neg.float"] = decode_one_float<Neg>;
-  handlers["abs.float"] = decode_one_float<Abs>;
-  handlers["sqrt.float"] = decode_one_float<Sqrt>;
-  handlers["rcp.float"] = decode_one_float<Rcp>;
-  handlers["rsqrt.float"] = decode_one_float<Rsqrt>;
-  handlers["ex2.float"] = decode_one_float<Exp2>;
-  handlers["lg2.float"] = decode_one_float<Log2>;
-  handlers["sin.float"] = decode_one_float<Sin>;
-  handlers["cos.float"] = decode_one_float<Cos>;
-  handlers["tanh.float"] = decode_one_float<Tanh>;
+  handlers["add.float"] = decode_float<kAdd, 2>;
+  handlers["sub.float"] = decode_float<kSub, 2>;
+  handlers["mul.float"] = decode_float<kMul, 2>;
+  handlers["div.float"] = decode_float<kDiv, 2>;
+  handlers["min.float"] = decode_float<kMin, 2>;
+  handlers["max.float"] = decode_float<kMax, 2>;
+  handlers["copysign.float"] = decode_float<kCopySign, 2>;
+  handlers["fma.float"] = handlers["mad.float"] = decode_float<kFma, 3>;
+  handlers["neg.float"] = decode_float<kNeg, 1>;
+  handlers["abs.float"] = decode_float<kAbs, 1>;
+  handlers["sqrt.float"] = decode_float<kSqrt, 1>;
+  handlers["rcp.float"] = decode_float<kRcp, 1>;
+  handlers["rsqrt.float"] = decode_float<kRsqrt, 1>;
+  handlers["ex2.float"] = decode_float<kApproximate<std::exp2>, 1>;
+  handlers["lg2.float"] = decode_float<kApproximate<std::log2>, 1>;
+  handlers["sin.float"] = decode_float<kApproximate<std::sin>, 1>;
+  handlers["cos.float"] = decode_float<kApproximate<std::cos>, 1>;
+  handlers["tanh.float"] = decode_float<kApproximate<std::tanh>, 1>;
 }
 
 }  // namespace ptx

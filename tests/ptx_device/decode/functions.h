@@ -9,63 +9,28 @@
 
 namespace ptx {
 
-struct Sqrt {
-  template <class T>
-  static T f(T a) {
-    return canonical(std::sqrt(a));
-  }
+inline constexpr auto kSqrt = [](auto a) { return canonical(std::sqrt(a)); };
+inline constexpr auto kRcp = []<class T>(T a) { return canonical(T{1} / a); };
+inline constexpr auto kRsqrt = []<class T>(T a) {
+  return canonical(static_cast<T>(1.0 / std::sqrt(static_cast<double>(a))));
 };
-struct Rcp {
-  template <class T>
-  static T f(T a) {
-    return canonical(T{1} / a);
-  }
-};
-struct Rsqrt {
-  template <class T>
-  static T f(T a) {
-    return canonical(static_cast<T>(1.0 / std::sqrt(static_cast<double>(a))));
-  }
-};
-struct CopySign {
-  template <class T>
-  static T f(T a, T b) {
-    return std::copysign(b, a);
-  }
-};
+inline constexpr auto kCopySign = []<class T>(T a, T b) { return std::copysign(b, a); };
 
+/// Of f32 alone.
 template <double (*kFunction)(double)>
-struct Approximate {
-  static float f(float a) {
-    return canonical(static_cast<float>(kFunction(static_cast<double>(a))));
-  }
-};
-using Exp2 = Approximate<std::exp2>;
-using Log2 = Approximate<std::log2>;
-using Sin = Approximate<std::sin>;
-using Cos = Approximate<std::cos>;
-using Tanh = Approximate<std::tanh>;
+inline constexpr auto kApproximate =
+    [](float a) { return canonical(static_cast<float>(kFunction(static_cast<double>(a)))); };
 
 /// .sat: to [0, 1], NaN becomes 0.
 inline float saturated(float a) { return a != a || a < 0 ? 0.0f : a > 1 ? 1.0f : a; }
-template <class Inner>
-struct Saturated {
-  template <class... T>
-  static float f(T... values) {
-    return saturated(Inner::f(values...));
-  }
-};
+template <auto F>
+inline constexpr auto kSaturated = [](auto... values) { return saturated(F(values...)); };
 
 /// .ftz: subnormal numbers are zero.
 inline float flushed(float a) {
   return (bits32(a) & 0x7f800000u) == 0 ? float32(bits32(a) & 0x80000000u) : a;
 }
-template <class Inner>
-struct Flushed {
-  template <class... T>
-  static float f(T... values) {
-    return flushed(Inner::f(flushed(values)...));
-  }
-};
+template <auto F>
+inline constexpr auto kFlushed = [](auto... values) { return flushed(F(flushed(values)...)); };
 
 }  // namespace ptx

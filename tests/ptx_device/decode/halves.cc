@@ -6,44 +6,38 @@
 namespace ptx {
 namespace {
 
-template <class H, class F>
-struct OfHalves {
-  static H f(H a, H b) { return narrow<H>(F::f(widen(a), widen(b))); }
+template <class H, auto F>
+constexpr auto kOfHalves = [](H a, H b) { return narrow<H>(F(widen(a), widen(b))); };
+
+template <class H, auto F>
+constexpr auto kOfPairs = [](std::uint32_t a, std::uint32_t b) {
+  const auto half = [](std::uint32_t pair) { return H{static_cast<std::uint16_t>(pair)}; };
+  const H upper = kOfHalves<H, F>(half(a >> 16), half(b >> 16));
+  const H lower = kOfHalves<H, F>(half(a), half(b));
+  return (std::uint32_t{upper.bits} << 16) | lower.bits;
 };
 
-template <class H, class F>
-struct OfPairs {
-  static H half(std::uint32_t pair, unsigned shift) {
-    return {static_cast<std::uint16_t>(pair >> shift)};
-  }
-  static std::uint32_t f(std::uint32_t a, std::uint32_t b) {
-    const H upper = OfHalves<H, F>::f(half(a, 16), half(b, 16));
-    const H lower = OfHalves<H, F>::f(half(a, 0), half(b, 0));
-    return (std::uint32_t{upper.bits} << 16) | lower.bits;
-  }
-};
-
-template <class F>
-WarpFunction function_of(const std::string& type) {
-  if (type == "f16") return of_two<F16, OfHalves<F16, F>>;
-  if (type == "bf16") return of_two<Bf16, OfHalves<Bf16, F>>;
-  if (type == "f16x2") return of_two<std::uint32_t, OfPairs<F16, F>>;
-  return of_two<std::uint32_t, OfPairs<Bf16, F>>;
+template <auto F>
+WarpFunction half_function_of(const std::string& type) {
+  if (type == "f16") return same_type<kOfHalves<F16, F>, F16, 2>();
+  if (type == "bf16") return same_type<kOfHalves<Bf16, F>, Bf16, 2>();
+  if (type == "f16x2") return same_type<kOfPairs<F16, F>, std::uint32_t, 2>();
+  return same_type<kOfPairs<Bf16, F>, std::uint32_t, 2>();
 }
 
-template <class F>
-void decode_two_halve(Decoder& decoder, Instruction& ins) {
-  decoder.same_bytes(ins, function_of<F>(decoder.type()), 2);
+template <auto F>
+void decode_half(Decoder& decoder, Instruction& ins) {
+  decoder.same_bytes(ins, half_function_of<F>(decoder.type()), 2);
 }
 
 }  // namespace
 
 void add_halves(Handlers& handlers) {
-  handlers["add.half"] = decode_two_halve<Add>;
-  handlers["sub.half"] = decode_two_halve<Sub>;
-  handlers["mul.half"] = decode_two_halve<Mul>;
-  handlers["min.half"] = decode_two_halve<Min>;
-  handlers["max.half"] = decode_two_halve<Max>;
+  handlers["add.half"] = decode_half<kAdd>;
+  handlers["sub.half"] = decode_half<kSub>;
+  handlers["mul.half"] = decode_half<kMul>;
+  handlers["min.half"] = decode_half<kMin>;
+  handlers["max.half"] = decode_half<kMax>;
 }
 
 }  // namespace ptx

@@ -5,6 +5,8 @@
 #include "tests/ptx_device/machine/machine.h"
 
 #include <cstdint>
+#include <tuple>
+#include <utility>
 
 namespace ptx {
 
@@ -34,39 +36,28 @@ inline std::uint32_t predicate_at(Warp& warp, std::uint32_t offset) {
   return *at<std::uint32_t>(warp, offset);
 }
 
-template <class R, class A, class F>
-void unary(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
-  const A* a = at<A>(warp, ins.a);
+/// F of each lane's values, which lie at a, b and c; the result is an R.
+template <auto F, class R, class... Inputs>
+void each_lane(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
+  const std::uint32_t places[] = {ins.a, ins.b, ins.c};
   R values[kLanes];
-  for (unsigned i = 0; i < kLanes; ++i) values[i] = F::f(a[i]);
+  const auto compute = [&]<std::size_t... kInput>(std::index_sequence<kInput...>) {
+    const std::tuple<const Inputs*...> inputs(at<Inputs>(warp, places[kInput])...);
+    for (unsigned i = 0; i < kLanes; ++i) values[i] = F(std::get<kInput>(inputs)[i]...);
+  };
+  compute(std::index_sequence_for<Inputs...>());
   put(at<R>(warp, ins.d), values, lanes);
 }
 
-template <class R, class A, class B, class F>
-void binary(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
-  const A* a = at<A>(warp, ins.a);
-  const B* b = at<B>(warp, ins.b);
-  R values[kLanes];
-  for (unsigned i = 0; i < kLanes; ++i) values[i] = F::f(a[i], b[i]);
-  put(at<R>(warp, ins.d), values, lanes);
+/// The same, all values of one type.
+template <auto F, class T, std::size_t kInputs>
+constexpr WarpFunction same_type() {
+  if constexpr (kInputs == 1)
+    return each_lane<F, T, T>;
+  else if constexpr (kInputs == 2)
+    return each_lane<F, T, T, T>;
+  else
+    return each_lane<F, T, T, T, T>;
 }
-
-template <class R, class A, class B, class C, class F>
-void ternary(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
-  const A* a = at<A>(warp, ins.a);
-  const B* b = at<B>(warp, ins.b);
-  const C* c = at<C>(warp, ins.c);
-  R values[kLanes];
-  for (unsigned i = 0; i < kLanes; ++i) values[i] = F::f(a[i], b[i], c[i]);
-  put(at<R>(warp, ins.d), values, lanes);
-}
-
-/// All values of one type.
-template <class T, class F>
-constexpr WarpFunction of_one = unary<T, T, F>;
-template <class T, class F>
-constexpr WarpFunction of_two = binary<T, T, T, F>;
-template <class T, class F>
-constexpr WarpFunction of_three = ternary<T, T, T, T, F>;
 
 }  // namespace ptx

@@ -79,22 +79,27 @@ std::size_t decode_parts(Decoder& decoder, Instruction& ins, const Operand& list
   return bytes;
 }
 
+/// choose.template operator()<W, P>() for a wide register and its parts.
+template <class F>
+WarpFunction by_parts(unsigned bytes, std::size_t part, F choose) {
+  if (bytes == 8 && part == 4) return choose.template operator()<U64, U32>();
+  if (bytes == 8 && part == 2) return choose.template operator()<U64, U16>();
+  if (bytes == 4 && part == 2) return choose.template operator()<U32, U16>();
+  return nullptr;
+}
+
 void decode_split(Decoder& decoder, Instruction& ins) {
-  const unsigned bytes = decoder.bytes();
   const std::size_t part = decode_parts(decoder, ins, decoder.operand(0));
-  if (bytes == 8) ins.run = part == 4 ? split<U64, U32> : part == 2 ? split<U64, U16> : nullptr;
-  if (bytes == 4) ins.run = part == 2 ? split<U32, U16> : nullptr;
-  decoder.known(ins.run);
-  ins.a = decoder.in(1, bytes);
+  const auto choose = []<class W, class P>() { return WarpFunction{split<W, P>}; };
+  ins.run = decoder.known(by_parts(decoder.bytes(), part, choose));
+  ins.a = decoder.in(1, decoder.bytes());
 }
 
 void decode_unite(Decoder& decoder, Instruction& ins) {
-  const unsigned bytes = decoder.bytes();
   const std::size_t part = decode_parts(decoder, ins, decoder.operand(1));
-  if (bytes == 8) ins.run = part == 4 ? unite<U64, U32> : part == 2 ? unite<U64, U16> : nullptr;
-  if (bytes == 4) ins.run = part == 2 ? unite<U32, U16> : nullptr;
-  decoder.known(ins.run);
-  ins.d = decoder.out(0, bytes);
+  const auto choose = []<class W, class P>() { return WarpFunction{unite<W, P>}; };
+  ins.run = decoder.known(by_parts(decoder.bytes(), part, choose));
+  ins.d = decoder.out(0, decoder.bytes());
 }
 
 bool is_clock(const Operand& operand) {
@@ -113,9 +118,9 @@ void decode_mov(Decoder& decoder, Instruction& ins) {
     return;
   }
   WarpFunction function = nullptr;
-  if (bytes == 2) function = of_one<U16, Same>;
-  if (bytes == 4) function = of_one<U32, Same>;
-  if (bytes == 8) function = of_one<U64, Same>;
+  if (bytes == 2) function = each_lane<kSame, U16, U16>;
+  if (bytes == 4) function = each_lane<kSame, U32, U32>;
+  if (bytes == 8) function = each_lane<kSame, U64, U64>;
   decoder.same_bytes(ins, function, 1);
 }
 

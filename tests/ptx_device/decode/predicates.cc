@@ -8,14 +8,14 @@
 namespace ptx {
 namespace {
 
-template <class F>
+template <auto F>
 void of_predicate(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
-  put_predicate(warp, ins.d, F::f(predicate_at(warp, ins.a)), lanes);
+  put_predicate(warp, ins.d, F(predicate_at(warp, ins.a)), lanes);
 }
 
-template <class F>
+template <auto F>
 void of_predicates(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
-  put_predicate(warp, ins.d, F::f(predicate_at(warp, ins.a), predicate_at(warp, ins.b)), lanes);
+  put_predicate(warp, ins.d, F(predicate_at(warp, ins.a), predicate_at(warp, ins.b)), lanes);
 }
 
 /// how: 1, the predicate is negated.
@@ -30,20 +30,10 @@ void selp(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
 
 /// how: finite 0, infinite 1, number 2, notanumber 3, normal 4, subnormal 5.
 bool is_of_class(int kind, unsigned how) {
-  switch (how) {
-    case 0:
-      return kind != FP_NAN && kind != FP_INFINITE;
-    case 1:
-      return kind == FP_INFINITE;
-    case 2:
-      return kind != FP_NAN;
-    case 3:
-      return kind == FP_NAN;
-    case 4:
-      return kind == FP_NORMAL;
-    default:
-      return kind == FP_SUBNORMAL;
-  }
+  if (how == 0) return kind != FP_NAN && kind != FP_INFINITE;
+  if (how == 2) return kind != FP_NAN;
+  const int wanted[] = {0, FP_INFINITE, 0, FP_NAN, FP_NORMAL, FP_SUBNORMAL};
+  return kind == wanted[how];
 }
 
 template <class T>
@@ -55,14 +45,9 @@ void testp(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put_predicate(warp, ins.d, bits, lanes);
 }
 
-template <class F>
-void decode_one_predicate(Decoder& decoder, Instruction& ins) {
-  decoder.same_bytes(ins, of_predicate<F>, 1);
-}
-
-template <class F>
-void decode_two_predicate(Decoder& decoder, Instruction& ins) {
-  decoder.same_bytes(ins, of_predicates<F>, 2);
+template <WarpFunction kFunction, std::size_t kInputs>
+void decode_predicate(Decoder& decoder, Instruction& ins) {
+  decoder.same_bytes(ins, kFunction, kInputs);
 }
 
 void decode_selp(Decoder& decoder, Instruction& ins) {
@@ -77,7 +62,7 @@ void decode_selp(Decoder& decoder, Instruction& ins) {
 }
 
 void decode_testp(Decoder& decoder, Instruction& ins) {
-  ins.how = decoder.which({"finite", "infinite", "number", "notanumber", "normal", "subnormal"});
+  ins.how = decoder.which({"finite", "infinite", "number", "notanumber", "normal"});
   ins.run = decoder.type() == "f32" ? testp<float> : testp<double>;
   ins.d = decoder.out(0, 0);
   ins.a = decoder.in(1, decoder.bytes());
@@ -86,11 +71,11 @@ void decode_testp(Decoder& decoder, Instruction& ins) {
 }  // namespace
 
 void add_predicates(Handlers& handlers) {
-  handlers["and.predicate"] = decode_two_predicate<And>;
-  handlers["or.predicate"] = decode_two_predicate<Or>;
-  handlers["xor.predicate"] = decode_two_predicate<Xor>;
-  handlers["not.predicate"] = decode_one_predicate<Not>;
-  handlers["mov.predicate"] = decode_one_predicate<Same>;
+  handlers["and.predicate"] = decode_predicate<of_predicates<kAnd>, 2>;
+  handlers["or.predicate"] = decode_predicate<of_predicates<kOr>, 2>;
+  handlers["xor.predicate"] = decode_predicate<of_predicates<kXor>, 2>;
+  handlers["not.predicate"] = decode_predicate<of_predicate<kNot>, 1>;
+  handlers["mov.predicate"] = decode_predicate<of_predicate<kSame>, 1>;
   handlers["selp"] = decode_selp;
   handlers["testp"] = decode_testp;
 }

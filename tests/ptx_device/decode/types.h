@@ -17,15 +17,16 @@ bool is_type(const std::string& word);
 unsigned bytes_of_type(const std::string& type);
 Family family_of(const std::string& type);
 
-/// F::get<T>() for the C++ type that an integer type of PTX is; null: it is none.
+/// choose.template operator()<T>() for the C++ type that an integer type of PTX is; null: it is
+/// none.
 template <class F>
-WarpFunction by_integer(const std::string& type) {
-  if (type == "s16") return F::template get<std::int16_t>();
-  if (type == "u16" || type == "b16") return F::template get<std::uint16_t>();
-  if (type == "s32") return F::template get<std::int32_t>();
-  if (type == "u32" || type == "b32") return F::template get<std::uint32_t>();
-  if (type == "s64") return F::template get<std::int64_t>();
-  if (type == "u64" || type == "b64") return F::template get<std::uint64_t>();
+WarpFunction by_integer(const std::string& type, F choose) {
+  if (type == "s16") return choose.template operator()<std::int16_t>();
+  if (type == "u16" || type == "b16") return choose.template operator()<std::uint16_t>();
+  if (type == "s32") return choose.template operator()<std::int32_t>();
+  if (type == "u32" || type == "b32") return choose.template operator()<std::uint32_t>();
+  if (type == "s64") return choose.template operator()<std::int64_t>();
+  if (type == "u64" || type == "b64") return choose.template operator()<std::uint64_t>();
   return nullptr;
 }
 

@@ -75,12 +75,12 @@ void match_all(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put_same(at<U32>(warp, ins.d), same ? lanes : 0, lanes);
 }
 
-template <class T, class F>
+template <class T, auto F>
 void redux(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const T* a = at<T>(warp, ins.a);
   T result = a[first_lane(lanes)];
   for (std::uint32_t left = lanes & (lanes - 1); left != 0; left &= left - 1)
-    result = F::f(result, a[first_lane(left)]);
+    result = F(result, a[first_lane(left)]);
   put_same(at<T>(warp, ins.d), result, lanes);
 }
 
@@ -132,22 +132,14 @@ void decode_match(Decoder& decoder, Instruction& ins) {
 WarpFunction redux_of(const Decoder& decoder) {
   using S32 = std::int32_t;
   const bool is_signed = decoder.type() == "s32";
-  switch (decoder.which({"add", "and", "or", "xor", "min", "max"})) {
-    case 0:
-      return redux<U32, Add>;
-    case 1:
-      return redux<U32, And>;
-    case 2:
-      return redux<U32, Or>;
-    case 3:
-      return redux<U32, Xor>;
-    case 4:
-      return is_signed ? redux<S32, Min> : redux<U32, Min>;
-    case 5:
-      return is_signed ? redux<S32, Max> : redux<U32, Max>;
-    default:
-      return nullptr;
-  }
+  const WarpFunction functions[] = {redux<U32, kAdd>,
+                                    redux<U32, kAnd>,
+                                    redux<U32, kOr>,
+                                    redux<U32, kXor>,
+                                    is_signed ? redux<S32, kMin> : redux<U32, kMin>,
+                                    is_signed ? redux<S32, kMax> : redux<U32, kMax>,
+                                    nullptr};
+  return functions[decoder.which({"add", "and", "or", "xor", "min", "max"})];
 }
 
 void decode_redux(Decoder& decoder, Instruction& ins) {

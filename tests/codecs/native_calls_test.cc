@@ -1,0 +1,194 @@
+// The calls of codecs that only go native: which round changes what, what is refused, and what does
+// not matter to a bit: threads, alignment, instruction sets.
+
+#include "tests/support/allocations.h"
+#include "tests/support/codec_conformance.h"
+#include "tests/support/grid.h"
+#include "tests/support/native_rounds.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+
+namespace tersor::test {
+namespace {
+
+/// A codec, and the segments that it is tried on.
+struct Native {
+  std::string codec;
+  std::vector<std::string> specs;
+  std::vector<std::size_t> counts, long_counts;
+  std::size_t rows = 0;
+  double tolerance = 0;  ///< of a decoded value
+};
+
+Native intsum() {
+  return {.codec = "intsum",
+          .specs = {"intsum+ef", "intsum:rounding=stochastic+ef", "intsum:lanes=16+ef",
+                    "intsum:lanes=16,rounding=stochastic+ef", "intsum:lanes=32+ef",
+                    "intsum:lanes=32,rounding=stochastic+ef"},
+          .counts = {3001, 300, 77},
+          .long_counts = {5, grid_is_small() ? 20'001u : 200'001u, 0, 70'001, 1},
+          .tolerance = 1e-6};
+}
+
+Native lowrank() {
+  return {.codec = "lowrank",
+          .specs = {"lowrank+ef", "lowrank:rank=1+ef", "lowrank:rank=8,values=bf16+ef"},
+          .counts = {70 * 130, 70 * 1000, 70 * 64},
+          .long_counts = {70 * 130, 70 * 1000, 70 * 64},
+          .rows = 70,
+          .tolerance = 1e-5};
+}
+
+class NativeCalls : public ::testing::TestWithParam<Native> {
+ protected:
+  const Native& native() const { return GetParam(); }
+
+  HarnessOptions with_rows(HarnessOptions options = {}) const {
+    options.rows = native().rows;
+    return options;
+  }
+  NativeRounds rounds_of(const std::string& spec, const HarnessOptions& options) const {
+    return NativeRounds(spec, native().counts, with_rows(options));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Codecs, NativeCalls, ::testing::Values(intsum(), lowrank()),
+                         [](const auto& info) { return info.param.codec; });
+
+TEST_P(NativeCalls, FramesAreRefused) {
+  CodecHarness harness(native().codec, native().counts, with_rows());
+  const std::vector<GuardedBytes> frames = {GuardedBytes(harness.plan().frame_bytes)};
+  const auto refused = [](const std::function<void()>& body) {
+    return error_of<InvalidArgument>(body).find("bare values only") != std::string::npos;
+  };
+  EXPECT_TRUE(refused([&] { harness.encode(); }));
+  EXPECT_TRUE(refused([&] { harness.decode(frames); }));
+  EXPECT_TRUE(refused([&] { harness.reduce(frames); }));
+}
+
+TEST_P(NativeCalls, OtherRoundsAndFactorsAreRefused) {
+  NativeRounds rounds = rounds_of(native().codec + "+ef", {.contributions = 2});
+  rounds.exchange();
+  CodecHarness& rank = rounds.ranks[0];
+  GuardedValues first = rounds.combined[0], second = rounds.combined[1];
+  const auto encode = [&](std::uint8_t round, float factor, GuardedValues& values) {
+    rank.identity.round = round;
+    rank.codec().encode_native(rank.encode_call(), factor, values.span());
+  };
+  EXPECT_NO_THROW(encode(0, 1.0f, first));
+  EXPECT_NO_THROW(encode(1, 1.0f, second));
+  EXPECT_THROW(encode(0, 1.0f, second), InvalidArgument);
+  EXPECT_THROW(encode(1, 1.0f, first), InvalidArgument);
+  EXPECT_THROW(encode(2, 1.0f, second), InvalidArgument);
+  for (const float factor : {0.0f, -1.0f, INFINITY, std::nanf("")})
+    EXPECT_THROW(encode(1, factor, second), InvalidArgument) << factor;
+}
+
+TEST_P(NativeCalls, OnlyTheLastRoundChangesStateAndMemory) {
+  for (const std::string& spec : native().specs) {
+    CodecHarness harness(spec, {native().counts[0]}, with_rows({.contributions = 1}));
+    harness.share_residuals();
+    const std::vector<float> before = harness.residual_in(), memory = harness.memory();
+    harness.words.step = 4;
+    const Plan plan = harness.plan();
+    GuardedValues first(plan.rounds[0].native_count, plan.rounds[0].native_dtype);
+    GuardedValues second(plan.rounds[1].native_count, plan.rounds[1].native_dtype);
+    EncodeCall call = harness.encode_call();
+    call.words_out = &harness.words;
+    harness.codec().encode_native(call, 1.0f, first.span());
+    EXPECT_EQ(harness.words.step, 4u);
+    harness.codec().absorb(harness.decode_call({}), first.span());
+    EXPECT_TRUE(same_values(harness.residual_out(), before));
+    call.identity.round = harness.identity.round = 1;
+    harness.codec().encode_native(call, 1.0f, second.span());
+    EXPECT_EQ(harness.words.step, 5u);
+    EXPECT_FALSE(same_values(harness.residual_out(), before));
+    EXPECT_TRUE(same_values(harness.memory(), memory));
+    harness.codec().decode_native(harness.decode_call({}), second.span());
+    if (!memory.empty()) EXPECT_TRUE(same_values(harness.memory(), second.floats()));
+  }
+}
+
+TEST_P(NativeCalls, InactiveSegmentsSendZerosAndKeepTheState) {
+  const std::uint32_t no = 0;
+  for (const std::string& spec : native().specs) {
+    NativeRounds rounds = rounds_of(spec, {.contributions = 2});
+    NativeRounds without = rounds_of(spec, {.contributions = 2});
+    const std::size_t count = native().counts[0];
+    rounds.ranks[1].segments[0].active = &no;
+    rounds.ranks[1].set_gradient(std::vector<float>(count, INFINITY));
+    without.ranks[1].set_gradient(std::vector<float>(count, 0.0f));
+    without.ranks[1].set_residual(std::vector<float>(count, 0.0f));
+    rounds.exchange();
+    without.exchange();
+    for (std::size_t round = 0; round < 2; ++round)
+      EXPECT_TRUE(same_bytes(rounds.bare[round][1].bytes(), without.bare[round][1].bytes()));
+    EXPECT_TRUE(same_values(rounds.ranks[0].outputs(), without.ranks[0].outputs()));
+    EXPECT_TRUE(same_values(rounds.ranks[1].memory(), without.ranks[1].memory()));
+    EXPECT_TRUE(same_values(rounds.ranks[1].residual_out(), rounds.ranks[1].residual_in()));
+  }
+}
+
+TEST_P(NativeCalls, InstructionSetsThreadsAndAlignmentDoNotMatter) {
+  for (const std::string& spec : native().specs)
+    for (const Dtype residual : {Dtype::kF32, Dtype::kBf16}) {
+      const HarnessOptions options =
+          with_rows({.dtype = residual, .residual_dtype = residual, .contributions = 2});
+      NativeRounds expected(spec, native().long_counts, options);
+      expected.exchange();
+      for_each_isa([&] {
+        for (const std::size_t shift : {0, 1, 3}) {
+          HarnessOptions other = options;
+          other.shift = shift;
+          other.threads = shift == 0 ? 1 : 3;
+          NativeRounds rounds(spec, native().long_counts, other);
+          rounds.exchange({.shift = shift});
+          expect_same_rounds(rounds, expected);
+        }
+      });
+    }
+}
+
+TEST_P(NativeCalls, DecodeAddsAndScales) {
+  NativeRounds rounds = rounds_of(native().codec, {.contributions = 3});
+  rounds.exchange();
+  const std::vector<float> sum = rounds.ranks[0].outputs();
+  const std::vector<float> old = gaussian(native().counts[0], 5);
+  for (CodecHarness& rank : rounds.ranks) {
+    rank.set_output(old);
+    for (std::size_t i = 0; i < rank.segments.size(); ++i)  // cold again
+      rank.set_memory(std::vector<float>(rank.memory(i).size()), i);
+  }
+  rounds.exchange({.decode_factor = 0.25f, .mode = DecodeMode::kAdd});
+  const std::vector<float> found = rounds.ranks[0].output();
+  for (std::size_t i = 0; i < old.size(); ++i)
+    ASSERT_NEAR(found[i], old[i] + 0.25f * sum[i], native().tolerance) << i;
+}
+
+TEST_P(NativeCalls, SecondCallsAllocateNothing) {
+  if (test_device() != nullptr) GTEST_SKIP() << "the tests themselves allocate for a device";
+  NativeRounds rounds(native().codec + "+ef", native().long_counts,
+                      with_rows({.threads = 2, .contributions = 2}));
+  rounds.exchange();
+  CodecHarness& rank = rounds.ranks[0];
+  EncodeCall encode = rank.encode_call();
+  DecodeCall decode = rank.decode_call({});
+  std::size_t before = 0;
+  for (int turn = 0; turn < 2; ++turn) {
+    before = allocations();
+    encode.identity.round = decode.identity.round = 0;
+    rank.codec().encode_native(encode, 1.0f, rounds.bare[0][0].span());
+    rank.codec().absorb(decode, rounds.combined[0].span());
+    encode.identity.round = decode.identity.round = 1;
+    rank.codec().encode_native(encode, 1.0f, rounds.bare[1][0].span());
+    rank.codec().decode_native(decode, rounds.combined[1].span());
+  }
+  EXPECT_EQ(allocations() - before, 0u);
+}
+
+}  // namespace
+}  // namespace tersor::test
