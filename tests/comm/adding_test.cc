@@ -11,13 +11,10 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
 
-using testing::gaussian;
 using ::testing::HasSubstr;
-using testing::Values;
-
 constexpr std::size_t kValues = 8000;
 constexpr int kSteps = 6, kAddedAt = 3;
 
@@ -201,4 +198,4 @@ TEST(AddingBetweenSteps, StatisticsMayBeResetBeforeTheNextStep) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -6,17 +6,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::all_to_one;
-using testing::Counts;
-using testing::Deal;
-using testing::dealt;
-using testing::index;
-using testing::random_deal;
-using testing::sum;
-using testing::Values;
 
 /// Of 2 hosts of as many ranks: one behind the other and dealt out in turn; and such a grid.
 struct Detours {
@@ -130,4 +121,4 @@ TEST(AllToAllDetours, RanksOfOtherSplitsBothHearOfIt) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -12,20 +12,8 @@
 #include <random>
 #include <string>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::all_to_one;
-using testing::Counts;
-using testing::Deal;
-using testing::dealt;
-using testing::gaussian;
-using testing::index;
-using testing::random_deal;
-using testing::rows_of;
-using testing::squared_error;
-using testing::sum;
-using testing::Values;
 
 /// What a codec makes of one row by itself.
 Values decoded(const Codec& codec, const Values& row) {
@@ -283,4 +271,4 @@ TEST(AllToAllErrors, RanksOfOtherSplitsBothHearOfIt) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -44,10 +44,8 @@ void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); 
 void operator delete[](void* pointer, std::size_t) noexcept { std::free(pointer); }
 #endif
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::Values;
 
 // Allocations of all ranks in `steps` calls, after some that warm up.
 template <typename Call>
@@ -74,7 +72,7 @@ class SteadyState : public ::testing::TestWithParam<std::string> {};
 TEST_P(SteadyState, AnAllreduceAllocatesNoBuffer) {
   if (!TERSOR_COUNTS_ALLOCATIONS) GTEST_SKIP() << "allocations are the sanitizer's";
   run_ranks(3, {}, [](Transport& transport) {
-    Values gradient = testing::gaussian(200000, 1);
+    Values gradient = gaussian(200000, 1);
     CollectiveWorkspace workspace;
     const CollectiveOptions options{
         .codec = GetParam(), .chunk_count = 1 << 16, .workspace = &workspace};
@@ -89,7 +87,7 @@ TEST_P(SteadyState, AnAllToAllAllocatesNoBuffer) {
   if (!TERSOR_COUNTS_ALLOCATIONS) GTEST_SKIP() << "allocations are the sanitizer's";
   run_ranks(3, {}, [](Transport& transport) {
     constexpr std::size_t kColumns = 4096, kRows = 12;
-    const Values input = testing::gaussian(kRows * kColumns, 1);
+    const Values input = gaussian(kRows * kColumns, 1);
     Values output(input.size());
     CollectiveWorkspace workspace;
     std::size_t turn = 0;
@@ -112,4 +110,4 @@ INSTANTIATE_TEST_SUITE_P(Codecs, SteadyState,
                          ::testing::Values("none", "bf16", "int8", "int4", "topk"));
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

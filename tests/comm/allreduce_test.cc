@@ -12,14 +12,8 @@
 #include <string>
 #include <tuple>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::exact_sum;
-using testing::gradients;
-using testing::on_ranks;
-using testing::squared_error;
-using testing::Values;
 
 struct AllreduceWay {
   std::string codec;
@@ -246,7 +240,7 @@ TEST(AllreduceStatistics, ASparseSumSendsTheSameBytesOnAnyNumberOfRanks) {
   const std::size_t heads = sizeof(FrameHeader) + sizeof(host::Envelope);  // of a message
   for (const std::size_t ranks : {2, 4, 8, 16})
     run_ranks(static_cast<int>(ranks), {}, [&](Transport& transport) {
-      Values gradient = testing::gaussian(kCount, 3);
+      Values gradient = gaussian(kCount, 3);
       CollectiveStatistics sent;
       allreduce(transport, gradient,
                 {.codec = "blocktopk", .algorithm = Algorithm::kTwoShot, .statistics = &sent});
@@ -263,7 +257,7 @@ TEST(AllreduceStatistics, AReducersSparseSumStaysAsSmallOnManyRanks) {
   const std::size_t payload =
       make_codec("blocktopk:density=0.01")->plan({.segments = {&segment, 1}}).frame_bytes;
   run_ranks(kRanks, {}, [&](Transport& transport) {
-    Values gradient = testing::gaussian(kCount, 3);
+    Values gradient = gaussian(kCount, 3);
     GradientReducer reducer(transport, {.codec = "blocktopk:density=0.01+ef"});
     reducer.add("weight", gradient, 512, 512);
     reducer.ready("weight");
@@ -274,7 +268,7 @@ TEST(AllreduceStatistics, AReducersSparseSumStaysAsSmallOnManyRanks) {
 
 TEST(AllreduceStatistics, CountWhatTheTransportSent) {
   run_ranks(4, {}, [](Transport& transport) {
-    Values gradient = testing::gaussian(1 << 20, 3);
+    Values gradient = gaussian(1 << 20, 3);
     CollectiveStatistics none, int8;
     allreduce(transport, gradient, {.codec = "none", .statistics = &none});
     allreduce(transport, gradient, {.codec = "int8", .statistics = &int8});
@@ -303,7 +297,7 @@ TEST(AllreduceStatistics, ChunksAreAsLongAsTheTransportHasThemUnlessTheOptionsSa
   run_ranks(2, {}, [](Transport& transport) {
     ShortChunks own(transport);
     const auto chunks_of = [&](std::size_t chunk_count) {
-      Values gradient = testing::gaussian(40'960, 3);
+      Values gradient = gaussian(40'960, 3);
       CollectiveStatistics told;
       allreduce(own, gradient, {.codec = "int8", .chunk_count = chunk_count, .statistics = &told});
       return told.chunks;
@@ -312,7 +306,7 @@ TEST(AllreduceStatistics, ChunksAreAsLongAsTheTransportHasThemUnlessTheOptionsSa
     EXPECT_EQ(chunks_of(8192), 5u);
     const auto sent_with = [&](std::size_t chunk_count) {
       GradientReducer reducer(own, {.rules = {{"*", "int8"}}, .chunk_count = chunk_count});
-      Values gradient = testing::gaussian(40'960, 3);
+      Values gradient = gaussian(40'960, 3);
       reducer.add("weight", gradient);
       reducer.ready("weight");
       reducer.wait();
@@ -324,4 +318,4 @@ TEST(AllreduceStatistics, ChunksAreAsLongAsTheTransportHasThemUnlessTheOptionsSa
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

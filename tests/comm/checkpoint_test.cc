@@ -12,13 +12,8 @@
 #include <span>
 #include <string>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::drain;
-using testing::kCount;
-using testing::Training;
-using testing::Values;
 
 class Checkpoint : public ::testing::TestWithParam<std::string> {};
 
@@ -225,4 +220,4 @@ TEST(State, SaysHowLongTheLongestResidualsAre) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -11,11 +11,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::Values;
 
 // What two ranks' sums over three steps lack of all gradients that were not left out, at the most.
 float largest_lack(Contribution contribution, const std::string& codec) {
@@ -166,4 +163,4 @@ TEST(Contributions, AGradientGivenAnewIsLeftAloneInLaterSteps) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -14,10 +14,8 @@
 #include <thread>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::Values;
 
 /// Flips a bit of the first message of an exchange that a rank begins, counted from 0. Lets others
 /// go first after every exchange: who got something damaged would find it before who passed it on.
@@ -93,4 +91,4 @@ TEST(Damage, OnAGridIsNotPassedOn) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -12,11 +12,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::Values;
 
 using Call = std::function<void(Transport&)>;
 
@@ -209,4 +206,4 @@ TEST(Disagreement, AWrongCodecIsAnErrorBeforeAnythingIsSent) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -11,10 +11,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::Values;
 
 /// What ranks say whose calls end in TransportError, by rank.
 std::vector<std::string> errors_of(int ranks, const std::function<void(Transport&)>& call) {
@@ -132,4 +130,4 @@ TEST(Fields, SayNothingWhereSeveralDiffer) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

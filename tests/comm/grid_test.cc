@@ -14,14 +14,8 @@
 #include <utility>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::exact_sum;
-using testing::gradients;
-using testing::on_ranks;
-using testing::squared_error;
-using testing::Values;
 
 struct GridWorld {
   std::vector<int> dims;
@@ -256,4 +250,4 @@ TEST(GridErrors, RanksOfOtherGridsMeet) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

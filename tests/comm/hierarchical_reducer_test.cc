@@ -11,15 +11,8 @@
 #include <string>
 #include <thread>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::drain;
-using testing::gaussian;
-using testing::Hosts;
-using testing::kCount;
-using testing::Training;
-using testing::Values;
 
 ReducerOptions hierarchical(const Hosts& hosts, const std::string& codec = "int8+ef") {
   ReducerOptions options;
@@ -250,4 +243,4 @@ TEST(HierarchicalReducerOptions, RanksThatGroupOtherwiseAllHearOfIt) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -12,15 +12,8 @@
 #include <string>
 #include <tuple>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::exact_sum;
-using testing::gradients;
-using testing::Hosts;
-using testing::ranks_of;
-using testing::squared_error;
-using testing::Values;
 
 // 2 x 2, 2 x 4, 3 x 2, 4 x 2 and 2 x 3: behind each other, dealt out, up and down.
 const Hosts kShardHosts[] = {
@@ -373,4 +366,4 @@ TEST(ShardsOnGrids, ThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

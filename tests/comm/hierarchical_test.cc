@@ -14,18 +14,10 @@
 #include <thread>
 #include <tuple>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::exact_sum;
-using testing::gradients;
-using testing::Hosts;
-using testing::on_ranks;
-using testing::ranks_of;
-using testing::squared_error;
-using testing::Values;
-
 struct HostsWay {
   std::string codec;
   double allowed;  // squared error of the sum, relative
@@ -260,7 +252,7 @@ TEST(HierarchicalGroups, OnlyEncodedValuesLeaveAHost) {
   constexpr std::size_t kCount = 1 << 20;
   std::array<std::atomic<std::uint64_t>, 4> sent{};
   run_ranks(4, parse_link("none,per_host=2"), [&](Transport& transport) {
-    Values gradient = testing::gaussian(kCount, 3);
+    Values gradient = gaussian(kCount, 3);
     CollectiveStatistics statistics;
     allreduce(transport, gradient,
               {.codec = "int8", .algorithm = Algorithm::kHierarchical, .statistics = &statistics});
@@ -355,4 +347,4 @@ TEST(HierarchicalErrors, AMissingRankIsNoticedByTheDeadline) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -14,13 +14,8 @@
 #include <utility>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::kCount;
-using testing::Training;
-using testing::Values;
 
 std::string error_of(const std::function<void()>& body) {
   try {
@@ -57,7 +52,7 @@ double left_out(Training& run) {
   run.gradient = wanted;
   run.reducer.ready("w");
   run.reducer.wait();
-  return testing::squared_error(run.gradient, {wanted.begin(), wanted.end()});
+  return squared_error(run.gradient, {wanted.begin(), wanted.end()});
 }
 
 TEST(LowrankReducer, LosesNothingWithOrWithoutHierarchy) {
@@ -78,7 +73,7 @@ TEST(LowrankReducer, LosesNothingWithOrWithoutHierarchy) {
         const Values& sum = run.step(step);
         for (std::size_t i = 0; i < kCount; ++i) found[i] += sum[i];
       }
-      const auto rest = testing::drain(run);
+      const auto rest = drain(run);
       for (std::size_t i = 0; i < kCount; ++i)
         ASSERT_NEAR(found[i] + rest[i], wanted[i], 2e-3) << i;
     });
@@ -235,4 +230,4 @@ TEST(LowrankReducer, WithoutShapesAndInShardsItIsRefusedBeforeAnythingIsSent) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

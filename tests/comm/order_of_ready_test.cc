@@ -12,11 +12,8 @@
 #include <thread>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::Values;
 
 constexpr std::size_t kReadyCount = 9000;
 const std::vector<std::string> kReadyNames = {"a", "b", "c"};
@@ -255,4 +252,4 @@ TEST(ReadyTogether, InALearnedOrderIsAsOneByOne) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

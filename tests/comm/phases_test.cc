@@ -10,14 +10,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::drain;
-using testing::gaussian;
-using testing::kCount;
-using testing::Training;
-using testing::Values;
 
 const std::vector<ReducerRule> kSchedule = {
     {"*", "bf16"}, {"*", "int4+ef", 2}, {"*", "topk:density=0.01+ef", 4}, {"*", "int8", 6}};
@@ -230,4 +224,4 @@ TEST(Phases, ALaterCodecThatCannotGoIsRefusedAtOnce) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -12,11 +12,8 @@
 #include <string>
 #include <thread>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::Values;
 
 struct ReducerLayer {
   std::string name;
@@ -90,7 +87,7 @@ double squared_error_of_mean(const std::vector<Values>& found, int ranks, int st
     std::vector<Values> all;
     for (int rank = 0; rank < ranks; ++rank)
       all.push_back(ReducerModel::gradient(rank, step, layer));
-    const auto sum = testing::exact_sum(all);
+    const auto sum = exact_sum(all);
     for (std::size_t i = 0; i < sum.size(); ++i) {
       const double wanted = sum[i] / ranks;
       error += (found[layer][i] - wanted) * (found[layer][i] - wanted);
@@ -387,4 +384,4 @@ TEST(Reducer, AStalledRankEndsTheOthersAtTheDeadline) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -10,13 +10,8 @@
 #include <mutex>
 #include <string>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gradients;
-using testing::on_ranks;
-using testing::squared_error;
-using testing::Values;
 
 constexpr std::size_t kRootedCounts[] = {0, 1, 511, 513, 4099, 70'003};
 const std::string kCodecs[] = {"none",
@@ -69,7 +64,7 @@ TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
                                           .state = codec == "none" ? nullptr : &state,
                                           .chunk_count = 10'000};
           for (std::uint64_t step = 0; step < 3; ++step) {
-            Values gradient = testing::gaussian(count, step * 100 + at(rank));
+            Values gradient = gaussian(count, step * 100 + at(rank));
             Values sum(rank == root ? count : 0);
             if (rooted)
               reduce(transport, gradient, sum, root, options);
@@ -94,7 +89,7 @@ TEST_P(Rooted, AGatherGivesTheRootTheBitsOfAnAllgather) {
     for (const std::size_t count : kRootedCounts)
       for (const int root : roots())
         run_ranks(ranks(), {}, [&](Transport& transport) {
-          const Values shard = testing::gaussian(count, at(transport.rank()));
+          const Values shard = gaussian(count, at(transport.rank()));
           Values wanted(count * at(ranks()));
           Values found(transport.rank() == root ? wanted.size() : 0);
           allgather(transport, shard, wanted, {.codec = codec});
@@ -107,7 +102,7 @@ TEST_P(Rooted, AScatterDealsOutTheRootsValues) {
   for (const std::string& codec : kCodecs)
     for (const std::size_t count : kRootedCounts)
       for (const int root : roots()) {
-        const Values all = testing::gaussian(count * at(ranks()), 3);
+        const Values all = gaussian(count * at(ranks()), 3);
         run_ranks(ranks(), {}, [&](Transport& transport) {
           Values shard(count);
           const Values input = transport.rank() == root ? all : Values{};
@@ -187,4 +182,4 @@ TEST(RootedErrors, RanksOfOtherRootsMeet) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -13,14 +13,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::exact_sum;
-using testing::gradients;
-using testing::on_ranks;
-using testing::squared_error;
-using testing::Values;
 
 const char* const kSpecs[] = {"intsum", "intsum:lanes=16", "intsum:lanes=32",
                               "intsum:lanes=16,rounding=stochastic"};
@@ -105,19 +99,19 @@ TEST(Rounds, TheReducerLosesNothing) {
         options.algorithm = Algorithm::kHierarchical;
         options.hosts = {0, 0, 1, 1};
       }
-      testing::Training run(transport, options);
-      std::vector<double> found(testing::kCount, 0.0), wanted(testing::kCount, 0.0);
+      Training run(transport, options);
+      std::vector<double> found(kCount, 0.0), wanted(kCount, 0.0);
       for (int step = 0; step < 4; ++step) {
         for (int rank = 0; rank < 4; ++rank) {
           const auto seed = static_cast<std::uint64_t>(step * 100 + rank);
-          const Values values = testing::gaussian(testing::kCount, seed);
-          for (std::size_t i = 0; i < testing::kCount; ++i) wanted[i] += values[i];
+          const Values values = gaussian(kCount, seed);
+          for (std::size_t i = 0; i < kCount; ++i) wanted[i] += values[i];
         }
         const Values& sum = run.step(step);
-        for (std::size_t i = 0; i < testing::kCount; ++i) found[i] += sum[i];
+        for (std::size_t i = 0; i < kCount; ++i) found[i] += sum[i];
       }
-      const auto rest = testing::drain(run);
-      for (std::size_t i = 0; i < testing::kCount; ++i)
+      const auto rest = drain(run);
+      for (std::size_t i = 0; i < kCount; ++i)
         ASSERT_NEAR(found[i] + rest[i], wanted[i], 2e-3) << i;
     });
   }
@@ -149,4 +143,4 @@ TEST(Rounds, MoreRanksThanALaneHoldsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

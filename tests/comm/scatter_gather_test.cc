@@ -5,14 +5,8 @@
 
 #include <gtest/gtest.h>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::exact_sum;
-using testing::gaussian;
-using testing::gradients;
-using testing::squared_error;
-using testing::Values;
 
 double allowed_error(const std::string& codec) {
   if (codec.starts_with("int4")) return 3e-2;
@@ -101,4 +95,4 @@ TEST(ReduceScatter, ShardsThatDoNotFitAreAnError) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

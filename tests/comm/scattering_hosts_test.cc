@@ -8,13 +8,8 @@
 
 #include <string>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::Model;
-using testing::options_of;
-using testing::squared_error;
-using testing::Values;
 
 // Found by the transport: unequal numbers go the direct way.
 TEST(ScatteringByHosts, SaysHowItGoes) {
@@ -60,4 +55,4 @@ TEST(ScatteringByHosts, UnequalNumbersOfRanksAreRefused) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -10,17 +10,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::kLayers;
-using testing::Layer;
-using testing::Model;
-using testing::options_of;
-using testing::shard_count;
-using testing::Values;
-using testing::World;
 
 constexpr int kSteps = 3;
 
@@ -291,4 +282,4 @@ TEST(ScatteringReducer, RanksThatMeanDifferentCollectivesHearOfIt) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

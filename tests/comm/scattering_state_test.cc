@@ -10,11 +10,8 @@
 #include <mutex>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::Values;
 
 /// How "w" goes: all-reduced or cut in shards; by these hosts, or directly.
 struct OwingWay {
@@ -138,4 +135,4 @@ TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -10,12 +10,8 @@
 #include <string>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::gaussian;
-using testing::squared_error;
-using testing::Values;
 
 constexpr std::size_t kSentCounts[] = {0, 1, 513, 70'003};
 
@@ -148,4 +144,4 @@ TEST(SendingErrors, APeerThatIsGone) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

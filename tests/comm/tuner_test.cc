@@ -11,13 +11,10 @@
 #include <string>
 #include <thread>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::gaussian;
-using testing::Values;
-
 constexpr LinkFigures kSlow{.latency = 1e-4, .seconds_per_byte = 8e-8, .seconds_per_message = 1e-6};
 constexpr LinkFigures kInfinite{};
 
@@ -63,9 +60,9 @@ TEST(Tuner, AllRanksDecideAlike) {
 }
 
 TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
-  const auto inputs = testing::gradients(3, 60'000);
+  const auto inputs = gradients(3, 60'000);
   std::string explanation;
-  const auto outputs = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+  const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& values) {
     Tuner tuner(transport);
     CollectiveWorkspace workspace;
     CollectiveStatistics statistics;
@@ -81,7 +78,7 @@ TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
     }
     if (transport.rank() == 0) explanation = tuner.explain();
   });
-  EXPECT_LT(testing::squared_error(outputs[0], testing::exact_sum(inputs)), 1e-3);
+  EXPECT_LT(squared_error(outputs[0], exact_sum(inputs)), 1e-3);
   for (const Values& output : outputs) EXPECT_EQ(output, outputs[0]);
   for (const char* word :
        {"3 ranks", "latency", "60000 values of f32", "predicted", "settled after", "calls of",
@@ -92,18 +89,18 @@ TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
 // Dimensions spare messages, as many as the bound allows. These and bytes take so long that the
 // ranks' own work is nothing beside them, however busy the machine is: int8 is the quickest.
 TEST(Tuner, ManyRanksGoOnTheGridThatTheModelCallsQuickest) {
-  const auto inputs = testing::gradients(40, 30'001);
+  const auto inputs = gradients(40, 30'001);
   const std::pair<double, std::vector<int>> bounds[] = {{2, {5, 4, 2}}, {1.5, {8, 5}}, {1, {40}}};
   for (const auto& [error_growth, dims] : bounds) {
     AutoOptions options = given({.seconds_per_byte = 8e-5, .seconds_per_message = 0.3});
     options.error_growth = error_growth;
-    const auto chosen = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+    const auto chosen = on_ranks(inputs, [&](Transport& transport, Values& values) {
       Tuner tuner(transport, options);
       EXPECT_EQ(tuner.choose(Dtype::kF32, values.size()).dims, dims);
       EXPECT_EQ(tuner.predict(Dtype::kF32, values.size()).dims, dims);
       allreduce(transport, values, {.codec = "auto", .tuner = &tuner});
     });
-    const auto wanted = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+    const auto wanted = on_ranks(inputs, [&](Transport& transport, Values& values) {
       allreduce(transport, values,
                 {.codec = "int8", .algorithm = Algorithm::kTwoShot, .dims = dims});
     });
@@ -165,9 +162,9 @@ TEST(Tuner, ARankThatStaysAwayEndsInAnErrorWithinTheDeadline) {
 }
 
 TEST(TunedReducer, ChoosesForLargeParametersAndKeepsRanksEqual) {
-  const auto inputs = testing::gradients(4, 300'000);
+  const auto inputs = gradients(4, 300'000);
   std::vector<std::string> explanations(4);
-  const auto outputs = testing::on_ranks(inputs, [&](Transport& transport, Values& values) {
+  const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& values) {
     GradientReducer reducer(transport,
                             {.codec = "auto", .automatic = given(kSlow, {"int8", "int4+ef"})});
     const ValueSpan all(values);
@@ -231,4 +228,4 @@ TEST(TunedReducer, ARankThatComesTooLateToAgreeEndsInAnErrorOnAll) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -13,13 +13,8 @@
 #include "tests/comm/running_ahead.h"
 #include "tests/support/specs.h"
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::every_collective;
-using testing::gradients;
-using testing::on_ranks;
-using testing::Values;
 
 constexpr std::size_t kCount = 300'001;
 
@@ -48,7 +43,7 @@ TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
 TEST(MpiCollectives, WhoRunsAheadTakesLittleMemory) {
   MpiTransport transport(MPI_COMM_WORLD);
   if (transport.ranks() < 3) GTEST_SKIP() << "on 3 or more ranks";
-  testing::RunningAhead(transport).expect_bounded();
+  RunningAhead(transport).expect_bounded();
 }
 
 TEST(MpiCollectives, GridsHaveTheBitsOfThreads) {
@@ -92,7 +87,7 @@ std::vector<Values> reduce_steps(Transport& transport, const std::string& codec,
     reducer.add("layer" + std::to_string(layer), layers[layer], 10, kCounts[layer] / 10);
   for (std::uint64_t step = 0; step < 4; ++step) {
     for (std::size_t layer = layers.size(); layer-- > 0;) {
-      layers[layer] = testing::gaussian(
+      layers[layer] = gaussian(
           kCounts[layer], step * 100 + layer * 10 + static_cast<std::uint64_t>(transport.rank()));
       reducer.ready("layer" + std::to_string(layer), layers[layer]);
       if (progress == ProgressBy::kCaller) reducer.progress();
@@ -139,4 +134,4 @@ TEST(MpiCollectives, RanksMayHaveOtherInstructionSets) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

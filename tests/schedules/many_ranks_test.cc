@@ -7,11 +7,8 @@
 #include <utility>
 #include <vector>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::LaneWalk;
-using testing::messages_of;
 
 std::vector<Schedule> schedules_of(const Grid& grid) {
   std::vector<Schedule> schedules;
@@ -113,4 +110,4 @@ TEST_F(LaneWalkFinds, LanesThatAreNotDecoded) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -5,17 +5,8 @@
 
 #include <numeric>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::Expression;
-using testing::Expressions;
-using testing::flat_layout;
-using testing::grid_layout;
-using testing::hierarchical_layout;
-using testing::Layout;
-using testing::messages_of;
-using testing::ScheduleWalk;
 
 // Not the collectives of these names.
 constexpr Schedule (*kReduceScatter)(const Party&) = reduce_scatter;
@@ -346,4 +337,4 @@ TEST(ScheduleWalk, AContributionThatIsNotAdded) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing

@@ -6,15 +6,8 @@
 #include <functional>
 #include <numeric>
 
-namespace tersor {
+namespace tersor::testing {
 namespace {
-
-using testing::Expression;
-using testing::hierarchical_gather_layout;
-using testing::hierarchical_scatter_layout;
-using testing::Layout;
-using testing::owned_layout;
-using testing::ScheduleWalk;
 
 // Not the collective of this name.
 constexpr Schedule (*kScatter)(const Party&) = reduce_scatter;
@@ -145,4 +138,4 @@ TEST(Schedules, GridsOfShards) {
 }
 
 }  // namespace
-}  // namespace tersor
+}  // namespace tersor::testing
