@@ -70,7 +70,11 @@ def test_a_run_goes_on_bit_for_bit_from_a_checkpoint(name: str, tmp_path: pathli
     ranks.run(resumes, 3, name, str(tmp_path))
 
 
-def refuses_states(rank: int, count: int, name: str) -> None:
+@every_handle
+@ranks.on(2)
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
+    rank: int, count: int, name: str
+) -> None:
     training = HANDLES[name]()
     training.steps(rank, range(2))
     kept = training.residuals()
@@ -82,11 +86,6 @@ def refuses_states(rank: int, count: int, name: str) -> None:
     with pytest.raises(tersor.InvalidArgument, match="mode is one of exact, portable"):
         training.state("whole")
     assert equal(training.residuals(), kept)
-
-
-@every_handle
-def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(name: str) -> None:
-    ranks.run(refuses_states, 2, name)
 
 
 def loses_a_rank(rank: int, count: int, name: str) -> tuple[str, bool]:
@@ -115,7 +114,11 @@ def test_a_killed_rank_is_named_to_the_others_whose_model_is_as_it_was(name: str
         assert unchanged
 
 
-def has_another_codec(rank: int, count: int, name: str) -> None:
+@every_handle
+@ranks.on(2)
+def test_ranks_with_different_codecs_all_raise_and_go_on_without(
+    rank: int, count: int, name: str
+) -> None:
     codec = "int8+ef" if rank == 1 else "int4+ef"
     training = HANDLES[name]([("0.weight", codec), ("*", "bf16")], timeout=20)
     for step in range(2):
@@ -130,11 +133,6 @@ def has_another_codec(rank: int, count: int, name: str) -> None:
     assert all(bool(one.isfinite().all()) for one in training.weights().values())
 
 
-@every_handle
-def test_ranks_with_different_codecs_all_raise_and_go_on_without(name: str) -> None:
-    ranks.run(has_another_codec, 2, name)
-
-
 LEARNS: dict[str, list[str]] = {
     "DDP": ["int8", "topk:density=0.05+ef"],
     "FSDP2": ["int8", "int4+ef", "topk:density=0.05+ef"],
@@ -144,7 +142,9 @@ LEARNS: dict[str, list[str]] = {
 }
 
 
-def learns(rank: int, count: int, name: str) -> None:
+@every_handle
+@ranks.on(3)
+def test_training_learns_and_ranks_stay_equal(rank: int, count: int, name: str) -> None:
     for codec in LEARNS[name]:
         training = HANDLES[name](rules=(), codec=codec)
         before = float(training.loss(rank, 0))
@@ -153,11 +153,6 @@ def learns(rank: int, count: int, name: str) -> None:
         assert float(training.loss(rank, 0)) < before / 3, codec
         assert equal_on_ranks(training.weights()), codec
         assert training.handle.totals()["steps"] == 80
-
-
-@every_handle
-def test_training_learns_and_ranks_stay_equal(name: str) -> None:
-    ranks.run(learns, 3, name)
 
 
 def overflows(rank: int, count: int, name: str) -> float:
@@ -182,7 +177,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(name: str) -> None:
     assert ranks.run(overflows, 2, name) == [512.0, 512.0]
 
 
-def names_mistakes(rank: int, count: int, name: str) -> None:
+@every_handle
+@ranks.on(1)
+def test_mistakes_are_named_before_anything_is_sent(rank: int, count: int, name: str) -> None:
     for message, options in {
         "int9": {"rules": [("*", "int9+ef")]},
         "no rule matches": {"rules": [("*.weight", "int8+ef")]},
@@ -192,8 +189,3 @@ def names_mistakes(rank: int, count: int, name: str) -> None:
             HANDLES[name](**options)  # type: ignore[arg-type]
     training = HANDLES[name](EXACT)
     training.step(rank, 0)
-
-
-@every_handle
-def test_mistakes_are_named_before_anything_is_sent(name: str) -> None:
-    ranks.run(names_mistakes, 1, name)

@@ -19,7 +19,11 @@ def moved(training: Training, before: dict[str, torch.Tensor]) -> set[str]:
     return {name for name, one in training.weights().items() if not torch.equal(one, before[name])}
 
 
-def freezes(rank: int, count: int, name: str) -> None:
+@every_handle
+@ranks.on(3)
+def test_a_layer_that_is_frozen_stays_where_it_is_and_keeps_its_residuals(
+    rank: int, count: int, name: str
+) -> None:
     training = HANDLES[name](unused=True)
     training.steps(rank, range(3))
     before, kept = training.weights(), training.residuals()
@@ -36,12 +40,9 @@ def freezes(rank: int, count: int, name: str) -> None:
     assert equal_on_ranks(training.weights())
 
 
-@every_handle
-def test_a_layer_that_is_frozen_stays_where_it_is_and_keeps_its_residuals(name: str) -> None:
-    ranks.run(freezes, 3, name)
-
-
-def unfreezes(rank: int, count: int, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in HANDLES if name != "DDP"])
+@ranks.on(3)
+def test_a_layer_that_is_unfrozen_is_exchanged(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](frozen=True)
     before = training.weights()
     training.steps(rank, range(2))
@@ -58,12 +59,11 @@ def unfreezes(rank: int, count: int, name: str) -> None:
     assert equal_on_ranks(training.weights())
 
 
-@pytest.mark.parametrize("name", [name for name in HANDLES if name != "DDP"])
-def test_a_layer_that_is_unfrozen_is_exchanged(name: str) -> None:
-    ranks.run(unfreezes, 3, name)
-
-
-def unfreezes_one_rank_later(rank: int, count: int, name: str) -> None:
+@pytest.mark.parametrize("name", ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"])
+@ranks.on(2)
+def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(
+    rank: int, count: int, name: str
+) -> None:
     """It counts as zero on ranks where it is frozen still."""
     training = HANDLES[name](EXACT, frozen=True)
     training.step(rank, 0)
@@ -76,12 +76,11 @@ def unfreezes_one_rank_later(rank: int, count: int, name: str) -> None:
     assert equal_on_ranks(training.weights())
 
 
-@pytest.mark.parametrize("name", ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"])
-def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(name: str) -> None:
-    ranks.run(unfreezes_one_rank_later, 2, name)
-
-
-def saves_elsewhere(rank: int, count: int, name: str) -> None:
+@every_handle
+@ranks.on(2)
+def test_states_lie_on_the_host_whatever_the_default_device_is(
+    rank: int, count: int, name: str
+) -> None:
     """Under another default device and dtype, as a program may have that loads large models."""
     training, again = HANDLES[name](), HANDLES[name]()
     training.steps(rank, range(2))
@@ -100,11 +99,6 @@ def saves_elsewhere(rank: int, count: int, name: str) -> None:
     assert equal(again.weights(), training.weights())
 
 
-@every_handle
-def test_states_lie_on_the_host_whatever_the_default_device_is(name: str) -> None:
-    ranks.run(saves_elsewhere, 2, name)
-
-
 def throws_a_gradient_away(training: Training, rank: int, way: str) -> None:
     training.optimizer.zero_grad()
     training.backward(rank, 99)
@@ -120,17 +114,6 @@ def throws_a_gradient_away(training: Training, rank: int, way: str) -> None:
     return training.optimizer.zero_grad()
 
 
-def leaves_no_trace(rank: int, count: int, name: str, way: str) -> None:
-    ours, reference = (HANDLES[name](transactional=True) for _ in range(2))
-    reference.steps(rank, range(4))
-    ours.steps(rank, range(2))
-    for step in (2, 3):
-        throws_a_gradient_away(ours, rank, way)
-        ours.step(rank, step)
-    assert equal(ours.weights(), reference.weights())
-    assert equal(ours.residuals(), reference.residuals())
-
-
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -142,11 +125,28 @@ def leaves_no_trace(rank: int, count: int, name: str, way: str) -> None:
         ("DistributedOptimizer", "by the model"),
     ],
 )
-def test_a_gradient_that_is_thrown_away_leaves_no_trace(name: str, way: str) -> None:
-    ranks.run(leaves_no_trace, 3, name, way)
+@ranks.on(3)
+def test_a_gradient_that_is_thrown_away_leaves_no_trace(
+    rank: int, count: int, name: str, way: str
+) -> None:
+    ours, reference = (HANDLES[name](transactional=True) for _ in range(2))
+    reference.steps(rank, range(4))
+    ours.steps(rank, range(2))
+    for step in (2, 3):
+        throws_a_gradient_away(ours, rank, way)
+        ours.step(rank, step)
+    assert equal(ours.weights(), reference.weights())
+    assert equal(ours.residuals(), reference.residuals())
 
 
-def adds_a_group(rank: int, count: int, name: str, wrapped: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "wrapped"),
+    [("DistributedOptimizer", False), ("DistributedOptimizer", True), ("CompressedAdamW", False)],
+)
+@ranks.on(2)
+def test_parameters_of_a_group_that_is_added_are_exchanged(
+    rank: int, count: int, name: str, wrapped: bool
+) -> None:
     """A layer that is trained by a group of its own from the third step on."""
     training = HANDLES[name](FEW_BITS)
     training.steps(rank, range(2))
@@ -160,14 +160,6 @@ def adds_a_group(rank: int, count: int, name: str, wrapped: bool) -> None:
     assert not torch.equal(extra.weight, torch.eye(3))
     assert equal_on_ranks({**training.weights(), **dict(extra.named_parameters())})
     assert [one["name"] for one in training.handle.statistics()][-2:] == ["weight", "bias"]
-
-
-@pytest.mark.parametrize(
-    ("name", "wrapped"),
-    [("DistributedOptimizer", False), ("DistributedOptimizer", True), ("CompressedAdamW", False)],
-)
-def test_parameters_of_a_group_that_is_added_are_exchanged(name: str, wrapped: bool) -> None:
-    ranks.run(adds_a_group, 2, name, wrapped)
 
 
 ACROSS_HOSTS = ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"]
@@ -232,7 +224,10 @@ class Double(torch.nn.Module):
         self.second = torch.nn.Parameter(torch.ones(3).double() * dist.get_rank())
 
 
-def refuses_double(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_parameters_that_no_codec_takes_are_refused_before_anything_is_touched(
+    rank: int, count: int
+) -> None:
     model = Double()
     for make in (
         lambda: tersor.torch.DiLoCo(model),
@@ -242,10 +237,6 @@ def refuses_double(rank: int, count: int) -> None:
             make()
     assert bool((model.first == rank).all())
     assert bool((model.second == rank).all())
-
-
-def test_parameters_that_no_codec_takes_are_refused_before_anything_is_touched() -> None:
-    ranks.run(refuses_double, 2)
 
 
 def unfreezes_under_ddp(rank: int, count: int) -> str:

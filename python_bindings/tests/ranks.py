@@ -6,6 +6,9 @@
 
     ranks.run(body, 3, "ab") == ["", "ab", "abab"]
 
+    @ranks.on(3)                            # a test whose body runs so
+    def test_each_rank_is_one_of_three(rank, ranks): ...
+
 Importing PyTorch takes seconds, so processes are forked from one that has it, and used again;
 `fresh=True` asks for new ones, whose interpreters come to their ordinary end after the call. Nobody
 outlives a deadline: a process that is late, or that died or raised, is killed and replaced.
@@ -16,6 +19,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dataclasses
+import functools
+import importlib
+import inspect
 import multiprocessing
 import multiprocessing.util
 import os
@@ -190,6 +196,37 @@ def run(
         if outcome.error is not None:
             raise AssertionError(f"rank {rank} raised\n{_story(found)}") from outcome.error
     return [outcome.value for outcome in found]
+
+
+@dataclasses.dataclass
+class _Body:
+    """What `on` decorates, by its name: in its module that stands for the test."""
+
+    module: str
+    name: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.name).__wrapped__(*arguments)
+
+
+def on(count: int | str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a test of a function of rank, ranks and the test's own parameters: it runs on `count`
+    ranks, or on as many as the parameter of that name says."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        _, ranks, *own = inspect.signature(function).parameters.values()
+
+        @functools.wraps(function)
+        def test(**found: Any) -> None:
+            body = _Body(function.__module__, function.__name__)
+            number = found[count] if isinstance(count, str) else count
+            run(body, number, *(found[one.name] for one in own))
+
+        asked = [ranks.replace(name=count), *own] if isinstance(count, str) else own
+        test.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 def _story(found: Sequence[Outcome]) -> str:

@@ -70,7 +70,9 @@ class Layer:
         return [self.output.detach(), self.tokens.grad, self.expert.weight.grad]
 
 
-def trains_experts(rank: int, count: int) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+@ranks.on("count")
+def test_experts_get_tokens_and_gradients_go_back(rank: int, count: int) -> None:
     for deal in SPLITS[count]:
         for dtype in (torch.float32, torch.bfloat16):
             plain = Layer(rank, deal, dtype).results()
@@ -90,12 +92,8 @@ def trains_experts(rank: int, count: int) -> None:
                     assert relative(one, other) < error
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_experts_get_tokens_and_gradients_go_back(count: int) -> None:
-    ranks.run(trains_experts, count)
-
-
-def goes_back_by_its_own_codec(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_gradients_go_back_by_their_own_codec(rank: int, count: int) -> None:
     rows = tokens(rank, 4, torch.float32)
     output = all_to_all_single(rows, codec="none", backward_codec="int8")
     gradient = torch.randn(4, COLUMNS, generator=torch.Generator().manual_seed(7))
@@ -106,11 +104,8 @@ def goes_back_by_its_own_codec(rank: int, count: int) -> None:
     assert 0 < relative(back[2 * rank :][:2], gradient[2 * rank :][:2]) < 0.01
 
 
-def test_gradients_go_back_by_their_own_codec() -> None:
-    ranks.run(goes_back_by_its_own_codec, 2)
-
-
-def keeps_shapes(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_rows_may_have_any_shape(rank: int, count: int) -> None:
     workspace = tersor.Workspace()
     for sent in (1, 2, 1, 0):
         rows = torch.full((2 * sent, 4, 64), float(rank), dtype=torch.float16)
@@ -123,11 +118,8 @@ def keeps_shapes(rank: int, count: int) -> None:
         assert output[sent:].unique().tolist() == [1.0][:sent]
 
 
-def test_rows_may_have_any_shape() -> None:
-    ranks.run(keeps_shapes, 2)
-
-
-def names_mistakes(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_mistakes_are_named_and_calls_go_on(rank: int, count: int) -> None:
     rows = torch.zeros(4, 8)
     with pytest.raises(tersor.InvalidArgument, match=f"on rank {rank}: sent adds up to 5"):
         all_to_all_single(rows, [2, 2], [2, 3])
@@ -144,10 +136,6 @@ def names_mistakes(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match="has no rows"):
         all_to_all_single(torch.tensor(1.0))
     assert torch.equal(all_to_all_single(rows), rows)
-
-
-def test_mistakes_are_named_and_calls_go_on() -> None:
-    ranks.run(names_mistakes, 2)
 
 
 def disagree(rank: int, count: int) -> None:

@@ -38,7 +38,9 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def reduces(rank: int, count: int) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+@ranks.on("count")
+def test_allreduce_leaves_the_mean_on_all_ranks(rank: int, count: int) -> None:
     for dtype in DTYPES:
         for codec, error in (("none", 0.005), ("int8", 0.02), ("topk:density=0.5", 0.5)):
             tensor = values(rank, 5005, dtype).view(5, 7, 143)
@@ -51,11 +53,8 @@ def reduces(rank: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_allreduce_leaves_the_mean_on_all_ranks(count: int) -> None:
-    ranks.run(reduces, count)
-
-
-def scatters_and_gathers(rank: int, count: int) -> None:
+@ranks.on("count")
+def test_shards_are_reduced_and_gathered(rank: int, count: int) -> None:
     for dtype in DTYPES:
         shard = torch.empty(1003, dtype=dtype)
         reduce_scatter(shard, values(rank, 1003 * count, dtype), codec="int8", reduction="mean")
@@ -67,12 +66,8 @@ def scatters_and_gathers(rank: int, count: int) -> None:
         assert torch.equal(whole[1003 * rank :][:1003], shard)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_shards_are_reduced_and_gathered(count: int) -> None:
-    ranks.run(scatters_and_gathers, count)
-
-
-def goes_by_hosts(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_shards_go_by_hosts(rank: int, count: int) -> None:
     hosts, codec = [0, 0, 1, 1], "int8+ef"
     values_of_all = values(rank, 4000 * count)
     shard, whole = torch.empty(4000), torch.empty(4000 * count)
@@ -90,22 +85,16 @@ def goes_by_hosts(rank: int, count: int) -> None:
     assert relative(whole, mean_of(count, 4000 * count)) < 0.02
 
 
-def test_shards_go_by_hosts() -> None:
-    ranks.run(goes_by_hosts, 4)
-
-
-def works_in_a_subgroup(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_a_group_is_a_part_of_the_world(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     tensor = torch.full((300,), float(rank))
     allreduce(tensor, codec="none", group=pairs[rank // 2])
     assert tensor.unique().tolist() == [1.0 if rank < 2 else 5.0]
 
 
-def test_a_group_is_a_part_of_the_world() -> None:
-    ranks.run(works_in_a_subgroup, 4)
-
-
-def keeps_residuals(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_feedback_is_kept_between_calls(rank: int, count: int) -> None:
     state = FeedbackState(torch.empty(4000), codec="topk:density=0.1+ef")
     total = torch.zeros(4000)
     for _ in range(10):
@@ -116,11 +105,8 @@ def keeps_residuals(rank: int, count: int) -> None:
     assert state.bytes >= 4 * 4000
 
 
-def test_feedback_is_kept_between_calls() -> None:
-    ranks.run(keeps_residuals, 2)
-
-
-def names_mistakes(rank: int, count: int) -> None:
+@ranks.on(1)
+def test_mistakes_are_named(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match="int9"):
         allreduce(torch.zeros(3), codec="int9")
     with pytest.raises(tersor.InvalidArgument, match="float64"):
@@ -140,11 +126,9 @@ def names_mistakes(rank: int, count: int) -> None:
         allreduce(torch.zeros(4, 4).to_sparse())
 
 
-def test_mistakes_are_named() -> None:
-    ranks.run(names_mistakes, 1)
-
-
-def to_and_from_a_root(rank: int, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+@ranks.on("count")
+def test_one_rank_has_or_gets_what_all_get_or_have(rank: int, count: int) -> None:
     root = count - 1
     for dtype in DTYPES:
         tensor = values(rank, 1003, dtype)
@@ -163,12 +147,8 @@ def to_and_from_a_root(rank: int, count: int) -> None:
             assert relative(mean, mean_of(count, 1003, dtype)) < 0.02
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_one_rank_has_or_gets_what_all_get_or_have(count: int) -> None:
-    ranks.run(to_and_from_a_root, count)
-
-
-def begins_alike(rank: int, count: int) -> None:
+@ranks.on(3)
+def test_replicas_begin_alike(rank: int, count: int) -> None:
     torch.manual_seed(rank)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(6, 5)
@@ -191,10 +171,6 @@ def begins_alike(rank: int, count: int) -> None:
         assert all(torch.equal(other, one) for other in others)
 
 
-def test_replicas_begin_alike() -> None:
-    ranks.run(begins_alike, 3)
-
-
 def test_a_root_that_is_no_rank_is_named() -> None:
     ranks.run(names_a_wrong_root, 2)
 
@@ -210,14 +186,11 @@ def names_a_wrong_root(rank: int, count: int) -> None:
         tersor.gather(transport(None, torch.device("cpu")), None)
 
 
-def refuses_shards(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_shards_have_no_root(rank: int, count: int) -> None:
     model = torch.nn.Linear(4, 4)
     fully_shard(model)
     with pytest.raises(tersor.InvalidArgument, match="weight is a shard"):
         broadcast_parameters(model)
     with pytest.raises(tersor.InvalidArgument, match="parameter of the optimizer is a shard"):
         broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def test_shards_have_no_root() -> None:
-    ranks.run(refuses_shards, 2)

@@ -59,7 +59,17 @@ def mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
     return mean
 
 
-def equals_adamw(rank: int, count: int) -> None:
+def evaluated(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
+) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(model, rank, step)
+    loss.backward()
+    return loss
+
+
+@ranks.on(2)
+def test_without_feedback_it_is_adamw_on_the_mean(rank: int, count: int) -> None:
     """Of parameters without feedback: groups, schedules and closures as in torch.optim.AdamW."""
     ours, reference = make_model(), make_model()
     groups = [
@@ -83,19 +93,6 @@ def equals_adamw(rank: int, count: int) -> None:
             schedule.step()
         assert torch.equal(flat(ours), flat(reference))
     assert [one["lr"] for one in optimizer.param_groups] == [0.005, 0.0025]
-
-
-def evaluated(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int
-) -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = loss_of(model, rank, step)
-    loss.backward()
-    return loss
-
-
-def test_without_feedback_it_is_adamw_on_the_mean() -> None:
-    ranks.run(equals_adamw, 2)
 
 
 class ByHand:
@@ -147,7 +144,10 @@ def test_it_follows_the_recipe_also_when_gradients_are_accumulated_and_clipped(
     assert max(ranks.run(follows_the_recipe, count, passes)) < 1e-5
 
 
-def goes_at_once(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_it_does_not_wait_for_the_collector_to_give_back_its_connections(
+    rank: int, count: int
+) -> None:
     gc.disable()
     try:
         model = make_model()
@@ -158,10 +158,6 @@ def goes_at_once(rank: int, count: int) -> None:
         assert kept() is None
     finally:
         gc.enable()
-
-
-def test_it_does_not_wait_for_the_collector_to_give_back_its_connections() -> None:
-    ranks.run(goes_at_once, 2)
 
 
 def learns(rank: int, count: int, codec: str, options: dict[str, Any]) -> Any:

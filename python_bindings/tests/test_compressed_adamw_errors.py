@@ -14,11 +14,6 @@ import tersor
 from tersor.torch import CompressedAdamW
 
 
-def names_a_mistake(rank: int, count: int, message: str, options: dict[str, Any]) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=message):
-        CompressedAdamW(make_model().named_parameters(), **options)
-
-
 @pytest.mark.parametrize(
     ("message", "options"),
     [
@@ -37,11 +32,16 @@ def names_a_mistake(rank: int, count: int, message: str, options: dict[str, Any]
         ("no option 'bits'", {"bits": 1}),
     ],
 )
-def test_wrong_options_are_named(message: str, options: dict[str, Any]) -> None:
-    ranks.run(names_a_mistake, 1, message, options)
+@ranks.on(1)
+def test_wrong_options_are_named(
+    rank: int, count: int, message: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(tersor.InvalidArgument, match=message):
+        CompressedAdamW(make_model().named_parameters(), **options)
 
 
-def names_parameters(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_wrong_parameters_are_named(rank: int, count: int) -> None:
     table = torch.nn.Embedding(70, 60, sparse=True)
     optimizer = CompressedAdamW(table.parameters())
     table(torch.tensor([rank])).sum().backward()
@@ -52,7 +52,3 @@ def names_parameters(rank: int, count: int) -> None:
     optimizer.param_groups[1]["params"][0].sum().backward()
     with pytest.raises(tersor.InvalidArgument, match=r"parameter.1 \(float64\)"):
         optimizer.step()
-
-
-def test_wrong_parameters_are_named() -> None:
-    ranks.run(names_parameters, 2)

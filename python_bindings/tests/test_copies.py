@@ -58,7 +58,13 @@ def averaged(model: nn.Module) -> nn.Module:
 Make = Callable[[nn.Module], Any]
 
 
-def copies(rank: int, count: int, make: Make, way: Make, steps: int) -> None:
+@pytest.mark.parametrize("make", [by_compress, by_hook])
+@pytest.mark.parametrize("way", [copy.deepcopy, averaged, saved])
+@pytest.mark.parametrize("steps", [0, 2])
+@ranks.on(2)
+def test_copies_of_ddp_travel_uncompressed(
+    rank: int, count: int, make: Make, way: Make, steps: int
+) -> None:
     model = wrap(mlp())
     handle = make(model)
     for step in range(steps):
@@ -79,21 +85,11 @@ def copies(rank: int, count: int, make: Make, way: Make, steps: int) -> None:
     assert again.totals()["steps"] == 1
 
 
-@pytest.mark.parametrize("make", [by_compress, by_hook])
-@pytest.mark.parametrize("way", [copy.deepcopy, averaged, saved])
-@pytest.mark.parametrize("steps", [0, 2])
-def test_copies_of_ddp_travel_uncompressed(make: Make, way: Make, steps: int) -> None:
-    ranks.run(copies, 2, make, way, steps)
-
-
-def copies_of_the_state(rank: int, count: int) -> None:
+@ranks.on(1)
+def test_a_state_is_copied_as_what_there_was(rank: int, count: int) -> None:
     handle = by_compress(wrap(mlp()))
     for copied in (copy.deepcopy(handle), copy.copy(handle), pickle.loads(pickle.dumps(handle))):
         assert isinstance(copied, CopiedHookState)
-
-
-def test_a_state_is_copied_as_what_there_was() -> None:
-    ranks.run(copies_of_the_state, 1)
 
 
 def test_a_copied_state_says_what_it_is() -> None:
@@ -130,7 +126,8 @@ def handles(count: int) -> dict[str, Any]:
     }
 
 
-def refuses(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_other_handles_name_what_to_save(rank: int, count: int) -> None:
     for name, handle in handles(count).items():
         both = r"state_dict\(\) and residual_" if name == "DistributedOptimizer" else ""
         for way in (
@@ -143,11 +140,8 @@ def refuses(rank: int, count: int) -> None:
                 way(handle)
 
 
-def test_other_handles_name_what_to_save() -> None:
-    ranks.run(refuses, 2)
-
-
-def models_of_others(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_models_of_other_handles_are_copied(rank: int, count: int) -> None:
     """Their models are copied and saved as any others, and a copy sends nothing."""
     for way in (copy.deepcopy, saved):
         model = mlp()
@@ -163,7 +157,3 @@ def models_of_others(rank: int, count: int) -> None:
         if rank == 0:
             backward(copied, rank, 1)
         dist.barrier()
-
-
-def test_models_of_other_handles_are_copied() -> None:
-    ranks.run(models_of_others, 2)

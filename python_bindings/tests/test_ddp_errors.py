@@ -80,7 +80,8 @@ class NoRank(tersor.TransportError):
     """That does not come to the meeting."""
 
 
-def not_of_a_hook(rank: int, _: int) -> None:
+@ranks.on(2)
+def test_what_is_no_second_hook_is_not_called_one(rank: int, count: int) -> None:
     """Each fault by its own name, and nothing of it stays with DDP."""
     model = wrap(mlp())
     refused: list[tuple[str, dict[str, Any]]] = [
@@ -104,10 +105,6 @@ def not_of_a_hook(rank: int, _: int) -> None:
         tersor.torch.compress(model, codec="int4")
     assert len(model._comm_hooks) == 1
     assert one_backward(model, rank, 0) is None
-
-
-def test_what_is_no_second_hook_is_not_called_one() -> None:
-    ranks.run(not_of_a_hook, 2)
 
 
 def python_reducer(rank: int, _: int) -> str:

@@ -76,7 +76,8 @@ def test_local_sgd_takes_the_mean_of_the_ranks(count: int, codec: str, error: fl
         assert found > error / 1000 or codec == "none"
 
 
-def follows_the_paper(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_the_outer_optimizer_sees_the_mean_difference(rank: int, count: int) -> None:
     model = make_model()
     reference = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
     reference_optimizer = nesterov(reference)
@@ -91,17 +92,14 @@ def follows_the_paper(rank: int, count: int) -> None:
             torch.testing.assert_close(now, start, rtol=0, atol=1e-7)
 
 
-def test_the_outer_optimizer_sees_the_mean_difference() -> None:
-    ranks.run(follows_the_paper, 2)
-
-
 def quantised(codec: tersor.Codec, values: torch.Tensor) -> torch.Tensor:
     found = torch.empty_like(values)
     codec.decode(codec.encode(values), out=found)
     return found
 
 
-def follows_sparseloco(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_residuals_that_decay_stand_in_for_momentum(rank: int, count: int) -> None:
     codec = "blocktopk:density=0.03,values=int4"
     model = make_model()
     starts = [p.detach().clone() for p in model.parameters()]
@@ -126,11 +124,8 @@ def follows_sparseloco(rank: int, count: int) -> None:
             torch.testing.assert_close(now, start, rtol=0, atol=1e-7)
 
 
-def test_residuals_that_decay_stand_in_for_momentum() -> None:
-    ranks.run(follows_sparseloco, 2)
-
-
-def leaves_frozen_alone(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_parameters_without_gradients_are_left_alone(rank: int, count: int) -> None:
     model = make_model(seed=rank)
     model[0].weight.requires_grad_(False)
     frozen = model[0].weight.clone()
@@ -141,11 +136,8 @@ def leaves_frozen_alone(rank: int, count: int) -> None:
     assert equal_on_ranks(model[2].weight.detach())
 
 
-def test_parameters_without_gradients_are_left_alone() -> None:
-    ranks.run(leaves_frozen_alone, 2)
-
-
-def refuses(rank: int, count: int) -> None:
+@ranks.on(1)
+def test_mistakes_are_named(rank: int, count: int) -> None:
     model = make_model()
     with pytest.raises(tersor.InvalidArgument, match="every=0"):
         DiLoCo(model, every=0)
@@ -154,7 +146,3 @@ def refuses(rank: int, count: int) -> None:
             DiLoCo(model, residual_factor=factor)
     with pytest.raises(tersor.InvalidArgument, match="wants a gradient"):
         DiLoCo(torch.nn.ReLU())
-
-
-def test_mistakes_are_named() -> None:
-    ranks.run(refuses, 1)

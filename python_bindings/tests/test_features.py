@@ -86,7 +86,9 @@ def both(make: Callable[..., Training], rank: int, around: Any = contextlib.null
     return ours.handle
 
 
-def casts(rank: int, _: int, way: Way) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@ranks.on(2)
+def test_autocast(rank: int, count: int, way: Way) -> None:
     seen = []
 
     def make(**options: Any) -> Training:
@@ -96,11 +98,6 @@ def casts(rank: int, _: int, way: Way) -> None:
 
     both(make, rank, lambda: torch.autocast("cpu", torch.bfloat16))
     assert set(seen) == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_autocast(way: Way) -> None:
-    ranks.run(casts, 2, way)
 
 
 def checkpointed() -> nn.Sequential:
@@ -120,7 +117,8 @@ def test_activation_checkpointing_changes_no_names(way: Way) -> None:
         assert sorted(names) == sorted(NAMES)
 
 
-def shares_optimizer_states(rank: int, _: int) -> None:
+@ranks.on(2)
+def test_zero_redundancy_optimizer(rank: int, count: int) -> None:
     def make(**options: Any) -> Training:
         training = with_ddp(make_model(), **options)
         parameters = training.model.parameters()
@@ -130,11 +128,8 @@ def shares_optimizer_states(rank: int, _: int) -> None:
     both(make, rank)
 
 
-def test_zero_redundancy_optimizer() -> None:
-    ranks.run(shares_optimizer_states, 2)
-
-
-def offloads(rank: int, _: int) -> None:
+@ranks.on(2)
+def test_cpu_offload_policy(rank: int, count: int) -> None:
     def make(**options: Any) -> Training:
         model = shard(make_model(), 2, offload_policy=CPUOffloadPolicy(pin_memory=False))
         handle = tersor.torch.compress(model, **options) if options else None
@@ -143,11 +138,11 @@ def offloads(rank: int, _: int) -> None:
     both(make, rank)
 
 
-def test_cpu_offload_policy() -> None:
-    ranks.run(offloads, 2)
-
-
-def loads_without_wrappers(rank: int, _: int, way: Way) -> None:
+@pytest.mark.parametrize("way", [with_ddp, with_optimizer])
+@ranks.on(2)
+def test_rules_and_checkpoints_fit_with_and_without_wrappers(
+    rank: int, count: int, way: Way
+) -> None:
     options: dict[str, Any] = {"rules": [("0.weight", "int4+ef"), ("*", "none")]}
     first, second = way(checkpointed(), **options), way(make_model(), **options)
     train(first, rank)
@@ -156,11 +151,6 @@ def loads_without_wrappers(rank: int, _: int, way: Way) -> None:
     getattr(second.handle, f"load_{save}")(state)
     norms = {one["name"]: one["residual_norm"] for one in second.handle.statistics()}
     assert norms["0.weight"] > 0
-
-
-@pytest.mark.parametrize("way", [with_ddp, with_optimizer])
-def test_rules_and_checkpoints_fit_with_and_without_wrappers(way: Way) -> None:
-    ranks.run(loads_without_wrappers, 2, way)
 
 
 def test_names_stay_different_without_wrappers() -> None:

@@ -109,7 +109,9 @@ def test_errors_are_those_of_the_codec(count: int, codec: str, error: float, pol
         assert found > error / 100 or codec == "bf16"
 
 
-def reports(rank: int, count: int) -> None:
+@pytest.mark.parametrize("count", [2, 4])
+@ranks.on("count")
+def test_each_parameter_has_its_codec_and_its_figures(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int8")
     train(model, rank, range(3))
@@ -127,11 +129,6 @@ def reports(rank: int, count: int) -> None:
     text = handle.explain()
     assert "0.weight: int8 (the codec for all)" in text
     assert "0.bias: bf16 (fewer than 4096 values)" in text
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_each_parameter_has_its_codec_and_its_figures(count: int) -> None:
-    ranks.run(reports, count)
 
 
 def sums_over_steps(rank: int, count: int, options: dict[str, Any], policy: str) -> float:
@@ -155,7 +152,9 @@ def test_what_feedback_keeps_is_sent_later(options: dict[str, Any], policy: str)
         assert 0 < found < 0.3  # 0.7 without feedback
 
 
-def divides_by_any_factor(rank: int, count: int, factor: float) -> None:
+@pytest.mark.parametrize("factor", [1.0, 2.0, 3.0])
+@ranks.on(2)
+def test_fsdps_factors_are_honoured(rank: int, count: int, factor: float) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, **NONE)
     for module in fsdp_modules(ours):
@@ -165,12 +164,8 @@ def divides_by_any_factor(rank: int, count: int, factor: float) -> None:
     torch.testing.assert_close(gradients(ours) * factor, gradients(reference) * count)
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.0, 3.0])
-def test_fsdps_factors_are_honoured(factor: float) -> None:
-    ranks.run(divides_by_any_factor, 2, factor)
-
-
-def shards_along_columns(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_parameters_may_be_cut_along_columns(rank: int, count: int) -> None:
     def place(parameter: torch.nn.Parameter) -> Shard | None:
         return Shard(1) if parameter.ndim == 2 and parameter.shape[1] % count == 0 else None
 
@@ -188,16 +183,13 @@ def shards_along_columns(rank: int, count: int) -> None:
     assert [one.dimension for one in layout.expected()] == [0, 0, 1, 0]
 
 
-def test_parameters_may_be_cut_along_columns() -> None:
-    ranks.run(shards_along_columns, 2)
-
-
 def backward_of_branches(model: torch.nn.Module, rank: int, both: bool) -> None:
     inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
     model(inputs, both=both).square().sum().backward()
 
 
-def freezes(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_frozen_parameters_are_left_out(rank: int, count: int) -> None:
     ours, reference = (Branches() for _ in range(2))
     for model in (ours, reference):
         model.first.weight.requires_grad_(False)
@@ -214,11 +206,8 @@ def freezes(rank: int, count: int) -> None:
     }
 
 
-def test_frozen_parameters_are_left_out() -> None:
-    ranks.run(freezes, 2)
-
-
-def leaves_one_out(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_step_that_leaves_parameters_out_keeps_their_residuals(rank: int, count: int) -> None:
     ours, reference = (shard_whole(Branches(), count) for _ in range(2))
     handle = fsdp.compress(ours, codec="topk:density=0.1+ef")
     for both in (True, False, True):
@@ -231,10 +220,6 @@ def leaves_one_out(rank: int, count: int) -> None:
     steps = {one["name"]: one["steps"] for one in handle.statistics()}
     assert steps["first.weight"] == steps["second.weight"] == 2
     assert "had no gradient" in handle.explain()
-
-
-def test_a_step_that_leaves_parameters_out_keeps_their_residuals() -> None:
-    ranks.run(leaves_one_out, 2)
 
 
 class Unseen(ModuleLayout):
@@ -264,7 +249,8 @@ def test_without_borders_a_message_is_one_tensor() -> None:
         assert "\n0: int8" in text
 
 
-def is_removed(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_handle_can_be_removed(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     handle = fsdp.compress(ours, codec="int4+ef", weights="int4")
     backward(ours, rank, 0)
@@ -281,11 +267,8 @@ def is_removed(rank: int, count: int) -> None:
     fsdp.compress(ours, codec="int8")  # again is no mistake
 
 
-def test_a_handle_can_be_removed() -> None:
-    ranks.run(is_removed, 2)
-
-
-def gathers_ahead(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_weights_come_ahead_of_their_use_until_the_handle_is_removed(rank: int, count: int) -> None:
     model = sharded_model(count)
     default = torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultAllGather
     plain, asked = default.__call__, []
@@ -305,11 +288,8 @@ def gathers_ahead(rank: int, count: int) -> None:
         assert set(asked) == {False}
 
 
-def test_weights_come_ahead_of_their_use_until_the_handle_is_removed() -> None:
-    ranks.run(gathers_ahead, 2)
-
-
-def scales(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_residuals_follow_a_loss_scale(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int4+ef")
     backward(model, rank, 0)
@@ -318,7 +298,3 @@ def scales(rank: int, count: int) -> None:
     after = [one["residual_norm"] for one in handle.statistics()]
     assert max(before) > 0
     assert after == pytest.approx([0.5 * norm for norm in before])
-
-
-def test_residuals_follow_a_loss_scale() -> None:
-    ranks.run(scales, 2)

@@ -19,7 +19,8 @@ from tersor.torch.sharded_exchange import Sender
 from tersor.torch.sharded_weights import WeightExchange
 
 
-def names_mistakes(rank: int, count: int) -> None:
+@ranks.on(1)
+def test_mistakes_are_named_before_training(rank: int, count: int) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("no option 'reduction'", {"reduction": "sum"}),
         ("algorithm is one of", {"algorithm": "two-shot"}),
@@ -37,10 +38,6 @@ def names_mistakes(rank: int, count: int) -> None:
     fsdp.compress(model)
     with pytest.raises(tersor.InvalidArgument, match="remove"):
         fsdp.compress(model)
-
-
-def test_mistakes_are_named_before_training() -> None:
-    ranks.run(names_mistakes, 1)
 
 
 class Foreign:
@@ -145,7 +142,13 @@ def test_an_error_leaves_no_other_step_under_way(monkeypatch: pytest.MonkeyPatch
     assert bool(late.isnan().all())
 
 
-def has_f64(rank: int, count: int) -> None:
+def backward_double(model: torch.nn.Module, rank: int) -> None:
+    inputs = torch.randn(8, 65, generator=torch.Generator().manual_seed(rank)).double()
+    model(inputs).square().sum().backward()
+
+
+@ranks.on(2)
+def test_other_dtypes_pass_through_with_a_warning(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, codec="int4")
     for model in (ours, reference):
@@ -156,25 +159,13 @@ def has_f64(rank: int, count: int) -> None:
     assert torch.equal(gradients(ours), gradients(reference))
 
 
-def refuses_f64(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_other_dtypes_are_an_error_if_asked(rank: int, count: int) -> None:
     model = sharded_model(count)
     fsdp.compress(model, unsupported="error")
     model.double()
     with pytest.raises(tersor.InvalidArgument, match="float64"):
         backward_double(model, rank)
-
-
-def backward_double(model: torch.nn.Module, rank: int) -> None:
-    inputs = torch.randn(8, 65, generator=torch.Generator().manual_seed(rank)).double()
-    model(inputs).square().sum().backward()
-
-
-def test_other_dtypes_pass_through_with_a_warning() -> None:
-    ranks.run(has_f64, 2)
-
-
-def test_other_dtypes_are_an_error_if_asked() -> None:
-    ranks.run(refuses_f64, 2)
 
 
 def tells_its_memory(rank: int, count: int, options: dict[str, Any]) -> list[str]:

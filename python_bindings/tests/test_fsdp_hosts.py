@@ -31,7 +31,8 @@ BY_HOSTS: dict[str, Any] = {
 }
 
 
-def reduces_near_the_mean(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_gradients_are_near_the_mean(rank: int, count: int) -> None:
     plain, model = sharded_model(count), sharded_model(count)
     handle = fsdp.compress(model, **{**BY_HOSTS, "rules": [("*.weight", "int8"), ("*", "bf16")]})
     for one in (plain, model):
@@ -44,11 +45,8 @@ def reduces_near_the_mean(rank: int, count: int) -> None:
     assert 0.5 * 1.1 < weight["sent_bytes"] / weight["gradient_bytes"] < 0.5 * 1.3
 
 
-def test_gradients_are_near_the_mean() -> None:
-    ranks.run(reduces_near_the_mean, 4)
-
-
-def gathers_the_same_weights(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_weights_have_the_bits_of_the_direct_way(rank: int, count: int) -> None:
     found = []
     for way in ({}, {"algorithm": "hierarchical", "hosts": HOSTS}):
         model = sharded_model(count)
@@ -57,11 +55,8 @@ def gathers_the_same_weights(rank: int, count: int) -> None:
     assert torch.equal(*found)
 
 
-def test_weights_have_the_bits_of_the_direct_way() -> None:
-    ranks.run(gathers_the_same_weights, 4)
-
-
-def resumes(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_an_exact_state_goes_on_bit_for_bit(rank: int, count: int) -> None:
     first = sharded_model(count)
     handle = fsdp.compress(first, **BY_HOSTS)
     train(first, rank, range(3))
@@ -77,10 +72,6 @@ def resumes(rank: int, count: int) -> None:
     other = fsdp.compress(sharded_model(count), **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
     with pytest.raises(tersor.InvalidArgument, match="grouped by host in another way"):
         other.load_state_dict(handle.state_dict())
-
-
-def test_an_exact_state_goes_on_bit_for_bit() -> None:
-    ranks.run(resumes, 4)
 
 
 def saves(rank: int, count: int) -> dict[str, Any]:
@@ -108,7 +99,8 @@ def test_a_portable_state_adds_the_same_to_the_mean_of_any_hosts() -> None:
                 torch.testing.assert_close(values, state["residuals"][name] / 4)
 
 
-def goes_between_replicas(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_shards_within_hosts_are_encoded_between_replicas_only(rank: int, count: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(make_model(), count, mesh=mesh)
     handle = fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
@@ -118,11 +110,8 @@ def goes_between_replicas(rank: int, count: int) -> None:
     assert codecs["0.weight (replicas)"] == "int4+ef"
 
 
-def test_shards_within_hosts_are_encoded_between_replicas_only() -> None:
-    ranks.run(goes_between_replicas, 4)
-
-
-def names_mistakes(rank: int, count: int) -> None:
+@ranks.on(3)
+def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
     model = sharded_model(count)
     with pytest.raises(tersor.InvalidArgument, match="hosts of 2 ranks, but there are 3"):
         fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 1]})
@@ -130,7 +119,3 @@ def names_mistakes(rank: int, count: int) -> None:
     # Or a rank hears that another one gave up.
     with pytest.raises((tersor.InvalidArgument, tersor.TransportError), match="these have 2, 1"):
         backward(model, rank, 0)
-
-
-def test_hosts_that_do_not_fit_are_named() -> None:
-    ranks.run(names_mistakes, 3)

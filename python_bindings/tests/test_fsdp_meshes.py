@@ -29,7 +29,8 @@ def with_experts(count: int) -> nn.Sequential:
     return fully_shard(model, mesh=init_device_mesh("cpu", (count,)))  # type: ignore[return-value]
 
 
-def has_experts(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_modules_may_be_on_meshes_of_their_own(rank: int, count: int) -> None:
     ours, plain = with_experts(count), with_experts(count)
     fsdp.compress(ours, **NONE)
     for step in range(2):
@@ -39,11 +40,8 @@ def has_experts(rank: int, count: int) -> None:
         torch.testing.assert_close(gradients(ours), gradients(plain))
 
 
-def test_modules_may_be_on_meshes_of_their_own() -> None:
-    ranks.run(has_experts, 4)
-
-
-def goes_on(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_states_of_several_meshes_are_each_ranks_own(rank: int, count: int) -> None:
     models, handles = [], []
     for _ in range(2):
         models.append(with_experts(count))
@@ -63,10 +61,6 @@ def goes_on(rank: int, count: int) -> None:
     assert torch.equal(weights(models[0]), weights(models[1]))
 
 
-def test_states_of_several_meshes_are_each_ranks_own() -> None:
-    ranks.run(goes_on, 4)
-
-
 def replicated(count: int) -> nn.Module:
     return replicate(nn.Sequential(nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, INPUTS)))
 
@@ -77,15 +71,12 @@ def in_part(count: int) -> nn.Module:
     return fully_shard(model)
 
 
-def refused(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_replicated_modules_are_refused_by_name(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match=r"\(root\) went through replicate\(\)"):
         tersor.torch.compress(replicated(count))
     with pytest.raises(tersor.InvalidArgument, match=r"module 0 went through replicate\(\)"):
         tersor.torch.compress(in_part(count))
-
-
-def test_replicated_modules_are_refused_by_name() -> None:
-    ranks.run(refused, 2)
 
 
 def on_two_meshes(rank: int, count: int) -> None:

@@ -74,7 +74,8 @@ def test_results_are_waited_for_where_fsdp_computes_with_them(policy: str) -> No
     assert ranks.run(counts_late_results, 2, CAST[policy]) == [[0, 0]] * 2
 
 
-def hooks_see_results(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_hooks_on_gradients_see_results(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, rules=[("*", "none")])
     seen: list[torch.Tensor] = []
@@ -84,10 +85,6 @@ def hooks_see_results(rank: int, count: int) -> None:
         )
         backward(model, rank, 0)
     assert torch.equal(seen[0], seen[1])
-
-
-def test_hooks_on_gradients_see_results() -> None:
-    ranks.run(hooks_see_results, 2)
 
 
 @pytest.mark.parametrize("progress", ["thread", "caller"])
@@ -104,7 +101,8 @@ def trained(rank: int, count: int, options: dict[str, Any]) -> torch.Tensor:
     return weights(model)
 
 
-def keeps_no_gradient(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_no_gradient_of_the_whole_model_is_kept_after_a_pass(rank: int, count: int) -> None:
     taken: list[StorageWeakRef] = []
     ready_sharded = GradientReducer.ready_sharded
 
@@ -121,10 +119,6 @@ def keeps_no_gradient(rank: int, count: int) -> None:
         backward(model, rank, 0)
     assert len(taken) == 8
     assert all(one.expired() for one in taken)
-
-
-def test_no_gradient_of_the_whole_model_is_kept_after_a_pass() -> None:
-    ranks.run(keeps_no_gradient, 2)
 
 
 def expects_what_is_asked(rank: int, count: int, replicas: int, setting: str) -> None:
@@ -161,7 +155,8 @@ def test_a_rank_alone_is_asked_for_sums() -> None:
     ranks.run(expects_what_is_asked, 1, 1, "")
 
 
-def counts(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_totals_are_of_all_parameters(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, transactional=True, measure_error=True, **FEEDBACK)
     train(model, rank, range(3))
@@ -177,11 +172,8 @@ def counts(rank: int, count: int) -> None:
     assert totals["relative_error"] == max(errors) > 0
 
 
-def test_totals_are_of_all_parameters() -> None:
-    ranks.run(counts, 2)
-
-
-def refuses_to_discard(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_pass_can_be_thrown_away_only_if_asked(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)
     backward(model, rank, 0)
@@ -189,11 +181,8 @@ def refuses_to_discard(rank: int, count: int) -> None:
         handle.discard_step()
 
 
-def test_a_pass_can_be_thrown_away_only_if_asked() -> None:
-    ranks.run(refuses_to_discard, 2)
-
-
-def follows_a_scaler(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_scalers_skipped_step_leaves_no_trace(rank: int, count: int) -> None:
     """A skipped step leaves nothing in the residuals."""
     ours, reference = sharded_model(count), sharded_model(count)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -212,10 +201,6 @@ def follows_a_scaler(rank: int, count: int) -> None:
     backward(reference, rank, 2)
     torch.testing.assert_close(gradients(ours) / scaler.get_scale(), gradients(reference))
     assert handle.skipped_steps == 1
-
-
-def test_a_scalers_skipped_step_leaves_no_trace() -> None:
-    ranks.run(follows_a_scaler, 2)
 
 
 def chooses(rank: int, count: int) -> str:
@@ -252,7 +237,8 @@ def test_handles_say_when_auto_has_settled() -> None:
     assert all("settled after" in text for text in ranks.run(settles, 2))
 
 
-def uses_one_in_turn(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_modules_take_part_in_the_steps_that_they_are_used_in(rank: int, count: int) -> None:
     """Modules that take no part in a step keep their residuals, and hold nobody up."""
     models = []
     for _ in range(2):
@@ -276,11 +262,8 @@ def uses_one_in_turn(rank: int, count: int) -> None:
     assert (steps["first.weight"], steps["second.weight"]) == (2, 3)
 
 
-def test_modules_take_part_in_the_steps_that_they_are_used_in() -> None:
-    ranks.run(uses_one_in_turn, 2)
-
-
-def unfreezes(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_parameters_may_be_unfrozen(rank: int, count: int) -> None:
     """Its residuals move to the reducer that then has to be made."""
     ours, reference = (Branches() for _ in range(2))
     ours.first.weight.requires_grad_(False)
@@ -305,11 +288,8 @@ def unfreezes(rank: int, count: int) -> None:
     assert torch.equal(found["second.weight"].to_local(), wanted["second.weight"].to_local())
 
 
-def test_parameters_may_be_unfrozen() -> None:
-    ranks.run(unfreezes, 2)
-
-
-def tells_its_times(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_hidden_and_exposed_times_and_errors_are_told(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int8", measure_error=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -320,7 +300,3 @@ def tells_its_times(rank: int, count: int) -> None:
     error = found["relative_error"]
     assert error is not None
     assert 1e-4 < error < 0.02
-
-
-def test_hidden_and_exposed_times_and_errors_are_told() -> None:
-    ranks.run(tells_its_times, 2)

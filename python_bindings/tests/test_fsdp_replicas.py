@@ -81,17 +81,14 @@ def test_shards_may_be_whole() -> None:
     ranks.run(equals_pytorch, 2, "f32", 2)
 
 
-def follows_a_schedule(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_replicas_follow_the_schedule_of_shards(rank: int, count: int) -> None:
     model = replicated(count)
     handle = fsdp.compress(model, rules=[("*", "bf16"), ("*", "int8", 1)])
     for step, codec in enumerate(("bf16", "int8")):
         train(model, rank, range(step, step + 1))
         assert {one["codec"] for one in handle.statistics()} == {codec}
         assert any(str(one["name"]).endswith(" (replicas)") for one in handle.statistics())
-
-
-def test_replicas_follow_the_schedule_of_shards() -> None:
-    ranks.run(follows_a_schedule, 4)
 
 
 def errs_as_the_codec(rank: int, count: int, policy: str, codec: str) -> float:
@@ -110,7 +107,8 @@ def test_errors_are_the_codecs_and_equal_on_replicas(policy: str) -> None:
         assert 2e-4 < found < 0.02
 
 
-def reports(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_shards_have_the_codec_of_the_whole_parameter(rank: int, count: int) -> None:
     model = replicated(count)
     handle = fsdp.compress(model, codec="int8")
     train(model, rank, range(3))
@@ -129,11 +127,8 @@ def reports(rank: int, count: int) -> None:
     assert "all-reduce between replicas" not in handle.explain()
 
 
-def test_shards_have_the_codec_of_the_whole_parameter() -> None:
-    ranks.run(reports, 4)
-
-
-def names_are_no_patterns(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_names_with_the_marks_of_patterns_are_names(rank: int, count: int) -> None:
     class Odd(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -158,10 +153,6 @@ def names_are_no_patterns(rank: int, count: int) -> None:
     }
 
 
-def test_names_with_the_marks_of_patterns_are_names() -> None:
-    ranks.run(names_are_no_patterns, 4)
-
-
 def sums_over_steps(rank: int, count: int) -> float:
     """The same gradient ten times: the results' sum against ten times the mean."""
     ours, reference = (replicated(count) for _ in range(2))
@@ -179,7 +170,8 @@ def test_what_feedback_keeps_is_sent_later() -> None:
         assert 0 < found < 0.5
 
 
-def accumulates(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_replicas_may_meet_less_often_than_shards(rank: int, count: int) -> None:
     """Replicas exchange in the last of three passes, and in the next, which adds to it."""
     ours, reference = (replicated(count) for _ in range(2))
     fsdp.compress(ours, **NONE)
@@ -194,11 +186,8 @@ def accumulates(rank: int, count: int) -> None:
     torch.testing.assert_close(gradients(ours), gradients(reference))
 
 
-def test_replicas_may_meet_less_often_than_shards() -> None:
-    ranks.run(accumulates, 4)
-
-
-def leaves_one_out(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_a_step_may_leave_parameters_out(rank: int, count: int) -> None:
     ours, reference = Branches(), Branches()
     handle = None
     for model in (ours, reference):
@@ -213,10 +202,6 @@ def leaves_one_out(rank: int, count: int) -> None:
     found, wanted = (local(one.second.weight.grad) for one in (ours, reference))
     assert relative(found, wanted) < 0.02  # by bf16, whose residuals wait
     assert float(handle.feedback["second.weight (replicas)"].residual.norm()) > 0
-
-
-def test_a_step_may_leave_parameters_out() -> None:
-    ranks.run(leaves_one_out, 4)
 
 
 def counts_late_results(rank: int, count: int) -> int:
@@ -281,17 +266,14 @@ def test_an_exact_state_goes_on_bit_for_bit(
     ranks.run(resumes, count, replicas, str(tmp_path), way)
 
 
-def is_another_mesh(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_an_exact_state_of_another_mesh_is_refused(rank: int, count: int) -> None:
     handle = fsdp.compress(replicated(count), **FEEDBACK)
     whole = fsdp.compress(sharded_model(count), **FEEDBACK)
     with pytest.raises(tersor.InvalidArgument, match=r"only this model keeps .* \(replicas"):
         handle.load_state_dict(whole.state_dict())
     with pytest.warns(UserWarning, match="those of 4 parameters start at zero"):
         handle.load_state_dict(None)
-
-
-def test_an_exact_state_of_another_mesh_is_refused() -> None:
-    ranks.run(is_another_mesh, 4)
 
 
 def added(rank: int, count: int, replicas: int, folder: str, *, save: bool) -> dict[str, Any]:
@@ -348,7 +330,8 @@ def test_what_a_portable_state_holds_arrives(count: int, replicas: int) -> None:
     ranks.run(what_is_kept_arrives, count, replicas, "int8+ef")
 
 
-def is_removed(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_a_handle_can_be_removed(rank: int, count: int) -> None:
     ours, reference = (replicated(count) for _ in range(2))
     handle = fsdp.compress(ours, codec="int8")
     backward(ours, rank, 0)
@@ -365,11 +348,8 @@ def is_removed(rank: int, count: int) -> None:
     assert any("(replicas)" in one["name"] for one in again.statistics())
 
 
-def test_a_handle_can_be_removed() -> None:
-    ranks.run(is_removed, 4)
-
-
-def discards(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_a_pass_can_be_thrown_away(rank: int, count: int) -> None:
     ours, reference = (replicated(count) for _ in range(2))
     handle = fsdp.compress(ours, transactional=True, **FEEDBACK)
     fsdp.compress(reference, **FEEDBACK)
@@ -383,11 +363,12 @@ def discards(rank: int, count: int) -> None:
     assert torch.equal(weights(ours), weights(reference))
 
 
-def test_a_pass_can_be_thrown_away() -> None:
-    ranks.run(discards, 4)
+def _refuse(*_: object) -> Any:
+    raise RuntimeError("this rank alone")
 
 
-def fails_alone(rank: int, count: int) -> None:
+@ranks.on(4)
+def test_a_rank_that_fails_alone_tells_all_others(rank: int, count: int) -> None:
     """A rank's error reaches those that it shares shards with, and those that share with them."""
     model = replicated(count)
     handle = fsdp.compress(model, codec="int8")
@@ -398,11 +379,3 @@ def fails_alone(rank: int, count: int) -> None:
         backward(model, rank, 1)
     assert bool(gradients(model).isnan().any())
     handle.remove()
-
-
-def _refuse(*_: object) -> Any:
-    raise RuntimeError("this rank alone")
-
-
-def test_a_rank_that_fails_alone_tells_all_others() -> None:
-    ranks.run(fails_alone, 4)

@@ -40,7 +40,20 @@ SCHEDULE: dict[str, Any] = {
 }
 
 
-def follows_a_schedule(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_schedule_without_residuals_goes_on_where_it_was(rank: int, count: int) -> None:
+    options: dict[str, Any] = {"rules": [("*", "bf16"), ("*", "int8", 2)]}
+    model = sharded_model(count)
+    handle = fsdp.compress(model, **options)
+    train(model, rank, range(3))
+    resumed = fsdp.compress(copy_of(model, count), **options)
+    resumed.load_state_dict(handle.state_dict())
+    assert resumed.state_dict()["step"] == 3
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@ranks.on("count")
+def test_a_schedule_goes_on_where_it_was(rank: int, count: int) -> None:
     """Over the change of codecs at step 4, of which a fresh handle is at the first."""
     whole = sharded_model(count)
     handle = fsdp.compress(whole, **SCHEDULE)
@@ -55,25 +68,6 @@ def follows_a_schedule(rank: int, count: int) -> None:
         codecs = {str(each["name"]): each["codec"] for each in one.statistics()}
         assert codecs["0.weight"] == "topk:density=0.05+ef"
         assert codecs["0.bias"] == "bf16"
-
-
-def follows_a_schedule_without_residuals(rank: int, count: int) -> None:
-    options: dict[str, Any] = {"rules": [("*", "bf16"), ("*", "int8", 2)]}
-    model = sharded_model(count)
-    handle = fsdp.compress(model, **options)
-    train(model, rank, range(3))
-    resumed = fsdp.compress(copy_of(model, count), **options)
-    resumed.load_state_dict(handle.state_dict())
-    assert resumed.state_dict()["step"] == 3
-
-
-def test_a_schedule_without_residuals_goes_on_where_it_was() -> None:
-    ranks.run(follows_a_schedule_without_residuals, 2)
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_schedule_goes_on_where_it_was(count: int) -> None:
-    ranks.run(follows_a_schedule, count)
 
 
 def saves_portably(rank: int, count: int, folder: str) -> None:
@@ -167,7 +161,8 @@ def test_an_exact_state_of_another_rank_or_shape_changes_nothing(tmp_path: pathl
     ranks.run(refuses_others_rows_and_shapes, 2, str(tmp_path))
 
 
-def starts_at_zero(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_checkpoint_without_residuals_starts_at_zero(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)
     backward(model, rank, 0)
@@ -176,11 +171,8 @@ def starts_at_zero(rank: int, count: int) -> None:
     assert all(one["residual_norm"] == 0 for one in handle.statistics())
 
 
-def test_a_checkpoint_without_residuals_starts_at_zero() -> None:
-    ranks.run(starts_at_zero, 2)
-
-
-def scales(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_residuals_are_in_the_units_of_the_loss_scale(rank: int, count: int) -> None:
     """With a scale of 2^k, all is as without one: a scaler's factors are powers of two."""
     plain, scaled = sharded_model(count), sharded_model(count)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
@@ -197,10 +189,6 @@ def scales(rank: int, count: int) -> None:
     assert handle.skipped_steps == 1  # a scale that fell before the last step
 
 
-def test_residuals_are_in_the_units_of_the_loss_scale() -> None:
-    ranks.run(scales, 2)
-
-
 @pytest.mark.parametrize("dimension", [0, 1])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
 def test_flat_shards_hold_each_value_once(count: int, dimension: int) -> None:
@@ -215,7 +203,10 @@ def test_flat_shards_hold_each_value_once(count: int, dimension: int) -> None:
     assert sorted(flat[flat > 0].tolist()) == whole.reshape(-1)[1:].tolist()
 
 
-def lies_as_fsdp_has_it(rank: int, count: int, dimension: int) -> None:
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("count", [2, 3])
+@ranks.on("count")
+def test_shards_lie_as_fsdp_has_them(rank: int, count: int, dimension: int) -> None:
     """A shard of `to_flat` is what fully_shard leaves on its rank."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(INPUTS + 1, 7, bias=False)
@@ -229,9 +220,3 @@ def lies_as_fsdp_has_it(rank: int, count: int, dimension: int) -> None:
     own = flat[rank * shard :][: local.numel()]
     assert torch.equal(own.view(local.shape), local)
     assert dist.get_world_size() == count
-
-
-@pytest.mark.parametrize("dimension", [0, 1])
-@pytest.mark.parametrize("count", [2, 3])
-def test_shards_lie_as_fsdp_has_them(count: int, dimension: int) -> None:
-    ranks.run(lies_as_fsdp_has_it, count, dimension)

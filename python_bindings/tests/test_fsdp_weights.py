@@ -21,7 +21,12 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp(min=1e-9))
 
 
-def gathers_weights(rank: int, count: int, codec: str, error: float) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("codec", "error"), [("int8", 0.01), ("hadamard:bits=4", 0.2)])
+@ranks.on("count")
+def test_weights_are_compressed_where_that_is_asked_for(
+    rank: int, count: int, codec: str, error: float
+) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     fsdp.compress(ours, weights=codec, **NONE)
     inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
@@ -34,14 +39,6 @@ def gathers_weights(rank: int, count: int, codec: str, error: float) -> None:
     dist.all_gather(others, found)
     assert all(torch.equal(one, found) for one in others)  # computed with the same weights
     train(ours, rank, range(3))
-
-
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize(("codec", "error"), [("int8", 0.01), ("hadamard:bits=4", 0.2)])
-def test_weights_are_compressed_where_that_is_asked_for(
-    count: int, codec: str, error: float
-) -> None:
-    ranks.run(gathers_weights, count, codec, error)
 
 
 def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -87,7 +84,8 @@ def test_what_each_parameter_loses_is_its_codecs(
                 assert energy < 2**-16, name
 
 
-def rounds_with_noise(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_weights_are_rounded_with_other_noise_in_each_step(rank: int, count: int) -> None:
     model = sharded_model(count)
     fsdp.compress(model, weights="int8:rounding=stochastic", **NONE)
     inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
@@ -98,11 +96,8 @@ def rounds_with_noise(rank: int, count: int) -> None:
     assert 1e-3 < relative(later.detach(), first.detach()) < 0.2
 
 
-def test_weights_are_rounded_with_other_noise_in_each_step() -> None:
-    ranks.run(rounds_with_noise, 2)
-
-
-def gathers_bytes(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_gathers_of_bytes_pass_through(rank: int, count: int) -> None:
     gradients = fsdp.compress(sharded_model(count))._gradients[0]
     gather = sharded_weights.WeightExchange("int8", gradients._sender, gradients)
     output = torch.zeros(5 * count, dtype=torch.uint8)
@@ -110,7 +105,3 @@ def gathers_bytes(rank: int, count: int) -> None:
     own.copy_(torch.arange(5) + 10 * rank)
     gather(output, own, dist.group.WORLD)  # type: ignore[arg-type]
     assert output.view(count, 5).tolist() == [[10 * r + i for i in range(5)] for r in range(count)]
-
-
-def test_gathers_of_bytes_pass_through() -> None:
-    ranks.run(gathers_bytes, 2)

@@ -119,7 +119,8 @@ def test_ranks_that_gloo_does_not_connect_try_again(tmp_path: pathlib.Path) -> N
     assert ranks.run(connects_in_the_second_attempt, 2, str(tmp_path)) == [0, 1]
 
 
-def closed_and_made_anew(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_closed_transport_says_so_and_can_be_made_anew(rank: int, count: int) -> None:
     import tersor.torch.group as group
 
     for _ in range(3):
@@ -128,10 +129,6 @@ def closed_and_made_anew(rank: int, count: int) -> None:
         group.close()
         with pytest.raises(tersor.TransportError, match="closed the transport"):
             reduced(transport, "int8", 1000)
-
-
-def test_a_closed_transport_says_so_and_can_be_made_anew() -> None:
-    ranks.run(closed_and_made_anew, 2)
 
 
 def outlives_a_group(rank: int, count: int, meeting: str) -> None:

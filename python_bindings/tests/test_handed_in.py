@@ -17,7 +17,8 @@ from tersor.torch import pipeline
 from tersor.torch.fsdp import compress as compress_sharded
 
 
-def refuses(rank: int, count: int) -> None:
+@ranks.on(1)
+def test_what_is_no_model_optimizer_or_option_is_named(rank: int, count: int) -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ddp = DistributedDataParallel(model)
@@ -80,7 +81,3 @@ def refuses(rank: int, count: int) -> None:
         for call in calls:
             with pytest.raises(TypeError, match=message):
                 call()
-
-
-def test_what_is_no_model_optimizer_or_option_is_named() -> None:
-    ranks.run(refuses, 1)

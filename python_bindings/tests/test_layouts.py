@@ -169,7 +169,8 @@ def test_a_matrix_of_low_rank_stays_one(way: Callable[..., float], lay: Lay) -> 
     assert max(ranks.run(way, 2, lay, lay, LOW_RANK)) < 1e-4
 
 
-def in_order_with_feedback(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_residuals_lie_as_what_is_sent(rank: int, count: int) -> None:
     gradient = lay_of(rank, columns_first, with_gaps)(of_rank_one())
     state = tersor.torch.FeedbackState(gradient, codec="int8+ef", reduction="mean")
     total = torch.zeros_like(gradient)
@@ -178,7 +179,3 @@ def in_order_with_feedback(rank: int, count: int) -> None:
         tersor.torch.allreduce(one, codec="int8+ef", reduction="mean", state=state, step=step)
         total += one
     assert error_of(total / 20, of_rank_one()) < 1e-3
-
-
-def test_residuals_lie_as_what_is_sent() -> None:
-    ranks.run(in_order_with_feedback, 2)

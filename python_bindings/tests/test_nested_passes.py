@@ -83,19 +83,16 @@ def one_backward(model: nn.Module, rank: int, step: int) -> BaseException | None
     return None
 
 
-def is_as_pytorchs(rank: int, count: int, make: Make, model: type[Nested]) -> None:
+@WAYS
+@MODELS
+@ranks.on(2)
+def test_gradients_are_pytorchs_own(rank: int, count: int, make: Make, model: type[Nested]) -> None:
     ours, plain = make(model()), make(model())
     tersor.torch.compress(ours, **NONE)
     for step in range(3):
         assert one_backward(ours, rank, step) is None
         assert one_backward(plain, rank, step) is None
         assert torch.equal(gradients(ours), gradients(plain))
-
-
-@WAYS
-@MODELS
-def test_gradients_are_pytorchs_own(make: Make, model: type[Nested]) -> None:
-    ranks.run(is_as_pytorchs, 2, make, model)
 
 
 def fails(rank: int, count: int, make: Make, model: type[Nested], layer: int) -> list[str]:

@@ -113,7 +113,10 @@ def sometimes_without_gradient(
     optimizer.zero_grad()
 
 
-def equals_by_hand(rank: int, count: int, train: Train) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("train", [plainly, clipped, closed, sometimes_without_gradient])
+@ranks.on("count")
+def test_steps_equal_the_mean_by_hand(rank: int, count: int, train: Train) -> None:
     ours, reference = make_model(), make_model()
     optimizer, by_hand = wrap(ours), sgd(reference)
     for step in range(5):
@@ -125,13 +128,8 @@ def equals_by_hand(rank: int, count: int, train: Train) -> None:
         torch.testing.assert_close(ours_one, reference_one)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("train", [plainly, clipped, closed, sometimes_without_gradient])
-def test_steps_equal_the_mean_by_hand(count: int, train: Train) -> None:
-    ranks.run(equals_by_hand, count, train)
-
-
-def accumulates(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_gradients_of_several_passes_travel_once(rank: int, count: int) -> None:
     ours, reference = make_model(), make_model()
     optimizer, by_hand = wrap(ours, backward_passes_per_step=2), sgd(reference)
     for step in range(4):
@@ -146,11 +144,8 @@ def accumulates(rank: int, count: int) -> None:
     assert same_weights(ours, reference)
 
 
-def test_gradients_of_several_passes_travel_once() -> None:
-    ranks.run(accumulates, 2)
-
-
-def uses_all_of_pytorch(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_schedulers_and_scalers_work(rank: int, count: int) -> None:
     """Schedulers and scalers take it for the optimizer that it wraps."""
     ours, reference = make_model(), make_model()
     optimizer, by_hand = wrap(ours), sgd(reference)
@@ -172,11 +167,8 @@ def uses_all_of_pytorch(rank: int, count: int) -> None:
         torch.testing.assert_close(ours_one, reference_one)
 
 
-def test_schedulers_and_scalers_work() -> None:
-    ranks.run(uses_all_of_pytorch, 2)
-
-
-def names_mistakes(rank: int, count: int) -> None:
+@ranks.on(1)
+def test_mistakes_are_named(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
@@ -195,11 +187,8 @@ def names_mistakes(rank: int, count: int) -> None:
         wrap(model, backward_passes_per_step=0)
 
 
-def test_mistakes_are_named() -> None:
-    ranks.run(names_mistakes, 1)
-
-
-def changes_what_is_sent(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_gradients_must_not_change_while_they_are_sent(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
@@ -223,11 +212,15 @@ def changes_what_is_sent(rank: int, count: int) -> None:
     assert not same_weights(model, before)
 
 
-def test_gradients_must_not_change_while_they_are_sent() -> None:
-    ranks.run(changes_what_is_sent, 2)
+def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, DistributedOptimizer):
+        average_by_hand(model)
+    optimizer.step()
 
 
-def trains_a_gan(rank: int, count: int, passes: int) -> None:
+@pytest.mark.parametrize("passes", [1, 2])
+@ranks.on(2)
+def test_a_gan_trains_as_without_it(rank: int, count: int, passes: int) -> None:
     """The generator's pass leaves gradients in the discriminator, which nobody steps with."""
     found = []
     for by_hand in (False, True):
@@ -251,18 +244,8 @@ def trains_a_gan(rank: int, count: int, passes: int) -> None:
         assert same_weights(ours, reference)
 
 
-def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(optimizer, DistributedOptimizer):
-        average_by_hand(model)
-    optimizer.step()
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_gan_trains_as_without_it(passes: int) -> None:
-    ranks.run(trains_a_gan, 2, passes)
-
-
-def throws_away(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model, "int8+ef")
     loss_of(model, rank, 0).backward()
@@ -277,11 +260,8 @@ def throws_away(rank: int, count: int) -> None:
         optimizer.zero_grad() if rank == 0 else optimizer.step()
 
 
-def test_gradients_are_not_thrown_away_without_a_word() -> None:
-    ranks.run(throws_away, 2)
-
-
-def fails_to_send(rank: int, count: int) -> None:
+@ranks.on(1)
+def test_gradients_can_be_dropped_after_an_error(rank: int, count: int) -> None:
     """An error within `synchronize`; and then one's gradients are one's own again."""
     table = torch.nn.Embedding(70, 3, sparse=True)
     optimizer = DistributedOptimizer(
@@ -295,10 +275,6 @@ def fails_to_send(rank: int, count: int) -> None:
         optimizer.synchronize()
     optimizer.zero_grad()
     assert table.weight.grad is None
-
-
-def test_gradients_can_be_dropped_after_an_error() -> None:
-    ranks.run(fails_to_send, 1)
 
 
 class Odd(torch.nn.Module):

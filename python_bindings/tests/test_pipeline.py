@@ -67,7 +67,9 @@ class Run:
         return max(float((one - two).norm() / two.norm()) for one, two in pairs)
 
 
-def trains(rank: int, count: int, schedule: str) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@ranks.on(2)
+def test_stages_train_as_without_a_codec(rank: int, count: int, schedule: str) -> None:
     plain = Run(rank, schedule)
     assert len(plain.gradients) == 4
     exact = Run(rank, schedule, codec="none")
@@ -85,12 +87,8 @@ def trains(rank: int, count: int, schedule: str) -> None:
         assert len(lossy.losses) == (STEPS if rank == 1 else 0)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_stages_train_as_without_a_codec(schedule: str) -> None:
-    ranks.run(trains, 2, schedule)
-
-
-def counts_bytes(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_bytes_are_those_of_the_payloads(rank: int, count: int) -> None:
     handle = Run(rank, "1F1B", codec="int8", backward_codec="bf16").handle
     assert handle is not None
     rows = BATCH // MICROBATCHES
@@ -101,11 +99,8 @@ def counts_bytes(rank: int, count: int) -> None:
     assert handle.sent_bytes == messages * sum(map(codec.max_payload_bytes, counts))
 
 
-def test_bytes_are_those_of_the_payloads() -> None:
-    ranks.run(counts_bytes, 2)
-
-
-def ends(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_a_stage_may_go_back_to_plain_tensors(rank: int, count: int) -> None:
     stage = PipelineStage(Half(rank), rank, 2, torch.device("cpu"))
     handle = pipeline.compress(stage, codec="int8")
     runner = ScheduleGPipe(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
@@ -118,11 +113,8 @@ def ends(rank: int, count: int) -> None:
     assert handle.sent_bytes == before
 
 
-def test_a_stage_may_go_back_to_plain_tensors() -> None:
-    ranks.run(ends, 2)
-
-
-def names_mistakes(rank: int, count: int) -> None:
+@ranks.on(2)
+def test_codecs_that_cannot_are_refused(rank: int, count: int) -> None:
     stage = PipelineStage(Half(rank), rank, 2, torch.device("cpu"))
     for codec, said in (
         ("int8+ef", "leave out"),
@@ -136,7 +128,3 @@ def names_mistakes(rank: int, count: int) -> None:
             pipeline.compress(stage, backward_codec=codec)
     assert "get_fwd_send_ops" not in vars(stage)
     dist.barrier()
-
-
-def test_codecs_that_cannot_are_refused() -> None:
-    ranks.run(names_mistakes, 2)
