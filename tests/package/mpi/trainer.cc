@@ -2,10 +2,10 @@
 // Tersor, and difference_test.py holds the difference to the README's.
 #include <mpi.h>
 
+#include <perceptron.h>
+
 #include <cstdio>
 #include <vector>
-
-#include "perceptron.h"
 
 namespace {
 

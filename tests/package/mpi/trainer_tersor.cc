@@ -3,10 +3,10 @@
 #include <tersor/mpi.h>
 #include <tersor/tersor.h>
 
+#include <perceptron.h>
+
 #include <cstdio>
 #include <vector>
-
-#include "perceptron.h"
 
 namespace {
 
