@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "bench/baselines.h"
@@ -84,81 +85,49 @@ std::span<float> floats(const Buffer& buffer) {
   return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32).as<float>();
 }
 
-class ReadBaseline : public Baseline {
- public:
-  explicit ReadBaseline(ConstByteSpan bytes) : bytes_(bytes) {}
-  std::string_view name() const override { return "read"; }
-  void run(Threads& threads) override {
-    std::vector<std::uint64_t> results(threads.count());
-    threads.run(results.size(), [&](std::size_t index) {
-      results[index] = bench::read_all(part(bytes_, index, results.size()));
-    });
-    for (const std::uint64_t result : results) seen_ = seen_ ^ result;
-  }
+/// What a loop reads, and what it writes.
+struct Arrays {
+  explicit Arrays(std::size_t bytes)
+      : source(ramp(bytes / sizeof(float))), destination(ramp(bytes / sizeof(float))) {}
 
- private:
-  ConstByteSpan bytes_;
-  volatile std::uint64_t seen_ = 0;
-};
-
-class CopyBaseline : public Baseline {
- public:
-  explicit CopyBaseline(std::size_t moved_bytes)
-      : source_(ramp(moved_bytes / 2 / sizeof(float))),
-        destination_(ramp(moved_bytes / 2 / sizeof(float))) {}
-  std::string_view name() const override { return "memcpy"; }
-  void run(Threads& threads) override {
-    const std::size_t parts = threads.count();
-    threads.run(parts, [&](std::size_t index) {
-      const auto from = part(source_.span(), index, parts);
-      std::memcpy(part(destination_.span(), index, parts).data(), from.data(), from.size());
-    });
-  }
-
- private:
-  Buffer source_, destination_;
-};
-
-class TriadBaseline : public Baseline {
- public:
-  explicit TriadBaseline(std::size_t moved_bytes)
-      : addends_(ramp(moved_bytes / 3 / sizeof(float))),
-        values_(ramp(moved_bytes / 3 / sizeof(float))) {}
-  std::string_view name() const override { return "triad"; }
-  void run(Threads& threads) override {
-    const std::size_t parts = threads.count();
-    factor_ = -factor_;  // what was added comes off again
-    threads.run(parts, [&](std::size_t index) {
-      triad(factor_, part(floats(addends_), index, parts), part(floats(values_), index, parts));
-    });
-  }
-
- private:
-  Buffer addends_, values_;
-  float factor_ = 0.5f;
+  Buffer source, destination;
 };
 
 }  // namespace
 
-std::uint64_t read_all(ConstByteSpan bytes) {
-  return HWY_DYNAMIC_DISPATCH(read_all)(bytes.data(), bytes.size());
+TimedCall read_baseline(ConstByteSpan bytes, Threads& threads) {
+  const auto sums = std::make_shared<std::vector<std::uint64_t>>(threads.count());
+  return {"read", [bytes, sums, &threads] {
+            threads.run(sums->size(), [&](std::size_t index) {
+              const ConstByteSpan own = part(bytes, index, sums->size());
+              (*sums)[index] = HWY_DYNAMIC_DISPATCH(read_all)(own.data(), own.size());
+            });
+          }};
 }
 
-void triad(float factor, std::span<const float> addends, std::span<float> values) {
-  const std::size_t count = std::min(addends.size(), values.size());
-  HWY_DYNAMIC_DISPATCH(triad)(factor, addends.data(), values.data(), count);
+TimedCall copy_baseline(std::size_t moved_bytes, Threads& threads) {
+  const auto arrays = std::make_shared<Arrays>(moved_bytes / 2);
+  return {"memcpy", [arrays, &threads] {
+            const std::size_t parts = threads.count();
+            threads.run(parts, [&](std::size_t index) {
+              const ByteSpan from = part(arrays->source.span(), index, parts);
+              std::memcpy(part(arrays->destination.span(), index, parts).data(), from.data(),
+                          from.size());
+            });
+          }};
 }
 
-std::unique_ptr<Baseline> read_baseline(ConstByteSpan bytes) {
-  return std::make_unique<ReadBaseline>(bytes);
-}
-
-std::unique_ptr<Baseline> copy_baseline(std::size_t moved_bytes) {
-  return std::make_unique<CopyBaseline>(moved_bytes);
-}
-
-std::unique_ptr<Baseline> triad_baseline(std::size_t moved_bytes) {
-  return std::make_unique<TriadBaseline>(moved_bytes);
+TimedCall triad_baseline(std::size_t moved_bytes, Threads& threads) {
+  const auto arrays = std::make_shared<Arrays>(moved_bytes / 3);
+  return {"triad", [arrays, &threads, factor = 0.5f]() mutable {
+            const std::size_t parts = threads.count();
+            factor = -factor;  // what was added comes off again
+            threads.run(parts, [&](std::size_t index) {
+              const std::span<float> addends = part(floats(arrays->source), index, parts);
+              const std::span<float> values = part(floats(arrays->destination), index, parts);
+              HWY_DYNAMIC_DISPATCH(triad)(factor, addends.data(), values.data(), values.size());
+            });
+          }};
 }
 
 }  // namespace tersor::bench

@@ -2,271 +2,297 @@
 
 #include "bench/codec_operations.h"
 
-#include <fmt/format.h>
-#include <tersor/error.h>
-
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 
 #include "bench/compare.h"
+#include "bench/device/names.h"
 #include "bench/topk_operations.h"
 #include "bench/useful_bytes.h"
 
 namespace tersor::bench {
 namespace {
 
-constexpr std::size_t kCacheLine = 64;
 constexpr std::string_view kOperationNames[] = {
-    kEncode, kFeedback,  kFeedbackMiss, kFeedbackOverflow, kFeedbackFarMiss,
-    kDecode, kDecodeAdd, kReduce,       kSelectReference};
+    kEncode,           kTwoKernels,      kFeedback,   kFeedbackMiss,
+    kFeedbackOverflow, kFeedbackFarMiss, kCubSort,    kCubSelect,
+    kDecode,           kDecodeAdd,       kReduce,     kMultiTensor,
+    kMultiTensorGraph, kSmall,           kSmallGraph, kSelectReference};
 
 /// What a sum in the gradient's type may be off by, relative to the values.
 double rounding_of(Dtype dtype) { return dtype == Dtype::kF32 ? 1e-6 : 1e-2; }
 
-Buffer copy_of(ConstValueSpan values) {
-  Buffer copy(values.bytes());
-  std::memcpy(copy.pointer(), values.pointer(), values.bytes());
-  return copy;
-}
-
-Buffer zeros(std::size_t count) {
-  Buffer buffer(count * sizeof(float));
-  std::memset(buffer.pointer(), 0, buffer.bytes());
-  return buffer;
-}
-
-ValueSpan as_f32(const Buffer& buffer) {
-  return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32);
-}
-
-class EncodeOperation : public CodecOperation {
- public:
-  explicit EncodeOperation(const OperationInput& input)
-      : gradient_(input.step(0)), codec_(input.codec, input.plan_for()), frame_(codec_.frame()) {}
-
-  double check() override {
-    run();
-    payload_bytes_ = tersor::payload_bytes(frame_);
+/// One that calls a codec, on the machine and, for what it should yield, on the host.
+class PlannedOperation : public CodecOperation {
+ protected:
+  PlannedOperation(const OperationInput& input, const std::string& spec,
+                   std::size_t contributions = 1)
+      : CodecOperation(input),
+        host_codec_(spec, input.plan_on_host(contributions)),
+        codec_(spec, input.plan_on_machine(contributions)) {
+    payload_bytes_ = codec_.plan().frame_bytes - sizeof(FrameHeader);
     workspace_bytes_ = codec_.plan().workspace_bytes;
-    const ConstByteSpan bytes{gradient_.pointer(), gradient_.bytes()};
-    baseline_ = read_baseline(bytes);
-    const Buffer decoded(gradient_.bytes());
-    const ValueSpan output = decoded.values(gradient_.count(), gradient_.dtype());
-    codec_.decode(used_bytes(frame_), output, DecodeMode::kAssign);
-    const double error = relative_error(gradient_, output);
-    require_within(error, codec_.codec().traits().lossless ? 0.0 : 1.0, "encode then decode");
-    return error;
   }
 
-  void run() override { codec_.encode(gradient_, frame_.span()); }
+  /// How far a frame's values may be from the gradient.
+  double error_limit() const { return codec_.codec().traits().lossless ? 0.0 : 1.0; }
+  void require_sum(std::span<const double> sum, ConstValueSpan values,
+                   std::string_view what) const {
+    require_within(relative_error(sum, values), rounding_of(gradient().dtype()), what);
+  }
 
- private:
-  ConstValueSpan gradient_;
-  PlannedCodec codec_;
-  Buffer frame_;
+  PlannedCodec host_codec_, codec_;
+  std::size_t call_ = 0;
 };
 
-class FeedbackOperation : public CodecOperation {
+class EncodeOperation : public PlannedOperation {
  public:
-  explicit FeedbackOperation(const OperationInput& input)
-      : input_(input),
-        codec_(with_feedback(input.codec, Feedback::kResidual), input.plan_for()),
-        frame_(codec_.frame()),
-        residual_(zeros(input.count)) {}
+  explicit EncodeOperation(const OperationInput& input)
+      : PlannedOperation(input, input.codec),
+        sets_(sets_for({.access = Access::kRead,
+                        .bytes = encode_bytes(gradient().bytes(), payload_bytes_),
+                        .input = {gradient().pointer(), gradient().bytes()}})),
+        gradients_(input, sets_, Steps::kOnDevices),
+        frames_(rotated(sets_, codec_.plan().frame_bytes)) {}
 
   double check() override {
     run();
-    payload_bytes_ = tersor::payload_bytes(frame_);
-    workspace_bytes_ = codec_.plan().workspace_bytes;
-    const ConstValueSpan gradient = input_.step(0);
-    baseline_ = triad_baseline(feedback_bytes(gradient.bytes(), residual_.bytes(), payload_bytes_));
-    check_same_payload(gradient);
-    const Buffer decoded(gradient.bytes());
-    const ValueSpan output = decoded.values(gradient.count(), gradient.dtype());
-    codec_.decode(used_bytes(frame_), output, DecodeMode::kAssign);
-    const double error = relative_error(gradient, output);
-    require_within(error, 1.0, "encode with feedback, then decode");
-    check_nothing_lost(gradient, output);
+    const Buffer frame = on_host(frames_), expected = host_codec_.frame();
+    host_codec_.encode(gradient(), expected.span());
+    require_same(used_bytes(expected), frame, "encode: the frame");
+    const Buffer values = decoded(host_codec_, frame);
+    const double error = relative_error(gradient(), as_gradient(values));
+    require_within(error, error_limit(), "encode then decode");
     return error;
   }
 
   void run() override {
-    codec_.encode(input_.step(words_.step), frame_.span(), in_place(as_f32(residual_)), &words_);
+    codec_.encode(gradients_.at(call_), frames_.at(call_));
+    ++call_;
   }
 
  private:
+  std::size_t sets_;
+  Gradients gradients_;
+  RotatedBuffer frames_;
+};
+
+class FeedbackOperation : public PlannedOperation {
+ public:
+  FeedbackOperation(const OperationInput& input, Residuals residuals)
+      : PlannedOperation(input, with_feedback(input.codec, Feedback::kResidual)),
+        sets_(sets_for(
+            {.access = Access::kUpdate,
+             .bytes = feedback_bytes(gradient().bytes(), residual_bytes(), payload_bytes_)})),
+        gradients_(input, sets_, Steps::kAll),
+        states_(input, sets_),
+        frames_(rotated(sets_, codec_.plan().frame_bytes)) {
+    if (residuals == Residuals::kElsewhere) written_ = rotated(sets_, residual_bytes());
+  }
+
+  double check() override {
+    run();
+    const Buffer frame = on_host(frames_), expected = host_codec_.frame();
+    HostState state = states_.on_host();
+    host_codec_.encode(gradient(), expected.span(), state.state(), &state.words);
+    require_same(used_bytes(expected), frame, "encode: the frame");
+    require_same(state.residual.span(), on_host(written()), "encode: the residual");
+    if (states_.begin_empty()) check_same_payload(frame);
+    const Buffer values = decoded(host_codec_, frame);
+    const double error = feedback_error(gradient(), states_.initial(), as_gradient(values));
+    require_within(error, 1.0, "encode with feedback, then decode");
+    check_nothing_lost(as_gradient(values), state.values());
+    return error;
+  }
+
+  void run() override {
+    codec_.encode(gradients_.at(call_), frames_.at(call_),
+                  SegmentState{states_.residual(call_), written().values(call_, Dtype::kF32)},
+                  states_.words());
+    ++call_;
+  }
+
+ private:
+  const RotatedBuffer& written() const { return written_ ? *written_ : states_.residuals(); }
+
   /// With a residual of zeros, feedback changes no byte.
-  void check_same_payload(ConstValueSpan gradient) const {
-    const PlannedCodec plain(input_.codec, input_.plan_for());
-    const Buffer frame = plain.frame();
-    plain.encode(gradient, frame.span());
+  void check_same_payload(const Buffer& frame) const {
+    const PlannedCodec plain(input_.codec, input_.plan_on_host());
+    const Buffer expected = plain.frame();
+    plain.encode(gradient(), expected.span());
     const auto payload = [](const Buffer& whole) {
       return used_bytes(whole).subspan(sizeof(FrameHeader));
     };
-    if (!same_bits(payload(frame), payload(frame_)))
+    if (!same_bits(payload(expected), payload(frame)))
       throw Error("encode with feedback: the payload is not that of encode without");
   }
 
-  /// What was sent and what is kept add up to the gradient.
-  void check_nothing_lost(ConstValueSpan gradient, ConstValueSpan decoded) const {
-    std::vector<double> sum(gradient.count());
-    add_values(1.0, decoded, sum);
-    add_values(1.0, as_f32(residual_), sum);
-    require_within(relative_error(sum, gradient), rounding_of(gradient.dtype()),
-                   "decoded + residual against gradient");
+  /// What was sent and what is kept add up to the gradient and what was kept before.
+  void check_nothing_lost(ConstValueSpan sent, ConstValueSpan kept) const {
+    std::vector<double> sum(input_.count);
+    add_values(1.0, sent, sum);
+    add_values(1.0, kept, sum);
+    add_values(-1.0, states_.initial(), sum);
+    require_sum(sum, gradient(), "decoded + residual against gradient");
   }
 
-  OperationInput input_;
-  PlannedCodec codec_;
-  Buffer frame_;
-  Buffer residual_;
-  StateWords words_;
+  std::size_t sets_;
+  Gradients gradients_;
+  ResidualStates states_;
+  RotatedBuffer frames_;
+  std::optional<RotatedBuffer> written_;
 };
 
-class DecodeOperation : public CodecOperation {
+class DecodeOperation : public PlannedOperation {
  public:
   DecodeOperation(const OperationInput& input, DecodeMode mode)
-      : gradient_(input.step(0)),
-        codec_(input.codec, input.plan_for()),
-        frame_(codec_.frame()),
-        output_(copy_of(gradient_)),
-        mode_(mode) {
-    codec_.encode(gradient_, frame_.span());
-    payload_bytes_ = tersor::payload_bytes(frame_);
-    workspace_bytes_ = codec_.plan().workspace_bytes;
+      : PlannedOperation(input, input.codec),
+        mode_(mode),
+        frame_(host_codec_.frame()),
+        values_(decoded_frame()),
+        sets_(sets_for(work())),
+        frames_(rotated(sets_, used_bytes(frame_).size())),
+        outputs_(rotated(sets_, values_.bytes())) {
+    frames_.fill(used_bytes(frame_), *input.machine);
+    outputs_.fill(copy_of_gradient().span(), *input.machine);
   }
 
   double check() override {
-    const Buffer decoded(gradient_.bytes());
-    const ValueSpan values = decoded.values(gradient_.count(), gradient_.dtype());
-    codec_.decode(used_bytes(frame_), values, DecodeMode::kAssign);
-    const double error = relative_error(gradient_, values);
-    require_within(error, codec_.codec().traits().lossless ? 0.0 : 1.0, "decode");
-    if (mode_ == DecodeMode::kAdd) check_sum(values);
-    baseline_ = mode_ == DecodeMode::kAssign
-                    ? copy_baseline(decode_bytes(gradient_.bytes(), payload_bytes_))
-                    : triad_baseline(decode_add_bytes(touched_bytes(decoded.span(), kCacheLine),
-                                                      payload_bytes_));
+    const double error = relative_error(gradient(), as_gradient(values_));
+    require_within(error, error_limit(), "decode");
+    run();
+    const Buffer output = on_host(outputs_), expected = copy_of_gradient();
+    host_codec_.decode(used_bytes(frame_), as_gradient(expected), mode_);
+    require_same(expected.span(), output, "decode: the values");
+    if (mode_ == DecodeMode::kAdd) check_sum(as_gradient(output));
     return error;
   }
 
-  /// What was added comes off again in the next call.
+  /// What was added comes off again when the set's turn comes next.
   void run() override {
-    codec_.decode(used_bytes(frame_), output(), mode_, factor_);
-    if (mode_ == DecodeMode::kAdd) factor_ = -factor_;
+    const bool takes_off = mode_ == DecodeMode::kAdd && call_ / sets_ % 2 != 0;
+    codec_.decode(frames_.at(call_), outputs_.values(call_, input_.gradient.dtype()), mode_,
+                  takes_off ? -1.0f : 1.0f);
+    ++call_;
   }
 
  private:
-  ValueSpan output() const { return output_.values(gradient_.count(), gradient_.dtype()); }
-
-  void check_sum(ConstValueSpan decoded) {
-    run();
-    std::vector<double> sum(gradient_.count());
-    add_values(1.0, gradient_, sum);
-    add_values(1.0, decoded, sum);
-    require_within(relative_error(sum, output()), rounding_of(gradient_.dtype()), "decode and add");
+  Buffer decoded_frame() {
+    host_codec_.encode(gradient(), frame_.span());
+    payload_bytes_ = tersor::payload_bytes(frame_);
+    return decoded(host_codec_, frame_);
   }
 
-  ConstValueSpan gradient_;
-  PlannedCodec codec_;
-  Buffer frame_;
-  Buffer output_;
+  MemoryWork work() const {
+    if (mode_ == DecodeMode::kAssign)
+      return {.access = Access::kWrite, .bytes = decode_bytes(values_.bytes(), payload_bytes_)};
+    const std::size_t touched = touched_bytes(values_.span(), input_.machine->traits().line_bytes);
+    return {.access = Access::kUpdate, .bytes = decode_add_bytes(touched, payload_bytes_)};
+  }
+
+  void check_sum(ConstValueSpan output) const {
+    std::vector<double> sum(input_.count);
+    add_values(1.0, gradient(), sum);
+    add_values(1.0, as_gradient(values_), sum);
+    require_sum(sum, output, "decode and add");
+  }
+
   DecodeMode mode_;
-  float factor_ = 1.0f;
+  Buffer frame_, values_;
+  std::size_t sets_;
+  RotatedBuffer frames_, outputs_;
 };
 
-/// The frames of four ranks, each of which has the same values in another order.
-class ReduceOperation : public CodecOperation {
+/// The frames of several ranks, each of which has the same values in another order.
+class ReduceOperation : public PlannedOperation {
  public:
   explicit ReduceOperation(const OperationInput& input)
-      : gradient_(input.step(0)),
-        codec_(input.codec, input.plan_for()),
-        reducer_(with_feedback(input.codec, Feedback::kResidual), input.plan_for()),
-        reduced_(codec_.frame()),
-        residual_(zeros(input.count)) {
-    for (std::size_t rank = 0; rank < kReducedFrames; ++rank) {
-      inputs_[rank] = codec_.frame();
-      codec_.encode(of_rank(rank).values(gradient_.count(), gradient_.dtype()),
-                    inputs_[rank].span());
-      frames_[rank] = used_bytes(inputs_[rank]);
-    }
+      : PlannedOperation(input, with_feedback(input.codec, Feedback::kResidual),
+                         planned_frames(*input.machine)),
+        encoder_(input.codec, input.plan_on_host()),
+        ranks_(input.machine->traits().reduced_frames),
+        sets_(sets_for({.access = Access::kUpdate,
+                        .bytes = reduce_bytes(ranks_, residual_bytes(), payload_bytes_)})),
+        states_(input, sets_),
+        reduced_(rotated(sets_, codec_.plan().frame_bytes)),
+        frames_(sets_) {
+    for (std::size_t rank = 0; rank < ranks_; ++rank) encode_rank(rank);
   }
 
   double check() override {
     run();
-    payload_bytes_ = tersor::payload_bytes(reduced_);
-    workspace_bytes_ = reducer_.plan().workspace_bytes;
-    baseline_ = triad_baseline(reduce_bytes(kReducedFrames, residual_.bytes(), payload_bytes_));
-    const Buffer decoded(gradient_.bytes());
-    const ValueSpan values = decoded.values(gradient_.count(), gradient_.dtype());
-    codec_.decode(used_bytes(reduced_), values, DecodeMode::kAssign);
-    check_nothing_lost(values);
-    return relative_error(exact_sum(), values);
+    const Buffer reduced = on_host(reduced_), expected = host_codec_.frame();
+    HostState state = states_.on_host();
+    std::vector<ConstByteSpan> frames;
+    for (const Buffer& frame : host_frames_) frames.push_back(used_bytes(frame));
+    host_codec_.reduce(frames, expected.span(), state.state(), &state.words);
+    require_same(used_bytes(expected), reduced, "reduce: the frame");
+    require_same(state.residual.span(), on_host(states_.residuals()),
+                 "reduce: the owner's residual");
+    return check_sum(decoded(encoder_, reduced), state.values());
   }
 
   void run() override {
-    reducer_.reduce(frames_, reduced_.span(), in_place(as_f32(residual_)), &words_);
+    codec_.reduce(frames_[turn(call_, sets_)], reduced_.at(call_),
+                  in_place(states_.residual(call_)), states_.words());
+    ++call_;
   }
 
  private:
+  /// For which its memory is planned: a host's calls take more than that as well.
+  static std::size_t planned_frames(const Machine& machine) {
+    return machine.on_device() ? machine.traits().reduced_frames : 1;
+  }
+
   /// The gradient, rotated by a share of its count.
   Buffer of_rank(std::size_t rank) const {
-    Buffer rotated(gradient_.bytes());
-    const std::size_t cut = gradient_.count() * rank / kReducedFrames;
-    const ConstValueSpan tail = gradient_.subspan(cut, gradient_.count() - cut);
-    std::memcpy(rotated.pointer(), tail.pointer(), tail.bytes());
-    std::memcpy(rotated.pointer() + tail.bytes(), gradient_.pointer(),
-                gradient_.bytes() - tail.bytes());
+    Buffer rotated(gradient().bytes());
+    const ConstByteSpan bytes{gradient().pointer(), gradient().bytes()};
+    const std::size_t cut = input_.count * rank / ranks_ * dtype_bytes(gradient().dtype());
+    std::ranges::rotate_copy(bytes, bytes.begin() + static_cast<std::ptrdiff_t>(cut),
+                             rotated.pointer());
     return rotated;
   }
 
-  std::vector<double> exact_sum() const {
-    std::vector<double> sum(gradient_.count());
-    for (std::size_t rank = 0; rank < kReducedFrames; ++rank)
-      add_values(1.0, of_rank(rank).values(gradient_.count(), gradient_.dtype()), sum);
+  void encode_rank(std::size_t rank) {
+    const Buffer& frame = host_frames_.emplace_back(encoder_.frame());
+    encoder_.encode(as_gradient(of_rank(rank)), frame.span());
+    RotatedBuffer& copies = copies_.emplace_back(rotated(sets_, used_bytes(frame).size()));
+    copies.fill(used_bytes(frame), *input_.machine);
+    for (std::size_t set = 0; set < sets_; ++set) frames_[set].push_back(copies.at(set));
+  }
+
+  /// What the frames and the owner's residual held is in the reduced frame or in the new residual.
+  /// The error is to that, or, where the residual was empty, to the gradients themselves.
+  double check_sum(const Buffer& reduced, ConstValueSpan residual) const {
+    std::vector<double> sum(input_.count);
+    for (const Buffer& frame : host_frames_)
+      add_values(1.0, as_gradient(decoded(encoder_, frame)), sum);
+    add_values(1.0, states_.initial(), sum);
+    const double error =
+        relative_error(states_.begin_empty() ? sum_of_gradients() : sum, as_gradient(reduced));
+    add_values(-1.0, residual, sum);
+    require_sum(sum, as_gradient(reduced), "reduce");
+    return error;
+  }
+
+  std::vector<double> sum_of_gradients() const {
+    std::vector<double> sum(input_.count);
+    for (std::size_t rank = 0; rank < ranks_; ++rank)
+      add_values(1.0, as_gradient(of_rank(rank)), sum);
     return sum;
   }
 
-  /// What the frames held is in the reduced frame or in the owner's residual.
-  void check_nothing_lost(ConstValueSpan reduced) const {
-    std::vector<double> sum(gradient_.count());
-    const Buffer decoded(gradient_.bytes());
-    const ValueSpan values = decoded.values(gradient_.count(), gradient_.dtype());
-    for (const ConstByteSpan frame : frames_) {
-      codec_.decode(frame, values, DecodeMode::kAssign);
-      add_values(1.0, values, sum);
-    }
-    add_values(-1.0, as_f32(residual_), sum);
-    require_within(relative_error(sum, reduced), rounding_of(gradient_.dtype()), "reduce");
-  }
-
-  ConstValueSpan gradient_;
-  PlannedCodec codec_, reducer_;
-  std::array<Buffer, kReducedFrames> inputs_;
-  std::array<ConstByteSpan, kReducedFrames> frames_;
-  Buffer reduced_;
-  Buffer residual_;
-  StateWords words_;
+  PlannedCodec encoder_;
+  std::size_t ranks_, sets_;
+  ResidualStates states_;
+  RotatedBuffer reduced_;
+  std::vector<Buffer> host_frames_;
+  std::vector<RotatedBuffer> copies_;
+  std::vector<std::vector<ConstByteSpan>> frames_;  // of each set
 };
 
-bool has_operation(std::string_view name, const PlannedCodec& codec, bool feedback) {
-  if (!codec.has_frames()) return false;
-  if (name == kFeedback) return feedback;
-  if (name == kReduce) return feedback && codec.reduces();
-  if (name == kEncode || name == kDecode || name == kDecodeAdd) return true;
-  return has_topk_operation(name, codec);
-}
-
-}  // namespace
-
-ConstValueSpan step_of(ConstValueSpan gradient, std::size_t count, std::size_t index) {
-  constexpr std::size_t kStride = 512;  // values: keeps the alignment
-  const std::size_t places = (gradient.count() - count) / kStride + 1;
-  return gradient.subspan(index * 2654435761u % places * kStride, count);
-}
-
+/// Whether a codec may keep residuals.
 bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
   try {
     PlannedCodec(with_feedback(spec, Feedback::kResidual), plan_for);
@@ -276,31 +302,45 @@ bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
   }
 }
 
-std::span<const std::string_view> operation_names() { return kOperationNames; }
+bool has_operation(std::string_view name, const Machine& machine, const PlannedCodec& codec,
+                   bool feedback) {
+  if (name == kEncode || name == kDecode || name == kDecodeAdd) return true;
+  if (name == kFeedback) return feedback;
+  if (name == kReduce) return feedback && codec.reduces();
+  return machine.has_operation(name, codec);
+}
 
-std::vector<std::string> operations_of(const std::string& spec, std::size_t count, Dtype dtype) {
+}  // namespace
+
+std::vector<std::string> operation_names() {
+  return {std::begin(kOperationNames), std::end(kOperationNames)};
+}
+
+std::vector<std::string> operations_of(const Machine& machine, const std::string& spec,
+                                       std::size_t count, Dtype dtype) {
   const PlanFor plan_for{.count = count, .dtype = dtype};
   const PlannedCodec codec(spec, plan_for);
+  if (!codec.has_frames()) return {};
   const bool feedback = accepts_feedback(spec, plan_for);
-  std::vector<std::string> names;
-  for (const std::string_view name : kOperationNames)
-    if (has_operation(name, codec, feedback)) names.emplace_back(name);
+  std::vector<std::string> names = operation_names();
+  std::erase_if(names, [&](const std::string& name) {
+    return !has_operation(name, machine, codec, feedback);
+  });
   return names;
 }
 
 std::unique_ptr<CodecOperation> make_operation(std::string_view name, const OperationInput& input) {
   if (name == kEncode) return std::make_unique<EncodeOperation>(input);
-  if (name == kFeedback) return std::make_unique<FeedbackOperation>(input);
+  if (name == kFeedback) return make_feedback_operation(input, Residuals::kInPlace);
   if (name == kDecode) return std::make_unique<DecodeOperation>(input, DecodeMode::kAssign);
   if (name == kDecodeAdd) return std::make_unique<DecodeOperation>(input, DecodeMode::kAdd);
   if (name == kReduce) return std::make_unique<ReduceOperation>(input);
-  if (name == kSelectReference) return make_select_reference(input);
-  return make_forced_feedback(name, input);
+  return input.machine->make_operation(name, input);
 }
 
-void require_within(double error, double limit, std::string_view what) {
-  if (!(error <= limit))
-    throw Error(fmt::format("{}: relative error {:.3g}, more than {:.3g}", what, error, limit));
+std::unique_ptr<CodecOperation> make_feedback_operation(const OperationInput& input,
+                                                        Residuals residuals) {
+  return std::make_unique<FeedbackOperation>(input, residuals);
 }
 
 }  // namespace tersor::bench

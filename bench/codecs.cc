@@ -1,15 +1,14 @@
-// `tersor-bench codecs`: every operation of every codec against a plain loop over as many bytes.
-// Google Benchmark runs the cases; operation and baseline are timed in turns, and the medians over
-// its repetitions are what is reported. With --device cuda bench/device does it all.
+// `tersor-bench codecs`: every operation of every codec on a host or a device, in turns with plain
+// loops over as many bytes, and on a GPU beside what a user would do without Tersor. The medians
+// over repetitions are what is reported.
 
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <tersor/codec.h>
 #include <tersor/error.h>
+#include <tersor/isa.h>
 #include <tersor/stream.h>
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -18,216 +17,292 @@
 #include <vector>
 
 #include "bench/arguments.h"
-#include "bench/codec_case.h"
 #include "bench/codec_errors.h"
+#include "bench/codec_operations.h"
 #include "bench/codecs_options.h"
 #include "bench/commands.h"
+#include "bench/device/gpu_machine.h"
 #include "bench/device/names.h"
 #include "bench/records.h"
 #include "bench/table.h"
-#include "bench/timing.h"
 #include "bench/topk_operations.h"
 
 namespace tersor::bench {
 namespace {
 
-constexpr const char* kBaselineCounter = "baseline_seconds";
+constexpr std::uint64_t kGradientSeed = 1;
+constexpr const char* kDeviceIsa = "cuda";
 
-void add_cases(const CodecsOptions& options, CodecCase wanted, const std::string& spec,
-               std::vector<CodecCase>& cases) {
-  wanted.codec = with_feedback(spec, Feedback::kNone);
-  for (const std::string& operation : operations_of(wanted.codec, wanted.count, wanted.dtype)) {
-    wanted.operation = operation;
-    if (operation == kSelectReference) wanted.threads = 1;
-    const bool is_new = std::ranges::find(cases, wanted) == cases.end();
-    if (is_new && is_wanted(options, spec, operation)) cases.push_back(wanted);
-  }
-}
+/// What is measured.
+struct CodecCase {
+  std::string codec;  ///< without "+ef"
+  std::string operation;
+  std::size_t count = 0;
+  std::string isa;
+  unsigned threads = 1;
 
-/// Every combination that was asked for; those with one gradient stand together.
-std::vector<CodecCase> cases_of(const CodecsOptions& options) {
-  CodecCase wanted;
-  wanted.dtype = parse_gradient_dtype(options.dtype);
-  wanted.checksum = options.checksum == "on" ? Checksum::kOn : Checksum::kOff;
-  wanted.threads =
-      options.threads != 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
-  std::vector<CodecCase> cases;
-  for (const std::size_t count : options.counts)
-    for (const std::string& isa : options.isas)
-      for (const std::string& spec : options.codecs) {
-        wanted.count = count;
-        wanted.isa = parse_isa(isa);
-        add_cases(options, wanted, spec, cases);
-      }
-  if (cases.empty() && !wants_errors(options))
-    throw InvalidArgument("none of the codecs has the operations asked for");
-  return cases;
-}
-
-/// A case with what was measured, or why it was not.
-struct CodecResult {
-  CodecCase of;
-  CheckedOperation checked;
-  std::string skipped;
-  double seconds = 0;
-  double baseline_seconds = 0;
-
-  double ratio() const { return baseline_seconds / seconds; }
-  double gradient_bytes() const {
-    return static_cast<double>(of.count) * static_cast<double>(dtype_bytes(of.dtype));
-  }
+  bool operator==(const CodecCase&) const = default;
 };
 
-Record record_of(const CodecResult& result) {
-  const CodecCase& of = result.of;
-  return {{"benchmark", "codecs"},
-          {"codec", shown_codec(of.codec, of.operation)},
-          {"operation", of.operation},
-          {"dtype", dtype_name(of.dtype)},
-          {"count", of.count},
-          {"isa", isa_name(of.isa)},
-          {"threads", of.threads},
-          {"seconds", result.seconds},
-          {"baseline", result.checked.baseline},
-          {"baseline_seconds", result.baseline_seconds},
-          {"ratio", result.ratio()},
-          {"payload_bytes", result.checked.payload_bytes},
-          {"workspace_bytes", result.checked.workspace_bytes},
-          {"relative_error", result.checked.relative_error},
-          {"checksum", of.checksum == Checksum::kOn}};
+/// A case with what was measured.
+struct CodecResult {
+  CodecCase of;
+  double relative_error = 0;
+  std::size_t gradient_bytes = 0, useful_bytes = 0, payload_bytes = 0, workspace_bytes = 0;
+  double seconds = 0;
+  std::string baseline;
+  std::map<std::string, double> reference_seconds;
+
+  double ratio_to(const std::string& reference) const {
+    return reference_seconds.at(reference) / seconds;
+  }
+  double ratio() const { return ratio_to(baseline); }
+};
+
+std::string shown_ratio(double ratio) { return fmt::format("{:.3f}", ratio); }
+
+std::string shown_ratio_to(const CodecResult& result, const std::string& reference) {
+  const bool measured = result.reference_seconds.contains(reference);
+  return measured ? shown_ratio(result.ratio_to(reference)) : "";
 }
 
-Table table_for(const std::vector<CodecCase>& cases) {
-  std::vector<std::string> codecs, operations;
+std::string gigabytes_a_second(std::size_t bytes, double seconds, int digits) {
+  return fmt::format("{:.{}f}", static_cast<double>(bytes) / seconds / 1e9, digits);
+}
+
+std::string times_smaller(const CodecResult& result) {
+  return fmt::format("{:.2f}x", static_cast<double>(result.gradient_bytes) /
+                                    static_cast<double>(result.payload_bytes));
+}
+
+/// Where a column is shown.
+enum class Shown : std::uint8_t { kAlways, kOnHost, kOnDevice };
+
+struct ShownField {
+  Column column;
+  std::string (*text)(const CodecResult& result);
+  Shown shown = Shown::kAlways;
+};
+
+using Of = const CodecResult&;
+
+const ShownField kFields[] = {
+    {{"codec", "", 0, Align::kLeft},
+     [](Of result) { return shown_codec(result.of.codec, result.of.operation); }},
+    {{"operation", "", 0, Align::kLeft}, [](Of result) { return result.of.operation; }},
+    {{"count", "values", 6}, [](Of result) { return format_count(result.of.count); }},
+    {{"isa", "", 8, Align::kLeft}, [](Of result) { return result.of.isa; }, Shown::kOnHost},
+    {{"threads"}, [](Of result) { return std::to_string(result.of.threads); }, Shown::kOnHost},
+    {{"time", "median", 8}, [](Of result) { return format_seconds(result.seconds); }},
+    {{"gradient", "GB/s", 8},
+     [](Of result) { return gigabytes_a_second(result.gradient_bytes, result.seconds, 2); },
+     Shown::kOnHost},
+    {{"moves", "GB/s", 7},
+     [](Of result) { return gigabytes_a_second(result.useful_bytes, result.seconds, 0); },
+     Shown::kOnDevice},
+    {{"baseline", "", 8, Align::kLeft}, [](Of result) { return result.baseline; }, Shown::kOnHost},
+    {{"baseline", "", 12, Align::kLeft},
+     [](Of result) { return result.baseline; },
+     Shown::kOnDevice},
+    {{"ratio", "to it", 6}, [](Of result) { return shown_ratio(result.ratio()); }},
+    {{"smaller", "by", 8}, times_smaller, Shown::kOnHost},
+    {{"read", "ratio", 6},
+     [](Of result) { return shown_ratio_to(result, "read"); },
+     Shown::kOnDevice},
+    {{"memset", "ratio", 6},
+     [](Of result) { return shown_ratio_to(result, "memset"); },
+     Shown::kOnDevice},
+    {{"error", "relative", 8}, [](Of result) { return format_error(result.relative_error); }},
+};
+
+std::vector<ShownField> fields_shown(const Machine& machine) {
+  std::vector<ShownField> fields(std::begin(kFields), std::end(kFields));
+  const Shown other = machine.on_device() ? Shown::kOnHost : Shown::kOnDevice;
+  std::erase_if(fields, [other](const ShownField& field) { return field.shown == other; });
+  return fields;
+}
+
+/// As wide as the names of all cases need.
+Table table_for(const std::vector<ShownField>& fields, const std::vector<CodecCase>& cases) {
+  std::vector<Column> columns;
+  for (const ShownField& field : fields) columns.push_back(field.column);
   for (const CodecCase& of : cases) {
-    codecs.push_back(shown_codec(of.codec, of.operation));
-    operations.push_back(of.operation);
+    const std::string codec = shown_codec(of.codec, of.operation);
+    columns[0].width = std::max(columns[0].width, codec.size());
+    columns[1].width = std::max(columns[1].width, of.operation.size());
   }
-  return Table({{"codec", "", longest(codecs), Align::kLeft},
-                {"operation", "", longest(operations), Align::kLeft},
-                {"count", "values", 6},
-                {"isa", "", 8, Align::kLeft},
-                {"threads"},
-                {"time", "median", 8},
-                {"gradient", "GB/s", 8},
-                {"baseline", "", 8, Align::kLeft},
-                {"ratio", "to it", 6},
-                {"smaller", "by", 8},
-                {"error", "relative", 8}});
+  return Table(columns);
 }
 
-std::vector<std::string> cells_of(const CodecResult& result) {
-  const CodecCase& of = result.of;
-  const double payload = static_cast<double>(result.checked.payload_bytes);
-  return {shown_codec(of.codec, of.operation),
-          of.operation,
-          format_count(of.count),
-          std::string(isa_name(of.isa)),
-          std::to_string(of.threads),
-          format_seconds(result.seconds),
-          fmt::format("{:.2f}", result.gradient_bytes() / result.seconds / 1e9),
-          result.checked.baseline,
-          fmt::format("{:.3f}", result.ratio()),
-          fmt::format("{:.2f}x", result.gradient_bytes() / payload),
-          format_error(result.checked.relative_error)};
+std::vector<std::string> row_of(const std::vector<ShownField>& fields, const CodecResult& result) {
+  std::vector<std::string> row;
+  for (const ShownField& field : fields) row.push_back(field.text(result));
+  return row;
 }
 
-/// Turns what Google Benchmark measured of a case into a row and a record.
-class CodecReporter : public benchmark::BenchmarkReporter {
+class CodecBenchmark {
  public:
-  CodecReporter(std::map<std::string, CodecResult>& results, const Table& table,
-                RecordFile& records)
-      : results_(results), table_(table), records_(records) {}
-
-  bool ReportContext(const Context&) override {
-    table_.print_head();
-    return true;
+  CodecBenchmark(const CodecsOptions& options, Machine& machine)
+      : options_(options),
+        machine_(machine),
+        source_(std::make_shared<SampleSource>(options.source)),
+        dtype_(parse_gradient_dtype(options.dtype)),
+        checksum_(options.checksum == "on" ? Checksum::kOn : Checksum::kOff) {
+    if (options_.counts.empty()) options_.counts = {source_->count().value_or(kDefaultCount)};
+    if (machine.on_device())
+      options_.isas = {kDeviceIsa};
+    else if (options_.isas.empty())
+      options_.isas = {std::string(isa_name(current_isa()))};
   }
 
-  void ReportRuns(const std::vector<Run>& runs) override {
-    if (runs.front().run_type != Run::RT_Iteration) return;
-    if (runs.front().error_occurred) return report_skipped(runs.front());
-    std::vector<double> seconds, baseline_seconds;
-    for (const Run& run : runs) {
-      seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
-      baseline_seconds.push_back(run.counters.at(kBaselineCounter).value);
-    }
-    CodecResult& result = results_.at(runs.front().run_name.function_name);
-    result.seconds = median(seconds);
-    result.baseline_seconds = median(baseline_seconds);
-    table_.print_row(cells_of(result));
-    records_.add(record_of(result));
+  void run() {
+    const bool with_errors = !machine_.on_device() && wants_errors(options_);
+    const std::vector<CodecCase> cases = all_cases();
+    if (cases.empty() && !with_errors)
+      throw InvalidArgument("none of the codecs has the operations asked for");
+    RecordFile records(options_.json);
+    print_opening();
+    if (with_errors) measure_errors(options_, *source_, records);
+    if (!cases.empty()) time_cases(cases, records);
   }
 
  private:
-  void report_skipped(const Run& run) const {
-    const CodecResult& result = results_.at(run.run_name.function_name);
-    if (result.skipped.empty()) return;
-    fmt::print("{}  {}  skipped: {}\n", shown_codec(result.of.codec, result.of.operation),
-               result.of.operation, result.skipped);
+  /// Every combination that was asked for; those with one gradient stand together.
+  std::vector<CodecCase> all_cases() const {
+    std::vector<CodecCase> cases;
+    for (const std::size_t count : options_.counts)
+      for (const std::string& isa : options_.isas)
+        for (const std::string& spec : options_.codecs) add_cases(spec, count, isa, cases);
+    return cases;
   }
 
-  std::map<std::string, CodecResult>& results_;
-  const Table& table_;
-  RecordFile& records_;
+  void add_cases(const std::string& spec, std::size_t count, const std::string& isa,
+                 std::vector<CodecCase>& cases) const {
+    const std::string codec = with_feedback(spec, Feedback::kNone);
+    for (const std::string& operation : operations_of(machine_, codec, count, dtype_)) {
+      const CodecCase wanted{codec, operation,
+                             count_of_operation(operation, dtype_, count, options_.tensor_count),
+                             isa, threads_of(operation)};
+      const bool is_new = std::ranges::find(cases, wanted) == cases.end();
+      if (is_new && is_wanted(options_, spec, operation)) cases.push_back(wanted);
+    }
+  }
+
+  unsigned threads_of(const std::string& operation) const {
+    if (machine_.on_device() || operation == kSelectReference) return 1;
+    return options_.threads != 0 ? options_.threads
+                                 : std::max(1u, std::thread::hardware_concurrency());
+  }
+
+  void print_opening() const {
+    if (machine_.on_device())
+      fmt::print("{}; {} {} values; ratio = time of the baseline / time, as many bytes moved\n\n",
+                 machine_.traits().name, options_.source, options_.dtype);
+    else
+      fmt::print("{}; {} values\n\n", machine_.traits().name, options_.source);
+  }
+
+  void time_cases(const std::vector<CodecCase>& cases, RecordFile& records) {
+    if (!machine_.on_device())
+      fmt::print("Ratio = time of the baseline / time, as many bytes moved\n\n");
+    const std::vector<ShownField> fields = fields_shown(machine_);
+    const Table table = table_for(fields, cases);
+    table.print_head();
+    for (const CodecCase& of : cases) {
+      try {
+        const CodecResult result = measure(of);
+        table.print_row(row_of(fields, result));
+        records.add(record_of(result));
+      } catch (const NotMeasurable& error) {
+        fmt::print("{}  {}  skipped: {}\n", shown_codec(of.codec, of.operation), of.operation,
+                   error.what());
+      }
+    }
+  }
+
+  /// Correct first, then timed.
+  CodecResult measure(const CodecCase& of) {
+    const std::unique_ptr<CodecOperation> operation = make_operation(of.operation, input_of(of));
+    CodecResult result{.of = of,
+                       .relative_error = operation->check(),
+                       .gradient_bytes = of.count * dtype_bytes(dtype_),
+                       .useful_bytes = operation->useful_bytes(),
+                       .payload_bytes = operation->payload_bytes(),
+                       .workspace_bytes = operation->workspace_bytes()};
+    std::vector<TimedCall> calls = operation->references();
+    calls.insert(calls.begin(), operation->timed());
+    const std::vector<double> seconds = time_in_turns(machine_, calls, options_.repetitions);
+    result.seconds = seconds.front();
+    result.baseline = calls[1].name;
+    for (std::size_t i = 1; i < calls.size(); ++i)
+      result.reference_seconds[calls[i].name] = seconds[i];
+    return result;
+  }
+
+  OperationInput input_of(const CodecCase& of) {
+    const ConstValueSpan gradient = gradient_of(of.count);
+    if (!machine_.on_device()) force_isa(parse_isa(of.isa));
+    const unsigned threads = machine_.on_device() ? options_.threads : of.threads;
+    if (threads_ == nullptr || (threads != 0 && threads_->count() != threads))
+      threads_ = std::make_unique<Threads>(threads);
+    return {.codec = of.codec,
+            .count = of.count,
+            .source = source_,
+            .storage = gradient_,
+            .gradient = gradient,
+            .checksum = checksum_,
+            .threads = threads_.get(),
+            .machine = &machine_};
+  }
+
+  /// Some values more than are encoded, so that the steps of a training see other gradients; few
+  /// enough to stay in the cache where the gradient does.
+  ConstValueSpan gradient_of(std::size_t count) {
+    const std::size_t spare = std::min<std::size_t>(count / 8, std::size_t{1} << 20);
+    const std::size_t all = std::max(count, source_->count().value_or(count + spare));
+    if (gradient_ == nullptr || gradient_->bytes() != all * dtype_bytes(dtype_)) {
+      gradient_ = nullptr;
+      gradient_ = std::make_shared<Buffer>(sample_buffer(*source_, all, dtype_, kGradientSeed));
+    }
+    return gradient_->values(all, dtype_);
+  }
+
+  Record record_of(const CodecResult& result) const {
+    const CodecCase& of = result.of;
+    Record record = {{"benchmark", "codecs"}};
+    if (machine_.on_device()) record["device"] = machine_.traits().name;
+    record.update(Record{{"codec", shown_codec(of.codec, of.operation)},
+                         {"operation", of.operation},
+                         {"dtype", dtype_name(dtype_)},
+                         {"count", of.count},
+                         {"isa", of.isa},
+                         {"threads", of.threads}});
+    if (machine_.on_device()) record["data"] = options_.source;
+    record["seconds"] = result.seconds;
+    if (machine_.on_device()) record["useful_bytes"] = result.useful_bytes;
+    record.update(Record{{"baseline", result.baseline},
+                         {"baseline_seconds", result.reference_seconds.at(result.baseline)},
+                         {"ratio", result.ratio()},
+                         {"payload_bytes", result.payload_bytes},
+                         {"workspace_bytes", result.workspace_bytes},
+                         {"relative_error", result.relative_error},
+                         {"checksum", checksum_ == Checksum::kOn}});
+    for (const auto& [name, seconds] : result.reference_seconds)
+      if (name != result.baseline) record[name + "_ratio"] = seconds / result.seconds;
+    return record;
+  }
+
+  CodecsOptions options_;
+  Machine& machine_;
+  std::shared_ptr<const SampleSource> source_;
+  Dtype dtype_;
+  Checksum checksum_;
+  std::shared_ptr<const Buffer> gradient_;
+  std::unique_ptr<Threads> threads_;
 };
 
-std::string name_of(const CodecCase& of) {
-  return fmt::format("{} {} {} {} {} {}", of.codec, of.operation, dtype_name(of.dtype), of.count,
-                     isa_name(of.isa), of.threads);
-}
-
-/// One repetition: the operation, then its baseline. After an error nothing more is run; what
-/// cannot be measured is left out.
-void run_case(benchmark::State& state, CodecCaseRunner& runner, CodecResult& result,
-              std::exception_ptr& failure) {
-  if (failure || !result.skipped.empty()) return state.SkipWithError("skipped");
-  try {
-    result.checked = runner.prepare(result.of);
-    for (auto _ : state) {
-      state.SetIterationTime(runner.time_operation());
-      state.counters[kBaselineCounter] = runner.time_baseline();
-    }
-  } catch (const NotMeasurable& error) {
-    result.skipped = error.what();
-    state.SkipWithError(error.what());
-  } catch (const std::exception& error) {
-    state.SkipWithError(error.what());
-    failure = std::current_exception();
-  }
-}
-
-void time_cases(const CodecsOptions& options, const std::vector<CodecCase>& cases,
-                const SampleSource& source, RecordFile& records) {
-  CodecCaseRunner runner(source);
-  std::map<std::string, CodecResult> results;
-  std::exception_ptr failure;
-  for (const CodecCase& of : cases) {
-    CodecResult& result = results[name_of(of)];
-    result.of = of;
-    const auto run = [&](benchmark::State& state) { run_case(state, runner, result, failure); };
-    benchmark::RegisterBenchmark(name_of(of).c_str(), run)
-        ->Iterations(1)
-        ->Repetitions(options.repetitions)
-        ->UseManualTime();
-  }
-  fmt::print("Ratio = time of the baseline / time, as many bytes moved\n\n");
-  const Table table = table_for(cases);
-  CodecReporter reporter(results, table, records);
-  benchmark::RunSpecifiedBenchmarks(&reporter);
-  benchmark::ClearRegisteredBenchmarks();
-  if (failure) std::rethrow_exception(failure);
-}
-
-void run_codecs(CodecsOptions options) {
-  const SampleSource source(options.source);
-  if (options.counts.empty()) options.counts = {source.count().value_or(kDefaultCount)};
-  if (options.isas.empty()) options.isas = {std::string(isa_name(current_isa()))};
-  const std::vector<CodecCase> cases = cases_of(options);
-  RecordFile records(options.json);
-  fmt::print("{}; {} values\n\n", machine_name(), options.source);
-  if (wants_errors(options)) measure_errors(options, source, records);
-  if (!cases.empty()) time_cases(options, cases, source, records);
+void run_codecs(const CodecsOptions& options) {
+  CodecBenchmark(options, *make_cpu_machine()).run();
 }
 
 void run_on_device(const CodecsOptions& options) {
@@ -236,70 +311,8 @@ void run_on_device(const CodecsOptions& options) {
         "--isa chooses among a CPU's instruction sets; leave it out with --device cuda");
   const Stream stream;  // throws CudaError where this build or this machine has no CUDA
 #if TERSOR_HAS_CUDA
-  run_codecs_on_device(options, stream.view());
+  CodecBenchmark(options, *make_gpu_machine(stream.view())).run();
 #endif
-}
-
-/// What is measured, and on how many values.
-void add_subjects(Command& command, CodecsOptions& options) {
-  std::vector<std::string> names(operation_names().begin(), operation_names().end());
-  names.emplace_back(kErrorOperation);
-  names.insert(names.end(), std::begin(kDeviceOnlyOperations), std::end(kDeviceOnlyOperations));
-  add_codecs(command, options.codecs);
-  command.add_flag(
-      "--all-codecs", options.all_codecs,
-      "Instead: each codec there is, at its defaults and with every value of an option");
-  command
-      .add_option("--device", options.device,
-                  "cpu, or cuda: device memory and the current GPU, with baselines of its own")
-      .transform(one_of({"cpu", "cuda"}))
-      .type_name("cpu|cuda")
-      .capture_default_str();
-  command
-      .add_option("--operation", options.operations,
-                  "Only these, of those that a codec has:\n  " +
-                      fmt::format("{}", fmt::join(names, "\n  ")))
-      .transform(one_of(names))
-      .type_name("NAME");
-  command
-      .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
-      .transform(size_suffix())
-      .check(above_zero())
-      .type_name("N");
-  command
-      .add_option("--tensor", options.tensor_count, "Values of each of multi-tensor's 500 tensors")
-      .transform(size_suffix())
-      .check(from_to(1, 1 << 20))
-      .type_name("N")
-      .capture_default_str();
-}
-
-/// How it is measured.
-void add_conditions(Command& command, CodecsOptions& options) {
-  const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
-  add_dtype(command, options.dtype);
-  command.add_option("--isa", options.isas, "portable, avx2, avx512 or neon (the best one)")
-      .transform(isa)
-      .type_name("ISA");
-  command.add_option("--threads", options.threads, "Threads of a codec; 0: one a core")
-      .check(from_to(0, 1024))
-      .type_name("N")
-      .capture_default_str();
-  command
-      .add_option("--data", options.source,
-                  "normal, laplace, student (3 degrees of freedom), narrow, or a FILE.npy, "
-                  "FILE.npz or FILE.safetensors of tensors")
-      .type_name("DATA")
-      .capture_default_str();
-  command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
-  command.add_option("--checksum", options.checksum, "Of the frames: on or off")
-      .transform(one_of({"on", "off"}))
-      .type_name("on|off")
-      .capture_default_str();
-  command.add_option("--repetitions", options.repetitions, "Samples, of which the median is taken")
-      .check(from_to(1, 10000))
-      .type_name("N")
-      .capture_default_str();
 }
 
 }  // namespace
@@ -308,8 +321,7 @@ void add_codecs_command(Command& program) {
   const auto options = std::make_shared<CodecsOptions>();
   Command command = program.add_subcommand(
       "codecs", "Times encode, decode and reduce against plain loops over memory of as many bytes");
-  add_subjects(command, *options);
-  add_conditions(command, *options);
+  add_codecs_options(command, *options);
   add_json(command, options->json);
   command.callback([options] {
     if (options->all_codecs) options->codecs = all_specs();

@@ -4,11 +4,17 @@
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
+#include <tersor/isa.h>
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <iterator>
 
 #include "bench/arguments.h"
+#include "bench/codec_errors.h"
+#include "bench/codec_operations.h"
+#include "bench/device/names.h"
 #include "codecs/examples.h"
 #include "codecs/planned_codec.h"
 
@@ -25,7 +31,83 @@ void add_specs(const CodecInfo& codec, std::vector<std::string>& specs) {
           make_codec(fmt::format("{}:{}={}", codec.name, option.key, value))->spec().text());
 }
 
+/// Those that only a device has stand last.
+std::vector<std::string> names_to_choose_from() {
+  const auto only_on_device = [](const std::string& name) {
+    return std::ranges::find(kDeviceOnlyOperations, name) != std::end(kDeviceOnlyOperations);
+  };
+  std::vector<std::string> names = operation_names();
+  const auto others = std::ranges::stable_partition(names, std::not_fn(only_on_device));
+  names.insert(others.begin(), std::string(kErrorOperation));
+  return names;
+}
+
+/// What is measured, and on how many values.
+void add_subjects(Command& command, CodecsOptions& options) {
+  const std::vector<std::string> names = names_to_choose_from();
+  add_codecs(command, options.codecs);
+  command.add_flag(
+      "--all-codecs", options.all_codecs,
+      "Instead: each codec there is, at its defaults and with every value of an option");
+  command
+      .add_option("--device", options.device,
+                  "cpu, or cuda: device memory and the current GPU, with baselines of its own")
+      .transform(one_of({"cpu", "cuda"}))
+      .type_name("cpu|cuda")
+      .capture_default_str();
+  command
+      .add_option("--operation", options.operations,
+                  "Only these, of those that a codec has:\n  " +
+                      fmt::format("{}", fmt::join(names, "\n  ")))
+      .transform(one_of(names))
+      .type_name("NAME");
+  command
+      .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
+      .transform(size_suffix())
+      .check(above_zero())
+      .type_name("N");
+  command
+      .add_option("--tensor", options.tensor_count, "Values of each of multi-tensor's 500 tensors")
+      .transform(size_suffix())
+      .check(from_to(1, 1 << 20))
+      .type_name("N")
+      .capture_default_str();
+}
+
+/// How it is measured.
+void add_conditions(Command& command, CodecsOptions& options) {
+  const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
+  add_dtype(command, options.dtype);
+  command.add_option("--isa", options.isas, "portable, avx2, avx512 or neon (the best one)")
+      .transform(isa)
+      .type_name("ISA");
+  command.add_option("--threads", options.threads, "Threads of a codec; 0: one a core")
+      .check(from_to(0, 1024))
+      .type_name("N")
+      .capture_default_str();
+  command
+      .add_option("--data", options.source,
+                  "normal, laplace, student (3 degrees of freedom), narrow, or a FILE.npy, "
+                  "FILE.npz or FILE.safetensors of tensors")
+      .type_name("DATA")
+      .capture_default_str();
+  command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
+  command.add_option("--checksum", options.checksum, "Of the frames: on or off")
+      .transform(one_of({"on", "off"}))
+      .type_name("on|off")
+      .capture_default_str();
+  command.add_option("--repetitions", options.repetitions, "Samples, of which the median is taken")
+      .check(from_to(1, 10000))
+      .type_name("N")
+      .capture_default_str();
+}
+
 }  // namespace
+
+void add_codecs_options(Command& command, CodecsOptions& options) {
+  add_subjects(command, options);
+  add_conditions(command, options);
+}
 
 std::vector<std::string> all_specs() {
   std::vector<std::string> specs;

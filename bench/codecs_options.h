@@ -1,12 +1,12 @@
 // The options of `tersor-bench codecs`.
 #pragma once
 
-#include <tersor/stream.h>
-
 #include <cstddef>
 #include <filesystem>
 #include <string>
 #include <vector>
+
+#include "bench/command_line.h"
 
 namespace tersor::bench {
 
@@ -38,6 +38,9 @@ struct CodecsOptions {
   std::filesystem::path json;
 };
 
+/// All of them but --json.
+void add_codecs_options(Command& command, CodecsOptions& options);
+
 /// Each codec of the registry, at its defaults and with every other value of each option; of
 /// numbers a tenth, a hundredth and a thousandth of the largest.
 std::vector<std::string> all_specs();
@@ -48,8 +51,5 @@ bool wants_feedback(const CodecsOptions& options, const std::string& spec);
 bool is_wanted(const CodecsOptions& options, const std::string& spec, const std::string& operation);
 /// As records and tables show it: with "+ef" where the operation keeps a residual.
 std::string shown_codec(const std::string& codec, const std::string& operation);
-
-/// Measures on the current CUDA device, with calls on this stream. For builds with CUDA only.
-void run_codecs_on_device(const CodecsOptions& options, StreamView stream);
 
 }  // namespace tersor::bench

@@ -10,7 +10,6 @@
 #include <array>
 #include <cstring>
 
-#include "bench/codec_operations.h"
 #include "bench/compare.h"
 
 namespace tersor::bench {

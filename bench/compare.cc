@@ -2,7 +2,9 @@
 
 #include "bench/compare.h"
 
+#include <fmt/format.h>
 #include <tersor/align.h>
+#include <tersor/error.h>
 #include <tersor/threads.h>
 
 #include <algorithm>
@@ -71,6 +73,11 @@ double relative_error(ConstValueSpan expected, ConstValueSpan actual) {
 
 double relative_error(std::span<const double> expected, ConstValueSpan actual) {
   return error_of([expected](std::size_t i) { return expected[i]; }, actual);
+}
+
+void require_within(double error, double limit, std::string_view what) {
+  if (!(error <= limit))
+    throw Error(fmt::format("{}: relative error {:.3g}, more than {:.3g}", what, error, limit));
 }
 
 double norm(ConstValueSpan values) {

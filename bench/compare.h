@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 namespace tersor::bench {
 
@@ -14,6 +15,9 @@ double relative_error(ConstValueSpan expected, ConstValueSpan actual);
 
 /// The same against a reference in double.
 double relative_error(std::span<const double> expected, ConstValueSpan actual);
+
+/// Throws Error unless `what` is within `limit`.
+void require_within(double error, double limit, std::string_view what);
 
 /// The Euclidean norm.
 double norm(ConstValueSpan values);

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <string>
 
-#include "bench/codec_operations.h"
 #include "bench/compare.h"
 #include "bench/timing.h"
 #include "codecs/planned_codec.h"

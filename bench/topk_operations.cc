@@ -14,6 +14,7 @@
 
 #include "bench/codec_operations.h"
 #include "bench/compare.h"
+#include "bench/useful_bytes.h"
 #include "kernels/scalar/convert.h"
 #include "kernels/topk/cpu.h"
 
@@ -46,7 +47,7 @@ Dtype value_dtype(TopkValues values) {
 class TopkOperation : public CodecOperation {
  protected:
   explicit TopkOperation(const OperationInput& input)
-      : input_(input), codec_(input.codec, input.plan_for()), frame_(codec_.frame()) {
+      : CodecOperation(input), codec_(input.codec, input.plan_on_host()), frame_(codec_.frame()) {
     codec_.encode(input.step(0), frame_.span());
     layout_ = layout_of(frame_, input.count);
     payload_ = Buffer(layout_.bytes());
@@ -64,15 +65,8 @@ class TopkOperation : public CodecOperation {
       throw Error(std::string(what) + ": the payload is not that of encode");
   }
 
-  double error() const {
-    const ConstValueSpan gradient = input_.step(0);
-    const Buffer decoded(gradient.bytes());
-    const ValueSpan values = decoded.values(gradient.count(), gradient.dtype());
-    codec_.decode(used_bytes(frame_), values, DecodeMode::kAssign);
-    return relative_error(gradient, values);
-  }
+  double error() const { return relative_error(gradient(), as_gradient(decoded(codec_, frame_))); }
 
-  OperationInput input_;
   PlannedCodec codec_;
   Buffer frame_;
   TopkLayout layout_{};
@@ -87,12 +81,13 @@ class ForcedFeedback : public TopkOperation {
         name_(name),
         force_(force),
         expected_(expected),
-        residual_(input.count * sizeof(float)),
+        residual_(residual_bytes()),
         workspace_(
             kernels::topk_workspace_bytes(input.count, layout_.kept, input.threads->count())) {
     std::memset(residual_.pointer(), 0, residual_.bytes());
     workspace_bytes_ = workspace_.bytes();
-    baseline_ = triad_baseline(input.step(0).bytes() + 2 * residual_.bytes() + payload_bytes_);
+    work_ = {.access = Access::kUpdate,
+             .bytes = feedback_bytes(gradient().bytes(), residual_.bytes(), payload_bytes_)};
   }
 
   double check() override {
@@ -133,33 +128,11 @@ class ForcedFeedback : public TopkOperation {
   std::size_t step_ = 0;
 };
 
-/// The codec's encode on one thread.
-class EncodeBaseline : public Baseline {
- public:
-  explicit EncodeBaseline(OperationInput input)
-      : input_(single_threaded(input)),
-        codec_(input_.codec, input_.plan_for()),
-        frame_(codec_.frame()) {}
-  std::string_view name() const override { return "encode"; }
-  void run(Threads&) override { codec_.encode(input_.step(0), frame_.span()); }
-
- private:
-  static OperationInput single_threaded(OperationInput input) {
-    input.threads = nullptr;
-    return input;
-  }
-
-  OperationInput input_;
-  PlannedCodec codec_;
-  Buffer frame_;
-};
-
 class SelectReference : public TopkOperation {
  public:
   explicit SelectReference(const OperationInput& input)
       : TopkOperation(input), indices_(input.count) {
     workspace_bytes_ = indices_.size() * sizeof(indices_[0]);
-    baseline_ = std::make_unique<EncodeBaseline>(input);
   }
 
   double check() override {
@@ -180,6 +153,13 @@ class SelectReference : public TopkOperation {
                      });
     std::sort(indices_.begin(), kept);
     write_payload(values);
+  }
+
+  std::vector<TimedCall> references() override {
+    OperationInput on_one_thread = input_;
+    on_one_thread.threads = nullptr;
+    const std::shared_ptr encode = make_operation(kEncode, on_one_thread);
+    return {{std::string(kEncode), [encode] { encode->run(); }}};
   }
 
  private:
@@ -212,23 +192,21 @@ bool sends_f32(const Codec& codec) {
 bool has_topk_operation(std::string_view name, const PlannedCodec& codec) {
   constexpr std::size_t kSampled = std::size_t{1} << 20, kIndexed = std::size_t{1} << 32;
   if (codec.codec().id() != kTopkCodecId || codec.count() >= kIndexed) return false;
-  if (name != kSelectReference) return codec.count() >= kSampled;
-  return codec.dtype() == Dtype::kF32 && sends_f32(codec.codec());
+  if (name == kSelectReference) return codec.dtype() == Dtype::kF32 && sends_f32(codec.codec());
+  constexpr std::string_view kForced[] = {kFeedbackMiss, kFeedbackOverflow, kFeedbackFarMiss};
+  return std::ranges::find(kForced, name) != std::end(kForced) && codec.count() >= kSampled;
 }
 
-std::unique_ptr<CodecOperation> make_forced_feedback(std::string_view name,
-                                                     const OperationInput& input) {
+std::unique_ptr<CodecOperation> make_topk_operation(std::string_view name,
+                                                    const OperationInput& input) {
   const auto make = [&](TopkForce force, TopkPath path) {
     return std::make_unique<ForcedFeedback>(input, name, force, path);
   };
   if (name == kFeedbackMiss) return make(TopkForce::kTooFew, TopkPath::kGather);
   if (name == kFeedbackOverflow) return make(TopkForce::kTooMany, TopkPath::kGather);
   if (name == kFeedbackFarMiss) return make(TopkForce::kRadix, TopkPath::kRadix);
+  if (name == kSelectReference) return std::make_unique<SelectReference>(input);
   throw InvalidArgument(fmt::format("no operation \"{}\"", name));
-}
-
-std::unique_ptr<CodecOperation> make_select_reference(const OperationInput& input) {
-  return std::make_unique<SelectReference>(input);
 }
 
 }  // namespace tersor::bench

@@ -23,14 +23,13 @@ inline constexpr std::string_view kSelectReference = "reference nth_element";
 /// sampled; the reference only for f32.
 bool has_topk_operation(std::string_view name, const PlannedCodec& codec);
 
-/// Encode with feedback where the threshold is made to miss. Calls the kernel, which alone can be
+/// Encode with feedback where the threshold is made to miss calls the kernel, which alone can be
 /// forced. miss: it lies too high, so candidates are gathered once more; overflow: too low, so that
 /// they do not fit; far miss: the k-th value is found by its digits.
-std::unique_ptr<CodecOperation> make_forced_feedback(std::string_view name,
-                                                     const OperationInput& input);
-
-/// std::nth_element over the indices on one thread, which yields the same payload (checked, byte by
-/// byte). Its baseline is the codec's encode on one thread. For values of f32.
-std::unique_ptr<CodecOperation> make_select_reference(const OperationInput& input);
+/// The reference is std::nth_element over the indices on one thread, which yields the same payload
+/// (checked, byte by byte). Its baseline is the codec's encode on one thread. For values of f32.
+/// Throws InvalidArgument for other names.
+std::unique_ptr<CodecOperation> make_topk_operation(std::string_view name,
+                                                    const OperationInput& input);
 
 }  // namespace tersor::bench

@@ -2,17 +2,11 @@
 
 #include "bench/device/gpu.h"
 
-#include <tersor/align.h>
 #include <tersor/error.h>
 
 #include <algorithm>
 
 namespace tersor::bench {
-namespace {
-
-constexpr std::size_t kAlignment = 512;  // bytes: where a set begins, like cudaMalloc
-
-}  // namespace
 
 void check_cuda(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
@@ -97,25 +91,5 @@ CallGraph::CallGraph(StreamView stream, const std::function<void()>& call, std::
 CallGraph::~CallGraph() { cudaGraphExecDestroy(graph_); }
 
 void CallGraph::queue() const { check_cuda(cudaGraphLaunch(graph_, stream_), "queueing a graph"); }
-
-RotatedBuffer::RotatedBuffer(std::size_t sets, std::size_t bytes)
-    : sets_(sets),
-      bytes_(bytes),
-      stride_(align_up(bytes, kAlignment)),
-      memory_(sets * stride_, Memory::kDevice) {}
-
-ByteSpan RotatedBuffer::at(std::size_t call) const {
-  return memory_.span().subspan(call % sets_ * stride_, bytes_);
-}
-
-ValueSpan RotatedBuffer::values(std::size_t call, Dtype dtype) const {
-  return {at(call).data(), bytes_ / dtype_bytes(dtype), dtype, Memory::kDevice};
-}
-
-void RotatedBuffer::fill(ConstByteSpan from, StreamView stream) {
-  copy_bytes(from, at(0), stream);
-  for (std::size_t set = 1; set < sets_; ++set)
-    copy_bytes(at(0).first(from.size()), at(set), stream);
-}
 
 }  // namespace tersor::bench

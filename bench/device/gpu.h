@@ -1,5 +1,4 @@
-// What the benchmarks ask of the CUDA runtime: the GPU's name and cache, a clock of events, graphs,
-// and buffers to go round.
+// What the benchmarks ask of the CUDA runtime: the GPU's name and cache, a clock of events, graphs.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -73,25 +72,6 @@ class CallGraph {
  private:
   cudaStream_t stream_;
   cudaGraphExec_t graph_ = nullptr;
-};
-
-/// The same buffer on the device several times; calls take one after the other.
-class RotatedBuffer {
- public:
-  RotatedBuffer(std::size_t sets, std::size_t bytes);
-
-  std::size_t sets() const { return sets_; }
-  std::size_t bytes() const { return bytes_; }
-  /// That of call number `call`.
-  ByteSpan at(std::size_t call) const;
-  /// As values: as many as fit.
-  ValueSpan values(std::size_t call, Dtype dtype) const;
-  /// Copies `from`, on the host, to all sets.
-  void fill(ConstByteSpan from, StreamView stream);
-
- private:
-  std::size_t sets_, bytes_, stride_;
-  Buffer memory_;
 };
 
 }  // namespace tersor::bench

@@ -6,8 +6,9 @@
 #include <array>
 #include <utility>
 
-#include "bench/compare.h"
-#include "bench/device/operations.h"
+#include "bench/codec_operations.h"
+#include "bench/device/gpu.h"
+#include "bench/device/loops.h"
 #include "bench/useful_bytes.h"
 
 namespace tersor::bench {
@@ -27,7 +28,7 @@ TimedCall in_a_row(TimedCall call, std::size_t calls, Capture capture, StreamVie
     call.calls = calls;
     return call;
   }
-  const auto graph = std::make_shared<CallGraph>(stream, call.queue, calls);
+  const auto graph = std::make_shared<CallGraph>(stream, call.run, calls);
   return {call.name, [graph] { graph->queue(); }, 0, calls};
 }
 
@@ -77,92 +78,97 @@ std::vector<ConstValueSpan> cut(ConstValueSpan gradient) {
   return tensors;
 }
 
-class MultiTensor : public DeviceOperation {
+class MultiTensor : public CodecOperation {
  public:
-  MultiTensor(const DeviceInput& input, Capture capture)
-      : DeviceOperation(input),
+  MultiTensor(const OperationInput& input, Capture capture)
+      : CodecOperation(input),
         capture_(capture),
-        list_on_host_(input.host.codec, input.plan_on_host()),
-        list_(input.host.codec, input.plan_on_device()),
-        flat_(input.host.codec, input.plan_on_device()) {
-    payload_bytes_ = list_.plan().frame_bytes - sizeof(FrameHeader);
+        list_on_host_(input.codec, input.plan_on_host()),
+        list_(input.codec, input.plan_on_machine()),
+        flat_(input.codec, input.plan_on_machine()),
+        sets_(sets_for(work())),
+        gradients_(input, sets_, Steps::kAll),
+        frames_(rotated(sets_, std::max(list_.plan().frame_bytes, flat_.plan().frame_bytes))) {
     workspace_bytes_ = list_.plan().workspace_bytes;
-    useful_bytes_ = encode_bytes(input.host.step(0).bytes(), payload_bytes_);
-    gradients_ = std::make_unique<DeviceGradients>(input, sets());
-    frames_ = std::make_unique<RotatedBuffer>(
-        sets(), std::max(list_.plan().frame_bytes, flat_.plan().frame_bytes));
-    for (std::size_t set = 0; set < sets(); ++set) tensors_.push_back(cut(gradients_->at(set)));
+    for (std::size_t set = 0; set < sets_; ++set) tensors_.push_back(cut(gradients_.at(set)));
   }
 
   double check() override {
-    const ConstValueSpan gradient = input_.host.step(0);
     const Buffer frame(list_on_host_.plan().frame_bytes);
-    list_on_host_.encode(cut(gradient), frame.span());
-    queue();
-    require_same(used_bytes(frame), frames_->at(0), input_.stream, "encode of a list: the frame");
+    list_on_host_.encode(cut(gradient()), frame.span());
+    run();
+    require_same(used_bytes(frame), on_host(frames_), "encode of a list: the frame");
     return 0;
   }
 
-  void queue() override {
-    list_.encode(tensors_[call_ % tensors_.size()],
-                 frames_->at(call_).first(list_.plan().frame_bytes));
+  void run() override {
+    list_.encode(tensors_[turn(call_, sets_)], frames_.at(call_).first(list_.plan().frame_bytes));
     ++call_;
   }
 
   TimedCall timed() override {
-    return in_turn({"list", [this] { queue(); }});
+    return in_turn({"list", [this] { run(); }});
   }
 
   std::vector<TimedCall> references() override {
-    std::vector<TimedCall> calls = {in_turn({"flat", [this] { queue_flat(); }})};
-    for (TimedCall& baseline : memory_references()) calls.push_back(std::move(baseline));
+    std::vector<TimedCall> calls = CodecOperation::references();
+    calls.insert(calls.begin(), in_turn({"flat", [this] { run_flat(); }}));
     return calls;
   }
 
  private:
-  TimedCall in_turn(TimedCall call) const {
-    if (capture_ == Capture::kNo) return call;
-    return in_a_row(std::move(call), 2 * sets(), Capture::kYes, input_.stream);
+  MemoryWork work() {
+    payload_bytes_ = list_.plan().frame_bytes - sizeof(FrameHeader);
+    return {.access = Access::kRead, .bytes = encode_bytes(gradient().bytes(), payload_bytes_)};
   }
 
-  void queue_flat() {
-    flat_.encode(gradients_->at(call_), frames_->at(call_).first(flat_.plan().frame_bytes));
+  TimedCall in_turn(TimedCall call) const {
+    if (capture_ == Capture::kNo) return call;
+    return in_a_row(std::move(call), 2 * sets_, Capture::kYes, input_.machine->traits().stream);
+  }
+
+  void run_flat() {
+    flat_.encode(gradients_.at(call_), frames_.at(call_).first(flat_.plan().frame_bytes));
     ++call_;
   }
 
   Capture capture_;
   ListCodec list_on_host_, list_;
   PlannedCodec flat_;
-  std::unique_ptr<DeviceGradients> gradients_;
-  std::unique_ptr<RotatedBuffer> frames_;
+  std::size_t sets_;
+  Gradients gradients_;
+  RotatedBuffer frames_;
   std::vector<std::vector<ConstValueSpan>> tensors_;
   std::size_t call_ = 0;
 };
 
 /// Encode, as it is timed call after call elsewhere, in a row of short ones.
-class SmallEncode : public DeviceOperation {
+class SmallEncode : public CodecOperation {
  public:
-  SmallEncode(const DeviceInput& input, Capture capture)
-      : DeviceOperation(input), capture_(capture), encode_(make_codec_operation(kEncode, input)) {
+  SmallEncode(const OperationInput& input, Capture capture)
+      : CodecOperation(input), capture_(capture), encode_(make_operation(kEncode, input)) {
     payload_bytes_ = encode_->payload_bytes();
     workspace_bytes_ = encode_->workspace_bytes();
-    useful_bytes_ = encode_->useful_bytes();
+    work_.bytes = encode_->useful_bytes();
   }
 
   double check() override { return encode_->check(); }
-  void queue() override { encode_->queue(); }
+  void run() override { encode_->run(); }
   TimedCall timed() override {
-    return in_row({"calls", [this] { queue(); }});
+    return in_row({"calls", [this] { run(); }});
   }
-  std::vector<TimedCall> references() override { return {in_row(empty_kernel(input_.stream))}; }
+  std::vector<TimedCall> references() override {
+    return {in_row({"empty kernel", [queue = cuda_stream(stream())] { queue_nothing(queue); }})};
+  }
 
  private:
+  StreamView stream() const { return input_.machine->traits().stream; }
   TimedCall in_row(TimedCall call) const {
-    return in_a_row(std::move(call), kQueuedCalls, capture_, input_.stream);
+    return in_a_row(std::move(call), kQueuedCalls, capture_, stream());
   }
 
   Capture capture_;
-  std::unique_ptr<DeviceOperation> encode_;
+  std::unique_ptr<CodecOperation> encode_;
 };
 
 constexpr std::array kLaunchNames = {kMultiTensor, kMultiTensorGraph, kSmall, kSmallGraph};
@@ -175,12 +181,12 @@ bool is_launch_operation(std::string_view name) {
   return std::ranges::find(kLaunchNames, name) != kLaunchNames.end();
 }
 
-std::size_t launch_operation_count(std::string_view name, Dtype dtype, std::size_t tensor_count) {
-  return is_multi_tensor(name) ? kTensors * tensor_count : kSmallBytes / dtype_bytes(dtype);
+bool has_launch_operation(std::string_view name, const PlannedCodec& codec) {
+  return is_launch_operation(name) && (!is_multi_tensor(name) || codec.codec().traits().divisible);
 }
 
-std::unique_ptr<DeviceOperation> make_launch_operation(std::string_view name,
-                                                       const DeviceInput& input) {
+std::unique_ptr<CodecOperation> make_launch_operation(std::string_view name,
+                                                      const OperationInput& input) {
   if (is_multi_tensor(name)) return std::make_unique<MultiTensor>(input, capture_of(name));
   return std::make_unique<SmallEncode>(input, capture_of(name));
 }

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <set>
 
-#include "bench/codec_operations.h"
 #include "bench/compare.h"
 #include "bench/samples.h"
 #include "tests/bench/program.h"

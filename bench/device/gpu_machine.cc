@@ -1,0 +1,123 @@
+// Times calls by events. They are held against a copy, a read and a memset of as many bytes, on
+// buffers that are no longer in the cache when their turn comes again.
+
+#include "bench/device/gpu_machine.h"
+
+#include <tersor/align.h>
+
+#include "bench/codec_operations.h"
+#include "bench/device/gpu.h"
+#include "bench/device/launches.h"
+#include "bench/device/loops.h"
+#include "bench/device/without_us.h"
+#include "bench/rotation.h"
+#include "bench/topk_operations.h"
+
+namespace tersor::bench {
+namespace {
+
+constexpr int kPattern = 0x5a;
+constexpr std::size_t kHalfAlignment = 256;
+
+/// Noise to copy and read, shared by the calls that hold it.
+struct Arena {
+  Arena(std::size_t sets, std::size_t bytes, StreamView on)
+      : stream(cuda_stream(on)),
+        half(align_up(bytes / 2, kHalfAlignment)),
+        buffers(sets, 2 * half, Memory::kDevice),
+        sink(sizeof(std::uint32_t), Memory::kDevice) {
+    for (std::size_t set = 0; set < sets; ++set)
+      queue_noise(buffers.at(set).data(), buffers.bytes(), stream);
+  }
+
+  void copy() {
+    const ByteSpan bytes = buffers.at(call++);
+    check_cuda(
+        cudaMemcpyAsync(bytes.data() + half, bytes.data(), half, cudaMemcpyDeviceToDevice, stream),
+        "queueing a copy");
+  }
+  void read() {
+    queue_read(buffers.at(call++).data(), buffers.bytes(),
+               reinterpret_cast<std::uint32_t*>(sink.pointer()), stream);
+  }
+  void clear() {
+    check_cuda(cudaMemsetAsync(buffers.at(call++).data(), kPattern, buffers.bytes(), stream),
+               "queueing a memset");
+  }
+
+  cudaStream_t stream;
+  std::size_t half;
+  RotatedBuffer buffers;
+  Buffer sink;
+  std::size_t call = 0;
+};
+
+/// Top-k on values of nearly one magnitude, whose k-th can be found by its digits only. Residuals
+/// are written elsewhere: in place, what is sent would spread the values over many magnitudes.
+std::unique_ptr<CodecOperation> make_far_miss(OperationInput input) {
+  const std::size_t count = input.gradient.count();
+  const Dtype dtype = input.gradient.dtype();
+  input.source = std::make_shared<SampleSource>("narrow");
+  input.storage = std::make_shared<Buffer>(sample_buffer(*input.source, count, dtype, 1));
+  input.gradient = input.storage->values(count, dtype);
+  return make_feedback_operation(input, Residuals::kElsewhere);
+}
+
+class GpuMachine : public Machine {
+ public:
+  GpuMachine(const Gpu& gpu, StreamView stream)
+      : Machine({.name = gpu.name,
+                 .memory = Memory::kDevice,
+                 .stream = stream,
+                 .line_bytes = 32,  // a sector
+                 .reduced_frames = 8,
+                 .sampling = {.seconds = 3e-3,
+                              .first_calls = 2,
+                              .most_calls = 1000,  // about as many as a queue holds
+                              .warm_up_seconds = 0.1}}),
+        cache_bytes_(gpu.cache_bytes),
+        clock_(stream) {}
+
+  std::size_t sets(std::size_t bytes) const override { return rotation_sets(cache_bytes_, bytes); }
+
+  void copy(ConstByteSpan from, ByteSpan to) override { copy_bytes(from, to, traits().stream); }
+
+  double seconds_per_call(const std::function<void()>& run, std::size_t calls) override {
+    return clock_.seconds_per_call(run, calls);
+  }
+
+  std::vector<TimedCall> baselines(const MemoryWork& work, Threads&) override {
+    const auto arena = std::make_shared<Arena>(sets(work.bytes), work.bytes, traits().stream);
+    std::vector<TimedCall> calls = {{"copy", [arena] { arena->copy(); }},
+                                    {"read", [arena] { arena->read(); }}};
+    if (work.access != Access::kWrite) return calls;
+    const auto cleared =  // leaves the noise alone
+        std::make_shared<Arena>(sets(work.bytes), work.bytes, traits().stream);
+    calls.push_back({"memset", [cleared] { cleared->clear(); }});
+    return calls;
+  }
+
+  bool has_operation(std::string_view name, const PlannedCodec& codec) const override {
+    if (name == kFeedbackFarMiss) return has_topk_operation(name, codec);
+    return has_launch_operation(name, codec) || has_operation_without_us(name, codec);
+  }
+
+  std::unique_ptr<CodecOperation> make_operation(std::string_view name,
+                                                 const OperationInput& input) override {
+    if (name == kFeedbackFarMiss) return make_far_miss(input);
+    if (is_launch_operation(name)) return make_launch_operation(name, input);
+    return make_operation_without_us(name, input);
+  }
+
+ private:
+  std::size_t cache_bytes_;
+  DeviceClock clock_;
+};
+
+}  // namespace
+
+std::unique_ptr<Machine> make_gpu_machine(StreamView stream) {
+  return std::make_unique<GpuMachine>(current_gpu(), stream);
+}
+
+}  // namespace tersor::bench
