@@ -86,7 +86,7 @@ Gradients::Gradients(const OperationInput& input, std::size_t sets, Steps steps)
   copies_.emplace(sets, input.gradient.bytes(), Memory::kDevice);
   copies_->fill(bytes_of(input.gradient), *input.machine);
   for (std::size_t set = 0; set < sets; ++set)
-    sets_.push_back(copies_->values(set, input.gradient.dtype()));
+    sets_.push_back(copies_->values(set, input.gradient.count(), input.gradient.dtype()));
 }
 
 ConstValueSpan Gradients::at(std::size_t call) const {

@@ -136,7 +136,9 @@ class ResidualStates {
   bool begin_empty() const { return begin_empty_; }
   ConstValueSpan initial() const { return initial_.values(count_, Dtype::kF32); }
   HostState on_host() const;
-  ValueSpan residual(std::size_t call) const { return residuals_.values(call, Dtype::kF32); }
+  ValueSpan residual(std::size_t call) const {
+    return residuals_.values(call, count_, Dtype::kF32);
+  }
   const RotatedBuffer& residuals() const { return residuals_; }
   StateWords* words() const { return reinterpret_cast<StateWords*>(words_.pointer()); }
 

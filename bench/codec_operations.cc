@@ -106,9 +106,10 @@ class FeedbackOperation : public PlannedOperation {
   }
 
   void run() override {
-    codec_.encode(gradients_.at(call_), frames_.at(call_),
-                  SegmentState{states_.residual(call_), written().values(call_, Dtype::kF32)},
-                  states_.words());
+    codec_.encode(
+        gradients_.at(call_), frames_.at(call_),
+        SegmentState{states_.residual(call_), written().values(call_, input_.count, Dtype::kF32)},
+        states_.words());
     ++call_;
   }
 
@@ -171,8 +172,8 @@ class DecodeOperation : public PlannedOperation {
   /// What was added comes off again when the set's turn comes next.
   void run() override {
     const bool takes_off = mode_ == DecodeMode::kAdd && call_ / sets_ % 2 != 0;
-    codec_.decode(frames_.at(call_), outputs_.values(call_, input_.gradient.dtype()), mode_,
-                  takes_off ? -1.0f : 1.0f);
+    codec_.decode(frames_.at(call_), outputs_.values(call_, input_.count, input_.gradient.dtype()),
+                  mode_, takes_off ? -1.0f : 1.0f);
     ++call_;
   }
 

@@ -111,9 +111,8 @@ class RotatedBuffer {
   ByteSpan at(std::size_t call) const {
     return {memory_.pointer() + turn(call, sets_) * stride_, bytes_};
   }
-  /// As values: as many as fit.
-  ValueSpan values(std::size_t call, Dtype dtype) const {
-    return {at(call).data(), bytes_ / dtype_bytes(dtype), dtype, memory_.memory()};
+  ValueSpan values(std::size_t call, std::size_t count, Dtype dtype) const {
+    return {at(call).data(), count, dtype, memory_.memory()};
   }
   /// Copies `from`, on the host, to all sets.
   void fill(ConstByteSpan from, Machine& machine);
