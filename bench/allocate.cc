@@ -276,10 +276,7 @@ void add_allocate_command(Command& program) {
       .type_name("BITS")
       .capture_default_str();
   add_codecs(command, options->codecs);
-  command.add_option("--threads", options->threads, "Threads of a codec; 0: one a core")
-      .check(from_to(0, 1024))
-      .type_name("N")
-      .capture_default_str();
+  add_codec_threads(command, options->threads);
   add_json(command, options->json);
   command.callback([options] { run_allocate(*options); });
 }

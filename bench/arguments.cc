@@ -107,6 +107,13 @@ void add_fleet(Command& command, FleetOptions& fleet, const std::vector<std::str
   add_link(command, fleet.link);
 }
 
+Argument add_codec_threads(Command& command, unsigned& threads) {
+  return command.add_option("--threads", threads, "Threads of a codec; 0: one a core")
+      .check(from_to(0, 1024))
+      .type_name("N")
+      .capture_default_str();
+}
+
 Argument add_json(Command& command, std::filesystem::path& file) {
   return command.add_option("--json", file, "Write the records here, as a JSON array")
       .type_name("FILE");

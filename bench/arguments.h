@@ -36,6 +36,19 @@ void add_fleet(Command& command, FleetOptions& fleet,
 /// --dtype f32|bf16|f16
 Argument add_dtype(Command& command, std::string& dtype);
 
+/// --threads N of a codec
+Argument add_codec_threads(Command& command, unsigned& threads);
+
+/// A number above 0 that takes K, M, G, or several; called `unit`.
+template <typename Value>
+Argument add_size(Command& command, const std::string& name, Value& value, const std::string& unit,
+                  const std::string& description) {
+  return command.add_option(name, value, description)
+      .transform(size_suffix())
+      .check(above_zero())
+      .type_name(unit);
+}
+
 /// --json FILE
 Argument add_json(Command& command, std::filesystem::path& file);
 

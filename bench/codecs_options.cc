@@ -61,11 +61,8 @@ void add_subjects(Command& command, CodecsOptions& options) {
                       fmt::format("{}", fmt::join(names, "\n  ")))
       .transform(one_of(names))
       .type_name("NAME");
-  command
-      .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
-      .transform(size_suffix())
-      .check(above_zero())
-      .type_name("N");
+  add_size(command, "--count", options.counts, "N",
+           "Values; K, M and G are 1024s (64M, or all of FILE)");
   command
       .add_option("--tensor", options.tensor_count, "Values of each of multi-tensor's 500 tensors")
       .transform(size_suffix())
@@ -81,10 +78,7 @@ void add_conditions(Command& command, CodecsOptions& options) {
   command.add_option("--isa", options.isas, "portable, avx2, avx512 or neon (the best one)")
       .transform(isa)
       .type_name("ISA");
-  command.add_option("--threads", options.threads, "Threads of a codec; 0: one a core")
-      .check(from_to(0, 1024))
-      .type_name("N")
-      .capture_default_str();
+  add_codec_threads(command, options.threads);
   command
       .add_option("--data", options.source,
                   "normal, laplace, student (3 degrees of freedom), narrow, or a FILE.npy, "

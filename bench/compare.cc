@@ -41,15 +41,12 @@ Sums sum_blocks(std::size_t count, Visit visit) {
   return all;
 }
 
-double ratio(const Sums& sums) {
-  return sums.difference == 0 ? 0 : std::sqrt(sums.difference / sums.expected);
-}
-
+/// `expected(i)` is what value number `i` should be.
 template <typename Expected>
-double error_of(Expected expected, ConstValueSpan actual) {
+Sums sums_of(Expected expected, ConstValueSpan actual) {
   return visit_gradient_dtype(actual.dtype(), [&]<typename T>(T) {
     const auto values = actual.as<T>();
-    return ratio(sum_blocks(actual.count(), [&](std::size_t first, std::size_t last) {
+    return sum_blocks(actual.count(), [&](std::size_t first, std::size_t last) {
       Sums sums;
       for (std::size_t i = first; i < last; ++i) {
         const double wanted = expected(i);
@@ -58,41 +55,36 @@ double error_of(Expected expected, ConstValueSpan actual) {
         sums.expected += wanted * wanted;
       }
       return sums;
-    }));
+    });
   });
+}
+
+Sums sums_of(ConstValueSpan expected, ConstValueSpan actual) {
+  return visit_gradient_dtype(expected.dtype(), [&]<typename T>(T) {
+    const auto values = expected.as<T>();
+    return sums_of([values](std::size_t i) { return double{kernels::to_f32(values[i])}; }, actual);
+  });
+}
+
+double ratio(const Sums& sums) {
+  return sums.difference == 0 ? 0 : std::sqrt(sums.difference / sums.expected);
 }
 
 }  // namespace
 
 double relative_error(ConstValueSpan expected, ConstValueSpan actual) {
-  return visit_gradient_dtype(expected.dtype(), [&]<typename T>(T) {
-    const auto values = expected.as<T>();
-    return error_of([values](std::size_t i) { return double{kernels::to_f32(values[i])}; }, actual);
-  });
+  return ratio(sums_of(expected, actual));
 }
 
 double relative_error(std::span<const double> expected, ConstValueSpan actual) {
-  return error_of([expected](std::size_t i) { return expected[i]; }, actual);
+  return ratio(sums_of([expected](std::size_t i) { return expected[i]; }, actual));
 }
+
+double norm(ConstValueSpan values) { return std::sqrt(sums_of(values, values).expected); }
 
 void require_within(double error, double limit, std::string_view what) {
   if (!(error <= limit))
     throw Error(fmt::format("{}: relative error {:.3g}, more than {:.3g}", what, error, limit));
-}
-
-double norm(ConstValueSpan values) {
-  return visit_gradient_dtype(values.dtype(), [&]<typename T>(T) {
-    const auto typed = values.as<T>();
-    const Sums sums = sum_blocks(values.count(), [&](std::size_t first, std::size_t last) {
-      Sums block;
-      for (std::size_t i = first; i < last; ++i) {
-        const double value = kernels::to_f32(typed[i]);
-        block.expected += value * value;
-      }
-      return block;
-    });
-    return std::sqrt(sums.expected);
-  });
 }
 
 void add_values(double factor, ConstValueSpan values, std::span<double> sum) {

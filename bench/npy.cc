@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <numeric>
 #include <regex>
@@ -58,21 +57,10 @@ std::vector<double> dimensions_of(const std::string& where, const std::string& h
   return dimensions;
 }
 
-template <typename T, typename Convert>
-std::vector<float> convert_all(std::string_view bytes, Convert convert) {
-  std::vector<float> values(bytes.size() / sizeof(T));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    T value;
-    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-    values[i] = convert(value);
-  }
-  return values;
-}
-
 std::vector<float> convert(std::string_view bytes, std::size_t value_bytes) {
-  if (value_bytes == 2) return convert_all<std::uint16_t>(bytes, kernels::f16_to_f32);
-  if (value_bytes == 4) return convert_all<float>(bytes, [](float value) { return value; });
-  return convert_all<double>(bytes, [](double value) { return static_cast<float>(value); });
+  if (value_bytes == 2) return values_of_bytes<std::uint16_t>(bytes, kernels::f16_to_f32);
+  if (value_bytes == 4) return values_of_bytes<float>(bytes, std::identity());
+  return values_of_bytes<double>(bytes, [](double value) { return static_cast<float>(value); });
 }
 
 }  // namespace

@@ -311,15 +311,10 @@ void add_cost_options(Command& command, PredictOptions& options) {
 void add_options(Command& command, PredictOptions& options) {
   add_codecs(command, options.codecs);
   add_place_options(command, options);
-  command.add_option("--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s")
-      .transform(size_suffix())
-      .check(above_zero())
-      .type_name("BYTES")
+  add_size(command, "--bytes", options.bytes, "BYTES",
+           "Sizes of the gradient; K, M and G are 1024s")
       .capture_default_str();
-  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
-      .transform(size_suffix())
-      .check(above_zero())
-      .type_name("N")
+  add_size(command, "--chunk", options.chunk_count, "N", "Values of a chunk; K, M and G are 1024s")
       .capture_default_str();
   command
       .add_option(

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -96,17 +97,9 @@ void check_place(const Entry& entry, std::size_t expected_begin, std::size_t mos
 }
 
 std::vector<float> values_of(const Entry& entry, std::string_view bytes) {
-  std::vector<float> values(entry.count);
-  if (entry.type == "F32") {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
-  }
-  for (std::size_t i = 0; i < entry.count; ++i) {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
-    values[i] = entry.type == "F16" ? kernels::f16_to_f32(bits) : kernels::bf16_to_f32(bits);
-  }
-  return values;
+  if (entry.type == "F32") return values_of_bytes<float>(bytes, std::identity());
+  return values_of_bytes<std::uint16_t>(
+      bytes, entry.type == "F16" ? kernels::f16_to_f32 : kernels::bf16_to_f32);
 }
 
 Tensor tensor_of(const Entry& entry, std::string_view bytes) {

@@ -8,14 +8,6 @@
 namespace tersor::bench {
 namespace {
 
-void add_size(Command& command, const char* name, std::size_t& bytes, const char* help) {
-  command.add_option(name, bytes, help)
-      .transform(size_suffix())
-      .check(above_zero())
-      .type_name("BYTES")
-      .capture_default_str();
-}
-
 void add_algorithm(Command& command, std::string& algorithm) {
   const auto known = [](const std::string& name) {
     return std::string(algorithm_name(parse_algorithm(name)));
@@ -31,19 +23,16 @@ void add_algorithm(Command& command, std::string& algorithm) {
 void add_sweep(Command& command, SweepOptions& options,
                const std::vector<std::string>& transports) {
   add_algorithm(command, options.algorithm);
-  add_size(command, "--min", options.min_bytes, "Smallest size; K, M and G are 1024s");
-  add_size(command, "--max", options.max_bytes, "Largest size");
+  add_size(command, "--min", options.min_bytes, "BYTES", "Smallest size; K, M and G are 1024s")
+      .capture_default_str();
+  add_size(command, "--max", options.max_bytes, "BYTES", "Largest size").capture_default_str();
   command.add_option("--factor", options.factor, "From one size to the next")
       .check(from_to(2, 1024))
       .type_name("N")
       .capture_default_str();
   add_fleet(command, options.fleet, transports);
-  command
-      .add_option("--chunk", options.chunk_count,
-                  "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)")
-      .transform(size_suffix())
-      .check(above_zero())
-      .type_name("N");
+  add_size(command, "--chunk", options.chunk_count, "N",
+           "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)");
   command
       .add_option("--iterations", options.iterations,
                   "Timed calls; 0: as many as fill about a second, 5 to 200")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -43,6 +44,18 @@ std::vector<Tensor> read_npz(const std::filesystem::path& path);
 /// Tensors of F32, BF16 or F16; those of other types are unfit. Format:
 /// huggingface.co/docs/safetensors.
 std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where);
+
+/// What is stored as values of T, each as `convert` makes it.
+template <typename T, typename Convert>
+std::vector<float> values_of_bytes(std::string_view bytes, Convert convert) {
+  std::vector<float> values(bytes.size() / sizeof(T));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    T value;
+    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+    values[i] = convert(value);
+  }
+  return values;
+}
 
 [[noreturn]] void refuse_file(const std::string& where, const std::string& what);
 std::string read_file(const std::filesystem::path& path);

@@ -180,14 +180,14 @@ class SelectReference : public TopkOperation {
   std::vector<std::uint32_t> indices_;
 };
 
+}  // namespace
+
 bool sends_f32(const Codec& codec) {
   const auto& options = codec.spec().options;
   return std::ranges::none_of(options, [](const auto& option) {
     return option.first == "values" && option.second != "f32";
   });
 }
-
-}  // namespace
 
 bool has_topk_operation(std::string_view name, const PlannedCodec& codec) {
   constexpr std::size_t kSampled = std::size_t{1} << 20, kIndexed = std::size_t{1} << 32;

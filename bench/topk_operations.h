@@ -6,8 +6,9 @@
 #include <string_view>
 
 namespace tersor {
+class Codec;
 class PlannedCodec;
-}
+}  // namespace tersor
 
 namespace tersor::bench {
 
@@ -18,6 +19,9 @@ inline constexpr std::string_view kFeedbackMiss = "encode+feedback, miss";
 inline constexpr std::string_view kFeedbackOverflow = "encode+feedback, overflow";
 inline constexpr std::string_view kFeedbackFarMiss = "encode+feedback, far miss";
 inline constexpr std::string_view kSelectReference = "reference nth_element";
+
+/// Whether top-k sends the values that it keeps as f32.
+bool sends_f32(const Codec& codec);
 
 /// Whether a codec, as planned, has one of these: top-k alone, of enough values that a threshold is
 /// sampled; the reference only for f32.

@@ -9,13 +9,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/compare.h"
 #include "bench/device/cub_topk.h"
 #include "bench/device/gpu.h"
 #include "bench/device/two_kernel.h"
+#include "bench/topk_operations.h"
 #include "bench/useful_bytes.h"
 
 namespace tersor::bench {
@@ -156,21 +158,15 @@ class CubTopkOperation : public CodecOperation {
   std::size_t call_ = 0;
 };
 
-bool has_option(const Codec& codec, std::string_view key, std::string_view value) {
-  return std::ranges::any_of(codec.spec().options, [&](const auto& option) {
-    return option.first == key && option.second == value;
-  });
-}
-
 }  // namespace
 
 bool has_operation_without_us(std::string_view name, const PlannedCodec& planned) {
   const Codec& codec = planned.codec();
+  const std::pair<std::string, std::string> random = {"rounding", "stochastic"};
   if (name == kTwoKernels)
-    return codec.id() == kInt8CodecId && !has_option(codec, "rounding", "stochastic");
+    return codec.id() == kInt8CodecId && std::ranges::count(codec.spec().options, random) == 0;
   return (name == kCubSort || name == kCubSelect) && codec.id() == kTopkCodecId &&
-         planned.dtype() == Dtype::kF32 && planned.count() < kCubValues &&
-         !has_option(codec, "values", "bf16") && !has_option(codec, "values", "int8");
+         planned.dtype() == Dtype::kF32 && planned.count() < kCubValues && sends_f32(codec);
 }
 
 std::unique_ptr<CodecOperation> make_operation_without_us(std::string_view name,
