@@ -23,8 +23,17 @@ using Clock = std::chrono::steady_clock;
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
 /// The name that an operation was called by: ranks that call different things find out. Set by the
-/// members of Transport that are another one.
-enum class Calling : std::uint8_t { kExchange, kAllToAll, kSend, kBarrier };
+/// members of Transport that are another one. The numbers travel.
+enum class Calling : std::uint8_t {
+  kAllToAll = 1,
+  kAllGather = 2,
+  kSend = 3,  ///< and its other end, `receive` or `receive_any`
+  kSum = 4,
+  kMaximum = 5,
+  kBarrier = 6,
+  kGatherInRounds = 7,  ///< an all_gather that a transport takes in several steps
+  kExchange = 8,
+};
 
 /// The tag of messages between two ranks, which the others reserve none for: these come in the
 /// order of sending, and stand in none with other operations.

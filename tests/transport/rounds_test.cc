@@ -32,8 +32,7 @@ std::vector<std::string> on_channels(int ranks, const Link& link, const RankBody
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      const auto channel = std::make_shared<Channel>(
-          std::make_shared<host::Endpoint>(worlds[static_cast<std::size_t>(rank)]));
+      const auto channel = std::make_shared<Channel>(worlds[static_cast<std::size_t>(rank)]);
       try {
         body(channel);
       } catch (const TransportError& error) {
@@ -56,15 +55,13 @@ struct Gather {
 };
 
 Handle start(const std::shared_ptr<Channel>& channel, const Gather& gather) {
-  host::Envelope envelope;
-  envelope.call = host::Call::kGatherInRounds;
-  envelope.signature = gather.signature;
   const Operation operation{.name = "allgather",
                             .signature = gather.signature,
                             .tag = gather.tag,
                             .timeout = gather.timeout};
-  return channel->start(
-      make_gather_in_rounds(channel, operation, {gather.send, gather.capacity, envelope}));
+  const host::Start start{
+      channel, operation, {.call = Calling::kGatherInRounds, .signature = gather.signature}};
+  return channel->start(make_gather_in_rounds(start, gather.send, gather.capacity));
 }
 
 std::size_t length_of(int rank, std::size_t most) {
@@ -94,7 +91,7 @@ TEST_P(GatherInRounds, BringsEverybodysBytes) {
         handle.wait_synchronize();
         expect_lengths_and_patterns(handle, *channel, most);
         const auto rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
-        EXPECT_EQ(channel->endpoint().counters().sent_messages, static_cast<unsigned>(rounds));
+        EXPECT_EQ(channel->world().counters(channel->box()).sent_messages, static_cast<unsigned>(rounds));
       });
       for (const std::string& error : errors) EXPECT_EQ(error, "");
     }

@@ -18,16 +18,19 @@ Clock::time_point deadline_of(const Operation& operation) {
 }
 
 /// "rank 2", "rank 1 and rank 3"
-std::string names(const Endpoint& endpoint, const std::vector<int>& ranks) {
+std::string names(const Channel& channel, const std::vector<int>& ranks) {
   std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : " and ") + endpoint.name(rank);
+  for (const int rank : ranks) text += (text.empty() ? "" : " and ") + channel.name(rank);
   return text;
 }
 
 }  // namespace
 
-HostTransfer::HostTransfer(std::shared_ptr<Channel> channel, const Operation& operation)
-    : channel_(std::move(channel)), operation_(operation), deadline_(deadline_of(operation)) {}
+HostTransfer::HostTransfer(const Start& start)
+    : channel_(start.channel),
+      operation_(start.operation),
+      envelope_(start.envelope),
+      deadline_(deadline_of(operation_)) {}
 
 HostTransfer::~HostTransfer() {
   if (!done_) channel_->forget(*this);
@@ -43,30 +46,43 @@ int HostTransfer::source() const {
   throw InvalidArgument(std::string(operation_.name) + ": only receive_any has a source");
 }
 
+std::string HostTransfer::raise(std::string_view why) const {
+  const std::string cause = std::string(operation_.name) + " on " +
+                            channel_->name(channel_->rank()) + ": " + std::string(why);
+  channel_->world().raise(cause);
+  return cause;
+}
+
 void HostTransfer::require_done() const {
   if (!done_) throw InvalidArgument(std::string(operation_.name) + " is not done yet");
 }
 
-void HostTransfer::address(Batch& batch, std::uint32_t part, const Envelope& envelope) const {
+void HostTransfer::address(Batch& batch, std::uint32_t part) const {
   batch.name = operation_.name;
   batch.key = {.tag = operation_.tag, .part = part};
-  batch.envelope = envelope;
+  batch.envelope = envelope_;
   batch.keep_alive = operation_.keep_alive;
   if (operation_.block != nullptr) batch.block = *operation_.block;
 }
 
 void HostTransfer::cancel(Batch& batch) const {
-  if (!batch.closed()) channel_->endpoint().cancel(batch);
+  if (!batch.closed()) channel_->world().cancel(channel_->box(), batch);
 }
 
-Channel::Channel(std::shared_ptr<Endpoint> endpoint)
-    : endpoint_(std::move(endpoint)),
-      one_host_(std::ranges::all_of(endpoint_->hosts(), [](int host) { return host == 0; })) {}
+Channel::Channel(std::shared_ptr<World> world, Box& box)
+    : world_(std::move(world)),
+      box_(box),
+      one_host_(std::ranges::all_of(world_->hosts(box), [](int host) { return host == 0; })) {}
 
-void Channel::check(std::string_view name) const {
-  if (!endpoint_->faulty()) return;
-  endpoint_->progress();  // the others may not have heard of it yet
-  throw TransportError(std::string(name) + ": the transport is poisoned: " + endpoint_->fault());
+void Channel::poll() {
+  seen_ = box_.bell.rings();
+  world_->progress(box_);
+}
+
+void Channel::check(std::string_view name) {
+  if (!world_->faulty()) return;
+  poll();  // the others may not have heard of it yet
+  throw TransportError(std::string(name) + ": the transport is poisoned: " + world_->fault());
 }
 
 Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
@@ -91,7 +107,7 @@ void Channel::forget(HostTransfer& transfer) { std::erase(under_way_, &transfer)
 // What has come already goes on at once: to look for more may give the core away.
 void Channel::step_all() {
   if (step_ready()) return;
-  endpoint_->progress();
+  poll();
   step_ready();
 }
 
@@ -112,13 +128,13 @@ void Channel::move() {
 
 // What a first look brings in is seen by the second one.
 void Channel::progress() {
-  endpoint_->progress();
+  poll();
   move();
 }
 
 bool Channel::test(HostTransfer& transfer) {
   if (transfer.done_ || step(transfer)) return true;
-  endpoint_->progress();
+  poll();
   if (step(transfer)) return true;
   check(transfer.operation_.name);
   if (Clock::now() >= transfer.deadline_) fail_late(transfer);
@@ -131,7 +147,7 @@ void Channel::wait(HostTransfer& transfer) {
     if (transfer.done_) return;
     check(transfer.operation_.name);
     if (Clock::now() >= transfer.deadline_) fail_late(transfer);
-    endpoint_->wait(sleep_until(transfer.deadline_));
+    sleep(sleep_until(transfer.deadline_));
   }
 }
 
@@ -142,14 +158,14 @@ void Channel::wait_activity(Clock::time_point until) {
     HostTransfer* urgent = most_urgent();
     if (urgent != nullptr && now >= urgent->deadline_) fail_late(*urgent);
     if (woken_.exchange(false) || completions_ != reported_ || now >= until) break;
-    endpoint_->wait(sleep_until(urgent == nullptr ? until : std::min(until, urgent->deadline_)));
+    sleep(sleep_until(urgent == nullptr ? until : std::min(until, urgent->deadline_)));
   }
   reported_ = completions_;
 }
 
 void Channel::wake() {
   woken_.store(true);
-  endpoint_->wake();
+  box_.bell.ring();
 }
 
 HostTransfer* Channel::most_urgent() const {
@@ -173,17 +189,14 @@ std::string Channel::why_late(const HostTransfer& transfer) {
   const Question question{.name = operation.name,
                           .tag = operation.tag,
                           .patience = std::min(operation.timeout / 2, kLongestQuestion)};
-  const Culprits culprits = endpoint_->culprits(question, transfer.missing());
+  const Culprits culprits = world_->culprits(box_, question, transfer.missing());
   if (!culprits.difference.empty()) return culprits.difference;
-  return "no message from " + names(*endpoint_, culprits.ranks) + within;
+  return "no message from " + names(*this, culprits.ranks) + within;
 }
 
 void Channel::fail_late(const HostTransfer& transfer) {
-  const Operation& operation = transfer.operation_;
-  const std::string cause =
-      std::string(operation.name) + " on " + endpoint_->name(rank()) + ": " + why_late(transfer);
-  endpoint_->raise(cause);
-  if (endpoint_->fault() != cause) check(operation.name);  // there was another one meanwhile
+  const std::string cause = transfer.raise(why_late(transfer));
+  if (world_->fault() != cause) check(transfer.operation_.name);  // there was another one meanwhile
   throw TransportError(cause);
 }
 

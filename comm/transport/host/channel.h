@@ -1,4 +1,4 @@
-// What the operations of one channel share: the endpoint, who is under way, deadlines and faults.
+// One channel of one rank: what its operations share, who is under way, deadlines and faults.
 #pragma once
 
 #include <tersor/transport.h>
@@ -10,17 +10,24 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/transport/host/endpoint.h"
+#include "comm/transport/host/world.h"
 
 namespace tersor::host {
 
 class Channel;
 
+/// What a transfer begins with: where, which operation, and what its ranks must all say of it.
+struct Start {
+  std::shared_ptr<Channel> channel;
+  const Operation& operation;
+  Envelope envelope;
+};
+
 /// An operation as a state machine: `begin` posts its first messages, `step` takes what has come
 /// and posts what that allows. Never waits by itself.
 class HostTransfer : public Transfer {
  public:
-  HostTransfer(std::shared_ptr<Channel> channel, const Operation& operation);
+  explicit HostTransfer(const Start& start);
   ~HostTransfer() override;
   HostTransfer(const HostTransfer&) = delete;
   HostTransfer& operator=(const HostTransfer&) = delete;
@@ -41,12 +48,17 @@ class HostTransfer : public Transfer {
   const Operation& operation() const { return operation_; }
   Clock::time_point deadline() const { return deadline_; }
   bool done() const { return done_; }
+  Channel& channel() const { return *channel_; }
+  /// Ends it on all ranks: "allreduce on rank 2: …". The cause.
+  std::string raise(std::string_view why) const;
 
  protected:
-  Channel& channel() const { return *channel_; }
+  const Envelope& envelope() const { return envelope_; }
+  /// For one that does a part of this one's work.
+  Start part_of(const Operation& operation) const { return {channel_, operation, envelope_}; }
   void require_done() const;
   /// Prepares a batch of this operation.
-  void address(Batch& batch, std::uint32_t part, const Envelope& envelope) const;
+  void address(Batch& batch, std::uint32_t part) const;
   void cancel(Batch& batch) const;
 
  private:
@@ -54,23 +66,40 @@ class HostTransfer : public Transfer {
 
   std::shared_ptr<Channel> channel_;
   Operation operation_;
+  Envelope envelope_;
   Clock::time_point deadline_;
   bool done_ = false;
 };
 
-/// One channel of one rank. One thread at a time, but for `wake`.
+/// A box of a world, and the operations that go by it. One thread at a time, but for `wake`, and
+/// for what the world lets any thread do.
 class Channel {
  public:
-  explicit Channel(std::shared_ptr<Endpoint> endpoint);
+  /// Of all ranks; and of a box that `World::join` made, which it releases.
+  explicit Channel(std::shared_ptr<World> world) : Channel(world, world->everybody()) {}
+  Channel(std::shared_ptr<World> world, Box& box);
+  ~Channel() { world_->release(box_); }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
 
-  Endpoint& endpoint() const { return *endpoint_; }
-  const std::shared_ptr<Endpoint>& shared_endpoint() const { return endpoint_; }
-  int rank() const { return endpoint_->rank(); }
-  int ranks() const { return endpoint_->ranks(); }
+  World& world() const { return *world_; }
+  Box& box() const { return box_; }
+  int rank() const { return box_.rank; }
+  int ranks() const { return static_cast<int>(box_.members.size()); }
+  /// How errors name a rank: "rank 2"; on a split also its number in the whole.
+  std::string name(int rank) const { return box_.name(rank); }
   bool one_host() const { return one_host_; }
 
+  /// Starts the messages of a batch. A message that is not what the batch expects (`disagreement`)
+  /// never arrives: it ends in a fault.
+  void post(Batch& batch) { world_->post(box_, batch); }
+  /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.
+  std::shared_ptr<Channel> join(std::span<const int> members) {
+    return std::make_shared<Channel>(world_, world_->join(box_, members));
+  }
+
   /// Throws TransportError where the transport is poisoned.
-  void check(std::string_view name) const;
+  void check(std::string_view name);
   Handle start(std::unique_ptr<HostTransfer> transfer);
   bool test(HostTransfer& transfer);
   void wait(HostTransfer& transfer);
@@ -80,6 +109,11 @@ class Channel {
   void forget(HostTransfer& transfer);
 
  private:
+  /// Moves what is under way at the world.
+  void poll();
+  /// Returns as soon as a batch was closed, a fault was raised or `wake` was called since the last
+  /// `poll`, or `until` has come. May return early.
+  void sleep(Clock::time_point until) { world_->wait(box_, seen_, until); }
   void move();
   void step_all();
   /// True where that ended one.
@@ -91,7 +125,9 @@ class Channel {
   HostTransfer* most_urgent() const;
   Clock::time_point sleep_until(Clock::time_point until) const;
 
-  std::shared_ptr<Endpoint> endpoint_;
+  std::shared_ptr<World> world_;
+  Box& box_;
+  std::uint32_t seen_ = 0;                // rings of the bell that were looked after
   const bool one_host_;                   // all ranks share it
   std::vector<HostTransfer*> under_way_;  // in the order of starting
   std::uint64_t completions_ = 0;         // operations that were done, ever

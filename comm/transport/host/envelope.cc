@@ -6,7 +6,7 @@
 namespace tersor::host {
 namespace {
 
-std::string_view call_name(Call call) {
+std::string_view call_name(Calling call) {
   constexpr std::string_view kNames[] = {
       "something unknown", "all_to_all", "all_gather",           "send",    "sum",
       "maximum",           "barrier",    "all_gather in rounds", "exchange"};
@@ -18,7 +18,7 @@ std::string values_text(const Envelope& envelope) {
   return std::to_string(envelope.count) + " values of " + std::string(dtype_name(envelope.dtype));
 }
 
-bool adds_values(Call call) { return call == Call::kSum || call == Call::kMaximum; }
+bool adds_values(Calling call) { return call == Calling::kSum || call == Calling::kMaximum; }
 
 bool same_values(const Envelope& one, const Envelope& other) {
   return !adds_values(one.call) || (one.count == other.count && one.dtype == other.dtype);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <tersor/dtype.h>
+#include <tersor/transport.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,22 +13,10 @@
 
 namespace tersor::host {
 
-/// What a rank called; the numbers travel.
-enum class Call : std::uint8_t {
-  kAllToAll = 1,
-  kAllGather = 2,
-  kSend = 3,  ///< and its other end, `receive` or `receive_any`
-  kSum = 4,
-  kMaximum = 5,
-  kBarrier = 6,
-  kGatherInRounds = 7,
-  kExchange = 8,
-};
-
 /// 32 bytes, little-endian, counted like the payload behind them.
 struct Envelope {
   std::uint32_t magic = kMagic;
-  Call call = Call::kSend;
+  Calling call = Calling::kSend;
   Dtype dtype = Dtype::kF32;  ///< of sums
   std::uint16_t version = 1;
   std::uint64_t signature = 0;  ///< of the collective

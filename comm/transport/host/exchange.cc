@@ -3,12 +3,11 @@
 
 namespace tersor::host {
 
-HostExchange::HostExchange(std::shared_ptr<Channel> channel, const Operation& operation,
-                           const Envelope& envelope, std::size_t receives)
-    : HostTransfer(std::move(channel), operation), incoming_(receives) {
+HostExchange::HostExchange(const Start& start, std::size_t receives)
+    : HostTransfer(start), incoming_(receives) {
   outgoing_.reserve(receives);
-  address(batch_, 0, envelope);
-  batch_.takes_all = operation.takes_all;
+  address(batch_, 0);
+  batch_.takes_all = operation().takes_all;
 }
 
 void HostExchange::add_receive(int peer, std::size_t least_bytes, std::size_t capacity) {
@@ -18,10 +17,19 @@ void HostExchange::add_receive(int peer, std::size_t least_bytes, std::size_t ca
   incoming.capacity = capacity;
 }
 
+void HostExchange::add_all(ConstByteSpan payload, std::size_t least_bytes, std::size_t capacity) {
+  const int ranks = channel().ranks();
+  for (int distance = 1; distance < ranks; ++distance) {
+    const int peer = (channel().rank() + distance) % ranks;
+    add_send(peer, payload);
+    add_receive(peer, least_bytes, capacity);
+  }
+}
+
 void HostExchange::begin() {
   batch_.outgoing = outgoing_;
   batch_.incoming = incoming_;
-  channel().endpoint().post(batch_);
+  channel().post(batch_);
 }
 
 std::vector<int> HostExchange::missing() const {
@@ -36,7 +44,7 @@ std::vector<int> HostExchange::missing() const {
       if (rank != channel().rank()) ranks.push_back(rank);
   }
   if (!ranks.empty()) return ranks;
-  ranks = channel().endpoint().unsent(batch_);
+  ranks = channel().world().unsent(batch_);
   if (!ranks.empty()) return ranks;
   for (const Outgoing& outgoing : outgoing_) ranks.push_back(outgoing.peer);
   return ranks;

@@ -13,14 +13,15 @@ namespace tersor::host {
 class HostExchange : public HostTransfer {
  public:
   /// Of a transfer that will get `receives` calls of `add_receive` before it begins.
-  HostExchange(std::shared_ptr<Channel> channel, const Operation& operation,
-               const Envelope& envelope, std::size_t receives);
+  HostExchange(const Start& start, std::size_t receives);
   ~HostExchange() override { cancel(batch_); }
 
   void add_send(int peer, ConstByteSpan payload) {
     outgoing_.push_back({.peer = peer, .payload = payload});
   }
   void add_receive(int peer, std::size_t least_bytes, std::size_t capacity);
+  /// To each other rank, and from each: the next one first, so that not all send to the same one.
+  void add_all(ConstByteSpan payload, std::size_t least_bytes, std::size_t capacity);
 
   void begin() override;
   bool step() override { return batch_.closed(); }

@@ -37,10 +37,7 @@ void World::take_request(const Head& head, int peer) {
   auto found = held_.extract({peer, head.part});
   if (!found) return;
   --flow(peer).waiting;
-  Head body;
-  body.kind = Kind::kBody;
-  body.part = head.part;
-  send(peer, body, std::move(found.mapped().payload));
+  send(peer, {.part = head.part, .kind = Kind::kBody}, std::move(found.mapped().payload));
 }
 
 // Whose it was may have gone since, in an error. Of rank `peer` of the world, which left a channel
@@ -74,10 +71,7 @@ void World::ask_for(WireLetter& letter) {
   if (std::exchange(letter.asked, true)) return;
   if (gone_.contains(letter.arrival.peer))
     return raise_left(letter.batch->name, *letter.box, letter.from);
-  Head request;
-  request.kind = Kind::kRequest;
-  request.part = letter.number;
-  send(letter.arrival.peer, request);
+  send(letter.arrival.peer, {.part = letter.number, .kind = Kind::kRequest});
 }
 
 void World::take_body(const Head& head, Wire::Arrival arrival) {
@@ -100,10 +94,7 @@ void World::make_room(WireLetter& letter) {
   const int peer = letter.arrival.peer;
   const std::size_t room = flow(peer).asked_for(std::exchange(letter.cost, 0));
   if (room == 0 || faulty() || gone_.contains(peer) || !wire_->right_thread()) return;
-  Head head;
-  head.kind = Kind::kRoom;
-  head.envelope.count = room;
-  send(peer, head);
+  send(peer, {.envelope = {.count = room}, .kind = Kind::kRoom});
 }
 
 }  // namespace tersor::host

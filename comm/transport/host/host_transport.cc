@@ -11,7 +11,6 @@
 #include "comm/transport/host/ring.h"
 #include "comm/transport/host/rounds.h"
 #include "comm/transport/host/staged_exchange.h"
-#include "comm/transport/host/staged_reduction.h"
 #include "kernels/device/device.h"
 #include "kernels/host/elementwise.h"
 
@@ -19,18 +18,6 @@ namespace tersor::host {
 namespace {
 
 constexpr std::chrono::seconds kSettlesWithin{10};  // what is queued on a device
-
-Envelope envelope_of(const Operation& operation, Call call) {
-  Envelope envelope;
-  envelope.call = call;
-  envelope.signature = operation.signature;
-  return envelope;
-}
-
-Call call_of(Calling calling) {
-  constexpr Call kCalls[] = {Call::kExchange, Call::kAllToAll, Call::kSend, Call::kBarrier};
-  return kCalls[static_cast<std::size_t>(calling)];
-}
 
 /// A part that is not empty, or an empty one; the others are of its dtype and memory. Throws
 /// InvalidArgument where they are not.
@@ -56,18 +43,16 @@ std::size_t count_of(std::span<const ValueSpan> parts) {
 
 }  // namespace
 
-HostTransport::HostTransport(std::unique_ptr<Endpoint> endpoint)
-    : traits_{.any_thread = endpoint->traits().any_thread, .device = kernels::has_cuda()},
-      channel_(std::make_shared<Channel>(std::move(endpoint))) {}
+HostTransport::HostTransport(std::shared_ptr<Channel> channel)
+    : traits_{.any_thread = channel->world().traits().any_thread, .device = kernels::has_cuda()},
+      channel_(std::move(channel)) {}
 
 // Memory that a device that is stuck, or broken, may still write to is left to it.
 HostTransport::~HostTransport() {
-  channel_->endpoint().leave();
+  world().leave(channel_->box());
   if (staging_ != nullptr && !staging_->settle(Clock::now() + kSettlesWithin))
     static_cast<void>(staging_.release());
 }
-
-std::vector<int> HostTransport::hosts() const { return channel_->endpoint().hosts(); }
 
 std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
   const std::uint32_t first = next_tag_;
@@ -76,12 +61,11 @@ std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
 }
 
 Block HostTransport::block(std::size_t bytes) {
-  const Endpoint& endpoint = channel_->endpoint();
-  return endpoint.traits().sends_in_place ? Block() : endpoint.pools().host().take(bytes);
+  return world().traits().sends_in_place ? Block() : world().pools().host().take(bytes);
 }
 
 Staging& HostTransport::staging() {
-  if (staging_ == nullptr) staging_ = std::make_unique<Staging>(channel_->shared_endpoint());
+  if (staging_ == nullptr) staging_ = std::make_unique<Staging>(channel_);
   return *staging_;
 }
 
@@ -104,19 +88,21 @@ void HostTransport::begin(const Operation& operation) {
 
 FrameFault* HostTransport::fault() { return traits_.device ? staging().fault() : nullptr; }
 
-std::unique_ptr<HostExchange> HostTransport::make_exchange(const Operation& operation, Call call,
+Start HostTransport::start(const Operation& operation, Calling call) const {
+  return {channel_, operation, {.call = call, .signature = operation.signature}};
+}
+
+std::unique_ptr<HostExchange> HostTransport::make_exchange(const Start& start,
                                                            std::size_t receives) {
-  const Envelope envelope = envelope_of(operation, call);
-  if (operation.memory == Memory::kHost)
-    return std::make_unique<HostExchange>(channel_, operation, envelope, receives);
-  return std::make_unique<StagedExchange>(staging_for(operation), channel_, operation, envelope,
-                                          receives);
+  if (start.operation.memory == Memory::kHost)
+    return std::make_unique<HostExchange>(start, receives);
+  return std::make_unique<StagedExchange>(staging_for(start.operation), start, receives);
 }
 
 Handle HostTransport::exchange(const Operation& operation, std::span<const SendTo> sends,
                                std::span<const ReceiveFrom> receives) {
   check_messages(operation, *this, sends, receives);
-  auto exchange = make_exchange(operation, call_of(operation.calling), receives.size());
+  auto exchange = make_exchange(start(operation, operation.calling), receives.size());
   for (const SendTo& message : sends) exchange->add_send(message.peer, message.bytes);
   for (const ReceiveFrom& message : receives)
     exchange->add_receive(message.peer, 0, message.capacity);
@@ -128,30 +114,28 @@ Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
   const RoundsTuning tuning;
   if (operation.memory == Memory::kHost && ranks() >= tuning.least_ranks &&
       capacity <= tuning.most_bytes)
-    return channel_->start(make_gather_in_rounds(
-        channel_, operation, {send, capacity, envelope_of(operation, Call::kGatherInRounds)}));
-  const Call call = operation.calling == Calling::kBarrier ? Call::kBarrier : Call::kAllGather;
-  auto exchange = make_exchange(operation, call, static_cast<std::size_t>(ranks()) - 1);
-  for (int distance = 1; distance < ranks(); ++distance) {
-    const int peer = (rank() + distance) % ranks();  // as in all_to_all
-    exchange->add_send(peer, send);
-    exchange->add_receive(peer, 0, capacity);
-  }
+    return channel_->start(
+        make_gather_in_rounds(start(operation, Calling::kGatherInRounds), send, capacity));
+  const bool meets = operation.calling == Calling::kBarrier;
+  auto exchange = make_exchange(start(operation, meets ? Calling::kBarrier : Calling::kAllGather),
+                                static_cast<std::size_t>(ranks()) - 1);
+  exchange->add_all(send, 0, capacity);
   return channel_->start(std::move(exchange));
 }
 
 Handle HostTransport::sum(const Operation& operation, std::span<const ValueSpan> parts) {
-  return reduce(operation, parts, Call::kSum);
+  return reduce(operation, parts, Calling::kSum);
 }
 
 Handle HostTransport::maximum(const Operation& operation, std::span<const ValueSpan> parts) {
-  return reduce(operation, parts, Call::kMaximum);
+  return reduce(operation, parts, Calling::kMaximum);
 }
 
 Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
-                             Call call) {
+                             Calling call) {
   check_entries(operation, parts.size(), ranks());
-  Envelope envelope = envelope_of(operation, call);
+  Start start = this->start(operation, call);
+  Envelope& envelope = start.envelope;
   envelope.signature += operation.whole_bytes;  // which decides how values travel
   const ValueSpan any = any_part(operation, parts);
   envelope.dtype = any.dtype();
@@ -159,12 +143,11 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
   std::vector<ValueSpan> typed(parts.begin(), parts.end());
   for (ValueSpan& part : typed)
     if (part.empty()) part = ValueSpan(nullptr, 0, envelope.dtype);
-  const RingWork work{.parts = typed,
-                      .combine = call == Call::kSum ? kernels::add_values : kernels::maximum_values,
-                      .envelope = envelope};
-  if (any.memory() == Memory::kHost)
-    return channel_->start(make_reduction(channel_, operation, work));
-  return channel_->start(make_staged_reduction(staging_for(operation), channel_, operation, work));
+  const RingWork work{
+      .parts = typed,
+      .combine = call == Calling::kSum ? kernels::add_values : kernels::maximum_values};
+  if (any.memory() == Memory::kHost) return channel_->start(make_reduction(start, work));
+  return channel_->start(make_staged_reduction(staging_for(operation), start, work));
 }
 
 std::unique_ptr<Transport> HostTransport::channel() {
@@ -180,11 +163,11 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
 
 std::unique_ptr<Transport> HostTransport::join(std::span<const int> members) {
   channel_->check("channel");
-  return std::make_unique<HostTransport>(channel_->endpoint().join(members));
+  return std::make_unique<HostTransport>(channel_->join(members));
 }
 
 void HostTransport::poison(std::string_view cause) {
-  channel_->endpoint().raise(channel_->endpoint().name(rank()) + " gave up: " + std::string(cause));
+  world().raise(channel_->name(rank()) + " gave up: " + std::string(cause));
 }
 
 }  // namespace tersor::host

@@ -16,9 +16,9 @@ namespace tersor::host {
 
 class HostTransport final : public Transport {
  public:
+  explicit HostTransport(std::shared_ptr<Channel> channel);
   explicit HostTransport(std::shared_ptr<World> world)
-      : HostTransport(std::make_unique<Endpoint>(std::move(world))) {}
-  explicit HostTransport(std::unique_ptr<Endpoint> endpoint);
+      : HostTransport(std::make_shared<Channel>(std::move(world))) {}
   /// Tells peers that still wait for this rank.
   ~HostTransport() override;
   HostTransport(const HostTransport&) = delete;
@@ -26,9 +26,9 @@ class HostTransport final : public Transport {
 
   int rank() const override { return channel_->rank(); }
   int ranks() const override { return channel_->ranks(); }
-  std::vector<int> hosts() const override;
+  std::vector<int> hosts() const override { return world().hosts(channel_->box()); }
   TransportTraits traits() const override { return traits_; }
-  TransferCounters counters() const override { return channel_->endpoint().counters(); }
+  TransferCounters counters() const override { return world().counters(channel_->box()); }
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
   Block block(std::size_t bytes) override;
@@ -51,12 +51,13 @@ class HostTransport final : public Transport {
   void poison(std::string_view cause) override;
 
  private:
+  World& world() const { return channel_->world(); }
   /// Throws CudaError in a build without CUDA.
   Staging& staging();
   Staging& staging_for(const Operation& operation);
-  std::unique_ptr<HostExchange> make_exchange(const Operation& operation, Call call,
-                                              std::size_t receives);
-  Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Call call);
+  Start start(const Operation& operation, Calling call) const;
+  std::unique_ptr<HostExchange> make_exchange(const Start& start, std::size_t receives);
+  Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Calling call);
   std::unique_ptr<Transport> join(std::span<const int> members);
 
   const TransportTraits traits_;

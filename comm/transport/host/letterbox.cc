@@ -12,6 +12,12 @@ void pair(Letter& letter, Batch& batch, Incoming& incoming) {
   incoming.ticket = &letter;
 }
 
+void part(Letter& letter) {
+  letter.incoming->ticket = nullptr;
+  letter.batch = nullptr;
+  letter.incoming = nullptr;
+}
+
 Expectation expectation_of(const Letter& letter) {
   return {letter.batch->envelope, letter.incoming->least_bytes, letter.incoming->capacity};
 }
@@ -69,11 +75,8 @@ void Letterbox::cancel(Batch& batch) {
   std::vector<Letter*> parted;
   for (Incoming& incoming : batch.incoming) {
     if (incoming.ticket == nullptr) continue;
-    auto& letter = *static_cast<Letter*>(incoming.ticket);
-    letter.batch = nullptr;
-    letter.incoming = nullptr;
-    incoming.ticket = nullptr;
-    parted.push_back(&letter);
+    parted.push_back(static_cast<Letter*>(incoming.ticket));
+    part(*parted.back());
   }
   unclaimed_.insert(unclaimed_.begin(), parted.begin(), parted.end());
 }
@@ -91,9 +94,7 @@ bool Letterbox::deliver(Letter& letter) {
   Incoming& incoming = *letter.incoming;
   incoming.source = letter.from;
   incoming.payload = std::move(letter.payload);
-  incoming.ticket = nullptr;
-  letter.batch = nullptr;
-  letter.incoming = nullptr;
+  part(letter);
   incoming.arrived.store(true, std::memory_order_release);
   return close_one(batch);
 }

@@ -40,12 +40,11 @@ void World::answer_questions() {
       const auto box = state_->boxes.find(question.channel);
       const Awaited awaited =
           box == state_->boxes.end() ? Awaited{} : this->awaited(*box->second, question.tag);
-      Head head;
-      head.kind = Kind::kAnswer;
-      head.channel = question.channel;
-      head.part = question.part;
-      head.tag = awaited.tag;
-      head.envelope = awaited.envelope;
+      const Head head{.envelope = awaited.envelope,
+                      .channel = question.channel,
+                      .tag = awaited.tag,
+                      .part = question.part,
+                      .kind = Kind::kAnswer};
       const Block ranks = in_block(std::as_bytes(std::span(awaited.ranks)));
       if (!faulty()) send(peer, head, {ranks.bytes(), ranks});
     } catch (const std::exception& error) {
@@ -54,12 +53,9 @@ void World::answer_questions() {
 }
 
 void World::take_answer(const Head& head, ConstByteSpan ranks) {
-  Awaited& answer = answers_[head.part];
-  answer.tag = head.tag;
-  answer.envelope = head.envelope;
-  answer.ranks.resize(ranks.size() / sizeof(int));
-  if (!answer.ranks.empty())
-    std::memcpy(answer.ranks.data(), ranks.data(), answer.ranks.size() * sizeof(int));
+  std::vector<int> numbers(ranks.size() / sizeof(int));
+  if (!numbers.empty()) std::memcpy(numbers.data(), ranks.data(), numbers.size() * sizeof(int));
+  answers_[head.part] = {std::move(numbers), head.tag, head.envelope};
 }
 
 // For whose messages, or for who takes some, in the call that began first.

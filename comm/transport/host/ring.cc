@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/transport/host/small_sum.h"
-
 namespace tersor::host {
 namespace {
 
@@ -25,7 +23,7 @@ void copy_values(ValueSpan into, ConstByteSpan from) {
 
 class Ring final : public HostTransfer {
  public:
-  Ring(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work);
+  Ring(const Start& start, const RingWork& work);
   ~Ring() override;
 
   void begin() override;
@@ -46,7 +44,6 @@ class Ring final : public HostTransfer {
 
   std::vector<ValueSpan> parts_;
   Combine combine_;
-  Envelope envelope_;
   RingChunks chunks_;
   int ranks_;
   std::size_t messages_;  // that each rank sends, and takes
@@ -60,12 +57,11 @@ class Ring final : public HostTransfer {
   std::vector<Batch> receives_;
 };
 
-Ring::Ring(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work)
-    : HostTransfer(std::move(channel), operation),
+Ring::Ring(const Start& start, const RingWork& work)
+    : HostTransfer(start),
       parts_(work.parts.begin(), work.parts.end()),
       combine_(work.combine),
-      envelope_(work.envelope),
-      chunks_(work.parts, work.envelope.dtype),
+      chunks_(work.parts, start.envelope.dtype),
       ranks_(static_cast<int>(work.parts.size())),
       messages_(2 * (work.parts.size() - 1) * chunks_.chunks),
       window_(std::min(messages_, RingTuning::kWindow)),
@@ -97,9 +93,9 @@ void Ring::post_receive(std::size_t index) {
   incoming.least_bytes = incoming.capacity = chunk(index, 2).bytes();
   incoming.arrived.store(false, std::memory_order_relaxed);
   Batch& batch = receives_[at];
-  address(batch, static_cast<std::uint32_t>(index), envelope_);
+  address(batch, static_cast<std::uint32_t>(index));
   batch.incoming = {&incoming, 1};
-  channel().endpoint().post(batch);
+  channel().post(batch);
 }
 
 // A message of the first step needs nothing but room in the window; later ones wait for the chunk
@@ -116,9 +112,9 @@ void Ring::send_ready() {
     const std::size_t at = sent_ % window_;
     outgoing_[at] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
     Batch& batch = sends_[at];
-    address(batch, static_cast<std::uint32_t>(sent_), envelope_);
+    address(batch, static_cast<std::uint32_t>(sent_));
     batch.outgoing = {&outgoing_[at], 1};
-    channel().endpoint().post(batch);
+    channel().post(batch);
     if (left_ == sent_ && batch.closed()) ++left_;
   }
 }
@@ -149,7 +145,7 @@ bool Ring::take_next() {
 /// Everybody's values come whole; each rank combines them in the ring's order.
 class Direct final : public HostExchange {
  public:
-  Direct(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work);
+  Direct(const Start& start, const RingWork& work);
   bool step() override;
 
  private:
@@ -160,19 +156,14 @@ class Direct final : public HostExchange {
   std::vector<std::byte> own_;  // this rank's values, part after part
 };
 
-Direct::Direct(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work)
-    : HostExchange(std::move(channel), operation, work.envelope, work.parts.size() - 1),
+Direct::Direct(const Start& start, const RingWork& work)
+    : HostExchange(start, work.parts.size() - 1),
       parts_(work.parts.begin(), work.parts.end()),
       combine_(work.combine) {
   own_.reserve(bytes_of_all(parts_));
   for (const ValueSpan& part : parts_)
     own_.insert(own_.end(), part.pointer(), part.pointer() + part.bytes());
-  const int rank = this->channel().rank(), ranks = this->channel().ranks();
-  for (int distance = 1; distance < ranks; ++distance) {
-    const int peer = (rank + distance) % ranks;  // not all to the same one at once
-    add_send(peer, own_);
-    add_receive(peer, own_.size(), own_.size());
-  }
+  add_all(own_, own_.size(), own_.size());
 }
 
 bool Direct::step() {
@@ -201,9 +192,10 @@ bool is_exact(Dtype dtype) {
 }
 
 // Parts of a collective go the same way, so that cutting it changes no bits.
-SumWay way_of(const Channel& channel, const Operation& operation, const RingWork& work) {
+SumWay way_of(const Start& start, const RingWork& work) {
+  const Channel& channel = *start.channel;
   const std::size_t bytes = bytes_of_all(work.parts);
-  const std::size_t whole = is_exact(work.envelope.dtype) ? bytes : operation.whole_bytes;
+  const std::size_t whole = is_exact(start.envelope.dtype) ? bytes : start.operation.whole_bytes;
   const auto way = [&](std::size_t of) { return sum_way(channel.ranks(), channel.one_host(), of); };
   if (whole != 0 && way(whole) != SumWay::kRing) return way(bytes);
   return bytes <= SumTuning::kMostDirectBytes ? SumWay::kDirect : SumWay::kRing;
@@ -226,13 +218,13 @@ ValueSpan RingChunks::of(ValueSpan part, std::size_t chunk) const {
   return part.subspan(first, std::min(chunk_count, part.count() - first));
 }
 
-std::unique_ptr<HostTransfer> make_reduction(std::shared_ptr<Channel> channel,
-                                             const Operation& operation, const RingWork& work) {
-  const SumWay way = way_of(*channel, operation, work);
-  if (way == SumWay::kDirect) return std::make_unique<Direct>(std::move(channel), operation, work);
-  if (way == SumWay::kRing) return std::make_unique<Ring>(std::move(channel), operation, work);
-  HostSteps steps = steps_of(way, channel->rank(), channel->ranks(), work.envelope.count);
-  return make_small_sum(std::move(channel), operation, work, std::move(steps));
+std::unique_ptr<HostTransfer> make_reduction(const Start& start, const RingWork& work) {
+  const SumWay way = way_of(start, work);
+  if (way == SumWay::kDirect) return std::make_unique<Direct>(start, work);
+  if (way == SumWay::kRing) return std::make_unique<Ring>(start, work);
+  const Channel& channel = *start.channel;
+  return make_small_sum(start, work,
+                        steps_of(way, channel.rank(), channel.ranks(), start.envelope.count));
 }
 
 }  // namespace tersor::host

@@ -19,6 +19,7 @@
 
 #include "comm/transport/host/channel.h"
 #include "comm/transport/host/exchange.h"
+#include "comm/transport/host/steps.h"
 
 namespace tersor::host {
 
@@ -43,15 +44,16 @@ struct RingChunks {
 /// kernels::maximum_values.
 using Combine = void (*)(void* into, const void* from, Dtype dtype, std::size_t count);
 
-/// Parts of a sum, one a rank, all of the envelope's dtype.
+/// Parts of a sum, one a rank. The envelope says the dtype of all, and the count of all together.
 struct RingWork {
   std::span<const ValueSpan> parts;
   Combine combine;
-  Envelope envelope;  ///< with the dtype of all parts and the count of all
 };
 
 /// The sum or maximum as a transfer.
-std::unique_ptr<HostTransfer> make_reduction(std::shared_ptr<Channel> channel,
-                                             const Operation& operation, const RingWork& work);
+std::unique_ptr<HostTransfer> make_reduction(const Start& start, const RingWork& work);
+/// By the steps of this rank: what is little, the same bits whichever way and on all ranks.
+std::unique_ptr<HostTransfer> make_small_sum(const Start& start, const RingWork& work,
+                                             HostSteps steps);
 
 }  // namespace tersor::host

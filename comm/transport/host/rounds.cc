@@ -19,12 +19,11 @@ std::size_t record_bytes(std::size_t capacity) { return kHeaderBytes + align_up(
 
 class GatherInRounds final : public Stepwise {
  public:
-  GatherInRounds(std::shared_ptr<Channel> channel, const Operation& operation,
-                 const GatherWork& work)
-      : Stepwise(channel, operation, work.envelope,
-                 gather_in_rounds(channel->rank(), channel->ranks()), record_bytes(work.capacity)),
-        send_(work.send),
-        capacity_(work.capacity) {}
+  GatherInRounds(const Start& start, ConstByteSpan send, std::size_t capacity)
+      : Stepwise(start, gather_in_rounds(start.channel->rank(), start.channel->ranks()),
+                 record_bytes(capacity)),
+        send_(send),
+        capacity_(capacity) {}
 
   void begin() override;
   ConstByteSpan received(int rank) const override;
@@ -40,11 +39,9 @@ class GatherInRounds final : public Stepwise {
 };
 
 void GatherInRounds::refuse(int rank, std::size_t bytes) const {
-  Endpoint& endpoint = channel().endpoint();
-  endpoint.raise(std::string(operation().name) + " on " + endpoint.name(channel().rank()) + ": " +
-                 endpoint.name(rank) + " sends " + std::to_string(bytes) +
-                 " bytes where this rank takes at most " + std::to_string(capacity_));
-  throw TransportError(endpoint.fault());
+  raise(channel().name(rank) + " sends " + std::to_string(bytes) +
+        " bytes where this rank takes at most " + std::to_string(capacity_));
+  throw TransportError(channel().world().fault());
 }
 
 void GatherInRounds::begin() {
@@ -82,10 +79,9 @@ ConstByteSpan GatherInRounds::received(int rank) const {
 
 }  // namespace
 
-std::unique_ptr<HostTransfer> make_gather_in_rounds(std::shared_ptr<Channel> channel,
-                                                    const Operation& operation,
-                                                    const GatherWork& work) {
-  return std::make_unique<GatherInRounds>(std::move(channel), operation, work);
+std::unique_ptr<HostTransfer> make_gather_in_rounds(const Start& start, ConstByteSpan send,
+                                                    std::size_t capacity) {
+  return std::make_unique<GatherInRounds>(start, send, capacity);
 }
 
 }  // namespace tersor::host

@@ -26,15 +26,8 @@ struct RoundsTuning {
   std::size_t most_bytes = 64;
 };
 
-/// What one rank gathers to all others, of whom each sends at most `capacity` bytes.
-struct GatherWork {
-  ConstByteSpan send;
-  std::size_t capacity = 0;
-  Envelope envelope;
-};
-
-std::unique_ptr<HostTransfer> make_gather_in_rounds(std::shared_ptr<Channel> channel,
-                                                    const Operation& operation,
-                                                    const GatherWork& work);
+/// `send` goes to all others, of whom each sends at most `capacity` bytes.
+std::unique_ptr<HostTransfer> make_gather_in_rounds(const Start& start, ConstByteSpan send,
+                                                    std::size_t capacity);
 
 }  // namespace tersor::host

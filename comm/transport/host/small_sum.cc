@@ -1,5 +1,5 @@
-// Implements small_sum.h.
-#include "comm/transport/host/small_sum.h"
+// Sums and maxima of little, step by step: steps.h says in which order values are combined.
+#include "comm/transport/host/ring.h"
 
 #include <cstring>
 #include <span>
@@ -25,8 +25,7 @@ std::byte* begin_of_row(std::span<const ValueSpan> parts) {
 
 class SmallSum final : public Stepwise {
  public:
-  SmallSum(std::shared_ptr<Channel> channel, const Operation& operation, const RingWork& work,
-           HostSteps steps);
+  SmallSum(const Start& start, const RingWork& work, HostSteps steps);
 
   void begin() override;
 
@@ -41,18 +40,14 @@ class SmallSum final : public Stepwise {
   std::vector<ValueSpan> parts_;
   Combine combine_;
   Dtype dtype_;
-  std::size_t bytes_;
   Block block_;  // of all values, where they do not lie in a row
 };
 
-SmallSum::SmallSum(std::shared_ptr<Channel> channel, const Operation& operation,
-                   const RingWork& work, HostSteps steps)
-    : Stepwise(std::move(channel), operation, work.envelope, std::move(steps),
-               dtype_bytes(work.envelope.dtype)),
+SmallSum::SmallSum(const Start& start, const RingWork& work, HostSteps steps)
+    : Stepwise(start, std::move(steps), dtype_bytes(start.envelope.dtype)),
       parts_(work.parts.begin(), work.parts.end()),
       combine_(work.combine),
-      dtype_(work.envelope.dtype),
-      bytes_(work.envelope.count * dtype_bytes(dtype_)) {}
+      dtype_(start.envelope.dtype) {}
 
 template <typename Copy>
 void SmallSum::for_each_part(Copy&& copy) const {
@@ -66,7 +61,7 @@ void SmallSum::for_each_part(Copy&& copy) const {
 void SmallSum::begin() {
   std::byte* row = begin_of_row(parts_);
   if (row == nullptr) {
-    block_ = pool().take(bytes_);
+    block_ = pool().take(envelope().count * dtype_bytes(dtype_));
     row = block_.writable().data();
     for_each_part(
         [](ValueSpan part, std::byte* place) { std::memcpy(place, part.pointer(), part.bytes()); });
@@ -92,10 +87,9 @@ void SmallSum::finish() {
 
 }  // namespace
 
-std::unique_ptr<HostTransfer> make_small_sum(std::shared_ptr<Channel> channel,
-                                             const Operation& operation, const RingWork& work,
+std::unique_ptr<HostTransfer> make_small_sum(const Start& start, const RingWork& work,
                                              HostSteps steps) {
-  return std::make_unique<SmallSum>(std::move(channel), operation, work, std::move(steps));
+  return std::make_unique<SmallSum>(start, work, std::move(steps));
 }
 
 }  // namespace tersor::host

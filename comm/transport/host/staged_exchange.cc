@@ -7,11 +7,8 @@
 
 namespace tersor::host {
 
-StagedExchange::StagedExchange(Staging& staging, std::shared_ptr<Channel> channel,
-                               const Operation& operation, const Envelope& envelope,
-                               std::size_t receives)
-    : HostExchange(std::move(channel), operation, envelope, receives),
-      copies_(staging, operation) {}
+StagedExchange::StagedExchange(Staging& staging, const Start& start, std::size_t receives)
+    : HostExchange(start, receives), copies_(staging, start.operation) {}
 
 // The caller has queued what reads the bytes that came, if it took them.
 StagedExchange::~StagedExchange() {
@@ -28,7 +25,7 @@ void StagedExchange::begin() {
   std::size_t capacity = 0;
   for (const Incoming& message : incoming()) capacity = std::max(capacity, message.capacity);
   receive_into(copies_.staging().network_pool(capacity));
-  on_device(*this, channel().endpoint(), [this] { copy_down(); });
+  on_device(*this, [this] { copy_down(); });
 }
 
 // What goes to several peers is copied once. Who sends nothing waits for no stream.
@@ -58,7 +55,7 @@ void StagedExchange::copy_down(Outgoing& message, StreamView stream) {
 }
 
 bool StagedExchange::step() {
-  return on_device(*this, channel().endpoint(), [this] { return move(); });
+  return on_device(*this, [this] { return move(); });
 }
 
 bool StagedExchange::move() {

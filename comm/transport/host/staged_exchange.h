@@ -12,8 +12,7 @@ namespace tersor::host {
 /// received. Without payloads, a barrier: of what is queued on the streams.
 class StagedExchange final : public HostExchange {
  public:
-  StagedExchange(Staging& staging, std::shared_ptr<Channel> channel, const Operation& operation,
-                 const Envelope& envelope, std::size_t receives);
+  StagedExchange(Staging& staging, const Start& start, std::size_t receives);
   ~StagedExchange() override;
 
   void begin() override;

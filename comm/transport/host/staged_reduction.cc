@@ -1,5 +1,6 @@
-// Implements staged_reduction.h.
-#include "comm/transport/host/staged_reduction.h"
+// Native sums and maxima of values on a device: copied down, combined by the hosts as in ring.h,
+// and copied up again; staging.h says how.
+#include "comm/transport/host/staging.h"
 
 #include <utility>
 #include <vector>
@@ -9,8 +10,7 @@ namespace {
 
 class StagedReduction final : public HostTransfer {
  public:
-  StagedReduction(Staging& staging, std::shared_ptr<Channel> channel, const Operation& operation,
-                  const RingWork& work);
+  StagedReduction(Staging& staging, const Start& start, const RingWork& work);
 
   void begin() override;
   bool step() override;
@@ -23,41 +23,36 @@ class StagedReduction final : public HostTransfer {
   void start_on_host();
   void copy_up();
 
-  std::shared_ptr<Channel> channel_;
   std::vector<ValueSpan> parts_;    // on the device
   std::vector<ValueSpan> on_host_;  // their copies
   Combine combine_;
-  Envelope envelope_;
   Copies copies_;
   Block pinned_;
   std::unique_ptr<HostTransfer> reduction_;  // of the copies
 };
 
-StagedReduction::StagedReduction(Staging& staging, std::shared_ptr<Channel> channel,
-                                 const Operation& operation, const RingWork& work)
-    : HostTransfer(channel, operation),
-      channel_(std::move(channel)),
+StagedReduction::StagedReduction(Staging& staging, const Start& start, const RingWork& work)
+    : HostTransfer(start),
       parts_(work.parts.begin(), work.parts.end()),
       combine_(work.combine),
-      envelope_(work.envelope),
-      copies_(staging, operation) {}
+      copies_(staging, start.operation) {}
 
 std::vector<int> StagedReduction::missing() const {
   return reduction_ == nullptr ? std::vector<int>{} : reduction_->missing();
 }
 
 void StagedReduction::begin() {
-  on_device(*this, channel_->endpoint(), [this] { copy_down(); });
+  on_device(*this, [this] { copy_down(); });
 }
 
 void StagedReduction::copy_down() {
-  pinned_ = copies_.staging().pinned().take(envelope_.count * dtype_bytes(envelope_.dtype));
+  pinned_ = copies_.staging().pinned().take(envelope().count * dtype_bytes(envelope().dtype));
   if (pinned_) copies_.keep(pinned_);
   std::byte* next = pinned_.writable().data();
   const StreamView stream = copies_.begin_down();
   for (const ValueSpan& part : parts_) {
     if (!part.empty()) Staging::check(operation(), {part.pointer(), part.bytes()});
-    on_host_.emplace_back(next, part.count(), envelope_.dtype);
+    on_host_.emplace_back(next, part.count(), envelope().dtype);
     kernels::copy_bytes(next, part.pointer(), part.bytes(), stream);
     next += part.bytes();
   }
@@ -65,7 +60,7 @@ void StagedReduction::copy_down() {
 }
 
 bool StagedReduction::step() {
-  return on_device(*this, channel_->endpoint(), [this] { return move(); });
+  return on_device(*this, [this] { return move(); });
 }
 
 bool StagedReduction::move() {
@@ -83,8 +78,7 @@ void StagedReduction::start_on_host() {
   Operation on_host = operation();
   on_host.memory = Memory::kHost;
   on_host.keep_alive = std::make_shared<const Block>(pinned_);
-  reduction_ = make_reduction(channel_, on_host,
-                              {.parts = on_host_, .combine = combine_, .envelope = envelope_});
+  reduction_ = make_reduction(part_of(on_host), {.parts = on_host_, .combine = combine_});
   reduction_->begin();
 }
 
@@ -98,11 +92,9 @@ void StagedReduction::copy_up() {
 
 }  // namespace
 
-std::unique_ptr<HostTransfer> make_staged_reduction(Staging& staging,
-                                                    std::shared_ptr<Channel> channel,
-                                                    const Operation& operation,
+std::unique_ptr<HostTransfer> make_staged_reduction(Staging& staging, const Start& start,
                                                     const RingWork& work) {
-  return std::make_unique<StagedReduction>(staging, std::move(channel), operation, work);
+  return std::make_unique<StagedReduction>(staging, start, work);
 }
 
 }  // namespace tersor::host

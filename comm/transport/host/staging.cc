@@ -14,18 +14,18 @@
 namespace tersor::host {
 namespace {
 
-BlockPool& pinned_pool(Endpoint& endpoint) {
+BlockPool& pinned_pool(World& world) {
   kernels::require_device();
-  return endpoint.pools().pinned();
+  return world.pools().pinned();
 }
 
 }  // namespace
 
-Staging::Staging(std::shared_ptr<Endpoint> endpoint)
-    : endpoint_(std::move(endpoint)),
+Staging::Staging(std::shared_ptr<Channel> channel)
+    : channel_(std::move(channel)),
       number_(kernels::current_device()),
-      pinned_(pinned_pool(*endpoint_)),
-      device_(endpoint_->pools().device()),
+      pinned_(pinned_pool(channel_->world())),
+      device_(channel_->world().pools().device()),
       fault_(sizeof(FrameFault)) {}
 
 void Staging::check(const Operation& operation) const {
@@ -49,7 +49,7 @@ void Staging::check(const Operation& operation, ConstByteSpan bytes) try {
 }
 
 BlockPool& Staging::network_pool(std::size_t bytes) const {
-  return bytes >= endpoint_->traits().least_device_bytes ? device_ : pinned_;
+  return bytes >= channel_->world().traits().least_device_bytes ? device_ : pinned_;
 }
 
 FrameFault* Staging::fault() const { return reinterpret_cast<FrameFault*>(fault_.pointer()); }

@@ -20,8 +20,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/transport/host/channel.h"
-#include "comm/transport/host/endpoint.h"
+#include "comm/transport/host/ring.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/device/event.h"
 
@@ -31,7 +30,7 @@ namespace tersor::host {
 class Staging {
  public:
   /// Of the current device. Throws CudaError, OutOfMemory.
-  explicit Staging(std::shared_ptr<Endpoint> endpoint);
+  explicit Staging(std::shared_ptr<Channel> channel);
 
   /// Throws what a device operation must be refused for: no device, another device than that of
   /// this channel, a stream that is captured or belongs to another device.
@@ -64,8 +63,8 @@ class Staging {
   std::unique_ptr<Events> take_events();
   void sweep();
 
-  std::shared_ptr<Endpoint> endpoint_;  // its pools are where blocks go back to
-  int number_;                          // of the device
+  std::shared_ptr<Channel> channel_;  // the pools of its world are where blocks go back to
+  int number_;                        // of the device
   BlockPool& pinned_;
   BlockPool& device_;
   Stream down_, up_;
@@ -118,22 +117,20 @@ class Copies {
   std::vector<Block> blocks_;
 };
 
+/// As make_reduction, of parts that lie on a device.
+std::unique_ptr<HostTransfer> make_staged_reduction(Staging& staging, const Start& start,
+                                                    const RingWork& work);
+
 /// Does what may meet an error of the device: that ends the operation on all ranks.
 template <typename Work>
-auto on_device(const HostTransfer& transfer, Endpoint& endpoint, Work&& work) {
-  const auto raise = [&](const Error& error) {
-    endpoint.raise(std::string(transfer.operation().name) + " on " +
-                   endpoint.name(endpoint.rank()) + ": " + error.what());
-  };
-  try {
-    return work();
-  } catch (const CudaError& error) {
-    raise(error);
-    throw;
-  } catch (const OutOfMemory& error) {
-    raise(error);
-    throw;
-  }
+auto on_device(const HostTransfer& transfer, Work&& work) try {
+  return work();
+} catch (const CudaError& error) {
+  transfer.raise(error.what());
+  throw;
+} catch (const OutOfMemory& error) {
+  transfer.raise(error.what());
+  throw;
 }
 
 }  // namespace tersor::host

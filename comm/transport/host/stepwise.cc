@@ -6,12 +6,8 @@
 
 namespace tersor::host {
 
-Stepwise::Stepwise(std::shared_ptr<Channel> channel, const Operation& operation,
-                   const Envelope& envelope, HostSteps steps, std::size_t item_bytes)
-    : HostTransfer(std::move(channel), operation),
-      envelope_(envelope),
-      steps_(std::move(steps)),
-      item_bytes_(item_bytes) {}
+Stepwise::Stepwise(const Start& start, HostSteps steps, std::size_t item_bytes)
+    : HostTransfer(start), steps_(std::move(steps)), item_bytes_(item_bytes) {}
 
 void Stepwise::begin() {
   if (!steps_.empty()) post();
@@ -19,7 +15,7 @@ void Stepwise::begin() {
 
 void Stepwise::post() {
   const HostStep& step = steps_[now_];
-  address(batch_, 0, envelope_);  // two ranks meet in the order of their steps
+  address(batch_, 0);  // two ranks meet in the order of their steps
   batch_.outgoing = {};
   batch_.incoming = {};
   if (step.to != HostStep::kNobody) {
@@ -32,7 +28,7 @@ void Stepwise::post() {
     incoming_.arrived.store(false, std::memory_order_relaxed);
     batch_.incoming = {&incoming_, 1};
   }
-  channel().endpoint().post(batch_);
+  channel().post(batch_);
 }
 
 bool Stepwise::step() {

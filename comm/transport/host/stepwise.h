@@ -20,14 +20,13 @@ class Stepwise : public HostTransfer {
 
  protected:
   /// On items of so many bytes each.
-  Stepwise(std::shared_ptr<Channel> channel, const Operation& operation, const Envelope& envelope,
-           HostSteps steps, std::size_t item_bytes);
+  Stepwise(const Start& start, HostSteps steps, std::size_t item_bytes);
 
   /// Where the items lie, from `begin` to the end of the last step. A message is read from there
   /// until its step is over.
   void lie_at(std::byte* items) { items_ = items; }
   std::byte* at(std::size_t item) const { return items_ + item * item_bytes_; }
-  BlockPool& pool() const { return channel().endpoint().pools().host(); }
+  BlockPool& pool() const { return channel().world().pools().host(); }
 
   /// Combines what came with what is there. `came` is nobody else's.
   virtual void combine(const HostStep& /*step*/, Block /*came*/) {}
@@ -39,7 +38,6 @@ class Stepwise : public HostTransfer {
   void post();
   void take();
 
-  const Envelope envelope_;
   const HostSteps steps_;
   const std::size_t item_bytes_;
   std::byte* items_ = nullptr;

@@ -98,18 +98,12 @@ bool World::said_goodbye() {
 
 Box& World::box_of(std::uint64_t id) {
   auto& box = state_->boxes[id];
-  if (box == nullptr) {
-    box = std::make_unique<Box>(id, gate_.take_bell());
-  }
+  if (box == nullptr) box = std::make_unique<Box>(id, gate_.take_bell());
   return *box;
 }
 
 Head World::head_in(const Box& box, Kind kind) const {
-  Head head;
-  head.channel = box.id;
-  head.from = box.rank;
-  head.kind = kind;
-  return head;
+  return {.channel = box.id, .from = box.rank, .kind = kind};
 }
 
 Box& World::join(Box& box, std::span<const int> members) {
