@@ -1,12 +1,20 @@
 // Numbers of hosts as Transport::hosts gives them.
 #pragma once
 
-#include <span>
+#include <map>
+#include <ranges>
 #include <vector>
 
 namespace tersor::host {
 
 /// Names of hosts, one a rank, as numbers: counted from 0 in the order of their lowest ranks.
-std::vector<int> number_hosts(std::span<const int> names);
+template <typename Names>
+std::vector<int> number_hosts(const Names& names) {
+  std::map<std::ranges::range_value_t<Names>, int> numbers;
+  std::vector<int> hosts;
+  for (const auto& name : names)
+    hosts.push_back(numbers.try_emplace(name, static_cast<int>(numbers.size())).first->second);
+  return hosts;
+}
 
 }  // namespace tersor::host

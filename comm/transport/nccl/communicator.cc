@@ -111,12 +111,8 @@ void Communicator::enrol(ByteSpan memory) {
   const auto [place, is_new] = enrolled_.try_emplace(memory.data(), nullptr);
   if (!is_new) return;
   void* registration = nullptr;
-  const ncclResult_t result =
-      api().comm_register(handle_, memory.data(), memory.size(), &registration);
-  if (result == ncclSuccess)
+  if (api().comm_register(handle_, memory.data(), memory.size(), &registration) == ncclSuccess)
     place->second = registration;
-  else
-    ++refused_;
 }
 
 void Communicator::leave_memory() {

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "comm/transport/nccl/api.h"
 #include "comm/transport/nccl/fault.h"
@@ -47,7 +46,6 @@ class Communicator {
   /// Tells NCCL of device memory that it will often receive into, until the end of this object.
   /// Where it refuses it goes on without.
   void enrol(ByteSpan memory);
-  std::size_t refused_enrolments() const { return refused_; }
 
   /// What NCCL found by itself; nothing where it is busy, or all is well.
   std::optional<std::string> ask_error();
@@ -89,7 +87,6 @@ class Communicator {
   bool aborted_ = false;  // then the handle is gone
 
   std::map<std::byte*, void*> enrolled_;  // null: refused
-  std::size_t refused_ = 0;
 
   mutable std::mutex call_mutex_;  // of what follows
   std::optional<Clock::time_point> call_until_;

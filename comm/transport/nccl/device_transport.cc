@@ -5,15 +5,16 @@
 
 #include <tersor/error.h>
 #include <tersor/nccl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <functional>
+#include <fstream>
 #include <numeric>
 
 #include "comm/transport/host/hosts.h"
 #include "comm/transport/host/signatures.h"
-#include "comm/transport/nccl/machine.h"
 #include "kernels/device/device.h"
 
 namespace tersor::nccl {
@@ -36,6 +37,16 @@ Agreement agreement_of(ConstByteSpan message) {
   std::memcpy(&other, message.data(), std::min(message.size(), sizeof other));
   other.name[sizeof other.name - 1] = '\0';
   return other;
+}
+
+/// The same for all processes of one machine, containers on it too where they share its name: of
+/// that and the number that Linux gave it when it was started.
+std::uint64_t machine_number() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  std::string started;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> started;
+  return Signature().add(std::string_view(name.data())).add(started).value();
 }
 
 bool alike(const Agreement& one, const Agreement& other) {
@@ -217,11 +228,7 @@ void DeviceTransport::gather_hosts() {
     if (rank != this->rank())
       std::memcpy(&numbers[static_cast<std::size_t>(rank)], handle.received(rank).data(),
                   sizeof own);
-  std::vector<int> names;
-  for (const std::uint64_t number : numbers)
-    names.push_back(
-        static_cast<int>(std::find(numbers.begin(), numbers.end(), number) - numbers.begin()));
-  hosts_ = host::number_hosts(names);
+  hosts_ = host::number_hosts(numbers);
 }
 
 void DeviceTransport::wait_activity(Clock::time_point until) {

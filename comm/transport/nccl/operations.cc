@@ -1,9 +1,8 @@
 // Implements device_transport.h: what is put on streams, and what goes by way of them.
+#include <tersor/align.h>
 #include <tersor/error.h>
 
 #include <algorithm>
-#include <cstring>
-#include <optional>
 
 #include "comm/transport/arguments.h"
 #include "comm/transport/nccl/device_transport.h"
@@ -14,10 +13,6 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;                // of messages that came
 constexpr std::size_t kLeastRegisteredBytes = 65'536;  // below, it is not worth NCCL's while
-
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 ncclDataType_t type_of(Dtype dtype) {
   constexpr ncclDataType_t kTypes[] = {ncclFloat32, ncclBfloat16, ncclFloat16,
@@ -58,7 +53,7 @@ ncclResult_t queue_messages(std::span<const SendTo> sends, std::span<const Recei
     for (const auto& [peer, bytes] : receives) {
       if (bytes != 0)
         result = worse(result, api().receive(into, bytes, ncclUint8, peer, handle, stream));
-      into += aligned(bytes);
+      into += align_up(bytes, kAlignment);
     }
     return result;
   });
@@ -114,7 +109,7 @@ void DeviceTransport::count_sent(std::uint64_t bytes, std::uint64_t messages) {
 
 std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::span<const ReceiveFrom> receives) {
   std::size_t bytes = 0;
-  for (const ReceiveFrom& message : receives) bytes += aligned(message.capacity);
+  for (const ReceiveFrom& message : receives) bytes += align_up(message.capacity, kAlignment);
   if (bytes == 0) return nullptr;
   const DeviceBlock& block = transfer.receive_into(bytes);
   if (bytes >= kLeastRegisteredBytes && block.capture == 0)
@@ -123,7 +118,7 @@ std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::span<const Recei
   for (const auto& [peer, capacity] : receives) {
     if (peer != rank()) transfer.set_received(peer, {into, capacity});
     if (peer != rank()) received_bytes_ += capacity;
-    into += aligned(capacity);
+    into += align_up(capacity, kAlignment);
   }
   return block.memory.pointer();
 }

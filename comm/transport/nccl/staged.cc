@@ -18,7 +18,8 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
                           " bytes for a capacity of " + std::to_string(capacity));
   const std::size_t bytes = SizedMessage::bytes(capacity);
   const auto count = static_cast<std::size_t>(ranks());
-  auto transfer = std::make_unique<RelayedTransfer>(fabric_, queue_, operation, count * bytes);
+  auto transfer =
+      std::make_unique<RelayedTransfer>(fabric_, queue_, operation, ranks(), count * bytes);
   Relay& relay = transfer->relay();
   const auto own = static_cast<std::size_t>(rank()) * bytes;
   SizedMessage::write(relay.host.span().subspan(own, bytes), send);
@@ -30,11 +31,10 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
   });
   kernels::copy_bytes(relay.host.pointer(), device, count * bytes, wire);
   queue_->signal(relay);
-  std::vector<ConstByteSpan> received(count);
-  for (std::size_t peer = 0; peer < count; ++peer)
-    if (peer != static_cast<std::size_t>(rank()))
-      received[peer] = relay.host.span().subspan(peer * bytes, bytes);
-  transfer->set_received(std::move(received));
+  for (int peer = 0; peer < ranks(); ++peer)
+    if (peer != rank())
+      transfer->set_received(
+          peer, relay.host.span().subspan(static_cast<std::size_t>(peer) * bytes, bytes));
   count_sent((count - 1) * bytes, count - 1);
   received_bytes_ += (count - 1) * bytes;
   return Handle(std::move(transfer));
@@ -51,7 +51,7 @@ void DeviceTransport::check_host(const Operation& operation) const {
 ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Operation& operation) {
   ncclUniqueId id{};
   check_host(operation);
-  RelayedTransfer transfer(fabric_, queue_, operation, sizeof id);
+  RelayedTransfer transfer(fabric_, queue_, operation, ranks(), sizeof id);
   Relay& relay = transfer.relay();
   const bool first = members.front() == rank();
   const StreamView wire = queue_->wire();

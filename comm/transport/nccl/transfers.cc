@@ -8,20 +8,10 @@
 #include "kernels/device/device.h"
 
 namespace tersor::nccl {
-namespace {
 
-[[noreturn]] void refuse_source() {
+int NcclTransfer::source() const {
   throw InvalidArgument("only handles of receive_any have a source, and NCCL has no receive_any");
 }
-
-}  // namespace
-
-QueuedTransfer::QueuedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
-                               const Operation& operation, int ranks)
-    : fabric_(std::move(fabric)),
-      queue_(std::move(queue)),
-      operation_(operation),
-      received_(static_cast<std::size_t>(ranks)) {}
 
 // A block that nobody waited for is given up: the network may write to it at any time.
 QueuedTransfer::~QueuedTransfer() {
@@ -36,10 +26,6 @@ QueuedTransfer::~QueuedTransfer() {
 DeviceBlock& QueuedTransfer::receive_into(std::size_t bytes) {
   block_ = &queue_->pool().take(bytes, operation_.stream);
   return *block_;
-}
-
-void QueuedTransfer::set_received(int rank, ConstByteSpan bytes) {
-  received_[static_cast<std::size_t>(rank)] = bytes;
 }
 
 StreamView QueuedTransfer::enter() {
@@ -64,17 +50,9 @@ bool QueuedTransfer::test() {
   return true;
 }
 
-ConstByteSpan QueuedTransfer::received(int rank) const {
-  return received_.at(static_cast<std::size_t>(rank));
-}
-
-int QueuedTransfer::source() const { refuse_source(); }
-
 RelayedTransfer::RelayedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
-                                 const Operation& operation, std::size_t bytes)
-    : fabric_(std::move(fabric)),
-      queue_(std::move(queue)),
-      operation_(operation),
+                                 const Operation& operation, int ranks, std::size_t bytes)
+    : NcclTransfer(std::move(fabric), std::move(queue), operation, ranks),
       deadline_(Clock::now() + operation.timeout),
       relay_(queue_->take_relay(bytes)) {}
 
@@ -94,11 +72,9 @@ void RelayedTransfer::wait_synchronize() {
 }
 
 ConstByteSpan RelayedTransfer::received(int rank) const {
-  const ConstByteSpan memory = received_.at(static_cast<std::size_t>(rank));
+  const ConstByteSpan memory = NcclTransfer::received(rank);
   return memory.empty() ? memory : SizedMessage::read(memory);
 }
-
-int RelayedTransfer::source() const { refuse_source(); }
 
 void SizedMessage::write(ByteSpan memory, ConstByteSpan message) {
   const std::uint64_t length = message.size();

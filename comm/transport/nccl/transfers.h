@@ -1,10 +1,12 @@
 // What the handles of operations on NCCL hold.
 #pragma once
 
+#include <tersor/align.h>
 #include <tersor/transport.h>
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/transport/nccl/fabric.h"
@@ -12,18 +14,46 @@
 
 namespace tersor::nccl {
 
+/// What all of them have: whose they are, and what came from each rank.
+class NcclTransfer : public Transfer {
+ public:
+  NcclTransfer(const NcclTransfer&) = delete;
+  NcclTransfer& operator=(const NcclTransfer&) = delete;
+
+  void set_received(int rank, ConstByteSpan bytes) {
+    received_[static_cast<std::size_t>(rank)] = bytes;
+  }
+  ConstByteSpan received(int rank) const override {
+    return received_.at(static_cast<std::size_t>(rank));
+  }
+  int source() const override;
+
+ protected:
+  NcclTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+               const Operation& operation, int ranks)
+      : fabric_(std::move(fabric)),
+        queue_(std::move(queue)),
+        operation_(operation),
+        received_(static_cast<std::size_t>(ranks)) {}
+
+  const std::shared_ptr<Fabric> fabric_;
+  const std::shared_ptr<Queue> queue_;
+  const Operation operation_;
+
+ private:
+  std::vector<ConstByteSpan> received_;
+};
+
 /// Device memory: queued as soon as it is made; waiting for it is a wait of its stream.
-class QueuedTransfer final : public Transfer {
+class QueuedTransfer final : public NcclTransfer {
  public:
   QueuedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
-                 const Operation& operation, int ranks);
+                 const Operation& operation, int ranks)
+      : NcclTransfer(std::move(fabric), std::move(queue), operation, ranks) {}
   ~QueuedTransfer() override;
-  QueuedTransfer(const QueuedTransfer&) = delete;
-  QueuedTransfer& operator=(const QueuedTransfer&) = delete;
 
   /// Memory for what comes, until the end of this handle.
   DeviceBlock& receive_into(std::size_t bytes);
-  void set_received(int rank, ConstByteSpan bytes);
 
   /// The stream to queue on, behind what is queued on the operation's.
   StreamView enter();
@@ -32,14 +62,8 @@ class QueuedTransfer final : public Transfer {
 
   bool test() override;
   void wait_synchronize() override { test(); }
-  ConstByteSpan received(int rank) const override;
-  int source() const override;
 
  private:
-  std::shared_ptr<Fabric> fabric_;
-  std::shared_ptr<Queue> queue_;
-  Operation operation_;
-  std::vector<ConstByteSpan> received_;
   DeviceBlock* block_ = nullptr;
   std::optional<kernels::Event> queued_;
   bool waits_ = false;   // the stream has still to be held for the event
@@ -47,35 +71,27 @@ class QueuedTransfer final : public Transfer {
 };
 
 /// Host memory: all ranks' bytes by way of pinned memory and the device. The host waits.
-class RelayedTransfer final : public Transfer {
+class RelayedTransfer final : public NcclTransfer {
  public:
   RelayedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
-                  const Operation& operation, std::size_t bytes);
+                  const Operation& operation, int ranks, std::size_t bytes);
   ~RelayedTransfer() override { relay_.free = true; }
-  RelayedTransfer(const RelayedTransfer&) = delete;
-  RelayedTransfer& operator=(const RelayedTransfer&) = delete;
 
   Relay& relay() { return relay_; }
-  void set_received(std::vector<ConstByteSpan> messages) { received_ = std::move(messages); }
 
   bool test() override;
   void wait_synchronize() override;
   ConstByteSpan received(int rank) const override;
-  int source() const override;
 
  private:
-  std::shared_ptr<Fabric> fabric_;
-  std::shared_ptr<Queue> queue_;
-  Operation operation_;
-  Clock::time_point deadline_;
+  const Clock::time_point deadline_;
   Relay& relay_;
-  std::vector<ConstByteSpan> received_;
 };
 
 /// A message of up to `capacity` bytes and its length, as it lies in a relay.
 struct SizedMessage {
   static constexpr std::size_t kHead = 16;
-  static std::size_t bytes(std::size_t capacity) { return kHead + (capacity + 15) / 16 * 16; }
+  static std::size_t bytes(std::size_t capacity) { return kHead + align_up(capacity, 16); }
   static void write(ByteSpan memory, ConstByteSpan message);
   /// Throws TransportError for a length that the memory cannot hold.
   static ConstByteSpan read(ConstByteSpan memory);

@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <sstream>
 #include <system_error>
 #include <utility>
 
+#include "comm/transport/host/hosts.h"
 #include "comm/transport/tcp/address.h"
 #include "comm/transport/tcp/file_store.h"
 
@@ -123,15 +123,6 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
   return table;
 }
 
-/// For each host the same number.
-std::vector<int> numbers_of(const std::vector<std::string>& hosts) {
-  std::map<std::string, int> numbers;
-  std::vector<int> names;
-  for (const std::string& host : hosts)
-    names.push_back(numbers.try_emplace(host, static_cast<int>(numbers.size())).first->second);
-  return names;
-}
-
 Place place_by(const Table& table, int rank, const TcpOptions& options) {
   Place place{.rank = rank,
               .secret = Secret(table.secret),
@@ -143,7 +134,7 @@ Place place_by(const Table& table, int rank, const TcpOptions& options) {
     place.endpoints.push_back(resolve(parse_address(entry.endpoint), whose));
     hosts.push_back(entry.host);
   }
-  place.host_names = numbers_of(hosts);
+  place.host_names = host::number_hosts(hosts);
   return place;
 }
 
