@@ -16,7 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kCrowdedPause = 20ms;
-constexpr int kMostCallsATurn = 32;  // so that who proves itself is heard in between
+constexpr std::size_t kFewStrangers = 128;  // and as many as there may be callers
+constexpr int kMostCallsATurn = 32;         // so that who proves itself is heard in between
 
 std::string refusal(const OutgoingCall& call, Verdict verdict) {
   const Hello& own = call.hello();
@@ -38,13 +39,11 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
 
 }  // namespace
 
-Switchboard::Switchboard(Setup setup, const Secret& secret, std::unique_ptr<Listener> listener,
-                         Reactor& wire)
-    : setup_(std::move(setup)),
-      secret_(secret),
-      listener_(std::move(listener)),
-      links_(setup_.endpoints.size() * setup_.lanes),
-      missing_(links_.size() - setup_.lanes),
+Switchboard::Switchboard(Place& place, Reactor& wire)
+    : place_(place),
+      listener_(std::move(place.listener)),
+      links_(place_.endpoints.size() * place_.lanes),
+      missing_(links_.size() - place_.lanes),
       wire_(wire) {
   reactor_.watch(listener_->number(), *this);
   const kernels::SignalsKeptOut quiet;
@@ -97,18 +96,18 @@ void Switchboard::take_wishes() {
 void Switchboard::begin_call(LaneName name) {
   ConnectionState& to = link(name);
   if (to.connected || to.call != nullptr) return;
-  const CallPatience patience{.refused = setup_.patience,
-                              .away = std::max(setup_.patience, Clock::now() + setup_.timeout)};
+  const CallPatience patience{.refused = place_.patience,
+                              .away = std::max(place_.patience, Clock::now() + place_.timeout)};
   to.call = std::make_unique<OutgoingCall>(
-      *this, hello_to(name), setup_.endpoints[static_cast<std::size_t>(name.peer)], patience);
+      *this, hello_to(name), place_.endpoints[static_cast<std::size_t>(name.peer)], patience);
   to.call->dial();
 }
 
 Hello Switchboard::hello_to(LaneName name) const {
   return {.from = rank(),
           .to = static_cast<std::uint32_t>(name.peer),
-          .ranks = static_cast<std::uint32_t>(setup_.endpoints.size()),
-          .lanes = static_cast<std::uint16_t>(setup_.lanes),
+          .ranks = static_cast<std::uint32_t>(place_.endpoints.size()),
+          .lanes = static_cast<std::uint16_t>(place_.lanes),
           .lane = static_cast<std::uint16_t>(name.lane)};
 }
 
@@ -142,7 +141,7 @@ bool Switchboard::act() {
 // Where there are no descriptors left, one of a stranger goes for the next one.
 bool Switchboard::accept() {
   auto socket = listener_->accept(crowded_);
-  if (crowded_ || strangers_.size() >= setup_.most_strangers) drop_first();
+  if (crowded_ || strangers_.size() >= kFewStrangers + links_.size()) drop_first();
   if (!socket) return false;
   try {
     strangers_.push_back(std::make_unique<IncomingCall>(*this, std::move(*socket)));
@@ -169,8 +168,8 @@ void Switchboard::admit(IncomingCall& call) {
 
 Verdict Switchboard::judge(const Hello& caller) {
   const std::uint32_t self = rank();
-  if (caller.ranks != setup_.endpoints.size()) return Verdict::kOtherRanks;
-  if (caller.lanes != setup_.lanes || caller.lane >= setup_.lanes) return Verdict::kOtherLanes;
+  if (caller.ranks != place_.endpoints.size()) return Verdict::kOtherRanks;
+  if (caller.lanes != place_.lanes || caller.lane >= place_.lanes) return Verdict::kOtherLanes;
   if (caller.to != self) return Verdict::kOtherRank;
   if (caller.from >= caller.ranks) return Verdict::kTaken;
   const ConnectionState& from = link({static_cast<int>(caller.from), caller.lane});
@@ -183,25 +182,26 @@ void Switchboard::answered(OutgoingCall& call, Verdict verdict) {
   const LaneName name{static_cast<int>(call.hello().to), call.hello().lane};
   if (verdict == Verdict::kWelcome) return finish(name, call.release());
   if (verdict != Verdict::kCrossed) return failed(call, refusal(call, verdict));
-  call.hang_up();
-  finished_.push_back(std::exchange(link(name).call, nullptr));
+  put_away(name);
 }
 
 void Switchboard::failed(OutgoingCall& call, const std::string& why) {
   const LaneName name{static_cast<int>(call.hello().to), call.hello().lane};
-  call.hang_up();
-  finished_.push_back(std::exchange(link(name).call, nullptr));
+  put_away(name);
   tell({.name = name, .failure = why});
+}
+
+void Switchboard::put_away(LaneName name) {
+  auto call = std::exchange(link(name).call, nullptr);
+  if (call == nullptr) return;
+  call->hang_up();
+  finished_.push_back(std::move(call));
 }
 
 // What this rank called itself goes where the peer's call counts.
 void Switchboard::finish(LaneName name, Socket socket) {
-  ConnectionState& made = link(name);
-  if (made.call != nullptr) {
-    made.call->hang_up();
-    finished_.push_back(std::move(made.call));
-  }
-  made.connected = true;
+  put_away(name);
+  link(name).connected = true;
   --missing_;
   tell({.name = name, .socket = std::move(socket)});
 }

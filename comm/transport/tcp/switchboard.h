@@ -22,6 +22,18 @@
 
 namespace tersor::tcp {
 
+/// A rank among others that know of each other.
+struct Place {
+  int rank = 0;
+  std::vector<Endpoint> endpoints;  ///< where each rank listens
+  std::vector<int> host_names;      ///< as Wire::host_names
+  Secret secret;
+  std::size_t lanes = 1;               ///< connections of each pair
+  Clock::time_point patience = {};     ///< until when a rank may begin to listen
+  Clock::duration timeout = {};        ///< for the network to let a first call through
+  std::unique_ptr<Listener> listener;  ///< this rank's own
+};
+
 /// Which of the connections with which rank.
 struct LaneName {
   int peer = 0;
@@ -37,18 +49,9 @@ struct Connection {
 
 class Switchboard final : public Watched, public CallOwner {
  public:
-  struct Setup {
-    int rank = 0;
-    std::vector<Endpoint> endpoints;  ///< of all ranks
-    std::size_t lanes = 1;
-    std::size_t most_strangers = 1;   ///< of more, who came first is dropped
-    Clock::time_point patience = {};  ///< until when ranks may refuse calls, not yet listening
-    Clock::duration timeout = {};     ///< for the network to let a call through
-  };
-
-  /// `wire` is interrupted where there is something in `made`. Throws TransportError where the
-  /// system has no more descriptors or threads.
-  Switchboard(Setup setup, const Secret& secret, std::unique_ptr<Listener> listener, Reactor& wire);
+  /// The place outlives it; its listener goes here. `wire` is interrupted where there is something
+  /// in `made`. Throws TransportError where the system has no more descriptors or threads.
+  Switchboard(Place& place, Reactor& wire);
   ~Switchboard() override;
 
   /// A connection is needed. It comes in `made`, like those that others asked for.
@@ -77,10 +80,11 @@ class Switchboard final : public Watched, public CallOwner {
   void drop_first();
   bool accept();
   ConnectionState& link(LaneName name) {
-    return links_[static_cast<std::size_t>(name.peer) * setup_.lanes + name.lane];
+    return links_[static_cast<std::size_t>(name.peer) * place_.lanes + name.lane];
   }
   Hello hello_to(LaneName name) const;
   Verdict judge(const Hello& caller);
+  void put_away(LaneName name);
   void finish(LaneName name, Socket socket);
   void tell(Connection connection);
 
@@ -90,12 +94,11 @@ class Switchboard final : public Watched, public CallOwner {
   void answered(OutgoingCall& call, Verdict verdict) override;
   void failed(OutgoingCall& call, const std::string& why) override;
   Reactor& reactor() override { return reactor_; }
-  const Secret& secret() const override { return secret_; }
-  std::uint32_t rank() const override { return static_cast<std::uint32_t>(setup_.rank); }
+  const Secret& secret() const override { return place_.secret; }
+  std::uint32_t rank() const override { return static_cast<std::uint32_t>(place_.rank); }
 
   // Of the thread.
-  const Setup setup_;
-  const Secret& secret_;
+  const Place& place_;
   Reactor reactor_;
   std::unique_ptr<Listener> listener_;
   std::vector<ConnectionState> links_;                   // by peer and lane

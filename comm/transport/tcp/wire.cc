@@ -12,9 +12,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kFewStrangers = 128;  // and as many as there may be callers
-constexpr auto kFlushedWithin = 1s;         // what was sent, before connections are closed
-constexpr auto kExplainedWithin = 250ms;    // a connection that broke, by who knows the reason
+constexpr auto kFlushedWithin = 1s;       // what was sent, before connections are closed
+constexpr auto kExplainedWithin = 250ms;  // a connection that broke, by who knows the reason
 
 }  // namespace
 
@@ -36,14 +35,7 @@ void TcpWire::start(Events events) {
   if (ranks() == 1) return;
   for (int rank = 0; rank < ranks(); ++rank)
     peers_.push_back(rank == place_.rank ? nullptr : make_peer(rank));
-  Switchboard::Setup setup{.rank = place_.rank,
-                           .endpoints = place_.endpoints,
-                           .lanes = place_.lanes,
-                           .most_strangers = kFewStrangers + peers_.size() * place_.lanes,
-                           .patience = place_.patience,
-                           .timeout = place_.timeout};
-  switchboard_ = std::make_unique<Switchboard>(std::move(setup), place_.secret,
-                                               std::move(place_.listener), reactor_);
+  switchboard_ = std::make_unique<Switchboard>(place_, reactor_);
 }
 
 std::unique_ptr<TcpWire::Peer> TcpWire::make_peer(int rank) {

@@ -18,18 +18,6 @@
 
 namespace tersor::tcp {
 
-/// A rank among others that know of each other.
-struct Place {
-  int rank = 0;
-  std::vector<Endpoint> endpoints;  ///< where each rank listens
-  std::vector<int> host_names;      ///< as Wire::host_names
-  Secret secret;
-  std::size_t lanes = 1;               ///< connections of each pair
-  Clock::time_point patience = {};     ///< until when a rank may begin to listen
-  Clock::duration timeout = {};        ///< for the network to let a first call through
-  std::unique_ptr<Listener> listener;  ///< this rank's own
-};
-
 class TcpWire final : public Wire {
  public:
   /// A payload of up to so many bytes is copied unless it leaves at once.
