@@ -7,6 +7,47 @@
 #include <string>
 
 namespace tersor {
+namespace {
+
+/// That two are of one dtype and lie in one memory.
+void check_alike(const ConstValueSpan& one, std::string_view name, const ConstValueSpan& other,
+                 std::string_view other_name) {
+  const std::string who(name), but = ", but " + std::string(other_name);
+  if (one.memory() != other.memory())
+    throw InvalidArgument(who + " lies " + std::string(memory_text(one.memory())) + but + " lies " +
+                          std::string(memory_text(other.memory())));
+  if (one.dtype() != other.dtype())
+    throw InvalidArgument(who + " is " + std::string(dtype_name(one.dtype())) + but + " is " +
+                          std::string(dtype_name(other.dtype())));
+}
+
+/// The same of a shard and the whole, which is one for each rank.
+void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
+  if (!all.empty()) check_alike(shard, "the shard", all, "the whole");
+  if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
+  throw InvalidArgument(std::to_string(ranks) + " shards of " + std::to_string(shard.count()) +
+                        " values make " + std::to_string(shard.count() * ranks) + ", not the " +
+                        std::to_string(all.count()) + " that were given");
+}
+
+}  // namespace
+
+void check_call(const Call& call, const CollectiveOptions& options) {
+  const Transport& transport = call.transport;
+  const KindInfo& kind = info_of(call.kind);
+  refuse_automatic(options, kind.name);
+  if (has(call.kind, kRooted) && (call.root < 0 || call.root >= transport.ranks()))
+    throw InvalidArgument("root " + std::to_string(call.root) + " is none of " +
+                          std::to_string(transport.ranks()) + " ranks");
+  if (!has(call.kind, kFeedsBack)) refuse_feedback(options, kind.name);
+  if (!kind.input.empty()) check_span(transport, call.input, kind.input);
+  if (!kind.output.empty()) check_span(transport, call.output, kind.output);
+  if (call.kind == Kind::kAllToAll)
+    return check_alike(call.output, "the output", call.input, "the input");
+  if (!call.has_whole()) return;
+  if (has(call.kind, kWholeInput)) return check_shards(call.input, call.output, transport.ranks());
+  check_shards(call.output, call.input, has(call.kind, kWholeOutput) ? transport.ranks() : 1);
+}
 
 void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name) {
   const TransportTraits traits = transport.traits();
@@ -20,43 +61,16 @@ void check_span(const Transport& transport, const ConstValueSpan& span, std::str
                           "; collectives take f32, bf16 and f16");
 }
 
-void check_alike(const ConstValueSpan& one, std::string_view name, const ConstValueSpan& other,
-                 std::string_view other_name) {
-  const std::string who(name), but = ", but " + std::string(other_name);
-  if (one.memory() != other.memory())
-    throw InvalidArgument(who + " lies " + std::string(memory_text(one.memory())) + but + " lies " +
-                          std::string(memory_text(other.memory())));
-  if (one.dtype() != other.dtype())
-    throw InvalidArgument(who + " is " + std::string(dtype_name(one.dtype())) + but + " is " +
-                          std::string(dtype_name(other.dtype())));
-}
-
-void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
-  if (!all.empty()) check_alike(shard, "the shard", all, "the whole");
-  if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
-  throw InvalidArgument(std::to_string(ranks) + " shards of " + std::to_string(shard.count()) +
-                        " values make " + std::to_string(shard.count() * ranks) + ", not the " +
-                        std::to_string(all.count()) + " that were given");
-}
-
-void check_rooted(const Transport& transport, int root, const CollectiveOptions& options,
-                  std::string_view operation) {
-  refuse_automatic(options, operation);
-  if (root < 0 || root >= transport.ranks())
-    throw InvalidArgument("root " + std::to_string(root) + " is none of " +
-                          std::to_string(transport.ranks()) + " ranks");
-}
-
 void refuse_feedback(const CollectiveOptions& options, std::string_view operation) {
   if (parse_spec(options.codec).feedback == Feedback::kNone) return;
   throw InvalidArgument("codec " + options.codec + " asks for error feedback, but " +
                         std::string(operation) + " sends values once: leave out +ef");
 }
 
-Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
-             const CollectiveOptions& options, int root) {
-  return {.transport = &transport,
-          .kind = kind,
+Key make_key(const Call& call, const CollectiveOptions& options) {
+  const ConstValueSpan slot = call.slot();
+  return {.transport = &call.transport,
+          .kind = call.kind,
           .codec = options.codec,
           .dtype = slot.dtype(),
           .memory = slot.memory(),
@@ -65,8 +79,8 @@ Key make_key(const Transport& transport, Kind kind, const ConstValueSpan& slot,
           .algorithm = options.algorithm,
           .parameter = options.parameter,
           .order = options.order,
-          .root = root,
-          .chunk_count = chunk_count_of(transport, options.chunk_count),
+          .root = call.root,
+          .chunk_count = chunk_count_of(call.transport, options.chunk_count),
           .threads = options.threads == nullptr ? 1 : options.threads->count(),
           .hosts = {options.hosts.begin(), options.hosts.end()},
           .dims = {options.dims.begin(), options.dims.end()},

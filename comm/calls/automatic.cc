@@ -1,6 +1,7 @@
 // See automatic.h.
 #include "comm/calls/automatic.h"
 
+#include "comm/calls/arguments.h"
 #include "comm/collectives/context.h"
 #include "kernels/device/device.h"
 
@@ -46,6 +47,7 @@ void allreduce_on_device(Transport& transport, ValueSpan gradient, const Collect
 
 void allreduce_automatically(Transport& transport, ValueSpan gradient,
                              const CollectiveOptions& options, StreamView stream) {
+  check_span(transport, gradient, info_of(Kind::kAllreduce).input);
   check_options(options, gradient.memory());
   AutoChoice choice = options.tuner->choose(gradient.dtype(), gradient.count());
   CollectiveOptions chosen = options;

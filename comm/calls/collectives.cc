@@ -14,7 +14,6 @@
 
 #include <cstring>
 #include <memory>
-#include <string>
 #include <utility>
 
 namespace tersor {
@@ -81,6 +80,7 @@ void run(Prepared& prepared, Transport& transport, const CollectiveOptions& opti
 
 // One rank: nothing is encoded, as nothing is sent.
 void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView stream) {
+  if (from.pointer() == to.pointer()) return;
   if (from.memory() == Memory::kDevice)
     return kernels::copy_bytes(to.pointer(), from.pointer(), from.bytes(), stream);
   if (from.bytes() != 0) std::memmove(to.pointer(), from.pointer(), from.bytes());
@@ -144,133 +144,90 @@ class Lease {
   Prepared* prepared_;
 };
 
+// Shards lie one behind the other in the whole, for those who have it.
+void bind_values(Prepared& prepared, const Call& call) {
+  const bool of_input = has(call.kind, kWholeInput), of_output = has(call.kind, kWholeOutput);
+  std::vector<Slot>& slots = prepared.slots;
+  for (std::size_t i = 0; call.has_whole() && i < slots.size(); ++i) {
+    const std::size_t count = slots[i].count;
+    if (of_input) slots[i].input = call.input.subspan(i * count, count);
+    if (of_output) slots[i].output = call.output.subspan(i * count, count);
+  }
+  const auto rank = static_cast<std::size_t>(call.transport.rank());
+  Slot& own = slots.size() == 1 ? slots.front() : slots[rank];
+  if (!of_input) own.input = call.input;
+  if (!of_output) own.output = call.output;
+  if (call.kind != Kind::kReduceScatter) return;
+  if (prepared.gathers_whole()) own.window = rank * call.output.count();
+  bind_host_sums(prepared, call.output);
+}
+
+void run_call(const Call& call, const CollectiveOptions& options, StreamView stream) {
+  check_call(call, options);
+  Lease lease(call.transport, make_key(call, options), options, stream);
+  if (call.transport.ranks() == 1) return copy_values(call.input, call.output, stream);
+  bind_values(*lease, call);
+  bind_state(*lease, options);
+  run(*lease, call.transport, options);
+}
+
 }  // namespace
 
 void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options,
                StreamView stream) {
-  check_span(transport, gradient, "the gradient");
   if (options.codec == kAutoCodec)
     return allreduce_automatically(transport, gradient, options, stream);
-  Lease call(transport, make_key(transport, Kind::kAllreduce, gradient, options), options, stream);
-  if (transport.ranks() == 1) return;
-  Slot& slot = call->slots.front();
-  slot.input = gradient;
-  slot.output = gradient;
-  bind_allreduce_state(*call, options);
-  run(*call, transport, options);
+  run_call({transport, Kind::kAllreduce, gradient, gradient}, options, stream);
 }
 
 void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
                     const CollectiveOptions& options, StreamView stream) {
-  refuse_automatic(options, "reduce_scatter");
-  check_span(transport, input, "the input");
-  check_span(transport, shard, "the shard");
-  check_shards(input, shard, transport.ranks());
-  Lease call(transport, make_key(transport, Kind::kReduceScatter, shard, options), options, stream);
-  if (transport.ranks() == 1) return copy_values(input, shard, stream);
-  for (std::size_t i = 0; i < call->slots.size(); ++i)
-    call->slots[i].input = input.subspan(i * call->slots[i].count, call->slots[i].count);
-  const auto rank = static_cast<std::size_t>(transport.rank());
-  Slot& own = call->slots.size() == 1 ? call->slots.front() : call->slots[rank];
-  own.output = shard;
-  if (call->gathers_whole()) own.window = rank * shard.count();
-  bind_host_sums(*call, shard);
-  bind_state(*call, options);
-  run(*call, transport, options);
+  run_call({transport, Kind::kReduceScatter, input, shard}, options, stream);
 }
 
 void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
                const CollectiveOptions& options, StreamView stream) {
-  refuse_automatic(options, "allgather");
-  check_span(transport, shard, "the shard");
-  check_span(transport, output, "the output");
-  check_shards(output, shard, transport.ranks());
-  Lease call(transport, make_key(transport, Kind::kAllgather, shard, options), options, stream);
-  if (transport.ranks() == 1) return copy_values(shard, output, stream);
-  for (std::size_t i = 0; i < call->slots.size(); ++i)
-    call->slots[i].output = output.subspan(i * shard.count(), shard.count());
-  call->slots[static_cast<std::size_t>(transport.rank())].input = shard;
-  bind_state(*call, options);
-  run(*call, transport, options);
+  run_call({transport, Kind::kAllgather, shard, output}, options, stream);
 }
 
 void broadcast(Transport& transport, ValueSpan values, int root, const CollectiveOptions& options,
                StreamView stream) {
-  check_rooted(transport, root, options, "broadcast");
-  refuse_feedback(options, "broadcast");
-  check_span(transport, values, "the values");
-  Lease call(transport, make_key(transport, Kind::kBroadcast, values, options, root), options,
-             stream);
-  if (transport.ranks() == 1) return;
-  call->slots.front().input = values;
-  call->slots.front().output = values;
-  run(*call, transport, options);
+  run_call({transport, Kind::kBroadcast, values, values, root}, options, stream);
 }
 
 void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root,
             const CollectiveOptions& options, StreamView stream) {
-  check_rooted(transport, root, options, "reduce");
-  check_span(transport, input, "the input");
   const bool is_root = transport.rank() == root;
-  if (is_root) check_shards(output, input, 1);
-  Lease call(transport, make_key(transport, Kind::kReduce, input, options, root), options, stream);
-  if (transport.ranks() == 1) return copy_values(input, output, stream);
-  Slot& slot = call->slots.front();
-  slot.input = input;
-  slot.output = is_root ? output : ValueSpan{};
-  bind_allreduce_state(*call, options);
-  run(*call, transport, options);
+  run_call({transport, Kind::kReduce, input, is_root ? output : ValueSpan{}, root}, options,
+           stream);
 }
 
 void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int root,
             const CollectiveOptions& options, StreamView stream) {
-  check_rooted(transport, root, options, "gather");
-  check_span(transport, shard, "the shard");
-  const bool is_root = transport.rank() == root;
-  if (is_root) check_shards(output, shard, transport.ranks());
-  Lease call(transport, make_key(transport, Kind::kGather, shard, options, root), options, stream);
-  if (transport.ranks() == 1) return copy_values(shard, output, stream);
-  for (std::size_t i = 0; is_root && i < call->slots.size(); ++i)
-    call->slots[i].output = output.subspan(i * shard.count(), shard.count());
-  call->slots[static_cast<std::size_t>(transport.rank())].input = shard;
-  bind_state(*call, options);
-  run(*call, transport, options);
+  run_call({transport, Kind::kGather, shard, output, root}, options, stream);
 }
 
 void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int root,
              const CollectiveOptions& options, StreamView stream) {
-  check_rooted(transport, root, options, "scatter");
-  refuse_feedback(options, "scatter");
-  check_span(transport, shard, "the shard");
-  const bool is_root = transport.rank() == root;
-  if (is_root) check_shards(input, shard, transport.ranks());
-  Lease call(transport, make_key(transport, Kind::kScatter, shard, options, root), options, stream);
-  if (transport.ranks() == 1) return copy_values(input, shard, stream);
-  for (std::size_t i = 0; is_root && i < call->slots.size(); ++i)
-    call->slots[i].input = input.subspan(i * shard.count(), shard.count());
-  call->slots[static_cast<std::size_t>(transport.rank())].output = shard;
-  run(*call, transport, options);
+  run_call({transport, Kind::kScatter, input, shard, root}, options, stream);
 }
 
 void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
                 const Splits& splits, const CollectiveOptions& options, StreamView stream) {
-  refuse_automatic(options, "all_to_all");
-  refuse_feedback(options, "all_to_all");
-  check_span(transport, input, "the input");
-  check_span(transport, output, "the output");
-  check_alike(output, "the output", input, "the input");
+  const Call call{transport, Kind::kAllToAll, input, output};
+  check_call(call, options);
   Rows rows = rows_of(transport, input, output, columns, splits);
-  Key key = make_key(transport, Kind::kAllToAll, input, options);
+  Key key = make_key(call, options);
   key.count = columns;
-  Lease call(transport, key, options, stream);
+  Lease lease(transport, key, options, stream);
   if (transport.ranks() == 1) return copy_values(input, output, stream);
-  if (!is_captured(key, stream)) learn_passing(*call, transport, rows);
-  if (!are_planned(*call, rows)) {
+  if (!is_captured(key, stream)) learn_passing(*lease, transport, rows);
+  if (!are_planned(*lease, rows)) {
     check_capture(key, stream);
-    plan(*call, rows);
+    plan(*lease, rows);
   }
-  bind_rows(*call, input, output);
-  run(*call, transport, options);
+  bind_rows(*lease, input, output);
+  run(*lease, transport, options);
 }
 
 }  // namespace tersor

@@ -78,7 +78,7 @@ std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValue
                                           int from, int to, const CollectiveOptions& options) {
   KnownHierarchy none;
   auto prepared =
-      prepare(transport, make_key(transport, Kind::kSend, values, options), options, none);
+      prepare(transport, make_key({transport, Kind::kSend, values, {}}, options), options, none);
   if (to == transport.rank()) prepared->context.name = "receive";
   const Party all = everybody(transport.rank(), transport.ranks());
   prepared->chunks =

@@ -36,14 +36,43 @@ int slots_of(const Prepared& prepared) { return static_cast<int>(prepared.slots.
 /// Whether this rank encodes a slot: its own; of what is added all, by hosts those of its place.
 bool encodes(const Prepared& prepared, int slot) {
   const int rank = prepared.context.rank;
-  if (!prepared.adds()) return slot == rank;
+  if (!prepared.is(kAdds)) return slot == rank;
   if (!prepared.by_hosts) return true;
   const HostGroups& groups = prepared.hierarchy->groups();
   return groups.place(slot) == groups.place(rank);
 }
 
-bool keeps_state(const Prepared& prepared, const CollectiveOptions& options) {
-  return options.state != nullptr && prepared.codec->has_feedback();
+/// Of a collective whose only slot is all values.
+void bind_only_state(Prepared& prepared, const CollectiveOptions& options) {
+  Slot& slot = prepared.slots.front();
+  const StateRanges ranges = state_ranges(prepared.context, slot, prepared.context.rank);
+  check_state(prepared, options.state->residual, ranges.encoded.count,
+              prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
+  slot.residual = both_in(options.state->residual);
+  slot.residual_first = ranges.encoded.first;
+  if (prepared.encoded != Algorithm::kTwoShot) return;
+  check_state(prepared, options.state->owner_residual, ranges.owned.count(),
+              "owner_residual (see owned_count)");
+  slot.owner = both_in(options.state->owner_residual);
+  slot.owned = ranges.owned;
+}
+
+/// Of a collective whose slots are shards.
+void bind_states(Prepared& prepared, const CollectiveOptions& options) {
+  std::size_t encoded = 0;
+  for (int slot = 0; slot < slots_of(prepared); ++slot)
+    if (encodes(prepared, slot)) encoded += prepared.slots[static_cast<std::size_t>(slot)].count;
+  const bool adds_first = prepared.by_hosts && prepared.is(kAdds);
+  const CollectiveState& state = *options.state;
+  check_state(prepared, state.residual, encoded,
+              adds_first ? "residual (see scattered_count)" : "residual");
+  std::size_t offset = 0;
+  for (int i = 0; i < slots_of(prepared); ++i) {
+    if (!encodes(prepared, i)) continue;
+    Slot& slot = prepared.slots[static_cast<std::size_t>(i)];
+    slot.residual = both_in(state.residual.subspan(offset, slot.count));
+    offset += slot.count;
+  }
 }
 
 }  // namespace
@@ -60,7 +89,7 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   context.seed = options.seed;
   context.step = options.step;
   context.words = options.state == nullptr ? nullptr : options.state->words;
-  context.reduction = prepared.adds() ? options.reduction : Reduction::kSum;
+  context.reduction = prepared.is(kAdds) ? options.reduction : Reduction::kSum;
   context.checksum = options.checksum;
   context.timeout = options.timeout;
   context.threads = options.threads;
@@ -69,37 +98,9 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   if (context.on_device()) bind_device(prepared, transport, stream);
 }
 
-void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options) {
-  if (!keeps_state(prepared, options)) return;
-  Slot& slot = prepared.slots.front();
-  const StateRanges ranges = state_ranges(prepared.context, slot, prepared.context.rank);
-  check_state(prepared, options.state->residual, ranges.encoded.count,
-              prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
-  slot.residual = both_in(options.state->residual);
-  slot.residual_first = ranges.encoded.first;
-  if (prepared.encoded != Algorithm::kTwoShot) return;
-  check_state(prepared, options.state->owner_residual, ranges.owned.count(),
-              "owner_residual (see owned_count)");
-  slot.owner = both_in(options.state->owner_residual);
-  slot.owned = ranges.owned;
-}
-
 void bind_state(Prepared& prepared, const CollectiveOptions& options) {
-  if (!keeps_state(prepared, options)) return;
-  std::size_t encoded = 0;
-  for (int slot = 0; slot < slots_of(prepared); ++slot)
-    if (encodes(prepared, slot)) encoded += prepared.slots[static_cast<std::size_t>(slot)].count;
-  const bool adds_first = prepared.by_hosts && prepared.adds();
-  const CollectiveState& state = *options.state;
-  check_state(prepared, state.residual, encoded,
-              adds_first ? "residual (see scattered_count)" : "residual");
-  std::size_t offset = 0;
-  for (int i = 0; i < slots_of(prepared); ++i) {
-    if (!encodes(prepared, i)) continue;
-    Slot& slot = prepared.slots[static_cast<std::size_t>(i)];
-    slot.residual = both_in(state.residual.subspan(offset, slot.count));
-    offset += slot.count;
-  }
+  if (options.state == nullptr || !prepared.codec->has_feedback()) return;
+  prepared.is(kOneSlot) ? bind_only_state(prepared, options) : bind_states(prepared, options);
 }
 
 // That of its own shard lies where the result will.

@@ -6,7 +6,6 @@
 #include <tersor/collectives.h>
 #include <tersor/stream.h>
 
-#include <cstddef>
 #include <string_view>
 
 namespace tersor {
@@ -15,10 +14,8 @@ namespace tersor {
 void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options,
                StreamView stream);
 
-/// The residuals of an allreduce. Throws InvalidArgument where one has not the count that this rank
-/// needs, or lies elsewhere than the values; so does the next.
-void bind_allreduce_state(Prepared& prepared, const CollectiveOptions& options);
-/// Those of a collective whose slots are shards.
+/// The residuals. Throws InvalidArgument where one has not the count that this rank needs, or lies
+/// elsewhere than the values.
 void bind_state(Prepared& prepared, const CollectiveOptions& options);
 /// Where a reduce-scatter by hosts adds up what this rank's host gives.
 void bind_host_sums(Prepared& prepared, const ValueSpan& shard);

@@ -11,15 +11,15 @@
 namespace tersor {
 namespace {
 
-constexpr std::string_view kKindNames[] = {"allreduce", "reduce_scatter", "allgather",
-                                           "broadcast", "reduce",         "gather",
-                                           "scatter",   "all_to_all",     "send"};
+std::vector<std::string> kind_names() {
+  std::vector<std::string> names;
+  for (const KindInfo& kind : kKinds) names.emplace_back(kind.name);
+  return names;
+}
 
 Fields fields_of(const Prepared& prepared, const CollectiveOptions& options, const Hosts& hosts) {
   Fields fields;
-  fields
-      .add("operation", static_cast<std::uint8_t>(prepared.key.kind),
-           {std::begin(kKindNames), std::end(kKindNames)})
+  fields.add("operation", prepared.key.kind, kind_names())
       .add("reduction", options.reduction, reduction_names())
       .add("algorithm", prepared.algorithm, algorithm_names())
       .add("ranks", static_cast<std::uint32_t>(prepared.context.ranks))
@@ -52,7 +52,7 @@ void make_slots(Prepared& prepared) {
 /// the transport found where they do not.
 Hosts hosts_of(const Prepared& prepared, const Transport& transport) {
   const Key& key = prepared.key;
-  const bool climbs = key.kind == Kind::kAllreduce || prepared.is_of_shards();
+  const bool climbs = key.kind == Kind::kAllreduce || prepared.is(kShares);
   if (!climbs || key.algorithm != Algorithm::kHierarchical) return {};
   Hosts hosts = find_hosts(transport, key.hosts, key.host_codec, key.error_growth);
   if (!hosts.groups || key.kind == Kind::kAllreduce || hosts.groups->even()) return hosts;
@@ -63,16 +63,16 @@ Hosts hosts_of(const Prepared& prepared, const Transport& transport) {
 /// On a grid sums are encoded again, of which a reduce-scatter keeps no residual.
 void check_grid(const Prepared& prepared) {
   const Grid& grid = prepared.context.grid;
-  if (!prepared.is_of_shards() || prepared.by_hosts || grid.is_direct()) return;
+  if (!prepared.is(kShares) || prepared.by_hosts || grid.is_direct()) return;
   const std::string name(prepared.context.name);
   if (grid.owners() != grid.places())
     throw InvalidArgument("every rank owns a shard: " + name + " needs a grid of all " +
                           std::to_string(grid.places()) + " ranks, not of " +
                           std::to_string(grid.owners()));
-  if (prepared.deals() && grid.dimensions() > 2)
+  if (prepared.key.kind == Kind::kAllToAll && grid.dimensions() > 2)
     throw InvalidArgument(name + " goes on grids of two dimensions at most, not of " +
                           text_of(grid.digits()));
-  if (prepared.adds() && !prepared.gathers_whole() && prepared.codec->has_feedback())
+  if (prepared.is(kAdds) && !prepared.gathers_whole() && prepared.codec->has_feedback())
     throw InvalidArgument("on a grid " + name +
                           " encodes sums again, of which it keeps no residual: leave out +ef, or "
                           "dims");
@@ -114,7 +114,7 @@ void agree(Transport& transport, const Prepared& prepared) try {
 
 void find_hierarchy(Transport& transport, Prepared& prepared, Hosts hosts, KnownHierarchy& known) {
   const HostGroups& groups = *hosts.groups;
-  const Between between = prepared.is_of_shards() ? Between::kFrames : Between::kAny;
+  const Between between = prepared.is(kShares) ? Between::kFrames : Between::kAny;
   const bool same = known.transport == &transport && known.hierarchy->between() >= between &&
                     known.hierarchy->codec().spec().text() == hosts.codec->spec().text() &&
                     known.hierarchy->groups().grid().dimensions() == groups.grid().dimensions() &&
@@ -206,10 +206,10 @@ void make_context(Prepared& prepared, Transport& transport, const CollectiveOpti
   context.transport = &transport;
   context.rank = transport.rank();
   context.ranks = transport.ranks();
-  const bool asked = !prepared.key.dims.empty() || !prepared.is_of_shards();
+  const bool asked = !prepared.key.dims.empty() || !prepared.is(kShares);
   context.grid = asked ? Grid::of(prepared.key.dims, context.ranks, prepared.key.error_growth)
                        : Grid(context.ranks);
-  context.name = kKindNames[static_cast<int>(prepared.key.kind)];
+  context.name = info_of(prepared.key.kind).name;
   context.timeout = options.timeout;
   context.threads = options.threads;
   context.memory = prepared.key.memory;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tersor {
@@ -28,6 +29,39 @@ enum class Kind : std::uint8_t {
   kAllToAll,
   kSend
 };
+
+/// What kinds are, as bits.
+enum KindTrait : unsigned {
+  kAdds = 1,        ///< ranks' values are added
+  kShares = 2,      ///< every rank owns a shard, or gets rows
+  kOneSlot = 4,     ///< of all values; else one for each rank's
+  kRooted = 8,      ///< one rank has, or gets, what is not for the others
+  kFeedsBack = 16,  ///< what is lost may be paid in a later call
+  // Which span has the shards of all ranks, one behind the other; without either, none has:
+  kWholeInput = 32,
+  kWholeOutput = 64
+};
+
+/// What there is to know of a kind.
+struct KindInfo {
+  std::string_view name;
+  std::string_view input, output;  ///< what messages call the spans that all ranks give
+  unsigned traits;
+};
+
+inline constexpr KindInfo kKinds[] = {
+    {"allreduce", "the gradient", "", kAdds | kOneSlot | kFeedsBack},
+    {"reduce_scatter", "the input", "the shard", kAdds | kShares | kFeedsBack | kWholeInput},
+    {"allgather", "the shard", "the output", kShares | kFeedsBack | kWholeOutput},
+    {"broadcast", "the values", "", kOneSlot | kRooted},
+    {"reduce", "the input", "", kAdds | kOneSlot | kRooted | kFeedsBack},
+    {"gather", "the shard", "", kRooted | kFeedsBack | kWholeOutput},
+    {"scatter", "", "the shard", kRooted | kWholeInput},
+    {"all_to_all", "the input", "the output", kShares},
+    {"send", "", "", kOneSlot}};
+
+inline const KindInfo& info_of(Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
+inline bool has(Kind kind, KindTrait trait) { return (info_of(kind).traits & trait) != 0; }
 
 /// What a prepared collective depends on: an equal call may use it again.
 struct Key {
@@ -62,38 +96,22 @@ struct Prepared {
     return key.kind == Kind::kReduceScatter && !by_hosts && !codec->traits().divisible;
   }
 
-  /// Whether every rank owns a shard, or gets rows.
-  bool is_of_shards() const {
-    return key.kind == Kind::kReduceScatter || key.kind == Kind::kAllgather || deals();
-  }
-  bool deals() const { return key.kind == Kind::kAllToAll; }
+  bool is(KindTrait trait) const { return has(key.kind, trait); }
 
-  /// Whether ranks' values are added.
-  bool adds() const {
-    return key.kind == Kind::kAllreduce || key.kind == Kind::kReduceScatter ||
-           key.kind == Kind::kReduce;
+  /// What ranks agree on, or contribute: a slot of all values, or one for each rank's.
+  int own_slot_count() const { return is(kOneSlot) || gathers_whole() ? 1 : context.ranks; }
+  std::span<const Slot> own_slots() const {
+    return std::span(slots).first(static_cast<std::size_t>(own_slot_count()));
   }
-
-  /// Whether it has one slot of all values; else one for each rank's.
-  bool has_one_slot() const {
-    return key.kind == Kind::kAllreduce || key.kind == Kind::kBroadcast ||
-           key.kind == Kind::kReduce || key.kind == Kind::kSend || gathers_whole();
-  }
-
-  /// Those of an all_to_all are its lanes: what goes, on a grid what passes, what comes.
+  /// Slots of an all_to_all are its lanes: what goes, on a grid what passes, what comes.
   int slot_count() const {
-    if (has_one_slot()) return 1;
     const int dimensions = by_hosts ? 2 : context.grid.dimensions();
-    return deals() ? (1 + dimensions) * context.ranks : context.ranks;
+    return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks : own_slot_count();
   }
   /// All ranks, where each owns something: by hosts, or on the grid of the context.
   Party party() const {
     return by_hosts ? tersor::by_hosts(hierarchy->groups(), context.rank)
                     : everybody(context.rank, context.grid);
-  }
-  /// What ranks agree on, or contribute.
-  std::span<const Slot> own_slots() const {
-    return std::span(slots).first(has_one_slot() ? 1 : static_cast<std::size_t>(context.ranks));
   }
 
   Key key;
