@@ -39,8 +39,7 @@ Transport& GradientReducer::Impl::control() {
 }
 
 ReducerState GradientReducer::Impl::exact_state() {
-  finish_steps();
-  LockedStep step = step_.lock();
+  LockedStep step = between_steps();
   finalize(step);
   return {.form = ReducerState::Form::kExact,
           .reduction = options_.reduction,
@@ -52,8 +51,7 @@ ReducerState GradientReducer::Impl::exact_state() {
 }
 
 void GradientReducer::Impl::load(const ReducerState& state) {
-  finish_steps();
-  LockedStep step = step_.lock();
+  LockedStep step = between_steps();
   finalize(step);
   check_state(state, parameters_);
   steps_before_ = state.step - step->number();
@@ -65,14 +63,10 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   if (exact && !state.order.empty() && !of_ready()) sender_->adopt_order(step, state.order);
 }
 
-void GradientReducer::relearn_order() {
-  impl_->finish_steps();
-  impl_->step_.lock()->forget_order();
-}
+void GradientReducer::relearn_order() { impl_->between_steps()->forget_order(); }
 
 void GradientReducer::scale_residuals(float factor) {
-  impl_->finish_steps();
-  const auto lock = impl_->step_.lock();
+  const auto lock = impl_->between_steps();
   impl_->parameters_.residuals.scale(factor);
 }
 

@@ -24,7 +24,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace tersor {
 
@@ -54,6 +53,11 @@ struct GradientReducer::Impl {
   bool test(std::uint32_t parameter, std::uint32_t number);
   void progress();
   void finish_steps();
+  /// The same, with the step locked.
+  LockedStep between_steps() {
+    finish_steps();
+    return step_.lock();
+  }
 
   // Checkpoints (between_steps.cc).
   ReducerState exact_state();

@@ -63,8 +63,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
 }
 
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {
-  finish_steps();
-  const LockedStep step = step_.lock();
+  const LockedStep step = between_steps();
   if (!step->untouched())
     throw InvalidArgument("add \"" + name +
                           "\" between two steps: gradients of this one are ready");

@@ -8,7 +8,6 @@
 #include <tersor/codec.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <vector>
 

@@ -50,14 +50,6 @@ void Sender::advance_or_wait() {
   }
 }
 
-Operation Sender::bracket() const {
-  return {.name = context_.name,
-          .signature = context_.signature,
-          .timeout = context_.timeout,
-          .memory = context_.memory,
-          .stream = context_.stream};
-}
-
 void Sender::submit(std::uint32_t index, Message& message) {
   if (!context_.queues()) transport().begin(bracket());  // tells of a device's damaged frames
   for (const ChunkPlan& chunk : message.bucket.chunks)

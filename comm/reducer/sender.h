@@ -7,7 +7,6 @@
 #include "comm/reducer/residence.h"
 #include "comm/reducer/step.h"
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -65,7 +64,7 @@ class Sender {
   }
 
   /// Brackets operations on a device.
-  Operation bracket() const;
+  Operation bracket() const { return bracket_of(context_); }
   SharedStep& step() const { return step_; }
   Transport& transport() const { return *context_.transport; }
   const Residence& residence() const { return residence_; }

@@ -6,9 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 namespace tersor {
 namespace {

@@ -24,8 +24,7 @@ std::string line_of(const ReducerParameter& own, const Slot& slot) {
 
 void GradientReducer::reset_statistics() {
   Impl& impl = *impl_;
-  impl.finish_steps();
-  const auto lock = impl_->step_.lock();
+  const auto lock = impl.between_steps();
   if (impl.sender_ == nullptr) return;
   impl.residence_->reset_overflows();
   impl.totals_.reset(impl.context_, impl.sender_->wire_seconds());
@@ -33,23 +32,20 @@ void GradientReducer::reset_statistics() {
 
 ReducerStatistics GradientReducer::statistics() const {
   const Impl& impl = *impl_;
-  impl_->finish_steps();
-  const auto lock = impl_->step_.lock();
+  const auto lock = impl_->between_steps();
   ReducerStatistics all = impl.totals_.all(impl.parameters_, impl.stream());
   if (impl.residence_ != nullptr) all.overflows = impl.residence_->overflows(all.overflows);
   return all;
 }
 
 std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
-  impl_->finish_steps();
-  const auto lock = impl_->step_.lock();
+  const auto lock = impl_->between_steps();
   return impl_->totals_.of_each(impl_->parameters_, impl_->stream());
 }
 
 std::string GradientReducer::explain() const {
   const Impl& impl = *impl_;
-  impl_->finish_steps();
-  const LockedStep step = impl_->step_.lock();
+  const LockedStep step = impl_->between_steps();
   std::string text;
   for (std::size_t i = 0; i < impl.parameters_.count(); ++i)
     text += line_of(impl.parameters_.all[i], impl.parameters_.slots[i]);
@@ -65,8 +61,7 @@ std::string GradientReducer::explain() const {
 }
 
 std::string GradientReducer::explain_choice() const {
-  impl_->finish_steps();
-  const auto lock = impl_->step_.lock();
+  const auto lock = impl_->between_steps();
   return impl_->ways_.explain();
 }
 

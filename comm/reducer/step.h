@@ -138,8 +138,6 @@ class LockedStep {
   ~LockedStep() {
     if (lock_.owns_lock()) tell();
   }
-  LockedStep(const LockedStep&) = delete;
-  LockedStep& operator=(const LockedStep&) = delete;
 
   ReducerStep& operator*() const { return shared_.step_; }
   ReducerStep* operator->() const { return &shared_.step_; }

@@ -8,7 +8,6 @@
 #include <tersor/auto.h>
 
 #include <compare>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>

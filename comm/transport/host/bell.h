@@ -17,8 +17,6 @@ class Bell {
 
   Bell() = default;
   ~Bell();
-  Bell(const Bell&) = delete;
-  Bell& operator=(const Bell&) = delete;
 
   std::uint32_t rings() const { return rings_.load(std::memory_order_acquire); }
   void ring();

@@ -20,8 +20,6 @@ class BlockPool {
   /// Pinned and device memory: of the device that is current now, whichever thread takes a block.
   explicit BlockPool(BlockMemory memory = BlockMemory::kHost);
   ~BlockPool();
-  BlockPool(const BlockPool&) = delete;
-  BlockPool& operator=(const BlockPool&) = delete;
 
   /// A block of `bytes` bytes, not initialised; an empty one for 0. Throws OutOfMemory, CudaError.
   Block take(std::size_t bytes);

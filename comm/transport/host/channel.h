@@ -79,8 +79,6 @@ class Channel {
   explicit Channel(std::shared_ptr<World> world) : Channel(world, world->everybody()) {}
   Channel(std::shared_ptr<World> world, Box& box);
   ~Channel() { world_->release(box_); }
-  Channel(const Channel&) = delete;
-  Channel& operator=(const Channel&) = delete;
 
   World& world() const { return *world_; }
   Box& box() const { return box_; }

@@ -2,7 +2,6 @@
 #include "comm/transport/host/host_transport.h"
 #include "comm/transport/arguments.h"
 
-#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <string>

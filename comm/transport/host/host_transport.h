@@ -21,8 +21,6 @@ class HostTransport final : public Transport {
       : HostTransport(std::make_shared<Channel>(std::move(world))) {}
   /// Tells peers that still wait for this rank.
   ~HostTransport() override;
-  HostTransport(const HostTransport&) = delete;
-  HostTransport& operator=(const HostTransport&) = delete;
 
   int rank() const override { return channel_->rank(); }
   int ranks() const override { return channel_->ranks(); }

@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "comm/transport/host/channel.h"
 #include "comm/transport/host/exchange.h"

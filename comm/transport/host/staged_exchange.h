@@ -1,8 +1,6 @@
 // Exchanges of device memory; staging.h says how.
 #pragma once
 
-#include <memory>
-
 #include "comm/transport/host/exchange.h"
 #include "comm/transport/host/staging.h"
 

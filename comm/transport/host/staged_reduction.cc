@@ -2,7 +2,6 @@
 // and copied up again; staging.h says how.
 #include "comm/transport/host/staging.h"
 
-#include <utility>
 #include <vector>
 
 namespace tersor::host {

@@ -80,8 +80,6 @@ class Copies {
   Copies(Staging& staging, const Operation& operation);
   /// Keeps what queued work still needs.
   ~Copies();
-  Copies(const Copies&) = delete;
-  Copies& operator=(const Copies&) = delete;
 
   Staging& staging() const { return staging_; }
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -83,8 +82,6 @@ class World {
   /// Says goodbye and gives back what the network lets go of; the rest lives until the process
   /// ends.
   ~World();
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
 
   /// Leaves all channels and ends the wire while transports still live: what they are asked for
   /// later, or wait for now, ends in TransportError. For wires that do not move alone.

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 #include <thread>
 #include <vector>
 

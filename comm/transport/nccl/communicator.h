@@ -25,8 +25,6 @@ class Communicator {
   Communicator(ncclComm_t handle, Owner owner, const Fault& fault);
   /// Destroys its own; aborts it where it was stopped.
   ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }

@@ -50,8 +50,6 @@ class DeviceTransport final : public Transport {
   DeviceTransport(std::shared_ptr<Fabric> fabric, std::unique_ptr<Communicator> communicator,
                   std::chrono::milliseconds timeout);
   ~DeviceTransport() override;
-  DeviceTransport(const DeviceTransport&) = delete;
-  DeviceTransport& operator=(const DeviceTransport&) = delete;
 
   int rank() const override { return communicator_->rank(); }
   int ranks() const override { return communicator_->ranks(); }

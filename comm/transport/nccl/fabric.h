@@ -25,8 +25,6 @@ class Fabric {
  public:
   Fabric() = default;
   ~Fabric();
-  Fabric(const Fabric&) = delete;
-  Fabric& operator=(const Fabric&) = delete;
 
   /// From here on the thread watches. `who` stands in messages: "rank 0 of 4".
   void watch(std::string who);

@@ -4,7 +4,6 @@
 
 #include <tersor/transport.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -46,8 +45,6 @@ class Queue {
   explicit Queue(const Fault& fault);
   /// What the device may still touch where it was stopped is given up, not freed.
   ~Queue();
-  Queue(const Queue&) = delete;
-  Queue& operator=(const Queue&) = delete;
 
   StreamView wire() const { return wire_.view(); }
   DeviceBlocks& pool() { return *pool_; }

@@ -68,8 +68,6 @@ class Part {
     if (!made_->is_open()) refuse(of, std::strerror(errno));
   }
   ~Part() { unlink(path_.c_str()); }
-  Part(const Part&) = delete;
-  Part& operator=(const Part&) = delete;
 
   const fs::path& path() const { return path_; }
   const File& file() const { return *made_; }

@@ -36,8 +36,6 @@ class Reactor {
  public:
   /// Throws TransportError where the system has no more descriptors.
   Reactor();
-  Reactor(const Reactor&) = delete;
-  Reactor& operator=(const Reactor&) = delete;
 
   /// Each change is told once, until the socket is closed.
   void watch(int socket, Watched& who);

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <numeric>
 #include <sstream>
 #include <system_error>
 #include <utility>

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "comm/transport/tcp/descriptor.h"
 #include "comm/transport/tcp/inbox.h"
