@@ -1,50 +1,76 @@
 // See gradients.h.
 #include "comm/reducer/gradients.h"
 
+#include "codecs/loss.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/host_copy.h"
-#include "comm/reducer/measure.h"
+#include "kernels/scalar/convert.h"
 
 #include <string>
+#include <vector>
 
 namespace tersor {
 namespace {
 
 bool scatters(const Slot& slot) { return slot.collective == Collective::kReduceScatter; }
 
+void add_to(std::vector<float>& sum, ConstValueSpan values) {
+  if (values.empty()) return;
+  visit_gradient_dtype(values.dtype(), [&](auto tag) {
+    const auto typed = values.as<decltype(tag)>();
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += kernels::to_f32(typed[i]);
+  });
+}
+
+/// |p − decoded| / |p| of one encode of p = gradient + residual (residual may be empty), without
+/// touching any state: for study, not for speed. 0 where p is all zeros.
+double relative_error(const Codec& codec, const Segment& segment, ConstValueSpan gradient,
+                      ConstValueSpan residual) {
+  std::vector<float> wanted(segment.count, 0.0f);
+  add_to(wanted, gradient);
+  add_to(wanted, residual);
+  const PlannedCodec plain(with_feedback(codec.spec().text(), Feedback::kNone),
+                           {.count = segment.count,
+                            .parameter = segment.parameter,
+                            .rows = segment.rows,
+                            .columns = segment.columns});
+  return measure_loss(plain, wanted).relative_error();
+}
+
 }  // namespace
 
 void Gradients::place(Residence& residence) {
   residence_ = &residence;
-  nowhere_.resize(slots_.size(), false);
+  nowhere_.resize(parameters_.slots.size(), false);
 }
 
 void Gradients::check_values(std::uint32_t parameter, const ValueSpan& values,
                              std::size_t count) const {
-  const Slot& slot = slots_[parameter];
+  const Slot& slot = parameters_.slots[parameter];
   const Memory memory = residence_->memory();
   if (values.count() == count && values.dtype() == slot.dtype && values.memory() == memory) return;
   throw InvalidArgument(
-      "\"" + parameters_[parameter].name + "\" was added with " + std::to_string(count) +
+      "\"" + parameters_.all[parameter].name + "\" was added with " + std::to_string(count) +
       " values of " + std::string(dtype_name(slot.dtype)) + " " + std::string(memory_text(memory)) +
       ", but " + std::to_string(values.count()) + " of " + std::string(dtype_name(values.dtype())) +
       " " + std::string(memory_text(values.memory())) + " are ready");
 }
 
 void Gradients::check_given(std::uint32_t parameter, const Given& given) const {
-  const Slot& slot = slots_[parameter];
+  const Slot& slot = parameters_.slots[parameter];
   check_values(parameter, given.gradient, slot.count);
   if (scatters(slot))
-    check_values(parameter, given.shard, shard_range(slot.count, 0, context_.ranks).count);
+    check_values(parameter, given.shard,
+                 shard_range(slot.count, 0, parameters_.context().ranks).count);
   else if (!given.shard.empty())
-    throw InvalidArgument("\"" + parameters_[parameter].name +
+    throw InvalidArgument("\"" + parameters_.all[parameter].name +
                           "\" is all-reduced: every rank gets all of it, and no shard");
 }
 
 void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given) const {
   if (given.has_value()) return check_given(parameter, *given);
   if (!has(parameter))
-    throw InvalidArgument("\"" + parameters_[parameter].name +
+    throw InvalidArgument("\"" + parameters_.all[parameter].name +
                           "\" was added without a gradient: give it to ready()");
 }
 
@@ -58,12 +84,12 @@ void Gradients::take(std::uint32_t parameter, const std::optional<Given>& given,
     leave_out(parameter);
   else if (left_out_)
     residence_->set_active(parameter, true);
-  if (options_.measure_error == MeasureError::kOn) measure_error(parameter);
+  if (parameters_.options().measure_error == MeasureError::kOn) measure_error(parameter);
 }
 
 void Gradients::bind(std::uint32_t parameter, const Given& given) {
-  Slot& slot = slots_[parameter];
-  parameters_[parameter].gradient = given.gradient;
+  Slot& slot = parameters_.slots[parameter];
+  parameters_.all[parameter].gradient = given.gradient;
   slot.input = given.gradient;
   slot.output = scatters(slot) ? given.shard : given.gradient;
   if (!slot.encoded_shards.empty()) slot.host_sum = given.gradient;
@@ -72,11 +98,11 @@ void Gradients::bind(std::uint32_t parameter, const Given& given) {
 bool Gradients::contributes(std::uint32_t parameter, Contribution contribution) const {
   if (contribution != Contribution::kGradientUnlessZero)
     return contribution == Contribution::kGradient;
-  return !residence_->all_zero(slots_[parameter].input);
+  return !residence_->all_zero(parameters_.slots[parameter].input);
 }
 
 void Gradients::leave_out(std::uint32_t parameter) {
-  const ValueSpan& values = parameters_[parameter].gradient;
+  const ValueSpan& values = parameters_.all[parameter].gradient;
   residence_->set_active(parameter, false);
   residence_->clear({values.pointer(), values.bytes()}, residence_->trainer());
   left_out_ = true;
@@ -84,40 +110,40 @@ void Gradients::leave_out(std::uint32_t parameter) {
 
 // What this rank would pay as an owner, or learn of a sum, it does to memory that nobody reads.
 void Gradients::leave_alone(std::uint32_t parameter) {
-  Slot& slot = slots_[parameter];
+  Slot& slot = parameters_.slots[parameter];
   nowhere_[parameter] = true;
-  if (!slot.owner.residual_out.empty()) slot.owner = residuals_.idle_owner(parameter);
-  if (!slot.memory.out.empty()) slot.memory.out = residuals_.idle_memory(parameter);
+  if (!slot.owner.residual_out.empty()) slot.owner = parameters_.residuals.idle_owner(parameter);
+  if (!slot.memory.out.empty()) slot.memory.out = parameters_.residuals.idle_memory(parameter);
   leave_out(parameter);
 }
 
 void Gradients::measure_error(std::uint32_t parameter) {
-  const Slot& slot = slots_[parameter];
-  const HostCopy gradient(slot.input, options_.stream);
-  const HostCopy residual(residuals_.current_sender(parameter), residence_->stream());
-  parameters_[parameter].relative_error = relative_error(
+  const Slot& slot = parameters_.slots[parameter];
+  const HostCopy gradient(slot.input, parameters_.options().stream);
+  const HostCopy residual(parameters_.residuals.current_sender(parameter), residence_->stream());
+  parameters_.all[parameter].relative_error = relative_error(
       *slot.codec,
       {.count = slot.count, .parameter = parameter, .rows = slot.rows, .columns = slot.columns},
       gradient.values(), residual.values());
 }
 
 void Gradients::keep_own(std::uint32_t parameter) {
-  const Slot& slot = slots_[parameter];
+  const Slot& slot = parameters_.slots[parameter];
   if (scatters(slot)) residence_->copy(slot.input, slot.output);
 }
 
 // Flags are 1 between steps, so that graphs of a step find them so. The caller may free what it
 // gave for this step alone.
 void Gradients::end_step() {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
+  for (std::size_t i = 0; i < parameters_.slots.size(); ++i) {
     if (left_out_) residence_->set_active(i, true);
-    if (!parameters_[i].given_anew) continue;
-    slots_[i].input = {};
-    slots_[i].output = {};
-    slots_[i].host_sum = {};
+    if (!parameters_.all[i].given_anew) continue;
+    parameters_.slots[i].input = {};
+    parameters_.slots[i].output = {};
+    parameters_.slots[i].host_sum = {};
   }
   left_out_ = false;
-  nowhere_.assign(slots_.size(), false);
+  nowhere_.assign(parameters_.slots.size(), false);
 }
 
 }  // namespace tersor

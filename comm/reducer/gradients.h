@@ -22,18 +22,14 @@ class Gradients {
   };
 
   /// The parameters outlive it.
-  explicit Gradients(Parameters& parameters)
-      : options_(parameters.options()),
-        context_(parameters.context()),
-        parameters_(parameters.all),
-        slots_(parameters.slots),
-        residuals_(parameters.residuals) {}
+  explicit Gradients(Parameters& parameters) : parameters_(parameters) {}
 
   /// Before the first step, and where parameters were added.
   void place(Residence& residence);
 
   bool has(std::uint32_t parameter) const {
-    return slots_[parameter].input.count() == slots_[parameter].count;
+    const Slot& slot = parameters_.slots[parameter];
+    return slot.input.count() == slot.count;
   }
   /// Whether it is left out of this step on all ranks.
   bool is_nowhere(std::size_t parameter) const { return nowhere_[parameter]; }
@@ -57,11 +53,7 @@ class Gradients {
   void leave_alone(std::uint32_t parameter);
   void measure_error(std::uint32_t parameter);
 
-  const ReducerOptions& options_;
-  const ExchangeContext& context_;
-  std::vector<ReducerParameter>& parameters_;
-  std::vector<Slot>& slots_;
-  Residuals& residuals_;
+  Parameters& parameters_;
   Residence* residence_ = nullptr;
   bool left_out_ = false;  ///< in this step some parameter is inactive
   std::vector<bool> nowhere_;

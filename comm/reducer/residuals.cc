@@ -46,13 +46,11 @@ SegmentState Residuals::state(std::size_t parameter, Range range) const {
   return {values(parameter, entry.current, range), values(parameter, next(entry), range)};
 }
 
-SegmentState Residuals::sender(std::size_t parameter) const {
-  return state(parameter, {0, entries_[parameter].count});
-}
+Range Residuals::owned(const Entry& entry) { return {sender_room(entry.count), entry.owned_count}; }
 
-SegmentState Residuals::owner(std::size_t parameter) const {
-  const Entry& entry = entries_[parameter];
-  return state(parameter, {sender_room(entry.count), entry.owned_count});
+ValueSpan Residuals::current(std::size_t parameter, Range range) const {
+  if (range.count == 0) return {};
+  return values(parameter, entries_[parameter].current, range);
 }
 
 ValueSpan Residuals::codec_memory(std::size_t parameter, unsigned generation,
@@ -96,17 +94,6 @@ ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) co
   return count == 0 ? ValueSpan{} : codec_memory(parameter, entries_[parameter].current, count);
 }
 
-ValueSpan Residuals::current_sender(std::size_t parameter) const {
-  const std::size_t count = entries_[parameter].count;
-  return count == 0 ? ValueSpan{} : values(parameter, entries_[parameter].current, {0, count});
-}
-
-ValueSpan Residuals::current_owner(std::size_t parameter) const {
-  const Entry& entry = entries_[parameter];
-  if (entry.owned_count == 0) return {};
-  return values(parameter, entry.current, {sender_room(entry.count), entry.owned_count});
-}
-
 void Residuals::commit(const std::function<bool(std::size_t)>& took_part) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
@@ -125,10 +112,8 @@ bool Residuals::discard() {
 }
 
 void Residuals::clear_owner(std::size_t parameter) {
-  const Entry& entry = entries_[parameter];
   for (unsigned generation = 0; generation < generations_; ++generation) {
-    const ValueSpan owner =
-        values(parameter, generation, {sender_room(entry.count), entry.owned_count});
+    const ValueSpan owner = values(parameter, generation, owned(entries_[parameter]));
     residence_->clear({owner.pointer(), owner.bytes()}, residence_->stream());
   }
 }

@@ -30,8 +30,8 @@ class Residuals {
   Dtype dtype() const { return dtype_; }
 
   /// What the next step reads and writes.
-  SegmentState sender(std::size_t parameter) const;
-  SegmentState owner(std::size_t parameter) const;
+  SegmentState sender(std::size_t i) const { return state(i, {0, entries_[i].count}); }
+  SegmentState owner(std::size_t i) const { return state(i, owned(entries_[i])); }
   /// The first `count` values of the codec's memory; none for 0.
   SegmentMemory memory(std::size_t parameter, std::size_t count) const;
 
@@ -41,8 +41,8 @@ class Residuals {
   ValueSpan idle_memory(std::size_t parameter);
 
   /// What stands after the last step.
-  ValueSpan current_sender(std::size_t parameter) const;
-  ValueSpan current_owner(std::size_t parameter) const;
+  ValueSpan current_sender(std::size_t i) const { return current(i, {0, entries_[i].count}); }
+  ValueSpan current_owner(std::size_t i) const { return current(i, owned(entries_[i])); }
   ValueSpan current_memory(std::size_t parameter, std::size_t count) const;
 
   /// The step's writes count from now on, of the parameters that took part in it.
@@ -67,9 +67,12 @@ class Residuals {
     bool can_discard = false;
   };
 
+  /// The owner's values in a generation: behind the sender's.
+  static Range owned(const Entry& entry);
   Buffer& idle(std::size_t parameter);
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
   SegmentState state(std::size_t parameter, Range range) const;
+  ValueSpan current(std::size_t parameter, Range range) const;
   ValueSpan codec_memory(std::size_t parameter, unsigned generation, std::size_t count) const;
   std::size_t residual_bytes(const Entry& entry) const;
   unsigned next(const Entry& entry) const { return (entry.current + 1) % generations_; }

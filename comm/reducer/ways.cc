@@ -39,11 +39,8 @@ Learner::Group new_group(std::string name, const std::vector<AutoPrediction>& wa
 }  // namespace
 
 Ways::Ways(Parameters& parameters)
-    : all_(parameters),
+    : parameters_(parameters),
       options_(parameters.options()),
-      context_(parameters.context()),
-      parameters_(parameters.all),
-      slots_(parameters.slots),
       algorithm_(options_.algorithm == Algorithm::kHierarchical ? Algorithm::kAuto
                                                                 : options_.algorithm),
       rules_(options_) {}
@@ -65,9 +62,9 @@ void Ways::choose(ReducerParameter& own, Slot& slot) {
 }
 
 void Ways::choose_way(ReducerParameter& own, Slot& slot) {
-  check_tuner_memory(*tuner_, all_.memory());
+  check_tuner_memory(*tuner_, parameters_.memory());
   own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective,
-                                  context_.grid.digits());
+                                  parameters_.context().grid.digits());
   for (const AutoPrediction& prediction : own.ways)
     slot.least_unit =
         std::max(slot.least_unit, unit_of(*rules_.codec(prediction.way.codec), slot.count));
@@ -93,7 +90,8 @@ void Ways::try_phases(ReducerParameter& own, Slot& slot) {
 
 void Ways::set_codec(ReducerParameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const {
   slot.codec = std::move(codec);
-  own.algorithm = preferred_algorithm(slot, encoding_ranks(context_, slot), algorithm_);
+  own.algorithm =
+      preferred_algorithm(slot, encoding_ranks(parameters_.context(), slot), algorithm_);
   if (!slot.encoded_shards.empty()) own.algorithm = Algorithm::kHierarchical;
   slot.window.reset();
   if (slot.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
@@ -109,15 +107,16 @@ void Ways::set_way(ReducerParameter& own, Slot& slot, const AutoChoice& way) {
 // Parameters of one rule and dtype go by one codec, each by that codec's quickest way.
 void Ways::begin() {
   std::vector<Learner::Group> groups;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    ReducerParameter& parameter = parameters_[i];
+  for (std::size_t i = 0; i < parameters_.count(); ++i) {
+    ReducerParameter& parameter = parameters_.all[i];
     if (parameter.ways.empty()) continue;
-    const std::string name = group_name(slots_[i], parameter.choice);
+    const std::string name = group_name(parameters_.slots[i], parameter.choice);
     auto found = std::ranges::find(groups, name, &Learner::Group::name);
     if (found == groups.end()) found = groups.insert(groups.end(), new_group(name, parameter.ways));
     parameter.group = static_cast<std::size_t>(found - groups.begin());
-    const auto message = static_cast<double>(std::max<std::size_t>(1, count_of_message(slots_[i])));
-    const double share = static_cast<double>(slots_[i].count) / message;
+    const auto message =
+        static_cast<double>(std::max<std::size_t>(1, count_of_message(parameters_.slots[i])));
+    const double share = static_cast<double>(parameters_.slots[i].count) / message;
     for (std::size_t way = 0; way < parameter.ways.size(); ++way)
       found->ways[way].predicted += share * parameter.ways[way].seconds;
   }
@@ -130,20 +129,21 @@ void Ways::begin() {
 
 std::vector<std::size_t> Ways::take(std::uint32_t step) {
   std::vector<std::size_t> entered;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    ReducerParameter& own = parameters_[i];
-    if (!own.ways.empty()) set_way(own, slots_[i], own.ways[learner_->way(own.group)].way);
-    if (own.choice.phases.empty() || own.phase(step).codec == slots_[i].codec) continue;
-    set_codec(own, slots_[i], own.phase(step).codec);
+  for (std::size_t i = 0; i < parameters_.count(); ++i) {
+    ReducerParameter& own = parameters_.all[i];
+    if (!own.ways.empty())
+      set_way(own, parameters_.slots[i], own.ways[learner_->way(own.group)].way);
+    if (own.choice.phases.empty() || own.phase(step).codec == parameters_.slots[i].codec) continue;
+    set_codec(own, parameters_.slots[i], own.phase(step).codec);
     entered.push_back(i);
   }
   return entered;
 }
 
 bool Ways::in_phase(std::uint32_t step) const {
-  for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (!parameters_[i].choice.phases.empty() &&
-        parameters_[i].phase(step).codec != slots_[i].codec)
+  for (std::size_t i = 0; i < parameters_.count(); ++i)
+    if (!parameters_.all[i].choice.phases.empty() &&
+        parameters_.all[i].phase(step).codec != parameters_.slots[i].codec)
       return false;
   return true;
 }
@@ -159,7 +159,7 @@ bool Ways::enters_phase(std::uint32_t step) {
 // A graph does one step again and again.
 void Ways::check_capture(std::uint32_t step) const {
   const bool followed = in_phase(step);
-  for (const ReducerParameter& one : parameters_)
+  for (const ReducerParameter& one : parameters_.all)
     if (const auto& phases = one.choice.phases;
         !phases.empty() && (!followed || step < phases.back().from_step))
       throw InvalidArgument("\"" + one.name + "\" changes its codec at step " +
@@ -168,12 +168,13 @@ void Ways::check_capture(std::uint32_t step) const {
 }
 
 bool Ways::may_learn() const {
-  return learner_ != nullptr && learner_->has_choice() && context_.ranks > 1 &&
+  return learner_ != nullptr && learner_->has_choice() && parameters_.context().ranks > 1 &&
          options_.learning == Learning::kOn;
 }
 
 bool Ways::settled(bool begun) const {
-  if (begun || !automatic() || context_.ranks == 1) return !learns() || learner_->settled();
+  if (begun || !automatic() || parameters_.context().ranks == 1)
+    return !learns() || learner_->settled();
   return options_.learning == Learning::kOff;
 }
 
@@ -200,12 +201,12 @@ bool Ways::agree(double seconds) {
 bool Ways::adopt(std::span<const std::string> codecs) {
   if (learner_ == nullptr) return false;
   std::vector<std::size_t> chosen = learner_->chosen();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& ways = parameters_[i].ways;
+  for (std::size_t i = 0; i < parameters_.count(); ++i) {
+    const auto& ways = parameters_.all[i].ways;
     const auto found = std::ranges::find_if(
         ways, [&](const AutoPrediction& way) { return way.way.codec == codecs[i]; });
     if (found != ways.end())
-      chosen[parameters_[i].group] = static_cast<std::size_t>(found - ways.begin());
+      chosen[parameters_.all[i].group] = static_cast<std::size_t>(found - ways.begin());
   }
   if (chosen == learner_->chosen()) return false;
   learner_->begin_with(chosen);
@@ -213,7 +214,7 @@ bool Ways::adopt(std::span<const std::string> codecs) {
 }
 
 const std::string& Ways::chosen_codec(std::size_t parameter) const {
-  const ReducerParameter& own = parameters_[parameter];
+  const ReducerParameter& own = parameters_.all[parameter];
   return own.ways[learner_->chosen()[own.group]].way.codec;
 }
 

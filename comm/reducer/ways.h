@@ -89,11 +89,8 @@ class Ways {
   std::size_t count_of_message(const Slot& slot) const;
   bool in_phase(std::uint32_t step) const;
 
-  const Parameters& all_;
+  Parameters& parameters_;
   const ReducerOptions& options_;
-  const ExchangeContext& context_;
-  std::vector<ReducerParameter>& parameters_;
-  std::vector<Slot>& slots_;
   const Algorithm algorithm_;
   Rules rules_;
   std::unique_ptr<Tuner> own_tuner_;

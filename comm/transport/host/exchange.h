@@ -8,7 +8,7 @@
 
 namespace tersor::host {
 
-/// Transport::exchange, and all_gather; of device memory: StagedExchange.
+/// Transport::exchange, and all_gather; of device memory: staging.h.
 class HostExchange : public HostTransfer {
  public:
   /// Of a transfer that will get `receives` calls of `add_receive` before it begins.

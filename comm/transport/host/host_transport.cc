@@ -9,7 +9,6 @@
 
 #include "comm/transport/host/ring.h"
 #include "comm/transport/host/rounds.h"
-#include "comm/transport/host/staged_exchange.h"
 #include "kernels/device/device.h"
 #include "kernels/host/elementwise.h"
 
@@ -95,7 +94,7 @@ std::unique_ptr<HostExchange> HostTransport::make_exchange(const Start& start,
                                                            std::size_t receives) {
   if (start.operation.memory == Memory::kHost)
     return std::make_unique<HostExchange>(start, receives);
-  return std::make_unique<StagedExchange>(staging_for(start.operation), start, receives);
+  return make_staged_exchange(staging_for(start.operation), start, receives);
 }
 
 Handle HostTransport::exchange(const Operation& operation, std::span<const SendTo> sends,

@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/host/state.h"
 #include "comm/transport/host/world.h"
 
 namespace tersor::host {

@@ -1,11 +1,36 @@
-// Implements staged_exchange.h.
-#include "comm/transport/host/staged_exchange.h"
+// Exchanges of device memory; staging.h says how.
+#include "comm/transport/host/staging.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 namespace tersor::host {
+namespace {
+
+/// An exchange whose payloads lie on a device: their copies are sent, and copies of what came are
+/// received. Without payloads, a barrier: of what is queued on the streams.
+class StagedExchange final : public HostExchange {
+ public:
+  StagedExchange(Staging& staging, const Start& start, std::size_t receives);
+  ~StagedExchange() override;
+
+  void begin() override;
+  bool step() override;
+  std::vector<int> missing() const override;
+  bool copying() const override { return copies_.going_down(); }
+
+ private:
+  void copy_down();
+  void copy_down(Outgoing& message, StreamView stream);
+  bool move();
+  void copy_up();
+  bool must_go_up(const Incoming& incoming) const;
+  void copy_up(Incoming& incoming, StreamView stream);
+
+  Copies copies_;
+  bool came_down_ = false;
+};
 
 StagedExchange::StagedExchange(Staging& staging, const Start& start, std::size_t receives)
     : HostExchange(start, receives), copies_(staging, start.operation) {}
@@ -92,6 +117,13 @@ void StagedExchange::copy_up(Incoming& incoming, StreamView stream) {
   }
   kernels::copy_bytes(up.writable().data(), incoming.payload.bytes().data(), bytes, stream);
   copies_.keep(std::exchange(incoming.payload, std::move(up)));
+}
+
+}  // namespace
+
+std::unique_ptr<HostExchange> make_staged_exchange(Staging& staging, const Start& start,
+                                                   std::size_t receives) {
+  return std::make_unique<StagedExchange>(staging, start, receives);
 }
 
 }  // namespace tersor::host

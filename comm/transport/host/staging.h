@@ -115,7 +115,10 @@ class Copies {
   std::vector<Block> blocks_;
 };
 
-/// As make_reduction, of parts that lie on a device.
+/// As HostExchange, of payloads that lie on a device; without payloads, a barrier of what is queued
+/// on the streams. And as make_reduction, of such parts.
+std::unique_ptr<HostExchange> make_staged_exchange(Staging& staging, const Start& start,
+                                                   std::size_t receives);
 std::unique_ptr<HostTransfer> make_staged_reduction(Staging& staging, const Start& start,
                                                     const RingWork& work);
 

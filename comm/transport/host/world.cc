@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "comm/transport/host/hosts.h"
-#include "comm/transport/host/state.h"
 
 namespace tersor::host {
 namespace {
@@ -34,7 +33,7 @@ std::uint64_t channel_id(const Box& parent, std::span<const int> members, int or
 }  // namespace
 
 World::World(std::unique_ptr<Wire> wire)
-    : state_(std::make_unique<State>(std::move(wire))),
+    : state_(new State{.wire = std::move(wire)}),
       wire_(state_->wire.get()),
       gate_(wire_->shared().gate),
       traits_(wire_->traits()),

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -75,6 +76,18 @@ struct Culprits {
   std::string difference = {};
 };
 
+/// Counts a thread that waits, for as long as this lives.
+class Waiting {
+ public:
+  explicit Waiting(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
+  ~Waiting() { --threads_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  std::atomic<int>& threads_;
+};
+
 class World {
  public:
   /// Starts the wire.
@@ -111,7 +124,13 @@ class World {
   std::vector<int> hosts(const Box& box) const;
 
  private:
-  struct State;  // what must live on where the network may still touch it
+  /// What must live on where the network may still write to it or read from it.
+  struct State {
+    std::unique_ptr<Wire> wire;  // goes last: it holds the pools
+    std::deque<WireLetter> letters;
+    std::vector<WireLetter*> free_letters;
+    std::map<std::uint64_t, std::unique_ptr<Box>> boxes;
+  };
   struct Outstanding {
     Batch* batch;
     Box* box;

@@ -1,6 +1,7 @@
 // Implements api.h.
 #include "comm/transport/nccl/api.h"
 
+#include <dlfcn.h>
 #include <tersor/error.h>
 
 #include <atomic>
@@ -19,19 +20,19 @@ enum class Need { kRequired, kOptional };
 /// Fills the entries of a table from a library.
 class Filler {
  public:
-  Filler(const Library& library, int version) : library_(library), version_(version) {}
+  Filler(void* library, int version) : library_(library), version_(version) {}
 
   /// `since`: the version that the function came with, or the oldest that is of use.
   template <typename Function>
   void fill(Function& entry, const char* name, const char* since, Need need = Need::kRequired) {
-    entry = reinterpret_cast<Function>(find_function(library_, name));
+    entry = reinterpret_cast<Function>(dlsym(library_, name));
     if (entry == nullptr && need == Need::kRequired)
       throw TransportError("NCCL " + version_name(version_) + " has no " + name +
                            ": Tersor needs NCCL " + since + " or newer");
   }
 
  private:
-  const Library& library_;
+  void* library_;
   int version_;
 };
 
@@ -63,7 +64,7 @@ void fill_operations(Filler filler, Api& api) {
 }
 
 std::unique_ptr<const Api> load() {
-  const Library library = find_library();
+  void* const library = find_library();
   decltype(&::ncclGetVersion) get_version = nullptr;
   Filler(library, 0).fill(get_version, "ncclGetVersion", "2.14");
   auto api = std::make_unique<Api>();

@@ -26,10 +26,10 @@ void* open(const std::string& name, std::string& tried) {
 }
 
 /// The one that the process holds: linked to it, or opened by somebody else.
-std::optional<Library> already_here() {
-  if (dlsym(RTLD_DEFAULT, kAnyFunction) != nullptr) return Library{RTLD_DEFAULT};
+std::optional<void*> already_here() {
+  if (dlsym(RTLD_DEFAULT, kAnyFunction) != nullptr) return RTLD_DEFAULT;  // which is null
   void* handle = dlopen(kName, RTLD_NOW | RTLD_NOLOAD);
-  return handle == nullptr ? std::nullopt : std::optional(Library{handle});
+  return handle == nullptr ? std::nullopt : std::optional(handle);
 }
 
 std::string variable(const char* name) {
@@ -62,24 +62,20 @@ std::optional<fs::path> find_python_library(const std::string& path) {
   return std::nullopt;
 }
 
-Library find_library() {
+void* find_library() {
   if (const auto library = already_here()) return *library;
   std::string tried;
   if (const std::string named = variable(kVariable); !named.empty()) {
-    if (void* handle = open(named, tried); handle != nullptr) return {handle};
+    if (void* handle = open(named, tried); handle != nullptr) return handle;
     throw TransportError(std::string(kVariable) + " names no NCCL" + tried);
   }
-  if (void* handle = open(kName, tried); handle != nullptr) return {handle};
+  if (void* handle = open(kName, tried); handle != nullptr) return handle;
   if (const auto file = find_python_library(variable("PATH")))
-    if (void* handle = open(file->string(), tried); handle != nullptr) return {handle};
+    if (void* handle = open(file->string(), tried); handle != nullptr) return handle;
   throw TransportError(
       "there is no NCCL: neither in this process, nor where the loader looks, nor "
       "beside python3 (nvidia/nccl/lib); install libnccl2, or set " +
       std::string(kVariable) + " to a libnccl.so.2" + tried);
-}
-
-void* find_function(const Library& library, const char* name) {
-  return dlsym(library.handle, name);
 }
 
 std::string file_of(void* function) {

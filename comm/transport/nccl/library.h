@@ -7,22 +7,15 @@
 
 namespace tersor::nccl {
 
-/// A handle for dlsym. Never closed: NCCL has threads of its own.
-struct Library {
-  void* handle = nullptr;
-};
-
-/// The one that the process holds already; else the one that TERSOR_NCCL_LIBRARY names; else
-/// libnccl.so.2 where the loader finds it; else that of PyTorch's package. Throws TransportError
-/// that lists where it was looked for.
-Library find_library();
+/// A handle for dlsym, never closed, since NCCL has threads of its own. The one that the process
+/// holds already; else the one that TERSOR_NCCL_LIBRARY names; else libnccl.so.2 where the loader
+/// finds it; else that of PyTorch's package. Throws TransportError that lists where it was looked
+/// for.
+void* find_library();
 
 /// nvidia/nccl/lib/libnccl.so.2 in the packages of the first python3 in `path`, which is written as
 /// PATH is.
 std::optional<std::filesystem::path> find_python_library(const std::string& path);
-
-/// The address of a function; null where the library has none of this name.
-void* find_function(const Library& library, const char* name);
 
 /// The file that a function is in.
 std::string file_of(void* function);

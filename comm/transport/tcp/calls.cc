@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "comm/transport/tcp/switchboard.h"
+
 namespace tersor::tcp {
 namespace {
 
@@ -23,7 +25,7 @@ Clock::duration pause_after(int calls) {
 
 }  // namespace
 
-IncomingCall::IncomingCall(CallOwner& owner, Socket socket)
+IncomingCall::IncomingCall(Switchboard& owner, Socket socket)
     : owner_(owner), socket_(std::move(socket)), answerer_(owner.secret(), owner.rank()) {
   owner_.reactor().watch(socket_.number(), *this);
 }
@@ -55,7 +57,7 @@ bool IncomingCall::listen() {
   return false;
 }
 
-OutgoingCall::OutgoingCall(CallOwner& owner, const Hello& hello, const Endpoint& to,
+OutgoingCall::OutgoingCall(Switchboard& owner, const Hello& hello, const Endpoint& to,
                            const CallPatience& patience)
     : owner_(owner), hello_(hello), to_(to), patience_(patience) {}
 

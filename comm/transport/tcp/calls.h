@@ -11,24 +11,7 @@
 
 namespace tersor::tcp {
 
-class IncomingCall;
-class OutgoingCall;
-
-/// Who is told how calls end. May destroy the incoming call that is told of, not the outgoing one.
-class CallOwner {
- public:
-  virtual ~CallOwner() = default;
-  /// The caller has proven that it is of this world.
-  virtual void admit(IncomingCall& call) = 0;
-  /// The caller speaks something else, does not know the secret, or hung up.
-  virtual void drop(IncomingCall& call) = 0;
-  virtual void answered(OutgoingCall& call, Verdict verdict) = 0;
-  virtual void failed(OutgoingCall& call, const std::string& why) = 0;
-  virtual Reactor& reactor() = 0;
-  virtual const Secret& secret() const = 0;
-  /// Of this end.
-  virtual std::uint32_t rank() const = 0;
-};
+class Switchboard;
 
 /// Somebody calls.
 class IncomingCall final : public Watched {
@@ -36,7 +19,7 @@ class IncomingCall final : public Watched {
   /// How long a caller may take to prove who it is.
   static constexpr std::chrono::seconds kProvenWithin{10};
 
-  IncomingCall(CallOwner& owner, Socket socket);
+  IncomingCall(Switchboard& owner, Socket socket);
   ~IncomingCall() override;
 
   Clock::time_point deadline() const { return deadline_; }
@@ -53,7 +36,7 @@ class IncomingCall final : public Watched {
  private:
   bool listen();
 
-  CallOwner& owner_;
+  Switchboard& owner_;
   Socket socket_;
   Answerer answerer_;
   const Clock::time_point deadline_ = Clock::now() + kProvenWithin;
@@ -68,7 +51,7 @@ struct CallPatience {
 /// This rank calls another one, again and again where that is crowded, or cannot be reached yet.
 class OutgoingCall final : public Watched {
  public:
-  OutgoingCall(CallOwner& owner, const Hello& hello, const Endpoint& to,
+  OutgoingCall(Switchboard& owner, const Hello& hello, const Endpoint& to,
                const CallPatience& patience);
   ~OutgoingCall() override { hang_up(); }
 
@@ -89,7 +72,7 @@ class OutgoingCall final : public Watched {
   bool not_reached(const Refusal& why);
   bool hung_up(const std::string& why);
 
-  CallOwner& owner_;
+  Switchboard& owner_;
   const Hello hello_;
   const Endpoint to_;
   const CallPatience patience_;

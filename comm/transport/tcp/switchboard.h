@@ -47,7 +47,7 @@ struct Connection {
   std::string failure = {};
 };
 
-class Switchboard final : public Watched, public CallOwner {
+class Switchboard final : public Watched {
  public:
   /// The place outlives it; its listener goes here. `wire` is interrupted where there is something
   /// in `made`. Throws TransportError where the system has no more descriptors or threads.
@@ -64,6 +64,18 @@ class Switchboard final : public Watched, public CallOwner {
 
   bool act() override;
   bool busy() const override { return more_; }
+
+  // What calls tell. May destroy the incoming call that is told of, not the outgoing one.
+  /// The caller has proven that it is of this world.
+  void admit(IncomingCall& call);
+  /// The caller speaks something else, does not know the secret, or hung up.
+  void drop(IncomingCall& call);
+  void answered(OutgoingCall& call, Verdict verdict);
+  void failed(OutgoingCall& call, const std::string& why);
+  // And what they ask.
+  Reactor& reactor() { return reactor_; }
+  const Secret& secret() const { return place_.secret; }
+  std::uint32_t rank() const { return static_cast<std::uint32_t>(place_.rank); }
 
  private:
   /// One connection, as far as it is made.
@@ -87,15 +99,6 @@ class Switchboard final : public Watched, public CallOwner {
   void put_away(LaneName name);
   void finish(LaneName name, Socket socket);
   void tell(Connection connection);
-
-  // Of CallOwner.
-  void admit(IncomingCall& call) override;
-  void drop(IncomingCall& call) override;
-  void answered(OutgoingCall& call, Verdict verdict) override;
-  void failed(OutgoingCall& call, const std::string& why) override;
-  Reactor& reactor() override { return reactor_; }
-  const Secret& secret() const override { return place_.secret; }
-  std::uint32_t rank() const override { return static_cast<std::uint32_t>(place_.rank); }
 
   // Of the thread.
   const Place& place_;
