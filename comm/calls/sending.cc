@@ -42,16 +42,19 @@ struct Sending::State {
   ChunkTask task;
 
   /// Has the only chunk begin.
-  void begin(const CollectiveOptions& options, StreamView stream);
-  /// Where `call` throws nothing is under way any more.
-  template <typename Call>
-  void guard(const Call& call);
-};
+  void begin(const CollectiveOptions& options, StreamView stream) {
+    bind_call(*prepared, transport, options, stream);
+    if (prepared->context.on_device()) transport.begin(bracket_of(prepared->context));
+    guard([&] {
+      task.start(prepared->context, prepared->chunks.front(), kUnorderedTag);
+      task.advance();
+    });
+  }
 
-template <typename Call>
-void Sending::State::guard(const Call& call) {
-  try {
-    call();
+  /// Where `work` throws nothing is under way any more.
+  template <typename Work>
+  void guard(const Work& work) try {
+    work();
   } catch (const TransportError& error) {
     task.drop();
     throw TransportError(explained(error.what(), prepared->fields));
@@ -60,16 +63,7 @@ void Sending::State::guard(const Call& call) {
     transport.poison(error.what());  // the other end would wait for us
     throw;
   }
-}
-
-void Sending::State::begin(const CollectiveOptions& options, StreamView stream) {
-  bind_call(*prepared, transport, options, stream);
-  if (prepared->context.on_device()) transport.begin(bracket_of(prepared->context));
-  guard([&] {
-    task.start(prepared->context, prepared->chunks.front(), kUnorderedTag);
-    task.advance();
-  });
-}
+};
 
 namespace {
 

@@ -2,22 +2,15 @@
 #include "comm/collectives/choose.h"
 
 #include <algorithm>
-#include <array>
+#include <iterator>
 #include <string>
 
 namespace tersor {
 namespace {
 
-struct NamedAlgorithm {
-  std::string_view name;
-  Algorithm algorithm;
-};
-
-constexpr std::array kAlgorithms{NamedAlgorithm{"auto", Algorithm::kAuto},
-                                 NamedAlgorithm{"native", Algorithm::kNative},
-                                 NamedAlgorithm{"two-shot", Algorithm::kTwoShot},
-                                 NamedAlgorithm{"one-shot", Algorithm::kOneShot},
-                                 NamedAlgorithm{"hierarchical", Algorithm::kHierarchical}};
+// By number.
+constexpr std::string_view kAlgorithms[] = {"auto", "native", "two-shot", "one-shot",
+                                            "hierarchical"};
 
 Exchange exchange_of(Algorithm algorithm) {
   if (algorithm == Algorithm::kNative) return Exchange::kNativeSum;
@@ -43,9 +36,9 @@ Plan plan_of(const ChoiceRequest& request) {
 
 [[noreturn]] void throw_unfit(const Codec& codec, const Plan& plan, Algorithm wanted) {
   std::string fitting;
-  for (const NamedAlgorithm& entry : kAlgorithms)
-    if (entry.algorithm != Algorithm::kAuto && allows(plan, entry.algorithm))
-      fitting += (fitting.empty() ? "" : ", ") + std::string(entry.name);
+  for (std::size_t i = 1; i < std::size(kAlgorithms); ++i)  // all but auto
+    if (allows(plan, static_cast<Algorithm>(i)))
+      fitting += (fitting.empty() ? "" : ", ") + std::string(kAlgorithms[i]);
   throw InvalidArgument("codec " + codec.spec().text() + " cannot go " +
                         std::string(algorithm_name(wanted)) + "; it can go " + fitting);
 }
@@ -68,7 +61,7 @@ Algorithm automatic(const Plan& plan, const ChoiceRequest& request) {
 }  // namespace
 
 std::string_view algorithm_name(Algorithm algorithm) {
-  return kAlgorithms[static_cast<std::size_t>(algorithm)].name;
+  return kAlgorithms[static_cast<std::size_t>(algorithm)];
 }
 
 std::string order_mark() { return std::string("order") + '\0'; }
@@ -80,9 +73,7 @@ std::string order_mark(std::uint32_t parameter) {
 }
 
 std::vector<std::string> algorithm_names() {
-  std::vector<std::string> names;
-  for (const NamedAlgorithm& entry : kAlgorithms) names.emplace_back(entry.name);
-  return names;
+  return {std::begin(kAlgorithms), std::end(kAlgorithms)};
 }
 
 std::vector<std::string> reduction_names() { return {"sum", "mean"}; }
@@ -95,8 +86,8 @@ std::vector<std::string> dtype_names() {
 }
 
 Algorithm parse_algorithm(std::string_view name) {
-  for (const NamedAlgorithm& entry : kAlgorithms)
-    if (entry.name == name) return entry.algorithm;
+  const auto found = std::ranges::find(kAlgorithms, name);
+  if (found != std::end(kAlgorithms)) return static_cast<Algorithm>(found - kAlgorithms);
   throw InvalidArgument("no algorithm is called \"" + std::string(name) +
                         "\"; there are auto, native, two-shot, one-shot and hierarchical");
 }

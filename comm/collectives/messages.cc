@@ -13,25 +13,22 @@
 namespace tersor {
 namespace {
 
-ConstValueSpan part(const ConstValueSpan& span, Range range) {
-  return span.empty() ? ConstValueSpan{} : span.subspan(range.first, range.count);
+template <typename Span>
+Span part(const Span& span, Range range) {
+  return span.empty() ? Span{} : span.subspan(range.first, range.count);
 }
 
-ValueSpan part(const ValueSpan& span, Range range) {
-  return span.empty() ? ValueSpan{} : span.subspan(range.first, range.count);
-}
-
-SegmentState part(const SegmentState& state, Range range) {
+SegmentState state_part(const SegmentState& state, Range range) {
   return {part(state.residual_in, range), part(state.residual_out, range)};
 }
 
 SegmentState sender_part(const Slot& slot, Range range, int ranks) {
   if (slot.encoded_shards.empty())
-    return part(slot.residual, {range.first - slot.residual_first, range.count});
+    return state_part(slot.residual, {range.first - slot.residual_first, range.count});
   const std::size_t length = shard_range(slot.count, 0, ranks).count;
   const int shard = index_in(slot.encoded_shards, static_cast<int>(range.first / length));
   const std::size_t first = static_cast<std::size_t>(shard) * length + range.first % length;
-  return part(slot.residual, {first, range.count});
+  return state_part(slot.residual, {first, range.count});
 }
 
 // The sum of a host lies apart where the values are none to write to.
@@ -49,7 +46,7 @@ ValueSpan output_part(const Lane& lane, const Slot& slot, Range range) {
 // The owner's residuals begin where its own part of the parameter does, one stage behind the other.
 SegmentState owner_part(const Slot& slot, Range range, std::size_t stage) {
   const std::size_t first = range.first - slot.owned.stages[stage].first;
-  return part(slot.owner, {slot.owned.offset(stage) + first, range.count});
+  return state_part(slot.owner, {slot.owned.offset(stage) + first, range.count});
 }
 
 }  // namespace

@@ -162,43 +162,31 @@ std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Plann
   return planner.scattered(shares, key.chunk_count);
 }
 
-std::vector<ChunkPlan> plan_allgather(const Prepared& prepared, const Planner& planner) {
-  const Party party = prepared.party();
-  return planner.by_rank(party, all_gather(party), prepared.key.chunk_count);
-}
-
-void make_plans(Prepared& prepared) {
+std::vector<ChunkPlan> plans_of(const Prepared& prepared) {
   const Key& key = prepared.key;
   const Planner planner(prepared.context);
   const Party all = everybody(prepared.context.rank, prepared.context.ranks);
   switch (key.kind) {
-    case Kind::kBroadcast:
-      prepared.chunks = plan_broadcast(prepared, planner, all);
-      break;
-    case Kind::kReduce:
-      prepared.chunks =
-          planner.cut_by(reduce_to(everybody(all.place, prepared.context.grid), key.root),
-                         Exchange::kTwoShot, key.chunk_count);
-      break;
-    case Kind::kAllgather:
-      prepared.chunks = plan_allgather(prepared, planner);
-      break;
-    case Kind::kReduceScatter:
-      prepared.chunks = plan_reduce_scatter(prepared, planner);
-      break;
-    case Kind::kGather:
-      prepared.chunks = planner.by_rank(all, gather_to(all, key.root), key.chunk_count);
-      break;
-    case Kind::kScatter:
-      prepared.chunks = planner.by_rank(all, scatter_from(all, key.root), key.chunk_count);
-      break;
     case Kind::kAllreduce:
-      prepared.chunks = planner.cut(0, prepared.encoded, key.chunk_count);
-      break;
+      return planner.cut(0, prepared.encoded, key.chunk_count);
+    case Kind::kReduceScatter:
+      return plan_reduce_scatter(prepared, planner);
+    case Kind::kAllgather:
+      return planner.by_rank(prepared.party(), all_gather(prepared.party()), key.chunk_count);
+    case Kind::kBroadcast:
+      return plan_broadcast(prepared, planner, all);
+    case Kind::kReduce:
+      return planner.cut_by(reduce_to(prepared.party(), key.root), Exchange::kTwoShot,
+                            key.chunk_count);
+    case Kind::kGather:
+      return planner.by_rank(all, gather_to(all, key.root), key.chunk_count);
+    case Kind::kScatter:
+      return planner.by_rank(all, scatter_from(all, key.root), key.chunk_count);
     case Kind::kAllToAll:  // splits.h and sending.cc plan these
     case Kind::kSend:
       break;
   }
+  return {};
 }
 
 void make_context(Prepared& prepared, Transport& transport, const CollectiveOptions& options) {
@@ -233,7 +221,7 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   prepared->context.signature = prepared->fields.signature();
   if (prepared->by_hosts) find_hierarchy(transport, *prepared, std::move(hosts), known);
   make_host_sums(*prepared);
-  make_plans(*prepared);
+  prepared->chunks = plans_of(*prepared);
   prepared->pipeline = std::make_unique<Pipeline>(prepared->context);
   for (const ChunkPlan& chunk : prepared->chunks)
     prepared->pipeline->prepare(chunk, prepared->chunks.size());

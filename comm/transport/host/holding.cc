@@ -60,13 +60,13 @@ void World::drop_held(int peer, const Box* box) {
 void World::check_announced(int peer) {
   for (auto letter = coming_.lower_bound({peer, 0}); letter != coming_.end(); ++letter) {
     if (letter->first.first != peer) return;
-    const WireLetter& late = *letter->second;
+    const Letter& late = *letter->second;
     if (late.batch != nullptr) return raise_left(late.batch->name, *late.box, late.from);
   }
 }
 
 // Nothing of the letter is touched after that: it may be here, and gone.
-void World::ask_for(WireLetter& letter) {
+void World::ask_for(Letter& letter) {
   if (std::exchange(letter.asked, true)) return;
   if (gone_.contains(letter.arrival.peer))
     return raise_left(letter.batch->name, *letter.box, letter.from);
@@ -78,7 +78,7 @@ void World::take_body(const Head& head, Wire::Arrival arrival) {
   if (!found || found.mapped()->envelope.bytes != head.envelope.bytes)
     return raise_locked("rank " + std::to_string(arrival.peer) +
                         " sends what it has not announced");
-  WireLetter& letter = *found.mapped();
+  Letter& letter = *found.mapped();
   letter.announced = false;
   letter.there = arrival.whole;
   letter.payload = std::move(arrival.payload);
@@ -89,7 +89,7 @@ void World::take_body(const Head& head, Wire::Arrival arrival) {
 }
 
 // It takes no room any more that its sender has not been given. Who is gone sends nothing.
-void World::make_room(WireLetter& letter) {
+void World::make_room(Letter& letter) {
   const int peer = letter.arrival.peer;
   const std::size_t room = flow(peer).asked_for(std::exchange(letter.cost, 0));
   if (room == 0 || faulty() || gone_.contains(peer) || !wire_->right_thread()) return;

@@ -15,6 +15,8 @@
 
 namespace tersor::host {
 
+struct Box;
+
 /// A message from the moment that its receiver knows of it until it is delivered.
 struct Letter {
   Envelope envelope;
@@ -24,6 +26,15 @@ struct Letter {
   bool there = false;            // all of it has come
   Batch* batch = nullptr;        // that waits for it, or null
   Incoming* incoming = nullptr;  // in that batch
+
+  // The world's:
+  Wire::Arrival arrival;     // of one that is there, the peer alone
+  Box* box = nullptr;        // null once that is gone
+  std::size_t cost = 0;      // of the room of those that nobody has asked for
+  bool announced = false;    // it waits at its sender,
+  std::uint32_t number = 0;  // as the one with this number,
+  bool asked = false;        // and is to come
+  bool receiving = false;    // its payload is under way
 };
 
 /// Whom a rank waits for, and in which call.

@@ -64,12 +64,11 @@ void World::post(Box& box, Batch& batch) {
 
 void World::take_last(Box& box, const Batch& batch) {
   box.letters.note_last(batch);
-  if (const Letter* letter = box.letters.unclaimed(batch.key))
-    check_stray(box, static_cast<const WireLetter&>(*letter));
+  if (const Letter* letter = box.letters.unclaimed(batch.key)) check_stray(box, *letter);
 }
 
 // Nobody will ever wait for it: its sender calls something else.
-void World::check_stray(Box& box, const WireLetter& letter) {
+void World::check_stray(Box& box, const Letter& letter) {
   if (box.members.empty() || faulty()) return;  // nobody here has joined it yet
   if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
   const std::string what = box.letters.stray(letter, box.name(box.rank), box.name(letter.from));
@@ -122,7 +121,7 @@ std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch, int peer) {
 void World::seek_letter(Box& box, Batch& batch, Incoming& incoming) {
   if (faulty()) return;
   if (Letter* letter = box.letters.seek(batch, incoming))
-    paired(box, static_cast<WireLetter&>(*letter));
+    paired(box, *letter);
   else if (gone(box, incoming.peer))
     check_abandoned(box);
 }
@@ -168,7 +167,7 @@ void World::take(Wire::Arrival arrival) {
 void World::take_message(const Head& head, Wire::Arrival arrival) {
   Box& box = box_of(head.channel);
   if (!is_sender(box, head.from, arrival.peer)) return refuse(arrival.peer);
-  WireLetter& letter = new_letter();
+  Letter& letter = new_letter();
   letter.envelope = head.envelope;
   letter.key = {.tag = head.tag, .part = head.part};
   letter.from = head.from;
@@ -199,7 +198,7 @@ void World::refuse(int peer) {
 }
 
 // What does not fit is never received.
-void World::paired(Box& box, WireLetter& letter) {
+void World::paired(Box& box, Letter& letter) {
   if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
   const Batch& batch = *letter.batch;
   if (!Letterbox::fits(letter))
@@ -212,7 +211,7 @@ void World::paired(Box& box, WireLetter& letter) {
   wake_for(box, batch);
 }
 
-void World::receive_rest(WireLetter& letter) {
+void World::receive_rest(Letter& letter) {
   letter.receiving = true;
   BlockPool* wish = letter.batch == nullptr ? nullptr : letter.batch->pool;
   if (!letter.payload)
@@ -226,12 +225,12 @@ void World::receive_rest(WireLetter& letter) {
   wire_->receive_rest(letter.arrival, letter.payload.writable(), job);
 }
 
-void World::came(WireLetter& letter) {
+void World::came(Letter& letter) {
   if (letter.box == nullptr) return drop(letter);
   if (letter.incoming != nullptr) deliver(*letter.box, letter);
 }
 
-void World::deliver(Box& box, WireLetter& letter) {
+void World::deliver(Box& box, Letter& letter) {
   box.counters.received_bytes += wire_->wire_bytes(letter.envelope.bytes);
   const Batch& batch = *letter.batch;
   const bool foreseen = letter.receiving;
@@ -242,16 +241,16 @@ void World::deliver(Box& box, WireLetter& letter) {
   state_->free_letters.push_back(&letter);
 }
 
-WireLetter& World::new_letter() {
+Letter& World::new_letter() {
   if (state_->free_letters.empty()) return state_->letters.emplace_back();
-  WireLetter& letter = *state_->free_letters.back();
+  Letter& letter = *state_->free_letters.back();
   state_->free_letters.pop_back();
   letter.receiving = letter.asked = false;
   return letter;
 }
 
 // What is under way goes when it is there.
-void World::drop(WireLetter& letter) {
+void World::drop(Letter& letter) {
   letter.payload = {};
   letter.box = nullptr;
   make_room(letter);
@@ -275,8 +274,7 @@ Clock::time_point World::completion(const Batch& batch) const {
   for (const Incoming& incoming : batch.incoming) {
     if (incoming.arrived.load(std::memory_order_relaxed)) continue;
     if (incoming.ticket == nullptr) return Clock::time_point::max();
-    const auto& letter =
-        static_cast<const WireLetter&>(*static_cast<const Letter*>(incoming.ticket));
+    const auto& letter = *static_cast<const Letter*>(incoming.ticket);
     if (!letter.receiving) return Clock::time_point::max();  // it does not fit: never delivered
     last = std::max(last, wire_->earliest(letter.arrival));
   }

@@ -172,7 +172,7 @@ void World::release(Box& box) {
 // Once all have left, or after a fault, no message for it is taken any more.
 void World::drop_if_over(Box& box) {
   if (!box.released || !(faulty() || gone(box, kAnyRank))) return;
-  for (Letter* letter : box.letters.unclaimed()) drop(static_cast<WireLetter&>(*letter));
+  for (Letter* letter : box.letters.unclaimed()) drop(*letter);
   gate_.give_back(box.bell);
   state_->boxes.erase(box.id);
 }

@@ -28,17 +28,6 @@ namespace tersor::host {
 
 struct Box;
 
-/// A message that came, or was announced, until it is delivered.
-struct WireLetter : Letter {
-  Wire::Arrival arrival;     ///< of one that is there, the peer alone
-  Box* box = nullptr;        ///< null once that is gone
-  std::size_t cost = 0;      ///< of the room of those that nobody has asked for
-  bool announced = false;    ///< it waits at its sender,
-  std::uint32_t number = 0;  ///< as the one with this number,
-  bool asked = false;        ///< and is to come
-  bool receiving = false;    ///< its payload is under way
-};
-
 /// One channel, as this rank sees it. Made by the first message for it or by `join`.
 struct Box {
   static constexpr Clock::time_point kAwake = Clock::time_point::min();
@@ -127,8 +116,8 @@ class World {
   /// What must live on where the network may still write to it or read from it.
   struct State {
     std::unique_ptr<Wire> wire;  // goes last: it holds the pools
-    std::deque<WireLetter> letters;
-    std::vector<WireLetter*> free_letters;
+    std::deque<Letter> letters;
+    std::vector<Letter*> free_letters;
     std::map<std::uint64_t, std::unique_ptr<Box>> boxes;
   };
   struct Outstanding {
@@ -164,7 +153,7 @@ class World {
   void take_answer(const Head& head, ConstByteSpan ranks);
   void answer_questions();
   void take_last(Box& box, const Batch& batch);
-  void check_stray(Box& box, const WireLetter& letter);
+  void check_stray(Box& box, const Letter& letter);
   void send(int peer, Head head, Wire::Payload payload = {});
   void send(Box& box, Batch& batch, Outgoing& outgoing);
   bool must_leave(const Batch& batch) const;
@@ -176,18 +165,18 @@ class World {
   void take_request(const Head& head, int peer);
   void drop_held(int peer, const Box* box);
   void check_announced(int peer);
-  void ask_for(WireLetter& letter);
+  void ask_for(Letter& letter);
   void take_body(const Head& head, Wire::Arrival arrival);
-  void make_room(WireLetter& letter);
+  void make_room(Letter& letter);
   void seek_letter(Box& box, Batch& batch, Incoming& incoming);
   bool is_sender(const Box& box, int from, int peer) const;
   void refuse(int peer);
-  void paired(Box& box, WireLetter& letter);
-  void receive_rest(WireLetter& letter);
-  void came(WireLetter& letter);
-  void deliver(Box& box, WireLetter& letter);
-  WireLetter& new_letter();
-  void drop(WireLetter& letter);
+  void paired(Box& box, Letter& letter);
+  void receive_rest(Letter& letter);
+  void came(Letter& letter);
+  void deliver(Box& box, Letter& letter);
+  Letter& new_letter();
+  void drop(Letter& letter);
   void wake_for(Box& box, const Batch& batch);
   Clock::time_point completion(const Batch& batch) const;
   bool gone(const Box& box, int peer) const;
@@ -217,7 +206,7 @@ class World {
   std::map<const Wire::Job*, Outstanding> sends_;  // that batches count, under way
   std::vector<Flow> flows_;                        // by rank of the world
   std::map<Number, Held> held_;                    // until the peer asks for it
-  std::map<Number, WireLetter*> coming_;           // whose body has not come
+  std::map<Number, Letter*> coming_;               // whose body has not come
   std::uint32_t asked_ = 0;                        // questions of our own
   std::map<std::uint32_t, Awaited> answers_;       // as they came, by question
   std::vector<std::pair<Head, int>> questions_;    // of others, by rank of the world

@@ -64,18 +64,20 @@ std::shared_ptr<Queue> make_lane(const std::shared_ptr<Fabric>& fabric) {
           }};
 }
 
-DeviceTransport::DeviceTransport(Parts parts)
-    : fabric_(std::move(parts.fabric)),
-      queue_(std::move(parts.queue)),
-      communicator_(std::move(parts.communicator)),
-      timeout_(parts.timeout) {
+DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+                                 std::unique_ptr<Communicator> communicator,
+                                 std::chrono::milliseconds timeout)
+    : fabric_(std::move(fabric)),
+      queue_(std::move(queue)),
+      communicator_(std::move(communicator)),
+      timeout_(timeout) {
   fabric_->add(*communicator_);
 }
 
 DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric,
                                  std::unique_ptr<Communicator> communicator,
                                  std::chrono::milliseconds timeout)
-    : DeviceTransport(Parts{fabric, make_lane(fabric), std::move(communicator), timeout}) {
+    : DeviceTransport(fabric, make_lane(fabric), std::move(communicator), timeout) {
   fabric_->watch(name(rank()));
   gather_hosts();
 }
@@ -211,7 +213,7 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
       std::make_unique<Communicator>(made.handle(), Owner::kTransport, fabric_->fault());
   made.release();
   std::unique_ptr<DeviceTransport> joined(
-      new DeviceTransport(Parts{fabric_, std::move(queue), std::move(communicator), timeout_}));
+      new DeviceTransport(fabric_, std::move(queue), std::move(communicator), timeout_));
   std::vector<int> hosts;
   for (const int member : members) hosts.push_back(hosts_[static_cast<std::size_t>(member)]);
   joined->hosts_ = host::number_hosts(hosts);

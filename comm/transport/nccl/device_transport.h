@@ -77,13 +77,8 @@ class DeviceTransport final : public Transport {
   void poison(std::string_view cause) override;
 
  private:
-  struct Parts {
-    std::shared_ptr<Fabric> fabric;
-    std::shared_ptr<Queue> queue;
-    std::unique_ptr<Communicator> communicator;
-    std::chrono::milliseconds timeout;
-  };
-  explicit DeviceTransport(Parts parts);
+  DeviceTransport(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+                  std::unique_ptr<Communicator> communicator, std::chrono::milliseconds timeout);
 
   friend class LoneBracket;
 
