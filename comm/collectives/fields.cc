@@ -146,11 +146,6 @@ Fields& Fields::begin(std::string_view thing) {
   return *this;
 }
 
-Fields& Fields::end() {
-  thing_ = 0;
-  return *this;
-}
-
 std::uint64_t Fields::after(std::size_t fields) const {
   std::uint64_t hash = Signature().value();
   for (const Field& field : std::span(fields_).first(fields)) hash = forward(hash, field.bytes);

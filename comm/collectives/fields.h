@@ -39,7 +39,7 @@ class Fields {
   /// What follows, up to the next call, is of a thing of this name, one of several in an order.
   Fields& begin(std::string_view thing);
   /// What follows is of none.
-  Fields& end();
+  void end() { thing_ = 0; }
 
   std::uint64_t signature() const { return after(fields_.size()); }
 

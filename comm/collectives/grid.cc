@@ -71,8 +71,6 @@ std::string text_of(std::span<const int> digits) {
   return text;
 }
 
-std::size_t OwnedRanges::count() const { return offset(kMostStages); }
-
 std::size_t OwnedRanges::offset(std::size_t stage) const {
   std::size_t before = 0;
   for (std::size_t i = 0; i < stage; ++i) before += stages[i].count;

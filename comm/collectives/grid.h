@@ -30,7 +30,7 @@ struct OwnedRanges {
   std::array<Range, kMostStages> stages = {};
 
   /// Of all of them, one behind the other.
-  std::size_t count() const;
+  std::size_t count() const { return offset(kMostStages); }
   /// Where the values of a stage lie among them.
   std::size_t offset(std::size_t stage) const;
 };

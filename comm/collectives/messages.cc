@@ -90,16 +90,12 @@ void Messages::next_frames(const FramePlan& frame, std::span<const Received> mes
   for (std::size_t i = 0; i < messages.size(); ++i) try {
       const std::size_t offset = std::min(offsets_[i], messages[i].bytes.size());
       const ConstByteSpan rest = messages[i].bytes.subspan(offset);
-      const std::size_t bytes = context_->on_device() ? frame.frame_bytes : frame_bytes(rest);
+      const std::size_t bytes = written_bytes(frame, rest);
       frames_.push_back(rest.first(bytes));
       offsets_[i] = offset + align_up(bytes, kSectionAlignment);
     } catch (const WireError& error) {
       throw_damaged(messages[i].rank, error);
     }
-}
-
-std::size_t Messages::written_bytes(const FramePlan& frame, ConstByteSpan target) const {
-  return context_->on_device() ? frame.frame_bytes : frame_bytes(target);
 }
 
 void Messages::throw_damaged(int rank, const WireError& error) const {

@@ -68,7 +68,9 @@ class Messages {
   void gather_outputs(const Lane& lane, const FramePlan& frame);
   void gather_memories(const FramePlan& frame);
   void next_frames(const FramePlan& frame, std::span<const Received> messages);
-  std::size_t written_bytes(const FramePlan& frame, ConstByteSpan target) const;
+  std::size_t written_bytes(const FramePlan& frame, ConstByteSpan target) const {
+    return context_->on_device() ? frame.frame_bytes : frame_bytes(target);
+  }
   void copy(ByteSpan to, ConstByteSpan from) const;
   void check_checksum(ConstByteSpan frame, int rank) const;
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }

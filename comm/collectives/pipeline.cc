@@ -47,8 +47,6 @@ bool Pipeline::start_next() {
   return true;
 }
 
-bool Pipeline::ticks() const { return context_.queues(); }
-
 // The newest first: its message is what the wire does next while the older ones wait for theirs.
 void Pipeline::tick() {
   if (!queue_.empty() && !free_.empty()) activate_next();

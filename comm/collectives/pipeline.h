@@ -65,7 +65,7 @@ class Pipeline {
     std::function<void()> on_done;
   };
 
-  bool ticks() const;
+  bool ticks() const { return context_.queues(); }
   void tick();
   void activate_next();
   bool start_next();

@@ -1,9 +1,10 @@
 // See schedule.h.
 #include "comm/collectives/schedule.h"
 
+#include "comm/transport/arguments.h"
+
 #include <algorithm>
 #include <bit>
-#include <numeric>
 #include <utility>
 
 namespace tersor {
@@ -167,10 +168,7 @@ Party shard_owners(const HostGroups& groups, int rank) {
 Party everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)); }
 
 Party everybody(int rank, const Grid& grid) {
-  Party party{.place = rank, .grid = grid, .whole = true};
-  party.members.resize(static_cast<std::size_t>(grid.places()));
-  std::iota(party.members.begin(), party.members.end(), 0);
-  return party;
+  return {.members = all_ranks(grid.places()), .place = rank, .grid = grid, .whole = true};
 }
 
 Party by_hosts(const HostGroups& groups, int rank) {
@@ -192,12 +190,11 @@ Schedule native_sum(const Party& party) { return native(party, Native::kSum); }
 Schedule native_maximum(const Party& party) { return native(party, Native::kMaximum); }
 
 Schedule one_shot(const Party& party) {
+  const auto places = static_cast<int>(party.members.size());
   Step step{.first_lane = party.first_lane,
             .lane_count = party.members.empty() ? std::size_t{0} : 1,
             .gathers = party.whole};
-  std::vector<int> places(party.members.size());
-  std::iota(places.begin(), places.end(), 0);
-  for (const int place : in_turn(places, party.place))
+  for (const int place : in_turn(all_ranks(places), party.place))
     step.sends.push_back({party.rank_at(place), party.first_lane});
   for (const int member : party.members) step.receives.push_back({member, party.first_lane});
   return {step};
@@ -270,9 +267,8 @@ Schedule gather_to(const Party& party, int root) {
 Schedule scatter_from(const Party& party, int root) {
   Step step{.first_lane = party.first_lane};
   if (party.place == root) {
-    std::vector<int> places(party.members.size());
-    std::iota(places.begin(), places.end(), 0);
-    for (const int place : in_turn(places, root))
+    const auto places = static_cast<int>(party.members.size());
+    for (const int place : in_turn(all_ranks(places), root))
       step.sends.push_back(parcel(party, place, place, party.grid.dimensions()));
     step.lane_count = step.sends.size();
   }

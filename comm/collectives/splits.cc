@@ -2,6 +2,7 @@
 #include "comm/collectives/splits.h"
 
 #include "comm/collectives/planner.h"
+#include "comm/transport/arguments.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -171,8 +172,7 @@ void plan(Prepared& prepared, const Rows& rows) {
 
 void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output) {
   const Party party = prepared.party();
-  std::vector<int> by_rank(party.members.size());
-  std::iota(by_rank.begin(), by_rank.end(), 0);
+  std::vector<int> by_rank = all_ranks(prepared.context.ranks);
   std::ranges::sort(by_rank, {}, [&](int place) { return party.rank_at(place); });
   std::size_t sent = 0, received = 0;
   for (const int place : by_rank) {

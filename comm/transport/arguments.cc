@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <vector>
+#include <numeric>
 
 namespace tersor {
 namespace {
@@ -24,6 +24,12 @@ void check_peers(const Operation& operation, const Transport& transport,
 }
 
 }  // namespace
+
+std::vector<int> all_ranks(int ranks) {
+  std::vector<int> all(static_cast<std::size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
 
 void refuse(const Operation& operation, const std::string& why) {
   throw InvalidArgument(std::string(operation.name) + ": " + why);

@@ -6,8 +6,12 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace tersor {
+
+/// All ranks: 0, 1, …
+std::vector<int> all_ranks(int ranks);
 
 /// Throws InvalidArgument that names the operation.
 [[noreturn]] void refuse(const Operation& operation, const std::string& why);

@@ -3,6 +3,7 @@
 
 #include "codecs/planned_codec.h"
 #include "comm/collectives/choose.h"
+#include "comm/transport/arguments.h"
 #include "comm/tuning/link_probe.h"
 #include "comm/tuning/measure.h"
 #include "comm/tuning/text.h"
@@ -16,7 +17,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <span>
 
@@ -177,12 +177,10 @@ void Tuner::Impl::learn(Dtype dtype) {
 // Where several ranks share each host, in equal numbers: a host's link, which one rank of each has
 // for itself while it is measured, and what lies within hosts. Else all ranks are alike.
 void Tuner::Impl::find_network() {
-  std::vector<int> everybody(static_cast<std::size_t>(channel_->ranks()));
-  std::iota(everybody.begin(), everybody.end(), 0);
   const std::vector<int> hosts = channel_->hosts();
   const auto places = places_on_hosts(hosts);
   if (options_.link.has_value() || !places.has_value()) {
-    network_.link = options_.link ? *options_.link : probe(everybody);
+    network_.link = options_.link ? *options_.link : probe(all_ranks(channel_->ranks()));
     return;
   }
   network_.ranks_per_host = 1 + *std::max_element(places->begin(), places->end());

@@ -102,8 +102,6 @@ bool Channel::step(HostTransfer& transfer) {
   return true;
 }
 
-void Channel::forget(HostTransfer& transfer) { std::erase(under_way_, &transfer); }
-
 // What has come already goes on at once: to look for more may give the core away.
 void Channel::step_all() {
   if (step_ready()) return;

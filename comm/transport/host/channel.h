@@ -104,7 +104,7 @@ class Channel {
   void progress();
   void wait_activity(Clock::time_point until);
   void wake();
-  void forget(HostTransfer& transfer);
+  void forget(HostTransfer& transfer) { std::erase(under_way_, &transfer); }
 
  private:
   /// Moves what is under way at the world.

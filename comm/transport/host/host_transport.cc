@@ -121,14 +121,6 @@ Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
   return channel_->start(std::move(exchange));
 }
 
-Handle HostTransport::sum(const Operation& operation, std::span<const ValueSpan> parts) {
-  return reduce(operation, parts, Calling::kSum);
-}
-
-Handle HostTransport::maximum(const Operation& operation, std::span<const ValueSpan> parts) {
-  return reduce(operation, parts, Calling::kMaximum);
-}
-
 Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
                              Calling call) {
   check_entries(operation, parts.size(), ranks());
@@ -148,11 +140,7 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
   return channel_->start(make_staged_reduction(staging_for(operation), start, work));
 }
 
-std::unique_ptr<Transport> HostTransport::channel() {
-  std::vector<int> everybody(static_cast<std::size_t>(ranks()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return join(everybody);
-}
+std::unique_ptr<Transport> HostTransport::channel() { return join(all_ranks(ranks())); }
 
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
   check_members(members, rank(), ranks());

@@ -34,8 +34,12 @@ class HostTransport final : public Transport {
   Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                   std::span<const ReceiveFrom> receives) override;
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
-  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override;
-  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override;
+  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
+    return reduce(operation, parts, Calling::kSum);
+  }
+  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
+    return reduce(operation, parts, Calling::kMaximum);
+  }
 
   void begin(const Operation& operation) override;
   FrameFault* fault() override;

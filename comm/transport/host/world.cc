@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
+#include "comm/transport/arguments.h"
 #include "comm/transport/host/hosts.h"
 
 namespace tersor::host {
@@ -44,8 +44,7 @@ World::World(std::unique_ptr<Wire> wire)
     const std::lock_guard lock(gate_);
     everybody_ = &box_of(Signature().value());
   }
-  everybody_->members.resize(static_cast<std::size_t>(wire_->ranks()));
-  std::iota(everybody_->members.begin(), everybody_->members.end(), 0);
+  everybody_->members = all_ranks(wire_->ranks());
   everybody_->rank = wire_->rank();
   wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); }});
 }

@@ -14,8 +14,6 @@
 namespace tersor::inproc {
 namespace {
 
-constexpr std::size_t kHeadBytes = 32;  // of every message, as they are counted
-
 std::size_t checked_ranks(int ranks) {
   if (ranks < 1) throw InvalidArgument("a world has at least 1 rank, not " + std::to_string(ranks));
   return static_cast<std::size_t>(ranks);
@@ -122,10 +120,6 @@ std::vector<int> InProcessWire::host_names() const {
   std::vector<int> names;
   for (int rank = 0; rank < ranks(); ++rank) names.push_back(network_->host_of(rank));
   return names;
-}
-
-std::size_t InProcessWire::wire_bytes(std::size_t payload_bytes) const {
-  return kHeadBytes + payload_bytes;
 }
 
 bool InProcessWire::end(Parting) {

@@ -8,8 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/mpi/library.h"
-
 namespace tersor::mpi {
 namespace {
 
@@ -127,8 +125,6 @@ bool MpiWire::end(Parting parting) {
   MPI_Comm_free(&communicator_);
   return true;
 }
-
-bool MpiWire::running() const { return mpi::running(); }
 
 void MpiWire::note_use() {
   if (thread_level_ == MPI_THREAD_SERIALIZED) user_ = std::this_thread::get_id();

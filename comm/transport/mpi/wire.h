@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/transport/mpi/library.h"
 #include "comm/transport/mpi/requests.h"
 
 namespace tersor::mpi {
@@ -45,7 +46,7 @@ class MpiWire final : public Wire {
   bool poll() override { return requests_.poll(); }
   bool quiet() const override { return requests_.idle_but(heads_); }
 
-  bool running() const override;
+  bool running() const override { return mpi::running(); }
   void note_use() override;
   bool right_thread() const override;
   void check_thread() override;

@@ -11,7 +11,6 @@
 #include <array>
 #include <cstring>
 #include <fstream>
-#include <numeric>
 
 #include "comm/transport/host/hosts.h"
 #include "comm/transport/host/signatures.h"
@@ -146,8 +145,6 @@ void DeviceTransport::open(const Operation& operation) {
   queue_->open(operation, fabric_->number_of(operation.name));
 }
 
-void DeviceTransport::end(const Operation& operation) { queue_->close(operation); }
-
 void DeviceTransport::agree(const Operation& operation) {
   const Agreement own = agreement_of(operation);
   const std::uint64_t key = Signature().add(own.signature).add(operation.name).value();
@@ -182,9 +179,7 @@ std::string DeviceTransport::find_differing(const Agreement& own, const Handle& 
 }
 
 std::unique_ptr<Transport> DeviceTransport::channel() {
-  std::vector<int> everybody(static_cast<std::size_t>(ranks()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return join(everybody, make_lane(fabric_), "channel");
+  return join(all_ranks(ranks()), make_lane(fabric_), "channel");
 }
 
 std::unique_ptr<Transport> DeviceTransport::split(std::span<const int> members) {

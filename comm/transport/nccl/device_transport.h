@@ -61,14 +61,18 @@ class DeviceTransport final : public Transport {
   Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                   std::span<const ReceiveFrom> receives) override;
   Handle all_gather(const Operation& operation, ConstByteSpan send, std::size_t capacity) override;
-  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override;
-  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override;
+  Handle sum(const Operation& operation, std::span<const ValueSpan> parts) override {
+    return reduce(operation, parts, ncclSum);
+  }
+  Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) override {
+    return reduce(operation, parts, ncclMax);
+  }
 
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;
 
   void begin(const Operation& operation) override;
-  void end(const Operation& operation) override;
+  void end(const Operation& operation) override { queue_->close(operation); }
   FrameFault* fault() override { return queue_->frame_fault(); }
 
   void progress() override { check_frames("progress"); }

@@ -181,14 +181,6 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
   });
 }
 
-Handle DeviceTransport::sum(const Operation& operation, std::span<const ValueSpan> parts) {
-  return reduce(operation, parts, ncclSum);
-}
-
-Handle DeviceTransport::maximum(const Operation& operation, std::span<const ValueSpan> parts) {
-  return reduce(operation, parts, ncclMax);
-}
-
 Handle DeviceTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
                                ncclRedOp_t how) {
   check_entries(operation, parts.size(), ranks());

@@ -151,10 +151,6 @@ bool Switchboard::accept() {
   return true;
 }
 
-void Switchboard::drop_first() {
-  if (!strangers_.empty()) strangers_.pop_front();
-}
-
 void Switchboard::drop(IncomingCall& call) {
   strangers_.remove_if([&](const auto& stranger) { return stranger.get() == &call; });
 }

@@ -89,7 +89,9 @@ class Switchboard final : public Watched {
   void begin_call(LaneName name);
   Clock::time_point next_deadline() const;
   void look_at_clock();
-  void drop_first();
+  void drop_first() {
+    if (!strangers_.empty()) strangers_.pop_front();
+  }
   bool accept();
   ConnectionState& link(LaneName name) {
     return links_[static_cast<std::size_t>(name.peer) * place_.lanes + name.lane];

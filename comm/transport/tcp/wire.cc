@@ -1,6 +1,7 @@
 // Implements wire.h.
 #include "comm/transport/tcp/wire.h"
 
+#include <pthread.h>
 #include <tersor/error.h>
 
 #include <algorithm>
@@ -15,7 +16,21 @@ using namespace std::chrono_literals;
 constexpr auto kFlushedWithin = 1s;       // what was sent, before connections are closed
 constexpr auto kExplainedWithin = 250ms;  // a connection that broke, by who knows the reason
 
+std::atomic<unsigned> forks{0};  // from the program's start to this process
+
+void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
+
+/// The count, which forks move on from the first call on.
+unsigned counted_forks() {
+  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
+  return forks.load(std::memory_order_relaxed);
+}
+
 }  // namespace
+
+Process::Process() : forks_(counted_forks()) {}
+
+bool Process::is_this() const { return forks.load(std::memory_order_relaxed) == forks_; }
 
 struct TcpWire::Peer {
   const int rank;

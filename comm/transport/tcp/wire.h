@@ -13,10 +13,21 @@
 #include <vector>
 
 #include "comm/transport/tcp/lane.h"
-#include "comm/transport/tcp/process.h"
 #include "comm/transport/tcp/switchboard.h"
 
 namespace tersor::tcp {
+
+/// Whether this is still the process in which it was made, or one that was forked from it: that has
+/// the memory and the descriptors, but neither the threads nor a rank of its own.
+class Process {
+ public:
+  Process();
+  /// Costs nothing but a look at memory.
+  bool is_this() const;
+
+ private:
+  const unsigned forks_;
+};
 
 class TcpWire final : public Wire {
  public:
