@@ -1,7 +1,6 @@
 // See arguments.h.
 #include "comm/calls/arguments.h"
 
-#include "comm/calls/automatic.h"
 #include "comm/collectives/bind.h"
 
 #include <string>
@@ -50,12 +49,7 @@ void check_call(const Call& call, const CollectiveOptions& options) {
 }
 
 void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name) {
-  const TransportTraits traits = transport.traits();
-  const bool taken = span.memory() == Memory::kHost ? traits.host : traits.device;
-  if (!taken)
-    throw InvalidArgument(std::string(name) + " lies " + std::string(memory_text(span.memory())) +
-                          ", but this transport takes " +
-                          (traits.host ? "host memory" : "device memory"));
+  check_taken(transport, span.memory(), name);
   if (!is_gradient_dtype(span.dtype()))
     throw InvalidArgument(std::string(name) + " is " + std::string(dtype_name(span.dtype())) +
                           "; collectives take f32, bf16 and f16");

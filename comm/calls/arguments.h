@@ -3,8 +3,8 @@
 
 #include "comm/collectives/prepared.h"
 
+#include <tersor/auto.h>
 #include <tersor/collectives.h>
-#include <tersor/transport.h>
 
 #include <string_view>
 
@@ -28,6 +28,16 @@ void check_call(const Call& call, const CollectiveOptions& options);
 /// That a transport takes such values; `name` is for messages ("the gradient").
 void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name);
 void refuse_feedback(const CollectiveOptions& options, std::string_view operation);
+
+/// allreduce by codec "auto", where the options leave a choice to make and have a tuner to make it.
+void allreduce_automatically(Transport& transport, ValueSpan gradient,
+                             const CollectiveOptions& options, StreamView stream);
+
+/// That the tuner measured for this memory.
+void check_tuner_memory(const Tuner& tuner, Memory memory);
+
+/// That codec "auto" is not asked for: of `operation` nothing is known.
+void refuse_automatic(const CollectiveOptions& options, std::string_view operation);
 
 /// What a call depends on.
 Key make_key(const Call& call, const CollectiveOptions& options);

@@ -1,6 +1,4 @@
-// See automatic.h.
-#include "comm/calls/automatic.h"
-
+// allreduce by codec "auto": asks the tuner, goes that way, and tells it how long that took.
 #include "comm/calls/arguments.h"
 #include "comm/collectives/context.h"
 #include "kernels/device/device.h"

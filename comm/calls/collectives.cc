@@ -1,7 +1,6 @@
 // The collectives: check, prepare (or find what an equal call prepared), bind this call's memory,
 // run.
 #include "comm/calls/arguments.h"
-#include "comm/calls/automatic.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"
 #include "comm/collectives/splits.h"

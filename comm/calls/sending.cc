@@ -2,7 +2,6 @@
 #include <tersor/sending.h>
 
 #include "comm/calls/arguments.h"
-#include "comm/calls/automatic.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/chunk.h"
 #include "comm/collectives/pipeline.h"

@@ -77,6 +77,14 @@ void bind_states(Prepared& prepared, const CollectiveOptions& options) {
 
 }  // namespace
 
+void check_taken(const Transport& transport, Memory memory, std::string_view what) {
+  const TransportTraits traits = transport.traits();
+  if (memory == Memory::kHost ? traits.host : traits.device) return;
+  throw InvalidArgument(std::string(what) + " lies " + std::string(memory_text(memory)) +
+                        ", but this transport takes " +
+                        (traits.host ? "host memory" : "device memory"));
+}
+
 std::string_view memory_text(Memory memory) {
   return memory == Memory::kHost ? "on the host" : "on a device";
 }

@@ -20,6 +20,9 @@ void bind_state(Prepared& prepared, const CollectiveOptions& options);
 /// Where a reduce-scatter by hosts adds up what this rank's host gives.
 void bind_host_sums(Prepared& prepared, const ValueSpan& shard);
 
+/// Throws InvalidArgument where a transport does not take such memory; `what` lies there.
+void check_taken(const Transport& transport, Memory memory, std::string_view what);
+
 /// For messages: "on the host" or "on a device".
 std::string_view memory_text(Memory memory);
 

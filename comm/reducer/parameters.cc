@@ -32,15 +32,11 @@ std::uint32_t Parameters::index_of(std::string_view name) const {
 // All gradients lie in one memory, which the transport must take.
 void Parameters::check_memory(const std::string& name, Memory memory) {
   if (slots.empty() && !placed_) memory_ = memory;
-  const std::string place(memory_text(memory));
+  const std::string what = "the gradient of \"" + name + "\"";
   if (memory != memory_)
-    throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
+    throw InvalidArgument(what + " lies " + std::string(memory_text(memory)) +
                           ", but those added before lie " + std::string(memory_text(memory_)));
-  const TransportTraits traits = context_.transport->traits();
-  if (memory_ == Memory::kHost ? traits.host : traits.device) return;
-  throw InvalidArgument("the gradient of \"" + name + "\" lies " + place +
-                        ", but this transport takes " +
-                        (traits.host ? "host memory" : "device memory"));
+  check_taken(*context_.transport, memory, what);
 }
 
 // Each rank's part of the gradient is as long as the longest.

@@ -1,7 +1,7 @@
 // See ways.h.
 #include "comm/reducer/ways.h"
 
-#include "comm/calls/automatic.h"
+#include "comm/calls/arguments.h"
 #include "comm/collectives/choose.h"
 #include "comm/collectives/hierarchy.h"
 #include "comm/reducer/buckets.h"

@@ -89,10 +89,7 @@ MpiWire::MpiWire(MPI_Comm communicator)
   check(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
   check(MPI_Comm_size(communicator_, &ranks_), "MPI_Comm_size");
   rest_tags_ = rest_tags_of(communicator_);
-  const auto ranks = static_cast<std::size_t>(ranks_);
-  sent_.resize(ranks);
-  taken_.resize(ranks);
-  early_.resize(ranks);
+  peers_.resize(static_cast<std::size_t>(ranks_));
 }
 
 Wire::Traits MpiWire::traits() const {
@@ -187,15 +184,14 @@ Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
 
 // MPI matches heads in order, but may finish a short one before a long one that came first.
 void MpiWire::take_in_order(Arrival arrival) {
-  const auto peer = static_cast<std::size_t>(arrival.peer);
-  auto& early = early_[peer];
-  if (early.empty() && arrival.head.sequence == taken_[peer]) {
-    ++taken_[peer];
+  auto& [sent, taken, early] = peers_[static_cast<std::size_t>(arrival.peer)];
+  if (early.empty() && arrival.head.sequence == taken) {
+    ++taken;
     return events_.take(std::move(arrival));
   }
   early.emplace(arrival.head.sequence, std::move(arrival));
-  for (auto next = early.find(taken_[peer]); next != early.end(); next = early.find(taken_[peer])) {
-    ++taken_[peer];
+  for (auto next = early.find(taken); next != early.end(); next = early.find(taken)) {
+    ++taken;
     events_.take(std::move(early.extract(next).mapped()));
   }
 }
@@ -213,7 +209,7 @@ void MpiWire::send(int peer, MessageHead head, Payload payload) {
 // A head that could not be sent takes no number: what follows must not wait for it. MPI sends what
 // is short at once, if it can: then nothing is under way.
 void MpiWire::send_head(int peer, MessageHead& head, Payload payload) {
-  std::uint32_t& sent = sent_[static_cast<std::size_t>(peer)];
+  std::uint32_t& sent = peers_[static_cast<std::size_t>(peer)].sent;
   head.sequence = sent;
   const std::size_t bytes = sizeof(MessageHead) + payload.bytes.size();
   Block memory = take_block(bytes);

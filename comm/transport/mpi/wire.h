@@ -54,6 +54,10 @@ class MpiWire final : public Wire {
 
  private:
   struct HeadReceive;
+  struct Peer {
+    std::uint32_t sent = 0, taken = 0;       // heads
+    std::map<std::uint32_t, Arrival> early;  // by number
+  };
 
   void post_head(std::shared_ptr<Job> job);
   void head_came(HeadReceive& receive);
@@ -75,9 +79,7 @@ class MpiWire final : public Wire {
   std::uint32_t rest_tags_ = 0;  // how many there are
   std::size_t heads_ = 0;        // receives that wait for any head
   Requests requests_;
-  std::vector<std::uint32_t> sent_;   // heads, by peer
-  std::vector<std::uint32_t> taken_;  // heads, by peer
-  std::vector<std::map<std::uint32_t, Arrival>> early_;
+  std::vector<Peer> peers_;  // by rank
 };
 
 }  // namespace tersor::mpi
