@@ -64,8 +64,6 @@ std::string_view algorithm_name(Algorithm algorithm) {
   return kAlgorithms[static_cast<std::size_t>(algorithm)];
 }
 
-std::string order_mark() { return std::string("order") + '\0'; }
-
 std::string order_mark(std::uint32_t parameter) {
   std::string mark = order_mark();
   for (int i = 0; i < 4; ++i, parameter >>= 8) mark.push_back(static_cast<char>(parameter & 0xff));
@@ -75,8 +73,6 @@ std::string order_mark(std::uint32_t parameter) {
 std::vector<std::string> algorithm_names() {
   return {std::begin(kAlgorithms), std::end(kAlgorithms)};
 }
-
-std::vector<std::string> reduction_names() { return {"sum", "mean"}; }
 
 std::vector<std::string> dtype_names() {
   std::vector<std::string> names;

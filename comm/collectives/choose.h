@@ -19,12 +19,12 @@ inline constexpr std::size_t kOneShotBytes = 16 * 1024;
 
 /// What stands in signatures before a number for how values lie: `order` and, of one of several
 /// parameters, which.
-std::string order_mark();
+inline std::string order_mark() { return std::string("order") + '\0'; }
 std::string order_mark(std::uint32_t parameter);
 
 /// What values are called in signatures, by number.
 std::vector<std::string> algorithm_names();
-std::vector<std::string> reduction_names();
+inline std::vector<std::string> reduction_names() { return {"sum", "mean"}; }
 std::vector<std::string> dtype_names();
 
 /// What a choice depends on.

@@ -165,8 +165,6 @@ Party shard_owners(const HostGroups& groups, int rank) {
 
 }  // namespace
 
-Party everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)); }
-
 Party everybody(int rank, const Grid& grid) {
   return {.members = all_ranks(grid.places()), .place = rank, .grid = grid, .whole = true};
 }

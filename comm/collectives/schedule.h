@@ -80,10 +80,9 @@ struct Party {
   int rank_at(int of_place) const { return members[static_cast<std::size_t>(of_place)]; }
 };
 
-/// All ranks; each owns a lane.
-Party everybody(int rank, int ranks);
-/// All ranks, which exchange on a grid.
+/// All ranks, which exchange on a grid; and without one, where each owns a lane.
 Party everybody(int rank, const Grid& grid);
+inline Party everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)); }
 
 /// All ranks, host behind host, on a grid of two dimensions: within a host, then between hosts,
 /// which have equally many ranks.

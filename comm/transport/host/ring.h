@@ -18,7 +18,6 @@
 
 #include "comm/transport/host/channel.h"
 #include "comm/transport/host/exchange.h"
-#include "comm/transport/host/steps.h"
 
 namespace tersor::host {
 
@@ -51,8 +50,5 @@ struct RingWork {
 
 /// The sum or maximum as a transfer.
 std::unique_ptr<HostTransfer> make_reduction(const Start& start, const RingWork& work);
-/// By the steps of this rank: what is little, the same bits whichever way and on all ranks.
-std::unique_ptr<HostTransfer> make_small_sum(const Start& start, const RingWork& work,
-                                             HostSteps steps);
 
 }  // namespace tersor::host
