@@ -22,7 +22,36 @@ Reduction = Literal["sum", "mean"]
 Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
 
 
-class CollectiveOptions(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
+    """What collectives and reducers of gradients have in common."""
+
+    hosts: Sequence[int]
+    """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
+    host_codec: str
+    """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
+    seed: int
+    """Of stochastic rounding. Default 0."""
+    checksum: bool
+    """Whether frames carry a checksum. Default True."""
+    timeout: float
+    """Seconds until ``TransportError``. Default 300; under PyTorch's own process groups theirs."""
+
+
+class GridOptions(CommonOptions, total=False):
+    """Likewise of what may be all-reduced over a grid of ranks."""
+
+    dims: Sequence[int]
+    """``"two-shot"``: ranks of each of 1 to 3 dimensions of a grid, in which they exchange one
+    after the other; their product is at least nine tenths of all. Default: as few dimensions as
+    have at most 32 ranks each. Of the collectives ``reduce_scatter`` (without ``"+ef"``) and
+    ``allgather`` too: their product is all ranks, the default one dimension."""
+    error_growth: float
+    """``"two-shot"``: how many times the squared error of one dimension d dimensions may have,
+    which is (1 + d) / 2; at least 1. Default 2, up to three dimensions. With codec ``"auto"`` the
+    ``tuner`` of a collective has it."""
+
+
+class CollectiveOptions(GridOptions, total=False):
     """Options of all collectives; equal on all ranks, but for state and workspace."""
 
     codec: str
@@ -34,19 +63,6 @@ class CollectiveOptions(TypedDict, total=False):
     """Of ``allreduce``. Default ``"auto"``. ``"hierarchical"`` of ``reduce_scatter`` and
     ``allgather`` too, on hosts of equally many ranks; others that the transport found go as
     ``"auto"``, as the call's statistics say."""
-    hosts: Sequence[int]
-    """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
-    dims: Sequence[int]
-    """``"two-shot"``: ranks of each of 1 to 3 dimensions of a grid, in which they exchange one
-    after the other; their product is at least nine tenths of all. Default: as few dimensions as
-    have at most 32 ranks each. Of ``reduce_scatter`` (without ``"+ef"``) and ``allgather`` too:
-    their product is all ranks, the default one dimension."""
-    error_growth: float
-    """``"two-shot"``: how many times the squared error of one dimension d dimensions may have,
-    which is (1 + d) / 2; at least 1. Default 2, up to three dimensions. With codec ``"auto"`` the
-    ``tuner`` has it."""
-    host_codec: str
-    """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     state: _core.FeedbackState | None
     """What error feedback keeps between calls. Default: no feedback."""
     workspace: Workspace | None
@@ -55,17 +71,11 @@ class CollectiveOptions(TypedDict, total=False):
     """Who chooses where ``codec`` is ``"auto"``."""
     parameter: int
     """Index of the parameter: rotates owners, varies noise. Default 0."""
-    seed: int
-    """Of stochastic rounding. Default 0."""
     step: int
     """Of stochastic rounding, where there is no state. Default 0."""
     chunk_count: int
     """Values of a chunk: longer gradients are cut, so that encoding and the wire overlap. Default
     1 Mi, over NCCL 8 Mi."""
-    checksum: bool
-    """Whether frames carry a checksum. Default True."""
-    timeout: float
-    """Seconds until ``TransportError``. Default 300; under PyTorch's own process groups theirs."""
 
 
 class FeedbackState(_core.FeedbackState):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from tersor import _core
 from tersor._core import Transport, Tuner
 from tersor._options import expect, fill
-from tersor.collectives import Algorithm, Reduction
+from tersor.collectives import Algorithm, CommonOptions, GridOptions, Reduction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Contribution = Literal["gradient", "none", "gradient-unless-zero", "nowhere"]
 
 
-class ReducerOptions(TypedDict, total=False):
-    """Options of a ``GradientReducer``; equal on all ranks, but for ``threads``."""
+class GradientOptions(CommonOptions, total=False):
+    """How gradients travel, whatever hands them over."""
 
     codec: str
     """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values
@@ -28,29 +28,9 @@ class ReducerOptions(TypedDict, total=False):
     schedule, all of it with feedback where one has ``+ef``. Default: ``codec`` for all."""
     auto_codecs: Sequence[str]
     """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
-    memory: Literal["host", "device"]
-    """Where the gradients lie, for ``"auto"``. Default ``"host"``; ``"device"`` where ``stream`` is
-    given."""
     auto_learning: bool
     """Whether ``"auto"`` tries other codecs than the predicted one while training goes on. Without,
     the same run goes the same way again. Default True."""
-    tuner: Tuner | None
-    """Used for ``"auto"`` instead of one of the reducer's own; outlives the last ``add``."""
-    reduction: Reduction
-    """Default ``"mean"``."""
-    algorithm: Algorithm
-    """Default ``"auto"``."""
-    hosts: Sequence[int]
-    """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
-    dims: Sequence[int]
-    """``"two-shot"``: ranks of each of 1 to 3 dimensions of a grid, in which they exchange one
-    after the other; their product is at least nine tenths of all. Default: as few dimensions as
-    have at most 32 ranks each."""
-    error_growth: float
-    """``"two-shot"``: how many times the squared error of one dimension d dimensions may have,
-    which is (1 + d) / 2; at least 1. Default 2, up to three dimensions."""
-    host_codec: str
-    """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
     bucket_bytes: int
     """Of gradient: small parameters share messages up to this. Default 1 MiB; under PyTorch's own
     process groups, but for NCCL's, an eighth of the model, from 1 MiB to 4 bytes for each of
@@ -60,8 +40,29 @@ class ReducerOptions(TypedDict, total=False):
     groups of other backends 512 Ki for each rank, from 1 Mi to 4 Mi."""
     residual_dtype: Literal["f32", "bf16"]
     """Default ``"f32"``."""
-    seed: int
-    """Of stochastic rounding. Default 0."""
+    transactional: bool
+    """Whether the residuals from before the last step are kept, for ``discard_step``: twice the
+    memory. Default False."""
+    progress: Literal["thread", "caller"]
+    """Who sends: a thread (default), or the caller inside ``ready``, ``progress`` and ``wait``."""
+    measure_error: bool
+    """Whether each step encodes once more to measure its error: slow. Default False."""
+    threads: int
+    """For codecs, beside the sending thread. Default 1."""
+
+
+class ReducerOptions(GradientOptions, GridOptions, total=False):
+    """Options of a ``GradientReducer``; equal on all ranks, but for ``threads``."""
+
+    memory: Literal["host", "device"]
+    """Where the gradients lie, for ``"auto"``. Default ``"host"``; ``"device"`` where ``stream`` is
+    given."""
+    tuner: Tuner | None
+    """Used for ``"auto"`` instead of one of the reducer's own; outlives the last ``add``."""
+    reduction: Reduction
+    """Default ``"mean"``."""
+    algorithm: Algorithm
+    """Default ``"auto"``."""
     order: Literal["learned", "of-ready"]
     """In which order gradients are sent: as rank 0's became ready in the first step (default); or
     ``"of-ready"``, as they become ready, which is the same order on all ranks. A parameter that is
@@ -70,26 +71,14 @@ class ReducerOptions(TypedDict, total=False):
     """What a parameter means that is not ready at the end of a step. Default ``"error"``, and an
     error in both cases here, where each step gives its arrays anew: a parameter without a gradient
     is ready with ``contribution="none"``, and its array gets the result."""
-    transactional: bool
-    """Whether the residuals from before the last step are kept, for ``discard_step``: twice the
-    memory. Default False."""
-    progress: Literal["thread", "caller"]
-    """Who sends: a thread (default), or the caller inside ``ready``, ``progress`` and ``wait``."""
-    measure_error: bool
-    """Whether each step encodes once more to measure its error: slow. Default False."""
-    checksum: bool
-    """Whether frames carry a checksum. Default True."""
-    timeout: float
-    """Seconds until ``TransportError``. Default 300; under PyTorch's own process groups theirs."""
-    threads: int
-    """For codecs, beside the sending thread. Default 1."""
     stream: Any
     """Of device gradients: where the trainer queues its work (PyTorch, CuPy, or an int)."""
 
 
 def lasting(options: ReducerOptions) -> ReducerOptions:
     """The same, good for several reducers: rules may come from a generator."""
-    return {**options, "rules": list(options["rules"])} if "rules" in options else options
+    rules = options.get("rules")
+    return {**options, "rules": list(rules)} if isinstance(rules, Iterator) else options
 
 
 class GradientReducer(_core.GradientReducer):

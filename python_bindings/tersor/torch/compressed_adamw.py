@@ -25,12 +25,11 @@ from torch.optim.optimizer import ParamsT
 from tersor import Codec
 from tersor._core import InvalidArgument
 from tersor._options import described
-from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.reducer import ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
-from tersor.torch.checkpoint import Mode, move_residuals
+from tersor.torch.checkpoint import Mode
 from tersor.torch.compressed_adamw_state import Kept, load, plain_groups, save
-from tersor.torch.group import transport, with_message_sizes, with_timeout
-from tersor.torch.layout import in_order
+from tersor.torch.exchange import TensorExchange
 from tersor.torch.parameters import (
     OptimizedParameters,
     literal_pattern,
@@ -42,7 +41,6 @@ from tersor.torch.parameters import (
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
-from tersor.torch.side_stream import SideStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,6 +76,7 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
     rank skips the step on all of them, and changes nothing on any.
     """
 
+    _exchange: TensorExchange
     _step_supports_amp_scaling = True  # the scaler calls step() even where it found an infinity
 
     def __init__(
@@ -111,16 +110,17 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
         for one in self.param_groups:
             _check_group(one)
         self._group = group
-        self._options = with_timeout(_checked(options), group)
+        options = _checked(options)
         self._dense_codec, self._dense_steps = dense_codec, dense_steps
         if dense_steps != 0:
-            _check_schedule(self._options, dense_steps)
+            _check_schedule(options, dense_steps)
         self._optimized = OptimizedParameters(self, None)
-        self._transport = transport(group, only_device(self._parameters))
+        self._exchange = TensorExchange(group, only_device(self._parameters), options)
         self._codecs: dict[str, str] = {}
         self._with_feedback: set[str] = set()
-        self.reducer = self._make_reducer(self._begin(self._parameters))
-        self._presence = Presence(group, self._options)
+        self._begin(self._parameters)
+        self._hold()
+        self._presence = Presence(group, self._exchange.options)
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
 
     @torch.no_grad()
@@ -176,10 +176,10 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
     def _parameters(self) -> dict[str, Tensor]:
         return self._optimized.taking_part
 
-    def _begin(self, newcomers: Mapping[str, Tensor]) -> ReducerOptions:
-        """Moments of parameters that will take part; how the reducer of all is made then."""
+    def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
+        """Codecs and moments of parameters that will take part."""
         _check_parameters(newcomers, self._process_group())
-        codecs = chosen_codecs(self._options, shards_of(newcomers))
+        codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
         self._codecs.update(codecs)
         self._with_feedback |= {name for name in codecs if Codec(codecs[name]).has_feedback}
         for name, parameter in newcomers.items():
@@ -189,18 +189,20 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
                 "exp_avg": torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(parameter, dtype=dtype, requires_grad=False),
             }
-        if self._dense_steps == 0:
-            return self._options
-        return {**self._options, "rules": self._schedule()}
+
+    def _hold(self) -> None:
+        """For the moments of all that take part."""
+        sent = {name: self.state[one]["exp_avg"] for name, one in self._parameters.items()}
+        options: ReducerOptions = {"rules": self._schedule()} if self._dense_steps else {}
+        self._exchange.hold(shards_of(sent), options)
 
     def _take_in(self, newcomers: Collection[str]) -> None:
         """Parameters that had no gradient before, of all ranks alike."""
         if not newcomers:
             return
-        options = self._begin({name: self._optimized.all[name] for name in newcomers})
+        self._begin({name: self._optimized.all[name] for name in newcomers})
         self._optimized.join(newcomers)
-        before, self.reducer = self.reducer, self._make_reducer(options)
-        move_residuals(before, self.reducer)
+        self._hold()
 
     def _schedule(self) -> list[tuple[str, str, int]]:
         rules = []
@@ -211,19 +213,6 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             rules.append((pattern, codec, self._dense_steps if later else 0))
         return rules
 
-    def _make_reducer(self, options: ReducerOptions) -> GradientReducer:
-        self._side_stream = SideStream(only_device(self._parameters), options)
-        options = self._side_stream.options
-        sent = shards_of(
-            {name: self.state[one]["exp_avg"] for name, one in self._parameters.items()}
-        )
-        reducer = GradientReducer(
-            self._transport, **with_message_sizes(options, self._transport, sent.values())
-        )
-        for name, one in sent.items():
-            reducer.add(name, in_order(one))
-        return reducer
-
     def _kept(self) -> Kept:
         self._optimized.follow_groups()
         names = {id(one): name for name, one in self._optimized.all.items()}
@@ -231,10 +220,8 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             {name: self.state[one] for name, one in self._parameters.items()},
             [[names[id(one)] for one in group["params"]] for group in self.param_groups],
             frozenset(self._with_feedback),
-            self.reducer,
-            self._transport,
+            self._exchange,
             self._process_group(),
-            self._options["timeout"],
         )
 
     def _somewhere(self) -> list[str] | None:
@@ -263,15 +250,13 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
             if name in self._with_feedback:
                 sent[name] = _own_momentum(gradients[name], state, group)
             sent[name] = sent[name].contiguous()
-        self._side_stream.take_over()
+        self._exchange.take_over()
         for name, parameter in self._parameters.items():
             if name in sent:
                 self.reducer.ready(name, sent[name])
             else:
-                nothing = torch.empty_like(local_shard(self.state[parameter]["exp_avg"]))
-                self.reducer.ready(name, in_order(nothing), "nowhere")
-        self.reducer.wait()
-        self._side_stream.give_back()
+                self._exchange.leave_out(name, self.state[parameter]["exp_avg"])
+        self._exchange.wait()
         return sent
 
     def _move(self, gradients: Mapping[str, Tensor], common: Mapping[str, Tensor]) -> None:

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tersor._core import InvalidArgument, Transport
+from tersor._core import InvalidArgument
 from tersor.collectives import allreduce
-from tersor.reducer import GradientReducer
 from tersor.torch.checkpoint import Mode, load_reducer, own_row, save_reducer, side_by_side
+from tersor.torch.exchange import TensorExchange
 from tersor.torch.parameters import local_shard
 
 OWN = "exp_avg_sq"  # is each rank's, where the momentum is exchanged
@@ -33,16 +33,13 @@ class Kept:
         moments: of each parameter, by its name; changed in place.
         groups: the names of the parameters in each parameter group, frozen ones too.
         own_variance: whose variance is each rank's own.
-        seconds: that an exchange waits for others.
     """
 
     moments: Mapping[str, dict[str, Tensor]]
     groups: Sequence[Sequence[str]]
     own_variance: frozenset[str]
-    reducer: GradientReducer
-    ranks: Transport
+    exchange: TensorExchange
     group: dist.ProcessGroup
-    seconds: float
 
     def is_own(self, name: str) -> bool:
         """Whether the variance of this parameter is each rank's own."""
@@ -51,7 +48,7 @@ class Kept:
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """``packed``: as PyTorch's optimizers have it. Moments go by the names of parameters."""
-    own = save_reducer(kept.reducer, kept.group, mode)
+    own = save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     variances = _rows(kept) if mode == "exact" else _means(kept)
     common = {
@@ -82,7 +79,7 @@ def load(kept: Kept, saved: Mapping[str, Any]) -> None:
     """Moments and residuals; all of them or, after an InvalidArgument, nothing."""
     _check(kept, saved)
     values = list(_values(kept, saved))
-    load_reducer(kept.reducer, kept.group, _own(saved))
+    load_reducer(kept.exchange.reducer, kept.group, _own(saved))
     for target, value in values:
         target.copy_(value.reshape(target.shape))
 
@@ -102,9 +99,10 @@ def _rows(kept: Kept) -> Iterator[tuple[str, Tensor]]:
 
 
 def _means(kept: Kept) -> Iterator[tuple[str, Tensor]]:
+    ranks, seconds = kept.exchange.transport, kept.exchange.options["timeout"]
     for name, own in _own_variances(kept):
         mean = own.flatten().clone()
-        allreduce(kept.ranks, mean, codec="none", reduction="mean", timeout=kept.seconds)
+        allreduce(ranks, mean, codec="none", reduction="mean", timeout=seconds)
         yield name, mean.cpu()
 
 
@@ -119,9 +117,9 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
         raise InvalidArgument(f"the state is of other parameters: {', '.join(others)}")
     if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
         raise InvalidArgument("the state is of other parameter groups")
-    if own["mode"] == "exact" and own["ranks"] != kept.ranks.ranks:
+    if own["mode"] == "exact" and own["ranks"] != (ranks := kept.group.size()):
         raise InvalidArgument(
-            f"the state is the exact one of {own['ranks']} ranks, these are {kept.ranks.ranks}: "
+            f"the state is the exact one of {own['ranks']} ranks, these are {ranks}: "
             'save with mode="portable" to go on with another number'
         )
 

@@ -15,12 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument, Transport
 from tersor._options import expect
-from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.reducer import ReducerOptions, lasting
 from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, BucketParameters, Future
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.copied import CopiedHookState, ReadAhead
+from tersor.torch.exchange import TensorExchange
 from tersor.torch.layout import as_it_lies
 from tersor.torch.parameters import (
     Names,
@@ -67,16 +68,13 @@ class HookState(ReducerReporting):
         self._names = Names(None if model is None else trained_parameters(_inner(model)))
         self._frozen = {} if model is None else frozen_parameters(_inner(model))
         self._group = process_group
-        self._options = options
+        self._options = lasting(options)
         self._unsupported_means: Unsupported = unsupported
-        self._loss_scale: LossScale | None = None
-        if scaler is not None:
-            self._loss_scale = LossScale(scaler, options.get("transactional", False))
+        self._loss_scale = LossScale(scaler, options.get("transactional", False))
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "tersor")
         self._transport: Transport | None = None
-        self._reducer: GradientReducer | None = None
+        self._exchange: TensorExchange | None = None
         self._parameters: Mapping[str, torch.Tensor] = {}
-        self._stream: torch.cuda.Stream | None = None
         self._backward: Backward | None = None
         self._layout: dict[int, list[str]] = {}
         self._buckets: dict[int, BucketParameters] = {}
@@ -87,16 +85,9 @@ class HookState(ReducerReporting):
         self._loaded: Mapping[str, Any] | None = None
 
     @property
-    def reducer(self) -> GradientReducer:  # type: ignore[override]
-        """What reduces the gradients; there after the first backward pass at the latest."""
-        if self._reducer is None:
-            raise InvalidArgument("the reducer is made in the first backward pass")
-        return self._reducer
-
-    @property
     def skipped_steps(self) -> int:
         """Steps that the scaler skipped because a gradient was not finite."""
-        return 0 if self._loss_scale is None else self._loss_scale.skipped_steps
+        return self._loss_scale.skipped_steps
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, for a checkpoint, between two steps.
@@ -105,7 +96,7 @@ class HookState(ReducerReporting):
         (a collective call): their sum over ranks, for any number of ranks.
         """
         state = save_reducer(self.reducer, self._process_group(), mode)
-        return state if self._loss_scale is None else {**state, **self._loss_scale.state_dict()}
+        return {**state, **self._loss_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Brings back what ``state_dict`` gave, in either mode; None: residuals start at zero.
@@ -113,19 +104,17 @@ class HookState(ReducerReporting):
         Raises InvalidArgument, which names the parameter, where it belongs to another model or
         codec.
         """
-        if self._reducer is None:
+        if self._exchange is None:
             self._loaded = state or {}
             return
-        load_reducer(self._reducer, self._process_group(), state)
-        if self._loss_scale is not None:
-            self._loss_scale.load_state_dict(state or {})
+        load_reducer(self.reducer, self._process_group(), state)
+        self._loss_scale.load_state_dict(state or {})
 
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass (``transactional=True`` only), whose
         gradients no step takes. All ranks do so alike."""
         self.reducer.discard_step()
-        if self._loss_scale is not None:
-            self._loss_scale.discarded()
+        self._loss_scale.discarded()
 
     def remove(self) -> None:
         """From the next backward pass on gradients travel uncompressed. All ranks do so alike."""
@@ -138,16 +127,16 @@ class HookState(ReducerReporting):
         ``backward()``. Other handles over the same process group are to be reset, too. Where the
         first pass ended before there was a reducer, the next one makes it.
         """
-        self._reducer = self._transport = None
+        self._exchange = self._transport = None
         group.close(self._group)
         if self._parameters:
-            self._make_reducer(self._parameters)
+            self._hold(self._parameters)
 
     def close(self) -> None:
         """Ends what was made for the hook; gradients travel uncompressed from then on."""
         self._removed = True
         self._executor.shutdown()
-        self._reducer = None
+        self._exchange = None
 
     def bind(self, model: DistributedDataParallel) -> None:
         """Makes everything now, for the parameters that this DDP reduces; a collective call."""
@@ -157,10 +146,10 @@ class HookState(ReducerReporting):
         self._frozen = frozen_parameters(model.module, model.parameters_to_ignore)
         self._unsupported = unsupported_parameters(model.module, parameters)
         self._report_unsupported()
-        self._make_reducer(
+        exchange = self._hold(
             {name: one for name, one in parameters.items() if name not in self._unsupported}
         )
-        if self._loss_scale is not None and self._stream is not None:
+        if self._loss_scale.scaler is not None and exchange.stream is not None:
             model.register_forward_pre_hook(ReadAhead(self._loss_scale))
 
     def reduce(self, bucket: GradBucket) -> Future:
@@ -180,12 +169,12 @@ class HookState(ReducerReporting):
         return CopiedHookState, ()
 
     def _begin(self) -> Backward:
-        backward = Backward(self._stream)
+        backward = Backward(None if self._exchange is None else self._exchange.stream)
         with backward.guard():
             if not self._removed:
                 _refuse_unfrozen(self._frozen)
-            if self._reducer is not None and self._loss_scale is not None:
-                self._loss_scale.follow(self._reducer)
+            if self._exchange is not None:
+                self._loss_scale.follow(self.reducer)
         return backward
 
     def _take(self, backward: Backward, bucket: GradBucket) -> Future:
@@ -193,9 +182,9 @@ class HookState(ReducerReporting):
         with backward.guard():
             taken.names = self._names_in(self._known(bucket))
             self._notice_layout(bucket.index(), taken.names)
-            if self._reducer is not None and backward.error is None:
-                self._relearn_once(self._reducer, backward)
-                self._send(self._reducer, taken)
+            if self._exchange is not None and backward.error is None:
+                self._relearn_once(backward)
+                self._send(self._exchange, taken)
         return taken.future
 
     def _known(self, bucket: GradBucket) -> BucketParameters:
@@ -215,7 +204,7 @@ class HookState(ReducerReporting):
 
     def _pass_on(self, bucket: GradBucket) -> Future:
         """As DDP does without a hook. Of no bucket is a collective started in a callback."""
-        if self._reducer is None and not self._removed:
+        if self._exchange is None and not self._removed:
             parameters = bucket.parameters()
             for name, parameter in zip(self._names.of(parameters), parameters, strict=True):
                 found = bucket.buffer() if is_supported(parameter) else parameter
@@ -242,7 +231,7 @@ class HookState(ReducerReporting):
     def _reduce_all(self, backward: Backward) -> None:
         """Sends what waits, and completes the futures of the pass as results come in."""
         with backward.guard():
-            if self._reducer is None and backward.error is None:
+            if self._exchange is None and backward.error is None:
                 self._learn(backward)
             if backward.error is None:
                 self.reducer.flush()
@@ -253,50 +242,46 @@ class HookState(ReducerReporting):
     def _learn(self, backward: Backward) -> None:
         """After the first pass: a reducer for what DDP handed over."""
         names = [name for bucket in backward.buckets for name in bucket.names]
-        reducer = self._make_reducer(self._names.in_order(names))
+        exchange = self._hold(self._names.in_order(names))
         if self._loaded is not None:
             self.load_state_dict(self._loaded)
-        if self._loss_scale is not None:
-            self._loss_scale.follow(reducer)
+        self._loss_scale.follow(exchange.reducer)
         for bucket in backward.buckets:
-            self._send(reducer, bucket)
+            self._send(exchange, bucket)
 
-    def _send(self, reducer: GradientReducer, bucket: Bucket) -> None:
+    def _send(self, exchange: TensorExchange, bucket: Bucket) -> None:
         """Parameters whose gradient is all zero keep their residuals.
 
         DDP throws away what comes back for a parameter that no rank used, and with it whatever a
         residual had added. On a device nobody looks, and residuals are lost so.
         """
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(bucket.gradients.device))
-        bucket.sent = reducer.ready_flat(bucket.names, bucket.gradients, "gradient-unless-zero")
+        exchange.take_over()
+        bucket.sent = exchange.reducer.ready_flat(
+            bucket.names, bucket.gradients, "gradient-unless-zero"
+        )
 
     def _notice_layout(self, index: int, names: list[str]) -> None:
         """DDP rebuilds its buckets after the first steps, in the order in which gradients came."""
         self._rebuilt |= self._layout.get(index, names) != names
         self._layout[index] = names
 
-    def _relearn_once(self, reducer: GradientReducer, backward: Backward) -> None:
+    def _relearn_once(self, backward: Backward) -> None:
         """Rebuilt buckets come in another order; it can be learnt again where a step begins."""
         if self._rebuilt and len(backward.buckets) == 1:
             self._rebuilt = False
-            reducer.relearn_order()
+            self.reducer.relearn_order()
 
-    def _make_reducer(self, parameters: Mapping[str, torch.Tensor]) -> GradientReducer:
-        device = only_device(parameters)
-        options = group.with_timeout(self._options, self._group)
+    def _hold(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
+        device, options = only_device(parameters), self._options.copy()
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            options = {**options, "stream": self._stream}
-        self._transport = group.transport(self._group, device)
-        options = group.with_message_sizes(options, self._transport, parameters.values())
-        reducer = GradientReducer(self._transport, **options)
-        for name, parameter in parameters.items():
-            reducer.add(name, as_it_lies(parameter.detach()))
+            options.pop("stream", None)  # what completes a pass waits on the exchange's own
+        exchange = TensorExchange(self._group, device, options)
+        self._transport = exchange.transport
+        exchange.hold({name: as_it_lies(one.detach()) for name, one in parameters.items()})
         if not self._parameters:  # after a reset they were told
             watch(parameters, chosen_codecs(self._options, parameters))
-        self._parameters, self._reducer = parameters, reducer
-        return reducer
+        self._parameters, self._exchange = parameters, exchange
+        return exchange
 
     def _ranks(self) -> int:
         made = self._transport

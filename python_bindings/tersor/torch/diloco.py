@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgument
 from tersor._options import described, expect
-from tersor.collectives import allreduce
-from tersor.reducer import GradientReducer, ReducerOptions, lasting
-from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
-from tersor.torch.group import transport, with_message_sizes, with_timeout
-from tersor.torch.layout import in_order, straightened
+from tersor.collectives import Reduction, allreduce
+from tersor.reducer import ReducerOptions
+from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.exchange import TensorExchange
+from tersor.torch.layout import straightened
 from tersor.torch.parameters import (
     local_shard,
     only_device,
@@ -32,12 +32,9 @@ from tersor.torch.parameters import (
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
-from tersor.torch.side_stream import SideStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from tersor._core import Transport
 
 OuterOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -70,6 +67,8 @@ class DiLoCo(ReducerReporting):
     that no rank has moved since the last exchange is left alone. One that is unfrozen takes part
     from the next exchange on, at which all ranks take the mean of theirs, uncompressed.
     """
+
+    _exchange: TensorExchange
 
     def __init__(
         self,
@@ -111,16 +110,14 @@ class DiLoCo(ReducerReporting):
         if not self._parameters:
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
-        self._options = options = with_timeout(lasting(options), group)
         self._check(self._parameters)
-        self._device = only_device(self._parameters)
-        self._transport = transport(group, self._device)
-        _broadcast(self._transport, self._parameters, options["timeout"])
+        self._exchange = TensorExchange(group, only_device(self._parameters), options)
+        _broadcast(self._exchange, self._parameters)
         self._start: dict[str, torch.nn.Parameter] = {}
         self._take_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
-        self.reducer = self._make_reducer()
-        self._presence = Presence(group, options)
+        self._exchange.hold(shards_of(self._start))
+        self._presence = Presence(group, self._exchange.options)
 
     def step(self) -> bool:
         """To be called after each inner step, by all ranks. Returns whether this one exchanged."""
@@ -144,11 +141,10 @@ class DiLoCo(ReducerReporting):
         somewhere = self._somewhere(differences)
         if self.residual_factor != 1:
             self.reducer.scale_residuals(self.residual_factor)
-        self._side_stream.take_over()
+        self._exchange.take_over()
         for name, difference in differences.items():
             self.reducer.ready(name, difference, "gradient" if name in somewhere else "nowhere")
-        self.reducer.wait()
-        self._side_stream.give_back()
+        self._exchange.wait()
         for name, start in self._start.items():
             start.grad = differences[name] if name in somewhere else None
         self.outer_optimizer.step()
@@ -195,16 +191,6 @@ class DiLoCo(ReducerReporting):
         refuse_unsupported(parameters, "DiLoCo")
         refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
 
-    def _make_reducer(self) -> GradientReducer:
-        self._side_stream = SideStream(self._device, self._options)
-        options = with_message_sizes(
-            self._side_stream.options, self._transport, self._start.values()
-        )
-        reducer = GradientReducer(self._transport, **options)
-        for name, start in self._start.items():
-            reducer.add(name, in_order(start.detach()))
-        return reducer
-
     def _somewhere(self, differences: Mapping[str, torch.Tensor]) -> list[str]:
         """The parameters that some rank has moved, and those that some rank trains and none did at
         the last exchange; a collective call."""
@@ -223,15 +209,12 @@ class DiLoCo(ReducerReporting):
         shards = shards_of({name: every[name] for name in newcomers})
         self._check({name: every[name] for name in newcomers})
         for shard in shards.values():
-            with straightened(shard) as values:
-                limit = self._options["timeout"]
-                allreduce(self._transport, values, codec="none", reduction="mean", timeout=limit)
+            _allreduce(self._exchange, shard, "mean")
         self._parameters = {
             name: one for name, one in every.items() if name in self._start or name in newcomers
         }
         self._take_start(self._parameters)
-        before, self.reducer = self.reducer, self._make_reducer()
-        move_residuals(before, self.reducer)
+        self._exchange.hold(shards_of(self._start))
         (group, *others) = self.outer_optimizer.param_groups
         if others:
             self.outer_optimizer.add_param_group({"params": [self._start[n] for n in newcomers]})
@@ -247,12 +230,16 @@ class DiLoCo(ReducerReporting):
 
 
 @torch.no_grad()
-def _broadcast(
-    transport: Transport, parameters: dict[str, torch.nn.Parameter], seconds: float
-) -> None:
-    """Rank 0's values to all: a sum, uncompressed, to which the others add zeros."""
+def _broadcast(exchange: TensorExchange, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Rank 0's values to all: a sum to which the others add zeros."""
     for shard in shards_of(parameters).values():
-        if transport.rank != 0:
+        if exchange.transport.rank != 0:
             shard.zero_()
-        with straightened(shard) as values:
-            allreduce(transport, values, codec="none", timeout=seconds)
+        _allreduce(exchange, shard, "sum")
+
+
+def _allreduce(exchange: TensorExchange, shard: torch.Tensor, reduction: Reduction) -> None:
+    """Uncompressed."""
+    limit = exchange.options["timeout"]
+    with straightened(shard) as values:
+        allreduce(exchange.transport, values, codec="none", reduction=reduction, timeout=limit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch.distributed as dist
 from torch import nn
@@ -20,15 +20,14 @@ from torch.utils.hooks import RemovableHandle
 from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import expect, fill
-from tersor.reducer import ReducerOptions
+from tersor.reducer import GradientOptions, ReducerOptions, lasting
 from tersor.torch.adam_warning import last_codec, watch
 from tersor.torch.checkpoint import Mode
 from tersor.torch.parameters import Unsupported, unwrapped
-from tersor.torch.replica_reducer import residual_count
 from tersor.torch.reporting import Reporting
 from tersor.torch.scaler import LossScale, Scaler
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, ReplicaExchange, Sender
-from tersor.torch.sharded_reducer import Kept, ShardedReducer
+from tersor.torch.sharded_reducer import Kept, ShardedReducer, residual_count
 from tersor.torch.sharded_state import load_sharded, save_sharded
 from tersor.torch.sharded_weights import WeightExchange
 from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs, refuse_meshes
@@ -43,55 +42,20 @@ RESIDUAL_BYTES = {"f32": 4, "bf16": 2}
 ALGORITHMS = ("auto", "hierarchical")
 
 
-class ShardedOptions(TypedDict, total=False):
-    """Options of :func:`compress`, as of ``tersor.GradientReducer``; equal on all ranks, but for
-    ``threads``."""
+class ShardedOptions(GradientOptions, total=False):
+    """Options of :func:`compress`; equal on all ranks, but for ``threads``.
 
-    codec: str
-    """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values travel
-    as bf16 all the same, unless there are ``rules``. With ``"+ef"`` every rank keeps a residual of
-    the *unsharded* gradient: 4 bytes for each value of the whole model."""
-    rules: Iterable[tuple[str, str] | tuple[str, str, int]]
-    """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
-    must. ``(pattern, codec, step)`` counts from that step on: several rules of one pattern are a
-    schedule, all of it with feedback where one has ``+ef``. Default: ``codec`` for all. On a 2-D
-    mesh the all-reduce between replicas has the codec of the whole parameter, too."""
-    auto_codecs: Sequence[str]
-    """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
-    auto_learning: bool
-    """Whether ``"auto"`` tries other codecs than the predicted one while training goes on. Without,
-    the same run goes the same way again. Default True."""
+    With ``"+ef"`` every rank keeps a residual of the *unsharded* gradient: 4 bytes for each value
+    of the whole model. On a 2-D mesh the all-reduce between replicas has the codec of the whole
+    parameter, too. ``hosts`` are those of all ranks, as many ranks on each. Messages are of one
+    module: ``bucket_bytes`` is 1 MiB by default, ``chunk_count`` 1 Mi, over NCCL 8 Mi.
+    """
+
     algorithm: Literal["auto", "hierarchical"]
     """``"hierarchical"``: gradients are added within each host, uncompressed, and go between hosts
     by the codec; with ``"+ef"`` a rank keeps a residual of its share of that. Weights come to a
     host once, and go on within it as they are. Hosts of unequal numbers of ranks go as ``"auto"``,
     the default. Not with codec ``"auto"``."""
-    hosts: Sequence[int]
-    """``"hierarchical"``: for each rank of all the number of its host, as many ranks on each.
-    Default: by the ranks' addresses."""
-    host_codec: Literal["none", "bf16"]
-    """``"hierarchical"``: within a host. Default ``"none"``."""
-    residual_dtype: Literal["f32", "bf16"]
-    """``"bf16"`` halves the residuals' memory. Default ``"f32"``."""
-    transactional: bool
-    """Whether the residuals from before the last pass are kept, for ``discard_step`` and a
-    ``scaler``: twice the memory. Default False."""
-    bucket_bytes: int
-    """Of gradient: small parameters of a module share messages up to this. Default 1 MiB."""
-    chunk_count: int
-    """Values: longer parameters are cut. Default 1 Mi, over NCCL 8 Mi."""
-    seed: int
-    """Of stochastic rounding. Default 0."""
-    progress: Literal["thread", "caller"]
-    """Who sends: a thread (default), or the backward pass where it hands gradients over."""
-    measure_error: bool
-    """Whether each step encodes once more to measure its error: slow. Default False."""
-    checksum: bool
-    """Whether frames carry a checksum. Default True."""
-    timeout: float
-    """Seconds until ``TransportError``. Default: the process group's own limit."""
-    threads: int
-    """For codecs. Default 1."""
 
 
 class ShardedHandle(Reporting):
@@ -109,7 +73,7 @@ class ShardedHandle(Reporting):
         self._gradients = [one for one in exchanges if isinstance(one, GradientExchange)]
         self._group = group
         self._notes = notes
-        self._loss_scale: LossScale | None = None
+        self._loss_scale = LossScale(None, transactional=False)
         self._hooks: list[RemovableHandle] = []
 
     @property
@@ -170,7 +134,7 @@ class ShardedHandle(Reporting):
             )
         self._sender.prepare()
         state = save_sharded(self._sender, self._group, mode)
-        return state if self._loss_scale is None else {**state, **self._loss_scale.state_dict()}
+        return {**state, **self._loss_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Brings back either. None or empty: residuals start at zero, with a warning.
@@ -180,8 +144,7 @@ class ShardedHandle(Reporting):
         """
         self._sender.prepare()
         load_sharded(self._sender, self._group, state)
-        if self._loss_scale is not None:
-            self._loss_scale.load_state_dict(state or {})
+        self._loss_scale.load_state_dict(state or {})
 
     def remove(self) -> None:
         """From now on gradients and weights travel as without Tersor; residuals are dropped."""
@@ -202,7 +165,7 @@ class ShardedHandle(Reporting):
     @property
     def skipped_steps(self) -> int:
         """Steps that the scaler skipped because a gradient was not finite."""
-        return 0 if self._loss_scale is None else self._loss_scale.skipped_steps
+        return self._loss_scale.skipped_steps
 
     def follow(self, scaler: Scaler, model: nn.Module) -> None:
         """Keeps residuals in the units of a scaler, which may change its scale between passes."""
@@ -217,8 +180,7 @@ class ShardedHandle(Reporting):
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass (``transactional=True`` only)."""
         self._sender.discard_step()
-        if self._loss_scale is not None:
-            self._loss_scale.discarded()
+        self._loss_scale.discarded()
 
 
 def compress(
@@ -305,8 +267,9 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
     if algorithm != "auto" and options.get("codec") == "auto":
         raise InvalidArgument("codec auto chooses the algorithm too: leave it at auto")
     _check_hosts(options.get("hosts"))
-    fill(_core.ReducerOptions(), options)  # names what else is wrong
-    return cast(ReducerOptions, dict(options))
+    found = lasting(cast(ReducerOptions, dict(options)))
+    fill(_core.ReducerOptions(), found)  # names what else is wrong
+    return found
 
 
 def _check_hosts(hosts: Sequence[int] | None) -> None:

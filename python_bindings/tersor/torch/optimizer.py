@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgument
 from tersor._options import expect
-from tersor.reducer import GradientReducer, ReducerOptions, lasting
+from tersor.reducer import ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
-from tersor.torch.checkpoint import Mode, load_reducer, move_residuals, save_reducer
-from tersor.torch.group import transport, with_message_sizes, with_timeout
-from tersor.torch.layout import Straight, in_order
+from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.exchange import TensorExchange
+from tersor.torch.layout import Straight
 from tersor.torch.parameters import (
     OptimizedParameters,
     Unsupported,
@@ -35,7 +35,6 @@ from tersor.torch.parameters import (
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
-from tersor.torch.side_stream import SideStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,6 +78,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     ``state_dict`` is the wrapped optimizer's own; ``residual_state_dict`` goes beside it.
     """
 
+    _exchange: TensorExchange
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -115,7 +116,6 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if not self._optimized.all:
             raise InvalidArgument("the optimizer has no parameters")
         self._group = group
-        self._options = options = with_timeout(lasting(options), group)
         self._unsupported = unsupported
         self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step
@@ -126,9 +126,12 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._synchronized = False
         self._skip = False
         self._take_part(self._parameters)
-        self.reducer = self._make_reducer()
-        self._presence = Presence(group, options)
-        warn_of(optimizer, chosen_codecs(options, shards_of(self._compressed())))
+        device = next(iter(self._optimized.all.values())).device
+        self._exchange = TensorExchange(group, device, options)
+        self._options = self._exchange.options
+        self._exchange.hold(self._compressed())
+        self._presence = Presence(group, self._options)
+        warn_of(optimizer, chosen_codecs(self._options, self._compressed()))
 
     def synchronize(self) -> None:
         """Sends what was not sent yet and waits: every gradient is the mean over ranks now.
@@ -247,17 +250,6 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
                 watch = _watch(weakref.ref(self), name)
                 parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
-    def _make_reducer(self) -> GradientReducer:
-        device = next(iter(self._optimized.all.values())).device
-        ranks = transport(self._group, device)
-        self._side_stream = SideStream(device, self._options)
-        shards = shards_of(self._compressed())
-        options = with_message_sizes(self._side_stream.options, ranks, shards.values())
-        reducer = GradientReducer(ranks, **options)
-        for name, shard in shards.items():
-            reducer.add(name, in_order(shard))
-        return reducer
-
     def _end_exchange(self, *, discards: bool) -> list[str]:
         """Those of all parameters that some rank has a gradient of; their means are there."""
         try:
@@ -270,8 +262,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         finally:  # nor is zero_grad refused after an error
             self._passes.clear()
             self._ready.clear()
-        self.reducer.wait()
-        self._side_stream.give_back()
+        self._exchange.wait()
         self._straight.write_back()
         if 0 < discarding < self._ranks():
             raise InvalidArgument(
@@ -303,8 +294,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             if name in somewhere:
                 self._send(name, self._parameters[name])
             elif name not in self._uncompressed:
-                nothing = torch.empty_like(local_shard(self._parameters[name].detach()))
-                self.reducer.ready(name, in_order(nothing), "nowhere")
+                self._exchange.leave_out(name, self._parameters[name])
 
     def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
         """Gradients that were none before, of all ranks alike: they take part from now on.
@@ -315,18 +305,18 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             return
         self._optimized.join(newcomers)
         self._take_part({name: self._parameters[name] for name in newcomers})
-        before, self.reducer = self.reducer, self._make_reducer()
-        move_residuals(before, self.reducer, steps_back=1)
+        self._exchange.hold(self._compressed(), steps_back=1)
         self._send_rest(self._parameters, newcomers)
         self._ready.clear()
-        self.reducer.wait()
-        self._side_stream.give_back()
+        self._exchange.wait()
         self._straight.write_back()
         self._average(newcomers)
         self.reducer.relearn_order()
 
     def _compressed(self) -> dict[str, torch.Tensor]:
-        return {n: one for n, one in self._parameters.items() if n not in self._uncompressed}
+        """What this rank has of those that are."""
+        shards = shards_of(self._parameters)
+        return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         """Called by autograd when a gradient was added to ``parameter.grad``."""
@@ -355,7 +345,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             self._make_dense(name, parameter, parameter.grad)
         if name not in self._uncompressed:
             gradient = self._straight.of(local_shard(parameter.grad))
-            self._side_stream.take_over()
+            self._exchange.take_over()
             self.reducer.ready(name, gradient, "none" if missing else "gradient")
         self._ready[name] = parameter.grad, local_shard(parameter.grad)._version
 

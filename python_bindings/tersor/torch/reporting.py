@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer
+from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import checked
 from tersor.torch.report import draw
 from tersor.torch.statistics import (
@@ -55,8 +56,15 @@ class Reporting(ABC):
 class ReducerReporting(Reporting):
     """What handles can tell that have a reducer."""
 
-    reducer: GradientReducer
+    _exchange: TensorExchange | None
     _group: dist.ProcessGroup | None
+
+    @property
+    def reducer(self) -> GradientReducer:
+        """What reduces; under DDP it is there after the first backward pass at the latest."""
+        if self._exchange is None:
+            raise InvalidArgument("the reducer is made in the first backward pass")
+        return self._exchange.reducer
 
     def statistics(self) -> list[ParameterStatistics]:
         """What was sent, a dict for each parameter that is compressed, in the model's order."""

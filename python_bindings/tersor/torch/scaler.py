@@ -29,17 +29,17 @@ class Residuals(Protocol):
 
 
 class LossScale:
-    """Follows a scaler from step to step.
+    """Follows a scaler from step to step; where there is none, nothing changes.
 
     A scaler lowers its scale when it skipped a step because a gradient was not finite, and at no
     other time by itself. Gradients of a skipped step were sent nevertheless: what the residuals
     held of them is lost with it, unless the reducer is transactional.
     """
 
-    def __init__(self, scaler: Scaler, transactional: bool) -> None:
-        if not callable(getattr(scaler, "get_scale", None)):
+    def __init__(self, scaler: Scaler | None, transactional: bool) -> None:
+        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
             raise TypeError(f"scaler is the training's GradScaler, not {described(scaler)}")
-        self._scaler = scaler
+        self.scaler = scaler
         self._transactional = transactional
         self._scale: float | None = None
         self._coming: _HostCopy | None = None
@@ -52,15 +52,17 @@ class LossScale:
         That is the scaler's last update. ``get_scale`` waits for all that is queued when it is
         called: the forward pass and what there is of the backward pass.
         """
-        if not getattr(self._scaler, "is_enabled", lambda: True)():
+        if not getattr(self.scaler, "is_enabled", lambda: True)():
             return  # it has no tensor then, and its scale is 1
-        scale = getattr(self._scaler, "_get_scale_async", lambda: None)()
+        scale = getattr(self.scaler, "_get_scale_async", lambda: None)()
         if isinstance(scale, Tensor) and scale.is_cuda:
             self._coming = _HostCopy(scale)
 
     def follow(self, residuals: Residuals) -> None:
         """Before a step: brings the residuals into its units, and takes back a skipped one."""
-        scale, before = self._current(), self._scale
+        if self.scaler is None:
+            return
+        scale, before = self._current(self.scaler), self._scale
         self._scale = scale
         discarded, self._discarded = self._discarded, False
         if before is None or scale == before:
@@ -75,16 +77,19 @@ class LossScale:
 
     def state_dict(self) -> dict[str, Any]:
         """The scale that the residuals are in, and what was counted."""
+        if self.scaler is None:
+            return {}
         return {"loss_scale": self._scale, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there: the next step brings the residuals into its own units."""
-        self._scale = state.get("loss_scale")
-        self.skipped_steps = state.get("skipped_steps", 0)
+        if self.scaler is not None:
+            self._scale = state.get("loss_scale")
+            self.skipped_steps = state.get("skipped_steps", 0)
 
-    def _current(self) -> float:
+    def _current(self, scaler: Scaler) -> float:
         coming, self._coming = self._coming, None
-        return self._scaler.get_scale() if coming is None else coming.wait()
+        return scaler.get_scale() if coming is None else coming.wait()
 
     def _skipped(self, residuals: Residuals, discarded: bool) -> None:
         self.skipped_steps += 1

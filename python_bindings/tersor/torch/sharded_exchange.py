@@ -27,12 +27,12 @@ from tersor.reducer import ReducerOptions
 from tersor.torch.backward import Passes, after_pass
 from tersor.torch.group import close, seconds_of, transport
 from tersor.torch.parameters import Unsupported, reason_of, report_unsupported
-from tersor.torch.replica_reducer import ReplicaReducer
 from tersor.torch.sharded_reducer import (
     DTYPE_NAMES,
     Kind,
     OddMessage,
     Reducers,
+    ReplicaReducer,
     ShardedReducer,
 )
 from tersor.torch.sharding import ModuleLayout, ShardedParameter, follow_passes
@@ -200,6 +200,11 @@ class ModuleExchange(Exchange, ABC):
     @abstractmethod
     def group(self) -> dist.ProcessGroup:
         """Whose ranks exchange, as far as can be told before they do."""
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it can be told which parameters will come."""
+        return self.layout.known and not self.removed
 
     def expected_kind(self) -> Kind:
         """What FSDP will ask for, as far as can be told before it does."""

@@ -3,27 +3,42 @@
 All ranks call their modules' collectives in one order, so nothing is learned, and a module without
 gradients takes no part in a step. A step is a backward pass, or what comes of a module before the
 next time it comes.
+
+On a mesh of two dimensions there are others, between replicas. A shard has the codec that rules
+choose for the whole parameter, and an all-reduce encodes twice: beside what a rank sends there is a
+residual of the part whose sum it sends on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import ParameterState, ReadyGradients, ReducerState
+from tersor._core import (
+    CodecChoice,
+    InvalidArgument,
+    ParameterState,
+    ReadyGradients,
+    ReducerState,
+)
+from tersor._options import fill
 from tersor.collectives import Reduction
-from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.reducer import ReducerOptions
 from tersor.torch.checkpoint import zeros
-from tersor.torch.group import transport, with_timeout
-from tersor.torch.sharding import ModuleLayout, ShardedParameter
-from tersor.torch.side_stream import SideStream
-from tersor.torch.statistics import ParameterStatistics, of_scattered
+from tersor.torch.exchange import TensorExchange
+from tersor.torch.parameters import literal_pattern
+from tersor.torch.sharding import ShardedParameter
+from tersor.torch.statistics import ParameterStatistics, of_parameter
+
+if TYPE_CHECKING:
+    from tersor.torch.sharded_exchange import ModuleExchange
 
 DTYPE_NAMES: dict[torch.dtype, Literal["f32", "bf16", "f16"]] = {
     torch.float32: "f32",
@@ -41,19 +56,6 @@ class Kind:
     device: torch.device
     dtype: torch.dtype
     reduction: Reduction
-
-
-class Reduced(Protocol):
-    """What one module's gradients go through, as far as reducers ask."""
-
-    layout: ModuleLayout
-
-    @property
-    def removed(self) -> bool:
-        """Whether its calls are PyTorch's own from now on."""
-
-    def expected_kind(self) -> Kind:
-        """What FSDP will ask for, as far as can be told before it does."""
 
 
 @dataclass(frozen=True)
@@ -109,29 +111,37 @@ class ShardedReducer:
     def __init__(
         self,
         kind: Kind,
-        parameters: Iterable[ShardedParameter],
         options: ReducerOptions,
+        every: Iterable[ShardedParameter],
         reason: str | None = None,
     ) -> None:
-        """``reason``: instead of the rules', in statistics."""
+        """``every``: of the parameters that may be added. ``reason``: instead of the rules', in
+        statistics."""
         self.kind = kind
-        self.parameters = {one.name: one for one in parameters}
-        self.used = False
+        self.parameters: dict[str, ShardedParameter] = {}
+        self._added: set[str] = set()
         self._reason = reason
         self._ready: set[str] = set()
-        options = with_timeout(options, kind.group)
-        options = {**options, "reduction": kind.reduction, "order": "of-ready"}
-        ranks = transport(kind.group, kind.device)
+        self._exchange = TensorExchange(kind.group, kind.device, options)
+        told: ReducerOptions = {"reduction": kind.reduction, "order": "of-ready"}
         if "hosts" in options:
-            options["hosts"] = hosts_of(kind.group, options["hosts"])
-        self._hosts = options.get("hosts")
-        self._side_stream = SideStream(kind.device, options)
-        self._core = GradientReducer(ranks, **self._with_rules(self._side_stream.options))
-        for one in self.parameters.values():
-            self._add(one)
+            told["hosts"] = hosts_of(kind.group, options["hosts"])
+        self._hosts = told.get("hosts")
+        self._core = self._exchange.make({**told, **self._rules(self._exchange.options, every)})
 
-    def _with_rules(self, options: ReducerOptions) -> ReducerOptions:
-        return options
+    def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
+        """Others than those of the options."""
+        return {}
+
+    def add(self, parameters: Iterable[ShardedParameter]) -> None:
+        """Those of them that it lacks, all ranks alike; ends the step under way then."""
+        for one in parameters:
+            if one.name not in self.parameters:
+                self.finish()
+                self.parameters[one.name] = one
+                if one.name not in self._added:
+                    self._added.add(one.name)
+                    self._add(one)
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(0, dtype=self.kind.dtype, device=self.kind.device)
@@ -151,22 +161,18 @@ class ShardedReducer:
         if self._ready.intersection(names):
             self.finish()
         self._ready.update(names)
-        self.used = True
-        self._side_stream.take_over()
+        self._exchange.take_over()
 
     def wait(self, sent: ReadyGradients) -> None:
         """Waits for results; on a device the current stream does."""
         sent.wait()
-        self._side_stream.give_back()
+        self._exchange.give_back()
 
     def finish(self) -> None:
         """Ends the step, where one is under way; its results were waited for, or lie on a host."""
         if self._ready:
             self._ready.clear()
             self._core.wait()
-
-    def lacks(self, parameters: Iterable[ShardedParameter]) -> bool:
-        return any(one.name not in self.parameters for one in parameters)
 
     def drop(self, names: Iterable[str]) -> None:
         """Another reducer has them from now on."""
@@ -190,7 +196,10 @@ class ShardedReducer:
         return (self._told(one) for one in every if one.steps and one.name in self.parameters)
 
     def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
-        return of_scattered(one, self._reason or one.reason, self.kind.group.size())
+        found = of_parameter(one, self.kind.group.size())
+        found["reason"] = self._reason or one.reason
+        found["uncompressed_bytes"] /= 2  # as it is scattered only
+        return found
 
     @property
     def overflows(self) -> int:
@@ -238,84 +247,163 @@ class ShardedReducer:
         group = self.kind.group
         if count == group.size():
             return list(range(count))
-        hosts = self._hosts or transport(group, self.kind.device).hosts()
+        hosts = self._hosts or self._exchange.transport.hosts()
         place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         return [rank for rank, one in enumerate(place) if one == place[group.rank()]]
 
-    def write(self, state: ReducerState, kept: dict[str, Kept]) -> None:
+    def write(self, state: ReducerState, kept: Mapping[str, Kept]) -> None:
         """Loads what became of a state that was read, and of the views."""
         state.step = max((one.step for one in kept.values()), default=state.step)
         self._core.load_state(state.write())
+
+
+class ReplicaReducer(ShardedReducer):
+    """One reducer for the shards of some modules; its names end in ``(replicas)`` outside."""
+
+    def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
+        """Begins to reduce the shards of these parameters in place: ``rows`` is ``output``."""
+        self._begin(names)
+        return self._core.ready_flat(list(names), output)
+
+    def keeps(self, name: str) -> bool:
+        """Whether there is a residual of this parameter."""
+        return name in self.parameters and f"{name} (replicas)" in self.read()[1]
+
+    def sums(self) -> dict[str, Tensor]:
+        """What is kept of each parameter's shard, the sum over replicas; a collective call."""
+        state = ReducerState.read(self._core.save_portable_state())
+        return {
+            one.name: torch.from_numpy(one.residual)
+            for one in state.parameters
+            if len(one.residual) and one.name in self.parameters
+        }
+
+    def load_sums(self, sums: Mapping[str, Tensor], ranks: int, step: int) -> None:
+        """Adds to results what so many ranks would have; nothing of a parameter that is not there.
+
+        ``sums``: shards of the sums over those ranks.
+        """
+        own = ReducerState.read(self._core.save_portable_state())
+        state = ReducerState()
+        state.form, state.reduction = "portable", self.kind.reduction
+        state.ranks, state.step = ranks, step
+        nothing = zeros(0).numpy()
+        for one in own.parameters:
+            kept = zeros(len(one.residual))
+            if one.name in sums and len(kept):
+                kept.copy_(sums[one.name])
+            state.add(one.name, one.codec, one.count, 0, kept.numpy(), nothing, nothing)
+        self._core.load_state(state.write())
+
+    def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
+        asked = fill(_core.ReducerOptions(), options)
+        dtype = DTYPE_NAMES[self.kind.dtype]
+        self._choices: dict[str, CodecChoice] = {}
+        for one in every:
+            with contextlib.suppress(InvalidArgument):  # a frozen one needs no rule
+                choice = _core.choose_codec(asked, one.name, list(one.shape), dtype)
+                self._choices[one.name] = choice
+        rules = [
+            (literal_pattern(name), codec, step)
+            for name, choice in self._choices.items()
+            for step, codec in choice.phases or [(0, choice.codec)]
+        ]
+        told = [rule for rule in rules if rule[1] != "auto"]
+        if len(told) < len(rules):
+            told.append(("*", "auto", 0))
+        # Between replicas the prediction stays: the pass's time tells how shards should travel.
+        return {"rules": told, "auto_learning": False}
+
+    def _add(self, one: ShardedParameter) -> None:
+        like = torch.empty(one.shard_count, dtype=self.kind.dtype, device=self.kind.device)
+        self._core.add(one.name, like)
+
+    def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
+        """Of what this rank sends, and of what it sends on."""
+        return [
+            (f"{one.name} (replicas)", one.residual, one.longest_residual),
+            (f"{one.name} (replicas, sums)", one.owner, one.longest_owner),
+        ]
+
+    def _shards(self, count: int) -> list[int]:
+        return []
+
+    def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
+        choice = self._choices[one.name]
+        found = of_parameter(one, self.kind.group.size())
+        found["name"] = f"{one.name} (replicas)"
+        found["reason"] = self._reason or (one.reason if choice.codec == "auto" else choice.reason)
+        return found
 
 
 Made = TypeVar("Made", bound=ShardedReducer)
 
 
 class Reducers(Generic[Made]):
-    """Finds, or makes, the reducers of modules' gradients. ``make``: their class.
+    """One reducer for what FSDP asks for alike, to which parameters are added as modules come.
 
     Attributes:
         exchanges: of all modules, in their order.
     """
 
     def __init__(self, options: ReducerOptions, make: type[Made]) -> None:
-        self.exchanges: list[Reduced] = []
+        """``make``: their class."""
+        self.exchanges: list[ModuleExchange] = []
         self._options = options
         self._class = make
-        self._of: dict[Reduced, Made] = {}
+        self._made: dict[Kind, Made] = {}
+        self._of: dict[ModuleExchange, Made] = {}
         self._odd: dict[tuple[int, str, Kind], Made] = {}
 
     def all(self) -> list[Made]:
         """In the order of modules."""
         odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:2])]
-        return [*dict.fromkeys(self._of.values()), *odd]
+        return [*self._made.values(), *odd]
 
     def prepare(self) -> None:
         """Makes those that steps to come will need, as far as that can be told."""
         for exchange in self.exchanges:
-            if exchange.layout.known and exchange not in self._of and not exchange.removed:
-                self._make(exchange.expected_kind())
+            if exchange.is_expected and exchange not in self._of:
+                self.of(exchange, exchange.expected_kind())
 
-    def of(self, exchange: Reduced, kind: Kind) -> Made:
-        """The one for all parameters of a module that want a gradient."""
-        found = self._of.get(exchange)
-        if found is None or found.kind != kind or found.lacks(exchange.layout.expected()):
-            self._make(kind, exchange)
-        return self._of[exchange]
+    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
+        """The one for all parameters of a module that want a gradient.
 
-    def odd(self, exchange: Reduced, kind: Kind, message: OddMessage) -> Made:
+        Where a step begins, it takes in all that are expected; later it would have to end it.
+        """
+        if kind not in self._made:
+            every = [parameter for one in self.exchanges for parameter in one.layout.every()]
+            self._made[kind] = self._class(kind, self._options, every)
+        made, before = self._made[kind], self._of.get(exchange)
+        self._of[exchange] = made
+        if not made.under_way:
+            self._take_in_expected(made)
+        made.add(exchange.layout.expected())
+        if before is not None and before is not made:
+            _move_residuals(exchange.layout.expected(), before, made)
+        return made
+
+    def odd(self, exchange: ModuleExchange, kind: Kind, message: OddMessage) -> Made:
         """The one for a message of which nobody says which parameters it holds."""
         key = (self.exchanges.index(exchange), message.parameter.name, kind)
         if key not in self._odd:
             options: ReducerOptions = {**self._options, **message.options}
-            self._odd[key] = self._class(kind, [message.parameter], options, message.reason)
+            made = self._class(kind, options, [message.parameter], message.reason)
+            made.add([message.parameter])
+            self._odd[key] = made
         return self._odd[key]
 
     def reset(self) -> None:
+        self._made.clear()
         self._of.clear()
         self._odd.clear()
 
-    def _make(self, kind: Kind, certain: Reduced | None = None) -> None:
-        """One for ``certain``, and for all exchanges of which the same is expected."""
-        taken = [
-            one
-            for one in self.exchanges
-            if one is certain
-            or (one.layout.known and self._is_free(one) and one.expected_kind() == kind)
-        ]
-        parameters = [parameter for one in taken for parameter in one.layout.expected()]
-        made = self._class(kind, parameters, self._options)
-        before = {self._of[one] for one in taken if one in self._of}
-        _move_residuals(before, made)
-        for old in before:
-            old.drop(made.parameters)
-        self._of.update(dict.fromkeys(taken, made))
-
-    def _is_free(self, exchange: Reduced) -> bool:
-        """Whether no reducer is in use for it, or one that lacks a parameter, once frozen."""
-        found = self._of.get(exchange)
-        unused = found is None or not found.used or found.lacks(exchange.layout.expected())
-        return unused and not exchange.removed
+    def _take_in_expected(self, made: Made) -> None:
+        for one in self.exchanges:
+            if one.is_expected and one not in self._of and one.expected_kind() == made.kind:
+                self._of[one] = made
+            if self._of.get(one) is made:
+                made.add(one.layout.expected())
 
 
 def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
@@ -323,16 +411,21 @@ def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
     return [hosts[dist.get_global_rank(group, rank)] for rank in range(group.size())]
 
 
-def _move_residuals(before: Iterable[ShardedReducer], made: ShardedReducer) -> None:
-    state, kept = made.read()
-    moved = {}
-    for old in before:
-        was, views = old.read()
-        state.step = max(state.step, was.step)
-        for name, one in views.items():
-            if name in kept and kept[name].residual.shape == one.residual.shape:
-                kept[name].residual.copy_(one.residual)
-                kept[name].step = one.step
-                moved[name] = kept[name]
-    if moved or state.step > 0:
-        made.write(state, moved)
+def _move_residuals(
+    parameters: Iterable[ShardedParameter], old: ShardedReducer, new: ShardedReducer
+) -> None:
+    """Of parameters that FSDP reduces otherwise from now on."""
+    names = {one.name for one in parameters}
+    (was, views), (state, kept) = old.read(), new.read()
+    state.step = max(state.step, was.step)
+    for name, one in views.items():
+        own = kept.get(name) if one.parameter.name in names else None
+        if own is not None and own.residual.shape == one.residual.shape:
+            own.residual.copy_(one.residual)
+    new.write(state, {})
+    old.drop(names)
+
+
+def residual_count(one: ShardedParameter, replicas: dist.ProcessGroup | None) -> int:
+    """How many values a rank keeps between replicas, at most."""
+    return 0 if replicas is None else one.shard_count + -(-one.shard_count // replicas.size())

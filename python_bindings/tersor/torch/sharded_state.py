@@ -27,9 +27,8 @@ from tersor.torch.checkpoint import (
     start_at_zero,
 )
 from tersor.torch.group import transport
-from tersor.torch.replica_reducer import ReplicaReducer
 from tersor.torch.sharded_exchange import Sender
-from tersor.torch.sharded_reducer import Kept, hosts_of
+from tersor.torch.sharded_reducer import Kept, ReplicaReducer, hosts_of
 from tersor.torch.sharding import from_flat, to_flat
 
 

@@ -162,9 +162,13 @@ class ModuleLayout:
 
     def gathered(self, shard_count: int) -> list[ShardedParameter] | None:
         """Those of an all-gather of ``shard_count`` values of each rank; None: other values."""
-        entries = [] if self._group is None else list(map(self._describe, self._group.fsdp_params))
+        entries = self.every()
         whole = self.known and sum(entry.shard_count for entry in entries) == shard_count
         return entries if whole else None
+
+    def every(self) -> list[ShardedParameter]:
+        """Also those that want no gradient."""
+        return [] if self._group is None else list(map(self._describe, self._group.fsdp_params))
 
     def expected(self) -> list[ShardedParameter]:
         """Those of a message in which all have gradients that want one."""

@@ -8,7 +8,7 @@ ranks sends 2 (n - 1) / n of it, a reduce-scatter (n - 1) / n.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
 from tersor import _core, _text
 from tersor._options import described
@@ -74,52 +74,20 @@ class Writer(Protocol):
 
 def of_reducer(reducer: _core.GradientReducer, ranks: int) -> list[ParameterStatistics]:
     """By parameter, in the order in which they were added."""
-    return [_from_core(one, ranks) for one in reducer.parameter_statistics()]
+    return [of_parameter(one, ranks) for one in reducer.parameter_statistics()]
 
 
 def totals_of_reducer(reducer: _core.GradientReducer, ranks: int) -> ParameterStatistics:
     """Of all parameters together, headers of the transport included."""
-    return _from_core(reducer.statistics(), ranks)
+    return of_parameter(reducer.statistics(), ranks)
 
 
-def of_scattered(one: _core.ReducerStatistics, reason: str, ranks: int) -> ParameterStatistics:
-    """Of a parameter that goes by reduce-scatter."""
-    found = _from_core(one, ranks)
-    found["reason"] = reason
-    found["uncompressed_bytes"] /= 2
-    return found
-
-
-def of_replicas(
-    one: _core.ReducerStatistics, name: str, reason: str, ranks: int
-) -> ParameterStatistics:
-    """Of a parameter's shard, all-reduced between replicas."""
-    found = _from_core(one, ranks)
-    found["name"] = name
-    found["reason"] = reason
-    return found
-
-
-def _from_core(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
-    return {
-        "name": one.name,
-        "codec": one.codec,
-        "reason": one.reason,
-        "algorithm": one.algorithm,
-        "steps": one.steps,
-        "gradient_bytes": one.gradient_bytes,
-        "uncompressed_bytes": one.gradient_bytes * 2 * (ranks - 1) / ranks,
-        "sent_bytes": one.sent_bytes,
-        "encode_seconds": one.encode_seconds,
-        "decode_seconds": one.decode_seconds,
-        "wire_seconds": one.wire_seconds,
-        "hidden_seconds": one.hidden_seconds,
-        "exposed_seconds": one.exposed_seconds,
-        "relative_error": one.relative_error or None,
-        "residual_norm": one.residual_norm,
-        "steps_discarded": one.steps_discarded,
-        "overflows": one.overflows,
-    }
+def of_parameter(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
+    """Of one that is all-reduced."""
+    told: Any = {field: getattr(one, field, None) for field in ParameterStatistics.__annotations__}
+    told["uncompressed_bytes"] = one.gradient_bytes * 2 * (ranks - 1) / ranks
+    told["relative_error"] = one.relative_error or None
+    return cast(ParameterStatistics, told)
 
 
 def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
