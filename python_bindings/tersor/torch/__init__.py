@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 try:
     from torch import nn
@@ -43,10 +43,17 @@ from tersor.torch.compressed_adamw import CompressedAdamW
 from tersor.torch.ddp import HookState, hook
 from tersor.torch.diloco import DiLoCo
 from tersor.torch.distributed_checkpoint import load_checkpoint
-from tersor.torch.fsdp import ShardedHandle
+from tersor.torch.fsdp import ShardedHandle, ShardedOptions
 from tersor.torch.fsdp import compress as _compress_sharded
 from tersor.torch.optimizer import DistributedOptimizer
+from tersor.torch.parameters import Unsupported
+from tersor.torch.scaler import Scaler
 from tersor.torch.statistics import log_statistics
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tersor.reducer import ReducerOptions
 
 __all__ = [
     "CompressedAdamW",
@@ -75,9 +82,22 @@ __all__ = [
 
 
 @overload
-def compress(model: DistributedDataParallel, **options: Any) -> HookState: ...
+def compress(
+    model: DistributedDataParallel,
+    *,
+    scaler: Scaler | None = None,
+    unsupported: Unsupported = "warn",
+    **options: Unpack[ReducerOptions],
+) -> HookState: ...
 @overload
-def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle: ...
+def compress(
+    model: nn.Module,
+    *,
+    weights: str | None = None,
+    scaler: Scaler | None = None,
+    unsupported: Unsupported = "warn",
+    **options: Unpack[ShardedOptions],
+) -> HookState | ShardedHandle: ...
 def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     """Has a model send its gradients encoded from now on.
 

@@ -227,14 +227,10 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
     def _somewhere(self) -> list[str] | None:
         """Those of all parameters that some rank has a gradient of; None where a scaler found an
         infinity on some rank. A collective call."""
-        self._optimized.follow_groups()
-        every = self._optimized.all
         infinite = float(getattr(self, "found_inf", 0.0)) != 0
-        flags = [one.grad is not None for one in every.values()]
-        *counts, skips = self._presence.counts([*flags, infinite])
-        if skips > 0:
-            return None
-        return [name for name, count in zip(every, counts, strict=True) if count > 0]
+        present = self._optimized.with_gradients()
+        somewhere, [skips] = self._presence.somewhere(present, [infinite])
+        return None if skips > 0 else somewhere
 
     def _unscale(self, gradients: Mapping[str, Tensor]) -> None:
         scale = getattr(self, "grad_scale", None)

@@ -196,10 +196,8 @@ class DiLoCo(ReducerReporting):
         the last exchange; a collective call."""
         moved = torch.stack([one.any() for one in differences.values()]).tolist()
         own = dict(zip(differences, moved, strict=True))
-        every = self._every()
-        flags = [own.get(name, one.requires_grad) for name, one in every.items()]
-        counts = self._presence.counts(flags)
-        return [name for name, count in zip(every, counts, strict=True) if count > 0]
+        present = {name: own.get(name, one.requires_grad) for name, one in self._every().items()}
+        return self._presence.somewhere(present)[0]
 
     def _take_in(self, newcomers: Collection[str]) -> None:
         """Parameters that were frozen at the last exchange: all ranks go on from their mean."""

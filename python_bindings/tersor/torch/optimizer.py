@@ -253,11 +253,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     def _end_exchange(self, *, discards: bool) -> list[str]:
         """Those of all parameters that some rank has a gradient of; their means are there."""
         try:
-            self._optimized.follow_groups()
-            every = self._optimized.all
-            flags = [one.grad is not None for one in every.values()]
-            *counts, discarding = self._presence.counts([*flags, discards])
-            somewhere = [name for name, count in zip(every, counts, strict=True) if count > 0]
+            present = self._optimized.with_gradients()
+            somewhere, [discarding] = self._presence.somewhere(present, [discards])
             self._send_rest(self._parameters, [] if discards else somewhere)
         finally:  # nor is zero_grad refused after an error
             self._passes.clear()

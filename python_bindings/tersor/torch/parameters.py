@@ -95,6 +95,11 @@ class OptimizedParameters:
         self.follow_groups()
         self.taking_part = {name: one for name, one in self.all.items() if one.requires_grad}
 
+    def with_gradients(self) -> dict[str, bool]:
+        """Of all, what was added to groups too, whether this rank has a gradient."""
+        self.follow_groups()
+        return {name: one.grad is not None for name, one in self.all.items()}
+
     def follow_groups(self) -> None:
         """Takes in what was added to the optimizer's groups since."""
         own = {id(one): one for one in self._own()}

@@ -7,7 +7,7 @@ others lack, so every step asks: a few bits a parameter, in one message of its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,13 @@ class Presence:
             digits += 1
         self._base = base
         self._places = torch.tensor([base**i for i in range(digits)], device="cpu")
+
+    def somewhere(
+        self, present: Mapping[str, bool], also: Sequence[bool] = ()
+    ) -> tuple[list[str], list[int]]:
+        """The names that are present on some rank, and on how many each of ``also`` is set."""
+        counts = self.counts([*present.values(), *also])
+        return [name for name, n in zip(present, counts, strict=False) if n], counts[len(present) :]
 
     def counts(self, flags: Sequence[bool]) -> list[int]:
         """On how many ranks each flag is set. A collective call, of as many flags on each.

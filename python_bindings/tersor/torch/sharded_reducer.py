@@ -138,10 +138,10 @@ class ShardedReducer:
         for one in parameters:
             if one.name not in self.parameters:
                 self.finish()
-                self.parameters[one.name] = one
                 if one.name not in self._added:
-                    self._added.add(one.name)
                     self._add(one)
+                    self._added.add(one.name)
+                self.parameters[one.name] = one
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(0, dtype=self.kind.dtype, device=self.kind.device)
@@ -265,10 +265,6 @@ class ReplicaReducer(ShardedReducer):
         self._begin(names)
         return self._core.ready_flat(list(names), output)
 
-    def keeps(self, name: str) -> bool:
-        """Whether there is a residual of this parameter."""
-        return name in self.parameters and f"{name} (replicas)" in self.read()[1]
-
     def sums(self) -> dict[str, Tensor]:
         """What is kept of each parameter's shard, the sum over replicas; a collective call."""
         state = ReducerState.read(self._core.save_portable_state())
@@ -278,22 +274,24 @@ class ReplicaReducer(ShardedReducer):
             if len(one.residual) and one.name in self.parameters
         }
 
-    def load_sums(self, sums: Mapping[str, Tensor], ranks: int, step: int) -> None:
+    def load_sums(
+        self, sums: Mapping[str, Tensor], ranks: int, steps: Mapping[str, int], step: int
+    ) -> list[str]:
         """Adds to results what so many ranks would have; nothing of a parameter that is not there.
 
-        ``sums``: shards of the sums over those ranks.
+        ``sums``: shards of the sums over those ranks. ``steps``: of each; ``step``: where there is
+        none. Returns the names of those for which there is a residual.
         """
-        own = ReducerState.read(self._core.save_portable_state())
-        state = ReducerState()
-        state.form, state.reduction = "portable", self.kind.reduction
-        state.ranks, state.step = ranks, step
-        nothing = zeros(0).numpy()
-        for one in own.parameters:
-            kept = zeros(len(one.residual))
-            if one.name in sums and len(kept):
+        state = ReducerState.read(self._core.save_portable_state())
+        taken = {one.name for one in state.parameters if len(one.residual)} & sums.keys()
+        for one in state.parameters:
+            kept = torch.from_numpy(one.residual).zero_()
+            if one.name in taken:
                 kept.copy_(sums[one.name])
-            state.add(one.name, one.codec, one.count, 0, kept.numpy(), nothing, nothing)
+        state.ranks = ranks
+        state.step = max((steps[name] for name in taken), default=step)
         self._core.load_state(state.write())
+        return list(taken)
 
     def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
         asked = fill(_core.ReducerOptions(), options)

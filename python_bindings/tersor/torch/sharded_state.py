@@ -142,16 +142,13 @@ def _move_to_replicas(
 ) -> None:
     """Where there are replicas, they add all of it, as there may be no reduce-scatter."""
     steps = dict(zip(state["parameters"], state["steps"], strict=True))
+    shards = {}
+    for name, one in kept.items():
+        flat = to_flat(state["residuals"][name], one.parameter, one.ranks)
+        shards[name] = flat.view(one.ranks, -1)[one.rank]
     for reducer in reducers:
-        taken = [name for name in steps if reducer.keeps(name)]
-        shards = {}
-        for name in taken:
-            one = kept[name]
-            flat = to_flat(state["residuals"][name], one.parameter, one.ranks)
-            shards[name] = flat.view(one.ranks, -1)[one.rank]
-            one.residual.zero_()
-        step = max((steps[name] for name in taken), default=state.get("step", 0))
-        reducer.load_sums(shards, state["ranks"], step)
+        for name in reducer.load_sums(shards, state["ranks"], steps, state.get("step", 0)):
+            kept[name].residual.zero_()
 
 
 def _load_sum(
