@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from tersor.bench import expert_hooks, hooks, sharded_hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.mixture import MixtureOfExperts
+from tersor.bench.records import Record
 from tersor.bench.timing import mark_of
 from tersor.bench.world import NetworkInterface, World
 
@@ -73,14 +74,20 @@ class Shape:
 class Result:
     """Medians over iterations of the slowest rank; bytes are the mean over ranks."""
 
-    hook: str
+    codec: str  # or another hook
     count: int  # values of the gradients
     seconds: float  # of experts as step_seconds
     step_seconds: float  # the forward pass too
     relative_error: float
     interface_bytes: float
-    bytes_are: str
+    wire_bytes_are: str
     traffic: hooks.Traffic
+
+    def fields(self) -> Record:
+        """As records have them."""
+        own: Record = {**vars(self), **self.traffic.fields()}
+        del own["traffic"]
+        return own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,13 +185,13 @@ class Case:
         """Of all iterations."""
         steps = len(self._samples)
         return Result(
-            hook=self.name,
+            codec=self.name,
             count=hooks.parameter_count(self._hook.model),
             seconds=statistics.median(sample.seconds for sample in self._samples),
             step_seconds=statistics.median(sample.step_seconds for sample in self._samples),
             relative_error=self.relative_error,
             interface_bytes=statistics.fmean(sample.interface_bytes for sample in self._samples),
-            bytes_are=self._hook.bytes_are,
+            wire_bytes_are=self._hook.bytes_are,
             traffic=self._hook.traffic(steps).mean(steps, self._world),
         )
 

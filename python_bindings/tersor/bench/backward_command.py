@@ -75,7 +75,7 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
         return
     for result in results:
         setting = _setting(chosen, world, shape)
-        records.add(setting | _fields(result) | {"compute_seconds": compute_seconds})
+        records.add(setting | result.fields() | {"compute_seconds": compute_seconds})
     print(
         f"{_title(shape)}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
         f"over {world.backend}, link {chosen.link}; without communication "
@@ -109,24 +109,8 @@ def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
     }
 
 
-def _fields(result: Result) -> Record:
-    return {
-        "codec": result.hook,
-        "count": result.count,
-        "seconds": result.seconds,
-        "step_seconds": result.step_seconds,
-        "relative_error": result.relative_error,
-        "wire_bytes": result.traffic.sent_bytes,
-        "wire_bytes_are": result.bytes_are,
-        "interface_bytes": result.interface_bytes,
-        "encode_seconds": result.traffic.encode_seconds,
-        "wire_seconds": result.traffic.wire_seconds,
-        "decode_seconds": result.traffic.decode_seconds,
-    }
-
-
 def _print_results(results: list[Result]) -> None:
-    seconds = {result.hook: result.seconds for result in results}
+    seconds = {result.codec: result.seconds for result in results}
 
     def speed(result: Result, reference: str) -> float | None:
         return seconds[reference] / result.seconds if reference in seconds else None
@@ -135,7 +119,7 @@ def _print_results(results: list[Result]) -> None:
     head += ["sent", "interface", "error"]
     rows = [
         [
-            result.hook,
+            result.codec,
             _text.seconds(result.seconds),
             _text.ratio(speed(result, "none")),
             _text.ratio(speed(result, "torch:fp16")),

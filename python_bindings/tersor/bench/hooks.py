@@ -25,6 +25,7 @@ import tersor.torch
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import Batch, scores_of
 from tersor.bench.onebit_adam import OneBitAdamW
+from tersor.bench.records import Record
 from tersor.bench.timing import Mark, Span
 from tersor.bench.world import World
 from tersor.torch import HookState, ShardedHandle
@@ -64,6 +65,10 @@ class Traffic:
     encode_seconds: float | None = None
     wire_seconds: float | None = None
     decode_seconds: float | None = None
+
+    def fields(self) -> Record:
+        """As records have them."""
+        return {"wire_bytes": self.sent_bytes, **{part: getattr(self, part) for part in PARTS}}
 
     def mean(self, steps: int, world: World) -> "Traffic":
         """Of one step, over the ranks. All of them call it."""

@@ -23,14 +23,10 @@ from tersor.bench.hooks import (
     parameter_count,
     ring_bytes,
 )
+from tersor.bench.split_hooks import CASTS
 from tersor.torch import fsdp
 
-REDUCE_DTYPES = {
-    "none": torch.float32,
-    THEIRS + "ahead": torch.float32,
-    THEIRS + "bf16": torch.bfloat16,
-    THEIRS + "fp16": torch.float16,
-}
+REDUCE_DTYPES = {**CASTS, THEIRS + "ahead": torch.float32}
 SUMMARY = (
     "none (FSDP2 itself), torch:ahead (its weights come ahead of their use, as beside our codecs), "
     "torch:bf16 and torch:fp16 (its MixedPrecisionPolicy(reduce_dtype=…)), or a codec of ours"

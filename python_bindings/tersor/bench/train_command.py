@@ -91,7 +91,7 @@ def _train_once(
         print(f"{name}, seed {seed}, {world.ranks} ranks, {count:,} parameters", flush=True)
     record: Record = {}
     for epoch in training.epochs():
-        record = _record(chosen, world, task, run_of, training.hook) | _fields(epoch)
+        record = _record(chosen, world, task, run_of, training.hook) | epoch.fields()
         if world.leads:
             records.add(record)
             _print_epoch(epoch)
@@ -121,26 +121,9 @@ def _record(
     }
 
 
-def _fields(epoch: Epoch) -> Record:
-    return {
-        "epoch": epoch.number,
-        "step_seconds": epoch.step_seconds,
-        "seconds": epoch.seconds,
-        "accuracy": epoch.accuracy,
-        "loss": epoch.loss,
-        "wire_bytes": epoch.traffic.sent_bytes,
-        "interface_bytes": epoch.interface_bytes,
-        "compute_seconds": epoch.step_seconds - epoch.exposed_seconds,
-        "encode_seconds": epoch.traffic.encode_seconds,
-        "wire_seconds": epoch.traffic.wire_seconds,
-        "decode_seconds": epoch.traffic.decode_seconds,
-        "exposed_seconds": epoch.exposed_seconds,
-    }
-
-
 def _print_epoch(epoch: Epoch) -> None:
     print(
-        f"  epoch {epoch.number}  accuracy {100 * epoch.accuracy:.2f} %  loss {epoch.loss:.4f}  "
+        f"  epoch {epoch.epoch}  accuracy {100 * epoch.accuracy:.2f} %  loss {epoch.loss:.4f}  "
         f"step {_text.seconds(epoch.step_seconds)}  {_text.seconds(epoch.seconds)} of training",
         flush=True,
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import scores_of
+from tersor.bench.records import Record
 from tersor.bench.tasks import Share, Task
 from tersor.bench.timing import LastGradient, Span, mark_of
 from tersor.bench.world import NetworkInterface, World
@@ -20,7 +21,7 @@ WARMUP_STEPS = 10
 class Epoch:
     """Times and bytes are of one step: means over the epoch's steps and all ranks."""
 
-    number: int  # from 1
+    epoch: int  # from 1
     seconds: float  # of training, from its start to the end of this epoch; no evaluation
     loss: float  # mean over the epoch's batches of all ranks
     accuracy: float  # on the test data, of 1
@@ -28,6 +29,12 @@ class Epoch:
     exposed_seconds: float  # in which a rank waited for others
     interface_bytes: float  # what the kernel counted, of whatever was sent
     traffic: hooks.Traffic
+
+    def fields(self) -> Record:
+        """As records have them."""
+        own: Record = {**vars(self), **self.traffic.fields()}
+        del own["traffic"]
+        return {**own, "compute_seconds": self.step_seconds - self.exposed_seconds}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Training:
         step, exposed = _mean_times(marks)
         means = self._world.mean([float(losses), step, exposed, interface_bytes / steps])
         return Epoch(
-            number=number,
+            epoch=number,
             seconds=seconds_before + seconds,
             loss=means[0],
             accuracy=self._accuracy(),

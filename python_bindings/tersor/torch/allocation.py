@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _core
 from tersor._core import AllocationParameter, InvalidArgument
 from tersor._options import expect
-from tersor.torch.parameters import is_supported, trained_parameters
+from tersor.torch.parameters import is_supported, trained_parameters, wrapped_in
 
 Rules = list[tuple[str, str]]
 
@@ -67,7 +66,7 @@ def allocate(
 
 def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Measured | str:
     """Of each parameter with a gradient; or what is wrong."""
-    parameters = trained_parameters(_inner(model))
+    parameters = trained_parameters(wrapped_in(model))
     gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
     try:
         return {
@@ -79,11 +78,6 @@ def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Me
         }
     except InvalidArgument as error:
         return str(error)
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    uncompiled: nn.Module = getattr(model, "_orig_mod", model)
-    return uncompiled.module if isinstance(uncompiled, DistributedDataParallel) else uncompiled
 
 
 def _default_codecs(gradient: Tensor) -> list[str]:

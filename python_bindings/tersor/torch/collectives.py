@@ -24,6 +24,7 @@ from tersor._options import expect
 from tersor.collectives import CollectiveOptions
 from tersor.torch.group import ranks_of, with_timeout
 from tersor.torch.layout import in_order, straightened
+from tersor.torch.parameters import DTYPES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -258,7 +259,7 @@ def _broadcast_all(
 ) -> None:
     for tensor in tensors:
         values = tensor.detach().contiguous()
-        if values.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        if values.dtype in DTYPES:
             broadcast(values, root, group=group, codec=codec)
         else:
             dist.broadcast(values, _global_rank(root, group), group=group)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
 from tersor._options import described
@@ -20,7 +21,7 @@ from tersor.torch.layout import straightened
 
 Unsupported = Literal["warn", "error"]
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of gradients
 _SPARSE_MODULES = (nn.Embedding, nn.EmbeddingBag)
 # What torch.compile and activation checkpointing call the module that they wrap.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -30,7 +31,13 @@ Named = TypeVar("Named")
 
 def is_supported(gradient: torch.Tensor) -> bool:
     """Whether gradients like this one can be encoded: dense, of f32, bf16 or f16."""
-    return gradient.layout == torch.strided and gradient.dtype in _DTYPES
+    return gradient.layout == torch.strided and gradient.dtype in DTYPES
+
+
+def wrapped_in(model: nn.Module) -> nn.Module:
+    """What torch.compile and DistributedDataParallel have wrapped."""
+    uncompiled: nn.Module = getattr(model, "_orig_mod", model)
+    return uncompiled.module if isinstance(uncompiled, DistributedDataParallel) else uncompiled
 
 
 def trained_parameters(

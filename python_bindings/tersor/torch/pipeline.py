@@ -21,8 +21,7 @@ from torch import Tensor
 from tersor._core import InvalidArgument
 from tersor._options import described
 from tersor.codec import Codec
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from tersor.torch.parameters import DTYPES
 
 _OpsOf = Callable[[int], list[dist.P2POp]]  # of a microbatch
 
@@ -141,7 +140,7 @@ class _Direction:
 
 
 def _is_encoded(tensor: Tensor) -> bool:
-    return tensor.dtype in _DTYPES and tensor.numel() != 0
+    return tensor.dtype in DTYPES and tensor.numel() != 0
 
 
 def _checked(spec: str) -> Codec:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +26,9 @@ from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
 from tersor.torch.backward import Passes, after_pass
 from tersor.torch.group import close, seconds_of, transport
-from tersor.torch.parameters import Unsupported, reason_of, report_unsupported
+from tersor.torch.parameters import Unsupported, is_supported, reason_of, report_unsupported
 from tersor.torch.sharded_reducer import (
-    DTYPE_NAMES,
     Kind,
-    OddMessage,
     Reducers,
     ReplicaReducer,
     ShardedReducer,
@@ -96,16 +94,24 @@ class Sender:
         """The result will be there when the pass is over."""
         self._late.append(output)
 
-    def fail(self, error: Exception, output: Tensor) -> None:
-        """Leaves NaN behind, and raises ``error`` as soon as the backward pass is over.
+    @contextlib.contextmanager
+    def guard(self, output: Tensor, group: dist.ProcessGroup | None) -> Iterator[None]:
+        """Leaves NaN behind an error, which is raised as soon as the backward pass is over.
 
         To raise at once would leave FSDP in the middle of its pass, and the next one without
-        exchange.
+        exchange. The other ranks of ``group`` hear of it: they would wait for this one. What cannot
+        be told, as of a connection that was not made, must not hide the error.
         """
-        output.fill_(math.nan)
-        if not self.begin():
-            raise error
-        self._error = self._error or error
+        try:
+            yield
+        except Exception as error:  # also what is not ours
+            if group is not None:
+                with contextlib.suppress(Exception):
+                    transport(group, output.device).poison(str(error))
+            output.fill_(math.nan)
+            if not self.begin():
+                raise
+            self._error = self._error or error
 
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass."""
@@ -113,14 +119,6 @@ class Sender:
             raise InvalidArgument("there is no step to discard: nothing was sent yet")
         for reducer in self._last:
             reducer.discard_step()
-
-    def poison(self, error: Exception, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Lets the other ranks hear of an error of this one alone: they would wait for it.
-
-        What cannot be told, as of a connection that was not made, must not hide the error.
-        """
-        with contextlib.suppress(Exception):
-            transport(group, device).poison(str(error))
 
     def seconds(self, group: dist.ProcessGroup) -> float:
         """How long an exchange among these ranks may take."""
@@ -181,7 +179,7 @@ class Exchange:
         return not self._active
 
     def _takes(self, values: Tensor) -> bool:
-        return self._active and values.dtype in DTYPE_NAMES
+        return self._active and is_supported(values)
 
 
 class ModuleExchange(Exchange, ABC):
@@ -240,22 +238,14 @@ class ModuleExchange(Exchange, ABC):
         parameters = self.layout.parameters(rows.shape[1])
         if parameters is not None:
             return self._reducers.of(self, kind), [one.name for one in parameters]
-        message = self._odd_message(rows)
-        return self._reducers.odd(self, kind, message), [message.parameter.name]
-
-    def _odd_message(self, rows: Tensor) -> OddMessage:
-        if not self.layout.known:
-            whole = ShardedParameter(self.name, rows.shape, 0, rows.shape[1])
-            reason = "borders of parameters are not known: the module's gradients are one tensor"
-            return OddMessage(whole, {}, reason)
-        # Which parameters these are nobody says, so their residuals wait for another step.
-        name = f"{self.name}, {rows.shape[1]} values a rank"
-        codec = "bf16" if rows.dtype == torch.float32 else "none"
-        return OddMessage(
-            ShardedParameter(name, rows.shape, 0, rows.shape[1]),
-            {"rules": [("*", codec)]},
-            "some of the module's parameters had no gradient",
-        )
+        name, options = self.name, ReducerOptions()
+        reason = "borders of parameters are not known: the module's gradients are one tensor"
+        if self.layout.known:  # nobody says which these are: their residuals wait for another step
+            name = f"{self.name}, {rows.shape[1]} values a rank"
+            options["rules"] = [("*", "bf16" if rows.dtype == torch.float32 else "none")]
+            reason = "some of the module's parameters had no gradient"
+        whole = ShardedParameter(name, rows.shape, 0, rows.shape[1])
+        return self._reducers.odd(self, kind, whole, options, reason), [name]
 
 
 class GradientExchange(ModuleExchange):
@@ -308,16 +298,13 @@ class GradientExchange(ModuleExchange):
         An error is raised when the backward pass is over; the output is NaN then.
         """
         self.calls += 1
-        try:
-            if self._takes(input_tensor):
+        takes = self._takes(input_tensor)
+        with self._sender.guard(output_tensor, group if takes else None):
+            if takes:
                 self._exchange(input_tensor.view(group.size(), -1), output_tensor, group, op)
             else:
                 self._report_once(input_tensor)
                 plain_reduce_scatter(output_tensor, input_tensor, group, op)
-        except Exception as error:  # also what is not ours
-            if self._takes(input_tensor):
-                self._sender.poison(error, group, input_tensor.device)
-            self._sender.fail(error, output_tensor)
 
     def _report_once(self, values: Tensor) -> None:
         if self._active and not self._reported:
@@ -360,13 +347,10 @@ class ReplicaExchange(ModuleExchange):
         if not self._takes(shards):  # as the module's reduce-scatter has said
             dist.all_reduce(shards, op=op, group=self.group)
             return
-        try:
+        with self._sender.guard(shards, self.group):
             if self._sender.error is not None:  # the replicas must hear of it
                 raise self._sender.error
             self._exchange(shards.view(1, -1), shards, self.group, op)
-        except Exception as error:  # also what is not ours
-            self._sender.poison(error, self.group, shards.device)
-            self._sender.fail(error, shards)
 
 
 class ReplicaGroup(dist.ProcessGroup):

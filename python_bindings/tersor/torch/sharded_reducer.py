@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from tersor._core import (
     ReducerState,
 )
 from tersor._options import fill
+from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
 from tersor.torch.checkpoint import zeros
@@ -40,13 +41,6 @@ from tersor.torch.statistics import ParameterStatistics, of_parameter
 if TYPE_CHECKING:
     from tersor.torch.sharded_exchange import ModuleExchange
 
-DTYPE_NAMES: dict[torch.dtype, Literal["f32", "bf16", "f16"]] = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-}
-"""What codecs take, and how the library calls it."""
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -56,15 +50,6 @@ class Kind:
     device: torch.device
     dtype: torch.dtype
     reduction: Reduction
-
-
-@dataclass(frozen=True)
-class OddMessage:
-    """A message of unknown parameters, as one, and why it travels as it does."""
-
-    parameter: ShardedParameter
-    options: ReducerOptions
-    reason: str
 
 
 @dataclass
@@ -283,7 +268,8 @@ class ReplicaReducer(ShardedReducer):
         none. Returns the names of those for which there is a residual.
         """
         state = ReducerState.read(self._core.save_portable_state())
-        taken = {one.name for one in state.parameters if len(one.residual)} & sums.keys()
+        taken = {one.name for one in state.parameters if len(one.residual)}
+        taken &= sums.keys() & self.parameters.keys()
         for one in state.parameters:
             kept = torch.from_numpy(one.residual).zero_()
             if one.name in taken:
@@ -295,7 +281,7 @@ class ReplicaReducer(ShardedReducer):
 
     def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
         asked = fill(_core.ReducerOptions(), options)
-        dtype = DTYPE_NAMES[self.kind.dtype]
+        dtype = dtype_text(self.kind.dtype)
         self._choices: dict[str, CodecChoice] = {}
         for one in every:
             with contextlib.suppress(InvalidArgument):  # a frozen one needs no rule
@@ -381,13 +367,22 @@ class Reducers(Generic[Made]):
             _move_residuals(exchange.layout.expected(), before, made)
         return made
 
-    def odd(self, exchange: ModuleExchange, kind: Kind, message: OddMessage) -> Made:
-        """The one for a message of which nobody says which parameters it holds."""
-        key = (self.exchanges.index(exchange), message.parameter.name, kind)
+    def odd(
+        self,
+        exchange: ModuleExchange,
+        kind: Kind,
+        message: ShardedParameter,
+        options: ReducerOptions,
+        reason: str,
+    ) -> Made:
+        """The one for a message, as one tensor, of which nobody says which parameters it holds.
+
+        ``options``: beside those that all have; ``reason``: why it travels so.
+        """
+        key = (self.exchanges.index(exchange), message.name, kind)
         if key not in self._odd:
-            options: ReducerOptions = {**self._options, **message.options}
-            made = self._class(kind, options, [message.parameter], message.reason)
-            made.add([message.parameter])
+            made = self._class(kind, {**self._options, **options}, [message], reason)
+            made.add([message])
             self._odd[key] = made
         return self._odd[key]
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from tersor import _core, collectives
 from tersor._core import InvalidArgument, Workspace
 from tersor._options import fill
+from tersor.arrays import dtype_text
 from tersor.collectives import Algorithm, CollectiveOptions
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, Sender
-from tersor.torch.sharded_reducer import DTYPE_NAMES, hosts_of
+from tersor.torch.sharded_reducer import hosts_of
 from tersor.torch.sharding import ShardedParameter
 
 
@@ -71,11 +72,8 @@ class WeightExchange(Exchange):
         """Every rank's ``input_tensor``, which may lie in ``output_tensor``, decoded alike."""
         if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
             return plain_all_gather(output_tensor, input_tensor, group, async_op)
-        try:
+        with self._sender.guard(output_tensor, group):
             self._gather(output_tensor.view(group.size(), -1), input_tensor, group)
-        except Exception as error:  # also what is not ours
-            self._sender.poison(error, group, input_tensor.device)
-            self._sender.fail(error, output_tensor)
         return None
 
     def remove(self) -> None:
@@ -124,7 +122,7 @@ class WeightExchange(Exchange):
     def _plan(self, values: Tensor) -> list[Message]:
         parameters = self._gradients.layout.gathered(values.numel())
         if parameters is not None:
-            return plan_messages(self._options, parameters, DTYPE_NAMES[values.dtype])
+            return plan_messages(self._options, parameters, dtype_text(values.dtype))
         return [Message(self._gradients.name, self._codec, [slice(0, values.numel())])]
 
 
