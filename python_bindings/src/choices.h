@@ -22,74 +22,50 @@ namespace tersor::python {
 namespace nb = nanobind;
 
 /// What a choice is called in messages, and its texts in the order of the enumerators.
+template <std::size_t kCount>
+struct Texts {
+  std::string_view what;
+  std::string_view texts[kCount];
+};
+
 template <typename Enum>
-struct Choice;
+inline constexpr std::nullptr_t kChoice = nullptr;  // of none but those that follow
 
 template <>
-struct Choice<Reduction> {
-  static constexpr std::string_view kWhat = "reduction";
-  static constexpr std::string_view kTexts[] = {"sum", "mean"};
-};
-
+inline constexpr Texts<2> kChoice<Reduction> = {"reduction", {"sum", "mean"}};
 template <>
-struct Choice<MissingGradient> {
-  static constexpr std::string_view kWhat = "missing";
-  static constexpr std::string_view kTexts[] = {"error", "inactive"};
-};
-
+inline constexpr Texts<2> kChoice<MissingGradient> = {"missing", {"error", "inactive"}};
 template <>
-struct Choice<ProgressBy> {
-  static constexpr std::string_view kWhat = "progress";
-  static constexpr std::string_view kTexts[] = {"thread", "caller"};
-};
-
+inline constexpr Texts<2> kChoice<ProgressBy> = {"progress", {"thread", "caller"}};
 template <>
-struct Choice<Contribution> {
-  static constexpr std::string_view kWhat = "contribution";
-  static constexpr std::string_view kTexts[] = {"gradient", "none", "gradient-unless-zero",
-                                                "nowhere"};
-};
-
+inline constexpr Texts<4> kChoice<Contribution> = {
+    "contribution", {"gradient", "none", "gradient-unless-zero", "nowhere"}};
 template <>
-struct Choice<Algorithm> {
-  static constexpr std::string_view kWhat = "algorithm";
-  static constexpr std::string_view kTexts[] = {"auto", "native", "two-shot", "one-shot",
-                                                "hierarchical"};
-};
-
+inline constexpr Texts<5> kChoice<Algorithm> = {
+    "algorithm", {"auto", "native", "two-shot", "one-shot", "hierarchical"}};
+template <>  // those of gradients
+inline constexpr Texts<3> kChoice<Dtype> = {"dtype", {"f32", "bf16", "f16"}};
 template <>
-struct Choice<Dtype> {  // those of gradients
-  static constexpr std::string_view kWhat = "dtype";
-  static constexpr std::string_view kTexts[] = {"f32", "bf16", "f16"};
-};
-
+inline constexpr Texts<2> kChoice<Memory> = {"memory", {"host", "device"}};
 template <>
-struct Choice<Memory> {
-  static constexpr std::string_view kWhat = "memory";
-  static constexpr std::string_view kTexts[] = {"host", "device"};
-};
-
-template <>
-struct Choice<SendingOrder> {
-  static constexpr std::string_view kWhat = "order";
-  static constexpr std::string_view kTexts[] = {"learned", "of-ready"};
-};
+inline constexpr Texts<2> kChoice<SendingOrder> = {"order", {"learned", "of-ready"}};
 
 template <typename Enum>
 std::string_view text_of(Enum value) {
-  return Choice<Enum>::kTexts[static_cast<std::size_t>(value)];
+  return kChoice<Enum>.texts[static_cast<std::size_t>(value)];
 }
 
 /// Throws InvalidArgument that lists the texts.
 template <typename Enum>
 Enum parse_choice(std::string_view text) {
+  const auto& [what, texts] = kChoice<Enum>;
   std::string known;
-  for (std::size_t i = 0; i < std::size(Choice<Enum>::kTexts); ++i) {
-    if (Choice<Enum>::kTexts[i] == text) return static_cast<Enum>(i);
-    known += (i == 0 ? "\"" : ", \"") + std::string(Choice<Enum>::kTexts[i]) + "\"";
+  for (std::size_t i = 0; i < std::size(texts); ++i) {
+    if (texts[i] == text) return static_cast<Enum>(i);
+    known += (i == 0 ? "\"" : ", \"") + std::string(texts[i]) + "\"";
   }
-  throw InvalidArgument(std::string(Choice<Enum>::kWhat) + " is one of " + known + ", not \"" +
-                        std::string(text) + "\"");
+  throw InvalidArgument(std::string(what) + " is one of " + known + ", not \"" + std::string(text) +
+                        "\"");
 }
 
 /// Throws InvalidArgument where the seconds are not above 0.

@@ -25,10 +25,8 @@ enum class Fed { kAllreduce, kReduceScatter, kAllgather };
 }  // namespace
 
 template <>
-struct Choice<Fed> {
-  static constexpr std::string_view kWhat = "collective";
-  static constexpr std::string_view kTexts[] = {"allreduce", "reduce_scatter", "allgather"};
-};
+inline constexpr Texts<3> kChoice<Fed> = {"collective",
+                                          {"allreduce", "reduce_scatter", "allgather"}};
 
 namespace {
 

@@ -19,10 +19,7 @@
 namespace tersor::python {
 
 template <>
-struct Choice<ReducerState::Form> {
-  static constexpr std::string_view kWhat = "form";
-  static constexpr std::string_view kTexts[] = {"exact", "portable"};
-};
+inline constexpr Texts<2> kChoice<ReducerState::Form> = {"form", {"exact", "portable"}};
 
 namespace {
 
@@ -38,8 +35,10 @@ struct ParameterState {
   ReducerState::Parameter& get() const { return nb::cast<ReducerState&>(state).parameters[index]; }
 };
 
-/// A view that keeps `self`, and by it the state, alive.
-ResidualView view_of(std::vector<float>& values, nb::handle self) {
+/// A view of a member that keeps `self`, a ParameterState, and by it the state, alive.
+template <auto kMember>
+ResidualView view_of(nb::handle self) {
+  std::vector<float>& values = nb::cast<const ParameterState&>(self).get().*kMember;
   return ResidualView(values.data(), {values.size()}, self);
 }
 
@@ -86,24 +85,12 @@ void bind_parameter(nb::module_& module) {
       .def_prop_ro("count", field(&Parameter::count), "Values of the parameter.")
       .def_prop_ro("residual_first", field(&Parameter::residual_first),
                    "Value of the parameter at which the residual begins.")
-      .def_prop_ro(
-          "residual",
-          [](nb::handle self) {
-            return view_of(nb::cast<const ParameterState&>(self).get().residual, self);
-          },
-          "f32, a view: of what this rank sends, or the sum over ranks.")
-      .def_prop_ro(
-          "owner",
-          [](nb::handle self) {
-            return view_of(nb::cast<const ParameterState&>(self).get().owner, self);
-          },
-          "f32, a view: of the part whose sum this rank sends on.")
-      .def_prop_ro(
-          "memory",
-          [](nb::handle self) {
-            return view_of(nb::cast<const ParameterState&>(self).get().memory, self);
-          },
-          "f32, a view: the codec's own, from which it starts warm; empty: it has none.")
+      .def_prop_ro("residual", &view_of<&Parameter::residual>,
+                   "f32, a view: of what this rank sends, or the sum over ranks.")
+      .def_prop_ro("owner", &view_of<&Parameter::owner>,
+                   "f32, a view: of the part whose sum this rank sends on.")
+      .def_prop_ro("memory", &view_of<&Parameter::memory>,
+                   "f32, a view: the codec's own, from which it starts warm; empty: it has none.")
       .def_prop_ro("longest_residual", field(&Parameter::longest_residual),
                    "Values of the longest `residual` of any rank.")
       .def_prop_ro("longest_owner", field(&Parameter::longest_owner));
