@@ -255,7 +255,7 @@ def test_a_handle_can_be_removed(rank: int, count: int) -> None:
     handle = fsdp.compress(ours, codec="int4+ef", weights="int4")
     backward(ours, rank, 0)
     ours.zero_grad()
-    kept = [weakref.ref(one._core) for one in handle._reducers]
+    kept = [weakref.ref(one.core) for one in handle._reducers]
     handle.remove()
     assert len(kept) == 1
     assert kept[0]() is None  # with its thread

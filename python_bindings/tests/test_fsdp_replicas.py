@@ -336,7 +336,7 @@ def test_a_handle_can_be_removed(rank: int, count: int) -> None:
     handle = fsdp.compress(ours, codec="int8")
     backward(ours, rank, 0)
     ours.zero_grad()
-    kept = [weakref.ref(one._core) for one in handle._reducers]
+    kept = [weakref.ref(one.core) for one in handle._reducers]
     handle.remove()
     assert [one() for one in kept] == [None, None]
     train(ours, rank, range(2))

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
+from tersor.torch import group as groups
 from tersor.torch.checkpoint import move_residuals
-from tersor.torch.group import transport, with_message_sizes, with_timeout
 from tersor.torch.layout import in_order
 from tersor.torch.parameters import local_shard
 
@@ -33,8 +33,8 @@ class TensorExchange:
     def __init__(
         self, group: dist.ProcessGroup | None, device: torch.device, options: ReducerOptions
     ) -> None:
-        self.options = with_timeout(lasting(options), group)
-        self.transport = transport(group, device)
+        self.options = groups.with_timeout(lasting(options), group)
+        self.transport = groups.transport(group, device)
         self.stream: torch.cuda.Stream | None = None
         self._device = device
         if device.type == "cuda" and "stream" not in options:
@@ -61,7 +61,7 @@ class TensorExchange:
         fewer are counted.
         """
         told: ReducerOptions = {**self.options, **(options or {})}
-        made = self.make(with_message_sizes(told, self.transport, tensors.values()))
+        made = self.make(groups.with_message_sizes(told, self.transport, tensors.values()))
         for name, one in tensors.items():
             made.add(name, in_order(one))
         if hasattr(self, "reducer"):

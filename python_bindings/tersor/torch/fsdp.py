@@ -101,23 +101,23 @@ class ShardedHandle(Reporting):
         """The same of all parameters together."""
         found = super().totals()
         if reducers := self._reducers:  # which do not count overflows by parameter
-            found["overflows"] = sum(one.overflows for one in reducers)
+            found["overflows"] = sum(one.core.statistics().overflows for one in reducers)
         return found
 
     def explain(self) -> str:
         """What was decided and why, a line a parameter; after the first step."""
         lines = [f"{one['name']}: {one['codec']} ({one['reason']})" for one in self.statistics()]
-        chosen = [text for one in self._reducers if (text := one.explain_choice())]
+        chosen = [text for one in self._reducers if (text := one.core.explain_choice().strip())]
         return "\n".join([*lines, *self._notes, *chosen])
 
     def settled(self) -> bool:
         """Whether ``"auto"`` tries nothing, for now."""
-        return all(one.settled() for one in self._reducers)
+        return all(one.core.settled() for one in self._reducers)
 
     def scale_residuals(self, factor: float) -> None:
         """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
         for reducer in self._reducers:
-            reducer.scale_residuals(factor)
+            reducer.core.scale_residuals(factor)
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.

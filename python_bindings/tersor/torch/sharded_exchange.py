@@ -118,7 +118,7 @@ class Sender:
         if not self._last:
             raise InvalidArgument("there is no step to discard: nothing was sent yet")
         for reducer in self._last:
-            reducer.discard_step()
+            reducer.core.discard_step()
 
     def seconds(self, group: dist.ProcessGroup) -> float:
         """How long an exchange among these ranks may take."""

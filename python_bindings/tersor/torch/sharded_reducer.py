@@ -21,13 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import (
-    CodecChoice,
-    InvalidArgument,
-    ParameterState,
-    ReadyGradients,
-    ReducerState,
-)
+from tersor._core import CodecChoice, InvalidArgument, ParameterState, ReadyGradients, ReducerState
 from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
@@ -91,7 +85,12 @@ class Kept:
 
 
 class ShardedReducer:
-    """One reducer for the gradients of some modules."""
+    """One reducer for the gradients of some modules.
+
+    Attributes:
+        core: what reduces them.
+        parameters: those that it has, by name.
+    """
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class ShardedReducer:
         if "hosts" in options:
             told["hosts"] = hosts_of(kind.group, options["hosts"])
         self._hosts = told.get("hosts")
-        self._core = self._exchange.make({**told, **self._rules(self._exchange.options, every)})
+        self.core = self._exchange.make({**told, **self._rules(self._exchange.options, every)})
 
     def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
         """Others than those of the options."""
@@ -130,7 +129,7 @@ class ShardedReducer:
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(0, dtype=self.kind.dtype, device=self.kind.device)
-        self._core.add_sharded(one.name, like, list(one.shape), one.shard_count)
+        self.core.add_sharded(one.name, like, list(one.shape), one.shard_count)
 
     def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
         """Begins to reduce the columns of ``rows`` (ranks, shards of these parameters).
@@ -140,7 +139,7 @@ class ShardedReducer:
         counts = [self.parameters[name].shard_count for name in names]
         columns = [part.contiguous().view(-1) for part in torch.split(rows, counts, dim=1)]
         self._begin(names)
-        return self._core.ready_sharded(list(names), columns, list(torch.split(output, counts)))
+        return self.core.ready_sharded(list(names), columns, list(torch.split(output, counts)))
 
     def _begin(self, names: Sequence[str]) -> None:
         if self._ready.intersection(names):
@@ -157,27 +156,16 @@ class ShardedReducer:
         """Ends the step, where one is under way; its results were waited for, or lie on a host."""
         if self._ready:
             self._ready.clear()
-            self._core.wait()
-
-    def drop(self, names: Iterable[str]) -> None:
-        """Another reducer has them from now on."""
-        for name in names:
-            self.parameters.pop(name, None)
+            self.core.wait()
 
     @property
     def under_way(self) -> bool:
         """Whether a step is."""
         return bool(self._ready)
 
-    def scale_residuals(self, factor: float) -> None:
-        self._core.scale_residuals(factor)
-
-    def discard_step(self) -> None:
-        self._core.discard_step()
-
     def statistics(self) -> Iterator[ParameterStatistics]:
         """Of the parameters that were sent."""
-        every = self._core.parameter_statistics()
+        every = self.core.parameter_statistics()
         return (self._told(one) for one in every if one.steps and one.name in self.parameters)
 
     def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
@@ -186,23 +174,10 @@ class ShardedReducer:
         found["uncompressed_bytes"] /= 2  # as it is scattered only
         return found
 
-    @property
-    def overflows(self) -> int:
-        """Values that were finite and left the range of the wire's type."""
-        return self._core.statistics().overflows
-
-    def settled(self) -> bool:
-        """Whether ``"auto"`` tries nothing, for now."""
-        return self._core.settled()
-
-    def explain_choice(self) -> str:
-        """What ``"auto"`` measured, predicted and tried; empty where it was not asked."""
-        return self._core.explain_choice().strip()
-
     def read(self) -> tuple[ReducerState, dict[str, Kept]]:
         """The state, and views of it for each parameter with a residual."""
-        state = ReducerState.read(self._core.save_state())
-        every = self._core.parameter_statistics()
+        state = ReducerState.read(self.core.save_state())
+        every = self.core.parameter_statistics()
         changing = {one.name for one in every if one.codec_may_change}
         kept = {
             name: Kept(
@@ -236,10 +211,22 @@ class ShardedReducer:
         place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         return [rank for rank, one in enumerate(place) if one == place[group.rank()]]
 
+    def take_from(self, other: ShardedReducer, names: Iterable[str]) -> None:
+        """What is kept of parameters that FSDP reduces otherwise than before."""
+        (state, kept), (was, views) = self.read(), other.read()
+        state.step = max(state.step, was.step)
+        for name, one in views.items():
+            own = kept.get(name) if one.parameter.name in names else None
+            if own is not None and own.residual.shape == one.residual.shape:
+                own.residual.copy_(one.residual)
+        self.write(state, {})
+        for name in names:
+            other.parameters.pop(name, None)
+
     def write(self, state: ReducerState, kept: Mapping[str, Kept]) -> None:
         """Loads what became of a state that was read, and of the views."""
         state.step = max((one.step for one in kept.values()), default=state.step)
-        self._core.load_state(state.write())
+        self.core.load_state(state.write())
 
 
 class ReplicaReducer(ShardedReducer):
@@ -248,11 +235,11 @@ class ReplicaReducer(ShardedReducer):
     def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
         """Begins to reduce the shards of these parameters in place: ``rows`` is ``output``."""
         self._begin(names)
-        return self._core.ready_flat(list(names), output)
+        return self.core.ready_flat(list(names), output)
 
     def sums(self) -> dict[str, Tensor]:
         """What is kept of each parameter's shard, the sum over replicas; a collective call."""
-        state = ReducerState.read(self._core.save_portable_state())
+        state = ReducerState.read(self.core.save_portable_state())
         return {
             one.name: torch.from_numpy(one.residual)
             for one in state.parameters
@@ -267,7 +254,7 @@ class ReplicaReducer(ShardedReducer):
         ``sums``: shards of the sums over those ranks. ``steps``: of each; ``step``: where there is
         none. Returns the names of those for which there is a residual.
         """
-        state = ReducerState.read(self._core.save_portable_state())
+        state = ReducerState.read(self.core.save_portable_state())
         taken = {one.name for one in state.parameters if len(one.residual)}
         taken &= sums.keys() & self.parameters.keys()
         for one in state.parameters:
@@ -276,7 +263,7 @@ class ReplicaReducer(ShardedReducer):
                 kept.copy_(sums[one.name])
         state.ranks = ranks
         state.step = max((steps[name] for name in taken), default=step)
-        self._core.load_state(state.write())
+        self.core.load_state(state.write())
         return list(taken)
 
     def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
@@ -300,7 +287,7 @@ class ReplicaReducer(ShardedReducer):
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(one.shard_count, dtype=self.kind.dtype, device=self.kind.device)
-        self._core.add(one.name, like)
+        self.core.add(one.name, like)
 
     def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
         """Of what this rank sends, and of what it sends on."""
@@ -364,7 +351,7 @@ class Reducers(Generic[Made]):
             self._take_in_expected(made)
         made.add(exchange.layout.expected())
         if before is not None and before is not made:
-            _move_residuals(exchange.layout.expected(), before, made)
+            made.take_from(before, [one.name for one in exchange.layout.expected()])
         return made
 
     def odd(
@@ -402,21 +389,6 @@ class Reducers(Generic[Made]):
 def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
     """Of the ranks of a group, of the hosts of all ranks."""
     return [hosts[dist.get_global_rank(group, rank)] for rank in range(group.size())]
-
-
-def _move_residuals(
-    parameters: Iterable[ShardedParameter], old: ShardedReducer, new: ShardedReducer
-) -> None:
-    """Of parameters that FSDP reduces otherwise from now on."""
-    names = {one.name for one in parameters}
-    (was, views), (state, kept) = old.read(), new.read()
-    state.step = max(state.step, was.step)
-    for name, one in views.items():
-        own = kept.get(name) if one.parameter.name in names else None
-        if own is not None and own.residual.shape == one.residual.shape:
-            own.residual.copy_(one.residual)
-    new.write(state, {})
-    old.drop(names)
 
 
 def residual_count(one: ShardedParameter, replicas: dist.ProcessGroup | None) -> int:

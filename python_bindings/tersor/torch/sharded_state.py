@@ -71,7 +71,8 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
     found = [(reducer, *reducer.read()) for reducer in reducers]
     kept = {name: one for _, _, views in found for name, one in views.items()}
     if not state:
-        return start_at_zero(reducers, len({one.parameter.name for one in kept.values()}))
+        names = {one.parameter.name for one in kept.values()}
+        return start_at_zero([one.core for one in reducers], len(names))
     _check(kept, state)
     _check_ranks(group, state)
     if not portable and state.get("hosts") != _hosts(sender, group):
