@@ -283,10 +283,6 @@ class HookState(ReducerReporting):
         self._parameters, self._exchange = parameters, exchange
         return exchange
 
-    def _ranks(self) -> int:
-        made = self._transport
-        return dist.get_world_size(self._group) if made is None else made.ranks
-
 
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook: ``ddp_model.register_comm_hook(state, tersor.torch.hook)``."""

@@ -83,7 +83,8 @@ class ReducerReporting(Reporting):
         return self.reducer.settled()
 
     def _ranks(self) -> int:
-        return dist.get_world_size(self._group)
+        made = self._exchange
+        return dist.get_world_size(self._group) if made is None else made.transport.ranks
 
     def _process_group(self) -> dist.ProcessGroup:
         return checked(self._group)
