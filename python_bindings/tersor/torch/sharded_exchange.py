@@ -199,16 +199,16 @@ class ModuleExchange(Exchange, ABC):
     def group(self) -> dist.ProcessGroup:
         """Whose ranks exchange, as far as can be told before they do."""
 
-    @property
-    def is_expected(self) -> bool:
-        """Whether it can be told which parameters will come."""
-        return self.layout.known and not self.removed
-
     def expected_kind(self) -> Kind:
         """What FSDP will ask for, as far as can be told before it does."""
         averages = self.layout.averages(replicas=isinstance(self, ReplicaExchange))
         reduction: Reduction = "mean" if averages else "sum"
         return Kind(self.group, self.layout.device, self.layout.dtype, reduction)
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it can be told what will be asked for."""
+        return self.layout.known and not self.removed
 
     def _exchange(self, rows: Tensor, output: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """Reduces ``rows`` (ranks, shards), of which this rank's go to ``output``."""

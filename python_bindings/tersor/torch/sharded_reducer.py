@@ -11,7 +11,6 @@ residual of the part whose sum it sends on.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import CodecChoice, InvalidArgument, ParameterState, ReadyGradients, ReducerState
+from tersor._core import ParameterState, ReadyGradients, ReducerState
 from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
@@ -95,15 +94,13 @@ class ShardedReducer:
     def __init__(
         self,
         kind: Kind,
+        parameters: Iterable[ShardedParameter],
         options: ReducerOptions,
-        every: Iterable[ShardedParameter],
         reason: str | None = None,
     ) -> None:
-        """``every``: of the parameters that may be added. ``reason``: instead of the rules', in
-        statistics."""
+        """``reason``: instead of the rules', in statistics."""
         self.kind = kind
-        self.parameters: dict[str, ShardedParameter] = {}
-        self._added: set[str] = set()
+        self.parameters = {one.name: one for one in parameters}
         self._reason = reason
         self._ready: set[str] = set()
         self._exchange = TensorExchange(kind.group, kind.device, options)
@@ -111,21 +108,13 @@ class ShardedReducer:
         if "hosts" in options:
             told["hosts"] = hosts_of(kind.group, options["hosts"])
         self._hosts = told.get("hosts")
-        self.core = self._exchange.make({**told, **self._rules(self._exchange.options, every)})
+        self.core = self._exchange.make({**told, **self._rules(self._exchange.options)})
+        for one in self.parameters.values():
+            self._add(one)
 
-    def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
+    def _rules(self, options: ReducerOptions) -> ReducerOptions:
         """Others than those of the options."""
         return {}
-
-    def add(self, parameters: Iterable[ShardedParameter]) -> None:
-        """Those of them that it lacks, all ranks alike; ends the step under way then."""
-        for one in parameters:
-            if one.name not in self.parameters:
-                self.finish()
-                if one.name not in self._added:
-                    self._add(one)
-                    self._added.add(one.name)
-                self.parameters[one.name] = one
 
     def _add(self, one: ShardedParameter) -> None:
         like = torch.empty(0, dtype=self.kind.dtype, device=self.kind.device)
@@ -157,6 +146,9 @@ class ShardedReducer:
         if self._ready:
             self._ready.clear()
             self.core.wait()
+
+    def lacks(self, parameters: Iterable[ShardedParameter]) -> bool:
+        return any(one.name not in self.parameters for one in parameters)
 
     @property
     def under_way(self) -> bool:
@@ -211,16 +203,15 @@ class ShardedReducer:
         place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         return [rank for rank, one in enumerate(place) if one == place[group.rank()]]
 
-    def take_from(self, other: ShardedReducer, names: Iterable[str]) -> None:
-        """What is kept of parameters that FSDP reduces otherwise than before."""
+    def take_from(self, other: ShardedReducer) -> None:
+        """What is kept of the parameters that are its own from now on."""
         (state, kept), (was, views) = self.read(), other.read()
         state.step = max(state.step, was.step)
-        for name, one in views.items():
-            own = kept.get(name) if one.parameter.name in names else None
-            if own is not None and own.residual.shape == one.residual.shape:
-                own.residual.copy_(one.residual)
+        for name in kept.keys() & views.keys():
+            if kept[name].residual.shape == views[name].residual.shape:
+                kept[name].residual.copy_(views[name].residual)
         self.write(state, {})
-        for name in names:
+        for name in self.parameters:
             other.parameters.pop(name, None)
 
     def write(self, state: ReducerState, kept: Mapping[str, Kept]) -> None:
@@ -266,14 +257,13 @@ class ReplicaReducer(ShardedReducer):
         self.core.load_state(state.write())
         return list(taken)
 
-    def _rules(self, options: ReducerOptions, every: Iterable[ShardedParameter]) -> ReducerOptions:
+    def _rules(self, options: ReducerOptions) -> ReducerOptions:
         asked = fill(_core.ReducerOptions(), options)
         dtype = dtype_text(self.kind.dtype)
-        self._choices: dict[str, CodecChoice] = {}
-        for one in every:
-            with contextlib.suppress(InvalidArgument):  # a frozen one needs no rule
-                choice = _core.choose_codec(asked, one.name, list(one.shape), dtype)
-                self._choices[one.name] = choice
+        self._choices = {
+            one.name: _core.choose_codec(asked, one.name, list(one.shape), dtype)
+            for one in self.parameters.values()
+        }
         rules = [
             (literal_pattern(name), codec, step)
             for name, choice in self._choices.items()
@@ -311,7 +301,9 @@ Made = TypeVar("Made", bound=ShardedReducer)
 
 
 class Reducers(Generic[Made]):
-    """One reducer for what FSDP asks for alike, to which parameters are added as modules come.
+    """One reducer for what FSDP asks for alike, made anew before a step with more parameters.
+
+    They are in the order of modules then, as in a new run: noise depends on their numbers.
 
     Attributes:
         exchanges: of all modules, in their order.
@@ -322,37 +314,28 @@ class Reducers(Generic[Made]):
         self.exchanges: list[ModuleExchange] = []
         self._options = options
         self._class = make
-        self._made: dict[Kind, Made] = {}
         self._of: dict[ModuleExchange, Made] = {}
         self._odd: dict[tuple[int, str, Kind], Made] = {}
 
     def all(self) -> list[Made]:
         """In the order of modules."""
         odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:2])]
-        return [*self._made.values(), *odd]
+        return [*dict.fromkeys(self._of.values()), *odd]
 
     def prepare(self) -> None:
         """Makes those that steps to come will need, as far as that can be told."""
         for exchange in self.exchanges:
             if exchange.is_expected and exchange not in self._of:
-                self.of(exchange, exchange.expected_kind())
+                self._make(exchange.expected_kind(), exchange)
 
     def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
-        """The one for all parameters of a module that want a gradient.
-
-        Where a step begins, it takes in all that are expected; later it would have to end it.
-        """
-        if kind not in self._made:
-            every = [parameter for one in self.exchanges for parameter in one.layout.every()]
-            self._made[kind] = self._class(kind, self._options, every)
-        made, before = self._made[kind], self._of.get(exchange)
-        self._of[exchange] = made
-        if not made.under_way:
-            self._take_in_expected(made)
-        made.add(exchange.layout.expected())
-        if before is not None and before is not made:
-            made.take_from(before, [one.name for one in exchange.layout.expected()])
-        return made
+        """The one for all parameters of a module that want a gradient."""
+        made = self._of.get(exchange)
+        if made is None or made.kind != kind:
+            return self._make(kind, exchange)
+        coming = [exchange] if made.under_way else self._alike(kind, exchange)
+        lacks = any(made.lacks(one.layout.expected()) for one in coming)
+        return self._make(kind, exchange) if lacks else made
 
     def odd(
         self,
@@ -368,22 +351,34 @@ class Reducers(Generic[Made]):
         """
         key = (self.exchanges.index(exchange), message.name, kind)
         if key not in self._odd:
-            made = self._class(kind, {**self._options, **options}, [message], reason)
-            made.add([message])
-            self._odd[key] = made
+            self._odd[key] = self._class(kind, [message], {**self._options, **options}, reason)
         return self._odd[key]
 
     def reset(self) -> None:
-        self._made.clear()
         self._of.clear()
         self._odd.clear()
 
-    def _take_in_expected(self, made: Made) -> None:
-        for one in self.exchanges:
-            if one.is_expected and one not in self._of and one.expected_kind() == made.kind:
-                self._of[one] = made
-            if self._of.get(one) is made:
-                made.add(one.layout.expected())
+    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
+        """Those of which this is asked, or expected; no others that are in a step."""
+
+        def is_alike(one: ModuleExchange) -> bool:
+            made = self._of.get(one)
+            if made is None:
+                return one.is_expected and one.expected_kind() == kind
+            return made.kind == kind and not made.under_way
+
+        return [one for one in self.exchanges if one is certain or is_alike(one)]
+
+    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
+        alike = self._alike(kind, certain)
+        before = {self._of[one]: None for one in alike if one in self._of}
+        kept = {name for old in before for name in old.parameters}  # frozen ones, too
+        parameters = [one for other in alike for one in other.layout.expected(kept)]
+        made = self._class(kind, parameters, self._options)
+        for old in before:
+            made.take_from(old)
+        self._of.update(dict.fromkeys(alike, made))
+        return made
 
 
 def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:

@@ -14,7 +14,7 @@ are ranks, each padded with zeros to the length of the first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -143,7 +143,8 @@ class ModuleLayout:
         changed = group._all_reduce_hook is not None or getattr(
             group, "force_sum_reduction_for_comms", False
         )
-        return not changed and all(_takes_view(one, dtype) for one in _in_order(group))
+        trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+        return not changed and all(_takes_view(one, dtype) for one in trained)
 
     @property
     def device(self) -> torch.device:
@@ -162,19 +163,17 @@ class ModuleLayout:
 
     def gathered(self, shard_count: int) -> list[ShardedParameter] | None:
         """Those of an all-gather of ``shard_count`` values of each rank; None: other values."""
-        entries = self.every()
+        entries = [] if self._group is None else list(map(self._describe, self._group.fsdp_params))
         whole = self.known and sum(entry.shard_count for entry in entries) == shard_count
         return entries if whole else None
 
-    def every(self) -> list[ShardedParameter]:
-        """Also those that want no gradient."""
-        return [] if self._group is None else list(map(self._describe, self._group.fsdp_params))
-
-    def expected(self) -> list[ShardedParameter]:
-        """Those of a message in which all have gradients that want one."""
-        return (
-            [] if self._group is None else [self._describe(one) for one in _in_order(self._group)]
-        )
+    def expected(self, also: Collection[str] = ()) -> list[ShardedParameter]:
+        """Those of a message in which all have gradients that want one; and ``also`` these."""
+        return [
+            self._describe(one)
+            for one in (() if self._group is None else _in_order(self._group))
+            if one.sharded_param.requires_grad or self._names[id(one)] in also
+        ]
 
     def _describe(self, entry: Any) -> ShardedParameter:
         return ShardedParameter(
@@ -254,10 +253,9 @@ def _names_of(group: Any, names: dict[int, str]) -> dict[int, str]:
 
 
 def _in_order(group: Any) -> Sequence[Any]:
-    """The entries that want a gradient. From 2.15 on they are sorted by dtype at the first step."""
+    """The entries. From 2.15 on they are sorted by dtype at the first step."""
     order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(group.fsdp_params))
-    entries = [group.fsdp_params[index] for index in order]
-    return [entry for entry in entries if entry.sharded_param.requires_grad]
+    return [group.fsdp_params[index] for index in order]
 
 
 def _takes_view(entry: Any, dtype: torch.dtype) -> bool:
