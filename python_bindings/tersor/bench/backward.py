@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from tersor.bench import expert_hooks, hooks, sharded_hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.mixture import MixtureOfExperts
-from tersor.bench.records import Record
 from tersor.bench.timing import mark_of
 from tersor.bench.world import NetworkInterface, World
 
@@ -82,12 +81,6 @@ class Result:
     interface_bytes: float
     wire_bytes_are: str
     traffic: hooks.Traffic
-
-    def fields(self) -> Record:
-        """As records have them."""
-        own: Record = {**vars(self), **self.traffic.fields()}
-        del own["traffic"]
-        return own
 
 
 @dataclasses.dataclass(frozen=True)

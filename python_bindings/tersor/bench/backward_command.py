@@ -75,7 +75,7 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
         return
     for result in results:
         setting = _setting(chosen, world, shape)
-        records.add(setting | result.fields() | {"compute_seconds": compute_seconds})
+        records.add(setting | hooks.fields_of(result) | {"compute_seconds": compute_seconds})
     print(
         f"{_title(shape)}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
         f"over {world.backend}, link {chosen.link}; without communication "

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -66,15 +66,19 @@ class Traffic:
     wire_seconds: float | None = None
     decode_seconds: float | None = None
 
-    def fields(self) -> Record:
-        """As records have them."""
-        return {"wire_bytes": self.sent_bytes, **{part: getattr(self, part) for part in PARTS}}
-
     def mean(self, steps: int, world: World) -> "Traffic":
         """Of one step, over the ranks. All of them call it."""
         own = dataclasses.astuple(self)
         means = iter(world.mean([value / steps for value in own if value is not None]))
         return Traffic(*(None if value is None else next(means) for value in own))
+
+
+def fields_of(measured: Any) -> Record:
+    """What was measured, `traffic` among it, as records have it."""
+    own = dict(vars(measured))
+    traffic = own.pop("traffic")
+    parts = {part: getattr(traffic, part) for part in PARTS}
+    return {**own, "wire_bytes": traffic.sent_bytes, **parts}
 
 
 class Hook(abc.ABC):

@@ -91,7 +91,8 @@ def _train_once(
         print(f"{name}, seed {seed}, {world.ranks} ranks, {count:,} parameters", flush=True)
     record: Record = {}
     for epoch in training.epochs():
-        record = _record(chosen, world, task, run_of, training.hook) | epoch.fields()
+        record = _record(chosen, world, task, run_of, training.hook) | hooks.fields_of(epoch)
+        record["compute_seconds"] = epoch.step_seconds - epoch.exposed_seconds
         if world.leads:
             records.add(record)
             _print_epoch(epoch)

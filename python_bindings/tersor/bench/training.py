@@ -9,7 +9,6 @@ from torch import Tensor
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import scores_of
-from tersor.bench.records import Record
 from tersor.bench.tasks import Share, Task
 from tersor.bench.timing import LastGradient, Span, mark_of
 from tersor.bench.world import NetworkInterface, World
@@ -29,12 +28,6 @@ class Epoch:
     exposed_seconds: float  # in which a rank waited for others
     interface_bytes: float  # what the kernel counted, of whatever was sent
     traffic: hooks.Traffic
-
-    def fields(self) -> Record:
-        """As records have them."""
-        own: Record = {**vars(self), **self.traffic.fields()}
-        del own["traffic"]
-        return {**own, "compute_seconds": self.step_seconds - self.exposed_seconds}
 
 
 @dataclasses.dataclass(frozen=True)
