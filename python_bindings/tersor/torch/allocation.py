@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from tersor import _core
 from tersor._core import AllocationParameter, InvalidArgument
 from tersor._options import expect
-from tersor.torch.parameters import is_supported, trained_parameters, wrapped_in
+from tersor.torch.parameters import is_supported, split_parameters, wrapped_in
 
 Rules = list[tuple[str, str]]
 
@@ -66,7 +66,7 @@ def allocate(
 
 def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Measured | str:
     """Of each parameter with a gradient; or what is wrong."""
-    parameters = trained_parameters(wrapped_in(model))
+    parameters, _ = split_parameters(wrapped_in(model))
     gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
     try:
         return {

@@ -26,12 +26,11 @@ from tersor.torch.layout import as_it_lies
 from tersor.torch.parameters import (
     Names,
     Unsupported,
-    frozen_parameters,
     is_supported,
     only_device,
     reason_of,
     report_unsupported,
-    trained_parameters,
+    split_parameters,
     unsupported_parameters,
 )
 from tersor.torch.reporting import ReducerReporting
@@ -63,10 +62,11 @@ class HookState(ReducerReporting):
         **options: "Unpack[ReducerOptions]",
     ) -> None:
         """``process_group``: DDP's, default all ranks. The rest as of ``compress``."""
+        self._names, self._frozen = Names(), dict[str, nn.Parameter]()
         if model is not None:
             expect(model, nn.Module, "HookState takes the model that DDP wraps, and codec=")
-        self._names = Names(None if model is None else trained_parameters(_inner(model)))
-        self._frozen = {} if model is None else frozen_parameters(_inner(model))
+            trained, self._frozen = split_parameters(_inner(model))
+            self._names = Names(trained)
         self._group = process_group
         self._options = lasting(options)
         self._unsupported_means: Unsupported = unsupported
@@ -140,10 +140,10 @@ class HookState(ReducerReporting):
 
     def bind(self, model: DistributedDataParallel) -> None:
         """Makes everything now, for the parameters that this DDP reduces; a collective call."""
-        parameters = trained_parameters(model.module, model.parameters_to_ignore)
+        ignored = model.parameters_to_ignore
+        parameters, self._frozen = split_parameters(model.module, ignored)
         self._group = model.process_group
         self._names = Names(parameters)
-        self._frozen = frozen_parameters(model.module, model.parameters_to_ignore)
         self._unsupported = unsupported_parameters(model.module, parameters)
         self._report_unsupported()
         exchange = self._hold(

@@ -40,31 +40,15 @@ def wrapped_in(model: nn.Module) -> nn.Module:
     return uncompiled.module if isinstance(uncompiled, DistributedDataParallel) else uncompiled
 
 
-def trained_parameters(
+def split_parameters(
     module: nn.Module, ignored: Iterable[str] = ()
-) -> dict[str, torch.nn.Parameter]:
-    """Those that want a gradient, by name, without what wrappers add to names."""
-    return _parameters_of(module, ignored, trained=True)
-
-
-def frozen_parameters(
-    module: nn.Module, ignored: Iterable[str] = ()
-) -> dict[str, torch.nn.Parameter]:
-    """The others, likewise."""
-    return _parameters_of(module, ignored, trained=False)
-
-
-def _parameters_of(
-    module: nn.Module, ignored: Iterable[str], *, trained: bool
-) -> dict[str, torch.nn.Parameter]:
+) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """Those that want a gradient, and the others; by name, without what wrappers add to names."""
     left_out = set(ignored)
-    return unwrapped(
-        {
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad == trained and name not in left_out
-        }
-    )
+    named = {name: one for name, one in module.named_parameters() if name not in left_out}
+    trained = {name: one for name, one in named.items() if one.requires_grad}
+    frozen = {name: one for name, one in named.items() if name not in trained}
+    return unwrapped(trained), unwrapped(frozen)
 
 
 def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
