@@ -43,7 +43,7 @@ from tersor.torch.compressed_adamw import CompressedAdamW
 from tersor.torch.ddp import HookState, hook
 from tersor.torch.diloco import DiLoCo
 from tersor.torch.distributed_checkpoint import load_checkpoint
-from tersor.torch.fsdp import ShardedHandle, ShardedOptions
+from tersor.torch.fsdp import ShardedHandle
 from tersor.torch.fsdp import compress as _compress_sharded
 from tersor.torch.optimizer import DistributedOptimizer
 from tersor.torch.parameters import Unsupported
@@ -96,7 +96,7 @@ def compress(
     weights: str | None = None,
     scaler: Scaler | None = None,
     unsupported: Unsupported = "warn",
-    **options: Unpack[ShardedOptions],
+    **options: Unpack[ReducerOptions],
 ) -> HookState | ShardedHandle: ...
 def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     """Has a model send its gradients encoded from now on.
