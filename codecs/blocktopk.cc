@@ -1,25 +1,22 @@
 // blocktopk: the largest values of each block with their places; sizes, sections and checks around
 // kernels/blocktopk.
 
-#include "codecs/frame_codec.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
+#include "codecs/sliced_codec.h"
 #include "kernels/blocktopk/cpu.h"
 #include "kernels/blocktopk/device.h"
 
 #include <tersor/codecs/blocktopk.h>
 #include <tersor/error.h>
 
-#include <algorithm>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <tuple>
 
 namespace tersor::encoding {
 namespace {
-
-using Sections = kernels::BlocktopkPayload;
-using View = kernels::BlocktopkView;
 
 constexpr Number kBlocktopkDensity = {.key = "density", .above = 0, .most = 0.25, .standard = 0.01};
 constexpr Choice<BlocktopkValues, 3> kBlocktopkValues = {"values",
@@ -50,10 +47,10 @@ class FirstFault {
   const char* text_ = nullptr;
 };
 
-class BlocktopkCodec final : public FrameCodec<BlocktopkCodec> {
+class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::BlocktopkView, 4> {
  public:
   BlocktopkCodec(CodecSpec spec, BlocktopkOptions options)
-      : FrameCodec(std::move(spec), kBlocktopkCodecId), options_(options), block_(options) {}
+      : SlicedCodec(std::move(spec), kBlocktopkCodecId), options_(options), block_(options) {}
 
   CodecTraits traits() const override {
     return {.unit = BlocktopkBlock::kValues, .block = BlocktopkBlock::kValues};
@@ -62,12 +59,13 @@ class BlocktopkCodec final : public FrameCodec<BlocktopkCodec> {
   PayloadFormat format() const {
     return format_of_number(options_.density, static_cast<unsigned>(options_.values));
   }
-  std::size_t segment_bytes(const Segment& segment, Dtype) const {
-    return layout_of(segment).bytes();
+  Sections sections(std::size_t count, Dtype) const {
+    const std::size_t bytes = BlocktopkLayout{count, block_}.blocks() * sizeof(std::uint32_t);
+    return {bytes * block_.scale_words(), bytes * block_.high_words(), bytes * block_.low_words(),
+            bytes * block_.value_words()};
   }
-  std::size_t workspace_bytes(const PlanRequest& request) const {
-    return views_workspace_bytes<View>(request);
-  }
+  /// Payloads are so short that they are in the caches as a whole.
+  static std::size_t piece_count(Dtype) { return std::numeric_limits<std::size_t>::max(); }
 
   void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
     kernels::blocktopk_device_encode(call, block_, frame);
@@ -79,144 +77,62 @@ class BlocktopkCodec final : public FrameCodec<BlocktopkCodec> {
     kernels::blocktopk_device_reduce(call, block_, frame);
   }
 
-  void host_encode(const EncodeCall& call, const FrameHeader& head, ByteSpan frame) const {
-    FrameWriter output(call, frame, bytes_of(call.gradients), kernels::Store::kCached);
-    for_each_slice_of(call, [&](const Slice& slice) {
-      if (!is_active(call.segments[slice.segment])) return write_nothing(call, slice, output);
-      const ConstValueSpan gradient =
-          call.gradients[slice.segment].subspan(slice.first, slice.count);
-      output.add_overflows(kernels::blocktopk_encode(
-          {.gradient = gradient.pointer(),
-           .dtype = gradient.dtype(),
-           .count = slice.count,
-           .feedback = feedback_of(call.states, slice, output.words, output.store),
-           .block = block_,
-           .output = sections<Sections>(output.payload, call, slice)}));
-      finish(call, slice, output);
-    });
-    output.seal(head);
+  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const ConstValueSpan& gradient,
+                           const Target& to) const {
+    return kernels::blocktopk_encode({.gradient = gradient.pointer(),
+                                      .dtype = gradient.dtype(),
+                                      .count = gradient.count(),
+                                      .feedback = to.feedback,
+                                      .block = block_,
+                                      .output = output_of(to)});
   }
 
-  void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
-    check_frames(expected, call.frames, call.execution.threads);
-    check_places(call);
-    const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
-    for_each_slice_of(call, [&](const Slice& slice) {
-      Views views(call.frames.size(), call.execution.workspace, slice.task);
-      const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
-      kernels::blocktopk_decode({.input = input_of(call, slice, views),
-                                 .factor = call.factor,
-                                 .mode = call.mode,
-                                 .output = output.pointer(),
-                                 .dtype = output.dtype(),
-                                 .store = store});
-    });
+  void decode_piece(const DecodeCall& call, const FrameHeader&, const Source& from,
+                    const ValueSpan& output, kernels::Store store) const {
+    kernels::blocktopk_decode({.input = input_of(from),
+                               .factor = call.factor,
+                               .mode = call.mode,
+                               .output = output.pointer(),
+                               .dtype = output.dtype(),
+                               .store = store});
   }
 
-  void host_reduce(const ReduceCall& call, const FrameHeader& head, ByteSpan frame) const {
-    check_frames(head, call.frames, call.execution.threads);
-    check_places(call);
-    FrameWriter output(call, frame, bytes_of(call.frames), kernels::Store::kCached);
-    for_each_slice_of(call, [&](const Slice& slice) {
-      Views views(call.frames.size(), call.execution.workspace, slice.task);
-      output.add_overflows(kernels::blocktopk_reduce(
-          {.input = input_of(call, slice, views),
-           .factor = call.factor,
-           .feedback = feedback_of(call.states, slice, output.words, output.store),
-           .output = sections<Sections>(output.payload, call, slice)}));
-      finish(call, slice, output);
-    });
-    output.seal(head);
-  }
-
- private:
-  using Views = ViewList<View>;
-
-  BlocktopkLayout layout_of(const Segment& segment) const { return {segment.count, block_}; }
-
-  template <typename Call, typename Visitor>
-  void for_each_slice_of(const Call& call, const Visitor& visit) const {
-    for_each_slice(
-        call.segments, call.execution.threads,
-        [&](const Segment& segment) { return layout_of(segment).bytes(); }, visit);
-  }
-
-  /// A slice's sections in a payload; View is Sections or View.
-  template <typename List, typename Byte, typename Call>
-  List sections(std::span<Byte> payload, const Call& call, const Slice& slice) const {
-    const BlocktopkLayout layout = layout_of(call.segments[slice.segment]);
-    using Word = std::remove_pointer_t<decltype(List::high)>;
-    const auto at = [&](std::size_t offset) {
-      return reinterpret_cast<Word*>(payload.data() + slice.offset + offset);
-    };
-    return List{at(0), at(layout.high_offset()), at(layout.low_offset()),
-                at(layout.values_offset())}
-        .from(slice.first / BlocktopkBlock::kValues, block_);
-  }
-
-  /// Calls visit(begin, end, last) for a slice's part of each section, in bytes; `last` is where
-  /// the section ends, with its padding.
-  template <typename Visitor>
-  void for_each_section(const Segment& segment, const Slice& slice, const Visitor& visit) const {
-    const BlocktopkLayout layout = layout_of(segment);
-    const std::size_t first = slice.first / BlocktopkBlock::kValues;
-    const std::size_t end = first + ceil_div(slice.count, BlocktopkBlock::kValues);
-    const auto section = [&](std::size_t begin, std::size_t last, std::size_t words_a_block) {
-      const std::size_t bytes = words_a_block * sizeof(std::uint32_t);
-      visit(slice.offset + begin + first * bytes, slice.offset + begin + end * bytes,
-            slice.offset + last);
-    };
-    section(0, layout.high_offset(), block_.scale_words());
-    section(layout.high_offset(), layout.low_offset(), block_.high_words());
-    section(layout.low_offset(), layout.values_offset(), block_.low_words());
-    section(layout.values_offset(), layout.bytes(), block_.value_words());
-  }
-
-  /// Pads and sums what a slice has written.
-  template <typename Call>
-  void finish(const Call& call, const Slice& slice, FrameWriter& output) const {
-    for_each_section(call.segments[slice.segment], slice,
-                     [&](std::size_t begin, std::size_t end, std::size_t last) {
-                       if (slice.is_last) pad_section(output.payload, end, last);
-                       output.add(begin, slice.is_last ? last : end);
-                     });
-  }
-
-  /// Of an inactive segment nothing is kept.
-  void write_nothing(const EncodeCall& call, const Slice& slice, FrameWriter& output) const {
-    for_each_section(call.segments[slice.segment], slice,
-                     [&](std::size_t begin, std::size_t end, std::size_t) {
-                       pad_section(output.payload, begin, end);
-                     });
-    keep_residual(feedback_of(call.states, slice, output.words, output.store), slice.count);
-    finish(call, slice, output);
+  std::size_t reduce_piece(const ReduceCall& call, const FrameHeader&, const Source& from,
+                           const Target& to) const {
+    return kernels::blocktopk_reduce({.input = input_of(from),
+                                      .factor = call.factor,
+                                      .feedback = to.feedback,
+                                      .output = output_of(to)});
   }
 
   /// Lists come from elsewhere: no place may lie outside its block.
   template <typename Call>
-  void check_places(const Call& call) const {
+  void check_places_of(const Call& call) const {
     FirstFault fault;
     for_each_slice_of(call, [&](const Slice& slice) {
+      const Parts parts = parts_of(call, slice);
       for (std::size_t i = 0; i < call.frames.size(); ++i) {
-        const char* wrong = kernels::blocktopk_validate(
-            sections<View>(payload_of(call.frames[i]), call, slice), block_, slice.count);
+        const char* wrong =
+            kernels::blocktopk_validate(view_of(call.frames[i], parts), block_, slice.count);
         if (wrong != nullptr) fault.add(i, slice.segment, wrong);
       }
     });
     fault.check(call.frames.size());
   }
 
-  template <typename Call>
-  kernels::BlocktopkInput input_of(const Call& call, const Slice& slice, Views& views) const {
-    for (std::size_t i = 0; i < call.frames.size(); ++i)
-      views[i] = sections<View>(payload_of(call.frames[i]), call, slice);
-    return {block_, views.span(), slice.count};
+ private:
+  kernels::BlocktopkInput input_of(const Source& from) const {
+    return {block_, from.payloads, from.piece.count};
+  }
+
+  static kernels::BlocktopkPayload output_of(const Target& to) {
+    return {to.sections[0], to.sections[1], to.sections[2], to.sections[3]};
   }
 
   BlocktopkOptions options_;
   BlocktopkBlock block_;
 };
-static_assert(ReducedFrameFormat<BlocktopkCodec>);
+static_assert(SlicedFormat<BlocktopkCodec>);
 
 }  // namespace
 

@@ -93,6 +93,11 @@ Dtype dtype_of(std::span<Span> values) {
   return values.empty() ? Dtype::kF32 : values.front().dtype();
 }
 
+/// That of a call's gradient.
+inline Dtype dtype_of(const EncodeCall& call) { return dtype_of(call.gradients); }
+inline Dtype dtype_of(const DecodeCall& call) { return dtype_of(call.outputs); }
+inline Dtype dtype_of(const ReduceCall& call) { return call.dtype; }
+
 /// Values of all segments.
 inline std::size_t values_of(std::span<const Segment> segments) {
   std::size_t count = 0;

@@ -327,6 +327,10 @@ void check_memories(const Codec& codec, std::span<const Segment> segments,
     }
 }
 
+void throw_unable(const Codec& codec, const char* what) {
+  throw InvalidArgument("codec " + codec.spec().text() + " " + what);
+}
+
 void throw_frameless(const Codec& codec) {
   fail(codec, "it sends bare values only, which a transport adds; it has no frames");
 }
@@ -334,6 +338,10 @@ void throw_frameless(const Codec& codec) {
 void check_native_factor(const Codec& codec, float factor) {
   if (!(factor > 0 && std::isfinite(factor)))
     fail(codec, "bare values are made with a factor above 0, not with " + number_text(factor));
+}
+
+void check_no_window(const Codec& codec, const DecodeCall& call) {
+  if (call.window_first) fail(codec, "it reads no windows");
 }
 
 void check_round(const Codec& codec, const FrameIdentity& identity, unsigned first, unsigned last) {

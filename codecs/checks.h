@@ -46,10 +46,15 @@ void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames)
 void check_memories(const Codec& codec, std::span<const Segment> segments,
                     std::span<const SegmentMemory> memories);
 
-/// The calls of a codec that sends bare values alone: it has no frames, its factor is above 0, and
-/// a call is one of the rounds `first` to `last`.
+/// A call of what a codec has not: "codec NAME what"; the second of frames, where a codec sends
+/// bare values alone.
+[[noreturn]] void throw_unable(const Codec& codec, const char* what);
 [[noreturn]] void throw_frameless(const Codec& codec);
+
+/// The calls of a codec that sends bare values alone: its factor is above 0, it decodes whole
+/// segments, and a call is one of the rounds `first` to `last`.
 void check_native_factor(const Codec& codec, float factor);
+void check_no_window(const Codec& codec, const DecodeCall& call);
 void check_round(const Codec& codec, const FrameIdentity& identity, unsigned first, unsigned last);
 
 /// The bare values of a native round.

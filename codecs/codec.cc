@@ -52,10 +52,6 @@ PlanRequest checked(const Codec& codec, const DecodeCall& call, std::size_t cont
   return request;
 }
 
-[[noreturn]] void throw_unable(const Codec& codec, const char* what) {
-  throw InvalidArgument("codec " + codec.spec().text() + " " + what);
-}
-
 }  // namespace
 
 Plan Codec::plan(const PlanRequest& request) const {
@@ -121,22 +117,6 @@ void Codec::absorb(const DecodeCall& call, ConstValueSpan values) const {
   check_one_memory(*this, call);
   if (!values.empty()) check_one_memory(*this, memory_of(call), values);
   do_absorb(call, values);
-}
-
-void Codec::do_reduce(const ReduceCall&, ByteSpan) const {
-  throw_unable(*this, "does not reduce frames; gather them and decode them all");
-}
-
-void Codec::do_encode_native(const EncodeCall&, float, ValueSpan) const {
-  throw_unable(*this, "has no bare values that a transport may add; encode frames");
-}
-
-void Codec::do_decode_native(const DecodeCall&, ConstValueSpan) const {
-  throw_unable(*this, "has no bare values that a transport may add; decode frames");
-}
-
-void Codec::do_absorb(const DecodeCall&, ConstValueSpan) const {
-  throw_unable(*this, "has one round; there is nothing to absorb");
 }
 
 }  // namespace tersor

@@ -3,7 +3,7 @@
 
 #include "codecs/options.h"
 #include "codecs/registry.h"
-#include "codecs/scaled_codec.h"
+#include "codecs/sliced_codec.h"
 #include "kernels/hadamard/cpu.h"
 #include "kernels/hadamard/device.h"
 
@@ -14,28 +14,24 @@ namespace {
 
 constexpr Choice<unsigned, 4> kBitsChoice = {"bits", {{{"1", 1}, {"2", 2}, {"3", 3}, {"4", 4}}}, 1};
 
-struct HadamardSections {
-  using View = kernels::HadamardView;
-  static constexpr kernels::Store kLarge = kernels::Store::kCached;
-  static constexpr std::size_t kBlock = HadamardLayout::kBlock;
-  SectionBytes operator()(std::size_t count) const {
-    const HadamardLayout layout{count, bits};
-    return {layout.scales_bytes(), layout.planes_offset(), layout.planes_bytes(), layout.bytes()};
-  }
-
-  unsigned bits;
-};
-
-class HadamardCodec final : public ScaledCodec<HadamardCodec, HadamardSections> {
+class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardView, 2> {
  public:
+  static constexpr Carried kCarried = Carried::kStep;
+
   HadamardCodec(CodecSpec spec, HadamardOptions options)
-      : ScaledCodec(std::move(spec), kHadamardCodecId, {options.bits}), bits_(options.bits) {}
+      : SlicedCodec(std::move(spec), kHadamardCodecId), bits_(options.bits) {}
+
+  CodecTraits traits() const override { return {.block = HadamardLayout::kBlock}; }
 
   /// But for the step of a frame.
   PayloadFormat format() const {
     PayloadFormat format;
     format.parameters[static_cast<std::size_t>(Carried::kStep)] = static_cast<std::uint8_t>(bits_);
     return format;
+  }
+  Sections sections(std::size_t count, Dtype) const {
+    const HadamardLayout layout{count, bits_};
+    return {layout.scales_bytes(), layout.planes_bytes()};
   }
 
   void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
@@ -48,59 +44,48 @@ class HadamardCodec final : public ScaledCodec<HadamardCodec, HadamardSections> 
     kernels::hadamard_device_reduce(call, bits_, frame);
   }
 
-  void host_encode(const EncodeCall& call, FrameHeader head, ByteSpan frame) const {
-    carry_step(head, words_of(call).step);
-    encode_pieces(call, head, frame, [&](const ConstValueSpan& gradient, const Target& target) {
-      return kernels::hadamard_encode(
-          {.gradient = gradient.pointer(),
-           .dtype = gradient.dtype(),
-           .count = gradient.count(),
-           .feedback = target.feedback,
-           .signs = signs_of(target.segment, target.piece, carried_step(head)),
-           .output = {bits_, target.scales, target.codes}});
-    });
+  std::size_t encode_piece(const EncodeCall&, const FrameHeader& header,
+                           const ConstValueSpan& gradient, const Target& to) const {
+    return kernels::hadamard_encode({.gradient = gradient.pointer(),
+                                     .dtype = gradient.dtype(),
+                                     .count = gradient.count(),
+                                     .feedback = to.feedback,
+                                     .signs = signs_of(to, header),
+                                     .output = {bits_, to.sections[0], to.sections[1]}});
   }
 
-  void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
-    const std::uint32_t step = checked_step(expected, call);
-    decode_pieces(call, [&](std::span<const View> payloads, const Slice& piece,
-                            const ValueSpan& output, kernels::Store store) {
-      const kernels::Signs signs = signs_of(call.segments[piece.segment], piece, step);
-      kernels::hadamard_decode({.input = {bits_, payloads, piece.count, signs},
-                                .factor = call.factor,
-                                .mode = call.mode,
-                                .output = output.pointer(),
-                                .dtype = output.dtype(),
-                                .store = store});
-    });
+  void decode_piece(const DecodeCall& call, const FrameHeader& header, const Source& from,
+                    const ValueSpan& output, kernels::Store store) const {
+    kernels::hadamard_decode({.input = input_of(from, header),
+                              .factor = call.factor,
+                              .mode = call.mode,
+                              .output = output.pointer(),
+                              .dtype = output.dtype(),
+                              .store = store});
   }
 
-  void host_reduce(const ReduceCall& call, FrameHeader head, ByteSpan frame) const {
-    carry_step(head, checked_step(head, call));
-    reduce_pieces(call, head, frame, [&](std::span<const View> payloads, const Target& target) {
-      const kernels::Signs signs = signs_of(target.segment, target.piece, carried_step(head));
-      return kernels::hadamard_reduce({.input = {bits_, payloads, target.piece.count, signs},
-                                       .factor = call.factor,
-                                       .feedback = target.feedback,
-                                       .output = {bits_, target.scales, target.codes}});
-    });
+  std::size_t reduce_piece(const ReduceCall& call, const FrameHeader& header, const Source& from,
+                           const Target& to) const {
+    return kernels::hadamard_reduce({.input = input_of(from, header),
+                                     .factor = call.factor,
+                                     .feedback = to.feedback,
+                                     .output = {bits_, to.sections[0], to.sections[1]}});
   }
 
  private:
-  /// The step of a call's frames, which are what the call says.
-  template <typename Call>
-  static std::uint32_t checked_step(const FrameHeader& expected, const Call& call) {
-    check_headers(expected, call.frames, Carried::kStep);
-    return carried_step(read_frame_header(call.frames.front()));
+  /// Of a Source or a Target.
+  template <typename Piece>
+  static kernels::Signs signs_of(const Piece& at, const FrameHeader& header) {
+    return {carried_step(header), at.segment.parameter, at.segment.first_index + at.piece.first};
   }
 
-  static kernels::Signs signs_of(const Segment& segment, const Slice& slice, std::uint32_t step) {
-    return {step, segment.parameter, segment.first_index + slice.first};
+  kernels::HadamardInput input_of(const Source& from, const FrameHeader& header) const {
+    return {bits_, from.payloads, from.piece.count, signs_of(from, header)};
   }
 
   unsigned bits_;
 };
-static_assert(ReducedFrameFormat<HadamardCodec>);
+static_assert(SlicedFormat<HadamardCodec>);
 
 }  // namespace
 

@@ -1,8 +1,6 @@
 // intsum: joins the two rounds, their kernels and the name.
 
-#include "codecs/calls.h"
-#include "codecs/checks.h"
-#include "codecs/device.h"
+#include "codecs/format_codec.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/intsum/cpu.h"
@@ -10,9 +8,9 @@
 #include "kernels/intsum/places.h"
 
 #include <tersor/codecs/intsum.h>
-#include <tersor/wire.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 
@@ -25,65 +23,51 @@ using IntsumSlice = SliceAt<IntsumPlace>;
 constexpr Choice<IntsumLanes, 3> kLanesChoice = {
     "lanes", {{{"8", IntsumLanes::k8}, {"16", IntsumLanes::k16}, {"32", IntsumLanes::k32}}}};
 
-class IntsumCodec final : public Codec {
+class IntsumCodec final : public FormatCodec<IntsumCodec> {
  public:
+  static constexpr std::array kExchanges{Exchange::kNativeMaximum, Exchange::kNativeSum};
+
   IntsumCodec(CodecSpec spec, IntsumOptions options)
-      : Codec(std::move(spec), kIntsumCodecId), options_(options) {}
+      : FormatCodec(std::move(spec), kIntsumCodecId), options_(options) {}
 
   CodecTraits traits() const override { return {}; }
 
- protected:
-  PlanSizes plan_sizes(const PlanRequest& request) const override {
+  PlanSizes sizes(const PlanRequest& request) const {
     check_contributions(request.contributions);
-    return {.frame_bytes = sizeof(FrameHeader),
-            .kept_bytes = places_of(request.segments).maxima * sizeof(float)};
+    return {.kept_bytes = places_of(request.segments).maxima * sizeof(float)};
   }
 
-  std::vector<Round> plan_rounds(const PlanRequest& request) const override {
-    const IntsumPlace end = places_of(request.segments);
-    return {{{Exchange::kNativeMaximum}, Dtype::kU32, end.maxima},
-            {{Exchange::kNativeSum}, intsum_dtype(options_.lanes), end.codes}};
+  BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
+    const IntsumPlace end = places_of(segments);
+    if (round == 0) return {Dtype::kU32, end.maxima};
+    return {intsum_dtype(options_.lanes), end.codes};
   }
 
-  void do_encode(const EncodeCall&, ByteSpan) const override { throw_frameless(*this); }
-  void do_decode(const DecodeCall&) const override { throw_frameless(*this); }
-  void do_reduce(const ReduceCall&, ByteSpan) const override { throw_frameless(*this); }
+  void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+    if (call.identity.round == 0) return kernels::intsum_device_maxima(call, factor, values);
+    kernels::intsum_device_encode(call, options_, factor, values);
+  }
+  void device_absorb(const DecodeCall& call, ConstValueSpan values) const {
+    kernels::intsum_device_scales(call, levels_of(call), values);
+  }
+  void device_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+    kernels::intsum_device_decode(call, options_.lanes, values);
+  }
 
-  void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const override {
-    check_native_factor(*this, factor);
-    check_round(*this, call.identity, 0, 1);
-    const bool is_last = call.identity.round == 1;
-    check_bare(values, call.segments, is_last);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return is_last ? kernels::intsum_device_encode(call, options_, factor, values)
-                       : kernels::intsum_device_maxima(call, factor, values);
+  std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
     const StateWords words = words_of(call);
     for_each(call, [&](const IntsumSlice& slice) {
-      if (is_last)
-        write_codes(call, words, factor, slice, values);
-      else
+      if (call.identity.round == 0)
         write_maxima(call, words, factor, slice, values.as<std::uint32_t>().data());
+      else
+        write_codes(call, words, factor, slice, values);
     });
-    if (is_last) write_words(words, 0, call.words_out);
+    return 0;
   }
-
-  void do_absorb(const DecodeCall& call, ConstValueSpan values) const override {
-    check_round(*this, call.identity, 0, 0);
-    check_bare(values, call.segments, false);
-    const auto levels = static_cast<float>(intsum_levels(options_, call.contributions));
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::intsum_device_scales(call, levels, values);
-    kernels::intsum_scales(values.as<std::uint32_t>(), levels, scales_of(call.execution));
+  void host_absorb(const DecodeCall& call, ConstValueSpan values) const {
+    kernels::intsum_scales(values.as<std::uint32_t>(), levels_of(call), scales_of(call.execution));
   }
-
-  void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
-    check_round(*this, call.identity, 1, 1);
-    check_bare(values, call.segments, true);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::intsum_device_decode(call, options_.lanes, values);
+  void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     for_each(call, [&](const IntsumSlice& slice) { decode_slice(call, slice, values, store); });
   }
@@ -91,6 +75,10 @@ class IntsumCodec final : public Codec {
  private:
   static float* scales_of(const Execution& execution) {
     return reinterpret_cast<float*>(execution.kept.data());
+  }
+
+  float levels_of(const DecodeCall& call) const {
+    return static_cast<float>(intsum_levels(options_, call.contributions));
   }
 
   IntsumPlace place_of(std::size_t count) const { return IntsumPlace::of(count, options_.lanes); }
@@ -190,16 +178,9 @@ class IntsumCodec final : public Codec {
          std::to_string(intsum_most(options_.lanes)) + "; " + advice);
   }
 
-  void check_bare(ConstValueSpan values, std::span<const Segment> segments, bool is_last) const {
-    const IntsumPlace end = places_of(segments);
-    if (is_last)
-      check_native(*this, values, intsum_dtype(options_.lanes), end.codes);
-    else
-      check_native(*this, values, Dtype::kU32, end.maxima);
-  }
-
   IntsumOptions options_;
 };
+static_assert(AbsorbingFormat<IntsumCodec>);
 
 std::shared_ptr<const Codec> make_intsum(const CodecSpec& spec, const CodecInfo& info) {
   OptionReader reader(spec, info);

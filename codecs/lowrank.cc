@@ -1,9 +1,7 @@
 // lowrank: joins the two rounds, their kernels and the name. On hosts segments are taken one after
 // the other, each by all threads.
 
-#include "codecs/calls.h"
-#include "codecs/checks.h"
-#include "codecs/device.h"
+#include "codecs/format_codec.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/lowrank/cpu.h"
@@ -14,7 +12,7 @@
 #include <tersor/codecs/lowrank.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <string>
 
 namespace tersor::encoding {
@@ -52,10 +50,12 @@ bool says_something(std::span<const float> values) {
   return any && finite;
 }
 
-class LowrankCodec final : public Codec {
+class LowrankCodec final : public FormatCodec<LowrankCodec> {
  public:
+  static constexpr std::array kExchanges{Exchange::kNativeSum, Exchange::kNativeSum};
+
   LowrankCodec(CodecSpec spec, LowrankOptions options)
-      : Codec(std::move(spec), kLowrankCodecId), options_(options) {}
+      : FormatCodec(std::move(spec), kLowrankCodecId), options_(options) {}
 
   CodecTraits traits() const override { return {.divisible = false, .needs_shape = true}; }
 
@@ -67,8 +67,7 @@ class LowrankCodec final : public Codec {
     return layout_of(segment).right();
   }
 
- protected:
-  PlanSizes plan_sizes(const PlanRequest& request) const override {
+  PlanSizes sizes(const PlanRequest& request) const {
     std::size_t widest = 0;
     for (const Segment& segment : request.segments) {
       check_segment(segment);
@@ -76,30 +75,28 @@ class LowrankCodec final : public Codec {
     }
     const Place end = end_of(request.segments);
     const std::size_t workspace = request.memory == Memory::kDevice ? end.workspace : widest;
-    return {.frame_bytes = sizeof(FrameHeader),
-            .workspace_bytes = workspace * sizeof(float),
-            .kept_bytes = end.basis * sizeof(float)};
+    return {.workspace_bytes = workspace * sizeof(float), .kept_bytes = end.basis * sizeof(float)};
   }
 
-  std::vector<Round> plan_rounds(const PlanRequest& request) const override {
-    const Place end = end_of(request.segments);
-    return {{{Exchange::kNativeSum}, Dtype::kF32, end.left},
-            {{Exchange::kNativeSum}, options_.values, end.right}};
+  BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
+    const Place end = end_of(segments);
+    if (round == 0) return {Dtype::kF32, end.left};
+    return {options_.values, end.right};
   }
 
-  void do_encode(const EncodeCall&, ByteSpan) const override { throw_frameless(*this); }
-  void do_decode(const DecodeCall&) const override { throw_frameless(*this); }
-  void do_reduce(const ReduceCall&, ByteSpan) const override { throw_frameless(*this); }
+  void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+    if (call.identity.round == 0)
+      return kernels::lowrank_device_project(call, options_.rank, values);
+    kernels::lowrank_device_coefficients(call, options_.rank, factor, values);
+  }
+  void device_absorb(const DecodeCall& call, ConstValueSpan values) const {
+    kernels::lowrank_device_basis(call, options_.rank, values);
+  }
+  void device_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+    kernels::lowrank_device_decode(call, options_.rank, values);
+  }
 
-  void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const override {
-    check_native_factor(*this, factor);
-    check_round(*this, call.identity, 0, 1);
-    check_bare(values, call.segments, call.identity.round);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return call.identity.round == 0
-                   ? kernels::lowrank_device_project(call, options_.rank, values)
-                   : kernels::lowrank_device_coefficients(call, options_.rank, factor, values);
+  std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
     const StateWords words = words_of(call);
     for_each(call.segments, [&](std::size_t i, const Place& place) {
       if (call.identity.round == 0)
@@ -107,16 +104,10 @@ class LowrankCodec final : public Codec {
       else
         write_right(call, words, i, place, factor, values);
     });
-    if (call.identity.round == 1) write_words(words, 0, call.words_out);
+    return 0;
   }
 
-  void do_absorb(const DecodeCall& call, ConstValueSpan values) const override {
-    check_window(call);
-    check_round(*this, call.identity, 0, 0);
-    check_bare(values, call.segments, 0);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::lowrank_device_basis(call, options_.rank, values);
+  void host_absorb(const DecodeCall& call, ConstValueSpan values) const {
     const float* projected = values.as<float>().data();
     for_each_run(call.segments.size(), 1, call.execution.threads, [&](kernels::LowrankRange run) {
       for_each(call.segments, [&](std::size_t i, const Place& place) {
@@ -127,13 +118,7 @@ class LowrankCodec final : public Codec {
     });
   }
 
-  void do_decode_native(const DecodeCall& call, ConstValueSpan values) const override {
-    check_window(call);
-    check_round(*this, call.identity, 1, 1);
-    check_bare(values, call.segments, 1);
-    if constexpr (kHasDeviceKernels)
-      if (memory_of(call) == Memory::kDevice)
-        return kernels::lowrank_device_decode(call, options_.rank, values);
+  void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
     for_each(call.segments, [&](std::size_t i, const Place& place) {
       const std::size_t count = layout_of(call.segments[i]).right();
       decode_segment(call, i, place, values.subspan(place.right, count));
@@ -304,20 +289,9 @@ class LowrankCodec final : public Codec {
          count + "; take a smaller rank or bf16");
   }
 
-  void check_window(const DecodeCall& call) const {
-    if (call.window_first) fail("it reads no windows");
-  }
-
-  void check_bare(ConstValueSpan values, std::span<const Segment> segments, unsigned round) const {
-    const Place end = end_of(segments);
-    if (round == 0)
-      check_native(*this, values, Dtype::kF32, end.left);
-    else
-      check_native(*this, values, options_.values, end.right);
-  }
-
   LowrankOptions options_;
 };
+static_assert(AbsorbingFormat<LowrankCodec>);
 
 std::shared_ptr<const Codec> make_lowrank(const CodecSpec& spec, const CodecInfo& info) {
   OptionReader reader(spec, info);

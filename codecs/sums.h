@@ -101,6 +101,9 @@ class FrameWriter {
   std::atomic<std::uint64_t> overflows_{0};
 };
 
+/// When frames are summed: before anything of them is read, or while it is.
+enum class Summed { kFirst, kMeanwhile };
+
 /// What a call adds to is worth keeping: its frames are summed before anything is written.
 inline bool sums_first(const DecodeCall& call) { return call.mode == DecodeMode::kAdd; }
 inline bool sums_first(const ReduceCall&) { return false; }
@@ -116,9 +119,10 @@ class FrameSums {
 
   /// Throws WireError where frames are summed first and a checksum is another.
   template <class Call>  // DecodeCall or ReduceCall
-  explicit FrameSums(const Call& call)
+  FrameSums(const Call& call, Summed summed)
       : frames_(call.frames),
-        is_on_(call.identity.checksum == Checksum::kOn && !sums_first(call)),
+        is_on_(call.identity.checksum == Checksum::kOn && summed == Summed::kMeanwhile &&
+               !sums_first(call)),
         sums_(reinterpret_cast<PayloadSum*>(
             frames_.size() <= kOnStack ? few_ : call.execution.workspace.data())) {
     if (is_on_)
@@ -160,12 +164,6 @@ class FrameSums {
   alignas(PayloadSum) std::byte few_[kOnStack * sizeof(PayloadSum)];  // only memory
   PayloadSum* const sums_;
 };
-
-/// The workspace behind that of the sums: for lists of views.
-template <class Call>  // DecodeCall or ReduceCall
-ByteSpan views_workspace(const Call& call) {
-  return call.execution.workspace.subspan(FrameSums::workspace_bytes(call.frames.size()));
-}
 
 /// NaNs: what came of frames that turn out to be damaged.
 void poison(std::span<const ValueSpan> outputs);

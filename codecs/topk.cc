@@ -1,6 +1,6 @@
 // topk: the largest values with their places; sizes, sections and checks around kernels/topk.
 
-#include "codecs/frame_codec.h"
+#include "codecs/format_codec.h"
 #include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/topk/cpu.h"
@@ -39,10 +39,10 @@ class CallThreads {
   Threads& threads_;
 };
 
-class TopkCodec final : public FrameCodec<TopkCodec> {
+class TopkCodec final : public FormatCodec<TopkCodec> {
  public:
   TopkCodec(CodecSpec spec, TopkOptions options)
-      : FrameCodec(std::move(spec), kTopkCodecId), options_(options) {}
+      : FormatCodec(std::move(spec), kTopkCodecId), options_(options) {}
 
   CodecTraits traits() const override { return {.divisible = false}; }
 

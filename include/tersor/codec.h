@@ -256,10 +256,10 @@ class Codec {
   virtual std::vector<Round> plan_rounds(const PlanRequest& request) const = 0;
   virtual void do_encode(const EncodeCall& call, ByteSpan frame) const = 0;
   virtual void do_decode(const DecodeCall& call) const = 0;
-  virtual void do_reduce(const ReduceCall& call, ByteSpan frame) const;
-  virtual void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const;
-  virtual void do_decode_native(const DecodeCall& call, ConstValueSpan values) const;
-  virtual void do_absorb(const DecodeCall& call, ConstValueSpan values) const;
+  virtual void do_reduce(const ReduceCall& call, ByteSpan frame) const = 0;
+  virtual void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const = 0;
+  virtual void do_decode_native(const DecodeCall& call, ConstValueSpan values) const = 0;
+  virtual void do_absorb(const DecodeCall& call, ConstValueSpan values) const = 0;
 
  private:
   CodecSpec spec_;

@@ -1,0 +1,231 @@
+// Codecs as formats say them: frames of one round, bare values of one round or of several, or both.
+// Here stands once what lies between a checked call and a format's own arithmetic, on a host or on
+// a device: headers, which round a call is of, which values it brings, and what a format cannot do.
+#pragma once
+
+#include "codecs/calls.h"
+#include "codecs/checks.h"
+#include "codecs/device.h"
+#include "codecs/frame.h"
+#include "codecs/slices.h"
+#include "codecs/sums.h"
+
+#include <tersor/codec.h>
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace tersor::encoding {
+
+/// What a codec whose payload travels in a frame says of itself: all but `format` are about one
+/// call. `device_…` queues, after no more than a look at the frames' lengths; `host_…` checks the
+/// frames that it reads. A codec whose frames are also reduced has `host_reduce` and
+/// `device_reduce`, and exchanges them by two-shot, too.
+template <class Own>
+concept FrameFormat = requires(const Own& own, const Segment& segment, const PlanRequest& request,
+                               const EncodeCall& encode, const DecodeCall& decode,
+                               const FrameHeader& header, const kernels::DeviceFrame& device,
+                               ByteSpan frame) {
+  { own.format() } -> std::same_as<PayloadFormat>;  // but for its bytes
+  { own.segment_bytes(segment, Dtype::kF32) } -> std::same_as<std::size_t>;
+  { own.workspace_bytes(request) } -> std::same_as<std::size_t>;
+  own.host_encode(encode, header, frame);
+  own.device_encode(encode, device);
+  own.host_decode(decode, header);
+  own.device_decode(decode, header);
+};
+
+template <class Own>
+concept ReducedFrameFormat = FrameFormat<Own> &&
+    requires(const Own& own, const ReduceCall& reduce, const FrameHeader& header,
+             const kernels::DeviceFrame& device, ByteSpan frame) {
+  own.host_reduce(reduce, header, frame);
+  own.device_reduce(reduce, device);
+};
+
+/// The bare values of a round.
+struct BareValues {
+  Dtype dtype;
+  std::size_t count;
+};
+
+/// What a codec says of values that a transport adds, whose dtype is that of the gradient. Calls
+/// say their round, and `host_encode_bare` how many finite values became others.
+template <class Own>
+concept BareFormat = requires(const Own& own, std::span<const Segment> segments,
+                              const EncodeCall& encode, const DecodeCall& decode, ValueSpan sent,
+                              ConstValueSpan sums) {
+  { own.bare_values(segments, Dtype::kF32, 0u) } -> std::same_as<BareValues>;
+  { own.host_encode_bare(encode, 1.0f, sent) } -> std::same_as<std::size_t>;
+  own.device_encode_bare(encode, 1.0f, sent);
+  own.host_decode_bare(decode, sums);
+  own.device_decode_bare(decode, sums);
+};
+
+/// Of a codec of two rounds, kExchanges, both of bare values: what comes back of the first is
+/// taken into kept memory.
+template <class Own>
+concept AbsorbingFormat = BareFormat<Own> &&
+    requires(const Own& own, const PlanRequest& request, const DecodeCall& decode,
+             ConstValueSpan sums) {
+  { Own::kExchanges[1] } -> std::convertible_to<Exchange>;
+  { own.sizes(request) } -> std::same_as<PlanSizes>;  // but for its frame
+  own.host_absorb(decode, sums);
+  own.device_absorb(decode, sums);
+};
+
+/// `Own` derives from it, and is a FrameFormat, a BareFormat or both.
+template <class Own>
+class FormatCodec : public Codec {
+ public:
+  using Codec::Codec;
+
+ protected:
+  const Own& own() const { return static_cast<const Own&>(*this); }
+
+  PlanSizes plan_sizes(const PlanRequest& request) const final {
+    PlanSizes sizes;
+    if constexpr (AbsorbingFormat<Own>)
+      sizes = own().sizes(request);
+    else
+      sizes = {.frame_bytes = payload_bytes(request.segments, request.dtype),
+               .workspace_bytes = own().workspace_bytes(request)};
+    sizes.frame_bytes += sizeof(FrameHeader);
+    return sizes;
+  }
+
+  std::vector<Round> plan_rounds(const PlanRequest& request) const override {
+    std::vector<Round> rounds;
+    if constexpr (AbsorbingFormat<Own>)
+      for (const Exchange exchange : Own::kExchanges) {
+        const auto round = static_cast<unsigned>(rounds.size());
+        const BareValues bare = own().bare_values(request.segments, request.dtype, round);
+        rounds.push_back({{exchange}, bare.dtype, bare.count});
+      }
+    else if constexpr (ReducedFrameFormat<Own>)
+      rounds.push_back({.exchanges = {Exchange::kTwoShot, Exchange::kGather}});
+    else
+      rounds.push_back({.exchanges = {Exchange::kGather}});
+    return rounds;
+  }
+
+  void do_encode(const EncodeCall& call, ByteSpan frame) const final {
+    if constexpr (FrameFormat<Own>) {
+      const FrameHeader header = header_of(call);
+      return run(
+          call,
+          [&] {
+            own().device_encode(call, {frame.data(), header});
+          },
+          [&] { own().host_encode(call, header, frame); });
+    }
+    throw_frameless(*this);
+  }
+
+  void do_decode(const DecodeCall& call) const final {
+    if constexpr (FrameFormat<Own>) {
+      const FrameHeader expected = header_of(call);
+      const auto on_device = [&] {
+        check_frame_bytes(expected, call.frames);
+        own().device_decode(call, expected);
+      };
+      return run(call, on_device, [&] { own().host_decode(call, expected); });
+    }
+    throw_frameless(*this);
+  }
+
+  void do_reduce(const ReduceCall& call, ByteSpan frame) const final {
+    if constexpr (ReducedFrameFormat<Own>) {
+      const FrameHeader header = header_of(call);
+      const auto on_device = [&] {
+        check_frame_bytes(header, call.frames);
+        own().device_reduce(call, {frame.data(), header});
+      };
+      return run(call, on_device, [&] { own().host_reduce(call, header, frame); });
+    }
+    if constexpr (!FrameFormat<Own>) throw_frameless(*this);
+    throw_unable(*this, "does not reduce frames; gather them and decode them all");
+  }
+
+  void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const final {
+    if constexpr (BareFormat<Own>) {
+      if constexpr (AbsorbingFormat<Own>)
+        check_native_factor(*this, factor);
+      else if (has_feedback())
+        throw_unable(*this, "has no native exchange: bare values carry no feedback");
+      check_bare(call, {0, kLastRound}, values);
+      const auto on_host = [&] {
+        const StateWords words = words_of(call);
+        const std::size_t overflows = own().host_encode_bare(call, factor, values);
+        if (!AbsorbingFormat<Own> || call.identity.round == kLastRound)
+          write_words(words, overflows, call.words_out);
+      };
+      return run(
+          call, [&] { own().device_encode_bare(call, factor, values); }, on_host);
+    }
+    throw_unable(*this, "has no bare values that a transport may add; encode frames");
+  }
+
+  void do_decode_native(const DecodeCall& call, ConstValueSpan values) const final {
+    if constexpr (BareFormat<Own>) {
+      check_no_window(*this, call);
+      check_bare(call, {kLastRound, kLastRound}, values);
+      return run(
+          call, [&] { own().device_decode_bare(call, values); },
+          [&] { own().host_decode_bare(call, values); });
+    }
+    throw_unable(*this, "has no bare values that a transport may add; decode frames");
+  }
+
+  void do_absorb(const DecodeCall& call, ConstValueSpan values) const final {
+    if constexpr (AbsorbingFormat<Own>) {
+      check_no_window(*this, call);
+      check_bare(call, {0, 0}, values);
+      return run(
+          call, [&] { own().device_absorb(call, values); },
+          [&] { own().host_absorb(call, values); });
+    }
+    throw_unable(*this, "has one round; there is nothing to absorb");
+  }
+
+ private:
+  static constexpr unsigned kLastRound = AbsorbingFormat<Own> ? 1 : 0;
+
+  /// A call's work, where its memory lies.
+  template <class Call, typename OnDevice, typename OnHost>
+  static void run(const Call& call, const OnDevice& on_device, const OnHost& on_host) {
+    if constexpr (kHasDeviceKernels)
+      if (memory_of(call) == Memory::kDevice) return on_device();
+    on_host();
+  }
+
+  std::size_t payload_bytes(std::span<const Segment> segments, Dtype dtype) const {
+    std::size_t bytes = 0;
+    for (const Segment& segment : segments) bytes += own().segment_bytes(segment, dtype);
+    return bytes;
+  }
+
+  template <typename Call>
+  FrameHeader header_of(const Call& call) const {
+    PayloadFormat format = own().format();
+    format.bytes = payload_bytes(call.segments, dtype_of(call));
+    return frame_header({*this, call.segments, dtype_of(call), call.identity}, format);
+  }
+
+  /// A call with bare values is one of some rounds, and they are those of its round. Codecs of one
+  /// round do not look at its number.
+  template <typename Call>
+  void check_bare(const Call& call, std::pair<unsigned, unsigned> rounds,
+                  ConstValueSpan values) const {
+    if constexpr (AbsorbingFormat<Own>)
+      check_round(*this, call.identity, rounds.first, rounds.second);
+    const BareValues own_values =
+        own().bare_values(call.segments, dtype_of(call), call.identity.round);
+    check_native(*this, values, own_values.dtype, own_values.count);
+  }
+};
+
+}  // namespace tersor::encoding
