@@ -1,7 +1,6 @@
 // blocktopk: the largest values of each block with their places; sizes, sections and checks around
 // kernels/blocktopk.
 
-#include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/sliced_codec.h"
 #include "kernels/blocktopk/cpu.h"
@@ -51,6 +50,10 @@ class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::Blockto
  public:
   BlocktopkCodec(CodecSpec spec, BlocktopkOptions options)
       : SlicedCodec(std::move(spec), kBlocktopkCodecId), options_(options), block_(options) {}
+
+  static BlocktopkOptions read(OptionReader& reader) {
+    return {.density = reader.read(kBlocktopkDensity), .values = reader.read(kBlocktopkValues)};
+  }
 
   CodecTraits traits() const override {
     return {.unit = BlocktopkBlock::kValues, .block = BlocktopkBlock::kValues};
@@ -137,21 +140,15 @@ static_assert(SlicedFormat<BlocktopkCodec>);
 }  // namespace
 
 CodecEntry blocktopk_entry() {
-  return {{.name = "blocktopk",
-           .id = kBlocktopkCodecId,
-           .summary = "the largest values of every 4,096 with their places; for use with +ef",
-           .keys = {kBlocktopkDensity.help(), kBlocktopkValues.help()}},
-          [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
-            OptionReader reader(spec, info);
-            BlocktopkOptions options;
-            options.density = reader.read(kBlocktopkDensity);
-            options.values = reader.read(kBlocktopkValues);
-            return std::make_shared<BlocktopkCodec>(reader.canonical(), options);
-          },
-          [](const FrameHeader& header) {
-            return "density=" + number_text(carried_number(header)) + "," +
-                   kBlocktopkValues.text(codec_flags(header));
-          }};
+  return entry_of<BlocktopkCodec>(
+      {.name = "blocktopk",
+       .id = kBlocktopkCodecId,
+       .summary = "the largest values of every 4,096 with their places; for use with +ef",
+       .keys = {kBlocktopkDensity.help(), kBlocktopkValues.help()}},
+      [](const FrameHeader& header) {
+        return "density=" + number_text(carried_number(header)) + "," +
+               kBlocktopkValues.text(codec_flags(header));
+      });
 }
 
 }  // namespace tersor::encoding

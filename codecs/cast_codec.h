@@ -2,7 +2,6 @@
 // or bare, so that a transport may add them.
 #pragma once
 
-#include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/sliced_codec.h"
 #include "kernels/cast/formats.h"
@@ -26,7 +25,11 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
 
   static constexpr kernels::Store kLarge = kernels::Store::kStreaming;
 
-  explicit CastCodec(CodecSpec spec) : Base(std::move(spec), Format::kId) {}
+  struct Options {};  // none
+
+  CastCodec(CodecSpec spec, Options) : Base(std::move(spec), Format::kId) {}
+
+  static Options read(OptionReader&) { return {}; }
 
   CodecTraits traits() const override {
     return {.lossless = Format::kLossless && !this->has_feedback(), .block = 1};
@@ -166,10 +169,8 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
 template <class Format>
 CodecEntry cast_entry() {
   static_assert(SlicedFormat<CastCodec<Format>> && BareFormat<CastCodec<Format>>);
-  return {{.name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .keys = {}},
-          [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
-            return std::make_shared<CastCodec<Format>>(OptionReader(spec, info).canonical());
-          }};
+  return entry_of<CastCodec<Format>>(
+      {.name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .keys = {}});
 }
 
 }  // namespace tersor::encoding

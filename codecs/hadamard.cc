@@ -1,7 +1,6 @@
 // hadamard: scales, then planes of bits, for each segment; the step, which the signs depend on,
 // travels in the header.
 
-#include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/sliced_codec.h"
 #include "kernels/hadamard/cpu.h"
@@ -20,6 +19,8 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
 
   HadamardCodec(CodecSpec spec, HadamardOptions options)
       : SlicedCodec(std::move(spec), kHadamardCodecId), bits_(options.bits) {}
+
+  static HadamardOptions read(OptionReader& reader) { return {reader.read(kBitsChoice)}; }
 
   CodecTraits traits() const override { return {.block = HadamardLayout::kBlock}; }
 
@@ -90,18 +91,14 @@ static_assert(SlicedFormat<HadamardCodec>);
 }  // namespace
 
 CodecEntry hadamard_entry() {
-  return {{.name = "hadamard",
-           .id = kHadamardCodecId,
-           .summary = "one to four bits a value, rotated to look normally distributed",
-           .keys = {kBitsChoice.help()}},
-          [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
-            OptionReader reader(spec, info);
-            const HadamardOptions options{reader.read(kBitsChoice)};
-            return std::make_shared<HadamardCodec>(reader.canonical(), options);
-          },
-          [](const FrameHeader& header) {
-            return kBitsChoice.text(header.parameters[static_cast<std::size_t>(Carried::kStep)]);
-          }};
+  return entry_of<HadamardCodec>(
+      {.name = "hadamard",
+       .id = kHadamardCodecId,
+       .summary = "one to four bits a value, rotated to look normally distributed",
+       .keys = {kBitsChoice.help()}},
+      [](const FrameHeader& header) {
+        return kBitsChoice.text(header.parameters[static_cast<std::size_t>(Carried::kStep)]);
+      });
 }
 
 }  // namespace tersor::encoding

@@ -1,7 +1,6 @@
 // intsum: joins the two rounds, their kernels and the name.
 
 #include "codecs/format_codec.h"
-#include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/intsum/cpu.h"
 #include "kernels/intsum/device.h"
@@ -29,6 +28,10 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   IntsumCodec(CodecSpec spec, IntsumOptions options)
       : FormatCodec(std::move(spec), kIntsumCodecId), options_(options) {}
+
+  static IntsumOptions read(OptionReader& reader) {
+    return {.lanes = reader.read(kLanesChoice), .rounding = reader.read(kRoundingChoice)};
+  }
 
   CodecTraits traits() const override { return {}; }
 
@@ -182,22 +185,14 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 };
 static_assert(AbsorbingFormat<IntsumCodec>);
 
-std::shared_ptr<const Codec> make_intsum(const CodecSpec& spec, const CodecInfo& info) {
-  OptionReader reader(spec, info);
-  IntsumOptions options;
-  options.lanes = reader.read(kLanesChoice);
-  options.rounding = reader.read(kRoundingChoice);
-  return std::make_shared<IntsumCodec>(reader.canonical(), options);
-}
-
 }  // namespace
 
 CodecEntry intsum_entry() {
-  return {{.name = "intsum",
-           .id = kIntsumCodecId,
-           .summary = "whole numbers to scales that all ranks share, whose sum is exact (THC)",
-           .keys = {kLanesChoice.help(), kRoundingChoice.help()}},
-          make_intsum};
+  return entry_of<IntsumCodec>(
+      {.name = "intsum",
+       .id = kIntsumCodecId,
+       .summary = "whole numbers to scales that all ranks share, whose sum is exact (THC)",
+       .keys = {kLanesChoice.help(), kRoundingChoice.help()}});
 }
 
 }  // namespace tersor::encoding

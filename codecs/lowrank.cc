@@ -2,7 +2,6 @@
 // the other, each by all threads.
 
 #include "codecs/format_codec.h"
-#include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/lowrank/cpu.h"
 #include "kernels/lowrank/device.h"
@@ -56,6 +55,10 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
 
   LowrankCodec(CodecSpec spec, LowrankOptions options)
       : FormatCodec(std::move(spec), kLowrankCodecId), options_(options) {}
+
+  static LowrankOptions read(OptionReader& reader) {
+    return {.rank = reader.read(kRankChoice), .values = reader.read(kValuesChoice)};
+  }
 
   CodecTraits traits() const override { return {.divisible = false, .needs_shape = true}; }
 
@@ -293,22 +296,14 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
 };
 static_assert(AbsorbingFormat<LowrankCodec>);
 
-std::shared_ptr<const Codec> make_lowrank(const CodecSpec& spec, const CodecInfo& info) {
-  OptionReader reader(spec, info);
-  LowrankOptions options;
-  options.rank = reader.read(kRankChoice);
-  options.values = reader.read(kValuesChoice);
-  return std::make_shared<LowrankCodec>(reader.canonical(), options);
-}
-
 }  // namespace
 
 CodecEntry lowrank_entry() {
-  return {{.name = "lowrank",
-           .id = kLowrankCodecId,
-           .summary = "a matrix as the product of two narrow ones, warm-started (PowerSGD)",
-           .keys = {kRankChoice.help(), kValuesChoice.help()}},
-          make_lowrank};
+  return entry_of<LowrankCodec>(
+      {.name = "lowrank",
+       .id = kLowrankCodecId,
+       .summary = "a matrix as the product of two narrow ones, warm-started (PowerSGD)",
+       .keys = {kRankChoice.help(), kValuesChoice.help()}});
 }
 
 }  // namespace tersor::encoding

@@ -2,7 +2,6 @@
 // segment.
 #pragma once
 
-#include "codecs/options.h"
 #include "codecs/registry.h"
 #include "codecs/sliced_codec.h"
 #include "kernels/quantize/kernels.h"
@@ -23,6 +22,8 @@ class QuantizeCodec final : public SlicedCodec<QuantizeCodec<Format>, kernels::Q
 
   QuantizeCodec(CodecSpec spec, Rounding rounding)
       : Base(std::move(spec), Format::kId), rounding_(rounding) {}
+
+  static Rounding read(OptionReader& reader) { return reader.read(kRoundingChoice); }
 
   CodecTraits traits() const override { return {.block = Format::kBlock}; }
   PayloadFormat format() const { return {}; }
@@ -92,15 +93,10 @@ class QuantizeCodec final : public SlicedCodec<QuantizeCodec<Format>, kernels::Q
 template <class Format>
 CodecEntry quantize_entry() {
   static_assert(SlicedFormat<QuantizeCodec<Format>>);
-  return {{.name = Format::kName,
-           .id = Format::kId,
-           .summary = Format::kSummary,
-           .keys = {kRoundingChoice.help()}},
-          [](const CodecSpec& spec, const CodecInfo& info) -> std::shared_ptr<const Codec> {
-            OptionReader reader(spec, info);
-            const Rounding rounding = reader.read(kRoundingChoice);
-            return std::make_shared<QuantizeCodec<Format>>(reader.canonical(), rounding);
-          }};
+  return entry_of<QuantizeCodec<Format>>({.name = Format::kName,
+                                          .id = Format::kId,
+                                          .summary = Format::kSummary,
+                                          .keys = {kRoundingChoice.help()}});
 }
 
 }  // namespace tersor::encoding

@@ -1,7 +1,6 @@
 // topk: the largest values with their places; sizes, sections and checks around kernels/topk.
 
 #include "codecs/format_codec.h"
-#include "codecs/options.h"
 #include "codecs/registry.h"
 #include "kernels/topk/cpu.h"
 #include "kernels/topk/device.h"
@@ -43,6 +42,10 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
  public:
   TopkCodec(CodecSpec spec, TopkOptions options)
       : FormatCodec(std::move(spec), kTopkCodecId), options_(options) {}
+
+  static TopkOptions read(OptionReader& reader) {
+    return {.density = reader.read(kTopkDensity), .values = reader.read(kTopkValues)};
+  }
 
   CodecTraits traits() const override { return {.divisible = false}; }
 
@@ -215,14 +218,6 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
 };
 static_assert(FrameFormat<TopkCodec> && !ReducedFrameFormat<TopkCodec>);
 
-std::shared_ptr<const Codec> make_topk(const CodecSpec& spec, const CodecInfo& info) {
-  OptionReader reader(spec, info);
-  TopkOptions options;
-  options.density = reader.read(kTopkDensity);
-  options.values = reader.read(kTopkValues);
-  return std::make_shared<TopkCodec>(reader.canonical(), options);
-}
-
 std::string options_of_header(const FrameHeader& header) {
   return "density=" + number_text(carried_number(header)) + "," +
          kTopkValues.text(codec_flags(header));
@@ -231,12 +226,12 @@ std::string options_of_header(const FrameHeader& header) {
 }  // namespace
 
 CodecEntry topk_entry() {
-  return {{.name = "topk",
-           .id = kTopkCodecId,
-           .summary = "the largest values with their places, exactly; for use with +ef",
-           .keys = {kTopkDensity.help(), kTopkValues.help()}},
-          make_topk,
-          options_of_header};
+  return entry_of<TopkCodec>(
+      {.name = "topk",
+       .id = kTopkCodecId,
+       .summary = "the largest values with their places, exactly; for use with +ef",
+       .keys = {kTopkDensity.help(), kTopkValues.help()}},
+      options_of_header);
 }
 
 }  // namespace tersor::encoding
