@@ -80,24 +80,13 @@ class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::Blockto
     kernels::blocktopk_device_reduce(call, block_, frame);
   }
 
-  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const ConstValueSpan& gradient,
+  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const kernels::Sent& sent,
                            const Target& to) const {
-    return kernels::blocktopk_encode({.gradient = gradient.pointer(),
-                                      .dtype = gradient.dtype(),
-                                      .count = gradient.count(),
-                                      .feedback = to.feedback,
-                                      .block = block_,
-                                      .output = output_of(to)});
+    return kernels::blocktopk_encode({sent, block_, output_of(to)});
   }
 
-  void decode_piece(const DecodeCall& call, const FrameHeader&, const Source& from,
-                    const ValueSpan& output, kernels::Store store) const {
-    kernels::blocktopk_decode({.input = input_of(from),
-                               .factor = call.factor,
-                               .mode = call.mode,
-                               .output = output.pointer(),
-                               .dtype = output.dtype(),
-                               .store = store});
+  void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
+    kernels::blocktopk_decode({input_of(from), to});
   }
 
   std::size_t reduce_piece(const ReduceCall& call, const FrameHeader&, const Source& from,

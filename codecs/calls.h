@@ -45,6 +45,23 @@ kernels::ErrorFeedback feedback_of(std::span<const SegmentState> states,
           .store = store};
 }
 
+/// What a slice of a call sends.
+template <typename Offset>
+kernels::Sent sent_of(const EncodeCall& call, const SliceAt<Offset>& slice, const StateWords& words,
+                      kernels::Store store) {
+  const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
+  return {gradient.pointer(), gradient.dtype(), slice.count,
+          feedback_of(call.states, slice, words, store)};
+}
+
+/// What becomes of a slice that is decoded.
+template <typename Offset>
+kernels::Decoded decoded_of(const DecodeCall& call, const SliceAt<Offset>& slice,
+                            kernels::Store store) {
+  const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
+  return {output.pointer(), output.dtype(), call.factor, call.mode, store};
+}
+
 inline kernels::Noise noise_of(Rounding rounding, const RandomSource& random,
                                const StateWords& words, const Segment& segment, std::size_t first) {
   return {.rounding = rounding,

@@ -62,20 +62,13 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
     kernels::cast_device_decode_native<Format>(call, values);
   }
 
-  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const ConstValueSpan& gradient,
+  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const kernels::Sent& sent,
                            const Target& to) const {
-    return kernels::cast_encode<Format>({.gradient = gradient.pointer(),
-                                         .dtype = gradient.dtype(),
-                                         .count = gradient.count(),
-                                         .feedback = to.feedback,
-                                         .values = to.sections[0],
-                                         .store = to.store,
-                                         .words = to.sum});
+    return kernels::cast_encode<Format>({.sent = sent, .output = output_of(to)});
   }
 
-  void decode_piece(const DecodeCall& call, const FrameHeader&, const Source& from,
-                    const ValueSpan& output, kernels::Store store) const {
-    decode_values(call, from.payloads, output, store, kernels::Travel::kFramed);
+  void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
+    kernels::cast_decode<Format>({from.payloads, from.piece.count, to});
   }
 
   std::size_t reduce_piece(const ReduceCall& call, const FrameHeader&, const Source& from,
@@ -85,27 +78,21 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
                                          .count = from.piece.count,
                                          .factor = call.factor,
                                          .feedback = to.feedback,
-                                         .values = to.sections[0],
-                                         .store = to.store,
-                                         .words = to.sum});
+                                         .output = output_of(to)});
   }
 
   std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
     std::atomic<std::uint64_t> overflows{0};
     for_each_bare(call, values, [&](const Slice& slice, std::byte* bare) {
-      const ConstValueSpan gradient =
-          call.gradients[slice.segment].subspan(slice.first, slice.count);
+      const kernels::Sent sent = sent_of(call, slice, {}, store);
       if (!is_active(call.segments[slice.segment]))
         std::memset(bare, 0, slice.count * dtype_bytes(values.dtype()));
-      else if (!Format::kLossless || gradient.pointer() != bare || factor != 1)
-        overflows += kernels::cast_encode<Format>({.gradient = gradient.pointer(),
-                                                   .dtype = gradient.dtype(),
-                                                   .count = slice.count,
-                                                   .values = bare,
+      else if (!Format::kLossless || sent.gradient != bare || factor != 1)
+        overflows += kernels::cast_encode<Format>({.sent = sent,
+                                                   .output = {.values = bare, .store = store},
                                                    .travel = kernels::Travel::kBare,
-                                                   .factor = factor,
-                                                   .store = store});
+                                                   .factor = factor});
     });
     return overflows;
   }
@@ -113,8 +100,10 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     for_each_bare(call, values, [&](const Slice& slice, const void* bare) {
-      const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
-      decode_values(call, {&bare, 1}, output, store, kernels::Travel::kBare);
+      kernels::cast_decode<Format>({.payloads = {&bare, 1},
+                                    .count = slice.count,
+                                    .to = decoded_of(call, slice, store),
+                                    .travel = kernels::Travel::kBare});
     });
   }
 
@@ -153,16 +142,8 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
         });
   }
 
-  static void decode_values(const DecodeCall& call, std::span<const void* const> payloads,
-                            const ValueSpan& output, kernels::Store store, kernels::Travel travel) {
-    kernels::cast_decode<Format>({.payloads = payloads,
-                                  .count = output.count(),
-                                  .factor = call.factor,
-                                  .mode = call.mode,
-                                  .output = output.pointer(),
-                                  .dtype = output.dtype(),
-                                  .store = store,
-                                  .travel = travel});
+  static kernels::CastOutput output_of(const Target& to) {
+    return {to.sections[0], to.store, to.sum};
   }
 };
 

@@ -45,24 +45,14 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
     kernels::hadamard_device_reduce(call, bits_, frame);
   }
 
-  std::size_t encode_piece(const EncodeCall&, const FrameHeader& header,
-                           const ConstValueSpan& gradient, const Target& to) const {
-    return kernels::hadamard_encode({.gradient = gradient.pointer(),
-                                     .dtype = gradient.dtype(),
-                                     .count = gradient.count(),
-                                     .feedback = to.feedback,
-                                     .signs = signs_of(to, header),
-                                     .output = {bits_, to.sections[0], to.sections[1]}});
+  std::size_t encode_piece(const EncodeCall&, const FrameHeader& header, const kernels::Sent& sent,
+                           const Target& to) const {
+    return kernels::hadamard_encode({sent, signs_of(to, header), output_of(to)});
   }
 
-  void decode_piece(const DecodeCall& call, const FrameHeader& header, const Source& from,
-                    const ValueSpan& output, kernels::Store store) const {
-    kernels::hadamard_decode({.input = input_of(from, header),
-                              .factor = call.factor,
-                              .mode = call.mode,
-                              .output = output.pointer(),
-                              .dtype = output.dtype(),
-                              .store = store});
+  void decode_piece(const FrameHeader& header, const Source& from,
+                    const kernels::Decoded& to) const {
+    kernels::hadamard_decode({input_of(from, header), to});
   }
 
   std::size_t reduce_piece(const ReduceCall& call, const FrameHeader& header, const Source& from,
@@ -70,7 +60,7 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
     return kernels::hadamard_reduce({.input = input_of(from, header),
                                      .factor = call.factor,
                                      .feedback = to.feedback,
-                                     .output = {bits_, to.sections[0], to.sections[1]}});
+                                     .output = output_of(to)});
   }
 
  private:
@@ -82,6 +72,10 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
 
   kernels::HadamardInput input_of(const Source& from, const FrameHeader& header) const {
     return {bits_, from.payloads, from.piece.count, signs_of(from, header)};
+  }
+
+  kernels::HadamardOutput output_of(const Target& to) const {
+    return {bits_, to.sections[0], to.sections[1]};
   }
 
   unsigned bits_;

@@ -110,22 +110,11 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
         [this](const Segment& segment) { return place_of(segment.count); }, visit);
   }
 
-  static kernels::IntsumSent sent_of(const EncodeCall& call, const StateWords& words, float factor,
-                                     const IntsumSlice& slice,
-                                     kernels::Store store = kernels::Store::kCached) {
-    const ConstValueSpan gradient = call.gradients[slice.segment].subspan(slice.first, slice.count);
-    return {.gradient = gradient.pointer(),
-            .dtype = gradient.dtype(),
-            .count = slice.count,
-            .feedback = feedback_of(call.states, slice, words, store),
-            .factor = factor};
-  }
-
   void write_maxima(const EncodeCall& call, const StateWords& words, float factor,
                     const IntsumSlice& slice, std::uint32_t* values) const {
     std::uint32_t* maxima = values + begin_of(slice).maxima;
     if (is_active(call.segments[slice.segment]))
-      kernels::intsum_maxima(sent_of(call, words, factor, slice), maxima);
+      kernels::intsum_maxima(sent_of(call, slice, words, kernels::Store::kCached), factor, maxima);
     else
       std::fill_n(maxima, place_of(slice.count).maxima, 0u);
   }
@@ -134,7 +123,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
                    const IntsumSlice& slice, ValueSpan values) const {
     const Segment& segment = call.segments[slice.segment];
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
-    const kernels::IntsumSent sent = sent_of(call, words, factor, slice, store);
+    const kernels::Sent sent = sent_of(call, slice, words, store);
     std::byte* codes = values.pointer() + codes_offset(slice);
     if (!is_active(segment)) {
       std::memset(codes, 0, place_of(slice.count).codes * dtype_bytes(values.dtype()));
@@ -142,6 +131,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     }
     kernels::intsum_encode(
         {.sent = sent,
+         .factor = factor,
          .noise = noise_of(options_.rounding, call.random, words, segment, slice.first),
          .scales = scales_of(call.execution) + begin_of(slice).maxima,
          .codes = codes,
@@ -151,16 +141,9 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   void decode_slice(const DecodeCall& call, const IntsumSlice& slice, ConstValueSpan values,
                     kernels::Store store) const {
-    const ValueSpan output = call.outputs[slice.segment].subspan(slice.first, slice.count);
     const kernels::QuantizedView view{scales_of(call.execution) + begin_of(slice).maxima,
                                       values.pointer() + codes_offset(slice)};
-    kernels::intsum_decode({.payloads = {&view, 1},
-                            .count = slice.count,
-                            .factor = call.factor,
-                            .mode = call.mode,
-                            .output = output.pointer(),
-                            .dtype = output.dtype(),
-                            .store = store},
+    kernels::intsum_decode({{&view, 1}, slice.count, decoded_of(call, slice, store)},
                            options_.lanes);
   }
 

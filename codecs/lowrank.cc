@@ -161,12 +161,9 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     return reinterpret_cast<float*>(execution.workspace.data());
   }
 
-  static kernels::LowrankSent sent_of(const EncodeCall& call, const StateWords& words,
-                                      std::size_t index) {
-    const Slice whole{.segment = index, .count = call.segments[index].count};
-    return {.gradient = call.gradients[index].pointer(),
-            .dtype = call.gradients[index].dtype(),
-            .feedback = feedback_of(call.states, whole, words, kernels::Store::kCached)};
+  template <typename Call>
+  static Slice whole(const Call& call, std::size_t index) {
+    return {.segment = index, .count = call.segments[index].count};
   }
 
   void write_left(const EncodeCall& call, const StateWords& words, std::size_t index,
@@ -181,7 +178,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     const float* memory =
         call.memories.empty() ? nullptr : call.memories[index].in.as<float>().data();
     kernels::lowrank_directions(memory, shape, segment.parameter, directions);
-    const kernels::LowrankSent sent = sent_of(call, words, index);
+    const kernels::Sent sent = sent_of(call, whole(call, index), words, kernels::Store::kCached);
     for_each_run(shape.rows, kernels::kLowrankRows, call.execution.threads,
                  [&](kernels::LowrankRange rows) {
                    kernels::lowrank_project(sent, shape, rows, directions, left);
@@ -201,7 +198,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   void write_right(const EncodeCall& call, const StateWords& words, std::size_t index,
                    const Place& place, float factor, ValueSpan values) const {
     const Segment& segment = call.segments[index];
-    const kernels::LowrankSent sent = sent_of(call, words, index);
+    const kernels::Sent sent = sent_of(call, whole(call, index), words, kernels::Store::kCached);
     const ValueSpan own = values.subspan(place.right, layout_of(segment).right());
     const float* basis = basis_of(call.execution, place);
     if (!is_active(segment) || !kernels::is_finite(*basis)) {
@@ -232,14 +229,11 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     float* coefficients = workspace_of(call.execution);
     spread(values, shape, coefficients);
     if (!call.memories.empty()) remember(call.memories[index], shape, coefficients);
-    const ValueSpan& output = call.outputs[index];
-    const kernels::LowrankDecode arguments{.shape = shape,
-                                           .basis = basis_of(call.execution, place),
-                                           .coefficients = coefficients,
-                                           .factor = call.factor,
-                                           .mode = call.mode,
-                                           .output = output.pointer(),
-                                           .dtype = output.dtype()};
+    const kernels::LowrankDecode arguments{
+        .shape = shape,
+        .basis = basis_of(call.execution, place),
+        .coefficients = coefficients,
+        .to = decoded_of(call, whole(call, index), kernels::Store::kCached)};
     for_each_run(shape.rows, kernels::kLowrankRows, call.execution.threads,
                  [&](kernels::LowrankRange rows) { kernels::lowrank_decode(arguments, rows); });
   }

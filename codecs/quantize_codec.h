@@ -42,29 +42,14 @@ class QuantizeCodec final : public SlicedCodec<QuantizeCodec<Format>, kernels::Q
     kernels::quantize_device_reduce<Format>(call, rounding_, frame);
   }
 
-  std::size_t encode_piece(const EncodeCall& call, const FrameHeader&,
-                           const ConstValueSpan& gradient, const Target& to) const {
-    kernels::quantize_encode<Format>({.gradient = gradient.pointer(),
-                                      .dtype = gradient.dtype(),
-                                      .count = gradient.count(),
-                                      .feedback = to.feedback,
-                                      .noise = noise(call, to),
-                                      .scales = to.sections[0],
-                                      .codes = to.sections[1],
-                                      .store = to.store,
-                                      .words = to.sum});
+  std::size_t encode_piece(const EncodeCall& call, const FrameHeader&, const kernels::Sent& sent,
+                           const Target& to) const {
+    kernels::quantize_encode<Format>({sent, noise(call, to), output_of(to)});
     return 0;
   }
 
-  void decode_piece(const DecodeCall& call, const FrameHeader&, const Source& from,
-                    const ValueSpan& output, kernels::Store store) const {
-    kernels::quantize_decode<Format>({.payloads = from.payloads,
-                                      .count = from.piece.count,
-                                      .factor = call.factor,
-                                      .mode = call.mode,
-                                      .output = output.pointer(),
-                                      .dtype = output.dtype(),
-                                      .store = store});
+  void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
+    kernels::quantize_decode<Format>({from.payloads, from.piece.count, to});
   }
 
   std::size_t reduce_piece(const ReduceCall& call, const FrameHeader&, const Source& from,
@@ -74,10 +59,7 @@ class QuantizeCodec final : public SlicedCodec<QuantizeCodec<Format>, kernels::Q
                                       .factor = call.factor,
                                       .feedback = to.feedback,
                                       .noise = noise(call, to),
-                                      .scales = to.sections[0],
-                                      .codes = to.sections[1],
-                                      .store = to.store,
-                                      .words = to.sum});
+                                      .output = output_of(to)});
     return 0;
   }
 
@@ -85,6 +67,10 @@ class QuantizeCodec final : public SlicedCodec<QuantizeCodec<Format>, kernels::Q
   template <typename Call>
   kernels::Noise noise(const Call& call, const Target& to) const {
     return noise_of(rounding_, call.random, to.words, to.segment, to.piece.first);
+  }
+
+  static kernels::QuantizeOutput output_of(const Target& to) {
+    return {to.sections[0], to.sections[1], to.store, to.sum};
   }
 
   Rounding rounding_;

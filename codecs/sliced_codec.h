@@ -50,14 +50,13 @@ struct PieceTarget {
 /// whose headers were checked; writing one says how many finite values became others.
 template <class Own>
 concept SlicedFormat = ReducedFrameFormat<Own> &&
-    requires(const Own& own, const EncodeCall& encode, const DecodeCall& decode,
-             const ReduceCall& reduce, const FrameHeader& header, const ConstValueSpan& gradient,
-             const ValueSpan& output, const typename Own::Source& from,
-             const typename Own::Target& to) {
+    requires(const Own& own, const EncodeCall& encode, const ReduceCall& reduce,
+             const FrameHeader& header, const kernels::Sent& sent, const kernels::Decoded& decoded,
+             const typename Own::Source& from, const typename Own::Target& to) {
   /// Bytes that so many values take in each section, without padding.
   { own.sections(std::size_t{}, Dtype::kF32) } -> std::same_as<typename Own::Sections>;
-  { own.encode_piece(encode, header, gradient, to) } -> std::same_as<std::size_t>;
-  own.decode_piece(decode, header, from, output, kernels::Store::kCached);
+  { own.encode_piece(encode, header, sent, to) } -> std::same_as<std::size_t>;
+  own.decode_piece(header, from, decoded);
   { own.reduce_piece(reduce, header, from, to) } -> std::same_as<std::size_t>;
 };
 
@@ -98,11 +97,10 @@ class SlicedCodec : public FormatCodec<Own> {
     FrameWriter output(call, frame, bytes_of(call.gradients), Own::kLarge);
     if (Own::kCarried == Carried::kStep) carry_step(header, output.words.step);
     for_each_piece_of(call, output.sums_pieces(), [&](const Slice& piece) {
-      const ConstValueSpan gradient = call.gradients[piece.segment];
+      const kernels::Sent sent = sent_of(call, piece, output.words, output.store);
       write_piece(call, piece, output, [&](const Target& to, const Parts& parts) -> std::size_t {
         if (!is_active(to.segment)) return write_nothing(to, parts);
-        return this->own().encode_piece(call, header, gradient.subspan(piece.first, piece.count),
-                                        to);
+        return this->own().encode_piece(call, header, sent, to);
       });
     });
     output.seal(header);
@@ -115,9 +113,8 @@ class SlicedCodec : public FormatCodec<Own> {
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
       Views views(call.frames.size(), views_workspace(call), piece.task);
-      const ValueSpan output = call.outputs[piece.segment];
-      this->own().decode_piece(call, header, read_piece(call, piece, sums, views),
-                               output.subspan(piece.first, piece.count), store);
+      this->own().decode_piece(header, read_piece(call, piece, sums, views),
+                               decoded_of(call, piece, store));
     });
     sums.check([&] { poison(call.outputs); });
   }

@@ -21,10 +21,11 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 template <typename G, typename E>
 std::size_t encode_range(const BlocktopkEncode& arguments) {
-  const Factors factors(arguments.feedback);
-  Input<G, kValues> gradients(arguments.gradient, arguments.count);
-  BlockWriter<E> writer(arguments.output, arguments.block, arguments.feedback, arguments.count);
-  for (std::size_t first = 0; first < arguments.count; first += kValues) {
+  const Sent& sent = arguments.sent;
+  const Factors factors(sent.feedback);
+  Input<G, kValues> gradients(sent.gradient, sent.count);
+  BlockWriter<E> writer(arguments.output, arguments.block, sent.feedback, sent.count);
+  for (std::size_t first = 0; first < sent.count; first += kValues) {
     const G* gradient = gradients.tile(first);
     const Pointer<const E> residual = writer.old_residual(first);
     writer.write(first, [&](std::size_t i) HWY_ATTR {
@@ -54,9 +55,10 @@ std::size_t reduce_range(const BlocktopkReduce& arguments) {
 template <typename T>
 void decode_range(const BlocktopkDecode& arguments) {
   const BlocktopkInput& input = arguments.input;
-  const bool adds = arguments.mode == DecodeMode::kAdd;
-  Input<T, kValues> olds(arguments.output, input.count);
-  Output<T, kValues> output(arguments.output, adds ? Store::kCached : arguments.store);
+  const Decoded& to = arguments.to;
+  const bool adds = to.mode == DecodeMode::kAdd;
+  Input<T, kValues> olds(to.output, input.count);
+  Output<T, kValues> output(to.output, adds ? Store::kCached : to.store);
   alignas(kLine) float sum[kValues];
   for (std::size_t first = 0; first < input.count; first += kValues) {
     const std::size_t count = std::min(kValues, input.count - first);
@@ -64,7 +66,7 @@ void decode_range(const BlocktopkDecode& arguments) {
       convert(olds.tile(first), sum);
     else
       std::fill_n(sum, kValues, 0.0f);
-    add_payloads(input, first / kValues, arguments.factor, sum);
+    add_payloads(input, first / kValues, to.factor, sum);
     convert(sum, output.tile(count));
     output.take(count);
   }
@@ -72,27 +74,20 @@ void decode_range(const BlocktopkDecode& arguments) {
 
 std::size_t blocktopk_encode_on(const BlocktopkEncode& arguments) {
   const DefaultFloatMode mode;
-  std::size_t overflows = 0;
-  visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
-    visit_residual(arguments.feedback, [&](auto residual) {
-      overflows = encode_range<decltype(gradient), decltype(residual)>(arguments);
-    });
-  });
-  return overflows;
+  return visit_sent(arguments.sent,
+                    [&]<typename G, typename E>(G, E) { return encode_range<G, E>(arguments); });
 }
 
 void blocktopk_decode_on(const BlocktopkDecode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype,
+  visit_gradient_dtype(arguments.to.dtype,
                        [&](auto value) { decode_range<decltype(value)>(arguments); });
 }
 
 std::size_t blocktopk_reduce_on(const BlocktopkReduce& arguments) {
   const DefaultFloatMode mode;
-  std::size_t overflows = 0;
-  visit_residual(arguments.feedback,
-                 [&](auto residual) { overflows = reduce_range<decltype(residual)>(arguments); });
-  return overflows;
+  return visit_residual(arguments.feedback,
+                        [&]<typename E>(E) { return reduce_range<E>(arguments); });
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

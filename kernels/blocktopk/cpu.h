@@ -33,10 +33,7 @@ using BlocktopkPayload = BlocktopkSections<std::uint32_t>;
 using BlocktopkView = BlocktopkSections<const std::uint32_t>;
 
 struct BlocktopkEncode {
-  const void* gradient;  // `count` values of `dtype`
-  Dtype dtype;           // f32, bf16 or f16
-  std::size_t count;
-  ErrorFeedback feedback;
+  Sent sent;
   BlocktopkBlock block;
   BlocktopkPayload output;
 };
@@ -52,11 +49,7 @@ struct BlocktopkInput {
 /// value; for each payload sum = sum + value · factor, both rounded.
 struct BlocktopkDecode {
   BlocktopkInput input;
-  float factor;
-  DecodeMode mode;
-  void* output;  // `count` values of `dtype`
-  Dtype dtype;
-  Store store = Store::kCached;  // adding is always cached
+  Decoded to;
 };
 
 /// The sum of the payloads as decoding makes it, plus residual_factor · residual, coded again.

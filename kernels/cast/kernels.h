@@ -17,18 +17,20 @@ namespace tersor::kernels {
 /// Where values travel: in a frame, as the format's wire type; or bare, as its `Bare`.
 enum class Travel : std::uint8_t { kFramed, kBare };
 
+/// Where values are written that travel.
+struct CastOutput {
+  void* values;  // as many as are sent
+  Store store = Store::kCached;
+  StreamedWords* words = nullptr;  // of the values; null: no sum
+};
+
 /// p as values that travel; the residual is p - decoded, and stays what it was where that is not
 /// finite.
 struct CastEncode {
-  const void* gradient;  // `count` values of `dtype`
-  Dtype dtype;           // f32, bf16 or f16
-  std::size_t count;
-  ErrorFeedback feedback;
-  void* values;                     // `count` values of the type that they travel as
+  Sent sent;
+  CastOutput output;
   Travel travel = Travel::kFramed;  // bare: without a residual
   float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
-  Store store = Store::kCached;
-  StreamedWords* words = nullptr;  // of the values; null: no sum
 };
 
 /// The sum of the payloads, times `factor`, in order, in f32 and rounded once: the first is
@@ -36,11 +38,7 @@ struct CastEncode {
 struct CastDecode {
   std::span<const void* const> payloads;  // each `count` values of the type that they travel as
   std::size_t count;
-  float factor = 1;
-  DecodeMode mode = DecodeMode::kAssign;  // of no payload: zeros
-  void* output;                           // `count` values of `dtype`
-  Dtype dtype;
-  Store store = Store::kCached;  // adding is always cached
+  Decoded to;
   Travel travel = Travel::kFramed;
 };
 
@@ -52,9 +50,7 @@ struct CastReduce {
   std::size_t count;
   float factor = 1;
   ErrorFeedback feedback;
-  void* values;
-  Store store = Store::kCached;
-  StreamedWords* words = nullptr;  // of the values; null: no sum
+  CastOutput output;
 };
 
 /// The loops of a format for one instruction set.

@@ -36,11 +36,10 @@ HWY_INLINE void store_wire(VF32 value, F16* wire) { store_values(value, wire); }
 template <typename Wire, typename E>
 class CastWriter {
  public:
-  template <class Arguments>  // CastEncode or CastReduce
-  explicit CastWriter(const Arguments& arguments)
-      : residuals_(arguments.feedback.residual_in, arguments.count),
-        wire_(arguments.values, arguments.store, arguments.words),
-        residual_(arguments.feedback.residual_out, residual_store(arguments.feedback)) {}
+  CastWriter(const CastOutput& output, const ErrorFeedback& feedback, std::size_t count)
+      : residuals_(feedback.residual_in, count),
+        wire_(output.values, output.store, output.words),
+        residual_(feedback.residual_out, residual_store(feedback)) {}
 
   /// The `count` values at `first`; value(index, residual) is p.
   template <class Value>
@@ -73,13 +72,14 @@ class CastWriter {
 
 template <typename Wire, typename G, typename E>
 std::size_t cast_encode_range(const CastEncode& arguments) {
-  const Factors factors(arguments.feedback);
+  const Sent& sent = arguments.sent;
+  const Factors factors(sent.feedback);
   const VF32 factor = hn::Set(F32(), arguments.factor);
-  Input<G, kTile> gradients(arguments.gradient, arguments.count);
-  CastWriter<Wire, E> writer(arguments);
-  for (std::size_t first = 0; first < arguments.count; first += kTile) {
+  Input<G, kTile> gradients(sent.gradient, sent.count);
+  CastWriter<Wire, E> writer(arguments.output, sent.feedback, sent.count);
+  for (std::size_t first = 0; first < sent.count; first += kTile) {
     const G* gradient = gradients.tile(first);
-    writer.write(first, std::min(kTile, arguments.count - first),
+    writer.write(first, std::min(kTile, sent.count - first),
                  [&](std::size_t i, Pointer<const E> residual) HWY_ATTR {
                    const VF32 p = with_feedback(gradient + i, residual, factors);
                    return std::is_same_v<E, Absent> ? hn::Mul(p, factor) : p;
@@ -102,7 +102,7 @@ template <typename Wire, typename E>
 std::size_t cast_reduce_range(const CastReduce& arguments) {
   const Factors factors(arguments.feedback);
   const VF32 factor = hn::Set(F32(), arguments.factor);
-  CastWriter<Wire, E> writer(arguments);
+  CastWriter<Wire, E> writer(arguments.output, arguments.feedback, arguments.count);
   alignas(kLine) float sums[kTile];
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
     const std::size_t count = std::min(kTile, arguments.count - first);
@@ -119,12 +119,13 @@ std::size_t cast_reduce_range(const CastReduce& arguments) {
 
 template <typename Wire, typename T>
 void cast_decode_range(const CastDecode& arguments) {
-  const bool adds = arguments.mode == DecodeMode::kAdd;
-  const VF32 factor = hn::Set(F32(), arguments.factor);
+  const Decoded& to = arguments.to;
+  const bool adds = to.mode == DecodeMode::kAdd;
+  const VF32 factor = hn::Set(F32(), to.factor);
   const auto add = [&](VF32 value, VF32 sum) HWY_ATTR { return fused(value, factor, sum); };
   const auto assign = [&](VF32 value, VF32) HWY_ATTR { return hn::Mul(value, factor); };
-  Input<T, kTile> olds(arguments.output, arguments.count);
-  Output<T, kTile> output(arguments.output, adds ? Store::kCached : arguments.store);
+  Input<T, kTile> olds(to.output, arguments.count);
+  Output<T, kTile> output(to.output, adds ? Store::kCached : to.store);
   alignas(kLine) float sums[kTile] = {};
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
     const std::size_t count = std::min(kTile, arguments.count - first);
@@ -148,15 +149,15 @@ void cast_decode_range(const CastDecode& arguments) {
 
 /// Copies what needs no arithmetic.
 template <typename T>
-void copy_range(const CastEncode& arguments) {
-  if (arguments.store == Store::kCached && arguments.count > 0) {
-    std::memmove(arguments.values, arguments.gradient, arguments.count * sizeof(T));
+void copy_range(const Sent& sent, const CastOutput& output) {
+  if (output.store == Store::kCached && sent.count > 0) {
+    std::memmove(output.values, sent.gradient, sent.count * sizeof(T));
     return;
   }
-  Input<T, kTile> gradients(arguments.gradient, arguments.count);
-  Output<T, kTile, StreamSum> values(arguments.values, arguments.store, arguments.words);
-  for (std::size_t first = 0; first < arguments.count; first += kTile) {
-    const std::size_t count = std::min(kTile, arguments.count - first);
+  Input<T, kTile> gradients(sent.gradient, sent.count);
+  Output<T, kTile, StreamSum> values(output.values, output.store, output.words);
+  for (std::size_t first = 0; first < sent.count; first += kTile) {
+    const std::size_t count = std::min(kTile, sent.count - first);
     std::copy_n(gradients.tile(first), kTile, values.tile(count));
     values.take(count);
   }
@@ -165,23 +166,22 @@ void copy_range(const CastEncode& arguments) {
 template <class Format>
 std::size_t encode(const CastEncode& arguments) {
   const DefaultFloatMode mode;
-  return visit_gradient_dtype(arguments.dtype, [&]<typename G>(G) {
-    return visit_residual(arguments.feedback, [&]<typename E>(E) -> std::size_t {
-      using Wire = typename Format::template Wire<G>;
-      if constexpr (std::is_same_v<E, Absent>) {
-        if (arguments.travel == Travel::kBare && !std::is_same_v<Wire, Bare<Format, G>>)
-          return cast_encode_range<Bare<Format, G>, G, E>(arguments);
-        if (Format::kLossless && arguments.factor == 1) return copy_range<G>(arguments), 0;
-      }
-      return cast_encode_range<Wire, G, E>(arguments);
-    });
+  return visit_sent(arguments.sent, [&]<typename G, typename E>(G, E) -> std::size_t {
+    using Wire = typename Format::template Wire<G>;
+    if constexpr (std::is_same_v<E, Absent>) {
+      if (arguments.travel == Travel::kBare && !std::is_same_v<Wire, Bare<Format, G>>)
+        return cast_encode_range<Bare<Format, G>, G, E>(arguments);
+      if (Format::kLossless && arguments.factor == 1)
+        return copy_range<G>(arguments.sent, arguments.output), 0;
+    }
+    return cast_encode_range<Wire, G, E>(arguments);
   });
 }
 
 template <class Format>
 void decode(const CastDecode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype, [&]<typename T>(T) {
+  visit_gradient_dtype(arguments.to.dtype, [&]<typename T>(T) {
     using Wire = typename Format::template Wire<T>;
     if (arguments.travel == Travel::kBare && !std::is_same_v<Wire, Bare<Format, T>>)
       return cast_decode_range<Bare<Format, T>, T>(arguments);

@@ -19,11 +19,12 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 template <typename G, typename E>
 std::size_t encode_range(const HadamardEncode& arguments) {
-  const Factors factors(arguments.feedback);
-  Input<G, kRotationBlock> gradients(arguments.gradient, arguments.count);
+  const Sent& sent = arguments.sent;
+  const Factors factors(sent.feedback);
+  Input<G, kRotationBlock> gradients(sent.gradient, sent.count);
   BlockSigns signs(arguments.signs);
-  BlockWriter<E> writer(arguments.output, arguments.feedback, arguments.count);
-  for (std::size_t first = 0; first < arguments.count; first += kBatchValues) {
+  BlockWriter<E> writer(arguments.output, sent.feedback, sent.count);
+  for (std::size_t first = 0; first < sent.count; first += kBatchValues) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       const G* gradient = gradients.tile(at);
       const Pointer<const E> residual = writer.old_residual(at);
@@ -37,7 +38,7 @@ std::size_t encode_range(const HadamardEncode& arguments) {
       }
       writer.take(at, absmax);
     }
-    writer.write(first, signs.at(first), static_cast<const G*>(arguments.gradient));
+    writer.write(first, signs.at(first), static_cast<const G*>(sent.gradient));
   }
   return writer.overflows();
 }
@@ -67,17 +68,18 @@ HWY_INLINE void sum_block(std::span<const HadamardView> payloads, std::size_t bl
 template <unsigned kBits, typename T>
 void decode_range(const HadamardDecode& arguments) {
   const HadamardInput& input = arguments.input;
-  const bool adds = arguments.mode == DecodeMode::kAdd;
+  const Decoded& to = arguments.to;
+  const bool adds = to.mode == DecodeMode::kAdd;
   BlockSigns signs(input.signs);
-  Input<T, kRotationBlock> olds(arguments.output, input.count);
-  Output<T, kRotationBlock> output(arguments.output, adds ? Store::kCached : arguments.store);
+  Input<T, kRotationBlock> olds(to.output, input.count);
+  Output<T, kRotationBlock> output(to.output, adds ? Store::kCached : to.store);
   for (std::size_t first = 0; first < input.count; first += kRotationBlock) {
     const std::size_t count = std::min(kRotationBlock, input.count - first);
     const std::uint8_t* flips = signs.at(first);
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
     RotationVectors w;
-    sum_block<kBits>(input.payloads, first / kRotationBlock, arguments.factor, w);
+    sum_block<kBits>(input.payloads, first / kRotationBlock, to.factor, w);
     if (adds) {
       TERSOR_VECTOR_LOOP
       for (std::size_t k = 0; k < kRotationVectors; ++k)
@@ -121,18 +123,13 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
 
 std::size_t hadamard_encode_on(const HadamardEncode& arguments) {
   const DefaultFloatMode mode;
-  std::size_t overflows = 0;
-  visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
-    visit_residual(arguments.feedback, [&](auto residual) {
-      overflows = encode_range<decltype(gradient), decltype(residual)>(arguments);
-    });
-  });
-  return overflows;
+  return visit_sent(arguments.sent,
+                    [&]<typename G, typename E>(G, E) { return encode_range<G, E>(arguments); });
 }
 
 void hadamard_decode_on(const HadamardDecode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype, [&](auto value) {
+  visit_gradient_dtype(arguments.to.dtype, [&](auto value) {
     visit_bits(arguments.input.bits, [&]<unsigned kBits>(Bits<kBits>) {
       decode_range<kBits, decltype(value)>(arguments);
     });

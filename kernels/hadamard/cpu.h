@@ -23,10 +23,7 @@ struct HadamardOutput {
 };
 
 struct HadamardEncode {
-  const void* gradient;  // `count` values of `dtype`
-  Dtype dtype;           // f32, bf16 or f16
-  std::size_t count;
-  ErrorFeedback feedback;
+  Sent sent;
   Signs signs;
   HadamardOutput output;
 };
@@ -48,11 +45,7 @@ struct HadamardInput {
 /// The sum of the payloads, times `factor`, in order, rounded once into the output.
 struct HadamardDecode {
   HadamardInput input;
-  float factor;
-  DecodeMode mode;
-  void* output;  // `count` values of `dtype`
-  Dtype dtype;
-  Store store = Store::kCached;  // adding is always cached
+  Decoded to;
 };
 
 /// The sum of the payloads, times `factor`, in order, plus residual_factor · residual, coded again.

@@ -1,9 +1,11 @@
-// What the entry points of the CPU kernels share: error feedback, noise, and how to store.
+// What the entry points of the CPU kernels share: what is sent, with error feedback and noise, and
+// how to store.
 #pragma once
 
 #include <tersor/dtype.h>
 #include <tersor/modes.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tersor::kernels {
@@ -22,6 +24,24 @@ struct ErrorFeedback {
   float gradient_factor = 1;     // a reduction ignores it
   float residual_factor = 1;
   Store store = Store::kCached;  // of residual_out, where it is another span
+};
+
+/// What a range is encoded from: p, which feedback makes of its gradient.
+struct Sent {
+  const void* gradient = nullptr;  // `count` values of `dtype`
+  Dtype dtype = Dtype::kF32;       // f32, bf16 or f16
+  std::size_t count = 0;
+  ErrorFeedback feedback = {};
+};
+
+/// What becomes of the sum of payloads, in their order: it is assigned or added, times `factor`,
+/// and rounded once.
+struct Decoded {
+  void* output = nullptr;  // as many values of `dtype` as the payloads have
+  Dtype dtype = Dtype::kF32;
+  float factor = 1;
+  DecodeMode mode = DecodeMode::kAssign;  // of no payload: zeros
+  Store store = Store::kCached;           // adding is always cached
 };
 
 /// How to round, and for stochastic rounding which random bytes to use (kernels/scalar/philox.h).

@@ -26,6 +26,14 @@ decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) 
                         std::string(dtype_name(feedback.dtype)));
 }
 
+/// Calls `visitor(G{}, E{})` with the types of gradient and residual.
+template <typename Visitor>
+decltype(auto) visit_sent(const Sent& sent, Visitor&& visitor) {
+  return visit_gradient_dtype(sent.dtype, [&]<typename G>(G) {
+    return visit_residual(sent.feedback, [&]<typename E>(E) { return visitor(G{}, E{}); });
+  });
+}
+
 /// How the residual is to be stored: in place it lies in the cache already.
 inline Store residual_store(const ErrorFeedback& feedback) {
   return feedback.residual_in == feedback.residual_out ? Store::kCached : feedback.store;

@@ -21,34 +21,27 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 template <typename G, typename E>
-void maxima_range(const IntsumSent& sent, std::uint32_t* maxima) {
+void maxima_range(const Sent& sent, float factor, std::uint32_t* maxima) {
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
   for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
     Absmax absmax;
     blocks.at(first, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.show(p, k); });
-    *maxima++ = sent_maximum(absmax.bits(), sent.factor);
+    *maxima++ = sent_maximum(absmax.bits(), factor);
   }
 }
 
 template <class Format, typename G, typename E>
 void codes_range(const IntsumEncode& arguments) {
-  const IntsumSent& sent = arguments.sent;
+  const Sent& sent = arguments.sent;
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
-  Quantizer<Format, E> quantizer(arguments.noise, sent.feedback, arguments.codes, arguments.store);
+  Quantizer<Format, E> quantizer(arguments.noise, sent.feedback,
+                                 {.codes = arguments.codes, .store = arguments.store});
   const float* scales = arguments.scales;
   for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
     const float* p = blocks.at(first, [](VF32, std::size_t) HWY_ATTR {});
     quantizer.write(first, std::min(kIntsumBlock, sent.count - first), p,
-                    own_scale(*scales++, sent.factor), blocks.residual());
+                    own_scale(*scales++, arguments.factor), blocks.residual());
   }
-}
-
-/// Calls `visitor(G{}, E{})` with the types of gradient and residual.
-template <typename Visitor>
-void visit_sent(const IntsumSent& sent, Visitor&& visitor) {
-  visit_gradient_dtype(sent.dtype, [&](auto gradient) {
-    visit_residual(sent.feedback, [&](auto residual) { visitor(gradient, residual); });
-  });
 }
 
 /// Calls `visitor(Format{})`.
@@ -59,10 +52,10 @@ void visit_lanes(IntsumLanes lanes, Visitor&& visitor) {
   visitor(IntsumWords{});
 }
 
-void intsum_maxima_on(const IntsumSent& sent, std::uint32_t* maxima) {
+void intsum_maxima_on(const Sent& sent, float factor, std::uint32_t* maxima) {
   const DefaultFloatMode mode;
   visit_sent(sent, [&](auto gradient, auto residual) {
-    maxima_range<decltype(gradient), decltype(residual)>(sent, maxima);
+    maxima_range<decltype(gradient), decltype(residual)>(sent, factor, maxima);
   });
 }
 
@@ -87,8 +80,8 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-TERSOR_DISPATCHED(void, intsum_maxima, (const IntsumSent& sent, std::uint32_t* maxima),
-                  (sent, maxima))
+TERSOR_DISPATCHED(void, intsum_maxima, (const Sent& sent, float factor, std::uint32_t* maxima),
+                  (sent, factor, maxima))
 TERSOR_DISPATCHED(void, intsum_encode, (const IntsumEncode& arguments), (arguments))
 TERSOR_DISPATCHED(void, intsum_decode, (const QuantizeDecode& arguments, IntsumLanes lanes),
                   (arguments, lanes))

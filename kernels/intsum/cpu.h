@@ -13,24 +13,16 @@
 
 namespace tersor::kernels {
 
-/// Where p comes from, and the factor (above 0) that bare values are made with.
-struct IntsumSent {
-  const void* gradient;  // `count` values of `dtype`
-  Dtype dtype;           // f32, bf16 or f16
-  std::size_t count;
-  ErrorFeedback feedback;
-  float factor;
-};
-
-/// maxima[ceil(count / 256)]. The residual stays as it is.
-void intsum_maxima(const IntsumSent& sent, std::uint32_t* maxima);
+/// maxima[ceil(count / 256)] of p times a factor above 0. The residual stays as it is.
+void intsum_maxima(const Sent& sent, float factor, std::uint32_t* maxima);
 
 /// The scales of all ranks' codes.
 void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales);
 
 /// Codes, and the new residual.
 struct IntsumEncode {
-  IntsumSent sent;
+  Sent sent;
+  float factor;  // above 0, that bare values are made with
   Noise noise;
   const float* scales;
   std::byte* codes;

@@ -25,7 +25,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 template <typename G, typename E>
 class SentValues {
  public:
-  SentValues(const LowrankSent& sent, std::size_t first, std::size_t count)
+  SentValues(const Sent& sent, std::size_t first, std::size_t count)
       : factors_(sent.feedback),
         gradient_(static_cast<const G*>(sent.gradient) + first, count),
         residual_(residual_at(sent.feedback.residual_in, first), count) {}
@@ -50,16 +50,8 @@ class SentValues {
   Input<E, kLowrankChains> residual_;
 };
 
-/// Calls `visitor(G{}, E{})` with the types of gradient and residual.
-template <typename Visitor>
-void visit_lowrank(const LowrankSent& sent, Visitor&& visitor) {
-  visit_gradient_dtype(sent.dtype, [&](auto gradient) {
-    visit_residual(sent.feedback, [&](auto residual) { visitor(gradient, residual); });
-  });
-}
-
 template <typename G, typename E>
-void project_row(const LowrankSent& sent, const LowrankShape& shape, std::size_t row,
+void project_row(const Sent& sent, const LowrankShape& shape, std::size_t row,
                  const float* directions, float (*chains)[kLowrankChains]) {
   constexpr std::size_t kTile = 16 * kLowrankChains;  // of p, in the first-level cache
   alignas(kLine) float p[kTile];
@@ -78,11 +70,11 @@ void project_row(const LowrankSent& sent, const LowrankShape& shape, std::size_t
   }
 }
 
-void lowrank_project_on(const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
+void lowrank_project_on(const Sent& sent, const LowrankShape& shape, LowrankRange rows,
                         const float* directions, float* projected) {
   const DefaultFloatMode mode;
   alignas(kLine) float chains[kLowrankMostRank][kLowrankChains];
-  visit_lowrank(sent, [&](auto gradient, auto residual) {
+  visit_sent(sent, [&](auto gradient, auto residual) {
     for (std::size_t row = rows.first; row < rows.first + rows.count; ++row) {
       std::fill_n(chains[0], shape.rank * kLowrankChains, 0.0f);
       project_row<decltype(gradient), decltype(residual)>(sent, shape, row, directions, chains);
@@ -278,7 +270,7 @@ class Strip {
 
 void lowrank_coefficients_on(const LowrankCoefficients& arguments, LowrankRange columns) {
   const DefaultFloatMode mode;
-  visit_lowrank(arguments.sent, [&](auto gradient, auto residual) {
+  visit_sent(arguments.sent, [&](auto gradient, auto residual) {
     for (std::size_t i = 0; i < columns.count; i += kLowrankStrip) {
       const std::size_t count = std::min(kLowrankStrip, columns.count - i);
       Strip<decltype(gradient), decltype(residual)> strip(arguments, {columns.first + i, count});
@@ -296,18 +288,18 @@ template <typename T>
 void decode_row(const LowrankDecode& arguments, std::size_t row) {
   const LowrankShape& shape = arguments.shape;
   const std::size_t stride = lowrank_stride(shape.columns);
-  T* output = static_cast<T*>(arguments.output) + row * shape.columns;
+  T* output = static_cast<T*>(arguments.to.output) + row * shape.columns;
   Input<T, kLowrankChains> old(output, shape.columns);
   for (std::size_t i = 0; i < shape.columns; i += kLowrankChains) {
     Chains value = row_value(arguments.basis + row, lowrank_stride(shape.rows),
                              arguments.coefficients + i, stride, shape.rank);
-    if (arguments.mode == DecodeMode::kAdd) {
+    if (arguments.to.mode == DecodeMode::kAdd) {
       alignas(kLine) float values[kLowrankChains];
       value.store(values);
       value = Chains::of(old.tile(i));
-      value.add(values, arguments.factor);
+      value.add(values, arguments.to.factor);
     } else {
-      value.scale(arguments.factor);
+      value.scale(arguments.to.factor);
     }
     store_some(value, output + i, shape.columns - i);
   }
@@ -315,7 +307,7 @@ void decode_row(const LowrankDecode& arguments, std::size_t row) {
 
 void lowrank_decode_on(const LowrankDecode& arguments, LowrankRange rows) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype, [&](auto value) {
+  visit_gradient_dtype(arguments.to.dtype, [&](auto value) {
     for (std::size_t row = rows.first; row < rows.first + rows.count; ++row)
       decode_row<decltype(value)>(arguments, row);
   });
@@ -330,7 +322,7 @@ HWY_AFTER_NAMESPACE();
 namespace tersor::kernels {
 
 TERSOR_DISPATCHED(void, lowrank_project,
-                  (const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
+                  (const Sent& sent, const LowrankShape& shape, LowrankRange rows,
                    const float* directions, float* projected),
                   (sent, shape, rows, directions, projected))
 TERSOR_DISPATCHED(void, lowrank_orthonormalize, (const LowrankShape& shape, float* basis),

@@ -18,13 +18,6 @@ struct LowrankShape {
   std::size_t rank;
 };
 
-/// Where p comes from: `rows` x `columns` values of `dtype`.
-struct LowrankSent {
-  const void* gradient;
-  Dtype dtype;  // f32, bf16 or f16
-  ErrorFeedback feedback;
-};
-
 /// Rows or columns of a matrix.
 struct LowrankRange {
   std::size_t first;
@@ -41,7 +34,7 @@ void lowrank_directions(const float* memory, const LowrankShape& shape, std::uin
                         float* directions);
 
 /// Rows of P, whose columns lie `rows` apart.
-void lowrank_project(const LowrankSent& sent, const LowrankShape& shape, LowrankRange rows,
+void lowrank_project(const Sent& sent, const LowrankShape& shape, LowrankRange rows,
                      const float* directions, float* projected);
 
 /// Makes P orthonormal: columns lie lowrank_stride(rows) apart.
@@ -49,7 +42,7 @@ void lowrank_orthonormalize(const LowrankShape& shape, float* basis);
 
 /// Columns of W, whose columns lie `columns` apart, times `factor`, and the new residual.
 struct LowrankCoefficients {
-  LowrankSent sent;
+  Sent sent;
   LowrankShape shape;
   const float* basis;
   float factor;
@@ -63,10 +56,7 @@ struct LowrankDecode {
   LowrankShape shape;
   const float* basis;
   const float* coefficients;
-  float factor;
-  DecodeMode mode;
-  void* output;
-  Dtype dtype;
+  Decoded to;
 };
 void lowrank_decode(const LowrankDecode& arguments, LowrankRange rows);
 

@@ -18,18 +18,19 @@
 
 namespace tersor::kernels {
 
-/// One range quantised: scales[ceil(count / block)], codes[ceil(count · bits / 8)] bytes. All
-/// pointers of values need only their element's alignment.
-struct QuantizeEncode {
-  const void* gradient;  // `count` values of `dtype`
-  Dtype dtype;           // f32, bf16 or f16
-  std::size_t count;
-  ErrorFeedback feedback;
-  Noise noise;
+/// Where the scales[ceil(count / block)] and codes[ceil(count · bits / 8)] of a range are written.
+struct QuantizeOutput {
   float* scales;
   std::byte* codes;
   Store store = Store::kCached;
   StreamedWords* words = nullptr;  // of the codes; null: no sum
+};
+
+/// One range quantised. All pointers of values need only their element's alignment.
+struct QuantizeEncode {
+  Sent sent;
+  Noise noise;
+  QuantizeOutput output;
 };
 
 /// The scales and codes of one payload, from the block where the range begins. Any bytes will do.
@@ -42,11 +43,7 @@ struct QuantizedView {
 struct QuantizeDecode {
   std::span<const QuantizedView> payloads;
   std::size_t count;
-  float factor = 1;
-  DecodeMode mode = DecodeMode::kAssign;  // of no payload: zeros
-  void* output;                           // `count` values of `dtype`
-  Dtype dtype;
-  Store store = Store::kCached;  // adding is always cached
+  Decoded to;
 };
 
 /// The sum of the payloads, times `factor`, in order from +0, plus residual_factor · residual,
@@ -57,10 +54,7 @@ struct QuantizeReduce {
   float factor = 1;
   ErrorFeedback feedback;
   Noise noise;
-  float* scales;
-  std::byte* codes;
-  Store store = Store::kCached;
-  StreamedWords* words = nullptr;  // of the codes; null: no sum
+  QuantizeOutput output;
 };
 
 /// The loops of a format for one instruction set.

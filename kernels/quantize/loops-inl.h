@@ -100,11 +100,10 @@ HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
 template <class Format, typename E>
 class Quantizer {
  public:
-  /// `words`: of the codes; null: no sum.
-  Quantizer(const Noise& noise, const ErrorFeedback& feedback, std::byte* codes, Store store,
-            StreamedWords* words = nullptr)
+  /// Scales are the caller's.
+  Quantizer(const Noise& noise, const ErrorFeedback& feedback, const QuantizeOutput& output)
       : noise_(noise),
-        codes_(codes, store, words),
+        codes_(output.codes, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
   /// The block at `first`, of which `count` values are real.
@@ -130,11 +129,10 @@ class Quantizer {
 template <std::size_t kBlock, typename G, typename E>
 class SentBlocks {
  public:
-  template <class Arguments>
-  explicit SentBlocks(const Arguments& arguments)
-      : factors_(arguments.feedback),
-        gradients_(arguments.gradient, arguments.count),
-        residuals_(arguments.feedback.residual_in, arguments.count) {}
+  explicit SentBlocks(const Sent& sent)
+      : factors_(sent.feedback),
+        gradients_(sent.gradient, sent.count),
+        residuals_(sent.feedback.residual_in, sent.count) {}
 
   /// p of the whole block at `first`, which visit(vector, k) is shown in order.
   template <class Visit>
@@ -169,17 +167,17 @@ class SentBlocks {
 
 template <class Format, typename G, typename E>
 void encode_range(const QuantizeEncode& arguments) {
-  SentBlocks<Format::kBlock, G, E> blocks(arguments);
-  Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.codes,
-                                 arguments.store, arguments.words);
-  float* scales = arguments.scales;
-  for (std::size_t first = 0; first < arguments.count; first += Format::kBlock) {
+  const Sent& sent = arguments.sent;
+  SentBlocks<Format::kBlock, G, E> blocks(sent);
+  Quantizer<Format, E> quantizer(arguments.noise, sent.feedback, arguments.output);
+  float* scales = arguments.output.scales;
+  for (std::size_t first = 0; first < sent.count; first += Format::kBlock) {
     Absmax absmax;
     const float* p =
         blocks.at(first, [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(value, k); });
     const BlockScale scale = block_scale<Format>(absmax.bits());
     *scales++ = scale.scale;
-    quantizer.write(first, std::min(Format::kBlock, arguments.count - first), p, scale,
+    quantizer.write(first, std::min(Format::kBlock, sent.count - first), p, scale,
                     blocks.residual());
   }
 }
@@ -230,11 +228,11 @@ HWY_INLINE VF32 assign_codes(VF32 codes, VF32 scale, VF32) { return hn::Mul(code
 template <class Format, typename T>
 void decode_range(const QuantizeDecode& arguments) {
   constexpr std::size_t kBlock = Format::kBlock;
-  const bool adds = arguments.mode == DecodeMode::kAdd;
-  const float factor = arguments.factor;
+  const Decoded& to = arguments.to;
+  const bool adds = to.mode == DecodeMode::kAdd;
   Payloads<Format> payloads(arguments.payloads, arguments.count);
-  Input<T, kBlock> olds(arguments.output, arguments.count);
-  Output<T, kBlock> output(arguments.output, adds ? Store::kCached : arguments.store);
+  Input<T, kBlock> olds(to.output, arguments.count);
+  Output<T, kBlock> output(to.output, adds ? Store::kCached : to.store);
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {
     const std::size_t count = std::min(kBlock, arguments.count - first);
     const T* old = adds ? olds.tile(first) : nullptr;
@@ -246,9 +244,9 @@ void decode_range(const QuantizeDecode& arguments) {
       if (adds)
         for (std::size_t k = 0; k < kVectors; ++k) sum[k] = load_values(old + i + k * kLanes);
       else if (payloads.ranks() > 0)
-        payloads.apply(rank++, first, i, factor, sum, assign_codes);
+        payloads.apply(rank++, first, i, to.factor, sum, assign_codes);
       for (; rank < payloads.ranks(); ++rank)
-        payloads.apply(rank, first, i, factor, sum, add_codes);
+        payloads.apply(rank, first, i, to.factor, sum, add_codes);
       for (std::size_t k = 0; k < kVectors; ++k) store_values(sum[k], values + i + k * kLanes);
     }
     output.take(count);
@@ -261,9 +259,8 @@ void reduce_range(const QuantizeReduce& arguments) {
   const Factors factors(arguments.feedback);
   Payloads<Format> payloads(arguments.payloads, arguments.count);
   Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
-  Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.codes,
-                                 arguments.store, arguments.words);
-  float* scales = arguments.scales;
+  Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.output);
+  float* scales = arguments.output.scales;
   alignas(kLine) float sums[kBlock];
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {
     const Pointer<const E> residual = residuals.tile(first);
@@ -290,17 +287,14 @@ void reduce_range(const QuantizeReduce& arguments) {
 template <class Format>
 void encode(const QuantizeEncode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype, [&](auto gradient) {
-    visit_residual(arguments.feedback, [&](auto residual) {
-      encode_range<Format, decltype(gradient), decltype(residual)>(arguments);
-    });
-  });
+  visit_sent(arguments.sent,
+             [&]<typename G, typename E>(G, E) { encode_range<Format, G, E>(arguments); });
 }
 
 template <class Format>
 void decode(const QuantizeDecode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.dtype,
+  visit_gradient_dtype(arguments.to.dtype,
                        [&](auto value) { decode_range<Format, decltype(value)>(arguments); });
 }
 

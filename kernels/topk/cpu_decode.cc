@@ -113,7 +113,7 @@ class Decoder {
 
   void widen(const void* values, std::size_t count, float* sum) const {
     const CastDecode cast{
-        .payloads = {&values, 1}, .count = count, .output = sum, .dtype = Dtype::kF32};
+        .payloads = {&values, 1}, .count = count, .to = {.output = sum, .dtype = Dtype::kF32}};
     if (task_.dtype == Dtype::kBf16)
       cast_decode<Bf16Format>(cast);
     else
@@ -121,8 +121,7 @@ class Decoder {
   }
 
   void narrow(const float* sum, std::size_t count, void* output) const {
-    const CastEncode cast{
-        .gradient = sum, .dtype = Dtype::kF32, .count = count, .feedback = {}, .values = output};
+    const CastEncode cast{.sent = {sum, Dtype::kF32, count}, .output = {.values = output}};
     if (task_.dtype == Dtype::kBf16)
       cast_encode<Bf16Format>(cast);
     else

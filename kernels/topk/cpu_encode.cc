@@ -397,21 +397,16 @@ void Encoder::encode_values() {
 }
 
 void Encoder::encode_block(std::size_t begin, std::size_t count) {
+  const Sent sent{chosen_ + begin, Dtype::kF32, count};
   if (task_.value_dtype == Dtype::kBf16) {
-    cast_encode<Bf16Format>({.gradient = chosen_ + begin,
-                             .dtype = Dtype::kF32,
-                             .count = count,
-                             .feedback = {},
-                             .values = static_cast<Bf16*>(payload_.values) + begin});
+    cast_encode<Bf16Format>(
+        {.sent = sent, .output = {.values = static_cast<Bf16*>(payload_.values) + begin}});
     return;
   }
-  quantize_encode<Int8Format>({.gradient = chosen_ + begin,
-                               .dtype = Dtype::kF32,
-                               .count = count,
-                               .feedback = {},
-                               .noise = {},
-                               .scales = payload_.scales + begin / Int8Format::kBlock,
-                               .codes = static_cast<std::byte*>(payload_.values) + begin});
+  quantize_encode<Int8Format>(
+      {.sent = sent,
+       .output = {.scales = payload_.scales + begin / Int8Format::kBlock,
+                  .codes = static_cast<std::byte*>(payload_.values) + begin}});
 }
 
 /// What is not in the residual yet: all of p, or what remains of the chosen values.

@@ -149,13 +149,9 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
         const std::size_t overflows = want.write(p);
         if (codec_.name == std::string("none") && !got.has_residual && factor == 1)  // bit for bit
           std::memcpy(want.wire_values(), gradient.data() + offset, count * dtype_bytes(dtype));
-        EXPECT_EQ(codec_.encode({.gradient = gradient.data() + offset,
-                                 .dtype = dtype,
-                                 .count = count,
-                                 .feedback = got.feedback(),
-                                 .values = got.wire_values(),
-                                 .factor = factor,
-                                 .store = got.store}),
+        EXPECT_EQ(codec_.encode({.sent = {gradient.data() + offset, dtype, count, got.feedback()},
+                                 .output = {.values = got.wire_values(), .store = got.store},
+                                 .factor = factor}),
                   overflows);
         ASSERT_NO_FATAL_FAILURE(expect_equal_casts(got, want, describe(got)));
       }
@@ -216,8 +212,10 @@ TEST_P(Cast, DecodesInOrderWithOneRounding) {
             }
             reference::store(sum, want.data() + offset, dtype, i);
           }
-          codec_.decode({views, count, factor, mode, got.data() + offset, dtype,
-                         random_() % 2 ? Store::kCached : Store::kStreaming});
+          codec_.decode({views,
+                         count,
+                         {got.data() + offset, dtype, factor, mode,
+                          random_() % 2 ? Store::kCached : Store::kStreaming}});
           for (std::size_t i = 0; i < got.size() / dtype_bytes(dtype); ++i) {
             const float a = reference::load(got.data(), dtype, i);
             const float b = reference::load(want.data(), dtype, i);
@@ -235,12 +233,9 @@ TEST(F16, CountsFromTheMidpointBeyondTheLargestOn) {
   for (const Isa isa : available_isas()) {
     const ForcedIsa forced(isa);
     F16 values[7];
-    EXPECT_EQ(cast_encode<F16Format>({.gradient = gradient,
-                                      .dtype = Dtype::kF32,
-                                      .count = 7,
-                                      .feedback = {},
-                                      .values = values}),
-              3u)
+    EXPECT_EQ(
+        cast_encode<F16Format>({.sent = {gradient, Dtype::kF32, 7}, .output = {.values = values}}),
+        3u)
         << isa_name(isa);
     EXPECT_EQ(values[2].bits, 0x7bff) << isa_name(isa);
   }

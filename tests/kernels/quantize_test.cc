@@ -77,6 +77,7 @@ struct Range {
             .store = store};
   }
   Noise noise() const { return {rounding, kKey, kStep, kParameter, first_index}; }
+  QuantizeOutput output() { return {scales.data(), codes.data() + offset, store}; }
 
   void set_code(std::size_t index, int code) {
     std::byte& byte = codes[offset + index * codec.bits / 8];
@@ -199,8 +200,7 @@ TEST_P(Quantize, EncodesTheBytesOfTheFormat) {
                                reference::product(got.residual_factor, got.old_residual_value(i)));
         }
         want.quantize(p);
-        codec_.encode({values, dtype, count, got.feedback(), got.noise(), got.scales.data(),
-                       got.codes.data() + got.offset, got.store});
+        codec_.encode({{values, dtype, count, got.feedback()}, got.noise(), got.output()});
         ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got, dtype)));
       }
 }
@@ -270,7 +270,8 @@ TEST_P(Quantize, DecodesAnyBytesInOrderWithOneRounding) {
               }
               reference::store(sum, want.data() + offset, dtype, i);
             }
-            codec_.decode({payloads.views, count, factor, mode, got.data() + offset, dtype, store});
+            codec_.decode(
+                {payloads.views, count, {got.data() + offset, dtype, factor, mode, store}});
             ASSERT_NO_FATAL_FAILURE(expect_same_values(
                 got, want, dtype,
                 std::to_string(count) + " values, ranks " + std::to_string(ranks) + " " +
@@ -297,8 +298,7 @@ TEST_P(Quantize, ReducesInTheOrderOfRanks) {
                 p[i], reference::product(got.residual_factor, got.old_residual_value(i)));
         }
         want.quantize(p);
-        codec_.reduce({payloads.views, count, factor, got.feedback(), got.noise(),
-                       got.scales.data(), got.codes.data() + got.offset, got.store});
+        codec_.reduce({payloads.views, count, factor, got.feedback(), got.noise(), got.output()});
         ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got, Dtype::kF32)));
       }
 }
@@ -308,16 +308,11 @@ TEST_P(Quantize, DecodedPlusResidualIsWhatWasToBeSent) {
   auto gradient = reference::values_of_all_kinds(kCount, random_);
   std::vector<float> residual(kCount), scales(kCount / codec_.block), decoded(kCount);
   std::vector<std::byte> codes(codec_.bytes(kCount));
-  codec_.encode({gradient.data(),
-                 Dtype::kF32,
-                 kCount,
-                 {.residual_in = residual.data(), .residual_out = residual.data()},
-                 {},
-                 scales.data(),
-                 codes.data()});
+  const ErrorFeedback feedback{.residual_in = residual.data(), .residual_out = residual.data()};
+  codec_.encode(
+      {{gradient.data(), Dtype::kF32, kCount, feedback}, {}, {scales.data(), codes.data()}});
   const QuantizedView view{scales.data(), codes.data()};
-  codec_.decode(
-      {.payloads = {&view, 1}, .count = kCount, .output = decoded.data(), .dtype = Dtype::kF32});
+  codec_.decode({{&view, 1}, kCount, {.output = decoded.data(), .dtype = Dtype::kF32}});
   for (std::size_t i = 0; i < kCount; ++i) {
     ASSERT_EQ(double{decoded[i]} + double{residual[i]}, double{gradient[i]}) << i;
     ASSERT_LE(std::abs(residual[i]), std::max(scales[i / codec_.block] * 0.50001f, 0x1p-92f)) << i;
@@ -331,16 +326,11 @@ TEST_P(Quantize, StochasticRoundingIsRightOnAverage) {
     for (std::size_t i = 0; i < kCount; i += codec_.block)
       gradient[i] = static_cast<float>(codec_.levels);  // a step is 1
     std::vector<std::byte> codes(codec_.bytes(kCount));
-    codec_.encode({gradient.data(),
-                   Dtype::kF32,
-                   kCount,
-                   {},
+    codec_.encode({{gradient.data(), Dtype::kF32, kCount},
                    {.rounding = Rounding::kStochastic, .key = 1},
-                   scales.data(),
-                   codes.data()});
+                   {scales.data(), codes.data()}});
     const QuantizedView view{scales.data(), codes.data()};
-    codec_.decode(
-        {.payloads = {&view, 1}, .count = kCount, .output = decoded.data(), .dtype = Dtype::kF32});
+    codec_.decode({{&view, 1}, kCount, {.output = decoded.data(), .dtype = Dtype::kF32}});
     double error = 0;
     for (std::size_t i = 0; i < kCount; ++i) error += double{decoded[i]} - gradient[i];
     // 1/512 of a step, and five standard deviations of the mean.

@@ -192,13 +192,9 @@ void write_values(const std::vector<float>& values, Payload& payload) {
       reinterpret_cast<Bf16*>(payload.values.data())[i] = from_f32<Bf16>(values[i]);
   }
   if (payload.value_dtype == Dtype::kI8)
-    quantize_encode<Int8Format>({.gradient = values.data(),
-                                 .dtype = Dtype::kF32,
-                                 .count = k,
-                                 .feedback = {},
-                                 .noise = {},
-                                 .scales = payload.scales.data(),
-                                 .codes = payload.values.data()});
+    quantize_encode<Int8Format>(
+        {.sent = {values.data(), Dtype::kF32, k},
+         .output = {.scales = payload.scales.data(), .codes = payload.values.data()}});
 }
 
 Outcome reference(const Case& test) {
