@@ -40,11 +40,10 @@ void launch(Queue& queue, const Kernel& kernel) {
 
 /// The launches of a call that writes a frame.
 template <class Kernel, class Call, class EntryOf>
-void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const BlocktopkBlock& block,
+void launch_blocks(Queue& queue, Kernel& kernel, const Call& call, const BlocktopkBlock& block,
                    const DeviceFrame& frame, const EntryOf& entry_of) {
   kernel.target = {.payload = frame.frame + sizeof(FrameHeader),
-                   .overflows = call.words_out == nullptr ? call.execution.overflows
-                                                          : &call.words_out->overflows,
+                   .overflows = overflows_of(call),
                    .shape = BlocktopkShape::of(block)};
   kernel.words = words_of_call(call);
   prepare_next_words(queue, call);
@@ -63,14 +62,11 @@ void blocktopk_device_encode(const EncodeCall& call, const BlocktopkBlock& block
                              const DeviceFrame& frame) {
   check_sizes(call.segments, block);
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
-        BlocktopkEncodeKernel<G, E, segments()> kernel;
-        launch_writer(queue, kernel, call, block, frame, [&](std::size_t i, std::uint64_t offset) {
-          return encode_entry(call, i, offset);
-        });
-      });
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
+      BlocktopkEncodeKernel<G, E, segments()> kernel;
+      launch_blocks(queue, kernel, call, block, frame,
+                    [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); });
     });
   });
 }
@@ -79,7 +75,7 @@ void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block
                              const FrameHeader& expected) {
   check_sizes(call.segments, block);
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       BlocktopkDecodeKernel<T, segments(), frames()> kernel;
       kernel.list =
@@ -87,12 +83,12 @@ void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block
       kernel.shape = BlocktopkShape::of(block);
       kernel.factor = call.factor;
       kernel.mode = call.mode;
-      const auto entry_of = [&](std::size_t i, std::uint64_t offset) {
-        DecodeEntry entry = decode_entry(call, i, offset);
+      const auto numbered = [&](std::size_t i, std::uint64_t offset) {
+        DecodeEntry entry = entry_of(call, i, offset);
         entry.reserved = static_cast<std::uint32_t>(i);
         return entry;
       };
-      for_each_table(kernel.table, call.segments, sizes_of(block), entry_of,
+      for_each_table(kernel.table, call.segments, sizes_of(block), numbered,
                      [&](LaunchPlace) { launch(queue, kernel); });
     });
   });
@@ -108,8 +104,8 @@ void blocktopk_device_reduce(const ReduceCall& call, const BlocktopkBlock& block
       kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
                                           Launches::kSeveral);
       kernel.factor = call.factor;
-      launch_writer(queue, kernel, call, block, frame, [&](std::size_t i, std::uint64_t offset) {
-        ReduceEntry entry = reduce_entry(call, i, offset);
+      launch_blocks(queue, kernel, call, block, frame, [&](std::size_t i, std::uint64_t offset) {
+        ReduceEntry entry = entry_of(call, i, offset);
         entry.parameter = static_cast<std::uint32_t>(i);
         return entry;
       });

@@ -124,14 +124,6 @@ TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t
                 segment.offset + align_up(end * sizeof(Wire), 16));
 }
 
-/// Adds to the next step's words what all threads of a warp counted.
-template <class Warp>
-TERSOR_DEVICE void add_overflows(const Warp& warp, unsigned overflows, std::uint64_t* total) {
-  if (total == nullptr) return;
-  const std::uint64_t sum = warp.sum(overflows);
-  if (warp.thread_rank() == 0 && sum != 0) atomic_add(total, sum);
-}
-
 /// Where the wire values of a call go.
 struct CastTarget {
   std::byte* values;
@@ -169,7 +161,7 @@ struct CastEncodeKernel : UnitKernel {
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
           sum_written<Wire>(sum, segment, first, end);
         });
-    if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
+    if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, target.overflows);
     sum.leave();
     next.write(block);
     seal.close(block);
@@ -302,7 +294,7 @@ struct CastReduceKernel : UnitKernel {
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
           sum_written<Wire>(written, segment, first, end);
         });
-    if constexpr (Unit::kCounts) add_overflows(block.warp(), overflows, target.overflows);
+    if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, target.overflows);
     next.write(block);
     written.leave();
     close_reduced<E>(block, table, sums, list, seal);

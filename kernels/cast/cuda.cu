@@ -18,23 +18,6 @@ auto cast_sizes(Dtype wire, Padding padding) {
   };
 }
 
-/// The launches of a call that writes wire values. Nobody reads the step, so the last one advances
-/// it.
-template <class Kernel, class Call, class EntryOf>
-void launch_cast(Queue& queue, Kernel& kernel, const Call& call, Dtype wire,
-                 const DeviceFrame* frame, const EntryOf& entry_of) {
-  prepare_next_words(queue, call);
-  if (frame != nullptr) prepare_seal(queue, *frame);
-  kernel.target.overflows =
-      call.words_out == nullptr ? call.execution.overflows : &call.words_out->overflows;
-  for_each_table(kernel.table, call.segments, cast_sizes(wire, kernel.target.padding), entry_of,
-                 [&](LaunchPlace place) {
-                   kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, place);
-                   kernel.next = place.is_last ? next_words_of_call(call) : NextWords{};
-                   launch_units(queue, kernel);
-                 });
-}
-
 /// Where an encode writes: into a frame that it seals, or bare values times a factor.
 struct CastDestination {
   std::byte* values;
@@ -50,27 +33,27 @@ template <typename E>
 constexpr Lengths kEncodeLengths =
     std::is_same_v<E, NoResidual> ? Lengths::kFewAndMost : Lengths::kFew;
 
-template <typename Wire, class Kernel>
-void launch_encode(Kernel& kernel, const CastDestination& to, const EncodeCall& call) {
-  Queue queue(call.execution.stream);
-  kernel.target = {to.values, to.padding, nullptr};
-  launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.frame,
-              [&](std::size_t i, std::uint64_t offset) { return encode_entry(call, i, offset); });
+/// Nobody reads the step, so the last launch advances it.
+template <typename Wire, class Kernel, class Call>
+void launch_cast(Queue& queue, Kernel& kernel, const CastDestination& to, const Call& call) {
+  kernel.target = {to.values, to.padding, overflows_of(call)};
+  launch_writer<Advance::kInLast>(queue, kernel, call, to.frame,
+                                  cast_sizes(DtypeOf<Wire>::value, to.padding));
 }
 
 template <class Format, typename Wire, typename G, typename E>
 void encode_as(const CastDestination& to, const EncodeCall& call) {
+  Queue queue(call.execution.stream);
   if constexpr (Format::kLossless && std::is_same_v<Wire, G> && std::is_same_v<E, NoResidual>)
     if (to.factor == 1)
       return visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
         CopyKernel<G, segments()> kernel;
-        launch_encode<Wire>(kernel, to, call);
+        launch_cast<Wire>(queue, kernel, to, call);
       });
   visit_lengths<kEncodeLengths<E>>(call.segments.size(), 0, [&](auto segments, auto) {
     CastEncodeKernel<Wire, G, E, segments()> kernel;
-    kernel.words = words_of_call(call);
     kernel.factor = to.factor;
-    launch_encode<Wire>(kernel, to, call);
+    launch_cast<Wire>(queue, kernel, to, call);
   });
 }
 
@@ -81,11 +64,7 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
   visit_decode(call, [&](auto mode, auto segments, auto frames) {
     CastDecodeKernel<Wire, T, mode(), segments(), frames()> kernel;
     fill(queue, kernel.list, launches_of(kernel.table, call.segments));
-    kernel.factor = call.factor;
-    for_each_table(
-        kernel.table, call.segments, cast_sizes(DtypeOf<Wire>::value, padding),
-        [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },
-        [&](LaunchPlace) { launch_units(queue, kernel); });
+    launch_reader(queue, kernel, call, cast_sizes(DtypeOf<Wire>::value, padding));
   });
 }
 
@@ -93,24 +72,22 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
 
 template <class Format>
 void cast_device_encode(const EncodeCall& call, const DeviceFrame& frame) {
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      encode_as<Format, typename Format::template Wire<G>, G, E>(framed(frame), call);
-    });
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    encode_as<Format, typename Format::template Wire<G>, G, E>(framed(frame), call);
   });
 }
 
 template <class Format>
 void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan values) {
   const CastDestination bare{values.pointer(), Padding::kNone, nullptr, factor};
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
+  visit_gradient_dtype(dtype_of(call.gradients), [&]<typename G>(G) {
     encode_as<Format, Bare<Format, G>, G, NoResidual>(bare, call);
   });
 }
 
 template <class Format>
 void cast_device_decode(const DecodeCall& call, const FrameHeader& expected) {
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     decode_list<typename Format::template Wire<T>, T>(
         call, Padding::kSection,
         [&]<unsigned kMost>(Queue& queue, FrameList<kMost>& list, Launches launches) {
@@ -121,7 +98,7 @@ void cast_device_decode(const DecodeCall& call, const FrameHeader& expected) {
 
 template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     decode_list<Bare<Format, T>, T>(call, Padding::kNone,
                                     [&]<unsigned kMost>(Queue&, FrameList<kMost>& list, Launches) {
                                       list = {};
@@ -135,21 +112,15 @@ void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
 template <class Format>
 void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
-  const auto entry_of = [&](std::size_t i, std::uint64_t offset) {
-    return reduce_entry(call, i, offset);
-  };
-  visit_value_type(call.dtype, [&]<typename G>(G) {
+  visit_gradient_dtype(call.dtype, [&]<typename G>(G) {
     using Wire = typename Format::template Wire<G>;
     visit_residual_type(call.states, [&]<typename E>(E) {
       visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
         CastReduceKernel<Wire, E, segments(), frames()> kernel;
         kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
                                             launches_of(kernel.table, call.segments));
-        const CastDestination to = framed(frame);
-        kernel.target = {to.values, to.padding, nullptr};
-        kernel.words = words_of_call(call);
         kernel.factor = call.factor;
-        launch_cast(queue, kernel, call, DtypeOf<Wire>::value, to.frame, entry_of);
+        launch_cast<Wire>(queue, kernel, framed(frame), call);
       });
     });
   });

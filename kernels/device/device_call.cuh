@@ -21,19 +21,26 @@
 
 namespace tersor::kernels {
 
-template <typename Visitor>
-void visit_value_type(Dtype dtype, Visitor&& visitor) {
-  if (dtype == Dtype::kF32) return visitor(float{});
-  if (dtype == Dtype::kBf16) return visitor(Bf16{});
-  return visitor(F16{});
-}
-
 /// The type of a call's residuals.
 template <typename Visitor>
 void visit_residual_type(std::span<const SegmentState> states, Visitor&& visitor) {
   if (states.empty()) return visitor(NoResidual{});
   if (states.front().residual_in.dtype() == Dtype::kF32) return visitor(float{});
   return visitor(Bf16{});
+}
+
+/// The dtype of a call's checked list; f32 where it is empty.
+template <typename Span>
+Dtype dtype_of(std::span<Span> values) {
+  return values.empty() ? Dtype::kF32 : values.front().dtype();
+}
+
+/// Calls visitor(G{}, E{}) with the types of gradient and residual.
+template <typename Visitor>
+void visit_sent(const EncodeCall& call, Visitor&& visitor) {
+  visit_gradient_dtype(dtype_of(call.gradients), [&]<typename G>(G) {
+    visit_residual_type(call.states, [&]<typename E>(E) { visitor(G{}, E{}); });
+  });
 }
 
 template <auto kValue>
@@ -98,12 +105,6 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
     offset += sizes.bytes;
   }
   launch(LaunchPlace{is_first, true});
-}
-
-/// The dtype of a call's checked list; f32 where it is empty.
-template <typename Span>
-Dtype dtype_of(std::span<Span> values) {
-  return values.empty() ? Dtype::kF32 : values.front().dtype();
 }
 
 /// Where a call is one launch, its kernel sums the frames that it reads.
@@ -235,7 +236,7 @@ struct AdvanceWordsKernel {
 };
 
 /// Table entries without what is known only later.
-inline EncodeEntry encode_entry(const EncodeCall& call, std::size_t i, std::uint64_t offset) {
+inline EncodeEntry entry_of(const EncodeCall& call, std::size_t i, std::uint64_t offset) {
   const Segment& segment = call.segments[i];
   const SegmentState state = call.states.empty() ? SegmentState{} : call.states[i];
   return {.gradient = call.gradients[i].pointer(),
@@ -248,7 +249,7 @@ inline EncodeEntry encode_entry(const EncodeCall& call, std::size_t i, std::uint
           .parameter = segment.parameter,
           .first_unit = 0};
 }
-inline ReduceEntry reduce_entry(const ReduceCall& call, std::size_t i, std::uint64_t offset) {
+inline ReduceEntry entry_of(const ReduceCall& call, std::size_t i, std::uint64_t offset) {
   const Segment& segment = call.segments[i];
   const SegmentState state = call.states.empty() ? SegmentState{} : call.states[i];
   return {.residual_in = state.residual_in.pointer(),
@@ -259,12 +260,50 @@ inline ReduceEntry reduce_entry(const ReduceCall& call, std::size_t i, std::uint
           .parameter = segment.parameter,
           .first_unit = 0};
 }
-inline DecodeEntry decode_entry(const DecodeCall& call, std::size_t i, std::uint64_t offset) {
+inline DecodeEntry entry_of(const DecodeCall& call, std::size_t i, std::uint64_t offset) {
   return {.output = call.outputs[i].pointer(),
           .count = call.segments[i].count,
           .offset = offset,
           .first_unit = 0,
           .reserved = 0};
+}
+
+/// Where a call counts finite values that became others.
+template <class Call>
+std::uint64_t* overflows_of(const Call& call) {
+  return call.words_out == nullptr ? call.execution.overflows : &call.words_out->overflows;
+}
+
+/// Who writes the next step's words: the last launch, or where kernels read the step, one behind.
+enum class Advance : std::uint8_t { kInLast, kBehind };
+
+/// The launches of an EncodeCall or ReduceCall that writes a frame or, where `frame` is null, bare
+/// values.
+template <Advance kAdvance, class Kernel, class Call, class SizesOf>
+void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame* frame,
+                   const SizesOf& sizes_of) {
+  if constexpr (requires { kernel.words; }) kernel.words = words_of_call(call);
+  prepare_next_words(queue, call);
+  if (frame != nullptr) prepare_seal(queue, *frame);
+  const auto entry = [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); };
+  for_each_table(kernel.table, call.segments, sizes_of, entry, [&](LaunchPlace place) {
+    kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, place);
+    if constexpr (requires { kernel.next; })
+      kernel.next =
+          kAdvance == Advance::kInLast && place.is_last ? next_words_of_call(call) : NextWords{};
+    launch_units(queue, kernel);
+  });
+  if (kAdvance == Advance::kBehind && call.words_out != nullptr)
+    queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
+}
+
+/// The launches of a call that decodes.
+template <class Kernel, class SizesOf>
+void launch_reader(Queue& queue, Kernel& kernel, const DecodeCall& call, const SizesOf& sizes_of) {
+  kernel.factor = call.factor;
+  const auto entry = [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); };
+  for_each_table(kernel.table, call.segments, sizes_of, entry,
+                 [&](LaunchPlace) { launch_units(queue, kernel); });
 }
 
 }  // namespace tersor::kernels

@@ -16,22 +16,14 @@ auto sizes_of(unsigned bits) {
   };
 }
 
-/// The launches of a call that writes a frame.
-template <class Kernel, class Call, class EntryOf>
-void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame,
-                   const EntryOf& entry_of) {
+/// Kernels read the step, so that a launch behind them advances it.
+template <class Kernel, class Call>
+void launch_hadamard(Queue& queue, Kernel& kernel, const Call& call, unsigned bits,
+                     const DeviceFrame& frame) {
   kernel.payload = frame.frame + sizeof(FrameHeader);
-  kernel.overflows =
-      call.words_out == nullptr ? call.execution.overflows : &call.words_out->overflows;
-  kernel.words = words_of_call(call);
-  prepare_next_words(queue, call);
-  prepare_seal(queue, frame);
-  for_each_table(kernel.table, call.segments, sizes_of(kernel.bits), entry_of,
-                 [&](LaunchPlace place) {
-                   kernel.seal = seal_of(frame, place);
-                   launch_units(queue, kernel);
-                 });
-  if (call.words_out != nullptr) queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
+  kernel.overflows = overflows_of(call);
+  kernel.bits = bits;
+  launch_writer<Advance::kBehind>(queue, kernel, call, &frame, sizes_of(bits));
 }
 
 template <unsigned kMost, class Call>
@@ -43,7 +35,7 @@ FrameList<kMost> list_carriers(Queue& queue, const Call& call, const FrameHeader
   return list;
 }
 
-HadamardEntry entry_of(const DecodeCall& call, std::size_t i, std::uint64_t offset) {
+HadamardEntry hadamard_entry(const DecodeCall& call, std::size_t i, std::uint64_t offset) {
   const Segment& segment = call.segments[i];
   return {.output = call.outputs[i].pointer(),
           .count = segment.count,
@@ -57,24 +49,17 @@ HadamardEntry entry_of(const DecodeCall& call, std::size_t i, std::uint64_t offs
 
 void hadamard_device_encode(const EncodeCall& call, unsigned bits, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
-  const Dtype dtype = call.gradients.empty() ? Dtype::kF32 : call.gradients.front().dtype();
-  visit_value_type(dtype, [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
-        HadamardEncodeKernel<G, E, segments()> kernel;
-        kernel.bits = bits;
-        launch_writer(queue, kernel, call, frame, [&](std::size_t i, std::uint64_t offset) {
-          return encode_entry(call, i, offset);
-        });
-      });
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
+      HadamardEncodeKernel<G, E, segments()> kernel;
+      launch_hadamard(queue, kernel, call, bits, frame);
     });
   });
 }
 
 void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHeader& expected) {
   Queue queue(call.execution.stream);
-  const Dtype dtype = call.outputs.empty() ? Dtype::kF32 : call.outputs.front().dtype();
-  visit_value_type(dtype, [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       HadamardDecodeKernel<T, segments(), frames()> kernel;
       kernel.list =
@@ -84,7 +69,7 @@ void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHe
       kernel.mode = call.mode;
       for_each_table(
           kernel.table, call.segments, sizes_of(bits),
-          [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); },
+          [&](std::size_t i, std::uint64_t offset) { return hadamard_entry(call, i, offset); },
           [&](LaunchPlace) { launch_units(queue, kernel); });
     });
   });
@@ -98,10 +83,7 @@ void hadamard_device_reduce(const ReduceCall& call, unsigned bits, const DeviceF
       kernel.list = list_carriers<frames()>(queue, call, frame.header,
                                             launches_of(kernel.table, call.segments));
       kernel.factor = call.factor;
-      kernel.bits = bits;
-      launch_writer(queue, kernel, call, frame, [&](std::size_t i, std::uint64_t offset) {
-        return reduce_entry(call, i, offset);
-      });
+      launch_hadamard(queue, kernel, call, bits, frame);
     });
   });
 }

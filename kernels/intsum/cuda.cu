@@ -32,7 +32,7 @@ void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumL
   for_each_table(
       kernel.table, call.segments, sizes_of(lanes),
       [&](std::size_t i, const IntsumPlace& place) {
-        return IntsumEncodeEntry{encode_entry(call, i, place.codes), place.maxima};
+        return IntsumEncodeEntry{entry_of(call, i, place.codes), place.maxima};
       },
       [&](LaunchPlace place) {
         before(place);
@@ -55,13 +55,11 @@ void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLa
 
 void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      IntsumMaximaKernel<G, E> kernel;
-      kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima.pointer());
-      kernel.factor = factor;
-      launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
-    });
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    IntsumMaximaKernel<G, E> kernel;
+    kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima.pointer());
+    kernel.factor = factor;
+    launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
   });
 }
 
@@ -76,25 +74,23 @@ void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan m
 void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, float factor,
                           ValueSpan codes) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
-        IntsumEncodeKernel<G, E, kKind> kernel;
-        kernel.codes = codes.pointer();
-        kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
-        kernel.key = call.random.key;
-        kernel.factor = factor;
-        kernel.lanes = options.lanes;
-        kernel.code_bytes = code_bytes(options.lanes);
-        launch_codes<kKind>(queue, kernel, call, options.lanes);
-      });
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
+      IntsumEncodeKernel<G, E, kKind> kernel;
+      kernel.codes = codes.pointer();
+      kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
+      kernel.key = call.random.key;
+      kernel.factor = factor;
+      kernel.lanes = options.lanes;
+      kernel.code_bytes = code_bytes(options.lanes);
+      launch_codes<kKind>(queue, kernel, call, options.lanes);
     });
   });
 }
 
 void intsum_device_decode(const DecodeCall& call, IntsumLanes lanes, ConstValueSpan codes) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     IntsumDecodeKernel<T> kernel;
     kernel.codes = codes.pointer();
     kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
@@ -105,7 +101,7 @@ void intsum_device_decode(const DecodeCall& call, IntsumLanes lanes, ConstValueS
     for_each_table(
         kernel.table, call.segments, sizes_of(lanes),
         [&](std::size_t i, const IntsumPlace& place) {
-          return IntsumDecodeEntry{decode_entry(call, i, place.codes), place.maxima};
+          return IntsumDecodeEntry{entry_of(call, i, place.codes), place.maxima};
         },
         [&](LaunchPlace) { launch_units(queue, kernel); });
   });

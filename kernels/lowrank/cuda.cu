@@ -51,7 +51,7 @@ void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments,
 template <std::size_t LowrankPlace::*kBare>
 auto encode_entry_of(const EncodeCall& call) {
   return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
-    return LowrankEncodeEntry{encode_entry(call, i, place.*kBare), matrix};
+    return LowrankEncodeEntry{entry_of(call, i, place.*kBare), matrix};
   };
 }
 
@@ -73,14 +73,6 @@ float* workspace_of(const Execution& execution) {
 }
 float* kept_of(const Execution& execution) {
   return reinterpret_cast<float*>(execution.kept.data());
-}
-
-/// Calls visitor(G{}, E{}) with the types of gradient and residual.
-template <typename Visitor>
-void visit_sent(const EncodeCall& call, const Visitor& visitor) {
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) { visitor(G{}, E{}); });
-  });
 }
 
 /// Calls visitor(T{}) with the type of round 1.
@@ -166,7 +158,7 @@ void lowrank_device_decode(const DecodeCall& call, std::size_t rank, ConstValueS
     kernel.workspace = workspace_of(call.execution);
     launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankPlace::right>(call));
   });
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     LowrankDecodeKernel<T> kernel;
     kernel.kept = kept_of(call.execution);
     kernel.workspace = workspace_of(call.execution);
@@ -174,7 +166,7 @@ void lowrank_device_decode(const DecodeCall& call, std::size_t rank, ConstValueS
     kernel.mode = call.mode;
     launch_all(queue, kernel, call.segments, rank,
                [&](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
-                 return LowrankDecodeEntry{decode_entry(call, i, place.right), matrix};
+                 return LowrankDecodeEntry{entry_of(call, i, place.right), matrix};
                });
   });
 }

@@ -14,25 +14,13 @@ SegmentSizes quantize_sizes(const Segment& segment) {
   return {typename Format::Layout{segment.count}.bytes(), ceil_div(segment.count, kUnitValues)};
 }
 
-/// The launches of a call that writes a frame. Nobody reads the step where rounding is nearest, so
-/// that the last kernel may advance it; else a launch behind it does.
-template <class Format, NoiseKind kKind, class Kernel, class Call, class EntryOf>
-void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame,
-                     const EntryOf& entry_of) {
-  constexpr bool kAdvances = kKind == NoiseKind::kNone;
+/// Nobody reads the step where rounding is nearest, so that the last kernel may advance it.
+template <class Format, NoiseKind kKind, class Kernel, class Call>
+void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame) {
+  constexpr Advance kAdvance = kKind == NoiseKind::kNone ? Advance::kInLast : Advance::kBehind;
   kernel.payload = frame.frame + sizeof(FrameHeader);
-  kernel.words = words_of_call(call);
   kernel.key = call.random.key;
-  prepare_next_words(queue, call);
-  prepare_seal(queue, frame);
-  for_each_table(
-      kernel.table, call.segments, quantize_sizes<Format>, entry_of, [&](LaunchPlace place) {
-        kernel.seal = seal_of(frame, place);
-        kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
-        launch_units(queue, kernel);
-      });
-  if (!kAdvances && call.words_out != nullptr)
-    queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
+  launch_writer<kAdvance>(queue, kernel, call, &frame, quantize_sizes<Format>);
 }
 
 /// Long lists are not of those that have noise or feedback.
@@ -54,15 +42,11 @@ void visit_reduce_lengths(std::size_t segments, std::size_t frames, Visitor&& vi
 template <class Format>
 void quantize_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
-    visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_noise(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
-        visit_lengths<kEncodeLengths<E, kKind>>(call.segments.size(), 0, [&](auto segments, auto) {
-          QuantizeEncodeKernel<Format, G, E, kKind, segments()> kernel;
-          launch_quantize<Format, kKind>(
-              queue, kernel, call, frame,
-              [&](std::size_t i, std::uint64_t offset) { return encode_entry(call, i, offset); });
-        });
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    visit_noise(rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
+      visit_lengths<kEncodeLengths<E, kKind>>(call.segments.size(), 0, [&](auto segments, auto) {
+        QuantizeEncodeKernel<Format, G, E, kKind, segments()> kernel;
+        launch_quantize<Format, kKind>(queue, kernel, call, frame);
       });
     });
   });
@@ -79,9 +63,7 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
             kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
                                                 launches_of(kernel.table, call.segments));
             kernel.factor = call.factor;
-            launch_quantize<Format, kKind>(
-                queue, kernel, call, frame,
-                [&](std::size_t i, std::uint64_t offset) { return reduce_entry(call, i, offset); });
+            launch_quantize<Format, kKind>(queue, kernel, call, frame);
           });
     });
   });
@@ -90,16 +72,12 @@ void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const Dev
 template <class Format>
 void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_decode(call, [&](auto mode, auto segments, auto frames) {
       QuantizeDecodeKernel<Format, T, mode(), segments(), frames()> kernel;
       kernel.list = list_frames<frames()>(queue, call.frames, expected, call.execution,
                                           launches_of(kernel.table, call.segments));
-      kernel.factor = call.factor;
-      for_each_table(
-          kernel.table, call.segments, quantize_sizes<Format>,
-          [&](std::size_t i, std::uint64_t offset) { return decode_entry(call, i, offset); },
-          [&](LaunchPlace) { launch_units(queue, kernel); });
+      launch_reader(queue, kernel, call, quantize_sizes<Format>);
     });
   });
 }

@@ -102,7 +102,7 @@ class TopkLaunches {
 
 template <typename G, typename E>
 TopkTensor<G, E> tensor_of(const EncodeCall& call, std::size_t index, const TopkOptions& options) {
-  const EncodeEntry entry = encode_entry(call, index, 0);
+  const EncodeEntry entry = entry_of(call, index, 0);
   const Dtype values = options.values == TopkValues::kBf16 ? Dtype::kBf16 : Dtype::kF32;
   const Dtype residual = std::is_same_v<E, Bf16> ? Dtype::kBf16 : Dtype::kF32;
   return {.gradient = static_cast<const G*>(entry.gradient),
@@ -199,7 +199,7 @@ void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
                         const DeviceFrame& frame, TopkForce force) {
   Queue queue(call.execution.stream);
   prepare_next_words(queue, call);
-  visit_value_type(dtype_of(call.gradients), [&]<typename G>(G) {
+  visit_gradient_dtype(dtype_of(call.gradients), [&]<typename G>(G) {
     visit_residual_type(call.states, [&]<typename E>(E) {
       encode_segments<G, E>(queue, call, options, frame, force);
     });
@@ -210,7 +210,7 @@ void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
 void topk_device_decode(const DecodeCall& call, const TopkOptions& options,
                         const FrameHeader& expected) {
   Queue queue(call.execution.stream);
-  visit_value_type(dtype_of(call.outputs), [&]<typename T>(T) {
+  visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
       if (call.mode == DecodeMode::kAssign)
         decode_segments<TopkDecodeKernel<T, DecodeMode::kAssign, segments(), frames()>>(
