@@ -64,21 +64,21 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
 
   std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const kernels::Sent& sent,
                            const Target& to) const {
-    return kernels::cast_encode<Format>({.sent = sent, .output = output_of(to)});
+    return kernels::cast_loops<Format>().encode({.sent = sent, .output = output_of(to)});
   }
 
   void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
-    kernels::cast_decode<Format>({from.payloads, from.piece.count, to});
+    kernels::cast_loops<Format>().decode({from.payloads, from.piece.count, to});
   }
 
   std::size_t reduce_piece(const ReduceCall& call, const FrameHeader&, const Source& from,
                            const Target& to) const {
-    return kernels::cast_reduce<Format>({.payloads = from.payloads,
-                                         .dtype = call.dtype,
-                                         .count = from.piece.count,
-                                         .factor = call.factor,
-                                         .feedback = to.feedback,
-                                         .output = output_of(to)});
+    return kernels::cast_loops<Format>().reduce({.payloads = from.payloads,
+                                                 .dtype = call.dtype,
+                                                 .count = from.piece.count,
+                                                 .factor = call.factor,
+                                                 .feedback = to.feedback,
+                                                 .output = output_of(to)});
   }
 
   std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
@@ -89,10 +89,11 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
       if (!is_active(call.segments[slice.segment]))
         std::memset(bare, 0, slice.count * dtype_bytes(values.dtype()));
       else if (!Format::kLossless || sent.gradient != bare || factor != 1)
-        overflows += kernels::cast_encode<Format>({.sent = sent,
-                                                   .output = {.values = bare, .store = store},
-                                                   .travel = kernels::Travel::kBare,
-                                                   .factor = factor});
+        overflows +=
+            kernels::cast_loops<Format>().encode({.sent = sent,
+                                                  .output = {.values = bare, .store = store},
+                                                  .travel = kernels::Travel::kBare,
+                                                  .factor = factor});
     });
     return overflows;
   }
@@ -100,10 +101,10 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     for_each_bare(call, values, [&](const Slice& slice, const void* bare) {
-      kernels::cast_decode<Format>({.payloads = {&bare, 1},
-                                    .count = slice.count,
-                                    .to = decoded_of(call, slice, store),
-                                    .travel = kernels::Travel::kBare});
+      kernels::cast_loops<Format>().decode({.payloads = {&bare, 1},
+                                            .count = slice.count,
+                                            .to = decoded_of(call, slice, store),
+                                            .travel = kernels::Travel::kBare});
     });
   }
 

@@ -44,22 +44,22 @@ class QuantizeCodec final : public SlicedCodec<QuantizeCodec<Format>, kernels::Q
 
   std::size_t encode_piece(const EncodeCall& call, const FrameHeader&, const kernels::Sent& sent,
                            const Target& to) const {
-    kernels::quantize_encode<Format>({sent, noise(call, to), output_of(to)});
+    kernels::quantize_loops<Format>().encode({sent, noise(call, to), output_of(to)});
     return 0;
   }
 
   void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
-    kernels::quantize_decode<Format>({from.payloads, from.piece.count, to});
+    kernels::quantize_loops<Format>().decode({from.payloads, from.piece.count, to});
   }
 
   std::size_t reduce_piece(const ReduceCall& call, const FrameHeader&, const Source& from,
                            const Target& to) const {
-    kernels::quantize_reduce<Format>({.payloads = from.payloads,
-                                      .count = from.piece.count,
-                                      .factor = call.factor,
-                                      .feedback = to.feedback,
-                                      .noise = noise(call, to),
-                                      .output = output_of(to)});
+    kernels::quantize_loops<Format>().reduce({.payloads = from.payloads,
+                                              .count = from.piece.count,
+                                              .factor = call.factor,
+                                              .feedback = to.feedback,
+                                              .noise = noise(call, to),
+                                              .output = output_of(to)});
     return 0;
   }
 

@@ -27,21 +27,13 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-#define TERSOR_INSTANTIATE(Format)                               \
-  HWY_EXPORT(Format##_loops);                                    \
-  template <>                                                    \
-  std::size_t cast_encode<Format>(const CastEncode& arguments) { \
-    return TERSOR_DISPATCH(Format##_loops)().encode(arguments);  \
-  }                                                              \
-  template <>                                                    \
-  void cast_decode<Format>(const CastDecode& arguments) {        \
-    TERSOR_DISPATCH(Format##_loops)().decode(arguments);         \
-  }                                                              \
-  template <>                                                    \
-  std::size_t cast_reduce<Format>(const CastReduce& arguments) { \
-    return TERSOR_DISPATCH(Format##_loops)().reduce(arguments);  \
+#define TERSOR_DISPATCH_LOOPS(Format)         \
+  HWY_EXPORT(Format##_loops);                 \
+  template <>                                 \
+  CastLoops cast_loops<Format>() {            \
+    return TERSOR_DISPATCH(Format##_loops)(); \
   }
-TERSOR_CAST_FORMATS(TERSOR_INSTANTIATE)
+TERSOR_CAST_FORMATS(TERSOR_DISPATCH_LOOPS)
 
 }  // namespace tersor::kernels
 #endif

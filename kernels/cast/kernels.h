@@ -53,20 +53,17 @@ struct CastReduce {
   CastOutput output;
 };
 
-/// The loops of a format for one instruction set.
+/// The loops of a format for one instruction set. Encode and reduce return how many finite values
+/// became infinite as f16.
 struct CastLoops {
   std::size_t (*encode)(const CastEncode&);
   void (*decode)(const CastDecode&);
   std::size_t (*reduce)(const CastReduce&);
 };
 
-/// Encode and reduce return how many finite values became infinite as f16.
+/// Those of the instruction set that this call is to run on.
 template <class Format>
-std::size_t cast_encode(const CastEncode& arguments);
-template <class Format>
-void cast_decode(const CastDecode& arguments);
-template <class Format>
-std::size_t cast_reduce(const CastReduce& arguments);
+CastLoops cast_loops();
 
 /// Queued on the call's stream; the call was checked.
 template <class Format>

@@ -29,19 +29,11 @@ HWY_AFTER_NAMESPACE();
 #include "kernels/host/dispatch.h"
 
 namespace tersor::kernels {
-#define TERSOR_QUANTIZE_FORMAT(Format)                            \
-  HWY_EXPORT(Format##_loops);                                     \
-  template <>                                                     \
-  void quantize_encode<Format>(const QuantizeEncode& arguments) { \
-    TERSOR_DISPATCH(Format##_loops)().encode(arguments);          \
-  }                                                               \
-  template <>                                                     \
-  void quantize_decode<Format>(const QuantizeDecode& arguments) { \
-    TERSOR_DISPATCH(Format##_loops)().decode(arguments);          \
-  }                                                               \
-  template <>                                                     \
-  void quantize_reduce<Format>(const QuantizeReduce& arguments) { \
-    TERSOR_DISPATCH(Format##_loops)().reduce(arguments);          \
+#define TERSOR_QUANTIZE_FORMAT(Format)        \
+  HWY_EXPORT(Format##_loops);                 \
+  template <>                                 \
+  QuantizeLoops quantize_loops<Format>() {    \
+    return TERSOR_DISPATCH(Format##_loops)(); \
   }
 #include TERSOR_QUANTIZE_FORMATS
 #undef TERSOR_QUANTIZE_FORMAT

@@ -64,12 +64,9 @@ struct QuantizeLoops {
   void (*reduce)(const QuantizeReduce&);
 };
 
+/// Those of the instruction set that this call is to run on.
 template <class Format>
-void quantize_encode(const QuantizeEncode& arguments);
-template <class Format>
-void quantize_decode(const QuantizeDecode& arguments);
-template <class Format>
-void quantize_reduce(const QuantizeReduce& arguments);
+QuantizeLoops quantize_loops();
 
 /// Queued on the call's stream; the call was checked.
 template <class Format>

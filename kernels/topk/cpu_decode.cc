@@ -115,17 +115,17 @@ class Decoder {
     const CastDecode cast{
         .payloads = {&values, 1}, .count = count, .to = {.output = sum, .dtype = Dtype::kF32}};
     if (task_.dtype == Dtype::kBf16)
-      cast_decode<Bf16Format>(cast);
+      cast_loops<Bf16Format>().decode(cast);
     else
-      cast_decode<F16Format>(cast);
+      cast_loops<F16Format>().decode(cast);
   }
 
   void narrow(const float* sum, std::size_t count, void* output) const {
     const CastEncode cast{.sent = {sum, Dtype::kF32, count}, .output = {.values = output}};
     if (task_.dtype == Dtype::kBf16)
-      cast_encode<Bf16Format>(cast);
+      cast_loops<Bf16Format>().encode(cast);
     else
-      cast_encode<F16Format>(cast);
+      cast_loops<F16Format>().encode(cast);
   }
 
   const TopkDecode& task_;

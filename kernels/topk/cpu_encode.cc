@@ -399,11 +399,11 @@ void Encoder::encode_values() {
 void Encoder::encode_block(std::size_t begin, std::size_t count) {
   const Sent sent{chosen_ + begin, Dtype::kF32, count};
   if (task_.value_dtype == Dtype::kBf16) {
-    cast_encode<Bf16Format>(
+    cast_loops<Bf16Format>().encode(
         {.sent = sent, .output = {.values = static_cast<Bf16*>(payload_.values) + begin}});
     return;
   }
-  quantize_encode<Int8Format>(
+  quantize_loops<Int8Format>().encode(
       {.sent = sent,
        .output = {.scales = payload_.scales + begin / Int8Format::kBlock,
                   .codes = static_cast<std::byte*>(payload_.values) + begin}});

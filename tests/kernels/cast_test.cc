@@ -18,9 +18,7 @@ using reference::ForcedIsa;
 struct CastCodec {
   const char* name;
   Dtype (*wire)(Dtype dtype);
-  std::size_t (*encode)(const CastEncode&);
-  void (*decode)(const CastDecode&);
-  std::size_t (*reduce)(const CastReduce&);
+  CastLoops (*loops)();
 };
 
 template <class Format>
@@ -30,7 +28,7 @@ constexpr CastCodec kCodec = {Format::kName.data(),
                                   return DtypeOf<typename Format::template Wire<G>>::value;
                                 });
                               },
-                              cast_encode<Format>, cast_decode<Format>, cast_reduce<Format>};
+                              cast_loops<Format>};
 constexpr CastCodec kCastCodecs[] = {kCodec<NoneFormat>, kCodec<Bf16Format>, kCodec<F16Format>};
 constexpr std::size_t kCastCounts[] = {0, 1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1021, 4099};
 constexpr Dtype kCastDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
@@ -149,10 +147,11 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
         const std::size_t overflows = want.write(p);
         if (codec_.name == std::string("none") && !got.has_residual && factor == 1)  // bit for bit
           std::memcpy(want.wire_values(), gradient.data() + offset, count * dtype_bytes(dtype));
-        EXPECT_EQ(codec_.encode({.sent = {gradient.data() + offset, dtype, count, got.feedback()},
-                                 .output = {.values = got.wire_values(), .store = got.store},
-                                 .factor = factor}),
-                  overflows);
+        EXPECT_EQ(
+            codec_.loops().encode({.sent = {gradient.data() + offset, dtype, count, got.feedback()},
+                                   .output = {.values = got.wire_values(), .store = got.store},
+                                   .factor = factor}),
+            overflows);
         ASSERT_NO_FATAL_FAILURE(expect_equal_casts(got, want, describe(got)));
       }
 }
@@ -180,7 +179,7 @@ TEST_P(Cast, ReducesInTheOrderOfRanks) {
                                                                            got.residual_dtype, i)));
         }
         const std::size_t overflows = want.write(p);
-        EXPECT_EQ(codec_.reduce(
+        EXPECT_EQ(codec_.loops().reduce(
                       {views, wire, count, factor, got.feedback(), got.wire_values(), got.store}),
                   overflows);
         ASSERT_NO_FATAL_FAILURE(expect_equal_casts(got, want, describe(got)));
@@ -212,10 +211,10 @@ TEST_P(Cast, DecodesInOrderWithOneRounding) {
             }
             reference::store(sum, want.data() + offset, dtype, i);
           }
-          codec_.decode({views,
-                         count,
-                         {got.data() + offset, dtype, factor, mode,
-                          random_() % 2 ? Store::kCached : Store::kStreaming}});
+          codec_.loops().decode({views,
+                                 count,
+                                 {got.data() + offset, dtype, factor, mode,
+                                  random_() % 2 ? Store::kCached : Store::kStreaming}});
           for (std::size_t i = 0; i < got.size() / dtype_bytes(dtype); ++i) {
             const float a = reference::load(got.data(), dtype, i);
             const float b = reference::load(want.data(), dtype, i);
@@ -233,9 +232,9 @@ TEST(F16, CountsFromTheMidpointBeyondTheLargestOn) {
   for (const Isa isa : available_isas()) {
     const ForcedIsa forced(isa);
     F16 values[7];
-    EXPECT_EQ(
-        cast_encode<F16Format>({.sent = {gradient, Dtype::kF32, 7}, .output = {.values = values}}),
-        3u)
+    EXPECT_EQ(cast_loops<F16Format>().encode(
+                  {.sent = {gradient, Dtype::kF32, 7}, .output = {.values = values}}),
+              3u)
         << isa_name(isa);
     EXPECT_EQ(values[2].bits, 0x7bff) << isa_name(isa);
   }

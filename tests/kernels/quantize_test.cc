@@ -21,9 +21,7 @@ struct Codec {
   int levels;
   std::size_t block;
   unsigned bits;
-  void (*encode)(const QuantizeEncode&);
-  void (*decode)(const QuantizeDecode&);
-  void (*reduce)(const QuantizeReduce&);
+  QuantizeLoops (*loops)();
 
   std::size_t blocks(std::size_t count) const { return (count + block - 1) / block; }
   std::size_t bytes(std::size_t count) const { return (count * bits + 7) / 8; }
@@ -32,10 +30,8 @@ struct Codec {
 [[maybe_unused]] void PrintTo(const Codec& codec, std::ostream* stream) { *stream << codec.name; }
 
 constexpr Codec kCodecs[] = {
-    {"int8", 127, 256, 8, quantize_encode<Int8Format>, quantize_decode<Int8Format>,
-     quantize_reduce<Int8Format>},
-    {"int4", 7, 128, 4, quantize_encode<Int4Format>, quantize_decode<Int4Format>,
-     quantize_reduce<Int4Format>},
+    {"int8", 127, 256, 8, quantize_loops<Int8Format>},
+    {"int4", 7, 128, 4, quantize_loops<Int4Format>},
 };
 constexpr std::size_t kCounts[] = {0,   1,   2,   63,  127, 128, 129,  255, 256,
                                    257, 383, 511, 512, 513, 769, 1021, 4099};
@@ -200,7 +196,7 @@ TEST_P(Quantize, EncodesTheBytesOfTheFormat) {
                                reference::product(got.residual_factor, got.old_residual_value(i)));
         }
         want.quantize(p);
-        codec_.encode({{values, dtype, count, got.feedback()}, got.noise(), got.output()});
+        codec_.loops().encode({{values, dtype, count, got.feedback()}, got.noise(), got.output()});
         ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got, dtype)));
       }
 }
@@ -270,7 +266,7 @@ TEST_P(Quantize, DecodesAnyBytesInOrderWithOneRounding) {
               }
               reference::store(sum, want.data() + offset, dtype, i);
             }
-            codec_.decode(
+            codec_.loops().decode(
                 {payloads.views, count, {got.data() + offset, dtype, factor, mode, store}});
             ASSERT_NO_FATAL_FAILURE(expect_same_values(
                 got, want, dtype,
@@ -298,7 +294,8 @@ TEST_P(Quantize, ReducesInTheOrderOfRanks) {
                 p[i], reference::product(got.residual_factor, got.old_residual_value(i)));
         }
         want.quantize(p);
-        codec_.reduce({payloads.views, count, factor, got.feedback(), got.noise(), got.output()});
+        codec_.loops().reduce(
+            {payloads.views, count, factor, got.feedback(), got.noise(), got.output()});
         ASSERT_NO_FATAL_FAILURE(expect_equal(got, want, describe(got, Dtype::kF32)));
       }
 }
@@ -309,10 +306,10 @@ TEST_P(Quantize, DecodedPlusResidualIsWhatWasToBeSent) {
   std::vector<float> residual(kCount), scales(kCount / codec_.block), decoded(kCount);
   std::vector<std::byte> codes(codec_.bytes(kCount));
   const ErrorFeedback feedback{.residual_in = residual.data(), .residual_out = residual.data()};
-  codec_.encode(
+  codec_.loops().encode(
       {{gradient.data(), Dtype::kF32, kCount, feedback}, {}, {scales.data(), codes.data()}});
   const QuantizedView view{scales.data(), codes.data()};
-  codec_.decode({{&view, 1}, kCount, {.output = decoded.data(), .dtype = Dtype::kF32}});
+  codec_.loops().decode({{&view, 1}, kCount, {.output = decoded.data(), .dtype = Dtype::kF32}});
   for (std::size_t i = 0; i < kCount; ++i) {
     ASSERT_EQ(double{decoded[i]} + double{residual[i]}, double{gradient[i]}) << i;
     ASSERT_LE(std::abs(residual[i]), std::max(scales[i / codec_.block] * 0.50001f, 0x1p-92f)) << i;
@@ -326,11 +323,11 @@ TEST_P(Quantize, StochasticRoundingIsRightOnAverage) {
     for (std::size_t i = 0; i < kCount; i += codec_.block)
       gradient[i] = static_cast<float>(codec_.levels);  // a step is 1
     std::vector<std::byte> codes(codec_.bytes(kCount));
-    codec_.encode({{gradient.data(), Dtype::kF32, kCount},
-                   {.rounding = Rounding::kStochastic, .key = 1},
-                   {scales.data(), codes.data()}});
+    codec_.loops().encode({{gradient.data(), Dtype::kF32, kCount},
+                           {.rounding = Rounding::kStochastic, .key = 1},
+                           {scales.data(), codes.data()}});
     const QuantizedView view{scales.data(), codes.data()};
-    codec_.decode({{&view, 1}, kCount, {.output = decoded.data(), .dtype = Dtype::kF32}});
+    codec_.loops().decode({{&view, 1}, kCount, {.output = decoded.data(), .dtype = Dtype::kF32}});
     double error = 0;
     for (std::size_t i = 0; i < kCount; ++i) error += double{decoded[i]} - gradient[i];
     // 1/512 of a step, and five standard deviations of the mean.

@@ -192,7 +192,7 @@ void write_values(const std::vector<float>& values, Payload& payload) {
       reinterpret_cast<Bf16*>(payload.values.data())[i] = from_f32<Bf16>(values[i]);
   }
   if (payload.value_dtype == Dtype::kI8)
-    quantize_encode<Int8Format>(
+    quantize_loops<Int8Format>().encode(
         {.sent = {values.data(), Dtype::kF32, k},
          .output = {.scales = payload.scales.data(), .codes = payload.values.data()}});
 }
