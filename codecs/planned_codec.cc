@@ -34,54 +34,69 @@ bool PlannedCodec::allows(Exchange exchange) const {
   return std::ranges::count(plan_.rounds.back().exchanges, exchange) != 0;
 }
 
-template <typename Call>
-Call PlannedCodec::planned(Call call, std::size_t round) const {
-  call.segments = {&segment_, 1};
-  call.identity = {.checksum = plan_for_.checksum, .round = static_cast<std::uint8_t>(round)};
-  call.execution = {.threads = plan_for_.threads,
-                    .stream = plan_for_.stream,
-                    .workspace = workspace_.span(),
-                    .kept = kept_.span(),
-                    .memory = plan_for_.memory};
-  return call;
-}
-
-template <typename Call>
-Call PlannedCodec::writing(Call call, const std::optional<SegmentState>& state,
-                           StateWords* words) const {
-  if (state) call.states = {&*state, 1};
-  call.words = call.words_out = words;
-  call.random = kRandom;
-  return planned(call);
+Execution PlannedCodec::execution() const {
+  return {.threads = plan_for_.threads,
+          .stream = plan_for_.stream,
+          .workspace = workspace_.span(),
+          .kept = kept_.span(),
+          .memory = plan_for_.memory};
 }
 
 void PlannedCodec::encode(ConstValueSpan gradient, ByteSpan frame,
                           const std::optional<SegmentState>& state, StateWords* words) const {
-  codec_->encode(writing(EncodeCall{.gradients = {&gradient, 1}}, state, words), frame);
+  codec_->encode({.segments = {&segment_, 1},
+                  .gradients = {&gradient, 1},
+                  .states = states(state),
+                  .words = words,
+                  .words_out = words,
+                  .random = kRandom,
+                  .identity = identity(),
+                  .execution = execution()},
+                 frame);
 }
 
 void PlannedCodec::decode(std::span<const ConstByteSpan> frames, ValueSpan output, DecodeMode mode,
                           float factor) const {
-  codec_->decode(planned(
-      DecodeCall{.frames = frames, .outputs = {&output, 1}, .mode = mode, .factor = factor}));
+  codec_->decode({.segments = {&segment_, 1},
+                  .frames = frames,
+                  .outputs = {&output, 1},
+                  .mode = mode,
+                  .factor = factor,
+                  .identity = identity(),
+                  .execution = execution()});
 }
 
 void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, ByteSpan frame,
                           const std::optional<SegmentState>& state, StateWords* words) const {
-  codec_->reduce(writing(ReduceCall{.dtype = plan_for_.dtype, .frames = frames}, state, words),
+  codec_->reduce({.segments = {&segment_, 1},
+                  .dtype = plan_for_.dtype,
+                  .frames = frames,
+                  .states = states(state),
+                  .words = words,
+                  .words_out = words,
+                  .random = kRandom,
+                  .identity = identity(),
+                  .execution = execution()},
                  frame);
 }
 
 void PlannedCodec::encode_native(ConstValueSpan gradient, std::size_t round,
                                  ValueSpan values) const {
-  const EncodeCall call{
-      .gradients = {&gradient, 1}, .random = kRandom, .contributions = plan_for_.contributions};
-  codec_->encode_native(planned(call, round), 1.0f, values);
+  codec_->encode_native({.segments = {&segment_, 1},
+                         .gradients = {&gradient, 1},
+                         .random = kRandom,
+                         .identity = identity(round),
+                         .execution = execution(),
+                         .contributions = plan_for_.contributions},
+                        1.0f, values);
 }
 
 void PlannedCodec::decode_native(ValueSpan values, std::size_t round, ValueSpan output) const {
-  const DecodeCall back =
-      planned(DecodeCall{.outputs = {&output, 1}, .contributions = plan_for_.contributions}, round);
+  const DecodeCall back{.segments = {&segment_, 1},
+                        .outputs = {&output, 1},
+                        .identity = identity(round),
+                        .execution = execution(),
+                        .contributions = plan_for_.contributions};
   if (round + 1 == plan_.rounds.size())
     codec_->decode_native(back, values);
   else

@@ -65,12 +65,14 @@ class PlannedCodec {
   std::size_t exchange_bare(ConstValueSpan gradient, ValueSpan output) const;
 
  private:
-  /// A call with what all of a plan have alike.
-  template <typename Call>
-  Call planned(Call call, std::size_t round = 0) const;
-  /// One that writes a frame, with feedback where there is a state.
-  template <typename Call>
-  Call writing(Call call, const std::optional<SegmentState>& state, StateWords* words) const;
+  Execution execution() const;
+  FrameIdentity identity(std::size_t round = 0) const {
+    return {.checksum = plan_for_.checksum, .round = static_cast<std::uint8_t>(round)};
+  }
+
+  std::span<const SegmentState> states(const std::optional<SegmentState>& state) const {
+    return {state ? &*state : nullptr, state ? 1u : 0u};
+  }
 
   std::shared_ptr<const Codec> codec_;
   PlanFor plan_for_;
