@@ -293,8 +293,8 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
           kAdvance == Advance::kInLast && place.is_last ? next_words_of_call(call) : NextWords{};
     launch_units(queue, kernel);
   });
-  if (kAdvance == Advance::kBehind && call.words_out != nullptr)
-    queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
+  if constexpr (kAdvance == Advance::kBehind)
+    if (call.words_out != nullptr) queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 
 /// The launches of a call that decodes.
