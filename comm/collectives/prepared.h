@@ -103,7 +103,8 @@ struct Prepared {
   std::span<const Slot> own_slots() const {
     return std::span(slots).first(static_cast<std::size_t>(own_slot_count()));
   }
-  /// Slots of an all_to_all are its lanes: what goes, on a grid what passes, what comes.
+  /// An all_to_all has a slot for each lane: first those that leave this rank, then on a grid those
+  /// that it passes on, last those that arrive.
   int slot_count() const {
     const int dimensions = by_hosts ? 2 : context.grid.dimensions();
     return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks : own_slot_count();

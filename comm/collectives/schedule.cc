@@ -74,8 +74,9 @@ Step to_everybody(const Party& party, int dimension) {
   return step;
 }
 
-/// Of an all_to_all: to each of a group the lanes that go its way, those that came before as they
-/// are. What comes on its way takes every so many lanes: in the next dimension it lies together.
+/// A step of an all_to_all: each rank of the group gets the lanes whose way leads over it. Lanes
+/// that came in an earlier step are forwarded as they are. Received lanes are stored with gaps, so
+/// that those for one rank of the next dimension lie side by side.
 Step deal_out(const Party& party, int dimension) {
   const std::size_t n = party.members.size();
   const std::vector<int> group = party.grid.group(party.place, dimension);

@@ -43,7 +43,7 @@ struct Parcel {
   int peer = 0;
   std::size_t lane = 0;
   std::size_t lanes = 1;
-  std::size_t apart = 1;  ///< of what comes: from each of them to the next
+  std::size_t apart = 1;  ///< received lanes are first, first + apart, first + 2 * apart, …
 
   bool operator==(const Parcel&) const = default;
 };

@@ -27,7 +27,8 @@ class Learner {
   struct Terms {
     std::string timed = "steps";         ///< what takes a time, and
     std::string predicted = "messages";  ///< of what one is predicted
-    double hopeless = 6;  ///< what is predicted to take so many of the quickest yet is not tried
+    /// A way is not tried where its predicted time is more than this many times the quickest's.
+    double hopeless = 6;
     std::size_t first_pause = 16;  ///< steps between the first two looks
   };
   struct Way {

@@ -22,8 +22,8 @@ class Block;  // <tersor/network.h>
 using Clock = std::chrono::steady_clock;
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
-/// The name that an operation was called by: ranks that call different things find out. Set by the
-/// members of Transport that are another one. The numbers travel.
+/// Which member of Transport a rank called. Messages carry the number, so that ranks which call
+/// different members find out. Members that are built on others (`send` on `exchange`) set it.
 enum class Calling : std::uint8_t {
   kAllToAll = 1,
   kAllGather = 2,
@@ -35,8 +35,9 @@ enum class Calling : std::uint8_t {
   kExchange = 8,
 };
 
-/// The tag of messages between two ranks, which the others reserve none for: these come in the
-/// order of sending, and stand in none with other operations.
+/// The tag of `send` and `receive`. Two ranks exchange such messages, and the others know nothing
+/// of it, so no tag is reserved. Messages from one rank come in the order in which it sent them;
+/// between them and other operations there is no order.
 inline constexpr std::uint32_t kUnorderedTag = 0xffffffff;
 
 /// What each operation says of itself. All ranks must say the same, else all get a TransportError.
@@ -47,9 +48,9 @@ struct Operation {
   /// TransportTraits::ordered is set all ranks must also start them in one order.
   std::uint32_t tag = 0;
   Calling calling = Calling::kExchange;
-  /// Of an exchange or all_gather: nothing that this rank begins later takes messages of the tag.
-  /// Whoever sends it one that is not waited for calls something else, and all hear of that at
-  /// once.
+  /// Of an exchange or all_gather: no later operation of this rank takes messages of the tag. A
+  /// message of the tag that this operation does not expect is a mistake: its sender called
+  /// something else. All ranks get the error at once.
   bool takes_all = false;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Memory memory = Memory::kHost;  ///< of bytes sent and received; values say where they lie
