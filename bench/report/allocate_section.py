@@ -2,15 +2,17 @@
 
 import dataclasses
 import functools
+import itertools
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import drawing
+import records
 import summary
 import units
-from page import Picture, Section, Table
-from palette import Palette, Theme, in_order
+from page import Part, Picture, Section, Table, numbered
+from palette import Palette, in_order
 from records import AllocateRecord
 
 ALLOCATED = "allocated"
@@ -37,23 +39,27 @@ class Allocation:
         return max(fitting, key=lambda one: one.payload_bytes, default=None)
 
 
-def allocations(found: list[AllocateRecord]) -> list[Allocation]:
-    """One of each data; of repeats the last."""
-    groups: dict[str, dict[tuple[object, ...], AllocateRecord]] = {}
-    for one in found:
-        group = groups.setdefault(one.data, {})
-        budget = (one.payload_bytes, one.chosen) if one.codec == ALLOCATED else ()
-        group[(one.parameter, one.codec, *budget)] = one
-    made = [_allocation(data, list(group.values())) for data, group in groups.items()]
+def allocations(found: list[records.Record]) -> list[Allocation]:
+    """One of each data."""
+    groups = records.grouped(records.select(found, AllocateRecord), lambda r: r.data)
+    made = [_allocation(data, _once_each(group)) for data, group in groups.items()]
     return [one for one in made if one is not None]
+
+
+def _once_each(group: list[AllocateRecord]) -> list[AllocateRecord]:
+    """Of repeats the last."""
+
+    def key(one: AllocateRecord) -> tuple[object, ...]:
+        budget = (one.payload_bytes, one.chosen) if one.codec == ALLOCATED else ()
+        return (one.parameter, one.codec, *budget)
+
+    return list({key(one): one for one in group}.values())
 
 
 def _allocation(data: str, found: list[AllocateRecord]) -> Allocation | None:
     """None where the run was cut short before its totals."""
-    candidates: dict[str, list[AllocateRecord]] = {}
-    for one in found:
-        if one.parameter is not None and one.energy_lost is not None:
-            candidates.setdefault(one.parameter, []).append(one)
+    finite = [one for one in found if one.parameter is not None and one.energy_lost is not None]
+    candidates = records.grouped(finite, lambda r: r.parameter)
     totals = [one for one in found if one.parameter is None]
     budgets = [one for one in totals if one.codec == ALLOCATED]
     by_codec = {one.codec: one for one in totals if one.codec != ALLOCATED}
@@ -62,18 +68,16 @@ def _allocation(data: str, found: list[AllocateRecord]) -> Allocation | None:
     return Allocation(
         data,
         candidates,
-        [one for of in candidates.values() for one in of if one.chosen],
+        [one for one in itertools.chain(*candidates.values()) if one.chosen],
         next((one for one in budgets if one.chosen), budgets[-1]),
         [by_codec[codec] for codec in in_order({*by_codec})],
         budgets,
     )
 
 
-def sections(found: list[AllocateRecord], palette: Palette) -> list[Section]:
+def sections(found: list[records.Record]) -> list[Section]:
     runs = allocations(found)
-    parts: list[Table | Picture] = []
-    for i, run in enumerate(runs, start=1):
-        parts += _parts(run, palette, f"-{i}" if len(runs) > 1 else "")
+    parts = list(itertools.chain(*numbered([_parts(run) for run in runs])))
     return [Section("Allocation", [_says(run) for run in runs], parts)] if parts else []
 
 
@@ -94,7 +98,7 @@ def _bits(one: AllocateRecord) -> float:
     return 8 * one.payload_bytes / one.count
 
 
-def _parts(run: Allocation, palette: Palette, suffix: str) -> list[Table | Picture]:
+def _parts(run: Allocation) -> list[Part]:
     chosen = Table(
         f"A codec for each parameter: {run.data}",
         ["parameter", "values", "codec", "bits a value", "lost of all energy"],
@@ -116,9 +120,7 @@ def _parts(run: Allocation, palette: Palette, suffix: str) -> list[Table | Pictu
         "of the energy of all parameters. What loses nothing is not drawn."
     )
     heading = f"Energy lost against bytes by parameter: {run.data}"
-    picture = Picture(
-        "allocation" + suffix, heading, caption, functools.partial(draw, run, palette)
-    )
+    picture = Picture("allocation", heading, caption, functools.partial(draw, run))
     return [_beside(run), chosen, picture]
 
 
@@ -132,11 +134,11 @@ def _beside(run: Allocation) -> Table:
     return Table(f"One codec for all, and an allocation of as many bits: {run.data}", columns, rows)
 
 
-def draw(run: Allocation, palette: Palette, theme: Theme) -> Figure:
+def draw(run: Allocation, palette: Palette) -> Figure:
     def paint(figure: Figure) -> None:
         left, right, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": [6, 6, 4]})
-        _draw_parameters(left, run, palette, theme)
-        _draw_totals(right, run, palette, theme)
+        _draw_parameters(left, run, palette)
+        _draw_totals(right, run, palette)
         legend.axis("off")
         handles = {
             label: handle
@@ -146,19 +148,19 @@ def draw(run: Allocation, palette: Palette, theme: Theme) -> Figure:
         order = [*in_order({*handles} - {ALLOCATED}), ALLOCATED]
         legend.legend([handles[one] for one in order], order, loc="center left", fontsize=9)
 
-    return drawing.figure(theme, (1.25 * drawing.WIDTH, 5.2), paint)
+    return drawing.figure(palette, (1.25 * drawing.WIDTH, 5.2), paint)
 
 
-def _draw_parameters(axes: Axes, run: Allocation, palette: Palette, theme: Theme) -> None:
+def _draw_parameters(axes: Axes, run: Allocation, palette: Palette) -> None:
     for candidates in run.candidates.values():
         lossy = {one.codec: one for one in candidates if one.energy_lost}
         costs = {codec: (one.payload_bytes, -run.share(one)) for codec, one in lossy.items()}
         front = [lossy[codec] for codec in summary.pareto_front(costs)]
         line = [(one.payload_bytes, run.share(one)) for one in front]
-        axes.plot(*zip(*line), color=theme.grid, linewidth=1.2, zorder=1)
+        axes.plot(*zip(*line), color=palette.theme.grid, linewidth=1.2, zorder=1)
     for one in run.chosen:
         if one.energy_lost:
-            _mark(axes, one.codec, (one.payload_bytes, run.share(one)), palette, theme)
+            _mark(axes, one.codec, (one.payload_bytes, run.share(one)), palette)
     axes.set_title("a codec for each parameter")
     axes.set_xlabel("bytes of a payload (logarithmic)")
     axes.set_ylabel("lost of all energy (logarithmic)")
@@ -166,20 +168,19 @@ def _draw_parameters(axes: Axes, run: Allocation, palette: Palette, theme: Theme
     drawing.log_axis(axes.yaxis, drawing.power, 10)
 
 
-def _draw_totals(axes: Axes, run: Allocation, palette: Palette, theme: Theme) -> None:
+def _draw_totals(axes: Axes, run: Allocation, palette: Palette) -> None:
+    ink = palette.theme.ink
     for one in run.uniform:
         if one.energy_lost:
-            _mark(axes, one.codec, (_bits(one), run.share(one)), palette, theme)
+            _mark(axes, one.codec, (_bits(one), run.share(one)), palette)
     line = sorted((_bits(one), run.share(one)) for one in run.budgets if one.energy_lost)
-    axes.plot(*zip(*line), color=theme.ink, linewidth=1.4, zorder=2, label=ALLOCATED)
-    axes.plot([_bits(run.total)], [run.share(run.total)], "o", color=theme.ink, markersize=9)
+    axes.plot(*zip(*line), color=ink, linewidth=1.4, zorder=2, label=ALLOCATED)
+    axes.plot([_bits(run.total)], [run.share(run.total)], "o", color=ink, markersize=9)
     axes.set_title("all parameters")
     axes.set_xlabel("bits a value (logarithmic)")
     drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
     drawing.log_axis(axes.yaxis, drawing.power, 10)
 
 
-def _mark(axes: Axes, codec: str, at: tuple[float, float], palette: Palette, theme: Theme) -> None:
-    style = drawing.line_style(palette[codec], theme, 0)
-    style.update(linestyle="none", markersize=8, markerfacecolor="none")
-    axes.plot([at[0]], [at[1]], label=codec, zorder=3, **style)
+def _mark(axes: Axes, codec: str, at: tuple[float, float], palette: Palette) -> None:
+    drawing.point(axes, codec, at, drawing.hollow(palette, codec, 8))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import typing
 
@@ -10,16 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import drawing
+import records
 import units
-from page import Picture, Section, Table
-from palette import Palette, Theme, in_order
-from records import DTYPE_BYTES, AllreduceRecord
+from page import Part, Picture, Section, Table
+from palette import Palette, in_order
+from records import AllreduceRecord, gradient_bytes
 
 Field = typing.Callable[[AllreduceRecord], float]
-
-
-def gradient_bytes(record: AllreduceRecord) -> int:
-    return record.count * DTYPE_BYTES.get(record.dtype, 4)
 
 
 class Setting(typing.NamedTuple):
@@ -74,39 +70,28 @@ class Curves:
         return min(same) / record.seconds if same and record.seconds > 0 else None
 
 
-def sections(found: list[AllreduceRecord], palette: Palette) -> list[Section]:
-    groups = _by_setting(found)
-    several = len(groups) > 1
-    return [_section(g, palette, f"-{i}" if several else "") for i, g in enumerate(groups, start=1)]
-
-
-def _by_setting(found: list[AllreduceRecord]) -> list[Curves]:
-    groups = itertools.groupby(sorted(found, key=_setting), _setting)
-    return [Curves(setting, _curves(list(group))) for setting, group in groups]
+def sections(found: list[records.Record]) -> list[Section]:
+    ordered = sorted(records.select(found, AllreduceRecord), key=_setting)
+    groups = records.grouped(ordered, _setting).items()
+    return [_section(Curves(setting, _curves(group))) for setting, group in groups]
 
 
 def _curves(group: list[AllreduceRecord]) -> dict[tuple[str, str], list[AllreduceRecord]]:
+    """Of each count the record of median time, where it was measured several times."""
     order = in_order({record.codec for record in group})
-    keys = {(record.codec, record.algorithm) for record in group}
-    ordered = sorted(keys, key=lambda key: (order.index(key[0]), key[1]))
-    return {key: _medians([r for r in group if (r.codec, r.algorithm) == key]) for key in ordered}
+    ordered = sorted(group, key=lambda r: (order.index(r.codec), r.algorithm, r.count))
+    return {
+        key: [records.median(same) for same in records.grouped(curve, lambda r: r.count).values()]
+        for key, curve in records.grouped(ordered, lambda r: (r.codec, r.algorithm)).items()
+    }
 
 
-def _medians(runs: list[AllreduceRecord]) -> list[AllreduceRecord]:
-    """The record of median time for each count, where one was measured several times."""
-    by_count = itertools.groupby(
-        sorted(runs, key=lambda r: (r.count, r.seconds)), lambda r: r.count
-    )
-    repeats = [list(group) for _, group in by_count]
-    return [group[(len(group) - 1) // 2] for group in repeats]
-
-
-def _section(group: Curves, palette: Palette, suffix: str) -> Section:
-    parts: list[Table | Picture] = [_table(group)]
+def _section(group: Curves) -> Section:
+    parts: list[Part] = [_table(group)]
     if any(_can_draw(record) for curve in group.curves.values() for record in curve):
         heading = "Time, speed-up and bus bandwidth against size"
-        draw = functools.partial(_draw, group, palette)
-        parts.append(Picture("allreduce" + suffix, heading, _caption(group), draw))
+        draw = functools.partial(_draw, group)
+        parts.append(Picture("allreduce", heading, _caption(group), draw))
     return Section(str(group.setting), _sentences(group), parts)
 
 
@@ -135,7 +120,6 @@ def _table(group: Curves) -> Table:
 
 
 def _row(group: Curves, key: tuple[str, str], record: AllreduceRecord) -> list[str]:
-    error = units.ABSENT if record.relative_error is None else f"{record.relative_error:.1e}"
     hidden = units.ABSENT if record.hidden is None else f"{100 * record.hidden:.0f} %"
     cells = [
         group.label(key),
@@ -144,7 +128,7 @@ def _row(group: Curves, key: tuple[str, str], record: AllreduceRecord) -> list[s
         units.ratio(group.speedup(record)),
         f"{record.busbw:.3g}",
         units.byte_count(record.wire_bytes),
-        error,
+        units.error(record.relative_error),
         "yes" if record.identical else "NO",
     ]
     return cells + ([hidden] if group.setting.parameters else [])
@@ -173,38 +157,38 @@ def _caption(group: Curves) -> str:
     return said + " All axes are logarithmic."
 
 
-def _draw(group: Curves, palette: Palette, theme: Theme) -> Figure:
+def _draw(group: Curves, palette: Palette) -> Figure:
     def paint(figure: Figure) -> None:
         time, speedup, bandwidth, legend = figure.subplots(2, 2).flat
-        _panel(time, group, palette, theme, lambda r: r.seconds)
+        _panel(time, group, palette, lambda r: r.seconds)
         drawing.log_axis(time.yaxis, units.short_seconds, 10)
         time.set_title(f"Time of a {group.setting.unit}")
-        _speedup_panel(speedup, group, palette, theme)
-        _panel(bandwidth, group, palette, theme, lambda r: r.busbw)
+        _speedup_panel(speedup, group, palette)
+        _panel(bandwidth, group, palette, lambda r: r.busbw)
         drawing.log_axis(bandwidth.yaxis, lambda value: f"{value:g}", 10)
         bandwidth.set_title("Bus bandwidth (GB/s)")
         legend.axis("off")
         legend.legend(*time.get_legend_handles_labels(), loc="center left", handlelength=3)
 
-    return drawing.figure(theme, (drawing.WIDTH, 7.0), paint)
+    return drawing.figure(palette, (drawing.WIDTH, 7.0), paint)
 
 
-def _speedup_panel(axes: Axes, group: Curves, palette: Palette, theme: Theme) -> None:
+def _speedup_panel(axes: Axes, group: Curves, palette: Palette) -> None:
     """Empty where there is no `none` to compare with."""
     if not any(codec == "none" for codec, _ in group.curves):
         axes.axis("off")
         return
-    axes.axhline(1, color=theme.quiet, linewidth=1.0, zorder=1)
-    _panel(axes, group, palette, theme, lambda r: group.speedup(r) or math.nan)
+    axes.axhline(1, color=palette.theme.quiet, linewidth=1.0, zorder=1)
+    _panel(axes, group, palette, lambda r: group.speedup(r) or math.nan)
     drawing.log_axis(axes.yaxis, lambda value: f"{value:g}×", 2)
     axes.set_title("Speed-up over none")
 
 
-def _panel(axes: Axes, group: Curves, palette: Palette, theme: Theme, field: Field) -> None:
+def _panel(axes: Axes, group: Curves, palette: Palette, field: Field) -> None:
     for key, curve in group.curves.items():
         drawn = [record for record in curve if _can_draw(record)]
         sizes = [gradient_bytes(record) for record in drawn]
-        style = drawing.line_style(palette[key[0]], theme, group.variant(key))
+        style = drawing.line_style(palette, key[0], group.variant(key))
         axes.plot(sizes, [field(r) for r in drawn], label=group.label(key), **style)
     axes.set_xlabel("bytes of the gradient")
     drawing.log_axis(axes.xaxis, units.short_bytes, 2)

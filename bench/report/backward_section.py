@@ -3,14 +3,14 @@
 import functools
 import typing
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import drawing
+import records
 import units
 from page import Picture, Section, Table
-from palette import Palette, Theme, in_order
-from records import DTYPE_BYTES, BackwardRecord
+from palette import Palette, in_order
+from records import BackwardRecord
 
 PARALLEL = {"ddp": "DDP", "fsdp": "FSDP2", "experts": "whole steps of experts"}
 REFERENCES = ("none", "torch:fp16", "torch:bf16")
@@ -40,25 +40,22 @@ class Setting(typing.NamedTuple):
 Group = dict[str, BackwardRecord]  # by hook, in the palette's order
 
 
-def sections(found: list[BackwardRecord], palette: Palette) -> list[Section]:
-    groups: dict[Setting, Group] = {}
-    order = in_order({record.codec for record in found})
-    for record in sorted(found, key=lambda r: order.index(r.codec)):
-        groups.setdefault(_setting(record), {})[record.codec] = record
-    several = len(groups) > 1
+def sections(found: list[records.Record]) -> list[Section]:
+    backward = records.select(found, BackwardRecord)
+    order = in_order({record.codec for record in backward})
+    ordered = sorted(backward, key=lambda r: (_setting(r), order.index(r.codec)))
     return [
-        _section(setting, group, palette, f"-{i}" if several else "")
-        for i, (setting, group) in enumerate(sorted(groups.items()), start=1)
+        _section(setting, {record.codec: record for record in group})
+        for setting, group in records.grouped(ordered, _setting).items()
     ]
 
 
 def _setting(r: BackwardRecord) -> Setting:
-    gradient_bytes = r.count * DTYPE_BYTES.get(r.dtype, 4)
     wrapped = (r.parallel, r.weights or "")
-    return Setting(*wrapped, r.transport, r.link, r.ranks, gradient_bytes, r.rows)
+    return Setting(*wrapped, r.transport, r.link, r.ranks, records.gradient_bytes(r), r.rows)
 
 
-def _section(setting: Setting, group: Group, palette: Palette, suffix: str) -> Section:
+def _section(setting: Setting, group: Group) -> Section:
     speeds = [f"speed vs {reference}" for reference in REFERENCES]
     compute = min(record.compute_seconds for record in group.values())
     table = Table(
@@ -69,25 +66,24 @@ def _section(setting: Setting, group: Group, palette: Palette, suffix: str) -> S
         "sent by one rank; on the interface: counted by the kernel, headers included.",
     )
     picture = Picture(
-        "backward" + suffix,
+        "backward",
         "Time of a backward pass",
         "Each bar is the median of the slowest rank; the line is the pass without communication.",
-        functools.partial(_draw, group, compute, palette),
+        functools.partial(_draw, group, compute),
     )
     return Section(f"Backward pass: {setting}", _sentences(group), [table, picture])
 
 
 def _row(record: BackwardRecord, group: Group) -> list[str]:
-    absent = units.ABSENT
-    interface, error = record.interface_bytes, record.relative_error
+    interface = record.interface_bytes
     return [
         record.codec,
         units.seconds(record.seconds),
         *(units.ratio(_speedup(record, group.get(reference))) for reference in REFERENCES),
         units.byte_count(record.wire_bytes),
         record.wire_bytes_are,
-        absent if interface is None else units.byte_count(interface),
-        absent if error is None else f"{error:.1e}",
+        units.ABSENT if interface is None else units.byte_count(interface),
+        units.error(record.relative_error),
     ]
 
 
@@ -107,29 +103,15 @@ def _sentences(group: Group) -> list[str]:
     return [f"{best} is the fastest: {units.ratio(known[best])} the speed of none."]
 
 
-def _draw(group: Group, compute: float, palette: Palette, theme: Theme) -> Figure:
+def _draw(group: Group, compute: float, palette: Palette) -> Figure:
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for row, (hook, record) in enumerate(group.items()):
-            _bar(axes, row, record, palette[hook].colour)
-        axes.axvline(compute, color=theme.quiet, linewidth=1.2)
-        axes.set_yticks(range(len(group)), list(group))
-        axes.set_ylim(len(group) - 0.4, -0.6)
-        axes.grid(axis="y", visible=False)
-        axes.tick_params(axis="y", length=0)
+            axes.barh(row, record.seconds, 0.62, color=palette[hook].colour)
+            drawing.end_label(axes, record.seconds, row, units.seconds(record.seconds), fontsize=10)
+        axes.axvline(compute, color=palette.theme.quiet, linewidth=1.2)
+        drawing.rows(axes, list(group))
         axes.set_xlim(0, 1.15 * max(record.seconds for record in group.values()))
         axes.set_xlabel("seconds of a backward pass")
 
-    return drawing.figure(theme, (drawing.WIDTH, 1.1 + 0.4 * len(group)), paint)
-
-
-def _bar(axes: Axes, row: int, record: BackwardRecord, colour: str) -> None:
-    axes.barh(row, record.seconds, 0.62, color=colour)
-    axes.annotate(
-        units.seconds(record.seconds),
-        (record.seconds, row),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=10,
-    )
+    return drawing.figure(palette, (drawing.WIDTH, 1.1 + 0.4 * len(group)), paint)

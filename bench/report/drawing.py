@@ -14,7 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-import palette
+from palette import Palette, Theme
 
 WIDTH = 10.0  # inches of a picture in the page
 FEW_DECADES = 300  # high / low; below it, powers of ten alone are too few ticks
@@ -22,7 +22,7 @@ DASHES = ("-", "--", ":", "-.")
 
 
 @contextlib.contextmanager
-def _themed(theme: palette.Theme) -> typing.Iterator[None]:
+def _themed(theme: Theme) -> typing.Iterator[None]:
     colours = dict.fromkeys(
         ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"),
         theme.ink,
@@ -53,12 +53,10 @@ def _themed(theme: palette.Theme) -> typing.Iterator[None]:
 
 
 def figure(
-    theme: palette.Theme,
-    size: tuple[float, float],
-    paint: typing.Callable[[Figure], None],
+    palette: Palette, size: tuple[float, float], paint: typing.Callable[[Figure], None]
 ) -> Figure:
     """A figure of `size` inches on which `paint` has drawn; belongs to no global list."""
-    with _themed(theme):
+    with _themed(palette.theme):
         made = Figure(figsize=size, constrained_layout=True)
         made.set_constrained_layout_pads(w_pad=0.08, h_pad=0.08)
         paint(made)
@@ -87,19 +85,45 @@ def power(value: float) -> str:
     return f"{value:g}" if value >= 1e-3 else f"$10^{{{math.log10(value):.0f}}}$"
 
 
-def line_style(style: palette.Style, theme: palette.Theme, variant: int) -> dict[str, typing.Any]:
+def rows(axes: Axes, labels: list[str], above: float = 0.6, below: float = 0.6) -> None:
+    """Bars lie on whole numbers, the first on top, with so much room around them all."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 1 + below, -above)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def end_label(axes: Axes, x: float, y: float, text: str, **look: typing.Any) -> None:
+    """Right of what ends at (x, y)."""
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", **look)
+
+
+def point(axes: Axes, label: str, at: tuple, style: dict, deviation: float | None = None) -> None:
+    """A marker without a line, and a bar of one deviation to both sides where there is one."""
+    if deviation is not None:
+        axes.errorbar(*at, deviation, capsize=4, elinewidth=1.5, color=style["color"])
+    axes.plot(*([x] for x in at), label=label, zorder=3, **{**style, "linestyle": "none"})
+
+
+def hollow(palette: Palette, codec: str, size: float) -> dict[str, typing.Any]:
+    """A marker through which others are seen that lie below it."""
+    return {**line_style(palette, codec, 0), "markersize": size, "markerfacecolor": "none"}
+
+
+def line_style(palette: Palette, codec: str, variant: int) -> dict[str, typing.Any]:
     """Variant 0 is solid and filled; others of the same colour and marker are dashed and hollow."""
+    style = palette[codec]
     return {
         "color": style.colour,
         "marker": style.marker,
         "linestyle": DASHES[variant % len(DASHES)],
-        "markerfacecolor": theme.paper if variant else style.colour,
+        "markerfacecolor": palette.theme.paper if variant else style.colour,
         "markeredgecolor": style.colour,
         "markeredgewidth": 1.6,
     }
 
 
-def note(axes: Axes, text: str, theme: palette.Theme) -> None:
+def note(axes: Axes, text: str, theme: Theme) -> None:
     """A remark in small type in the lower right corner of the plot."""
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 2, "alpha": 0.85}
     axes.text(

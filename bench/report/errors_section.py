@@ -2,15 +2,17 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import drawing
+import records
 import summary
 import units
-from page import Picture, Section, Table
+from page import Part, Picture, Section, Table, numbered
 from palette import Palette, Theme, in_order
 from records import ErrorRecord
 
@@ -35,19 +37,20 @@ class Loss:
     ranks: int
 
 
-def losses(found: list[ErrorRecord]) -> dict[Data, list[Loss]]:
+def losses(found: list[records.Record]) -> dict[Data, list[Loss]]:
     """For each data the codecs in the palette's order."""
-    groups: dict[Data, dict[str, dict[str, ErrorRecord]]] = {}
-    for record in found:
-        group = groups.setdefault(Data(record.data, record.dtype), {})
-        group.setdefault(record.codec, {})[record.tensor] = record  # of repeats the last
-    return {
-        data: [_together(codec, list(by_codec[codec].values())) for codec in in_order({*by_codec})]
-        for data, by_codec in groups.items()
-    }
+    errors = records.select(found, ErrorRecord)
+    groups = records.grouped(errors, lambda r: Data(r.data, r.dtype))
+    return {data: _by_codec(group) for data, group in groups.items()}
 
 
-def _together(codec: str, of_tensors: list[ErrorRecord]) -> Loss:
+def _by_codec(group: list[ErrorRecord]) -> list[Loss]:
+    by_codec = records.grouped(group, lambda r: r.codec)
+    return [_together(codec, by_codec[codec]) for codec in in_order({*by_codec})]
+
+
+def _together(codec: str, found: list[ErrorRecord]) -> Loss:
+    of_tensors = {record.tensor: record for record in found}.values()  # of repeats the last
     count = sum(record.count for record in of_tensors)
     bits = sum(record.bits * record.count for record in of_tensors)
     energy = sum(record.norm**2 for record in of_tensors)
@@ -58,14 +61,10 @@ def _together(codec: str, of_tensors: list[ErrorRecord]) -> Loss:
     )
 
 
-def sections(found: list[ErrorRecord], palette: Palette) -> list[Section]:
-    if not found:
-        return []
+def sections(found: list[records.Record]) -> list[Section]:
     groups = losses(found)
-    parts: list[Table | Picture] = []
-    for i, (data, group) in enumerate(groups.items(), start=1):
-        parts += _parts(data, group, palette, f"-{i}" if len(groups) > 1 else "")
-    return [Section("Errors", [_shared(loss) for loss in _sharing(groups)], parts)]
+    parts = list(itertools.chain(*numbered([_parts(*group) for group in groups.items()])))
+    return [Section("Errors", [_shared(loss) for loss in _sharing(groups)], parts)] if parts else []
 
 
 def _sharing(groups: dict[Data, list[Loss]]) -> list[Loss]:
@@ -82,7 +81,7 @@ def _shared(loss: Loss) -> str:
     )
 
 
-def _parts(data: Data, group: list[Loss], palette: Palette, suffix: str) -> list[Table | Picture]:
+def _parts(data: Data, group: list[Loss]) -> list[Part]:
     heading = f"Energy lost against bits: {_subject(data, group)}"
     columns = ["codec", "bits a value", "energy lost", "relative error"]
     table = Table(heading, columns, [_row(loss) for loss in group])
@@ -91,8 +90,7 @@ def _parts(data: Data, group: list[Loss], palette: Palette, suffix: str) -> list
         "what was sent and what was decoded; bits are the payload's. The dotted line joins codecs "
         "that no other beats in both. What loses nothing is not drawn."
     )
-    draw_group = functools.partial(draw, data, group, palette)
-    return [table, Picture("errors" + suffix, heading, caption, draw_group)]
+    return [table, Picture("errors", heading, caption, functools.partial(draw, data, group))]
 
 
 def _subject(data: Data, group: list[Loss]) -> str:
@@ -110,16 +108,15 @@ def _row(loss: Loss) -> list[str]:
     ]
 
 
-def draw(data: Data, group: list[Loss], palette: Palette, theme: Theme) -> Figure:
+def draw(data: Data, group: list[Loss], palette: Palette) -> Figure:
     lossy = [loss for loss in group if loss.energy > 0]
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for loss in lossy:
-            style = drawing.line_style(palette[loss.codec], theme, 0)
-            style.update(linestyle="none", markersize=9, markerfacecolor="none")  # some coincide
-            axes.plot([loss.bits], [loss.energy], label=loss.codec, zorder=3, **style)
-        _front_line(axes, group, theme)
+            style = drawing.hollow(palette, loss.codec, 9)  # some coincide
+            drawing.point(axes, loss.codec, (loss.bits, loss.energy), style)
+        _front_line(axes, group, palette.theme)
         axes.set_title(_subject(data, group))
         axes.set_xlabel("bits a value (logarithmic)")
         axes.set_ylabel("energy lost (logarithmic)")
@@ -129,7 +126,7 @@ def draw(data: Data, group: list[Loss], palette: Palette, theme: Theme) -> Figur
         drawing.legend_right(axes)
 
     height = max(4.8, 0.6 + 0.27 * (len(lossy) + 1))
-    return drawing.figure(theme, (drawing.WIDTH, height), paint)
+    return drawing.figure(palette, (drawing.WIDTH, height), paint)
 
 
 def _front_line(axes: Axes, group: list[Loss], theme: Theme) -> None:

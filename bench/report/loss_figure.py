@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter
 import drawing
 import summary
 import units
-from palette import Palette, Theme
+from palette import Palette
 
 WIDE = 12.0  # inches: labels name a rate, too
 ROW_HEIGHT = 0.31  # inches of a line in the legend
@@ -26,24 +26,24 @@ class Point:
     variant: int  # of the codec's style: which of its learning rates
 
 
-def draw(trainings: list[summary.Training], palette: Palette, theme: Theme) -> Figure:
+def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
     """`trainings` differ in their learning rate alone, and all tell their losses."""
     points = _points(trainings)
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for point in points:
-            _paint_point(axes, point, palette, theme)
+            _paint_point(axes, point, palette)
         axes.set_xlabel("bytes that a rank sends in a step, mean of all steps (logarithmic)")
         axes.set_ylabel("training loss, mean of the last epoch")
         drawing.log_axis(axes.xaxis, units.short_bytes, 2)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.margins(x=0.06, y=0.08)
-        drawing.note(axes, "loss axis does not start at zero", theme)
+        drawing.note(axes, "loss axis does not start at zero", palette.theme)
         drawing.legend_right(axes)
 
     width = drawing.WIDTH if len(trainings) == 1 else WIDE
-    return drawing.figure(theme, (width, max(4.8, ROW_HEIGHT * len(points))), paint)
+    return drawing.figure(palette, (width, max(4.8, ROW_HEIGHT * len(points))), paint)
 
 
 def _points(trainings: list[summary.Training]) -> list[Point]:
@@ -63,16 +63,11 @@ def _points(trainings: list[summary.Training]) -> list[Point]:
     return sorted(points, key=lambda point: point.sent)
 
 
-def _paint_point(axes: Axes, point: Point, palette: Palette, theme: Theme) -> None:
+def _paint_point(axes: Axes, point: Point, palette: Palette) -> None:
     """What DDP itself learns is a line across, too."""
-    style = drawing.line_style(palette[point.runs.codec], theme, point.variant)
+    style = drawing.line_style(palette, point.runs.codec, point.variant)
     if point.runs.codec == "none":
         dashes = drawing.DASHES[1 + point.variant]
         axes.axhline(point.loss.mean, color=style["color"], linestyle=dashes, linewidth=1.2)
-    if point.loss.count > 1:
-        spread = point.loss.deviation
-        axes.errorbar(
-            point.sent, point.loss.mean, spread, capsize=4, elinewidth=1.5, color=style["color"]
-        )
-    style.update(linestyle="none", markersize=9)
-    axes.plot([point.sent], [point.loss.mean], label=point.label, zorder=3, **style)
+    at, style["markersize"] = (point.sent, point.loss.mean), 9
+    drawing.point(axes, point.label, at, style, point.loss.known_deviation)

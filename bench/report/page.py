@@ -1,24 +1,24 @@
 """What a report is made of, and its two forms: a page with pictures and text for a terminal."""
 
 import base64
-import dataclasses
 import html
 import io
 import pathlib
 import string
 import textwrap
 import typing
-
-import palette
+from dataclasses import dataclass, replace
 
 if typing.TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from palette import Palette
 
 DOTS_PER_INCH = 150
 TEXT_COLUMNS = 100
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Table:
     """The first column is a name, the others are figures."""
 
@@ -28,21 +28,37 @@ class Table:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Picture:
-    """`draw` makes the figure in a theme's colours; drawn late, as the text form needs none."""
+    """`draw` makes the figure in a palette; drawn late, as the text form needs none."""
 
     name: str  # of the PNG file
     heading: str
     caption: str
-    draw: typing.Callable[[palette.Theme], "Figure"]
+    draw: typing.Callable[["Palette"], "Figure"]
 
 
-@dataclasses.dataclass(frozen=True)
+Part = Table | Picture
+
+
+@dataclass(frozen=True)
 class Section:
     heading: str
     sentences: list[str]
-    parts: list[Table | Picture]
+    parts: list[Part]
+
+
+def numbered(groups: list[list[Part]]) -> list[list[Part]]:
+    """Where there are several groups, the names of their pictures end in the group's number."""
+    if len(groups) < 2:
+        return groups
+    return [
+        [
+            replace(part, name=f"{part.name}-{i}") if isinstance(part, Picture) else part
+            for part in parts
+        ]
+        for i, parts in enumerate(groups, start=1)
+    ]
 
 
 def as_text(sections: list[Section]) -> str:
@@ -75,23 +91,33 @@ def _padded(cells: list[str], widths: list[int]) -> list[str]:
 
 
 def write(
-    folder: pathlib.Path, sections: list[Section], provenance: list[str]
+    folder: pathlib.Path,
+    sections: list[Section],
+    palettes: tuple["Palette", "Palette"],
+    provenance: list[str],
 ) -> list[pathlib.Path]:
-    """Writes the PNG files and index.html; returns their paths, the page first."""
-    pngs: list[pathlib.Path] = []
-    body = "".join(_section_html(section, folder, pngs) for section in sections)
+    """Writes the PNG files and index.html; returns their paths, the page first.
+
+    The first palette makes files, too; the other is for browsers that ask for dark pages.
+    """
+    pictures = [part for s in sections for part in s.parts if isinstance(part, Picture)]
+    images = {one.name: [png(one.draw(palette)) for palette in palettes] for one in pictures}
+    body = "".join(_section_html(section, images) for section in sections)
     template = (pathlib.Path(__file__).parent / "page.html").read_text(encoding="utf-8")
     index = folder / "index.html"
     facts = "".join(f"<p>{html.escape(line)}</p>" for line in provenance)
     page = string.Template(template).substitute(body=body, provenance=facts)
     index.write_text(page, encoding="utf-8")
-    return [index, *pngs]
+    files = {folder / f"{name}.png": light for name, (light, _) in images.items()}
+    for path, light in files.items():
+        path.write_bytes(light)
+    return [index, *files]
 
 
-def _section_html(section: Section, folder: pathlib.Path, pngs: list[pathlib.Path]) -> str:
+def _section_html(section: Section, images: dict[str, list[bytes]]) -> str:
     """What the section says stands below its first table."""
     first, *others = [
-        _table_html(part) if isinstance(part, Table) else _picture_html(part, folder, pngs)
+        _table_html(part) if isinstance(part, Table) else _picture_html(part, *images[part.name])
         for part in section.parts
     ]
     items = "".join(f"<li>{html.escape(line)}</li>" for line in section.sentences)
@@ -114,12 +140,7 @@ def _row_html(row: list[str]) -> str:
     return f"<th><code>{name}</code></th>" + "".join(f"<td>{figure}</td>" for figure in figures)
 
 
-def _picture_html(picture: Picture, folder: pathlib.Path, pngs: list[pathlib.Path]) -> str:
-    """The light picture is also a file; the dark one is for browsers that ask for dark pages."""
-    light, dark = (png(picture.draw(theme)) for theme in (palette.LIGHT, palette.DARK))
-    path = folder / f"{picture.name}.png"
-    path.write_bytes(light)
-    pngs.append(path)
+def _picture_html(picture: Picture, light: bytes, dark: bytes) -> str:
     heading = html.escape(picture.heading)
     return (
         f"<h3>{heading}</h3><figure><picture>"

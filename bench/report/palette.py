@@ -43,15 +43,14 @@ SPARE = (
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    name: str
     ink: str
     paper: str
     grid: str
     quiet: str  # text and bars of second rank
 
 
-LIGHT = Theme("light", ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d")
-DARK = Theme("dark", ink="#e6edf3", paper="#161b22", grid="#333b45", quiet="#9aa4af")
+LIGHT = Theme(ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d")
+DARK = Theme(ink="#e6edf3", paper="#161b22", grid="#333b45", quiet="#9aa4af")
 
 
 def family(spec: str) -> str:
@@ -81,12 +80,13 @@ def _spare(i: int) -> Style:
 
 
 class Palette:
-    """Styles for all codecs of one report. Made once, from every record, so that pictures agree."""
+    """A theme, and styles for all codecs of one report: of every record, so that pictures agree."""
 
-    def __init__(self, specs: set[str]) -> None:
+    def __init__(self, specs: set[str], theme: Theme = LIGHT) -> None:
         unlisted = [spec for spec in in_order(specs) if spec not in STYLES]
         spare = {spec: _spare(i) for i, spec in enumerate(unlisted)}
         self._styles = {**STYLES, **spare}
+        self.theme = theme
 
     def __getitem__(self, spec: str) -> Style:
         return self._styles[spec]

@@ -1,7 +1,6 @@
 """The predicted part of a report: time and speed-up against ranks or size, measured points on top."""
 
 import functools
-import itertools
 import typing
 
 from matplotlib.axes import Axes
@@ -9,11 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import drawing
+import records
 import units
-from allreduce_section import gradient_bytes
 from page import Picture, Section, Table
-from palette import Palette, Theme, in_order
-from records import AllreduceRecord, PredictRecord
+from palette import Palette, in_order
+from records import AllreduceRecord, PredictRecord, gradient_bytes
 
 Either = PredictRecord | AllreduceRecord
 
@@ -63,22 +62,16 @@ class Group(typing.NamedTuple):
         return min(same, key=lambda r: r.seconds) if same else None
 
 
-def sections(
-    predicted: list[PredictRecord], measured: list[AllreduceRecord], palette: Palette
-) -> list[Section]:
-    groups = _groups(predicted, [record for record in measured if not record.parameters])
-    several = len(groups) > 1
-    return [_section(g, palette, f"-{i}" if several else "") for i, g in enumerate(groups, start=1)]
-
-
-def _groups(predicted: list[PredictRecord], measured: list[AllreduceRecord]) -> list[Group]:
+def sections(found: list[records.Record]) -> list[Section]:
     """Against ranks where they vary, else against size."""
+    predicted = records.select(found, PredictRecord)
+    measured = [r for r in records.select(found, AllreduceRecord) if not r.parameters]
     vary = len({record.ranks for record in predicted}) > 1
     drawn = [record for record in predicted if record.seconds > 0]
     key = functools.partial(_setting, vary)
     return [
-        Group(setting, list(group), [r for r in measured if _fits(setting, r)])
-        for setting, group in itertools.groupby(sorted(drawn, key=key), key)
+        _section(Group(setting, group, [r for r in measured if _fits(setting, r)]))
+        for setting, group in records.grouped(sorted(drawn, key=key), key).items()
     ]
 
 
@@ -99,12 +92,10 @@ def _fits(setting: Setting, record: AllreduceRecord) -> bool:
     )
 
 
-def _section(group: Group, palette: Palette, suffix: str) -> Section:
+def _section(group: Group) -> Section:
     axis = "size" if group.setting.ranks else "ranks"
     heading = f"Predicted time and speed-up against {axis}"
-    picture = Picture(
-        "predict" + suffix, heading, _caption(group), functools.partial(_draw, group, palette)
-    )
+    picture = Picture("predict", heading, _caption(group), functools.partial(_draw, group))
     return Section(str(group.setting), _sentences(group), [_table(group), picture])
 
 
@@ -154,30 +145,30 @@ def _caption(group: Group) -> str:
     return said + " All axes are logarithmic."
 
 
-def _draw(group: Group, palette: Palette, theme: Theme) -> Figure:
+def _draw(group: Group, palette: Palette) -> Figure:
     def paint(figure: Figure) -> None:
         time, speedup, legend = figure.subplots(1, 3, gridspec_kw={"width_ratios": (4, 4, 2)})
-        _panel(time, group, palette, theme, lambda record, _: record.seconds)
+        _panel(time, group, palette, lambda record, _: record.seconds)
         drawing.log_axis(time.yaxis, units.short_seconds, 10)
         time.set_title("Time of a call, predicted")
-        speedup.axhline(1, color=theme.quiet, linewidth=1.0, zorder=1)
-        _panel(speedup, group, palette, theme, group.speedup)
+        speedup.axhline(1, color=palette.theme.quiet, linewidth=1.0, zorder=1)
+        _panel(speedup, group, palette, group.speedup)
         drawing.log_axis(speedup.yaxis, lambda value: f"{value:g}×", 2)
         speedup.set_title("Speed-up over none, predicted")
         legend.axis("off")
-        legend.legend(handles=_legend(group, palette, theme), loc="center left")
+        legend.legend(handles=_legend(group, palette), loc="center left")
 
-    return drawing.figure(theme, (drawing.WIDTH, 4.6), paint)
+    return drawing.figure(palette, (drawing.WIDTH, 4.6), paint)
 
 
-def _legend(group: Group, palette: Palette, theme: Theme) -> list[Line2D]:
+def _legend(group: Group, palette: Palette) -> list[Line2D]:
     lines = [
         Line2D([], [], color=palette[codec].colour, label=f"{codec} (predicted)")
         for codec in group.codecs
     ]
     if group.measured:
         hollow = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
-        lines.append(Line2D([], [], color=theme.ink, label="measured", **hollow))
+        lines.append(Line2D([], [], color=palette.theme.ink, label="measured", **hollow))
     return lines
 
 
@@ -185,7 +176,6 @@ def _panel(
     axes: Axes,
     group: Group,
     palette: Palette,
-    theme: Theme,
     field: typing.Callable[[Either, typing.Sequence[Either]], float | None],
 ) -> None:
     for codec in group.codecs:

@@ -220,6 +220,23 @@ def select(records: list[Record], kind: type) -> list[typing.Any]:
     return [record for record in records if isinstance(record, kind)]
 
 
+def gradient_bytes(record: typing.Any) -> int:
+    return record.count * DTYPE_BYTES.get(record.dtype, 4)
+
+
+def grouped(records: list, key: typing.Callable) -> dict[typing.Any, list]:
+    """In the order in which keys are seen first."""
+    groups: dict[typing.Any, list] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+def median(repeats: list) -> typing.Any:
+    """The record of median time."""
+    return sorted(repeats, key=lambda r: r.seconds)[(len(repeats) - 1) // 2]
+
+
 def _load_file(path: pathlib.Path) -> list[Record]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
@@ -294,7 +311,7 @@ def _check_bandwidth(record: Record, where: str) -> None:
     """A wrong unit would go unseen in a picture, so algbw is held against count and seconds."""
     if not isinstance(record, AllreduceRecord) or not record.count or not record.seconds:
         return
-    expected = record.count * DTYPE_BYTES.get(record.dtype, 4) / record.seconds / 1e9
+    expected = gradient_bytes(record) / record.seconds / 1e9
     if not expected / 4 <= record.algbw <= expected * 4:
         raise ReportError(
             f'{where}: field "algbw" is {record.algbw:.3g}, '

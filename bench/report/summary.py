@@ -6,7 +6,6 @@ not the best.
 """
 
 import dataclasses
-import itertools
 import math
 import statistics
 import typing
@@ -24,6 +23,10 @@ class Spread:
     mean: float
     deviation: float
     count: int
+
+    @property
+    def known_deviation(self) -> float | None:
+        return self.deviation if self.count > 1 else None
 
     @staticmethod
     def of(values: typing.Iterable[float]) -> "Spread":
@@ -158,10 +161,11 @@ class Training:
         return {run.epochs[-1].epoch for codec in self.codecs.values() for run in codec.runs}
 
 
-def trainings(train_records: list[records.TrainRecord]) -> list[Training]:
+def trainings(found: list[records.Record]) -> list[Training]:
     """Groups by setting, codec and seed."""
     settings = _grouped(
-        train_records, lambda r: (r.model or "", r.learning_rate or 0.0, r.ranks, r.link)
+        records.select(found, records.TrainRecord),
+        lambda r: (r.model or "", r.learning_rate or 0.0, r.ranks, r.link),
     )
     return [
         Training(model or None, learning_rate or None, ranks, link, _codecs(group))
@@ -188,7 +192,7 @@ def _runs(group: list[records.TrainRecord]) -> list[Run]:
 
 
 def _grouped(items: list, key: typing.Callable) -> dict:
-    return {k: list(group) for k, group in itertools.groupby(sorted(items, key=key), key)}
+    return records.grouped(sorted(items, key=key), key)
 
 
 def pareto_front(costs_and_gains: dict[str, tuple[float, float]]) -> list[str]:

@@ -12,6 +12,7 @@ records.py says what a record holds. On bad input or an unwritable folder: one l
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 import tempfile
@@ -38,6 +39,15 @@ except ImportError as error:
     print(f"tersor_report: {error}: {advice}", file=sys.stderr)
     sys.exit(2)
 
+KINDS = (
+    train_section,
+    backward_section,
+    allreduce_section,
+    predict_section,
+    codecs_section,
+    errors_section,
+    allocate_section,
+)
 PICTURE_DOTS_PER_INCH = 200  # shown at 1,200 px, sharp on dense screens
 
 
@@ -91,15 +101,18 @@ def _run(options: argparse.Namespace) -> None:
     if options.picture:
         check_folder(options.picture.parent)
     found = records.load(options.files)
-    colours = palette.Palette({record.codec for record in found})
-    sections = _sections(found, colours)
+    codecs = {record.codec for record in found}
+    light, dark = (palette.Palette(codecs, theme) for theme in (palette.LIGHT, palette.DARK))
+    sections = _sections(found)
     if options.text:
         print(page.as_text(sections))
     if options.output:
-        for path in page.write(options.output, sections, _provenance(found, options.files)):
+        facts = _provenance(found, options.files)
+        for path in page.write(options.output, sections, (light, dark), facts):
             print(path)
     if options.picture:
-        _write_picture(options.picture, found, colours)
+        options.picture.write_bytes(_picture(found, light))
+        print(options.picture)
 
 
 def check_folder(folder: pathlib.Path) -> None:
@@ -111,21 +124,13 @@ def check_folder(folder: pathlib.Path) -> None:
         raise records.ReportError(f"cannot write to {folder}: {error.strerror}") from error
 
 
-def _sections(found: list[records.Record], colours: palette.Palette) -> list[page.Section]:
-    trainings = summary.trainings(records.select(found, records.TrainRecord))
-    return [
-        *train_section.sections(trainings, colours),
-        *backward_section.sections(records.select(found, records.BackwardRecord), colours),
-        *allreduce_section.sections(records.select(found, records.AllreduceRecord), colours),
-        *predict_section.sections(
-            records.select(found, records.PredictRecord),
-            records.select(found, records.AllreduceRecord),
-            colours,
-        ),
-        *codecs_section.sections(records.select(found, records.CodecRecord), colours),
-        *errors_section.sections(records.select(found, records.ErrorRecord), colours),
-        *allocate_section.sections(records.select(found, records.AllocateRecord), colours),
-    ]
+def _sections(found: list[records.Record]) -> list[page.Section]:
+    sections: list[page.Section] = []
+    for kind in KINDS:
+        of_kind = kind.sections(found)
+        parts = page.numbered([section.parts for section in of_kind])
+        sections += [dataclasses.replace(one, parts=own) for one, own in zip(of_kind, parts)]
+    return sections
 
 
 def _provenance(found: list[records.Record], files: list[pathlib.Path]) -> list[str]:
@@ -142,26 +147,19 @@ def _listed(values: list[str]) -> str:
     return ", ".join(values) if len(values) < 3 else f"{values[0]} to {values[-1]}"
 
 
-def _write_picture(
-    path: pathlib.Path, found: list[records.Record], colours: palette.Palette
-) -> None:
-    path.write_bytes(_picture(found, colours))
-    print(path)
-
-
 def _picture(found: list[records.Record], colours: palette.Palette) -> bytes:
-    trainings = summary.trainings(records.select(found, records.TrainRecord))
-    errors = errors_section.losses(records.select(found, records.ErrorRecord))
-    chosen = allocate_section.allocations(records.select(found, records.AllocateRecord))
+    trainings = summary.trainings(found)
+    errors = errors_section.losses(found)
+    chosen = allocate_section.allocations(found)
     if len(trainings) == 1:
-        figure = train_figures.overview(trainings[0], colours, palette.LIGHT)
+        figure = train_figures.overview(trainings[0], colours)
     elif trainings and summary.differ_in_rate_alone(trainings):
-        figure = loss_figure.draw(trainings, colours, palette.LIGHT)
+        figure = loss_figure.draw(trainings, colours)
     elif not trainings and len(errors) == 1:
         ((data, group),) = errors.items()
-        figure = errors_section.draw(data, group, colours, palette.LIGHT)
+        figure = errors_section.draw(data, group, colours)
     elif not (trainings or errors) and len(chosen) == 1:
-        figure = allocate_section.draw(chosen[0], colours, palette.LIGHT)
+        figure = allocate_section.draw(chosen[0], colours)
     else:
         raise records.ReportError(
             "--picture needs train records of one setting (ranks and link), or of several learning "

@@ -17,37 +17,28 @@ LEGEND_HEIGHT = 0.5  # inches
 STEP_PARTS = ("compute", "exposed communication", "rest")
 
 
-def accuracy_bytes(training: summary.Training, palette: Palette, theme: Theme) -> Figure:
+def accuracy_bytes(training: summary.Training, palette: Palette) -> Figure:
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for codec, runs in training.codecs.items():
-            style = drawing.line_style(palette[codec], theme, _variant(codec, training))
-            _bytes_point(axes, runs, style)
-        _front_line(axes, training, theme)
+            style = drawing.line_style(palette, codec, _variant(codec, training))
+            at, style["markersize"] = (runs.step_mean("wire_bytes"), runs.accuracy.mean), 10
+            drawing.point(axes, codec, at, style, runs.accuracy.known_deviation)
+        _front_line(axes, training, palette.theme)
         axes.set_xlabel("bytes on the wire, per step and rank (logarithmic)")
         axes.set_ylabel("test accuracy, last epoch")
         drawing.log_axis(axes.xaxis, units.short_bytes, 2)
         _percent_axis(axes)
         axes.margins(x=0.08, y=0.14)
-        drawing.note(axes, "accuracy axis does not start at zero", theme)
+        drawing.note(axes, "accuracy axis does not start at zero", palette.theme)
         drawing.legend_right(axes)
 
-    return drawing.figure(theme, (drawing.WIDTH, 4.8), paint)
+    return drawing.figure(palette, (drawing.WIDTH, 4.8), paint)
 
 
 def _variant(codec: str, training: summary.Training) -> int:
     """Without feedback, beside the same codec with it, a codec is drawn dashed and hollow."""
     return int(codec + "+ef" in training.codecs)
-
-
-def _bytes_point(axes: Axes, runs: summary.CodecRuns, style: dict) -> None:
-    sent, spread = runs.step_mean("wire_bytes"), runs.accuracy
-    if spread.count > 1:
-        axes.errorbar(
-            sent, spread.mean, spread.deviation, capsize=4, elinewidth=1.5, color=style["color"]
-        )
-    style.update(linestyle="none", markersize=10)
-    axes.plot([sent], [spread.mean], label=runs.codec, zorder=3, **style)
 
 
 def _front_line(axes: Axes, training: summary.Training, theme: Theme) -> None:
@@ -69,20 +60,20 @@ def _front_line(axes: Axes, training: summary.Training, theme: Theme) -> None:
     )
 
 
-def accuracy_time(training: summary.Training, palette: Palette, theme: Theme) -> Figure:
+def accuracy_time(training: summary.Training, palette: Palette) -> Figure:
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        _curves(axes, training, palette, theme)
+        _curves(axes, training, palette)
         drawing.legend_right(axes)
 
-    return drawing.figure(theme, (drawing.WIDTH, 4.8), paint)
+    return drawing.figure(palette, (drawing.WIDTH, 4.8), paint)
 
 
-def _curves(axes: Axes, training: summary.Training, palette: Palette, theme: Theme) -> None:
+def _curves(axes: Axes, training: summary.Training, palette: Palette) -> None:
     for codec, runs in training.codecs.items():
         seconds, spreads = zip(*runs.curve())
         means = [spread.mean for spread in spreads]
-        style = drawing.line_style(palette[codec], theme, _variant(codec, training))
+        style = drawing.line_style(palette, codec, _variant(codec, training))
         axes.plot(seconds, means, label=codec, **style)
         if len(runs.runs) > 1:
             low = [spread.mean - spread.deviation for spread in spreads]
@@ -96,7 +87,7 @@ def _curves(axes: Axes, training: summary.Training, palette: Palette, theme: The
     axes.set_xlabel("wall-clock time of training (s)")
     axes.set_ylabel("test accuracy")
     if axes.get_ylim()[0] > 0:
-        drawing.note(axes, "accuracy axis does not start at zero", theme)
+        drawing.note(axes, "accuracy axis does not start at zero", palette.theme)
 
 
 def _accuracy_window(axes: Axes, training: summary.Training) -> None:
@@ -113,16 +104,16 @@ def _percent_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
 
 
-def step_time(training: summary.Training, palette: Palette, theme: Theme) -> Figure:
+def step_time(training: summary.Training, palette: Palette) -> Figure:
     bars_height = 0.8 + 0.72 * len(training.codecs)
 
     def paint(figure: Figure) -> None:
         heights = {"height_ratios": [bars_height, LEGEND_HEIGHT]}
         bars, legend = figure.subplots(2, 1, gridspec_kw=heights)
-        _step_bars(bars, training, palette, theme)
-        _part_legend(legend, theme, rows=2)
+        _step_bars(bars, training, palette)
+        _part_legend(legend, palette.theme, rows=2)
 
-    return drawing.figure(theme, (drawing.WIDTH, bars_height + LEGEND_HEIGHT), paint)
+    return drawing.figure(palette, (drawing.WIDTH, bars_height + LEGEND_HEIGHT), paint)
 
 
 def _shades(colour: str, theme: Theme) -> dict[str, dict]:
@@ -151,18 +142,18 @@ def _part_legend(axes: Axes, theme: Theme, rows: int) -> None:
     axes.legend(handles=handles, loc="center", ncol=6 // rows, fontsize=10, columnspacing=1.5)
 
 
-def _step_bars(axes: Axes, training: summary.Training, palette: Palette, theme: Theme) -> None:
+def _step_bars(axes: Axes, training: summary.Training, palette: Palette) -> None:
+    theme = palette.theme
     longest = max(_longest(runs) for runs in training.codecs.values())
     for row, (codec, runs) in enumerate(training.codecs.items()):
         shades = _shades(palette[codec].colour, theme)
         end = _stack(axes, row - 0.18, 0.42, _step_parts(runs), shades)
-        _end_label(axes, end, row - 0.18, units.seconds(runs.step_mean("step_seconds")), theme.ink)
+        step = units.seconds(runs.step_mean("step_seconds"))
+        drawing.end_label(axes, end, row - 0.18, step, fontsize=9.5, color=theme.ink)
         end = _stack(axes, row + 0.22, 0.26, _communication_parts(runs), shades)
-        _end_label(axes, end, row + 0.22, _hidden_label(runs), theme.quiet)
-    axes.set_yticks(range(len(training.codecs)), list(training.codecs))
-    axes.set_ylim(len(training.codecs) - 0.5, -0.55)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
+        hidden = _hidden_label(runs)
+        drawing.end_label(axes, end, row + 0.22, hidden, fontsize=9.5, color=theme.quiet)
+    drawing.rows(axes, list(training.codecs), above=0.55, below=0.5)
     axes.set_xlim(0, 1.2 * longest)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.short_seconds(value)))
@@ -192,52 +183,46 @@ def _stack(axes: Axes, y: float, height: float, parts: dict[str, float], shades:
     return left
 
 
-def _end_label(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    axes.annotate(
-        text,
-        (x, y),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9.5,
-        color=colour,
-    )
-
-
 def _hidden_label(runs: summary.CodecRuns) -> str:
     share = runs.hidden_share
     return "" if math.isnan(share) else f"{100 * share:.0f} % hidden"
 
 
-def paired(training: summary.Training, palette: Palette, theme: Theme) -> Figure:
+def paired(training: summary.Training, palette: Palette) -> Figure:
     codecs = [
         codec for codec in training.codecs if codec != "none" and training.paired(codec, "none")
     ]
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        axes.axvline(0, color=theme.ink, linewidth=1.2)
+        axes.axvline(0, color=palette.theme.ink, linewidth=1.2)
         for row, codec in enumerate(codecs):
-            _paired_row(axes, row, training.paired(codec, "none"), palette[codec].colour, theme)
+            differences = training.paired(codec, "none").values()
+            _paired_row(axes, row, [100 * one for one in differences], codec, palette)
         axes.set_yticks(range(len(codecs)), codecs)
         axes.set_ylim(len(codecs) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("test accuracy minus that of none with the same seed (percentage points)")
 
-    return drawing.figure(theme, (drawing.WIDTH, 1.3 + 0.5 * len(codecs)), paint)
+    return drawing.figure(palette, (drawing.WIDTH, 1.3 + 0.5 * len(codecs)), paint)
 
 
-def _paired_row(
-    axes: Axes, row: int, differences: dict[int, float], colour: str, theme: Theme
-) -> None:
-    in_points = [100 * difference for difference in differences.values()]
+def _paired_row(axes: Axes, row: int, in_points: list[float], codec: str, palette: Palette) -> None:
     rows = [row] * len(in_points)
-    axes.plot(in_points, rows, "o", color=colour, alpha=0.55, markersize=7, markeredgewidth=0)
+    axes.plot(
+        in_points,
+        rows,
+        "o",
+        color=palette[codec].colour,
+        alpha=0.55,
+        markersize=7,
+        markeredgewidth=0,
+    )
     mean = sum(in_points) / len(in_points)
-    axes.plot([mean], [row], "|", color=theme.ink, markersize=20, markeredgewidth=2.2)
+    axes.plot([mean], [row], "|", color=palette.theme.ink, markersize=20, markeredgewidth=2.2)
 
 
-def overview(training: summary.Training, palette: Palette, theme: Theme) -> Figure:
+def overview(training: summary.Training, palette: Palette) -> Figure:
     """For a README, 1,200 px wide: accuracy against time, and where the time of a step goes."""
     legend_rows = max(3, math.ceil(len(training.codecs) / 2))
     heights = [4.8, 0.25 * legend_rows]
@@ -245,12 +230,12 @@ def overview(training: summary.Training, palette: Palette, theme: Theme) -> Figu
     def paint(figure: Figure) -> None:
         grid = figure.add_gridspec(2, 2, height_ratios=heights)
         left, right, codecs, parts = (figure.add_subplot(cell) for cell in grid)
-        _curves(left, training, palette, theme)
+        _curves(left, training, palette)
         left.set_title("Accuracy against wall-clock time")
         codecs.axis("off")
         codecs.legend(*left.get_legend_handles_labels(), loc="center", ncol=2, fontsize=10)
-        _step_bars(right, training, palette, theme)
+        _step_bars(right, training, palette)
         right.set_title("Where the time of a step goes")
-        _part_legend(parts, theme, rows=3)
+        _part_legend(parts, palette.theme, rows=3)
 
-    return drawing.figure(theme, (12.0, sum(heights)), paint)
+    return drawing.figure(palette, (12.0, sum(heights)), paint)

@@ -5,11 +5,11 @@ import statistics
 import typing
 
 import loss_figure
+import records
 import summary
 import train_figures
 import units
-from page import Picture, Section, Table
-from palette import Palette
+from page import Part, Picture, Section, Table
 
 CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
 CLEAR_LOSS = 0.005  # accuracy; half a percentage point
@@ -19,19 +19,16 @@ LOSS_CAPTION = (
 )
 
 
-def sections(trainings: list[summary.Training], palette: Palette) -> list[Section]:
-    several = len(trainings) > 1
-    return [
-        _section(t, palette, f"-{i}" if several else "") for i, t in enumerate(trainings, start=1)
-    ]
+def sections(found: list[records.Record]) -> list[Section]:
+    return [_section(training) for training in summary.trainings(found)]
 
 
-def _section(training: summary.Training, palette: Palette, suffix: str) -> Section:
+def _section(training: summary.Training) -> Section:
     parts = [
         _headline(training),
-        *_pictures(training, palette, suffix),
+        *_pictures(training),
         *_feedback_table(training),
-        *_paired_parts(training, palette, suffix),
+        *_paired_parts(training),
     ]
     model = f"{training.model}, " if training.model else ""
     rate = f"rate {training.learning_rate:g}, " if training.learning_rate else ""
@@ -127,9 +124,9 @@ def _warnings(training: summary.Training) -> list[str]:
     return warnings
 
 
-def _pictures(training: summary.Training, palette: Palette, suffix: str) -> list[Picture]:
+def _pictures(training: summary.Training) -> list[Picture]:
     def picture(name: str, heading: str, caption: str, draw: typing.Callable) -> Picture:
-        return Picture(name + suffix, heading, caption, functools.partial(draw, training, palette))
+        return Picture(name, heading, caption, functools.partial(draw, training))
 
     pictures = [
         picture(
@@ -152,9 +149,8 @@ def _pictures(training: summary.Training, palette: Palette, suffix: str) -> list
         ),
     ]
     if training.tells_losses:
-        draw = functools.partial(loss_figure.draw, [training], palette)
-        heading = "Loss against bytes sent"
-        pictures.insert(1, Picture("loss-bytes" + suffix, heading, LOSS_CAPTION, draw))
+        draw = functools.partial(loss_figure.draw, [training])
+        pictures.insert(1, Picture("loss-bytes", "Loss against bytes sent", LOSS_CAPTION, draw))
     sent_none = any(runs.step_mean("wire_bytes") == 0 for runs in training.codecs.values())
     return pictures[1:] if sent_none else pictures  # its axis is logarithmic
 
@@ -226,9 +222,7 @@ def _points_text(differences: list[float]) -> str:
     return f"{units.points(spread.mean)} ± {100 * spread.deviation:.2f}"
 
 
-def _paired_parts(
-    training: summary.Training, palette: Palette, suffix: str
-) -> list[Table | Picture]:
+def _paired_parts(training: summary.Training) -> list[Part]:
     """Differences to none for seeds that both have: the seed's own luck cancels out."""
     pairs = {codec: list(training.paired(codec, "none").values()) for codec in training.codecs}
     rows = [_paired_row(codec, diffs) for codec, diffs in pairs.items() if codec != "none"]
@@ -237,11 +231,11 @@ def _paired_parts(
     columns = ["codec", "difference (points)", "worst", "best", "pairs"]
     note = "Accuracy of the last epoch minus that of none, mean ± standard deviation over pairs."
     picture = Picture(
-        "accuracy-paired" + suffix,
+        "accuracy-paired",
         "Accuracy against none, same seed: each pair",
         "Each dot is one seed, trained with the codec and with none; the bar is their mean. Left "
         "of the line the codec is worse.",
-        functools.partial(train_figures.paired, training, palette),
+        functools.partial(train_figures.paired, training),
     )
     return [Table("Accuracy against none, same seed", columns, rows, note), picture]
 

@@ -51,6 +51,10 @@ def ratio(value: float | None) -> str:
     )
 
 
+def error(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.1e}"
+
+
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
