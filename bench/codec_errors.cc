@@ -62,24 +62,15 @@ Record record_of(const CodecError& error, const CodecsOptions& options) {
           {"norm", error.norm}};
 }
 
-Table table_for(const std::vector<std::string>& codecs, const std::vector<SampleTensor>& tensors) {
-  std::vector<std::string> names;
-  for (const SampleTensor& tensor : tensors) names.push_back(tensor.name);
-  return Table({{"codec", "", longest(codecs), Align::kLeft},
-                {"tensor", "", longest(names), Align::kLeft},
-                {"count", "values", 8},
-                {"bits", "a value", 7},
-                {"error", "energy", 8},
-                {"error", "relative", 8}});
-}
-
-std::vector<std::string> cells_of(const CodecError& error) {
-  return {error.codec,
-          error.tensor,
-          format_count(error.count),
-          fmt::format("{:.3f}", error.bits()),
-          format_error(error.energy_lost()),
-          format_error(error.relative_error)};
+Table<CodecError> print_head(const std::vector<std::string>& codecs,
+                             const std::vector<SampleTensor>& tensors) {
+  return Table<CodecError>(
+      {{{"codec", "", longest(codecs), Align::kLeft}, &CodecError::codec},
+       {{"tensor", "", longest(tensors, &SampleTensor::name), Align::kLeft}, &CodecError::tensor},
+       {{"count", "values", 8}, [](auto& error) { return format_count(error.count); }},
+       {{"bits", "a value", 7}, [](auto& error) { return fmt::format("{:.3f}", error.bits()); }},
+       {{"error", "energy", 8}, [](auto& error) { return format_error(error.energy_lost()); }},
+       {{"error", "relative", 8}, [](auto& error) { return format_error(error.relative_error); }}});
 }
 
 /// What is sent without feedback; with it, what is lost now is sent later.
@@ -103,16 +94,15 @@ void measure_errors(const CodecsOptions& options, const SampleSource& source, Re
   const std::vector<SampleTensor> tensors = source.tensors(count);
   const Dtype dtype = parse_gradient_dtype(options.dtype);
   const std::vector<std::string> codecs = plain_codecs(options);
-  const Table table = table_for(codecs, tensors);
   Threads threads(options.threads);
-  table.print_head();
+  const Table table = print_head(codecs, tensors);
   for (const SampleTensor& tensor : tensors) {
     const Buffer buffer(tensor.count * dtype_bytes(dtype));
     const ValueSpan gradient = buffer.values(tensor.count, dtype);
     source.fill(gradient, kErrorSeed, tensor.first);
     for (const std::string& spec : codecs) {
       const CodecError error = measure(spec, tensor.name, gradient, threads);
-      table.print_row(cells_of(error));
+      table.print(error);
       records.add(record_of(error, options));
     }
   }

@@ -41,6 +41,7 @@ struct CodecCase {
   std::string isa;
   unsigned threads = 1;
 
+  std::string shown_name() const { return shown_codec(codec, operation); }
   bool operator==(const CodecCase&) const = default;
 };
 
@@ -78,66 +79,45 @@ std::string times_smaller(const CodecResult& result) {
 /// Where a column is shown.
 enum class Shown : std::uint8_t { kAlways, kOnHost, kOnDevice };
 
-struct ShownField {
-  Column column;
-  std::string (*text)(const CodecResult& result);
+struct ShownField : Field<CodecResult> {
   Shown shown = Shown::kAlways;
 };
 
-using Of = const CodecResult&;
-
 const ShownField kFields[] = {
-    {{"codec", "", 0, Align::kLeft},
-     [](Of result) { return shown_codec(result.of.codec, result.of.operation); }},
-    {{"operation", "", 0, Align::kLeft}, [](Of result) { return result.of.operation; }},
-    {{"count", "values", 6}, [](Of result) { return format_count(result.of.count); }},
-    {{"isa", "", 8, Align::kLeft}, [](Of result) { return result.of.isa; }, Shown::kOnHost},
-    {{"threads"}, [](Of result) { return std::to_string(result.of.threads); }, Shown::kOnHost},
-    {{"time", "median", 8}, [](Of result) { return format_seconds(result.seconds); }},
-    {{"gradient", "GB/s", 8},
-     [](Of result) { return gigabytes_a_second(result.gradient_bytes, result.seconds, 2); },
+    {{{"codec", "", 0, Align::kLeft}, [](auto& result) { return result.of.shown_name(); }}},
+    {{{"operation", "", 0, Align::kLeft}, [](auto& result) { return result.of.operation; }}},
+    {{{"count", "values", 6}, [](auto& result) { return format_count(result.of.count); }}},
+    {{{"isa", "", 8, Align::kLeft}, [](auto& result) { return result.of.isa; }}, Shown::kOnHost},
+    {{{"threads"}, [](auto& result) { return std::to_string(result.of.threads); }}, Shown::kOnHost},
+    {{{"time", "median", 8}, [](auto& result) { return format_seconds(result.seconds); }}},
+    {{{"gradient", "GB/s", 8},
+      [](auto& result) { return gigabytes_a_second(result.gradient_bytes, result.seconds, 2); }},
      Shown::kOnHost},
-    {{"moves", "GB/s", 7},
-     [](Of result) { return gigabytes_a_second(result.useful_bytes, result.seconds, 0); },
+    {{{"moves", "GB/s", 7},
+      [](auto& result) { return gigabytes_a_second(result.useful_bytes, result.seconds, 0); }},
      Shown::kOnDevice},
-    {{"baseline", "", 8, Align::kLeft}, [](Of result) { return result.baseline; }, Shown::kOnHost},
-    {{"baseline", "", 12, Align::kLeft},
-     [](Of result) { return result.baseline; },
+    {{{"baseline", "", 8, Align::kLeft}, [](auto& result) { return result.baseline; }},
+     Shown::kOnHost},
+    {{{"baseline", "", 12, Align::kLeft}, [](auto& result) { return result.baseline; }},
      Shown::kOnDevice},
-    {{"ratio", "to it", 6}, [](Of result) { return shown_ratio(result.ratio()); }},
-    {{"smaller", "by", 8}, times_smaller, Shown::kOnHost},
-    {{"read", "ratio", 6},
-     [](Of result) { return shown_ratio_to(result, "read"); },
+    {{{"ratio", "to it", 6}, [](auto& result) { return shown_ratio(result.ratio()); }}},
+    {{{"smaller", "by", 8}, times_smaller}, Shown::kOnHost},
+    {{{"read", "ratio", 6}, [](auto& result) { return shown_ratio_to(result, "read"); }},
      Shown::kOnDevice},
-    {{"memset", "ratio", 6},
-     [](Of result) { return shown_ratio_to(result, "memset"); },
+    {{{"memset", "ratio", 6}, [](auto& result) { return shown_ratio_to(result, "memset"); }},
      Shown::kOnDevice},
-    {{"error", "relative", 8}, [](Of result) { return format_error(result.relative_error); }},
+    {{{"error", "relative", 8}, [](auto& result) { return format_error(result.relative_error); }}},
 };
 
-std::vector<ShownField> fields_shown(const Machine& machine) {
-  std::vector<ShownField> fields(std::begin(kFields), std::end(kFields));
-  const Shown other = machine.on_device() ? Shown::kOnHost : Shown::kOnDevice;
-  std::erase_if(fields, [other](const ShownField& field) { return field.shown == other; });
-  return fields;
-}
-
 /// As wide as the names of all cases need.
-Table table_for(const std::vector<ShownField>& fields, const std::vector<CodecCase>& cases) {
-  std::vector<Column> columns;
-  for (const ShownField& field : fields) columns.push_back(field.column);
-  for (const CodecCase& of : cases) {
-    const std::string codec = shown_codec(of.codec, of.operation);
-    columns[0].width = std::max(columns[0].width, codec.size());
-    columns[1].width = std::max(columns[1].width, of.operation.size());
-  }
-  return Table(columns);
-}
-
-std::vector<std::string> row_of(const std::vector<ShownField>& fields, const CodecResult& result) {
-  std::vector<std::string> row;
-  for (const ShownField& field : fields) row.push_back(field.text(result));
-  return row;
+Table<CodecResult> print_head(const Machine& machine, const std::vector<CodecCase>& cases) {
+  const Shown other = machine.on_device() ? Shown::kOnHost : Shown::kOnDevice;
+  std::vector<Field<CodecResult>> fields;
+  for (const ShownField& field : kFields)
+    if (field.shown != other) fields.push_back(field);
+  fields[0].column.width = longest(cases, &CodecCase::shown_name);
+  fields[1].column.width = longest(cases, &CodecCase::operation);
+  return Table(std::move(fields));
 }
 
 class CodecBenchmark {
@@ -205,17 +185,14 @@ class CodecBenchmark {
   void time_cases(const std::vector<CodecCase>& cases, RecordFile& records) {
     if (!machine_.on_device())
       fmt::print("Ratio = time of the baseline / time, as many bytes moved\n\n");
-    const std::vector<ShownField> fields = fields_shown(machine_);
-    const Table table = table_for(fields, cases);
-    table.print_head();
+    const Table table = print_head(machine_, cases);
     for (const CodecCase& of : cases) {
       try {
         const CodecResult result = measure(of);
-        table.print_row(row_of(fields, result));
+        table.print(result);
         records.add(record_of(result));
       } catch (const NotMeasurable& error) {
-        fmt::print("{}  {}  skipped: {}\n", shown_codec(of.codec, of.operation), of.operation,
-                   error.what());
+        fmt::print("{}  {}  skipped: {}\n", of.shown_name(), of.operation, error.what());
       }
     }
   }
@@ -271,7 +248,7 @@ class CodecBenchmark {
     const CodecCase& of = result.of;
     Record record = {{"benchmark", "codecs"}};
     if (machine_.on_device()) record["device"] = machine_.traits().name;
-    record.update(Record{{"codec", shown_codec(of.codec, of.operation)},
+    record.update(Record{{"codec", of.shown_name()},
                          {"operation", of.operation},
                          {"dtype", dtype_name(dtype_)},
                          {"count", of.count},

@@ -95,6 +95,18 @@ struct PredictRow {
 
   double algbw() const { return bytes / std::max(prediction.seconds, 1e-12) / 1e9; }
   double busbw() const { return algbw() * 2 * (ranks - 1) / ranks; }
+  std::string way() const { return algorithm + (dims.size() > 1 ? " " + text_of(dims) : ""); }
+};
+
+/// The same by bare values, ours or another library's: what a codec has to beat.
+struct ComparedRow : PredictRow {
+  PredictRow bare;
+
+  bool loses() const { return prediction.seconds > bare.prediction.seconds; }
+  std::string speedup() const {
+    const double seconds = prediction.seconds;
+    return seconds > 0 ? fmt::format("{:.2f}x", bare.prediction.seconds / seconds) : "-";
+  }
 };
 
 /// Predicts for one set of options; keeps what was measured.
@@ -134,7 +146,7 @@ class Predictor {
     return row;
   }
 
-  /// The best way of bare values, ours or another library's: what a codec has to beat.
+  /// The best way of bare values.
   PredictRow best_bare(int ranks, std::size_t count) {
     PredictRow row = predict("none", ranks, count);
     const CostQuestion question{.dtype = dtype_, .count = count, .ranks = ranks};
@@ -184,7 +196,7 @@ class Predictor {
   double add_seconds_;
 };
 
-Record record_of(const PredictOptions& options, const PredictRow& row, const PredictRow& bare) {
+Record record_of(const PredictOptions& options, const ComparedRow& row) {
   return {{"benchmark", "predict"},
           {"codec", row.codec},
           {"algorithm", row.algorithm},
@@ -197,8 +209,8 @@ Record record_of(const PredictOptions& options, const PredictRow& row, const Pre
           {"count", row.count},
           {"seconds", row.prediction.seconds},
           {"work_seconds", row.prediction.work_seconds},
-          {"bare_seconds", bare.prediction.seconds},
-          {"bare_algorithm", bare.algorithm},
+          {"bare_seconds", row.bare.prediction.seconds},
+          {"bare_algorithm", row.bare.algorithm},
           {"wire_bytes", row.prediction.sent_bytes},
           {"algbw", row.algbw()},
           {"busbw", row.busbw()},
@@ -206,43 +218,28 @@ Record record_of(const PredictOptions& options, const PredictRow& row, const Pre
           {"crowding", options.crowding}};
 }
 
-Table table_for(const std::vector<std::string>& codecs) {
-  return Table({{"ranks", "", 6},
-                {"hosts", "", 6},
-                {"size", "", 9},
-                {"codec", "", longest(codecs), Align::kLeft},
-                {"algorithm", "", 21, Align::kLeft},
-                {"predicted", "time", 9},
-                {"vs bare", "values", 7},
-                {"busbw", "GB/s", 8},
-                {"sent", "by a rank", 9}});
-}
-
-std::string way_of(const PredictRow& row) {
-  return row.algorithm + (row.dims.size() > 1 ? " " + text_of(row.dims) : "");
-}
-
-std::vector<std::string> cells_of(const PredictRow& row, double bare_seconds) {
-  const double seconds = row.prediction.seconds;
-  return {std::to_string(row.ranks),
-          std::to_string(row.hosts),
-          format_bytes(row.bytes),
-          row.codec,
-          way_of(row),
-          format_seconds(seconds),
-          seconds > 0 ? fmt::format("{:.2f}x", bare_seconds / seconds) : "-",
-          fmt::format("{:.3f}", row.busbw()),
-          format_bytes(row.prediction.sent_bytes)};
+Table<ComparedRow> print_head(const std::vector<std::string>& codecs) {
+  return Table<ComparedRow>(
+      {{{"ranks", "", 6}, [](auto& row) { return std::to_string(row.ranks); }},
+       {{"hosts", "", 6}, [](auto& row) { return std::to_string(row.hosts); }},
+       {{"size", "", 9}, [](auto& row) { return format_bytes(row.bytes); }},
+       {{"codec", "", longest(codecs), Align::kLeft}, &ComparedRow::codec},
+       {{"algorithm", "", 21, Align::kLeft}, &ComparedRow::way},
+       {{"predicted", "time", 9}, [](auto& row) { return format_seconds(row.prediction.seconds); }},
+       {{"vs bare", "values", 7}, &ComparedRow::speedup},
+       {{"busbw", "GB/s", 8}, [](auto& row) { return fmt::format("{:.3f}", row.busbw()); }},
+       {{"sent", "by a rank", 9},
+        [](auto& row) { return format_bytes(row.prediction.sent_bytes); }}});
 }
 
 /// Where it pays not to encode.
-void print_losers(const std::vector<std::pair<PredictRow, PredictRow>>& losers) {
+void print_losers(const std::vector<ComparedRow>& losers) {
   if (losers.empty()) return;
   fmt::print("\nSlower than bare values would be:\n");
-  for (const auto& [row, bare] : losers)
+  for (const ComparedRow& row : losers)
     fmt::print("  {} of {} on {} ranks: {}, {} by {}\n", row.codec, format_bytes(row.bytes),
                row.ranks, format_seconds(row.prediction.seconds),
-               format_seconds(bare.prediction.seconds), bare.algorithm);
+               format_seconds(row.bare.prediction.seconds), row.bare.algorithm);
 }
 
 void run_predict(const PredictOptions& options) {
@@ -251,18 +248,17 @@ void run_predict(const PredictOptions& options) {
   RecordFile records(options.json);
   Predictor predictor(options);
   fmt::print("{}", predictor.figures_text());
-  const Table table = table_for(codecs);
-  table.print_head();
-  std::vector<std::pair<PredictRow, PredictRow>> losers;
+  const Table table = print_head(codecs);
+  std::vector<ComparedRow> losers;
   for (const std::size_t bytes : options.bytes)
     for (const int ranks : parse_rank_range(options.ranks)) {
       const std::size_t count = std::max<std::size_t>(bytes / value_bytes, 1);
       const PredictRow bare = predictor.best_bare(ranks, count);
       for (const std::string& codec : codecs) {
-        const PredictRow row = predictor.predict(codec, ranks, count);
-        table.print_row(cells_of(row, bare.prediction.seconds));
-        records.add(record_of(options, row, bare));
-        if (row.prediction.seconds > bare.prediction.seconds) losers.push_back({row, bare});
+        const ComparedRow row{predictor.predict(codec, ranks, count), bare};
+        table.print(row);
+        records.add(record_of(options, row));
+        if (row.loses()) losers.push_back(row);
       }
     }
   print_losers(losers);

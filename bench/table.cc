@@ -36,12 +36,21 @@ constexpr auto kSpace = "  ";
 
 }  // namespace
 
-Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
-  for (Column& column : columns_)
+Lines::Lines(std::vector<Column> columns) : columns_(std::move(columns)) {
+  std::vector<std::string> titles, units, rules;
+  for (Column& column : columns_) {
     column.width = std::max({column.width, column.title.size(), column.unit.size()});
+    titles.push_back(column.title);
+    units.push_back(column.unit);
+    rules.push_back(std::string(column.width, '-'));
+  }
+  const auto bold = is_terminal() ? fmt::text_style(fmt::emphasis::bold) : fmt::text_style();
+  fmt::print("{}\n", fmt::styled(line(titles), bold));
+  if (longest(units) != 0) print(units);
+  print(rules);
 }
 
-std::string Table::line(std::span<const std::string> cells) const {
+std::string Lines::line(std::span<const std::string> cells) const {
   std::string line;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
     if (i != 0) line += kSpace;
@@ -52,29 +61,9 @@ std::string Table::line(std::span<const std::string> cells) const {
   return line.substr(0, line.find_last_not_of(' ') + 1);
 }
 
-void Table::print_head() const {
-  std::vector<std::string> titles, units, rules;
-  for (const Column& column : columns_) {
-    titles.push_back(column.title);
-    units.push_back(column.unit);
-    rules.push_back(std::string(column.width, '-'));
-  }
-  const auto bold = is_terminal() ? fmt::text_style(fmt::emphasis::bold) : fmt::text_style();
-  fmt::print("{}\n", fmt::styled(line(titles), bold));
-  if (longest(units) != 0) fmt::print("{}\n", line(units));
-  fmt::print("{}\n", line(rules));
-  std::fflush(stdout);
-}
-
-void Table::print_row(std::span<const std::string> cells) const {
+void Lines::print(std::span<const std::string> cells) const {
   fmt::print("{}\n", line(cells));
   std::fflush(stdout);
-}
-
-std::size_t longest(std::span<const std::string> texts) {
-  std::size_t width = 0;
-  for (const std::string& text : texts) width = std::max(width, text.size());
-  return width;
 }
 
 bool is_terminal() {
@@ -103,6 +92,8 @@ std::string format_count(std::size_t count) {
   }
   return fmt::format("{}{}", count, kSuffixes[power]);
 }
+
+std::string format_microseconds(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
 
 std::string format_error(double error) { return error == 0 ? "0" : fmt::format("{:.2e}", error); }
 

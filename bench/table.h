@@ -1,10 +1,13 @@
 // Aligned tables on standard output, a row as soon as it is known.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tersor::bench {
@@ -19,14 +22,12 @@ struct Column {
   Align align = Align::kRight;
 };
 
-class Table {
+/// Lines of cells, one a column. Titles, units and a rule are printed as it is made; the titles in
+/// bold on a terminal.
+class Lines {
  public:
-  explicit Table(std::vector<Column> columns);
-
-  /// Titles, units and a line; the titles in bold on a terminal.
-  void print_head() const;
-  /// One cell a column.
-  void print_row(std::span<const std::string> cells) const;
+  explicit Lines(std::vector<Column> columns);
+  void print(std::span<const std::string> cells) const;
 
  private:
   std::string line(std::span<const std::string> cells) const;
@@ -34,8 +35,42 @@ class Table {
   std::vector<Column> columns_;
 };
 
-/// The width of the longest.
-std::size_t longest(std::span<const std::string> texts);
+/// A column, and what stands in it.
+template <typename Row>
+struct Field {
+  Column column;
+  std::function<std::string(const Row& row)> text;
+};
+
+/// A table whose head is printed as it is made.
+template <typename Row>
+class Table {
+ public:
+  explicit Table(std::vector<Field<Row>> fields)
+      : fields_(std::move(fields)), lines_(each(&Field<Row>::column)) {}
+
+  void print(const Row& row) const {
+    lines_.print(each([&row](const Field<Row>& field) { return field.text(row); }));
+  }
+
+ private:
+  auto each(auto member) const {
+    std::vector<std::decay_t<decltype(std::invoke(member, fields_[0]))>> all;
+    for (const Field<Row>& field : fields_) all.push_back(std::invoke(member, field));
+    return all;
+  }
+
+  std::vector<Field<Row>> fields_;
+  Lines lines_;
+};
+
+/// The width of the longest text, of those that `text` makes of things.
+template <typename Things, typename Text = std::identity>
+std::size_t longest(const Things& things, Text text = {}) {
+  std::size_t width = 0;
+  for (const auto& thing : things) width = std::max(width, std::invoke(text, thing).size());
+  return width;
+}
 
 /// Whether a person looks at standard output: a terminal, but not one that an MPI launcher made (it
 /// gives each rank a terminal, whatever it does with the output), and NO_COLOR is not set.
@@ -47,6 +82,8 @@ std::string format_seconds(double seconds);
 std::string format_bytes(double bytes);
 /// A count with a suffix of 1024 where it is a multiple of it: "64Mi", "1000".
 std::string format_count(std::size_t count);
+/// "1234.5"
+std::string format_microseconds(double seconds);
 /// "1.23e-03"; "0" for zero.
 std::string format_error(double error);
 
