@@ -142,25 +142,24 @@ class Writer {
       : options_(options), measured_(measured), file_(file) {}
 
   void parameters(const Allocation& allocation) {
-    std::vector<std::string> names;
-    for (const AllocationParameter& one : measured_.parameters) names.push_back(one.name);
-    const Table table({{"parameter", "", longest(names), Align::kLeft},
+    const auto& parameters = measured_.parameters;
+    const std::size_t width = longest(parameters, &AllocationParameter::name);
+    const Lines table({{"parameter", "", width, Align::kLeft},
                        {"count", "values", 8},
                        {"codec", "", longest(options_.codecs), Align::kLeft},
                        {"bits", "a value", 7},
                        {"lost", "of its own", 10},
                        {"lost", "of all", 8}});
-    table.print_head();
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      const AllocationParameter& parameter = measured_.parameters[i];
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const AllocationParameter& parameter = parameters[i];
       for (std::size_t k = 0; k < parameter.candidates.size(); ++k)
         add(parameter, parameter.candidates[k], k == allocation.chosen[i]);
       const AllocationCandidate& chosen = parameter.candidates[allocation.chosen[i]];
       const Total own{parameter.count, chosen.bytes, parameter.energy, chosen.energy_lost};
       const Total all{parameter.count, chosen.bytes, allocation.energy, chosen.energy_lost};
-      table.print_row(std::vector<std::string>{
-          names[i], format_count(parameter.count), chosen.codec, fmt::format("{:.3f}", own.bits()),
-          format_error(own.share()), format_error(all.share())});
+      table.print({parameter.name, format_count(parameter.count), chosen.codec,
+                   fmt::format("{:.3f}", own.bits()), format_error(own.share()),
+                   format_error(all.share())});
     }
   }
 
@@ -170,15 +169,14 @@ class Writer {
                format_bytes(static_cast<double>(chosen.bytes)), chosen.bits(),
                format_error(chosen.share()));
     add(kAllocated, chosen, true);
-    const Table table({{"one codec for all", "", longest(options_.codecs), Align::kLeft},
+    const Lines table({{"one codec for all", "", longest(options_.codecs), Align::kLeft},
                        {"bits", "a value", 7},
                        {"lost", "of energy", 9},
                        {"allocated", "so many bits", 12},
                        {"lost", "of energy", 9}});
-    table.print_head();
     for (const std::string& spec : options_.codecs)
       if (const std::optional<Total> all = uniform(measured_, spec))
-        table.print_row(beside(spec, *all));
+        table.print(beside(spec, *all));
     file_.add_all(std::move(records_));
   }
 

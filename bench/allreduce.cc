@@ -7,18 +7,14 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "bench/allreduce_case.h"
 #include "bench/allreduce_options.h"
-#include "bench/allreduce_row.h"
-#include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/records.h"
-#include "bench/table.h"
 #include "comm/collectives/grid.h"
 
 #if TERSOR_HAS_NCCL
@@ -52,12 +48,16 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const
           .collective = options.scatters() ? Collective::kReduceScatter : Collective::kAllreduce};
 }
 
-Record record_of(const AllreduceOptions& options, const AllreduceRow& row) {
+/// The grids on which a codec is measured: the references on none.
+std::vector<std::vector<int>> grids_for(const AllreduceOptions& options, const std::string& codec) {
+  if (std::ranges::find(options.codecs, codec) != options.codecs.end()) return options.dims;
+  return {{}};
+}
+
+Record record_of(const AllreduceOptions& options, const SweepRow& row) {
   const AllreduceResult& result = row.result;
   Record record = record_of(row, options.fleet.transport, options.fleet.link);
-  record["encode_seconds"] = result.encode_seconds;
-  record["wire_seconds"] = result.wire_seconds;
-  record["decode_seconds"] = result.decode_seconds;
+  add_parts(record, result);
   record["chunk_count"] = options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count;
   record["threads"] = options.threads;
   if (row.codec == kAutoCodec) record["chosen"] = result.codec;
@@ -82,55 +82,40 @@ std::size_t codec_width(const AllreduceOptions& options, std::vector<std::string
 }
 
 /// "two-shot 16 x 16"
-std::string way_text(const AllreduceRow& row) {
+std::string way_text(const SweepRow& row) {
   const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.dims.empty();
   return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.dims) : "");
 }
 
-std::size_t way_width(const AllreduceOptions& options) {
-  return options.dims.front().empty() ? 12 : 21;
-}
+/// Of the reducer's steps alone.
+const SweepField kBackwardField{{"backward", "us", 10},
+                                [](auto& row) { return format_microseconds(row.pass.seconds); }};
+const SweepField kOnWireField{
+    {"wire", "us", 10}, [](auto& row) { return format_microseconds(row.result.wire_seconds); }};
+const SweepField kExposedField{
+    {"exposed", "us", 10}, [](auto& row) { return format_microseconds(row.result.part_seconds); }};
+const SweepField kHiddenField{{"hidden", "of wire", 7},
+                              [](auto& row) { return fmt::format("{:.1f}%", 100 * row.hidden()); }};
 
-Table table_for(const AllreduceOptions& options, const std::vector<std::string>& codecs) {
-  std::vector<Column> columns = {{"size", "B", 10},
-                                 {"count", "values", 10},
-                                 {"type"},
-                                 {"codec", "", codec_width(options, codecs), Align::kLeft},
-                                 {"algorithm", "", way_width(options), Align::kLeft},
-                                 {"time", "us", 10},
-                                 {"algbw", "GB/s", 8},
-                                 {"busbw", "GB/s", 8},
-                                 {"wire", "B", 10},
-                                 {"error", "relative", 8},
-                                 {"identical"}};
+Table<SweepRow> print_head(const AllreduceOptions& options,
+                           const std::vector<std::string>& codecs) {
+  const std::size_t way_width = options.dims.front().empty() ? 12 : 21;
+  std::vector<SweepField> fields = {
+      kSizeField,
+      kCountField,
+      kTypeField,
+      {{"codec", "", codec_width(options, codecs), Align::kLeft},
+       [](auto& row) { return codec_text(row.codec, row.result.codec); }},
+      {{"algorithm", "", way_width, Align::kLeft}, way_text},
+      kTimeField,
+      kAlgbwField,
+      kBusbwField,
+      {{"wire", "B", 10}, [](auto& row) { return std::to_string(row.result.wire_bytes); }},
+      kErrorField,
+      {{"identical"}, [](auto&) { return "yes"; }}};
   if (options.through_reducer())
-    columns.insert(columns.end(), {{"backward", "us", 10},
-                                   {"wire", "us", 10},
-                                   {"exposed", "us", 10},
-                                   {"hidden", "of wire", 7}});
-  return Table(std::move(columns));
-}
-
-std::string microseconds(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
-
-std::vector<std::string> cells_of(const AllreduceOptions& options, const AllreduceRow& row) {
-  const AllreduceResult& result = row.result;
-  std::vector<std::string> cells = {fmt::format("{:.0f}", row.bytes()),
-                                    std::to_string(row.count),
-                                    options.dtype,
-                                    codec_text(row.codec, result.codec),
-                                    way_text(row),
-                                    microseconds(result.seconds),
-                                    fmt::format("{:.3f}", row.algbw()),
-                                    fmt::format("{:.3f}", row.busbw()),
-                                    std::to_string(result.wire_bytes),
-                                    format_error(result.relative_error),
-                                    "yes"};
-  if (options.through_reducer())
-    cells.insert(cells.end(),
-                 {microseconds(row.pass.seconds), microseconds(result.wire_seconds),
-                  microseconds(result.part_seconds), fmt::format("{:.1f}%", 100 * row.hidden())});
-  return cells;
+    fields.insert(fields.end(), {kBackwardField, kOnWireField, kExposedField, kHiddenField});
+  return Table(std::move(fields));
 }
 
 /// "wire": as long as the wire takes for the same codec, found by steps without a backward pass.
@@ -140,16 +125,16 @@ double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const All
   return measure_reducer(fleet, wanted, {options.parameters, 0.0}, gradients).wire_seconds;
 }
 
-AllreduceRow measure(const AllreduceOptions& options, Fleet& fleet, const std::string& codec,
-                     const std::vector<int>& dims, const RankGradients& gradients) {
+SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const std::string& codec,
+                 const std::vector<int>& dims, const RankGradients& gradients) {
   const AllreduceCase wanted = case_of(options, fleet, codec, dims);
-  AllreduceRow row{.codec = codec,
-                   .by_library = wanted.by_library,
-                   .count = gradients.count(),
-                   .dtype = gradients.dtype(),
-                   .ranks = gradients.ranks(),
-                   .collective = options.collective,
-                   .dims = dims};
+  SweepRow row{.codec = codec,
+               .by_library = wanted.by_library,
+               .count = gradients.count(),
+               .dtype = gradients.dtype(),
+               .ranks = gradients.ranks(),
+               .collective = options.collective,
+               .dims = dims};
   if (options.through_reducer()) {
     row.pass = {options.parameters, backward_seconds(options, fleet, wanted, gradients)};
     row.result = measure_reducer(fleet, wanted, row.pass, gradients);
@@ -173,15 +158,14 @@ void run_allreduce(const AllreduceOptions& options) {
   const int ranks = fleet->ranks();
   RecordFile records(fleet->leads() ? options.json : "");
   fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
-  const Table table = table_for(options, codecs);
-  table.print_head();
+  const Table table = print_head(options, codecs);
   for (const std::size_t bytes : sizes) {
     const std::size_t count = std::max<std::size_t>(bytes / dtype_bytes(dtype), 1);
     const RankGradients gradients(count, dtype, ranks, fleet->only_rank());
     for (const std::string& codec : codecs)
       for (const std::vector<int>& dims : grids_for(options, codec)) {
-        const AllreduceRow row = measure(options, *fleet, codec, dims, gradients);
-        table.print_row(cells_of(options, row));
+        const SweepRow row = measure(options, *fleet, codec, dims, gradients);
+        table.print(row);
         records.add(record_of(options, row));
         if (options.explain) fmt::print("{}", row.result.explanation);
       }
@@ -195,6 +179,21 @@ std::vector<std::string> transports_of_allreduce() {
   names.emplace_back(kNcclTransport);
 #endif
   return names;
+}
+
+/// "16,16" as numbers. Throws InvalidArgument where it is none.
+std::vector<int> parse_dims(const std::string& text) {
+  std::vector<int> dims;
+  const char* next = text.data();
+  const char* const end = next + text.size();
+  for (bool more = true; more; ++next) {
+    const auto [behind, error] = std::from_chars(next, end, dims.emplace_back());
+    more = behind != end;
+    if (error != std::errc() || (more && *behind != ','))
+      throw InvalidArgument(fmt::format("\"{}\" is no grid: write e.g. 16,16", text));
+    next = behind;
+  }
+  return dims;
 }
 
 std::string checked_backward(const std::string& text) {

@@ -1,4 +1,4 @@
-// See allreduce_rank.h.
+// Ranks that call `allreduce`, and their times where they do so in step.
 
 #include "bench/allreduce_rank.h"
 
@@ -16,7 +16,22 @@ void copy(ConstByteSpan from, ByteSpan to, Memory memory, StreamView stream) {
   std::memcpy(to.data(), from.data(), from.size());
 }
 
+AllreduceResult measure_rank(const AllreduceCase& wanted, const RankGradients& gradients,
+                             Rank& rank) {
+  AllreduceRank caller(wanted, gradients.of(rank.index()), rank);
+  while (!caller.settled()) time_turn(caller, rank);
+  time_turn(caller, rank);
+  caller.gather();
+  const double error = check_reduced(gradients, rank, caller.codec(), caller.gradient());
+  return {time_turns(caller, rank, wanted.iterations), caller.codec(), error, caller.explanation()};
+}
+
 }  // namespace
+
+AllreduceResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
+                                  const RankGradients& gradients) {
+  return measure_on(fleet, [&](Rank& rank) { return measure_rank(wanted, gradients, rank); });
+}
 
 AllreduceRank::AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Rank& rank,
                              StreamView stream)

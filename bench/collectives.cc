@@ -11,9 +11,7 @@
 
 #include "bench/collective_case.h"
 #include "bench/commands.h"
-#include "bench/records.h"
-#include "bench/sweep_options.h"
-#include "bench/table.h"
+#include "bench/sweep.h"
 
 namespace tersor::bench {
 namespace {
@@ -67,63 +65,38 @@ std::vector<CollectiveCase> cases_of(const CollectivesOptions& options, const Fl
   return cases;
 }
 
-/// "library": nobody says which way it went.
-std::string_view algorithm_of(const CollectiveCase& wanted, const CollectiveResult& result) {
-  return wanted.by_library ? "library" : algorithm_name(result.times.algorithm);
+Record record_of(const CollectivesOptions& options, const CollectiveCase& wanted,
+                 const SweepRow& row) {
+  Record record = record_of(row, options.fleet.transport, options.fleet.link);
+  record["benchmark"] = "collectives";
+  for (const char* of_sums : {"dims", "busbw", "identical"}) record.erase(of_sums);
+  add_parts(record, row.result);
+  record["columns"] = wanted.columns;
+  record["chunk_count"] = options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count;
+  record["threads"] = options.threads;
+  return record;
 }
 
-/// GB/s of the whole.
-double algbw(double bytes, const CollectiveResult& result) {
-  return bytes / result.times.seconds / 1e9;
+Table<SweepRow> print_head(const std::vector<CollectiveCase>& cases) {
+  return Table<SweepRow>(
+      {kSizeField,
+       {{"collective", "", longest(kind_names()), Align::kLeft}, &SweepRow::collective},
+       {{"codec", "", longest(cases, &CollectiveCase::codec), Align::kLeft}, &SweepRow::codec},
+       kTimeField,
+       kAlgbwField,
+       {{"wire", "B", 10}, [](auto& row) { return std::to_string(row.result.wire_bytes); }},
+       kErrorField});
 }
 
-Record record_of(const CollectivesOptions& options, int ranks, std::size_t count,
-                 const CollectiveCase& wanted, const CollectiveResult& result) {
-  const TurnTimes& times = result.times;
-  const double bytes =
-      static_cast<double>(count * dtype_bytes(parse_gradient_dtype(options.dtype)));
-  return {{"benchmark", "collectives"},
-          {"collective", wanted.kind->name},
-          {"codec", wanted.codec},
-          {"algorithm", algorithm_of(wanted, result)},
-          {"transport", options.fleet.transport},
-          {"link", options.fleet.link},
-          {"ranks", ranks},
-          {"dtype", options.dtype},
-          {"count", count},
-          {"seconds", times.seconds},
-          {"algbw", algbw(bytes, result)},
-          {"wire_bytes", times.wire_bytes},
-          {"relative_error", result.relative_error},
-          {"encode_seconds", times.encode_seconds},
-          {"wire_seconds", times.wire_seconds},
-          {"decode_seconds", times.decode_seconds},
-          {"columns", wanted.columns},
-          {"chunk_count", options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count},
-          {"threads", options.threads}};
-}
-
-Table table_for(const std::vector<CollectiveCase>& cases) {
-  std::vector<std::string> codecs;
-  for (const CollectiveCase& one : cases) codecs.push_back(one.codec);
-  return Table({{"size", "B", 10},
-                {"collective", "", longest(kind_names()), Align::kLeft},
-                {"codec", "", longest(codecs), Align::kLeft},
-                {"time", "us", 10},
-                {"algbw", "GB/s", 8},
-                {"wire", "B", 10},
-                {"error", "relative", 8}});
-}
-
-std::vector<std::string> cells_of(double bytes, const CollectiveCase& wanted,
-                                  const CollectiveResult& result) {
-  return {fmt::format("{:.0f}", bytes),
-          std::string(wanted.kind->name),
-          wanted.codec,
-          fmt::format("{:.1f}", result.times.seconds * 1e6),
-          fmt::format("{:.3f}", algbw(bytes, result)),
-          std::to_string(result.times.wire_bytes),
-          format_error(result.relative_error)};
+SweepRow measure(Fleet& fleet, const CollectiveCase& wanted, const RankGradients& gradients) {
+  const CollectiveResult result = measure_collective(fleet, wanted, gradients);
+  return {.codec = wanted.codec,
+          .by_library = wanted.by_library,
+          .count = gradients.count(),
+          .dtype = gradients.dtype(),
+          .ranks = gradients.ranks(),
+          .collective = std::string(wanted.kind->name),
+          .result = {result.times, wanted.codec, result.relative_error}};
 }
 
 void run_collectives(const CollectivesOptions& options) {
@@ -133,17 +106,16 @@ void run_collectives(const CollectivesOptions& options) {
   const Dtype dtype = parse_gradient_dtype(options.dtype);
   RecordFile records(fleet->leads() ? options.json : "");
   fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
-  const Table table = table_for(cases);
-  table.print_head();
+  const Table table = print_head(cases);
   for (const std::size_t bytes : sizes) {
     const std::size_t shard = shard_count(options, bytes, fleet->ranks());
     const std::size_t count = shard * static_cast<std::size_t>(fleet->ranks());
     const RankGradients gradients(count, dtype, fleet->ranks(), fleet->only_rank());
     for (CollectiveCase wanted : cases) {
       wanted.columns = row_of(options, shard);
-      const CollectiveResult result = measure_collective(*fleet, wanted, gradients);
-      table.print_row(cells_of(static_cast<double>(count * dtype_bytes(dtype)), wanted, result));
-      records.add(record_of(options, fleet->ranks(), count, wanted, result));
+      const SweepRow row = measure(*fleet, wanted, gradients);
+      table.print(row);
+      records.add(record_of(options, wanted, row));
     }
   }
 }

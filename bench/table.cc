@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <span>
 
 namespace tersor::bench {
 namespace {
@@ -50,7 +51,7 @@ Lines::Lines(std::vector<Column> columns) : columns_(std::move(columns)) {
   print(rules);
 }
 
-std::string Lines::line(std::span<const std::string> cells) const {
+std::string Lines::line(const std::vector<std::string>& cells) const {
   std::string line;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
     if (i != 0) line += kSpace;
@@ -61,7 +62,7 @@ std::string Lines::line(std::span<const std::string> cells) const {
   return line.substr(0, line.find_last_not_of(' ') + 1);
 }
 
-void Lines::print(std::span<const std::string> cells) const {
+void Lines::print(const std::vector<std::string>& cells) const {
   fmt::print("{}\n", line(cells));
   std::fflush(stdout);
 }

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,10 +27,10 @@ struct Column {
 class Lines {
  public:
   explicit Lines(std::vector<Column> columns);
-  void print(std::span<const std::string> cells) const;
+  void print(const std::vector<std::string>& cells) const;
 
  private:
-  std::string line(std::span<const std::string> cells) const;
+  std::string line(const std::vector<std::string>& cells) const;
 
   std::vector<Column> columns_;
 };

@@ -162,21 +162,20 @@ void print_accuracies(const TrainOptions& options, const RunsOfCodecs& runs_of) 
   for (const double target : kTargets)
     columns.push_back({fmt::format("to {:.0f} %", 100 * target), "", 7});
   columns.insert(columns.end(), {{"sent", "a step", 8}, {"step", "mean", 8}});
-  const Table table(std::move(columns));
-  table.print_head();
+  const Lines table(std::move(columns));
   for (const std::string& codec : options.codecs) {
     const std::vector<Epochs>& runs = runs_of.at(codec);
     std::vector<std::string> cells = {codec, accuracy_text(runs)};
     for (const double target : kTargets) cells.push_back(time_to(runs, target));
     cells.push_back(format_bytes(mean_of(runs, &EpochResult::wire_bytes)));
     cells.push_back(mean_time(runs, &EpochResult::step_seconds));
-    table.print_row(cells);
+    table.print(cells);
   }
 }
 
 /// Where the time of a step went.
 void print_times(const TrainOptions& options, const RunsOfCodecs& runs_of) {
-  const Table table({{"codec", "", longest(options.codecs), Align::kLeft},
+  const Lines table({{"codec", "", longest(options.codecs), Align::kLeft},
                      {"step", "mean", 8},
                      {"compute", "of step", 8},
                      {"exposed", "of step", 8},
@@ -184,7 +183,6 @@ void print_times(const TrainOptions& options, const RunsOfCodecs& runs_of) {
                      {"wire", "work", 8},
                      {"decode", "work", 8},
                      {"hidden", "of work", 7}});
-  table.print_head();
   for (const std::string& codec : options.codecs) {
     const std::vector<Epochs>& runs = runs_of.at(codec);
     std::vector<std::string> cells = {codec};
@@ -193,7 +191,7 @@ void print_times(const TrainOptions& options, const RunsOfCodecs& runs_of) {
           &EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds})
       cells.push_back(mean_time(runs, field));
     cells.push_back(hidden_text(runs));
-    table.print_row(cells);
+    table.print(cells);
   }
 }
 
