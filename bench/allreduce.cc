@@ -27,7 +27,8 @@ namespace {
 std::vector<std::string> codecs_of(const AllreduceOptions& options, const Fleet& fleet) {
   std::vector<std::string> codecs;
   const bool as_library = !options.through_reducer() && !options.scatters();
-  if (fleet.library() && as_library && options.dtype == "f32") codecs.push_back(*fleet.library());
+  if (fleet.library() && as_library && options.dtype == "f32")
+    codecs.push_back(fleet.library()->name);
   const std::vector<std::string> wanted = codecs_with_references(options);
   codecs.insert(codecs.end(), wanted.begin(), wanted.end());
   return codecs;
@@ -36,7 +37,7 @@ std::vector<std::string> codecs_of(const AllreduceOptions& options, const Fleet&
 /// A codec's case, or that of the sum of the library below (its name stands for a codec).
 AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const std::string& codec,
                       const std::vector<int>& dims) {
-  if (codec == fleet.library())
+  if (fleet.library() && codec == fleet.library()->name)
     return {.codec = codec, .iterations = options.iterations, .by_library = true};
   return {.codec = codec,
           .algorithm = algorithm_for(options, codec),

@@ -24,7 +24,7 @@ struct AllreduceCase {
   unsigned threads = 1;         ///< of each rank
   std::size_t iterations = 0;   ///< 0: as many as fill about a second
   Checksum checksum = Checksum::kOn;
-  bool by_library = false;      ///< `Rank::library_sum` instead of ours; the codec is its name
+  bool by_library = false;      ///< the library's sum instead of ours; the codec is its name
   AutoOptions automatic = {};   ///< of codec auto
   std::vector<int> dims = {};   ///< of two-shot
   std::vector<int> hosts = {};  ///< of each rank, for hierarchical; empty: as the transport says

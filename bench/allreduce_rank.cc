@@ -76,7 +76,7 @@ void AllreduceRank::restore() {
 }
 
 void AllreduceRank::call() {
-  if (by_library_) return rank_.library_sum(gradient(), stream_);
+  if (by_library_) return rank_.library()->sum(gradient(), stream_);
   if (scatters()) return reduce_scatter(rank_.transport(), input_, shard(), options_, stream_);
   allreduce(rank_.transport(), gradient(), options_, stream_);
 }

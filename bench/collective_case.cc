@@ -125,7 +125,7 @@ class CollectiveRank final : public TimedCall {
   }
 
   void call() override {
-    if (wanted_.by_library) return rank_.library_call(wanted_.kind->library, input_, output());
+    if (wanted_.by_library) return rank_.library()->call(wanted_.kind->library, input_, output());
     wanted_.kind->make({rank_.transport(), input_, output(), wanted_.columns, options_});
   }
 

@@ -57,7 +57,7 @@ std::vector<CollectiveCase> cases_of(const CollectivesOptions& options, const Fl
   std::vector<CollectiveCase> cases;
   for (const std::string& name : options.names) {
     const auto& kind = *std::ranges::find(collective_kinds(), name, &CollectiveKind::name);
-    if (fleet.has_library_calls() && options.dtype == "f32")
+    if (fleet.library() && fleet.library()->call && options.dtype == "f32")
       cases.push_back(case_of(options, kind, std::string(kind.library)));
     for (const std::string& codec : codecs_with_references(options))
       cases.push_back(case_of(options, kind, codec));

@@ -78,14 +78,6 @@ class ThreadFleet final : public Fleet {
 
 }  // namespace
 
-void Rank::library_sum(ValueSpan, StreamView) {
-  throw InvalidArgument("there is no library here that sums");
-}
-
-void Rank::library_call(std::string_view name, ConstValueSpan, ValueSpan) {
-  throw InvalidArgument(fmt::format("there is no {} here", name));
-}
-
 std::unique_ptr<Fleet> make_thread_fleet(int ranks, const Link& link) {
   return std::make_unique<ThreadFleet>(ranks, link);
 }

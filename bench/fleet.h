@@ -20,6 +20,17 @@
 
 namespace tersor::bench {
 
+/// What the library below a transport does by itself.
+struct Library {
+  std::string name;  ///< of its sum
+  /// The sum over ranks, in place; of device memory queued on the stream. Throws InvalidArgument
+  /// where it does not add such values.
+  std::function<void(ValueSpan values, StreamView stream)> sum;
+  /// A collective by its name ("MPI_Bcast"), of f32, with rank 0 for a root; the output of a
+  /// broadcast holds rank 0's values before. Empty where these are not measured.
+  std::function<void(std::string_view name, ConstValueSpan input, ValueSpan output)> call = {};
+};
+
 /// One rank of a running measurement, and where it meets the others, whose messages stay apart from
 /// those that are measured.
 class Rank {
@@ -37,13 +48,8 @@ class Rank {
   virtual void meet() = 0;
   /// Everybody's bytes, as many from each, in the order of ranks.
   virtual std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own) = 0;
-  /// The sum over ranks by the library below, in place; of device memory queued on the stream.
-  /// Throws InvalidArgument where there is none, or it does not add such values.
-  virtual void library_sum(ValueSpan values, StreamView stream);
-  /// A collective of the library below by its name ("MPI_Bcast"), of f32, with rank 0 for a root;
-  /// the output of a broadcast holds rank 0's values before. Only where
-  /// `Fleet::has_library_calls`.
-  virtual void library_call(std::string_view name, ConstValueSpan input, ValueSpan output);
+  /// Null where there is none.
+  virtual const Library* library() const { return nullptr; }
 
   /// Everybody's values, as many from each, in the order of ranks.
   template <typename T>
@@ -78,10 +84,8 @@ class Fleet {
   virtual bool leads() const = 0;
   /// The only rank in this process; nullopt where all are.
   virtual std::optional<int> only_rank() const = 0;
-  /// Whether `Rank::library_sum` is there, and what it is called.
-  virtual std::optional<std::string> library() const { return std::nullopt; }
-  /// Whether `Rank::library_call` is there.
-  virtual bool has_library_calls() const { return false; }
+  /// That of its ranks.
+  virtual const Library* library() const { return nullptr; }
   /// Runs `body` once for each rank in this process. Throws what a rank threw.
   virtual void run(const std::function<void(Rank&)>& body) = 0;
 };

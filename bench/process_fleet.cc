@@ -15,11 +15,12 @@ class ProcessRank final : public Rank {
   ProcessRank(ProcessFleetParts& parts, Transport& measured)
       : control_(*parts.transport),
         measured_(measured),
-        library_(parts.library),
+        library_(parts.library ? &*parts.library : nullptr),
         barriers_(parts.barriers) {}
 
   Transport& transport() override { return measured_; }
   bool stores() override { return true; }
+  const Library* library() const override { return library_; }
 
   void meet() override {
     for (int round = 0; round < barriers_; ++round)
@@ -38,19 +39,10 @@ class ProcessRank final : public Rank {
     return all;
   }
 
-  void library_sum(ValueSpan values, StreamView stream) override {
-    if (!library_) return Rank::library_sum(values, stream);
-    library_->sum(values, stream);
-  }
-  void library_call(std::string_view name, ConstValueSpan input, ValueSpan output) override {
-    if (!library_ || !library_->call) return Rank::library_call(name, input, output);
-    library_->call(name, input, output);
-  }
-
  private:
   Transport& control_;
   Transport& measured_;
-  const std::optional<Library>& library_;
+  const Library* library_;
   int barriers_;
 };
 
@@ -63,10 +55,7 @@ class ProcessFleet final : public Fleet {
   std::string text() const override { return parts_.text; }
   bool leads() const override { return measured_->rank() == 0; }
   std::optional<int> only_rank() const override { return measured_->rank(); }
-  std::optional<std::string> library() const override {
-    return parts_.library ? std::optional(parts_.library->name) : std::nullopt;
-  }
-  bool has_library_calls() const override { return parts_.library && parts_.library->call; }
+  const Library* library() const override { return parts_.library ? &*parts_.library : nullptr; }
 
   void run(const std::function<void(Rank&)>& body) override {
     ProcessRank rank(parts_, *measured_);

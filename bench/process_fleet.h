@@ -1,22 +1,13 @@
 // A fleet with one rank in each process, over any transport between processes.
 #pragma once
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
 
 #include "bench/fleet.h"
 
 namespace tersor::bench {
-
-/// What the library below a transport does by itself; `Rank` says more.
-struct Library {
-  std::string name;  ///< of its sum
-  std::function<void(ValueSpan values, StreamView stream)> sum;
-  /// Empty where its other collectives are not measured.
-  std::function<void(std::string_view name, ConstValueSpan input, ValueSpan output)> call = {};
-};
 
 /// What such a fleet is made of, in the order in which it lives.
 struct ProcessFleetParts {

@@ -128,8 +128,4 @@ double median_of_slowest(std::span<const std::vector<double>> per_rank) {
   return median(slowest);
 }
 
-std::size_t iterations_for(double seconds) {
-  return static_cast<std::size_t>(std::clamp(1.0 / std::max(seconds, 1e-9), 5.0, 200.0));
-}
-
 }  // namespace tersor::bench

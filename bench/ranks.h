@@ -62,7 +62,4 @@ double check_reduced(const RankGradients& gradients, Rank& rank, std::string_vie
 /// `per_rank[rank][iteration]`: the median over iterations of the slowest rank's time.
 double median_of_slowest(std::span<const std::vector<double>> per_rank);
 
-/// How many iterations fill about a second, but at least 5 and at most 200.
-std::size_t iterations_for(double seconds);
-
 }  // namespace tersor::bench

@@ -17,16 +17,11 @@
 namespace tersor::bench {
 namespace {
 
-/// Sums over the steps of an epoch of one rank, and what its reducer counted.
-struct RankEpoch {
-  double step_seconds = 0;
-  double exposed_seconds = 0;
-  double loss = 0;
-  double sent_bytes = 0;
-  double encode_seconds = 0;
-  double wire_seconds = 0;
-  double decode_seconds = 0;
-};
+/// What a rank sums up over the steps of an epoch, and what its reducer counts.
+constexpr double EpochResult::*kSums[] = {
+    &EpochResult::loss,           &EpochResult::wire_bytes,   &EpochResult::step_seconds,
+    &EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds,
+    &EpochResult::exposed_seconds};
 
 std::vector<std::size_t> widths(const TrainingRun& run, const trainer::TrainingData& data) {
   std::vector<std::size_t> all = {data.train.pixels};
@@ -62,7 +57,7 @@ class TrainingRank {
   }
 
   /// Trains on a batch; adds to the epoch's sums, and shows each gradient to `look`, if any.
-  void step(RankEpoch& epoch, const std::function<void(const trainer::Parameter&)>& look) {
+  void step(EpochResult& epoch, const std::function<void(const trainer::Parameter&)>& look) {
     const Stopwatch step;
     const auto ready = [&](const trainer::Parameter& parameter) {
       if (look) look(parameter);
@@ -96,26 +91,18 @@ class TrainingRank {
 };
 
 /// The means over ranks and steps of what the ranks summed up.
-EpochResult mean_over_ranks(const std::vector<std::vector<RankEpoch>>& of_ranks,
+EpochResult mean_over_ranks(const std::vector<std::vector<EpochResult>>& of_ranks,
                             std::size_t steps) {
   EpochResult mean;
   const double share = 1.0 / (static_cast<double>(of_ranks.size()) * static_cast<double>(steps));
-  for (const auto& own : of_ranks) {
-    const RankEpoch& rank = own.front();
-    mean.loss += share * rank.loss;
-    mean.step_seconds += share * rank.step_seconds;
-    mean.exposed_seconds += share * rank.exposed_seconds;
-    mean.wire_bytes += share * rank.sent_bytes;
-    mean.encode_seconds += share * rank.encode_seconds;
-    mean.wire_seconds += share * rank.wire_seconds;
-    mean.decode_seconds += share * rank.decode_seconds;
-  }
+  for (const auto& own : of_ranks)
+    for (const auto sum : kSums) mean.*sum += share * own.front().*sum;
   mean.compute_seconds = mean.step_seconds - mean.exposed_seconds;
   return mean;
 }
 
-void add_statistics(RankEpoch& epoch, const ReducerStatistics& statistics) {
-  epoch.sent_bytes = static_cast<double>(statistics.sent_bytes);
+void add_statistics(EpochResult& epoch, const ReducerStatistics& statistics) {
+  epoch.wire_bytes = static_cast<double>(statistics.sent_bytes);
   epoch.encode_seconds = statistics.encode_seconds;
   epoch.wire_seconds = statistics.wire_seconds;
   epoch.decode_seconds = statistics.decode_seconds;
@@ -123,7 +110,7 @@ void add_statistics(RankEpoch& epoch, const ReducerStatistics& statistics) {
 
 /// Trains an epoch; its time is that until all ranks were through.
 EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserver& observer) {
-  RankEpoch sums;
+  EpochResult sums;
   trainer.reducer().reset_statistics();
   rank.meet();
   const Stopwatch watch;
@@ -136,7 +123,7 @@ EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserve
   const double seconds = watch.seconds();
   add_statistics(sums, trainer.reducer().statistics());
   EpochResult result =
-      mean_over_ranks(rank.gather(std::span<const RankEpoch>(&sums, 1)), trainer.steps());
+      mean_over_ranks(rank.gather(std::span<const EpochResult>(&sums, 1)), trainer.steps());
   result.seconds = seconds;
   return result;
 }

@@ -2,6 +2,8 @@
 
 #include "bench/turns.h"
 
+#include <algorithm>
+
 #include "bench/ranks.h"
 
 namespace tersor::bench {
@@ -21,6 +23,11 @@ Call call_of(const TurnTime& time, const CollectiveStatistics& statistics) {
           statistics.wire_seconds,
           statistics.encode_seconds,
           statistics.decode_seconds};
+}
+
+/// As many as fill about a second, but at least 5 and at most 200.
+std::size_t iterations_for(double seconds) {
+  return static_cast<std::size_t>(std::clamp(1.0 / std::max(seconds, 1e-9), 5.0, 200.0));
 }
 
 /// The median over iterations of the largest value over ranks.

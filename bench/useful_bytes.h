@@ -4,6 +4,7 @@
 
 #include <tersor/span.h>
 
+#include <algorithm>
 #include <cstddef>
 
 namespace tersor::bench {
@@ -36,6 +37,14 @@ constexpr std::size_t reduce_bytes(std::size_t frames, std::size_t residual, std
 
 /// Bytes of the lines (of a cache, or of what a memory moves at least) in which anything is not
 /// zero: what adding these values must touch. Host memory.
-std::size_t touched_bytes(ConstByteSpan values, std::size_t line_bytes);
+inline std::size_t touched_bytes(ConstByteSpan values, std::size_t line_bytes) {
+  std::size_t touched = 0;
+  for (std::size_t first = 0; first < values.size(); first += line_bytes) {
+    const ConstByteSpan line = values.subspan(first, std::min(line_bytes, values.size() - first));
+    if (std::ranges::any_of(line, [](std::byte byte) { return byte != std::byte{}; }))
+      touched += line.size();
+  }
+  return touched;
+}
 
 }  // namespace tersor::bench

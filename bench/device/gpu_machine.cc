@@ -3,14 +3,10 @@
 
 #include "bench/device/gpu_machine.h"
 
-#include <tersor/align.h>
-
 #include "bench/codec_operations.h"
 #include "bench/device/gpu.h"
-#include "bench/device/launches.h"
 #include "bench/device/loops.h"
-#include "bench/device/without_us.h"
-#include "bench/rotation.h"
+#include "bench/device/operations.h"
 #include "bench/topk_operations.h"
 
 namespace tersor::bench {
@@ -105,7 +101,7 @@ class GpuMachine : public Machine {
   std::unique_ptr<CodecOperation> make_operation(std::string_view name,
                                                  const OperationInput& input) override {
     if (name == kFeedbackFarMiss) return make_far_miss(input);
-    if (is_launch_operation(name)) return make_launch_operation(name, input);
+    if (auto launching = make_launch_operation(name, input)) return launching;
     return make_operation_without_us(name, input);
   }
 

@@ -1,14 +1,12 @@
-// See launches.h.
-
-#include "bench/device/launches.h"
+// What launching costs.
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "bench/codec_operations.h"
 #include "bench/device/gpu.h"
 #include "bench/device/loops.h"
+#include "bench/device/operations.h"
 #include "bench/useful_bytes.h"
 
 namespace tersor::bench {
@@ -171,24 +169,23 @@ class SmallEncode : public CodecOperation {
   std::unique_ptr<CodecOperation> encode_;
 };
 
-constexpr std::array kLaunchNames = {kMultiTensor, kMultiTensorGraph, kSmall, kSmallGraph};
+bool is_multi_tensor(std::string_view name) {
+  return name == kMultiTensor || name == kMultiTensorGraph;
+}
 
-bool is_multi_tensor(std::string_view name) { return name.starts_with(kMultiTensor); }
+bool is_small(std::string_view name) { return name == kSmall || name == kSmallGraph; }
 
 }  // namespace
 
-bool is_launch_operation(std::string_view name) {
-  return std::ranges::find(kLaunchNames, name) != kLaunchNames.end();
-}
-
 bool has_launch_operation(std::string_view name, const PlannedCodec& codec) {
-  return is_launch_operation(name) && (!is_multi_tensor(name) || codec.codec().traits().divisible);
+  return is_small(name) || (is_multi_tensor(name) && codec.codec().traits().divisible);
 }
 
 std::unique_ptr<CodecOperation> make_launch_operation(std::string_view name,
                                                       const OperationInput& input) {
   if (is_multi_tensor(name)) return std::make_unique<MultiTensor>(input, capture_of(name));
-  return std::make_unique<SmallEncode>(input, capture_of(name));
+  if (is_small(name)) return std::make_unique<SmallEncode>(input, capture_of(name));
+  return nullptr;
 }
 
 }  // namespace tersor::bench

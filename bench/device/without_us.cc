@@ -1,6 +1,4 @@
-// See without_us.h.
-
-#include "bench/device/without_us.h"
+// What a user would do without Tersor.
 
 #include <fmt/format.h>
 #include <tersor/codecs/int8.h>
@@ -16,6 +14,7 @@
 #include "bench/compare.h"
 #include "bench/device/cub_topk.h"
 #include "bench/device/gpu.h"
+#include "bench/device/operations.h"
 #include "bench/device/two_kernel.h"
 #include "bench/topk_operations.h"
 #include "bench/useful_bytes.h"

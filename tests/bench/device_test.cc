@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "bench/codecs_options.h"
+#include "bench/device/gpu_machine.h"
 #include "bench/device/names.h"
-#include "bench/rotation.h"
 #include "bench/samples.h"
 #include "bench/useful_bytes.h"
 #include "tests/bench/program.h"
