@@ -269,10 +269,8 @@ void add_allocate_command(Command& program) {
                   "steps or ranks: one file each, whose energies are added")
       .required()
       .type_name("FILE");
-  command.add_option("--bits", options->bits, "At most so many bits a value, of one payload")
-      .check(above_zero())
-      .type_name("BITS")
-      .capture_default_str();
+  add_number(command, "--bits", options->bits, above_zero(),
+             "At most so many bits a value, of one payload", "BITS");
   add_codecs(command, options->codecs);
   add_codec_threads(command, options->threads);
   add_json(command, options->json);

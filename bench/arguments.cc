@@ -14,6 +14,8 @@
 #include <utility>
 
 namespace tersor::bench {
+std::string link_text(const std::string& text) { return parse_link(text).text(); }
+
 std::string seconds_text(const std::string& time) {
   constexpr std::pair<std::string_view, double> kUnits[] = {
       {"", 1}, {"s", 1}, {"ms", 1e3}, {"us", 1e6}, {"ns", 1e9}};
@@ -58,18 +60,6 @@ Argument add_codecs(Command& command, std::vector<std::string>& specs, Automatic
       .capture_default_str();
 }
 
-Argument add_link(Command& command, std::string& link) {
-  const auto canonical = [](const std::string& text) { return parse_link(text).text(); };
-  return command
-      .add_option("--link", link,
-                  "Link that each host has, emulated between threads: "
-                  "RATE[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. 1Gbit,50us, or "
-                  "none[,per_host=RANKS]; between processes only a name for the record")
-      .transform(canonical)
-      .type_name("LINK")
-      .capture_default_str();
-}
-
 Argument add_dtype(Command& command, std::string& dtype) {
   const auto check = [](const std::string& name) {
     return std::string(dtype_name(parse_gradient_dtype(name)));
@@ -95,23 +85,26 @@ void add_fleet(Command& command, FleetOptions& fleet, const std::vector<std::str
       .check(from_to(1, 1024))
       .type_name("N");
 #if TERSOR_HAS_TCP
-  command.add_option("--connections", fleet.connections, "tcp: connections of each pair of ranks")
-      .check(from_to(1, 16))
-      .type_name("N")
-      .capture_default_str();
+  add_number(command, "--connections", fleet.connections, from_to(1, 16),
+             "tcp: connections of each pair of ranks");
   command
       .add_option("--address", fleet.address,
                   "tcp: where this rank listens: an address, a host's name or an interface")
       .type_name("ADDRESS");
 #endif
-  add_link(command, fleet.link);
+  command
+      .add_option("--link", fleet.link,
+                  "Link that each host has, emulated between threads: "
+                  "RATE[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. 1Gbit,50us, or "
+                  "none[,per_host=RANKS]; between processes only a name for the record")
+      .transform(link_text)
+      .type_name("LINK")
+      .capture_default_str();
 }
 
 Argument add_codec_threads(Command& command, unsigned& threads) {
-  return command.add_option("--threads", threads, "Threads of a codec; 0: one a core")
-      .check(from_to(0, 1024))
-      .type_name("N")
-      .capture_default_str();
+  return add_number(command, "--threads", threads, from_to(0, 1024),
+                    "Threads of a codec; 0: one a core");
 }
 
 Argument add_json(Command& command, std::filesystem::path& file) {

@@ -26,9 +26,6 @@ Argument add_codecs(Command& command, std::vector<std::string>& specs,
 /// --allow SPEC…: what codec auto may choose beside none and bf16.
 Argument add_allowed(Command& command, std::vector<std::string>& specs);
 
-/// --link RATE[,LATENCY]|none
-Argument add_link(Command& command, std::string& link);
-
 /// --transport NAME, --ranks N (at least 1), --link
 void add_fleet(Command& command, FleetOptions& fleet,
                const std::vector<std::string>& transports = transport_names());
@@ -49,8 +46,21 @@ Argument add_size(Command& command, const std::string& name, Value& value, const
       .type_name(unit);
 }
 
+/// A number that `check` accepts; called `unit`.
+template <typename Value>
+Argument add_number(Command& command, const std::string& name, Value& value, const Check& check,
+                    const std::string& description, const std::string& unit = "N") {
+  return command.add_option(name, value, description)
+      .check(check)
+      .type_name(unit)
+      .capture_default_str();
+}
+
 /// --json FILE
 Argument add_json(Command& command, std::filesystem::path& file);
+
+/// A link as records name it. Throws InvalidArgument for text that is none.
+std::string link_text(const std::string& text);
 
 /// The seconds of a time in the units of a link's latency, or of none: 5us, 0.5s, 0.5. Throws
 /// InvalidArgument that shows them.

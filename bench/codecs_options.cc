@@ -90,10 +90,8 @@ void add_conditions(Command& command, CodecsOptions& options) {
       .transform(one_of({"on", "off"}))
       .type_name("on|off")
       .capture_default_str();
-  command.add_option("--repetitions", options.repetitions, "Samples, of which the median is taken")
-      .check(from_to(1, 10000))
-      .type_name("N")
-      .capture_default_str();
+  add_number(command, "--repetitions", options.repetitions, from_to(1, 10000),
+             "Samples, of which the median is taken");
 }
 
 }  // namespace

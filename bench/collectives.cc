@@ -132,10 +132,7 @@ void add_collectives_command(Command& program) {
       .check(one_of(kind_names()))
       .capture_default_str();
   add_codecs(command, options->codecs);
-  command.add_option("--columns", options->columns, "Values of a row of all_to_all")
-      .check(above_zero())
-      .type_name("N")
-      .capture_default_str();
+  add_number(command, "--columns", options->columns, above_zero(), "Values of a row of all_to_all");
   add_sweep(command, *options);
   command.callback([options] { run_collectives(*options); });
 }

@@ -7,12 +7,7 @@
 
 #include <barrier>
 
-#if TERSOR_HAS_MPI
-#include "bench/mpi/mpi_fleet.h"
-#endif
-#if TERSOR_HAS_TCP
-#include "bench/tcp/tcp_fleet.h"
-#endif
+#include "bench/process_fleet.h"
 
 namespace tersor::bench {
 namespace {

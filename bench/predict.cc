@@ -264,8 +264,6 @@ void run_predict(const PredictOptions& options) {
   print_losers(losers);
 }
 
-std::string link_text(const std::string& text) { return parse_link(text).text(); }
-
 void add_place_options(Command& command, PredictOptions& options) {
   const auto check = [](const std::string& text) {
     parse_rank_range(text);
@@ -298,10 +296,8 @@ void add_cost_options(Command& command, PredictOptions& options) {
                   "without it, what is measured between two threads")
       .transform(seconds_text)
       .type_name("TIME");
-  command.add_option("--crowding", options.crowding, "Ranks that share a core while they encode")
-      .check(from_to(0, 1024))
-      .type_name("F")
-      .capture_default_str();
+  add_number(command, "--crowding", options.crowding, from_to(0, 1024),
+             "Ranks that share a core while they encode", "F");
 }
 
 void add_options(Command& command, PredictOptions& options) {
@@ -319,13 +315,9 @@ void add_options(Command& command, PredictOptions& options) {
           "are quickest")
       .delimiter(',')
       .type_name("N,...");
-  command
-      .add_option(
-          "--error-growth", options.error_growth,
-          "How many times the squared error of one dimension a grid may have that is chosen")
-      .check(from_to(1, 1024))
-      .type_name("F")
-      .capture_default_str();
+  add_number(command, "--error-growth", options.error_growth, from_to(1, 1024),
+             "How many times the squared error of one dimension a grid may have that is chosen",
+             "F");
   add_dtype(command, options.dtype);
   add_cost_options(command, options);
   add_json(command, options.json);

@@ -24,4 +24,16 @@ struct ProcessFleetParts {
 /// where the others cannot be silenced.
 std::unique_ptr<Fleet> make_process_fleet(ProcessFleetParts parts);
 
+// Of builds with MPI, or with TCP. `options.link` is no more than a name: what the wire is said to
+// be.
+
+/// Ranks that mpirun started. Initialises MPI for as long as the process runs. Throws
+/// InvalidArgument where --ranks and mpirun disagree.
+std::unique_ptr<Fleet> make_mpi_fleet(const FleetOptions& options);
+
+/// Starts the other ranks where no launcher did, 4 in all unless `options` say another number.
+/// Throws InvalidArgument where --ranks says another number than the launcher, or the launcher's
+/// variables are no numbers of a rank, and what TcpTransport throws.
+std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options);
+
 }  // namespace tersor::bench

@@ -28,10 +28,7 @@ void add_sweep(Command& command, SweepOptions& options,
   add_size(command, "--min", options.min_bytes, "BYTES", "Smallest size; K, M and G are 1024s")
       .capture_default_str();
   add_size(command, "--max", options.max_bytes, "BYTES", "Largest size").capture_default_str();
-  command.add_option("--factor", options.factor, "From one size to the next")
-      .check(from_to(2, 1024))
-      .type_name("N")
-      .capture_default_str();
+  add_number(command, "--factor", options.factor, from_to(2, 1024), "From one size to the next");
   add_fleet(command, options.fleet, transports);
   add_size(command, "--chunk", options.chunk_count, "N",
            "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)");
@@ -41,10 +38,8 @@ void add_sweep(Command& command, SweepOptions& options,
       .type_name("N")
       .capture_default_str();
   add_dtype(command, options.dtype);
-  command.add_option("--threads", options.threads, "Threads of each rank's codec")
-      .check(from_to(1, 1024))
-      .type_name("N")
-      .capture_default_str();
+  add_number(command, "--threads", options.threads, from_to(1, 1024),
+             "Threads of each rank's codec");
   add_json(command, options.json);
 }
 

@@ -260,15 +260,10 @@ std::string check_extension(const std::string& name) {
 void add_options(Command& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
-  command.add_option("--epochs", options.epochs, "Passes over the training images")
-      .check(from_to(1, 10000))
-      .take_last()
-      .type_name("N")
-      .capture_default_str();
-  command.add_option("--batch", options.batch_images, "Images of a rank in a step")
-      .check(above_zero())
-      .type_name("N")
-      .capture_default_str();
+  add_number(command, "--epochs", options.epochs, from_to(1, 10000),
+             "Passes over the training images")
+      .take_last();
+  add_number(command, "--batch", options.batch_images, above_zero(), "Images of a rank in a step");
   command.add_option("--seed", options.seeds, "One run of each codec for each")
       .type_name("N")
       .capture_default_str();

@@ -11,18 +11,15 @@ namespace {
 
 constexpr int kWarmUpTurns = 2;
 
-/// One call of one rank; plain, so that ranks can gather it.
-struct Call {
-  double seconds, part_seconds, sent_bytes, wire_seconds, encode_seconds, decode_seconds;
-};
-
-Call call_of(const TurnTime& time, const CollectiveStatistics& statistics) {
-  return {time.whole,
-          time.part,
-          static_cast<double>(statistics.sent_bytes),
-          statistics.wire_seconds,
-          statistics.encode_seconds,
-          statistics.decode_seconds};
+/// Of one call of one rank.
+TurnTimes times_of(const TurnTime& time, const CollectiveStatistics& statistics) {
+  return {.algorithm = statistics.algorithm,
+          .seconds = time.whole,
+          .part_seconds = time.part,
+          .wire_bytes = statistics.sent_bytes,
+          .wire_seconds = statistics.wire_seconds,
+          .encode_seconds = statistics.encode_seconds,
+          .decode_seconds = statistics.decode_seconds};
 }
 
 /// As many as fill about a second, but at least 5 and at most 200.
@@ -31,24 +28,23 @@ std::size_t iterations_for(double seconds) {
 }
 
 /// The median over iterations of the largest value over ranks.
-double median_of(const std::vector<std::vector<Call>>& per_rank, double Call::*field) {
+template <typename Value>
+Value median_of(const std::vector<std::vector<TurnTimes>>& per_rank, Value TurnTimes::*field) {
   std::vector<std::vector<double>> values;
-  for (const std::vector<Call>& calls : per_rank) {
+  for (const std::vector<TurnTimes>& calls : per_rank) {
     values.emplace_back();
-    for (const Call& call : calls) values.back().push_back(call.*field);
+    for (const TurnTimes& call : calls) values.back().push_back(static_cast<double>(call.*field));
   }
-  return median_of_slowest(values);
+  return static_cast<Value>(median_of_slowest(values));
 }
 
-TurnTimes medians_of(const std::vector<std::vector<Call>>& per_rank, Algorithm algorithm) {
-  const auto of = [&](double Call::*field) { return median_of(per_rank, field); };
-  return {.algorithm = algorithm,
-          .seconds = of(&Call::seconds),
-          .part_seconds = of(&Call::part_seconds),
-          .wire_bytes = static_cast<std::uint64_t>(of(&Call::sent_bytes)),
-          .wire_seconds = of(&Call::wire_seconds),
-          .encode_seconds = of(&Call::encode_seconds),
-          .decode_seconds = of(&Call::decode_seconds)};
+TurnTimes medians_of(const std::vector<std::vector<TurnTimes>>& per_rank, Algorithm algorithm) {
+  TurnTimes medians{.algorithm = algorithm,
+                    .wire_bytes = median_of(per_rank, &TurnTimes::wire_bytes)};
+  for (const auto field : {&TurnTimes::seconds, &TurnTimes::part_seconds, &TurnTimes::wire_seconds,
+                           &TurnTimes::encode_seconds, &TurnTimes::decode_seconds})
+    medians.*field = median_of(per_rank, field);
+  return medians;
 }
 
 }  // namespace
@@ -73,15 +69,15 @@ std::size_t warm_up(std::span<TimedCall* const> callers, Rank& rank, std::size_t
 
 std::vector<TurnTimes> time_turns(std::span<TimedCall* const> callers, Rank& rank,
                                   std::size_t iterations) {
-  std::vector<std::vector<Call>> calls(callers.size());
+  std::vector<std::vector<TurnTimes>> calls(callers.size());
   for (std::size_t i = 0; i < iterations; ++i)
     for (std::size_t which = 0; which < callers.size(); ++which) {
       const TurnTime time = time_turn(*callers[which], rank);
-      calls[which].push_back(call_of(time, callers[which]->statistics()));
+      calls[which].push_back(times_of(time, callers[which]->statistics()));
     }
   std::vector<TurnTimes> times;
   for (std::size_t which = 0; which < callers.size(); ++which)
-    times.push_back(medians_of(rank.gather(std::span<const Call>(calls[which])),
+    times.push_back(medians_of(rank.gather(std::span<const TurnTimes>(calls[which])),
                                callers[which]->statistics().algorithm));
   return times;
 }

@@ -1,7 +1,5 @@
 // One rank of MPI_COMM_WORLD in each process.
 
-#include "bench/mpi/mpi_fleet.h"
-
 #include "bench/mpi/library_sum.h"
 #include "bench/process_fleet.h"
 

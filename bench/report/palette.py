@@ -57,10 +57,6 @@ def family(spec: str) -> str:
     return spec.split(":")[0].split("+")[0]
 
 
-def without_feedback(spec: str) -> str:
-    return spec.removesuffix("+ef")
-
-
 def in_order(specs: set[str]) -> list[str]:
     """As in STYLES, a family's unlisted members behind its listed ones, then other families."""
     families = list(dict.fromkeys(family(spec) for spec in STYLES))

@@ -1,6 +1,5 @@
-// Implements tcp_fleet.h.
-
-#include "bench/tcp/tcp_fleet.h"
+// Ranks over TCP, one in each process: started by this program itself, or by whoever tells each
+// process which rank it is.
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -8,6 +7,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <optional>
 
 #include "bench/process_fleet.h"
 #include "bench/processes/rank_processes.h"
@@ -17,6 +17,9 @@ namespace {
 
 constexpr int kDefaultProcesses = 4;
 
+/// Where ranks meet: a file that all of them reach, and that no run had before.
+constexpr const char* kTcpFileVariable = "TERSOR_TCP_FILE";
+
 struct Names {
   const char* rank;
   const char* ranks;
@@ -25,8 +28,8 @@ constexpr std::array kLaunchers = {
     Names{kRankVariable, kRanksVariable}, Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
     Names{"PMI_RANK", "PMI_SIZE"}, Names{"SLURM_PROCID", "SLURM_NTASKS"}};
 
-}  // namespace
-
+/// Which rank this process is, by the variables TERSOR_RANK and TERSOR_RANKS, or those of a
+/// launcher; nullopt where TERSOR_TCP_FILE is not set.
 std::optional<RankPlace> tcp_place_of_process() {
   const char* file = std::getenv(kTcpFileVariable);
   if (file == nullptr || *file == '\0') return std::nullopt;
@@ -37,6 +40,8 @@ std::optional<RankPlace> tcp_place_of_process() {
                   "is this process?",
                   kTcpFileVariable, kRankVariable));
 }
+
+}  // namespace
 
 std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options) {
   auto place = tcp_place_of_process();
