@@ -16,7 +16,7 @@
 namespace tersor::bench {
 
 /// What one rank needs for its calls: all of it made before the first.
-class AllreduceRank final : public TimedCall {
+class AllreduceRank final : public RankCall {
  public:
   /// Gradient, sum and state lie where `input` lies, which outlives this object. On a device all
   /// calls are queued on the stream.

@@ -100,7 +100,7 @@ constexpr std::array kKinds{
 };
 
 /// One rank's calls, each of fresh values.
-class CollectiveRank final : public TimedCall {
+class CollectiveRank final : public RankCall {
  public:
   CollectiveRank(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank)
       : wanted_(wanted),

@@ -18,7 +18,7 @@ namespace tersor::bench {
 namespace {
 
 /// One rank's gradients and reducer; a call is a step.
-class ReducerRank final : public TimedCall {
+class ReducerRank final : public RankCall {
  public:
   ReducerRank(const AllreduceCase& wanted, const BackwardPass& pass, ConstValueSpan input,
               Transport& transport)
@@ -91,7 +91,7 @@ AllreduceResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pa
   time_turn(caller, rank);  // also teaches the reducer the order of the parameters
   const std::string codec = reducer.parameter_statistics().front().codec;
   const double error = check_reduced(gradients, rank, codec, caller.gradient());
-  TimedCall* const callers[] = {&caller};
+  RankCall* const callers[] = {&caller};
   const std::size_t steps = warm_up(callers, rank, wanted.iterations);
   reducer.reset_statistics();
   rank.meet();

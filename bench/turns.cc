@@ -49,7 +49,7 @@ TurnTimes medians_of(const std::vector<std::vector<TurnTimes>>& per_rank, Algori
 
 }  // namespace
 
-TurnTime time_turn(TimedCall& caller, Rank& rank) {
+TurnTime time_turn(RankCall& caller, Rank& rank) {
   caller.restore();
   rank.meet();
   const TurnTime time = caller.time();
@@ -57,17 +57,17 @@ TurnTime time_turn(TimedCall& caller, Rank& rank) {
   return time;
 }
 
-std::size_t warm_up(std::span<TimedCall* const> callers, Rank& rank, std::size_t iterations) {
+std::size_t warm_up(std::span<RankCall* const> callers, Rank& rank, std::size_t iterations) {
   double seconds = 0;
   for (int round = 0; round < kWarmUpTurns; ++round) {
     seconds = 0;
-    for (TimedCall* caller : callers) seconds += time_turn(*caller, rank).whole;
+    for (RankCall* caller : callers) seconds += time_turn(*caller, rank).whole;
   }
   const double each = seconds / static_cast<double>(callers.size());
   return rank.from_first(iterations == 0 ? iterations_for(each) : iterations);
 }
 
-std::vector<TurnTimes> time_turns(std::span<TimedCall* const> callers, Rank& rank,
+std::vector<TurnTimes> time_turns(std::span<RankCall* const> callers, Rank& rank,
                                   std::size_t iterations) {
   std::vector<std::vector<TurnTimes>> calls(callers.size());
   for (std::size_t i = 0; i < iterations; ++i)
@@ -82,8 +82,8 @@ std::vector<TurnTimes> time_turns(std::span<TimedCall* const> callers, Rank& ran
   return times;
 }
 
-TurnTimes time_turns(TimedCall& caller, Rank& rank, std::size_t iterations) {
-  TimedCall* const one[] = {&caller};
+TurnTimes time_turns(RankCall& caller, Rank& rank, std::size_t iterations) {
+  RankCall* const one[] = {&caller};
   return time_turns(one, rank, warm_up(one, rank, iterations)).front();
 }
 

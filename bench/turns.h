@@ -21,9 +21,9 @@ struct TurnTime {
 };
 
 /// What one rank calls again and again.
-class TimedCall {
+class RankCall {
  public:
-  virtual ~TimedCall() = default;
+  virtual ~RankCall() = default;
 
   /// Before each call, untimed.
   virtual void restore() = 0;
@@ -54,17 +54,17 @@ struct TurnTimes {
 };
 
 /// One turn, begun by all ranks together.
-TurnTime time_turn(TimedCall& caller, Rank& rank);
+TurnTime time_turn(RankCall& caller, Rank& rank);
 
 /// A few turns of each. Returns how many are to be timed: `iterations`, or for 0 as many as fill
 /// about a second for each kind.
-std::size_t warm_up(std::span<TimedCall* const> callers, Rank& rank, std::size_t iterations);
+std::size_t warm_up(std::span<RankCall* const> callers, Rank& rank, std::size_t iterations);
 
 /// Of so many turns of each.
-std::vector<TurnTimes> time_turns(std::span<TimedCall* const> callers, Rank& rank,
+std::vector<TurnTimes> time_turns(std::span<RankCall* const> callers, Rank& rank,
                                   std::size_t iterations);
 
 /// Both for one kind.
-TurnTimes time_turns(TimedCall& caller, Rank& rank, std::size_t iterations);
+TurnTimes time_turns(RankCall& caller, Rank& rank, std::size_t iterations);
 
 }  // namespace tersor::bench

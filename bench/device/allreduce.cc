@@ -29,7 +29,7 @@ Dtype added_in(const AllreduceCase& wanted, Dtype gradient) {
 }
 
 /// One rank's part in one case: its calls and their times.
-class DeviceAllreduceRank final : public TimedCall {
+class DeviceAllreduceRank final : public RankCall {
  public:
   DeviceAllreduceRank(const DeviceAllreduceCase& which, Rank& rank, const Stream& stream)
       : wanted_(which.wanted),
@@ -123,7 +123,7 @@ std::vector<AllreduceResult> measure_rank(Rank& rank, std::span<const DeviceAllr
                                           const DeviceAllreduceTiming& timing) {
   const Stream stream;
   std::vector<std::unique_ptr<DeviceAllreduceRank>> ranks;
-  std::vector<TimedCall*> callers;
+  std::vector<RankCall*> callers;
   for (const DeviceAllreduceCase& one : cases) {
     ranks.push_back(std::make_unique<DeviceAllreduceRank>(one, rank, stream));
     ranks.back()->check();
