@@ -74,7 +74,7 @@ Table<SweepRow> print_head(const std::vector<SweepRow>& rows) {
        {{"speed", "of f32's", 8}, [](auto& row) { return fmt::format("{:.2f}", row.speed()); }}});
 }
 
-Record record_of(const AllreduceOptions& options, const SweepRow& row) {
+Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
   const std::string note = sharing_note(row.ranks, device_count(), sharing_of_device());
   Record record = record_of(row, kNcclTransport, note.empty() ? options.fleet.link : "loopback");
   record["chunk_count"] = options.chunk_count == 0 ? kNcclChunkCount : options.chunk_count;
@@ -130,7 +130,7 @@ void run_as_rank(const AllreduceOptions& options, const RankPlace& place) {
     const std::size_t count = std::max<std::size_t>(bytes / value_bytes, 1);
     for (const SweepRow& row : measure(options, *fleet, rows, count)) {
       table.print(row);
-      records.add(record_of(options, row));
+      records.add(record_over_nccl(options, row));
     }
   }
 }
