@@ -8,7 +8,7 @@ options, in the same order; a rank that calls something else ends in ``Transport
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tersor import _core
@@ -78,6 +78,13 @@ class CollectiveOptions(GridOptions, total=False):
     1 Mi, over NCCL 8 Mi."""
 
 
+class Keywords(CollectiveOptions, total=False):
+    """The options of a collective, and how it is called."""
+
+    stream: Any
+    """Of a device, on which the call is queued. Default: the array library's current one."""
+
+
 class FeedbackState(_core.FeedbackState):
     """What error feedback keeps between the calls of one collective, zero at first.
 
@@ -100,7 +107,7 @@ class FeedbackState(_core.FeedbackState):
 
 
 def allreduce(
-    transport: Transport, gradient: Any, *, stream: Any = None, **options: Unpack[CollectiveOptions]
+    transport: Transport, gradient: Any, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Sum or mean over ranks of ``gradient``, in place; every rank ends with the same bits.
 
@@ -109,47 +116,32 @@ def allreduce(
     Raises ``InvalidArgument`` (nothing changed), ``TransportError``, ``WireError`` or ``CudaError``
     (values undefined, the transport is poisoned).
     """
-    return _core.allreduce(transport, gradient, _call_options(transport, options), stream)
+    return _call(_core.allreduce, transport, gradient, options=options)
 
 
 def reduce_scatter(
-    transport: Transport,
-    input: Any,
-    shard: Any,
-    *,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    transport: Transport, input: Any, shard: Any, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Sum or mean over ranks of ``input``, of which this rank's part is written to ``shard``.
 
     ``input``: ranks times as many values as ``shard``, rank r's at ``r * shard.size``. Else as
     ``allreduce``.
     """
-    return _core.reduce_scatter(transport, input, shard, _call_options(transport, options), stream)
+    return _call(_core.reduce_scatter, transport, input, shard, options=options)
 
 
 def allgather(
-    transport: Transport,
-    shard: Any,
-    output: Any,
-    *,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    transport: Transport, shard: Any, output: Any, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Every rank's ``shard``, decoded alike on all ranks, in the order of ranks in ``output``.
 
     ``output``: ranks times as many values as ``shard``. Else as ``allreduce``.
     """
-    return _core.allgather(transport, shard, output, _call_options(transport, options), stream)
+    return _call(_core.allgather, transport, shard, output, options=options)
 
 
 def broadcast(
-    transport: Transport,
-    values: Any,
-    root: int = 0,
-    *,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    transport: Transport, values: Any, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """``values`` of rank ``root`` on all ranks, in place; by codec ``"none"`` without another.
 
@@ -157,57 +149,39 @@ def broadcast(
     others decode. Raises ``InvalidArgument`` for a ``root`` that is no rank, here and below, and
     for ``"+ef"``. Else as ``allreduce``.
     """
-    return _core.broadcast(transport, values, root, _lossless(transport, options), stream)
+    return _call(_core.broadcast, transport, values, root, options={"codec": "none", **options})
 
 
 def reduce(
-    transport: Transport,
-    input: Any,
-    output: Any = None,
-    root: int = 0,
-    *,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    transport: Transport, input: Any, output: Any = None, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Sum or mean over ranks of ``input``, written to ``output`` of rank ``root``.
 
     ``output``: as many values as ``input``; None on other ranks. It has the bits, and ``state`` the
     residuals, of a two-shot ``allreduce``; codecs that cannot go so (``topk``) are refused.
     """
-    return _core.reduce(transport, input, output, root, _call_options(transport, options), stream)
+    return _call(_core.reduce, transport, input, output, root, options=options)
 
 
 def gather(
-    transport: Transport,
-    shard: Any,
-    output: Any = None,
-    root: int = 0,
-    *,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    transport: Transport, shard: Any, output: Any = None, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Every rank's ``shard``, in the order of ranks, in ``output`` of rank ``root``.
 
     ``output``: ranks times as many values as ``shard``; None on other ranks. Else as ``allgather``.
     """
-    return _core.gather(transport, shard, output, root, _call_options(transport, options), stream)
+    return _call(_core.gather, transport, shard, output, root, options=options)
 
 
 def scatter(
-    transport: Transport,
-    input: Any,
-    shard: Any,
-    root: int = 0,
-    *,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    transport: Transport, input: Any, shard: Any, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """To rank r's ``shard`` the values of the root's ``input`` from ``r * shard.size`` on.
 
     ``input``: ranks times as many values as ``shard``; None on other ranks than ``root``. By codec
     ``"none"`` unless another is said; else as ``broadcast``.
     """
-    return _core.scatter(transport, input, shard, root, _lossless(transport, options), stream)
+    return _call(_core.scatter, transport, input, shard, root, options={"codec": "none", **options})
 
 
 def all_to_all(
@@ -218,8 +192,7 @@ def all_to_all(
     *,
     sent: Sequence[int] = (),
     received: Sequence[int] = (),
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
     """Rows of ``input`` to the ranks that they are for; those for this rank in ``output``.
 
@@ -234,8 +207,7 @@ def all_to_all(
         raise InvalidArgument(f"sent {counts[0]}, received {counts[1]}: rows are 0 at least")
     if columns is None:
         columns = _columns(input)
-    wanted = _call_options(transport, options)
-    return _core.all_to_all(transport, input, output, columns, *counts, wanted, stream)
+    return _call(_core.all_to_all, transport, input, output, columns, *counts, options=options)
 
 
 def _columns(rows: Any) -> int:
@@ -245,8 +217,14 @@ def _columns(rows: Any) -> int:
     return math.prod(shape[1:])
 
 
-def _lossless(transport: Transport, options: CollectiveOptions) -> _core.CallOptions:
-    return _call_options(transport, {"codec": "none", **options})
+def _call(
+    entry: Callable[..., CollectiveStatistics],
+    transport: Transport,
+    *arguments: Any,
+    options: Keywords,
+) -> CollectiveStatistics:
+    stream = options.pop("stream", None)
+    return entry(transport, *arguments, _call_options(transport, options), stream)
 
 
 def _call_options(transport: Transport, options: CollectiveOptions) -> _core.CallOptions:

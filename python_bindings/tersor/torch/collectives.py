@@ -10,6 +10,7 @@ the group make the same calls with equal options, in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -28,6 +29,13 @@ from tersor.torch.parameters import DTYPES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class Keywords(collectives.Keywords, total=False):
+    """The options of a collective on tensors, and how it is called."""
+
+    group: dist.ProcessGroup | None
+    """Whose ranks take part. Default: all."""
 
 
 class FeedbackState(collectives.FeedbackState):
@@ -51,13 +59,7 @@ class FeedbackState(collectives.FeedbackState):
         super().__init__(ranks, in_order(like), dtype=dtype, collective=collective, **options)
 
 
-def allreduce(
-    tensor: Tensor,
-    *,
-    group: dist.ProcessGroup | None = None,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
-) -> CollectiveStatistics:
+def allreduce(tensor: Tensor, **options: Unpack[Keywords]) -> CollectiveStatistics:
     """Sum (or mean) over ranks, in place; every rank ends with the same bits.
 
     ``tensor``: any shape; not contiguous costs copies. On the host the call waits; on a device it
@@ -65,125 +67,88 @@ def allreduce(
     Raises InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
     undefined; the transport is poisoned).
     """
-    ranks = ranks_of(group, tensor)
-    with straightened(tensor, stream) as values:
-        return collectives.allreduce(ranks, values, stream=stream, **with_timeout(options, group))
+    return _call_in_place(collectives.allreduce, tensor, options=options)
 
 
 def reduce_scatter(
-    output: Tensor,
-    input: Tensor,
-    *,
-    group: dist.ProcessGroup | None = None,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    output: Tensor, input: Tensor, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Sum (or mean) over ranks of ``input``, of which ``output`` gets this rank's part.
 
     ``input``: contiguous, ranks times as many values as ``output``, rank r's in place r. Else as
     :func:`allreduce`.
     """
-    ranks = ranks_of(group, input)
-    return collectives.reduce_scatter(
-        ranks, input, output, stream=stream, **with_timeout(options, group)
-    )
+    return _call(collectives.reduce_scatter, input, input, output, options=options)
 
 
-def all_gather(
-    output: Tensor,
-    input: Tensor,
-    *,
-    group: dist.ProcessGroup | None = None,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
-) -> CollectiveStatistics:
+def all_gather(output: Tensor, input: Tensor, **options: Unpack[Keywords]) -> CollectiveStatistics:
     """Every rank's ``input``, decoded alike on all ranks, in the order of ranks in ``output``.
 
     ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`allreduce`.
     """
-    ranks = ranks_of(group, input)
-    return collectives.allgather(
-        ranks, input, output, stream=stream, **with_timeout(options, group)
-    )
+    return _call(collectives.allgather, input, input, output, options=options)
 
 
-def broadcast(
-    tensor: Tensor,
-    root: int = 0,
-    *,
-    group: dist.ProcessGroup | None = None,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
-) -> CollectiveStatistics:
+def broadcast(tensor: Tensor, root: int = 0, **options: Unpack[Keywords]) -> CollectiveStatistics:
     """``tensor`` of rank ``root`` of the group on all ranks, in place; unrounded without ``codec``.
 
     ``tensor``: of one shape and dtype on all ranks. Raises InvalidArgument for a ``root`` that is
     none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
     """
-    ranks = ranks_of(group, tensor)
-    with straightened(tensor, stream) as values:
-        return collectives.broadcast(
-            ranks, values, root, stream=stream, **with_timeout(options, group)
-        )
+    return _call_in_place(collectives.broadcast, tensor, root, options=options)
 
 
 def reduce(
-    input: Tensor,
-    output: Tensor | None = None,
-    root: int = 0,
-    *,
-    group: dist.ProcessGroup | None = None,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    input: Tensor, output: Tensor | None = None, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Sum (or mean) over ranks of ``input`` in ``output`` of rank ``root``; None on other ranks.
 
     ``output``: as many values as ``input``, both contiguous; it has the bits of a two-shot
     :func:`allreduce`. Raises InvalidArgument for codecs that cannot go so (``topk``).
     """
-    ranks = ranks_of(group, input)
-    return collectives.reduce(
-        ranks, input, output, root, stream=stream, **with_timeout(options, group)
-    )
+    return _call(collectives.reduce, input, input, output, root, options=options)
 
 
 def gather(
-    output: Tensor | None,
-    input: Tensor,
-    root: int = 0,
-    *,
-    group: dist.ProcessGroup | None = None,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    output: Tensor | None, input: Tensor, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Every rank's ``input``, in the order of ranks, in ``output`` of ``root``; None on others.
 
     ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`all_gather`.
     """
-    ranks = ranks_of(group, input)
-    return collectives.gather(
-        ranks, input, output, root, stream=stream, **with_timeout(options, group)
-    )
+    return _call(collectives.gather, input, input, output, root, options=options)
 
 
 def scatter(
-    output: Tensor,
-    input: Tensor | None = None,
-    root: int = 0,
-    *,
-    group: dist.ProcessGroup | None = None,
-    stream: Any = None,
-    **options: Unpack[CollectiveOptions],
+    output: Tensor, input: Tensor | None = None, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
     """Part r of ``input`` of rank ``root`` to ``output`` of rank r; ``input`` is None on others.
 
     ``input``: contiguous, ranks times as many values as ``output``. Unrounded without ``codec``;
     ``"+ef"`` is refused.
     """
-    ranks = ranks_of(group, output)
-    return collectives.scatter(
-        ranks, input, output, root, stream=stream, **with_timeout(options, group)
-    )
+    return _call(collectives.scatter, output, input, output, root, options=options)
+
+
+def _call(
+    entry: Callable[..., CollectiveStatistics],
+    like: Tensor,
+    *arguments: Any,
+    options: Keywords,
+) -> CollectiveStatistics:
+    """``like``: a tensor that is there on all ranks."""
+    group = options.pop("group", None)
+    return entry(ranks_of(group, like), *arguments, **with_timeout(options, group))
+
+
+def _call_in_place(
+    entry: Callable[..., CollectiveStatistics], tensor: Tensor, *root: int, options: Keywords
+) -> CollectiveStatistics:
+    """Of values in any order of memory."""
+    group = options.pop("group", None)
+    ranks = ranks_of(group, tensor)
+    with straightened(tensor, options.get("stream")) as values:
+        return entry(ranks, values, *root, **with_timeout(options, group))
 
 
 def broadcast_parameters(
@@ -258,10 +223,8 @@ def _broadcast_all(
     tensors: list[Tensor], root: int, group: dist.ProcessGroup | None, codec: str
 ) -> None:
     for tensor in tensors:
-        values = tensor.detach().contiguous()
-        if values.dtype in DTYPES:
-            broadcast(values, root, group=group, codec=codec)
+        if tensor.dtype in DTYPES:
+            broadcast(tensor.detach(), root, group=group, codec=codec)
         else:
-            dist.broadcast(values, _global_rank(root, group), group=group)
-        if values.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(values)
+            with straightened(tensor.detach()) as values:
+                dist.broadcast(values, _global_rank(root, group), group=group)
