@@ -127,8 +127,8 @@ class ExpertHook(SplitHook):
         ranks = range(self._rows.ranks)
         return [(mixture.experts_of(rank), rank) for mixture in self._mixtures for rank in ranks]
 
-    def sent_bytes(self) -> float:
-        return self._rows.sent_bytes()
+    def total(self, steps: int) -> hooks.Traffic:
+        return hooks.Traffic(self._rows.sent_bytes())
 
     def close(self) -> None:
         self._rows.close()

@@ -39,17 +39,12 @@ DILOCO = "diloco"
 OUTER_DEFAULTS = {"rate": 0.7, "momentum": 0.9, "residual": 1.0}  # the DiLoCo paper's
 OUTER_OPTION = rf"(,({'|'.join(OUTER_DEFAULTS)})=(\d*\.)?\d+)"
 CASTS = {
-    THEIRS + "bf16": (default_hooks.bf16_compress_hook, 2),
-    THEIRS + "fp16": (default_hooks.fp16_compress_hook, 2),
+    THEIRS + "bf16": default_hooks.bf16_compress_hook,
+    THEIRS + "fp16": default_hooks.fp16_compress_hook,
 }
 POWERSGD_START = 10  # steps without compression; it needs 2 at least
 ONEBIT_START = 100  # likewise: a fifth of the GPT's; the paper has 15 to 25 %
 ONE_BUCKET_MIB = 1 << 20
-PARTS: tuple[Literal["encode_seconds", "wire_seconds", "decode_seconds"], ...] = (
-    "encode_seconds",
-    "wire_seconds",
-    "decode_seconds",
-)
 SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
     "(CompressedAdamW), onebit-adam[=STEPS], "
@@ -66,6 +61,11 @@ class Traffic:
     wire_seconds: float | None = None
     decode_seconds: float | None = None
 
+    def since(self, before: "Traffic") -> "Traffic":
+        """What came to it."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
+        return Traffic(*(None if now is None else now - (was or 0) for now, was in pairs))
+
     def mean(self, steps: int, world: World) -> "Traffic":
         """Of one step, over the ranks. All of them call it."""
         own = dataclasses.astuple(self)
@@ -76,9 +76,8 @@ class Traffic:
 def fields_of(measured: Any) -> Record:
     """What was measured, `traffic` among it, as records have it."""
     own = dict(vars(measured))
-    traffic = own.pop("traffic")
-    parts = {part: getattr(traffic, part) for part in PARTS}
-    return {**own, "wire_bytes": traffic.sent_bytes, **parts}
+    parts = dict(vars(own.pop("traffic")))
+    return {**own, "wire_bytes": parts.pop("sent_bytes"), **parts}
 
 
 class Hook(abc.ABC):
@@ -90,10 +89,17 @@ class Hook(abc.ABC):
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self._steps, self._told = 0, Traffic(0)
 
     @abc.abstractmethod
+    def total(self, steps: int) -> Traffic:
+        """Of all `steps` until now."""
+
     def traffic(self, steps: int) -> Traffic:
         """Of the `steps` since the last call, or the beginning."""
+        self._steps += steps
+        before, self._told = self._told, self.total(self._steps)
+        return self._told.since(before)
 
     @property
     def settled(self) -> bool:
@@ -131,7 +137,7 @@ class PyTorchHook(Hook):
         super().__init__(model)
         self._step_bytes = step_bytes
 
-    def traffic(self, steps: int) -> Traffic:
+    def total(self, steps: int) -> Traffic:
         return Traffic(steps * self._step_bytes)
 
 
@@ -148,15 +154,10 @@ class PowerSgdHook(Hook):
         )
         model.register_comm_hook(self._state, powerSGD_hook.powerSGD_hook)
         self._plain_count = parameter_count(model)
-        self._steps = 0
-        self._compressed_count = 0
 
-    def traffic(self, steps: int) -> Traffic:
-        plain_steps = max(0, min(POWERSGD_START - self._steps, steps))
-        compressed_count = self._state.total_numel_after_compression - self._compressed_count
-        self._steps += steps
-        self._compressed_count += compressed_count
-        count = plain_steps * self._plain_count + compressed_count
+    def total(self, steps: int) -> Traffic:
+        plain_count = min(steps, POWERSGD_START) * self._plain_count
+        count = plain_count + self._state.total_numel_after_compression
         return Traffic(ring_bytes(4 * count, dist.get_world_size()))
 
 
@@ -169,18 +170,15 @@ class CountedHook(Hook):
         self,
         model: nn.Module,
         handle: HookState | ShardedHandle | tersor.torch.CompressedAdamW | tersor.torch.DiLoCo,
-        end: Callable[[], None],
+        end: Callable[[], None] = lambda: None,
     ) -> None:
         """``end``: of the handle."""
         super().__init__(model)
         self._handle, self._end = handle, end
-        self._told = Traffic(0.0, 0.0, 0.0, 0.0)
 
-    def traffic(self, steps: int) -> Traffic:
-        total = self._handle.totals()
-        now = (total["sent_bytes"], *(total[name] for name in PARTS))
-        told, self._told = dataclasses.astuple(self._told), Traffic(*now)
-        return Traffic(*(value - before for value, before in zip(now, told, strict=True)))
+    def total(self, steps: int) -> Traffic:
+        told: Any = self._handle.totals()
+        return Traffic(*(told[field.name] for field in dataclasses.fields(Traffic)))
 
     @property
     def settled(self) -> bool:
@@ -197,7 +195,7 @@ class AdamWHook(CountedHook):
         self._own = tersor.torch.CompressedAdamW(
             module.named_parameters(), codec=codec, dense_steps=dense_steps
         )
-        super().__init__(module, self._own, lambda: None)
+        super().__init__(module, self._own)
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Raises BenchmarkError where ``plain`` is no AdamW."""
@@ -215,7 +213,6 @@ class DiLoCoHook(CountedHook):
         module: nn.Module,
         codec: str,
         every: int,
-        *,
         rate: float,
         momentum: float,
         residual: float,
@@ -227,7 +224,7 @@ class DiLoCoHook(CountedHook):
         self._own = tersor.torch.DiLoCo(
             module, every=every, outer_optimizer=outer, residual_factor=residual, codec=codec
         )
-        super().__init__(module, self._own, lambda: None)
+        super().__init__(module, self._own)
         self.period = every
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -246,18 +243,16 @@ class OneBitAdamHook(Hook):
     def __init__(self, module: nn.Module, dense_steps: int) -> None:
         super().__init__(module)
         self._dense_steps = dense_steps
-        self._told = 0.0
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Raises BenchmarkError where ``plain`` is no AdamW."""
         self._own = OneBitAdamW(_adamw(plain, ONEBIT), self._dense_steps)
         return self._own
 
-    def traffic(self, steps: int) -> Traffic:
-        dense_bytes = 4 * parameter_count(self.model) * min(self._own.steps, self._dense_steps)
-        total = ring_bytes(dense_bytes, dist.get_world_size()) + self._own.exchange.sent_bytes
-        told, self._told = self._told, total
-        return Traffic(total - told)
+    def total(self, steps: int) -> Traffic:
+        count = parameter_count(self.model) * min(self._own.steps, self._dense_steps)
+        dense_bytes = ring_bytes(4 * count, dist.get_world_size())
+        return Traffic(dense_bytes + self._own.exchange.sent_bytes)
 
 
 def _adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
@@ -307,9 +302,8 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     if name == "none":
         return _ring(model, value_bytes=4)
     if name in CASTS:
-        function, value_bytes = CASTS[name]
-        model.register_comm_hook(None, function)
-        return _ring(model, value_bytes)
+        model.register_comm_hook(None, CASTS[name])
+        return _ring(model, value_bytes=2)
     handle = tersor.torch.compress(model, codec=name.removeprefix(OURS))
     return CountedHook(model, handle, handle.close)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import tersor
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.hooks import OURS, THEIRS, Hook, Traffic
+from tersor.bench.hooks import OURS, THEIRS, Hook
 from tersor.bench.timing import Mark, MarkKind, Span
 
 CASTS = {
@@ -79,19 +79,10 @@ class SplitHook(Hook):
         super().__init__(model)
         self.bytes_are = "computed" if name in CASTS else "counted"
         self._waits = waits
-        self._told = 0.0
 
     @abc.abstractmethod
     def owners(self) -> list[tuple[nn.Module, int]]:
         """Each part that not all ranks have trained, and which rank has."""
-
-    @abc.abstractmethod
-    def sent_bytes(self) -> float:
-        """By this rank, until now."""
-
-    def traffic(self, steps: int) -> Traffic:
-        told, self._told = self._told, self.sent_bytes()
-        return Traffic(self._told - told)
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
         return self._waits.take()

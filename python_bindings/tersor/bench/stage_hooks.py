@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import tersor.torch
 from tersor.bench import split_hooks
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.hooks import Traffic
 from tersor.bench.models import Batch, Gpt, GptStage
 from tersor.bench.split_hooks import CASTS, SplitHook, Waits
 from tersor.bench.timing import mark_of
@@ -76,10 +77,10 @@ class StageHook(SplitHook):
     def owners(self) -> list[tuple[nn.Module, int]]:
         return [(part, rank) for rank, part in enumerate(self._parts)]
 
-    def sent_bytes(self) -> float:
+    def total(self, steps: int) -> Traffic:
         if self._handle is not None:
-            return self._handle.sent_bytes
-        return self._handed_count * self._dtype.itemsize
+            return Traffic(self._handle.sent_bytes)
+        return Traffic(self._handed_count * self._dtype.itemsize)
 
 
 def check_ranks(layers: int, ranks: int) -> None:
