@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import sys
+import types
 
 from tersor.bench import codec_command
 from tersor.bench.errors import BenchmarkError
@@ -11,15 +12,23 @@ from tersor.bench.errors import BenchmarkError
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tersor.bench", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    codec_command.add_to(commands)
-    if importlib.util.find_spec("torch") is not None:
-        from tersor.bench import backward_command, train_command
-
-        train_command.add_to(commands)
-        backward_command.add_to(commands)
-    else:
+    for name, command in _commands().items():
+        text = command.__doc__ or ""
+        own = commands.add_parser(name, help=text.splitlines()[0], description=text)
+        command.add_options(own)
+        own.set_defaults(run=command.run)
+    if importlib.util.find_spec("torch") is None:
         parser.epilog = "train and backward need PyTorch: pip install 'tersor[torch]'"
     return parser
+
+
+def _commands() -> dict[str, types.ModuleType]:
+    """Those that can run here; each has options, and a function that returns the exit status."""
+    if importlib.util.find_spec("torch") is None:
+        return {"codec": codec_command}
+    from tersor.bench import backward_command, train_command
+
+    return {"codec": codec_command, "train": train_command, "backward": backward_command}
 
 
 def main(arguments: list[str] | None = None) -> int:

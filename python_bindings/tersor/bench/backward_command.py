@@ -7,9 +7,6 @@ experts, spread over the ranks, and all times are of a whole step.
 """
 
 import argparse
-import typing
-
-import torch
 
 from tersor import _text
 from tersor.bench import hooks, launch, options, sharded_hooks, split_hooks
@@ -28,9 +25,8 @@ PARALLEL = {
 }
 
 
-def add_to(commands: typing.Any) -> None:
-    """Adds the command to the parsers that `add_subparsers` made."""
-    parser = commands.add_parser("backward", help=__doc__.splitlines()[0], description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command line."""
     options.add_hooks(parser, GRADIENT_HOOKS)
     options.add_world(parser)
     parser.add_argument(
@@ -49,12 +45,11 @@ def add_to(commands: typing.Any) -> None:
     parser.add_argument("--rows", type=options.positive, default=2, help="of input (2)")
     parser.add_argument("--bucket", type=float, metavar="MIB", help="of a bucket; default: DDP's")
     parser.add_argument("--iterations", type=options.positive, default=9, help="of each hook (9)")
-    options.add_link(parser)
-    options.add_json(parser)
-    parser.set_defaults(run=_run)
+    options.add_records(parser)
 
 
-def _run(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
+    """Measures on all ranks. Returns the exit status."""
     chosen.hooks = chosen.hooks or DEFAULT_HOOKS[chosen.parallel]
     for name in filter(hooks.in_optimizer, chosen.hooks):
         raise BenchmarkError(f"{name}: exchanges in the optimizer's step, of train only")
@@ -69,7 +64,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
     records = RecordFile(chosen.json if world.leads else None)
-    shape = _shape(chosen)
+    shape = Shape(chosen.mib, chosen.rows, chosen.bucket, chosen.parallel, chosen.weights)
     compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
     if not world.leads:
         return
@@ -89,20 +84,12 @@ def _title(shape: Shape) -> str:
     return PARALLEL[shape.parallel] + weights
 
 
-def _shape(chosen: argparse.Namespace) -> Shape:
-    return Shape(chosen.mib, chosen.rows, chosen.bucket, chosen.parallel, chosen.weights)
-
-
 def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
     return {
         "benchmark": "backward",
         "parallel": shape.parallel,
         "weights": shape.weights,
-        "transport": world.backend,
-        "ranks": world.ranks,
-        "link": chosen.link,
-        "device": world.device_name,
-        "torch": torch.__version__,
+        **world.described(chosen.link),
         "dtype": "f32",
         "rows": shape.rows,
         "iterations": chosen.iterations,

@@ -7,7 +7,6 @@ to what NumPy's copy moves per second, slices on as many threads. For NumPy arra
 import argparse
 import concurrent.futures
 import dataclasses
-import pathlib
 import statistics
 import time
 import typing
@@ -19,7 +18,7 @@ import numpy.typing as npt
 import tersor
 from tersor import _text
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.records import Record, RecordFile
+from tersor.bench.records import Record, RecordFile, add_option
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
 WORST_ERROR = 1.0  # zeros would be as near
@@ -36,23 +35,13 @@ class Operation:
     run: Action
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """Medians."""
-
-    seconds: float
-    copy_seconds: float  # of as many bytes
-
-
-def add_to(commands: typing.Any) -> None:
-    """Adds the command to the parsers that `add_subparsers` made."""
-    parser = commands.add_parser("codec", help=__doc__.splitlines()[0], description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command line."""
     parser.add_argument("--codec", nargs="+", default=DEFAULT_CODECS, metavar="SPEC")
     parser.add_argument("--mib", type=int, default=64, help="of gradient, f32 (64)")
     parser.add_argument("--threads", type=int, default=1, help="of codec and copy (1)")
     parser.add_argument("--repetitions", type=int, default=15, help="of which the median counts")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records here")
-    parser.set_defaults(run=run)
+    add_option(parser)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -82,7 +71,7 @@ def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
         Operation("decode, Python", moved_bytes, lambda: codec.decode(payload, out=decoded)),
     ]
     return [
-        _record(spec, operation, _time(operation, chosen), chosen)
+        _record(spec, operation, chosen)
         | {"payload_bytes": payload.nbytes, "relative_error": error, "count": gradient.size}
         for operation in operations
     ]
@@ -106,8 +95,8 @@ def _checked_error(spec: str, gradient: Values, decoded: Values) -> float:
     return error
 
 
-def _time(operation: Operation, chosen: argparse.Namespace) -> Timing:
-    """The operation and a copy of as many bytes, read and written, in turns."""
+def _time(operation: Operation, chosen: argparse.Namespace) -> tuple[float, float]:
+    """Medians of the operation and of a copy of as many bytes, read and written, in turns."""
     source = np.ones(operation.bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)
     threads: int = chosen.threads
@@ -123,7 +112,7 @@ def _time(operation: Operation, chosen: argparse.Namespace) -> Timing:
 
         pairs = [(_seconds(operation.run), _seconds(copy)) for _ in range(1 + chosen.repetitions)]
     own, copies = zip(*pairs[1:], strict=True)  # the first touches memory for the first time
-    return Timing(statistics.median(own), statistics.median(copies))
+    return statistics.median(own), statistics.median(copies)
 
 
 def _seconds(action: Action) -> float:
@@ -132,8 +121,9 @@ def _seconds(action: Action) -> float:
     return time.perf_counter() - start
 
 
-def _record(spec: str, operation: Operation, timing: Timing, chosen: argparse.Namespace) -> Record:
+def _record(spec: str, operation: Operation, chosen: argparse.Namespace) -> Record:
     """As ``tersor-bench codecs`` writes them; frames carry a checksum, the library's default."""
+    seconds, copy_seconds = _time(operation, chosen)
     return {
         "benchmark": "codecs",
         "codec": spec,
@@ -141,11 +131,11 @@ def _record(spec: str, operation: Operation, timing: Timing, chosen: argparse.Na
         "dtype": "f32",
         "isa": "best",
         "threads": chosen.threads,
-        "seconds": timing.seconds,
+        "seconds": seconds,
         "baseline": "copy",
-        "baseline_seconds": timing.copy_seconds,
-        "ratio": timing.copy_seconds / timing.seconds,
-        "gigabytes_per_second": operation.bytes / timing.seconds / 1e9,
+        "baseline_seconds": copy_seconds,
+        "ratio": copy_seconds / seconds,
+        "gigabytes_per_second": operation.bytes / seconds / 1e9,
         "checksum": True,
     }
 

@@ -21,12 +21,12 @@ def run_on_ranks(
 ) -> int:
     """Starts the ranks, or is one of them, which calls ``body``. Returns the exit status."""
     if not worlds.started_by_launcher():
-        return run_ranks(chosen.ranks, own_arguments(), chosen.timeout)
+        return run_ranks(chosen.ranks, sys.argv[1:], chosen.timeout)
     world = worlds.enter(chosen.device, chosen.threads, chosen.backend)
     try:
         body(chosen, world)
     finally:
-        worlds.leave()
+        dist.destroy_process_group()
     return 0
 
 
@@ -47,11 +47,6 @@ def run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
         return _wait(processes, time.monotonic() + timeout_seconds)
     finally:
         _end(processes)
-
-
-def own_arguments() -> list[str]:
-    """What this program was started with."""
-    return sys.argv[1:]
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:

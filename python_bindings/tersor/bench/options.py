@@ -2,12 +2,11 @@
 
 import argparse
 import math
-import pathlib
 
 import torch
 
 import tersor
-from tersor.bench import hooks, split_hooks
+from tersor.bench import hooks, records, split_hooks
 
 
 def positive(text: str) -> int:
@@ -75,16 +74,12 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Where the records go."""
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records here")
-
-
-def add_link(parser: argparse.ArgumentParser) -> None:
-    """A name for what shaped namespaces, or a cluster's network, are."""
+def add_records(parser: argparse.ArgumentParser) -> None:
+    """Where the records go, with a name for what shaped namespaces, or a cluster's network, are."""
     parser.add_argument(
         "--link",
         default="none",
         metavar="NAME",
         help="what the ranks are joined by, for the records",
     )
+    records.add_option(parser)

@@ -1,5 +1,6 @@
 """Records as ``tersor-bench`` writes them: one JSON object a measurement, an array a file."""
 
+import argparse
 import datetime
 import functools
 import json
@@ -11,6 +12,11 @@ from tersor.bench.errors import BenchmarkError
 
 Field = str | int | float | bool | None
 Record = dict[str, Field]
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Where the records go."""
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records here")
 
 
 def _cpu_name() -> str:
@@ -39,10 +45,6 @@ def commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
-def _utc_now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 class RecordFile:
     """An array of records in a file, written again after each: a run cut short keeps what it has.
 
@@ -58,7 +60,8 @@ class RecordFile:
 
     def add(self, record: Record) -> None:
         """Adds machine, date (UTC) and commit, and writes."""
-        origin: Record = {"machine": machine_name(), "date": _utc_now(), "commit": commit()}
+        date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+        origin: Record = {"machine": machine_name(), "date": date, "commit": commit()}
         self._records.append({**record, **origin})
         if self._path is not None:
             self._write(self._path, "w", json.dumps(self._records, indent=1) + "\n")

@@ -5,23 +5,21 @@ All hooks of a seed begin with the same weights and see the same batches in the 
 
 import argparse
 import pathlib
+import statistics
 import typing
-
-import torch
 
 from tersor import _text
 from tersor.bench import hooks, launch, options, split_hooks
 from tersor.bench.records import Record, RecordFile
-from tersor.bench.tasks import TASKS, Task, TaskOptions
+from tersor.bench.tasks import TASKS, TaskOptions
 from tersor.bench.training import Epoch, Training
 from tersor.bench.world import World
 
 DEFAULT_HOOKS = ["none", "torch:bf16", "torch:fp16", "torch:powersgd", "bf16", "int8", "int4+ef"]
 
 
-def add_to(commands: typing.Any) -> None:
-    """Adds the command to the parsers that `add_subparsers` made."""
-    parser = commands.add_parser("train", help=__doc__.splitlines()[0], description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command line."""
     parser.add_argument("--model", choices=sorted(TASKS), default="cnn")
     options.add_hooks(parser, DEFAULT_HOOKS)
     options.add_world(parser)
@@ -39,12 +37,11 @@ def add_to(commands: typing.Any) -> None:
         help="times the model's learning rate (1)",
     )
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
-    options.add_link(parser)
-    options.add_json(parser)
-    parser.set_defaults(run=_run)
+    options.add_records(parser)
 
 
-def _run(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
+    """Trains on all ranks. Returns the exit status."""
     task = TASKS[chosen.model]
     chosen.hooks = chosen.hooks or (split_hooks.DEFAULT if task.splits else DEFAULT_HOOKS)
     for name in chosen.hooks:
@@ -59,40 +56,26 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
     last: dict[str, list[Record]] = {name: [] for name in chosen.hooks}
     for seed in chosen.seed:
         for name in last:
-            last[name].append(_train_once(chosen, world, task, (name, seed), records))
+            last[name].append(_train_once(Training(task, name, seed, world), records, chosen.link))
     if world.leads:
         _print_summary(last)
 
 
 def _task_options(chosen: argparse.Namespace, world: World) -> TaskOptions:
-    return TaskOptions(
-        chosen.data,
-        chosen.batch,
-        chosen.epochs,
-        chosen.steps,
-        world.device,
-        world.ranks,
-        chosen.rate,
-    )
+    sizes = (chosen.batch, chosen.epochs, chosen.steps)
+    return TaskOptions(chosen.data, *sizes, world.device, world.ranks, chosen.rate)
 
 
-def _train_once(
-    chosen: argparse.Namespace,
-    world: World,
-    task: Task,
-    run_of: tuple[str, int],
-    records: RecordFile,
-) -> Record:
+def _train_once(training: Training, records: RecordFile, link: str) -> Record:
     """One run; returns the record of its last epoch."""
-    name, seed = run_of
-    training = Training(task, name, seed, world)
+    world, setting = training.world, _setting(training, link)
     if world.leads:
-        count = hooks.parameter_count(training.hook.model)
-        print(f"{name}, seed {seed}, {world.ranks} ranks, {count:,} parameters", flush=True)
+        head = f"{training.name}, seed {training.seed}, {world.ranks} ranks"
+        print(f"{head}, {setting['parameters']:,} parameters", flush=True)
     record: Record = {}
     for epoch in training.epochs():
-        record = _record(chosen, world, task, run_of, training.hook) | hooks.fields_of(epoch)
-        record["compute_seconds"] = epoch.step_seconds - epoch.exposed_seconds
+        compute_seconds = epoch.step_seconds - epoch.exposed_seconds
+        record = {**setting, **hooks.fields_of(epoch), "compute_seconds": compute_seconds}
         if world.leads:
             records.add(record)
             _print_epoch(epoch)
@@ -100,25 +83,20 @@ def _train_once(
     return record
 
 
-def _record(
-    chosen: argparse.Namespace, world: World, task: Task, run_of: tuple[str, int], hook: hooks.Hook
-) -> Record:
+def _setting(training: Training, link: str) -> Record:
     """What does not change from epoch to epoch."""
+    recipe = training.task.recipe
     return {
         "benchmark": "train",
-        "model": task.name,
-        "codec": run_of[0],
-        "seed": run_of[1],
-        "transport": world.backend,
-        "ranks": world.ranks,
-        "link": chosen.link,
-        "device": world.device_name,
-        "torch": torch.__version__,
-        "parameters": hooks.parameter_count(hook.model),
-        "epochs": task.recipe.epochs,
-        "batch": task.recipe.batch,
-        "learning_rate": task.recipe.learning_rate,
-        "wire_bytes_are": hook.bytes_are,
+        "model": training.task.name,
+        "codec": training.name,
+        "seed": training.seed,
+        **training.world.described(link),
+        "parameters": hooks.parameter_count(training.hook.model),
+        "epochs": recipe.epochs,
+        "batch": recipe.batch,
+        "learning_rate": recipe.learning_rate,
+        "wire_bytes_are": training.hook.bytes_are,
     }
 
 
@@ -144,7 +122,7 @@ def _summary_row(name: str, runs: list[Record]) -> list[str]:
     """Means over the seeds, of the last epoch."""
 
     def mean(field: str) -> float:
-        return sum(float(typing.cast(float, run[field])) for run in runs) / len(runs)
+        return statistics.fmean(typing.cast(float, run[field]) for run in runs)
 
     return [
         name,

@@ -43,7 +43,7 @@ class Training:
 
     def __init__(self, task: Task, hook: str, seed: int, world: World) -> None:
         torch.manual_seed(seed)
-        self._task, self._seed, self._world = task, seed, world
+        self.task, self.name, self.seed, self.world = task, hook, seed, world
         self._share = Share(world.rank, world.ranks)
         self._mark = mark_of(world.device)
         self._module = task.model().to(world.device)
@@ -56,7 +56,7 @@ class Training:
     def epochs(self) -> Iterator[Epoch]:
         """Trains, and tells of each epoch. Raises BenchmarkError where ranks drift apart."""
         seconds = 0.0
-        for number in range(1, self._task.recipe.epochs + 1):
+        for number in range(1, self.task.recipe.epochs + 1):
             epoch = self._epoch(number, seconds)
             seconds = epoch.seconds
             yield epoch
@@ -68,16 +68,16 @@ class Training:
         self._accuracy()
 
     def _epoch(self, number: int, seconds_before: float) -> Epoch:
-        steps = self._task.recipe.steps
-        self._world.meet()
+        steps = self.task.recipe.steps
+        self.world.meet()
         sent_before = self._interface.sent_bytes()
         start = self._mark()
         losses, marks = self._steps(range((number - 1) * steps, number * steps))
-        self._world.meet()
+        self.world.meet()
         seconds = start.seconds_until(self._mark())
-        interface_bytes = (self._interface.sent_bytes() - sent_before) / self._world.ranks_here
+        interface_bytes = (self._interface.sent_bytes() - sent_before) / self.world.ranks_here
         step, exposed = _mean_times(marks)
-        means = self._world.mean([float(losses), step, exposed, interface_bytes / steps])
+        means = self.world.mean([float(losses), step, exposed, interface_bytes / steps])
         return Epoch(
             epoch=number,
             seconds=seconds_before + seconds,
@@ -86,12 +86,12 @@ class Training:
             step_seconds=means[1],
             exposed_seconds=means[2],
             interface_bytes=means[3],
-            traffic=self.hook.traffic(steps).mean(steps, self._world),
+            traffic=self.hook.traffic(steps).mean(steps, self.world),
         )
 
     def _steps(self, steps: range) -> tuple[Tensor, list[StepMarks]]:
         """The mean loss, and when everything was."""
-        loss = torch.zeros((), device=self._world.device)
+        loss = torch.zeros((), device=self.world.device)
         marks = []
         for step in steps:
             start = self._mark()
@@ -105,11 +105,11 @@ class Training:
     def _backward(self, step: int) -> Tensor:
         """Forward and backward pass; returns the loss."""
         self._optimizer.zero_grad()
-        return self.hook.learn(self._task.batch(self._seed, step, self._share))
+        return self.hook.learn(self.task.batch(self.seed, step, self._share))
 
     def _optimizer_step(self, step: int) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._task.recipe.learning_rate_at(step)
+            group["lr"] = self.task.recipe.learning_rate_at(step)
         self._optimizer.step()
 
     @torch.no_grad()
@@ -117,23 +117,23 @@ class Training:
         """Of the test data, of which each rank looks at a part."""
         self.hook.gather()
         right = count = 0.0
-        for batch in self._task.test_batches(self._share):
+        for batch in self.task.test_batches(self._share):
             scores, classes = scores_of(self._module, batch)
             right += float((scores.argmax(dim=1) == classes).sum())
             count += len(classes)
-        right, count = self._world.total([right, count])
+        right, count = self.world.total([right, count])
         return right / count
 
     def _check_steps(self) -> None:
         """Ranks that train alone must have met by the end."""
-        steps, period = self._task.recipe.epochs * self._task.recipe.steps, self.hook.period
+        steps, period = self.task.recipe.epochs * self.task.recipe.steps, self.hook.period
         if steps % period:
             raise BenchmarkError(f"ranks meet after multiples of {period} steps; {steps} is none")
 
     def _check_weights(self) -> None:
         """Ranks that have drifted apart would train different networks."""
         for name, values in self._module.named_parameters():
-            if not self._world.same_everywhere(values):
+            if not self.world.same_everywhere(values):
                 raise BenchmarkError(f"ranks ended with different values of {name}")
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.records import Record
 
 PATIENCE = datetime.timedelta(minutes=10)  # until a rank that does not come is given up
 
@@ -36,6 +37,16 @@ class World:
     def device_name(self) -> str:
         """Which GPU, or "cpu"."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def described(self, link: str) -> Record:
+        """For records. ``link``: what the user calls the ranks' network."""
+        return {
+            "transport": self.backend,
+            "ranks": self.ranks,
+            "link": link,
+            "device": self.device_name,
+            "torch": torch.__version__,
+        }
 
     def meet(self) -> None:
         """Returns once all ranks, and what they queued on their devices, have come here."""
@@ -116,11 +127,6 @@ def _own_device(device_type: str) -> torch.device:
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
-
-
-def leave() -> None:
-    """The end of `enter`."""
-    dist.destroy_process_group()
 
 
 class NetworkInterface:
