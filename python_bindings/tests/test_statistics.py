@@ -28,8 +28,9 @@ class Counted(Reporting):
     """What one rank's reducer counted, as a handle has it."""
 
     def __init__(self, reducer: GradientReducer, ranks: int) -> None:
-        self._parameters = statistics.of_reducer(reducer, ranks)
-        self._totals = statistics.totals_of_reducer(reducer, ranks)
+        every = reducer.parameter_statistics()
+        self._parameters = [statistics.of_parameter(one, ranks) for one in every]
+        self._totals = statistics.of_parameter(reducer.statistics(), ranks)
 
     def statistics(self) -> list[ParameterStatistics]:
         return self._parameters

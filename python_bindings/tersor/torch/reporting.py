@@ -13,13 +13,7 @@ from tersor.reducer import GradientReducer
 from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import checked
 from tersor.torch.report import draw
-from tersor.torch.statistics import (
-    ParameterStatistics,
-    add_up,
-    of_reducer,
-    table,
-    totals_of_reducer,
-)
+from tersor.torch.statistics import ParameterStatistics, add_up, of_parameter, table
 
 
 class Reporting(ABC):
@@ -68,11 +62,11 @@ class ReducerReporting(Reporting):
 
     def statistics(self) -> list[ParameterStatistics]:
         """What was sent, a dict for each parameter that is compressed, in the model's order."""
-        return of_reducer(self.reducer, self._ranks())
+        return [of_parameter(one, self._ranks()) for one in self.reducer.parameter_statistics()]
 
     def totals(self) -> ParameterStatistics:
         """The same of all parameters together, headers of the transport included."""
-        return totals_of_reducer(self.reducer, self._ranks())
+        return of_parameter(self.reducer.statistics(), self._ranks())
 
     def explain(self) -> str:
         """Which codec each parameter travels by, and why."""

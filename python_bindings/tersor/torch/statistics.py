@@ -72,69 +72,6 @@ class Writer(Protocol):
         """Writes a point of a curve."""
 
 
-def of_reducer(reducer: _core.GradientReducer, ranks: int) -> list[ParameterStatistics]:
-    """By parameter, in the order in which they were added."""
-    return [of_parameter(one, ranks) for one in reducer.parameter_statistics()]
-
-
-def totals_of_reducer(reducer: _core.GradientReducer, ranks: int) -> ParameterStatistics:
-    """Of all parameters together, headers of the transport included."""
-    return of_parameter(reducer.statistics(), ranks)
-
-
-def of_parameter(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
-    """Of one that is all-reduced."""
-    told: Any = {field: getattr(one, field, None) for field in ParameterStatistics.__annotations__}
-    told["uncompressed_bytes"] = one.gradient_bytes * 2 * (ranks - 1) / ranks
-    told["relative_error"] = one.relative_error or None
-    return cast(ParameterStatistics, told)
-
-
-def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
-    """Sums of bytes, seconds and overflows; the norm of all residuals together; the largest error.
-
-    What no entry knows is not there. A step that was discarded was one of all of them.
-    """
-    entries = list(parameters)
-    codecs = {one["codec"] for one in entries}
-
-    def total(field: str) -> float:
-        return sum(one.get(field, 0) for one in entries)  # type: ignore[misc]
-
-    added: ParameterStatistics = {
-        "name": "",
-        "codec": codecs.pop() if len(codecs) == 1 else SEVERAL,
-        "reason": "",
-        "steps": max((one["steps"] for one in entries), default=0),
-        "gradient_bytes": total("gradient_bytes"),
-        "uncompressed_bytes": total("uncompressed_bytes"),
-        "sent_bytes": total("sent_bytes"),
-        "encode_seconds": total("encode_seconds"),
-        "decode_seconds": total("decode_seconds"),
-        "wire_seconds": total("wire_seconds"),
-        "residual_norm": sum(one["residual_norm"] ** 2 for one in entries) ** 0.5,
-    }
-    for field in ("hidden_seconds", "exposed_seconds", "overflows"):
-        if any(field in one for one in entries):
-            added[field] = total(field)
-    if discarded := [one["steps_discarded"] for one in entries if "steps_discarded" in one]:
-        added["steps_discarded"] = max(discarded)
-    if errors := [one["relative_error"] for one in entries if "relative_error" in one]:
-        added["relative_error"] = max(filter(None, errors), default=None)
-    return added
-
-
-def ratio(one: ParameterStatistics) -> float:
-    """How many times fewer bytes were sent than without a codec; NaN where nothing was sent."""
-    return one["uncompressed_bytes"] / one["sent_bytes"] if one["sent_bytes"] else float("nan")
-
-
-def per_step(one: ParameterStatistics, field: str) -> float | None:
-    """The mean over steps of a sum; None where it is not known."""
-    value: Any = one.get(field)
-    return None if value is None or not one["steps"] else value / one["steps"]
-
-
 _BYTE_COLUMNS = (
     ("gradient", "gradient_bytes"),
     ("uncompressed", "uncompressed_bytes"),
@@ -147,6 +84,55 @@ _TIME_COLUMNS = (
     ("hidden", "hidden_seconds"),
     ("exposed", "exposed_seconds"),
 )
+_SUMS = (*(field for _, field in (*_BYTE_COLUMNS, *_TIME_COLUMNS)), "overflows")
+_NOT_ALWAYS_KNOWN = ("hidden_seconds", "exposed_seconds", "overflows")
+
+
+def of_parameter(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
+    """Of one that is all-reduced, or of all together, headers of the transport included."""
+    told: Any = {field: getattr(one, field, None) for field in ParameterStatistics.__annotations__}
+    told["uncompressed_bytes"] = one.gradient_bytes * 2 * (ranks - 1) / ranks
+    told["relative_error"] = one.relative_error or None
+    return cast(ParameterStatistics, told)
+
+
+def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
+    """Sums of bytes, seconds and overflows; the norm of all residuals together; the largest error.
+
+    What no entry knows is not there. A step that was discarded was one of all of them.
+    """
+    entries: list[Any] = list(parameters)
+
+    def known(field: str) -> list[Any]:
+        return [one[field] for one in entries if field in one]
+
+    codecs = set(known("codec"))
+    added: Any = {
+        "name": "",
+        "codec": codecs.pop() if len(codecs) == 1 else SEVERAL,
+        "reason": "",
+        "steps": max(known("steps"), default=0),
+        "residual_norm": sum(norm**2 for norm in known("residual_norm")) ** 0.5,
+    }
+    for field in _SUMS:
+        if known(field) or field not in _NOT_ALWAYS_KNOWN:
+            added[field] = sum(known(field))
+    if discarded := known("steps_discarded"):
+        added["steps_discarded"] = max(discarded)
+    if errors := known("relative_error"):
+        added["relative_error"] = max(filter(None, errors), default=None)
+    return cast(ParameterStatistics, added)
+
+
+def ratio(one: ParameterStatistics) -> float:
+    """How many times fewer bytes were sent than without a codec; NaN where nothing was sent."""
+    return one["uncompressed_bytes"] / one["sent_bytes"] if one["sent_bytes"] else float("nan")
+
+
+def per_step(one: ParameterStatistics, field: str) -> float | None:
+    """The mean over steps of a sum; None where it is not known."""
+    value: Any = one.get(field)
+    return None if value is None or not one["steps"] else value / one["steps"]
 
 
 def table(entries: Iterable[ParameterStatistics]) -> str:
