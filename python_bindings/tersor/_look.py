@@ -5,6 +5,8 @@ Hues are Okabe and Ito's colour-blind-safe set, shifted where black or yellow wo
 
 from __future__ import annotations
 
+from typing import Any
+
 INK = "#1f2328"
 PAPER = "#ffffff"
 GRID = "#d9dee4"
@@ -23,7 +25,7 @@ _CODECS = {
 }
 _OTHER = "#8f6fd1"
 
-STYLE = {
+STYLE: Any = {
     "text.color": INK,
     "axes.labelcolor": INK,
     "xtick.color": INK,

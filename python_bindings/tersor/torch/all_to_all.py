@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,43 +19,27 @@ from tersor import collectives
 from tersor._core import InvalidArgument
 from tersor.torch.group import ranks_of, with_timeout
 
-
-class _Way(NamedTuple):
-    """How rows go; gradients take the way back."""
-
-    sent: Sequence[int]
-    received: Sequence[int]
-    codec: str
-    codec_back: str
-    group: dist.ProcessGroup | None
-    options: dict[str, Any]
-
-    def back(self) -> _Way:
-        return _Way(self.received, self.sent, self.codec_back, self.codec, self.group, self.options)
+Way = dict[str, Any]  # how rows go: options of the collective
 
 
 class _AllToAll(torch.autograd.Function):
     """What is encoded stays inside: autograd sees floating-point values alone."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, way: _Way) -> Tensor:
-        ctx.way = way
-        count = sum(way.received) if way.received else len(rows)
+    def forward(
+        ctx: Any, rows: Tensor, group: dist.ProcessGroup | None, way: Way, back: Way
+    ) -> Tensor:
+        """``back``: the way of gradients."""
+        ctx.backward_arguments = group, back, way
+        count = sum(way["received"]) if way["received"] else len(rows)
         output = rows.new_empty((count, *rows.shape[1:]))
-        collectives.all_to_all(
-            ranks_of(way.group, rows),
-            rows.detach().contiguous(),
-            output,
-            math.prod(rows.shape[1:]),
-            sent=way.sent,
-            received=way.received,
-            **{**way.options, "codec": way.codec},
-        )
+        ranks, columns = ranks_of(group, rows), math.prod(rows.shape[1:])
+        collectives.all_to_all(ranks, rows.detach().contiguous(), output, columns, **way)
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _AllToAll.apply(gradients[0], ctx.way.back()), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _AllToAll.apply(gradients[0], *ctx.backward_arguments), None, None, None
 
 
 def all_to_all_single(
@@ -80,13 +64,10 @@ def all_to_all_single(
     """
     if input.dim() == 0:
         raise InvalidArgument("a number has no rows: give a tensor of one dimension at least")
-    way = _Way(
-        list(input_splits or ()),
-        list(output_splits or ()),
-        codec,
-        codec if backward_codec is None else backward_codec,
-        group,
-        with_timeout(options, group),
-    )
-    output: Tensor = _AllToAll.apply(input, way)
+    sent, received = list(input_splits or ()), list(output_splits or ())
+    way = dict(**with_timeout(options, group), codec=codec, sent=sent, received=received)
+    back = {**way, "sent": received, "received": sent}
+    if backward_codec is not None:
+        back["codec"] = backward_codec
+    output: Tensor = _AllToAll.apply(input, group, way, back)
     return output

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -59,25 +60,13 @@ def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> d
     """The state of the checkpoint with its tensors not yet filled in."""
     metadata = reader.read_metadata()
     saved, places = metadata.state_dict_metadata, metadata.planner_data
-    paths = {name: _path_below(places[name], key) for name in saved}
-    rows = [path[:-1] for path in paths.values() if path[-1:] == ("places",)]
-    state: dict[str, Any] = {}
-    for name, path in paths.items():
-        if path:
-            exact = any(path[: len(above)] == above for above in rows)
-            target: dict[Any, Any] = state
-            for step in path[:-1]:
-                target = target.setdefault(step, {})
-            target[path[-1]] = _empty(saved[name], exact, group)
-    return {name: _with_lists(entry) for name, entry in state.items()}
-
-
-def _with_lists(entry: Any) -> Any:
-    """What was a list has numbers for keys."""
-    if not isinstance(entry, dict):
-        return entry
-    inner = {key: _with_lists(value) for key, value in entry.items()}
-    return list(inner.values()) if all(isinstance(key, int) for key in inner) else inner
+    paths = {name: path for name in saved if (path := _path_below(places[name], key))}
+    rows = [path[:-1] for path in paths.values() if path[-1] == "places"]
+    empty = {
+        name: _empty(saved[name], any(path[: len(above)] == above for above in rows), group)
+        for name, path in paths.items()
+    }
+    return unflatten_state_dict(empty, paths)
 
 
 def _path_below(path: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:

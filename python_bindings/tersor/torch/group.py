@@ -77,7 +77,7 @@ class _Connection:
         self.host.close()
 
 
-_connections: list[_Connection] = []
+_connections: dict[dist.ProcessGroup, _Connection] = {}
 
 
 def transport(
@@ -133,25 +133,19 @@ def close(process_group: dist.ProcessGroup | None = None) -> None:
     The next ``transport`` of the group makes another one. What is not closed ends with the
     interpreter.
     """
-    for connection in [one for one in _connections if one.group is checked(process_group)]:
-        _connections.remove(connection)
-        connection.close()
+    _close([one for one in _connections if one is checked(process_group)])
+
+
+def _close(groups: Iterable[dist.ProcessGroup]) -> None:
+    for group in groups:
+        _connections.pop(group).close()
 
 
 def _connection(group: dist.ProcessGroup) -> _Connection:
-    for connection in _connections:
-        if connection.group is group:
-            return connection
-    _close_orphans()
-    _connections.append(_Connection(group))
-    return _connections[-1]
-
-
-def _close_orphans() -> None:
-    """Ends what was made for groups that the trainer has destroyed since."""
-    for connection in [one for one in _connections if not _is_alive(one.group)]:
-        _connections.remove(connection)
-        connection.close()
+    if group not in _connections:
+        _close([one for one in _connections if not _is_alive(one)])  # the trainer destroyed them
+        _connections[group] = _Connection(group)
+    return _connections[group]
 
 
 def _is_alive(group: dist.ProcessGroup) -> bool:
@@ -166,7 +160,7 @@ def _is_alive(group: dist.ProcessGroup) -> bool:
 def close_all() -> None:
     """Ends the transports of all groups, even where the end of one raises."""
     with contextlib.ExitStack() as ends:
-        for connection in _connections:
+        for connection in _connections.values():
             ends.callback(connection.close)
         _connections.clear()
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from tersor._core import InvalidArgument
 from tersor._options import described
 from tersor.codec import Codec
+from tersor.torch.layout import straightened
 from tersor.torch.parameters import DTYPES
 
 _OpsOf = Callable[[int], list[dist.P2POp]]  # of a microbatch
@@ -129,10 +130,8 @@ class _Direction:
         return payload
 
     def _decode(self, payload: Tensor, tensor: Tensor) -> None:
-        values = tensor.contiguous()
-        self._codec.decode(payload, values)
-        if values.data_ptr() != tensor.data_ptr():
-            tensor.copy_(values)
+        with straightened(tensor) as values:
+            self._codec.decode(payload, values)
 
     def _payload(self, values: Tensor) -> Tensor:
         length = self._codec.max_payload_bytes(tuple(values.shape), values.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tersor import _look, _text
 from tersor.torch.statistics import SEVERAL, ParameterStatistics, add_up, per_step, ratio
@@ -38,7 +38,10 @@ def draw(
 
     Raises ImportError where matplotlib is missing.
     """
-    matplotlib = _matplotlib()
+    try:
+        import matplotlib
+    except ImportError as missing:
+        raise ImportError("report() draws with matplotlib: pip install matplotlib") from missing
     with matplotlib.rc_context(_look.STYLE):
         figure(parameters, totals).savefig(os.fspath(path), dpi=160)
 
@@ -60,14 +63,6 @@ def figure(parameters: Sequence[ParameterStatistics], totals: ParameterStatistic
     note = f"{totals['codec']}, means over {totals['steps']} steps of this rank"
     made.supxlabel(note, x=0.985, ha="right", fontsize=9.5, color=_look.QUIET)
     return made
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError as missing:
-        raise ImportError("report() draws with matplotlib: pip install matplotlib") from missing
-    return matplotlib
 
 
 def _rows(parameters: Sequence[ParameterStatistics]) -> list[ParameterStatistics]:
@@ -155,10 +150,7 @@ def _draw_time(axes: Axes, totals: ParameterStatistics) -> None:
     if "hidden_seconds" not in totals:
         wire = [("wire", "wire_seconds", shade)]
     hue = _colour(totals)
-    codec = [
-        ("encode", "encode_seconds", hue),
-        ("decode", "decode_seconds", _look.faint(hue)),
-    ]
+    codec = [("encode", "encode_seconds", hue), ("decode", "decode_seconds", _look.faint(hue))]
     for place, parts in enumerate((wire, codec)):
         known = [(name, per_step(totals, key) or 0.0, tint) for name, key, tint in parts]
         _stack(axes, place, known)

@@ -27,12 +27,7 @@ from tersor.reducer import ReducerOptions
 from tersor.torch.backward import Passes, after_pass
 from tersor.torch.group import close, seconds_of, transport
 from tersor.torch.parameters import Unsupported, is_supported, reason_of, report_unsupported
-from tersor.torch.sharded_reducer import (
-    Kind,
-    Reducers,
-    ReplicaReducer,
-    ShardedReducer,
-)
+from tersor.torch.sharded_reducer import Kind, Reducers, ReplicaReducer, ShardedReducer
 from tersor.torch.sharding import ModuleLayout, ShardedParameter, follow_passes
 
 
