@@ -13,16 +13,13 @@ import typing
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 import tersor
 from tersor import _text
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import BenchmarkError, check_error
 from tersor.bench.records import Record, RecordFile, add_option
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
-WORST_ERROR = 1.0  # zeros would be as near
-Values = npt.NDArray[np.float32]
 Action = Callable[[], object]
 
 
@@ -64,7 +61,8 @@ def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
     decoded = np.zeros_like(gradient)
     payload = codec.encode(gradient, out=frame)
     codec.decode(payload, out=decoded)
-    error = _checked_error(spec, gradient, decoded)
+    error = float(np.linalg.norm(decoded - gradient) / np.linalg.norm(gradient))
+    check_error(spec, "what was decoded", error)
     moved_bytes = gradient.nbytes + payload.nbytes
     operations = [
         Operation("encode, Python", moved_bytes, lambda: codec.encode(gradient, out=frame)),
@@ -85,14 +83,6 @@ def _codec(spec: str, threads: int) -> tersor.Codec:
     if codec.has_feedback:
         raise BenchmarkError(f"{spec}: give codecs without +ef")
     return codec
-
-
-def _checked_error(spec: str, gradient: Values, decoded: Values) -> float:
-    """Nothing is timed before its result was looked at."""
-    error = float(np.linalg.norm(decoded - gradient) / np.linalg.norm(gradient))
-    if not error < WORST_ERROR:
-        raise BenchmarkError(f"{spec}: the relative error of what was decoded is {error:.3g}")
-    return error
 
 
 def _time(operation: Operation, chosen: argparse.Namespace) -> tuple[float, float]:

@@ -11,7 +11,20 @@ from tersor.bench.mixture import MixtureOfExperts, feed_forward
 Batch = tuple[Tensor, Tensor]  # what a model sees, and the classes that it should say
 
 
-class ConvolutionalNet(nn.Module):
+class ImageNet(nn.Module):
+    """Layers for images, one behind the other."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores of the classes (batch, classes)."""
+        scores: Tensor = self.layers(images)
+        return scores
+
+
+class ConvolutionalNet(ImageNet):
     """Two convolutions and two linear layers for images (batch, 1, 28, 28): 409,034 parameters.
 
     Nearly all of its bytes are ready early in the backward pass, since the linear layers come last
@@ -19,8 +32,7 @@ class ConvolutionalNet(nn.Module):
     """
 
     def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
+        super().__init__(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
@@ -33,13 +45,8 @@ class ConvolutionalNet(nn.Module):
             nn.Linear(256, classes),
         )
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes (batch, classes)."""
-        scores: Tensor = self.layers(images)
-        return scores
 
-
-class NormalisedNet(nn.Module):
+class NormalisedNet(ImageNet):
     """Four convolutions for images (batch, 1, 28, 28), a group norm (Wu and He 2018) behind each,
     and the mean over what is left of the image: 98,938 parameters.
 
@@ -47,8 +54,7 @@ class NormalisedNet(nn.Module):
     """
 
     def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
+        super().__init__(
             *_convolution(1, 16, kernel=5, stride=2),
             *_convolution(16, 32, kernel=3, stride=2),
             *_convolution(32, 64, kernel=3, stride=1),
@@ -57,11 +63,6 @@ class NormalisedNet(nn.Module):
             nn.Flatten(),
             nn.Linear(128, classes),
         )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes (batch, classes)."""
-        scores: Tensor = self.layers(images)
-        return scores
 
 
 def _convolution(channels: int, outputs: int, *, kernel: int, stride: int) -> list[nn.Module]:

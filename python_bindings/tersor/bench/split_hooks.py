@@ -17,11 +17,7 @@ from tersor.bench.errors import BenchmarkError
 from tersor.bench.hooks import OURS, THEIRS, Hook
 from tersor.bench.timing import Mark, MarkKind, Span
 
-CASTS = {
-    "none": torch.float32,
-    THEIRS + "bf16": torch.bfloat16,
-    THEIRS + "fp16": torch.float16,
-}
+CASTS = {"none": torch.float32, THEIRS + "bf16": torch.bfloat16, THEIRS + "fp16": torch.float16}
 DEFAULT = ["none", THEIRS + "bf16", "bf16", "int8"]
 SUMMARY = (
     "none (f32 as PyTorch sends it), torch:bf16, torch:fp16 (cast before), or a codec of ours, "

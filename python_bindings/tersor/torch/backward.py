@@ -123,29 +123,23 @@ class Passes:
 
     def begin(self) -> None:
         """FSDP has asked autograd to be called where it ends a pass."""
-        end = _End(self)
+        end = _End()
         self._ends.add(end)
-        after_pass(end.come)
+        after_pass(lambda: self._end(end))
 
     @property
     def under_way(self) -> bool:
         """Whether ``at_end`` will be called; not for a pass that somebody else's error ended."""
         return len(self._ends) > 0
 
-    def end(self, end: _End) -> None:
+    def _end(self, end: _End) -> None:
         self._ends.discard(end)
         if not self._ends:
             self._at_end()
 
 
 class _End:
-    """What autograd calls, and gives up where a pass fails."""
-
-    def __init__(self, passes: Passes) -> None:
-        self._passes = passes
-
-    def come(self) -> None:
-        self._passes.end(self)
+    """Of a pass: what autograd calls keeps it, and is given up where the pass fails."""
 
 
 def after_pass(callback: Callable[[], None]) -> bool:

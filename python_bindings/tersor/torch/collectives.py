@@ -11,13 +11,13 @@ the group make the same calls with equal options, in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgument
@@ -131,10 +131,7 @@ def scatter(
 
 
 def _call(
-    entry: Callable[..., CollectiveStatistics],
-    like: Tensor,
-    *arguments: Any,
-    options: Keywords,
+    entry: Callable[..., CollectiveStatistics], like: Tensor, *arguments: Any, options: Keywords
 ) -> CollectiveStatistics:
     """``like``: a tensor that is there on all ranks."""
     group = options.pop("group", None)
@@ -183,40 +180,30 @@ def broadcast_optimizer_state(
     for settings in optimizer.param_groups:
         for parameter in settings["params"]:
             _refuse_shard("a parameter of the optimizer", parameter)
-    leaves, shape = tree_flatten(optimizer.state_dict())
-    told: list[Any] = [([_Hole.of(one) for one in leaves], shape)]
-    dist.broadcast_object_list(told, _global_rank(root, group), group=group)
+    state = optimizer.state_dict()
+    told = [tree_map_only(Tensor, _Hole, state)]
+    dist.broadcast_object_list(told, group=group, group_src=root)
     if dist.get_rank(group) != root:
-        given, shape = told[0]
-        leaves = [one.filled() if isinstance(one, _Hole) else one for one in given]
-    tensors = [one for one in leaves if isinstance(one, Tensor)]
+        state = tree_map_only(_Hole, _Hole.filled, told[0])
+    tensors = [one for one in tree_leaves(state) if isinstance(one, Tensor)]
     _broadcast_all(tensors, root, group, "none")
     if dist.get_rank(group) != root:
-        optimizer.load_state_dict(tree_unflatten(leaves, shape))
+        optimizer.load_state_dict(state)
 
 
-class _Hole(NamedTuple):
+class _Hole:
     """Where a tensor will be."""
 
-    shape: torch.Size
-    dtype: torch.dtype
-    place: str
-
-    @staticmethod
-    def of(leaf: Any) -> Any:
-        return _Hole(leaf.shape, leaf.dtype, leaf.device.type) if isinstance(leaf, Tensor) else leaf
+    def __init__(self, tensor: Tensor) -> None:
+        self._shape, self._dtype, self._place = tensor.shape, tensor.dtype, tensor.device.type
 
     def filled(self) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.place)
+        return torch.empty(self._shape, dtype=self._dtype, device=self._place)
 
 
 def _refuse_shard(name: str, tensor: Tensor) -> None:
     if isinstance(tensor, DTensor):
         raise InvalidArgument(f"{name} is a shard: it is different on each rank")
-
-
-def _global_rank(root: int, group: dist.ProcessGroup | None) -> int:
-    return dist.get_global_rank(group, root) if group is not None else root
 
 
 def _broadcast_all(
@@ -227,4 +214,4 @@ def _broadcast_all(
             broadcast(tensor.detach(), root, group=group, codec=codec)
         else:
             with straightened(tensor.detach()) as values:
-                dist.broadcast(values, _global_rank(root, group), group=group)
+                dist.broadcast(values, group=group, group_src=root)
