@@ -15,14 +15,8 @@ Array: TypeAlias = Any
 # A CUDA stream: of PyTorch, of CuPy, an int (a cudaStream_t) or anything with __cuda_stream__.
 Stream: TypeAlias = Any
 
-_DTYPES = {
-    "float32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "f32": "f32",
-    "bf16": "bf16",
-    "f16": "f16",
-}
+_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+_TEXTS = {name: text for text, name in _NAMES.items()}
 _ALIGNMENT = 64  # of frames made here; the format asks for 16
 
 
@@ -38,12 +32,10 @@ def dtype_text(dtype: Any) -> str:
     Raises InvalidArgument for any other.
     """
     name = str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
-    try:
-        return _DTYPES[name]
-    except KeyError:
-        raise InvalidArgument(
-            f"dtype: gradients are float32, bfloat16 or float16, not {name}"
-        ) from None
+    text = _TEXTS.get(name, name)
+    if text not in _NAMES:
+        raise InvalidArgument(f"dtype: gradients are float32, bfloat16 or float16, not {name}")
+    return text
 
 
 def empty_bytes(count: int, like: Array) -> Array:
@@ -72,8 +64,7 @@ def empty_values(count: int, dtype: str, like: Array) -> Array:
     """A flat array of ``count`` values (``dtype``: "f32", "bf16" or "f16") beside ``like``."""
     if library_of(like) == "torch":
         torch = sys.modules["torch"]
-        types = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-        return torch.empty(count, dtype=types[dtype], device=like.device)
+        return torch.empty(count, dtype=getattr(torch, _NAMES[dtype]), device=like.device)
     return numpy.empty(count, dtype=_numpy_dtype(dtype))
 
 
@@ -87,7 +78,7 @@ def is_on_device(array: Array) -> bool:
 
 def _numpy_dtype(dtype: str) -> Any:
     if dtype != "bf16":
-        return {"f32": numpy.float32, "f16": numpy.float16}[dtype]
+        return numpy.dtype(_NAMES[dtype])
     try:
         import ml_dtypes
     except ImportError:

@@ -9,8 +9,8 @@ import concurrent.futures
 import dataclasses
 import statistics
 import time
-import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -135,16 +135,13 @@ def _print(found: list[Record]) -> None:
     print(_text.table(head, [_row(record) for record in found]))
 
 
-def _row(record: Record) -> list[str]:
-    def number(field: str) -> float:
-        return float(typing.cast(float, record[field]))
-
+def _row(record: Mapping[str, Any]) -> list[str]:
     return [
-        str(record["codec"]),
-        str(record["operation"]),
-        _text.seconds(number("seconds")),
-        f"{number('gigabytes_per_second'):.1f}",
-        f"{number('ratio'):.2f}",
-        _text.byte_count(number("payload_bytes")),
-        f"{number('relative_error'):.1e}",
+        record["codec"],
+        record["operation"],
+        _text.seconds(record["seconds"]),
+        f"{record['gigabytes_per_second']:.1f}",
+        f"{record['ratio']:.2f}",
+        _text.byte_count(record["payload_bytes"]),
+        f"{record['relative_error']:.1e}",
     ]

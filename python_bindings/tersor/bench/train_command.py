@@ -6,7 +6,8 @@ All hooks of a seed begin with the same weights and see the same batches in the 
 import argparse
 import pathlib
 import statistics
-import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tersor import _text
 from tersor.bench import hooks, launch, options, split_hooks
@@ -118,11 +119,11 @@ def _print_summary(last: dict[str, list[Record]]) -> None:
     )
 
 
-def _summary_row(name: str, runs: list[Record]) -> list[str]:
+def _summary_row(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Means over the seeds, of the last epoch."""
 
     def mean(field: str) -> float:
-        return statistics.fmean(typing.cast(float, run[field]) for run in runs)
+        return statistics.fmean(run[field] for run in runs)
 
     return [
         name,

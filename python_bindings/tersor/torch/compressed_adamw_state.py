@@ -50,13 +50,12 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     """``packed``: as PyTorch's optimizers have it. Moments go by the names of parameters."""
     own = save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
-    variances = _rows(kept) if mode == "exact" else _means(kept)
     common = {
         name: {key: value for key, value in moments.items() if key != OWN or not kept.is_own(name)}
         for name, moments in kept.moments.items()
     }
     (first, *others) = packed["param_groups"]
-    first = {**first, "tersor": {**own, "variances": dict(variances)}}
+    first = {**first, "tersor": {**own, "variances": dict(_variances(kept, mode))}}
     return {**packed, "state": common, "param_groups": [first, *others]}
 
 
@@ -84,26 +83,19 @@ def load(kept: Kept, saved: Mapping[str, Any]) -> None:
         target.copy_(value.reshape(target.shape))
 
 
-def _own_variances(kept: Kept) -> Iterator[tuple[str, Tensor]]:
-    """In the same order on all ranks."""
+def _variances(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
+    """Each rank's side by side, or the mean; in the same order on all ranks."""
+    ranks, seconds = kept.exchange.transport, kept.exchange.options["timeout"]
+    mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
     for name, moments in kept.moments.items():
         if kept.is_own(name):
-            yield name, local_shard(moments[OWN]).detach()
-
-
-def _rows(kept: Kept) -> Iterator[tuple[str, Tensor]]:
-    """Each rank's, side by side."""
-    mesh = DeviceMesh.from_group(kept.group, "cpu")
-    for name, own in _own_variances(kept):
-        yield name, side_by_side(own.flatten().cpu().clone(), mesh)
-
-
-def _means(kept: Kept) -> Iterator[tuple[str, Tensor]]:
-    ranks, seconds = kept.exchange.transport, kept.exchange.options["timeout"]
-    for name, own in _own_variances(kept):
-        mean = own.flatten().clone()
-        allreduce(ranks, mean, codec="none", reduction="mean", timeout=seconds)
-        yield name, mean.cpu()
+            own = local_shard(moments[OWN]).detach().flatten()
+            if mesh is not None:
+                yield name, side_by_side(own.cpu().clone(), mesh)
+                continue
+            mean = own.clone()
+            allreduce(ranks, mean, codec="none", reduction="mean", timeout=seconds)
+            yield name, mean.cpu()
 
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:

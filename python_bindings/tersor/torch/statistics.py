@@ -72,19 +72,9 @@ class Writer(Protocol):
         """Writes a point of a curve."""
 
 
-_BYTE_COLUMNS = (
-    ("gradient", "gradient_bytes"),
-    ("uncompressed", "uncompressed_bytes"),
-    ("sent", "sent_bytes"),
-)
-_TIME_COLUMNS = (
-    ("encode", "encode_seconds"),
-    ("wire", "wire_seconds"),
-    ("decode", "decode_seconds"),
-    ("hidden", "hidden_seconds"),
-    ("exposed", "exposed_seconds"),
-)
-_SUMS = (*(field for _, field in (*_BYTE_COLUMNS, *_TIME_COLUMNS)), "overflows")
+_BYTES = ("gradient_bytes", "uncompressed_bytes", "sent_bytes")
+_SECONDS = ("encode_seconds", "wire_seconds", "decode_seconds", "hidden_seconds", "exposed_seconds")
+_SUMS = (*_BYTES, *_SECONDS, "overflows")
 _NOT_ALWAYS_KNOWN = ("hidden_seconds", "exposed_seconds", "overflows")
 
 
@@ -137,7 +127,7 @@ def per_step(one: ParameterStatistics, field: str) -> float | None:
 
 def table(entries: Iterable[ParameterStatistics]) -> str:
     """A line for each entry: bytes and seconds of a step, ratio, error, residual, codec and why."""
-    names = [name for name, _ in (*_BYTE_COLUMNS, *_TIME_COLUMNS)]
+    names = [field.rpartition("_")[0] for field in (*_BYTES, *_SECONDS)]
     names[3:3] = ["ratio", "error", "residual"]
     return _text.table(["parameter", *names, "codec"], [_cells(one) for one in entries])
 
@@ -146,11 +136,11 @@ def _cells(one: ParameterStatistics) -> list[str]:
     codec = f"{one['codec']} ({one['reason']})" if one["reason"] else one["codec"]
     return [
         one["name"] or "all",
-        *(_text.byte_count(per_step(one, field)) for _, field in _BYTE_COLUMNS),
+        *(_text.byte_count(per_step(one, field)) for field in _BYTES),
         _text.ratio(ratio(one)),
         _text.percent(one.get("relative_error")),
         _text.magnitude(one["residual_norm"] or None),
-        *(_text.seconds(per_step(one, field)) for _, field in _TIME_COLUMNS),
+        *(_text.seconds(per_step(one, field)) for field in _SECONDS),
         codec,
     ]
 
@@ -166,9 +156,9 @@ def log_statistics(writer: Writer, handle: Counting, step: int) -> None:
     if not hasattr(handle, "totals"):
         raise TypeError(f"log_statistics takes what compress returned, not {described(handle)}")
     totals = handle.totals()
-    for name, field in (*_BYTE_COLUMNS, *_TIME_COLUMNS):
+    for field in (*_BYTES, *_SECONDS):
         if (value := per_step(totals, field)) is not None:
-            writer.add_scalar(f"tersor/{name} {field.rpartition('_')[2]}", value, step)
+            writer.add_scalar(f"tersor/{field.replace('_', ' ')}", value, step)
     for one in (totals, *handle.statistics()):
         _log_parameter(writer, one, step)
 
