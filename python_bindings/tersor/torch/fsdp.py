@@ -206,15 +206,10 @@ def compress(
     NaN.
     """
     expect(model, nn.Module, "compress() takes a model that went through fully_shard")
-    modules = unwrapped(
-        {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
-    )
-    if not modules:
-        raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
-    for name, module in modules.items():
-        refuse_meshes(name or "(root)", module)
+    modules = _sharded_modules(model)
+    parameters = unwrapped(dict(model.named_parameters()))
+    names = {id(one): name for name, one in parameters.items()}
     sender = Sender(_checked(options), unsupported)
-    names = {id(one): name for name, one in unwrapped(dict(model.named_parameters())).items()}
     reduces = {
         name: GradientExchange(name, ModuleLayout(module, names), sender)
         for name, module in modules.items()
@@ -228,6 +223,33 @@ def compress(
     if gathers:
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
+    exchanges = _install(modules, reduces, gathers)
+    handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
+    if scaler is not None:
+        handle.follow(scaler, model)
+    expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
+    watch(parameters, {one.name: last_codec(choice) for one, choice in expected})
+    return handle
+
+
+def _sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
+    """By name. Raises InvalidArgument where there are none, or one on no mesh that we take."""
+    modules = unwrapped(
+        {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    )
+    if not modules:
+        raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
+    for name, module in modules.items():
+        refuse_meshes(name or "(root)", module)
+    return modules
+
+
+def _install(
+    modules: Mapping[str, FSDPModule],
+    reduces: Mapping[str, GradientExchange],
+    gathers: Mapping[str, WeightExchange],
+) -> list[Exchange]:
+    """Puts them in the places of PyTorch's, and those between replicas. Returns all."""
     for name, reduce in reduces.items():
         reduce.install(modules[name])  # each by itself, as it does not go down
     for name, gather in gathers.items():
@@ -237,19 +259,7 @@ def compress(
         for reduce in reduces.values()
         if (group := reduce.layout.replicas) is not None
     ]
-    exchanges = [*reduces.values(), *replicas, *gathers.values()]
-    handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
-    if scaler is not None:
-        handle.follow(scaler, model)
-    watch(
-        unwrapped(dict(model.named_parameters())),
-        {
-            one.name: last_codec(choice)
-            for reduce in reduces.values()
-            for one, choice in reduce.expected()
-        },
-    )
-    return handle
+    return [*reduces.values(), *replicas, *gathers.values()]
 
 
 def _checked(options: ShardedOptions) -> ReducerOptions:
