@@ -13,7 +13,7 @@ import atexit
 import contextlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -97,6 +97,11 @@ def ranks_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> T
     """The transport for a tensor."""
     expect(tensor, torch.Tensor, "collectives take a tensor")
     return transport(process_group, tensor.device)
+
+
+def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
+    """Of the ranks of a group, of the hosts of all ranks."""
+    return [hosts[dist.get_global_rank(group, rank)] for rank in range(group.size())]
 
 
 def with_message_sizes(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,12 +27,10 @@ from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
 from tersor.torch.checkpoint import zeros
 from tersor.torch.exchange import TensorExchange
+from tersor.torch.group import hosts_of
 from tersor.torch.parameters import literal_pattern
-from tersor.torch.sharding import ShardedParameter
+from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
-
-if TYPE_CHECKING:
-    from tersor.torch.sharded_exchange import ModuleExchange
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,19 @@ class Kind:
     device: torch.device
     dtype: torch.dtype
     reduction: Reduction
+
+
+class Reduced(Protocol):
+    """What one module's gradients go through, as far as reducers ask."""
+
+    layout: ModuleLayout
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it can be told what will be asked for."""
+
+    def expected_kind(self) -> Kind:
+        """What FSDP will ask for, as far as can be told before it does."""
 
 
 @dataclass
@@ -311,10 +322,10 @@ class Reducers(Generic[Made]):
 
     def __init__(self, options: ReducerOptions, make: type[Made]) -> None:
         """``make``: their class."""
-        self.exchanges: list[ModuleExchange] = []
+        self.exchanges: list[Reduced] = []
         self._options = options
         self._class = make
-        self._of: dict[ModuleExchange, Made] = {}
+        self._of: dict[Reduced, Made] = {}
         self._odd: dict[tuple[int, str, Kind], Made] = {}
 
     def all(self) -> list[Made]:
@@ -328,7 +339,7 @@ class Reducers(Generic[Made]):
             if exchange.is_expected and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchange)
 
-    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
+    def of(self, exchange: Reduced, kind: Kind) -> Made:
         """The one for all parameters of a module that want a gradient."""
         made = self._of.get(exchange)
         if made is None or made.kind != kind:
@@ -339,7 +350,7 @@ class Reducers(Generic[Made]):
 
     def odd(
         self,
-        exchange: ModuleExchange,
+        exchange: Reduced,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
@@ -358,10 +369,10 @@ class Reducers(Generic[Made]):
         self._of.clear()
         self._odd.clear()
 
-    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
+    def _alike(self, kind: Kind, certain: Reduced) -> list[Reduced]:
         """Those of which this is asked, or expected; no others that are in a step."""
 
-        def is_alike(one: ModuleExchange) -> bool:
+        def is_alike(one: Reduced) -> bool:
             made = self._of.get(one)
             if made is None:
                 return one.is_expected and one.expected_kind() == kind
@@ -369,7 +380,7 @@ class Reducers(Generic[Made]):
 
         return [one for one in self.exchanges if one is certain or is_alike(one)]
 
-    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
+    def _make(self, kind: Kind, certain: Reduced) -> Made:
         alike = self._alike(kind, certain)
         before = {self._of[one]: None for one in alike if one in self._of}
         kept = {name for old in before for name in old.parameters}  # frozen ones, too
@@ -379,11 +390,6 @@ class Reducers(Generic[Made]):
             made.take_from(old)
         self._of.update(dict.fromkeys(alike, made))
         return made
-
-
-def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
-    """Of the ranks of a group, of the hosts of all ranks."""
-    return [hosts[dist.get_global_rank(group, rank)] for rank in range(group.size())]
 
 
 def residual_count(one: ShardedParameter, replicas: dist.ProcessGroup | None) -> int:

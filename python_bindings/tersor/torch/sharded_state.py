@@ -26,9 +26,9 @@ from tersor.torch.checkpoint import (
     side_by_side,
     start_at_zero,
 )
-from tersor.torch.group import transport
+from tersor.torch.group import hosts_of, transport
 from tersor.torch.sharded_exchange import Sender
-from tersor.torch.sharded_reducer import Kept, ReplicaReducer, hosts_of
+from tersor.torch.sharded_reducer import Kept, ReplicaReducer
 from tersor.torch.sharding import from_flat, to_flat
 
 

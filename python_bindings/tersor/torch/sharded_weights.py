@@ -16,8 +16,8 @@ from tersor._core import InvalidArgument, Workspace
 from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Algorithm, CollectiveOptions
+from tersor.torch.group import hosts_of
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, Sender
-from tersor.torch.sharded_reducer import hosts_of
 from tersor.torch.sharding import ShardedParameter
 
 
