@@ -31,6 +31,8 @@ import ranks
 import tersor
 from tersor.torch import fsdp
 from tersor.torch.distributed_checkpoint import load_checkpoint
+from tersor.torch.sharded_reducer import Kind, ReplicaReducer
+from tersor.torch.sharding import ShardedParameter
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
 FEEDBACK: dict[str, Any] = {"rules": [("*.weight", "int4+ef"), ("*", "bf16")]}
@@ -379,3 +381,24 @@ def test_a_rank_that_fails_alone_tells_all_others(rank: int, count: int) -> None
         backward(model, rank, 1)
     assert bool(gradients(model).isnan().any())
     handle.remove()
+
+
+@ranks.on(3)
+def test_what_replicas_keep_is_lost_by_no_parameter_that_comes_before(rank: int, _: int) -> None:
+    """Who owns which part of a shard depends on its parameter's number."""
+    group = dist.group.WORLD
+    assert group is not None
+    kind = Kind(group, torch.device("cpu"), torch.float32, "mean")
+    early, late = (
+        ShardedParameter(name, torch.Size([9000]), 0, 9000) for name in ("0.weight", "1.weight")
+    )
+    before = ReplicaReducer(kind, [late], FEEDBACK)
+    shard = torch.randn(9000, generator=torch.Generator().manual_seed(rank))
+    before.wait(before.send(["1.weight"], shard.view(1, -1), shard))
+    before.finish()
+    kept = before.sums()["1.weight"]
+    after = ReplicaReducer(kind, [early, late], FEEDBACK)
+    after.take_from([before])
+    assert kept.norm() > 0
+    torch.testing.assert_close(after.sums()["1.weight"], kept, rtol=0, atol=1e-6)
+    assert not before.parameters

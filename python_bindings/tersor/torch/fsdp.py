@@ -25,9 +25,10 @@ from tersor.torch.adam_warning import last_codec, watch
 from tersor.torch.checkpoint import Mode
 from tersor.torch.parameters import Unsupported, unwrapped
 from tersor.torch.reporting import Reporting
+from tersor.torch.residuals import Kept, residual_count
 from tersor.torch.scaler import LossScale, Scaler
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, ReplicaExchange, Sender
-from tersor.torch.sharded_reducer import Kept, ShardedReducer, residual_count
+from tersor.torch.sharded_reducer import ShardedReducer
 from tersor.torch.sharded_state import load_sharded, save_sharded
 from tersor.torch.sharded_weights import WeightExchange
 from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs, refuse_meshes

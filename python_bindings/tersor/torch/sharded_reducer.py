@@ -25,10 +25,10 @@ from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
-from tersor.torch.checkpoint import zeros
 from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import hosts_of
 from tersor.torch.parameters import literal_pattern
+from tersor.torch.residuals import Kept
 from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
 
@@ -54,44 +54,6 @@ class Reduced(Protocol):
 
     def expected_kind(self) -> Kind:
         """What FSDP will ask for, as far as can be told before it does."""
-
-
-@dataclass
-class Kept:
-    """What error feedback keeps of one parameter, on the host.
-
-    Attributes:
-        codec: whose errors these are.
-        ranks: of the reducer.
-        rank: this one's number among them.
-        residual: f32, a value for each of the padded parameter, shard after shard; by hosts, of
-            those shards that this rank encodes; between replicas, what it keeps of its shard.
-        shards: of which ranks these are; none between replicas.
-        longest: values of the longest of any rank.
-        step: of the reducer.
-        codec_may_change: "auto" or a schedule may have chosen another when a state was saved.
-    """
-
-    parameter: ShardedParameter
-    codec: str
-    ranks: int
-    rank: int
-    residual: Tensor
-    longest: int
-    step: int
-    shards: list[int]
-    codec_may_change: bool = False
-
-    def spread(self) -> Tensor:
-        """The residual at its place in the padded parameter; a copy."""
-        whole = zeros(self.ranks, self.parameter.shard_count)
-        whole[self.shards] = self.residual.view(len(self.shards), -1)
-        return whole.view(-1)
-
-    def take(self, whole: Tensor) -> None:
-        """Keeps its part of what all ranks would keep of the padded parameter, were they alike."""
-        part = whole.view(self.ranks, -1)[self.shards] * (self.ranks / len(self.shards))
-        self.residual.copy_(part.view(-1))
 
 
 class ShardedReducer:
@@ -214,16 +176,23 @@ class ShardedReducer:
         place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         return [rank for rank, one in enumerate(place) if one == place[group.rank()]]
 
-    def take_from(self, other: ShardedReducer) -> None:
-        """What is kept of the parameters that are its own from now on."""
-        (state, kept), (was, views) = self.read(), other.read()
-        state.step = max(state.step, was.step)
-        for name in kept.keys() & views.keys():
-            if kept[name].residual.shape == views[name].residual.shape:
-                kept[name].residual.copy_(views[name].residual)
+    def take_from(self, others: Sequence[ShardedReducer]) -> None:
+        """What is kept of the parameters that are its own from now on. Between replicas a
+        collective call."""
+        self._take_residuals(others)
+        for other in others:
+            for name in self.parameters:
+                other.parameters.pop(name, None)
+
+    def _take_residuals(self, others: Sequence[ShardedReducer]) -> None:
+        state, kept = self.read()
+        for other in others:
+            was, views = other.read()
+            state.step = max(state.step, was.step)
+            for name in kept.keys() & views.keys():
+                if kept[name].residual.shape == views[name].residual.shape:
+                    kept[name].residual.copy_(views[name].residual)
         self.write(state, {})
-        for name in self.parameters:
-            other.parameters.pop(name, None)
 
     def write(self, state: ReducerState, kept: Mapping[str, Kept]) -> None:
         """Loads what became of a state that was read, and of the views."""
@@ -247,6 +216,15 @@ class ReplicaReducer(ShardedReducer):
             for one in state.parameters
             if len(one.residual) and one.name in self.parameters
         }
+
+    def _take_residuals(self, others: Sequence[ShardedReducer]) -> None:
+        """By the sums over replicas: who owns which part of a shard depends on its number."""
+        step, sums = 0, {}
+        for other in others:
+            assert isinstance(other, ReplicaReducer)
+            step = max(step, other.read()[0].step)
+            sums.update(other.sums())
+        self.load_sums(sums, self.kind.group.size(), dict.fromkeys(sums, step), step)
 
     def load_sums(
         self, sums: Mapping[str, Tensor], ranks: int, steps: Mapping[str, int], step: int
@@ -386,12 +364,7 @@ class Reducers(Generic[Made]):
         kept = {name for old in before for name in old.parameters}  # frozen ones, too
         parameters = [one for other in alike for one in other.layout.expected(kept)]
         made = self._class(kind, parameters, self._options)
-        for old in before:
-            made.take_from(old)
+        if before:
+            made.take_from(list(before))
         self._of.update(dict.fromkeys(alike, made))
         return made
-
-
-def residual_count(one: ShardedParameter, replicas: dist.ProcessGroup | None) -> int:
-    """How many values a rank keeps between replicas, at most."""
-    return 0 if replicas is None else one.shard_count + -(-one.shard_count // replicas.size())

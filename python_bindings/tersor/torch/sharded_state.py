@@ -27,8 +27,9 @@ from tersor.torch.checkpoint import (
     start_at_zero,
 )
 from tersor.torch.group import hosts_of, transport
+from tersor.torch.residuals import Kept
 from tersor.torch.sharded_exchange import Sender
-from tersor.torch.sharded_reducer import Kept, ReplicaReducer
+from tersor.torch.sharded_reducer import ReplicaReducer
 from tersor.torch.sharding import from_flat, to_flat
 
 
