@@ -134,7 +134,8 @@ def learned(kind: type, name: str, experts: int, rank: int) -> tuple[float, dict
     loss = torch.as_tensor(hook.learn(batch(rank if experts else 0)))
     torch.distributed.all_reduce(loss)
     hook.gather("grad")
-    return float(loss) / torch.distributed.get_world_size(), gradients(model), hook.sent_bytes()
+    mean = float(loss) / torch.distributed.get_world_size()
+    return mean, gradients(model), hook.traffic(1).sent_bytes
 
 
 def whole(experts: int, count: int) -> tuple[float, dict[str, Any]]:
