@@ -384,14 +384,10 @@ def test_a_rank_that_fails_alone_tells_all_others(rank: int, count: int) -> None
 
 
 @ranks.on(3)
-def test_what_replicas_keep_is_lost_by_no_parameter_that_comes_before(rank: int, _: int) -> None:
+def test_what_replicas_keep_follows_its_parameter(rank: int, count: int) -> None:
     """Who owns which part of a shard depends on its parameter's number."""
-    group = dist.group.WORLD
-    assert group is not None
-    kind = Kind(group, torch.device("cpu"), torch.float32, "mean")
-    early, late = (
-        ShardedParameter(name, torch.Size([9000]), 0, 9000) for name in ("0.weight", "1.weight")
-    )
+    kind = Kind(dist.group.WORLD, torch.device("cpu"), torch.float32, "mean")
+    early, late = (ShardedParameter(f"{i}.weight", torch.Size([9000]), 0, 9000) for i in (0, 1))
     before = ReplicaReducer(kind, [late], FEEDBACK)
     shard = torch.randn(9000, generator=torch.Generator().manual_seed(rank))
     before.wait(before.send(["1.weight"], shard.view(1, -1), shard))
