@@ -68,10 +68,10 @@ HWY_INLINE float tree_sum(float (&magnitudes)[BlocktopkBlock::kMostKept], std::s
 
 /// Writes the blocks of a range in order.
 template <typename E>
-class BlockWriter {
+class BlocktopkWriter {
  public:
-  BlockWriter(const BlocktopkPayload& output, const BlocktopkBlock& block,
-              const ErrorFeedback& feedback, std::size_t count)
+  BlocktopkWriter(const BlocktopkPayload& output, const BlocktopkBlock& block,
+                  const ErrorFeedback& feedback, std::size_t count)
       : count_(count),
         block_(block),
         output_(output),

@@ -24,7 +24,7 @@ std::size_t encode_range(const BlocktopkEncode& arguments) {
   const Sent& sent = arguments.sent;
   const Factors factors(sent.feedback);
   Input<G, kValues> gradients(sent.gradient, sent.count);
-  BlockWriter<E> writer(arguments.output, arguments.block, sent.feedback, sent.count);
+  BlocktopkWriter<E> writer(arguments.output, arguments.block, sent.feedback, sent.count);
   for (std::size_t first = 0; first < sent.count; first += kValues) {
     const G* gradient = gradients.tile(first);
     const Pointer<const E> residual = writer.old_residual(first);
@@ -39,7 +39,7 @@ template <typename E>
 std::size_t reduce_range(const BlocktopkReduce& arguments) {
   const BlocktopkInput& input = arguments.input;
   const Factors factors(arguments.feedback);
-  BlockWriter<E> writer(arguments.output, input.block, arguments.feedback, input.count);
+  BlocktopkWriter<E> writer(arguments.output, input.block, arguments.feedback, input.count);
   alignas(kLine) float sum[kValues];
   for (std::size_t first = 0; first < input.count; first += kValues) {
     const Pointer<const E> residual = writer.old_residual(first);

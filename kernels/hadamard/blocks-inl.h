@@ -90,9 +90,9 @@ HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const f
 /// Writes the blocks of a range in order, batch by batch: the caller fills room(first) and takes
 /// it, for each block of a batch, and writes the batch.
 template <typename E>
-class BlockWriter {
+class HadamardWriter {
  public:
-  BlockWriter(const HadamardOutput& output, const ErrorFeedback& feedback, std::size_t count)
+  HadamardWriter(const HadamardOutput& output, const ErrorFeedback& feedback, std::size_t count)
       : count_(count),
         bits_(output.bits),
         scales_(output.scales),

@@ -23,7 +23,7 @@ std::size_t encode_range(const HadamardEncode& arguments) {
   const Factors factors(sent.feedback);
   Input<G, kRotationBlock> gradients(sent.gradient, sent.count);
   BlockSigns signs(arguments.signs);
-  BlockWriter<E> writer(arguments.output, sent.feedback, sent.count);
+  HadamardWriter<E> writer(arguments.output, sent.feedback, sent.count);
   for (std::size_t first = 0; first < sent.count; first += kBatchValues) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       const G* gradient = gradients.tile(at);
@@ -99,7 +99,7 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
   const HadamardInput& input = arguments.input;
   const Factors factors(arguments.feedback);
   BlockSigns signs(input.signs);
-  BlockWriter<E> writer(arguments.output, arguments.feedback, input.count);
+  HadamardWriter<E> writer(arguments.output, arguments.feedback, input.count);
   for (std::size_t first = 0; first < input.count; first += kBatchValues) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       const std::uint8_t* flips = signs.at(at);

@@ -119,6 +119,29 @@ def check_names(path, text, public):
             yield f"defines {name}: the name of a public type"
 
 
+def types_by_namespace(text):
+    """Full names of the types that a text defines, but for those without linkage."""
+    around = []
+    for line in text.split("\n"):
+        if opened := re.match(r"(?:inline )?namespace ?([\w:]*) \{$", line):
+            around.append(opened[1])
+        elif line.startswith("}  // namespace") and around:
+            around.pop()
+        elif "" not in around:
+            yield from ("::".join([*around, name]) for name in type_names(line, "^"))
+
+
+def check_types(root):
+    """To the linker two types of one name are one, and one of their members is taken for both."""
+    homes = {}
+    for file, path in sources(root):
+        if path.startswith("tests/"):
+            continue
+        for name in types_by_namespace(file.read_text(encoding="utf-8")):
+            if homes.setdefault(name, path) != path:
+                yield f"{path}: defines {name}: so does {homes[name]}"
+
+
 def violations(root):
     public = public_names(root)
     for file, path in sources(root):
@@ -128,6 +151,7 @@ def violations(root):
             found += check_include(path, quote, name)
         yield from (f"{path}: {sentence}" for sentence in found)
     yield from check_umbrella(root)
+    yield from check_types(root)
 
 
 def main():

@@ -13,6 +13,8 @@ GOOD = {
     "codecs/int8.cc": '#include "kernels/int8/cpu.h"\n#include <tersor/codec.h>\nstruct Way {\n};\n',
     "comm/transport/mpi/mpi.cc": "#include <mpi.h>\n#include <tersor/transport.h>\n",
     "comm/allreduce.cc": '#include "comm/transport/ring.h"\n#include "codecs/registry.h"\n',
+    "comm/c.h": "namespace own {\nstruct Way {\n};\n}  // namespace own\nnamespace {\nstruct One {\n",
+    "comm/d.cc": "namespace {\nstruct One {\n};\n}  // namespace\n",
     "tests/codecs/int8_test.cc": '#include "bench/records.h"\n#include "tests/support/round_trip.h"\n',
 }
 
@@ -38,6 +40,7 @@ BAD = [
     ("codecs/a.cc", '#include "registry.h"\n', "a path from the root"),
     ("comm/a.h", "namespace host {\nclass Codec final : public Way {\n", "the name of a public type"),
     ("kernels/a.cc", "  struct Codec {\n", "the name of a public type"),
+    ("comm/b.h", "namespace own {\nstruct Way {\n", "defines own::Way: so does comm/b.h"),
     ("bench/a.cc", "\n" * 401, "has 401 lines"),
     ("bench/a.cc", "x" * 101, "line 1 has 101 columns"),
     ("include/tersor/codec.h", "#include <tersor/codecs/int8.h>\n", "brings in tersor/codecs/int8.h"),
