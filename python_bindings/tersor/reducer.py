@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tersor import _core
@@ -77,8 +77,7 @@ class ReducerOptions(GradientOptions, GridOptions, total=False):
 
 def lasting(options: ReducerOptions) -> ReducerOptions:
     """The same, good for several reducers: rules may come from a generator."""
-    rules = options.get("rules")
-    return {**options, "rules": list(rules)} if isinstance(rules, Iterator) else options
+    return {**options, "rules": list(options["rules"])} if "rules" in options else options
 
 
 class GradientReducer(_core.GradientReducer):

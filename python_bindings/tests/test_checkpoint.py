@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -19,8 +20,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import ranks
 import tersor
+import tersor.local
+from tersor._core import ReducerState
 from tersor.reducer import GradientReducer
-from tersor.torch.checkpoint import Mode, load_reducer, own_row, save_reducer, side_by_side
+from tersor.torch.checkpoint import (
+    Mode,
+    load_reducer,
+    move_residuals,
+    own_row,
+    save_reducer,
+    side_by_side,
+)
 from tersor.torch.distributed_checkpoint import load_checkpoint
 from tersor.torch.group import transport
 
@@ -293,3 +303,32 @@ def loads_with_a_part(rank: int, count: int, folder: str) -> int:
 
 def test_a_part_of_the_ranks_loads_by_itself(tmp_path: pathlib.Path) -> None:
     assert ranks.run(loads_with_a_part, 3, str(tmp_path)) == [0, 1, 2]
+
+
+SCHEDULE = [("*", "bf16", 0), ("*", "lowrank:rank=1+ef", 1)]
+
+
+def reducer_of(transport: tersor.Transport, names: str) -> GradientReducer:
+    reducer = GradientReducer(transport, rules=SCHEDULE)
+    for name in names:
+        reducer.add(name, np.zeros((80, 90), np.float32))
+    return reducer
+
+
+def test_what_a_schedule_came_to_goes_on_where_a_parameter_joins() -> None:
+    """Codec and memory are those of the reducer before, whose first phase a new one begins with."""
+
+    def move(transport: tersor.Transport) -> None:
+        before, after = reducer_of(transport, "b"), reducer_of(transport, "ab")
+        generator = np.random.default_rng(transport.rank)
+        for _ in range(3):
+            before.ready("b", generator.standard_normal((80, 90)).astype(np.float32))
+            before.wait()
+        move_residuals(before, after)
+        (was,) = ReducerState.read(before.save_state()).parameters
+        _, found = ReducerState.read(after.save_state()).parameters
+        assert found.codec == was.codec == "lowrank:rank=1+ef"
+        assert np.any(was.memory)
+        np.testing.assert_array_equal(found.memory, was.memory)
+
+    tersor.local.run(2, move)

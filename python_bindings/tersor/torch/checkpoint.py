@@ -74,16 +74,17 @@ def move_residuals(
     By the sum over ranks: who owns which part of a parameter depends on its number. ``steps_back``:
     so many steps fewer are counted.
     """
-    before, state = (ReducerState.read(one.save_portable_state()) for one in (old, new))
-    known = {one.name: one for one in before.parameters}
-    for one in state.parameters:
-        was = known.get(one.name)
-        if was is not None:
-            one.residual[:] = was.residual
-            if one.codec == was.codec:
-                one.memory[:] = was.memory
-    state.step = max(before.step - steps_back, 0)
-    new.load_state(state.write())
+    state = ReducerState.read(old.save_portable_state())
+    known = {one.name: one for one in state.parameters}
+    moved = ReducerState()
+    moved.form, moved.reduction, moved.ranks = state.form, state.reduction, state.ranks
+    moved.step = max(state.step - steps_back, 0)
+    for own in ReducerState.read(new.save_state()).parameters:
+        one = known.get(own.name, own)
+        new_count = own.count if own.longest_residual else 0
+        residual = one.residual if one is not own else zeros(new_count).numpy()
+        moved.add(one.name, one.codec, one.count, 0, residual, zeros(0).numpy(), one.memory)
+    new.load_state(moved.write())
 
 
 def check_mode(mode: Mode) -> Mode:
