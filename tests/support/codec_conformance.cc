@@ -2,6 +2,7 @@
 
 #include "tests/support/codec_conformance.h"
 
+#include "tests/support/grid.h"
 #include "tests/support/reference.h"
 
 #include <algorithm>
@@ -213,7 +214,8 @@ TEST_P(CodecConformance, DecodeAddsAndScales) {
 TEST_P(CodecConformance, SeveralFramesAreAddedInTheirOrder) {
   for_each_isa([&] {
     for (const std::size_t ranks : {2, 3, 8, 70}) {
-      CodecHarness harness(spec(), {700, 70'001}, {.contributions = ranks});
+      const std::size_t count = grid_is_small() && ranks == 70 ? 20'001 : 70'001;
+      CodecHarness harness(spec(), {700, count}, {.contributions = ranks});
       const std::vector<GuardedBytes> frames = frames_of_ranks(harness, ranks);
       harness.decode(frames, DecodeMode::kAssign, 0.5f);
       const std::vector<float> at_once = harness.outputs();

@@ -291,6 +291,7 @@ TEST_P(CodecConformance, EveryInstructionSetWritesTheSameBytes) {
     for (const Dtype residual_dtype : {Dtype::kF32, Dtype::kBf16})
       for (const std::size_t count : kCounts) {
         if (!is_quick(count, dtype) || !is_quick(count, residual_dtype)) continue;
+        if (grid_is_small() && dtype == Dtype::kF16 && residual_dtype == Dtype::kBf16) continue;
         SCOPED_TRACE(std::string(dtype_name(dtype)) + " " + std::to_string(count));
         std::vector<Outcome> outcomes;
         for_each_isa([&] {
@@ -325,9 +326,9 @@ TEST_P(CodecConformance, ThreadsDoNotMatter) {
   if (test_device() != nullptr) GTEST_SKIP() << "host threads do nothing on a device";
   const bool reduces = allows(Exchange::kTwoShot);
   for (const Dtype dtype : kGradientDtypes) {
-    const std::size_t longest = dtype == Dtype::kF32 && !grid_is_small() ? 1'000'001 : 200'001;
+    const std::size_t longest = dtype == Dtype::kF32 ? 1'000'001 : 200'001;
     std::vector<std::size_t> counts = {5, longest, 0, 70'000, 131'072};
-    if (grid_is_small() && dtype != Dtype::kF32) counts = {5, 0, 131'073};
+    if (grid_is_small()) counts = {5, 0, 131'073};
     CodecHarness alone(spec(), counts, {.dtype = dtype});
     const Outcome expected = outcome_of(alone, reduces);
     for (unsigned threads = grid_is_small() ? 3 : 2; threads <= 3; ++threads) {
