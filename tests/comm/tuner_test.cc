@@ -15,7 +15,8 @@ namespace tersor::testing {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr LinkFigures kSlow{.latency = 1e-4, .seconds_per_byte = 8e-8, .seconds_per_message = 1e-6};
+/// So slow that bytes decide, whatever a sanitizer makes of the codecs.
+constexpr LinkFigures kSlow{.latency = 1e-4, .seconds_per_byte = 8e-6, .seconds_per_message = 1e-6};
 constexpr LinkFigures kInfinite{};
 
 AutoOptions given(const LinkFigures& link, std::vector<std::string> codecs = {"int8"}) {
