@@ -20,11 +20,20 @@ std::size_t entries_of(const char* folder) {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
+/// That malloc has given away. AddressSanitizer has its own, and glibc's cannot be asked then.
+std::size_t heap_bytes() {
+#if defined(__SANITIZE_ADDRESS__)
+  return 0;
+#else
+  return mallinfo2().uordblks;
+#endif
+}
+
 /// Of this process.
 struct Held {
   std::size_t descriptors = entries_of("/proc/self/fd");
   std::size_t threads = entries_of("/proc/self/task");
-  std::size_t bytes = mallinfo2().uordblks;
+  std::size_t bytes = heap_bytes();
 };
 
 /// A thread that was joined is listed until the kernel has taken it away: up to a second for that.
