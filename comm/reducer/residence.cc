@@ -149,10 +149,10 @@ int DeviceResidence::enter() const {
 }
 
 void DeviceResidence::leave(int before) const {
+  if (before == device_) return;
   try {
     kernels::use_device(before);
-  } catch (const Error&) {
-    // It was in use before.
+  } catch (const Error&) {  // it was in use before
   }
 }
 
