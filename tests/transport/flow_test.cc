@@ -131,5 +131,22 @@ TEST_P(TransportFlow, WhoDoesNotTakeItIsNamedAtTheDeadline) {
   expect_all_fail(errors, {"giving on rank 0: no message from rank 1 within 300 ms"});
 }
 
+// It was begun to be taken, and is waited for all the same: who is asked says so.
+TEST_P(TransportFlow, WhoseMessageStopsHalfWayIsNamed) {
+  if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
+  const auto message = pattern(kMostUnasked + 1, 0, 1);
+  const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
+    Operation half = operation_of(transport, "half"), after = operation_of(transport, "after");
+    after.timeout = std::chrono::milliseconds(300);
+    Handle sent;
+    if (transport.rank() == 0) sent = transport.send(half, 1, message);
+    if (transport.rank() == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (transport.rank() == 1) transport.receive(half, 0, message.size()).wait_synchronize();
+    if (transport.rank() == 2) transport.receive(after, 1, 8).wait_synchronize();
+  });
+  if (errors[1].empty()) GTEST_SKIP() << "it comes while its sender does nothing";
+  EXPECT_TRUE(contains(errors[2], "after on rank 2: no message from rank 0 within")) << errors[2];
+}
+
 }  // namespace
 }  // namespace tersor::test

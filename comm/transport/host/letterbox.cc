@@ -111,8 +111,8 @@ Awaited Letterbox::awaited(std::uint32_t tag) const {
   for (const Batch* batch : open_) {
     const std::uint32_t own = batch->key.tag;
     if (own > tag && own != kUnorderedTag) continue;
-    for (const Incoming& incoming : batch->incoming)
-      if (waits(incoming) && incoming.peer != kAnyRank)
+    for (const Incoming& incoming : batch->incoming)  // what has come in part is waited for, too
+      if (!incoming.arrived.load(std::memory_order_relaxed) && incoming.peer != kAnyRank)
         first.add(incoming.peer, own, batch->envelope);
   }
   return first;
