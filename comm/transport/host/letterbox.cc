@@ -111,9 +111,12 @@ Awaited Letterbox::awaited(std::uint32_t tag) const {
   for (const Batch* batch : open_) {
     const std::uint32_t own = batch->key.tag;
     if (own > tag && own != kUnorderedTag) continue;
-    for (const Incoming& incoming : batch->incoming)  // what has come in part is waited for, too
-      if (!incoming.arrived.load(std::memory_order_relaxed) && incoming.peer != kAnyRank)
-        first.add(incoming.peer, own, batch->envelope);
+    for (const Incoming& incoming : batch->incoming) {
+      if (incoming.arrived.load(std::memory_order_relaxed)) continue;
+      const auto* letter = static_cast<const Letter*>(incoming.ticket);  // that came in part
+      const int from = letter != nullptr ? letter->from : incoming.peer;
+      if (from != kAnyRank) first.add(from, own, batch->envelope);
+    }
   }
   return first;
 }
