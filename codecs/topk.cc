@@ -8,7 +8,6 @@
 #include <tersor/codecs/topk.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <string>
 

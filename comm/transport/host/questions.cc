@@ -161,11 +161,10 @@ void World::Inquiry::ask() {
 void World::Inquiry::put(const Asked& asked) {
   const auto [rank, tag] = asked;
   Awaited& answer = answers_[asked];
-  if (rank == box_.rank) {
+  if (rank == box_.rank)
     answer = world_.awaited(box_, tag);
-  } else if (!silent_.contains(rank)) {
-    if (const auto number = world_.put(box_, rank, tag)) open_[*number] = asked;
-  }
+  else if (const auto number = silent_.contains(rank) ? std::nullopt : world_.put(box_, rank, tag))
+    open_[*number] = asked;
 }
 
 void World::Inquiry::take_answers() {
