@@ -22,7 +22,9 @@ namespace {
 constexpr std::size_t kChecksumPiece = std::size_t{1} << 18;
 constexpr std::size_t kWord = sizeof(std::uint32_t);
 
+/// Of a payload that is not short.
 void sum_payload(ConstByteSpan payload, Threads* threads, PayloadSum& sum) {
+  if (is_short(payload.size())) return;
   const std::size_t pieces = ceil_div(payload.size(), kChecksumPiece);
   const auto add_piece = [&](std::size_t piece) {
     const std::size_t first = piece * kChecksumPiece;
@@ -35,22 +37,14 @@ void sum_payload(ConstByteSpan payload, Threads* threads, PayloadSum& sum) {
   }
 }
 
-/// Of a whole header. Its words are so few that this is quicker than kernels::checksum.
-std::uint64_t header_sum(const FrameHeader& header) {
-  std::int32_t words[sizeof header / kWord];
-  std::memcpy(words, &header, sizeof header);
-  std::int64_t low = 0, high = 0;
-  for (std::size_t i = 0; i < std::size(words); ++i) {
-    const std::int64_t product = std::int64_t{words[i]} * kernels::kChecksumNumbers.weight[i];
-    low += product & 0xffffffff;
-    high += product >> 32;
-  }
-  return kernels::checksum_of_parts(low, high);
-}
+static_assert(sizeof(FrameHeader) == kernels::kChecksumColumns * kWord);  // the first row
 
-std::uint64_t checksum_of(FrameHeader header, const PayloadSum& sum) {
+/// Of header and payload; `sum` is that of a payload that is not short.
+std::uint64_t checksum_of(FrameHeader header, const std::byte* payload, const PayloadSum& sum) {
   header.checksum = 0;
-  return kernels::add_checksums(header_sum(header), sum.value());
+  if (is_short(header.payload_bytes))
+    return kernels::checksum_behind(&header, payload, header.payload_bytes / kWord);
+  return kernels::add_checksums(kernels::checksum_behind(&header, nullptr, 0), sum.value());
 }
 
 std::string hexadecimal(std::uint64_t value) {
@@ -185,7 +179,7 @@ void PayloadSum::add(std::uint64_t part) {
 }
 
 void seal_frame(FrameHeader header, ByteSpan frame, const PayloadSum& sum) {
-  if (has_checksum(header)) header.checksum = checksum_of(header, sum);
+  if (has_checksum(header)) header.checksum = checksum_of(header, payload_of(frame).data(), sum);
   std::memcpy(frame.data(), &header, sizeof header);
 }
 
@@ -246,7 +240,8 @@ void check_checksums(std::span<const ConstByteSpan> frames, std::span<const Payl
   for (std::size_t i = 0; i < frames.size(); ++i)
     name_frame(i, frames.size(), [&] {
       const FrameHeader found = read_frame_header(frames[i]);
-      expect_bits("checksum", found.checksum, checksum_of(found, sums[i]));
+      expect_bits("checksum", found.checksum,
+                  checksum_of(found, payload_of(frames[i]).data(), sums[i]));
     });
 }
 

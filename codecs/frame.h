@@ -53,7 +53,11 @@ inline bool has_checksum(const FrameHeader& header) {
   return (header.flags & kFrameHasChecksum) != 0;
 }
 
-/// A payload's part of a checksum, which any thread may add to.
+/// Whether a payload is so short that it is summed at once with its header, when a frame is sealed
+/// or checked: beginning and ending sums takes longer than adding up its words.
+constexpr bool is_short(std::size_t payload_bytes) { return payload_bytes <= 4096; }
+
+/// The part in a checksum of a payload that is not short, which any thread may add to.
 class PayloadSum {
  public:
   /// The words in `count` bytes, which are those of the payload from byte `begin` on.

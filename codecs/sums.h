@@ -64,7 +64,8 @@ class FrameWriter {
 
   /// Sums the words [begin, end), in bytes, that have been written.
   void add(std::size_t begin, std::size_t end) {
-    if (has_checksum_) sum_.add(payload.data() + begin, begin, end - begin);
+    if (has_checksum_ && !is_short(payload.size()))
+      sum_.add(payload.data() + begin, begin, end - begin);
   }
 
   /// Has write(target, words) write the first `count` bytes of [begin, end), of which the rest is
@@ -140,7 +141,8 @@ class FrameSums {
   void add(std::size_t begin, std::size_t end) {
     if (!is_on_) return;
     for (std::size_t i = 0; i < frames_.size(); ++i)
-      sums_[i].add(payload_of(frames_[i]).data() + begin, begin, end - begin);
+      if (const ConstByteSpan payload = payload_of(frames_[i]); !is_short(payload.size()))
+        sums_[i].add(payload.data() + begin, begin, end - begin);
   }
 
   /// After all have added. Throws WireError where a checksum is another; `poison` is called then.

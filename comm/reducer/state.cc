@@ -17,7 +17,7 @@ namespace tersor {
 namespace {
 
 constexpr std::uint32_t kStateMagic = 0x54535254;  // "TRST" read as bytes
-constexpr std::uint32_t kStateVersion = 6;
+constexpr std::uint32_t kStateVersion = 7;
 
 static_assert(std::endian::native == std::endian::little);
 

@@ -14,7 +14,7 @@
 namespace tersor {
 
 inline constexpr std::uint32_t kFrameMagic = 0x53524554;  // "TERS" read as bytes
-inline constexpr std::uint16_t kFormatVersion = 2;
+inline constexpr std::uint16_t kFormatVersion = 3;
 inline constexpr std::size_t kSectionAlignment = 16;
 
 /// Bits of FrameHeader::flags. Codecs define theirs from kCodecFlagShift on.

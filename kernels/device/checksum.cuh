@@ -12,6 +12,18 @@ namespace tersor::kernels {
 
 static __device__ const ChecksumNumbers kDeviceChecksumNumbers = make_checksum_numbers();
 
+/// What kernels add up are numbers below 2^61 + 8 that only have the right remainder: to take it
+/// each time would double what a sum costs in the end.
+TERSOR_DEVICE std::uint64_t fold_number(std::uint64_t number) {
+  return (number & kChecksumPrime) + (number >> kChecksumBits);
+}
+/// Of a · b, b being a remainder: below 2^61 + a.
+TERSOR_DEVICE std::uint64_t multiply_number(std::uint64_t a, std::uint64_t b) {
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  return (static_cast<std::uint64_t>(product) & kChecksumPrime) +
+         static_cast<std::uint64_t>(product >> kChecksumBits);
+}
+
 /// A checksum as atomics can add it up: halves of 32 bits, in sums of 64. Zeros at first.
 struct ChecksumParts {
   std::uint64_t low;
@@ -31,69 +43,108 @@ struct ChecksumParts {
   }
 };
 
-/// The part of a word of a group, before it is multiplied with the group's power.
-TERSOR_DEVICE std::uint64_t checksum_of_word(std::uint32_t word, unsigned index) {
-  const std::int64_t value = static_cast<std::int32_t>(word);
-  return checksum_of(fold_checksum(value * kDeviceChecksumNumbers.weight[index]));
-}
-
-constexpr std::size_t kGroupBytes = kChecksumGroup * sizeof(std::uint32_t);
-
-/// What this thread of a warp has of bytes [begin, end) of a group, multiples of 16: 16 bytes of
-/// every 512. Written by this warp, or by an earlier launch.
-TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::size_t group, unsigned begin,
-                                      unsigned end, unsigned thread) {
+/// The part of a word of a frame's first row, or of a difference of two.
+TERSOR_DEVICE std::uint64_t checksum_of_word(std::int64_t word, unsigned column) {
   const ChecksumNumbers& numbers = kDeviceChecksumNumbers;
-  const auto* words = reinterpret_cast<const Words128*>(frame + group * kGroupBytes);
-  const auto* weights = reinterpret_cast<const Words128*>(numbers.weight);
-  std::uint64_t low = 0;
-  std::int64_t high = 0;
-  TERSOR_UNROLL_2
-  for (unsigned at = begin / sizeof(Words128) + thread; at < end / sizeof(Words128); at += 32) {
-    const Words128 four = load(words + at), factors = load(weights + at);
-    std::int64_t products = 0;
+  return multiply_checksums(checksum_of(fold_checksum(word * numbers.weight[0])),
+                            numbers.power[0][column]);
+}
+
+constexpr std::size_t kRowBytes = kChecksumColumns * sizeof(std::uint32_t);
+constexpr std::size_t kGroupBytes = kChecksumRows * kRowBytes;
+
+/// How a warp sums a group: 256 bytes at a time, of which a thread takes two columns of one row.
+/// Wider loads would be fewer, but more columns cost more in the end of each piece.
+constexpr unsigned kWarpBytes = 32 * sizeof(Words64);
+constexpr unsigned kFoursBytes = kChecksumProducts * kWarpBytes;  // four rows of each thread
+constexpr unsigned kFoursRows = kFoursBytes / kRowBytes;
+
+/// The weights of four rows that a thread takes one behind the other, so that one load brings them.
+struct ThreadWeights {
+  struct alignas(16) Four {
+    std::int32_t weight[kChecksumProducts];
+  };
+  Four of[kChecksumRows] = {};  // from a row on; behind a group come others' weights, of no words
+};
+constexpr ThreadWeights make_thread_weights() {
+  const ChecksumNumbers numbers = make_checksum_numbers();
+  ThreadWeights weights;
+  for (std::size_t row = 0; row < kChecksumRows; ++row) {
+    for (std::size_t k = 0; k < kChecksumProducts; ++k)
+      weights.of[row].weight[k] =
+          numbers.weight[(row + k * (kWarpBytes / kRowBytes)) % kChecksumRows];
+  }
+  return weights;
+}
+static __device__ const ThreadWeights kDeviceThreadWeights = make_thread_weights();
+
+/// What a thread has of its two columns of a group.
+class ColumnPair {
+ public:
+  /// Adds four rows, of which `left` bytes exist behind the first one's place.
+  template <bool kWhole>
+  TERSOR_DEVICE void add(const std::byte* from, const ThreadWeights::Four* weights, unsigned left) {
+    const auto four = load(weights);
+    Words64 words[kChecksumProducts] = {};
     TERSOR_UNROLL
-    for (unsigned i = 0; i < 4; ++i)
-      products += std::int64_t{static_cast<std::int32_t>(four.word[i])} *
-                  static_cast<std::int32_t>(factors.word[i]);
-    low += static_cast<std::uint32_t>(products);
-    high += products >> 32;
+    for (unsigned k = 0; k < kChecksumProducts; ++k) {
+      if (kWhole || k * kWarpBytes < left)
+        words[k] = load(reinterpret_cast<const Words64*>(from + k * kWarpBytes));
+      // Else nvcc multiplies numbers of 64 bits where the load may be left out.
+      if (!kWhole) asm("" : "+r"(words[k].word[0]), "+r"(words[k].word[1]));
+    }
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < 2; ++i) {
+      std::int64_t products = 0;
+      TERSOR_UNROLL
+      for (unsigned k = 0; k < kChecksumProducts; ++k)
+        products += std::int64_t{static_cast<std::int32_t>(words[k].word[i])} * four.weight[k];
+      column_[i].add(products);
+    }
   }
-  // Of high · 2^32 what lies above bit 61 comes in below: 2^61 leaves 1.
-  constexpr unsigned kBelow = kChecksumBits - 32;
-  const std::uint64_t middle = static_cast<std::uint64_t>(high) & ((1u << kBelow) - 1);
-  const auto sum = static_cast<std::int64_t>(low + (middle << 32)) + (high >> kBelow);
-  return multiply_checksums(checksum_of(sum), numbers.power_of(group));
-}
 
-/// What this thread of a warp has of a frame's bytes [begin, end), multiples of 16.
-TERSOR_DEVICE std::uint64_t sum_bytes(const std::byte* frame, std::size_t begin, std::size_t end,
-                                      unsigned thread) {
-  std::uint64_t sum = 0;
-  while (begin < end) {
-    const std::size_t group = begin / kGroupBytes, next = (group + 1) * kGroupBytes;
-    const std::size_t to = end < next ? end : next;
-    sum = add_checksums(sum,
-                        sum_group(frame, group, static_cast<unsigned>(begin - group * kGroupBytes),
-                                  static_cast<unsigned>(to - group * kGroupBytes), thread));
-    begin = to;
+  /// All that was added, up to a group, the first column being `column`.
+  TERSOR_DEVICE std::uint64_t value(std::uint64_t column) const {
+    constexpr std::size_t kPowers = ChecksumNumbers::kPowers;
+    const ChecksumNumbers& numbers = kDeviceChecksumNumbers;
+    const std::uint64_t* powers = numbers.power[0] + column % kPowers;
+    std::uint64_t sum = fold_number(multiply_number(column_[0].reduced(), load(powers)) +
+                                    multiply_number(column_[1].reduced(), load(powers + 1)));
+    TERSOR_KEEP_LOOP
+    for (const auto* step = numbers.power + 1; (column /= kPowers) != 0; ++step)
+      sum = fold_number(multiply_number(sum, load(*step + column % kPowers)));
+    return sum;
   }
-  return sum;
-}
 
-/// The same for multiples of 4, word by word.
-TERSOR_DEVICE std::uint64_t sum_words(const std::byte* frame, std::size_t begin, std::size_t end,
-                                      unsigned thread) {
-  constexpr std::size_t kWord = sizeof(std::uint32_t);
-  const auto* words = reinterpret_cast<const std::uint32_t*>(frame);
-  std::uint64_t sum = 0;
-  for (std::size_t at = begin / kWord + thread; at < end / kWord; at += 32) {
-    const std::uint64_t part =
-        checksum_of_word(load(words + at), static_cast<unsigned>(at % kChecksumGroup));
-    sum = add_checksums(
-        sum, multiply_checksums(part, kDeviceChecksumNumbers.power_of(at / kChecksumGroup)));
+ private:
+  ProductSum column_[2];
+};
+
+/// What this thread of a warp has of a group's bytes [begin, end), multiples of 8. Written by this
+/// warp, or by an earlier launch. Counters are short: there are few registers beside the words.
+TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t group, unsigned begin,
+                                      unsigned end, unsigned thread) {
+  // A thread has the same columns wherever the warp begins.
+  const unsigned at = begin + (thread * unsigned{sizeof(Words64)} - begin) % kWarpBytes;
+  const std::byte* from = frame + group * std::uint64_t{kGroupBytes} + at;
+  const auto* weights = kDeviceThreadWeights.of + at / kRowBytes;
+  unsigned whole = (end - begin) / (2 * kFoursBytes);
+  int left = static_cast<int>(end - at - whole * 2 * kFoursBytes);
+  ColumnPair columns;
+  TERSOR_KEEP_LOOP
+  for (; whole != 0; --whole) {
+    columns.add<true>(from, weights, kFoursBytes);
+    columns.add<true>(from + kFoursBytes, weights + kFoursRows, kFoursBytes);
+    from += 2 * kFoursBytes;
+    weights += 2 * kFoursRows;
   }
-  return sum;
+  TERSOR_KEEP_LOOP
+  for (; left > 0; left -= kFoursBytes) {
+    columns.add<false>(from, weights, static_cast<unsigned>(left));
+    from += kFoursBytes;
+    weights += kFoursRows;
+  }
+  return columns.value(group * std::uint64_t{kChecksumColumns} + thread * 2 % kChecksumColumns);
 }
 
 /// The sum of what all threads of a warp have.
@@ -103,9 +154,10 @@ TERSOR_DEVICE std::uint64_t sum_of_warp(const Warp& warp, std::uint64_t sum) {
   constexpr std::uint64_t kMask = (std::uint64_t{1} << kBits) - 1;
   const std::uint64_t low = warp.add(static_cast<std::uint32_t>(sum & kMask));
   const std::uint64_t middle = warp.add(static_cast<std::uint32_t>(sum >> kBits & kMask));
-  const std::uint64_t high = warp.add(static_cast<std::uint32_t>(sum >> 2 * kBits));
-  return add_checksums(low + (middle << kBits),
-                       multiply_checksums(high, std::uint64_t{1} << 2 * kBits));
+  const std::uint32_t high = warp.add(static_cast<std::uint32_t>(sum >> 2 * kBits));
+  constexpr unsigned kBelow = kChecksumBits - 2 * kBits;  // what lies above is worth 1
+  const std::uint64_t upper = high & ((1u << kBelow) - 1);
+  return fold_number(low + (middle << kBits) + (upper << 2 * kBits) + (high >> kBelow));
 }
 
 }  // namespace tersor::kernels

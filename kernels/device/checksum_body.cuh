@@ -1,6 +1,6 @@
 // The checksums of frames in a launch of their own, where the kernels that write and read do not
-// see all words of a frame: top-k's, and long lists of segments. A warp sums a group of 4 KiB at a
-// time. Reads every byte of the payloads once.
+// see all words of a frame: top-k's, and long lists of segments. A warp sums a piece at a time.
+// Reads every byte of the payloads once.
 #pragma once
 
 #include "kernels/device/frames.cuh"
@@ -23,8 +23,9 @@ struct ChecksumKernel {
   std::uint32_t frames = 0;
   const std::byte* frame[kMost];
   std::uint64_t frame_bytes;  // of each, header included; a multiple of 16
-  ChecksumParts* sums;        // [frames], the payloads' parts are added to each
-  FrameSeal seal;             // of the one frame, where it is written
+  std::uint32_t piece_bytes;
+  ChecksumParts* sums;  // [frames], the payloads' parts are added to each
+  FrameSeal seal;       // of the one frame, where it is written
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -38,13 +39,11 @@ struct ChecksumKernel {
     const std::size_t stride = static_cast<std::size_t>(block.blocks()) * block.warps();
     const auto warp = block.warp();
     std::uint64_t sum = 0;
-    for (std::size_t group =
+    for (std::size_t piece =
              static_cast<std::size_t>(block.rank()) * block.warps() + block.warp_rank();
-         group * kGroupBytes < frame_bytes; group += stride) {
-      const unsigned begin = group == 0 ? sizeof(FrameHeader) : 0;
-      const std::size_t left = frame_bytes - group * kGroupBytes;
-      const unsigned end = left < kGroupBytes ? static_cast<unsigned>(left) : kGroupBytes;
-      sum = add_checksums(sum, sum_group(frame[index], group, begin, end, warp.thread_rank()));
+         piece * piece_bytes < frame_bytes; piece += stride) {
+      sum = fold_number(sum + sum_piece(frame[index], frame_bytes, piece * piece_bytes, piece_bytes,
+                                        warp.thread_rank()));
     }
     sum = sum_of_warp(warp, sum);
     if (warp.thread_rank() == 0 && sum != 0) sums[index].add(sum);

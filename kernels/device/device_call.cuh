@@ -143,12 +143,16 @@ void launch_units(Queue& queue, Kernel& kernel) {
   queue.launch(kernel, queue.blocks_for<Kernel>(runs, kWarps));
 }
 
+/// A header's part of its frame's checksum.
+inline std::uint64_t header_part(FrameHeader header) {
+  header.checksum = 0;
+  return checksum(&header, sizeof header / sizeof(std::uint32_t), 0);
+}
+
 /// The header of a frame as the launch in `place` knows it.
 inline FrameSeal seal_of(const DeviceFrame& frame, LaunchPlace place) {
   FrameSeal seal{frame.frame, frame.header, place.is_first, place.is_last};
-  seal.header.checksum = 0;
-  if (seal.has_checksum())
-    seal.header.checksum = checksum(&seal.header, sizeof seal.header / sizeof(std::uint32_t), 0);
+  seal.header.checksum = seal.has_checksum() ? header_part(frame.header) : 0;
   return seal;
 }
 
@@ -163,8 +167,9 @@ template <unsigned kMost>
 void launch_checksum(Queue& queue, ChecksumKernel<kMost>& kernel, std::size_t frames) {
   using Kernel = ChecksumKernel<kMost>;
   kernel.frames = static_cast<std::uint32_t>(frames);
-  const std::size_t groups = ceil_div(kernel.frame_bytes, kGroupBytes);
-  queue.launch(kernel, queue.blocks_for<Kernel>(groups, Kernel::kThreads / kWarpThreads));
+  kernel.piece_bytes = piece_bytes_of(frames * kernel.frame_bytes);
+  const std::size_t pieces = ceil_div(kernel.frame_bytes, std::uint64_t{kernel.piece_bytes});
+  queue.launch(kernel, queue.blocks_for<Kernel>(pieces, Kernel::kThreads / kWarpThreads));
 }
 
 /// Makes the header of a frame with a checksum whole, behind launches that wrote the payload and
@@ -191,6 +196,7 @@ FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames
   list.frames = static_cast<std::uint32_t>(frames.size());
   for (std::size_t i = 0; i < frames.size(); ++i) list.frame[i] = frames[i].data();
   if ((expected.flags & kFrameHasChecksum) == 0) return list;
+  list.header_part = header_part(expected);
   list.sums = reinterpret_cast<ChecksumParts*>(execution.workspace.data());
   queue.zero(list.sums, device_frames_bytes(frames.size()));
   if (launches == Launches::kOne) return list;

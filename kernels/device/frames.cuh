@@ -31,9 +31,11 @@ struct FrameList {
   FrameHeader expected;
   ChecksumParts* sums = nullptr;  // [frames], the payload's part; null: checksums are not looked at
   FrameFault* fault = nullptr;
+  std::uint64_t header_part = 0;  // of the checksum, with the step of `expected`
   std::uint64_t share =
-      0;  // groups of each frame that a block sums in a round, times 2^32; 0: none
-  std::uint32_t groups = 0;  // of a frame
+      0;  // pieces of each frame that a block sums in a round, times 2^32; 0: none
+  std::uint32_t pieces = 0;  // of a frame, of piece_bytes each
+  std::uint32_t piece_bytes = 0;
   std::uint32_t frames = 0;
   std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: bare values, of which nothing is known
   bool carries_step = false;  // the step is the first frame's, whatever `expected` says
@@ -48,8 +50,9 @@ struct FrameList {
   /// it.
   void share_in(std::size_t rounds) {
     if (sums == nullptr || are_summed) return;
-    groups = static_cast<std::uint32_t>(ceil_div(frame_bytes(), kGroupBytes));
-    share = ceil_div(std::uint64_t{groups} << 32, std::max<std::size_t>(rounds, 1));
+    piece_bytes = frames > 1 ? piece_bytes_of(frames * frame_bytes()) : kShortPiece;
+    pieces = static_cast<std::uint32_t>(ceil_div(frame_bytes(), std::size_t{piece_bytes}));
+    share = ceil_div(std::uint64_t{pieces} << 32, std::max<std::size_t>(rounds, 1));
   }
 
   /// Of header and payload.
@@ -128,12 +131,10 @@ struct FrameList {
     return false;
   }
 
-  /// Whether payload and header have the checksum that the header claims.
+  /// Whether a payload, and a header that is as expected, have the checksum that it claims.
   TERSOR_DEVICE bool check_sum(unsigned index) const {
-    std::uint64_t sum = sums[index].value();
-    TERSOR_KEEP_LOOP
-    for (unsigned word = 0; word < kChecksumWord; ++word)
-      sum = add_checksums(sum, checksum_of_word(load(words_of(frame[index]) + word), word));
+    std::uint64_t sum = add_checksums(sums[index].value(), header_part);
+    if (carries_step) sum = add_checksums(sum, step_part(expected, carried_step()));
     if (claimed(index) == sum) return true;
     report(index, FrameFault::kChecksum, sum);
     return false;
@@ -146,8 +147,8 @@ struct FrameList {
 };
 
 /// What a block adds to the checksums of the frames that it reads. In each round it reads about
-/// `share` groups of each frame, about those that its warps, in turn, sum afterwards from a cache.
-/// Thread i of each warp has the sum of frame i.
+/// `share` pieces of each frame, about those that its warps, in turn, sum afterwards from a cache.
+/// Thread i of each warp has the sum of frame i, or its own part of the only one.
 template <class Block, class List>
 class ReadSums {
  public:
@@ -164,10 +165,10 @@ class ReadSums {
     const auto share_before = [&](std::uint64_t rounds) {
       return static_cast<std::uint32_t>(rounds * list_.share >> 32);
     };
-    for (std::uint32_t group = share_before(round);
-         group < share_before(std::uint64_t{round} + 1) && group < list_.groups; ++group) {
+    for (std::uint32_t piece = share_before(round);
+         piece < share_before(std::uint64_t{round} + 1) && piece < list_.pieces; ++piece) {
       for (unsigned index = 0; index < list_.frames; ++index) {
-        if (turn++ % Block::warps() == block_.warp_rank()) add(index, group);
+        if (turn++ % Block::warps() == block_.warp_rank()) add(index, piece);
       }
     }
   }
@@ -178,7 +179,9 @@ class ReadSums {
     if (!is_due()) return false;
     block_.sync();
     const unsigned thread = block_.thread_rank();
-    if (thread < kWarpThreads && thread < list_.frames)
+    if (list_.frames == 1)
+      sums_.add_to(block_, list_.sums);
+    else if (thread < kWarpThreads && thread < list_.frames)
       list_.sums[thread].add(sums_.of_rank(thread));
     return true;
   }
@@ -186,13 +189,13 @@ class ReadSums {
  private:
   TERSOR_DEVICE bool is_due() const { return is_sound_ && list_.share != 0; }
 
-  TERSOR_DEVICE void add(unsigned index, std::uint32_t group) const {
+  TERSOR_DEVICE void add(unsigned index, std::uint32_t piece) const {
     const auto warp = block_.warp();
-    const std::size_t left = list_.frame_bytes() - std::size_t{group} * kGroupBytes;
-    const std::uint64_t sum =
-        sum_of_warp(warp, sum_group(list_.frame[index], group, group == 0 ? sizeof(FrameHeader) : 0,
-                                    static_cast<unsigned>(left < kGroupBytes ? left : kGroupBytes),
-                                    warp.thread_rank()));
+    std::uint64_t sum =
+        sum_piece(list_.frame[index], list_.frame_bytes(), std::size_t{piece} * list_.piece_bytes,
+                  list_.piece_bytes, warp.thread_rank());
+    if (list_.frames == 1) return sums_.add(block_.thread_rank(), sum);
+    sum = sum_of_warp(warp, sum);
     if (warp.thread_rank() != index % kWarpThreads) return;
     if (index < kWarpThreads)
       sums_.add(block_.thread_rank(), sum);

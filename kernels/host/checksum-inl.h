@@ -16,106 +16,155 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kWordBytes = sizeof(std::int32_t);
-
-HWY_INLINE std::int32_t load_word(const std::byte* words, std::size_t i) {
-  std::int32_t word;
-  std::memcpy(&word, words + i * kWordBytes, sizeof word);
-  return word;
-}
+constexpr std::size_t kRowBytes = kChecksumColumns * kWordBytes;
 
 #if TERSOR_PORTABLE
 
-/// Products of the words of one group.
-class WordProducts {
+/// What the rows of a group add up to, column by column.
+class ColumnSums {
  public:
-  HWY_INLINE WordProducts() {}
+  HWY_INLINE ColumnSums() {}
 
-  /// `count` words, whose weights begin at number `first`.
-  HWY_INLINE void add(const std::byte* words, std::size_t count, std::size_t first) {
-    for (std::size_t i = 0; i < count; ++i)
-      sum_ = fold_checksum(sum_ +
-                           std::int64_t{load_word(words, i)} * kChecksumNumbers.weight[first + i]);
+  /// kRows whole rows, whose weights begin at `weights`.
+  template <std::size_t kRows>
+  HWY_INLINE void add(const std::byte* rows, const std::int32_t* weights) {
+    for (std::size_t column = 0; column < kChecksumColumns; ++column) {
+      std::int64_t products = 0;
+      for (std::size_t row = 0; row < kRows; ++row)
+        products += std::int64_t{word_of(rows + row * kRowBytes, column)} * weights[row];
+      sums_[column].add(products);
+    }
   }
-  std::uint64_t value() const { return checksum_of(sum_); }
+
+  /// A row of which only columns [begin, end) are there.
+  HWY_INLINE void add_part(const std::byte* row, std::size_t begin, std::size_t end,
+                           std::int32_t weight) {
+    for (std::size_t column = begin; column < end; ++column)
+      sums_[column].add(std::int64_t{word_of(row, column)} * weight);
+  }
+
+  /// Calls visit(column, sum).
+  template <class Visit>
+  HWY_INLINE void each(const Visit& visit) const {
+    for (std::size_t column = 0; column < kChecksumColumns; ++column) visit(column, sums_[column]);
+  }
 
  private:
-  std::int64_t sum_ = 0;
+  HWY_INLINE static std::int32_t word_of(const std::byte* row, std::size_t column) {
+    std::int32_t word;
+    std::memcpy(&word, row + column * kWordBytes, sizeof word);
+    return word;
+  }
+
+  ProductSum sums_[kChecksumColumns];
 };
 
 #else
+
+// GCC would load a vector twice rather than keep it in a register.
+#if HWY_ARCH_X86
+#define TERSOR_KEEP(vector) asm("" : "+v"((vector).raw))
+#else
+#define TERSOR_KEEP(vector)
+#endif
 
 using I64 = hn::Repartition<std::int64_t, I32>;
 using U64 = hn::Repartition<std::uint64_t, I32>;
 using VI64 = hn::Vec<I64>;
 
-/// Products of words, those at even and those at odd places apart, as products of 32 bits want it.
-struct VectorProducts {
-  HWY_INLINE VectorProducts() : even(hn::Zero(I64())), odd(hn::Zero(I64())) {}
-
-  /// kVectors vectors of words, whose weights begin at number `first`.
-  template <std::size_t kVectors>
-  HWY_INLINE void add(const std::byte* words, std::size_t first) {
-    static_assert(kVectors <= kChecksumProducts);
-    for (std::size_t i = 0; i < kVectors * kLanes; i += kLanes) {
-      const VI32 vector = hn::LoadU(I32(), reinterpret_cast<const std::int32_t*>(words) + i);
-      const VI32 shifted = hn::BitCast(I32(), hn::ShiftRight<32>(hn::BitCast(U64(), vector)));
-      const VI32 weights = hn::LoadU(I32(), kChecksumNumbers.weight + first + i);
-      const VI32 next_weights = hn::LoadU(I32(), kNextWeights.weight + first + i);
-      even = hn::Add(even, hn::MulEven(vector, weights));
-      odd = hn::Add(odd, hn::MulEven(shifted, next_weights));
-    }
-    even = fold(even);
-    odd = fold(odd);
-  }
-
-  HWY_INLINE static VI64 fold(VI64 sum) {
-    const VI64 low = hn::And(sum, hn::Set(I64(), static_cast<std::int64_t>(kChecksumPrime)));
-    return hn::Add(low, hn::ShiftRight<kChecksumBits>(sum));
-  }
-
-  VI64 even, odd;
-};
-
-/// Products of the words of one group. Two take turns, so that none waits for another.
-class WordProducts {
+/// What the rows of a group add up to, column by column: those at even and at odd places of a
+/// vector apart, as products of 32 bits want it.
+class ColumnSums {
  public:
-  HWY_INLINE WordProducts() {}
-
-  /// `count` words, whose weights begin at number `first`.
-  HWY_INLINE void add(const std::byte* words, std::size_t count, std::size_t first) {
-    VectorProducts first_products = products_[0], second_products = products_[1];
-    std::size_t i = 0;
-    for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
-      first_products.template add<2>(words + i * kWordBytes, first + i);
-      second_products.template add<2>(words + (i + 2 * kLanes) * kWordBytes,
-                                      first + i + 2 * kLanes);
-    }
-    for (; i + kLanes <= count; i += kLanes)
-      first_products.template add<1>(words + i * kWordBytes, first + i);
-    products_[0] = first_products;
-    products_[1] = second_products;
-    for (; i < count; ++i)
-      single_ = fold_checksum(single_ + std::int64_t{load_word(words, i)} *
-                                            kChecksumNumbers.weight[first + i]);
+  HWY_INLINE ColumnSums() {
+    for (auto& part : parts_)
+      for (Lanes& lanes : part) lanes = {hn::Zero(I64()), hn::Zero(I32())};
   }
 
-  std::uint64_t value() const {
-    const VI64 first = hn::Add(products_[0].even, products_[0].odd);
-    const VI64 second = hn::Add(products_[1].even, products_[1].odd);
-    const VI64 mask = hn::Set(I64(), 0xffffffff);
-    const VI64 low = hn::Add(hn::And(first, mask), hn::And(second, mask));
-    const VI64 high = hn::Add(hn::ShiftRight<32>(first), hn::ShiftRight<32>(second));
-    return checksum_of_parts(single_ + sum_of_lanes(low), sum_of_lanes(high));
+  /// kRows whole rows, whose weights begin at `weights`.
+  template <std::size_t kRows>
+  HWY_INLINE void add(const std::byte* rows, const std::int32_t* weights) {
+    static_assert(kRows <= kChecksumProducts);
+    for (std::size_t part = 0; part < kParts; ++part) {
+      Products products = {hn::Zero(I64()), hn::Zero(I64())};
+      for (std::size_t row = 0; row < kRows; ++row)
+        products.add(hn::LoadU(I32(), lanes_of(rows + row * kRowBytes, part)), weights[row]);
+      add(part, products);
+    }
+  }
+
+  /// A row of which only columns [begin, end) are there.
+  HWY_INLINE void add_part(const std::byte* row, std::size_t begin, std::size_t end,
+                           std::int32_t weight) {
+#if HWY_ARCH_X86  // elsewhere Highway reads lanes that the mask leaves out
+    for (std::size_t part = 0; part < kParts; ++part) {
+      const VI32 column = hn::Iota(I32(), static_cast<std::int32_t>(part * kLanes));
+      const auto before = hn::Lt(column, hn::Set(I32(), static_cast<std::int32_t>(begin)));
+      const auto inside = hn::Lt(column, hn::Set(I32(), static_cast<std::int32_t>(end)));
+      Products products = {hn::Zero(I64()), hn::Zero(I64())};
+      products.add(hn::MaskedLoad(hn::AndNot(before, inside), I32(), lanes_of(row, part)), weight);
+      add(part, products);
+    }
+#else
+    alignas(kRowBytes) std::byte words[kRowBytes] = {};
+    std::memcpy(words + begin * kWordBytes, row + begin * kWordBytes, (end - begin) * kWordBytes);
+    add<1>(words, &weight);
+#endif
+  }
+
+  /// Calls visit(column, sum).
+  template <class Visit>
+  HWY_INLINE void each(const Visit& visit) const {
+    alignas(64) std::uint64_t low[kLanes / 2];
+    alignas(64) std::int32_t high[kLanes];
+    for (std::size_t part = 0; part < kParts; ++part)
+      for (std::size_t odd = 0; odd < 2; ++odd) {
+        hn::Store(hn::BitCast(U64(), parts_[part][odd].low), U64(), low);
+        hn::Store(parts_[part][odd].high, I32(), high);
+        for (std::size_t lane = 0; lane < kLanes / 2; ++lane)
+          visit(part * kLanes + 2 * lane + odd, ProductSum{low[lane], high[2 * lane + 1]});
+      }
   }
 
  private:
-  static std::int64_t sum_of_lanes(VI64 vector) {
-    return hn::GetLane(hn::SumOfLanes(I64(), vector));
+  static constexpr std::size_t kParts = kChecksumColumns / kLanes;  // vectors of a row
+
+  /// A sum of products in each lane of 64 bits, of words at even and at odd places.
+  struct Products {
+    HWY_INLINE void add(VI32 words, std::int32_t factor) {
+      TERSOR_KEEP(words);
+      const VI32 shifted = hn::BitCast(I32(), hn::ShiftRight<32>(hn::BitCast(U64(), words)));
+      const VI32 weight = hn::Set(I32(), factor);
+      even = hn::Add(even, hn::MulEven(words, weight));
+      odd = hn::Add(odd, hn::MulEven(shifted, weight));
+    }
+    VI64 even, odd;
+  };
+
+  /// A ProductSum in each lane of 64 bits; of `high` the upper halves count.
+  struct Lanes {
+    HWY_INLINE void add(VI64 products) {
+      constexpr int kShift = ProductSum::kHighShift - 32;
+      low = hn::Add(low, products);
+      high = hn::Add(high, hn::ShiftRight<kShift>(hn::BitCast(I32(), products)));
+    }
+    VI64 low;
+    VI32 high;
+  };
+
+  HWY_INLINE static const std::int32_t* lanes_of(const std::byte* row, std::size_t part) {
+    return reinterpret_cast<const std::int32_t*>(row) + part * kLanes;
   }
 
-  VectorProducts products_[2];
-  std::int64_t single_ = 0;  // of words outside of vectors
+  HWY_INLINE void add(std::size_t part, const Products& products) {
+    parts_[part][0].add(products.even);
+    parts_[part][1].add(products.odd);
+  }
+
+  Lanes parts_[kParts][2];
 };
+
+#undef TERSOR_KEEP
 
 #endif
 
@@ -123,40 +172,68 @@ class WordProducts {
 class WordSum {
  public:
   /// `first_word`: where they begin in the frame.
-  explicit WordSum(std::uint64_t first_word)
-      : word_(first_word % kChecksumGroup),
-        power_(kChecksumNumbers.power_of(first_word / kChecksumGroup)) {}
+  explicit HWY_INLINE WordSum(std::uint64_t first_word)
+      : place_(first_word % kChecksumGroup), group_(first_word / kChecksumGroup) {}
 
   /// The next `count` words, at any address.
   HWY_INLINE void add(const std::byte* words, std::size_t count) {
-    while (HWY_UNLIKELY(word_ + count >= kChecksumGroup)) {
-      const std::size_t rest = kChecksumGroup - word_;
-      products_.add(words, rest, word_);
-      close_group();
-      words += rest * kWordBytes;
-      count -= rest;
+    if (count == 0) return;         // `words` may be null
+    ColumnSums columns = columns_;  // in registers
+    std::size_t here;
+    while (HWY_UNLIKELY((here = kChecksumGroup - place_) <= count)) {
+      add(columns, words, here, place_);
+      groups_ = add_checksums(groups_, of_group(columns, group_++));
+      columns = ColumnSums();
+      place_ = 0;
+      words += here * kWordBytes;
+      count -= here;
     }
-    products_.add(words, count, word_);
-    word_ += count;
+    add(columns, words, count, place_);
+    place_ += count;
+    columns_ = columns;
   }
 
   /// Of all words so far.
   std::uint64_t value() const {
-    return add_checksums(groups_, multiply_checksums(power_, products_.value()));
+    return place_ == 0 ? groups_ : add_checksums(groups_, of_group(columns_, group_));
   }
 
  private:
-  HWY_NOINLINE void close_group() {
-    groups_ = value();
-    power_ = multiply_checksums(power_, kChecksumNumbers.power[0][1]);
-    word_ = 0;
-    products_ = {};
+  /// Words of one group, the first of which has this place in it.
+  static HWY_INLINE void add(ColumnSums& columns, const std::byte* words, std::size_t count,
+                             std::size_t place) {
+    const std::int32_t* weights = kChecksumNumbers.weight + place / kChecksumColumns;
+    const std::byte* const end = words + count * kWordBytes;
+    if (const std::size_t column = place % kChecksumColumns; column != 0) {
+      const std::byte* const row = words - column * kWordBytes;
+      columns.add_part(row, column, std::min(column + count, kChecksumColumns), *weights++);
+      words = row + kRowBytes;
+    }
+    constexpr auto kRow = static_cast<std::ptrdiff_t>(kRowBytes);
+    for (; end - words >= 4 * kRow; words += 4 * kRow, weights += 4)
+      columns.template add<4>(words, weights);
+    for (; end - words >= kRow; words += kRow) columns.template add<1>(words, weights++);
+    if (words < end)
+      columns.add_part(words, 0, static_cast<std::size_t>(end - words) / kWordBytes, *weights);
   }
 
-  std::size_t word_;          // the next one's place in its group
-  std::uint64_t power_;       // of the group
+  // By value: an address that is handed on would keep the sums out of registers.
+  static HWY_NOINLINE std::uint64_t of_group(ColumnSums columns, std::uint64_t group) {
+    unsigned __int128 sum = 0;  // of 16 products below 2^124
+    columns.each([&](std::size_t column, ProductSum products) HWY_ATTR {
+      sum += static_cast<unsigned __int128>(products.reduced()) * kChecksumNumbers.power[0][column];
+    });
+    sum = (sum & kChecksumPrime) + (sum >> kChecksumBits);  // below 2^67
+    const std::uint64_t all = add_checksums(static_cast<std::uint64_t>(sum) & kChecksumPrime,
+                                            static_cast<std::uint64_t>(sum >> kChecksumBits));
+    if (group == 0) return all;
+    return multiply_checksums(all, kChecksumNumbers.power_of(group * kChecksumColumns));
+  }
+
+  std::size_t place_;  // the next word's in its group
+  std::uint64_t group_;
   std::uint64_t groups_ = 0;  // of all groups before
-  WordProducts products_;
+  ColumnSums columns_;
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

@@ -21,6 +21,13 @@ std::uint64_t checksum_on(const void* words, std::size_t count, std::uint64_t fi
   return sum.value();
 }
 
+std::uint64_t checksum_behind_on(const void* first_row, const void* words, std::size_t count) {
+  WordSum sum(0);
+  sum.add(static_cast<const std::byte*>(first_row), kChecksumColumns);
+  sum.add(static_cast<const std::byte*>(words), count);
+  return sum.value();
+}
+
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -29,22 +36,16 @@ HWY_AFTER_NAMESPACE();
 
 namespace tersor::kernels {
 
-namespace {
-
-constexpr NextWeights make_next_weights(const ChecksumNumbers& numbers) {
-  NextWeights next;
-  std::copy(numbers.weight + 1, numbers.weight + kChecksumGroup, next.weight);
-  return next;
-}
-
-}  // namespace
-
 constexpr ChecksumNumbers kChecksumNumbers = make_checksum_numbers();
-constexpr NextWeights kNextWeights = make_next_weights(kChecksumNumbers);
+static_assert(std::ranges::min(kChecksumNumbers.weight) > -(1 << 30),
+              "else four products overflow");
 
 TERSOR_DISPATCHED(std::uint64_t, checksum,
                   (const void* words, std::size_t count, std::uint64_t first_word),
                   (words, count, first_word))
+TERSOR_DISPATCHED(std::uint64_t, checksum_behind,
+                  (const void* first_row, const void* words, std::size_t count),
+                  (first_row, words, count))
 
 }  // namespace tersor::kernels
 #endif

@@ -211,8 +211,9 @@ template <class Format, class Sum, class Entry>
 TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t first,
                                std::size_t end) {
   const std::size_t codes = segment.offset + typename Format::Layout{segment.count}.codes_offset();
-  sum.add_words(segment.offset + first / Format::kBlock * sizeof(float),
-                segment.offset + ceil_div(end, Format::kBlock) * sizeof(float));
+  static_assert(kUnitValues % (2 * Format::kBlock) == 0);  // scales of units are pairs
+  sum.add_bytes(segment.offset + first / Format::kBlock * sizeof(float),
+                segment.offset + align_up(ceil_div(end, Format::kBlock) * sizeof(float), 8));
   sum.add_bytes(codes + first * Format::kBits / 8,
                 codes + align_up(ceil_div(end * Format::kBits, 8), 16));
 }

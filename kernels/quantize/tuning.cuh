@@ -19,7 +19,7 @@ struct QuantizeResident {
   unsigned any;      // encode with noise of any element, a counter a value
   unsigned reduced_any;
   unsigned decode;
-  unsigned decode16;    // to values of 16 bits
+  unsigned decode16;    // of few frames to values of 16 bits
   unsigned added;       // decode that adds to what is there
   unsigned added_many;  // the same of many frames
 };
@@ -28,7 +28,7 @@ struct QuantizeResident {
 constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
      .plain = 4,
-     .plain16 = 5,
+     .plain16 = 4,
      .fed = 3,
      .reduced = 3,
      .any = 2,
@@ -39,7 +39,7 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .added_many = 3},
     {.from = 1200,
      .plain = 4,
-     .plain16 = 5,
+     .plain16 = 4,
      .fed = 3,
      .reduced = 3,
      .any = 2,
@@ -67,8 +67,9 @@ constexpr unsigned kDecodeResident = kMode == DecodeMode::kAdd
                                          ? (kMostFrames == kFewFrames
                                                 ? kQuantizeResident.added
                                                 : kQuantizeResident.added_many)
-                                     : sizeof(T) == 4 ? kQuantizeResident.decode
-                                                      : kQuantizeResident.decode16;
+                                     : sizeof(T) == 4 || kMostFrames != kFewFrames
+                                         ? kQuantizeResident.decode
+                                         : kQuantizeResident.decode16;
 template <NoiseKind kKind>
 constexpr unsigned kReduceResident =
     kKind == NoiseKind::kAny ? kQuantizeResident.reduced_any : kQuantizeResident.reduced;

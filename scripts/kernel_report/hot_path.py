@@ -6,7 +6,8 @@ entered and ends at an edge back. Of all paths that one is taken which, in this 
      memory (the search for a segment in a list of several);
   2. has the widest accesses to it, by the sum of the squares of their bytes: whole aligned rows win
      over the same values one by one, and what is written over what is left out. Of loads those
-     count that the bodies use for whole rows: of 8 bytes and more, or of inputs (CONSTANT). Of
+     count that the bodies use for whole rows: of 8 bytes and more without a predicate (what is
+     left over of a checksum's piece has one), or of inputs (CONSTANT). Of
      stores those of 8 bytes and more, or without a predicate (rows value by value have one each);
   3. does most of what every block needs once (reciprocals, maxima and shuffles of a warp);
   4. is shortest.
@@ -64,10 +65,10 @@ def _weigh(instruction: Instruction) -> Weight:
 def _width(instruction: Instruction) -> int:
     width = instruction.global_bytes
     if instruction.loads:
-        whole = "CONSTANT" in instruction.opcode
+        whole = "CONSTANT" in instruction.opcode or (width >= 8 and not instruction.predicate)
     else:
-        whole = not instruction.predicate
-    return width if whole or width >= 8 else 0
+        whole = width >= 8 or not instruction.predicate
+    return width if whole else 0
 
 
 def _add(a: Weight, b: Weight) -> Weight:

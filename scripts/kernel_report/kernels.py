@@ -167,8 +167,8 @@ def _copy(value: str, most: str) -> Work | None:
 
 
 def _checksum(most: str) -> Work | None:
-    """Of a group of 4 KiB a thread has 32 words: four turns of two loads."""
-    return Work("checksum, a word of 4 bytes", 4, values=8, turns=4) if most == FEW else None
+    """Of a piece of 16 KiB a thread has 128 words: eight turns of eight loads."""
+    return Work("checksum, a word of 4 bytes", 4, values=16, turns=8) if most == FEW else None
 
 
 def _topk_scan(value: str, residual: str) -> Work:

@@ -20,7 +20,7 @@ TEST(Wire, HeadersAreReadAsTheyWereWritten) {
   const GuardedBytes frame = harness.encode();
   const FrameHeader header = read_frame_header(frame.span());
   EXPECT_EQ(std::memcmp(frame.span().data(), "TERS", 4), 0);
-  EXPECT_EQ(header.version, 2);
+  EXPECT_EQ(header.version, 3);
   EXPECT_EQ(header.codec_id, 4);
   EXPECT_EQ(header.dtype, 0);
   EXPECT_EQ(header.flags, 0);
@@ -34,9 +34,12 @@ TEST(Wire, HeadersAreReadAsTheyWereWritten) {
 
 TEST(Wire, AReaderOfAnotherVersionSaysSo) {
   GuardedBytes frame = CodecHarness("int8", {10}).encode();
-  change_header(frame.span(), [](FrameHeader& header) { header.version = 1; });
-  const std::string error = error_of<WireError>([&] { read_frame_header(frame.span()); });
-  EXPECT_NE(error.find("version is 1, expected 2"), std::string::npos) << error;
+  for (const std::uint16_t version : {0, 1, 2, 4}) {
+    change_header(frame.span(), [&](FrameHeader& header) { header.version = version; });
+    const std::string error = error_of<WireError>([&] { read_frame_header(frame.span()); });
+    const std::string words = "version is " + std::to_string(version) + ", expected 3";
+    EXPECT_NE(error.find(words), std::string::npos) << error;
+  }
 }
 
 TEST(Wire, FramesEndWhereTheirHeaderSays) {
@@ -61,9 +64,9 @@ TEST(Wire, AFrameWithoutSegmentsIsItsHeader) {
 }
 
 TEST(Wire, SignaturesAreFnv1aOfLittleEndianBytes) {
-  // FNV-1a of the bytes 02 00 (version) 2a 00 00 00 (the number) "a" 00.
+  // FNV-1a of the bytes 03 00 (version) 2a 00 00 00 (the number) "a" 00.
   std::uint64_t hash = 0xcbf29ce484222325;
-  for (const unsigned char byte : {0x02, 0x00, 0x2a, 0x00, 0x00, 0x00, 0x61, 0x00})
+  for (const unsigned char byte : {0x03, 0x00, 0x2a, 0x00, 0x00, 0x00, 0x61, 0x00})
     hash = (hash ^ byte) * 0x100000001b3;
   EXPECT_EQ(Signature().add(std::uint32_t{42}).add("a").value(), hash);
   EXPECT_NE(Signature().add("ab").add("c").value(), Signature().add("a").add("bc").value());

@@ -129,6 +129,10 @@ TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
     EXPECT_NE(message(state, none.reducer).find("\"w\" travelled as int8+ef"), std::string::npos);
     Training int4(transport, {.codec = "int4+ef"});
     EXPECT_NE(message(state, int4.reducer).find("\"w\" travelled as int8+ef"), std::string::npos);
+    auto older = state;
+    older[4] = std::byte{6};
+    EXPECT_NE(message(older, run.reducer).find("of version 6; this build reads version 7"),
+              std::string::npos);
     auto damaged = state;
     damaged[100] ^= std::byte{1};
     EXPECT_NE(message(damaged, run.reducer).find("damaged"), std::string::npos);

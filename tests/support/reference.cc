@@ -103,22 +103,23 @@ std::uint32_t random_byte(std::uint64_t element, std::uint64_t key, std::uint32_
 
 std::uint64_t frame_checksum(ConstByteSpan frame) {
   constexpr std::int64_t kPrime = (std::int64_t{1} << 61) - 1;
-  constexpr unsigned kGroup = 1024;
+  constexpr unsigned kRow = 16, kRows = 1024;
   const auto remainder = [](std::int64_t value) -> unsigned __int128 {
     return static_cast<std::uint64_t>(value < 0 ? value + kPrime : value);
   };
   std::uint64_t state = 1;  // of splitmix64
   const auto next = [&state] { return mixed(std::exchange(state, state + 0x9e3779b97f4a7c15u)); };
-  std::vector<std::int64_t> weights(kGroup);
+  std::vector<std::int64_t> weights(kRows);
   for (auto& weight : weights) weight = static_cast<std::int64_t>(next() >> 33) - (1 << 30);
   const std::uint64_t base = next() >> 3;
-  unsigned __int128 sum = 0, power = 1;
+  unsigned __int128 sum = 0, powers[kRow] = {1};
   for (std::uint64_t i = 0; i < frame.size() / 4; ++i) {
-    if (i != 0 && i % kGroup == 0) power = power * base % kPrime;
+    auto& power = powers[i % kRow];
+    if (i != 0 && i % (kRow * kRows) < kRow) power = powers[(i - 1) % kRow] * base % kPrime;
     std::int32_t word;
     std::memcpy(&word, frame.data() + 4 * i, 4);
     if (i == 14 || i == 15) continue;  // bytes 56 to 63 hold the checksum
-    sum += remainder(word) * remainder(weights[i % kGroup]) % kPrime * power % kPrime;
+    sum += remainder(word) * remainder(weights[i / kRow % kRows]) % kPrime * power % kPrime;
   }
   return static_cast<std::uint64_t>(sum % kPrime);
 }
