@@ -21,6 +21,18 @@ __global__ void missing_barrier(int* y) {
   part[threadIdx.x] = static_cast<int>(threadIdx.x);
   y[threadIdx.x] = part[255 - threadIdx.x];
 }
+/// The threads of a warp read one place, and one of them writes there.
+template <bool kSyncs>
+__global__ void rewritten_place(int* y) {
+  __shared__ int place[8];
+  const unsigned warp = threadIdx.x / 32;
+  for (int turn = 0; turn < 3; ++turn) {
+    if (threadIdx.x % 32 == 7) place[warp] = turn;
+    __syncwarp();
+    y[threadIdx.x] += place[warp];
+    if (kSyncs) __syncwarp();
+  }
+}
 __global__ void reads_what_nobody_wrote(const int* x, int* y) { y[threadIdx.x] = x[threadIdx.x]; }
 __global__ void nothing() {}
 
@@ -45,6 +57,10 @@ void test_mistakes() {
   EXPECT(broken([](float* y) { too_much_shared<<<1, 64>>>(reinterpret_cast<int*>(y), 16); }) ==
          cudaErrorIllegalAddress % 256);
   EXPECT(broken([](float* y) { missing_barrier<<<1, 256>>>(reinterpret_cast<int*>(y)); }) ==
+         cudaErrorLaunchFailure % 256);
+  EXPECT(broken([](float* y) { rewritten_place<true><<<1, 64>>>(reinterpret_cast<int*>(y)); }) ==
+         cudaSuccess);
+  EXPECT(broken([](float* y) { rewritten_place<false><<<1, 64>>>(reinterpret_cast<int*>(y)); }) ==
          cudaErrorLaunchFailure % 256);
   EXPECT(broken([](float* y) {
            int* x = nullptr;

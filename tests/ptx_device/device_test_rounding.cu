@@ -128,10 +128,32 @@ void test_conversions() {
   EXPECT(masks.host() == std::vector<unsigned>{0xff0, 0xfff00000, 0, 6});
 }
 
+__global__ void find_extremes(const float* a, const float* b, float* most, float* least) {
+  asm volatile("max.NaN.f32 %0, %1, %2;"
+               : "=f"(most[threadIdx.x])
+               : "f"(a[threadIdx.x]), "f"(b[threadIdx.x]));
+  asm volatile("min.NaN.f32 %0, %1, %2;"
+               : "=f"(least[threadIdx.x])
+               : "f"(a[threadIdx.x]), "f"(b[threadIdx.x]));
+}
+
+void test_extremes() {
+  const float nan = -std::numeric_limits<float>::quiet_NaN();
+  const OnDevice<float> a(std::vector<float>{1, nan, -3, nan, -0.0f}),
+      b(std::vector<float>{2, 1, nan, nan, 0});
+  const OnDevice<unsigned> most(std::vector<unsigned>(5)), least(std::vector<unsigned>(5));
+  find_extremes<<<1, 5>>>(a.pointer, b.pointer, reinterpret_cast<float*>(most.pointer),
+                          reinterpret_cast<float*>(least.pointer));
+  EXPECT(most.host() == std::vector<unsigned>{0x40000000, 0x7fffffff, 0x7fffffff, 0x7fffffff, 0});
+  EXPECT(least.host() ==
+         std::vector<unsigned>{0x3f800000, 0x7fffffff, 0x7fffffff, 0x7fffffff, 0x80000000});
+}
+
 }  // namespace
 
 void test_rounding() {
   test_arithmetic<float>(round_floats);
   test_arithmetic<double>(round_doubles);
   test_conversions();
+  test_extremes();
 }

@@ -30,8 +30,8 @@ WarpFunction of_floats(bool sat, bool ftz) {
 }
 
 template <auto F, std::size_t kInputs>
-void decode_float(Decoder& decoder, Instruction& ins) {
-  decoder.refuse_parts({"NaN", "xorsign"});
+void decode_function(Decoder& decoder, Instruction& ins) {
+  decoder.refuse_parts({"xorsign"});
   if (kInputs == 1) decoder.refuse_parts({"sat"});
   if (decoder.operands() != kInputs + 1) decoder.refuse();
   const bool is_double = decoder.type() == "f64";
@@ -42,6 +42,20 @@ void decode_float(Decoder& decoder, Instruction& ins) {
   direct_rounding(decoder, ins);
 }
 
+template <auto F, std::size_t kInputs>
+void decode_float(Decoder& decoder, Instruction& ins) {
+  decoder.refuse_parts({"NaN"});
+  decode_function<F, kInputs>(decoder, ins);
+}
+
+template <auto F>
+void decode_extreme(Decoder& decoder, Instruction& ins) {
+  if (decoder.has("NaN"))
+    decode_function<kOrNan<F>, 2>(decoder, ins);
+  else
+    decode_function<F, 2>(decoder, ins);
+}
+
 }  // namespace
 
 void add_floats(Handlers& handlers) {
@@ -49,8 +63,8 @@ void add_floats(Handlers& handlers) {
   handlers["sub.float"] = decode_float<kSub, 2>;
   handlers["mul.float"] = decode_float<kMul, 2>;
   handlers["div.float"] = decode_float<kDiv, 2>;
-  handlers["min.float"] = decode_float<kMin, 2>;
-  handlers["max.float"] = decode_float<kMax, 2>;
+  handlers["min.float"] = decode_extreme<kMin>;
+  handlers["max.float"] = decode_extreme<kMax>;
   handlers["copysign.float"] = decode_float<kCopySign, 2>;
   handlers["fma.float"] = handlers["mad.float"] = decode_float<kFma, 3>;
   handlers["neg.float"] = decode_float<kNeg, 1>;

@@ -16,6 +16,11 @@ inline constexpr auto kRsqrt = []<class T>(T a) {
 };
 inline constexpr auto kCopySign = []<class T>(T a, T b) { return std::copysign(b, a); };
 
+/// .NaN: what is made of a NaN is one.
+template <auto F>
+inline constexpr auto kOrNan =
+    []<class T>(T a, T b) { return a != a || b != b ? canonical(a + b) : F(a, b); };
+
 /// Of f32 alone.
 template <double (*kFunction)(double)>
 inline constexpr auto kApproximate =

@@ -9,7 +9,12 @@ namespace {
 
 constexpr std::uint16_t kThread = 0x7fff;   // of a Touch's writer or reader
 constexpr std::uint16_t kAtomic = 0x8000;   // a writer was atomic
-constexpr std::uint16_t kSeveral = 0x7fff;  // readers
+constexpr std::uint16_t kSeveral = 0x7fff;  // readers, of more than one warp
+constexpr std::uint16_t kOfWarp = 0x4000;   // several readers: behind it the number of their warp
+
+std::size_t warp_of(std::uint16_t reader) {
+  return reader >= kOfWarp ? reader - kOfWarp : (reader - 1u) / kLanes;
+}
 
 /// One byte of an access.
 class Toucher {
@@ -32,8 +37,7 @@ class Toucher {
   bool ordered(std::uint16_t other, std::uint32_t phase, std::uint32_t sync) const {
     const Warp& warp = access_.warp;
     if (other == 0 || (other & kThread) == thread_ || phase != warp.block->phase) return true;
-    const bool same_warp = other != kSeveral && ((other & kThread) - 1u) / kLanes == warp.index;
-    return same_warp && sync != warp.sync_count;
+    return warp_of(other & kThread) == warp.index && sync != warp.sync_count;
   }
 
   void check(const Touch& touch, std::uint64_t offset) {
@@ -50,11 +54,18 @@ class Toucher {
   }
 
   void note_read(Touch& touch) const {
-    const std::uint32_t phase = access_.warp.block->phase;
-    const bool several = touch.reader != 0 && touch.reader != thread_ && touch.read_phase == phase;
-    touch.reader = several ? kSeveral : thread_;
-    touch.read_phase = phase;
+    touch.reader = with_reader(touch);
+    touch.read_phase = access_.warp.block->phase;
     touch.read_sync = access_.warp.sync_count;
+  }
+  /// Of the readers since the barrier those that a write may meet.
+  std::uint16_t with_reader(const Touch& touch) const {
+    const Warp& warp = access_.warp;
+    const bool several =
+        touch.reader != 0 && touch.reader != thread_ && touch.read_phase == warp.block->phase;
+    if (!several) return thread_;
+    if (warp_of(touch.reader) != warp.index) return kSeveral;
+    return touch.read_sync == warp.sync_count ? kOfWarp + warp.index : thread_;
   }
   void note_write(Touch& touch) const {
     touch.writer =
