@@ -1,6 +1,6 @@
 // The kernels of hadamard: a warp takes 16 blocks of one segment at a time, four at once, 32 values
-// of one a thread, in registers between the one read and the one write. Bits of codes are the same
-// for a whole launch.
+// of one a thread, in registers and shared memory between the one read and the one write. Bits of
+// codes are the same for a whole launch.
 //
 // Grid: as many blocks of 128 threads as are resident, each warp striding over the units.
 // Bytes a value, f32 and 2 bits: encode 4 read and 0.26 written, with feedback 4 more of each;
@@ -23,14 +23,16 @@
 namespace tersor::kernels {
 
 constexpr unsigned kHadamardThreads = 128;
-/// Blocks on a multiprocessor: as many as need no spills. A thread holds 32 values of p and of y.
-constexpr unsigned kHadamardResident = 3;
-/// Of encode with feedback, by architecture.
+/// Blocks on a multiprocessor: as many as need no spills. A thread holds 32 values of y, and with
+/// feedback of p.
+constexpr unsigned kHadamardResident = 4, kHadamardFedResident = 3;
+/// Of decode, by architecture.
 struct HadamardResident {
   unsigned from;
-  unsigned fed;
+  unsigned decode;
 };
-constexpr HadamardResident kHadamardTuning[] = {{.from = 0, .fed = 2}, {.from = 900, .fed = 3}};
+constexpr HadamardResident kHadamardTuning[] = {{.from = 0, .decode = 4},
+                                                {.from = 1200, .decode = 3}};
 constexpr unsigned kHadamardUnitValues = kRotationUnit * kRotationBlock;
 
 /// What encode and reduce do with p: codes, scale and residual of one block.
@@ -65,32 +67,35 @@ struct HadamardBlock {
 
   /// Returns how many finite values decode to NaN.
   template <class Warp>
-  TERSOR_DEVICE unsigned write(const Warp& warp, unsigned bits, const RotationSigns& signs,
-                               const RotatedValues& p) const {
-    const HadamardRange range{rotated_maximum(warp, p)};
+  TERSOR_DEVICE unsigned write(const Rotation<Warp>& rotation, unsigned bits,
+                               const RotationSigns& signs, const RotatedValues& p) const {
+    using enum RowShare;
+    const HadamardRange range{rotation.maximum(p)};
+    const unsigned overflows = range.poisoned() && !keeps ? finite_values(p) : 0;
     RotatedValues y;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i) y[i] = p[i] * range.down();
     signs.flip(y);
-    rotate(warp, y);
-    visit_code_bits(bits, [&]<unsigned kBits>(CodeBits<kBits>) { code<kBits>(warp, range, y); });
+    rotation.template rotate<kNeighbours, kFourths>(y);
+    visit_code_bits(bits,
+                    [&]<unsigned kBits>(CodeBits<kBits>) { code<kBits>(rotation, range, y); });
     if constexpr (kFeedback) {
-      rotate(warp, y);
+      rotation.template rotate<kFourths, kNeighbours>(y);
       signs.flip(y);
       leave(range, p, y);
     }
-    return range.poisoned() && !keeps ? finite_values(p) : 0;
+    return overflows;
   }
 
  private:
   TERSOR_DEVICE void clear_missing(RotatedValues& p) const {
-    if (place.is_whole()) return;
+    if (place.is_whole) return;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i) p[i] = is_real(i) ? p[i] : 0.0f;
   }
 
   TERSOR_DEVICE bool is_real(unsigned i) const {
-    return i % kRotationRow < place.row(i / kRotationRow, false).left;
+    return i % kRotationRow < place.row(i / kRotationRow).left;
   }
 
   TERSOR_DEVICE unsigned finite_values(const RotatedValues& p) const {
@@ -102,17 +107,18 @@ struct HadamardBlock {
 
   /// Writes codes and scale of y, which becomes what they stand for.
   template <unsigned kBits, class Warp>
-  TERSOR_DEVICE void code(const Warp& warp, const HadamardRange& range, RotatedValues& y) const {
+  TERSOR_DEVICE void code(const Rotation<Warp>& rotation, const HadamardRange& range,
+                          RotatedValues& y) const {
     RotatedValues terms;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i)
       terms[i] = kBits == 1 ? fabsf(y[i]) : y[i] * y[i];
-    const HadamardScale scale = hadamard_scale<kBits>(range, tree_sum(warp, terms));
-    const CodePlanes<kBits> planes(y, scale.inverse, hadamard_unit(scale.sent, 1.0f));
-    planes.store_to(warp, sections, place, !keeps && !range.is_odd());
+    const HadamardScale scale = hadamard_scale<kBits>(range, rotation.tree_sum(terms));
+    const HadamardCodes<kBits> codes(y, scale.inverse, hadamard_unit(scale.sent, 1.0f));
+    codes.store_to(rotation, sections, place, !keeps && !range.is_odd());
     const std::uint16_t sent = range.is_odd() ? range.odd_scale() : scale.sent;
     if (place.is_there() && place.thread == 0)
-      store(reinterpret_cast<std::uint16_t*>(sections) + place.first / kRotationBlock,
+      store(reinterpret_cast<std::uint16_t*>(sections + scale_offset(place)),
             keeps ? std::uint16_t{0} : sent);
   }
 
@@ -123,7 +129,7 @@ struct HadamardBlock {
       if (residual_in == residual_out) return;
       TERSOR_UNROLL
       for (unsigned r = 0; r < kRotationRows; ++r)
-        copy_row<E, kRotationRow>(residual_in, residual_out, place.row(r, false));
+        copy_row<E, kRotationRow>(residual_in, residual_out, place.row(r));
       return;
     }
     TERSOR_UNROLL
@@ -161,9 +167,10 @@ struct HadamardEncodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
   static constexpr unsigned kResident =
-      std::is_same_v<E, NoResidual> ? kHadamardResident : tuning_of(kHadamardTuning).fed;
+      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFedResident;
   static constexpr bool kScans = false;
   struct Shared {
+    RotationRoom room[kThreads / kWarpThreads];
     ThreadSums<kThreads> written;
   };
 
@@ -182,7 +189,12 @@ struct HadamardEncodeKernel {
     for_each_run<kHadamardUnitValues>(
         block, table, DoNothing{},
         [&](const EncodeEntry& segment, std::size_t first) {
-          count += encode_unit(block.warp(), segment, first);
+          const auto warp = block.warp();
+          const Rotation rotation(
+              warp, shared.room[block.warp_rank()],
+              {words.step_of(), segment.parameter, segment.first_index + first});
+          count += encode_unit(rotation, segment, first);
+          pad_scales(warp, payload + segment.offset, first, segment.count);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
           sum_written(sum, segment, bits, first, end);
@@ -194,23 +206,20 @@ struct HadamardEncodeKernel {
 
  private:
   template <class Warp>
-  TERSOR_DEVICE unsigned encode_unit(const Warp& warp, const EncodeEntry& segment,
+  TERSOR_DEVICE unsigned encode_unit(const Rotation<Warp>& rotation, const EncodeEntry& segment,
                                      std::size_t first) const {
     const bool inactive = is_inactive(segment);
     // Read anew for each unit: they need no registers in between.
     const float a = words.gradient_factor(), b = words.residual_factor();
-    const UnitSigns unit_signs(warp, words.step_of(), segment.parameter,
-                               segment.first_index + first);
     unsigned count = 0;
-    for_each_rotated(warp, first, segment.count, [&](unsigned index, const RotationPlace& place) {
-      const RotationSigns signs = unit_signs.of(warp, index);
+    rotation.for_each_block(first, segment.count, [&](unsigned index, const RotationPlace& place) {
+      const RotationSigns signs = rotation.signs(index);
       const auto out = HadamardBlock<E>::of(segment, place, payload, inactive);
       RotatedValues p;
       load_rotated<Load::kInput>(static_cast<const G*>(segment.gradient), place, p);
       out.add_residual(a, b, p);
-      count += out.write(warp, bits, signs, p);
+      count += out.write(rotation, bits, signs, p);
     });
-    pad_scales(warp, payload + segment.offset, first, segment.count);
     return count;
   }
 };
@@ -229,9 +238,10 @@ template <typename T, unsigned kMostSegments, unsigned kMostFrames>
 struct HadamardDecodeKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
-  static constexpr unsigned kResident = 4;
+  static constexpr unsigned kResident = tuning_of(kHadamardTuning).decode;
   static constexpr bool kScans = false;
   struct Shared {
+    RotationRoom room[kThreads / kWarpThreads];
     ThreadSums<kThreads> read;
   };
 
@@ -249,7 +259,10 @@ struct HadamardDecodeKernel {
     for_each_run<kHadamardUnitValues>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
         [&](const HadamardEntry& segment, std::size_t first) {
-          decode_unit(block.warp(), segment, first, step, sound);
+          const auto warp = block.warp();
+          decode_unit(Rotation(warp, shared.room[block.warp_rank()],
+                               {step, segment.parameter, segment.first_index + first}),
+                      segment, first, sound);
         },
         DoNothing{});
     close_decoded<T>(block, table, sums, list);
@@ -257,14 +270,14 @@ struct HadamardDecodeKernel {
 
  private:
   template <class Warp>
-  TERSOR_DEVICE void decode_unit(const Warp& warp, const HadamardEntry& segment, std::size_t first,
-                                 std::uint32_t step, bool sound) const {
-    const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
+  TERSOR_DEVICE void decode_unit(const Rotation<Warp>& rotation, const HadamardEntry& segment,
+                                 std::size_t first, bool sound) const {
     auto* output = static_cast<T*>(segment.output);
-    for_each_rotated(warp, first, segment.count, [&](unsigned index, const RotationPlace& place) {
-      const RotationSigns signs = unit_signs.of(warp, index);
+    rotation.for_each_block(first, segment.count, [&](unsigned index, const RotationPlace& place) {
+      const RotationSigns signs = rotation.signs(index);
       RotatedValues w;
-      sum_frames(warp, list, segment.offset, bits, factor, place, signs, w);
+      sum_frames(rotation, list, {segment.offset, bits, factor}, place, w);
+      signs.flip(w);
       if (mode == DecodeMode::kAdd) add_old(output, place, w);
       if (!sound) fill_nan(w);
       store_rotated(w, output, place);
@@ -289,9 +302,10 @@ struct HadamardReduceKernel {
   static constexpr unsigned kThreads = kHadamardThreads;
   static constexpr unsigned kRun = 2;
   static constexpr unsigned kResident =
-      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardResident - 1;
+      std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFedResident;
   static constexpr bool kScans = false;
   struct Shared {
+    RotationRoom room[kThreads / kWarpThreads];
     ThreadSums<kThreads> written;
     ThreadSums<kThreads> read;
   };
@@ -317,7 +331,11 @@ struct HadamardReduceKernel {
     for_each_run<kHadamardUnitValues>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
         [&](const ReduceEntry& segment, std::size_t first) {
-          count += reduce_unit(block.warp(), segment, first, step, b, sound);
+          const auto warp = block.warp();
+          const Rotation rotation(warp, shared.room[block.warp_rank()],
+                                  {step, segment.parameter, segment.first_index + first});
+          count += reduce_unit(rotation, segment, first, b, sound);
+          pad_scales(warp, payload + segment.offset, first, segment.count);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
           sum_written(written, segment, bits, first, end);
@@ -329,21 +347,19 @@ struct HadamardReduceKernel {
 
  private:
   template <class Warp>
-  TERSOR_DEVICE unsigned reduce_unit(const Warp& warp, const ReduceEntry& segment,
-                                     std::size_t first, std::uint32_t step, float b,
-                                     bool sound) const {
-    const UnitSigns unit_signs(warp, step, segment.parameter, segment.first_index + first);
+  TERSOR_DEVICE unsigned reduce_unit(const Rotation<Warp>& rotation, const ReduceEntry& segment,
+                                     std::size_t first, float b, bool sound) const {
     unsigned count = 0;
-    for_each_rotated(warp, first, segment.count, [&](unsigned index, const RotationPlace& place) {
-      const RotationSigns signs = unit_signs.of(warp, index);
+    rotation.for_each_block(first, segment.count, [&](unsigned index, const RotationPlace& place) {
+      const RotationSigns signs = rotation.signs(index);
       const auto out = HadamardBlock<E>::of(segment, place, payload, false);
       RotatedValues p;
-      sum_frames(warp, list, segment.offset, bits, factor, place, signs, p);
+      sum_frames(rotation, list, {segment.offset, bits, factor}, place, p);
+      signs.flip(p);
       out.add_residual(1.0f, b, p);
       if (!sound) p[0] = float_of(kNanBits);
-      count += out.write(warp, bits, signs, p);
+      count += out.write(rotation, bits, signs, p);
     });
-    pad_scales(warp, payload + segment.offset, first, segment.count);
     return sound ? count : 0;
   }
 };

@@ -15,6 +15,13 @@ namespace tersor::kernels {
 template <unsigned kBits>
 using CodeBits = std::integral_constant<unsigned, kBits>;
 
+/// Of what a decode and a reduce read.
+struct HadamardSource {
+  std::size_t offset;  // of the segment
+  unsigned bits;
+  float factor;
+};
+
 template <class Visit>
 TERSOR_DEVICE void visit_code_bits(unsigned bits, const Visit& visit) {
   if (bits == 1) return visit(CodeBits<1>{});
@@ -23,93 +30,144 @@ TERSOR_DEVICE void visit_code_bits(unsigned bits, const Visit& visit) {
   visit(CodeBits<4>{});
 }
 
-/// Where the words of one block's planes lie, behind the segment's sections.
+/// Where one block's scale and planes lie, behind the segment's sections.
+TERSOR_DEVICE std::size_t scale_offset(const RotationPlace& place) {
+  return place.block() * sizeof(std::uint16_t);
+}
 TERSOR_DEVICE std::size_t plane_offset(const RotationPlace& place, unsigned bits) {
-  const HadamardLayout layout{place.count, bits};
-  return layout.planes_offset() + HadamardLayout{place.first, bits}.planes_bytes() +
-         place.thread * sizeof(std::uint32_t);
+  return HadamardLayout{place.count, bits}.planes_offset() +
+         place.block() * bits * HadamardLayout::kPlaneBytes + place.thread * sizeof(std::uint32_t);
 }
 
-/// y becomes values k · unit; returns the codes' bits by planes, bit i for value i.
-template <unsigned kBits>
-struct CodePlanes {
-  std::uint32_t plane[kBits];
+/// Bit j of the four bits at place n of word w becomes bit w at place n of word j: from codes to
+/// planes, and back.
+TERSOR_DEVICE void transpose_codes(std::uint32_t (&word)[4]) {
+  const auto swap = [](std::uint32_t& a, std::uint32_t& b, unsigned bits, std::uint32_t low) {
+    const std::uint32_t was = a;
+    a = (was & low) | (b << bits & ~low);
+    b = (was >> bits & low) | (b & ~low);
+  };
+  swap(word[0], word[2], 2, 0x33333333u);
+  swap(word[1], word[3], 2, 0x33333333u);
+  swap(word[0], word[1], 1, 0x55555555u);
+  swap(word[2], word[3], 1, 0x55555555u);
+}
 
-  TERSOR_DEVICE CodePlanes(RotatedValues& y, float inverse, float unit) : plane{} {
-    using Steps = HadamardSteps<kBits>;
+/// The codes of values y by rows, in fourths. y becomes values k · unit.
+template <unsigned kBits>
+struct HadamardCodes {
+  std::uint16_t share[kRotationRows];  // of each row four codes of four bits, the first one lowest
+
+  TERSOR_DEVICE HadamardCodes(RotatedValues& y, float inverse, float unit) {
     TERSOR_UNROLL
-    for (unsigned i = 0; i < kRotationValues; ++i) {
-      if constexpr (kBits == 1) {
-        const std::uint32_t sign = bits_of(y[i]) & 0x80000000u;
-        plane[0] |= (sign ^ 0x80000000u) >> (31 - i);
-        y[i] = float_of(bits_of(0.5f) | sign) * unit;
-      } else {
-        const float z = fused_multiply_add(y[i], inverse, Steps::kMiddle);
-        const float sum = fminf(fmaxf(z, 0.0f), Steps::kMost) + kHadamardMagic;
-        TERSOR_UNROLL
-        for (unsigned j = 0; j < kBits; ++j) plane[j] |= (bits_of(sum) >> j & 1u) << i;
-        y[i] = (sum - kHadamardMagic - Steps::kMiddle) * unit;
-      }
+    for (unsigned r = 0; r < kRotationRows; ++r) {
+      std::uint32_t codes = 0;
+      TERSOR_UNROLL
+      for (unsigned q = kRotationRow; q-- > 0;)
+        codes = with_code(codes, y[kRotationRow * r + q], inverse, unit);
+      share[r] = static_cast<std::uint16_t>(codes);
     }
   }
 
   /// Nothing is written behind the segment's end; zeros where the block has no codes.
   template <class Warp>
-  TERSOR_DEVICE void store_to(const Warp& warp, std::byte* sections, const RotationPlace& place,
-                              bool coded) const {
-    auto* to = sections + plane_offset(place, kBits);
+  TERSOR_DEVICE void store_to(const Rotation<Warp>& rotation, std::byte* sections,
+                              const RotationPlace& place, bool coded) const {
+    Words128 row = rotation.codes_of_row(share);
+    transpose_codes(row.word);
+    if constexpr (kBits == 1) row.word[0] = ~row.word[3];
+    auto* to = reinterpret_cast<std::uint32_t*>(sections + plane_offset(place, kBits));
     TERSOR_UNROLL
-    for (unsigned j = 0; j < kBits; ++j) {
-      const std::uint32_t word = transposed(warp, coded ? plane[j] : 0u);
-      if (place.is_there())
-        store(reinterpret_cast<std::uint32_t*>(to + j * HadamardLayout::kPlaneBytes), word);
+    for (unsigned j = 0; j < kBits; ++j) row.word[j] = coded ? row.word[j] : 0u;
+    if (!place.is_there()) return;
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kBits; ++j) store(to + j * kRotationThreads, row.word[j]);
+  }
+
+ private:
+  /// Of one bit the code is the highest one of four, and changed.
+  TERSOR_DEVICE static std::uint32_t with_code(std::uint32_t codes, float& y, float inverse,
+                                               float unit) {
+    if constexpr (kBits == 1) {
+      const std::uint32_t bits = bits_of(y);
+      y = float_of((bits & 0x80000000u) | bits_of(0.5f * unit));
+      return shifted_in(codes, bits, 4);
+    } else {
+      using Steps = HadamardSteps<kBits>;
+      constexpr float kCodes = static_cast<float>(1u << kBits);  // divides without rounding
+      const float z = saturated_multiply_add(y, inverse / kCodes, Steps::kMiddle / kCodes);
+      const float sum = fused_multiply_add(fminf(z, Steps::kMost / kCodes), kCodes, kHadamardMagic);
+      y = fused_multiply_add(sum - kHadamardMagic, unit, -(Steps::kMiddle * unit));  // exact
+      return (codes << 4) + bits_of(sum);  // of which more than the code lies above 16 bits
     }
   }
 };
 
-/// w = fma(k, unit, w) with one frame's codes.
-template <unsigned kBits, class Warp>
-TERSOR_DEVICE void add_codes(const Warp& warp, const std::byte* sections,
-                             const RotationPlace& place, float factor, RotatedValues& w) {
-  constexpr float kHalves = 4194304.0f;  // 2^22, whose lowest bit counts 1/2
+/// What a frame has of one row of a block.
+template <unsigned kBits>
+struct FrameCodes {
   std::uint32_t plane[kBits];
-  std::uint16_t scale = 0;
-  if (place.is_there())
-    scale =
-        load_input(reinterpret_cast<const std::uint16_t*>(sections) + place.first / kRotationBlock);
-  const std::byte* from = sections + plane_offset(place, kBits);
-  TERSOR_UNROLL
-  for (unsigned j = 0; j < kBits; ++j) {
-    const std::byte* words = from + j * HadamardLayout::kPlaneBytes;
-    const std::uint32_t word =
-        place.is_there() ? load_input(reinterpret_cast<const std::uint32_t*>(words)) : 0u;
-    plane[j] = transposed(warp, word);
-  }
-  const float unit = hadamard_unit(scale, factor);
-  TERSOR_UNROLL
-  for (unsigned i = 0; i < kRotationValues; ++i) {
-    std::uint32_t code = 0;
-    TERSOR_UNROLL
-    for (unsigned j = 0; j < kBits; ++j) code |= (plane[j] >> i & 1u) << (j + 1);
-    const float k = float_of(bits_of(kHalves) | code) - (kHalves + HadamardSteps<kBits>::kMiddle);
-    w[i] = fused_multiply_add(k, unit, w[i]);
-  }
-}
+  std::uint16_t scale;
 
-/// The frames' sum of one block. What is added to −0 stays as it is: the first frame's products.
+  TERSOR_DEVICE FrameCodes(const std::byte* sections, std::size_t scale_at, std::size_t planes_at)
+      : scale(load_input(reinterpret_cast<const std::uint16_t*>(sections + scale_at))) {
+    const auto* from = reinterpret_cast<const std::uint32_t*>(sections + planes_at);
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kBits; ++j) plane[j] = load_input(from + j * kRotationThreads);
+  }
+
+  /// w = fma(k, unit, w) by runs.
+  TERSOR_DEVICE void add_to(RotatedValues& w, float factor) const {
+    const float unit = hadamard_unit(scale, factor);
+    std::uint32_t codes[4] = {};
+    TERSOR_UNROLL
+    for (unsigned j = 0; j < kBits; ++j) codes[j] = plane[j];
+    transpose_codes(codes);
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < 4; ++i) add_word(w + i, codes[i], unit);
+  }
+
+ private:
+  /// To every fourth one of w. A code at bit b of an f32 from 2^23 on counts 2^b; it becomes k
+  /// without a shift where it lies below bit 23 and 2^(23 − b) + 1/2 is an f32. Of eight codes that
+  /// holds for four, and for the others where the word's halves change places.
+  TERSOR_DEVICE static void add_word(float* w, std::uint32_t word, float unit) {
+    constexpr std::uint32_t kMagic = 0x4b000000u, kCode = (1u << kBits) - 1;
+    const std::uint32_t straight = chosen_bytes(word, kMagic, 0x7210);
+    const std::uint32_t turned = chosen_bytes(word, kMagic, 0x7032);
+    TERSOR_UNROLL
+    for (unsigned place = 0; place < 8; ++place) {
+      const bool turns = place == 0 || place > 4;
+      const unsigned at = (turns ? 4 * place + 16 : 4 * place) % 32;
+      const float sum = float_of((turns ? turned : straight) & (0xff000000u | kCode << at));
+      const float scaled = 1.0f / static_cast<float>(1u << at);
+      const float k = fused_multiply_add(
+          sum, scaled, -(kHadamardMagic * scaled + HadamardSteps<kBits>::kMiddle));
+      w[4 * place] = fused_multiply_add(k, unit, w[4 * place]);
+    }
+  }
+};
+
+/// The frames' sum of one block by rows, neighbours. What is added to −0 stays as it is: the first
+/// frame's products. A frame is loaded while the one before it is added.
 template <unsigned kMost, class Warp>
-TERSOR_DEVICE void sum_frames(const Warp& warp, const FrameList<kMost>& list, std::size_t offset,
-                              unsigned bits, float factor, const RotationPlace& place,
-                              const RotationSigns& signs, RotatedValues& w) {
+TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kMost>& list,
+                              const HadamardSource& source, const RotationPlace& place,
+                              RotatedValues& w) {
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRotationValues; ++i) w[i] = -0.0f;
-  visit_code_bits(bits, [&]<unsigned kBits>(CodeBits<kBits>) {
+  visit_code_bits(source.bits, [&]<unsigned kBits>(CodeBits<kBits>) {
+    const std::size_t scale_at = source.offset + scale_offset(place);
+    const std::size_t planes_at = source.offset + plane_offset(place, kBits);
+    FrameCodes<kBits> next(list.payload(0), scale_at, planes_at);
     TERSOR_KEEP_LOOP
-    for (unsigned index = 0; index < list.frames; ++index)
-      add_codes<kBits>(warp, list.payload(index) + offset, place, factor, w);
+    for (unsigned index = 0; index < list.frames;) {
+      const FrameCodes<kBits> codes = next;
+      if (++index < list.frames) next = FrameCodes<kBits>(list.payload(index), scale_at, planes_at);
+      codes.add_to(w, source.factor);
+    }
   });
-  rotate(warp, w);
-  signs.flip(w);
+  rotation.template rotate_runs<RowShare::kNeighbours>(w);
 }
 
 }  // namespace tersor::kernels
