@@ -25,11 +25,12 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
 
   static constexpr kernels::Store kLarge = kernels::Store::kStreaming;
 
-  struct Options {};  // none
+  CastCodec(CodecSpec spec, Rounding rounding)
+      : Base(std::move(spec), Format::kId), rounding_(rounding) {}
 
-  CastCodec(CodecSpec spec, Options) : Base(std::move(spec), Format::kId) {}
-
-  static Options read(OptionReader&) { return {}; }
+  static Rounding read(OptionReader& reader) {
+    return Format::kHasRounding ? reader.read(kRoundingChoice) : Rounding::kNearest;
+  }
 
   CodecTraits traits() const override {
     return {.lossless = Format::kLossless && !this->has_feedback(), .block = 1};
@@ -45,15 +46,21 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   BareValues bare_values(std::span<const Segment> segments, Dtype dtype, unsigned) const {
     return {bare_dtype(dtype), values_of(segments)};
   }
+  void check_bare_sent() const {
+    if (this->has_feedback())
+      throw_unable(*this, "has no native exchange: bare values carry no feedback");
+    if (rounding_ != Rounding::kNearest)
+      throw_unable(*this, "has no native exchange: a transport rounds its sums to nearest");
+  }
 
   void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
-    kernels::cast_device_encode<Format>(call, frame);
+    kernels::cast_device_encode<Format>(call, rounding_, frame);
   }
   void device_decode(const DecodeCall& call, const FrameHeader& expected) const {
     kernels::cast_device_decode<Format>(call, expected);
   }
   void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame) const {
-    kernels::cast_device_reduce<Format>(call, frame);
+    kernels::cast_device_reduce<Format>(call, rounding_, frame);
   }
   void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
     kernels::cast_device_encode_native<Format>(call, factor, values);
@@ -62,9 +69,10 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
     kernels::cast_device_decode_native<Format>(call, values);
   }
 
-  std::size_t encode_piece(const EncodeCall&, const FrameHeader&, const kernels::Sent& sent,
+  std::size_t encode_piece(const EncodeCall& call, const FrameHeader&, const kernels::Sent& sent,
                            const Target& to) const {
-    return kernels::cast_loops<Format>().encode({.sent = sent, .output = output_of(to)});
+    return kernels::cast_loops<Format>().encode(
+        {.sent = sent, .output = output_of(to), .noise = noise(call, to)});
   }
 
   void decode_piece(const FrameHeader&, const Source& from, const kernels::Decoded& to) const {
@@ -78,7 +86,8 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
                                                  .count = from.piece.count,
                                                  .factor = call.factor,
                                                  .feedback = to.feedback,
-                                                 .output = output_of(to)});
+                                                 .output = output_of(to),
+                                                 .noise = noise(call, to)});
   }
 
   std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
@@ -114,7 +123,7 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
                 .native_dtype = bare_dtype(request.dtype),
                 .native_count = values_of(request.segments)};
     const bool as_short = round.native_dtype == wire_dtype(request.dtype);
-    if (!this->has_feedback())
+    if (!this->has_feedback() && rounding_ == Rounding::kNearest)
       round.exchanges.insert(as_short ? round.exchanges.begin() : round.exchanges.end(),
                              Exchange::kNativeSum);
     return {round};
@@ -143,16 +152,24 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
         });
   }
 
+  template <typename Call>
+  kernels::Noise noise(const Call& call, const Target& to) const {
+    return noise_of(rounding_, call.random, to.words, to.segment, to.piece.first);
+  }
+
   static kernels::CastOutput output_of(const Target& to) {
     return {to.sections[0], to.store, to.sum};
   }
+
+  Rounding rounding_;
 };
 
 template <class Format>
 CodecEntry cast_entry() {
   static_assert(SlicedFormat<CastCodec<Format>> && BareFormat<CastCodec<Format>>);
-  return entry_of<CastCodec<Format>>(
-      {.name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .keys = {}});
+  CodecInfo info{.name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .keys = {}};
+  if (Format::kHasRounding) info.keys.push_back(kRoundingChoice.help());
+  return entry_of<CastCodec<Format>>(std::move(info));
 }
 
 }  // namespace tersor::encoding

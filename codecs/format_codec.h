@@ -53,7 +53,8 @@ struct BareValues {
 };
 
 /// What a codec says of values that a transport adds, whose dtype is that of the gradient. Calls
-/// say their round, and `host_encode_bare` how many finite values became others.
+/// say their round, and `host_encode_bare` how many finite values became others. A codec of one
+/// round has `check_bare_sent`, which throws where its options or feedback allow no native sum.
 template <class Own>
 concept BareFormat = requires(const Own& own, std::span<const Segment> segments,
                               const EncodeCall& encode, const DecodeCall& decode, ValueSpan sent,
@@ -154,8 +155,8 @@ class FormatCodec : public Codec {
     if constexpr (BareFormat<Own>) {
       if constexpr (AbsorbingFormat<Own>)
         check_native_factor(*this, factor);
-      else if (has_feedback())
-        throw_unable(*this, "has no native exchange: bare values carry no feedback");
+      else
+        own().check_bare_sent();
       check_bare(call, {0, kLastRound}, values);
       const auto on_host = [&] {
         const StateWords words = words_of(call);

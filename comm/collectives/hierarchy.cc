@@ -16,10 +16,9 @@ std::unique_ptr<Transport> split_owners(Transport& transport, const HostGroups& 
 
 std::shared_ptr<const Codec> make_host_codec(std::string_view spec) {
   auto codec = make_codec(spec);
-  const std::string& name = codec->spec().name;
-  if (codec->has_feedback() || (name != "none" && name != "bf16"))
-    throw InvalidArgument("within a host values travel as none or bf16, not as " +
-                          codec->spec().text());
+  const std::string text = codec->spec().text();
+  if (text != "none" && text != "bf16")
+    throw InvalidArgument("within a host values travel as none or bf16, not as " + text);
   return codec;
 }
 

@@ -10,6 +10,7 @@
 
 #include "kernels/cast/decode_body.cuh"
 #include "kernels/device/call.cuh"
+#include "kernels/device/noise.cuh"
 #include "kernels/device/units.cuh"
 
 #include <tersor/align.h>
@@ -33,10 +34,12 @@ TERSOR_DEVICE float wire_value(float p) {
 enum class Padding : std::uint8_t { kNone, kSection };
 
 /// What encode and reduce do with p: wire values and residual of one unit.
-template <typename Wire, typename E, unsigned kRow>
+template <typename Wire, typename E, NoiseKind kKind, unsigned kRow>
 struct CastUnit {
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
   static constexpr bool kCounts = std::is_same_v<Wire, F16>;
+  static constexpr bool kRandom = kKind != NoiseKind::kNone;
+  using Noise = WideRowNoise<kKind, kRow>;
 
   UnitPlace<kRow> place;
   Wire* values;  // of the segment
@@ -69,8 +72,9 @@ struct CastUnit {
     if constexpr (kFeedback) load_rows<Load::kAny>(residual_in, place, residual_aligned, residual);
   }
 
-  /// Returns how many finite values left the range of the wire's type.
-  TERSOR_DEVICE unsigned write(Rows<kRow>& p, const Rows<kRow>& residual) const {
+  /// Returns how many finite values left the range of the wire's type. With noise, `p` becomes what
+  /// is sent and `residual` what is left of it.
+  TERSOR_DEVICE unsigned write(Rows<kRow>& p, Rows<kRow>& residual, const Noise& noise) const {
     unsigned overflows = 0;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
@@ -80,6 +84,11 @@ struct CastUnit {
         p[chunk][i] = i < left && !inactive ? wire_value<Wire>(p[chunk][i]) : 0.0f;
         if constexpr (kCounts)
           overflows += magnitude_bits(p[chunk][i]) >= kF16OverflowBits && is_finite(p[chunk][i]);
+        if constexpr (kRandom) {
+          const float sent = stochastic_bf16(p[chunk][i], noise.at(chunk, i));
+          if (kFeedback && !inactive && is_finite(sent)) residual[chunk][i] = p[chunk][i] - sent;
+          p[chunk][i] = sent;
+        }
       }
     }
     store_values(p);
@@ -109,12 +118,23 @@ struct CastUnit {
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
         const float decoded = to_f32(from_f32<Wire>(p[chunk][i]));
-        left[i] = !inactive && is_finite(decoded) ? p[chunk][i] - decoded : residual[chunk][i];
+        left[i] = !kRandom && !inactive && is_finite(decoded) ? p[chunk][i] - decoded
+                                                              : residual[chunk][i];
       }
       store_row(left, residual_out, place.row(chunk, residual_aligned));
     }
   }
 };
+
+/// What makes the random bits of this thread's rows, given a segment and a place in it.
+template <class Unit, class Block, class Key>
+TERSOR_DEVICE auto unit_noise(const Block& block, const Key& key, const CallWords& words) {
+  const std::uint32_t step = Unit::kRandom ? words.step_of() : 0;
+  return [&block, &key, step](const auto& segment, const auto& place) {
+    return typename Unit::Noise(block.warp(), segment.first_index + place.first, key, step,
+                                segment.parameter);
+  };
+}
 
 /// Adds what a warp wrote of a segment's values [first, end) to the frame's sum.
 template <typename Wire, class Sum, class Entry>
@@ -131,11 +151,13 @@ struct CastTarget {
   std::uint64_t* overflows;  // null: not counted
 };
 
-template <typename Wire, typename G, typename E, unsigned kMost>
+template <typename Wire, typename G, typename E, NoiseKind kKind, unsigned kMost>
 struct CastEncodeKernel : UnitKernel {
   static constexpr unsigned kRow = 16 / sizeof(G);
-  using Unit = CastUnit<Wire, E, kRow>;
-  static constexpr unsigned kResident = Unit::kFeedback ? kCastResident.fed : kCastResident.encode;
+  using Unit = CastUnit<Wire, E, kKind, kRow>;
+  static constexpr unsigned kResident = kKind == NoiseKind::kAny ? kCastResident.any
+                                        : Unit::kFeedback        ? kCastResident.fed
+                                                                 : kCastResident.encode;
   struct Shared {
     ThreadSums<kThreads> written;
   };
@@ -145,18 +167,20 @@ struct CastEncodeKernel : UnitKernel {
   CallWords words;
   NextWords next;
   FrameSeal seal;
+  WideKeyOf<kKind> key;
   float factor;  // without feedback
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     const float a = words.gradient_factor(), b = words.residual_factor();
+    const auto noise = unit_noise<Unit>(block, key, words);
     unsigned overflows = 0;
     const WrittenSum sum(block, seal, shared.written);
     for_each_place<kRow>(
         block, table, DoNothing{},
         [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
-          overflows += encode_unit(segment, place, a, b);
+          overflows += encode_unit(segment, place, a, b, noise);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
           sum_written<Wire>(sum, segment, first, end);
@@ -169,8 +193,9 @@ struct CastEncodeKernel : UnitKernel {
 
  private:
   /// Gradient and values may be one span (bare values in place), so loads are of any kind.
+  template <class NoiseOf>
   TERSOR_DEVICE unsigned encode_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place,
-                                     float a, float b) const {
+                                     float a, float b, const NoiseOf& noise) const {
     const Unit out = Unit::of(segment, place, target.values, target.padding, is_inactive(segment));
     const auto* gradient = static_cast<const G*>(segment.gradient);
     Rows<kRow> p, residual;
@@ -186,7 +211,7 @@ struct CastEncodeKernel : UnitKernel {
           p[chunk][i] = p[chunk][i] * factor;
       }
     }
-    return out.write(p, residual);
+    return out.write(p, residual, noise(segment, place));
   }
 };
 
@@ -260,11 +285,13 @@ struct CopyKernel : UnitKernel {
   }
 };
 
-template <typename Wire, typename E, unsigned kMostSegments, unsigned kMostFrames>
+template <typename Wire, typename E, NoiseKind kKind, unsigned kMostSegments, unsigned kMostFrames>
 struct CastReduceKernel : UnitKernel {
-  static constexpr unsigned kResident = kCastResident.reduce;
+  static constexpr unsigned kResident = kKind == NoiseKind::kAny     ? kCastResident.any
+                                        : kKind == NoiseKind::kUnits ? kCastResident.random
+                                                                     : kCastResident.reduce;
   static constexpr unsigned kRow = 16 / sizeof(Wire);
-  using Unit = CastUnit<Wire, E, kRow>;
+  using Unit = CastUnit<Wire, E, kKind, kRow>;
   struct Shared {
     ThreadSums<kThreads> written;
     ThreadSums<kThreads> read;
@@ -276,6 +303,7 @@ struct CastReduceKernel : UnitKernel {
   CallWords words;
   NextWords next;
   FrameSeal seal;
+  WideKeyOf<kKind> key;
   float factor;
 
   template <class Block>
@@ -283,13 +311,14 @@ struct CastReduceKernel : UnitKernel {
     seal.write(block);
     const bool sound = list.check(block);
     const float b = words.residual_factor();
+    const auto noise = unit_noise<Unit>(block, key, words);
     unsigned overflows = 0;
     const ReadSums sums(block, list, sound, shared.read);
     const WrittenSum written(block, seal, shared.written);
     for_each_place<kRow>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
         [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
-          overflows += reduce_unit(segment, place, b, sound);
+          overflows += reduce_unit(segment, place, b, sound, noise);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
           sum_written<Wire>(written, segment, first, end);
@@ -301,8 +330,9 @@ struct CastReduceKernel : UnitKernel {
   }
 
  private:
+  template <class NoiseOf>
   TERSOR_DEVICE unsigned reduce_unit(const ReduceEntry& segment, const UnitPlace<kRow>& place,
-                                     float b, bool sound) const {
+                                     float b, bool sound, const NoiseOf& noise) const {
     Rows<kRow> p = {}, residual;
     if (sound) add_frames(segment, place, p);
     const Unit out = Unit::of(segment, place, target.values, target.padding, false);
@@ -315,7 +345,7 @@ struct CastReduceKernel : UnitKernel {
         p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
       }
     }
-    return out.write(p, residual);
+    return out.write(p, residual, noise(segment, place));
   }
 
   TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,

@@ -5,6 +5,7 @@
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 #include "kernels/device/device_call.cuh"
+#include "kernels/device/noise.cuh"
 
 namespace tersor::kernels {
 namespace {
@@ -29,31 +30,36 @@ CastDestination framed(const DeviceFrame& frame) {
   return {frame.frame + sizeof(FrameHeader), Padding::kSection, &frame, 1};
 }
 
-template <typename E>
-constexpr Lengths kEncodeLengths =
-    std::is_same_v<E, NoResidual> ? Lengths::kFewAndMost : Lengths::kFew;
-
-/// Nobody reads the step, so the last launch advances it.
-template <typename Wire, class Kernel, class Call>
+template <typename Wire, NoiseKind kKind, class Kernel, class Call>
 void launch_cast(Queue& queue, Kernel& kernel, const CastDestination& to, const Call& call) {
   kernel.target = {to.values, to.padding, overflows_of(call)};
-  launch_writer<Advance::kInLast>(queue, kernel, call, to.frame,
-                                  cast_sizes(DtypeOf<Wire>::value, to.padding));
+  if constexpr (kKind != NoiseKind::kNone) kernel.key = wide_key(call.random.key);
+  launch_writer<kAdvanceOf<kKind>>(queue, kernel, call, to.frame,
+                                   cast_sizes(DtypeOf<Wire>::value, to.padding));
 }
 
-template <class Format, typename Wire, typename G, typename E>
+/// Which random bytes a call needs, whose rounding may show or not.
+template <bool kMayShow, class Call, typename Visitor>
+void visit_cast_noise(Rounding rounding, const Call& call, Visitor&& visitor) {
+  if constexpr (kMayShow)
+    visit_noise(rounding, call.segments, visitor);
+  else
+    visitor(Constant<NoiseKind::kNone>{});
+}
+
+template <class Format, typename Wire, typename G, typename E, NoiseKind kKind>
 void encode_as(const CastDestination& to, const EncodeCall& call) {
   Queue queue(call.execution.stream);
   if constexpr (Format::kLossless && std::is_same_v<Wire, G> && std::is_same_v<E, NoResidual>)
     if (to.factor == 1)
       return visit_lengths(call.segments.size(), 0, [&](auto segments, auto) {
         CopyKernel<G, segments()> kernel;
-        launch_cast<Wire>(queue, kernel, to, call);
+        launch_cast<Wire, kKind>(queue, kernel, to, call);
       });
-  visit_lengths<kEncodeLengths<E>>(call.segments.size(), 0, [&](auto segments, auto) {
-    CastEncodeKernel<Wire, G, E, segments()> kernel;
+  visit_lengths<kEncodeLengths<E, kKind>>(call.segments.size(), 0, [&](auto segments, auto) {
+    CastEncodeKernel<Wire, G, E, kKind, segments()> kernel;
     kernel.factor = to.factor;
-    launch_cast<Wire>(queue, kernel, to, call);
+    launch_cast<Wire, kKind>(queue, kernel, to, call);
   });
 }
 
@@ -71,9 +77,12 @@ void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
 }  // namespace
 
 template <class Format>
-void cast_device_encode(const EncodeCall& call, const DeviceFrame& frame) {
+void cast_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame) {
   visit_sent(call, [&]<typename G, typename E>(G, E) {
-    encode_as<Format, typename Format::template Wire<G>, G, E>(framed(frame), call);
+    constexpr bool kMayShow = kMayRound<Format, G, !std::is_same_v<E, NoResidual>>;
+    visit_cast_noise<kMayShow>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
+      encode_as<Format, typename Format::template Wire<G>, G, E, kKind>(framed(frame), call);
+    });
   });
 }
 
@@ -81,7 +90,7 @@ template <class Format>
 void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan values) {
   const CastDestination bare{values.pointer(), Padding::kNone, nullptr, factor};
   visit_gradient_dtype(dtype_of(call.gradients), [&]<typename G>(G) {
-    encode_as<Format, Bare<Format, G>, G, NoResidual>(bare, call);
+    encode_as<Format, Bare<Format, G>, G, NoResidual, NoiseKind::kNone>(bare, call);
   });
 }
 
@@ -110,28 +119,31 @@ void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
 }
 
 template <class Format>
-void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame) {
+void cast_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame) {
   Queue queue(call.execution.stream);
   visit_gradient_dtype(call.dtype, [&]<typename G>(G) {
     using Wire = typename Format::template Wire<G>;
     visit_residual_type(call.states, [&]<typename E>(E) {
-      visit_lengths(call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
-        CastReduceKernel<Wire, E, segments(), frames()> kernel;
-        kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
-                                            launches_of(kernel.table, call.segments));
-        kernel.factor = call.factor;
-        launch_cast<Wire>(queue, kernel, framed(frame), call);
+      visit_cast_noise<Format::kHasRounding>(rounding, call, [&]<NoiseKind kKind>(Constant<kKind>) {
+        visit_reduce_lengths<kKind>(
+            call.segments.size(), call.frames.size(), [&](auto segments, auto frames) {
+              CastReduceKernel<Wire, E, kKind, segments(), frames()> kernel;
+              kernel.list = list_frames<frames()>(queue, call.frames, frame.header, call.execution,
+                                                  launches_of(kernel.table, call.segments));
+              kernel.factor = call.factor;
+              launch_cast<Wire, kKind>(queue, kernel, framed(frame), call);
+            });
       });
     });
   });
 }
 
-#define TERSOR_INSTANTIATE(Format)                                                      \
-  template void cast_device_encode<Format>(const EncodeCall&, const DeviceFrame&);      \
-  template void cast_device_encode_native<Format>(const EncodeCall&, float, ValueSpan); \
-  template void cast_device_decode<Format>(const DecodeCall&, const FrameHeader&);      \
-  template void cast_device_decode_native<Format>(const DecodeCall&, ConstValueSpan);   \
-  template void cast_device_reduce<Format>(const ReduceCall&, const DeviceFrame&);
+#define TERSOR_INSTANTIATE(Format)                                                           \
+  template void cast_device_encode<Format>(const EncodeCall&, Rounding, const DeviceFrame&); \
+  template void cast_device_encode_native<Format>(const EncodeCall&, float, ValueSpan);      \
+  template void cast_device_decode<Format>(const DecodeCall&, const FrameHeader&);           \
+  template void cast_device_decode_native<Format>(const DecodeCall&, ConstValueSpan);        \
+  template void cast_device_reduce<Format>(const ReduceCall&, Rounding, const DeviceFrame&);
 TERSOR_CAST_FORMATS(TERSOR_INSTANTIATE)
 
 }  // namespace tersor::kernels

@@ -17,10 +17,19 @@ struct CastResident {
   unsigned encode;  // without feedback
   unsigned fed;     // encode with feedback
   unsigned copy, decode, reduce;
+  unsigned random;  // reduce with noise
+  unsigned any;     // encode and reduce with noise of any element, two counters a value
 };
 constexpr CastResident kCastTuning[] = {
-    {.from = 0, .encode = 4, .fed = 3, .copy = 4, .decode = 4, .reduce = 3},
-    {.from = 1200, .encode = 3, .fed = 3, .copy = 4, .decode = 4, .reduce = 3},
+    {.from = 0, .encode = 4, .fed = 3, .copy = 4, .decode = 4, .reduce = 3, .random = 2, .any = 1},
+    {.from = 1200,
+     .encode = 3,
+     .fed = 3,
+     .copy = 4,
+     .decode = 4,
+     .reduce = 3,
+     .random = 2,
+     .any = 1},
 };
 constexpr CastResident kCastResident = tuning_of(kCastTuning);
 

@@ -16,11 +16,13 @@
 
 namespace tersor::kernels {
 
+/// kHasRounding: whether a spec may say "rounding=stochastic".
 struct NoneFormat {
   static constexpr std::string_view kName = "none";
   static constexpr std::string_view kSummary = "the gradient's values as they are; the baseline";
   static constexpr std::uint16_t kId = kNoneCodecId;
   static constexpr bool kLossless = true;  // bits travel as they are where nothing is computed
+  static constexpr bool kHasRounding = false;
   template <typename Gradient>
   using Wire = Gradient;
 };
@@ -30,6 +32,7 @@ struct Bf16Format {
   static constexpr std::string_view kSummary = "bfloat16, two bytes a value; the honest baseline";
   static constexpr std::uint16_t kId = kBf16CodecId;
   static constexpr bool kLossless = false;
+  static constexpr bool kHasRounding = true;
   template <typename>
   using Wire = Bf16;
 };
@@ -40,6 +43,7 @@ struct F16Format {
       "IEEE binary16, two bytes a value; overflows are counted";
   static constexpr std::uint16_t kId = kF16CodecId;
   static constexpr bool kLossless = false;
+  static constexpr bool kHasRounding = false;
   template <typename>
   using Wire = F16;
 };
@@ -49,5 +53,12 @@ struct F16Format {
 template <class Format, typename Gradient>
 using Bare = std::conditional_t<std::is_same_v<typename Format::template Wire<Gradient>, F16>,
                                 float, typename Format::template Wire<Gradient>>;
+
+/// Whether a format's rounding shows in p of a gradient: not where p is the gradient, of the wire's
+/// own type.
+template <class Format, typename Gradient, bool kFeedback>
+constexpr bool kMayRound = Format::kHasRounding &&
+                           (kFeedback ||
+                            !std::is_same_v<typename Format::template Wire<Gradient>, Gradient>);
 
 }  // namespace tersor::kernels

@@ -1,7 +1,7 @@
 // What codecs call of a cast format, whose values travel as values ("wire" type): on hosts with
 // ranges, on one thread; on devices with whole calls. Pointers need only their element's alignment.
-// Results are rounded to nearest even; NaN becomes 0x7fff (f32: 0x7fc00000), except where nothing
-// is computed and `none` copies bits.
+// Results are rounded to nearest even, or where the format has it stochastically; NaN becomes
+// 0x7fff (f32: 0x7fc00000), except where nothing is computed and `none` copies bits.
 #pragma once
 
 #include "kernels/device/device_frame.h"
@@ -31,6 +31,7 @@ struct CastEncode {
   CastOutput output;
   Travel travel = Travel::kFramed;  // bare: without a residual
   float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
+  Noise noise = {};  // to nearest where there is a factor
 };
 
 /// The sum of the payloads, times `factor`, in order, in f32 and rounded once: the first is
@@ -51,6 +52,7 @@ struct CastReduce {
   float factor = 1;
   ErrorFeedback feedback;
   CastOutput output;
+  Noise noise = {};
 };
 
 /// The loops of a format for one instruction set. Encode and reduce return how many finite values
@@ -67,8 +69,8 @@ CastLoops cast_loops();
 
 /// Queued on the call's stream; the call was checked.
 template <class Format>
-void cast_device_encode(const EncodeCall& call, const DeviceFrame& frame);
-/// Bare values, times `factor`; in the gradient's own memory if need be.
+void cast_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame);
+/// Bare values, times `factor`, rounded to nearest; in the gradient's own memory if need be.
 template <class Format>
 void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan values);
 /// Frames whose header is not `expected` make the outputs NaN.
@@ -79,6 +81,6 @@ template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values);
 /// Frames whose header is not `expected` make all values of the one that is written NaN.
 template <class Format>
-void cast_device_reduce(const ReduceCall& call, const DeviceFrame& frame);
+void cast_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame);
 
 }  // namespace tersor::kernels

@@ -9,7 +9,10 @@
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 #include "kernels/host/feedback-inl.h"
+#include "kernels/host/noise-inl.h"
 #include "kernels/scalar/float_mode.h"
+
+#include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -32,12 +35,28 @@ HWY_INLINE void store_wire(VF32 value, float* wire) {
 HWY_INLINE void store_wire(VF32 value, Bf16* wire) { store_values(value, wire); }
 HWY_INLINE void store_wire(VF32 value, F16* wire) { store_values(value, wire); }
 
+/// In place of noise, where values are rounded to nearest.
+struct NoNoise {
+  explicit NoNoise(const Noise&) {}
+};
+
+/// Calls visitor with the type of a call's noise, of which none is needed where rounding cannot
+/// show.
+template <bool kMayShow, typename Visitor>
+decltype(auto) visit_cast_noise(const Noise& noise, Visitor&& visitor) {
+  if constexpr (kMayShow)
+    if (noise.rounding == Rounding::kStochastic) return visitor(std::type_identity<WideNoise>{});
+  return visitor(std::type_identity<NoNoise>{});
+}
+
 /// Writes p as wire values, tile by tile, and the residual.
-template <typename Wire, typename E>
+template <typename Wire, typename E, class Random>
 class CastWriter {
  public:
-  CastWriter(const CastOutput& output, const ErrorFeedback& feedback, std::size_t count)
-      : residuals_(feedback.residual_in, count),
+  CastWriter(const CastOutput& output, const ErrorFeedback& feedback, const Noise& noise,
+             std::size_t count)
+      : random_(noise),
+        residuals_(feedback.residual_in, count),
         wire_(output.values, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
@@ -47,10 +66,14 @@ class CastWriter {
     const Pointer<const E> old = residuals_.tile(first);
     Wire* wire = wire_.tile(count);
     const Pointer<E> residual = residual_.tile(count);
+    if constexpr (kRandom) random_.provide(first, kTile);
     for (std::size_t i = 0; i < kTile; i += kLanes) {
       const VF32 p = value(i, old + i);
       if constexpr (std::is_same_v<Wire, F16>) overflows_ += f16_overflows(p);
-      store_wire(p, wire + i);
+      if constexpr (kRandom)
+        store_stochastic(p, random_.at(i), wire + i);
+      else
+        store_wire(p, wire + i);
       if constexpr (!std::is_same_v<E, Absent>) {
         const VF32 decoded = load_values(wire + i);
         const VF32 left = hn::Sub(p, decoded);
@@ -64,19 +87,22 @@ class CastWriter {
   std::size_t overflows() const { return overflows_; }
 
  private:
+  static constexpr bool kRandom = !std::is_same_v<Random, NoNoise>;
+
+  Random random_;
   Input<E, kTile> residuals_;
   Output<Wire, kTile, StreamSum> wire_;
   Output<E, kTile> residual_;
   std::size_t overflows_ = 0;
 };
 
-template <typename Wire, typename G, typename E>
+template <typename Wire, typename G, typename E, class Random = NoNoise>
 std::size_t cast_encode_range(const CastEncode& arguments) {
   const Sent& sent = arguments.sent;
   const Factors factors(sent.feedback);
   const VF32 factor = hn::Set(F32(), arguments.factor);
   Input<G, kTile> gradients(sent.gradient, sent.count);
-  CastWriter<Wire, E> writer(arguments.output, sent.feedback, sent.count);
+  CastWriter<Wire, E, Random> writer(arguments.output, sent.feedback, arguments.noise, sent.count);
   for (std::size_t first = 0; first < sent.count; first += kTile) {
     const G* gradient = gradients.tile(first);
     writer.write(first, std::min(kTile, sent.count - first),
@@ -98,11 +124,12 @@ HWY_INLINE void add_tile(const void* payload, std::size_t first, std::size_t cou
     hn::Store(update(load_values(tile + i), hn::Load(F32(), sums + i)), F32(), sums + i);
 }
 
-template <typename Wire, typename E>
+template <typename Wire, typename E, class Random>
 std::size_t cast_reduce_range(const CastReduce& arguments) {
   const Factors factors(arguments.feedback);
   const VF32 factor = hn::Set(F32(), arguments.factor);
-  CastWriter<Wire, E> writer(arguments.output, arguments.feedback, arguments.count);
+  CastWriter<Wire, E, Random> writer(arguments.output, arguments.feedback, arguments.noise,
+                                     arguments.count);
   alignas(kLine) float sums[kTile];
   for (std::size_t first = 0; first < arguments.count; first += kTile) {
     const std::size_t count = std::min(kTile, arguments.count - first);
@@ -174,7 +201,11 @@ std::size_t encode(const CastEncode& arguments) {
       if (Format::kLossless && arguments.factor == 1)
         return copy_range<G>(arguments.sent, arguments.output), 0;
     }
-    return cast_encode_range<Wire, G, E>(arguments);
+    constexpr bool kMayShow = kMayRound<Format, G, !std::is_same_v<E, Absent>>;
+    return visit_cast_noise<kMayShow>(arguments.noise,
+                                      [&]<class Random>(std::type_identity<Random>) {
+                                        return cast_encode_range<Wire, G, E, Random>(arguments);
+                                      });
   });
 }
 
@@ -194,7 +225,10 @@ std::size_t reduce(const CastReduce& arguments) {
   const DefaultFloatMode mode;
   return visit_gradient_dtype(arguments.dtype, [&]<typename G>(G) {
     return visit_residual(arguments.feedback, [&]<typename E>(E) {
-      return cast_reduce_range<typename Format::template Wire<G>, E>(arguments);
+      return visit_cast_noise<Format::kHasRounding>(
+          arguments.noise, [&]<class Random>(std::type_identity<Random>) {
+            return cast_reduce_range<typename Format::template Wire<G>, E, Random>(arguments);
+          });
     });
   });
 }

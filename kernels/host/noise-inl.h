@@ -135,6 +135,38 @@ class NoiseBytes {
   alignas(64) std::uint8_t bytes_[2 * kNoiseUnit];
 };
 
+/// 16 random bits of consecutive elements, as NoiseBytes has 8.
+class WideNoise {
+ public:
+  explicit WideNoise(const Noise& noise)
+      : high_(with_key(noise, wide_key(noise.key).high)),
+        low_(with_key(noise, wide_key(noise.key).low)) {}
+
+  /// Makes those of `count` elements from first_index + position on.
+  HWY_INLINE void provide(std::size_t position, std::size_t count) {
+    highs_ = high_.at(position, count);
+    lows_ = low_.at(position, count);
+  }
+
+  /// Those of the elements from `index` on, of these.
+  HWY_INLINE VI32 at(std::size_t index) const {
+    const hn::Rebind<std::uint8_t, I32> narrow;
+    const VI32 high = hn::PromoteTo(I32(), hn::LoadU(narrow, highs_ + index));
+    const VI32 low = hn::PromoteTo(I32(), hn::LoadU(narrow, lows_ + index));
+    return hn::Or(hn::ShiftLeft<8>(high), low);
+  }
+
+ private:
+  static Noise with_key(Noise noise, std::uint64_t key) {
+    noise.key = key;
+    return noise;
+  }
+
+  NoiseBytes high_, low_;
+  const std::uint8_t* highs_ = nullptr;
+  const std::uint8_t* lows_ = nullptr;
+};
+
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

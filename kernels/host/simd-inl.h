@@ -72,17 +72,34 @@ HWY_INLINE VF32 with_nan(VF32 value, std::uint32_t nan) {
 
 HWY_INLINE void store_values(VF32 value, float* values) { hn::StoreU(value, F32(), values); }
 
+#if !TERSOR_PORTABLE
+/// The upper halves of bits.
+HWY_INLINE void store_upper(VU32 bits, Bf16* values) {
+  const hn::Rebind<std::uint16_t, F32> narrow;
+  hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(I32(), hn::ShiftRight<16>(bits))), narrow,
+             reinterpret_cast<std::uint16_t*>(values));
+}
+#endif
+
 /// To nearest even; NaN becomes 0x7fff. Highway's own demotion truncates in some versions.
 HWY_INLINE void store_values(VF32 value, Bf16* values) {
 #if TERSOR_PORTABLE
   *values = from_f32<Bf16>(hn::GetLane(value));
 #else
-  const hn::Rebind<std::uint16_t, F32> narrow;
   const VU32 bits = hn::BitCast(U32(), with_nan(value, 0x7fff0000u));
   const VU32 even = hn::And(hn::ShiftRight<16>(bits), hn::Set(U32(), 1));
-  const VU32 rounded = hn::ShiftRight<16>(bits + even + hn::Set(U32(), 0x7fff));
-  hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(I32(), rounded)), narrow,
-             reinterpret_cast<std::uint16_t*>(values));
+  store_upper(bits + even + hn::Set(U32(), 0x7fff), values);
+#endif
+}
+
+/// The same by stochastic_bf16.
+HWY_INLINE void store_stochastic(VF32 value, VI32 random, Bf16* values) {
+#if TERSOR_PORTABLE
+  const auto noise = static_cast<std::uint32_t>(hn::GetLane(random));
+  *values = from_f32<Bf16>(stochastic_bf16(hn::GetLane(value), noise));
+#else
+  const VU32 bits = hn::BitCast(U32(), with_nan(value, 0x7fff0000u));
+  store_upper(bits + hn::BitCast(U32(), random), values);
 #endif
 }
 

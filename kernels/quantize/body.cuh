@@ -9,9 +9,9 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
+#include "kernels/device/noise.cuh"
 #include "kernels/device/units.cuh"
 #include "kernels/quantize/decode_body.cuh"
-#include "kernels/quantize/noise.cuh"
 
 #include <tersor/align.h>
 

@@ -14,27 +14,11 @@ SegmentSizes quantize_sizes(const Segment& segment) {
   return {typename Format::Layout{segment.count}.bytes(), ceil_div(segment.count, kUnitValues)};
 }
 
-/// Nobody reads the step where rounding is nearest, so that the last kernel may advance it.
 template <class Format, NoiseKind kKind, class Kernel, class Call>
 void launch_quantize(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame& frame) {
-  constexpr Advance kAdvance = kKind == NoiseKind::kNone ? Advance::kInLast : Advance::kBehind;
   kernel.payload = frame.frame + sizeof(FrameHeader);
   kernel.key = call.random.key;
-  launch_writer<kAdvance>(queue, kernel, call, &frame, quantize_sizes<Format>);
-}
-
-/// Long lists are not of those that have noise or feedback.
-template <typename E, NoiseKind kKind>
-constexpr Lengths kEncodeLengths =
-    std::is_same_v<E, NoResidual>&& kKind == NoiseKind::kNone ? Lengths::kFewAndMost
-                                                              : Lengths::kFew;
-
-template <NoiseKind kKind, typename Visitor>
-void visit_reduce_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
-  if constexpr (kKind == NoiseKind::kAny)  // rare, and slow anyway
-    visitor(Constant<kFewSegments>{}, Constant<kMostFrames>{});
-  else
-    visit_lengths(segments, frames, visitor);
+  launch_writer<kAdvanceOf<kKind>>(queue, kernel, call, &frame, quantize_sizes<Format>);
 }
 
 }  // namespace

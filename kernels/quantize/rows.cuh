@@ -2,9 +2,9 @@
 // are made of on devices.
 #pragma once
 
+#include "kernels/device/noise.cuh"
 #include "kernels/device/row.cuh"
 #include "kernels/quantize/formulas.h"
-#include "kernels/quantize/noise.cuh"
 
 #include <cstddef>
 #include <cstdint>

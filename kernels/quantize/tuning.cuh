@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/device/call.cuh"
-#include "kernels/quantize/noise.cuh"
+#include "kernels/device/noise.cuh"
 
 #include <type_traits>
 

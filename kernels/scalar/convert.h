@@ -31,6 +31,13 @@ TERSOR_BODY std::uint16_t f32_to_bf16(float value) {
 #endif
 }
 
+/// One of the two bf16 between which a value lies, as an f32; the one that is farther from zero
+/// where `random`, of 16 bits, carries over what is cut off. NaN stays one.
+TERSOR_BODY float stochastic_bf16(float value, std::uint32_t random) {
+  if (magnitude_bits(value) > kInfinityBits) return float_of(kNanBits);
+  return float_of((bits_of(value) + random) & 0xffff0000u);
+}
+
 TERSOR_BODY float f16_to_f32(std::uint16_t bits) {
 #if defined(__CUDA_ARCH__)
   return __half2float(__ushort_as_half(bits));

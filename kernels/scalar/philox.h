@@ -93,4 +93,10 @@ TERSOR_BODY std::uint32_t noise_of(std::uint64_t element, std::uint64_t key, std
   return words.word[noise_word(element)] >> (8 * noise_byte(element)) & 0xffu;
 }
 
+/// The keys of 16 random bits an element: its byte of one above that of the other.
+struct WideKey {
+  std::uint64_t high, low;
+};
+TERSOR_BODY WideKey wide_key(std::uint64_t key) { return {key, splitmix64(key)}; }
+
 }  // namespace tersor::kernels

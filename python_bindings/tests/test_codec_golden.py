@@ -22,6 +22,7 @@ DTYPES = {"f32": numpy.float32, "bf16": ml_dtypes.bfloat16, "f16": numpy.float16
 VARIANTS: list[tuple[str, str, list[int], str, bool]] = [
     ("none-bf16", "none", [301], "bf16", True),
     ("none-f16", "none", [301], "f16", True),
+    ("bf16-stochastic", "bf16:rounding=stochastic+ef", [601], "f32", True),
     ("int8-bf16", "int8", [601], "bf16", True),
     ("int8-stochastic", "int8:rounding=stochastic", [601], "f32", True),
     ("int8-segments", "int8", [0, 257, 1000], "f32", True),

@@ -98,10 +98,10 @@ def _frame_load_bytes(codec: str, row: int) -> float:
     return UNIT_VALUES * int(2 * CODE_BYTES[codec]) / 2 + 4 * rows
 
 
-def _cast_encode(wire: str, value: str, residual: str, most: str) -> Work | None:
-    if most != FEW:
+def _cast_encode(wire: str, value: str, residual: str, noise: str, most: str) -> Work | None:
+    if most != FEW or noise == "2":
         return None
-    title = f"{WORDS[wire]} encode {WORDS[value]}{_feedback(residual)}"
+    title = f"{WORDS[wire]} encode {WORDS[value]}{NOISES[noise]}{_feedback(residual)}"
     return Work(title, BYTES[value] + BYTES[wire] + 2 * BYTES[residual])
 
 
@@ -116,11 +116,11 @@ def _cast_decode(wire: str, value: str, mode: str, most: str, frames: str) -> Wo
     )
 
 
-def _cast_reduce(wire: str, residual: str, most: str, frames: str) -> Work | None:
-    if (most, frames) != (FEW, FEW):
+def _cast_reduce(wire: str, residual: str, noise: str, most: str, frames: str) -> Work | None:
+    if (most, frames) != (FEW, FEW) or noise == "2":
         return None
     return Work(
-        f"{WORDS[wire]} reduce of {REDUCED_FRAMES}{_feedback(residual)}",
+        f"{WORDS[wire]} reduce of {REDUCED_FRAMES}{NOISES[noise]}{_feedback(residual)}",
         (REDUCED_FRAMES + 1) * BYTES[wire] + 2 * BYTES[residual],
         frames=REDUCED_FRAMES,
         frame_load_bytes=UNIT_VALUES * BYTES[wire],
@@ -200,7 +200,8 @@ SHOWN = (
     "int4 encode f32 + feedback f32", "int4 encode bf16 + feedback bf16",
     "int8 decode f32", "int8 decode add f32", "int4 decode f32", "int4 decode bf16",
     "int8 reduce of 8 + feedback f32", "int4 reduce of 8 + feedback f32",
-    "bf16 encode f32", "bf16 decode f32", "checksum, a word of 4 bytes",
+    "bf16 encode f32", "bf16 encode f32 stochastic", "bf16 decode f32",
+    "checksum, a word of 4 bytes",
     "topk scan f32 + feedback f32",
     "hadamard:bits=4 encode f32", "hadamard:bits=4 encode f32 + feedback f32",
     "hadamard:bits=4 decode add f32", "hadamard:bits=4 reduce of 8 + feedback f32",

@@ -36,6 +36,7 @@ struct Golden {
 const std::vector<Golden> kGoldenVariants = {
     {"none-bf16", "none", {301}, Dtype::kBf16},
     {"none-f16", "none", {301}, Dtype::kF16},
+    {"bf16-stochastic", "bf16:rounding=stochastic+ef", {601}},
     {"int8-bf16", "int8", {601}, Dtype::kBf16},
     {"int8-stochastic", "int8:rounding=stochastic", {601}},
     {"int8-segments", "int8", {0, 257, 1000}},

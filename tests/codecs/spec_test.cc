@@ -47,6 +47,8 @@ TEST(Spec, CanonicalTextHoldsWhatDiffersFromTheDefault) {
   const std::map<std::string, std::string> expected = {
       {"none", "none"},
       {"bf16+ef", "bf16+ef"},
+      {"bf16:rounding=nearest+ef", "bf16+ef"},
+      {"bf16:rounding=stochastic", "bf16:rounding=stochastic"},
       {"int8:rounding=nearest", "int8"},
       {"int8:rounding=stochastic+ef", "int8:rounding=stochastic+ef"},
       {"topk", "topk:density=0.01"},
@@ -74,6 +76,8 @@ TEST(Spec, UnknownCodecsListTheRightOnes) {
 TEST(Spec, UnknownOptionsListTheRightOnes) {
   EXPECT_TRUE(tells(error_with("int8:round=nearest"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(tells(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
+  EXPECT_TRUE(tells(error_with("bf16:rounding=up"), "rounding=nearest|stochastic (nearest)"));
+  EXPECT_TRUE(tells(error_with("f16:rounding=stochastic"), "it has none"));
   EXPECT_TRUE(tells(error_with("intsum:lanes=9"), "lanes=8|16|32 (8)"));
   EXPECT_TRUE(tells(error_with("intsum:bits=8"), "lanes=8|16|32 (8), rounding=nearest|stochastic"));
   EXPECT_TRUE(tells(error_with("hadamard:bits=5"), "\"5\"; it takes bits=1|2|3|4 (2)"));

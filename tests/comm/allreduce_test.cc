@@ -32,6 +32,7 @@ const AllreduceWay kAllreduceWays[] = {
     {"none", Algorithm::kOneShot, 1e-12},
     {"bf16", Algorithm::kNative, 6e-5},
     {"bf16", Algorithm::kTwoShot, 1e-5},
+    {"bf16:rounding=stochastic", Algorithm::kAuto, 4e-5},
     {"f16", Algorithm::kNative, 1e-6},
     {"f16", Algorithm::kOneShot, 1e-6},
     {"int8", Algorithm::kTwoShot, 3e-4},

@@ -31,6 +31,7 @@ std::ostream& operator<<(std::ostream& out, const HostsWay& way) {
 const HostsWay kHostsWays[] = {
     {"none", 1e-12},
     {"bf16", 6e-5},
+    {"bf16:rounding=stochastic", 1.2e-4},
     {"f16", 1e-6},
     {"int8", 3e-4},
     {"int8", 3e-4, "bf16"},
@@ -280,8 +281,10 @@ TEST(HierarchicalErrors, WrongArgumentsAreNamedBeforeAnythingMoves) {
   CollectiveOptions options{.algorithm = Algorithm::kHierarchical, .hosts = three};
   EXPECT_NE(refused(options).find("3 ranks, but there are 2"), std::string::npos);
   options.hosts = one;
-  options.host_codec = "int8";
-  EXPECT_NE(refused(options).find("none or bf16"), std::string::npos);
+  for (const char* codec : {"int8", "bf16+ef", "bf16:rounding=stochastic"}) {
+    options.host_codec = codec;
+    EXPECT_NE(refused(options).find("none or bf16"), std::string::npos) << codec;
+  }
 }
 
 TEST(HierarchicalErrors, AResidualOfAnotherCountIsAnError) {

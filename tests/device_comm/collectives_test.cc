@@ -66,6 +66,7 @@ TEST_P(CollectivesOnDevice, AllreduceGivesTheBitsOfHosts) {
       {Algorithm::kTwoShot, "blocktopk:density=0.05+ef"},
       {Algorithm::kOneShot, "topk:density=0.05+ef"},
       {Algorithm::kTwoShot, "bf16"},
+      {Algorithm::kTwoShot, "bf16:rounding=stochastic+ef"},
       {Algorithm::kOneShot, "none"},
       {Algorithm::kAuto, "int8"},
   };

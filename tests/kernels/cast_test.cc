@@ -19,6 +19,7 @@ struct CastCodec {
   const char* name;
   Dtype (*wire)(Dtype dtype);
   CastLoops (*loops)();
+  bool has_rounding;
 };
 
 template <class Format>
@@ -28,19 +29,13 @@ constexpr CastCodec kCodec = {Format::kName.data(),
                                   return DtypeOf<typename Format::template Wire<G>>::value;
                                 });
                               },
-                              cast_loops<Format>};
+                              cast_loops<Format>, Format::kHasRounding};
 constexpr CastCodec kCastCodecs[] = {kCodec<NoneFormat>, kCodec<Bf16Format>, kCodec<F16Format>};
 constexpr std::size_t kCastCounts[] = {0, 1, 2, 15, 16, 17, 255, 256, 257, 511, 513, 1021, 4099};
 constexpr Dtype kCastDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
 [[maybe_unused]] void PrintTo(const CastCodec& codec, std::ostream* stream) {
   *stream << codec.name;
-}
-
-/// What a wire value of p is: rounded, with one NaN.
-void store_wire(float p, void* values, Dtype wire, std::size_t index) {
-  if (wire == Dtype::kF32 && std::isnan(p)) p = std::bit_cast<float>(0x7fc00000u);
-  reference::store(p, values, wire, index);
 }
 
 /// One range with its residual, margins and all.
@@ -52,6 +47,7 @@ struct CastRange {
   Dtype residual_dtype = Dtype::kF32;
   std::size_t offset = 0;  // values from a line's start
   float gradient_factor = 1, residual_factor = 1;
+  Noise noise = {};
   std::vector<std::byte> residual_in = {}, residual_out = {}, values = {};
 
   std::byte* wire_values() { return values.data() + offset * dtype_bytes(wire); }
@@ -70,7 +66,7 @@ struct CastRange {
     std::size_t overflows = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const float old = has_residual ? reference::load(old_residual(), residual_dtype, i) : 0.0f;
-      store_wire(p[i], wire_values(), wire, i);
+      store_wire(p[i], i);
       const float decoded = reference::load(wire_values(), wire, i);
       overflows += wire == Dtype::kF16 && std::isfinite(p[i]) && std::isinf(decoded);
       if (has_residual)
@@ -78,6 +74,17 @@ struct CastRange {
                          new_residual(), residual_dtype, i);
     }
     return overflows;
+  }
+
+ private:
+  /// What a wire value of p is: rounded, with one NaN.
+  void store_wire(float p, std::size_t index) {
+    if (wire == Dtype::kF32 && std::isnan(p)) p = std::bit_cast<float>(0x7fc00000u);
+    if (noise.rounding == Rounding::kNearest)
+      return reference::store(p, wire_values(), wire, index);
+    reinterpret_cast<std::uint16_t*>(wire_values())[index] = reference::stochastic_bf16(
+        p,
+        reference::wide_noise(noise.first_index + index, noise.key, noise.step, noise.parameter));
   }
 };
 
@@ -101,6 +108,8 @@ class Cast : public ::testing::TestWithParam<std::tuple<CastCodec, Isa>> {
     range.residual_dtype = random_() % 2 ? Dtype::kF32 : Dtype::kBf16;
     range.offset = random_() % 2 ? 0 : random_() % 40;
     if (random_() % 2) range.gradient_factor = 0.3f, range.residual_factor = -1.5f;
+    if (codec_.has_rounding && random_() % 2)
+      range.noise = {Rounding::kStochastic, random_(), 3, 4, random_() % 5000};
     const auto residual = reference::values_of_all_kinds(count, random_);
     range.residual_in = reference::as_bytes(residual, range.residual_dtype,
                                             range.offset * dtype_bytes(range.residual_dtype));
@@ -121,7 +130,8 @@ std::string describe(const CastRange& range) {
          " residual " +
          (range.has_residual ? std::string(dtype_name(range.residual_dtype)) : "none") +
          " in place " + std::to_string(range.in_place) + " offset " + std::to_string(range.offset) +
-         " store " + std::to_string(static_cast<int>(range.store));
+         " store " + std::to_string(static_cast<int>(range.store)) + " rounding " +
+         std::to_string(static_cast<int>(range.noise.rounding));
 }
 
 TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
@@ -131,7 +141,8 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
         CastRange got = random_range(count, codec_.wire(dtype));
         const std::size_t offset = got.offset * dtype_bytes(dtype);
         const auto gradient = reference::as_bytes(values(count), dtype, offset);
-        const float factor = random_() % 2 ? 1.0f : 0.25f / 3;  // without a residual only
+        const bool is_mean = got.noise.rounding == Rounding::kNearest && random_() % 2;
+        const float factor = is_mean ? 0.25f / 3 : 1.0f;  // without a residual only
         CastRange want = got;
         std::vector<float> p(count);
         for (std::size_t i = 0; i < count; ++i) {
@@ -150,7 +161,8 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
         EXPECT_EQ(
             codec_.loops().encode({.sent = {gradient.data() + offset, dtype, count, got.feedback()},
                                    .output = {.values = got.wire_values(), .store = got.store},
-                                   .factor = factor}),
+                                   .factor = factor,
+                                   .noise = got.noise}),
             overflows);
         ASSERT_NO_FATAL_FAILURE(expect_equal_casts(got, want, describe(got)));
       }
@@ -179,8 +191,13 @@ TEST_P(Cast, ReducesInTheOrderOfRanks) {
                                                                            got.residual_dtype, i)));
         }
         const std::size_t overflows = want.write(p);
-        EXPECT_EQ(codec_.loops().reduce(
-                      {views, wire, count, factor, got.feedback(), got.wire_values(), got.store}),
+        EXPECT_EQ(codec_.loops().reduce({views,
+                                         wire,
+                                         count,
+                                         factor,
+                                         got.feedback(),
+                                         {.values = got.wire_values(), .store = got.store},
+                                         got.noise}),
                   overflows);
         ASSERT_NO_FATAL_FAILURE(expect_equal_casts(got, want, describe(got)));
       }

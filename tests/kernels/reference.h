@@ -45,6 +45,18 @@ inline std::uint16_t narrow(float value, Narrow format) {
   return static_cast<std::uint16_t>(sign | field << format.mantissa_bits | fraction);
 }
 
+/// One of the two bf16 about a value, the one away from zero where what lies beyond the other, in
+/// 65,536ths of their distance, and `random` are as many together; NaN becomes 0x7fff.
+inline std::uint16_t stochastic_bf16(float value, int random) {
+  if (!std::isfinite(value)) return narrow(value, kBf16);
+  const double magnitude = std::abs(static_cast<double>(value));
+  const int exponent = magnitude == 0 ? -126 : std::max(std::ilogb(magnitude), -126);
+  const double steps = std::ldexp(magnitude, 7 - exponent), whole = std::floor(steps);
+  const bool up = (steps - whole) * 65536 + random >= 65536;
+  const auto rounded = static_cast<float>(std::ldexp(whole + up, exponent - 7));
+  return narrow(std::copysign(rounded, value), kBf16);
+}
+
 inline float widen(std::uint16_t bits, Narrow format) {
   const int field = bits >> format.mantissa_bits & ((1 << format.exponent_bits) - 1);
   const int fraction = bits & ((1 << format.mantissa_bits) - 1);
@@ -94,6 +106,16 @@ inline int noise(std::uint64_t e, std::uint64_t key, std::uint32_t step, std::ui
       philox({static_cast<std::uint32_t>(c), static_cast<std::uint32_t>(c >> 32), step, parameter},
              {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)}, 7);
   return words[e % 512 / 128] >> (8 * (e % 4)) & 0xff;
+}
+
+/// Its 16 random bits: of another key, one step of SplitMix64 on, are the lower ones.
+inline int wide_noise(std::uint64_t e, std::uint64_t key, std::uint32_t step,
+                      std::uint32_t parameter) {
+  std::uint64_t low = key + 0x9e3779b97f4a7c15u;
+  low = (low ^ low >> 30) * 0xbf58476d1ce4e5b9u;
+  low = (low ^ low >> 27) * 0x94d049bb133111ebu;
+  low ^= low >> 31;
+  return noise(e, key, step, parameter) << 8 | noise(e, low, step, parameter);
 }
 
 /// a · b and a + b, rounded once to f32 (exact or innocuous in double).

@@ -49,6 +49,18 @@ std::uint16_t narrow(float value, Dtype dtype) {
   return sign | assemble(std::nearbyint(magnitude / quantum) * quantum, format);
 }
 
+std::uint16_t narrow_stochastic(float value, std::uint32_t random) {
+  if (!std::isfinite(value)) return narrow(value, Dtype::kBf16);
+  const double magnitude = std::fabs(static_cast<double>(value));
+  const Narrow format = format_of(Dtype::kBf16);
+  const int exponent = magnitude == 0 ? format.smallest : std::ilogb(magnitude);
+  const double quantum = std::ldexp(1.0, std::max(exponent, format.smallest) - format.digits);
+  const double near = std::floor(magnitude / quantum) * quantum;
+  const bool far = (magnitude - near) / quantum + random * 0x1p-16 >= 1;
+  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  return sign | assemble(far ? near + quantum : near, format);
+}
+
 float widen(std::uint16_t value, Dtype dtype) {
   const Narrow format = format_of(dtype);
   const double sign = (value & 0x8000) != 0 ? -1.0 : 1.0;
@@ -99,6 +111,12 @@ std::uint32_t random_byte(std::uint64_t element, std::uint64_t key, std::uint32_
   const auto words = philox7(
       {static_cast<std::uint32_t>(c), static_cast<std::uint32_t>(c >> 32), step, parameter}, key);
   return words[element % 512 / 128] >> (8 * (element % 4)) & 0xff;
+}
+
+std::uint32_t random_bits(std::uint64_t element, std::uint64_t key, std::uint32_t step,
+                          std::uint32_t parameter) {
+  return 256 * random_byte(element, key, step, parameter) +
+         random_byte(element, mixed(key), step, parameter);
 }
 
 std::uint64_t frame_checksum(ConstByteSpan frame) {

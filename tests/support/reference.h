@@ -20,6 +20,9 @@ float from_bits(std::uint32_t value);
 std::uint16_t narrow(float value, Dtype dtype);
 float widen(std::uint16_t value, Dtype dtype);
 
+/// One of the two bf16 about a value, with 16 random bits.
+std::uint16_t narrow_stochastic(float value, std::uint32_t random);
+
 /// `value` rounded to a gradient's dtype, as an f32.
 float rounded(float value, Dtype dtype);
 
@@ -34,6 +37,10 @@ std::array<std::uint32_t, 4> philox7(std::array<std::uint32_t, 4> counter, std::
 
 /// The random byte of one value of a parameter.
 std::uint32_t random_byte(std::uint64_t element, std::uint64_t key, std::uint32_t step,
+                          std::uint32_t parameter);
+
+/// Its 16 random bits.
+std::uint32_t random_bits(std::uint64_t element, std::uint64_t key, std::uint32_t step,
                           std::uint32_t parameter);
 
 /// The checksum of docs/wire-format.md; the frame's own field counts as 0.

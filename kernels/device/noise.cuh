@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace tersor::kernels {
 
@@ -27,6 +28,24 @@ void visit_noise(Rounding rounding, std::span<const Segment> segments, Visitor&&
   if (in_units) return visitor(Constant<NoiseKind::kUnits>{});
   return visitor(Constant<NoiseKind::kAny>{});
 }
+
+/// Long lists are not of those that have noise or feedback.
+template <typename E, NoiseKind kKind>
+constexpr Lengths kEncodeLengths =
+    std::is_same_v<E, NoResidual>&& kKind == NoiseKind::kNone ? Lengths::kFewAndMost
+                                                              : Lengths::kFew;
+
+template <NoiseKind kKind, typename Visitor>
+void visit_reduce_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
+  if constexpr (kKind == NoiseKind::kAny)  // rare, and slow anyway
+    visitor(Constant<kFewSegments>{}, Constant<kMostFrames>{});
+  else
+    visit_lengths(segments, frames, visitor);
+}
+
+/// Nobody reads the step where rounding is nearest, so that the last kernel may advance it.
+template <NoiseKind kKind>
+constexpr Advance kAdvanceOf = kKind == NoiseKind::kNone ? Advance::kInLast : Advance::kBehind;
 
 /// The random bytes of one thread's rows in a unit.
 template <NoiseKind kKind, unsigned kRow>
@@ -96,6 +115,36 @@ class RowNoise<NoiseKind::kUnits, kRow> {
 
  private:
   std::uint32_t word_[kUnitChunks<kRow>][kRow / 4];
+};
+
+/// What a kernel is told for it.
+struct NoKey {};
+template <NoiseKind kKind>
+using WideKeyOf = std::conditional_t<kKind == NoiseKind::kNone, NoKey, WideKey>;
+
+/// 16 random bits a value.
+template <NoiseKind kKind, unsigned kRow>
+class WideRowNoise {
+ public:
+  template <class Warp>
+  TERSOR_DEVICE WideRowNoise(const Warp& warp, std::uint64_t element, const WideKey& key,
+                             std::uint32_t step, std::uint32_t parameter)
+      : high_(warp, element, key.high, step, parameter),
+        low_(warp, element, key.low, step, parameter) {}
+
+  TERSOR_DEVICE std::uint32_t at(unsigned chunk, unsigned index) const {
+    return high_.at(chunk, index) << 8 | low_.at(chunk, index);
+  }
+
+ private:
+  RowNoise<kKind, kRow> high_, low_;
+};
+
+template <unsigned kRow>
+class WideRowNoise<NoiseKind::kNone, kRow> {
+ public:
+  template <class Warp>
+  TERSOR_DEVICE WideRowNoise(const Warp&, std::uint64_t, NoKey, std::uint32_t, std::uint32_t) {}
 };
 
 }  // namespace tersor::kernels
