@@ -42,6 +42,12 @@ class Input {
     return HWY_LIKELY(first + kTile <= count_) ? values_ + first : padded(first);
   }
 
+  /// Asks for a tile that will be read, if it is a whole one.
+  HWY_INLINE void ask_for(std::size_t first) const {
+    if (first + kTile > count_) return;
+    for (std::size_t i = 0; i < kTile; i += kLine / sizeof(T)) hwy::Prefetch(values_ + first + i);
+  }
+
  private:
   HWY_NOINLINE const T* padded(std::size_t first) {
     std::fill(std::copy_n(values_ + first, count_ - first, padded_), padded_ + kTile, T{});
@@ -58,6 +64,7 @@ class Input<Absent, kTile> {
  public:
   Input(const void*, std::size_t) {}
   HWY_INLINE Absent tile(std::size_t) { return {}; }
+  HWY_INLINE void ask_for(std::size_t) const {}
 };
 
 /// Writes whole lines past the caches; both pointers at line boundaries. Portable code has no such

@@ -23,9 +23,10 @@ namespace tersor::kernels::HWY_NAMESPACE {
 template <typename G, typename E>
 void maxima_range(const Sent& sent, float factor, std::uint32_t* maxima) {
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
+  alignas(kLine) float room[kIntsumBlock];
   for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
     Absmax absmax;
-    blocks.at(first, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.show(p, k); });
+    blocks.at(first, room, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.show(p, k); });
     *maxima++ = sent_maximum(absmax.bits(), factor);
   }
 }
@@ -34,14 +35,13 @@ template <class Format, typename G, typename E>
 void codes_range(const IntsumEncode& arguments) {
   const Sent& sent = arguments.sent;
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
-  Quantizer<Format, E> quantizer(arguments.noise, sent.feedback,
+  Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback,
                                  {.codes = arguments.codes, .store = arguments.store});
   const float* scales = arguments.scales;
-  for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
-    const float* p = blocks.at(first, [](VF32, std::size_t) HWY_ATTR {});
-    quantizer.write(first, std::min(kIntsumBlock, sent.count - first), p,
-                    own_scale(*scales++, arguments.factor), blocks.residual());
-  }
+  quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
+    const float* p = blocks.at(first, room, [](VF32, std::size_t) HWY_ATTR {});
+    return ReadBlock<E>{p, blocks.residual(), own_scale(*scales++, arguments.factor)};
+  });
 }
 
 /// Calls `visitor(Format{})`.

@@ -11,17 +11,11 @@
 #include "kernels/host/feedback-inl.h"
 #include "kernels/host/noise-inl.h"
 #include "kernels/quantize/kernels.h"
-#include "kernels/quantize/vectors-inl.h"
+#include "kernels/quantize/payloads-inl.h"
 #include "kernels/scalar/float_mode.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
-
-/// The bytes of a tile of codes, or of what `count` values of it take.
-template <class Format>
-constexpr std::size_t code_bytes(std::size_t count) {
-  return (count * Format::kBits + 7) / 8;
-}
 
 /// The largest magnitude of what it is shown, as bits.
 class Absmax {
@@ -96,33 +90,62 @@ HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
       std::copy_n(out.residual_in, Format::kBlock, out.residual_out);
 }
 
-/// Writes the blocks of a range in order.
+/// A block that was read: what it is coded from.
+template <typename E>
+struct ReadBlock {
+  const float* p;
+  Pointer<const E> residual;
+  BlockScale scale;
+};
+
+/// Codes the blocks of a range in order, a batch at a time: the way from a block's maximum to its
+/// scale in every lane is long, and the next blocks are read meanwhile. Where codes go past the
+/// caches, memory is waited for instead, and it is quicker where reads do not come in bursts.
 template <class Format, typename E>
 class Quantizer {
  public:
-  /// Scales are the caller's.
-  Quantizer(const Noise& noise, const ErrorFeedback& feedback, const QuantizeOutput& output)
-      : noise_(noise),
+  Quantizer(std::size_t count, const Noise& noise, const ErrorFeedback& feedback,
+            const QuantizeOutput& output)
+      : count_(count),
+        batch_(output.store == Store::kStreaming ? 1 : kMostBlocks),
+        noise_(noise),
         codes_(output.codes, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
-  /// The block at `first`, of which `count` values are real.
-  HWY_INLINE void write(std::size_t first, std::size_t count, const float* p,
-                        const BlockScale& scale, Pointer<const E> residual_in) {
-    const BlockOutput<E> out{codes_.tile(code_bytes<Format>(count)), residual_in,
-                             residual_.tile(count), noise_.at(first, Format::kBlock)};
-    if (HWY_UNLIKELY(scale.poisoned))
+  /// `read(first, room)` is the block at `first`; there is room for its p.
+  template <class Read>
+  HWY_INLINE void run(const Read& read) {
+    for (std::size_t first = 0; first < count_;) {
+      std::size_t blocks = 0;
+      for (; blocks < batch_ && first + blocks * kBlock < count_; ++blocks)
+        blocks_[blocks] = read(first + blocks * kBlock, sums_[blocks]);
+      for (std::size_t i = 0; i < blocks; ++i, first += kBlock) write(first, blocks_[i]);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kBlock = Format::kBlock;
+  static constexpr std::size_t kMostBlocks = 8;
+
+  HWY_INLINE void write(std::size_t first, const ReadBlock<E>& block) {
+    const std::size_t count = std::min(kBlock, count_ - first);
+    const BlockOutput<E> out{codes_.tile(code_bytes<Format>(count)), block.residual,
+                             residual_.tile(count), noise_.at(first, kBlock)};
+    if (HWY_UNLIKELY(block.scale.poisoned))
       poison_block<Format>(out);
     else
-      quantize_block<Format>(p, scale, out);
+      quantize_block<Format>(block.p, block.scale, out);
     codes_.take(code_bytes<Format>(count));
     residual_.take(count);
   }
 
- private:
+  const std::size_t count_;
+  const std::size_t batch_;  // blocks
   NoiseBytes noise_;
-  Output<std::byte, code_bytes<Format>(Format::kBlock), StreamSum> codes_;
-  Output<E, Format::kBlock> residual_;
+  Output<std::byte, code_bytes<Format>(kBlock), StreamSum> codes_;
+  Output<E, kBlock> residual_;
+  ReadBlock<E> blocks_[kMostBlocks];
+  alignas(kLine) float sums_[kMostBlocks][kBlock];
 };
 
 /// p = a · g + b · e of one block after the other.
@@ -134,96 +157,51 @@ class SentBlocks {
         gradients_(sent.gradient, sent.count),
         residuals_(sent.feedback.residual_in, sent.count) {}
 
-  /// p of the whole block at `first`, which visit(vector, k) is shown in order.
+  /// p of the whole block at `first`, for which there is `room`; visit(vector, k) is shown it in
+  /// order.
   template <class Visit>
-  HWY_INLINE const float* at(std::size_t first, const Visit& visit) {
+  HWY_INLINE const float* at(std::size_t first, float* room, const Visit& visit) {
+    // Where p lies in memory already, it is read twice instead of being copied.
+    constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
     const G* gradient = gradients_.tile(first);
     residual_ = residuals_.tile(first);
     for (std::size_t i = 0; i < kBlock; i += kGroup)
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 p = with_feedback(gradient + at, residual_ + at, factors_);
-        if constexpr (!kPlain) hn::Store(p, F32(), sums_ + at);
+        if constexpr (!kPlain) hn::Store(p, F32(), room + at);
         visit(p, k);
       }
     if constexpr (kPlain)
       return gradient;
     else
-      return sums_;
+      return room;
   }
 
   /// What the block was shown with.
   HWY_INLINE Pointer<const E> residual() const { return residual_; }
 
  private:
-  // Where p lies in memory already, it is read twice instead of being copied.
-  static constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
-
   const Factors factors_;
   Input<G, kBlock> gradients_;
   Input<E, kBlock> residuals_;
   Pointer<const E> residual_ = {};
-  alignas(kLine) float sums_[kPlain ? 1 : kBlock];
 };
 
 template <class Format, typename G, typename E>
 void encode_range(const QuantizeEncode& arguments) {
   const Sent& sent = arguments.sent;
   SentBlocks<Format::kBlock, G, E> blocks(sent);
-  Quantizer<Format, E> quantizer(arguments.noise, sent.feedback, arguments.output);
+  Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback, arguments.output);
   float* scales = arguments.output.scales;
-  for (std::size_t first = 0; first < sent.count; first += Format::kBlock) {
+  quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
     Absmax absmax;
     const float* p =
-        blocks.at(first, [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(value, k); });
+        blocks.at(first, room, [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(value, k); });
     const BlockScale scale = block_scale<Format>(absmax.bits());
     *scales++ = scale.scale;
-    quantizer.write(first, std::min(Format::kBlock, sent.count - first), p, scale,
-                    blocks.residual());
-  }
+    return ReadBlock<E>{p, blocks.residual(), scale};
+  });
 }
-
-/// The payloads of a range, whose codes are lent in whole blocks.
-template <class Format>
-class Payloads {
- public:
-  Payloads(std::span<const QuantizedView> views, std::size_t count)
-      : views_(views), count_(count) {}
-
-  std::size_t ranks() const { return views_.size(); }
-
-  /// sum[k] = update(codes, scale · factor, sum[k]) for the kGroup values at `index` of the block
-  /// at `first`, with the codes of one rank.
-  template <class Update>
-  HWY_INLINE void apply(std::size_t rank, std::size_t first, std::size_t index, float factor,
-                        VF32 (&sum)[kVectors], Update&& update) {
-    const std::byte* codes = block_codes(rank, first);
-    const VF32 scale = hn::Set(F32(), views_[rank].scales[first / Format::kBlock] * factor);
-    VF32 values[kVectors];
-    VectorCodes<Format>::load(codes, index, values);
-    for (std::size_t k = 0; k < kVectors; ++k) sum[k] = update(values[k], scale, sum[k]);
-  }
-
- private:
-  HWY_INLINE const std::byte* block_codes(std::size_t rank, std::size_t first) {
-    const std::byte* codes = views_[rank].codes + code_bytes<Format>(first);
-    return HWY_LIKELY(first + Format::kBlock <= count_) ? codes : padded(codes, count_ - first);
-  }
-
-  HWY_NOINLINE const std::byte* padded(const std::byte* codes, std::size_t count) {
-    const std::byte* end = codes + code_bytes<Format>(count);
-    std::fill(std::copy(codes, end, padded_), std::end(padded_), std::byte{});
-    const std::size_t bits = count * Format::kBits % 8;  // of a last byte that is not whole
-    if (bits != 0) padded_[count * Format::kBits / 8] &= static_cast<std::byte>((1u << bits) - 1);
-    return padded_;
-  }
-
-  const std::span<const QuantizedView> views_;
-  const std::size_t count_;
-  alignas(kLine) std::byte padded_[code_bytes<Format>(Format::kBlock)];
-};
-
-HWY_INLINE VF32 add_codes(VF32 codes, VF32 scale, VF32 sum) { return fused(codes, scale, sum); }
-HWY_INLINE VF32 assign_codes(VF32 codes, VF32 scale, VF32) { return hn::Mul(codes, scale); }
 
 template <class Format, typename T>
 void decode_range(const QuantizeDecode& arguments) {
@@ -233,53 +211,64 @@ void decode_range(const QuantizeDecode& arguments) {
   Payloads<Format> payloads(arguments.payloads, arguments.count);
   Input<T, kBlock> olds(to.output, arguments.count);
   Output<T, kBlock> output(to.output, adds ? Store::kCached : to.store);
+  // -0, to which every first value is added as it is.
+  const VF32 none = hn::Set(F32(), payloads.ranks() == 0 ? 0.0f : -0.0f);
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {
     const std::size_t count = std::min(kBlock, arguments.count - first);
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
-    for (std::size_t i = 0; i < kBlock; i += kGroup) {
-      VF32 sum[kVectors];
-      for (VF32& zero : sum) zero = hn::Zero(F32());
-      std::size_t rank = 0;
-      if (adds)
-        for (std::size_t k = 0; k < kVectors; ++k) sum[k] = load_values(old + i + k * kLanes);
-      else if (payloads.ranks() > 0)
-        payloads.apply(rank++, first, i, to.factor, sum, assign_codes);
-      for (; rank < payloads.ranks(); ++rank)
-        payloads.apply(rank, first, i, to.factor, sum, add_codes);
-      for (std::size_t k = 0; k < kVectors; ++k) store_values(sum[k], values + i + k * kLanes);
-    }
+    payloads.visit(
+        first, to.factor,
+        [&](std::size_t i) HWY_ATTR { return adds ? load_values(old + i) : none; },
+        [&](const auto& sum_of) HWY_ATTR {
+          for (std::size_t i = 0; i < kBlock; i += kGroup) {
+            VF32 sum[kVectors];
+            sum_of(i, sum);
+            for (std::size_t k = 0; k < kVectors; ++k)
+              store_values(sum[k], values + i + k * kLanes);
+          }
+        });
     output.take(count);
   }
 }
 
+/// Where the sum of a reduction begins.
+struct FromZero {
+  HWY_INLINE VF32 operator()(std::size_t) const { return hn::Zero(F32()); }
+};
+
 template <class Format, typename E>
 void reduce_range(const QuantizeReduce& arguments) {
   constexpr std::size_t kBlock = Format::kBlock;
+  constexpr std::size_t kAhead = 1024;  // values
   const Factors factors(arguments.feedback);
+  const bool asks = arguments.output.store == Store::kStreaming;
   Payloads<Format> payloads(arguments.payloads, arguments.count);
   Input<E, kBlock> residuals(arguments.feedback.residual_in, arguments.count);
-  Quantizer<Format, E> quantizer(arguments.noise, arguments.feedback, arguments.output);
+  Quantizer<Format, E> quantizer(arguments.count, arguments.noise, arguments.feedback,
+                                 arguments.output);
   float* scales = arguments.output.scales;
-  alignas(kLine) float sums[kBlock];
-  for (std::size_t first = 0; first < arguments.count; first += kBlock) {
+  quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
     const Pointer<const E> residual = residuals.tile(first);
-    Absmax absmax;
-    for (std::size_t i = 0; i < kBlock; i += kGroup) {
-      VF32 sum[kVectors];
-      for (VF32& zero : sum) zero = hn::Zero(F32());
-      for (std::size_t rank = 0; rank < payloads.ranks(); ++rank)
-        payloads.apply(rank, first, i, arguments.factor, sum, add_codes);
-      for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
-        const VF32 p = add_residual(sum[k], residual + at, factors);
-        hn::Store(p, F32(), sums + at);
-        absmax.show(p, k);
-      }
-    }
-    const BlockScale scale = block_scale<Format>(absmax.bits());
+    if (asks) residuals.ask_for(first + kAhead);
+    const auto absmax =
+        payloads.visit(first, arguments.factor, FromZero(), [&](const auto& sum_of) HWY_ATTR {
+          Absmax absmax;
+          for (std::size_t i = 0; i < kBlock; i += kGroup) {
+            VF32 sum[kVectors];
+            sum_of(i, sum);
+            for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
+              const VF32 p = add_residual(sum[k], residual + at, factors);
+              hn::Store(p, F32(), room + at);
+              absmax.show(p, k);
+            }
+          }
+          return absmax.bits();
+        });
+    const BlockScale scale = block_scale<Format>(absmax);
     *scales++ = scale.scale;
-    quantizer.write(first, std::min(kBlock, arguments.count - first), sums, scale, residual);
-  }
+    return ReadBlock<E>{room, residual, scale};
+  });
 }
 
 // The entry points, by types.

@@ -1,0 +1,130 @@
+// The payloads of a range, added up block by block in registers, for one instruction set.
+#if defined(TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
+#undef TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
+#else
+#define TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
+#endif
+
+#include "kernels/host/tiles-inl.h"
+#include "kernels/quantize/kernels.h"
+#include "kernels/quantize/vectors-inl.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+
+/// The bytes of a tile of codes, or of what `count` values of it take.
+template <class Format>
+constexpr std::size_t code_bytes(std::size_t count) {
+  return (count * Format::kBits + 7) / 8;
+}
+
+/// The payloads of a range, whose codes are lent in whole blocks.
+template <class Format>
+class Payloads {
+ public:
+  Payloads(std::span<const QuantizedView> views, std::size_t count)
+      : views_(views), count_(count) {}
+
+  std::size_t ranks() const { return views_.size(); }
+
+  /// The block at `first`: visit(sum_of) is what is returned, and sum_of(index, sum) gives the sums
+  /// of kGroup values from `index` on: start(index) is a vector's before all ranks are added, each
+  /// in its turn.
+  template <class Start, class Visit>
+  HWY_INLINE auto visit(std::size_t first, float factor, const Start& start, const Visit& visit) {
+    Place place{0, first, factor};
+    for (; place.rank + kMost < ranks(); place.rank += kMost) add(place, start);
+    if (ranks() == 0) return visit(sum<0>(place, start));
+    if (ranks() - place.rank == 1) return visit(sum<1>(place, start));
+    if (ranks() - place.rank == 2) return visit(sum<2>(place, start));
+    if (ranks() - place.rank == 3) return visit(sum<3>(place, start));
+    return visit(sum<kMost>(place, start));
+  }
+
+ private:
+  static constexpr std::size_t kBlock = Format::kBlock;
+  static constexpr std::size_t kMost = 4;  // ranks whose scales are in registers beside their sum
+
+  /// A block, from one rank on.
+  struct Place {
+    std::size_t rank, first;
+    float factor;
+  };
+
+  /// kRanks ranks of a block, and what they are added to.
+  template <std::size_t kRanks, class Start>
+  struct Sum {
+    HWY_INLINE void operator()(std::size_t index, VF32 (&sum)[kVectors]) const {
+      if (before == nullptr) {
+        TERSOR_UNROLL
+        for (std::size_t k = 0; k < kVectors; ++k) sum[k] = start(index + k * kLanes);
+      } else {
+        TERSOR_UNROLL
+        for (std::size_t k = 0; k < kVectors; ++k)
+          sum[k] = hn::Load(F32(), before + index + k * kLanes);
+      }
+      TERSOR_UNROLL
+      for (std::size_t rank = 0; rank < kRanks; ++rank) {
+        VF32 values[kVectors];
+        VectorCodes<Format>::load(codes[rank], index, values);
+        for (std::size_t k = 0; k < kVectors; ++k) sum[k] = fused(values[k], scale[rank], sum[k]);
+      }
+    }
+
+    const Start& start;
+    const float* before;  // the sum of the ranks before these; null: there are none
+    const std::byte* codes[kMost];
+    VF32 scale[kMost];  // times the factor
+  };
+
+  template <std::size_t kRanks, class Start>
+  HWY_INLINE Sum<kRanks, Start> sum(const Place& place, const Start& start) {
+    Sum<kRanks, Start> sum{start, place.rank == 0 ? nullptr : sums_, {}, {}};
+    TERSOR_UNROLL
+    for (std::size_t i = 0; i < kRanks; ++i) {
+      const QuantizedView& view = views_[place.rank + i];
+      const std::byte* codes = view.codes + code_bytes<Format>(place.first);
+      sum.codes[i] = HWY_LIKELY(place.first + kBlock <= count_)
+                         ? codes
+                         : padded(codes, count_ - place.first, padded_[i]);
+      sum.scale[i] = hn::Set(F32(), view.scales[place.first / kBlock] * place.factor);
+    }
+    return sum;
+  }
+
+  template <class Start>
+  HWY_NOINLINE void add(const Place& place, const Start& start) {
+    const auto sum_of = sum<kMost>(place, start);
+    for (std::size_t i = 0; i < kBlock; i += kGroup) {
+      VF32 sum[kVectors];
+      sum_of(i, sum);
+      for (std::size_t k = 0; k < kVectors; ++k) hn::Store(sum[k], F32(), sums_ + i + k * kLanes);
+    }
+  }
+
+  using BlockCodes = std::byte[code_bytes<Format>(kBlock)];
+
+  static HWY_NOINLINE const std::byte* padded(const std::byte* codes, std::size_t count,
+                                              BlockCodes& room) {
+    const std::byte* end = codes + code_bytes<Format>(count);
+    std::fill(std::copy(codes, end, room), std::end(room), std::byte{});
+    const std::size_t bits = count * Format::kBits % 8;  // of a last byte that is not whole
+    if (bits != 0) room[count * Format::kBits / 8] &= static_cast<std::byte>((1u << bits) - 1);
+    return room;
+  }
+
+  const std::span<const QuantizedView> views_;
+  const std::size_t count_;
+  alignas(kLine) BlockCodes padded_[kMost];
+  alignas(kLine) float sums_[kBlock];  // of more than kMost ranks
+};
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
