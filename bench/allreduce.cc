@@ -1,6 +1,7 @@
 // `tersor-bench allreduce`: the collective on threads over an emulated link, or on the processes of
 // mpirun, with the columns of nccl-tests; or, with a backward pass, the GradientReducer. `none` and
-// `bf16` always run beside the codecs that are asked for, and so does the library's own sum.
+// `bf16`, the latter also with sums in f32, always run beside the codecs that are asked for, and so
+// does the library's own sum.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -24,23 +25,23 @@
 namespace tersor::bench {
 namespace {
 
-std::vector<std::string> codecs_of(const AllreduceOptions& options, const Fleet& fleet) {
-  std::vector<std::string> codecs;
+/// The library's sum, where it is measured: its name stands for a codec.
+std::vector<CodecWay> ways_of(const AllreduceOptions& options, const Fleet& fleet) {
+  std::vector<CodecWay> ways = ways_of_sums(options);
   const bool as_library = !options.through_reducer() && !options.scatters();
   if (fleet.library() && as_library && options.dtype == "f32")
-    codecs.push_back(fleet.library()->name);
-  const std::vector<std::string> wanted = codecs_with_references(options);
-  codecs.insert(codecs.end(), wanted.begin(), wanted.end());
-  return codecs;
+    ways.insert(ways.begin(), CodecWay{fleet.library()->name});
+  // The sums of a reduce-scatter are of f32 by themselves.
+  if (options.scatters()) std::erase(ways, CodecWay{"bf16", Algorithm::kTwoShot});
+  return ways;
 }
 
-/// A codec's case, or that of the sum of the library below (its name stands for a codec).
-AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const std::string& codec,
+AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const CodecWay& way,
                       const std::vector<int>& dims) {
-  if (fleet.library() && codec == fleet.library()->name)
-    return {.codec = codec, .iterations = options.iterations, .by_library = true};
-  return {.codec = codec,
-          .algorithm = algorithm_for(options, codec),
+  if (fleet.library() && way.codec == fleet.library()->name)
+    return {.codec = way.codec, .iterations = options.iterations, .by_library = true};
+  return {.codec = way.codec,
+          .algorithm = way.algorithm,
           .chunk_count = options.chunk_count,
           .threads = options.threads,
           .iterations = options.iterations,
@@ -75,7 +76,9 @@ std::string codec_text(const std::string& codec, const std::string& chosen) {
   return codec == kAutoCodec ? fmt::format("{}: {}", codec, chosen) : codec;
 }
 
-std::size_t codec_width(const AllreduceOptions& options, std::vector<std::string> codecs) {
+std::size_t codec_width(const AllreduceOptions& options, const std::vector<CodecWay>& ways) {
+  std::vector<std::string> codecs;
+  for (const CodecWay& way : ways) codecs.push_back(way.codec);
   if (std::ranges::find(codecs, kAutoCodec) != codecs.end())
     for (const std::string& chosen : options.allowed)
       codecs.push_back(codec_text(std::string(kAutoCodec), chosen));
@@ -98,14 +101,13 @@ const SweepField kExposedField{
 const SweepField kHiddenField{{"hidden", "of wire", 7},
                               [](auto& row) { return fmt::format("{:.1f}%", 100 * row.hidden()); }};
 
-Table<SweepRow> print_head(const AllreduceOptions& options,
-                           const std::vector<std::string>& codecs) {
+Table<SweepRow> print_head(const AllreduceOptions& options, const std::vector<CodecWay>& ways) {
   const std::size_t way_width = options.dims.front().empty() ? 12 : 21;
   std::vector<SweepField> fields = {
       kSizeField,
       kCountField,
       kTypeField,
-      {{"codec", "", codec_width(options, codecs), Align::kLeft},
+      {{"codec", "", codec_width(options, ways), Align::kLeft},
        [](auto& row) { return codec_text(row.codec, row.result.codec); }},
       {{"algorithm", "", way_width, Align::kLeft}, way_text},
       kTimeField,
@@ -126,10 +128,10 @@ double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const All
   return measure_reducer(fleet, wanted, {options.parameters, 0.0}, gradients).wire_seconds;
 }
 
-SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const std::string& codec,
+SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const CodecWay& way,
                  const std::vector<int>& dims, const RankGradients& gradients) {
-  const AllreduceCase wanted = case_of(options, fleet, codec, dims);
-  SweepRow row{.codec = codec,
+  const AllreduceCase wanted = case_of(options, fleet, way, dims);
+  SweepRow row{.codec = way.codec,
                .by_library = wanted.by_library,
                .count = gradients.count(),
                .dtype = gradients.dtype(),
@@ -154,18 +156,18 @@ void run_allreduce(const AllreduceOptions& options) {
 #endif
   const std::vector<std::size_t> sizes = byte_counts(options);
   const auto fleet = make_fleet(options.fleet);
-  const std::vector<std::string> codecs = codecs_of(options, *fleet);
+  const std::vector<CodecWay> ways = ways_of(options, *fleet);
   const Dtype dtype = parse_gradient_dtype(options.dtype);
   const int ranks = fleet->ranks();
   RecordFile records(fleet->leads() ? options.json : "");
   fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
-  const Table table = print_head(options, codecs);
+  const Table table = print_head(options, ways);
   for (const std::size_t bytes : sizes) {
     const std::size_t count = std::max<std::size_t>(bytes / dtype_bytes(dtype), 1);
     const RankGradients gradients(count, dtype, ranks, fleet->only_rank());
-    for (const std::string& codec : codecs)
-      for (const std::vector<int>& dims : grids_for(options, codec)) {
-        const SweepRow row = measure(options, *fleet, codec, dims, gradients);
+    for (const CodecWay& way : ways)
+      for (const std::vector<int>& dims : grids_for(options, way.codec)) {
+        const SweepRow row = measure(options, *fleet, way, dims, gradients);
         table.print(row);
         records.add(record_of(options, row));
         if (options.explain) fmt::print("{}", row.result.explanation);

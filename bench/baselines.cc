@@ -1,10 +1,11 @@
-// Read, copy and triad, each cut into one contiguous piece a thread, as memcpy wants it: only large
-// pieces are written past the caches.
+// Read, share, copy and triad, each cut into one contiguous piece a thread, as memcpy wants it:
+// only large pieces are written past the caches.
 
 #include "kernels/host/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/baselines.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -43,6 +44,28 @@ std::uint64_t read_all(const std::byte* bytes, std::size_t count) {
   return result;
 }
 
+/// Writes `written` bytes of what it read so far for all that it reads, a vector at a time.
+void read_and_share(const std::byte* bytes, std::size_t count, std::byte* share,
+                    std::size_t written) {
+  const Words d;
+  const std::size_t lanes = hn::Lanes(d), step = 4 * lanes, all = count / sizeof(std::uint32_t);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(bytes);
+  auto* out = reinterpret_cast<std::uint32_t*>(share);
+  const std::size_t last = written / sizeof(std::uint32_t) / lanes * lanes;
+  // In units of 2^-32 words, so that a step needs no division.
+  const std::uint64_t due_per_step = all == 0 ? 0 : ((last << 32) / all) * step;
+  auto a = hn::Zero(d);
+  std::size_t done = 0;
+  std::uint64_t due = 0;
+  for (std::size_t i = 0; i + step <= all; i += step) {
+    for (std::size_t j = 0; j < step; j += lanes) a = hn::Xor(a, hn::LoadU(d, words + i + j));
+    for (due += due_per_step; done + lanes <= due >> 32; done += lanes)
+      hn::Stream(a, d, out + done);
+  }
+  for (; done < last; done += lanes) hn::Stream(a, d, out + done);
+  hwy::FlushStream();
+}
+
 void triad(float factor, const float* addends, float* values, std::size_t count) {
   const Floats d;
   const auto factors = hn::Set(d, factor);
@@ -62,6 +85,7 @@ namespace tersor::bench {
 namespace {
 
 HWY_EXPORT(read_all);
+HWY_EXPORT(read_and_share);
 HWY_EXPORT(triad);
 
 /// The part of `count` elements that falls to `index` of `parts`, from a multiple of 64.
@@ -104,6 +128,18 @@ TimedCall read_baseline(ConstByteSpan bytes, Threads& threads) {
               results[index] = HWY_DYNAMIC_DISPATCH(read_all)(own.data(), own.size());
             });
             for (const std::uint64_t result : results) *seen = *seen ^ result;
+          }};
+}
+
+TimedCall share_baseline(ConstByteSpan bytes, std::size_t written, Threads& threads) {
+  const auto share = std::make_shared<Buffer>(ramp(written / sizeof(float)));
+  return {"share", [bytes, share, &threads] {
+            const std::size_t parts = threads.count();
+            threads.run(parts, [&](std::size_t index) {
+              const ConstByteSpan own = part(bytes, index, parts);
+              const ByteSpan to = part(share->span(), index, parts);
+              HWY_DYNAMIC_DISPATCH(read_and_share)(own.data(), own.size(), to.data(), to.size());
+            });
           }};
 }
 

@@ -51,7 +51,8 @@ class EncodeOperation : public PlannedOperation {
       : PlannedOperation(input, input.codec),
         sets_(sets_for({.access = Access::kRead,
                         .bytes = encode_bytes(gradient().bytes(), payload_bytes_),
-                        .input = {gradient().pointer(), gradient().bytes()}})),
+                        .input = {gradient().pointer(), gradient().bytes()},
+                        .written = payload_bytes_})),
         gradients_(input, sets_, Steps::kOnDevices),
         frames_(rotated(sets_, codec_.plan().frame_bytes)) {}
 

@@ -101,6 +101,8 @@ const ShownField kFields[] = {
     {{{"baseline", "", 12, Align::kLeft}, [](auto& result) { return result.baseline; }},
      Shown::kOnDevice},
     {{{"ratio", "to it", 6}, [](auto& result) { return shown_ratio(result.ratio()); }}},
+    {{{"share", "ratio", 6}, [](auto& result) { return shown_ratio_to(result, "share"); }},
+     Shown::kOnHost},
     {{{"smaller", "by", 8}, times_smaller}, Shown::kOnHost},
     {{{"read", "ratio", 6}, [](auto& result) { return shown_ratio_to(result, "read"); }},
      Shown::kOnDevice},

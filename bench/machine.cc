@@ -38,7 +38,9 @@ class CpuMachine : public Machine {
   }
 
   std::vector<TimedCall> baselines(const MemoryWork& work, Threads& threads) override {
-    if (work.access == Access::kRead) return {read_baseline(work.input, threads)};
+    if (work.access == Access::kRead)
+      return {read_baseline(work.input, threads),
+              share_baseline(work.input, work.written, threads)};
     if (work.access == Access::kWrite) return {copy_baseline(work.bytes, threads)};
     return {triad_baseline(work.bytes, threads)};
   }

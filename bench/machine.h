@@ -40,6 +40,7 @@ struct MemoryWork {
   Access access = Access::kRead;
   std::size_t bytes = 0;     ///< read and written
   ConstByteSpan input = {};  ///< of kRead: what is read, as it lies on the host
+  std::size_t written = 0;   ///< of kRead
 };
 
 /// How long a sample is.

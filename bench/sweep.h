@@ -39,8 +39,18 @@ void add_sweep(Command& command, SweepOptions& options,
 /// The codecs asked for, behind those that have to be beside every codec.
 std::vector<std::string> codecs_with_references(const SweepOptions& options);
 
-/// The algorithm asked for, but for the references, which take their own where it does not fit.
-Algorithm algorithm_for(const SweepOptions& options, const std::string& codec);
+/// A codec, and the algorithm that its sums go by.
+struct CodecWay {
+  std::string codec;
+  Algorithm algorithm = Algorithm::kAuto;
+
+  bool operator==(const CodecWay&) const = default;
+};
+
+/// What allreduces are measured by: the codecs asked for as the algorithm asked for, behind those
+/// that have to be beside every codec, as they choose, and bf16 whose sums are of f32 (two-shot),
+/// which is what Megatron-Core sends (reduce_scatter_with_fp32_accumulation).
+std::vector<CodecWay> ways_of_sums(const SweepOptions& options);
 
 /// The sizes, in bytes. Throws InvalidArgument where there are none.
 std::vector<std::size_t> byte_counts(const SweepOptions& options);

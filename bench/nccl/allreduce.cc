@@ -18,21 +18,22 @@ namespace {
 
 constexpr int kFewestRanks = 2;
 
-/// What is measured: a codec on the gradient's type, or NCCL's sum of a type.
+/// What is measured: a codec on the gradient's type by an algorithm, or NCCL's sum of a type.
 std::vector<SweepRow> rows_of(const AllreduceOptions& options) {
   std::vector<SweepRow> rows;
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
     rows.push_back({.codec = std::string(kNcclSum), .by_library = true, .dtype = dtype});
-  for (const std::string& codec : codecs_with_references(options))
-    rows.push_back({.codec = codec, .dtype = parse_gradient_dtype(options.dtype)});
+  for (const CodecWay& way : ways_of_sums(options)) {
+    rows.push_back({.codec = way.codec, .dtype = parse_gradient_dtype(options.dtype)});
+    rows.back().result.algorithm = way.algorithm;
+  }
   return rows;
 }
 
 AllreduceCase case_of(const AllreduceOptions& options, const SweepRow& row) {
   if (row.by_library) return {.codec = row.codec, .by_library = true};
-  return {.codec = row.codec,
-          .algorithm = algorithm_for(options, row.codec),
-          .chunk_count = options.chunk_count};
+  return {
+      .codec = row.codec, .algorithm = row.result.algorithm, .chunk_count = options.chunk_count};
 }
 
 /// The gradients of one count in each type that rows have. Rank 0 has those of all ranks.

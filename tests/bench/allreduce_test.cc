@@ -1,8 +1,10 @@
 // `tersor-bench allreduce` on small sizes: the records, that the link is felt, and the reducer.
+#include <fmt/format.h>
 #include <tersor/error.h>
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <set>
 
 #include "bench/compare.h"
@@ -13,7 +15,14 @@
 namespace tersor::bench {
 namespace {
 
-class Allreduce : public ProgramTest {};
+class Allreduce : public ProgramTest {
+ protected:
+  /// "int8 two-shot 1024"
+  static std::string way_of(const Json& record) {
+    return fmt::format("{} {} {}", record["codec"].get<std::string>(),
+                       record["algorithm"].get<std::string>(), record["count"].get<std::size_t>());
+  }
+};
 class AllreduceRealTime : public ProgramTest {};  // holds a clock to what it measures
 
 TEST_F(Allreduce, NoneAndBf16StandBesideEveryCodec) {
@@ -30,23 +39,46 @@ TEST_F(Allreduce, NoneAndBf16StandBesideEveryCodec) {
     const double algbw = record["algbw"];
     EXPECT_NEAR(algbw, bytes / record["seconds"].get<double>() / 1e9, 1e-9 * algbw);
     EXPECT_NEAR(record["busbw"].get<double>(), algbw * 4 / 3, 1e-9 * algbw);
-    seen.insert(record["codec"].get<std::string>() + " " +
-                std::to_string(record["count"].get<std::size_t>()));
+    EXPECT_TRUE(seen.insert(way_of(record)).second) << record;
   }
-  EXPECT_EQ(seen,
-            (std::set<std::string>{"none 1024", "none 4096", "bf16 1024", "bf16 4096", "int8 1024",
-                                   "int8 4096", "int4+ef 1024", "int4+ef 4096"}));
+  const auto measured = [&](std::string_view way, std::string_view count) {
+    return std::ranges::count_if(
+        seen, [&](const std::string& one) { return one.starts_with(way) && one.ends_with(count); });
+  };
+  for (const char* count : {" 1024", " 4096"}) {
+    for (const char* way : {"none ", "bf16 two-shot", "int8 ", "int4+ef "})
+      EXPECT_EQ(measured(way, count), 1) << way << count;
+    EXPECT_EQ(measured("bf16 ", count), 2) << count;
+  }
+  EXPECT_EQ(seen.size(), 10u);
+}
+
+// What is sent in bf16 and added in f32 is beside what is added in bf16, once, also where asked
+// for.
+TEST_F(Allreduce, Bf16SummedInF32IsNearerToTheSum) {
+  for (const std::string codec : {"int8", "bf16"}) {
+    const Json records =
+        records_of({"allreduce", "--codec", codec, "--algorithm", "two-shot", "--min", "64K",
+                    "--max", "64K", "--iterations", "1", "--ranks", "8"});
+    std::map<std::string, double> errors;
+    for (const Json& record : records) errors[way_of(record)] = record["relative_error"];
+    EXPECT_EQ(errors.size(), records.size());
+    ASSERT_TRUE(errors.contains("bf16 two-shot 16384")) << codec;
+    EXPECT_LT(errors["bf16 two-shot 16384"], 0.0026) << "two roundings";
+    if (codec == "bf16") continue;
+    EXPECT_GT(errors["bf16 native 16384"], 1.2 * errors["bf16 two-shot 16384"]);
+  }
 }
 
 // Its error depends on the number of ranks, which encode together.
 TEST_F(Allreduce, ACodecWithoutFramesIsCheckedToo) {
   const Json records = records_of({"allreduce", "--codec", "intsum", "intsum:lanes=16+ef", "--min",
                                    "16K", "--max", "16K", "--iterations", "2", "--ranks", "3"});
-  ASSERT_EQ(records.size(), 4u);  // none and bf16 beside them
+  ASSERT_EQ(records.size(), 5u);  // none and bf16, twice, beside them
   for (const Json& record : records) EXPECT_TRUE(record["identical"].get<bool>());
-  EXPECT_LT(records[2]["relative_error"], 0.05);
-  EXPECT_LT(records[3]["relative_error"], 1e-3);
-  EXPECT_LT(records[2]["wire_bytes"].get<double>(), 0.4 * records[0]["wire_bytes"].get<double>());
+  EXPECT_LT(records[3]["relative_error"], 0.05);
+  EXPECT_LT(records[4]["relative_error"], 1e-3);
+  EXPECT_LT(records[3]["wire_bytes"].get<double>(), 0.4 * records[0]["wire_bytes"].get<double>());
 }
 
 TEST_F(Allreduce, AReduceScatterGoesByHosts) {
@@ -72,13 +104,13 @@ TEST_F(Allreduce, TheEmulatedLinkIsFelt) {
   const double wire_seconds = 2 * 0.75 * 65536 * 8 / 20e6;
   EXPECT_GE(records[0]["seconds"].get<double>(), wire_seconds);
   EXPECT_GT(records[0]["wire_seconds"].get<double>(), 0);
-  EXPECT_LT(records[2]["wire_bytes"], records[1]["wire_bytes"]) << "int8 against bf16";
+  EXPECT_LT(records[3]["wire_bytes"], records[2]["wire_bytes"]) << "int8 against bf16";
 }
 
 TEST_F(Allreduce, AlgorithmsCanBeForced) {
   for (const std::string algorithm : {"one-shot", "two-shot"})
     EXPECT_EQ(records_of({"allreduce", "--codec", "int8", "--algorithm", algorithm, "--max", "4K",
-                          "--iterations", "1"})[2]["algorithm"],
+                          "--iterations", "1"})[3]["algorithm"],
               algorithm);
 }
 
@@ -86,11 +118,11 @@ TEST_F(Allreduce, SeveralGridsStandBesideEachOther) {
   const Json records =
       records_of({"allreduce", "--ranks", "4", "--codec", "int8", "--algorithm", "two-shot",
                   "--dims", "4", "2,2", "--min", "64K", "--max", "64K", "--iterations", "1"});
-  ASSERT_EQ(records.size(), 4u);
+  ASSERT_EQ(records.size(), 5u);
   EXPECT_EQ(records[0]["dims"], Json::array());
-  EXPECT_EQ(records[2]["dims"], (std::vector{4}));
-  EXPECT_EQ(records[3]["dims"], (std::vector{2, 2}));
-  EXPECT_LT(records[2]["relative_error"].get<double>(), records[3]["relative_error"].get<double>());
+  EXPECT_EQ(records[3]["dims"], (std::vector{4}));
+  EXPECT_EQ(records[4]["dims"], (std::vector{2, 2}));
+  EXPECT_LT(records[3]["relative_error"].get<double>(), records[4]["relative_error"].get<double>());
   const Outcome outcome = run({"allreduce", "--dims", "2x2"});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_NE(outcome.error.find("\"2x2\" is no grid: write e.g. 16,16"), std::string::npos)

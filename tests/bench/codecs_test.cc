@@ -43,6 +43,7 @@ TEST_F(Codecs, BytesAndErrorsAreThoseOfTheCodec) {
                                         "encode", "--count", "64K", "--repetitions", "1"})) {
     const bool is_none = record["codec"] == "none";
     EXPECT_EQ(record["payload_bytes"], is_none ? 4 * 65536 : 65536 + 1024);
+    EXPECT_GT(record["share_ratio"], 0);
     const double error = record["relative_error"];
     if (is_none) {
       EXPECT_EQ(error, 0);
