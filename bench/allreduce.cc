@@ -26,13 +26,11 @@ namespace tersor::bench {
 namespace {
 
 /// The library's sum, where it is measured: its name stands for a codec.
-std::vector<CodecWay> ways_of(const AllreduceOptions& options, const Fleet& fleet) {
-  std::vector<CodecWay> ways = ways_of_sums(options);
-  const bool as_library = !options.through_reducer() && !options.scatters();
-  if (fleet.library() && as_library && options.dtype == "f32")
+std::vector<CodecWay> all_ways(const AllreduceOptions& options, const Fleet& fleet) {
+  if (options.scatters()) return ways_of(options);
+  std::vector<CodecWay> ways = with_f32_sums(ways_of(options));
+  if (fleet.library() && !options.through_reducer() && options.dtype == "f32")
     ways.insert(ways.begin(), CodecWay{fleet.library()->name});
-  // The sums of a reduce-scatter are of f32 by themselves.
-  if (options.scatters()) std::erase(ways, CodecWay{"bf16", Algorithm::kTwoShot});
   return ways;
 }
 
@@ -156,7 +154,7 @@ void run_allreduce(const AllreduceOptions& options) {
 #endif
   const std::vector<std::size_t> sizes = byte_counts(options);
   const auto fleet = make_fleet(options.fleet);
-  const std::vector<CodecWay> ways = ways_of(options, *fleet);
+  const std::vector<CodecWay> ways = all_ways(options, *fleet);
   const Dtype dtype = parse_gradient_dtype(options.dtype);
   const int ranks = fleet->ranks();
   RecordFile records(fleet->leads() ? options.json : "");

@@ -47,10 +47,13 @@ struct CodecWay {
   bool operator==(const CodecWay&) const = default;
 };
 
-/// What allreduces are measured by: the codecs asked for as the algorithm asked for, behind those
-/// that have to be beside every codec, as they choose, and bf16 whose sums are of f32 (two-shot),
-/// which is what Megatron-Core sends (reduce_scatter_with_fp32_accumulation).
-std::vector<CodecWay> ways_of_sums(const SweepOptions& options);
+/// The codecs asked for as the algorithm asked for, behind those that have to be beside every
+/// codec, as they choose.
+std::vector<CodecWay> ways_of(const SweepOptions& options);
+
+/// Of allreduces beside them: bf16 with sums in f32 (two-shot), which is what Megatron-Core sends
+/// (reduce_scatter_with_fp32_accumulation). A reduce-scatter of bf16 adds so by itself.
+std::vector<CodecWay> with_f32_sums(std::vector<CodecWay> ways);
 
 /// The sizes, in bytes. Throws InvalidArgument where there are none.
 std::vector<std::size_t> byte_counts(const SweepOptions& options);

@@ -23,7 +23,7 @@ std::vector<SweepRow> rows_of(const AllreduceOptions& options) {
   std::vector<SweepRow> rows;
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
     rows.push_back({.codec = std::string(kNcclSum), .by_library = true, .dtype = dtype});
-  for (const CodecWay& way : ways_of_sums(options)) {
+  for (const CodecWay& way : with_f32_sums(ways_of(options))) {
     rows.push_back({.codec = way.codec, .dtype = parse_gradient_dtype(options.dtype)});
     rows.back().result.algorithm = way.algorithm;
   }

@@ -78,12 +78,37 @@ void check_grid(const Prepared& prepared) {
                           "dims");
 }
 
+constexpr std::size_t kLeastRelayed = std::size_t{1} << 15;  // values of a chunk
+
+/// Values of a chunk that goes along a chain. There the last rank waits for the ranks before it as
+/// long as a chunk takes each: chunks are short beside the whole.
+std::size_t relayed_count(const Prepared& prepared) {
+  constexpr std::size_t kChunksPerRank = 32;
+  const auto chunks = kChunksPerRank * static_cast<std::size_t>(prepared.context.ranks);
+  return std::min(std::max(prepared.key.count / chunks, kLeastRelayed), prepared.key.chunk_count);
+}
+
+/// By two-shot 2 (n-1)/n of the values pass the root's link; along a chain all of them, once the
+/// ranks between have passed on a chunk each (its latency counted as of a short one's values). Sums
+/// are encoded at each rank, so the codec has to lose nothing; and a mean is divided as it is
+/// added, which sums of sums are not.
+bool chain_is_quicker(const Prepared& prepared) {
+  const Key& key = prepared.key;
+  const auto ranks = static_cast<std::size_t>(prepared.context.ranks);
+  const bool exact = prepared.codec->traits().lossless && key.dtype == Dtype::kF32;
+  if (!exact || key.reduction != Reduction::kSum || ranks < 3 ||
+      key.algorithm != Algorithm::kAuto || !key.dims.empty() || prepared.context.queues())
+    return false;
+  const std::size_t waited = (ranks - 2) * (relayed_count(prepared) + kLeastRelayed);
+  return ranks * (key.count + waited) < 2 * (ranks - 1) * key.count;
+}
+
 /// Decides which way the values go.
 void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
   prepared.algorithm = Algorithm::kOneShot;
   if (prepared.key.kind != Kind::kAllreduce) {  // found before anything is sent
     choose_scatter(*prepared.codec, prepared.key.dtype, prepared.context.name);
-    if (prepared.key.kind == Kind::kReduce)
+    if (prepared.key.kind == Kind::kReduce && !chain_is_quicker(prepared))
       prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
                                              .dtype = prepared.key.dtype,
                                              .count = prepared.key.count,
@@ -135,18 +160,22 @@ void make_host_sums(Prepared& prepared) {
       Buffer(others * prepared.key.count * dtype_bytes(prepared.key.dtype), prepared.key.memory);
 }
 
-// Little goes down a tree. In a chain the last rank waits for the ranks before it as long as a
-// chunk takes each: chunks are short beside the whole.
+// Little goes down a tree.
 std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& planner,
                                       const Party& all) {
-  constexpr std::size_t kLeastChunk = std::size_t{1} << 15, kChunksPerRank = 32;
   const Key& key = prepared.key;
   const std::size_t bytes = key.count * dtype_bytes(key.dtype);
   if (bytes <= kOneShotBytes)
     return planner.cut_by(tree_broadcast(all, key.root), Exchange::kGather, key.chunk_count);
-  const std::size_t wanted = key.count / (kChunksPerRank * all.members.size());
-  return planner.cut_by(chain_broadcast(all, key.root), Exchange::kGather,
-                        std::min(std::max(wanted, kLeastChunk), key.chunk_count));
+  return planner.cut_by(chain_broadcast(all, key.root), Exchange::kGather, relayed_count(prepared));
+}
+
+std::vector<ChunkPlan> plan_reduce(const Prepared& prepared, const Planner& planner,
+                                   const Party& all) {
+  const Key& key = prepared.key;
+  if (prepared.algorithm == Algorithm::kOneShot)
+    return planner.cut_by(chain_reduce(all, key.root), Exchange::kGather, relayed_count(prepared));
+  return planner.cut_by(reduce_to(prepared.party(), key.root), Exchange::kTwoShot, key.chunk_count);
 }
 
 std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Planner& planner) {
@@ -176,8 +205,7 @@ std::vector<ChunkPlan> plans_of(const Prepared& prepared) {
     case Kind::kBroadcast:
       return plan_broadcast(prepared, planner, all);
     case Kind::kReduce:
-      return planner.cut_by(reduce_to(prepared.party(), key.root), Exchange::kTwoShot,
-                            key.chunk_count);
+      return plan_reduce(prepared, planner, all);
     case Kind::kGather:
       return planner.by_rank(all, gather_to(all, key.root), key.chunk_count);
     case Kind::kScatter:

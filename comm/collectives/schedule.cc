@@ -250,6 +250,34 @@ Schedule reduce_to(const Party& party, int root) {
   return schedule;
 }
 
+// The last one begins. Each of the others makes its own message as the sum so far comes, and adds
+// both in the step after.
+Schedule chain_reduce(const Party& party, int root) {
+  const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
+  const auto with = [&](int peer) {
+    return Parcel{party.rank_at((peer + root) % n), party.first_lane};
+  };
+  Schedule schedule(static_cast<std::size_t>(n - 1),
+                    Step{.first_lane = party.first_lane, .relays = true});
+  const auto begin = schedule.begin() + std::max(n - 2 - own, 0);
+  begin->lane_count = 1;
+  if (own == n - 1) {
+    begin->sends = {with(own - 1)};
+    return schedule;
+  }
+  begin->sends = {with(own)};
+  begin->receives = {with(own), with(own + 1)};
+  std::ranges::sort(begin->receives, {}, &Parcel::peer);
+  if (own == 0) return schedule;
+  begin->take = Take::kKeep;
+  Step& sum = *std::next(begin);
+  sum.make = Make::kReduce;
+  sum.lane_count = 1;
+  sum.sends = {with(own - 1)};
+  sum.stage = 1;
+  return schedule;
+}
+
 Schedule gather_to(const Party& party, int root) {
   Step step{.first_lane = party.first_lane};
   const int dimensions = party.grid.dimensions();

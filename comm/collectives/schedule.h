@@ -108,6 +108,9 @@ Schedule chain_broadcast(const Party& party, int root);
 Schedule tree_broadcast(const Party& party, int root);
 /// Lanes to their owners, who add them, encode the sums and send these to the root alone.
 Schedule reduce_to(const Party& party, int root);
+/// The only lane of all to the root along a chain: a rank adds its own to the sum that comes, and
+/// passes one chunk on while the next one comes. For sums, and codecs that lose nothing.
+Schedule chain_reduce(const Party& party, int root);
 /// Each owner's lane to the root; and the root's lanes to their owners.
 Schedule gather_to(const Party& party, int root);
 Schedule scatter_from(const Party& party, int root);

@@ -84,9 +84,10 @@ inline constexpr double kDefaultErrorGrowth = 2;
 
 /// Options of all collectives. Ranks must pass equal ones (but for state, threads and outputs).
 struct CollectiveOptions {
-  std::string codec = "bf16";              ///< a spec; "+ef" needs `state`, "auto" `tuner`
-  Reduction reduction = Reduction::kSum;   ///< of allreduce, reduce_scatter and reduce
-  Algorithm algorithm = Algorithm::kAuto;  ///< of allreduce; kHierarchical of others too
+  std::string codec = "bf16";             ///< a spec; "+ef" needs `state`, "auto" `tuner`
+  Reduction reduction = Reduction::kSum;  ///< of allreduce, reduce_scatter and reduce
+  /// Of allreduce; kHierarchical of others too. Any but kAuto keeps a reduce to two-shot.
+  Algorithm algorithm = Algorithm::kAuto;
   /// Hierarchical: the host of each rank, equal numbers share one. Empty: Transport::hosts().
   std::span<const int> hosts = {};
   std::string host_codec = "none";  ///< hierarchical: within a host; none or bf16
@@ -147,7 +148,9 @@ void broadcast(Transport& transport, ValueSpan values, int root = 0,
                const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
 
 /// As `allreduce` by two-shot, with its bits, residuals and feedback; but only the root's `output`
-/// (input.count() values, on other ranks not looked at; it may be the input) gets the sum.
+/// (input.count() values, on other ranks not looked at; it may be the input) gets the sum. A sum of
+/// long f32 that the codec loses nothing of goes along a chain of ranks, where that is quicker and
+/// the algorithm is kAuto: other bits, which depend on the root; its statistics say kOneShot.
 /// InvalidArgument for a codec that cannot go so (topk).
 void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root = 0,
             const CollectiveOptions& options = {}, StreamView stream = {});

@@ -121,22 +121,25 @@ class ColumnPair {
 };
 
 /// What this thread of a warp has of a group's bytes [begin, end), multiples of 8. Written by this
-/// warp, or by an earlier launch. Counters are short: there are few registers beside the words.
+/// warp, or by an earlier launch. `kFours` times four rows are under way at a time. Counters are
+/// short: there are few registers beside the words.
+template <unsigned kFours = 2>
 TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t group, unsigned begin,
                                       unsigned end, unsigned thread) {
   // A thread has the same columns wherever the warp begins.
   const unsigned at = begin + (thread * unsigned{sizeof(Words64)} - begin) % kWarpBytes;
   const std::byte* from = frame + group * std::uint64_t{kGroupBytes} + at;
   const auto* weights = kDeviceThreadWeights.of + at / kRowBytes;
-  unsigned whole = (end - begin) / (2 * kFoursBytes);
-  int left = static_cast<int>(end - at - whole * 2 * kFoursBytes);
+  unsigned whole = (end - begin) / (kFours * kFoursBytes);
+  int left = static_cast<int>(end - at - whole * kFours * kFoursBytes);
   ColumnPair columns;
   TERSOR_KEEP_LOOP
   for (; whole != 0; --whole) {
-    columns.add<true>(from, weights, kFoursBytes);
-    columns.add<true>(from + kFoursBytes, weights + kFoursRows, kFoursBytes);
-    from += 2 * kFoursBytes;
-    weights += 2 * kFoursRows;
+    TERSOR_UNROLL
+    for (unsigned i = 0; i < kFours; ++i)
+      columns.add<true>(from + i * kFoursBytes, weights + i * kFoursRows, kFoursBytes);
+    from += kFours * kFoursBytes;
+    weights += kFours * kFoursRows;
   }
   TERSOR_KEEP_LOOP
   for (; left > 0; left -= kFoursBytes) {

@@ -158,8 +158,8 @@ class ThreadSums {
 };
 
 /// What a block adds to the checksum of the frame that it writes: its warps sum what they wrote
-/// once more, from the caches, a run of units at a time.
-template <class Block>
+/// once more, from the caches, a run of units at a time. `kFours`: of sum_group.
+template <class Block, unsigned kFours = 2>
 class WrittenSum {
  public:
   using Sums = ThreadSums<Block::threads()>;
@@ -181,9 +181,9 @@ class WrittenSum {
     TERSOR_KEEP_LOOP
     for (; first < last; ++group, first = 0, last -= kGroup) {
       sums_.add(block_.thread_rank(),
-                sum_group(seal_.frame, group, static_cast<unsigned>(first),
-                          static_cast<unsigned>(last < kGroup ? last : kGroup),
-                          block_.warp().thread_rank()));
+                sum_group<kFours>(seal_.frame, group, static_cast<unsigned>(first),
+                                  static_cast<unsigned>(last < kGroup ? last : kGroup),
+                                  block_.warp().thread_rank()));
     }
   }
 

@@ -238,7 +238,7 @@ struct QuantizeEncodeKernel : UnitKernel {
     seal.write(block);
     const float a = words.gradient_factor(), b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
-    const WrittenSum sum(block, seal, shared.written);
+    const WrittenSum < Block, kResident<5 ? 2 : 1> sum(block, seal, shared.written);
     for_each_place<kRow>(
         block, table, DoNothing{},
         [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {

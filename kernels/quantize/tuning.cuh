@@ -28,7 +28,7 @@ struct QuantizeResident {
 constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
      .plain = 4,
-     .plain16 = 4,
+     .plain16 = 5,
      .fed = 3,
      .reduced = 3,
      .any = 2,

@@ -60,7 +60,8 @@ class CollectiveOptions(GridOptions, total=False):
     reduction: Reduction
     """What ``allreduce``, ``reduce_scatter`` and ``reduce`` yield. Default ``"sum"``."""
     algorithm: Algorithm
-    """Of ``allreduce``. Default ``"auto"``. ``"hierarchical"`` of ``reduce_scatter`` and
+    """Of ``allreduce``; any but ``"auto"`` keeps a ``reduce`` to two-shot. Default ``"auto"``.
+    ``"hierarchical"`` of ``reduce_scatter`` and
     ``allgather`` too, on hosts of equally many ranks; others that the transport found go as
     ``"auto"``, as the call's statistics say."""
     state: _core.FeedbackState | None
@@ -158,7 +159,9 @@ def reduce(
     """Sum or mean over ranks of ``input``, written to ``output`` of rank ``root``.
 
     ``output``: as many values as ``input``; None on other ranks. It has the bits, and ``state`` the
-    residuals, of a two-shot ``allreduce``; codecs that cannot go so (``topk``) are refused.
+    residuals, of a two-shot ``allreduce``; codecs that cannot go so (``topk``) are refused. A sum
+    of long f32 by ``none`` goes along a chain of ranks where that is quicker: pass
+    ``algorithm="two-shot"`` for the bits of an ``allreduce``.
     """
     return _call(_core.reduce, transport, input, output, root, options=options)
 

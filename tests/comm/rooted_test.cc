@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -82,6 +83,70 @@ TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
         });
         EXPECT_EQ(to_root, to_all);
       }
+}
+
+// Long f32 that loses nothing goes along a chain: added one rank after the other, to the root.
+TEST_P(Rooted, ALongReduceIsTheSumAlongTheChain) {
+  constexpr std::size_t kLong = 500'003;
+  for (const int root : {0, ranks() / 2}) {
+    auto inputs = gradients(ranks(), kLong);
+    Values wanted = inputs[at((root + ranks() - 1) % ranks())];
+    for (int behind = ranks() - 2; behind >= 0; --behind)
+      for (std::size_t i = 0; i < kLong; ++i) wanted[i] += inputs[at((root + behind) % ranks())][i];
+    CollectiveStatistics statistics;
+    run_ranks(ranks(), {}, [&](Transport& transport) {
+      const bool is_root = transport.rank() == root;
+      Values& own = inputs[at(transport.rank())];  // in place
+      reduce(
+          transport, own, is_root ? ValueSpan(own) : ValueSpan(), root,
+          {.codec = "none", .chunk_count = 20'000, .statistics = is_root ? &statistics : nullptr});
+    });
+    if (ranks() > 2) EXPECT_EQ(statistics.algorithm, Algorithm::kOneShot);
+    if (ranks() > 2) EXPECT_EQ(inputs[at(root)], wanted);
+    EXPECT_LT(squared_error(inputs[at(root)], {wanted.begin(), wanted.end()}), 1e-12);
+  }
+}
+
+// A mean of finite values is finite, also where their sum is not.
+TEST_P(Rooted, ALongMeanStaysWithinTheRangeOfItsValues) {
+  constexpr std::size_t kLong = 500'003;
+  Values mean(kLong);
+  run_ranks(ranks(), {}, [&](Transport& transport) {
+    const Values own(kLong, 2e38f);
+    reduce(transport, own, transport.rank() == 0 ? ValueSpan(mean) : ValueSpan(), 0,
+           {.codec = "none", .reduction = Reduction::kMean});
+  });
+  for (const float value : mean) ASSERT_NEAR(value, 2e38f, 1e32f);
+}
+
+// What would be rounded at every rank, and what is short, goes by two-shot.
+TEST(RootedChain, IsForLongF32ThatLosesNothing) {
+  const auto algorithm = [](std::size_t count, CollectiveOptions options, Dtype dtype) {
+    Algorithm found = Algorithm::kAuto;
+    run_ranks(4, {}, [&](Transport& transport) {
+      const Buffer values(count * sizeof(float)), sum(count * sizeof(float));
+      std::ranges::fill(values.span(), std::byte{});
+      CollectiveStatistics statistics;
+      CollectiveOptions own = options;
+      own.statistics = &statistics;
+      const bool is_root = transport.rank() == 1;
+      const ValueSpan to = sum.values(count, dtype);
+      reduce(transport, values.values(count, dtype), is_root ? to : ValueSpan(), 1, own);
+      if (is_root) found = statistics.algorithm;
+    });
+    return found;
+  };
+  constexpr std::size_t kLong = std::size_t{1} << 19;
+  EXPECT_EQ(algorithm(kLong, {.codec = "none"}, Dtype::kF32), Algorithm::kOneShot);
+  EXPECT_EQ(algorithm(kLong / 4, {.codec = "none"}, Dtype::kF32), Algorithm::kTwoShot);
+  EXPECT_EQ(algorithm(kLong, {.codec = "none"}, Dtype::kBf16), Algorithm::kTwoShot);
+  EXPECT_EQ(algorithm(kLong, {.codec = "int8"}, Dtype::kF32), Algorithm::kTwoShot);
+  EXPECT_EQ(algorithm(kLong, {.codec = "none", .reduction = Reduction::kMean}, Dtype::kF32),
+            Algorithm::kTwoShot);
+  EXPECT_EQ(algorithm(kLong, {.codec = "none", .algorithm = Algorithm::kTwoShot}, Dtype::kF32),
+            Algorithm::kTwoShot);
+  const int dims[] = {2, 2};
+  EXPECT_EQ(algorithm(kLong, {.codec = "none", .dims = dims}, Dtype::kF32), Algorithm::kTwoShot);
 }
 
 TEST_P(Rooted, AGatherGivesTheRootTheBitsOfAnAllgather) {

@@ -200,6 +200,25 @@ TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
     }
 }
 
+// Each rank sends one message, of its own gradient and the sum that came; the root adds the last.
+TEST(Schedules, AChainAddsOneRankAfterTheOther) {
+  for (const int n : world_sizes())
+    for (const int root : {0, n / 2, n - 1}) {
+      if (n == 1) continue;
+      SCOPED_TRACE(n);
+      const Layout layout = rooted_layout(chain_reduce, n, root, 1);
+      ScheduleWalk walk(layout);
+      ASSERT_EQ(walk.run(), "");
+      const Expression sum = walk.value(root, 0);
+      const auto contributions = walk.expressions().contributions(sum);
+      ASSERT_EQ(contributions.size(), static_cast<std::size_t>(n));
+      for (const auto& [rank, times] : contributions) ASSERT_EQ(times, 1) << rank;
+      EXPECT_EQ(walk.expressions().encodings(sum), n - 1);
+      for (int rank = 0; rank < n; ++rank)
+        EXPECT_EQ(walk.sent(rank).messages, rank == root ? 0u : 1u);
+    }
+}
+
 TEST(Schedules, GatherAndScatter) {
   for (const int n : world_sizes())
     for (const int root : {0, n - 1}) {

@@ -104,7 +104,8 @@ def reduce(
     """Sum (or mean) over ranks of ``input`` in ``output`` of rank ``root``; None on other ranks.
 
     ``output``: as many values as ``input``, both contiguous; it has the bits of a two-shot
-    :func:`allreduce`. Raises InvalidArgument for codecs that cannot go so (``topk``).
+    :func:`allreduce`, but for long f32 by ``none`` (:func:`tersor.reduce`). Raises InvalidArgument
+    for codecs that cannot go so (``topk``).
     """
     return _call(collectives.reduce, input, input, output, root, options=options)
 
