@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import typing
+import xml.etree.ElementTree
 
 TEXT = "text.txt"  # what the training learns
 # For each name: the arguments of `python -m tersor.bench`, and for how many seconds it may run.
@@ -51,7 +52,16 @@ def test(check: Check, package: pathlib.Path) -> str:
         return f"not run: {last_line(output)}"
     check.ran = True
     check.failed |= status != 0
-    return last_line(output) if status == 0 else f"failed: {last_line(output)}"
+    return last_line(output) if status == 0 else f"failed: {last_line(output)}{failed_in(report)}"
+
+
+def failed_in(report: pathlib.Path) -> str:
+    """The tests that failed, where there is a report."""
+    if not report.exists():
+        return ""
+    cases = xml.etree.ElementTree.parse(report).iter("testcase")
+    bad = [case for case in cases if any(part.tag in ("failure", "error") for part in case)]
+    return "".join(f", {case.get('classname')}.{case.get('name')}" for case in bad[:8])
 
 
 def benchmark(check: Check, name: str, package: pathlib.Path) -> str:
