@@ -7,7 +7,9 @@
 #include "comm/collectives/pipeline.h"
 #include "comm/collectives/planner.h"
 
+#include <algorithm>
 #include <chrono>
+#include <deque>
 #include <exception>
 #include <string>
 #include <utility>
@@ -38,16 +40,26 @@ struct Sending::State {
 
   Transport& transport;
   std::unique_ptr<Prepared> prepared;
-  ChunkTask task;
+  std::deque<ChunkTask> tasks;  ///< of what is under way, in the order in which it comes
 
-  /// Has the only chunk begin.
+  /// Has all begin: messages that are sent later come later. The first is on its way while the
+  /// next is encoded.
   void begin(const CollectiveOptions& options, StreamView stream) {
     bind_call(*prepared, transport, options, stream);
     if (prepared->context.on_device()) transport.begin(bracket_of(prepared->context));
     guard([&] {
-      task.start(prepared->context, prepared->chunks.front(), kUnorderedTag);
-      task.advance();
+      for (const ChunkPlan& chunk : prepared->chunks) {
+        tasks.emplace_back().start(prepared->context, chunk, kUnorderedTag);
+        tasks.back().advance();
+      }
     });
+  }
+
+  void advance() {
+    while (!tasks.empty() && tasks.front().can_advance()) {
+      tasks.front().advance();
+      if (tasks.front().done()) tasks.pop_front();
+    }
   }
 
   /// Where `work` throws nothing is under way any more.
@@ -55,10 +67,10 @@ struct Sending::State {
   void guard(const Work& work) try {
     work();
   } catch (const TransportError& error) {
-    task.drop();
+    tasks.clear();
     throw TransportError(explained(error.what(), prepared->fields));
   } catch (const std::exception& error) {
-    task.drop();
+    tasks.clear();
     transport.poison(error.what());  // the other end would wait for us
     throw;
   }
@@ -66,7 +78,19 @@ struct Sending::State {
 
 namespace {
 
-/// A message of the only slot, all of it in one chunk.
+/// Values of the messages that one is cut into: short ones, since neither end encodes or decodes
+/// while the wire has the first or the last; but few, since each is posted. On a device all are
+/// one.
+std::size_t count_of_chunk(const Prepared& prepared) {
+  constexpr std::size_t kShort = std::size_t{1} << 18, kLong = std::size_t{1} << 20;
+  constexpr std::size_t kWanted = 16, kMost = 256;
+  const std::size_t count = prepared.key.count;
+  if (prepared.context.on_device()) return count;
+  const std::size_t wanted = std::clamp(ceil_div(count, kWanted), kShort, kLong);
+  return std::max(std::min(prepared.key.chunk_count, wanted), ceil_div(count, kMost));
+}
+
+/// A message of the only slot.
 std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValueSpan& values,
                                           int from, int to, const CollectiveOptions& options) {
   KnownHierarchy none;
@@ -75,7 +99,8 @@ std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValue
   if (to == transport.rank()) prepared->context.name = "receive";
   const Party all = everybody(transport.rank(), transport.ranks());
   prepared->chunks =
-      Planner(prepared->context).cut_by(send_to(all, from, to), Exchange::kGather, values.count());
+      Planner(prepared->context)
+          .cut_by(send_to(all, from, to), Exchange::kGather, count_of_chunk(*prepared));
   return prepared;
 }
 
@@ -100,10 +125,8 @@ Sending::~Sending() {
 }
 
 bool Sending::test() {
-  state_->guard([&] {
-    if (state_->task.can_advance()) state_->task.advance();
-  });
-  return state_->task.done();
+  state_->guard([&] { state_->advance(); });
+  return state_->tasks.empty();
 }
 
 void Sending::wait() {

@@ -86,7 +86,7 @@ Operation ChunkTask::operation() const {
   return {.name = context_->name,
           .signature = context_->signature,
           .tag = tag_ + step,
-          .takes_all = tag_ != kUnorderedTag,
+          .takes_all = tag_ != kUnorderedTag && !plan_->followed,
           .timeout = context_->timeout,
           .memory = context_->memory,
           .stream = context_->stream,

@@ -28,6 +28,7 @@ class ChunkTask {
   /// True while messages of it are under way.
   bool on_wire() const { return handle_.valid(); }
   bool done() const { return plan_ == nullptr; }
+  bool followed() const { return plan_->followed; }
   /// True where nothing remains but to decode: other chunks' sends go first.
   bool only_decodes() const { return on_wire() && next_busy(step_ + 1) == plan_->schedule->size(); }
   /// That of what is under way.

@@ -297,12 +297,15 @@ void Messages::check_splits(const Lane& lane, const Received& message) const try
   if (lane.signature == 0 || context_->on_device()) return;
   const FrameHeader found = read_frame_header(message.bytes);
   if (found.signature == lane.signature) return;
+  const FramePlan& own = lane.frames.front();
   std::size_t count = 0;
-  for (const Segment& segment : lane.frames.front().segments) count += segment.count;
+  for (const Segment& segment : own.segments) count += segment.count;
+  const std::size_t all = own.pieces.empty() ? 0 : context_->slots[own.pieces.front().slot].count;
   throw WireError(found.count == count
-                      ? "it takes another number of rows than this rank sends it"
+                      ? "it takes another number of rows than this rank sends it, or sends more "
+                        "than this rank takes"
                       : "it sends " + std::to_string(found.count) +
-                            " values where this rank takes " + std::to_string(count));
+                            " values where this rank takes " + std::to_string(all));
 } catch (const WireError& error) {
   throw_damaged(message.rank, error);
 }

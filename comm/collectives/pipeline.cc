@@ -28,8 +28,9 @@ void Pipeline::prepare(const ChunkPlan& chunk, std::size_t at_once) {
 
 void Pipeline::submit(const ChunkPlan& chunk, std::function<void()> on_done) {
   const auto steps = static_cast<std::uint32_t>(chunk.schedule->size());
-  const std::uint32_t tag = context_.transport->reserve_tags(steps);
-  queue_.push_back({&chunk, tag, std::move(on_done)});
+  if (!followed_) tag_ = context_.transport->reserve_tags(steps);
+  followed_ = chunk.followed;
+  queue_.push_back({&chunk, tag_, std::move(on_done)});
 }
 
 void Pipeline::activate_next() {
@@ -68,9 +69,15 @@ void Pipeline::retire(std::size_t index) {
   if (finished.on_done) finished.on_done();
 }
 
+// Where splits differ the first chunk of all shows it, before anything is decoded.
+bool Pipeline::in_turn(std::size_t index) const {
+  return index == 0 || !active_[index - 1].task->followed();
+}
+
 bool Pipeline::advance_where(bool only_decodes) {
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (active_[i].task->only_decodes() != only_decodes || !active_[i].task->can_advance())
+    if (active_[i].task->only_decodes() != only_decodes || !in_turn(i) ||
+        !active_[i].task->can_advance())
       continue;
     advance_task(i);
     return true;
@@ -113,6 +120,7 @@ void Pipeline::finish() {
 
 void Pipeline::drop() {
   queue_.clear();
+  followed_ = false;
   for (const Active& active : active_) {
     active.task->drop();
     free_.push_back(active.task);

@@ -69,6 +69,7 @@ class Pipeline {
   void tick();
   void activate_next();
   bool start_next();
+  bool in_turn(std::size_t index) const;
   bool advance_where(bool only_decodes);
   void advance_task(std::size_t index);
   void retire(std::size_t index);
@@ -80,6 +81,8 @@ class Pipeline {
   std::vector<Active> active_;  ///< oldest first
   std::deque<Entry> queue_;
   bool wire_busy_ = false;
+  bool followed_ = false;  ///< the chunk that was submitted last
+  std::uint32_t tag_ = 0;  ///< of that one
   Clock::time_point wire_since_;
   double wire_seconds_ = 0;
 };

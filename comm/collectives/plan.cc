@@ -184,17 +184,20 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
   return chunks;
 }
 
-Lanes plan_rows(const PlanContext& context, std::size_t columns) {
+Lanes plan_rows(const PlanContext& context, std::size_t columns, Range rows) {
   Lanes lanes = empty_lanes(context, context.slots.size(), shares_at_once(context));
   for (std::uint32_t i = 0; i < lanes.size(); ++i) {
     const Slot& slot = context.slots[i];
+    const Range values = cut({0, slot.count}, rows.first * columns, rows.count * columns);
+    if (values.count == 0 && rows.first != 0) continue;
     const CodecTraits traits = slot.codec->traits();
     const bool of_blocks = traits.block != 0 && columns % traits.block == 0;
-    const std::size_t step = of_blocks ? slot.count : columns;
+    const std::size_t step = of_blocks ? values.count : columns;
     FramePlan& frame = frame_for(lanes[i], slot, slot.codec.get());
-    for (std::size_t first = 0; first < slot.count; first += step) {
+    for (std::size_t first = values.first; first < values.first + values.count; first += step) {
       add_piece(lanes[i], context, {i, {first, step}});
-      frame.segments.back().first_index = first / columns * align_up(columns, traits.unit);
+      frame.segments.back().first_index =
+          of_blocks ? first : first / columns * align_up(columns, traits.unit);
     }
   }
   return sized(std::move(lanes), context);

@@ -105,6 +105,9 @@ using Lanes = std::vector<Lane>;
 struct ChunkPlan {
   std::shared_ptr<const Schedule> schedule = nullptr;
   Memory memory = Memory::kHost;  ///< of messages and workspace
+  /// The next one goes under the same tags, of which each rank has as many as it has messages for
+  /// there, and is decoded after this one.
+  bool followed = false;
   Lanes lanes = {};
   std::vector<Dtype> bare_dtypes = {};  ///< of each step, where that is native
   // What running it takes:
@@ -153,9 +156,10 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
                                            std::size_t most_lanes = kLanesOfChunk);
 
-/// Lane l is slot l whole, in one frame, of rows of so many values. Each row begins a block of the
-/// codec: one segment of all rows where a row is blocks, else a segment a row.
-Lanes plan_rows(const PlanContext& context, std::size_t columns);
+/// Lane l is these rows of slot l, in one frame, of so many values each; without a frame where the
+/// slot has none of them, unless they are its first. Each row begins a block of the codec: one
+/// segment of all rows where a row is blocks, else a segment a row.
+Lanes plan_rows(const PlanContext& context, std::size_t columns, Range rows);
 
 /// Lane l has these pieces: lanes[l].
 Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes);

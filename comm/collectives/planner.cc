@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -20,6 +21,16 @@ std::vector<Piece> pieces_of(const Lanes& lanes) {
 }
 
 void append(Lanes& lanes, Lanes more) { std::ranges::move(more, std::back_inserter(lanes)); }
+
+/// Nothing goes, or comes, of lanes without frames.
+Schedule without_empty(Schedule schedule, const Lanes& lanes) {
+  const auto empty = [&](const Parcel& parcel) { return lanes[parcel.lane].frames.empty(); };
+  for (Step& step : schedule) {
+    std::erase_if(step.sends, empty);
+    std::erase_if(step.receives, empty);
+  }
+  return schedule;
+}
 
 }  // namespace
 
@@ -227,22 +238,41 @@ std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
       .value();
 }
 
-std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns) const {
-  PlanContext context = this->context(slots().front());
-  context.grid = context_.grid;
-  context.ranks = 1;  // of whom one decodes at a time
-  std::vector<Lanes> lanes;
-  lanes.push_back(plan_rows(context, columns));
+void Planner::name_rows(const Party& party, std::size_t columns, Lanes& lanes) const {
   for (int place = 0; place < context_.ranks; ++place) {
     const std::size_t to = lane_to(party, place), from = lane_from(party, place);
     const int peer = party.rank_at(place);
-    Lane &sent = lanes.front()[to], &received = lanes.front()[from];
-    sent.place = context_.rank + context_.ranks * peer;
-    sent.signature = received.signature = signature_with(
+    lanes[to].place = context_.rank + context_.ranks * peer;
+    lanes[to].signature = lanes[from].signature = signature_with(
         static_cast<std::size_t>(peer), slots()[to].count / columns, slots()[from].count / columns);
-    received.maker = peer;
+    lanes[from].maker = peer;
   }
-  return chunks(all_to_all(party), std::move(lanes));
+}
+
+// On a grid, where ranks pass on what others sent them, and on devices all go at once.
+std::size_t Planner::rows_at_once(const Party& party, std::size_t columns,
+                                  std::size_t chunk_count) const {
+  if (party.grid.dimensions() > 1 || context_.on_device())
+    return std::numeric_limits<std::size_t>::max() / columns;
+  return ceil_div(lane_length(chunk_count, party.members.size()), columns);
+}
+
+std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns,
+                                        std::size_t chunk_count) const {
+  PlanContext context = this->context(slots().front());
+  context.grid = context_.grid;
+  context.ranks = 1;  // of whom one decodes at a time
+  const std::size_t longest = std::ranges::max(slots(), {}, &Slot::count).count / columns;
+  const std::size_t step = rows_at_once(party, columns, chunk_count);
+  std::vector<ChunkPlan> plans;
+  for (std::size_t first = 0; first == 0 || first < longest; first += step) {
+    Lanes lanes = plan_rows(context, columns, {first, step});
+    name_rows(party, columns, lanes);
+    const auto schedule = std::make_shared<const Schedule>(without_empty(all_to_all(party), lanes));
+    plans.push_back(make_chunk(schedule, std::move(lanes), context_.memory));
+    plans.back().followed = longest - first > step;
+  }
+  return plans;
 }
 
 }  // namespace tersor

@@ -42,8 +42,10 @@ class Planner {
                                  std::size_t chunk_count) const;
   /// Those of a reduce-scatter by hosts, in which shares[r] goes to rank r.
   std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
-  /// The only chunk of an all_to_all of rows of so many values, whose lanes are the slots.
-  std::vector<ChunkPlan> by_rows(const Party& party, std::size_t columns) const;
+  /// The chunks of an all_to_all of rows of so many values, whose lanes are the slots: as many as
+  /// the longest of this rank's is cut into. Two ranks cut what goes from one to the other alike.
+  std::vector<ChunkPlan> by_rows(const Party& party, std::size_t columns,
+                                 std::size_t chunk_count) const;
 
  private:
   bool climbs(const Slot& slot) const { return hierarchy_of(context_, slot) != nullptr; }
@@ -66,6 +68,8 @@ class Planner {
   Lanes scattered_lanes(std::span<const std::vector<Piece>> shares) const;
   ChunkPlan whole_scattered(std::span<const std::uint32_t> slots) const;
   std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
+  std::size_t rows_at_once(const Party& party, std::size_t columns, std::size_t chunk_count) const;
+  void name_rows(const Party& party, std::size_t columns, Lanes& lanes) const;
 
   const ExchangeContext& context_;
 };

@@ -165,8 +165,9 @@ void plan(Prepared& prepared, const Rows& rows) {
     prepared.slots[i].first_index = 0;
   }
   prepared.chunks.clear();
-  prepared.chunks = Planner(prepared.context).by_rows(prepared.party(), prepared.key.count);
-  prepared.pipeline->prepare(prepared.chunks.front(), 1);
+  const Key& key = prepared.key;
+  prepared.chunks = Planner(prepared.context).by_rows(prepared.party(), key.count, key.chunk_count);
+  prepared.pipeline->prepare(prepared.chunks.front(), prepared.chunks.size());
   prepared.context.in_order = prepared.context.on_device();
 }
 

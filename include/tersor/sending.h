@@ -37,13 +37,14 @@ class Sending {
 
 /// Encodes `values` for `peer`, which calls `receive` for as many of the same dtype with equal
 /// options. Values may change as soon as it returns (on a device: in what is queued later on
-/// `stream`). Messages between two ranks are received in the order in which they were sent. On
-/// hosts some 16 MiB may go ahead of `receive`; beyond that the Sending is done once the peer asks
-/// for it, so that two ranks which both send more begin both before they wait. Of the options
-/// codec, chunk_count, parameter, seed, step, checksum, timeout and threads count, and outlive the
-/// Sending where they are pointers. Throws InvalidArgument (nothing changed) for
-/// "+ef", a peer that is no other rank, and device memory over a transport that queues (NCCL),
-/// where all ranks take part in everything: there all_to_all sends to one rank too.
+/// `stream`). On hosts many values go in several messages, the first while others are encoded.
+/// Messages between two ranks are received in the order in which they were sent. On hosts some 16
+/// MiB may go ahead of `receive`; beyond that the Sending is done once the peer asks for it, so
+/// that two ranks which both send more begin both before they wait. Of the options codec,
+/// chunk_count, parameter, seed, step, checksum, timeout and threads count, and outlive the Sending
+/// where they are pointers. Throws InvalidArgument (nothing changed) for "+ef", a peer that is no
+/// other rank, and device memory over a transport that queues (NCCL), where all ranks take part in
+/// everything: there all_to_all sends to one rank too.
 Sending send(Transport& transport, ConstValueSpan values, int peer,
              const CollectiveOptions& options = {}, StreamView stream = {});
 

@@ -31,22 +31,43 @@ TEST(Sending, ArrivesAsItsCodecLeavesIt) {
       });
 }
 
+TEST(Sending, ArrivesInPiecesAsAtOnce) {
+  for (const std::string codec :
+       {"none", "int8:rounding=stochastic", "hadamard:bits=4", "topk:density=0.2"})
+    run_ranks(2, {}, [&](Transport& transport) {
+      const Values own = gaussian(70'003, 2);
+      Values found(own.size()), at_once(own.size());
+      const CollectiveOptions pieces{.codec = codec, .chunk_count = 512};
+      const std::uint64_t before = transport.counters().sent_messages;
+      if (transport.rank() == 0) {
+        send(transport, own, 1, pieces).wait();
+        const bool is_cut = make_codec(codec)->traits().divisible;
+        EXPECT_EQ(transport.counters().sent_messages - before, is_cut ? 137u : 1u) << codec;
+        return send(transport, own, 1, {.codec = codec}).wait();
+      }
+      receive(transport, found, 0, pieces).wait();
+      receive(transport, at_once, 0, {.codec = codec}).wait();
+      EXPECT_EQ(found, at_once) << codec;
+    });
+}
+
 // Both ways at once, several under way, collectives of all in between; waited for in any order.
 TEST(Sending, MessagesComeInTheOrderOfSending) {
   run_ranks(4, {}, [](Transport& transport) {
     const int rank = transport.rank(), next = (rank + 1) % 4, before = (rank + 3) % 4;
     constexpr std::size_t kMessages = 5;
+    const CollectiveOptions in_pieces{.codec = "none", .chunk_count = 700};
     std::vector<Sending> sendings;
     std::vector<Values> came;
     for (std::size_t i = 0; i < kMessages; ++i) came.emplace_back(1000 * i);
     for (std::size_t i = 0; i < kMessages; ++i) {
       Values values(1000 * i, static_cast<float>(rank * 100) + static_cast<float>(i));
-      sendings.push_back(send(transport, values, next, {.codec = "none"}));
+      sendings.push_back(send(transport, values, next, in_pieces));
       std::fill(values.begin(), values.end(), -1.0f);  // as it may at once
       Values sum(100, 1.0f);
       allreduce(transport, sum, {.codec = "none"});
       EXPECT_EQ(sum, Values(100, 4.0f));
-      sendings.push_back(receive(transport, came[i], before, {.codec = "none"}));
+      sendings.push_back(receive(transport, came[i], before, in_pieces));
     }
     for (std::size_t i = sendings.size(); i-- > 0;) sendings[i].wait();
     for (std::size_t i = 0; i < kMessages; ++i)
@@ -120,9 +141,9 @@ TEST(SendingErrors, EndsThatDoNotMeet) {
       Values values(1000, 1.0f), found(count, 2.0f);
       try {
         if (transport.rank() == 0)
-          send(transport, values, 1, {.codec = "int8"}).wait();
+          send(transport, values, 1, {.codec = "int8", .chunk_count = 256}).wait();
         else
-          receive(transport, found, 0, {.codec = codec}).wait();
+          receive(transport, found, 0, {.codec = codec, .chunk_count = 256}).wait();
         allreduce(transport, values);
       } catch (const TransportError& error) {
         said[static_cast<std::size_t>(transport.rank())] = error.what();
