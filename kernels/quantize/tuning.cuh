@@ -24,9 +24,20 @@ struct QuantizeResident {
   unsigned added_many;  // the same of many frames
 };
 
-/// The newest architecture comes last.
+/// The newest architecture comes last. The first is also what others are assembled from.
 constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
+     .plain = 4,
+     .plain16 = 5,
+     .fed = 3,
+     .reduced = 3,
+     .any = 1,
+     .reduced_any = 2,
+     .decode = 4,
+     .decode16 = 4,
+     .added = 4,
+     .added_many = 3},
+    {.from = 900,
      .plain = 4,
      .plain16 = 5,
      .fed = 3,
@@ -37,15 +48,15 @@ constexpr QuantizeResident kQuantizeTuning[] = {
      .decode16 = 5,
      .added = 4,
      .added_many = 3},
-    {.from = 1200,
+    {.from = 1000,
      .plain = 4,
      .plain16 = 4,
      .fed = 3,
      .reduced = 3,
-     .any = 2,
+     .any = 1,
      .reduced_any = 1,
      .decode = 4,
-     .decode16 = 5,
+     .decode16 = 4,
      .added = 4,
      .added_many = 3},
 };
