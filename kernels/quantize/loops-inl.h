@@ -203,7 +203,7 @@ void encode_range(const QuantizeEncode& arguments) {
   });
 }
 
-template <class Format, typename T>
+template <class Format, typename T, bool kOne>
 void decode_range(const QuantizeDecode& arguments) {
   constexpr std::size_t kBlock = Format::kBlock;
   const Decoded& to = arguments.to;
@@ -217,7 +217,7 @@ void decode_range(const QuantizeDecode& arguments) {
     const std::size_t count = std::min(kBlock, arguments.count - first);
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
-    payloads.visit(
+    payloads.template visit<kOne>(
         first, to.factor,
         [&](std::size_t i) HWY_ATTR { return adds ? load_values(old + i) : none; },
         [&](const auto& sum_of) HWY_ATTR {
@@ -283,8 +283,12 @@ void encode(const QuantizeEncode& arguments) {
 template <class Format>
 void decode(const QuantizeDecode& arguments) {
   const DefaultFloatMode mode;
-  visit_gradient_dtype(arguments.to.dtype,
-                       [&](auto value) { decode_range<Format, decltype(value)>(arguments); });
+  visit_gradient_dtype(arguments.to.dtype, [&]<typename T>(T) {
+    if (arguments.payloads.size() == 1)
+      decode_range<Format, T, true>(arguments);
+    else
+      decode_range<Format, T, false>(arguments);
+  });
 }
 
 template <class Format>

@@ -34,10 +34,12 @@ class Payloads {
 
   /// The block at `first`: visit(sum_of) is what is returned, and sum_of(index, sum) gives the sums
   /// of kGroup values from `index` on: start(index) is a vector's before all ranks are added, each
-  /// in its turn.
-  template <class Start, class Visit>
+  /// in its turn. kOne: there is one rank, so that what its codes are read with is kept from block
+  /// to block.
+  template <bool kOne = false, class Start, class Visit>
   HWY_INLINE auto visit(std::size_t first, float factor, const Start& start, const Visit& visit) {
     Place place{0, first, factor};
+    if constexpr (kOne) return visit(sum<1>(place, start));
     for (; place.rank + kMost < ranks(); place.rank += kMost) add(place, start);
     if (ranks() == 0) return visit(sum<0>(place, start));
     if (ranks() - place.rank == 1) return visit(sum<1>(place, start));
