@@ -59,7 +59,7 @@ struct Step {
   bool gathers = false;           ///< every rank sends one message to every other
   bool relays = false;            ///< messages go on from rank to rank: all steps share a tag
   std::uint8_t round = 0;         ///< of the codec
-  std::uint8_t stage = 0;         ///< how often what it makes was reduced
+  std::uint8_t stage = 0;         ///< how often what it makes was reduced; in a chain 1
 
   bool is_native() const { return native != Native::kNone; }
   /// This rank has no part in it.
