@@ -1,0 +1,35 @@
+// Frames so long that what many of them hold is summed in long pieces, and that columns of their
+// checksums need a third table of powers.
+
+#include "kernels/scalar/checksum.h"
+#include "tests/device/pair.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace tersor::test {
+namespace {
+
+/// Values of f32 with a group and a bit beyond what two tables' powers reach: 64 MiB.
+constexpr std::size_t kPowers = kernels::ChecksumNumbers::kPowers;
+constexpr std::size_t kGroups = kPowers * kPowers / kernels::kChecksumColumns;
+constexpr std::size_t kLong = (kGroups + 1) * kernels::kChecksumGroup + 5;
+
+TEST(LongFramesOnADevice, HaveTheHostsChecksums) {
+  Pair pair("none", {kLong}, {});
+  pair.expect_same_encode();
+  pair.expect_same_reduce(2);
+}
+
+TEST(LongFramesOnADevice, AreRefusedWhereAFarWordIsDamaged) {
+  CodecHarness device("none", {kLong}, {.memory = Memory::kDevice});
+  std::vector<GuardedBytes> frames;
+  for (int i = 0; i < 2; ++i) frames.push_back(device.encode());
+  frames[1].span()[frames[1].span().size() - 9] ^= std::byte{1};
+  EXPECT_THROW(device.decode(frames), WireError);
+}
+
+}  // namespace
+}  // namespace tersor::test
