@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/collectives/plan.h"
+#include "comm/collectives/trace.h"
 
 #include <tersor/codec.h>
 #include <tersor/transport.h>
@@ -51,6 +52,9 @@ struct ExchangeContext {
   std::uint64_t* device_overflows = nullptr;
   bool in_order = false;
 
+  std::uint32_t step_on_host() const {
+    return words == nullptr || on_device() ? step : words->step;
+  }
   unsigned thread_count() const { return threads == nullptr ? 1 : threads->count(); }
   bool on_device() const { return memory == Memory::kDevice; }
   /// The library below does all on the device, and adds in an order of its own.
@@ -58,6 +62,7 @@ struct ExchangeContext {
 
   std::vector<SlotCounters> counters = {};  ///< one a slot
   std::uint64_t overflows = 0;
+  TraceRing* trace = nullptr;  ///< of what is done on the host, where it is asked for
 };
 
 /// What brackets the operations of a call on a device.

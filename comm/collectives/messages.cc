@@ -145,14 +145,28 @@ Execution Messages::execution(const FramePlan& frame) const {
 }
 
 // Of a device only queueing was timed: that is not counted.
-void Messages::count_time(const FramePlan& frame, Work work, double seconds) {
+void Messages::count_time(const FramePlan& frame, Traced work, Clock::time_point begin,
+                          Clock::time_point end) {
   if (context_->on_device()) return;
   double all = 0;
   for (const Piece& piece : frame.pieces) all += static_cast<double>(piece.range.count);
+  const double each = std::chrono::duration<double>(end - begin).count() / all;
   for (const Piece& piece : frame.pieces) {
     SlotCounters& counters = context_->counters[piece.slot];
-    const double share = seconds * static_cast<double>(piece.range.count) / all;
-    (work == Work::kEncode ? counters.encode_seconds : counters.decode_seconds) += share;
+    (work == Traced::kDecode ? counters.decode_seconds : counters.encode_seconds) +=
+        each * static_cast<double>(piece.range.count);
+  }
+  if (context_->trace != nullptr) trace(frame, work, begin, each);
+}
+
+void Messages::trace(const FramePlan& frame, Traced work, Clock::time_point begin,
+                     double seconds_a_value) {
+  for (const Piece& piece : frame.pieces) {
+    const std::chrono::duration<double> share(seconds_a_value *
+                                              static_cast<double>(piece.range.count));
+    const Clock::time_point end = begin + std::chrono::duration_cast<Clock::duration>(share);
+    context_->trace->record({work, context_->step_on_host(), piece.slot, begin, end});
+    begin = end;
   }
 }
 
@@ -173,10 +187,10 @@ void Messages::count_overflows() {
   words_out_ = {};
 }
 
-std::size_t Messages::count_written(const FramePlan& frame, ByteSpan target,
+std::size_t Messages::count_written(const FramePlan& frame, ByteSpan target, Traced work,
                                     Clock::time_point start, int peers) {
   const std::size_t bytes = written_bytes(frame, target);
-  count_time(frame, Work::kEncode, seconds_since(start));
+  count_time(frame, work, start, Clock::now());
   count_bytes(frame, bytes, peers);
   count_overflows();
   return align_up(bytes, kSectionAlignment);
@@ -188,7 +202,7 @@ std::size_t Messages::encode(const Lane& lane, ByteSpan message, int peers) {
     const auto start = Clock::now();
     const ByteSpan target = message.subspan(offset, frame.frame_bytes);
     frame.codec->encode(encode_call(lane, frame), target);
-    offset += count_written(frame, target, start, peers);
+    offset += count_written(frame, target, Traced::kEncode, start, peers);
   }
   return offset;
 }
@@ -215,7 +229,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
                            .execution = execution(frame)},
                           target);
     });
-    offset += count_written(frame, target, start, peers);
+    offset += count_written(frame, target, Traced::kReduce, start, peers);
   }
   return offset;
 }
@@ -321,7 +335,7 @@ void Messages::decode(const Lane& lane, std::span<const Received> messages, std:
       call.frames = frames;
       take == Take::kAbsorb ? frame.codec->absorb(call, {}) : frame.codec->decode(call);
     });
-    count_time(frame, Work::kDecode, seconds_since(start));
+    count_time(frame, Traced::kDecode, start, Clock::now());
   }
 }
 
@@ -331,9 +345,9 @@ void Messages::encode_native(std::span<const Lane> lanes, std::span<const ValueS
   const auto start = Clock::now();
   for (std::size_t i = 0; i < lanes.size(); ++i)
     if (!lanes[i].frames.empty()) encode_native(lanes[i], values[i]);
-  const double seconds = seconds_since(start) / static_cast<double>(lanes.size());
+  const Clock::duration each = (Clock::now() - start) / lanes.size();
   for (const Lane& lane : lanes)
-    if (!lane.frames.empty()) count_time(lane.frames.front(), Work::kEncode, seconds);
+    if (!lane.frames.empty()) count_time(lane.frames.front(), Traced::kEncode, start, start + each);
   count_overflows();
 }
 
@@ -351,7 +365,7 @@ void Messages::decode_native(const Lane& lane, ConstValueSpan values, Take take)
   const DecodeCall call = decode_call(lane, frame, 1.0f);
   take == Take::kAbsorb ? frame.codec->absorb(call, values)
                         : frame.codec->decode_native(call, values);
-  count_time(frame, Work::kDecode, seconds_since(start));
+  count_time(frame, Traced::kDecode, start, Clock::now());
 }
 
 }  // namespace tersor

@@ -61,8 +61,6 @@ class Messages {
   void decode_native(const Lane& lane, ConstValueSpan values, Take take);
 
  private:
-  enum class Work { kEncode, kDecode };
-
   void gather_inputs(const Lane& lane, const FramePlan& frame);
   void gather_owners(const FramePlan& frame, std::size_t stage);
   void gather_outputs(const Lane& lane, const FramePlan& frame);
@@ -84,12 +82,15 @@ class Messages {
   void encode_native(const Lane& lane, ValueSpan values);
   EncodeCall encode_call(const Lane& lane, const FramePlan& frame);
   DecodeCall decode_call(const Lane& lane, const FramePlan& frame, float factor);
-  void count_time(const FramePlan& frame, Work work, double seconds);
+  /// The time from `begin` to `end` went into encoding, reducing or decoding a frame.
+  void count_time(const FramePlan& frame, Traced work, Clock::time_point begin,
+                  Clock::time_point end);
+  void trace(const FramePlan& frame, Traced work, Clock::time_point begin, double seconds_a_value);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
   /// What a frame took from `start` on; the bytes from it to the next one.
-  std::size_t count_written(const FramePlan& frame, ByteSpan target, Clock::time_point start,
-                            int peers);
+  std::size_t count_written(const FramePlan& frame, ByteSpan target, Traced work,
+                            Clock::time_point start, int peers);
   template <typename Read>
   void read_frames(std::span<const Received> messages, const Read& read);
   [[noreturn]] void throw_damaged(int rank, const WireError& error) const;

@@ -14,6 +14,7 @@
 #include "comm/reducer/state.h"
 #include "comm/reducer/step.h"
 #include "comm/reducer/totals.h"
+#include "comm/reducer/trace.h"
 #include "comm/reducer/ways.h"
 
 #include <tersor/reducer.h>
@@ -94,6 +95,9 @@ struct GradientReducer::Impl {
   void close_step(LockedStep& step);
   void complete_step(LockedStep& step);
   void check_requested(LockedStep& step, std::uint32_t parameter) const;
+  /// With the step locked: what the trainer did from `begin` until now.
+  void trace(Traced what, std::uint32_t step, std::uint32_t parameter, Clock::time_point begin);
+  void note_exposed(std::uint32_t step, Clock::time_point begin);
   StreamView stream() const { return residence_ == nullptr ? StreamView{} : residence_->stream(); }
 
   const ReducerOptions options_;
@@ -109,6 +113,7 @@ struct GradientReducer::Impl {
   std::size_t taken_in_ = 0;              ///< so many parameters are part of steps
   Gradients gradients_;
   Totals totals_;
+  std::unique_ptr<ReducerTrace> trace_;  ///< where one is asked for
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
   std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
 

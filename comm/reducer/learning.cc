@@ -55,7 +55,9 @@ void GradientReducer::Impl::agree_on_ways(LockedStep& step) {
     const Residence::Entry entry(*residence_);
     auto slowest = static_cast<float>(ways_.seconds());
     agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature);
-    if (ways_.agree(double{slowest})) change_ways(step);
+    if (!ways_.agree(double{slowest})) return;
+    totals_.note_codec_change();
+    change_ways(step);
   });
 }
 

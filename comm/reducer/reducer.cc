@@ -60,6 +60,9 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.threads = &threads_;
   hierarchy_ = find_hierarchy(*channel_, options_, ways_);
   context_.hierarchy = hierarchy_.get();
+  if (options_.trace.empty()) return;
+  trace_ = std::make_unique<ReducerTrace>(options_.trace, context_.rank, parameters_);
+  context_.trace = &trace_->sender;
 }
 
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {

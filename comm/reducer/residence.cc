@@ -4,9 +4,12 @@
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/device/event.h"
+#include "kernels/device/squares.h"
 #include "kernels/device/step.h"
 #include "kernels/host/elementwise.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <vector>
@@ -37,6 +40,12 @@ class HostResidence final : public Residence {
   void scale(ValueSpan values, float factor) const override {
     kernels::scale_values(values.pointer(), values.dtype(), values.count(), factor);
   }
+  std::vector<double> norms(std::span<const ConstValueSpan> all) const override {
+    std::vector<double> norms;
+    for (const ConstValueSpan& one : all)
+      norms.push_back(std::sqrt(kernels::sum_of_squares(one.pointer(), one.dtype(), one.count())));
+    return norms;
+  }
   // Equal to itself one byte further on, and the first one is 0.
   bool all_zero(ConstValueSpan values) const override {
     if (values.bytes() == 0) return true;
@@ -63,12 +72,17 @@ class DeviceResidence final : public Residence {
   void set_parameters(std::size_t count) override;
   const std::uint32_t* active(std::size_t parameter) const override { return flags_[parameter]; }
   void set_active(std::size_t parameter, bool active) override;
-  void advance_step() override { kernels::advance_step(words(), stream()); }
+  void advance_step() override {
+    kernels::advance_step(words(), stream());
+    kernels::copy_bytes(seen_.pointer(), words_.pointer(), sizeof(StateWords), stream());
+  }
   void synchronize() const override { stream_.synchronize(); }
   std::uint32_t step() const override { return read_words().step; }
   void set_step(std::uint32_t step) override;
   std::uint64_t overflows(std::uint64_t) const override {
-    return read_words().overflows - overflows_before_;
+    const std::uint64_t seen =
+        reinterpret_cast<const volatile StateWords*>(seen_.pointer())->overflows;
+    return std::max(seen, overflows_before_) - overflows_before_;
   }
   void reset_overflows() override { overflows_before_ = read_words().overflows; }
 
@@ -80,6 +94,7 @@ class DeviceResidence final : public Residence {
       kernels::copy_bytes(to.pointer(), from.pointer(), from.bytes(), trainer_);
   }
   void scale(ValueSpan values, float factor) const override;
+  std::vector<double> norms(std::span<const ConstValueSpan> all) const override;
 
   void follow_trainer() override { kernels::order(trainer_, stream(), begun_); }
   void lead_trainer() override { kernels::order(stream(), trainer_, ended_); }
@@ -104,6 +119,7 @@ class DeviceResidence final : public Residence {
   std::vector<std::uint32_t*> flags_;  ///< of all parameters
   std::vector<bool> is_active_;
   kernels::PinnedBuffer constants_;     ///< the flags 0 and 1, for copies
+  kernels::PinnedBuffer seen_;          ///< the words of the last step that is done
   std::uint64_t overflows_before_ = 0;  ///< the last reset
 };
 
@@ -111,7 +127,8 @@ DeviceResidence::DeviceResidence(StreamView trainer)
     : trainer_(trainer),
       device_(kernels::current_device()),
       words_(sizeof(StateWords), Memory::kDevice),
-      constants_(sizeof kFlags) {
+      constants_(sizeof kFlags),
+      seen_(sizeof(StateWords)) {
   std::memcpy(constants_.pointer(), kFlags, sizeof kFlags);
   const kernels::PinnedBuffer words(sizeof(StateWords));
   const StateWords fresh;
@@ -195,6 +212,21 @@ void DeviceResidence::scale(ValueSpan values, float factor) const {
   execution.workspace = workspace.span();
   codec->encode_native({.segments = {&segment, 1}, .gradients = gradients, .execution = execution},
                        factor, values);
+}
+
+std::vector<double> DeviceResidence::norms(std::span<const ConstValueSpan> all) const {
+  const std::size_t bytes = all.size() * sizeof(double);
+  const Buffer sums(bytes, Memory::kDevice);
+  const kernels::PinnedBuffer squares(bytes);
+  auto* sum = reinterpret_cast<double*>(sums.pointer());
+  clear(sums.span(), stream());
+  for (const ConstValueSpan& one : all) kernels::add_squares(one, sum++, stream());
+  kernels::copy_bytes(squares.pointer(), sums.pointer(), bytes, stream());
+  stream_.synchronize();
+  std::vector<double> norms(all.size());
+  std::memcpy(norms.data(), squares.pointer(), bytes);
+  for (double& norm : norms) norm = std::sqrt(norm);
+  return norms;
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 namespace tersor {
 
@@ -37,7 +39,8 @@ class Residence {
   virtual void synchronize() const {}
   virtual std::uint32_t step() const = 0;
   virtual void set_step(std::uint32_t step) = 0;
-  /// Since the last reset, where `counted` is what the exchanges counted by then.
+  /// Since the last reset, where `counted` is what the exchanges counted by then; on a device in
+  /// the steps that are done. Never waits.
   virtual std::uint64_t overflows(std::uint64_t counted) const { return counted; }
   virtual void reset_overflows() {}
 
@@ -47,6 +50,8 @@ class Residence {
   virtual void copy(ConstValueSpan from, ValueSpan to) const = 0;
   /// Queues a product of residuals.
   virtual void scale(ValueSpan values, float factor) const = 0;
+  /// The Euclidean norm of each; waits for what is queued.
+  virtual std::vector<double> norms(std::span<const ConstValueSpan> all) const = 0;
   /// Whether all bits are 0. False where a look would have to wait.
   virtual bool all_zero(ConstValueSpan) const { return false; }
 

@@ -1,10 +1,6 @@
 // See residuals.h.
 #include "comm/reducer/residuals.h"
 
-#include "comm/collectives/host_copy.h"
-
-#include <cmath>
-
 namespace tersor {
 namespace {
 
@@ -94,6 +90,13 @@ ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) co
   return count == 0 ? ValueSpan{} : codec_memory(parameter, entries_[parameter].current, count);
 }
 
+std::vector<double> Residuals::norms() const {
+  if (entries_.empty()) return {};
+  std::vector<ConstValueSpan> senders;
+  for (std::size_t i = 0; i < entries_.size(); ++i) senders.push_back(current_sender(i));
+  return residence_->norms(senders);
+}
+
 void Residuals::commit(const std::function<bool(std::size_t)>& took_part) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
@@ -142,12 +145,6 @@ void Residuals::clear() {
     for (const Buffer& memory : entry.memory)
       residence_->clear(memory.span(), residence_->stream());
   can_discard_ = false;
-}
-
-double norm(ConstValueSpan values, StreamView stream) {
-  double squares = 0;
-  for (const float value : to_floats(values, stream)) squares += double{value} * value;
-  return std::sqrt(squares);
 }
 
 }  // namespace tersor

@@ -44,6 +44,8 @@ class Residuals {
   ValueSpan current_sender(std::size_t i) const { return current(i, {0, entries_[i].count}); }
   ValueSpan current_owner(std::size_t i) const { return current(i, owned(entries_[i])); }
   ValueSpan current_memory(std::size_t parameter, std::size_t count) const;
+  /// The Euclidean norm of each parameter's sender; waits for what is queued.
+  std::vector<double> norms() const;
 
   /// The step's writes count from now on, of the parameters that took part in it.
   void commit(const std::function<bool(std::size_t)>& took_part);
@@ -83,8 +85,5 @@ class Residuals {
   bool can_discard_ = false;
   std::vector<Entry> entries_;
 };
-
-/// The Euclidean norm of f32 or bf16 values; waits for `stream` where they lie on a device.
-double norm(ConstValueSpan values, StreamView stream);
 
 }  // namespace tersor

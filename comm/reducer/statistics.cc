@@ -31,16 +31,36 @@ void GradientReducer::reset_statistics() {
 }
 
 ReducerStatistics GradientReducer::statistics() const {
+  {
+    const auto lock = impl_->between_steps();
+    if (impl_->residence_ != nullptr) impl_->residence_->synchronize();
+  }
+  return statistics_so_far();
+}
+
+ReducerStatistics GradientReducer::statistics_so_far() const {
   const Impl& impl = *impl_;
-  const auto lock = impl_->between_steps();
-  ReducerStatistics all = impl.totals_.all(impl.parameters_, impl.stream());
+  const LockedStep lock = impl_->step_.lock();
+  ReducerStatistics all = impl.totals_.all(impl.parameters_);
   if (impl.residence_ != nullptr) all.overflows = impl.residence_->overflows(all.overflows);
   return all;
 }
 
 std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
   const auto lock = impl_->between_steps();
-  return impl_->totals_.of_each(impl_->parameters_, impl_->stream());
+  return impl_->totals_.of_each(impl_->parameters_);
+}
+
+std::vector<double> GradientReducer::residual_norms() const {
+  const auto lock = impl_->between_steps();
+  return impl_->parameters_.residuals.norms();
+}
+
+void GradientReducer::write_trace() const {
+  const auto lock = impl_->between_steps();
+  if (impl_->trace_ == nullptr)
+    throw InvalidArgument("this reducer keeps no trace: set ReducerOptions::trace to a file");
+  impl_->trace_->write();
 }
 
 std::string GradientReducer::explain() const {

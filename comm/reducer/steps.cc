@@ -103,6 +103,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   for (std::size_t i = 0; i < together.size(); ++i) {
     gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
     handles[i] = handle_of(step, together[i].parameter);
+    trace(Traced::kReady, step->number(), together[i].parameter, Clock::now());
   }
   if (request(step, parameters)) {  // before the lock is let go, and so before anybody takes them
     residence_->follow_trainer();
@@ -167,7 +168,17 @@ void GradientReducer::Impl::wait() {
   residence_->lead_trainer();
   step->set_awaited();
   note_waited();
-  totals_.note_exposed(seconds_since(start));
+  note_exposed(step->number() - 1, start);
+}
+
+void GradientReducer::Impl::trace(Traced what, std::uint32_t step, std::uint32_t parameter,
+                                  Clock::time_point begin) {
+  if (trace_ != nullptr) trace_->trainer.record({what, step, parameter, begin, Clock::now()});
+}
+
+void GradientReducer::Impl::note_exposed(std::uint32_t step, Clock::time_point begin) {
+  totals_.note_exposed(seconds_since(begin));
+  trace(Traced::kWait, step, 0, begin);
 }
 
 // Ends a step that was flushed; begins nothing.
@@ -203,7 +214,7 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t numb
   }
   residence_->lead_trainer();
   if (number != step->number()) note_waited();
-  totals_.note_exposed(seconds_since(start));
+  note_exposed(number, start);
 }
 
 bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t number) {

@@ -4,7 +4,6 @@
 #include "comm/collectives/hierarchy.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace tersor {
 
@@ -34,15 +33,14 @@ void Totals::reset(ExchangeContext& context, double wire_seconds) {
   for (SlotCounters& counters : context.counters) counters = {};
 }
 
-ReducerStatistics Totals::all(const Parameters& parameters, StreamView stream) const {
+// Asked for in each step by who logs: nothing is made that a sum does not need.
+ReducerStatistics Totals::all(const Parameters& parameters) const {
   ReducerStatistics all;
-  double residual = 0;
-  for (const ReducerStatistics& one : of_each(parameters, stream)) {
-    all.gradient_bytes += one.gradient_bytes;
-    all.encode_seconds += one.encode_seconds;
-    all.decode_seconds += one.decode_seconds;
-    residual += one.residual_norm * one.residual_norm;
-    all.relative_error = std::max(all.relative_error, one.relative_error);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    all.gradient_bytes += gradient_bytes(i, parameters);
+    all.encode_seconds += slots_[i].encode_seconds;
+    all.decode_seconds += slots_[i].decode_seconds;
+    all.relative_error = std::max(all.relative_error, parameters.all[i].relative_error);
   }
   const ReducerOptions& options = parameters.options();
   all.codec = options.rules.empty() ? options.codec : "by rules";
@@ -52,22 +50,25 @@ ReducerStatistics Totals::all(const Parameters& parameters, StreamView stream) c
   all.wire_seconds = wire_seconds_;
   all.exposed_seconds = exposed_seconds_;
   all.hidden_seconds = std::max(0.0, wire_seconds_ - exposed_seconds_);
-  all.residual_norm = std::sqrt(residual);
   all.steps_discarded = discarded_;
+  all.codec_changes = codec_changes_;
   all.overflows = overflows_;
   return all;
 }
 
+std::uint64_t Totals::gradient_bytes(std::size_t parameter, const Parameters& parameters) const {
+  const Slot& slot = parameters.slots[parameter];
+  return slot_steps_[parameter] * slot.count * dtype_bytes(slot.dtype);
+}
+
 // The wire and the waiting belong to all; they are shared out by the bytes that each one sent.
-std::vector<ReducerStatistics> Totals::of_each(const Parameters& parameters,
-                                               StreamView stream) const {
+std::vector<ReducerStatistics> Totals::of_each(const Parameters& parameters) const {
   std::uint64_t sent = 0;
   for (const SlotCounters& counters : slots_) sent += counters.sent_bytes;
   std::vector<ReducerStatistics> each;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     const auto own = static_cast<double>(slots_[i].sent_bytes);
     each.push_back(of(i, parameters, sent == 0 ? 0.0 : own / static_cast<double>(sent)));
-    each.back().residual_norm = norm(parameters.residuals.current_sender(i), stream);
   }
   return each;
 }
@@ -84,7 +85,7 @@ ReducerStatistics Totals::of(std::size_t parameter, const Parameters& parameters
   one.codec_may_change = own.choice.may_change();
   one.algorithm = own.algorithm;
   one.steps = slot_steps_[parameter];
-  one.gradient_bytes = one.steps * slot.count * dtype_bytes(slot.dtype);
+  one.gradient_bytes = gradient_bytes(parameter, parameters);
   one.sent_bytes = counters.sent_bytes;
   one.encode_seconds = counters.encode_seconds;
   one.decode_seconds = counters.decode_seconds;

@@ -23,14 +23,17 @@ class Totals {
   /// The trainer waited.
   void note_exposed(double seconds) { exposed_seconds_ += seconds; }
   void note_discarded() { discarded_ += 1; }
+  /// "auto" goes another way.
+  void note_codec_change() { codec_changes_ += 1; }
   /// Counts anew, and so does the context.
   void reset(ExchangeContext& context, double wire_seconds);
 
   /// Of all parameters, but for what a device counts of overflows.
-  ReducerStatistics all(const Parameters& parameters, StreamView stream) const;
-  std::vector<ReducerStatistics> of_each(const Parameters& parameters, StreamView stream) const;
+  ReducerStatistics all(const Parameters& parameters) const;
+  std::vector<ReducerStatistics> of_each(const Parameters& parameters) const;
 
  private:
+  std::uint64_t gradient_bytes(std::size_t parameter, const Parameters& parameters) const;
   ReducerStatistics of(std::size_t parameter, const Parameters& parameters, double share) const;
 
   std::uint64_t steps_ = 0;
@@ -39,6 +42,7 @@ class Totals {
   double exposed_seconds_ = 0;
   std::uint64_t overflows_ = 0;
   std::uint64_t discarded_ = 0;
+  std::uint64_t codec_changes_ = 0;
   std::vector<SlotCounters> slots_;
   std::vector<std::uint64_t> slot_steps_;
   std::uint64_t sent_before_ = 0;  ///< the last reset

@@ -104,6 +104,11 @@ struct ReducerOptions {
   std::chrono::milliseconds timeout = kDefaultTimeout;
   unsigned threads = 1;    ///< for codecs, beside the sending thread
   StreamView stream = {};  ///< of device gradients: where the trainer queues its work
+  /// A file, in which ".rank<number>" stands before what its name ends in: it gets the newest
+  /// events as a trace in Chrome's format, which https://ui.perfetto.dev shows, when the reducer
+  /// ends or at write_trace(). Of work on a device it has only when gradients became ready and who
+  /// waited.
+  std::string trace = {};
 };
 
 /// What a parameter's gradients will be like, where none is there yet.
@@ -168,8 +173,8 @@ struct ReducerStatistics {
   double hidden_seconds = 0;   ///< of wire_seconds, while the trainer was not in wait()
   double exposed_seconds = 0;  ///< in wait()
   double relative_error = 0;  ///< |sent − decoded| / |sent| of this rank's last encode (+ef only)
-  double residual_norm = 0;
   std::uint64_t steps_discarded = 0;
+  std::uint64_t codec_changes = 0;  ///< times that "auto" went another way; of all together only
   std::uint64_t overflows = 0;
 };
 
@@ -243,7 +248,15 @@ class GradientReducer {
   void load_state(std::span<const std::byte> state);
 
   ReducerStatistics statistics() const;
+  /// The same of the steps that are complete, on a device too. Any thread; never waits.
+  ReducerStatistics statistics_so_far() const;
   std::vector<ReducerStatistics> parameter_statistics() const;
+  /// The Euclidean norm of what error feedback keeps of each parameter of this rank, as many as
+  /// parameter_statistics() has: a pass over all residuals, and waits for a device.
+  std::vector<double> residual_norms() const;
+  /// Writes ReducerOptions::trace now. Throws InvalidArgument where there is none, Error where that
+  /// fails.
+  void write_trace() const;
   void reset_statistics();
   /// Whether "auto" tries nothing, for now. Before the first step nothing is settled.
   bool settled() const;

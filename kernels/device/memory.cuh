@@ -63,6 +63,9 @@ __device__ __forceinline__ std::uint64_t atomic_add(std::uint64_t* pointer, std:
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
   return atomicAdd(reinterpret_cast<unsigned long long*>(pointer), value);
 }
+__device__ __forceinline__ double atomic_add(double* pointer, double value) {
+  return atomicAdd(pointer, value);
+}
 
 /// Of words in pinned memory that the host reads while the kernel runs: it sees all that was
 /// stored before no later than these.

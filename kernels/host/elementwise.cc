@@ -11,6 +11,9 @@
 #include "kernels/host/tiles-inl.h"
 #include "kernels/scalar/float_mode.h"
 
+#include <algorithm>
+#include <numeric>
+
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
@@ -56,6 +59,23 @@ HWY_INLINE VF32 larger(VF32 a, VF32 b) {
   const VF32 sum = hn::Add(a, b);  // a NaN where one of them is, and where infinities cancel
   const auto numbers = hn::And(hn::Eq(a, a), hn::Eq(b, b));
   return hn::IfThenElse(numbers, ordered, sum);
+}
+
+/// Sixteen sums side by side, for which the compiler has vectors, then their sum.
+template <typename T>
+double squares(const void* values, std::size_t count) {
+  constexpr std::size_t kSums = 16;
+  double sums[kSums] = {};
+  alignas(kLine) float floats[kTile];
+  Input<T, kTile> tiles(values, count);
+  for (std::size_t first = 0; first < count; first += kTile) {
+    const T* tile = tiles.tile(first);
+    for (std::size_t i = 0; i < kTile; i += kLanes)
+      hn::Store(load_values(tile + i), F32(), floats + i);
+    for (std::size_t i = 0; i < kTile; i += kSums)
+      for (std::size_t k = 0; k < kSums; ++k) sums[k] += double{floats[i + k]} * floats[i + k];
+  }
+  return std::accumulate(sums, sums + kSums, 0.0);
 }
 
 // Integers are left to the compiler, which has vectors for them.
@@ -124,6 +144,12 @@ void maximum_values_on(void* maxima, const void* values, Dtype dtype, std::size_
   }
 }
 
+double sum_of_squares_on(const void* values, Dtype dtype, std::size_t count) {
+  const DefaultFloatMode mode;
+  return visit_gradient_dtype(dtype,
+                              [&](auto value) { return squares<decltype(value)>(values, count); });
+}
+
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -140,6 +166,8 @@ TERSOR_DISPATCHED(void, add_values,
 TERSOR_DISPATCHED(void, maximum_values,
                   (void* maxima, const void* values, Dtype dtype, std::size_t count),
                   (maxima, values, dtype, count))
+TERSOR_DISPATCHED(double, sum_of_squares, (const void* values, Dtype dtype, std::size_t count),
+                  (values, dtype, count))
 
 }  // namespace tersor::kernels
 #endif

@@ -19,4 +19,8 @@ void add_values(void* sums, const void* values, Dtype dtype, std::size_t count);
 /// are -0, so that the order of the operands never matters.
 void maximum_values(void* maxima, const void* values, Dtype dtype, std::size_t count);
 
+/// The sum of the values' squares, added up in f64 in an order that only `count` decides. f32,
+/// bf16, f16; InvalidArgument for any other dtype.
+double sum_of_squares(const void* values, Dtype dtype, std::size_t count);
+
 }  // namespace tersor::kernels

@@ -74,8 +74,9 @@ void bind_reducer_statistics(nb::module_& module) {
       .def_ro("exposed_seconds", &Statistics::exposed_seconds, "In which somebody waited.")
       .def_ro("relative_error", &Statistics::relative_error,
               "|sent - decoded| / |sent| of this rank's last encode, where it was measured.")
-      .def_ro("residual_norm", &Statistics::residual_norm)
       .def_ro("steps_discarded", &Statistics::steps_discarded)
+      .def_ro("codec_changes", &Statistics::codec_changes,
+              "Times that \"auto\" went another way; of all together only.")
       .def_ro("overflows", &Statistics::overflows,
               "Values that were finite and left the range of the wire's type.");
 }
@@ -154,8 +155,16 @@ void bind_reducer(nb::module_& module) {
   bind_steps(reducer);
   bind_state(reducer);
   reducer.def("statistics", &waiting<&GradientReducer::statistics>, "Of all parameters together.")
+      .def("statistics_so_far", &waiting<&GradientReducer::statistics_so_far>,
+           "The same of the steps that are complete. From any thread; never waits.")
       .def("parameter_statistics", &waiting<&GradientReducer::parameter_statistics>,
            "Of each parameter, in the order in which they were added.")
+      .def("residual_norms", &waiting<&GradientReducer::residual_norms>,
+           "The Euclidean norm of what error feedback keeps of each parameter, in that order: a "
+           "pass "
+           "over all residuals.")
+      .def("write_trace", &waiting<&GradientReducer::write_trace>,
+           "Writes the options' `trace` now: without, at the reducer's end.")
       .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>)
       .def("settled", &waiting<&GradientReducer::settled>,
            "Whether \"auto\" tries nothing, for now.")

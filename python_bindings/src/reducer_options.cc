@@ -90,6 +90,7 @@ void bind_reducer_options(nb::module_& module) {
       .def_rw("bucket_bytes", &ReducerOptions::bucket_bytes)
       .def_rw("chunk_count", &ReducerOptions::chunk_count)
       .def_rw("seed", &ReducerOptions::seed)
+      .def_rw("trace", &ReducerOptions::trace)
       .def_prop_rw(
           "threads", [](const ReducerOptions& o) { return o.threads; }, &set_threads)
       .def_prop_rw(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +52,10 @@ class GradientOptions(CommonOptions, total=False):
     """Whether each step encodes once more to measure its error: slow. Default False."""
     threads: int
     """For codecs, beside the sending thread. Default 1."""
+    trace: str
+    """A file for the newest events in Chrome's format, which https://ui.perfetto.dev shows, with
+    ``.rank<number>`` before what its name ends in: written at the end, or by ``write_trace()``.
+    Of work on a device it has only when gradients were ready and who waited. Default none."""
 
 
 class ReducerOptions(GradientOptions, GridOptions, total=False):
@@ -80,6 +87,13 @@ def lasting(options: ReducerOptions) -> ReducerOptions:
     return {**options, "rules": list(options["rules"])} if "rules" in options else options
 
 
+def _write_trace(alive: weakref.ref[GradientReducer]) -> None:
+    """What Python still holds when it ends is not taken down."""
+    if (reducer := alive()) is not None:
+        with contextlib.suppress(_core.Error):  # what ended the exchange was told already
+            reducer.write_trace()
+
+
 class GradientReducer(_core.GradientReducer):
     """Reduces the gradients of a model over the ranks of ``transport``.
 
@@ -96,3 +110,5 @@ class GradientReducer(_core.GradientReducer):
             "a GradientReducer takes a transport (tersor.local, tersor.mpi, …)",
         )
         super().__init__(transport, fill(_core.ReducerOptions(), options))
+        if options.get("trace"):
+            atexit.register(_write_trace, weakref.ref(self))

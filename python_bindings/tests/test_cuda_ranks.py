@@ -233,7 +233,7 @@ def test_a_run_goes_on_from_its_state(way: str) -> None:
         went_on = train(first, transport, make, range(2, 4))
         assert train(other, transport, make, range(2, 4)) == went_on
         first.scale_residuals(0.5)
-        assert first.statistics().residual_norm > 0
+        assert max(first.residual_norms()) > 0
         return [*went_on, first.save_portable_state()]
 
     same_on_host(body, way)

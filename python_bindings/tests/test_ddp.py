@@ -166,7 +166,9 @@ def unused(rank: int, _: int) -> tuple[list[float], bool, float]:
 
     def residual() -> float:
         return next(
-            one["residual_norm"] for one in handle.statistics() if one["name"] == "second.weight"
+            one["residual_norm"]
+            for one in handle.statistics(residual_norms=True)
+            if one["name"] == "second.weight"
         )
 
     model(inputs(rank, 0), "second").sum().backward()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
+import json
+import math
+import pathlib
+import time
 import weakref
 
 import numpy as np
@@ -219,13 +224,66 @@ def test_each_rank_may_get_its_shard(ranks: int) -> None:
     tersor.local.run(ranks, scatter)
 
 
+def test_any_thread_may_ask_for_statistics_while_a_step_is_under_way() -> None:
+    def ask(transport: tersor.Transport) -> tuple[int, int, int]:
+        reducer = make(transport, codec="int8")
+        train(reducer, transport.rank, range(2))
+        for name, shape in SHAPES.items():
+            reducer.ready(name, np.ones(shape, np.float32))
+        reducer.flush()
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            so_far = other.submit(reducer.statistics_so_far).result(timeout=60).steps
+        reducer.wait()
+        return so_far, reducer.statistics_so_far().steps, reducer.statistics().steps
+
+    for during, after, at_last in tersor.local.run(2, ask):
+        assert during in (2, 3)
+        assert after == at_last == 3
+
+
+def test_a_trace_tells_what_each_parameter_did(tmp_path: pathlib.Path) -> None:
+    def traced(transport: tersor.Transport) -> None:
+        reducer = make(transport, codec="int8+ef", trace=str(tmp_path / "trace.json"))
+        train(reducer, transport.rank, range(3))
+        if transport.rank == 1:
+            reducer.write_trace()
+
+    tersor.local.run(2, traced)
+    gc.collect()
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace.rank{rank}.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == {rank}
+        rows = {
+            event["tid"]: event["args"]["name"]
+            for event in events
+            if event["name"] == "thread_name"
+        }
+        assert list(rows.values()) == ["trainer", "wire", *SHAPES]
+        done = [event for event in events if event["ph"] == "X"]
+        assert all(event["dur"] >= 0 for event in done)
+        assert {rows[event["tid"]] for event in done} == {"trainer", "wire", *SHAPES}
+        for name in ("encode", "decode"):
+            steps = {event["args"]["step"] for event in done if event["name"] == name}
+            assert steps == {0, 1, 2}
+        assert abs(done[0]["ts"] / 1e6 - time.time()) < 3600  # of the system's clock
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_training(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(tersor.InvalidArgument, match=r"no/trace\.rank0\.json"):
+        tersor.local.run(
+            1, lambda transport: make(transport, trace=str(tmp_path / "no/trace.json"))
+        )
+    with pytest.raises(tersor.InvalidArgument, match="set ReducerOptions::trace"):
+        tersor.local.run(1, lambda transport: make(transport).write_trace())
+
+
 def test_residuals_follow_a_loss_scale() -> None:
     def norms(transport: tersor.Transport) -> tuple[float, float]:
         reducer = make(transport, codec="int4+ef")
         train(reducer, transport.rank, range(1))
-        before = reducer.statistics().residual_norm
+        before = math.hypot(*reducer.residual_norms())
         reducer.scale_residuals(0.5)
-        return before, reducer.statistics().residual_norm
+        return before, math.hypot(*reducer.residual_norms())
 
     for before, after in tersor.local.run(2, norms):
         assert before > 0
@@ -236,12 +294,12 @@ def test_nothing_but_zeros_keeps_the_residual() -> None:
     def norms(transport: tersor.Transport) -> list[float]:
         reducer = make(transport, codec="topk:density=0.01+ef")
         train(reducer, transport.rank, range(1))
-        found = [reducer.statistics().residual_norm]
+        found = [math.hypot(*reducer.residual_norms())]
         for contribution in ("gradient-unless-zero", "gradient"):
             for name, shape in SHAPES.items():
                 reducer.ready(name, np.zeros(shape, np.float32), contribution)
             reducer.wait()
-            found.append(reducer.statistics().residual_norm)
+            found.append(math.hypot(*reducer.residual_norms()))
         return found
 
     for first, inactive, active in tersor.local.run(2, norms):
@@ -276,7 +334,8 @@ def test_rules_choose_and_explain() -> None:
         chosen = {one.name: one for one in reducer.parameter_statistics()}
         assert chosen["norm.bias"].codec == "none"
         assert chosen["head.weight"].codec == "int8"
-        assert chosen["embedding.weight"].residual_norm > 0
+        norms = dict(zip(chosen, reducer.residual_norms(), strict=True))
+        assert norms["embedding.weight"] > 0
         assert chosen["head.weight"].steps == 2
         assert chosen["head.weight"].gradient_bytes == 2 * 4 * 40 * 8 * 16
         assert 'rule "head.*"' in reducer.explain()

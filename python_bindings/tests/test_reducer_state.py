@@ -35,7 +35,7 @@ def test_a_state_shows_what_each_rank_keeps() -> None:
         assert (weight.name, weight.codec, weight.count) == ("weight", "int8+ef", 6000)
         assert (bias.codec, len(bias.residual), len(bias.owner)) == ("bf16", 0, 0)
         assert weight.residual.dtype == np.float32
-        norm = reducer.parameter_statistics()[0].residual_norm
+        norm = reducer.residual_norms()[0]
         assert np.linalg.norm(weight.residual) == pytest.approx(norm, rel=1e-5)
         assert len(weight.residual) == weight.longest_residual
         return len(weight.owner), weight.longest_owner, int(np.count_nonzero(weight.owner) > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import sys
 from typing import Any
@@ -28,15 +29,28 @@ class Counted(Reporting):
     """What one rank's reducer counted, as a handle has it."""
 
     def __init__(self, reducer: GradientReducer, ranks: int) -> None:
-        every = reducer.parameter_statistics()
-        self._parameters = [statistics.of_parameter(one, ranks) for one in every]
-        self._totals = statistics.of_parameter(reducer.statistics(), ranks)
+        every, norms = reducer.parameter_statistics(), reducer.residual_norms()
+        self._parameters = [
+            statistics.of_parameter(one, ranks, norm)
+            for one, norm in zip(every, norms, strict=True)
+        ]
+        self._totals = statistics.of_parameter(reducer.statistics(), ranks, math.hypot(*norms))
 
-    def statistics(self) -> list[ParameterStatistics]:
-        return self._parameters
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        return [_told(one, residual_norms) for one in self._parameters]
 
-    def totals(self) -> ParameterStatistics:
-        return self._totals
+    def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
+        return _told(self._totals, residual_norms)
+
+    def write_trace(self) -> None:
+        raise NotImplementedError
+
+
+def _told(one: ParameterStatistics, residual_norms: bool) -> ParameterStatistics:
+    told = one.copy()
+    if not residual_norms:
+        del told["residual_norm"]
+    return told
 
 
 def train(transport: _core.Transport, **options: Any) -> Counted:
@@ -102,7 +116,8 @@ def test_the_table_has_a_line_for_each_parameter_and_one_for_all() -> None:
 
 def test_sums_are_of_all_and_the_norm_is_of_all_residuals_together() -> None:
     (one, *_) = counted(3, codec="int8+ef", measure_error=True)
-    added, told = statistics.add_up(one.statistics()), one.totals()
+    told = one.totals(residual_norms=True)
+    added = statistics.add_up(one.statistics(residual_norms=True))
     for field in set(told) - {"name", "codec", "reason", "algorithm", "sent_bytes"}:
         assert added[field] == pytest.approx(told[field])  # type: ignore[literal-required]
     assert added["codec"] == statistics.SEVERAL
@@ -114,7 +129,13 @@ def test_sums_have_nothing_that_no_entry_knows() -> None:
     (one, *_) = counted(2, codec="int8")
     known = statistics.add_up(one.statistics())
     assert known["relative_error"] is None
-    optional = ("hidden_seconds", "exposed_seconds", "overflows", "steps_discarded")
+    optional = (
+        "hidden_seconds",
+        "exposed_seconds",
+        "overflows",
+        "codec_changes",
+        "steps_discarded",
+    )
     entries = one.statistics()
     for entry in entries:
         for field in (*optional, "relative_error"):
@@ -128,7 +149,7 @@ def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (one, *_) = counted(2, codec="int8+ef")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
-        statistics.log_statistics(writer, one, 7)
+        statistics.log_statistics(writer, one, 7, residual_norms=True)
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
 
     def value(tag: str) -> float:
@@ -136,14 +157,41 @@ def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
         assert event.step == 7
         return float(event.value)
 
-    totals, weight = one.totals(), one.statistics()[0]
-    assert value("tersor/sent bytes") == pytest.approx(totals["sent_bytes"] / STEPS)
-    assert value("tersor/wire seconds") == pytest.approx(totals["wire_seconds"] / STEPS)
+    totals, weight = one.totals(), one.statistics(residual_norms=True)[0]
+    assert value("tersor/sent_bytes") == pytest.approx(totals["sent_bytes"] / STEPS)
+    assert value("tersor/wire_seconds") == pytest.approx(totals["wire_seconds"] / STEPS)
     assert value("tersor/ratio") == pytest.approx(statistics.ratio(totals))
     folder = "tersor parameters/head.weight"
-    assert value(f"{folder}/residual") == pytest.approx(weight["residual_norm"])
-    assert value(f"{folder}/sent bytes") == pytest.approx(weight["sent_bytes"] / STEPS)
-    assert f"{folder}/error" not in events.Tags()["scalars"]
+    assert value(f"{folder}/residual_norm") == pytest.approx(weight["residual_norm"])
+    assert value(f"{folder}/sent_bytes") == pytest.approx(weight["sent_bytes"] / STEPS)
+    assert f"{folder}/relative_error" not in events.Tags()["scalars"]
+
+
+def test_scalars_are_means_of_a_step_with_what_was_counted() -> None:
+    (one, *_) = counted(2, codec="int8+ef")
+    totals, scalars = one.totals(), one.scalars()
+    assert scalars["tersor/steps"] == STEPS
+    assert scalars["tersor/sent_bytes"] == pytest.approx(totals["sent_bytes"] / STEPS)
+    assert scalars["tersor/uncompressed_bytes"] > 3.5 * scalars["tersor/sent_bytes"]
+    assert scalars["tersor/hidden_seconds"] + scalars["tersor/exposed_seconds"] > 0
+    assert {"tersor/residual_norm", "tersor/relative_error"}.isdisjoint(scalars)
+    for counter in ("overflows", "skipped_steps", "steps_discarded", "codec_changes"):
+        assert scalars[f"tersor/{counter}"] == 0
+    assert one.scalars(residual_norm=True)["tersor/residual_norm"] > 0
+
+
+def test_prometheus_shows_the_scalars_with_their_rank() -> None:
+    client = pytest.importorskip("prometheus_client")
+    from tersor.prometheus import Collector
+
+    (one, *_) = counted(2, codec="int8")
+    registry = client.CollectorRegistry()
+    registry.register(Collector(one, rank=0))
+    text = client.generate_latest(registry).decode()
+    sent = one.scalars()["tersor/sent_bytes"]
+    assert registry.get_sample_value("tersor_sent_bytes", {"rank": "0"}) == sent
+    assert "# TYPE tersor_ratio gauge" in text
+    assert registry.get_sample_value("tersor_residual_norm", {"rank": "0"}) is None
 
 
 def test_nothing_sent_yet_is_told_as_such() -> None:

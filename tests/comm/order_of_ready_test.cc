@@ -61,7 +61,7 @@ class ReadyModel {
   }
 
   double residual_norm(std::size_t i) const {
-    return reducer.parameter_statistics()[i].residual_norm;
+    return reducer.residual_norms()[i];
   }
 
  private:

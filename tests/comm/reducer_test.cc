@@ -308,7 +308,7 @@ TEST(Reducer, RulesAndDefaultsChooseTheCodec) {
     EXPECT_EQ(statistics[1].reason, "fewer than 4096 values");
     EXPECT_FALSE(statistics[0].codec_may_change);
     EXPECT_NE(by_default.explain().find("second.weight"), std::string::npos);
-    EXPECT_GT(statistics[0].residual_norm, 0.0);
+    EXPECT_GT(by_default.residual_norms()[0], 0.0);
     EXPECT_LT(statistics[0].sent_bytes, statistics[0].gradient_bytes / 6);
   });
 }

@@ -77,6 +77,25 @@ TEST_P(Elementwise, TheMaximumKeepsNansAndPrefersPlusZero) {
   expect_each(maximum_values, larger);
 }
 
+// In the same order under every instruction set.
+TEST_P(Elementwise, AddsSquaresInDouble) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
+    for (const std::size_t count : kElementCounts) {
+      const auto bytes = reference::as_bytes(reference::values_of_all_kinds(count, random_), dtype,
+                                             dtype_bytes(dtype));
+      const std::byte* values = bytes.data() + dtype_bytes(dtype);
+      double sums[16] = {};
+      for (std::size_t i = 0; i < count; ++i) {
+        const double value = reference::load(values, dtype, i);
+        sums[i % 16] += value * value;
+      }
+      const double sum = std::accumulate(sums, sums + 16, 0.0);
+      const double got = sum_of_squares(values, dtype, count);
+      EXPECT_TRUE(got == sum || (std::isnan(got) && std::isnan(sum)))
+          << dtype_name(dtype) << " count " << count << ": " << got << ", not " << sum;
+    }
+}
+
 template <typename T>
 void expect_integers(Dtype dtype, std::mt19937_64& random) {
   for (const std::size_t count : kElementCounts) {

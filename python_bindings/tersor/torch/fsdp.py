@@ -32,7 +32,7 @@ from tersor.torch.sharded_reducer import ShardedReducer
 from tersor.torch.sharded_state import load_sharded, save_sharded
 from tersor.torch.sharded_weights import WeightExchange
 from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs, refuse_meshes
-from tersor.torch.statistics import ParameterStatistics
+from tersor.torch.statistics import ParameterStatistics, add_up
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,20 +90,36 @@ class ShardedHandle(Reporting):
         """
         return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
 
-    def statistics(self) -> list[ParameterStatistics]:
-        """A dict for each parameter that was sent: codec, bytes, seconds, norm of its residual.
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        """A dict for each parameter that was sent: codec, bytes, seconds.
+
+        With ``residual_norms`` that of its residual, too, for which all residuals are read.
 
         Another, with ``" (replicas)"`` behind the name, for its shard between replicas.
         Bytes and seconds are sums over ``steps`` steps, of this rank.
         """
-        return [one for reducer in self._reducers for one in reducer.statistics()]
+        return [
+            one
+            for reducer in self._reducers
+            for one in reducer.statistics(residual_norms=residual_norms)
+        ]
 
-    def totals(self) -> ParameterStatistics:
+    def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         """The same of all parameters together."""
-        found = super().totals()
+        found = super().totals(residual_norms=residual_norms)
         if reducers := self._reducers:  # which do not count overflows by parameter
             found["overflows"] = sum(one.core.statistics().overflows for one in reducers)
         return found
+
+    def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
+        if not (reducers := self._reducers):
+            return None
+        return add_up(one.totals(residual_norm=residual_norm) for one in reducers)
+
+    def write_trace(self) -> None:
+        """Writes the files of ``trace=`` now, of each reducer one; without, at the end."""
+        for reducer in self._reducers:
+            reducer.core.write_trace()
 
     def explain(self) -> str:
         """What was decided and why, a line a parameter; after the first step."""

@@ -125,7 +125,7 @@ def _byte_axis(axes: Axes) -> None:
 
 def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     places = range(len(rows))
-    norms = [one["residual_norm"] for one in rows]
+    norms = [one.get("residual_norm", 0.0) for one in rows]
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.grid(axis="y", visible=False)
     axes.set_title("What waits for later")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from typing import Any
@@ -13,30 +14,53 @@ from tersor.reducer import GradientReducer
 from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import checked
 from tersor.torch.report import draw
-from tersor.torch.statistics import ParameterStatistics, add_up, of_parameter, table
+from tersor.torch.statistics import ParameterStatistics, add_up, of_parameter, scalars, table
 
 
 class Reporting(ABC):
     """What all handles can tell."""
 
     @abstractmethod
-    def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter."""
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        """What was sent, a dict for each parameter; for norms all residuals are read."""
 
-    def totals(self) -> ParameterStatistics:
+    def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         """The same of all parameters together."""
-        return add_up(self.statistics())
+        return add_up(self.statistics(residual_norms=residual_norms))
+
+    def scalars(self, *, residual_norm: bool = False) -> dict[str, float]:
+        """What monitoring takes, of all parameters together: cheap enough for each step.
+
+        ``tersor/sent_bytes``, ``uncompressed_bytes`` (what would be sent without a codec),
+        ``gradient_bytes``, ``ratio``, ``encode_seconds``, ``wire_seconds`` and of these
+        ``hidden_seconds`` and ``exposed_seconds``, ``decode_seconds``: means over ``steps`` steps
+        of this rank, which ``reducer.reset_statistics()`` begins anew. Counted: ``overflows``,
+        ``skipped_steps``, ``steps_discarded``, ``codec_changes`` of ``"auto"``. With
+        ``measure_error`` ``relative_error``, with ``residual_norm`` that of all residuals, for
+        which they are read. Before the first step nothing. Without ``residual_norm`` it never
+        waits, and any thread may ask: it tells of the steps that are complete.
+        """
+        totals = self._totals_of_all(residual_norm)
+        return {} if totals is None else scalars(totals, getattr(self, "skipped_steps", 0))
+
+    def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
+        """As ``totals``; None where nothing was sent yet."""
+        return self.totals(residual_norms=residual_norm)
+
+    @abstractmethod
+    def write_trace(self) -> None:
+        """Writes the file of ``trace=`` now; without, it is written at the end."""
 
     def table(self) -> str:
         """A line for each parameter, and one for all; bytes and times of a step."""
-        return table([*self.statistics(), self.totals()])
+        return table([*self.statistics(residual_norms=True), self.totals(residual_norms=True)])
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Draws bytes, times and residuals to a PNG, SVG or PDF file; needs matplotlib.
 
         Raises ImportError, which says what to install, where there is none.
         """
-        draw(self.statistics(), self.totals(), path)
+        draw(self.statistics(residual_norms=True), self.totals(), path)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """Refused: a copy would need connections to other ranks of its own, and a file has none."""
@@ -60,13 +84,31 @@ class ReducerReporting(Reporting):
             raise InvalidArgument("the reducer is made in the first backward pass")
         return self._exchange.reducer
 
-    def statistics(self) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter that is compressed, in the model's order."""
-        return [of_parameter(one, self._ranks()) for one in self.reducer.parameter_statistics()]
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        """What was sent, a dict for each parameter that is compressed, in the model's order.
 
-    def totals(self) -> ParameterStatistics:
+        With ``residual_norms`` that of each residual, too, for which all are read.
+        """
+        every = self.reducer.parameter_statistics()
+        norms = self.reducer.residual_norms() if residual_norms else [None] * len(every)
+        ranks = self._ranks()
+        return [of_parameter(one, ranks, norm) for one, norm in zip(every, norms, strict=True)]
+
+    def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         """The same of all parameters together, headers of the transport included."""
-        return of_parameter(self.reducer.statistics(), self._ranks())
+        norm = math.hypot(*self.reducer.residual_norms()) if residual_norms else None
+        return of_parameter(self.reducer.statistics(), self._ranks(), norm)
+
+    def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
+        if self._exchange is None:
+            return None
+        if residual_norm:
+            return self.totals(residual_norms=True)
+        return of_parameter(self.reducer.statistics_so_far(), self._ranks())
+
+    def write_trace(self) -> None:
+        """Writes the file of ``trace=`` now; without, it is written at the end."""
+        self.reducer.write_trace()
 
     def explain(self) -> str:
         """Which codec each parameter travels by, and why."""

@@ -11,9 +11,10 @@ residual of the part whose sum it sends on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -63,6 +64,8 @@ class ShardedReducer:
         core: what reduces them.
         parameters: those that it has, by name.
     """
+
+    _sent_whole: ClassVar = 0.5  # of what an all-reduce sends: values are scattered only
 
     def __init__(
         self,
@@ -128,15 +131,29 @@ class ShardedReducer:
         """Whether a step is."""
         return bool(self._ready)
 
-    def statistics(self) -> Iterator[ParameterStatistics]:
+    def statistics(self, *, residual_norms: bool) -> Iterator[ParameterStatistics]:
         """Of the parameters that were sent."""
         every = self.core.parameter_statistics()
-        return (self._told(one) for one in every if one.steps and one.name in self.parameters)
+        norms = self.core.residual_norms() if residual_norms else [None] * len(every)
+        return (
+            self._told(one, norm)
+            for one, norm in zip(every, norms, strict=True)
+            if one.steps and one.name in self.parameters
+        )
 
-    def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
-        found = of_parameter(one, self.kind.group.size())
+    def totals(self, *, residual_norm: bool) -> ParameterStatistics:
+        """Of all of them together, in the steps that are complete."""
+        norm = math.hypot(*self.core.residual_norms()) if residual_norm else None
+        return self._counted(self.core.statistics_so_far(), norm)
+
+    def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
+        found = self._counted(one, norm)
         found["reason"] = self._reason or one.reason
-        found["uncompressed_bytes"] /= 2  # as it is scattered only
+        return found
+
+    def _counted(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
+        found = of_parameter(one, self.kind.group.size(), norm)
+        found["uncompressed_bytes"] *= self._sent_whole
         return found
 
     def read(self) -> tuple[ReducerState, dict[str, Kept]]:
@@ -202,6 +219,8 @@ class ShardedReducer:
 
 class ReplicaReducer(ShardedReducer):
     """One reducer for the shards of some modules; its names end in ``(replicas)`` outside."""
+
+    _sent_whole: ClassVar = 1.0
 
     def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
         """Begins to reduce the shards of these parameters in place: ``rows`` is ``output``."""
@@ -278,9 +297,9 @@ class ReplicaReducer(ShardedReducer):
     def _shards(self, count: int) -> list[int]:
         return []
 
-    def _told(self, one: _core.ReducerStatistics) -> ParameterStatistics:
+    def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
         choice = self._choices[one.name]
-        found = of_parameter(one, self.kind.group.size())
+        found = self._counted(one, norm)
         found["name"] = f"{one.name} (replicas)"
         found["reason"] = self._reason or (one.reason if choice.codec == "auto" else choice.reason)
         return found

@@ -7,6 +7,7 @@ ranks sends 2 (n - 1) / n of it, a reduce-scatter (n - 1) / n.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
@@ -48,9 +49,11 @@ class ParameterStatistics(TypedDict, total=False):
     """While the trainer waited."""
     relative_error: float | None
     """|gradient - decoded| / |gradient| of the last step; None: not measured."""
-    residual_norm: Required[float]
-    """Euclidean; of what error feedback keeps for later."""
+    residual_norm: float
+    """Euclidean; of what error feedback keeps for later, where it was asked for."""
     steps_discarded: int
+    codec_changes: int
+    """Times that ``"auto"`` went another way; of all together only."""
     overflows: float
     """Values that were finite and left the range of the wire's type."""
 
@@ -58,11 +61,11 @@ class ParameterStatistics(TypedDict, total=False):
 class Counting(Protocol):
     """What counts what it sends: every handle."""
 
-    def statistics(self) -> list[ParameterStatistics]:
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
         """Of each parameter."""
 
-    def totals(self) -> ParameterStatistics:
-        """Of all together."""
+    def scalars(self, *, residual_norm: bool = False) -> dict[str, float]:
+        """Of all together, a step."""
 
 
 class Writer(Protocol):
@@ -74,13 +77,19 @@ class Writer(Protocol):
 
 _BYTES = ("gradient_bytes", "uncompressed_bytes", "sent_bytes")
 _SECONDS = ("encode_seconds", "wire_seconds", "decode_seconds", "hidden_seconds", "exposed_seconds")
-_SUMS = (*_BYTES, *_SECONDS, "overflows")
-_NOT_ALWAYS_KNOWN = ("hidden_seconds", "exposed_seconds", "overflows")
+_SUMS = (*_BYTES, *_SECONDS, "overflows", "codec_changes")
+_KNOWN_OF_ALL = ("relative_error", "residual_norm", "overflows", "codec_changes", "steps_discarded")
+_NOT_ALWAYS_KNOWN = ("hidden_seconds", "exposed_seconds", "overflows", "codec_changes")
 
 
-def of_parameter(one: _core.ReducerStatistics, ranks: int) -> ParameterStatistics:
+def of_parameter(
+    one: _core.ReducerStatistics, ranks: int, residual_norm: float | None = None
+) -> ParameterStatistics:
     """Of one that is all-reduced, or of all together, headers of the transport included."""
-    told: Any = {field: getattr(one, field, None) for field in ParameterStatistics.__annotations__}
+    fields = [field for field in ParameterStatistics.__annotations__ if field != "residual_norm"]
+    told: Any = {field: getattr(one, field, None) for field in fields}
+    if residual_norm is not None:
+        told["residual_norm"] = residual_norm
     told["uncompressed_bytes"] = one.gradient_bytes * 2 * (ranks - 1) / ranks
     told["relative_error"] = one.relative_error or None
     return cast(ParameterStatistics, told)
@@ -102,11 +111,12 @@ def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
         "codec": codecs.pop() if len(codecs) == 1 else SEVERAL,
         "reason": "",
         "steps": max(known("steps"), default=0),
-        "residual_norm": sum(norm**2 for norm in known("residual_norm")) ** 0.5,
     }
     for field in _SUMS:
         if known(field) or field not in _NOT_ALWAYS_KNOWN:
             added[field] = sum(known(field))
+    if norms := known("residual_norm"):
+        added["residual_norm"] = math.hypot(*norms)
     if discarded := known("steps_discarded"):
         added["steps_discarded"] = max(discarded)
     if errors := known("relative_error"):
@@ -125,6 +135,18 @@ def per_step(one: ParameterStatistics, field: str) -> float | None:
     return None if value is None or not one["steps"] else value / one["steps"]
 
 
+def scalars(totals: ParameterStatistics, skipped_steps: int) -> dict[str, float]:
+    """What monitoring takes of all parameters together; see ``Reporting.scalars``."""
+    told: dict[str, float | None] = {
+        "steps": totals["steps"],
+        **{field: per_step(totals, field) for field in (*_BYTES, *_SECONDS)},
+        "ratio": ratio(totals) if totals["sent_bytes"] else None,
+        **{field: totals.get(field) for field in _KNOWN_OF_ALL},  # type: ignore[misc]
+        "skipped_steps": skipped_steps,
+    }
+    return {f"tersor/{name}": float(value) for name, value in told.items() if value is not None}
+
+
 def table(entries: Iterable[ParameterStatistics]) -> str:
     """A line for each entry: bytes and seconds of a step, ratio, error, residual, codec and why."""
     names = [field.rpartition("_")[0] for field in (*_BYTES, *_SECONDS)]
@@ -139,38 +161,37 @@ def _cells(one: ParameterStatistics) -> list[str]:
         *(_text.byte_count(per_step(one, field)) for field in _BYTES),
         _text.ratio(ratio(one)),
         _text.percent(one.get("relative_error")),
-        _text.magnitude(one["residual_norm"] or None),
+        _text.magnitude(one.get("residual_norm") or None),
         *(_text.seconds(per_step(one, field)) for field in _SECONDS),
         codec,
     ]
 
 
-def log_statistics(writer: Writer, handle: Counting, step: int) -> None:
-    """Writes what ``handle`` counted to TensorBoard, under ``tersor/``.
+def log_statistics(
+    writer: Writer, handle: Counting, step: int, *, residual_norms: bool = False
+) -> None:
+    """Writes what ``handle`` counted to TensorBoard: its ``scalars()``, and of each parameter.
 
-    Bytes and seconds are means over the steps that the handle counted. Of each parameter: bytes
-    sent, ratio, residual's norm, and the error where it is measured.
+    These are bytes sent, ratio, the error where it is measured, and with ``residual_norms`` the
+    residual's norm, for which all residuals are read.
     """
     if not hasattr(writer, "add_scalar"):
         raise TypeError(f"log_statistics takes a SummaryWriter first, not {described(writer)}")
-    if not hasattr(handle, "totals"):
+    if not hasattr(handle, "scalars"):
         raise TypeError(f"log_statistics takes what compress returned, not {described(handle)}")
-    totals = handle.totals()
-    for field in (*_BYTES, *_SECONDS):
-        if (value := per_step(totals, field)) is not None:
-            writer.add_scalar(f"tersor/{field.replace('_', ' ')}", value, step)
-    for one in (totals, *handle.statistics()):
+    for name, value in handle.scalars(residual_norm=residual_norms).items():
+        writer.add_scalar(name, value, step)
+    for one in handle.statistics(residual_norms=residual_norms):
         _log_parameter(writer, one, step)
 
 
 def _log_parameter(writer: Writer, one: ParameterStatistics, step: int) -> None:
     values = {
-        "sent bytes": per_step(one, "sent_bytes"),
+        "sent_bytes": per_step(one, "sent_bytes"),
         "ratio": ratio(one) if one["sent_bytes"] else None,
-        "residual": one["residual_norm"],
-        "error": one.get("relative_error"),
+        "residual_norm": one.get("residual_norm"),
+        "relative_error": one.get("relative_error"),
     }
-    folder = f"tersor parameters/{one['name']}" if one["name"] else "tersor"
     for name, value in values.items():
-        if value is not None and (one["name"] or name != "sent bytes"):
-            writer.add_scalar(f"{folder}/{name}", value, step)
+        if value is not None:
+            writer.add_scalar(f"tersor parameters/{one['name']}/{name}", value, step)
