@@ -61,20 +61,61 @@ HWY_INLINE VF32 larger(VF32 a, VF32 b) {
   return hn::IfThenElse(numbers, ordered, sum);
 }
 
-/// Sixteen sums side by side, for which the compiler has vectors, then their sum.
+constexpr std::size_t kSums = 16;  // of squares, side by side: value i goes to sum i mod 16
+
+#if TERSOR_PORTABLE
+
+class SquareSums {
+ public:
+  HWY_INLINE void add(std::size_t i, VF32 value) {
+    const double wide = hn::GetLane(value);
+    sums_[i % kSums] += wide * wide;
+  }
+  HWY_INLINE void store(double* sums) const { std::copy_n(sums_, kSums, sums); }
+
+ private:
+  double sums_[kSums] = {};
+};
+
+#else
+
+class SquareSums {
+ public:
+  HWY_INLINE void add(std::size_t i, VF32 value) {
+    const std::size_t first = i % kSums / kHalf;
+    add_half(first, hn::PromoteTo(F64(), hn::LowerHalf(HalfF32(), value)));
+    add_half(first + 1, hn::PromoteTo(F64(), hn::UpperHalf(HalfF32(), value)));
+  }
+  HWY_INLINE void store(double* sums) const {
+    for (std::size_t k = 0; k < kSums / kHalf; ++k) hn::StoreU(sums_[k], F64(), sums + k * kHalf);
+  }
+
+ private:
+  using HalfF32 = hn::Half<F32>;
+  using F64 = hn::Rebind<double, HalfF32>;
+  using VF64 = hn::Vec<F64>;
+  static constexpr std::size_t kHalf = kLanes / 2;
+
+  HWY_INLINE void add_half(std::size_t k, VF64 value) {
+    sums_[k] = hn::Add(sums_[k], hn::Mul(value, value));
+  }
+
+  VF64 sums_[kSums / kHalf] = {};
+};
+
+#endif
+
 template <typename T>
 double squares(const void* values, std::size_t count) {
-  constexpr std::size_t kSums = 16;
-  double sums[kSums] = {};
-  alignas(kLine) float floats[kTile];
+  SquareSums squares;
   Input<T, kTile> tiles(values, count);
   for (std::size_t first = 0; first < count; first += kTile) {
     const T* tile = tiles.tile(first);
-    for (std::size_t i = 0; i < kTile; i += kLanes)
-      hn::Store(load_values(tile + i), F32(), floats + i);
-    for (std::size_t i = 0; i < kTile; i += kSums)
-      for (std::size_t k = 0; k < kSums; ++k) sums[k] += double{floats[i + k]} * floats[i + k];
+    TERSOR_UNROLL
+    for (std::size_t i = 0; i < kTile; i += kLanes) squares.add(i, load_values(tile + i));
   }
+  double sums[kSums];
+  squares.store(sums);
   return std::accumulate(sums, sums + kSums, 0.0);
 }
 
