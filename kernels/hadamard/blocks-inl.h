@@ -57,38 +57,38 @@ HWY_NOINLINE float rotate_block(const float* p, float down, const std::uint8_t* 
   RotationVectors x;
   TERSOR_VECTOR_LOOP
   for (std::size_t k = 0; k < kRotationVectors; ++k)
-    x[k] = flipped(hn::Mul(hn::Load(F32(), p + k * kLanes), hn::Set(F32(), down)), signs, k);
+    x[k] = flipped(hn::Mul(load_values(p + k * kLanes), hn::Set(F32(), down)), signs, k);
   rotate(x);
   TERSOR_VECTOR_LOOP
   for (std::size_t k = 0; k < kRotationVectors; ++k) hn::Store(x[k], F32(), y + k * kLanes);
   return tree_sum(x, [](VF32 v) HWY_ATTR { return kOneBit ? hn::Abs(v) : hn::Mul(v, v); });
 }
 
-/// Codes y; what they leave of p is the residual.
+/// Codes y; what they leave of p is the residual. 2 · T(k) has 12 bits and t has 8, so that T(k) ·
+/// t is T(k · t), without a rounding.
 template <unsigned kBits, typename E>
 HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const float* p,
                              const std::uint8_t* signs, std::uint8_t* planes, Pointer<E> residual) {
   const VF32 inverse = hn::Set(F32(), scale.inverse);
-  const VF32 unit = hn::Set(F32(), hadamard_unit(scale.sent, 1.0f));
-  const CodeNumbers<kBits> numbers;
-  RotationVectors w;
+  BlockCodes codes;
   TERSOR_VECTOR_LOOP
-  for (std::size_t k = 0; k < kRotationVectors; ++k) {
-    const VU32 codes = codes_of<kBits>(hn::Load(F32(), y + k * kLanes), inverse);
-    store_codes<kBits>(codes, planes, k);
-    if constexpr (!std::is_same_v<E, Absent>) w[k] = hn::Mul(numbers.of(codes), unit);
+  for (std::size_t k = 0; k < kRotationVectors; k += kCodeVectors) {
+    codes[k / kCodeVectors] = codes_of<kBits>(y + k * kLanes, inverse);
+    store_codes<kBits>(codes[k / kCodeVectors], planes, k);
   }
   if constexpr (!std::is_same_v<E, Absent>) {
-    rotate(w);
+    const VF32 minus_unit = hn::Set(F32(), -hadamard_unit(scale.sent, 1.0f));
+    RotationVectors x;
+    rotate_numbers<kBits>(codes, x);
     TERSOR_VECTOR_LOOP
     for (std::size_t k = 0; k < kRotationVectors; ++k)
-      store_values(hn::Sub(hn::Load(F32(), p + k * kLanes), flipped(w[k], signs, k)),
+      store_values(fused(flipped(x[k], signs, k), minus_unit, load_values(p + k * kLanes)),
                    residual + k * kLanes);
   }
 }
 
-/// Writes the blocks of a range in order, batch by batch: the caller fills room(first) and takes
-/// it, for each block of a batch, and writes the batch.
+/// Writes the blocks of a range in order, batch by batch: the caller takes p of each block of a
+/// batch, for which there is room(first), and writes the batch.
 template <typename E>
 class HadamardWriter {
  public:
@@ -107,13 +107,13 @@ class HadamardWriter {
   HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
   HWY_INLINE float* room(std::size_t first) { return p_[index_of(first)]; }
 
-  /// The block at `first` is in its room, and its values were shown; what is missing becomes +0.
-  HWY_INLINE void take(std::size_t first, const Absmax& absmax) {
+  /// The block at `first`, whose values were shown. In its room what is missing becomes +0; p that
+  /// lies elsewhere has zeros there.
+  HWY_INLINE void take(std::size_t first, const float* p, const Absmax& absmax) {
     range_[index_of(first)] = {absmax.bits()};
-    if (HWY_UNLIKELY(first + kRotationBlock > count_)) {
-      float* p = room(first);
-      std::fill(p + (count_ - first), p + kRotationBlock, 0.0f);
-    }
+    from_[index_of(first)] = p;
+    if (HWY_UNLIKELY(first + kRotationBlock > count_))
+      std::fill(room(first) + (count_ - first), room(first) + kRotationBlock, 0.0f);
   }
 
   /// The batch at `first`, with its signs; `gradient` is that of the range, or Absent.
@@ -142,7 +142,7 @@ class HadamardWriter {
     const std::size_t i = index_of(first);
     if (HWY_UNLIKELY(range_[i].is_odd())) return;
     const float sum =
-        rotate_block<kBits == 1>(p_[i], range_[i].down(), signs + i * kSignBytes, y_[i]);
+        rotate_block<kBits == 1>(from_[i], range_[i].down(), signs + i * kSignBytes, y_[i]);
     scale_[i] = hadamard_scale<kBits>(range_[i], sum);
   }
 
@@ -153,7 +153,7 @@ class HadamardWriter {
     if (HWY_UNLIKELY(range_[i].is_odd()))
       write_odd(first, count, residual);
     else
-      code_block<kBits, E>(y_[i], scale_[i], p_[i], signs + i * kSignBytes, planes_, residual);
+      code_block<kBits, E>(y_[i], scale_[i], from_[i], signs + i * kSignBytes, planes_, residual);
     *scales_++ = range_[i].is_odd() ? range_[i].odd_scale() : scale_[i].sent;
     planes_ += kBits * kPlaneBytes;
     left_.take(count);
@@ -163,12 +163,12 @@ class HadamardWriter {
     const std::size_t i = index_of(first);
     std::fill_n(planes_, bits_ * kPlaneBytes, std::uint8_t{0});
     if (range_[i].poisoned())
-      overflows_ += static_cast<std::size_t>(std::count_if(p_[i], p_[i] + count, is_finite));
+      overflows_ += static_cast<std::size_t>(std::count_if(from_[i], from_[i] + count, is_finite));
     if constexpr (!std::is_same_v<E, Absent>) {
       const E* old = old_residual(first);
       if (range_[i].vanishes())
         for (std::size_t at = 0; at < kRotationBlock; at += kLanes)
-          store_values(hn::Load(F32(), p_[i] + at), residual + at);
+          store_values(load_values(from_[i] + at), residual + at);
       else if (residual != old)
         std::copy_n(old, kRotationBlock, residual);
     }
@@ -184,6 +184,7 @@ class HadamardWriter {
   std::size_t overflows_ = 0;
   HadamardRange range_[kBatch];
   HadamardScale scale_[kBatch];
+  const float* from_[kBatch];  // p
   alignas(kLine) float p_[kBatch][kRotationBlock];
   alignas(kLine) float y_[kBatch][kRotationBlock];
 };

@@ -20,23 +20,15 @@ namespace tersor::kernels::HWY_NAMESPACE {
 template <typename G, typename E>
 std::size_t encode_range(const HadamardEncode& arguments) {
   const Sent& sent = arguments.sent;
-  const Factors factors(sent.feedback);
-  Input<G, kRotationBlock> gradients(sent.gradient, sent.count);
+  SentBlocks<kRotationBlock, G, E> blocks(sent);
   BlockSigns signs(arguments.signs);
   HadamardWriter<E> writer(arguments.output, sent.feedback, sent.count);
   for (std::size_t first = 0; first < sent.count; first += kBatchValues) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
-      const G* gradient = gradients.tile(at);
-      const Pointer<const E> residual = writer.old_residual(at);
-      float* p = writer.room(at);
       Absmax absmax;
-      TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kRotationVectors; ++k) {
-        const VF32 value = with_feedback(gradient + k * kLanes, residual + k * kLanes, factors);
-        hn::Store(value, F32(), p + k * kLanes);
-        absmax.show(value, k);
-      }
-      writer.take(at, absmax);
+      const float* p = blocks.at(at, writer.room(at),
+                                 [&](VF32 v, std::size_t k) HWY_ATTR { absmax.show(v, k); });
+      writer.take(at, p, absmax);
     }
     writer.write(first, signs.at(first), static_cast<const G*>(sent.gradient));
   }
@@ -52,17 +44,36 @@ HWY_INLINE void sum_block(std::span<const HadamardView> payloads, std::size_t bl
     const VF32 unit = hn::Set(F32(), hadamard_unit(payloads[rank].scales[block], factor));
     const auto* planes =
         reinterpret_cast<const std::uint8_t*>(payloads[rank].planes) + block * kBits * kPlaneBytes;
-    if (rank == 0) {
-      TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kRotationVectors; ++k)
-        w[k] = hn::Mul(numbers.of(load_codes<kBits>(planes, k)), unit);
-    } else {
-      TERSOR_VECTOR_LOOP
-      for (std::size_t k = 0; k < kRotationVectors; ++k)
-        w[k] = fused(numbers.of(load_codes<kBits>(planes, k)), unit, w[k]);
+    TERSOR_VECTOR_LOOP
+    for (std::size_t k = 0; k < kRotationVectors; k += kCodeVectors) {
+      VF32 values[kCodeVectors];
+      numbers.of(load_codes<kBits>(planes, k), values);
+      TERSOR_UNROLL
+      for (std::size_t i = 0; i < kCodeVectors; ++i)
+        w[k + i] = rank == 0 ? hn::Mul(values[i], unit) : fused(values[i], unit, w[k + i]);
     }
   }
   rotate(w);
+}
+
+/// One payload of a block, before its signs, as T(k) · t: that is T(k · t) where t has 12 bits at
+/// most, e.g. where the factor is a power of two. Otherwise false, and nothing is done.
+template <unsigned kBits>
+HWY_INLINE bool decode_block(const HadamardView& payload, std::size_t block, float factor,
+                             RotationVectors& w) {
+  const float unit = hadamard_unit(payload.scales[block], factor);
+  if (HWY_UNLIKELY((bits_of(unit) & 0xfffu) != 0 || !(unit > 0x1p-100f && unit < 0x1p100f)))
+    return false;
+  const auto* planes =
+      reinterpret_cast<const std::uint8_t*>(payload.planes) + block * kBits * kPlaneBytes;
+  BlockCodes codes;
+  TERSOR_VECTOR_LOOP
+  for (std::size_t k = 0; k < kRotationVectors; k += kCodeVectors)
+    codes[k / kCodeVectors] = load_codes<kBits>(planes, k);
+  rotate_numbers<kBits>(codes, w);
+  TERSOR_VECTOR_LOOP
+  for (VF32& vector : w) vector = hn::Mul(vector, hn::Set(F32(), unit));
+  return true;
 }
 
 template <unsigned kBits, typename T>
@@ -79,7 +90,9 @@ void decode_range(const HadamardDecode& arguments) {
     const T* old = adds ? olds.tile(first) : nullptr;
     T* values = output.tile(count);
     RotationVectors w;
-    sum_block<kBits>(input.payloads, first / kRotationBlock, to.factor, w);
+    const std::size_t block = first / kRotationBlock;
+    if (input.payloads.size() != 1 || !decode_block<kBits>(input.payloads[0], block, to.factor, w))
+      sum_block<kBits>(input.payloads, block, to.factor, w);
     if (adds) {
       TERSOR_VECTOR_LOOP
       for (std::size_t k = 0; k < kRotationVectors; ++k)
@@ -114,7 +127,7 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
         hn::Store(value, F32(), p + k * kLanes);
         absmax.show(value, k);
       }
-      writer.take(at, absmax);
+      writer.take(at, p, absmax);
     }
     writer.write(first, signs.at(first), Absent{});
   }

@@ -162,6 +162,22 @@ TEST(Hadamard, DecodesByTheFormulasOfTheFormat) {
   });
 }
 
+TEST(Hadamard, DecodesOneFrameByTheFormulasWhateverBitsItsFactorHas) {
+  const std::size_t count = 3000;
+  for_each_isa([&] {
+    for (unsigned bits = 1; bits <= 4; ++bits)
+      for (const float factor : {1.0f, 0x1p-3f, 0.3f, -1.0f, 1 + 0x1p-4f, 1 + 0x1p-8f, 0x1p110f}) {
+        CodecHarness harness(spec_of(bits), {count});
+        HadamardRanks ranks(harness, bits);
+        ranks.coded.resize(1);
+        harness.decode({ranks.frames.front()}, DecodeMode::kAssign, factor);
+        EXPECT_TRUE(same_values(harness.output(),
+                                hadamard_sum(task_of(harness, bits), ranks.coded, count, factor)))
+            << bits << " " << factor;
+      }
+  });
+}
+
 TEST(Hadamard, ReducesByTheFormulasOfTheFormat) {
   const std::size_t count = 3000;
   for_each_isa([&] {
