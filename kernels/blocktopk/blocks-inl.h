@@ -22,6 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kValues = BlocktopkBlock::kValues;
+constexpr std::size_t kAsked = Selector::kWord;  // values of the next block, asked for at once
 
 /// A block's values as another type; f32 are rounded once.
 template <typename From, typename To>
@@ -48,7 +49,7 @@ HWY_INLINE void add_payloads(const BlocktopkInput& input, std::size_t index, flo
       const BlocktopkView lists = payload.from(index, block);
       const float scale = block.scale_words() == 0 ? 0.0f : float_of(*lists.scales);
       BitReader codes(lists.values, block.value_bits());
-      for_each_place(lists.high, lists.low, block, [&](std::uint32_t place) {
+      for_each_place(lists.high, lists.low, block, [&](std::uint32_t place) HWY_ATTR {
         const float value = blocktopk_value<kKind>(codes.next(), scale) * factor;
         sum[place] += value;
       });
@@ -81,19 +82,26 @@ class BlocktopkWriter {
 
   HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
 
-  /// The block at `first`; p_at(i) is p of the vector at value i of it.
-  template <typename ValuesAt>
-  HWY_INLINE void write(std::size_t first, const ValuesAt& p_at) {
+  /// The block at `first`; p_at(i) is p of the vector at value i of it. What the next block reads
+  /// is asked for while this one is sorted out, for no hardware follows reads that come in bursts:
+  /// ask(i) by the caller, for kAsked values from i on.
+  template <typename ValuesAt, typename Ask>
+  HWY_INLINE void write(std::size_t first, const ValuesAt& p_at, const Ask& ask) {
     Absmax absmax;
-    for (std::size_t i = 0; i < kValues; i += kLanes) {
-      const VF32 value = p_at(i);
-      hn::Store(value, F32(), p_ + i);
-      absmax.show(value, i / kLanes);
-    }
+    for (std::size_t i = 0; i < kValues; i += Selector::kGroup * kLanes)
+      selector_.show(i, [&](std::size_t k) HWY_ATTR {
+        const VF32 value = p_at(i + k * kLanes);
+        hn::Store(value, F32(), p_ + i + k * kLanes);
+        absmax.show(value, k);
+        return value;
+      });
     const std::size_t count = std::min(kValues, count_ - first);
     visit_kind(block_.values, [&]<BlocktopkValues kKind>(Kind<kKind>) HWY_ATTR {
       if (absmax.bits() < kBlocktopkPoisonBits)
-        code<kKind>(absmax.bits(), left_.tile(count));
+        code<kKind>(absmax.bits(), left_.tile(count), [&](std::size_t i) HWY_ATTR {
+          ask(first + kValues + i);
+          residuals_.ask_for(first + kValues + i, kAsked);
+        });
       else
         poison<kKind>(first, count, left_.tile(count));
     });
@@ -109,9 +117,9 @@ class BlocktopkWriter {
   static constexpr bool kHasResidual = !std::is_same_v<E, Absent>;
 
   /// Chooses from p and codes; what is left is the residual.
-  template <BlocktopkValues kKind>
-  HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual) {
-    kept_.count = selector_.select(p_, absmax, places_);
+  template <BlocktopkValues kKind, typename Ask>
+  HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual, const Ask& ask) {
+    kept_.count = selector_.select(p_, absmax, places_, ask);
     std::copy_n(places_, kept_.count, kept_.place);
     const BlocktopkScale scale = scale_of<kKind>(absmax);
     write_scale(bits_of(scale.scale));
@@ -161,7 +169,7 @@ class BlocktopkWriter {
   BlocktopkKept kept_;
   alignas(kLine) float p_[kValues];
   alignas(kLine) float magnitudes_[BlocktopkBlock::kMostKept];
-  std::uint16_t places_[kValues];
+  std::uint16_t places_[kValues + Selector::kAtOnce];
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

@@ -28,9 +28,10 @@ std::size_t encode_range(const BlocktopkEncode& arguments) {
   for (std::size_t first = 0; first < sent.count; first += kValues) {
     const G* gradient = gradients.tile(first);
     const Pointer<const E> residual = writer.old_residual(first);
-    writer.write(first, [&](std::size_t i) HWY_ATTR {
-      return with_feedback(gradient + i, residual + i, factors);
-    });
+    writer.write(
+        first,
+        [&](std::size_t i) HWY_ATTR { return with_feedback(gradient + i, residual + i, factors); },
+        [&](std::size_t at) HWY_ATTR { gradients.ask_for(at, kAsked); });
   }
   return writer.overflows();
 }
@@ -45,9 +46,11 @@ std::size_t reduce_range(const BlocktopkReduce& arguments) {
     const Pointer<const E> residual = writer.old_residual(first);
     std::fill_n(sum, kValues, 0.0f);
     add_payloads(input, first / kValues, arguments.factor, sum);
-    writer.write(first, [&](std::size_t i) HWY_ATTR {
-      return add_residual(load_values(sum + i), residual + i, factors);
-    });
+    writer.write(
+        first,
+        [&](std::size_t i)
+            HWY_ATTR { return add_residual(load_values(sum + i), residual + i, factors); },
+        [](std::size_t) {});
   }
   return writer.overflows();
 }
@@ -90,6 +93,17 @@ std::size_t blocktopk_reduce_on(const BlocktopkReduce& arguments) {
                         [&]<typename E>(E) { return reduce_range<E>(arguments); });
 }
 
+const char* blocktopk_validate_on(const BlocktopkView& payload, const BlocktopkBlock& block,
+                                  std::size_t count) {
+  for (std::size_t first = 0; first < count; first += kValues) {
+    const BlocktopkView lists = payload.from(first / kValues, block);
+    const char* wrong =
+        wrong_places(lists.high, lists.low, block, std::min(kValues, count - first));
+    if (wrong != nullptr) return wrong;
+  }
+  return nullptr;
+}
+
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -101,17 +115,9 @@ namespace tersor::kernels {
 TERSOR_DISPATCHED(std::size_t, blocktopk_encode, (const BlocktopkEncode& arguments), (arguments))
 TERSOR_DISPATCHED(void, blocktopk_decode, (const BlocktopkDecode& arguments), (arguments))
 TERSOR_DISPATCHED(std::size_t, blocktopk_reduce, (const BlocktopkReduce& arguments), (arguments))
-
-const char* blocktopk_validate(const BlocktopkView& payload, const BlocktopkBlock& block,
-                               std::size_t count) {
-  for (std::size_t first = 0; first < count; first += BlocktopkBlock::kValues) {
-    const BlocktopkView lists = payload.from(first / BlocktopkBlock::kValues, block);
-    const char* wrong = wrong_places(lists.high, lists.low, block,
-                                     std::min(BlocktopkBlock::kValues, count - first));
-    if (wrong != nullptr) return wrong;
-  }
-  return nullptr;
-}
+TERSOR_DISPATCHED(const char*, blocktopk_validate,
+                  (const BlocktopkView& payload, const BlocktopkBlock& block, std::size_t count),
+                  (payload, block, count))
 
 }  // namespace tersor::kernels
 #endif

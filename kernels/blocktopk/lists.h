@@ -4,6 +4,8 @@
 
 #include <tersor/codecs/blocktopk.h>
 
+#include <hwy/base.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -74,8 +76,8 @@ class BitReader {
 /// Calls visit(place) for each kept place of a block, in order; places of damaged lists may lie
 /// anywhere.
 template <typename Visitor>
-inline void for_each_place(const std::uint32_t* high, const std::uint32_t* low,
-                           const BlocktopkBlock& block, const Visitor& visit) {
+HWY_INLINE void for_each_place(const std::uint32_t* high, const std::uint32_t* low,
+                               const BlocktopkBlock& block, const Visitor& visit) {
   const std::size_t words = block.high_words();
   const unsigned low_bits = block.low_bits();
   BitReader lows(low, low_bits);
@@ -89,8 +91,8 @@ inline void for_each_place(const std::uint32_t* high, const std::uint32_t* low,
 }
 
 /// What is wrong with the places of a block of `count` values, as a sentence; null: nothing.
-inline const char* wrong_places(const std::uint32_t* high, const std::uint32_t* low,
-                                const BlocktopkBlock& block, std::size_t count) {
+HWY_INLINE const char* wrong_places(const std::uint32_t* high, const std::uint32_t* low,
+                                    const BlocktopkBlock& block, std::size_t count) {
   std::size_t ones = 0;
   for (std::size_t word = 0; word < block.high_words(); ++word)
     ones += static_cast<std::size_t>(std::popcount(high[word]));
@@ -106,14 +108,18 @@ inline const char* wrong_places(const std::uint32_t* high, const std::uint32_t* 
 }
 
 /// Writes places and codes of a block.
-inline void write_lists(const BlocktopkKept& kept, const BlocktopkBlock& block, std::uint32_t* high,
-                        std::uint32_t* low, std::uint32_t* values) {
+HWY_INLINE void write_lists(const BlocktopkKept& kept, const BlocktopkBlock& block,
+                            std::uint32_t* high, std::uint32_t* low, std::uint32_t* values) {
   const unsigned low_bits = block.low_bits();
   BitWriter lows(low, low_bits), codes(values, block.value_bits());
   std::fill_n(high, block.high_words(), 0u);
+  std::uint32_t word = 0, ones = 0;
   for (std::uint32_t j = 0; j < kept.count; ++j) {
     const std::uint32_t bit = (kept.place[j] >> low_bits) + j;
-    high[bit / 32] |= 1u << bit % 32;
+    if (bit / 32 != word) ones = 0;
+    word = bit / 32;
+    ones |= 1u << bit % 32;
+    high[word] = ones;
     lows.put(kept.place[j] & ((1u << low_bits) - 1));
     codes.put(kept.code[j]);
   }

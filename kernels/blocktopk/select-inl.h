@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -25,9 +26,10 @@ struct Keys {
   std::size_t count;
 };
 
-HWY_INLINE VI32 keys_at(const float* values) {
-  return hn::And(hn::BitCast(I32(), hn::LoadU(F32(), values)), hn::Set(I32(), 0x7fffffff));
+HWY_INLINE VI32 keys_of(VF32 values) {
+  return hn::And(hn::BitCast(I32(), values), hn::Set(I32(), 0x7fffffff));
 }
+HWY_INLINE VI32 keys_at(const float* values) { return keys_of(load_values(values)); }
 
 /// What keys from `key` on are greater than.
 HWY_INLINE VI32 before_key(std::uint32_t key) {
@@ -55,91 +57,118 @@ HWY_INLINE std::size_t count_from(const Keys& keys, std::uint32_t key) {
 struct Bracket {
   std::uint32_t low, high;
   std::size_t count, above;
+
+  /// Takes a key that `found` reach as one of its ends; whether they are k.
+  HWY_INLINE bool take(std::uint32_t key, std::size_t found, std::size_t k) {
+    const bool reached = found >= k;
+    (reached ? low : high) = key;
+    (reached ? count : above) = found;
+    return reached;
+  }
 };
 
-/// How to narrow a bracket: until at most `enough` keys reach its lower end, in steps from `key`
-/// that double until they would halve it.
+/// How to narrow a bracket: until at most `enough` keys reach its lower end, in steps that double
+/// until they would halve it, at first away from the end that was found last.
 struct Narrowing {
   std::size_t k, enough;
-  std::uint32_t key, step;
+  std::uint32_t step;
+  bool reached;
 };
 
 HWY_INLINE void narrow(const Keys& keys, Narrowing way, Bracket& bracket) {
   while (bracket.count > way.enough && bracket.high - bracket.low > 1) {
-    const std::size_t found = count_from(keys, way.key);
-    const bool reached = found >= way.k;
-    (reached ? bracket.low : bracket.high) = way.key;
-    (reached ? bracket.count : bracket.above) = found;
     const std::uint32_t step = std::min(way.step, (bracket.high - bracket.low) / 2);
-    way.key = reached ? bracket.low + step : bracket.high - step;
+    const std::uint32_t key = way.reached ? bracket.low + step : bracket.high - step;
+    way.reached = bracket.take(key, count_from(keys, key), way.k);
     way.step = 2 * step;
   }
 }
 
-/// A bit for each key of a block: whether it reaches `key`. They are read as words only when all
-/// are written: a load that needs several stores would wait for them.
-struct KeyBits {
-  static constexpr std::size_t kWord = 64;
-
-  HWY_INLINE void set(const Keys& keys, std::uint32_t key) {
-    const VI32 before = before_key(key);
-    for (std::size_t i = 0; i < keys.count; i += std::max<std::size_t>(kLanes, 8)) {
-      if constexpr (kLanes >= 8) {
-        hn::StoreMaskBits(I32(), hn::Gt(keys_at(keys.values + i), before), bytes + i / 8);
-      } else {
-        unsigned byte = 0;
-        for (std::size_t k = 0; k < 8; k += kLanes) {
-          std::uint8_t few[8] = {};
-          hn::StoreMaskBits(I32(), hn::Gt(keys_at(keys.values + i + k), before), few);
-          byte |= static_cast<unsigned>(few[0]) << k;
-        }
-        bytes[i / 8] = static_cast<std::uint8_t>(byte);
-      }
-    }
-  }
-
-  HWY_INLINE std::uint64_t word(std::size_t first) const {
-    std::uint64_t bits;
-    std::memcpy(&bits, bytes + first / 8, sizeof bits);
-    return bits;
-  }
-
-  std::uint8_t bytes[BlocktopkBlock::kValues / 8 + 8];
-};
-
-/// The places of the keys of a block that reach `key`, ascending; room for all.
-HWY_INLINE std::size_t places_from(const Keys& keys, std::uint32_t key, std::uint16_t* places) {
-  KeyBits bits;
-  bits.set(keys, key);
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < keys.count; i += KeyBits::kWord)
-    for (std::uint64_t word = bits.word(i); word != 0; word &= word - 1)
-      places[found++] =
-          static_cast<std::uint16_t>(i + static_cast<std::size_t>(std::countr_zero(word)));
-  return found;
+/// A bit for each of kLanes keys: whether it is greater than `before`.
+HWY_INLINE std::uint64_t bits_from(VI32 keys, VI32 before) {
+  std::uint8_t bytes[8];
+  hn::StoreMaskBits(I32(), hn::Gt(keys, before), bytes);
+  std::conditional_t<(kLanes > 8), std::uint16_t, std::uint8_t> bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
 }
 
 /// Selects block after block. Where a threshold is looked for first changes no choice.
 class Selector {
  public:
+  static constexpr std::size_t kGroup = 4;   // vectors that are shown at once
+  static constexpr std::size_t kAtOnce = 4;  // places that are written at once
+  static constexpr std::size_t kWord = 64;   // values whose marks are a word
+
   explicit Selector(std::size_t k) : k_(k) {}
 
+  /// Shows the next block's values from its i-th on, value(k) the k-th vector of kGroup.
+  template <typename ValueAt>
+  HWY_INLINE void show(std::size_t i, const ValueAt& value) {
+    mark(i, before_key(guess_), value);
+  }
+
   /// Writes the places of the k largest of a block, ascending, and returns how many there are:
-  /// zeros are left out. `absmax` is the largest key; `places` has room for a block.
-  HWY_INLINE std::size_t select(const float* p, std::uint32_t absmax, std::uint16_t* places) {
+  /// zeros are left out. All of it was shown, `absmax` is the largest key; `places` has room for a
+  /// block and kAtOnce more. Calls meanwhile(i) for every kWord values from i on.
+  template <typename Meanwhile>
+  HWY_INLINE std::size_t select(const float* p, std::uint32_t absmax, std::uint16_t* places,
+                                const Meanwhile& meanwhile) {
     const Keys all{p, BlocktopkBlock::kValues};
     Bracket bracket{1, absmax + 1, all.count, 0};
-    const std::uint32_t guess = std::clamp<std::uint32_t>(guess_, 1, std::max(absmax, 1u));
-    narrow(all, {k_, 2 * k_ + kLanes, guess, kFirstStep}, bracket);
-    std::size_t found = places_from(all, bracket.low, places);
+    const std::uint32_t guess = std::min(guess_, absmax + 1);
+    const bool reached = bracket.take(guess, count_marks(), k_);
+    narrow(all, {k_, 2 * k_ + kLanes, kFirstStep, reached}, bracket);
+    if (bracket.low != guess_) {
+      const VI32 before = before_key(bracket.low);
+      for (std::size_t i = 0; i < all.count; i += kGroup * kLanes)
+        mark(i, before, [&](std::size_t k) HWY_ATTR { return load_values(p + i + k * kLanes); });
+    }
+    std::size_t found = places_of_marks(places, meanwhile);
     if (found > k_) found = choose(p, bracket, found, places);
-    if (found == k_) guess_ = std::max(bracket.low, kFirstStep) - kFirstStep;
+    if (found == k_) guess_ = std::max(bracket.low, kFirstStep + 1) - kFirstStep;
     return found;
   }
 
  private:
   // A sixteenth of an octave: between the k-th and the 2k-th of normally distributed values.
   static constexpr std::uint32_t kFirstStep = 1u << 19;
+
+  /// Marks which of kGroup vectors' keys are greater than `before`.
+  template <typename ValueAt>
+  HWY_INLINE void mark(std::size_t i, VI32 before, const ValueAt& value) {
+    std::uint64_t bits = 0;
+    TERSOR_UNROLL_4
+    for (std::size_t k = 0; k < kGroup; ++k)
+      bits |= bits_from(keys_of(value(k)), before) << k * kLanes;
+    std::uint64_t& word = marks_[i / kWord];
+    word = (i % kWord == 0 ? 0 : word) | bits << i % kWord;
+  }
+
+  HWY_INLINE std::size_t count_marks() const {
+    std::size_t ones = 0;
+    for (const std::uint64_t word : marks_) ones += static_cast<std::size_t>(std::popcount(word));
+    return ones;
+  }
+
+  /// The places of the marks, ascending. A few are written at once, whether there are as many or
+  /// not, so that hardly any word is a surprise.
+  template <typename Meanwhile>
+  HWY_INLINE std::size_t places_of_marks(std::uint16_t* places, const Meanwhile& meanwhile) const {
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < BlocktopkBlock::kValues; i += kWord) {
+      std::uint64_t word = marks_[i / kWord];
+      std::uint16_t* next = places + found;
+      found += static_cast<std::size_t>(std::popcount(word));
+      do {
+        for (std::size_t k = 0; k < kAtOnce; ++k, word &= word - 1)
+          *next++ =
+              static_cast<std::uint16_t>(i + static_cast<std::size_t>(std::countr_zero(word)));
+      } while (HWY_UNLIKELY(word != 0));
+      meanwhile(i);
+    }
+    return found;
+  }
 
   /// Of `found` candidates, more than k, those that are kept.
   HWY_INLINE std::size_t choose(const float* p, Bracket& bracket, std::size_t found,
@@ -148,21 +177,22 @@ class Selector {
     for (std::size_t i = 0; i < found; ++i) candidates_[i] = p[places[i]];
     std::fill(candidates_ + found, candidates_ + whole, 0.0f);
     bracket.count = found;
-    const std::uint32_t half = (bracket.high - bracket.low) / 2;
-    narrow({candidates_, whole}, {k_, k_, bracket.low + half, half}, bracket);
+    narrow({candidates_, whole}, {k_, k_, (bracket.high - bracket.low) / 2, true}, bracket);
     std::size_t ties = bracket.count == k_ ? k_ : k_ - bracket.above, kept = 0;
     for (std::size_t i = 0; i < found; ++i) {
       const std::uint32_t key = magnitude_bits(candidates_[i]);
-      const bool is_tie = key >= bracket.low && key < bracket.high && ties > 0;
-      ties -= is_tie ? 1 : 0;
+      const std::size_t is_above = key >= bracket.high;
+      const std::size_t is_tie = (key >= bracket.low) & (is_above ^ 1) & (ties > 0);
+      ties -= is_tie;
       places[kept] = places[i];
-      kept += is_tie || key >= bracket.high ? 1 : 0;
+      kept += is_above + is_tie;
     }
     return kept;
   }
 
   const std::size_t k_;
   std::uint32_t guess_ = 0x3f800000u;
+  std::uint64_t marks_[BlocktopkBlock::kValues / kWord];
   alignas(64) float candidates_[BlocktopkBlock::kValues];
 };
 

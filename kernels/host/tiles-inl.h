@@ -42,10 +42,10 @@ class Input {
     return HWY_LIKELY(first + kTile <= count_) ? values_ + first : padded(first);
   }
 
-  /// Asks for a tile that will be read, if it is a whole one.
-  HWY_INLINE void ask_for(std::size_t first) const {
-    if (first + kTile > count_) return;
-    for (std::size_t i = 0; i < kTile; i += kLine / sizeof(T)) hwy::Prefetch(values_ + first + i);
+  /// Asks for a tile that will be read, or a part of it, if it is a whole one.
+  HWY_INLINE void ask_for(std::size_t first, std::size_t count = kTile) const {
+    if (first + count > count_) return;
+    for (std::size_t i = 0; i < count; i += kLine / sizeof(T)) hwy::Prefetch(values_ + first + i);
   }
 
  private:
@@ -64,7 +64,7 @@ class Input<Absent, kTile> {
  public:
   Input(const void*, std::size_t) {}
   HWY_INLINE Absent tile(std::size_t) { return {}; }
-  HWY_INLINE void ask_for(std::size_t) const {}
+  HWY_INLINE void ask_for(std::size_t, std::size_t = kTile) const {}
 };
 
 /// Writes whole lines past the caches; both pointers at line boundaries. Portable code has no such
