@@ -45,12 +45,6 @@ struct Total {
   double share() const { return energy == 0 ? 0 : lost / energy; }
 };
 
-AllocationParameter measure(const Tensor& tensor, const AllocateOptions& options,
-                            Threads& threads) {
-  return measure_candidates({tensor.name, tensor.values, tensor.rows(), tensor.columns()},
-                            options.codecs, &threads);
-}
-
 std::vector<Tensor> read_gradients(const std::string& file) {
   if (!is_tensor_file(file))
     throw InvalidArgument(fmt::format(
@@ -79,13 +73,15 @@ MeasuredModel measure_all(const AllocateOptions& options) {
     const bool first = found.shapes.empty();
     if (!first) check_alike(options, file, tensors, found.shapes);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      AllocationParameter sample = measure(tensors[i], options, threads);
+      const Tensor& tensor = tensors[i];
+      AllocationParameter sample = measure_candidates(
+          {tensor.name, tensor.values, tensor.rows(), tensor.columns()}, options.codecs, &threads);
       if (!first) {
         add_sample(found.parameters[i], sample);
         continue;
       }
       found.parameters.push_back(std::move(sample));
-      found.shapes.push_back({tensors[i].name, {}, tensors[i].shape});
+      found.shapes.push_back({tensor.name, {}, tensor.shape});
     }
   }
   return found;
@@ -153,9 +149,10 @@ class Writer {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const AllocationParameter& parameter = parameters[i];
       for (std::size_t k = 0; k < parameter.candidates.size(); ++k)
-        add(parameter, parameter.candidates[k], k == allocation.chosen[i]);
+        add(parameter.name, parameter.candidates[k].codec, of(parameter, k),
+            k == allocation.chosen[i]);
       const AllocationCandidate& chosen = parameter.candidates[allocation.chosen[i]];
-      const Total own{parameter.count, chosen.bytes, parameter.energy, chosen.energy_lost};
+      const Total own = of(parameter, allocation.chosen[i]);
       const Total all{parameter.count, chosen.bytes, allocation.energy, chosen.energy_lost};
       table.print({parameter.name, format_count(parameter.count), chosen.codec,
                    fmt::format("{:.3f}", own.bits()), format_error(own.share()),
@@ -168,7 +165,7 @@ class Writer {
     fmt::print("\n{}: {}, {:.3f} bits a value, {} of the energy lost\n\n", kAllocated,
                format_bytes(static_cast<double>(chosen.bytes)), chosen.bits(),
                format_error(chosen.share()));
-    add(kAllocated, chosen, true);
+    add(nullptr, kAllocated, chosen, true);
     const Lines table({{"one codec for all", "", longest(options_.codecs), Align::kLeft},
                        {"bits", "a value", 7},
                        {"lost", "of energy", 9},
@@ -184,24 +181,21 @@ class Writer {
   std::vector<std::string> beside(const std::string& spec, const Total& all) {
     std::vector<std::string> cells = {spec, fmt::format("{:.3f}", all.bits()),
                                       format_error(all.share()), "-", "-"};
-    add(spec, all, false);
+    add(nullptr, spec, all, false);
     if (const std::optional<Total> best = allocated(measured_, all.bits())) {
-      add(kAllocated, *best, false);
+      add(nullptr, kAllocated, *best, false);
       cells[3] = fmt::format("{:.3f}", best->bits());
       cells[4] = format_error(best->share());
     }
     return cells;
   }
 
-  void add(const AllocationParameter& of, const AllocationCandidate& one, bool chosen) {
-    add_record(of.name, one.codec, {of.count, one.bytes, of.energy, one.energy_lost}, chosen);
-  }
-  void add(const std::string& codec, const Total& total, bool chosen) {
-    add_record(nullptr, codec, total, chosen);
+  static Total of(const AllocationParameter& parameter, std::size_t candidate) {
+    const AllocationCandidate& one = parameter.candidates[candidate];
+    return {parameter.count, one.bytes, parameter.energy, one.energy_lost};
   }
 
-  void add_record(const Record& parameter, const std::string& codec, const Total& total,
-                  bool chosen) {
+  void add(const Record& parameter, const std::string& codec, const Total& total, bool chosen) {
     records_.push_back({{"benchmark", "allocate"},
                         {"codec", codec},
                         {"data", data_text(options_)},
@@ -269,8 +263,8 @@ void add_allocate_command(Command& program) {
                   "steps or ranks: one file each, whose energies are added")
       .required()
       .type_name("FILE");
-  add_number(command, "--bits", options->bits, above_zero(),
-             "At most so many bits a value, of one payload", "BITS");
+  command.add_option("--bits", options->bits, "At most so many bits a value, of one payload")
+      .takes("BITS", above_zero());
   add_codecs(command, options->codecs);
   add_codec_threads(command, options->threads);
   add_json(command, options->json);

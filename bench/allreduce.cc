@@ -57,9 +57,7 @@ std::vector<std::vector<int>> grids_for(const AllreduceOptions& options, const s
 Record record_of(const AllreduceOptions& options, const SweepRow& row) {
   const AllreduceResult& result = row.result;
   Record record = record_of(row, options.fleet.transport, options.fleet.link);
-  add_parts(record, result);
-  record["chunk_count"] = options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count;
-  record["threads"] = options.threads;
+  add_parts(record, result, options);
   if (row.codec == kAutoCodec) record["chosen"] = result.codec;
   if (!options.through_reducer()) return record;
   record["parameters"] = row.pass.parameters;
@@ -207,7 +205,7 @@ void add_reducer_options(Command& command, AllreduceOptions& options) {
           .add_option("--parameters", options.parameters,
                       "Go through the GradientReducer: as many equal parameters, ready one after "
                       "the other")
-          .check(above_zero())
+          .transform(above_zero())
           .excludes("--collective")
           .type_name("N");
   command
@@ -215,8 +213,7 @@ void add_reducer_options(Command& command, AllreduceOptions& options) {
                   "Time of the backward pass, a sleep, e.g. 0.5 or 500ms; wire: as the wire takes")
       .transform(checked_backward)
       .needs(parameters)
-      .type_name("TIME")
-      .capture_default_str();
+      .takes("TIME");
 }
 
 void add_options(Command& command, AllreduceOptions& options) {
@@ -226,9 +223,7 @@ void add_options(Command& command, AllreduceOptions& options) {
   command
       .add_option("--collective", options.collective,
                   "allreduce or reduce_scatter; algorithms of the latter are auto and hierarchical")
-      .check(one_of({"allreduce", "reduce_scatter"}))
-      .type_name("allreduce|reduce_scatter")
-      .capture_default_str();
+      .takes("allreduce|reduce_scatter", one_of({"allreduce", "reduce_scatter"}));
   command
       .add_option_function(
           "--dims",
@@ -238,7 +233,7 @@ void add_options(Command& command, AllreduceOptions& options) {
           },
           "Of two-shot: grids, each the ranks of its dimensions, e.g. 256 16,16 8,8,4; without it "
           "as few dimensions as have at most 32 ranks each")
-      .check([](const std::string& grid) {
+      .transform([](const std::string& grid) {
         parse_dims(grid);
         return grid;
       })

@@ -39,9 +39,7 @@ Dtype parse_gradient_dtype(const std::string& name) {
 Argument add_allowed(Command& command, std::vector<std::string>& specs) {
   const auto canonical = [](const std::string& spec) { return make_codec(spec)->spec().text(); };
   return command.add_option("--allow", specs, "Codecs that auto may choose beside none and bf16")
-      .transform(canonical)
-      .type_name("SPEC")
-      .capture_default_str();
+      .takes("SPEC", canonical);
 }
 
 Argument add_codecs(Command& command, std::vector<std::string>& specs, Automatic automatic) {
@@ -54,10 +52,7 @@ Argument add_codecs(Command& command, std::vector<std::string>& specs, Automatic
     const bool takes = automatic == Automatic::kTaken && spec == kAutoCodec;
     return takes ? spec : make_codec(spec)->spec().text();
   };
-  return command.add_option("--codec", specs, help)
-      .transform(canonical)
-      .type_name("SPEC")
-      .capture_default_str();
+  return command.add_option("--codec", specs, help).takes("SPEC", canonical);
 }
 
 Argument add_dtype(Command& command, std::string& dtype) {
@@ -65,9 +60,7 @@ Argument add_dtype(Command& command, std::string& dtype) {
     return std::string(dtype_name(parse_gradient_dtype(name)));
   };
   return command.add_option("--dtype", dtype, "Type of the gradient: f32, bf16 or f16")
-      .transform(check)
-      .type_name("DTYPE")
-      .capture_default_str();
+      .takes("DTYPE", check);
 }
 
 void add_fleet(Command& command, FleetOptions& fleet, const std::vector<std::string>& transports) {
@@ -76,17 +69,15 @@ void add_fleet(Command& command, FleetOptions& fleet, const std::vector<std::str
                   fmt::format("{}: ranks are threads of this process, started by mpirun, "
                               "processes that talk over TCP, or have a GPU each",
                               fmt::join(transports, " or ")))
-      .transform(one_of(transports))
-      .type_name("NAME")
-      .capture_default_str();
+      .takes("NAME", one_of(transports));
   command
       .add_option("--ranks", fleet.ranks,
                   "Threads, or processes to start, 4 unless given; mpirun has its own -n")
-      .check(from_to(1, 1024))
+      .transform(from_to(1, 1024))
       .type_name("N");
 #if TERSOR_HAS_TCP
-  add_number(command, "--connections", fleet.connections, from_to(1, 16),
-             "tcp: connections of each pair of ranks");
+  command.add_option("--connections", fleet.connections, "tcp: connections of each pair of ranks")
+      .takes("N", from_to(1, 16));
   command
       .add_option("--address", fleet.address,
                   "tcp: where this rank listens: an address, a host's name or an interface")
@@ -97,14 +88,12 @@ void add_fleet(Command& command, FleetOptions& fleet, const std::vector<std::str
                   "Link that each host has, emulated between threads: "
                   "RATE[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. 1Gbit,50us, or "
                   "none[,per_host=RANKS]; between processes only a name for the record")
-      .transform(link_text)
-      .type_name("LINK")
-      .capture_default_str();
+      .takes("LINK", link_text);
 }
 
 Argument add_codec_threads(Command& command, unsigned& threads) {
-  return add_number(command, "--threads", threads, from_to(0, 1024),
-                    "Threads of a codec; 0: one a core");
+  return command.add_option("--threads", threads, "Threads of a codec; 0: one a core")
+      .takes("N", from_to(0, 1024));
 }
 
 Argument add_json(Command& command, std::filesystem::path& file) {

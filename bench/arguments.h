@@ -36,26 +36,6 @@ Argument add_dtype(Command& command, std::string& dtype);
 /// --threads N of a codec
 Argument add_codec_threads(Command& command, unsigned& threads);
 
-/// A number above 0 that takes K, M, G, or several; called `unit`.
-template <typename Value>
-Argument add_size(Command& command, const std::string& name, Value& value, const std::string& unit,
-                  const std::string& description) {
-  return command.add_option(name, value, description)
-      .transform(size_suffix())
-      .check(above_zero())
-      .type_name(unit);
-}
-
-/// A number that `check` accepts; called `unit`.
-template <typename Value>
-Argument add_number(Command& command, const std::string& name, Value& value, const Check& check,
-                    const std::string& description, const std::string& unit = "N") {
-  return command.add_option(name, value, description)
-      .check(check)
-      .type_name(unit)
-      .capture_default_str();
-}
-
 /// --json FILE
 Argument add_json(Command& command, std::filesystem::path& file);
 

@@ -18,32 +18,23 @@ namespace {
 constexpr std::uint64_t kErrorSeed = 1;
 
 /// What a codec makes of a tensor.
-struct CodecError {
+struct CodecError : CodecLoss {
   std::string codec, tensor;
   std::size_t count = 0;
-  std::size_t payload_bytes = 0;
-  double relative_error = 0;
-  double norm = 0;
   std::size_t ranks = 1;  ///< who share the levels
 
   double bits() const {
     return 8 * static_cast<double>(payload_bytes) / static_cast<double>(count);
   }
-  double energy_lost() const { return relative_error * relative_error; }
+  double share_lost() const { return relative_error() * relative_error(); }
 };
 
 CodecError measure(const std::string& spec, const std::string& tensor, ConstValueSpan gradient,
                    Threads& threads) {
   const PlannedCodec codec =
       plan_alone(spec, {.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads});
-  const CodecLoss loss = measure_loss(codec, gradient);
-  return {.codec = spec,
-          .tensor = tensor,
-          .count = gradient.count(),
-          .payload_bytes = loss.payload_bytes,
-          .relative_error = loss.relative_error(),
-          .norm = std::sqrt(loss.energy),
-          .ranks = codec.has_frames() ? 1 : kSharingRanks};
+  return {measure_loss(codec, gradient), spec, tensor, gradient.count(),
+          codec.has_frames() ? 1 : kSharingRanks};
 }
 
 Record record_of(const CodecError& error, const CodecsOptions& options) {
@@ -57,9 +48,9 @@ Record record_of(const CodecError& error, const CodecsOptions& options) {
           {"ranks", error.ranks},
           {"payload_bytes", error.payload_bytes},
           {"bits", error.bits()},
-          {"energy_lost", error.energy_lost()},
-          {"relative_error", error.relative_error},
-          {"norm", error.norm}};
+          {"energy_lost", error.share_lost()},
+          {"relative_error", error.relative_error()},
+          {"norm", std::sqrt(error.energy)}};
 }
 
 Table<CodecError> print_head(const std::vector<std::string>& codecs,
@@ -69,8 +60,9 @@ Table<CodecError> print_head(const std::vector<std::string>& codecs,
        {{"tensor", "", longest(tensors, &SampleTensor::name), Align::kLeft}, &CodecError::tensor},
        {{"count", "values", 8}, [](auto& error) { return format_count(error.count); }},
        {{"bits", "a value", 7}, [](auto& error) { return fmt::format("{:.3f}", error.bits()); }},
-       {{"error", "energy", 8}, [](auto& error) { return format_error(error.energy_lost()); }},
-       {{"error", "relative", 8}, [](auto& error) { return format_error(error.relative_error); }}});
+       {{"error", "energy", 8}, [](auto& error) { return format_error(error.share_lost()); }},
+       {{"error", "relative", 8},
+        [](auto& error) { return format_error(error.relative_error()); }}});
 }
 
 /// What is sent without feedback; with it, what is lost now is sent later.

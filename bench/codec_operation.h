@@ -57,7 +57,7 @@ class CodecOperation {
   /// was encoded. Throws Error where the result is wrong, NotMeasurable where it is not to be had.
   virtual double check() = 0;
   /// One call; on a device queues it.
-  virtual void run() = 0;
+  void run() { call(calls_++); }
   /// How the operation is timed: call after call, unless it says otherwise.
   virtual TimedCall timed() {
     return {"operation", [this] { run(); }};
@@ -72,6 +72,8 @@ class CodecOperation {
   std::size_t workspace_bytes() const { return workspace_bytes_; }
 
  protected:
+  /// Call number `call`, from 0.
+  virtual void call(std::size_t call) = 0;
   /// Keeps what a call must do; how many sets of buffers its calls go round.
   std::size_t sets_for(const MemoryWork& work) {
     work_ = work;
@@ -101,6 +103,9 @@ class CodecOperation {
   MemoryWork work_;
   std::size_t payload_bytes_ = 0;
   std::size_t workspace_bytes_ = 0;
+
+ private:
+  std::size_t calls_ = 0;
 };
 
 /// Whether calls that keep no residual take other values each time as well.

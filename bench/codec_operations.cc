@@ -42,7 +42,6 @@ class PlannedOperation : public CodecOperation {
   }
 
   PlannedCodec host_codec_, codec_;
-  std::size_t call_ = 0;
 };
 
 class EncodeOperation : public PlannedOperation {
@@ -67,10 +66,7 @@ class EncodeOperation : public PlannedOperation {
     return error;
   }
 
-  void run() override {
-    codec_.encode(gradients_.at(call_), frames_.at(call_));
-    ++call_;
-  }
+  void call(std::size_t call) override { codec_.encode(gradients_.at(call), frames_.at(call)); }
 
  private:
   std::size_t sets_;
@@ -106,12 +102,11 @@ class FeedbackOperation : public PlannedOperation {
     return error;
   }
 
-  void run() override {
+  void call(std::size_t call) override {
     codec_.encode(
-        gradients_.at(call_), frames_.at(call_),
-        SegmentState{states_.residual(call_), written().values(call_, input_.count, Dtype::kF32)},
+        gradients_.at(call), frames_.at(call),
+        SegmentState{states_.residual(call), written().values(call, input_.count, Dtype::kF32)},
         states_.words());
-    ++call_;
   }
 
  private:
@@ -171,11 +166,10 @@ class DecodeOperation : public PlannedOperation {
   }
 
   /// What was added comes off again when the set's turn comes next.
-  void run() override {
-    const bool takes_off = mode_ == DecodeMode::kAdd && call_ / sets_ % 2 != 0;
-    codec_.decode(frames_.at(call_), outputs_.values(call_, input_.count, input_.gradient.dtype()),
+  void call(std::size_t call) override {
+    const bool takes_off = mode_ == DecodeMode::kAdd && call / sets_ % 2 != 0;
+    codec_.decode(frames_.at(call), outputs_.values(call, input_.count, input_.gradient.dtype()),
                   mode_, takes_off ? -1.0f : 1.0f);
-    ++call_;
   }
 
  private:
@@ -234,10 +228,9 @@ class ReduceOperation : public PlannedOperation {
     return check_sum(decoded(encoder_, reduced), state.values());
   }
 
-  void run() override {
-    codec_.reduce(frames_[turn(call_, sets_)], reduced_.at(call_),
-                  in_place(states_.residual(call_)), states_.words());
-    ++call_;
+  void call(std::size_t call) override {
+    codec_.reduce(frames_[turn(call, sets_)], reduced_.at(call), in_place(states_.residual(call)),
+                  states_.words());
   }
 
  private:

@@ -280,10 +280,6 @@ class CodecBenchmark {
   std::unique_ptr<Threads> threads_;
 };
 
-void run_codecs(const CodecsOptions& options) {
-  CodecBenchmark(options, *make_cpu_machine()).run();
-}
-
 void run_on_device(const CodecsOptions& options) {
   if (!options.isas.empty())
     throw InvalidArgument(
@@ -305,7 +301,7 @@ void add_codecs_command(Command& program) {
   command.callback([options] {
     if (options->all_codecs) options->codecs = all_specs();
     if (options->device == "cuda") return run_on_device(*options);
-    run_codecs(*options);
+    CodecBenchmark(*options, *make_cpu_machine()).run();
   });
 }
 

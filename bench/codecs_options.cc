@@ -51,23 +51,20 @@ void add_subjects(Command& command, CodecsOptions& options) {
   command
       .add_option("--device", options.device,
                   "cpu, or cuda: device memory and the current GPU, with baselines of its own")
-      .transform(one_of({"cpu", "cuda"}))
-      .type_name("cpu|cuda")
-      .capture_default_str();
+      .takes("cpu|cuda", one_of({"cpu", "cuda"}));
   command
       .add_option("--operation", options.operations,
                   "Only these, of those that a codec has:\n  " +
                       fmt::format("{}", fmt::join(names, "\n  ")))
       .transform(one_of(names))
       .type_name("NAME");
-  add_size(command, "--count", options.counts, "N",
-           "Values; K, M and G are 1024s (64M, or all of FILE)");
+  command
+      .add_option("--count", options.counts, "Values; K, M and G are 1024s (64M, or all of FILE)")
+      .transform(size_suffix(above_zero()))
+      .type_name("N");
   command
       .add_option("--tensor", options.tensor_count, "Values of each of multi-tensor's 500 tensors")
-      .transform(size_suffix())
-      .check(from_to(1, 1 << 20))
-      .type_name("N")
-      .capture_default_str();
+      .takes("N", size_suffix(from_to(1, 1 << 20)));
 }
 
 /// How it is measured.
@@ -82,15 +79,12 @@ void add_conditions(Command& command, CodecsOptions& options) {
       .add_option("--data", options.source,
                   "normal, laplace, student (3 degrees of freedom), narrow, or a FILE.npy, "
                   "FILE.npz or FILE.safetensors of tensors")
-      .type_name("DATA")
-      .capture_default_str();
+      .takes("DATA");
   command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
   command.add_option("--checksum", options.checksum, "Of the frames: on or off")
-      .transform(one_of({"on", "off"}))
-      .type_name("on|off")
-      .capture_default_str();
-  add_number(command, "--repetitions", options.repetitions, from_to(1, 10000),
-             "Samples, of which the median is taken");
+      .takes("on|off", one_of({"on", "off"}));
+  command.add_option("--repetitions", options.repetitions, "Samples, of which the median is taken")
+      .takes("N", from_to(1, 10000));
 }
 
 }  // namespace
@@ -107,15 +101,12 @@ std::vector<std::string> all_specs() {
   return without_repeats(specs);
 }
 
-bool wants_feedback(const CodecsOptions& options, const std::string& spec) {
-  return options.feedback || parse_spec(spec).feedback != Feedback::kNone;
-}
-
 bool is_wanted(const CodecsOptions& options, const std::string& spec,
                const std::string& operation) {
   const auto& names = options.operations;
   if (!names.empty()) return std::ranges::find(names, operation) != names.end();
-  return wants_feedback(options, spec) || !operation.starts_with("encode+feedback");
+  const bool feedback = options.feedback || parse_spec(spec).feedback != Feedback::kNone;
+  return feedback || !operation.starts_with("encode+feedback");
 }
 
 std::string shown_codec(const std::string& codec, const std::string& operation) {

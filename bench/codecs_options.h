@@ -45,8 +45,6 @@ void add_codecs_options(Command& command, CodecsOptions& options);
 /// numbers a tenth, a hundredth and a thousandth of the largest.
 std::vector<std::string> all_specs();
 
-/// Whether operations that keep residuals are measured for a codec.
-bool wants_feedback(const CodecsOptions& options, const std::string& spec);
 /// Whether an operation that a codec has is measured.
 bool is_wanted(const CodecsOptions& options, const std::string& spec, const std::string& operation);
 /// As records and tables show it: with "+ef" where the operation keeps a residual.

@@ -24,27 +24,27 @@ ConstValueSpan shard_of(const RankGradients& gradients, ConstValueSpan whole, in
   return whole.subspan(static_cast<std::size_t>(rank) * count, count);
 }
 
-ConstValueSpan whole_of(const RankGradients& gradients, const Buffer& sample) {
-  return sample.values(gradients.count(), gradients.dtype());
+/// Of what rank `from` has: the whole, or where that is all that fits, the shard for `place`.
+double error_of(const RankGradients& gradients, int from, int place, ConstValueSpan output) {
+  const Buffer sample = gradients.sample(from);
+  const ConstValueSpan whole = sample.values(gradients.count(), gradients.dtype());
+  const bool all = output.count() == whole.count();
+  return relative_error(all ? whole : shard_of(gradients, whole, place), output);
 }
 
-double broadcast_error(const RankGradients& gradients, int, ConstValueSpan output) {
-  return relative_error(whole_of(gradients, gradients.sample(0)), output);
+double error_of_first(const RankGradients& gradients, int rank, ConstValueSpan output) {
+  return error_of(gradients, 0, rank, output);
 }
 
 double reduce_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
-  if (rank != 0) return 0;
-  return relative_error(gradients.sum(), output);
+  return rank == 0 ? relative_error(gradients.sum(), output) : 0;
 }
 
 /// Of the shards that all ranks have for one of them.
 double error_of_shards_for(const RankGradients& gradients, int place, ConstValueSpan output) {
   double error = 0;
-  for (int from = 0; from < gradients.ranks(); ++from) {
-    const Buffer sample = gradients.sample(from);
-    error = std::max(error, relative_error(shard_of(gradients, whole_of(gradients, sample), place),
-                                           shard_of(gradients, output, from)));
-  }
+  for (int from = 0; from < gradients.ranks(); ++from)
+    error = std::max(error, error_of(gradients, from, place, shard_of(gradients, output, from)));
   return error;
 }
 
@@ -52,14 +52,8 @@ double gather_error(const RankGradients& gradients, int rank, ConstValueSpan out
   return rank == 0 ? error_of_shards_for(gradients, 0, output) : 0;
 }
 
-double scatter_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
-  const Buffer sample = gradients.sample(0);
-  return relative_error(shard_of(gradients, whole_of(gradients, sample), rank), output);
-}
-
 double send_error(const RankGradients& gradients, int rank, ConstValueSpan output) {
-  const Buffer sample = gradients.sample(rank_before(rank, gradients.ranks()));
-  return relative_error(whole_of(gradients, sample), output);
+  return error_of(gradients, rank_before(rank, gradients.ranks()), rank, output);
 }
 
 // Each rank sends to the next, the last to the first. Such a message fills no statistics.
@@ -77,7 +71,7 @@ constexpr std::array kKinds{
     CollectiveKind{
         "broadcast", "MPI_Bcast", Amount::kWhole, Amount::kWhole,
         [](const CollectiveCall& of) { broadcast(of.transport, of.output, 0, of.options); },
-        broadcast_error},
+        error_of_first},
     CollectiveKind{
         "reduce", "MPI_Reduce", Amount::kWhole, Amount::kWhole,
         [](const CollectiveCall& of) { reduce(of.transport, of.input, of.output, 0, of.options); },
@@ -89,7 +83,7 @@ constexpr std::array kKinds{
     CollectiveKind{
         "scatter", "MPI_Scatter", Amount::kWhole, Amount::kShard,
         [](const CollectiveCall& of) { scatter(of.transport, of.input, of.output, 0, of.options); },
-        scatter_error},
+        error_of_first},
     CollectiveKind{"all_to_all", "MPI_Alltoall", Amount::kWhole, Amount::kWhole,
                    [](const CollectiveCall& of) {
                      all_to_all(of.transport, of.input, of.output, of.columns, {}, of.options);

@@ -70,10 +70,8 @@ Record record_of(const CollectivesOptions& options, const CollectiveCase& wanted
   Record record = record_of(row, options.fleet.transport, options.fleet.link);
   record["benchmark"] = "collectives";
   for (const char* of_sums : {"dims", "busbw", "identical"}) record.erase(of_sums);
-  add_parts(record, row.result);
   record["columns"] = wanted.columns;
-  record["chunk_count"] = options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count;
-  record["threads"] = options.threads;
+  add_parts(record, row.result, options);
   return record;
 }
 
@@ -129,10 +127,10 @@ void add_collectives_command(Command& program) {
       "Times broadcast, reduce, gather, scatter, all_to_all and send_receive, beside MPI's over "
       "MPI");
   command.add_option("--collective", options->names, "Which of them")
-      .check(one_of(kind_names()))
-      .capture_default_str();
+      .takes("NAME", one_of(kind_names()));
   add_codecs(command, options->codecs);
-  add_number(command, "--columns", options->columns, above_zero(), "Values of a row of all_to_all");
+  command.add_option("--columns", options->columns, "Values of a row of all_to_all")
+      .takes("N", above_zero());
   add_sweep(command, *options);
   command.callback([options] { run_collectives(*options); });
 }

@@ -101,7 +101,11 @@ Check one_of(const std::vector<std::string>& names) {
   };
 }
 
-Check size_suffix() { return check_of(CLI::AsSizeValue(false)); }
+Check size_suffix(const Check& check) {
+  return [number = check_of(CLI::AsSizeValue(false)), check](const std::string& text) {
+    return check(number(text));
+  };
+}
 
 Check above_zero() {
   return number_that("above 0", [](double number) { return number > 0; });
@@ -119,18 +123,13 @@ Argument& Argument::transform(const Check& check) {
   return *this;
 }
 
-Argument& Argument::check(const Check& check) {
-  option_->check(validator_of(check));
-  return *this;
-}
-
 Argument& Argument::type_name(const std::string& name) {
   option_->type_name(name);
   return *this;
 }
 
-Argument& Argument::capture_default_str() {
-  option_->capture_default_str();
+Argument& Argument::takes(const std::string& name) {
+  option_->type_name(name)->capture_default_str();
   return *this;
 }
 

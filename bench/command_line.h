@@ -20,8 +20,8 @@ using Check = std::function<std::string(const std::string& text)>;
 /// Accepts these names; an error lists them.
 Check one_of(const std::vector<std::string>& names);
 
-/// Numbers that take K, M, G (1024), e.g. 64K.
-Check size_suffix();
+/// Numbers that take K, M, G (1024), e.g. 64K, and pass `check` then.
+Check size_suffix(const Check& check);
 
 /// Accepts numbers of a range, which an error names.
 Check above_zero();
@@ -34,10 +34,12 @@ class Argument {
  public:
   explicit Argument(CLI::Option* option) : option_(option) {}
 
-  Argument& transform(const Check& check);  ///< the text becomes what `check` returns
-  Argument& check(const Check& check);      ///< the text stays as it is
-  Argument& type_name(const std::string& name);
-  Argument& capture_default_str();  ///< the help shows the value that it has
+  Argument& transform(const Check& check);       ///< the text becomes what `check` returns
+  Argument& type_name(const std::string& name);  ///< the help calls it so
+  Argument& takes(const std::string& name);      ///< the help also shows the value that it has
+  Argument& takes(const std::string& name, const Check& check) {
+    return takes(name).transform(check);
+  }
   Argument& delimiter(char between_values);
   Argument& take_last();
   Argument& required();

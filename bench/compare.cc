@@ -94,10 +94,6 @@ void add_values(double factor, ConstValueSpan values, std::span<double> sum) {
   });
 }
 
-void add_values(std::span<const float> addends, std::span<float> values) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] += addends[i];
-}
-
 bool same_bits(ConstByteSpan a, ConstByteSpan b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }

@@ -25,9 +25,6 @@ double norm(ConstValueSpan values);
 /// sum[i] += factor * values[i].
 void add_values(double factor, ConstValueSpan values, std::span<double> sum);
 
-/// values[i] += addends[i] in f32; f32 values both.
-void add_values(std::span<const float> addends, std::span<float> values);
-
 /// Whether they hold the same bits.
 bool same_bits(ConstByteSpan a, ConstByteSpan b);
 

@@ -5,6 +5,7 @@
 #include <tersor/align.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "bench/baselines.h"
@@ -59,7 +60,8 @@ std::size_t calls_of(Machine& machine, const TimedCall& call) {
   const Sampling& sampling = machine.traits().sampling;
   machine.seconds_per_call(call.run, 1);
   const double seconds = std::max(machine.seconds_per_call(call.run, sampling.first_calls), 1e-9);
-  return std::min(calls_for(seconds, sampling.seconds), sampling.most_calls);
+  return static_cast<std::size_t>(std::clamp(std::ceil(sampling.seconds / seconds), 1.0,
+                                             static_cast<double>(sampling.most_calls)));
 }
 
 }  // namespace

@@ -270,23 +270,17 @@ void add_place_options(Command& command, PredictOptions& options) {
     return text;
   };
   command.add_option("--ranks", options.ranks, "Ranks: 8, or 8..4096 for 8, 16, … 4096")
-      .transform(check)
-      .type_name("N|FIRST..LAST")
-      .capture_default_str();
+      .takes("N|FIRST..LAST", check);
   command
       .add_option("--hosts", options.hosts,
                   "Hosts, over which ranks are spread evenly and whose link they share; without "
                   "it each rank has a host")
-      .check(from_to(1, kMostRanks))
+      .transform(from_to(1, kMostRanks))
       .type_name("N");
   command.add_option("--link", options.link, "Link of each host: RATE[,LATENCY[,overhead=FACTOR]]")
-      .transform(link_text)
-      .type_name("LINK")
-      .capture_default_str();
+      .takes("LINK", link_text);
   command.add_option("--local", options.local, "Between ranks of one host, with --hosts")
-      .transform(link_text)
-      .type_name("LINK")
-      .capture_default_str();
+      .takes("LINK", link_text);
 }
 
 void add_cost_options(Command& command, PredictOptions& options) {
@@ -296,18 +290,17 @@ void add_cost_options(Command& command, PredictOptions& options) {
                   "without it, what is measured between two threads")
       .transform(seconds_text)
       .type_name("TIME");
-  add_number(command, "--crowding", options.crowding, from_to(0, 1024),
-             "Ranks that share a core while they encode", "F");
+  command.add_option("--crowding", options.crowding, "Ranks that share a core while they encode")
+      .takes("F", from_to(0, 1024));
 }
 
 void add_options(Command& command, PredictOptions& options) {
   add_codecs(command, options.codecs);
   add_place_options(command, options);
-  add_size(command, "--bytes", options.bytes, "BYTES",
-           "Sizes of the gradient; K, M and G are 1024s")
-      .capture_default_str();
-  add_size(command, "--chunk", options.chunk_count, "N", "Values of a chunk; K, M and G are 1024s")
-      .capture_default_str();
+  command.add_option("--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s")
+      .takes("BYTES", size_suffix(above_zero()));
+  command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")
+      .takes("N", size_suffix(above_zero()));
   command
       .add_option(
           "--dims", options.dims,
@@ -315,9 +308,11 @@ void add_options(Command& command, PredictOptions& options) {
           "are quickest")
       .delimiter(',')
       .type_name("N,...");
-  add_number(command, "--error-growth", options.error_growth, from_to(1, 1024),
-             "How many times the squared error of one dimension a grid may have that is chosen",
-             "F");
+  command
+      .add_option(
+          "--error-growth", options.error_growth,
+          "How many times the squared error of one dimension a grid may have that is chosen")
+      .takes("F", from_to(1, 1024));
   add_dtype(command, options.dtype);
   add_cost_options(command, options);
   add_json(command, options.json);

@@ -3,49 +3,28 @@
 #include "bench/ranks.h"
 
 #include <fmt/format.h>
-#include <tersor/collectives.h>
 #include <tersor/error.h>
-#include <tersor/inprocess.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include "bench/compare.h"
 #include "bench/timing.h"
-#include "codecs/planned_codec.h"
+#include "codecs/loss.h"
 
 namespace tersor::bench {
 namespace {
 
-/// What an allreduce of one rank's gradient changes, to which the others add zeros.
-double sum_error(std::string_view codec, ConstValueSpan gradient, int ranks) {
-  double error = 0;
-  run_ranks(ranks, {}, [&](Transport& transport) {
-    const Buffer memory(gradient.bytes());
-    std::memset(memory.pointer(), 0, memory.bytes());
-    if (transport.rank() == 0) std::memcpy(memory.pointer(), gradient.pointer(), gradient.bytes());
-    const ValueSpan values = memory.values(gradient.count(), gradient.dtype());
-    allreduce(transport, values, {.codec = std::string(codec)});
-    if (transport.rank() == 0) error = relative_error(gradient, values);
-  });
-  return error;
-}
-
-/// What one encode and decode changes, relative to the gradient; of a codec without frames, which
-/// all ranks encode together, what `sum_error` tells.
+/// What one encode and decode changes, relative to the gradient, where so many ranks add.
 double codec_error(std::string_view codec, ConstValueSpan gradient, int ranks) {
-  const std::string plain = with_feedback(codec, Feedback::kNone);
   Threads threads(0);
-  const PlannedCodec planned(
-      plain, {.count = gradient.count(), .dtype = gradient.dtype(), .threads = &threads});
-  if (!planned.has_frames()) return sum_error(plain, gradient, ranks);
-  const Buffer frame = planned.frame(), decoded(gradient.bytes());
-  const ValueSpan values = decoded.values(gradient.count(), gradient.dtype());
-  planned.encode(gradient, frame.span());
-  planned.decode(used_bytes(frame), values, DecodeMode::kAssign);
-  return relative_error(gradient, values);
+  const PlannedCodec planned(with_feedback(codec, Feedback::kNone),
+                             {.count = gradient.count(),
+                              .dtype = gradient.dtype(),
+                              .threads = &threads,
+                              .contributions = static_cast<std::size_t>(ranks)});
+  return measure_loss(planned, gradient).relative_error();
 }
 
 double norm(std::span<const double> values) {

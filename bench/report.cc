@@ -85,7 +85,7 @@ void add_report_command(Command& program) {
       "report", "Draws records of the other commands: one self-contained page, and PNG files");
   command.add_option("files", options->files, "Records, in any mixture")
       .required()
-      .check(existing_file())
+      .transform(existing_file())
       .type_name("FILE.json");
   command.add_option("-o,--output", options->folder, "Write index.html and PNG files here")
       .type_name("DIR");

@@ -15,9 +15,7 @@ void add_algorithm(Command& command, std::string& algorithm) {
     return std::string(algorithm_name(parse_algorithm(name)));
   };
   command.add_option("--algorithm", algorithm, "auto, native, two-shot, one-shot or hierarchical")
-      .transform(known)
-      .type_name("ALGORITHM")
-      .capture_default_str();
+      .takes("ALGORITHM", known);
 }
 
 }  // namespace
@@ -25,21 +23,25 @@ void add_algorithm(Command& command, std::string& algorithm) {
 void add_sweep(Command& command, SweepOptions& options,
                const std::vector<std::string>& transports) {
   add_algorithm(command, options.algorithm);
-  add_size(command, "--min", options.min_bytes, "BYTES", "Smallest size; K, M and G are 1024s")
-      .capture_default_str();
-  add_size(command, "--max", options.max_bytes, "BYTES", "Largest size").capture_default_str();
-  add_number(command, "--factor", options.factor, from_to(2, 1024), "From one size to the next");
+  command.add_option("--min", options.min_bytes, "Smallest size; K, M and G are 1024s")
+      .takes("BYTES", size_suffix(above_zero()));
+  command.add_option("--max", options.max_bytes, "Largest size")
+      .takes("BYTES", size_suffix(above_zero()));
+  command.add_option("--factor", options.factor, "From one size to the next")
+      .takes("N", from_to(2, 1024));
   add_fleet(command, options.fleet, transports);
-  add_size(command, "--chunk", options.chunk_count, "N",
-           "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)");
+  command
+      .add_option("--chunk", options.chunk_count,
+                  "Values of a chunk; K, M and G are 1024s (1M; over NCCL 8M)")
+      .transform(size_suffix(above_zero()))
+      .type_name("N");
   command
       .add_option("--iterations", options.iterations,
                   "Timed calls; 0: as many as fill about a second, 5 to 200")
-      .type_name("N")
-      .capture_default_str();
+      .takes("N");
   add_dtype(command, options.dtype);
-  add_number(command, "--threads", options.threads, from_to(1, 1024),
-             "Threads of each rank's codec");
+  command.add_option("--threads", options.threads, "Threads of each rank's codec")
+      .takes("N", from_to(1, 1024));
   add_json(command, options.json);
 }
 
@@ -116,10 +118,12 @@ Record record_of(const SweepRow& row, std::string_view transport, std::string_vi
   return record;
 }
 
-void add_parts(Record& record, const AllreduceResult& result) {
+void add_parts(Record& record, const AllreduceResult& result, const SweepOptions& options) {
   record["encode_seconds"] = result.encode_seconds;
   record["wire_seconds"] = result.wire_seconds;
   record["decode_seconds"] = result.decode_seconds;
+  record["chunk_count"] = options.chunk_count == 0 ? kDefaultChunkCount : options.chunk_count;
+  record["threads"] = options.threads;
 }
 
 }  // namespace tersor::bench

@@ -94,7 +94,7 @@ extern const SweepField kSizeField, kCountField, kTypeField, kTimeField, kAlgbwF
 /// Of an allreduce, the fields of all transports.
 Record record_of(const SweepRow& row, std::string_view transport, std::string_view link);
 
-/// Adds where the time of a call on hosts went.
-void add_parts(Record& record, const AllreduceResult& result);
+/// Adds where the time of a call on hosts went, and what it had.
+void add_parts(Record& record, const AllreduceResult& result, const SweepOptions& options);
 
 }  // namespace tersor::bench

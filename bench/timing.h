@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -26,11 +25,6 @@ double seconds_per_call(std::size_t calls, Function&& function) {
   const Stopwatch watch;
   for (std::size_t call = 0; call < calls; ++call) function();
   return watch.seconds() / static_cast<double>(calls);
-}
-
-/// How many calls of `seconds` take about `target_seconds`; at least 1.
-inline std::size_t calls_for(double seconds, double target_seconds) {
-  return static_cast<std::size_t>(std::clamp(std::ceil(target_seconds / seconds), 1.0, 1e6));
 }
 
 /// Of at least one value; the mean of the middle two of an even number.

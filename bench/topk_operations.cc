@@ -24,10 +24,6 @@ namespace {
 using kernels::TopkForce;
 using kernels::TopkPath;
 
-ConstByteSpan payload_of(const Buffer& frame) {
-  return used_bytes(frame).subspan(sizeof(FrameHeader));
-}
-
 /// What a frame of the codec says of its payload.
 TopkLayout layout_of(const Buffer& frame, std::size_t count) {
   const FrameHeader header = read_frame_header(frame.span());
@@ -61,7 +57,7 @@ class TopkOperation : public CodecOperation {
   }
 
   void check_payload(std::string_view what) const {
-    if (!same_bits(payload_.span(), payload_of(frame_)))
+    if (!same_bits(payload_.span(), used_bytes(frame_).subspan(sizeof(FrameHeader))))
       throw Error(std::string(what) + ": the payload is not that of encode");
   }
 
@@ -98,8 +94,8 @@ class ForcedFeedback : public TopkOperation {
     return error();
   }
 
-  void run() override {
-    const ConstValueSpan gradient = input_.step(step_++);
+  void call(std::size_t call) override {
+    const ConstValueSpan gradient = input_.step(call);
     path_ = kernels::topk_encode({.gradient = gradient.pointer(),
                                   .dtype = gradient.dtype(),
                                   .count = gradient.count(),
@@ -125,7 +121,6 @@ class ForcedFeedback : public TopkOperation {
   TopkForce force_;
   TopkPath expected_, path_ = TopkPath::kHit;
   Buffer residual_, workspace_;
-  std::size_t step_ = 0;
 };
 
 class SelectReference : public TopkOperation {
@@ -141,7 +136,7 @@ class SelectReference : public TopkOperation {
     return error();
   }
 
-  void run() override {
+  void call(std::size_t) override {
     const auto values = input_.step(0).as<float>();
     std::iota(indices_.begin(), indices_.end(), std::uint32_t{0});
     const auto kept = indices_.begin() + static_cast<std::ptrdiff_t>(layout_.kept);

@@ -138,10 +138,6 @@ std::string time_to(const std::vector<Epochs>& runs, double accuracy) {
 
 constexpr double kTargets[] = {0.80, 0.85, 0.87, 0.88};
 
-std::string mean_time(const std::vector<Epochs>& runs, double EpochResult::*field) {
-  return format_seconds(mean_of(runs, field));
-}
-
 /// The share of encode, wire and decode that nobody waited for.
 std::string hidden_text(const std::vector<Epochs>& runs) {
   double work = 0;
@@ -154,53 +150,53 @@ std::string hidden_text(const std::vector<Epochs>& runs) {
 }
 
 using RunsOfCodecs = std::map<std::string, std::vector<Epochs>>;
+using RunsField = Field<RunsOfCodecs::value_type>;
+
+RunsField time_field(const char* title, const char* unit, double EpochResult::*field) {
+  return {{title, unit, 8},
+          [field](auto& codec) { return format_seconds(mean_of(codec.second, field)); }};
+}
+
+/// A row for each codec, whose name stands before the fields.
+void print_table(const TrainOptions& options, const RunsOfCodecs& runs_of,
+                 std::vector<RunsField> fields) {
+  fields.insert(fields.begin(), {{"codec", "", longest(options.codecs), Align::kLeft},
+                                 &RunsOfCodecs::value_type::first});
+  const Table table(std::move(fields));
+  for (const std::string& codec : options.codecs) table.print(*runs_of.find(codec));
+}
 
 /// How good, how soon, how many bytes.
-void print_accuracies(const TrainOptions& options, const RunsOfCodecs& runs_of) {
-  std::vector<Column> columns = {{"codec", "", longest(options.codecs), Align::kLeft},
-                                 {"accuracy", "% of test", 13}};
+std::vector<RunsField> accuracy_fields() {
+  std::vector<RunsField> fields = {
+      {{"accuracy", "% of test", 13}, [](auto& codec) { return accuracy_text(codec.second); }}};
   for (const double target : kTargets)
-    columns.push_back({fmt::format("to {:.0f} %", 100 * target), "", 7});
-  columns.insert(columns.end(), {{"sent", "a step", 8}, {"step", "mean", 8}});
-  const Lines table(std::move(columns));
-  for (const std::string& codec : options.codecs) {
-    const std::vector<Epochs>& runs = runs_of.at(codec);
-    std::vector<std::string> cells = {codec, accuracy_text(runs)};
-    for (const double target : kTargets) cells.push_back(time_to(runs, target));
-    cells.push_back(format_bytes(mean_of(runs, &EpochResult::wire_bytes)));
-    cells.push_back(mean_time(runs, &EpochResult::step_seconds));
-    table.print(cells);
-  }
+    fields.push_back({{fmt::format("to {:.0f} %", 100 * target), "", 7},
+                      [target](auto& codec) { return time_to(codec.second, target); }});
+  fields.push_back({{"sent", "a step", 8}, [](auto& codec) {
+                      return format_bytes(mean_of(codec.second, &EpochResult::wire_bytes));
+                    }});
+  fields.push_back(time_field("step", "mean", &EpochResult::step_seconds));
+  return fields;
 }
 
 /// Where the time of a step went.
-void print_times(const TrainOptions& options, const RunsOfCodecs& runs_of) {
-  const Lines table({{"codec", "", longest(options.codecs), Align::kLeft},
-                     {"step", "mean", 8},
-                     {"compute", "of step", 8},
-                     {"exposed", "of step", 8},
-                     {"encode", "work", 8},
-                     {"wire", "work", 8},
-                     {"decode", "work", 8},
-                     {"hidden", "of work", 7}});
-  for (const std::string& codec : options.codecs) {
-    const std::vector<Epochs>& runs = runs_of.at(codec);
-    std::vector<std::string> cells = {codec};
-    for (const auto field :
-         {&EpochResult::step_seconds, &EpochResult::compute_seconds, &EpochResult::exposed_seconds,
-          &EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds})
-      cells.push_back(mean_time(runs, field));
-    cells.push_back(hidden_text(runs));
-    table.print(cells);
-  }
+std::vector<RunsField> time_fields() {
+  return {time_field("step", "mean", &EpochResult::step_seconds),
+          time_field("compute", "of step", &EpochResult::compute_seconds),
+          time_field("exposed", "of step", &EpochResult::exposed_seconds),
+          time_field("encode", "work", &EpochResult::encode_seconds),
+          time_field("wire", "work", &EpochResult::wire_seconds),
+          time_field("decode", "work", &EpochResult::decode_seconds),
+          {{"hidden", "of work", 7}, [](auto& codec) { return hidden_text(codec.second); }}};
 }
 
 /// All codecs side by side.
 void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
-  print_accuracies(options, runs_of);
+  print_table(options, runs_of, accuracy_fields());
   fmt::print("\nWhere a step's time went: compute, and what was exposed of the communication\n\n");
-  print_times(options, runs_of);
+  print_table(options, runs_of, time_fields());
   fmt::print("\n");
 }
 
@@ -260,24 +256,22 @@ std::string check_extension(const std::string& name) {
 void add_options(Command& command, TrainOptions& options) {
   add_codecs(command, options.codecs, Automatic::kTaken);
   add_fleet(command, options.fleet);
-  add_number(command, "--epochs", options.epochs, from_to(1, 10000),
-             "Passes over the training images")
+  command.add_option("--epochs", options.epochs, "Passes over the training images")
+      .takes("N", from_to(1, 10000))
       .take_last();
-  add_number(command, "--batch", options.batch_images, above_zero(), "Images of a rank in a step");
-  command.add_option("--seed", options.seeds, "One run of each codec for each")
-      .type_name("N")
-      .capture_default_str();
+  command.add_option("--batch", options.batch_images, "Images of a rank in a step")
+      .takes("N", above_zero());
+  command.add_option("--seed", options.seeds, "One run of each codec for each").takes("N");
   command
       .add_option("--data,--data-dir", options.data_folder,
                   "Folder of {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]")
-      .type_name("DIR")
-      .capture_default_str();
+      .takes("DIR");
   add_json(command, options.json);
   command
       .add_option("--gradients", options.gradients,
                   "Write the gradients of rank 0, as they are before they are reduced, of the last "
                   "step here")
-      .check(check_extension)
+      .transform(check_extension)
       .type_name("FILE.safetensors");
   command.add_option("--report", options.report_folder, "Draw the report here afterwards")
       .take_last()

@@ -38,10 +38,6 @@ trainer::Shard make_shard(const TrainingRun& run, const trainer::TrainingData& d
           run.seed};
 }
 
-ReducerOptions reducer_options(const TrainingRun& run) {
-  return {.codec = run.codec, .reduction = Reduction::kMean, .seed = run.seed};
-}
-
 /// One rank: its network, its share of the images, its reducer.
 class TrainingRank {
  public:
@@ -50,7 +46,7 @@ class TrainingRank {
         data_(data),
         network_(trainer::CpuMachine(), widths(run, data), run.seed),
         shard_(make_shard(run, data, transport.rank(), transport.ranks())),
-        reducer_(transport, reducer_options(run)) {
+        reducer_(transport, {.codec = run.codec, .reduction = Reduction::kMean, .seed = run.seed}) {
     for (const trainer::Parameter& parameter : network_.parameters())
       reducer_.add(parameter.name, parameter.gradient, parameter.columns > 1 ? parameter.rows : 0,
                    parameter.columns > 1 ? parameter.columns : 0);

@@ -27,17 +27,15 @@ double smallest(Dtype dtype) {
   return dtype == Dtype::kF16 ? 0x1p-24 : std::numeric_limits<float>::denorm_min();
 }
 
-/// sum[i] += |values[i]|.
-void add_magnitudes(ConstValueSpan values, std::span<double> sum) {
-  visit_gradient_dtype(values.dtype(), [&]<typename T>(T) {
-    const auto typed = values.as<T>();
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += std::abs(kernels::to_f32(typed[i]));
-  });
-}
-
+/// Summed over ranks.
 std::vector<double> magnitudes(const RankGradients& gradients) {
   std::vector<double> sum(gradients.count());
-  for (int rank = 0; rank < gradients.ranks(); ++rank) add_magnitudes(gradients.of(rank), sum);
+  visit_gradient_dtype(gradients.dtype(), [&]<typename T>(T) {
+    for (int rank = 0; rank < gradients.ranks(); ++rank) {
+      const auto values = gradients.of(rank).as<T>();
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += std::abs(kernels::to_f32(values[i]));
+    }
+  });
   return sum;
 }
 

@@ -54,20 +54,16 @@ DeviceClock::~DeviceClock() {
 
 double DeviceClock::seconds_per_call(const std::function<void()>& queue, std::size_t calls) {
   queue();
-  check_cuda(cudaEventRecord(begin_, stream_), "recording an event");
-  for (std::size_t call = 0; call < calls; ++call) queue();
-  check_cuda(cudaEventRecord(end_, stream_), "recording an event");
-  return seconds_between() / static_cast<double>(calls);
+  const double seconds = seconds_of([&] {
+    for (std::size_t call = 0; call < calls; ++call) queue();
+  });
+  return seconds / static_cast<double>(calls);
 }
 
 double DeviceClock::seconds_of(const std::function<void()>& queue) {
   check_cuda(cudaEventRecord(begin_, stream_), "recording an event");
   queue();
   check_cuda(cudaEventRecord(end_, stream_), "recording an event");
-  return seconds_between();
-}
-
-double DeviceClock::seconds_between() const {
   check_cuda(cudaEventSynchronize(end_), "waiting for what is timed");
   float milliseconds = 0;
   check_cuda(cudaEventElapsedTime(&milliseconds, begin_, end_), "reading the clock");

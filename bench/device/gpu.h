@@ -53,8 +53,6 @@ class DeviceClock {
   double seconds_of(const std::function<void()>& queue);
 
  private:
-  double seconds_between() const;
-
   cudaStream_t stream_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };

@@ -99,9 +99,8 @@ class MultiTensor : public CodecOperation {
     return 0;
   }
 
-  void run() override {
-    list_.encode(tensors_[turn(call_, sets_)], frames_.at(call_).first(list_.plan().frame_bytes));
-    ++call_;
+  void call(std::size_t call) override {
+    list_.encode(tensors_[turn(call, sets_)], frames_.at(call).first(list_.plan().frame_bytes));
   }
 
   TimedCall timed() override {
@@ -126,8 +125,8 @@ class MultiTensor : public CodecOperation {
   }
 
   void run_flat() {
-    flat_.encode(gradients_.at(call_), frames_.at(call_).first(flat_.plan().frame_bytes));
-    ++call_;
+    const std::size_t call = flat_calls_++;
+    flat_.encode(gradients_.at(call), frames_.at(call).first(flat_.plan().frame_bytes));
   }
 
   Capture capture_;
@@ -137,7 +136,7 @@ class MultiTensor : public CodecOperation {
   Gradients gradients_;
   RotatedBuffer frames_;
   std::vector<std::vector<ConstValueSpan>> tensors_;
-  std::size_t call_ = 0;
+  std::size_t flat_calls_ = 0;
 };
 
 /// Encode, as it is timed call after call elsewhere, in a row of short ones.
@@ -151,7 +150,7 @@ class SmallEncode : public CodecOperation {
   }
 
   double check() override { return encode_->check(); }
-  void run() override { encode_->run(); }
+  void call(std::size_t) override { encode_->run(); }
   TimedCall timed() override {
     return in_row({"calls", [this] { run(); }});
   }

@@ -51,16 +51,15 @@ class TwoKernels : public CodecOperation {
     return error;
   }
 
-  void run() override {
-    const ConstValueSpan gradient = gradients_.at(call_);
-    std::byte* payload = payloads_.at(call_).data();
+  void call(std::size_t call) override {
+    const ConstValueSpan gradient = gradients_.at(call);
+    std::byte* payload = payloads_.at(call).data();
     queue_two_kernels({.gradient = gradient.pointer(),
                        .dtype = gradient.dtype(),
                        .count = gradient.count(),
                        .scales = reinterpret_cast<float*>(payload),
                        .codes = reinterpret_cast<std::int8_t*>(payload + layout_.codes_offset())},
                       cuda_stream(input_.machine->traits().stream));
-    ++call_;
   }
 
  private:
@@ -85,7 +84,6 @@ class TwoKernels : public CodecOperation {
   std::size_t sets_;
   Gradients gradients_;
   RotatedBuffer payloads_;
-  std::size_t call_ = 0;
 };
 
 std::size_t kept_of(const PlannedCodec& codec) {
@@ -123,13 +121,12 @@ class CubTopkOperation : public CodecOperation {
     return error;
   }
 
-  void run() override {
-    topk_.queue({.gradient = reinterpret_cast<const float*>(gradients_.at(call_).pointer()),
-                 .residual = reinterpret_cast<float*>(states_.residual(call_).pointer()),
-                 .indices = reinterpret_cast<std::uint32_t*>(indices_.at(call_).data()),
-                 .values = reinterpret_cast<float*>(values_.at(call_).data())},
+  void call(std::size_t call) override {
+    topk_.queue({.gradient = reinterpret_cast<const float*>(gradients_.at(call).pointer()),
+                 .residual = reinterpret_cast<float*>(states_.residual(call).pointer()),
+                 .indices = reinterpret_cast<std::uint32_t*>(indices_.at(call).data()),
+                 .values = reinterpret_cast<float*>(values_.at(call).data())},
                 cuda_stream(input_.machine->traits().stream));
-    ++call_;
   }
 
  private:
@@ -154,7 +151,6 @@ class CubTopkOperation : public CodecOperation {
   Gradients gradients_;
   ResidualStates states_;
   RotatedBuffer indices_, values_;
-  std::size_t call_ = 0;
 };
 
 }  // namespace

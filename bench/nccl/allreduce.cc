@@ -37,18 +37,14 @@ AllreduceCase case_of(const AllreduceOptions& options, const SweepRow& row) {
 }
 
 /// The gradients of one count in each type that rows have. Rank 0 has those of all ranks.
-class Gradients {
- public:
-  Gradients(std::size_t count, const std::vector<SweepRow>& rows, const Fleet& fleet) {
-    const auto here = fleet.leads() ? std::nullopt : fleet.only_rank();
-    for (const SweepRow& row : rows)
-      by_dtype_.try_emplace(row.dtype, count, row.dtype, fleet.ranks(), here);
-  }
-  const RankGradients& of(Dtype dtype) const { return by_dtype_.at(dtype); }
-
- private:
-  std::map<Dtype, RankGradients> by_dtype_;
-};
+std::map<Dtype, RankGradients> gradients_of(std::size_t count, const std::vector<SweepRow>& rows,
+                                            const Fleet& fleet) {
+  const auto here = fleet.leads() ? std::nullopt : fleet.only_rank();
+  std::map<Dtype, RankGradients> by_dtype;
+  for (const SweepRow& row : rows)
+    by_dtype.try_emplace(row.dtype, count, row.dtype, fleet.ranks(), here);
+  return by_dtype;
+}
 
 Table<SweepRow> print_head(const std::vector<SweepRow>& rows) {
   const auto algorithm = [](auto& row) { return std::string(row.algorithm()); };
@@ -93,10 +89,10 @@ Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
 /// The rows of one count.
 std::vector<SweepRow> measure(const AllreduceOptions& options, Fleet& fleet,
                               std::vector<SweepRow> rows, std::size_t count) {
-  const Gradients gradients(count, rows, fleet);
+  const auto gradients = gradients_of(count, rows, fleet);
   std::vector<DeviceAllreduceCase> cases;
   for (const SweepRow& row : rows)
-    cases.push_back({case_of(options, row), &gradients.of(row.dtype)});
+    cases.push_back({case_of(options, row), &gradients.at(row.dtype)});
   const auto results =
       measure_on_device(fleet, cases, {.graph = options.graph, .iterations = options.iterations});
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -64,21 +64,13 @@ def _together(codec: str, found: list[ErrorRecord]) -> Loss:
 def sections(found: list[records.Record]) -> list[Section]:
     groups = losses(found)
     parts = list(itertools.chain(*numbered([_parts(*group) for group in groups.items()])))
-    return [Section("Errors", [_shared(loss) for loss in _sharing(groups)], parts)] if parts else []
-
-
-def _sharing(groups: dict[Data, list[Loss]]) -> list[Loss]:
-    """One of each number of ranks."""
-    return list(
-        {loss.ranks: loss for g in groups.values() for loss in g if loss.ranks > 1}.values()
-    )
-
-
-def _shared(loss: Loss) -> str:
-    return (
+    sharing = {loss.ranks: loss for group in groups.values() for loss in group if loss.ranks > 1}
+    says = [
         f"{loss.codec.split(':')[0]} sends bare values that are added: "
-        f"{loss.ranks} ranks share its levels."
-    )
+        f"{ranks} ranks share its levels."
+        for ranks, loss in sharing.items()
+    ]
+    return [Section("Errors", says, parts)] if parts else []
 
 
 def _parts(data: Data, group: list[Loss]) -> list[Part]:
@@ -132,12 +124,5 @@ def draw(data: Data, group: list[Loss], palette: Palette) -> Figure:
 def _front_line(axes: Axes, group: list[Loss], theme: Theme) -> None:
     front = summary.pareto_front({loss.codec: (loss.bits, -loss.energy) for loss in group})
     best = [loss for codec in front for loss in group if loss.codec == codec and loss.energy > 0]
-    axes.plot(
-        [loss.bits for loss in best],
-        [loss.energy for loss in best],
-        color=theme.ink,
-        linewidth=1.1,
-        linestyle=":",
-        zorder=2,
-        label="nobody better",
-    )
+    line = [loss.bits for loss in best], [loss.energy for loss in best]
+    axes.plot(*line, color=theme.ink, label="nobody better", **drawing.FRONT)

@@ -4,7 +4,6 @@ import dataclasses
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 import drawing
 import summary
@@ -37,7 +36,7 @@ def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
         axes.set_xlabel("bytes that a rank sends in a step, mean of all steps (logarithmic)")
         axes.set_ylabel("training loss, mean of the last epoch")
         drawing.log_axis(axes.xaxis, units.short_bytes, 2)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.06, y=0.08)
         drawing.note(axes, "loss axis does not start at zero", palette.theme)
         drawing.legend_right(axes)

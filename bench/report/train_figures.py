@@ -5,7 +5,7 @@ import math
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 import drawing
 import summary
@@ -45,16 +45,8 @@ def _front_line(axes: Axes, training: summary.Training, theme: Theme) -> None:
     best = [training.codecs[codec] for codec in training.pareto_front()]
     sent = [runs.step_mean("wire_bytes") for runs in best]
     accuracy = [runs.accuracy.mean for runs in best]
-    axes.step(
-        sent,
-        accuracy,
-        where="post",
-        color=theme.ink,
-        linewidth=1.1,
-        linestyle=":",
-        zorder=2,
-        label="Pareto front",
-    )
+    look = {"where": "post", "color": theme.ink, "label": "Pareto front", **drawing.FRONT}
+    axes.step(sent, accuracy, **look)
     axes.scatter(
         sent, accuracy, s=330, facecolors="none", edgecolors=theme.ink, linewidths=1.1, zorder=2
     )
@@ -83,7 +75,7 @@ def _curves(axes: Axes, training: summary.Training, palette: Palette) -> None:
             )
     _accuracy_window(axes, training)
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("wall-clock time of training (s)")
     axes.set_ylabel("test accuracy")
     if axes.get_ylim()[0] > 0:
@@ -101,7 +93,7 @@ def _accuracy_window(axes: Axes, training: summary.Training) -> None:
 
 
 def _percent_axis(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
 
 
 def step_time(training: summary.Training, palette: Palette) -> Figure:
@@ -156,7 +148,7 @@ def _step_bars(axes: Axes, training: summary.Training, palette: Palette) -> None
     drawing.rows(axes, list(training.codecs), above=0.55, below=0.5)
     axes.set_xlim(0, 1.2 * longest)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.short_seconds(value)))
+    axes.xaxis.set_major_formatter(lambda value, _: units.short_seconds(value))
     axes.set_xlabel("time in a step, mean over steps and ranks")
 
 

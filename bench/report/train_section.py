@@ -2,7 +2,6 @@
 
 import functools
 import statistics
-import typing
 
 import loss_figure
 import records
@@ -125,28 +124,15 @@ def _warnings(training: summary.Training) -> list[str]:
 
 
 def _pictures(training: summary.Training) -> list[Picture]:
-    def picture(name: str, heading: str, caption: str, draw: typing.Callable) -> Picture:
-        return Picture(name, heading, caption, functools.partial(draw, training))
-
+    figures = train_figures
+    drawn = (
+        ("accuracy-bytes", "Accuracy against bytes sent", _bytes_caption, figures.accuracy_bytes),
+        ("accuracy-time", "Accuracy against wall-clock time", _time_caption, figures.accuracy_time),
+        ("step-time", "Where the time of a step goes", _step_caption, figures.step_time),
+    )
     pictures = [
-        picture(
-            "accuracy-bytes",
-            "Accuracy against bytes sent",
-            _bytes_caption(training),
-            train_figures.accuracy_bytes,
-        ),
-        picture(
-            "accuracy-time",
-            "Accuracy against wall-clock time",
-            _time_caption(training),
-            train_figures.accuracy_time,
-        ),
-        picture(
-            "step-time",
-            "Where the time of a step goes",
-            _step_caption(training),
-            train_figures.step_time,
-        ),
+        Picture(name, heading, caption(training), functools.partial(draw, training))
+        for name, heading, caption, draw in drawn
     ]
     if training.tells_losses:
         draw = functools.partial(loss_figure.draw, [training])

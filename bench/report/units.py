@@ -23,17 +23,18 @@ def byte_count(value: float) -> str:
     return _scaled(value, [(2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")])
 
 
-def short_bytes(value: float) -> str:
-    """For axes, where values are powers of two: 64 MiB, not 64.0 MiB."""
-    number, unit = byte_count(value).split(" ")
+def _short(quantity: str) -> str:
+    """For axes, where values are round: 64 MiB, not 64.0 MiB."""
+    number, unit = quantity.split(" ")
     return f"{float(number):g} {unit}"
+
+
+def short_bytes(value: float) -> str:
+    return _short(byte_count(value))
 
 
 def short_seconds(value: float) -> str:
-    if value == 0:
-        return "0"
-    number, unit = seconds(value).split(" ")
-    return f"{float(number):g} {unit}"
+    return _short(seconds(value)) if value else "0"
 
 
 def value_count(value: int) -> str:

@@ -15,7 +15,9 @@
 //   seems to add to that.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
+#include <numbers>
 #include <vector>
 
 namespace trainer {
@@ -31,7 +33,12 @@ struct TrainingRecipe {
   /// The learning rate of `step`, counted from 0 over all epochs: a straight line up to
   /// `learning_rate` during the first `warmup_epochs`, half a cosine down to 0 (Loshchilov and
   /// Hutter 2017) until the end of the last epoch.
-  float learning_rate_at(std::size_t step, std::size_t steps_per_epoch) const;
+  float learning_rate_at(std::size_t step, std::size_t steps_per_epoch) const {
+    const double epoch = (static_cast<double>(step) + 0.5) / static_cast<double>(steps_per_epoch);
+    if (epoch < warmup_epochs) return static_cast<float>(learning_rate * epoch / warmup_epochs);
+    const double done = (epoch - warmup_epochs) / (static_cast<double>(epochs) - warmup_epochs);
+    return static_cast<float>(learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * done)));
+  }
 };
 
 }  // namespace trainer

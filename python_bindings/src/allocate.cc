@@ -9,8 +9,6 @@
 #include <nanobind/stl/vector.h>
 #include <tersor/allocate.h>
 
-#include <functional>
-#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -26,12 +24,9 @@ AllocationParameter measure(std::string name, nb::handle gradient, const Strings
   const auto array = read_values(gradient, {.name = name.c_str()});
   if (array.memory == Memory::kDevice)
     throw InvalidArgument(name + ": its gradient lies on a device; give a copy on the host");
-  const std::vector<std::size_t>& shape = array.shape;
-  AllocationGradient sample{.name = name, .gradient = array.span, .rows = 1};
-  if (!shape.empty()) sample.rows = shape.front();
-  if (shape.size() > 1)
-    sample.columns =
-        std::accumulate(shape.begin() + 1, shape.end(), std::size_t{1}, std::multiplies{});
+  const MatrixShape shape = matrix_of(array.shape);
+  const AllocationGradient sample{
+      .name = name, .gradient = array.span, .rows = shape.rows, .columns = shape.columns};
   const nb::gil_scoped_release release;
   Threads workers(threads);
   return measure_candidates(sample, codecs, &workers);

@@ -288,6 +288,14 @@ Array<Span> bytes_of(nb::handle source, Access access, const ArrayRequest& reque
 
 }  // namespace
 
+MatrixShape matrix_of(std::span<const std::size_t> shape) {
+  MatrixShape matrix;
+  for (const std::size_t extent : shape) matrix.count *= extent;
+  if (!shape.empty()) matrix.rows = shape.front();
+  if (shape.size() > 1 && matrix.rows != 0) matrix.columns = matrix.count / matrix.rows;
+  return matrix;
+}
+
 std::uint32_t order_of(const std::vector<std::size_t>& axes) {
   if (std::is_sorted(axes.begin(), axes.end())) return 0;
   Signature signature;

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,12 @@ struct Array {
   std::vector<std::size_t> axes;  ///< of more than one value, as they lie: the outermost first
   nb::ndarray<nb::ro> owner;
 };
+
+/// A shape as a matrix of its first dimension and the others; of one dimension it has no columns.
+struct MatrixShape {
+  std::size_t count = 1, rows = 1, columns = 0;
+};
+MatrixShape matrix_of(std::span<const std::size_t> shape);
 
 /// A number for how axes lie, as CollectiveOptions::order has it: 0 where values lie in the order
 /// of their indices.

@@ -72,17 +72,12 @@ void bind_frames(nb::module_& module) {
 
 void bind_codec_options(nb::module_& module) {
   nb::class_<FrameOptions>(module, "FrameOptions")
-      .def(nb::init<>())
-      .def_rw("first_indices", &FrameOptions::first_indices)
-      .def_rw("parameter", &FrameOptions::parameter)
-      .def_rw("seed", &FrameOptions::seed)
-      .def_rw("step", &FrameOptions::step)
-      .def_rw("checksum", &FrameOptions::checksum)
-      .def_rw("signature", &FrameOptions::signature);
+      .def(nb::init<std::vector<std::uint64_t>, std::uint32_t, bool, std::uint64_t, std::uint64_t,
+                    std::uint32_t>(),
+           nb::arg("first_indices"), nb::arg("parameter"), nb::arg("checksum"),
+           nb::arg("signature"), nb::arg("seed") = 0, nb::arg("step") = 0);
   nb::class_<DecodeOptions>(module, "DecodeOptions")
-      .def(nb::init<>())
-      .def_rw("add", &DecodeOptions::add)
-      .def_rw("factor", &DecodeOptions::factor);
+      .def(nb::init<bool, float>(), nb::arg("add"), nb::arg("factor"));
 }
 
 template <auto kTrait>

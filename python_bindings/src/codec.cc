@@ -11,8 +11,6 @@
 #include <tersor/wire.h>
 
 #include <cstring>
-#include <functional>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -38,15 +36,11 @@ ArrayList<Span> import_all(Arrays sequence, const Import& import, const ArrayReq
   return list;
 }
 
-std::size_t count_of(const std::vector<std::size_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
-}
-
 /// Rows are the first axis, as in a weight of (outputs, inputs…).
 Segment segment_of(const std::vector<std::size_t>& shape) {
-  const std::size_t count = count_of(shape);
-  if (shape.size() < 2 || count == 0) return {.count = count};
-  return {.count = count, .rows = shape[0], .columns = count / shape[0]};
+  const auto [count, rows, columns] = matrix_of(shape);
+  if (columns == 0) return {.count = count};
+  return {.count = count, .rows = rows, .columns = columns};
 }
 
 void place_segments(std::vector<Segment>& segments, const FrameOptions& options) {

@@ -23,10 +23,10 @@ using Arrays = nb::typed<nb::sequence, nb::object>;
 struct FrameOptions {
   std::vector<std::uint64_t> first_indices;  ///< of each array in its parameter; empty: all 0
   std::uint32_t parameter = 0;               ///< of the first array; the others' count on from it
-  std::uint64_t seed = 0;
-  std::uint32_t step = 0;
   bool checksum = true;
   std::uint64_t signature = 0;
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0;
 };
 
 /// Arguments of ArrayCodec::decode beside arrays.

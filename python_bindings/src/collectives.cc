@@ -2,15 +2,19 @@
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/collective_options.h"
 #include "python_bindings/src/device_scope.h"
+#include "python_bindings/src/feedback_state.h"
+#include "python_bindings/src/waiting.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
+#include <tersor/threads.h>
 
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
@@ -29,6 +33,44 @@ inline constexpr Texts<3> kChoice<Fed> = {"collective",
                                           {"allreduce", "reduce_scatter", "allgather"}};
 
 namespace {
+
+/// Plans, buffers and threads that calls with equal arguments use again. Goes before the transports
+/// that it was used with.
+class Workspace {
+ public:
+  explicit Workspace(unsigned threads) : threads_(threads) {}
+
+  /// Lends itself to a call over `transport`. Needs the GIL.
+  void lend(CollectiveOptions& options, nb::handle transport) {
+    transports_.add(transport);
+    options.workspace = plans_.get();
+    options.threads = &threads_;
+  }
+  unsigned threads() const { return threads_.count(); }
+
+ private:
+  nb::set transports_;  // declared before, so they go after
+  std::shared_ptr<CollectiveWorkspace> plans_ = make_without_gil<CollectiveWorkspace>();
+  Threads threads_;
+};
+
+/// The options of one call.
+struct CallOptions : CollectiveOptions {
+  std::vector<int> host_of_rank, grid;
+  FeedbackState* feedback = nullptr;
+  Workspace* lent = nullptr;
+
+  /// The library's options, good as long as this one. Needs the GIL.
+  CollectiveOptions resolve(nb::handle transport, CollectiveStatistics& filled) const {
+    CollectiveOptions options = *this;
+    options.hosts = host_of_rank;
+    options.dims = grid;
+    options.statistics = &filled;
+    if (feedback != nullptr) options.state = &feedback->state();
+    if (lent != nullptr) lent->lend(options, transport);
+    return options;
+  }
+};
 
 /// What a call works with beside its arrays.
 class Call {
@@ -150,6 +192,34 @@ void bind_rooted(nb::module_& module) {
   define("reduce", &rooted_array<&tersor::reduce>, "input"_a, "output"_a.none());
   define("gather", &rooted_array<&tersor::gather>, "shard"_a, "output"_a.none());
   define("scatter", &rooted_array<&tersor::scatter>, "input"_a.none(), "shard"_a);
+}
+
+void bind_collective_options(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<Workspace>(module, "Workspace",
+                        "Plans, buffers and `threads` that calls with equal arguments use again. "
+                        "Not for two calls at once.")
+      .def(nb::init<unsigned>(), "threads"_a = 1)
+      .def_prop_ro("threads", &Workspace::threads);
+  const auto keeps = nb::for_setter(nb::keep_alive<1, 2>());  // the options hold plain pointers
+  nb::class_<CallOptions> options(module, "CallOptions");
+  options.def(nb::init<>())
+      .def_rw("codec", &CallOptions::codec)
+      .def_rw("hosts", &CallOptions::host_of_rank)
+      .def_rw("dims", &CallOptions::grid)
+      .def_rw("error_growth", &CallOptions::error_growth)
+      .def_rw("host_codec", &CallOptions::host_codec)
+      .def_rw("state", &CallOptions::feedback, nb::for_setter(nb::arg().none()), keeps)
+      .def_rw("workspace", &CallOptions::lent, nb::for_setter(nb::arg().none()), keeps)
+      .def_rw("tuner", &CallOptions::tuner, nb::for_setter(nb::arg().none()), keeps)
+      .def_rw("parameter", &CallOptions::parameter)
+      .def_rw("seed", &CallOptions::seed)
+      .def_rw("step", &CallOptions::step)
+      .def_rw("chunk_count", &CallOptions::chunk_count);
+  def_choice<&CallOptions::reduction>(options, "reduction");
+  def_choice<&CallOptions::algorithm>(options, "algorithm");
+  def_flag<&CallOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
+  def_timeout<&CallOptions::timeout>(options, "timeout");
 }
 
 void bind_collective_statistics(nb::module_& module) {

@@ -29,8 +29,7 @@ void clear_on_device(const Buffer& residuals, const Buffer& words) {
 }  // namespace
 
 FeedbackState::FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory)
-    : memory_(memory),
-      residuals_(owner_offset(counts, dtype) + counts.owned * dtype_bytes(dtype), memory),
+    : residuals_(owner_offset(counts, dtype) + counts.owned * dtype_bytes(dtype), memory),
       device_words_(memory == Memory::kDevice ? sizeof(StateWords) : 0, memory) {
   std::byte* first = residuals_.pointer();
   state_.residual = {first, counts.encoded, dtype, memory};
@@ -45,6 +44,6 @@ FeedbackState::FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory)
 }
 
 FeedbackState::FeedbackState(const ValueSpan& residual, StateWords* words)
-    : memory_(residual.memory()), state_{.residual = residual, .words = words} {}
+    : state_{.residual = residual, .words = words} {}
 
 }  // namespace tersor::python

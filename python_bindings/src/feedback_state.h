@@ -25,11 +25,9 @@ class FeedbackState {
   FeedbackState& operator=(const FeedbackState&) = delete;
 
   const CollectiveState& state() const { return state_; }
-  Memory memory() const { return memory_; }
   std::size_t bytes() const { return state_.residual.bytes() + state_.owner_residual.bytes(); }
 
  private:
-  Memory memory_;
   Buffer residuals_;
   Buffer device_words_;
   StateWords words_;

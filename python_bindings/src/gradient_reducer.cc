@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <iterator>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -16,14 +14,12 @@ namespace tersor::python {
 namespace {
 
 GradientShape shape_of(const Array<ConstValueSpan>& values, std::span<const std::size_t> shape) {
-  const std::size_t count =
-      std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies{});
-  const std::size_t rows = shape.empty() ? 1 : shape.front();
+  const auto [count, rows, columns] = matrix_of(shape);
   return {.count = count,
           .dtype = values.span.dtype(),
           .memory = values.memory,
           .rows = rows,
-          .columns = shape.size() < 2 || rows == 0 ? 0 : count / rows};
+          .columns = columns};
 }
 
 /// The matrix of the first axis and the others as it lies in memory: its transpose where the first

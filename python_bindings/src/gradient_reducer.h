@@ -33,7 +33,7 @@ struct ReadyGradients {
 class ArrayReducer {
  public:
   ArrayReducer(Transport& transport, const ReducerOptions& options)
-      : stream_(options.stream), reducer_(transport, options) {}
+      : stream_(options.stream), reducer_(make_without_gil<GradientReducer>(transport, options)) {}
 
   GradientReducer& reducer() const { return *reducer_; }
 
@@ -96,7 +96,7 @@ class ArrayReducer {
   StreamView stream_;
   std::uint64_t calls_ = 0;
   std::unordered_map<std::string, Entry> entries_;  // declared before, so they go after
-  Patient<GradientReducer> reducer_;
+  std::shared_ptr<GradientReducer> reducer_;
 };
 
 }  // namespace tersor::python

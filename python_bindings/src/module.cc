@@ -12,7 +12,6 @@ NB_MODULE(_core, module) {
   bind_codec(module);
   bind_allocate(module);
   bind_transport(module);
-  bind_inprocess(module);
   bind_tuner(module);
   bind_collectives(module);
   bind_reducer(module);

@@ -21,7 +21,7 @@ constexpr bool kHasNccl = true;
 
 std::unique_ptr<Transport> make_nccl_transport(Transport& meeting, double timeout) {
   const auto within = to_timeout(timeout);
-  return make_patient([&]() -> std::unique_ptr<Transport> {
+  return make_patient([&] {
     return std::make_unique<NcclTransport>(NcclCommunicator::over(meeting, within), within);
   });
 }

@@ -11,19 +11,7 @@
 
 namespace tersor::python {
 
-/// Shares what ends without the GIL, whoever ends it: other threads may need it meanwhile.
-template <typename T>
-std::shared_ptr<T> ended_without_gil(std::unique_ptr<T> value) {
-  return {value.release(), [home = HomeProcess()](T* last) {
-            if (home.left()) return;
-            const nb::gil_scoped_acquire held;  // or else there is none to release
-            const nb::gil_scoped_release released;
-            delete last;
-          }};
-}
-
-/// A transport that ends so.
-class PatientTransport : public ForwardingTransport {
+class PatientTransport final : public ForwardingTransport {
  public:
   explicit PatientTransport(std::unique_ptr<Transport> inner)
       : ForwardingTransport(ended_without_gil(std::move(inner))) {}

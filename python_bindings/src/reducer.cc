@@ -18,18 +18,6 @@
 namespace tersor::python {
 namespace {
 
-nb::bytes to_bytes(const std::vector<std::byte>& state) {
-  return nb::bytes(state.data(), state.size());
-}
-
-nb::bytes save_state(const ArrayReducer& self) {
-  return to_bytes(without_gil([&] { return self.reducer().save_state(); }));
-}
-
-nb::bytes save_portable_state(const ArrayReducer& self) {
-  return to_bytes(without_gil([&] { return self.reducer().save_portable_state(); }));
-}
-
 void load_state(const ArrayReducer& self, const nb::bytes& state) {
   const std::span bytes(static_cast<const std::byte*>(state.data()), state.size());
   without_gil([&] { self.reducer().load_state(bytes); });
@@ -49,6 +37,13 @@ ReadyGradients ready_flat(ArrayReducer& self, const std::vector<std::string>& na
 template <auto kMember>
 decltype(auto) waiting(const ArrayReducer& self) {
   return without_gil([&] { return (self.reducer().*kMember)(); });
+}
+
+/// Likewise one that returns a state.
+template <auto kMember>
+nb::bytes saved(const ArrayReducer& self) {
+  const std::vector<std::byte> state = waiting<kMember>(self);
+  return nb::bytes(state.data(), state.size());
 }
 
 void bind_reducer_statistics(nb::module_& module) {
@@ -135,8 +130,9 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
           "factor"_a, "When a loss scale changes by `factor`.")
       .def("discard_step", &waiting<&GradientReducer::discard_step>,
            "Brings back the residuals from before the last step (transactional=True only).")
-      .def("save_state", &save_state, "This rank's own: the same run goes on bit for bit from it.")
-      .def("save_portable_state", &save_portable_state,
+      .def("save_state", &saved<&GradientReducer::save_state>,
+           "This rank's own: the same run goes on bit for bit from it.")
+      .def("save_portable_state", &saved<&GradientReducer::save_portable_state>,
            "The sum over ranks (a collective call): for any number of ranks.")
       .def("load_state", &load_state, "state"_a,
            "Loads either. Raises InvalidArgument that names what does not fit.");

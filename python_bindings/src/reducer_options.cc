@@ -65,9 +65,6 @@ void bind_automatic(nb::class_<ReducerOptions>& options) {
             o.automatic.codecs = std::move(specs);
           })
       .def_prop_rw(
-          "auto_learning", [](const ReducerOptions& o) { return o.learning == Learning::kOn; },
-          [](ReducerOptions& o, bool on) { o.learning = on ? Learning::kOn : Learning::kOff; })
-      .def_prop_rw(
           "memory", [](const ReducerOptions& o) { return text_of(o.automatic.memory); },
           [](ReducerOptions& o, std::string_view memory) {
             o.automatic.memory = parse_choice<Memory>(memory);
@@ -114,6 +111,7 @@ void bind_reducer_options(nb::module_& module) {
       [](ReducerOptions& o, double seconds) {
         o.timeout = o.automatic.timeout = to_timeout(seconds);
       });
+  def_flag<&ReducerOptions::learning, Learning::kOff, Learning::kOn>(options, "auto_learning");
   bind_automatic(options);
 }
 

@@ -12,8 +12,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -40,18 +38,14 @@ bool works_by_value(const Codec& codec, Dtype dtype) {
   return std::find(exchanges.begin(), exchanges.end(), Exchange::kNativeSum) != exchanges.end();
 }
 
-std::size_t product(std::vector<std::size_t>::const_iterator first,
-                    std::vector<std::size_t>::const_iterator last) {
-  return std::accumulate(first, last, std::size_t{1}, std::multiplies{});
-}
-
 CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,
                          const std::vector<std::size_t>& shape, std::string_view dtype) {
-  RuleSubject subject{.name = name,
-                      .count = product(shape.begin(), shape.end()),
-                      .rows = shape.empty() ? 1 : shape.front(),
-                      .dtype = parse_choice<Dtype>(dtype)};
-  if (shape.size() > 1) subject.columns = product(shape.begin() + 1, shape.end());
+  const auto [count, rows, columns] = matrix_of(shape);
+  const RuleSubject subject{.name = name,
+                            .count = count,
+                            .rows = rows,
+                            .columns = columns,
+                            .dtype = parse_choice<Dtype>(dtype)};
   const RuleChoice choice = Rules(options).choose(subject);
   if (choice.automatic()) return {"auto", choice.chooser()};
   CodecChoice told{choice.codec->spec().text(), choice.text(), choice.codec->has_feedback(),

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 namespace tersor::python {
 
@@ -28,10 +29,21 @@ class Scratch {
   explicit Scratch(unsigned threads) : threads_(threads) {}
 
   /// Lends enough for a plan of these sizes.
-  Execution execution(const PlanSizes& sizes, const Place& place);
+  Execution execution(const PlanSizes& sizes, const Place& place) {
+    return {.threads = &threads_,
+            .stream = place.stream,
+            .workspace = room_in(workspace_, sizes.workspace_bytes, place.memory),
+            .kept = room_in(kept_, sizes.kept_bytes, place.memory),
+            .memory = place.memory};
+  }
   unsigned threads() const { return threads_.count(); }
 
  private:
+  static ByteSpan room_in(Buffer& buffer, std::size_t bytes, Memory memory) {
+    if (buffer.bytes() < bytes) buffer = Buffer(bytes, memory);
+    return buffer.span();
+  }
+
   Threads threads_;
   Buffer workspace_, kept_;
 };
@@ -61,8 +73,16 @@ class ScratchPool {
  private:
   using Key = std::tuple<Memory, int, void*>;
 
-  std::unique_ptr<Scratch> take(const Place& place);
-  void give_back(const Place& place, std::unique_ptr<Scratch> scratch);
+  std::unique_ptr<Scratch> take(const Place& place) {
+    const std::lock_guard lock(mutex_);
+    const auto found = idle_.find({place.memory, place.device, place.stream.handle});
+    if (found == idle_.end()) return std::make_unique<Scratch>(threads_);
+    return std::move(idle_.extract(found).mapped());
+  }
+  void give_back(const Place& place, std::unique_ptr<Scratch> scratch) {
+    const std::lock_guard lock(mutex_);
+    idle_.emplace(Key{place.memory, place.device, place.stream.handle}, std::move(scratch));
+  }
 
   unsigned threads_;
   std::mutex mutex_;

@@ -9,8 +9,11 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <tersor/inprocess.h>
 #include <tersor/transport.h>
 
+#include <new>
+#include <string_view>
 #include <vector>
 
 namespace tersor::python {
@@ -22,6 +25,27 @@ void wait_for_all(Transport& transport, double timeout) {
     operation.tag = transport.reserve_tags(1);
     transport.barrier(operation).wait_synchronize();
   });
+}
+
+/// Ranks as threads of one process.
+void bind_inprocess(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<InProcessWorld>(module, "InProcessWorld",
+                             "A group of ranks in this process, over an emulated link.")
+      .def(
+          "__init__",
+          [](InProcessWorld* world, int ranks, std::string_view link) {
+            new (world) InProcessWorld(ranks, parse_link(link));
+          },
+          "ranks"_a, "link"_a = "none")
+      .def_prop_ro("ranks", &InProcessWorld::ranks)
+      .def(
+          "transport",
+          [](InProcessWorld& world, int rank) {
+            return make_patient([&] { return world.transport(rank); });
+          },
+          "rank"_a, nb::keep_alive<0, 1>(),
+          "The transport of one rank, once for each; for that rank's thread.");
 }
 
 }  // namespace
@@ -59,6 +83,7 @@ void bind_transport(nb::module_& module) {
            "Waits until all ranks have come here, for `timeout` seconds at most.")
       .def("poison", &Transport::poison, "cause"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Tells every peer that this rank gives up, and why.");
+  bind_inprocess(module);
 }
 
 }  // namespace tersor::python

@@ -43,20 +43,14 @@ void bind_automatic_options(nb::module_& module) {
   def_timeout<&AutoOptions::timeout>(options, "timeout");
 }
 
-AutoChoice choose(Tuner& tuner, std::string_view dtype, std::size_t count) {
-  return tuner.choose(parse_choice<Dtype>(dtype), count);
+/// A member of the tuner's whose first argument is a dtype, which is a text here.
+template <auto kMember, typename... Others>
+auto of_dtype(Tuner& tuner, std::string_view dtype, Others... others) {
+  return (tuner.*kMember)(parse_choice<Dtype>(dtype), others...);
 }
 
 AutoChoice predict(Tuner& tuner, std::string_view dtype, std::size_t count) {
   return tuner.predict(parse_choice<Dtype>(dtype), count);
-}
-
-void record(Tuner& tuner, std::string_view dtype, std::size_t count, double seconds) {
-  tuner.record(parse_choice<Dtype>(dtype), count, seconds);
-}
-
-bool settled(const Tuner& tuner, std::string_view dtype, std::size_t count) {
-  return tuner.settled(parse_choice<Dtype>(dtype), count);
 }
 
 }  // namespace
@@ -69,12 +63,13 @@ void bind_tuner(nb::module_& module) {
   nb::class_<Tuner>(module, "Tuner")
       .def(nb::init<Transport&, AutoOptions>(), "transport"_a, "options"_a, NoGil(),
            nb::keep_alive<1, 2>())
-      .def("choose", &choose, "dtype"_a, "count"_a, NoGil(),
+      .def("choose", &of_dtype<&Tuner::choose, std::size_t>, "dtype"_a, "count"_a, NoGil(),
            "What the next allreduce of such a gradient should do. The first call for a dtype is a "
            "collective one.")
-      .def("record", &record, "dtype"_a, "count"_a, "seconds"_a, NoGil(),
+      .def("record", &of_dtype<&Tuner::record, std::size_t, double>, "dtype"_a, "count"_a,
+           "seconds"_a, NoGil(),
            "How long the allreduce took that went as `choose` said. All ranks call it after each.")
-      .def("settled", &settled, "dtype"_a, "count"_a,
+      .def("settled", &of_dtype<&Tuner::settled, std::size_t>, "dtype"_a, "count"_a,
            "True once trying is over for such gradients.")
       .def("predict", &predict, "dtype"_a, "count"_a, NoGil(),
            "What the model alone says. The first call for a dtype is a collective one.")

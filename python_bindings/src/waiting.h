@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 namespace tersor::python {
@@ -29,28 +28,22 @@ class HomeProcess {
   pid_t id_ = getpid();
 };
 
-/// Owner of something that may wait when it is made and when it goes: both without the GIL.
+/// Shares what ends without the GIL, whoever ends it: other threads may need it meanwhile.
 template <typename T>
-class Patient {
- public:
-  template <typename... Arguments>
-  requires std::is_constructible_v<T, Arguments&&...>
-  explicit Patient(Arguments&&... arguments)
-      : value_(without_gil(
-            [&] { return std::make_unique<T>(std::forward<Arguments>(arguments)...); })) {}
-  ~Patient() {
-    if (home_.left()) static_cast<void>(value_.release());
-    without_gil([this] { value_.reset(); });
-  }
-  Patient(const Patient&) = delete;
-  Patient& operator=(const Patient&) = delete;
+std::shared_ptr<T> ended_without_gil(std::unique_ptr<T> value) {
+  return {value.release(), [home = HomeProcess()](T* last) {
+            if (home.left()) return;
+            const nb::gil_scoped_acquire held;  // or else there is none to release
+            const nb::gil_scoped_release released;
+            delete last;
+          }};
+}
 
-  T& operator*() const { return *value_; }
-  T* operator->() const { return value_.get(); }
-
- private:
-  HomeProcess home_;
-  std::unique_ptr<T> value_;
-};
+/// Something that is made without the GIL, too.
+template <typename T, typename... Arguments>
+std::shared_ptr<T> make_without_gil(Arguments&&... arguments) {
+  return ended_without_gil(
+      without_gil([&] { return std::make_unique<T>(std::forward<Arguments>(arguments)...); }));
+}
 
 }  // namespace tersor::python

@@ -151,7 +151,8 @@ class Codec:
         arrays = _as_list(array)
         if out is None:
             out = empty_bytes(self._core.capacity_of_arrays(arrays), arrays[0] if arrays else None)
-        options = _options(parameter, first_index, seed, step, checksum, signature)
+        indices = _first_indices(first_index)
+        options = _core.FrameOptions(indices, parameter, checksum, signature, seed, step)
         residuals = [] if residual is None else _as_list(residual)
         written = self._core.encode(arrays, out, residuals, options, stream)
         return out[:written]
@@ -197,9 +198,9 @@ class Codec:
         payloads = _as_list(payload)
         if out is None:
             out = self._new_output(payloads, add)
-        decoding = _core.DecodeOptions()
-        decoding.add, decoding.factor = add, factor
-        options = _options(parameter, first_index, 0, 0, checksum, signature)
+        decoding = _core.DecodeOptions(add, factor)
+        indices = _first_indices(first_index)
+        options = _core.FrameOptions(indices, parameter, checksum, signature)
         self._core.decode(payloads, _as_list(out), decoding, options, stream)
         return out
 
@@ -221,18 +222,8 @@ def _as_list(arrays: Array | list[Array]) -> list[Array]:
     return arrays if isinstance(arrays, list) else [arrays]
 
 
-def _options(
-    parameter: int,
-    first_index: int | Sequence[int],
-    seed: int,
-    step: int,
-    checksum: bool,
-    signature: int,
-) -> _core.FrameOptions:
-    options = _core.FrameOptions()
-    if first_index != 0:
-        indices = [first_index] if isinstance(first_index, int) else list(first_index)
-        options.first_indices = indices
-    options.parameter, options.seed, options.step = parameter, seed, step
-    options.checksum, options.signature = checksum, signature
-    return options
+def _first_indices(first_index: int | Sequence[int]) -> list[int]:
+    """Of each array; none where all are 0."""
+    if isinstance(first_index, int):
+        return [first_index] if first_index else []
+    return list(first_index)

@@ -92,10 +92,10 @@ TEST_F(Predict, AutoIsMeasuredBesideTheOthers) {
   const Json records =
       records_of({"allreduce", "--codec", "auto", "--allow", "int8", "int4", "--min", "16K",
                   "--max", "16K", "--ranks", "2", "--iterations", "2"});
-  ASSERT_EQ(records.size(), 3u);
-  EXPECT_EQ(records[2]["codec"], "auto");
-  EXPECT_NE(records[2].value("chosen", ""), "");
-  EXPECT_NE(records[2]["algorithm"], "auto");
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[3]["codec"], "auto");
+  EXPECT_NE(records[3].value("chosen", ""), "");
+  EXPECT_NE(records[3]["algorithm"], "auto");
   const Outcome outcome = run({"allreduce", "--codec", "auto", "--min", "4K", "--max", "4K",
                                "--iterations", "1", "--explain"});
   EXPECT_EQ(outcome.code, 0) << outcome.error;

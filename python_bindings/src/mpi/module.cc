@@ -27,8 +27,7 @@ std::string library_version() {
 /// `address`: of an MPI_Comm, which mpi4py keeps in each of its communicators.
 std::unique_ptr<Transport> make_transport(std::uintptr_t address) {
   const MPI_Comm communicator = *reinterpret_cast<const MPI_Comm*>(address);
-  return make_patient(
-      [&]() -> std::unique_ptr<Transport> { return std::make_unique<MpiTransport>(communicator); });
+  return make_patient([&] { return std::make_unique<MpiTransport>(communicator); });
 }
 
 }  // namespace

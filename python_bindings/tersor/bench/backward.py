@@ -188,13 +188,6 @@ class Case:
         self._hook.close()
 
 
-def _cases(names: list[str], shape: Shape, alone: Pass, world: World) -> list[Case]:
-    """A model for each hook, held against what each rank computes alone."""
-    alone.run()
-    exact = world.mean_of(alone.gradients().double())
-    return [Case(name, shape, exact, world) for name in names]
-
-
 def measure(
     names: list[str], shape: Shape, iterations: int, world: World
 ) -> tuple[float, list[Result]]:
@@ -203,7 +196,9 @@ def measure(
     Returns the seconds of a backward pass without communication, and the results in order.
     """
     alone = Pass(shape.chain(world.device), shape, world)
-    cases = _cases(names, shape, alone, world)
+    alone.run()
+    exact = world.mean_of(alone.gradients().double())
+    cases = [Case(name, shape, exact, world) for name in names]
     for iteration in range(iterations):
         first = iteration % len(cases)
         for case in cases[first:] + cases[:first]:

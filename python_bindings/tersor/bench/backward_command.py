@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--weights",
-        type=options.stateless_codec,
+        type=options.stateless,
         metavar="CODEC",
         help="with fsdp: for the all-gathers, beside our codecs; default: as they are",
     )

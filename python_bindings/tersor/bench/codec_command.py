@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-import tersor
 from tersor import _text
-from tersor.bench.errors import BenchmarkError, check_error
+from tersor.bench.errors import BenchmarkError, check_error, stateless_codec
 from tersor.bench.records import Record, RecordFile, add_option
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
@@ -49,13 +48,14 @@ def run(chosen: argparse.Namespace) -> int:
     found = [record for spec in chosen.codec for record in _measure(spec, chosen)]
     for record in found:
         records.add(record)
-    _print(found)
+    head = ["codec", "operation", "time", "GB/s", "of copy", "payload", "error"]
+    print(_text.table(head, [_row(record) for record in found]))
     return 0
 
 
 def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
     gradient = np.random.default_rng(1).standard_normal(chosen.mib * 2**18, dtype=np.float32)
-    codec = _codec(spec, chosen.threads)
+    codec = stateless_codec(spec, chosen.threads)
     room = np.empty(codec.max_payload_bytes(gradient) + 64, dtype=np.uint8)
     frame = room[-room.ctypes.data % 64 :]  # frames begin at a multiple of 16
     decoded = np.zeros_like(gradient)
@@ -73,16 +73,6 @@ def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
         | {"payload_bytes": payload.nbytes, "relative_error": error, "count": gradient.size}
         for operation in operations
     ]
-
-
-def _codec(spec: str, threads: int) -> tersor.Codec:
-    try:
-        codec = tersor.Codec(spec, threads=threads)
-    except tersor.InvalidArgument as error:
-        raise BenchmarkError(str(error)) from error
-    if codec.has_feedback:
-        raise BenchmarkError(f"{spec}: give codecs without +ef")
-    return codec
 
 
 def _time(operation: Operation, chosen: argparse.Namespace) -> tuple[float, float]:
@@ -128,11 +118,6 @@ def _record(spec: str, operation: Operation, chosen: argparse.Namespace) -> Reco
         "gigabytes_per_second": operation.bytes / seconds / 1e9,
         "checksum": True,
     }
-
-
-def _print(found: list[Record]) -> None:
-    head = ["codec", "operation", "time", "GB/s", "of copy", "payload", "error"]
-    print(_text.table(head, [_row(record) for record in found]))
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,8 @@ class MixtureOfExperts(nn.Module):
             return _each(self.experts, rows, counts[None])
         carrier = self.carrier
         loads = carrier.loads(counts)
-        self._balance(loads.sum(dim=0))
+        of_all = loads.sum(dim=0)
+        self.likings += BALANCING_RATE * (of_all.float().mean() - of_all).sign()
         by_rank = loads.view(carrier.ranks, carrier.ranks, -1)  # from, to, expert there
         sent = by_rank[carrier.rank].sum(dim=1).tolist()
         received = by_rank[:, carrier.rank].sum(dim=1).tolist()
@@ -85,9 +86,6 @@ class MixtureOfExperts(nn.Module):
         """Those of one of the ranks."""
         each = len(self.experts) // self.carrier.ranks
         return self.experts[rank * each : (rank + 1) * each]
-
-    def _balance(self, loads: Tensor) -> None:
-        self.likings += BALANCING_RATE * (loads.float().mean() - loads).sign()
 
 
 def feed_forward(width: int, hidden: int) -> nn.Sequential:

@@ -5,8 +5,8 @@ import math
 
 import torch
 
-import tersor
 from tersor.bench import hooks, records, split_hooks
+from tersor.bench.errors import BenchmarkError, stateless_codec
 
 
 def positive(text: str) -> int:
@@ -25,14 +25,12 @@ def positive_number(text: str) -> float:
     return value
 
 
-def stateless_codec(text: str) -> str:
-    """A codec that keeps nothing, for argparse."""
+def stateless(text: str) -> str:
+    """The spec of a codec without feedback, for argparse."""
     try:
-        codec = tersor.Codec(text)
-    except tersor.InvalidArgument as error:
+        stateless_codec(text)
+    except BenchmarkError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if codec.has_feedback:
-        raise argparse.ArgumentTypeError(f"{text}: give a codec without +ef")
     return text
 
 

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import tersor
-from tersor.bench.errors import BenchmarkError
+from tersor.bench.errors import BenchmarkError, stateless_codec
 from tersor.bench.hooks import OURS, THEIRS, Hook
 from tersor.bench.timing import Mark, MarkKind, Span
 
@@ -32,12 +31,7 @@ def check(name: str) -> None:
     if name.startswith(THEIRS):
         raise BenchmarkError(f'no "{name}" for activations; there are: {SUMMARY}')
     for codec in codecs_of(name):
-        try:
-            feedback = tersor.Codec(codec).has_feedback
-        except tersor.InvalidArgument as error:
-            raise BenchmarkError(f"{name}: {error}") from error
-        if feedback:
-            raise BenchmarkError(f"{name}: activations go without feedback; leave out +ef")
+        stateless_codec(codec)
 
 
 def codecs_of(name: str) -> tuple[str, str]:

@@ -51,7 +51,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _train_all(chosen: argparse.Namespace, world: World) -> None:
-    task = TASKS[chosen.model](_task_options(chosen, world))
+    sizes = (chosen.batch, chosen.epochs, chosen.steps)
+    told = TaskOptions(chosen.data, *sizes, world.device, world.ranks, chosen.rate)
+    task = TASKS[chosen.model](told)
     records = RecordFile(chosen.json if world.leads else None)
     Training(task, "none", 0, world).warm_up()
     last: dict[str, list[Record]] = {name: [] for name in chosen.hooks}
@@ -60,11 +62,6 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
             last[name].append(_train_once(Training(task, name, seed, world), records, chosen.link))
     if world.leads:
         _print_summary(last)
-
-
-def _task_options(chosen: argparse.Namespace, world: World) -> TaskOptions:
-    sizes = (chosen.batch, chosen.epochs, chosen.steps)
-    return TaskOptions(chosen.data, *sizes, world.device, world.ranks, chosen.rate)
 
 
 def _train_once(training: Training, records: RecordFile, link: str) -> Record:

@@ -33,18 +33,14 @@ class World:
         """What `torch.distributed` sends by."""
         return dist.get_backend()
 
-    @property
-    def device_name(self) -> str:
-        """Which GPU, or "cpu"."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-
     def described(self, link: str) -> Record:
         """For records. ``link``: what the user calls the ranks' network."""
+        on_gpu = self.device.type == "cuda"
         return {
             "transport": self.backend,
             "ranks": self.ranks,
             "link": link,
-            "device": self.device_name,
+            "device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
             "torch": torch.__version__,
         }
 

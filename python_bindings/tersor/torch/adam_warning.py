@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -80,16 +80,12 @@ def _look_before_steps() -> None:
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for entry in list(_watched):
         watched = [one for reference in entry[0] if (one := reference()) is not None]
-        found = _share(optimizer, watched)
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        found = any(id(one) in own for one in watched)
         if found or not watched:
             _watched.remove(entry)
         if found:
             warn_of(optimizer, entry[1], stacklevel=4)
-
-
-def _share(optimizer: torch.optim.Optimizer, watched: Iterable[Tensor]) -> bool:
-    own = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    return any(id(one) in own for one in watched)
 
 
 @functools.cache

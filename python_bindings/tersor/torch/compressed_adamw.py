@@ -178,7 +178,9 @@ class CompressedAdamW(torch.optim.Optimizer, ReducerReporting):
 
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
         """Codecs and moments of parameters that will take part."""
-        _check_parameters(newcomers, self._process_group())
+        refuse_unsupported(newcomers, "CompressedAdamW")
+        other = "use tersor.torch.compress with a codec of two bits or more"
+        refuse_sharded(newcomers, self._process_group(), other)
         codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
         self._codecs.update(codecs)
         self._with_feedback |= {name for name in codecs if Codec(codecs[name]).has_feedback}
@@ -361,9 +363,3 @@ def _check_schedule(options: ReducerOptions, dense_steps: int) -> None:
         raise InvalidArgument(f"dense_steps={dense_steps}: 0 or more")
     if any(len(rule) > 2 for rule in options.get("rules", ())):
         raise InvalidArgument("dense_steps= and rules with steps: say all of it by rules")
-
-
-def _check_parameters(parameters: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
-    """Raises InvalidArgument, with names, for those whose gradients are not this rank's own."""
-    refuse_unsupported(parameters, "CompressedAdamW")
-    refuse_sharded(parameters, group, "use tersor.torch.compress with a codec of two bits or more")

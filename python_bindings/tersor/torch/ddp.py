@@ -32,6 +32,7 @@ from tersor.torch.parameters import (
     report_unsupported,
     split_parameters,
     unsupported_parameters,
+    wrapped_in,
 )
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.scaler import LossScale, Scaler
@@ -65,7 +66,7 @@ class HookState(ReducerReporting):
         self._names, self._frozen = Names(), dict[str, nn.Parameter]()
         if model is not None:
             expect(model, nn.Module, "HookState takes the model that DDP wraps, and codec=")
-            trained, self._frozen = split_parameters(_inner(model))
+            trained, self._frozen = split_parameters(wrapped_in(model))
             self._names = Names(trained)
         self._group = process_group
         self._options = lasting(options)
@@ -180,7 +181,10 @@ class HookState(ReducerReporting):
     def _take(self, backward: Backward, bucket: GradBucket) -> Future:
         taken = backward.add(bucket.buffer())
         with backward.guard():
-            taken.names = self._names_in(self._known(bucket))
+            known = self._known(bucket)
+            if known.names is None:
+                known.names = self._names.of(known.parameters)
+            taken.names = known.names
             self._notice_layout(bucket.index(), taken.names)
             if self._exchange is not None and backward.error is None:
                 self._relearn_once(backward)
@@ -196,11 +200,6 @@ class HookState(ReducerReporting):
             known = BucketParameters(parameters, all(map(is_supported, parameters)))
             self._buckets[bucket.index()] = known
         return known
-
-    def _names_in(self, known: BucketParameters) -> list[str]:
-        if known.names is None:
-            known.names = self._names.of(known.parameters)
-        return known.names
 
     def _pass_on(self, bucket: GradBucket) -> Future:
         """As DDP does without a hook. Of no bucket is a collective started in a callback."""
@@ -335,11 +334,6 @@ def _register(ddp: DistributedDataParallel, state: HookState) -> None:
             f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
             "module in a new one"
         ) from error
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """What DDP wraps."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _checked(model: nn.Module) -> DistributedDataParallel:

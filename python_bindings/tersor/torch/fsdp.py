@@ -293,19 +293,15 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
         raise InvalidArgument(f"algorithm is one of {list(ALGORITHMS)}, not {algorithm!r}")
     if algorithm != "auto" and options.get("codec") == "auto":
         raise InvalidArgument("codec auto chooses the algorithm too: leave it at auto")
-    _check_hosts(options.get("hosts"))
-    found = lasting(cast(ReducerOptions, dict(options)))
-    fill(_core.ReducerOptions(), found)  # names what else is wrong
-    return found
-
-
-def _check_hosts(hosts: Sequence[int] | None) -> None:
-    ranks = dist.get_world_size()
+    hosts, ranks = options.get("hosts"), dist.get_world_size()
     if hosts and len(hosts) != ranks:
         raise InvalidArgument(
             f"hosts name the hosts of {len(hosts)} ranks, but there are {ranks}; give one number a "
             "rank"
         )
+    found = lasting(cast(ReducerOptions, dict(options)))
+    fill(_core.ReducerOptions(), found)  # names what else is wrong
+    return found
 
 
 def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) -> None:

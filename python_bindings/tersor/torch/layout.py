@@ -68,7 +68,7 @@ def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
     if tensor.layout != torch.strided or tensor.is_contiguous():
         yield tensor
         return
-    if _repeats(tensor):
+    if any(tensor.stride(i) == 0 and tensor.size(i) > 1 for i in range(tensor.dim())):
         raise InvalidArgument(
             f"values of a tensor of shape {tuple(tensor.shape)} share memory, so that none can be "
             "written: clone() it"
@@ -78,10 +78,6 @@ def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
     yield values
     with _on(stream, tensor):
         tensor.copy_(values)
-
-
-def _repeats(tensor: Tensor) -> bool:
-    return any(tensor.stride(i) == 0 and tensor.size(i) > 1 for i in range(tensor.dim()))
 
 
 def _on(stream: Any, tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -39,7 +39,7 @@ class Meeting:
         self._rank = rank
         self._callers = range(1, ranks) if rank == 0 else range(0)
         self._answered: dict[int, str] = {}  # the last call of each rank
-        self._name = _new_word()
+        self._name = f"tersor/{secrets.token_hex(16)}"  # a key that nobody ever had
 
     def join(self, seconds: float) -> None:
         """Learns the meeting's name. Raises TransportError where rank 0 does not come in time."""
@@ -101,8 +101,3 @@ class Meeting:
 
 def _call_of(rank: int) -> str:
     return f"tersor/call-{rank}"
-
-
-def _new_word() -> str:
-    """A key that nobody ever had."""
-    return f"tersor/{secrets.token_hex(16)}"

@@ -111,7 +111,11 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             raise InvalidArgument(
                 f"backward_passes_per_step={backward_passes_per_step}: at least 1"
             )
-        self._adopt(optimizer)
+        # An optimizer in the eyes of schedulers and scalers, over the same groups.
+        self.optimizer = optimizer
+        self.defaults = optimizer.defaults
+        self._share()
+        self.__setstate__({})
         self._optimized = OptimizedParameters(optimizer, named_parameters)
         if not self._optimized.all:
             raise InvalidArgument("the optimizer has no parameters")
@@ -224,13 +228,6 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """To the wrapped optimizer, between two steps, on all ranks alike."""
         self.optimizer.add_param_group(param_group)
-
-    def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes this an optimizer in the eyes of schedulers and scalers, over the same groups."""
-        self.optimizer = optimizer
-        self.defaults = optimizer.defaults
-        self._share()
-        self.__setstate__({})
 
     def _share(self) -> None:
         self.param_groups = self.optimizer.param_groups

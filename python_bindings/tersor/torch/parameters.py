@@ -57,7 +57,9 @@ def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
     So rules and checkpoints fit a model with and without wrappers. Names that would become equal
     stay as they are.
     """
-    plain = {name: _without_wrappers(name) for name in named}
+    plain = {
+        name: ".".join(part for part in name.split(".") if part not in _WRAPPED) for name in named
+    }
     uses = Counter(plain.values())
     return {plain[name] if uses[plain[name]] == 1 else name: one for name, one in named.items()}
 
@@ -210,10 +212,6 @@ def refuse_sharded(
                 f"{name} is sharded over ranks of the group, each of which has other values of it: "
                 f"shard over other ranks than those of group= (a host's, say), or {else_}"
             )
-
-
-def _without_wrappers(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
 
 
 def unsupported_parameters(

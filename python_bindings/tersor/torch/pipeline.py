@@ -116,7 +116,8 @@ class _Direction:
 
         def computed(chunk: int, *arguments: Any, **keywords: Any) -> Any:
             for payload, tensor in self._came.pop(chunk, ()):
-                self._decode(payload, tensor.detach())
+                with straightened(tensor.detach()) as values:
+                    self._codec.decode(payload, values)
             return compute(chunk, *arguments, **keywords)
 
         return computed
@@ -128,10 +129,6 @@ class _Direction:
         self.sent_bytes += payload.nbytes
         self.uncompressed_bytes += values.nbytes
         return payload
-
-    def _decode(self, payload: Tensor, tensor: Tensor) -> None:
-        with straightened(tensor) as values:
-            self._codec.decode(payload, values)
 
     def _payload(self, values: Tensor) -> Tensor:
         length = self._codec.max_payload_bytes(tuple(values.shape), values.dtype)

@@ -114,13 +114,11 @@ def _label(one: ParameterStatistics) -> str:
 
 
 def _byte_axis(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, MultipleLocator
+    from matplotlib.ticker import MultipleLocator
 
     step = 2.0 ** math.ceil(math.log2(axes.get_xlim()[1] / MOST_TICKS))
     axes.xaxis.set_major_locator(MultipleLocator(step))
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: _text.short(_text.byte_count(value)))
-    )
+    axes.xaxis.set_major_formatter(lambda value, _: _text.short(_text.byte_count(value)))
 
 
 def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
@@ -171,11 +169,9 @@ def _stack(axes: Axes, place: int, parts: Sequence[tuple[str, float, str]]) -> N
 
 
 def _time_axis(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: _text.short(_text.seconds(value)))
-    )
+    axes.xaxis.set_major_formatter(lambda value, _: _text.short(_text.seconds(value)))
     axes.set_xlim(0, 1.35 * axes.get_xlim()[1])
     axes.set_xlabel("seconds")

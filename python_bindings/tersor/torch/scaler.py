@@ -62,7 +62,9 @@ class LossScale:
         """Before a step: brings the residuals into its units, and takes back a skipped one."""
         if self.scaler is None:
             return
-        scale, before = self._current(self.scaler), self._scale
+        coming, self._coming = self._coming, None
+        scale = self.scaler.get_scale() if coming is None else coming.wait()
+        before = self._scale
         self._scale = scale
         discarded, self._discarded = self._discarded, False
         if before is None or scale == before:
@@ -86,10 +88,6 @@ class LossScale:
         if self.scaler is not None:
             self._scale = state.get("loss_scale")
             self.skipped_steps = state.get("skipped_steps", 0)
-
-    def _current(self, scaler: Scaler) -> float:
-        coming, self._coming = self._coming, None
-        return scaler.get_scale() if coming is None else coming.wait()
 
     def _skipped(self, residuals: Residuals, discarded: bool) -> None:
         self.skipped_steps += 1

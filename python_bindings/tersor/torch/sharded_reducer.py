@@ -123,9 +123,6 @@ class ShardedReducer:
             self._ready.clear()
             self.core.wait()
 
-    def lacks(self, parameters: Iterable[ShardedParameter]) -> bool:
-        return any(one.name not in self.parameters for one in parameters)
-
     @property
     def under_way(self) -> bool:
         """Whether a step is."""
@@ -342,8 +339,8 @@ class Reducers(Generic[Made]):
         if made is None or made.kind != kind:
             return self._make(kind, exchange)
         coming = [exchange] if made.under_way else self._alike(kind, exchange)
-        lacks = any(made.lacks(one.layout.expected()) for one in coming)
-        return self._make(kind, exchange) if lacks else made
+        wanted = {one.name for other in coming for one in other.layout.expected()}
+        return made if wanted <= made.parameters.keys() else self._make(kind, exchange)
 
     def odd(
         self,

@@ -82,13 +82,14 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
             'mode="portable" to go on so'
         )
     _check_shapes(kept, group, state)
+    parts = group.size() if state["reduction"] == "sum" else state["ranks"]
     for name, step in zip(state["parameters"], state["steps"], strict=True):
-        kept[name].step = step
-        saved, residual = state["residuals"][name], kept[name].residual
-        if portable:
-            _load_sum(kept[name], saved, state, group)
+        one, saved = kept[name], state["residuals"][name]
+        one.step = step
+        if portable:  # each rank's part: together they add what they would have added
+            one.take(to_flat(saved / parts, one.parameter, one.ranks))
         else:
-            residual.copy_(own_row(saved, group.rank())[: len(residual)])
+            one.residual.copy_(own_row(saved, group.rank())[: len(one.residual)])
     if portable:
         _move_to_replicas(sender.replicas.all(), kept, state)
     for reducer, values, views in found:
@@ -151,14 +152,6 @@ def _move_to_replicas(
     for reducer in reducers:
         for name in reducer.load_sums(shards, state["ranks"], steps, state.get("step", 0)):
             kept[name].residual.zero_()
-
-
-def _load_sum(
-    kept: Kept, total: Tensor, state: Mapping[str, Any], group: dist.ProcessGroup
-) -> None:
-    """Each rank's part, so that together they add to the result what they would have added."""
-    ranks = group.size() if state["reduction"] == "sum" else state["ranks"]
-    kept.take(to_flat(total / ranks, kept.parameter, kept.ranks))
 
 
 def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:

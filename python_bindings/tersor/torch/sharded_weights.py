@@ -116,14 +116,13 @@ class WeightExchange(Exchange):
     def _messages(self, values: Tensor) -> list[Message]:
         key = (values.dtype, values.numel())
         if key not in self._plans:
-            self._plans[key] = self._plan(values)
+            parameters = self._gradients.layout.gathered(values.numel())
+            self._plans[key] = (
+                [Message(self._gradients.name, self._codec, [slice(0, values.numel())])]
+                if parameters is None
+                else plan_messages(self._options, parameters, dtype_text(values.dtype))
+            )
         return self._plans[key]
-
-    def _plan(self, values: Tensor) -> list[Message]:
-        parameters = self._gradients.layout.gathered(values.numel())
-        if parameters is not None:
-            return plan_messages(self._options, parameters, dtype_text(values.dtype))
-        return [Message(self._gradients.name, self._codec, [slice(0, values.numel())])]
 
 
 def plan_messages(

@@ -50,7 +50,8 @@ class ModuleLayout:
     def __init__(self, module: FSDPModule, names: dict[int, str]) -> None:
         """``names``: of the model's parameters, by ``id``, while they are sharded."""
         self._group = _only_group(module)
-        self._names = {} if self._group is None else _names_of(self._group, names)
+        entries = () if self._group is None else self._group.fsdp_params
+        self._names = {id(entry): names[id(entry.sharded_param)] for entry in entries}
 
     @property
     def known(self) -> bool:
@@ -67,22 +68,11 @@ class ModuleLayout:
         )
 
     @property
-    def ranks(self) -> int:
-        """Among how many a parameter is sharded."""
-        return 1 if self._group is None else int(self._group.mesh_info.shard_mesh_size)
-
-    @property
-    def process_group(self) -> dist.ProcessGroup:
-        """Among whose ranks."""
-        found: dist.ProcessGroup = self._group.mesh_info.shard_process_group  # type: ignore[union-attr]
-        return found
-
-    @property
     def scatter_group(self) -> dist.ProcessGroup:
-        """The same ranks' group that gradients go through, which may be another from 2.15 on."""
-        found: dist.ProcessGroup = getattr(
-            self._group, "_reduce_scatter_process_group", self.process_group
-        )
+        """Among whose ranks parameters are sharded: that which gradients go through, which may be
+        another than weights do from 2.15 on."""
+        shards = self._group.mesh_info.shard_process_group  # type: ignore[union-attr]
+        found: dist.ProcessGroup = getattr(self._group, "_reduce_scatter_process_group", shards)
         return found
 
     def averages(self, *, replicas: bool) -> bool:
@@ -246,10 +236,6 @@ def refuse_meshes(name: str, module: FSDPModule) -> None:
 def _only_group(module: FSDPModule) -> Any | None:
     groups = _groups(module)
     return groups[0] if groups is not None and len(groups) == 1 else None
-
-
-def _names_of(group: Any, names: dict[int, str]) -> dict[int, str]:
-    return {id(entry): names[id(entry.sharded_param)] for entry in group.fsdp_params}
 
 
 def _in_order(group: Any) -> Sequence[Any]:
