@@ -1,5 +1,3 @@
-// See checks.h.
-
 #include "codecs/checks.h"
 
 #include "codecs/device.h"

@@ -1,5 +1,3 @@
-// See frame.h.
-
 #include "codecs/frame.h"
 
 #include "codecs/device.h"

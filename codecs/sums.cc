@@ -1,5 +1,3 @@
-// See sums.h.
-
 #include "codecs/sums.h"
 
 #include "kernels/scalar/convert.h"

@@ -1,4 +1,3 @@
-// See <tersor/sending.h>.
 #include <tersor/sending.h>
 
 #include "comm/calls/arguments.h"

@@ -1,4 +1,3 @@
-// See bind.h.
 #include "comm/collectives/bind.h"
 
 #include <string>

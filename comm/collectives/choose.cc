@@ -1,4 +1,3 @@
-// See choose.h.
 #include "comm/collectives/choose.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See grid.h.
 #include "comm/collectives/grid.h"
 
 #include <tersor/error.h>

@@ -1,4 +1,3 @@
-// See hierarchy.h.
 #include "comm/collectives/hierarchy.h"
 
 #include <string>

@@ -1,4 +1,3 @@
-// See pipeline.h.
 #include "comm/collectives/pipeline.h"
 
 #include <algorithm>

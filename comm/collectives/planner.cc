@@ -1,4 +1,3 @@
-// See planner.h.
 #include "comm/collectives/planner.h"
 
 #include "comm/collectives/choose.h"

@@ -1,4 +1,3 @@
-// See checkpoint.h.
 #include "comm/reducer/checkpoint.h"
 
 #include "comm/collectives/host_copy.h"

@@ -1,4 +1,3 @@
-// See gradients.h.
 #include "comm/reducer/gradients.h"
 
 #include "codecs/loss.h"

@@ -1,4 +1,3 @@
-// See parameter.h.
 #include "comm/reducer/parameter.h"
 
 #include <algorithm>

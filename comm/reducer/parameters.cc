@@ -1,4 +1,3 @@
-// See parameters.h.
 #include "comm/reducer/parameters.h"
 
 #include "comm/collectives/bind.h"

@@ -1,4 +1,3 @@
-// See step.h.
 #include "comm/reducer/step.h"
 
 #include <algorithm>

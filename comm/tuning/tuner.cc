@@ -1,4 +1,3 @@
-// See tuner.h.
 #include "comm/tuning/tuner.h"
 
 #include "codecs/planned_codec.h"

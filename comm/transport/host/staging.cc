@@ -1,4 +1,3 @@
-// Implements staging.h.
 #include "comm/transport/host/staging.h"
 #include "comm/transport/arguments.h"
 

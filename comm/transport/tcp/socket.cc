@@ -1,4 +1,3 @@
-// Implements socket.h.
 #include "comm/transport/tcp/socket.h"
 
 #include <linux/sockios.h>
