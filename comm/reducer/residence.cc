@@ -3,7 +3,7 @@
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/device/event.h"
-#include "kernels/device/step.h"
+#include "kernels/device/marks.h"
 #include "kernels/host/elementwise.h"
 
 #include <cstring>

@@ -1,12 +1,9 @@
 // See marks.h. One thread, a few words of pinned memory.
 
+#include "kernels/device/device_call.cuh"
 #include "kernels/device/marks.h"
 #include "kernels/device/memory.cuh"
-#include "kernels/device/queue.cuh"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 
 namespace tersor::kernels {
@@ -77,5 +74,11 @@ void spoil(ByteSpan memory, StreamView stream) {
   queue.launch(SpoilKernel{reinterpret_cast<Words128*>(memory.data()), count},
                queue.blocks_for<SpoilKernel>(count, SpoilKernel::kThreads));
 }
+
+void advance_step(StateWords* words, StreamView stream) {
+  Queue(stream).launch(AdvanceWordsKernel{{words, words, 0}}, 1);
+}
+
+const void* any_kernel() { return reinterpret_cast<const void*>(&run_kernel<MarkKernel>); }
 
 }  // namespace tersor::kernels
