@@ -7,7 +7,6 @@
 #include "comm/collectives/planner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <exception>
 #include <string>

@@ -1,7 +1,6 @@
 #include "comm/collectives/bind.h"
 
 #include <string>
-#include <string_view>
 
 namespace tersor {
 namespace {

@@ -1,7 +1,6 @@
 #include "comm/collectives/pipeline.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace tersor {

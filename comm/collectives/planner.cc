@@ -61,9 +61,6 @@ PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
   return context;
 }
 
-// By as many as add on any host, so that hosts' sums count alike.
-float Planner::host_share() const { return static_cast<float>(groups().most_ranks()); }
-
 Owed Planner::owed(const Slot& slot) const {
   const PlanContext context = encoded_context(0, slot);
   const Shares shares = context.grid.shares(context.adds);

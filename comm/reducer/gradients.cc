@@ -6,7 +6,6 @@
 #include "kernels/scalar/convert.h"
 
 #include <string>
-#include <vector>
 
 namespace tersor {
 namespace {

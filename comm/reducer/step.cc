@@ -1,7 +1,6 @@
 #include "comm/reducer/step.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace tersor {
 

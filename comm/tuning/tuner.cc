@@ -11,11 +11,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <optional>
 #include <span>
 

@@ -51,8 +51,6 @@ BlockPool& Staging::network_pool(std::size_t bytes) const {
   return bytes >= channel_->world().traits().least_device_bytes ? device_ : pinned_;
 }
 
-FrameFault* Staging::fault() const { return reinterpret_cast<FrameFault*>(fault_.pointer()); }
-
 std::unique_ptr<Staging::Events> Staging::take_events() {
   sweep();
   if (free_events_.empty()) return std::make_unique<Events>();

@@ -128,8 +128,6 @@ Moved Socket::write(const Pieces& pieces) {
   return moved(sendmsg(number(), all.message(), MSG_NOSIGNAL), all.bytes());
 }
 
-bool Socket::write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
-
 Listener::Listener(const Endpoint& at) : descriptor_(new_socket(at)) {
   set_option(number(), SOL_SOCKET, SO_REUSEADDR);
   if (!descriptor_.open() || bind(number(), at.data(), static_cast<socklen_t>(at.size())) != 0 ||
