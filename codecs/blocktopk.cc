@@ -7,7 +7,6 @@
 #include "kernels/blocktopk/device.h"
 
 #include <tersor/codecs/blocktopk.h>
-#include <tersor/error.h>
 
 #include <limits>
 #include <mutex>
@@ -34,9 +33,7 @@ class FirstFault {
 
   /// Throws WireError where there is one.
   void check(std::size_t frames) const {
-    if (text_ != nullptr)
-      throw WireError("frame " + std::to_string(frame_) + " of " + std::to_string(frames) +
-                      ", segment " + std::to_string(segment_) + ": " + text_);
+    if (text_ != nullptr) throw_wrong_places(frame_, frames, segment_, text_);
   }
 
  private:

@@ -1,5 +1,3 @@
-// See checks.h.
-
 #include "codecs/checks.h"
 
 #include "codecs/device.h"
@@ -13,15 +11,11 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
-#include <utility>
 
 namespace tersor::encoding {
 namespace {
-
-[[noreturn]] void fail(const Codec& codec, const std::string& what) {
-  throw InvalidArgument("codec " + codec.spec().text() + ": " + what);
-}
 
 std::string segment_text(std::size_t index) { return "segment " + std::to_string(index); }
 
@@ -152,27 +146,24 @@ class MemoryCheck {
       kept("codec's memory", {i, list.size()}, {list[i].in, list[i].out});
   }
 
-  void pointer(const char* what, std::size_t segment, const void* pointer) const {
+  /// Of a segment, or of the whole call.
+  void pointer(const char* what, const void* pointer,
+               std::optional<std::size_t> segment = {}) const {
     if (memory_ == Memory::kHost || pointer == nullptr) return;
     try {
       kernels::check_device_pointer(pointer);
     } catch (const InvalidArgument& error) {
-      fail(codec_, std::string(what) + " of " + segment_text(segment) + ": " + error.what());
+      fail(codec_, what + (segment ? " of " + segment_text(*segment) : "") + ": " + error.what());
     }
   }
 
   void active_words(std::span<const Segment> segments) const {
     for (std::size_t i = 0; i < segments.size(); ++i)
-      if (is_asked_about(i, segments.size())) pointer("the word active", i, segments[i].active);
+      if (is_asked_about(i, segments.size())) pointer("the word active", segments[i].active, i);
   }
 
   void bytes(const char* what, ConstByteSpan bytes) const {
-    if (memory_ == Memory::kHost || bytes.data() == nullptr || bytes.empty()) return;
-    try {
-      kernels::check_device_pointer(bytes.data());
-    } catch (const InvalidArgument& error) {
-      fail(codec_, std::string(what) + ": " + error.what());
-    }
+    if (!bytes.empty()) pointer(what, bytes.data());
   }
 
   void frames(std::span<const ConstByteSpan> list) const {
@@ -187,8 +178,8 @@ class MemoryCheck {
   void words(const StateWords* in, const StateWords* out) const {
     if (!is_aligned(in, alignof(StateWords)) || !is_aligned(out, alignof(StateWords)))
       fail(codec_, "state words do not begin at a multiple of 8 bytes");
-    bytes("the state words", {reinterpret_cast<const std::byte*>(in), sizeof *in});
-    bytes("the next state words", {reinterpret_cast<const std::byte*>(out), sizeof *out});
+    pointer("the state words", in);
+    pointer("the next state words", out);
   }
 
   void execution(const Execution& execution) const {
@@ -196,8 +187,7 @@ class MemoryCheck {
     kernels::check_stream(execution.stream);
     bytes("the workspace", execution.workspace);
     bytes("the kept memory", execution.kept);
-    bytes("the fault record",
-          {reinterpret_cast<const std::byte*>(execution.fault), sizeof(FrameFault)});
+    pointer("the fault record", execution.fault);
   }
 
  private:
@@ -223,7 +213,7 @@ class MemoryCheck {
 
   template <typename Span>
   void pointer_of(const char* what, std::size_t segment, const Span& span) const {
-    if (!span.empty()) pointer(what, segment, static_cast<const void*>(span.pointer()));
+    if (!span.empty()) pointer(what, span.pointer(), segment);
   }
 
   template <typename Span>
@@ -325,6 +315,10 @@ void check_memories(const Codec& codec, std::span<const Segment> segments,
                         " values of f32, not " + std::to_string(span.count()) + " of " +
                         std::string(dtype_name(span.dtype())));
     }
+}
+
+void fail(const Codec& codec, const std::string& what) {
+  throw InvalidArgument("codec " + codec.spec().text() + ": " + what);
 }
 
 void throw_unable(const Codec& codec, const char* what) {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 
 namespace tersor::encoding {
 
@@ -45,6 +46,9 @@ void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames)
 /// Memories are there for all segments or for none, of the codec's counts.
 void check_memories(const Codec& codec, std::span<const Segment> segments,
                     std::span<const SegmentMemory> memories);
+
+/// "codec NAME: what".
+[[noreturn]] void fail(const Codec& codec, const std::string& what);
 
 /// A call of what a codec has not: "codec NAME what"; the second of frames, where a codec sends
 /// bare values alone.

@@ -8,7 +8,6 @@
 #include <tersor/error.h>
 
 #include <limits>
-#include <string>
 
 namespace tersor {
 namespace {

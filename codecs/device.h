@@ -7,8 +7,6 @@
 
 #include <tersor/codec.h>
 
-#include <cstddef>
-
 namespace tersor::encoding {
 
 #if TERSOR_HAS_CUDA

@@ -5,7 +5,6 @@
 #include "codecs/options.h"
 
 #include <sstream>
-#include <string_view>
 
 namespace tersor::encoding {
 namespace {

@@ -1,5 +1,3 @@
-// See frame.h.
-
 #include "codecs/frame.h"
 
 #include "codecs/device.h"
@@ -11,6 +9,7 @@
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cstring>
 #include <string>
@@ -262,6 +261,12 @@ void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> fr
   if (has_checksum(expected)) check_checksums(frames, threads);
 }
 
+void throw_wrong_places(std::size_t frame, std::size_t frames, std::size_t segment,
+                        std::string_view what) {
+  throw WireError("frame " + std::to_string(frame) + " of " + std::to_string(frames) +
+                  ", segment " + std::to_string(segment) + ": " + std::string(what));
+}
+
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
   std::memset(payload.data() + begin, 0, end - begin);
 }
@@ -270,12 +275,37 @@ void pad_section(ByteSpan payload, std::size_t begin, std::size_t end) {
 
 namespace tersor {
 
+static_assert(std::endian::native == std::endian::little, "frames are little-endian");
+
+FrameHeader read_frame_header(ConstByteSpan frame) {
+  FrameHeader header;
+  if (frame.size() < sizeof header)
+    throw WireError("frame is truncated: " + std::to_string(frame.size()) + " bytes, its header " +
+                    "takes " + std::to_string(sizeof header));
+  std::memcpy(&header, frame.data(), sizeof header);
+  if (header.magic != kFrameMagic)
+    throw WireError("frame magic is " + std::to_string(header.magic) + ", expected " +
+                    std::to_string(kFrameMagic) + ": these bytes are no frame");
+  if (header.version != kFormatVersion)
+    throw WireError("frame version is " + std::to_string(header.version) + ", expected " +
+                    std::to_string(kFormatVersion) + ": written by another version of Tersor");
+  return header;
+}
+
+std::size_t frame_bytes(ConstByteSpan frame) {
+  const FrameHeader header = read_frame_header(frame);
+  const std::size_t room = frame.size() - sizeof header;
+  if (header.payload_bytes > room)
+    throw WireError("frame payload_bytes is " + std::to_string(header.payload_bytes) +
+                    ", but only " + std::to_string(room) + " bytes follow the header");
+  return sizeof header + header.payload_bytes;
+}
+
 void throw_if_faulty(const FrameFault& fault) {
   if (fault.kind == FrameFault::kNone) return;
   if (fault.kind == FrameFault::kPlaces)
-    throw WireError("frame " + std::to_string(fault.frame) + " of " + std::to_string(fault.frames) +
-                    ", segment " + std::to_string(fault.detail) +
-                    ": the places of its kept values are damaged");
+    encoding::throw_wrong_places(fault.frame, fault.frames, fault.detail,
+                                 "the places of its kept values are damaged");
   encoding::name_frame(fault.frame, fault.frames, [&] { encoding::throw_fault(fault); });
 }
 

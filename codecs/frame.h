@@ -91,6 +91,10 @@ void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads);
 /// The checksums, once the payloads are summed.
 void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums);
 
+/// Throws WireError that names a frame of several and its segment.
+[[noreturn]] void throw_wrong_places(std::size_t frame, std::size_t frames, std::size_t segment,
+                                     std::string_view what);
+
 /// Writes zeros to the bytes [begin, end) of a payload: the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);
 

@@ -8,7 +8,6 @@
 
 #include <tersor/codecs/intsum.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <string>
@@ -147,10 +146,6 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
                            options_.lanes);
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw InvalidArgument("codec " + spec().text() + ": " + what);
-  }
-
   void check_contributions(std::size_t contributions) const {
     if (intsum_levels(options_, contributions) != 0) return;
     std::string advice = "no lanes hold so many";
@@ -159,9 +154,10 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
         advice = "take lanes=" + std::string(word);
         break;
       }
-    fail("the codes of " + std::to_string(contributions) + " ranks do not fit into lanes of " +
-         std::to_string(static_cast<unsigned>(options_.lanes)) + " bits, which hold those of " +
-         std::to_string(intsum_most(options_.lanes)) + "; " + advice);
+    fail(*this,
+         "the codes of " + std::to_string(contributions) + " ranks do not fit into lanes of " +
+             std::to_string(static_cast<unsigned>(options_.lanes)) + " bits, which hold those of " +
+             std::to_string(intsum_most(options_.lanes)) + "; " + advice);
   }
 
   IntsumOptions options_;

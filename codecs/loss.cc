@@ -1,4 +1,3 @@
-// See loss.h.
 #include "codecs/loss.h"
 
 #include "kernels/scalar/convert.h"

@@ -10,7 +10,6 @@
 
 #include <tersor/codecs/lowrank.h>
 
-#include <algorithm>
 #include <array>
 #include <string>
 
@@ -29,14 +28,9 @@ constexpr Choice<Dtype, 2> kValuesChoice = {"values",
 /// Calls visit(first, count) for runs of `step` of `count`, on the threads that there are.
 template <typename Visitor>
 void for_each_run(std::size_t count, std::size_t step, Threads* threads, const Visitor& visit) {
-  const std::size_t runs = ceil_div(count, step);
-  const std::size_t tasks = std::min(runs, most_tasks(threads == nullptr ? 1 : threads->count()));
-  const auto run_task = [&](std::size_t task) {
-    const std::size_t first = task * runs / tasks * step;
-    visit(kernels::LowrankRange{first, std::min((task + 1) * runs / tasks * step, count) - first});
-  };
-  if (tasks > 1) return threads->run(tasks, run_task);
-  if (tasks == 1) run_task(0);
+  share(ceil_div(count, step), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
+    visit(kernels::LowrankRange{begin * step, std::min(end * step, count) - begin * step});
+  });
 }
 
 /// True where no value is an infinity or a NaN, and not all are zero.
@@ -216,13 +210,6 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
         [&](kernels::LowrankRange columns) { kernels::lowrank_coefficients(arguments, columns); });
   }
 
-  static void fill(ValueSpan values, float value) {
-    if (values.dtype() == Dtype::kF32)
-      std::ranges::fill(values.as<float>(), value);
-    else
-      std::ranges::fill(values.as<Bf16>(), kernels::from_f32<Bf16>(value));
-  }
-
   void decode_segment(const DecodeCall& call, std::size_t index, const Place& place,
                       ConstValueSpan values) const {
     const LowrankShape shape = shape_of(call.segments[index]);
@@ -244,11 +231,9 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     for (std::size_t j = 0; j < shape.rank; ++j) {
       float* column = coefficients + j * stride;
       const ConstValueSpan own = values.subspan(j * shape.columns, shape.columns);
-      if (own.dtype() == Dtype::kF32)
-        std::ranges::copy(own.as<float>(), column);
-      else
-        std::ranges::transform(own.as<Bf16>(), column,
-                               [](Bf16 value) { return kernels::to_f32(value); });
+      visit_gradient_dtype(own.dtype(), [&]<typename T>(T) {
+        std::ranges::transform(own.as<T>(), column, [](T value) { return kernels::to_f32(value); });
+      });
       std::fill(column + shape.columns, column + stride, 0.0f);
     }
   }
@@ -267,23 +252,20 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
       std::copy_n(coefficients + j * stride, shape.columns, out.data() + j * shape.columns);
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw InvalidArgument("codec " + spec().text() + ": " + what);
-  }
-
   void check_segment(const Segment& segment) const {
     if (carries(segment)) return;
     const std::string count = std::to_string(segment.count) + " values";
     if (segment.rows * segment.columns != segment.count || segment.count == 0)
-      fail(
-          "it carries matrices, whose rows and columns GradientReducer::add is told; a segment "
-          "of " +
-          count + " has " + std::to_string(segment.rows) + " rows and " +
-          std::to_string(segment.columns) + " columns");
-    fail("a matrix of " + std::to_string(segment.rows) + " rows and " +
-         std::to_string(segment.columns) +
-         " columns is too small: rank * (rows + columns) would be more than a quarter of its " +
-         count + "; take a smaller rank or bf16");
+      fail(*this,
+           "it carries matrices, whose rows and columns GradientReducer::add is told; a segment "
+           "of " +
+               count + " has " + std::to_string(segment.rows) + " rows and " +
+               std::to_string(segment.columns) + " columns");
+    fail(*this,
+         "a matrix of " + std::to_string(segment.rows) + " rows and " +
+             std::to_string(segment.columns) +
+             " columns is too small: rank * (rows + columns) would be more than a quarter of its " +
+             count + "; take a smaller rank or bf16");
   }
 
   LowrankOptions options_;

@@ -1,5 +1,3 @@
-// See options.h.
-
 #include "codecs/options.h"
 
 #include <algorithm>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <tersor/codec.h>
-#include <tersor/error.h>
 #include <tersor/modes.h>
 
 #include <array>
@@ -11,7 +10,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace tersor::encoding {
 

@@ -11,7 +11,6 @@
 #include <tersor/isa.h>
 
 #include <array>
-#include <string>
 
 // codecs/<name>.cc defines `CodecEntry <name>_entry()`.
 #define TERSOR_CODECS(X) \

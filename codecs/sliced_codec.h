@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstring>
 #include <span>
-#include <utility>
 
 namespace tersor::encoding {
 

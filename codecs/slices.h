@@ -48,6 +48,18 @@ constexpr std::size_t most_tasks(unsigned threads) {
   return threads > 1 ? threads * kTasksPerThread : 1;
 }
 
+/// Calls work(task, begin, end) for tasks that have contiguous parts of `count` things, on the
+/// threads that there are.
+template <typename Work>
+void share(std::size_t count, Threads* threads, const Work& work) {
+  const std::size_t tasks = std::min(count, most_tasks(threads == nullptr ? 1 : threads->count()));
+  const auto run_task = [&](std::size_t task) {
+    work(task, task * count / tasks, (task + 1) * count / tasks);
+  };
+  if (tasks > 1) return threads->run(tasks, run_task);
+  if (tasks == 1) run_task(0);
+}
+
 /// Visits slices [begin, end) in order, those of one segment that follow each other as one.
 template <typename SegmentBytes, typename Visitor>
 void visit_slices(std::span<const Segment> segments, std::size_t begin, std::size_t end,
@@ -73,14 +85,9 @@ void visit_slices(std::span<const Segment> segments, std::size_t begin, std::siz
 template <typename SegmentBytes, typename Visitor>
 void for_each_slice(std::span<const Segment> segments, Threads* threads,
                     const SegmentBytes& segment_bytes, const Visitor& visit) {
-  const std::size_t slices = slices_of(segments);
-  const std::size_t tasks = std::min(slices, most_tasks(threads == nullptr ? 1 : threads->count()));
-  const auto run_task = [&](std::size_t task) {
-    visit_slices(segments, task * slices / tasks, (task + 1) * slices / tasks, task, segment_bytes,
-                 visit);
-  };
-  if (tasks > 1) return threads->run(tasks, run_task);
-  if (tasks == 1) run_task(0);
+  share(slices_of(segments), threads, [&](std::size_t task, std::size_t begin, std::size_t end) {
+    visit_slices(segments, begin, end, task, segment_bytes, visit);
+  });
 }
 
 /// The payloads of all frames, as one task sees them: on its stack, or where they are many, in its

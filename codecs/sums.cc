@@ -1,27 +1,22 @@
-// See sums.h.
-
 #include "codecs/sums.h"
 
 #include "kernels/scalar/convert.h"
 
 namespace tersor::encoding {
-namespace {
 
-void fill_with_nan(const ValueSpan& values) {
+void fill(const ValueSpan& values, float value) {
   visit_gradient_dtype(values.dtype(), [&]<typename T>(T) {
-    const T nan = kernels::from_f32<T>(kernels::float_of(kernels::kNanBits));
-    std::fill_n(reinterpret_cast<T*>(values.pointer()), values.count(), nan);
+    std::ranges::fill(values.as<T>(), kernels::from_f32<T>(value));
   });
 }
 
-}  // namespace
-
 void poison(std::span<const ValueSpan> outputs) {
-  for (const ValueSpan& output : outputs) fill_with_nan(output);
+  for (const ValueSpan& output : outputs) fill(output, kernels::float_of(kernels::kNanBits));
 }
 
 void poison(std::span<const SegmentState> states) {
-  for (const SegmentState& state : states) fill_with_nan(state.residual_out);
+  for (const SegmentState& state : states)
+    fill(state.residual_out, kernels::float_of(kernels::kNanBits));
 }
 
 }  // namespace tersor::encoding

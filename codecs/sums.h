@@ -16,7 +16,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -166,6 +165,9 @@ class FrameSums {
   alignas(PayloadSum) std::byte few_[kOnStack * sizeof(PayloadSum)];  // only memory
   PayloadSum* const sums_;
 };
+
+/// The same value, rounded, in all of them.
+void fill(const ValueSpan& values, float value);
 
 /// NaNs: what came of frames that turn out to be damaged.
 void poison(std::span<const ValueSpan> outputs);

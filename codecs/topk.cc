@@ -7,7 +7,6 @@
 
 #include <tersor/codecs/topk.h>
 
-#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -25,17 +24,6 @@ constexpr Dtype value_dtype(TopkValues values) {
   if (values == TopkValues::kF32) return Dtype::kF32;
   return values == TopkValues::kBf16 ? Dtype::kBf16 : Dtype::kI8;
 }
-
-/// The threads of a call, or the calling one alone.
-class CallThreads {
- public:
-  explicit CallThreads(Threads* threads) : threads_(threads == nullptr ? own_ : *threads) {}
-  Threads& get() { return threads_; }
-
- private:
-  Threads own_;
-  Threads& threads_;
-};
 
 class TopkCodec final : public FormatCodec<TopkCodec> {
  public:
@@ -72,11 +60,12 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
 
   void host_encode(const EncodeCall& call, const FrameHeader& header, ByteSpan frame) const {
     const StateWords words = words_of(call);
-    CallThreads threads(call.execution.threads);
+    Threads alone;
+    Threads& threads = call.execution.threads == nullptr ? alone : *call.execution.threads;
     ByteSpan rest = payload_of(frame);
     for (std::size_t i = 0; i < call.segments.size(); ++i) {
       const ByteSpan payload = rest.first(layout_of(call.segments[i]).bytes());
-      encode_segment(call, i, words, payload, threads.get());
+      encode_segment(call, i, words, payload, threads);
       rest = rest.subspan(payload.size());
     }
     seal_frame(header, frame, call.execution.threads);
@@ -86,10 +75,11 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
   void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
     check_frames(expected, call.frames, call.execution.threads);
     check_indices(call);
-    CallThreads threads(call.execution.threads);
+    Threads alone;
+    Threads& threads = call.execution.threads == nullptr ? alone : *call.execution.threads;
     std::size_t offset = 0;
     for (std::size_t i = 0; i < call.segments.size(); ++i) {
-      decode_segment(call, i, offset, threads.get());
+      decode_segment(call, i, offset, threads);
       offset += layout_of(call.segments[i]).bytes();
     }
   }
@@ -181,10 +171,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
         const auto view = sections<kernels::TopkPayloadView>(
             payload_of(call.frames[frame]).subspan(offset), layout);
         const char* wrong = kernels::topk_validate(view, layout.count, layout.kept);
-        if (wrong != nullptr)
-          throw WireError("frame " + std::to_string(frame) + " of " +
-                          std::to_string(call.frames.size()) + ", segment " + std::to_string(i) +
-                          ": " + wrong);
+        if (wrong != nullptr) throw_wrong_places(frame, call.frames.size(), i, wrong);
       }
       offset += layout.bytes();
     }
@@ -217,11 +204,6 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
 };
 static_assert(FrameFormat<TopkCodec> && !ReducedFrameFormat<TopkCodec>);
 
-std::string options_of_header(const FrameHeader& header) {
-  return "density=" + number_text(carried_number(header)) + "," +
-         kTopkValues.text(codec_flags(header));
-}
-
 }  // namespace
 
 CodecEntry topk_entry() {
@@ -230,7 +212,10 @@ CodecEntry topk_entry() {
        .id = kTopkCodecId,
        .summary = "the largest values with their places, exactly; for use with +ef",
        .keys = {kTopkDensity.help(), kTopkValues.help()}},
-      options_of_header);
+      [](const FrameHeader& header) {
+        return "density=" + number_text(carried_number(header)) + "," +
+               kTopkValues.text(codec_flags(header));
+      });
 }
 
 }  // namespace tersor::encoding

@@ -1,4 +1,3 @@
-// See arguments.h.
 #include "comm/calls/arguments.h"
 
 #include "comm/collectives/bind.h"

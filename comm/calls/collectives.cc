@@ -6,13 +6,12 @@
 #include "comm/collectives/splits.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
-#include "kernels/device/step.h"
+#include "kernels/device/marks.h"
 
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
 
 #include <cstring>
-#include <memory>
 #include <utility>
 
 namespace tersor {

@@ -1,4 +1,3 @@
-// See <tersor/sending.h>.
 #include <tersor/sending.h>
 
 #include "comm/calls/arguments.h"
@@ -8,7 +7,6 @@
 #include "comm/collectives/planner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <exception>
 #include <string>

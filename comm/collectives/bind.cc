@@ -1,8 +1,6 @@
-// See bind.h.
 #include "comm/collectives/bind.h"
 
 #include <string>
-#include <string_view>
 
 namespace tersor {
 namespace {

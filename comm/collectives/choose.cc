@@ -1,9 +1,7 @@
-// See choose.h.
 #include "comm/collectives/choose.h"
 
 #include <algorithm>
 #include <iterator>
-#include <string>
 
 namespace tersor {
 namespace {

@@ -1,4 +1,3 @@
-// See chunk.h.
 #include "comm/collectives/chunk.h"
 
 #include <algorithm>

@@ -48,7 +48,6 @@ class ChunkTask {
  private:
   const Step& step() const { return (*plan_->schedule)[step_]; }
   std::size_t next_busy(std::size_t step) const;
-  void finish();
 
   void begin_step();
   void begin_native();

@@ -1,4 +1,3 @@
-// See fields.h.
 #include "comm/collectives/fields.h"
 
 #include "codecs/examples.h"

@@ -1,4 +1,3 @@
-// See grid.h.
 #include "comm/collectives/grid.h"
 
 #include <tersor/error.h>
@@ -7,7 +6,6 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
-#include <string>
 
 namespace tersor {
 namespace {

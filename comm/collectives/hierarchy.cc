@@ -1,9 +1,7 @@
-// See hierarchy.h.
 #include "comm/collectives/hierarchy.h"
 
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace tersor {
 namespace {

@@ -1,4 +1,3 @@
-// See host_copy.h.
 #include "comm/collectives/host_copy.h"
 
 #include "kernels/device/device.h"

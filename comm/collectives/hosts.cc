@@ -1,4 +1,3 @@
-// See hosts.h.
 #include "comm/collectives/hosts.h"
 
 #include "comm/transport/host/hosts.h"

@@ -1,4 +1,3 @@
-// See messages.h.
 #include "comm/collectives/messages.h"
 
 #include "codecs/frame.h"

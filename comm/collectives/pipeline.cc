@@ -1,8 +1,6 @@
-// See pipeline.h.
 #include "comm/collectives/pipeline.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace tersor {

@@ -1,7 +1,6 @@
 // Cuts slots into chunks; see plan.h.
 #include "comm/collectives/plan.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace tersor {

@@ -1,4 +1,3 @@
-// See planner.h.
 #include "comm/collectives/planner.h"
 
 #include "comm/collectives/choose.h"
@@ -61,9 +60,6 @@ PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
   context.adds /= host_share();
   return context;
 }
-
-// By as many as add on any host, so that hosts' sums count alike.
-float Planner::host_share() const { return static_cast<float>(groups().most_ranks()); }
 
 Owed Planner::owed(const Slot& slot) const {
   const PlanContext context = encoded_context(0, slot);

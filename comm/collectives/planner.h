@@ -57,7 +57,8 @@ class Planner {
   PlanContext context(const Slot& slot) const;
   PlanContext encoded_context(int shard, const Slot& slot) const;
   PlanContext host_context(Carried carried) const;
-  float host_share() const;
+  /// By as many as add on any host, so that hosts' sums count alike.
+  float host_share() const { return static_cast<float>(groups().most_ranks()); }
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;
   std::vector<Exchange> exchanges(const Slot& slot, Algorithm algorithm) const;

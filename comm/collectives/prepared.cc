@@ -1,4 +1,3 @@
-// See prepared.h.
 #include "comm/collectives/prepared.h"
 
 #include "comm/collectives/choose.h"

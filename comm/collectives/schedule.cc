@@ -1,4 +1,3 @@
-// See schedule.h.
 #include "comm/collectives/schedule.h"
 
 #include "comm/transport/arguments.h"

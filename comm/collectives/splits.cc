@@ -1,4 +1,3 @@
-// See splits.h.
 #include "comm/collectives/splits.h"
 
 #include "comm/collectives/planner.h"

@@ -1,10 +1,256 @@
 // What is done to residuals between steps: checkpoints, steps that are thrown away.
 #include "comm/collectives/host_copy.h"
-#include "comm/reducer/checkpoint.h"
 #include "comm/reducer/impl.h"
+
+#include <algorithm>
 
 namespace tersor {
 namespace {
+
+void check_count(std::string_view name, std::string_view what, std::size_t found,
+                 std::size_t wanted) {
+  if (found == wanted) return;
+  throw InvalidArgument("the state's " + std::string(what) + " of \"" + std::string(name) +
+                        "\" has " + std::to_string(found) + " values, this reducer's " +
+                        std::to_string(wanted));
+}
+
+/// By how many ranks a new run encodes each value, and divides a mean.
+struct NewRun {
+  int encoding_ranks;
+  int ranks;
+};
+
+// What a residual must be multiplied by so that its contribution to the result stays the same: the
+// equal shares of it, one on each rank that encodes it, must add up to what the old run would have
+// added.
+float portable_factor(const ReducerState& state, Reduction reduction, const NewRun& run) {
+  const double shares = run.encoding_ranks;
+  if (reduction == Reduction::kSum) return static_cast<float>(1.0 / shares);
+  return static_cast<float>(run.ranks / (shares * state.ranks));
+}
+
+void check_place(const ReducerState::Parameter& found, const Slot& slot) {
+  if (found.residual.empty() || found.residual_first == slot.residual_first) return;
+  throw InvalidArgument("the state's residual of \"" + found.name + "\" begins at value " +
+                        std::to_string(found.residual_first) + ", this rank's at " +
+                        std::to_string(slot.residual_first) +
+                        ": the ranks were on other hosts; save the portable state for that");
+}
+
+/// Where a rank's residual of so many values lies in the parameter, one range behind the other.
+std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
+  if (slot.encoded_shards.empty()) return {{slot.residual_first, count}};
+  const std::size_t shard = count / slot.encoded_shards.size();
+  std::vector<Range> ranges;
+  for (const int owner : slot.encoded_shards)
+    ranges.push_back({static_cast<std::size_t>(owner) * shard, shard});
+  return ranges;
+}
+
+/// Calls `take(values, residuals, count)` for each part of a residual of so many values that lies
+/// in the first `known` values of its parameter: where it lies there, and in the residual.
+template <typename Take>
+void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const Take& take) {
+  std::size_t offset = 0;
+  for (const Range& range : residual_ranges(slot, count)) {
+    const std::size_t first = std::min(range.first, known);
+    take(first, offset, std::min(range.count, known - first));
+    offset += range.count;
+  }
+}
+
+/// A rank's own residuals, in units of the ranks' sum, at their places in the whole parameter, the
+/// rest 0; no padding.
+std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot, const Owed& owed) {
+  std::vector<float> whole(slot.codec->has_feedback() ? own.count : 0);
+  for_each_part(slot, own.residual.size(), whole.size(),
+                [&](std::size_t first, std::size_t kept, std::size_t count) {
+                  for (std::size_t i = 0; i < count; ++i)
+                    whole[first + i] = owed.sender * own.residual[kept + i];
+                });
+  auto value = own.owner.begin();
+  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
+    const Range& range = slot.owned.stages[stage];
+    for (std::size_t i = 0; i < range.count; ++i)
+      whole[range.first + i] += owed.owner[stage] * *value++;
+  }
+  return whole;
+}
+
+/// This rank's part of a residual of the whole parameter; padding has none.
+std::vector<float> own_part(const std::vector<float>& whole, const Slot& slot, std::size_t count) {
+  std::vector<float> part(count);
+  for_each_part(slot, count, whole.size(),
+                [&](std::size_t first, std::size_t kept, std::size_t known) {
+                  std::copy_n(whole.data() + first, known, part.data() + kept);
+                });
+  return part;
+}
+
+/// Of the ranks that encode a parameter the first: others may never have seen its codec's memory.
+bool tells_memory(const ExchangeContext& context, const Slot& slot) {
+  if (slot.count == 0) return context.rank == 0;
+  int rank = 0;
+  while (state_ranges(context, slot, rank).encoded.count == 0) ++rank;
+  return rank == context.rank;
+}
+
+// The parameters are the same, in the same order.
+void check_model(const ReducerState& state, std::span<const ReducerParameter> parameters,
+                 std::size_t parameter) {
+  const auto described = [](const auto& one) {
+    return "\"" + one.name + "\" with " + std::to_string(one.count) + " values";
+  };
+  const std::string number = "parameter " + std::to_string(parameter);
+  if (parameter >= parameters.size())
+    throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
+                          "\", is none of this reducer's");
+  const std::string own = described(parameters[parameter]);
+  if (parameter >= state.parameters.size())
+    throw InvalidArgument("the state has no " + number + ", this reducer's is " + own);
+  const std::string saved = described(state.parameters[parameter]);
+  if (saved != own)
+    throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
+}
+
+// What "auto" begins with may be another codec in each run, and a schedule's codec another at each
+// step; what is owed fits any that has feedback.
+void check_codec(const ReducerState::Parameter& found, const ReducerParameter& own,
+                 const Codec& codec) {
+  if (found.codec == codec.spec().text()) return;
+  for (const RulePhase& phase : own.choice.phases)
+    if (found.codec == phase.codec->spec().text()) return;
+  const bool is_auto = !own.ways.empty();
+  if (is_auto && found.residual.empty() == !codec.has_feedback()) return;
+  throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +
+                        ", this reducer's travels as " + codec.spec().text());
+}
+
+void check_exact_counts(const ReducerState::Parameter& found, const Slot& slot,
+                        const Residuals& residuals, std::size_t parameter) {
+  check_count(found.name, "residual", found.residual.size(),
+              residuals.current_sender(parameter).count());
+  check_count(found.name, "owner's residual", found.owner.size(),
+              residuals.current_owner(parameter).count());
+  check_place(found, slot);
+}
+
+ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_t i,
+                                        const Ways& ways, StreamView stream) {
+  const Slot& slot = parameters.slots[i];
+  const ReducerParameter& own = parameters.all[i];
+  const Residuals& residuals = parameters.residuals;
+  const ExchangeContext& context = parameters.context();
+  ReducerState::Parameter state{
+      .name = own.name,
+      .codec = own.ways.empty() ? slot.codec->spec().text() : ways.chosen_codec(i),
+      .count = own.count,
+      .residual_first = slot.residual_first,
+      .residual = to_floats(residuals.current_sender(i), stream),
+      .owner = to_floats(residuals.current_owner(i), stream),
+      .memory = to_floats(residuals.current_memory(i, memory_count(slot)), stream)};
+  for (int rank = 0; rank < context.ranks; ++rank) {
+    const StateRanges kept = kept_ranges(context, own, slot, rank);
+    state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
+    state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count());
+  }
+  return state;
+}
+
+void check_run(const ReducerState& state, const Parameters& parameters) {
+  if (state.reduction != parameters.options().reduction)
+    throw InvalidArgument("the state belongs to the other reduction (sum or mean)");
+  const ExchangeContext& context = parameters.context();
+  const bool same = static_cast<int>(state.ranks) == context.ranks &&
+                    static_cast<int>(state.rank) == context.rank;
+  if (state.form == ReducerState::Form::kExact && !same)
+    throw InvalidArgument("the state is rank " + std::to_string(state.rank) + " of " +
+                          std::to_string(state.ranks) + "'s own, this is rank " +
+                          std::to_string(context.rank) + " of " + std::to_string(context.ranks) +
+                          "; for other ranks save the portable state");
+}
+
+// What ranks owe as owners is in the portable state's one residual.
+void load_parameter(const ReducerState& state, std::size_t i, Parameters& parameters,
+                    StreamView stream) {
+  const ReducerState::Parameter& found = state.parameters[i];
+  const ExchangeContext& context = parameters.context();
+  const Slot& slot = parameters.slots[i];
+  const ValueSpan residual = parameters.residuals.current_sender(i);
+  if (state.form == ReducerState::Form::kExact) {
+    from_floats(found.residual, 1.0f, residual, stream);
+    from_floats(found.owner, 1.0f, parameters.residuals.current_owner(i), stream);
+  } else {
+    const NewRun run{encoding_ranks(context, slot), context.ranks};
+    const float factor = portable_factor(state, state.reduction, run) / owed(context, slot).sender;
+    from_floats(own_part(found.residual, slot, residual.count()), factor, residual, stream);
+  }
+  if (found.codec == slot.codec->spec().text())
+    from_floats(found.memory, 1.0f, parameters.residuals.current_memory(i, memory_count(slot)),
+                stream);
+}
+
+/// What this rank keeps of each parameter.
+std::vector<ReducerState::Parameter> exact_state(const Parameters& parameters, const Ways& ways,
+                                                 StreamView stream) {
+  std::vector<ReducerState::Parameter> states;
+  for (std::size_t i = 0; i < parameters.count(); ++i)
+    states.push_back(exact_parameter(parameters, i, ways, stream));
+  return states;
+}
+
+/// Makes the exact state one that fits other ranks: the sum over ranks of all senders' and owners'
+/// residuals, which would still be added some day. Of the codecs' memories, which are equal, one
+/// rank's. `sum` replaces values by their sum over all ranks.
+template <typename Sum>
+void make_portable(ReducerState& state, const Parameters& parameters, const Sum& sum) {
+  state.form = ReducerState::Form::kPortable;
+  const ExchangeContext& context = parameters.context();
+  std::vector<float> all;
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    const Slot& slot = parameters.slots[i];
+    ReducerState::Parameter& parameter = state.parameters[i];
+    parameter.residual = spread(parameter, slot, owed(context, slot));
+    parameter.residual_first = 0;
+    parameter.longest_residual = parameter.residual.size();
+    parameter.owner.clear();
+    parameter.longest_owner = 0;
+    if (!tells_memory(context, slot)) std::ranges::fill(parameter.memory, 0.0f);
+    for (const std::vector<float>* values : {&parameter.residual, &parameter.memory})
+      all.insert(all.end(), values->begin(), values->end());
+  }
+  sum(all);
+  auto next = all.begin();
+  for (ReducerState::Parameter& parameter : state.parameters)
+    for (std::vector<float>* values : {&parameter.residual, &parameter.memory})
+      for (float& value : *values) value = *next++;
+}
+
+/// Throws InvalidArgument where it is another model's, or other ranks' own.
+void check_state(const ReducerState& state, const Parameters& parameters) {
+  check_run(state, parameters);
+  for (std::size_t i = 0; i < std::max(state.parameters.size(), parameters.count()); ++i) {
+    check_model(state, parameters.all, i);
+    const ReducerState::Parameter& found = state.parameters[i];
+    const Slot& slot = parameters.slots[i];
+    check_codec(found, parameters.all[i], *slot.codec);
+    if (found.codec == slot.codec->spec().text())
+      check_count(found.name, "codec's memory", found.memory.size(), memory_count(slot));
+    if (state.form == ReducerState::Form::kExact)
+      check_exact_counts(found, slot, parameters.residuals, i);
+    else
+      check_count(found.name, "residual", found.residual.size(),
+                  slot.codec->has_feedback() ? parameters.all[i].count : 0);
+  }
+}
+
+/// Of a state that was checked, whose codecs the parameters have by now, where "auto" chose them.
+void load_residuals(const ReducerState& state, Parameters& parameters, StreamView stream) {
+  parameters.residuals.clear();
+  for (std::size_t i = 0; i < parameters.count(); ++i) load_parameter(state, i, parameters, stream);
+  parameters.hand_over(stream);
+}
 
 // In the memory that the transport adds: on a device there may be no other.
 void sum_over_ranks(Transport& transport, const ExchangeContext& context, Memory memory,

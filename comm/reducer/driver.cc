@@ -1,4 +1,3 @@
-// See driver.h.
 #include "comm/reducer/driver.h"
 
 #include <mutex>

@@ -1,4 +1,3 @@
-// See gradients.h.
 #include "comm/reducer/gradients.h"
 
 #include "codecs/loss.h"
@@ -7,7 +6,6 @@
 #include "kernels/scalar/convert.h"
 
 #include <string>
-#include <vector>
 
 namespace tersor {
 namespace {

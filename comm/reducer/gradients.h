@@ -2,7 +2,6 @@
 // held.
 #pragma once
 
-#include "comm/collectives/context.h"
 #include "comm/reducer/parameters.h"
 
 #include <tersor/reducer.h>

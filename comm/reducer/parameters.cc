@@ -1,11 +1,11 @@
-// See parameters.h.
 #include "comm/reducer/parameters.h"
 
 #include "comm/collectives/bind.h"
 #include "comm/collectives/choose.h"
-#include "comm/collectives/hierarchy.h"
 #include "comm/collectives/host_copy.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace tersor {
@@ -16,6 +16,36 @@ unsigned generations(const ReducerOptions& options) {
 }
 
 }  // namespace
+
+const RulePhase& ReducerParameter::phase(std::uint32_t step) const {
+  const auto later = std::ranges::upper_bound(choice.phases, step, {}, &RulePhase::from_step);
+  return *std::prev(later);
+}
+
+StateRanges kept_ranges(const ExchangeContext& context, const ReducerParameter& own,
+                        const Slot& slot, int rank) {
+  StateRanges kept = state_ranges(context, slot, rank);
+  const bool feeds_back = slot.codec->has_feedback();
+  const bool scatters = slot.collective == Collective::kReduceScatter;
+  if (!feeds_back) kept.encoded.count = 0;
+  if (!feeds_back || scatters || !own.may_go_two_shot()) kept.owned = {};
+  return kept;
+}
+
+Owed owed(const ExchangeContext& context, const Slot& slot) {
+  return context.reduction == Reduction::kSum ? Owed{} : Planner(context).owed(slot);
+}
+
+std::size_t memory_count(const Slot& slot, const Codec& codec) {
+  return codec.memory_count({.count = slot.count, .rows = slot.rows, .columns = slot.columns});
+}
+
+std::size_t most_memory(const ReducerParameter& own, const Slot& slot) {
+  std::size_t most = memory_count(slot);
+  for (const RulePhase& phase : own.choice.phases)
+    most = std::max(most, memory_count(slot, *phase.codec));
+  return most;
+}
 
 Parameters::Parameters(const ReducerOptions& options, const ExchangeContext& context)
     : residuals(options.residual_dtype, generations(options)),

@@ -1,11 +1,9 @@
-// See residence.h.
 #include "comm/reducer/residence.h"
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/device/event.h"
-#include "kernels/device/squares.h"
-#include "kernels/device/step.h"
+#include "kernels/device/marks.h"
 #include "kernels/host/elementwise.h"
 
 #include <algorithm>
@@ -62,23 +60,72 @@ constexpr std::uint32_t kFlags[] = {0, 1};
 
 class DeviceResidence final : public Residence {
  public:
-  explicit DeviceResidence(StreamView trainer);
+  explicit DeviceResidence(StreamView trainer)
+      : trainer_(trainer),
+        device_(kernels::current_device()),
+        words_(sizeof(StateWords), Memory::kDevice),
+        constants_(sizeof kFlags),
+        seen_(sizeof(StateWords)) {
+    std::memcpy(constants_.pointer(), kFlags, sizeof kFlags);
+    const kernels::PinnedBuffer words(sizeof(StateWords));
+    const StateWords fresh;
+    std::memcpy(words.pointer(), &fresh, sizeof fresh);
+    kernels::copy_bytes(words_.pointer(), words.pointer(), sizeof fresh, stream());
+    stream_.synchronize();
+  }
 
   Memory memory() const override { return Memory::kDevice; }
   StreamView stream() const override { return stream_.view(); }
   StreamView trainer() const override { return trainer_; }
-  void bind(ExchangeContext& context) override;
 
-  void set_parameters(std::size_t count) override;
+  void bind(ExchangeContext& context) override {
+    context.memory = Memory::kDevice;
+    context.stream = stream();
+    context.words = words();
+    context.device_overflows = &words()->overflows;
+    context.fault = context.transport->fault();
+  }
+
+  void set_parameters(std::size_t count) override {
+    const std::size_t before = flags_.size();
+    if (count == before) return;
+    const Buffer& block =
+        blocks_.emplace_back((count - before) * sizeof(std::uint32_t), Memory::kDevice);
+    auto* flag = reinterpret_cast<std::uint32_t*>(block.pointer());
+    for (std::size_t i = before; i < count; ++i) {
+      flags_.push_back(flag++);
+      is_active_.push_back(false);
+      set_active(i, true);
+    }
+    stream_.synchronize();
+  }
+
   const std::uint32_t* active(std::size_t parameter) const override { return flags_[parameter]; }
-  void set_active(std::size_t parameter, bool active) override;
+
+  // Only where it changes.
+  void set_active(std::size_t parameter, bool active) override {
+    if (is_active_[parameter] == active) return;
+    is_active_[parameter] = active;
+    const std::size_t flag = active ? 1 : 0;
+    kernels::copy_bytes(reinterpret_cast<std::byte*>(flags_[parameter]),
+                        constants_.pointer() + flag * sizeof kFlags[0], sizeof kFlags[0], stream());
+  }
+
   void advance_step() override {
     kernels::advance_step(words(), stream());
     kernels::copy_bytes(seen_.pointer(), words_.pointer(), sizeof(StateWords), stream());
   }
   void synchronize() const override { stream_.synchronize(); }
   std::uint32_t step() const override { return read_words().step; }
-  void set_step(std::uint32_t step) override;
+
+  void set_step(std::uint32_t step) override {
+    const kernels::PinnedBuffer host(sizeof step);
+    std::memcpy(host.pointer(), &step, sizeof step);
+    kernels::copy_bytes(words_.pointer() + offsetof(StateWords, step), host.pointer(), sizeof step,
+                        stream());
+    stream_.synchronize();
+  }
+
   std::uint64_t overflows(std::uint64_t) const override {
     const std::uint64_t seen =
         reinterpret_cast<const volatile StateWords*>(seen_.pointer())->overflows;
@@ -93,8 +140,37 @@ class DeviceResidence final : public Residence {
     if (from.bytes() != 0)
       kernels::copy_bytes(to.pointer(), from.pointer(), from.bytes(), trainer_);
   }
-  void scale(ValueSpan values, float factor) const override;
-  std::vector<double> norms(std::span<const ConstValueSpan> all) const override;
+
+  // By the codec that changes nothing: its bare values are the values, times a factor.
+  void scale(ValueSpan values, float factor) const override {
+    const auto codec = make_codec("none");
+    const Segment segment{.count = values.count()};
+    const ConstValueSpan gradients[] = {values};
+    const Plan plan = codec->plan(
+        {.segments = {&segment, 1}, .dtype = values.dtype(), .memory = Memory::kDevice});
+    const Buffer workspace(plan.workspace_bytes, Memory::kDevice);
+    Execution execution;
+    execution.stream = stream();
+    execution.workspace = workspace.span();
+    codec->encode_native(
+        {.segments = {&segment, 1}, .gradients = gradients, .execution = execution}, factor,
+        values);
+  }
+
+  std::vector<double> norms(std::span<const ConstValueSpan> all) const override {
+    const std::size_t bytes = all.size() * sizeof(double);
+    const Buffer sums(bytes, Memory::kDevice);
+    const kernels::PinnedBuffer squares(bytes);
+    auto* sum = reinterpret_cast<double*>(sums.pointer());
+    clear(sums.span(), stream());
+    for (const ConstValueSpan& one : all) kernels::add_squares(one, sum++, stream());
+    kernels::copy_bytes(squares.pointer(), sums.pointer(), bytes, stream());
+    stream_.synchronize();
+    std::vector<double> norms(all.size());
+    std::memcpy(norms.data(), squares.pointer(), bytes);
+    for (double& norm : norms) norm = std::sqrt(norm);
+    return norms;
+  }
 
   void follow_trainer() override { kernels::order(trainer_, stream(), begun_); }
   void lead_trainer() override { kernels::order(stream(), trainer_, ended_); }
@@ -105,10 +181,30 @@ class DeviceResidence final : public Residence {
   }
 
  private:
-  int enter() const override;
-  void leave(int before) const override;
+  int enter() const override {
+    const int before = kernels::current_device();
+    if (before != device_) kernels::use_device(device_);
+    return before;
+  }
+
+  void leave(int before) const override {
+    if (before == device_) return;
+    try {
+      kernels::use_device(before);
+    } catch (const Error&) {  // it was in use before
+    }
+  }
+
   StateWords* words() const { return reinterpret_cast<StateWords*>(words_.pointer()); }
-  StateWords read_words() const;
+
+  StateWords read_words() const {
+    const kernels::PinnedBuffer host(sizeof(StateWords));
+    kernels::copy_bytes(host.pointer(), words_.pointer(), sizeof(StateWords), stream());
+    stream_.synchronize();
+    StateWords words;
+    std::memcpy(&words, host.pointer(), sizeof words);
+    return words;
+  }
 
   StreamView trainer_;
   Stream stream_;
@@ -122,112 +218,6 @@ class DeviceResidence final : public Residence {
   kernels::PinnedBuffer seen_;          ///< the words of the last step that is done
   std::uint64_t overflows_before_ = 0;  ///< the last reset
 };
-
-DeviceResidence::DeviceResidence(StreamView trainer)
-    : trainer_(trainer),
-      device_(kernels::current_device()),
-      words_(sizeof(StateWords), Memory::kDevice),
-      constants_(sizeof kFlags),
-      seen_(sizeof(StateWords)) {
-  std::memcpy(constants_.pointer(), kFlags, sizeof kFlags);
-  const kernels::PinnedBuffer words(sizeof(StateWords));
-  const StateWords fresh;
-  std::memcpy(words.pointer(), &fresh, sizeof fresh);
-  kernels::copy_bytes(words_.pointer(), words.pointer(), sizeof fresh, stream());
-  stream_.synchronize();
-}
-
-void DeviceResidence::set_parameters(std::size_t count) {
-  const std::size_t before = flags_.size();
-  if (count == before) return;
-  const Buffer& block =
-      blocks_.emplace_back((count - before) * sizeof(std::uint32_t), Memory::kDevice);
-  auto* flag = reinterpret_cast<std::uint32_t*>(block.pointer());
-  for (std::size_t i = before; i < count; ++i) {
-    flags_.push_back(flag++);
-    is_active_.push_back(false);
-    set_active(i, true);
-  }
-  stream_.synchronize();
-}
-
-void DeviceResidence::bind(ExchangeContext& context) {
-  context.memory = Memory::kDevice;
-  context.stream = stream();
-  context.words = words();
-  context.device_overflows = &words()->overflows;
-  context.fault = context.transport->fault();
-}
-
-int DeviceResidence::enter() const {
-  const int before = kernels::current_device();
-  if (before != device_) kernels::use_device(device_);
-  return before;
-}
-
-void DeviceResidence::leave(int before) const {
-  if (before == device_) return;
-  try {
-    kernels::use_device(before);
-  } catch (const Error&) {  // it was in use before
-  }
-}
-
-// Only where it changes.
-void DeviceResidence::set_active(std::size_t parameter, bool active) {
-  if (is_active_[parameter] == active) return;
-  is_active_[parameter] = active;
-  const std::size_t flag = active ? 1 : 0;
-  kernels::copy_bytes(reinterpret_cast<std::byte*>(flags_[parameter]),
-                      constants_.pointer() + flag * sizeof kFlags[0], sizeof kFlags[0], stream());
-}
-
-StateWords DeviceResidence::read_words() const {
-  const kernels::PinnedBuffer host(sizeof(StateWords));
-  kernels::copy_bytes(host.pointer(), words_.pointer(), sizeof(StateWords), stream());
-  stream_.synchronize();
-  StateWords words;
-  std::memcpy(&words, host.pointer(), sizeof words);
-  return words;
-}
-
-void DeviceResidence::set_step(std::uint32_t step) {
-  const kernels::PinnedBuffer host(sizeof step);
-  std::memcpy(host.pointer(), &step, sizeof step);
-  kernels::copy_bytes(words_.pointer() + offsetof(StateWords, step), host.pointer(), sizeof step,
-                      stream());
-  stream_.synchronize();
-}
-
-// By the codec that changes nothing: its bare values are the values, times a factor.
-void DeviceResidence::scale(ValueSpan values, float factor) const {
-  const auto codec = make_codec("none");
-  const Segment segment{.count = values.count()};
-  const ConstValueSpan gradients[] = {values};
-  const Plan plan =
-      codec->plan({.segments = {&segment, 1}, .dtype = values.dtype(), .memory = Memory::kDevice});
-  const Buffer workspace(plan.workspace_bytes, Memory::kDevice);
-  Execution execution;
-  execution.stream = stream();
-  execution.workspace = workspace.span();
-  codec->encode_native({.segments = {&segment, 1}, .gradients = gradients, .execution = execution},
-                       factor, values);
-}
-
-std::vector<double> DeviceResidence::norms(std::span<const ConstValueSpan> all) const {
-  const std::size_t bytes = all.size() * sizeof(double);
-  const Buffer sums(bytes, Memory::kDevice);
-  const kernels::PinnedBuffer squares(bytes);
-  auto* sum = reinterpret_cast<double*>(sums.pointer());
-  clear(sums.span(), stream());
-  for (const ConstValueSpan& one : all) kernels::add_squares(one, sum++, stream());
-  kernels::copy_bytes(squares.pointer(), sums.pointer(), bytes, stream());
-  stream_.synchronize();
-  std::vector<double> norms(all.size());
-  std::memcpy(norms.data(), squares.pointer(), bytes);
-  for (double& norm : norms) norm = std::sqrt(norm);
-  return norms;
-}
 
 }  // namespace
 

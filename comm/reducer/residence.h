@@ -6,7 +6,6 @@
 #include "comm/collectives/context.h"
 
 #include <tersor/buffer.h>
-#include <tersor/codec.h>
 #include <tersor/stream.h>
 
 #include <cstddef>

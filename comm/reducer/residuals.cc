@@ -1,4 +1,3 @@
-// See residuals.h.
 #include "comm/reducer/residuals.h"
 
 namespace tersor {

@@ -1,7 +1,6 @@
 // The residuals of all parameters: the sender's, and of what this rank owns the owner's.
 #pragma once
 
-#include "comm/collectives/plan.h"
 #include "comm/reducer/residence.h"
 
 #include <tersor/buffer.h>

@@ -1,4 +1,3 @@
-// See rules.h.
 #include "comm/reducer/rules.h"
 
 #include "codecs/planned_codec.h"

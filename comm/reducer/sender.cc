@@ -1,4 +1,3 @@
-// See sender.h.
 #include "comm/reducer/sender.h"
 
 #include <algorithm>

@@ -1,8 +1,6 @@
-// See step.h.
 #include "comm/reducer/step.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace tersor {
 

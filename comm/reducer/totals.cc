@@ -1,4 +1,3 @@
-// See totals.h.
 #include "comm/reducer/totals.h"
 
 #include "comm/collectives/hierarchy.h"

@@ -1,4 +1,3 @@
-// See ways.h.
 #include "comm/reducer/ways.h"
 
 #include "comm/calls/arguments.h"

@@ -1,4 +1,3 @@
-// See arguments.h.
 #include "comm/transport/arguments.h"
 
 #include <tersor/error.h>

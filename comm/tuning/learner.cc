@@ -1,4 +1,3 @@
-// See learner.h.
 #include "comm/tuning/learner.h"
 
 #include "comm/tuning/text.h"

@@ -15,7 +15,6 @@
 #include <cmath>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace tersor {
 namespace {

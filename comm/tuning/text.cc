@@ -1,4 +1,3 @@
-// See text.h.
 #include "comm/tuning/text.h"
 
 #include <array>

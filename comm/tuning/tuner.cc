@@ -1,4 +1,3 @@
-// See tuner.h.
 #include "comm/tuning/tuner.h"
 
 #include "codecs/planned_codec.h"
@@ -12,11 +11,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <optional>
 #include <span>
 

@@ -4,11 +4,6 @@
 #include <mpi.h>
 #include <tersor/forwarding.h>
 
-#include <memory>
-#include <span>
-#include <string_view>
-#include <vector>
-
 namespace tersor {
 
 /// Moves bytes over a communicator of the caller, by non-blocking messages between pairs of ranks.

@@ -6,12 +6,8 @@
 
 #include <chrono>
 #include <filesystem>
-#include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 namespace tersor {
 

@@ -6,7 +6,6 @@
 #include "kernels/device/queue.cuh"
 #include "kernels/device/units.cuh"
 
-#include <cstddef>
 #include <cstdint>
 
 namespace tersor::kernels {

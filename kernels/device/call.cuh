@@ -3,6 +3,7 @@
 // needs), and the words of the state.
 #pragma once
 
+#include "kernels/device/device_frame.h"
 #include "kernels/device/frames.cuh"
 #include "kernels/device/memory.cuh"
 #include "kernels/device/seal.cuh"

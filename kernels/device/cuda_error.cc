@@ -1,4 +1,3 @@
-// See cuda_error.h.
 #if TERSOR_HAS_CUDA
 
 #include "kernels/device/cuda_error.h"

@@ -2,14 +2,13 @@
 #include "kernels/device/device.h"
 
 #include <tersor/error.h>
-#include <tersor/stream.h>
 
 #include <chrono>
 #include <thread>
 
 #if TERSOR_HAS_CUDA
 #include "kernels/device/cuda_error.h"
-#include "kernels/device/device_image.h"
+#include "kernels/device/marks.h"
 
 #include <atomic>
 #endif

@@ -10,13 +10,11 @@
 
 #include <tersor/align.h>
 #include <tersor/codec.h>
-#include <tersor/error.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <type_traits>
 
 namespace tersor::kernels {

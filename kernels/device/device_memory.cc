@@ -1,4 +1,3 @@
-// See device_memory.h.
 #include "kernels/device/device_memory.h"
 
 #include "kernels/device/device.h"

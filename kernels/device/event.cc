@@ -1,4 +1,3 @@
-// See event.h.
 #include "kernels/device/event.h"
 
 #include "kernels/device/device.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/device/checksum.cuh"
-#include "kernels/device/device_frame.h"
 #include "kernels/device/group.cuh"
 #include "kernels/device/seal.cuh"
 #include "kernels/scalar/convert.h"

@@ -1,19 +1,37 @@
-// marks.h in builds without CUDA.
-#if !TERSOR_HAS_CUDA
-
+// What marks.h has on the host: in builds without CUDA, errors.
 #include "kernels/device/marks.h"
 
 #include "kernels/device/device.h"
 
 namespace tersor::kernels {
+namespace {
 
+template <typename T>
+T look(const T& word) {
+  return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+}
+
+}  // namespace
+
+ProgressWords read_progress(const ProgressWords& words) {
+  ProgressWords copy;
+  copy.ended = look(words.ended);
+  copy.begun = look(words.begun);
+  copy.signals = look(words.signals);
+  copy.timeout_ms = look(words.timeout_ms);
+  copy.name = look(words.name);
+  return copy;
+}
+
+#if !TERSOR_HAS_CUDA
 void mark_begun(ProgressWords*, std::chrono::milliseconds, std::uint32_t, StreamView) {
   require_device();
 }
 void mark_ended(ProgressWords*, StreamView) { require_device(); }
 void mark_signal(ProgressWords*, StreamView) { require_device(); }
 void spoil(ByteSpan, StreamView) { require_device(); }
+void advance_step(StateWords*, StreamView) { require_device(); }
+void add_squares(ConstValueSpan, double*, StreamView) { require_device(); }
+#endif
 
 }  // namespace tersor::kernels
-
-#endif

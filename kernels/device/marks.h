@@ -1,7 +1,9 @@
-// Words in pinned memory by which a device says how far it has come, so that the host sees it
-// without asking CUDA: a query would end a stream's capture, and replays of graphs count too.
+// Kernels of no codec: a state's step, and words in pinned memory by which a device says how far it
+// has come, so that the host sees it without asking CUDA: a query would end a stream's capture, and
+// replays of graphs count too.
 #pragma once
 
+#include <tersor/codec.h>
 #include <tersor/span.h>
 #include <tersor/stream.h>
 
@@ -31,5 +33,15 @@ void mark_signal(ProgressWords* words, StreamView stream);
 /// Queues ones for all bits of memory, a multiple of 16 bytes: then it holds no frame, and as
 /// values NaN.
 void spoil(ByteSpan memory, StreamView stream);
+
+/// Queues step + 1, once all calls of an exchange are queued that read the step.
+void advance_step(StateWords* words, StreamView stream);
+
+/// Queues *sum += the squares of f32, bf16 or f16 values, in f64; `sum` lies on the device.
+void add_squares(ConstValueSpan values, double* sum, StreamView stream);
+
+/// A kernel's address, as the CUDA runtime wants it: by it a process finds out whether its device
+/// can run any.
+const void* any_kernel();
 
 }  // namespace tersor::kernels

@@ -119,20 +119,34 @@ double squares(const void* values, std::size_t count) {
   return std::accumulate(sums, sums + kSums, 0.0);
 }
 
-// Integers are left to the compiler, which has vectors for them.
-
-template <typename T>
-void add_integers(void* sums, const void* values, std::size_t count) {
-  auto* left = static_cast<T*>(sums);
-  const auto* right = static_cast<const T*>(values);
-  for (std::size_t i = 0; i < count; ++i) left[i] = static_cast<T>(left[i] + right[i]);
+/// The same of integers: left to the compiler, which has vectors for them.
+template <typename T, class Operation>
+HWY_INLINE void combine_integers(void* values, const void* others, std::size_t count,
+                                 Operation operation) {
+  auto* left = static_cast<T*>(values);
+  const auto* right = static_cast<const T*>(others);
+  for (std::size_t i = 0; i < count; ++i) left[i] = operation(left[i], right[i]);
 }
 
-template <typename T>
-void maximum_integers(void* maxima, const void* values, std::size_t count) {
-  auto* left = static_cast<T*>(maxima);
-  const auto* right = static_cast<const T*>(values);
-  for (std::size_t i = 0; i < count; ++i) left[i] = std::max(left[i], right[i]);
+/// By one of the two operations.
+template <class Floats, class Integers>
+HWY_INLINE void combine_any(void* values, const void* others, Dtype dtype, std::size_t count,
+                            Floats floats, Integers integers) {
+  const DefaultFloatMode mode;
+  switch (dtype) {
+    case Dtype::kF32:
+      return combine<float>(values, others, count, floats);
+    case Dtype::kBf16:
+      return combine<Bf16>(values, others, count, floats);
+    case Dtype::kF16:
+      return combine<F16>(values, others, count, floats);
+    case Dtype::kI8:
+      return combine_integers<std::int8_t>(values, others, count, integers);
+    case Dtype::kI32:
+      return combine_integers<std::int32_t>(values, others, count, integers);
+    case Dtype::kU32:
+      return combine_integers<std::uint32_t>(values, others, count, integers);
+  }
 }
 
 void scale_values_on(void* values, Dtype dtype, std::size_t count, float factor) {
@@ -140,49 +154,20 @@ void scale_values_on(void* values, Dtype dtype, std::size_t count, float factor)
   visit_gradient_dtype(dtype, [&](auto value) { scale<decltype(value)>(values, count, factor); });
 }
 
-template <typename T>
-void add_floats(void* sums, const void* values, std::size_t count) {
-  combine<T>(sums, values, count, [](VF32 a, VF32 b) HWY_ATTR { return hn::Add(a, b); });
-}
-
-template <typename T>
-void maximum_floats(void* maxima, const void* values, std::size_t count) {
-  combine<T>(maxima, values, count, [](VF32 a, VF32 b) HWY_ATTR { return larger(a, b); });
-}
-
+// Sums of integers wrap around.
 void add_values_on(void* sums, const void* values, Dtype dtype, std::size_t count) {
-  const DefaultFloatMode mode;
-  switch (dtype) {
-    case Dtype::kF32:
-      return add_floats<float>(sums, values, count);
-    case Dtype::kBf16:
-      return add_floats<Bf16>(sums, values, count);
-    case Dtype::kF16:
-      return add_floats<F16>(sums, values, count);
-    case Dtype::kI8:
-      return add_integers<std::uint8_t>(sums, values, count);
-    case Dtype::kI32:
-    case Dtype::kU32:
-      return add_integers<std::uint32_t>(sums, values, count);
-  }
+  combine_any(
+      sums, values, dtype, count, [](VF32 a, VF32 b) HWY_ATTR { return hn::Add(a, b); },
+      []<typename T>(T a, T b) HWY_ATTR {
+        using Bits = std::make_unsigned_t<T>;
+        return static_cast<T>(static_cast<Bits>(a) + static_cast<Bits>(b));
+      });
 }
 
 void maximum_values_on(void* maxima, const void* values, Dtype dtype, std::size_t count) {
-  const DefaultFloatMode mode;
-  switch (dtype) {
-    case Dtype::kF32:
-      return maximum_floats<float>(maxima, values, count);
-    case Dtype::kBf16:
-      return maximum_floats<Bf16>(maxima, values, count);
-    case Dtype::kF16:
-      return maximum_floats<F16>(maxima, values, count);
-    case Dtype::kI8:
-      return maximum_integers<std::int8_t>(maxima, values, count);
-    case Dtype::kI32:
-      return maximum_integers<std::int32_t>(maxima, values, count);
-    case Dtype::kU32:
-      return maximum_integers<std::uint32_t>(maxima, values, count);
-  }
+  combine_any(
+      maxima, values, dtype, count, [](VF32 a, VF32 b) HWY_ATTR { return larger(a, b); },
+      [](auto a, auto b) HWY_ATTR { return std::max(a, b); });
 }
 
 double sum_of_squares_on(const void* values, Dtype dtype, std::size_t count) {

@@ -5,7 +5,6 @@
 
 #include <tersor/align.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 

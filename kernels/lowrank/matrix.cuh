@@ -4,7 +4,6 @@
 
 #include "kernels/device/call.cuh"
 #include "kernels/device/row.cuh"
-#include "kernels/device/tree.cuh"
 #include "kernels/device/units.cuh"
 #include "kernels/lowrank/formulas.h"
 
@@ -21,6 +20,24 @@ constexpr unsigned kLowrankAtOnce = 4;     // rows of these, or columns of P and
 constexpr unsigned kLowrankSegments = 40;  // of one launch, whose parameters take < 4,096 bytes
 
 using LowrankBlock = float[kLowrankAtOnce][kLowrankRow];
+
+/// A sum as a tree: s_i + s_(i + h) for h = half of all, ..., 2, 1, value i = kValues · t + q lying
+/// in thread t of kThreads as s[q]; every one of them gets the sum. All threads of a warp call this
+/// together.
+template <unsigned kThreads, unsigned kValues, class Warp>
+TERSOR_DEVICE float tree_sum_between(const Warp& warp, float* s) {
+  TERSOR_UNROLL
+  for (unsigned mask = kThreads / 2; mask != 0; mask /= 2) {
+    TERSOR_UNROLL
+    for (unsigned q = 0; q < kValues; ++q) s[q] += float_of(warp.shuffle_xor(bits_of(s[q]), mask));
+  }
+  TERSOR_UNROLL
+  for (unsigned half = kValues / 2; half != 0; half /= 2) {
+    TERSOR_UNROLL
+    for (unsigned q = 0; q < half; ++q) s[q] += s[q + half];
+  }
+  return s[0];
+}
 
 /// A segment. `basis` and `workspace` count kLowrankChains values from where those of a call begin.
 struct LowrankMatrix {

@@ -5,7 +5,6 @@
 #include "kernels/device/memory.cuh"
 #include "kernels/topk/device_plan.h"
 
-#include <cstddef>
 #include <cstdint>
 
 namespace tersor::kernels {

@@ -4,7 +4,6 @@
 
 #include "kernels/host/arguments.h"
 #include "kernels/topk/formulas.h"
-#include "kernels/topk/path.h"
 
 #include <tersor/threads.h>
 

@@ -39,51 +39,360 @@ struct Cut {
   std::size_t ties;
 };
 
+TopkWorkspace carve(const TopkPlan& plan, std::span<std::byte> memory) {
+  std::size_t bytes = 0;
+  auto* aligned = reinterpret_cast<std::byte*>(
+      align_up(reinterpret_cast<std::uintptr_t>(memory.data()), alignof(TopkScratch)));
+  const TopkWorkspace workspace = topk_workspace(plan, aligned, bytes);
+  const std::size_t lost = static_cast<std::size_t>(aligned - memory.data());
+  if (lost + bytes > memory.size())
+    throw InvalidArgument("top-k needs " + std::to_string(lost + bytes) +
+                          " bytes of workspace, not " + std::to_string(memory.size()) +
+                          "; see topk_workspace_bytes");
+  return workspace;
+}
+
 class Encoder {
  public:
-  Encoder(const TopkEncode& task, Threads& threads);
-  TopkResult run();
+  Encoder(const TopkEncode& task, Threads& threads)
+      : task_(task),
+        payload_(task.payload),
+        threads_(threads),
+        plan_(topk_plan(task.count, task.k, threads.count())),
+        workspace_(carve(plan_, task.workspace)),
+        list_(plan_, workspace_),
+        writes_(writes_of(task)),
+        scan_{.gradient = task.gradient,
+              .dtype = task.dtype,
+              .feedback = task.feedback,
+              .ladder = {},
+              .limit = topk_limit(task.value_dtype, task.feedback.residual_in != nullptr
+                                                        ? task.feedback.dtype
+                                                        : Dtype::kF32),
+              .clear = clear_of()},
+        source_{plan_, workspace_},
+        sample_(scan_, plan_, workspace_, threads),
+        chosen_(task.value_dtype == Dtype::kF32 ? static_cast<float*>(task.payload.values)
+                                                : workspace_.chosen) {
+    if (writes_ != Writes::kInTheScan) scan_.feedback.residual_out = nullptr;
+    reread_ = rereading();
+  }
+
+  TopkResult run() {
+    scan_.ladder = sample_.ladder(topk_rank_scale(task_.force));
+    const TopkTally tally = scan(scan_);
+    if (tally.non_finite != 0) return poison(tally.non_finite);
+    const Cut cut = select(tally);
+    count_tiles(cut.key);
+    place_tiles(cut);
+    emit(cut);
+    fill_unused();
+    encode_values();
+    write_residual();
+    return {payload_.first[plan_.tiles], path_, 0};
+  }
 
  private:
   enum class Writes { kNever, kInTheScan, kAfterwards };
 
-  static Writes writes_of(const TopkEncode& task);
-  TopkClear clear_of() const;
-  TopkScan rereading() const;
+  static Writes writes_of(const TopkEncode& task) {
+    const ErrorFeedback& feedback = task.feedback;
+    if (feedback.residual_in == nullptr) return Writes::kNever;
+    if (feedback.residual_in != feedback.residual_out) return Writes::kInTheScan;
+    const bool can_undo = feedback.dtype == Dtype::kF32 && feedback.residual_factor != 0;
+    return can_undo ? Writes::kInTheScan : Writes::kAfterwards;
+  }
 
-  template <typename Visitor>
-  void for_each_task(Visitor&& visitor);
-  template <typename Visitor>
-  void for_each_tile(Visitor&& visitor);
+  TopkClear clear_of() const {
+    if (writes_ != Writes::kInTheScan) return TopkClear::kNothing;
+    if (task_.value_dtype == Dtype::kF32) return TopkClear::kWhole;
+    return task_.value_dtype == Dtype::kBf16 ? TopkClear::kBf16 : TopkClear::kNothing;
+  }
 
-  TopkTally scan(const TopkScan& scan);
-  void scan_tiles(const TopkScan& scan, TileRange tiles, TopkScratch& scratch);
+  /// Reads p once more, and writes nothing.
+  TopkScan rereading() const {
+    TopkScan reread = scan_;
+    reread.clear = TopkClear::kNothing;
+    reread.feedback.residual_out = nullptr;
+    if (writes_ == Writes::kInTheScan && task_.feedback.dtype == Dtype::kF32) {
+      reread.gradient = task_.feedback.residual_out;
+      reread.dtype = Dtype::kF32;
+      reread.feedback.residual_in = nullptr;
+    }
+    return reread;
+  }
+
+  /// Calls visitor(tiles, scratch) for each task, in parallel.
+  template <typename Visitor>
+  void for_each_task(Visitor&& visitor) {
+    threads_.run(plan_.tasks, [&](std::size_t task) {
+      visitor(TileRange{plan_.tiles_before(task), plan_.tiles_before(task + 1)},
+              workspace_.scratch[task]);
+    });
+  }
+
+  /// Calls visitor(tile, scratch) for each tile, in parallel.
+  template <typename Visitor>
+  void for_each_tile(Visitor&& visitor) {
+    for_each_task([&](TileRange tiles, TopkScratch& scratch) {
+      for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) visitor(tile, scratch);
+    });
+  }
+
+  TopkTally scan(const TopkScan& scan) {
+    list_.clear();
+    for_each_task([&](TileRange tiles, TopkScratch& scratch) { scan_tiles(scan, tiles, scratch); });
+    TopkTally sum;
+    for (std::size_t task = 0; task < plan_.tasks; ++task) {
+      const TopkTally& part = workspace_.scratch[task].tally;
+      sum.threshold += part.threshold;
+      sum.guess += part.guess;
+      sum.above += part.above;
+      sum.non_finite += part.non_finite;
+    }
+    return sum;
+  }
+
+  void scan_tiles(const TopkScan& scan, TileRange tiles, TopkScratch& scratch) {
+    scratch.tally = {};
+    CandidateList::Cursor cursor;
+    for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile)
+      for_each_strip(plan_, tile,
+                     [&](TopkStrip strip) { scan_into_list(scan, strip, cursor, scratch); });
+  }
+
+  /// A strip that finds no room leaves its candidates in the scratch, and p in the residual.
   void scan_into_list(const TopkScan& scan, TopkStrip strip, CandidateList::Cursor& cursor,
-                      TopkScratch& scratch);
-  bool undoes() const;
+                      TopkScratch& scratch) {
+    const std::uint64_t bad_before = scratch.tally.non_finite;
+    const bool room = list_.reserve(cursor);
+    const TopkCandidates out = room ? list_.at(cursor.at) : scratch.candidates(0);
+    TopkScan one = scan;
+    if (!room) one.clear = TopkClear::kNothing;
+    const std::size_t found = topk_scan_strip(one, strip, out, scratch.tally);
+    TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
+    run = {cursor.at, static_cast<std::uint32_t>(found),
+           room ? TopkRun::kStored : TopkRun::kTooMany};
+    if (room) cursor.at += found;
+    if (scratch.tally.non_finite == bad_before || !undoes()) return;
+    topk_undo_strip(one, strip, {out.value, out.index, found},
+                    one.clear == TopkClear::kNothing ? TopkPut::kNo : TopkPut::kYes);
+    run.state = TopkRun::kUndone;
+  }
 
-  Cut select(const TopkTally& tally);
-  void put_back();
+  /// Whether old residuals come back by arithmetic only.
+  bool undoes() const {
+    return writes_ == Writes::kInTheScan &&
+           task_.feedback.residual_in == task_.feedback.residual_out;
+  }
+
+  Cut select(const TopkTally& tally) {
+    TopkBracket bracket{{kTopkSmallestKey, scan_.limit}, plan_.count, 0};
+    if (task_.force != TopkForce::kRadix) {
+      topk_learn(bracket, scan_.ladder.threshold, tally.threshold, plan_.k);
+      topk_learn(bracket, scan_.ladder.guess, tally.guess, plan_.k);
+      topk_learn(bracket, scan_.ladder.above, tally.above, plan_.k);
+    }
+    const bool hit = scan_.ladder.threshold <= bracket.keys.low && !list_.too_many();
+    if (!hit || task_.force == TopkForce::kRadix) {
+      put_back();
+      source_.reread = &reread_;
+      if (task_.force != TopkForce::kRadix) gather(bracket, tally);
+    }
+    while (!bracket.single()) bracket = topk_narrow(source_, bracket, threads_);
+    return {bracket.keys.low, bracket.reached < plan_.k ? plan_.k : plan_.k - bracket.above};
+  }
+
+  /// Makes the residual p everywhere.
+  void put_back() {
+    path_ = TopkPath::kRadix;
+    if (scan_.clear == TopkClear::kNothing) return;
+    const auto taken = [&](std::size_t) -> TopkKeys { return {scan_.ladder.guess, kBeyondKeys}; };
+    for_each_task([&](TileRange tiles, TopkScratch& scratch) {
+      correct(TopkCorrection::kPut, tiles, scratch, taken);
+    });
+  }
+
+  /// Corrects the residual of all candidates of a tile whose keys are in keys_of(tile).
   template <typename KeysOf>
-  void correct(TopkCorrection correction, TileRange tiles, TopkScratch& scratch, KeysOf&& keys_of);
-  void gather(TopkBracket& bracket, const TopkTally& tally);
+  void correct(TopkCorrection correction, TileRange tiles, TopkScratch& scratch, KeysOf&& keys_of) {
+    TopkCorrections corrections(scan_, correction, scratch);
+    for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      const TopkKeys keys = keys_of(tile);
+      for_each_stored_run(plan_, workspace_, tile, [&](const TopkRunView& run) {
+        for_each_piece(run, [&](const TopkRunView& piece) { corrections.add(tile, piece, keys); });
+      });
+    }
+  }
 
-  void count_tiles(std::uint32_t key);
-  void place_tiles(Cut cut);
-  void emit(Cut cut);
-  void emit_tile(Cut cut, std::size_t tile, TopkScratch& scratch);
-  std::uint32_t lowest_chosen(Cut cut, std::size_t tile) const;
-  void emit_with_some_ties(Cut cut, std::size_t tile, TopkScratch& scratch);
-  bool guessed() const;
-  void correct_guess(Cut cut, TileRange tiles, TopkScratch& scratch);
-  void fill_unused();
+  /// Reads p once more, with a better threshold: the lower end of the bracket, where few enough
+  /// values reach it, else what the sample says now that its error is known.
+  void gather(TopkBracket& bracket, const TopkTally& tally) {
+    std::uint32_t low = bracket.keys.low;
+    if (bracket.reached > plan_.capacity)
+      low = std::clamp(sample_.threshold_after(tally.threshold), low, bracket.keys.high - 1);
+    TopkScan scan_again = reread_;
+    scan_again.ladder = {low, low, low};
+    topk_learn(bracket, low, scan(scan_again).threshold, plan_.k);
+    if (list_.too_many() || bracket.keys.low < low) return;
+    source_.reread = nullptr;
+    path_ = TopkPath::kGather;
+  }
 
-  void encode_values();
-  void encode_block(std::size_t begin, std::size_t count);
-  void write_residual();
+  void count_tiles(std::uint32_t key) {
+    for_each_tile([&](std::size_t tile, TopkScratch& scratch) {
+      TopkTileCount sum{};
+      source_.for_each_values(tile, scratch, [&](const TopkRunView& run) {
+        const TopkTileCount part = topk_count(run, key);
+        sum.larger += part.larger;
+        sum.equal += part.equal;
+      });
+      workspace_.tiles[tile] = sum;
+    });
+  }
 
-  TopkResult poison(std::size_t non_finite);
-  void restore_residual();
+  void place_tiles(Cut cut) {
+    std::size_t kept = 0;
+    for (std::size_t tile = 0; tile < plan_.tiles; ++tile) {
+      payload_.first[tile] = static_cast<std::uint32_t>(kept);
+      const TopkTileCount& found = workspace_.tiles[tile];
+      const std::size_t ties = std::min<std::size_t>(cut.ties, found.equal);
+      kept += found.larger + ties;
+      cut.ties -= ties;
+    }
+    payload_.first[plan_.tiles] = static_cast<std::uint32_t>(kept);
+  }
+
+  void emit(Cut cut) {
+    for_each_task([&](TileRange tiles, TopkScratch& scratch) {
+      for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) emit_tile(cut, tile, scratch);
+      if (guessed()) correct_guess(cut, tiles, scratch);
+    });
+  }
+
+  void emit_tile(Cut cut, std::size_t tile, TopkScratch& scratch) {
+    const std::uint32_t low = lowest_chosen(cut, tile);
+    if (low == kSomeTies) return emit_with_some_ties(cut, tile, scratch);
+    std::size_t at = payload_.first[tile];
+    const std::size_t end = payload_.first[tile + 1];
+    source_.for_each_run(tile, low, scratch, [&](const TopkRunView& run) {
+      at += topk_select(run, {low, kBeyondKeys}, {chosen_ + at, payload_.index_in_tile + at},
+                        end - at);
+    });
+  }
+
+  /// From which key on all values of a tile are chosen; kSomeTies where the ties run out in it.
+  std::uint32_t lowest_chosen(Cut cut, std::size_t tile) const {
+    const TopkTileCount& found = workspace_.tiles[tile];
+    const std::size_t ties = payload_.first[tile + 1] - payload_.first[tile] - found.larger;
+    if (ties == found.equal) return cut.key;
+    return ties == 0 ? cut.key + 1 : kSomeTies;
+  }
+
+  /// The one tile in which the ties run out.
+  void emit_with_some_ties(Cut cut, std::size_t tile, TopkScratch& scratch) {
+    std::size_t at = payload_.first[tile];
+    std::size_t ties = payload_.first[tile + 1] - at - workspace_.tiles[tile].larger;
+    source_.for_each_run(tile, cut.key, scratch, [&](const TopkRunView& run) {
+      for (std::size_t i = 0; i < run.count; ++i) {
+        const std::uint32_t key = topk_key(run.value[i]);
+        const bool is_chosen = key > cut.key || (key == cut.key && ties != 0);
+        if (guessed() && is_chosen != (key >= scan_.ladder.guess))
+          topk_correct(scan_, is_chosen ? TopkCorrection::kTake : TopkCorrection::kPut, tile,
+                       {run.value + i, run.index + i, 1});
+        if (!is_chosen) continue;
+        ties -= key == cut.key;
+        chosen_[at] = run.value[i];
+        payload_.index_in_tile[at++] = run.index[i];
+      }
+    });
+  }
+
+  /// Whether the residual holds what remains of all candidates from the guess on.
+  bool guessed() const { return path_ == TopkPath::kHit && scan_.clear != TopkClear::kNothing; }
+
+  /// What lies between the guess and the lowest key that was chosen.
+  void correct_guess(Cut cut, TileRange tiles, TopkScratch& scratch) {
+    const std::uint32_t guess = scan_.ladder.guess;
+    const auto wrong = [&](std::size_t tile) -> TopkKeys {
+      const std::uint32_t low = lowest_chosen(cut, tile);
+      if (low == kSomeTies) return {0, 0};
+      return {std::min(low, guess), std::max(low, guess)};
+    };
+    correct(cut.key < guess ? TopkCorrection::kTake : TopkCorrection::kPut, tiles, scratch, wrong);
+  }
+
+  void fill_unused() {
+    const std::size_t kept = payload_.first[plan_.tiles];
+    std::fill(chosen_ + kept, chosen_ + plan_.k, 0.0f);
+    std::fill(payload_.index_in_tile + kept, payload_.index_in_tile + plan_.k, std::uint16_t{0});
+  }
+
+  void encode_values() {
+    if (task_.value_dtype == Dtype::kF32) return;
+    constexpr std::size_t kBlock = Int8Format::kBlock;
+    const std::size_t blocks = ceil_div(plan_.k, kBlock);
+    threads_.run(plan_.tasks, [&](std::size_t task) {
+      const std::size_t begin = blocks * task / plan_.tasks * kBlock;
+      const std::size_t end = std::min(plan_.k, blocks * (task + 1) / plan_.tasks * kBlock);
+      if (begin < end) encode_block(begin, end - begin);
+    });
+  }
+
+  void encode_block(std::size_t begin, std::size_t count) {
+    const Sent sent{chosen_ + begin, Dtype::kF32, count};
+    if (task_.value_dtype == Dtype::kBf16) {
+      cast_loops<Bf16Format>().encode(
+          {.sent = sent, .output = {.values = static_cast<Bf16*>(payload_.values) + begin}});
+      return;
+    }
+    quantize_loops<Int8Format>().encode(
+        {.sent = sent,
+         .output = {.scales = payload_.scales + begin / Int8Format::kBlock,
+                    .codes = static_cast<std::byte*>(payload_.values) + begin}});
+  }
+
+  /// What is not in the residual yet: all of p, or what remains of the chosen values.
+  void write_residual() {
+    if (writes_ == Writes::kNever || guessed()) return;
+    TopkScan writing = scan_;
+    writing.feedback = task_.feedback;
+    writing.ladder = {kInfinityBits, kInfinityBits, kInfinityBits};
+    for_each_tile([&](std::size_t tile, TopkScratch& scratch) {
+      if (writes_ == Writes::kAfterwards)
+        for_each_strip(plan_, tile, [&](TopkStrip strip) {
+          topk_scan_strip(writing, strip, scratch.candidates(0), scratch.tally);
+        });
+      topk_settle({task_, chosen_, payload_.first[tile], payload_.first[tile + 1]}, tile);
+    });
+  }
+
+  TopkResult poison(std::size_t non_finite) {
+    for (std::size_t tile = 0; tile <= plan_.tiles; ++tile)
+      payload_.first[tile] = static_cast<std::uint32_t>(std::min(plan_.k, tile * kTopkTile));
+    for (std::size_t i = 0; i < plan_.k; ++i)
+      payload_.index_in_tile[i] = static_cast<std::uint16_t>(i % kTopkTile);
+    std::fill_n(chosen_, plan_.k, float_of(kNanBits));
+    encode_values();
+    restore_residual();
+    return {plan_.k, TopkPath::kPoison, non_finite};
+  }
+
+  void restore_residual() {
+    if (writes_ != Writes::kInTheScan) return;
+    const TopkPut put = scan_.clear == TopkClear::kNothing ? TopkPut::kNo : TopkPut::kYes;
+    for_each_tile([&](std::size_t tile, TopkScratch&) {
+      for_each_strip(plan_, tile, [&](TopkStrip strip) {
+        if (!undoes())
+          return topk_copy_residual(task_.feedback, strip.begin, strip.begin + strip.count);
+        const TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
+        if (run.state == TopkRun::kUndone) return;
+        const TopkCandidates out = list_.at(run.base);
+        const std::size_t stored = run.state == TopkRun::kStored ? run.count : 0;
+        topk_undo_strip(scan_, strip, {out.value, out.index, stored}, put);
+      });
+    });
+  }
 
   const TopkEncode& task_;
   const TopkPayload& payload_;
@@ -99,357 +408,6 @@ class Encoder {
   TopkPath path_ = TopkPath::kHit;
   float* chosen_;  // p of what is sent
 };
-
-TopkWorkspace carve(const TopkPlan& plan, std::span<std::byte> memory) {
-  std::size_t bytes = 0;
-  auto* aligned = reinterpret_cast<std::byte*>(
-      align_up(reinterpret_cast<std::uintptr_t>(memory.data()), alignof(TopkScratch)));
-  const TopkWorkspace workspace = topk_workspace(plan, aligned, bytes);
-  const std::size_t lost = static_cast<std::size_t>(aligned - memory.data());
-  if (lost + bytes > memory.size())
-    throw InvalidArgument("top-k needs " + std::to_string(lost + bytes) +
-                          " bytes of workspace, not " + std::to_string(memory.size()) +
-                          "; see topk_workspace_bytes");
-  return workspace;
-}
-
-Encoder::Encoder(const TopkEncode& task, Threads& threads)
-    : task_(task),
-      payload_(task.payload),
-      threads_(threads),
-      plan_(topk_plan(task.count, task.k, threads.count())),
-      workspace_(carve(plan_, task.workspace)),
-      list_(plan_, workspace_),
-      writes_(writes_of(task)),
-      scan_{.gradient = task.gradient,
-            .dtype = task.dtype,
-            .feedback = task.feedback,
-            .ladder = {},
-            .limit = topk_limit(task.value_dtype, task.feedback.residual_in != nullptr
-                                                      ? task.feedback.dtype
-                                                      : Dtype::kF32),
-            .clear = clear_of()},
-      source_{plan_, workspace_},
-      sample_(scan_, plan_, workspace_, threads),
-      chosen_(task.value_dtype == Dtype::kF32 ? static_cast<float*>(task.payload.values)
-                                              : workspace_.chosen) {
-  if (writes_ != Writes::kInTheScan) scan_.feedback.residual_out = nullptr;
-  reread_ = rereading();
-}
-
-Encoder::Writes Encoder::writes_of(const TopkEncode& task) {
-  const ErrorFeedback& feedback = task.feedback;
-  if (feedback.residual_in == nullptr) return Writes::kNever;
-  if (feedback.residual_in != feedback.residual_out) return Writes::kInTheScan;
-  const bool can_undo = feedback.dtype == Dtype::kF32 && feedback.residual_factor != 0;
-  return can_undo ? Writes::kInTheScan : Writes::kAfterwards;
-}
-
-TopkClear Encoder::clear_of() const {
-  if (writes_ != Writes::kInTheScan) return TopkClear::kNothing;
-  if (task_.value_dtype == Dtype::kF32) return TopkClear::kWhole;
-  return task_.value_dtype == Dtype::kBf16 ? TopkClear::kBf16 : TopkClear::kNothing;
-}
-
-/// Reads p once more, and writes nothing.
-TopkScan Encoder::rereading() const {
-  TopkScan reread = scan_;
-  reread.clear = TopkClear::kNothing;
-  reread.feedback.residual_out = nullptr;
-  if (writes_ == Writes::kInTheScan && task_.feedback.dtype == Dtype::kF32) {
-    reread.gradient = task_.feedback.residual_out;
-    reread.dtype = Dtype::kF32;
-    reread.feedback.residual_in = nullptr;
-  }
-  return reread;
-}
-
-TopkResult Encoder::run() {
-  scan_.ladder = sample_.ladder(topk_rank_scale(task_.force));
-  const TopkTally tally = scan(scan_);
-  if (tally.non_finite != 0) return poison(tally.non_finite);
-  const Cut cut = select(tally);
-  count_tiles(cut.key);
-  place_tiles(cut);
-  emit(cut);
-  fill_unused();
-  encode_values();
-  write_residual();
-  return {payload_.first[plan_.tiles], path_, 0};
-}
-
-/// Calls visitor(tiles, scratch) for each task, in parallel.
-template <typename Visitor>
-void Encoder::for_each_task(Visitor&& visitor) {
-  threads_.run(plan_.tasks, [&](std::size_t task) {
-    visitor(TileRange{plan_.tiles_before(task), plan_.tiles_before(task + 1)},
-            workspace_.scratch[task]);
-  });
-}
-
-/// Calls visitor(tile, scratch) for each tile, in parallel.
-template <typename Visitor>
-void Encoder::for_each_tile(Visitor&& visitor) {
-  for_each_task([&](TileRange tiles, TopkScratch& scratch) {
-    for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) visitor(tile, scratch);
-  });
-}
-
-TopkTally Encoder::scan(const TopkScan& scan) {
-  list_.clear();
-  for_each_task([&](TileRange tiles, TopkScratch& scratch) { scan_tiles(scan, tiles, scratch); });
-  TopkTally sum;
-  for (std::size_t task = 0; task < plan_.tasks; ++task) {
-    const TopkTally& part = workspace_.scratch[task].tally;
-    sum.threshold += part.threshold;
-    sum.guess += part.guess;
-    sum.above += part.above;
-    sum.non_finite += part.non_finite;
-  }
-  return sum;
-}
-
-void Encoder::scan_tiles(const TopkScan& scan, TileRange tiles, TopkScratch& scratch) {
-  scratch.tally = {};
-  CandidateList::Cursor cursor;
-  for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile)
-    for_each_strip(plan_, tile,
-                   [&](TopkStrip strip) { scan_into_list(scan, strip, cursor, scratch); });
-}
-
-/// A strip that finds no room leaves its candidates in the scratch, and p in the residual.
-void Encoder::scan_into_list(const TopkScan& scan, TopkStrip strip, CandidateList::Cursor& cursor,
-                             TopkScratch& scratch) {
-  const std::uint64_t bad_before = scratch.tally.non_finite;
-  const bool room = list_.reserve(cursor);
-  const TopkCandidates out = room ? list_.at(cursor.at) : scratch.candidates(0);
-  TopkScan one = scan;
-  if (!room) one.clear = TopkClear::kNothing;
-  const std::size_t found = topk_scan_strip(one, strip, out, scratch.tally);
-  TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
-  run = {cursor.at, static_cast<std::uint32_t>(found), room ? TopkRun::kStored : TopkRun::kTooMany};
-  if (room) cursor.at += found;
-  if (scratch.tally.non_finite == bad_before || !undoes()) return;
-  topk_undo_strip(one, strip, {out.value, out.index, found},
-                  one.clear == TopkClear::kNothing ? TopkPut::kNo : TopkPut::kYes);
-  run.state = TopkRun::kUndone;
-}
-
-/// Whether old residuals come back by arithmetic only.
-bool Encoder::undoes() const {
-  return writes_ == Writes::kInTheScan && task_.feedback.residual_in == task_.feedback.residual_out;
-}
-
-Cut Encoder::select(const TopkTally& tally) {
-  TopkBracket bracket{{kTopkSmallestKey, scan_.limit}, plan_.count, 0};
-  if (task_.force != TopkForce::kRadix) {
-    topk_learn(bracket, scan_.ladder.threshold, tally.threshold, plan_.k);
-    topk_learn(bracket, scan_.ladder.guess, tally.guess, plan_.k);
-    topk_learn(bracket, scan_.ladder.above, tally.above, plan_.k);
-  }
-  const bool hit = scan_.ladder.threshold <= bracket.keys.low && !list_.too_many();
-  if (!hit || task_.force == TopkForce::kRadix) {
-    put_back();
-    source_.reread = &reread_;
-    if (task_.force != TopkForce::kRadix) gather(bracket, tally);
-  }
-  while (!bracket.single()) bracket = topk_narrow(source_, bracket, threads_);
-  return {bracket.keys.low, bracket.reached < plan_.k ? plan_.k : plan_.k - bracket.above};
-}
-
-/// Makes the residual p everywhere.
-void Encoder::put_back() {
-  path_ = TopkPath::kRadix;
-  if (scan_.clear == TopkClear::kNothing) return;
-  const auto taken = [&](std::size_t) -> TopkKeys { return {scan_.ladder.guess, kBeyondKeys}; };
-  for_each_task([&](TileRange tiles, TopkScratch& scratch) {
-    correct(TopkCorrection::kPut, tiles, scratch, taken);
-  });
-}
-
-/// Corrects the residual of all candidates of a tile whose keys are in keys_of(tile).
-template <typename KeysOf>
-void Encoder::correct(TopkCorrection correction, TileRange tiles, TopkScratch& scratch,
-                      KeysOf&& keys_of) {
-  TopkCorrections corrections(scan_, correction, scratch);
-  for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) {
-    const TopkKeys keys = keys_of(tile);
-    for_each_stored_run(plan_, workspace_, tile, [&](const TopkRunView& run) {
-      for_each_piece(run, [&](const TopkRunView& piece) { corrections.add(tile, piece, keys); });
-    });
-  }
-}
-
-/// Reads p once more, with a better threshold: the lower end of the bracket, where few enough
-/// values reach it, else what the sample says now that its error is known.
-void Encoder::gather(TopkBracket& bracket, const TopkTally& tally) {
-  std::uint32_t low = bracket.keys.low;
-  if (bracket.reached > plan_.capacity)
-    low = std::clamp(sample_.threshold_after(tally.threshold), low, bracket.keys.high - 1);
-  TopkScan scan_again = reread_;
-  scan_again.ladder = {low, low, low};
-  topk_learn(bracket, low, scan(scan_again).threshold, plan_.k);
-  if (list_.too_many() || bracket.keys.low < low) return;
-  source_.reread = nullptr;
-  path_ = TopkPath::kGather;
-}
-
-void Encoder::count_tiles(std::uint32_t key) {
-  for_each_tile([&](std::size_t tile, TopkScratch& scratch) {
-    TopkTileCount sum{};
-    source_.for_each_values(tile, scratch, [&](const TopkRunView& run) {
-      const TopkTileCount part = topk_count(run, key);
-      sum.larger += part.larger;
-      sum.equal += part.equal;
-    });
-    workspace_.tiles[tile] = sum;
-  });
-}
-
-void Encoder::place_tiles(Cut cut) {
-  std::size_t kept = 0;
-  for (std::size_t tile = 0; tile < plan_.tiles; ++tile) {
-    payload_.first[tile] = static_cast<std::uint32_t>(kept);
-    const TopkTileCount& found = workspace_.tiles[tile];
-    const std::size_t ties = std::min<std::size_t>(cut.ties, found.equal);
-    kept += found.larger + ties;
-    cut.ties -= ties;
-  }
-  payload_.first[plan_.tiles] = static_cast<std::uint32_t>(kept);
-}
-
-void Encoder::emit(Cut cut) {
-  for_each_task([&](TileRange tiles, TopkScratch& scratch) {
-    for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) emit_tile(cut, tile, scratch);
-    if (guessed()) correct_guess(cut, tiles, scratch);
-  });
-}
-
-void Encoder::emit_tile(Cut cut, std::size_t tile, TopkScratch& scratch) {
-  const std::uint32_t low = lowest_chosen(cut, tile);
-  if (low == kSomeTies) return emit_with_some_ties(cut, tile, scratch);
-  std::size_t at = payload_.first[tile];
-  const std::size_t end = payload_.first[tile + 1];
-  source_.for_each_run(tile, low, scratch, [&](const TopkRunView& run) {
-    at +=
-        topk_select(run, {low, kBeyondKeys}, {chosen_ + at, payload_.index_in_tile + at}, end - at);
-  });
-}
-
-/// From which key on all values of a tile are chosen; kSomeTies where the ties run out in it.
-std::uint32_t Encoder::lowest_chosen(Cut cut, std::size_t tile) const {
-  const TopkTileCount& found = workspace_.tiles[tile];
-  const std::size_t ties = payload_.first[tile + 1] - payload_.first[tile] - found.larger;
-  if (ties == found.equal) return cut.key;
-  return ties == 0 ? cut.key + 1 : kSomeTies;
-}
-
-/// The one tile in which the ties run out.
-void Encoder::emit_with_some_ties(Cut cut, std::size_t tile, TopkScratch& scratch) {
-  std::size_t at = payload_.first[tile];
-  std::size_t ties = payload_.first[tile + 1] - at - workspace_.tiles[tile].larger;
-  source_.for_each_run(tile, cut.key, scratch, [&](const TopkRunView& run) {
-    for (std::size_t i = 0; i < run.count; ++i) {
-      const std::uint32_t key = topk_key(run.value[i]);
-      const bool is_chosen = key > cut.key || (key == cut.key && ties != 0);
-      if (guessed() && is_chosen != (key >= scan_.ladder.guess))
-        topk_correct(scan_, is_chosen ? TopkCorrection::kTake : TopkCorrection::kPut, tile,
-                     {run.value + i, run.index + i, 1});
-      if (!is_chosen) continue;
-      ties -= key == cut.key;
-      chosen_[at] = run.value[i];
-      payload_.index_in_tile[at++] = run.index[i];
-    }
-  });
-}
-
-/// Whether the residual holds what remains of all candidates from the guess on.
-bool Encoder::guessed() const {
-  return path_ == TopkPath::kHit && scan_.clear != TopkClear::kNothing;
-}
-
-/// What lies between the guess and the lowest key that was chosen.
-void Encoder::correct_guess(Cut cut, TileRange tiles, TopkScratch& scratch) {
-  const std::uint32_t guess = scan_.ladder.guess;
-  const auto wrong = [&](std::size_t tile) -> TopkKeys {
-    const std::uint32_t low = lowest_chosen(cut, tile);
-    if (low == kSomeTies) return {0, 0};
-    return {std::min(low, guess), std::max(low, guess)};
-  };
-  correct(cut.key < guess ? TopkCorrection::kTake : TopkCorrection::kPut, tiles, scratch, wrong);
-}
-
-void Encoder::fill_unused() {
-  const std::size_t kept = payload_.first[plan_.tiles];
-  std::fill(chosen_ + kept, chosen_ + plan_.k, 0.0f);
-  std::fill(payload_.index_in_tile + kept, payload_.index_in_tile + plan_.k, std::uint16_t{0});
-}
-
-void Encoder::encode_values() {
-  if (task_.value_dtype == Dtype::kF32) return;
-  constexpr std::size_t kBlock = Int8Format::kBlock;
-  const std::size_t blocks = ceil_div(plan_.k, kBlock);
-  threads_.run(plan_.tasks, [&](std::size_t task) {
-    const std::size_t begin = blocks * task / plan_.tasks * kBlock;
-    const std::size_t end = std::min(plan_.k, blocks * (task + 1) / plan_.tasks * kBlock);
-    if (begin < end) encode_block(begin, end - begin);
-  });
-}
-
-void Encoder::encode_block(std::size_t begin, std::size_t count) {
-  const Sent sent{chosen_ + begin, Dtype::kF32, count};
-  if (task_.value_dtype == Dtype::kBf16) {
-    cast_loops<Bf16Format>().encode(
-        {.sent = sent, .output = {.values = static_cast<Bf16*>(payload_.values) + begin}});
-    return;
-  }
-  quantize_loops<Int8Format>().encode(
-      {.sent = sent,
-       .output = {.scales = payload_.scales + begin / Int8Format::kBlock,
-                  .codes = static_cast<std::byte*>(payload_.values) + begin}});
-}
-
-/// What is not in the residual yet: all of p, or what remains of the chosen values.
-void Encoder::write_residual() {
-  if (writes_ == Writes::kNever || guessed()) return;
-  TopkScan writing = scan_;
-  writing.feedback = task_.feedback;
-  writing.ladder = {kInfinityBits, kInfinityBits, kInfinityBits};
-  for_each_tile([&](std::size_t tile, TopkScratch& scratch) {
-    if (writes_ == Writes::kAfterwards)
-      for_each_strip(plan_, tile, [&](TopkStrip strip) {
-        topk_scan_strip(writing, strip, scratch.candidates(0), scratch.tally);
-      });
-    topk_settle({task_, chosen_, payload_.first[tile], payload_.first[tile + 1]}, tile);
-  });
-}
-
-TopkResult Encoder::poison(std::size_t non_finite) {
-  for (std::size_t tile = 0; tile <= plan_.tiles; ++tile)
-    payload_.first[tile] = static_cast<std::uint32_t>(std::min(plan_.k, tile * kTopkTile));
-  for (std::size_t i = 0; i < plan_.k; ++i)
-    payload_.index_in_tile[i] = static_cast<std::uint16_t>(i % kTopkTile);
-  std::fill_n(chosen_, plan_.k, float_of(kNanBits));
-  encode_values();
-  restore_residual();
-  return {plan_.k, TopkPath::kPoison, non_finite};
-}
-
-void Encoder::restore_residual() {
-  if (writes_ != Writes::kInTheScan) return;
-  const TopkPut put = scan_.clear == TopkClear::kNothing ? TopkPut::kNo : TopkPut::kYes;
-  for_each_tile([&](std::size_t tile, TopkScratch&) {
-    for_each_strip(plan_, tile, [&](TopkStrip strip) {
-      if (!undoes())
-        return topk_copy_residual(task_.feedback, strip.begin, strip.begin + strip.count);
-      const TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
-      if (run.state == TopkRun::kUndone) return;
-      const TopkCandidates out = list_.at(run.base);
-      const std::size_t stored = run.state == TopkRun::kStored ? run.count : 0;
-      topk_undo_strip(scan_, strip, {out.value, out.index, stored}, put);
-    });
-  });
-}
 
 void check(const TopkEncode& task) {
   if (!is_gradient_dtype(task.dtype))

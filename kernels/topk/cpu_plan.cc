@@ -6,7 +6,6 @@
 #include <tersor/align.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace tersor::kernels {
 namespace {

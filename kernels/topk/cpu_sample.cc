@@ -4,7 +4,6 @@
 #include "kernels/scalar/philox.h"
 
 #include <algorithm>
-#include <functional>
 #include <span>
 
 namespace tersor::kernels {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/device/device_frame.h"
-#include "kernels/topk/path.h"
+#include "kernels/topk/formulas.h"
 
 #include <tersor/codec.h>
 #include <tersor/codecs/topk.h>

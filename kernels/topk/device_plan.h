@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/topk/formulas.h"
-#include "kernels/topk/path.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,3 @@
-// Implements bell.h.
 #include "comm/transport/host/bell.h"
 
 #include <linux/futex.h>

@@ -1,4 +1,3 @@
-// Implements block_pool.h.
 #include "comm/transport/host/block_pool.h"
 
 #include <tersor/buffer.h>

@@ -40,8 +40,6 @@ bool HostTransfer::test() { return channel_->test(*this); }
 
 void HostTransfer::wait_synchronize() { channel_->wait(*this); }
 
-ConstByteSpan HostTransfer::received(int) const { return {}; }
-
 int HostTransfer::source() const {
   throw InvalidArgument(std::string(operation_.name) + ": only receive_any has a source");
 }

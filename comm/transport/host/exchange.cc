@@ -1,4 +1,3 @@
-// Implements exchange.h.
 #include "comm/transport/host/exchange.h"
 
 namespace tersor::host {

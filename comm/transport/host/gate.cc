@@ -1,4 +1,3 @@
-// Implements gate.h.
 #include "comm/transport/host/gate.h"
 
 #include <algorithm>

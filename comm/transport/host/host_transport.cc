@@ -5,7 +5,6 @@
 #include <chrono>
 #include <numeric>
 #include <string>
-#include <vector>
 
 #include "comm/transport/host/ring.h"
 #include "comm/transport/host/rounds.h"
@@ -83,8 +82,6 @@ void HostTransport::begin(const Operation& operation) {
     throw;
   }
 }
-
-FrameFault* HostTransport::fault() { return traits_.device ? staging().fault() : nullptr; }
 
 Start HostTransport::start(const Operation& operation, Calling call) const {
   return {channel_, operation, {.call = call, .signature = operation.signature}};

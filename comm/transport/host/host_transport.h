@@ -42,7 +42,7 @@ class HostTransport final : public Transport {
   }
 
   void begin(const Operation& operation) override;
-  FrameFault* fault() override;
+  FrameFault* fault() override { return traits_.device ? staging().fault() : nullptr; }
 
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;

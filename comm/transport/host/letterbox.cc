@@ -1,4 +1,3 @@
-// Implements letterbox.h.
 #include "comm/transport/host/letterbox.h"
 
 #include <algorithm>

@@ -74,7 +74,25 @@ class World::Inquiry {
  public:
   Inquiry(World& world, Box& box, const Question& question)
       : world_(world), box_(box), question_(question) {}
-  Culprits find(std::span<const int> late);
+
+  Culprits find(std::span<const int> late) {
+    const Awaited own = [&] {
+      const std::lock_guard lock(world_.gate_);
+      return world_.awaited(box_, question_.tag);
+    }();
+    for (const int rank : late) waits_.push_back({{rank, question_.tag}, box_.rank, own});
+    while (!waits_.empty()) {
+      ask();
+      std::vector<Wait> next;
+      for (const Wait& wait : waits_) {
+        if (!agrees(wait)) return {{}, difference(wait)};
+        follow(wait, next);
+      }
+      waits_ = std::move(next);
+    }
+    if (silent_.empty()) silent_.insert(late.begin(), late.end());
+    return {{silent_.begin(), silent_.end()}, {}};
+  }
 
  private:
   using Asked = std::pair<int, std::uint32_t>;  // a rank, and the tag under which it is waited for
@@ -84,12 +102,67 @@ class World::Inquiry {
     Awaited before;  // what that one said
   };
 
-  void ask();
-  void put(const Asked& asked);
-  void take_answers();
+  // All at once: who is dead takes no time from the others. Where several are silent, all but one
+  // may only be slow, and get more time.
+  void ask() {
+    constexpr int kMorePatience = 4;
+    std::unique_lock lock(world_.gate_);
+    const Waiting here(world_.waiting_);
+    for (const Wait& wait : waits_)
+      if (!answers_.contains(wait.asked)) put(wait.asked);
+    const auto start = Clock::now();
+    while (!world_.faulty()) {
+      take_answers();
+      const auto until = start + question_.patience * (open_.size() > 1 ? kMorePatience : 1);
+      if (open_.empty() || Clock::now() >= until) break;
+      if (world_.poll()) continue;
+      lock.unlock();
+      world_.pause();
+      lock.lock();
+    }
+    open_.clear();
+  }
+
+  // Silent until it answers; who was silent before is not asked again.
+  void put(const Asked& asked) {
+    const auto [rank, tag] = asked;
+    Awaited& answer = answers_[asked];
+    if (rank == box_.rank)
+      answer = world_.awaited(box_, tag);
+    else if (const auto number =
+                 silent_.contains(rank) ? std::nullopt : world_.put(box_, rank, tag))
+      open_[*number] = asked;
+  }
+
+  void take_answers() {
+    std::erase_if(open_, [&](const auto& question) {
+      auto found = world_.answers_.extract(question.first);
+      if (!found) return false;
+      Awaited& answer = answers_[question.second] = std::move(found.mapped());
+      std::erase_if(answer.ranks, [&](int rank) {
+        return rank < 0 || rank >= static_cast<int>(box_.members.size());
+      });
+      return true;
+    });
+  }
+
   bool agrees(const Wait& wait) const { return !differ(wait.before, answers_.at(wait.asked)); }
-  void follow(const Wait& wait, std::vector<Wait>& next);
-  std::string difference(const Wait& wait) const;
+
+  void follow(const Wait& wait, std::vector<Wait>& next) {
+    const int rank = wait.asked.first;
+    const Awaited& answer = answers_.at(wait.asked);
+    if (answer.ranks.empty()) silent_.insert(rank == box_.rank ? wait.by : rank);
+    if (!followed_.insert(wait.asked).second) return;
+    for (const int other : answer.ranks) next.push_back({{other, answer.tag}, rank, answer});
+  }
+
+  std::string difference(const Wait& wait) const {
+    const bool own = wait.by == box_.rank;
+    const std::string seen = own ? "" : ", seen from " + box_.name(wait.by);
+    return host::difference(wait.before.envelope, answers_.at(wait.asked).envelope,
+                            box_.name(wait.asked.first), own ? question_.name : "an operation") +
+           seen;
+  }
 
   World& world_;
   Box& box_;
@@ -100,84 +173,6 @@ class World::Inquiry {
   std::set<Asked> followed_;
   std::set<int> silent_;
 };
-
-Culprits World::Inquiry::find(std::span<const int> late) {
-  const Awaited own = [&] {
-    const std::lock_guard lock(world_.gate_);
-    return world_.awaited(box_, question_.tag);
-  }();
-  for (const int rank : late) waits_.push_back({{rank, question_.tag}, box_.rank, own});
-  while (!waits_.empty()) {
-    ask();
-    std::vector<Wait> next;
-    for (const Wait& wait : waits_) {
-      if (!agrees(wait)) return {{}, difference(wait)};
-      follow(wait, next);
-    }
-    waits_ = std::move(next);
-  }
-  if (silent_.empty()) silent_.insert(late.begin(), late.end());
-  return {{silent_.begin(), silent_.end()}, {}};
-}
-
-void World::Inquiry::follow(const Wait& wait, std::vector<Wait>& next) {
-  const int rank = wait.asked.first;
-  const Awaited& answer = answers_.at(wait.asked);
-  if (answer.ranks.empty()) silent_.insert(rank == box_.rank ? wait.by : rank);
-  if (!followed_.insert(wait.asked).second) return;
-  for (const int other : answer.ranks) next.push_back({{other, answer.tag}, rank, answer});
-}
-
-std::string World::Inquiry::difference(const Wait& wait) const {
-  const bool own = wait.by == box_.rank;
-  const std::string seen = own ? "" : ", seen from " + box_.name(wait.by);
-  return host::difference(wait.before.envelope, answers_.at(wait.asked).envelope,
-                          box_.name(wait.asked.first), own ? question_.name : "an operation") +
-         seen;
-}
-
-// All at once: who is dead takes no time from the others. Where several are silent, all but one may
-// only be slow, and get more time.
-void World::Inquiry::ask() {
-  constexpr int kMorePatience = 4;
-  std::unique_lock lock(world_.gate_);
-  const Waiting here(world_.waiting_);
-  for (const Wait& wait : waits_)
-    if (!answers_.contains(wait.asked)) put(wait.asked);
-  const auto start = Clock::now();
-  while (!world_.faulty()) {
-    take_answers();
-    const auto until = start + question_.patience * (open_.size() > 1 ? kMorePatience : 1);
-    if (open_.empty() || Clock::now() >= until) break;
-    if (world_.poll()) continue;
-    lock.unlock();
-    world_.pause();
-    lock.lock();
-  }
-  open_.clear();
-}
-
-// Silent until it answers; who was silent before is not asked again.
-void World::Inquiry::put(const Asked& asked) {
-  const auto [rank, tag] = asked;
-  Awaited& answer = answers_[asked];
-  if (rank == box_.rank)
-    answer = world_.awaited(box_, tag);
-  else if (const auto number = silent_.contains(rank) ? std::nullopt : world_.put(box_, rank, tag))
-    open_[*number] = asked;
-}
-
-void World::Inquiry::take_answers() {
-  std::erase_if(open_, [&](const auto& question) {
-    auto found = world_.answers_.extract(question.first);
-    if (!found) return false;
-    Awaited& answer = answers_[question.second] = std::move(found.mapped());
-    std::erase_if(answer.ranks, [&](int rank) {
-      return rank < 0 || rank >= static_cast<int>(box_.members.size());
-    });
-    return true;
-  });
-}
 
 Culprits World::culprits(Box& box, const Question& question, std::span<const int> late) {
   return Inquiry(*this, box, question).find(late);

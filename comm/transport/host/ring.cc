@@ -1,4 +1,3 @@
-// Implements ring.h.
 #include "comm/transport/host/ring.h"
 
 #include <tersor/align.h>
@@ -26,11 +25,35 @@ void copy_values(ValueSpan into, ConstByteSpan from) {
 
 class Ring final : public HostTransfer {
  public:
-  Ring(const Start& start, const RingWork& work);
-  ~Ring() override;
+  Ring(const Start& start, const RingWork& work)
+      : HostTransfer(start),
+        parts_(work.parts.begin(), work.parts.end()),
+        combine_(work.combine),
+        chunks_(work.parts, start.envelope.dtype),
+        ranks_(static_cast<int>(work.parts.size())),
+        messages_(2 * (work.parts.size() - 1) * chunks_.chunks),
+        window_(std::min(messages_, RingTuning::kWindow)),
+        outgoing_(window_),
+        incoming_(window_),
+        sends_(window_),
+        receives_(window_) {}
 
-  void begin() override;
-  bool step() override;
+  ~Ring() override {
+    for (Batch& batch : sends_) cancel(batch);
+    for (Batch& batch : receives_) cancel(batch);
+  }
+
+  void begin() override {
+    for (std::size_t index = 0; index < window_; ++index) post_receive(index);
+    send_ready();
+  }
+
+  bool step() override {
+    send_ready();
+    while (take_next()) send_ready();
+    return taken_ == messages_ && left_ == messages_;
+  }
+
   std::vector<int> missing() const override {
     const bool has_come = taken_ == messages_ || receives_[taken_ % window_].closed();
     return {neighbour(has_come ? 1 : ranks_ - 1)};
@@ -38,12 +61,63 @@ class Ring final : public HostTransfer {
 
  private:
   int neighbour(int distance) const { return (channel().rank() + distance) % ranks_; }
+
   /// The chunk of message `index` (sent where `shift` is 1, taken where it is 2).
-  ValueSpan chunk(std::size_t index, int shift) const;
-  bool may_send(std::size_t index) const;
-  void send_ready();
-  void post_receive(std::size_t index);
-  bool take_next();
+  ValueSpan chunk(std::size_t index, int shift) const {
+    const auto step = static_cast<int>(index / chunks_.chunks);
+    const int part = neighbour(2 * ranks_ - shift - step);
+    return chunks_.of(parts_[static_cast<std::size_t>(part)], index % chunks_.chunks);
+  }
+
+  // A message of the first step needs nothing but room in the window; later ones wait for the chunk
+  // that they pass on. The window moves with what has come, so nobody runs far ahead of the wire.
+  bool may_send(std::size_t index) const {
+    if (index >= messages_ || index >= taken_ + window_) return false;
+    if (index >= chunks_.chunks + taken_) return false;
+    return index < window_ || left_ > index - window_;
+  }
+
+  void send_ready() {
+    while (left_ < sent_ && sends_[left_ % window_].closed()) ++left_;
+    for (; may_send(sent_); ++sent_) {
+      const std::size_t at = sent_ % window_;
+      outgoing_[at] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
+      Batch& batch = sends_[at];
+      address(batch, static_cast<std::uint32_t>(sent_));
+      batch.outgoing = {&outgoing_[at], 1};
+      channel().post(batch);
+      if (left_ == sent_ && batch.closed()) ++left_;
+    }
+  }
+
+  void post_receive(std::size_t index) {
+    const std::size_t at = index % window_;
+    Incoming& incoming = incoming_[at];
+    incoming.peer = neighbour(ranks_ - 1);
+    incoming.least_bytes = incoming.capacity = chunk(index, 2).bytes();
+    incoming.arrived.store(false, std::memory_order_relaxed);
+    Batch& batch = receives_[at];
+    address(batch, static_cast<std::uint32_t>(index));
+    batch.incoming = {&incoming, 1};
+    channel().post(batch);
+  }
+
+  // A whole part overwrites the values that this rank sent ranks - 1 steps before.
+  bool take_next() {
+    if (taken_ == messages_ || !receives_[taken_ % window_].closed()) return false;
+    const std::size_t copied_from = messages_ / 2;
+    if (taken_ >= copied_from && left_ <= taken_ - copied_from) return false;
+    Incoming& incoming = incoming_[taken_ % window_];
+    const ValueSpan values = chunk(taken_, 2);
+    if (taken_ >= copied_from)
+      copy_values(values, incoming.payload.bytes());
+    else
+      combine_(values.pointer(), incoming.payload.bytes().data(), values.dtype(), values.count());
+    incoming.payload = {};
+    ++taken_;
+    if (taken_ + window_ <= messages_) post_receive(taken_ + window_ - 1);
+    return true;
+  }
 
   std::vector<ValueSpan> parts_;
   Combine combine_;
@@ -60,135 +134,45 @@ class Ring final : public HostTransfer {
   std::vector<Batch> receives_;
 };
 
-Ring::Ring(const Start& start, const RingWork& work)
-    : HostTransfer(start),
-      parts_(work.parts.begin(), work.parts.end()),
-      combine_(work.combine),
-      chunks_(work.parts, start.envelope.dtype),
-      ranks_(static_cast<int>(work.parts.size())),
-      messages_(2 * (work.parts.size() - 1) * chunks_.chunks),
-      window_(std::min(messages_, RingTuning::kWindow)),
-      outgoing_(window_),
-      incoming_(window_),
-      sends_(window_),
-      receives_(window_) {}
-
-Ring::~Ring() {
-  for (Batch& batch : sends_) cancel(batch);
-  for (Batch& batch : receives_) cancel(batch);
-}
-
-ValueSpan Ring::chunk(std::size_t index, int shift) const {
-  const auto step = static_cast<int>(index / chunks_.chunks);
-  const int part = neighbour(2 * ranks_ - shift - step);
-  return chunks_.of(parts_[static_cast<std::size_t>(part)], index % chunks_.chunks);
-}
-
-void Ring::begin() {
-  for (std::size_t index = 0; index < window_; ++index) post_receive(index);
-  send_ready();
-}
-
-void Ring::post_receive(std::size_t index) {
-  const std::size_t at = index % window_;
-  Incoming& incoming = incoming_[at];
-  incoming.peer = neighbour(ranks_ - 1);
-  incoming.least_bytes = incoming.capacity = chunk(index, 2).bytes();
-  incoming.arrived.store(false, std::memory_order_relaxed);
-  Batch& batch = receives_[at];
-  address(batch, static_cast<std::uint32_t>(index));
-  batch.incoming = {&incoming, 1};
-  channel().post(batch);
-}
-
-// A message of the first step needs nothing but room in the window; later ones wait for the chunk
-// that they pass on. The window moves with what has come, so nobody runs far ahead of the wire.
-bool Ring::may_send(std::size_t index) const {
-  if (index >= messages_ || index >= taken_ + window_) return false;
-  if (index >= chunks_.chunks + taken_) return false;
-  return index < window_ || left_ > index - window_;
-}
-
-void Ring::send_ready() {
-  while (left_ < sent_ && sends_[left_ % window_].closed()) ++left_;
-  for (; may_send(sent_); ++sent_) {
-    const std::size_t at = sent_ % window_;
-    outgoing_[at] = {.peer = neighbour(1), .payload = bytes_of(chunk(sent_, 1))};
-    Batch& batch = sends_[at];
-    address(batch, static_cast<std::uint32_t>(sent_));
-    batch.outgoing = {&outgoing_[at], 1};
-    channel().post(batch);
-    if (left_ == sent_ && batch.closed()) ++left_;
-  }
-}
-
-bool Ring::step() {
-  send_ready();
-  while (take_next()) send_ready();
-  return taken_ == messages_ && left_ == messages_;
-}
-
-// A whole part overwrites the values that this rank sent ranks - 1 steps before.
-bool Ring::take_next() {
-  if (taken_ == messages_ || !receives_[taken_ % window_].closed()) return false;
-  const std::size_t copied_from = messages_ / 2;
-  if (taken_ >= copied_from && left_ <= taken_ - copied_from) return false;
-  Incoming& incoming = incoming_[taken_ % window_];
-  const ValueSpan values = chunk(taken_, 2);
-  if (taken_ >= copied_from)
-    copy_values(values, incoming.payload.bytes());
-  else
-    combine_(values.pointer(), incoming.payload.bytes().data(), values.dtype(), values.count());
-  incoming.payload = {};
-  ++taken_;
-  if (taken_ + window_ <= messages_) post_receive(taken_ + window_ - 1);
-  return true;
-}
-
 /// Everybody's values come whole; each rank combines them in the ring's order.
 class Direct final : public HostExchange {
  public:
-  Direct(const Start& start, const RingWork& work);
-  bool step() override;
+  Direct(const Start& start, const RingWork& work)
+      : HostExchange(start, work.parts.size() - 1),
+        parts_(work.parts.begin(), work.parts.end()),
+        combine_(work.combine) {
+    own_.reserve(bytes_of_all(parts_));
+    for (const ValueSpan& part : parts_)
+      own_.insert(own_.end(), part.pointer(), part.pointer() + part.bytes());
+    add_all(own_, own_.size(), own_.size());
+  }
+
+  bool step() override {
+    if (!HostExchange::step()) return false;
+    std::size_t offset = 0;
+    for (std::size_t part = 0; part < parts_.size(); offset += parts_[part++].bytes())
+      combine_part(part, offset);
+    return true;
+  }
 
  private:
-  void combine_part(std::size_t part, std::size_t offset);
+  void combine_part(std::size_t part, std::size_t offset) {
+    const ValueSpan values = parts_[part];
+    for (std::size_t distance = 1; distance <= parts_.size(); ++distance) {
+      const auto rank = static_cast<int>((part + distance) % parts_.size());
+      const ConstByteSpan all = rank == channel().rank() ? ConstByteSpan(own_) : payload_of(rank);
+      const ConstByteSpan theirs = all.subspan(offset, values.bytes());
+      if (distance == 1)
+        copy_values(values, theirs);
+      else
+        combine_(values.pointer(), theirs.data(), values.dtype(), values.count());
+    }
+  }
 
   std::vector<ValueSpan> parts_;
   Combine combine_;
   std::vector<std::byte> own_;  // this rank's values, part after part
 };
-
-Direct::Direct(const Start& start, const RingWork& work)
-    : HostExchange(start, work.parts.size() - 1),
-      parts_(work.parts.begin(), work.parts.end()),
-      combine_(work.combine) {
-  own_.reserve(bytes_of_all(parts_));
-  for (const ValueSpan& part : parts_)
-    own_.insert(own_.end(), part.pointer(), part.pointer() + part.bytes());
-  add_all(own_, own_.size(), own_.size());
-}
-
-bool Direct::step() {
-  if (!HostExchange::step()) return false;
-  std::size_t offset = 0;
-  for (std::size_t part = 0; part < parts_.size(); offset += parts_[part++].bytes())
-    combine_part(part, offset);
-  return true;
-}
-
-void Direct::combine_part(std::size_t part, std::size_t offset) {
-  const ValueSpan values = parts_[part];
-  for (std::size_t distance = 1; distance <= parts_.size(); ++distance) {
-    const auto rank = static_cast<int>((part + distance) % parts_.size());
-    const ConstByteSpan all = rank == channel().rank() ? ConstByteSpan(own_) : payload_of(rank);
-    const ConstByteSpan theirs = all.subspan(offset, values.bytes());
-    if (distance == 1)
-      copy_values(values, theirs);
-    else
-      combine_(values.pointer(), theirs.data(), values.dtype(), values.count());
-  }
-}
 
 /// Where non-empty parts begin that lie one behind the other; null where they do not.
 std::byte* begin_of_row(std::span<const ValueSpan> parts) {
@@ -205,65 +189,56 @@ std::byte* begin_of_row(std::span<const ValueSpan> parts) {
 /// What is little, step by step: the same bits whichever way and on all ranks (steps.h).
 class SmallSum final : public Stepwise {
  public:
-  SmallSum(const Start& start, const RingWork& work, HostSteps steps);
+  SmallSum(const Start& start, const RingWork& work, HostSteps steps)
+      : Stepwise(start, std::move(steps), dtype_bytes(start.envelope.dtype)),
+        parts_(work.parts.begin(), work.parts.end()),
+        combine_(work.combine),
+        dtype_(start.envelope.dtype) {}
 
-  void begin() override;
+  void begin() override {
+    std::byte* row = begin_of_row(parts_);
+    if (row == nullptr) {
+      block_ = pool().take(envelope().count * dtype_bytes(dtype_));
+      row = block_.writable().data();
+      for_each_part([](ValueSpan part, std::byte* place) {
+        std::memcpy(place, part.pointer(), part.bytes());
+      });
+    }
+    lie_at(row);
+    Stepwise::begin();
+  }
 
  private:
-  void combine(const HostStep& step, Block came) override;
-  void finish() override;
+  // The lower rank's values stand first, on both: of two NaNs the first one is the sum.
+  void combine(const HostStep& step, Block came) override {
+    std::byte* const own = at(step.taken.first);
+    std::byte* const theirs = came.writable().data();
+    if (step.from > channel().rank()) return combine_(own, theirs, dtype_, step.taken.count);
+    combine_(theirs, own, dtype_, step.taken.count);
+    std::memcpy(own, theirs, came.bytes().size());
+  }
+
+  void finish() override {
+    if (!block_) return;
+    for_each_part(
+        [](ValueSpan part, std::byte* place) { std::memcpy(part.pointer(), place, part.bytes()); });
+  }
 
   /// Calls `copy(a part's values, their place in the block)`.
   template <typename Copy>
-  void for_each_part(Copy&& copy) const;
+  void for_each_part(Copy&& copy) const {
+    std::byte* next = block_.writable().data();
+    for (const ValueSpan& part : parts_) {
+      if (!part.empty()) copy(part, next);
+      next += part.bytes();
+    }
+  }
 
   std::vector<ValueSpan> parts_;
   Combine combine_;
   Dtype dtype_;
   Block block_;  // of all values, where they do not lie in a row
 };
-
-SmallSum::SmallSum(const Start& start, const RingWork& work, HostSteps steps)
-    : Stepwise(start, std::move(steps), dtype_bytes(start.envelope.dtype)),
-      parts_(work.parts.begin(), work.parts.end()),
-      combine_(work.combine),
-      dtype_(start.envelope.dtype) {}
-
-template <typename Copy>
-void SmallSum::for_each_part(Copy&& copy) const {
-  std::byte* next = block_.writable().data();
-  for (const ValueSpan& part : parts_) {
-    if (!part.empty()) copy(part, next);
-    next += part.bytes();
-  }
-}
-
-void SmallSum::begin() {
-  std::byte* row = begin_of_row(parts_);
-  if (row == nullptr) {
-    block_ = pool().take(envelope().count * dtype_bytes(dtype_));
-    row = block_.writable().data();
-    for_each_part(
-        [](ValueSpan part, std::byte* place) { std::memcpy(place, part.pointer(), part.bytes()); });
-  }
-  lie_at(row);
-  Stepwise::begin();
-}
-
-// The lower rank's values stand first, on both: of two NaNs the first one is the sum.
-void SmallSum::combine(const HostStep& step, Block came) {
-  std::byte* const own = at(step.taken.first);
-  std::byte* const theirs = came.writable().data();
-  if (step.from > channel().rank()) return combine_(own, theirs, dtype_, step.taken.count);
-  combine_(theirs, own, dtype_, step.taken.count);
-  std::memcpy(own, theirs, came.bytes().size());
-}
-
-void SmallSum::finish() {
-  if (!block_) return;
-  for_each_part(
-      [](ValueSpan part, std::byte* place) { std::memcpy(part.pointer(), place, part.bytes()); });
-}
 
 bool is_exact(Dtype dtype) {
   return dtype == Dtype::kI8 || dtype == Dtype::kI32 || dtype == Dtype::kU32;

@@ -1,4 +1,3 @@
-// Implements rounds.h.
 #include "comm/transport/host/rounds.h"
 
 #include <tersor/align.h>
@@ -24,57 +23,50 @@ class GatherInRounds final : public Stepwise {
         send_(send),
         capacity_(capacity) {}
 
-  void begin() override;
-  ConstByteSpan received(int rank) const override;
+  void begin() override {
+    if (send_.size() > capacity_) refuse(channel().rank(), send_.size());
+    records_ = pool().take(static_cast<std::size_t>(channel().ranks()) * record_bytes(capacity_));
+    lie_at(records_.writable().data());
+    const std::uint64_t length = send_.size();
+    std::memset(at(0), 0, record_bytes(capacity_));
+    std::memcpy(at(0), &length, sizeof(length));
+    if (length != 0) std::memcpy(at(0) + kHeaderBytes, send_.data(), length);
+    Stepwise::begin();
+  }
+
+  ConstByteSpan received(int rank) const override {
+    require_done();
+    const int ranks = channel().ranks();
+    const int distance = (rank - channel().rank() + ranks) % ranks;
+    if (distance == 0) return {};
+    return content_of(static_cast<std::size_t>(distance));
+  }
 
  private:
-  ConstByteSpan content_of(std::size_t record) const;
-  [[noreturn]] void refuse(int rank, std::size_t bytes) const;
-  void finish() override;
+  ConstByteSpan content_of(std::size_t record) const {
+    std::uint64_t length = 0;
+    std::memcpy(&length, at(record), sizeof(length));
+    return {at(record) + kHeaderBytes, static_cast<std::size_t>(length)};
+  }
+
+  [[noreturn]] void refuse(int rank, std::size_t bytes) const {
+    raise(channel().name(rank) + " sends " + std::to_string(bytes) +
+          " bytes where this rank takes at most " + std::to_string(capacity_));
+    throw TransportError(channel().world().fault());
+  }
+
+  void finish() override {
+    const int ranks = channel().ranks();
+    for (int distance = 1; distance < ranks; ++distance) {
+      const std::size_t bytes = content_of(static_cast<std::size_t>(distance)).size();
+      if (bytes > capacity_) refuse((channel().rank() + distance) % ranks, bytes);
+    }
+  }
 
   ConstByteSpan send_;
   std::size_t capacity_;
   Block records_;
 };
-
-void GatherInRounds::refuse(int rank, std::size_t bytes) const {
-  raise(channel().name(rank) + " sends " + std::to_string(bytes) +
-        " bytes where this rank takes at most " + std::to_string(capacity_));
-  throw TransportError(channel().world().fault());
-}
-
-void GatherInRounds::begin() {
-  if (send_.size() > capacity_) refuse(channel().rank(), send_.size());
-  records_ = pool().take(static_cast<std::size_t>(channel().ranks()) * record_bytes(capacity_));
-  lie_at(records_.writable().data());
-  const std::uint64_t length = send_.size();
-  std::memset(at(0), 0, record_bytes(capacity_));
-  std::memcpy(at(0), &length, sizeof(length));
-  if (length != 0) std::memcpy(at(0) + kHeaderBytes, send_.data(), length);
-  Stepwise::begin();
-}
-
-ConstByteSpan GatherInRounds::content_of(std::size_t record) const {
-  std::uint64_t length = 0;
-  std::memcpy(&length, at(record), sizeof(length));
-  return {at(record) + kHeaderBytes, static_cast<std::size_t>(length)};
-}
-
-void GatherInRounds::finish() {
-  const int ranks = channel().ranks();
-  for (int distance = 1; distance < ranks; ++distance) {
-    const std::size_t bytes = content_of(static_cast<std::size_t>(distance)).size();
-    if (bytes > capacity_) refuse((channel().rank() + distance) % ranks, bytes);
-  }
-}
-
-ConstByteSpan GatherInRounds::received(int rank) const {
-  require_done();
-  const int ranks = channel().ranks();
-  const int distance = (rank - channel().rank() + ranks) % ranks;
-  if (distance == 0) return {};
-  return content_of(static_cast<std::size_t>(distance));
-}
 
 }  // namespace
 

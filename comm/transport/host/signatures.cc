@@ -1,4 +1,3 @@
-// See signatures.h.
 #include "comm/transport/host/signatures.h"
 
 #include <array>

@@ -1,4 +1,3 @@
-// Implements staging.h.
 #include "comm/transport/host/staging.h"
 #include "comm/transport/arguments.h"
 
@@ -51,8 +50,6 @@ void Staging::check(const Operation& operation, ConstByteSpan bytes) try {
 BlockPool& Staging::network_pool(std::size_t bytes) const {
   return bytes >= channel_->world().traits().least_device_bytes ? device_ : pinned_;
 }
-
-FrameFault* Staging::fault() const { return reinterpret_cast<FrameFault*>(fault_.pointer()); }
 
 std::unique_ptr<Staging::Events> Staging::take_events() {
   sweep();

@@ -43,7 +43,7 @@ class Staging {
   BlockPool& network_pool(std::size_t bytes) const;
   BlockPool& pinned() const { return pinned_; }
   BlockPool& device() const { return device_; }
-  FrameFault* fault() const;
+  FrameFault* fault() const { return reinterpret_cast<FrameFault*>(fault_.pointer()); }
 
   /// Waits until no queued work needs anything any more. False where it still does at `until`.
   bool settle(Clock::time_point until);

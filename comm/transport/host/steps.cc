@@ -1,4 +1,3 @@
-// Implements steps.h.
 #include "comm/transport/host/steps.h"
 
 #include <algorithm>

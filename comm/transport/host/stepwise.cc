@@ -1,4 +1,3 @@
-// Implements stepwise.h.
 #include "comm/transport/host/stepwise.h"
 
 #include <cstring>

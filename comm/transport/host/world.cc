@@ -5,7 +5,6 @@
 #include <tersor/wire.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "comm/transport/arguments.h"

@@ -1,4 +1,3 @@
-// Implements link_emulator.h.
 #include "comm/transport/inproc/link_emulator.h"
 
 #include <tersor/align.h>

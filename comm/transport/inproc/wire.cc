@@ -1,4 +1,3 @@
-// Implements wire.h.
 #include "comm/transport/inproc/wire.h"
 
 #include <tersor/error.h>

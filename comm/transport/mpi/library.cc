@@ -1,4 +1,3 @@
-// Implements library.h.
 #include "comm/transport/mpi/library.h"
 
 #include <tersor/error.h>

@@ -1,4 +1,3 @@
-// Implements requests.h.
 #include "comm/transport/mpi/requests.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// Implements wire.h.
 #include "comm/transport/mpi/wire.h"
 
 #include <tersor/error.h>

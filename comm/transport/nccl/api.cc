@@ -1,4 +1,3 @@
-// Implements api.h.
 #include "comm/transport/nccl/api.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,3 @@
-// Implements communicator.h.
 #include "comm/transport/nccl/communicator.h"
 
 #include <tersor/error.h>

@@ -4,7 +4,6 @@
 #include <tersor/transport.h>
 
 #include <atomic>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <optional>

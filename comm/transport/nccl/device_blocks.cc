@@ -1,4 +1,3 @@
-// Implements device_blocks.h.
 #include "comm/transport/nccl/device_blocks.h"
 
 #include <tersor/error.h>

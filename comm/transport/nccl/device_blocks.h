@@ -11,7 +11,6 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/transport/nccl/communicator.h"
 #include "kernels/device/event.h"
 
 namespace tersor::nccl {

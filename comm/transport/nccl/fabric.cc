@@ -1,4 +1,3 @@
-// Implements fabric.h.
 #include "comm/transport/nccl/fabric.h"
 
 #include <algorithm>

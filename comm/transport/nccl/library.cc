@@ -1,4 +1,3 @@
-// Implements library.h.
 #include "comm/transport/nccl/library.h"
 
 #include <dlfcn.h>

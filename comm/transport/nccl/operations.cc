@@ -1,6 +1,5 @@
 // Implements device_transport.h: what is put on streams, and what goes by way of them.
 #include <tersor/align.h>
-#include <tersor/error.h>
 
 #include <algorithm>
 

@@ -1,4 +1,3 @@
-// Implements queue.h.
 #include "comm/transport/nccl/queue.h"
 
 #include <tersor/error.h>

@@ -1,4 +1,3 @@
-// Implements transfers.h.
 #include "comm/transport/nccl/transfers.h"
 
 #include <tersor/error.h>

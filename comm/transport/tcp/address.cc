@@ -1,4 +1,3 @@
-// Implements address.h.
 #include "comm/transport/tcp/address.h"
 
 #include <ifaddrs.h>

@@ -1,4 +1,3 @@
-// Implements calls.h.
 #include "comm/transport/tcp/calls.h"
 
 #include <tersor/error.h>

@@ -1,4 +1,3 @@
-// Implements file_store.h.
 #include "comm/transport/tcp/file_store.h"
 
 #include <fcntl.h>

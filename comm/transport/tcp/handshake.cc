@@ -1,4 +1,3 @@
-// Implements handshake.h.
 #include "comm/transport/tcp/handshake.h"
 
 #include <bit>

@@ -1,4 +1,3 @@
-// Implements inbox.h.
 #include "comm/transport/tcp/inbox.h"
 
 #include <tersor/error.h>

@@ -1,4 +1,3 @@
-// Implements lane.h.
 #include "comm/transport/tcp/lane.h"
 
 #include <tersor/error.h>

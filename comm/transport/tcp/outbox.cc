@@ -1,4 +1,3 @@
-// Implements outbox.h.
 #include "comm/transport/tcp/outbox.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// Implements proof.h.
 #include "comm/transport/tcp/proof.h"
 
 #include <sodium.h>

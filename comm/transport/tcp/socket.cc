@@ -1,4 +1,3 @@
-// Implements socket.h.
 #include "comm/transport/tcp/socket.h"
 
 #include <linux/sockios.h>
@@ -128,8 +127,6 @@ Moved Socket::write(const Pieces& pieces) {
   Vectors<Pieces> all(pieces);
   return moved(sendmsg(number(), all.message(), MSG_NOSIGNAL), all.bytes());
 }
-
-bool Socket::write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
 
 Listener::Listener(const Endpoint& at) : descriptor_(new_socket(at)) {
   set_option(number(), SOL_SOCKET, SO_REUSEADDR);

@@ -53,7 +53,7 @@ class Socket {
   Moved read(ByteSpan room) { return read({room, ByteSpan()}); }
   Moved write(const Pieces& pieces);
   /// Of some bytes at the beginning of a connection, which always has room for them.
-  bool write_all(ConstByteSpan bytes);
+  bool write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
 
  private:
   Descriptor descriptor_;

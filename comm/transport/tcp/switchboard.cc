@@ -1,4 +1,3 @@
-// Implements switchboard.h.
 #include "comm/transport/tcp/switchboard.h"
 
 #include <tersor/error.h>

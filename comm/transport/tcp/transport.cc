@@ -1,36 +1,220 @@
-// Implements <tersor/tcp.h>.
+// Implements <tersor/tcp.h>: how ranks find each other. In a store each rank leaves where it
+// listens and on which host, under its number; rank 0 gathers these, and leaves them all with a
+// secret, which the others wait for.
+#include <tersor/error.h>
 #include <tersor/tcp.h>
 
-#include <memory>
+#include <algorithm>
+#include <chrono>
+#include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "comm/transport/host/host_transport.h"
+#include "comm/transport/host/hosts.h"
 #include "comm/transport/host/world.h"
-#include "comm/transport/tcp/meeting.h"
+#include "comm/transport/tcp/address.h"
+#include "comm/transport/tcp/file_store.h"
 #include "comm/transport/tcp/wire.h"
 
-namespace tersor {
+namespace tersor::tcp {
 namespace {
 
-std::shared_ptr<host::World> world_at(tcp::Place place) {
-  return std::make_shared<host::World>(std::make_unique<tcp::TcpWire>(std::move(place)));
+namespace fs = std::filesystem;
+
+constexpr std::chrono::hours kLongestTimeout{24 * 365};  // so that deadlines do not overflow
+constexpr int kMostConnections = 16;
+constexpr int kMostRanks = 1 << 16;
+constexpr std::string_view kTableKey = "table";
+constexpr std::string_view kTableTitle = "tersor tcp 1";
+
+void check(int rank, std::size_t ranks, const TcpOptions& options) {
+  if (ranks < 1 || ranks > kMostRanks)
+    throw InvalidArgument(std::to_string(ranks) + " ranks: give 1 to " +
+                          std::to_string(kMostRanks));
+  if (rank < 0 || static_cast<std::size_t>(rank) >= ranks)
+    throw InvalidArgument("rank " + std::to_string(rank) + " is not one of " +
+                          std::to_string(ranks));
+  if (options.connections < 1 || options.connections > kMostConnections)
+    throw InvalidArgument("TcpOptions::connections is " + std::to_string(options.connections) +
+                          ": give 1 to " + std::to_string(kMostConnections));
+  if (options.timeout.count() < 0)
+    throw InvalidArgument("TcpOptions::timeout is " + std::to_string(options.timeout.count()) +
+                          " ms: give none that is negative");
+}
+
+Clock::duration timeout_of(const TcpOptions& options) {
+  return std::min<std::chrono::milliseconds>(options.timeout, kLongestTimeout);
+}
+
+Clock::time_point deadline_of(const TcpOptions& options) {
+  return Clock::now() + timeout_of(options);
+}
+
+std::string key_of(int rank) { return "rank-" + std::to_string(rank); }
+
+/// What a rank leaves: a line with its endpoint, a line with its host.
+struct Entry {
+  std::string endpoint;
+  std::string host;
+
+  std::string text() const { return endpoint + "\n" + host + "\n"; }
+  bool operator==(const Entry&) const = default;
+};
+
+struct Table {
+  std::string secret;
+  std::vector<Entry> entries;
+
+  std::string text() const {
+    std::string all = std::string(kTableTitle) + "\n" + secret + "\n";
+    for (const Entry& entry : entries) all += entry.text();
+    return all;
+  }
+};
+
+/// Throws TransportError where a store holds something else.
+std::vector<std::string> lines_of(const std::string& text, std::size_t count) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  if (lines.size() != count || std::ranges::any_of(lines, &std::string::empty))
+    throw TransportError(
+        "the ranks' meeting place holds what is not of this world: give it a name "
+        "that no run had before");
+  return lines;
+}
+
+Table parse_table(const std::string& text, int ranks) {
+  const auto lines = lines_of(text, 2 + 2 * static_cast<std::size_t>(ranks));
+  if (lines[0] != kTableTitle) lines_of("", 1);
+  Table table{.secret = lines[1]};
+  for (std::size_t line = 2; line < lines.size(); line += 2)
+    table.entries.push_back({lines[line], lines[line + 1]});
+  return table;
+}
+
+std::string get_of(KeyValueStore& store, int rank, const std::string& key,
+                   Clock::time_point until) {
+  try {
+    return store.get(key, until);
+  } catch (const TransportError& error) {
+    throw TransportError("rank " + std::to_string(rank) +
+                         " did not come to the meeting in time: " + error.what());
+  }
+}
+
+Table gather(KeyValueStore& store, int ranks, const Entry& own, Clock::time_point until) {
+  Table table{.secret = new_secret(), .entries = {own}};
+  for (int rank = 1; rank < ranks; ++rank) {
+    const auto lines = lines_of(get_of(store, rank, key_of(rank), until), 2);
+    table.entries.push_back({lines[0], lines[1]});
+  }
+  store.set(std::string(kTableKey), table.text());
+  return table;
+}
+
+Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
+               Clock::time_point until) {
+  if (rank == 0) return gather(store, ranks, own, until);
+  store.set(key_of(rank), own.text());
+  Table table = parse_table(get_of(store, 0, std::string(kTableKey), until), ranks);
+  if (table.entries[static_cast<std::size_t>(rank)] != own)
+    throw TransportError("the ranks' meeting place says of rank " + std::to_string(rank) +
+                         " what another process left, of a run before it or of the same number: "
+                         "give it a name that no run had before");
+  return table;
+}
+
+Place place_by(const Table& table, int rank, const TcpOptions& options) {
+  Place place{.rank = rank,
+              .secret = Secret(table.secret),
+              .lanes = static_cast<std::size_t>(options.connections),
+              .timeout = timeout_of(options)};
+  std::vector<std::string> hosts;
+  for (const Entry& entry : table.entries) {
+    const std::string whose = "the address of rank " + std::to_string(place.endpoints.size());
+    place.endpoints.push_back(resolve(parse_address(entry.endpoint), whose));
+    hosts.push_back(entry.host);
+  }
+  place.host_names = host::number_hosts(hosts);
+  return place;
+}
+
+std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wish) try {
+  return std::make_unique<Listener>(own);
+} catch (const TransportError& error) {
+  if (wish.empty())
+    throw TransportError(error.what() + std::string(": TcpOptions::address chooses another one"));
+  throw TransportError("this rank's address, \"" + wish + "\": " + error.what());
+}
+
+Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
+  check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
+  Endpoint own = own_endpoint(options.address);
+  auto listener = listener_at(own, options.address);
+  own.port(listener->port());
+  const Table table =
+      exchange(store, rank, ranks, {text_of(own), host_identity()}, deadline_of(options));
+  Place place = place_by(table, rank, options);
+  place.listener = std::move(listener);
+  return place;
+}
+
+// What ranks left is gone once rank 0 has read it; the table stays for those who come late.
+Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& options) {
+  check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
+  FileStore store(file.string() + ".");
+  const fs::path table = store.file(std::string(kTableKey));
+  std::error_code ignored;
+  if (rank == 0 && fs::exists(table, ignored))
+    throw InvalidArgument(table.string() + " is there already: give a name that no run had before");
+  if (rank == 0) store.check_writable(std::string(kTableKey));  // written only once all have come
+  try {
+    Place place = meet_in_store(store, rank, ranks, options);
+    for (int other = 1; rank == 0 && other < ranks; ++other)
+      fs::remove(store.file(key_of(other)), ignored);
+    return place;
+  } catch (...) {
+    store.take_back();
+    throw;
+  }
+}
+
+Place meet_at_addresses(std::span<const std::string> addresses, std::string_view secret, int rank,
+                        const TcpOptions& options) {
+  check(rank, addresses.size(), options);
+  Table table{.secret = std::string(secret)};
+  for (const std::string& address : addresses)
+    table.entries.push_back({address, parse_address(address).host});
+  Place place = place_by(table, rank, options);
+  place.patience = deadline_of(options);
+  place.listener = std::make_unique<Listener>(place.endpoints[static_cast<std::size_t>(rank)]);
+  return place;
+}
+
+std::shared_ptr<host::World> world_at(Place place) {
+  return std::make_shared<host::World>(std::make_unique<TcpWire>(std::move(place)));
 }
 
 }  // namespace
+}  // namespace tersor::tcp
+
+namespace tersor {
 
 TcpTransport::TcpTransport(std::shared_ptr<host::World> world)
     : ForwardingTransport(std::make_unique<host::HostTransport>(world)), world_(std::move(world)) {}
 
 TcpTransport::TcpTransport(KeyValueStore& store, int rank, int ranks, const TcpOptions& options)
-    : TcpTransport(world_at(tcp::meet_in_store(store, rank, ranks, options))) {}
+    : TcpTransport(tcp::world_at(tcp::meet_in_store(store, rank, ranks, options))) {}
 
 TcpTransport::TcpTransport(const std::filesystem::path& file, int rank, int ranks,
                            const TcpOptions& options)
-    : TcpTransport(world_at(tcp::meet_in_file(file, rank, ranks, options))) {}
+    : TcpTransport(tcp::world_at(tcp::meet_in_file(file, rank, ranks, options))) {}
 
 TcpTransport::TcpTransport(std::span<const std::string> addresses, std::string_view secret,
                            int rank, const TcpOptions& options)
-    : TcpTransport(world_at(tcp::meet_at_addresses(addresses, secret, rank, options))) {}
+    : TcpTransport(tcp::world_at(tcp::meet_at_addresses(addresses, secret, rank, options))) {}
 
 TcpTransport::~TcpTransport() = default;
 

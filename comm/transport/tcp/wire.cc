@@ -1,4 +1,3 @@
-// Implements wire.h.
 #include "comm/transport/tcp/wire.h"
 
 #include <pthread.h>
