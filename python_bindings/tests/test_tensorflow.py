@@ -1,0 +1,219 @@
+"""TensorFlow: Keras, a custom loop with a process a rank, and sums within a machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+
+import pytest
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="no TensorFlow"),
+]
+
+SECRET = "no word of any language"
+SECONDS = 300
+
+KERAS = """
+    import sys
+    import keras, numpy as np
+    import tersor.tensorflow as tt
+    codec, dies = sys.argv[1], sys.argv[2:] == ["dies"]
+    transport = tt.init(timeout=60)
+    keras.utils.set_random_seed(1 + transport.rank)
+    model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(256), keras.layers.Dense(10)])
+    optimizer = tt.DistributedOptimizer(keras.optimizers.SGD(0.05), codec=codec, timeout=20.0)
+    tt.broadcast_variables(model.variables)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss)
+    x = np.random.default_rng(0).standard_normal((512, 32)).astype("f4")
+    y = x[:, :10].argmax(1)
+    mine = slice(transport.rank, None, transport.ranks)
+    for epoch in range(3):
+        told = model.fit(x[mine], y[mine], batch_size=32, shuffle=False, verbose=0)
+        if dies and transport.rank == 1:
+            import os
+            os._exit(3)
+    digest = [float(np.abs(one.numpy()).sum()) for one in model.trainable_variables]
+    print(json.dumps([told.history["loss"][-1], digest, optimizer.reducer.statistics().sent_bytes]))
+    tt.shutdown()
+"""
+
+LOOP = """
+    import tensorflow as tf
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    import tersor.tensorflow as tt
+    transport = tt.init(timeout=60)
+    with strategy.scope():
+        start = tf.random.stateless_normal((64, 400), (1, 2))
+        w = tf.Variable(start, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    reduce = tt.Reducer(codec="int8+ef")
+    x = tf.random.stateless_normal((64, 64), (3 + transport.rank, 4))
+    unused = tf.constant(1.0)
+
+    @tf.function
+    def step():
+        def one():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ w) ** 2)
+            gradient, nothing = reduce(tape.gradient(loss, [w, unused]), ["w", "unused"])
+            assert nothing is None
+            w.assign_sub(20 * gradient)
+            return loss
+        return strategy.run(one)
+
+    losses = [float(step()) for _ in range(20)]
+    print(json.dumps([losses[0], losses[-1], float(tf.reduce_sum(tf.abs(w)))]))
+    tt.shutdown()
+"""
+
+MIRRORED = """
+    import sys
+    import tensorflow as tf
+    import tersor.tensorflow as tt
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, two)
+
+    def train(operations):
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], operations)
+        with strategy.scope():
+            w = tf.Variable(tf.random.stateless_normal((64, 400), (1, 2)))
+            b = tf.Variable(tf.zeros(400))
+        x = tf.random.stateless_normal((64, 64), (3, 4))
+        y = tf.random.stateless_normal((64, 400), (5, 6))
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(64).repeat(10)
+
+        def one(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ w + b - y) ** 2)
+            context = tf.distribute.get_replica_context()
+            mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, tape.gradient(loss, [w, b]))
+            w.assign_sub(20 * mean[0])
+            b.assign_sub(20 * mean[1])
+            return loss
+
+        step = tf.function(lambda batch: strategy.run(one, batch))
+        for batch in strategy.experimental_distribute_dataset(data):
+            losses = strategy.experimental_local_results(step(batch))
+        return [float(loss) for loss in losses]
+
+    try:
+        tt.CrossDeviceOps("int8+ef")
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    plain = tf.distribute.ReductionToOneDevice()
+    codecs = [tt.CrossDeviceOps("none"), tt.CrossDeviceOps("int8")]
+    print(json.dumps([refused, *[train(one) for one in (plain, *codecs)]]))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(
+    folder: pathlib.Path,
+    script: str,
+    *arguments: str,
+    environments: Sequence[dict[str, str]] = ({},),
+) -> list[tuple[int, str, str]]:
+    """A process with each environment; exit status, output, errors."""
+    path = folder / "script.py"
+    path.write_text("import json\n" + textwrap.dedent(script))
+    common = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TERSOR_SECRET": SECRET}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(path), *arguments],
+            env={**common, **one},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for one in environments
+    ]
+    outputs = [one.communicate(timeout=SECONDS) for one in ranks]
+    return [(one.returncode, *output) for one, output in zip(ranks, outputs, strict=True)]
+
+
+def of_two() -> list[dict[str, str]]:
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [{**world, "RANK": str(rank)} for rank in range(2)]
+
+
+def told(results: list[tuple[int, str, str]]) -> list[list]:  # type: ignore[type-arg]
+    assert [status for status, *_ in results] == [0] * len(results), results[0][2][-2000:]
+    return [json.loads(output.splitlines()[-1]) for _, output, _ in results]
+
+
+def test_keras_learns_the_same_on_all_ranks_for_fewer_bytes(tmp_path: pathlib.Path) -> None:
+    plain = told(run(tmp_path, KERAS, "none", environments=of_two()))
+    short = told(run(tmp_path, KERAS, "int8+ef", environments=of_two()))
+    for first, second in (plain, short):
+        assert first[1] == second[1]
+    assert short[0][0] == pytest.approx(plain[0][0], rel=0.01)
+    assert plain[0][2] > 2.5 * short[0][2]
+
+
+def test_a_rank_that_dies_ends_the_other_by_name(tmp_path: pathlib.Path) -> None:
+    left, died = run(tmp_path, KERAS, "int8", "dies", environments=of_two())
+    assert died[0] == 3
+    assert left[0] != 0
+    assert "TransportError" in left[2]
+    assert "rank 1" in left[2]
+
+
+def test_a_custom_loop_under_a_strategy(tmp_path: pathlib.Path) -> None:
+    workers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    first, second = told(
+        run(
+            tmp_path,
+            LOOP,
+            environments=[
+                {
+                    "TF_CONFIG": json.dumps(
+                        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+                    )
+                }
+                for rank in range(2)
+            ],
+        )
+    )
+    assert first[2] == second[2]
+    assert first[1] < first[0]
+
+
+def test_sums_within_a_machine(tmp_path: pathlib.Path) -> None:
+    ((refused, plain, none, int8),) = told(run(tmp_path, MIRRORED))
+    assert "leave out +ef" in refused
+    assert none == plain
+    assert int8 != plain
+    assert int8 == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("environment", "error"),
+    [
+        ({"TERSOR_SECRET": "short"}, "a secret of at least 16 letters"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, r"does not know address="),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: pathlib.Path, environment: dict[str, str], error: str
+) -> None:
+    world = of_two()[0] if "RANK" not in environment else {}
+    script = "import tersor.tensorflow as tt\ntt.init(timeout=1)"
+    ((status, _, errors),) = run(tmp_path, script, environments=[{**world, **environment}])
+    assert status != 0
+    assert error in errors
