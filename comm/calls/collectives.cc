@@ -19,7 +19,8 @@ namespace {
 
 void advance_words(const ExchangeContext& context, const CollectiveOptions& options) {
   if (options.state == nullptr || options.state->words == nullptr) return;
-  if (context.on_device()) return kernels::advance_step(options.state->words, context.stream);
+  if (context.on_device())
+    return kernels::advance_step(options.state->words, nullptr, context.stream);
   options.state->words->step += 1;
   options.state->words->overflows += context.overflows;
 }

@@ -65,7 +65,7 @@ class DeviceResidence final : public Residence {
         device_(kernels::current_device()),
         words_(sizeof(StateWords), Memory::kDevice),
         constants_(sizeof kFlags),
-        seen_(sizeof(StateWords)) {
+        seen_(sizeof(std::uint64_t)) {
     std::memcpy(constants_.pointer(), kFlags, sizeof kFlags);
     const kernels::PinnedBuffer words(sizeof(StateWords));
     const StateWords fresh;
@@ -112,8 +112,7 @@ class DeviceResidence final : public Residence {
   }
 
   void advance_step() override {
-    kernels::advance_step(words(), stream());
-    kernels::copy_bytes(seen_.pointer(), words_.pointer(), sizeof(StateWords), stream());
+    kernels::advance_step(words(), reinterpret_cast<std::uint64_t*>(seen_.pointer()), stream());
   }
   void synchronize() const override { stream_.synchronize(); }
   std::uint32_t step() const override { return read_words().step; }
@@ -127,8 +126,7 @@ class DeviceResidence final : public Residence {
   }
 
   std::uint64_t overflows(std::uint64_t) const override {
-    const std::uint64_t seen =
-        reinterpret_cast<const volatile StateWords*>(seen_.pointer())->overflows;
+    const std::uint64_t seen = *reinterpret_cast<const volatile std::uint64_t*>(seen_.pointer());
     return std::max(seen, overflows_before_) - overflows_before_;
   }
   void reset_overflows() override { overflows_before_ = read_words().overflows; }
@@ -215,7 +213,7 @@ class DeviceResidence final : public Residence {
   std::vector<std::uint32_t*> flags_;  ///< of all parameters
   std::vector<bool> is_active_;
   kernels::PinnedBuffer constants_;     ///< the flags 0 and 1, for copies
-  kernels::PinnedBuffer seen_;          ///< the words of the last step that is done
+  kernels::PinnedBuffer seen_;          ///< overflows as of the last step that is done
   std::uint64_t overflows_before_ = 0;  ///< the last reset
 };
 

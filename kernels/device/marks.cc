@@ -30,7 +30,7 @@ void mark_begun(ProgressWords*, std::chrono::milliseconds, std::uint32_t, Stream
 void mark_ended(ProgressWords*, StreamView) { require_device(); }
 void mark_signal(ProgressWords*, StreamView) { require_device(); }
 void spoil(ByteSpan, StreamView) { require_device(); }
-void advance_step(StateWords*, StreamView) { require_device(); }
+void advance_step(StateWords*, std::uint64_t*, StreamView) { require_device(); }
 void add_squares(ConstValueSpan, double*, StreamView) { require_device(); }
 #endif
 

@@ -34,6 +34,24 @@ struct MarkKernel {
   }
 };
 
+/// The next step, and for the host what was counted until then.
+struct AdvanceStepKernel {
+  static constexpr unsigned kThreads = 32;
+  static constexpr unsigned kResident = 1;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  StateWords* words;
+  std::uint64_t* overflows;
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    if (block.thread_rank() != 0) return;
+    store(&words->step, load(&words->step) + 1);
+    if (overflows != nullptr) store_for_host(overflows, load(&words->overflows));
+  }
+};
+
 /// Ones for all bits.
 struct SpoilKernel {
   static constexpr unsigned kThreads = 256;
@@ -131,8 +149,8 @@ void spoil(ByteSpan memory, StreamView stream) {
                queue.blocks_for<SpoilKernel>(count, SpoilKernel::kThreads));
 }
 
-void advance_step(StateWords* words, StreamView stream) {
-  Queue(stream).launch(AdvanceWordsKernel{{words, words, 0}}, 1);
+void advance_step(StateWords* words, std::uint64_t* overflows, StreamView stream) {
+  Queue(stream).launch(AdvanceStepKernel{words, overflows}, 1);
 }
 
 const void* any_kernel() { return reinterpret_cast<const void*>(&run_kernel<MarkKernel>); }

@@ -34,8 +34,9 @@ void mark_signal(ProgressWords* words, StreamView stream);
 /// values NaN.
 void spoil(ByteSpan memory, StreamView stream);
 
-/// Queues step + 1, once all calls of an exchange are queued that read the step.
-void advance_step(StateWords* words, StreamView stream);
+/// Queues step + 1, once all calls of an exchange are queued that read the step, and a copy of the
+/// words' overflows in pinned memory; null: none.
+void advance_step(StateWords* words, std::uint64_t* overflows, StreamView stream);
 
 /// Queues *sum += the squares of f32, bf16 or f16 values, in f64; `sum` lies on the device.
 void add_squares(ConstValueSpan values, double* sum, StreamView stream);
