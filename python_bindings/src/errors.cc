@@ -21,6 +21,7 @@ constexpr Words kWords[] = {
     {"set ReducerOptions::learning to kOff", "pass auto_learning=False"},
     {"set ReducerOptions::transactions to kOff", "pass transactional=False"},
     {"ReducerOptions::transactions = kOn", "transactional=True"},
+    {"set ReducerOptions::trace to a file", "name a file by trace="},
     {"set ReducerOptions::missing to kInactive",
      "say contribution=\"none\" for one that has no gradient"},
     {"pass CollectiveOptions::state", "pass state=FeedbackState(...)"},

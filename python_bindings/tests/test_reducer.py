@@ -273,7 +273,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_training(tmp_path: pathli
         tersor.local.run(
             1, lambda transport: make(transport, trace=str(tmp_path / "no/trace.json"))
         )
-    with pytest.raises(tersor.InvalidArgument, match="set ReducerOptions::trace"):
+    with pytest.raises(tersor.InvalidArgument, match="name a file by trace="):
         tersor.local.run(1, lambda transport: make(transport).write_trace())
 
 
