@@ -314,6 +314,16 @@ def compress(
     return state
 
 
+def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What ``compress`` would send encoded, by name. Raises InvalidArgument where it would not."""
+    ddp = _checked(model)
+    parameters, _ = split_parameters(ddp.module, ddp.parameters_to_ignore)
+    unsupported = unsupported_parameters(ddp.module, parameters)
+    found = {name: one for name, one in parameters.items() if name not in unsupported}
+    only_device(found)
+    return found
+
+
 def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
     """Raises InvalidArgument where one wants a gradient now: ranks would part without a word."""
     if found := [name for name, one in frozen.items() if one.requires_grad]:

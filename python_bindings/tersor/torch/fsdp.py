@@ -223,20 +223,12 @@ def compress(
     NaN.
     """
     expect(model, nn.Module, "compress() takes a model that went through fully_shard")
-    modules = _sharded_modules(model)
-    parameters = unwrapped(dict(model.named_parameters()))
-    names = {id(one): name for name, one in parameters.items()}
-    sender = Sender(_checked(options), unsupported)
-    reduces = {
-        name: GradientExchange(name, ModuleLayout(module, names), sender)
-        for name, module in modules.items()
-    }
+    sender, modules, reduces = prepared(model, options, unsupported)
     gathers = {
         name: WeightExchange(weights, sender, reduce)
         for name, reduce in reduces.items()
         if weights is not None
     }
-    _refuse_others(modules, "reduce-scatter")
     if gathers:
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
@@ -245,8 +237,25 @@ def compress(
     if scaler is not None:
         handle.follow(scaler, model)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
+    parameters = unwrapped(dict(model.named_parameters()))
     watch(parameters, {one.name: last_codec(choice) for one, choice in expected})
     return handle
+
+
+def prepared(
+    model: nn.Module, options: ShardedOptions, unsupported: Unsupported = "warn"
+) -> tuple[Sender, dict[str, FSDPModule], dict[str, GradientExchange]]:
+    """What ``compress`` will put in place, of each module by name. Raises InvalidArgument as it."""
+    modules = _sharded_modules(model)
+    parameters = unwrapped(dict(model.named_parameters()))
+    names = {id(one): name for name, one in parameters.items()}
+    _refuse_others(modules, "reduce-scatter")
+    sender = Sender(_checked(options), unsupported)
+    reduces = {
+        name: GradientExchange(name, ModuleLayout(module, names), sender)
+        for name, module in modules.items()
+    }
+    return sender, modules, reduces
 
 
 def _sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:

@@ -1,0 +1,212 @@
+"""Runs a training script as it is, and compresses the gradients that its ranks exchange::
+
+    torchrun --nproc-per-node 2 -m tersor.torch.run --codec int8 train.py --epochs 3
+
+Models of DistributedDataParallel and of fully_shard (FSDP2) go through tersor.torch.compress; what
+else the script sends is left as it is. At its end rank 0 tells what was sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import importlib.util
+import os
+import runpy
+import sys
+from typing import Any
+
+from tersor import _core, _text
+from tersor._core import InvalidArgument
+from tersor._options import fill
+from tersor.torch.constructors import Constructors, Seen
+
+_PROGRAM = "tersor.torch.run"
+_RULES = """a file of rules, one a line: `pattern codec [from_step]`, as in `*.bias bf16` or
+`* int8+ef 100`; patterns are the shell's, of names of parameters; the first that matches counts,
+and --codec is for those that none matches. Lines that begin with # are not read"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a script. Returns 2 where nothing was started: a wrong option, a missing script."""
+    options = _parser().parse_args(arguments)
+    try:
+        _check_script(options.script, options.module)
+        _check_report(options.report)
+        made = Constructors(_reducer_options(options), options.unsupported, dry=options.dry)
+    except (InvalidArgument, OSError) as error:
+        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    made.install()
+    atexit.register(_end, made, os.getpid(), options.report)
+    _run(options.script, options.arguments, options.module)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_PROGRAM}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--codec", metavar="SPEC", help="such as int8, int4+ef or auto; default bf16")
+    add("--rules", metavar="FILE", help=_RULES)
+    add(
+        "--unsupported",
+        choices=["warn", "error"],
+        default="warn",
+        help="what gradients mean that no codec takes (float64, sparse): they travel as they are",
+    )
+    add("--report", metavar="FILE", help="a picture of what was sent: .png, .svg or .pdf")
+    add("--dry", action="store_true", help="change nothing; say at the end what would be sent")
+    add(
+        "-m", "--module", action="store_true", help="the script is a module's name, as of python -m"
+    )
+    add("script", help="the training script; what stands behind it is its own")
+    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
+    return parser
+
+
+def _check_script(script: str, is_module: bool) -> None:
+    if is_module:
+        try:
+            found = importlib.util.find_spec(script) is not None
+        except (ImportError, ValueError):
+            found = False
+    else:
+        found = os.path.exists(script)
+    if not found:
+        raise InvalidArgument(
+            f"there is no {'module' if is_module else 'file'} {script!r}: give the script's path, "
+            "or -m and a module's name, behind the options of this program"
+        )
+
+
+def _check_report(path: str | None) -> None:
+    if path is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidArgument("--report draws with matplotlib: pip install matplotlib")
+    if not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise InvalidArgument(f"--report {path}: its folder is not there, or not to be written to")
+
+
+def _reducer_options(options: argparse.Namespace) -> Any:
+    """Those of compress(). Raises InvalidArgument for a codec or a rule that is wrong."""
+    codec = options.codec or "bf16"
+    _check_codec(codec)
+    if options.rules is None:
+        return {"codec": codec}
+    rules = read_rules(options.rules)
+    if options.codec is not None:
+        rules.append(("*", codec))
+    _check_rules([*rules, ("any", "bf16")])
+    return {"rules": rules}
+
+
+def read_rules(path: str) -> list[Any]:
+    """The rules of a file. Raises InvalidArgument with a line's number, and OSError."""
+    rules = []
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if (words := line.split()) and not words[0].startswith("#"):
+                try:
+                    rules.append(_rule(words))
+                except (InvalidArgument, ValueError) as error:
+                    raise InvalidArgument(f"{path}:{number}: {line.strip()!r}: {error}") from None
+    if not rules:
+        raise InvalidArgument(f"{path} has no rule: write lines of `pattern codec [from_step]`")
+    return rules
+
+
+def _rule(words: list[str]) -> Any:
+    pattern, codec, *step = words if len(words) > 1 else [*words, ""]
+    if not codec or len(step) > 1 or not all(one.isdigit() for one in step):
+        raise InvalidArgument("a rule is `pattern codec [from_step]`, the step a whole number")
+    _check_codec(codec)
+    return (pattern, codec, *map(int, step))
+
+
+def _check_codec(codec: str) -> None:
+    _check_rules([("*", codec)])
+
+
+def _check_rules(rules: list[Any]) -> None:
+    _core.choose_codec(fill(_core.ReducerOptions(), {"rules": rules}), "any", [1], "f32")
+
+
+def _run(script: str, arguments: list[str], is_module: bool) -> None:
+    """As Python itself would."""
+    sys.argv = [script, *arguments]
+    if is_module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+def _end(made: Constructors, process: int, report: str | None) -> None:
+    if made.rank != 0 or os.getpid() != process:
+        return
+    print(paragraph(made), file=sys.stderr, flush=True)
+    handles = [seen.handle for seen in made.models if seen.handle is not None]
+    for number, handle in enumerate(handles if report else (), 1):
+        stem, ending = os.path.splitext(str(report))
+        handle.report(str(report) if number == 1 else f"{stem}.{number}{ending}")
+
+
+def paragraph(made: Constructors) -> str:
+    """What became of the models of a script, and what it sent besides."""
+    models = made.finish()
+    count = len(models)
+    lines = [f"tersor: {count} model{' was' if count == 1 else 's were'} seen"]
+    if not count:
+        lines[0] += (
+            ": this process called neither DistributedDataParallel nor fully_shard (processes that "
+            "a script starts by itself are not seen: start it by torchrun)"
+        )
+    for seen in models:
+        lines.append(f"  {seen.name} ({seen.way}): {_told(seen)}")
+        lines.extend(f"    {line}" for line in _planned(seen))
+    for place, (calls, size) in made.all_reduces.items():
+        lines.append(
+            f"  dist.all_reduce at {place}: {calls} calls, {_text.byte_count(size)}, as they are "
+            "(tersor.torch.allreduce would encode them)"
+        )
+    return "\n".join(lines)
+
+
+def _told(seen: Seen) -> str:
+    if seen.reason:
+        return f"left alone: {seen.reason}"
+    if seen.plan:
+        known = [one.sent_bytes for one in seen.plan if one.sent_bytes is not None]
+        auto = "" if len(known) == len(seen.plan) else ", and what auto makes of the others"
+        known_bytes = f"{_text.byte_count(sum(known))}{auto}"
+        whole = _text.byte_count(sum(one.uncompressed_bytes for one in seen.plan))
+        return f"would send about {known_bytes} a step instead of {whole}"
+    found = seen.count()
+    if not (steps := found.get("tersor/steps")):
+        return "compressed, but no backward pass came to its end"
+    sent, instead = found["tersor/sent_bytes"], found["tersor/uncompressed_bytes"]
+    return (
+        f"sent {_text.byte_count(sent)} a step instead of {_text.byte_count(instead)} "
+        f"({_text.ratio(found.get('tersor/ratio'))} less), {_text.byte_count(steps * sent)} in "
+        f"{steps:.0f} step{'' if steps == 1 else 's'}"
+    )
+
+
+def _planned(seen: Seen) -> list[str]:
+    if not seen.plan:
+        return []
+    rows = [
+        [one.name, *map(_text.byte_count, (one.sent_bytes, one.uncompressed_bytes)), one.codec]
+        for one in seen.plan
+    ]
+    return _text.table(["parameter", "sent", "instead of", "codec"], rows).splitlines()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
