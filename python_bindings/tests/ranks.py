@@ -40,6 +40,7 @@ from typing import Any
 DEADLINE_SECONDS = 180.0
 # What PyTorch 2.15 says where gloo does not connect a group, one of some hundred, whoever makes it.
 UNCONNECTED = "Gloo connectFullMesh failed"
+PRELOADED = ["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"]
 
 
 @dataclasses.dataclass
@@ -74,7 +75,7 @@ class _Process:
     """One process that runs what it is sent, forked from one that has imported what takes long."""
 
     _context = multiprocessing.get_context("forkserver")
-    _context.set_forkserver_preload(["pytest", "torch", "torch.distributed.fsdp", "tersor.torch"])
+    _context.set_forkserver_preload(PRELOADED)
 
     def __init__(self, *, fresh: bool) -> None:
         ours, theirs = socket.socketpair()
@@ -111,6 +112,12 @@ class _Process:
         text = self.output.read()
         self._read += len(text)
         return text.decode(errors="replace")
+
+
+def preload(*modules: str) -> None:
+    """Has processes forked from one that has imported these, too; before the first is started."""
+    PRELOADED.extend(modules)
+    _Process._context.set_forkserver_preload(PRELOADED)
 
 
 _idle: list[_Process] = []
@@ -234,6 +241,13 @@ def _story(found: Sequence[Outcome]) -> str:
         f"--- rank {rank}\n{outcome.traceback}{outcome.output}"
         for rank, outcome in enumerate(found)
     )
+
+
+def environment(rank: int, ranks: int) -> None:
+    """As torchrun's, for frameworks that look there; on a rank whose group is there already."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ.update({name: str(number) for name, number in names.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
 
 
 def close() -> None:

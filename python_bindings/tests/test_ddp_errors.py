@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from ddp_models import gradients, inputs, mean_gradients, mlp, relative_error, train, wrap
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -74,6 +75,22 @@ def test_mistakes_are_named() -> None:
         assert "DistributedDataParallel" in bare
         assert "Sequential" in bare
         assert "mixed_precision" in mixed
+
+
+class DeepSpeedEngine(torch.nn.Module):
+    """By its name, as DeepSpeed need not be there."""
+
+
+@ranks.on(1)
+def test_what_sends_otherwise_is_refused_with_the_way_out(rank: int, count: int) -> None:
+    refused = {
+        "torchrun.*DistributedDataParallel": torch.nn.DataParallel(mlp()),
+        "FSDP1: use fully_shard": FullyShardedDataParallel(mlp(), device_id=torch.device("cpu")),
+        r"ZeRO\+\+": DeepSpeedEngine(),
+    }
+    for text, model in refused.items():
+        with pytest.raises(tersor.InvalidArgument, match=f"{text}.*adopt.md"):
+            tersor.torch.compress(model, codec="int8")
 
 
 class NoRank(tersor.TransportError):

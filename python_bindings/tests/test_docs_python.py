@@ -24,12 +24,13 @@ def test_the_programs_of_one_process_run_in_order() -> None:
     assert known["error"] < 0.25
 
 
-def test_the_program_over_mpi_runs(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("page", [PAGE, "docs/adopt.md"])
+def test_the_program_over_mpi_runs(page: str, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("mpi4py", exc_type=ImportError)
     pytest.importorskip("tersor._mpi", exc_type=ImportError, reason="this build found no MPI")
     if shutil.which("mpirun") is None:
         pytest.skip("there is no mpirun")
-    [program] = programs(PAGE, "mpi")
+    [program] = programs(page, "mpi")
     file = tmp_path / "program.py"
     file.write_text(program + "assert (gradient == 0.5).all(), gradient\n")
     command = [str(SOURCES / "scripts" / "mpirun"), str(RANKS), sys.executable, str(file)]

@@ -1,4 +1,4 @@
-"""The programs of docs/python.md that use PyTorch run as they stand there, on two ranks."""
+"""The programs of pages that use PyTorch alone run as they stand there, on two ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ranks
 
 torch = pytest.importorskip("torch")
 
-PAGE = "docs/python.md"
+PAGES = ("docs/python.md", "docs/adopt.md")
 RANKS = 2
 
 
@@ -62,14 +62,17 @@ def weights_of(found: dict[str, Any]) -> list[Any]:
 
 def run_program(rank: int, _: int, program: str, folder: str) -> list[Any]:
     found = surroundings(rank, folder)
-    exec(compile(program, PAGE, "exec"), found)
+    exec(program, found)
     return weights_of(found)
 
 
-@pytest.mark.parametrize("number", range(len(programs(PAGE, "torch"))))
-def test_a_program_runs_and_ranks_agree(number: int, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [(page, number) for page in PAGES for number in range(len(programs(page, "torch")))],
+)
+def test_a_program_runs_and_ranks_agree(page: str, number: int, tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tensorboard")
-    program = programs(PAGE, "torch")[number]
+    program = programs(page, "torch")[number]
     first, second = ranks.run(run_program, RANKS, program, str(tmp_path))
     # These have gradients of their own on each rank, and equal parameters.
     own_gradients = ("DiLoCo", "CompressedAdamW", "torch.allocate")

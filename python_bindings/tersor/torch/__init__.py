@@ -80,6 +80,16 @@ __all__ = [
     "scatter",
 ]
 
+# By the name of the class, since some are of packages that need not be there.
+_REFUSED = {
+    "DataParallel": "torch.nn.DataParallel is one process, which sends no gradients that could be "
+    "encoded: start a process for each GPU (torchrun) and use DistributedDataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel is FSDP1: use fully_shard, FSDP2 "
+    "(fsdp_version 2 of Accelerate and transformers)",
+    "DeepSpeedEngine": "DeepSpeed sends gradients by itself: use fully_shard in place of ZeRO, or "
+    "its own ZeRO++ and 1-bit Adam",
+}
+
 
 @overload
 def compress(
@@ -115,6 +125,9 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     )
     if isinstance(uncompiled, DistributedDataParallel):
         return ddp.compress(uncompiled, **options)
+    for one in type(uncompiled).__mro__:
+        if one.__name__ in _REFUSED:
+            raise InvalidArgument(f"{_REFUSED[one.__name__]} (docs/adopt.md)")
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return _compress_sharded(model, **options)
     raise InvalidArgument(

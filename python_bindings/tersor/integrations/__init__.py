@@ -1,0 +1,1 @@
+"""Tersor as other frameworks take extensions; each module needs its framework, and PyTorch."""

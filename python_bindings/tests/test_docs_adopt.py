@@ -1,0 +1,178 @@
+"""The programs of docs/adopt.md run as they stand there, where their frameworks are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+from typing import Any
+from unittest import mock
+
+import frameworks
+import pytest
+from pages import SOURCES, programs
+from test_docs_torch import surroundings
+
+import ranks
+
+torch = pytest.importorskip("torch")
+
+PAGE = "docs/adopt.md"
+RANKS = 2
+# `torch` and `mpi` in test_docs_torch.py and test_docs_python.py, the others below.
+KINDS = {"torch", "mpi", "transformers", "accelerate", "lightning", "hvd"}
+NOT_THERE_YET = {"tensorflow"}  # TO BE REMOVED at the merge with it, where a test runs the program
+
+
+def test_every_program_of_the_page_is_run() -> None:
+    kinds = re.findall(r"^```python *(.*)$", (SOURCES / PAGE).read_text(), re.MULTILINE)
+    assert set(kinds) == KINDS | NOT_THERE_YET
+
+
+def test_every_section_says_first_what_is_not_compressed() -> None:
+    _, *sections = re.split(r"^## ", (SOURCES / PAGE).read_text(), flags=re.MULTILINE)
+    for section in sections[:-1]:  # the last is of versions
+        title, _, text = section.partition("\n\n")
+        assert re.match(r"(\*\*\w+\*\*, n|N)ot compressed: ", text), title
+
+
+def test_the_table_of_versions_takes_what_tests_found() -> None:
+    page = (SOURCES / PAGE).read_text()
+    _, before = frameworks.table_of(page)
+    found = {"one": ["1.2", "PyTorch 3", "2026-01-01"]}
+    changed = frameworks.with_rows(page, found)
+    assert frameworks.table_of(changed)[1] == before | found
+    assert frameworks.with_rows(changed, {}) == changed
+
+
+def result(model: Any, handle: Any) -> tuple[list[Any], float]:
+    """The weights, and how many times fewer bytes were sent."""
+    totals = handle.totals()
+    ratio = totals["uncompressed_bytes"] / totals["sent_bytes"]
+    return [one.detach() for one in model.parameters()], ratio
+
+
+def run_transformers(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
+    import hugging_face
+    from transformers import Trainer, TrainingArguments
+
+    options = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3}
+    with hugging_face.started(rank, count):
+        found = {
+            **surroundings(rank, folder),
+            "Trainer": Trainer,
+            "arguments": TrainingArguments(folder, **options),
+            "dataset": hugging_face.data(),
+            "network": hugging_face.Network,
+        }
+        exec(programs(PAGE, "transformers")[0], found)
+        return result(found["trainer"].model, found["callback"].handle)
+
+
+def run_accelerate(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
+    import hugging_face
+    from accelerate import Accelerator
+
+    with hugging_face.started(rank, count):
+        found = surroundings(rank, folder) | {"Accelerator": Accelerator}
+        exec(programs(PAGE, "accelerate")[0], found)
+        return result(found["model"], found["handle"])
+
+
+def fit(task: Any, batches: list[Any], folder: str, strategy: Any) -> None:
+    import lightning
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=RANKS,
+        strategy=strategy,
+        max_epochs=1,
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(task, torch.utils.data.DataLoader(batches, batch_size=None))
+
+
+def run_lightning(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
+    import lightning
+
+    ranks.environment(rank, count)
+    found = surroundings(rank, folder) | {"lightning": lightning}
+    exec(programs(PAGE, "lightning")[0], found)
+    task = found["Task"]()
+    fit(task, found["batches"], folder, "ddp")
+    return result(task, task.handle)
+
+
+def run_lightning_strategy(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
+    """The line for GPUs; Lightning looks at the device's type only to leave it out."""
+    import lightning
+    from lightning.pytorch.strategies import DDPStrategy
+
+    import tersor.torch
+
+    ranks.environment(rank, count)
+    found = surroundings(rank, folder) | {"lightning": lightning}
+    exec(programs(PAGE, "lightning")[0], found)
+    task = type("Task", (found["Task"],), {"on_train_start": lambda self: None})()
+    state = tersor.torch.HookState(task, codec="int8")
+    strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=tersor.torch.hook)
+    register = strategy._register_ddp_hooks
+    gpu = mock.patch.object(DDPStrategy, "root_device", mock.Mock(type="cuda"))
+
+    def registered() -> None:
+        with gpu:
+            register()
+
+    strategy._register_ddp_hooks = registered
+    fit(task, found["batches"], folder, strategy)
+    return result(task, state)
+
+
+def run_horovod(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
+    ranks.environment(rank, count)
+    found = surroundings(rank, folder)
+    exec(programs(PAGE, "hvd")[0], found)
+    return [one.detach() for one in found["model"].parameters()], 4.0
+
+
+def needs(package: str) -> Any:
+    found = importlib.util.find_spec(package) is not None
+    return pytest.mark.skipif(not found, reason=f"{package} is not installed")
+
+
+def check(body: Any, folder: pathlib.Path) -> None:
+    (first, ratio), (second, _) = ranks.run(body, RANKS, str(folder), fresh=True)
+    assert all(map(torch.equal, first, second))
+    assert ratio > 3.5
+
+
+@pytest.mark.long
+@needs("transformers")
+@frameworks.green("transformers", "accelerate")
+def test_the_program_for_transformers_runs(tmp_path: pathlib.Path) -> None:
+    check(run_transformers, tmp_path)
+
+
+@pytest.mark.long
+@needs("accelerate")
+@frameworks.green("accelerate")
+def test_the_program_for_accelerate_runs(tmp_path: pathlib.Path) -> None:
+    check(run_accelerate, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("body", [run_lightning, run_lightning_strategy])
+@needs("lightning")
+@frameworks.green("lightning")
+def test_the_program_for_lightning_runs(body: Any, tmp_path: pathlib.Path) -> None:
+    check(body, tmp_path)
+
+
+def test_the_program_for_horovod_runs(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("tersor.torch.hvd", reason="TO BE REMOVED at the merge with it")
+    check(run_horovod, tmp_path)
