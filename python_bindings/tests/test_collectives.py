@@ -153,6 +153,7 @@ def test_replicas_begin_alike(rank: int, count: int) -> None:
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(6, 5)
     ).to(memory_format=torch.channels_last)
+    model.register_buffer("short", torch.tensor(rank, dtype=torch.int16))  # gloo knows none
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (rank + 1))
     if rank == 1:
         for _ in range(3):
@@ -160,11 +161,12 @@ def test_replicas_begin_alike(rank: int, count: int) -> None:
             optimizer.step()
     broadcast_parameters(model, 1)
     broadcast_optimizer_state(optimizer, 1)
-    held = [*model.state_dict().values()]
+    held = [one.to(torch.float32) for one in model.state_dict().values()]
     held += [one for state in optimizer.state.values() for one in state.values()]
     assert optimizer.param_groups[0]["lr"] == 0.2
     assert len(optimizer.state) == 6
     assert model[1].num_batches_tracked == 3
+    assert model.short == 1
     for one in held:
         others = [torch.empty_like(one) for _ in range(count)]
         dist.all_gather(others, one)

@@ -322,6 +322,20 @@ def test_what_no_codec_takes_travels_as_it_is_and_is_listed_once() -> None:
         assert "embedding.weight (sparse" in told[1]
 
 
+@pytest.mark.filterwarnings("ignore:these gradients travel uncompressed")
+@ranks.on(2)
+def test_sums_of_what_no_codec_takes_are_sums(rank: int, count: int) -> None:
+    model = Odd()
+    optimizer = wrap(model, reduction="sum")
+    model(torch.arange(9)).backward()
+    own = [model.get_parameter(name).grad.clone() for name in ("scale", "phase", "layer.bias")]
+    optimizer.synchronize()
+    for name, one in zip(("scale", "phase", "layer.bias"), own, strict=True):
+        torch.testing.assert_close(model.get_parameter(name).grad, 2 * one)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
 def takes_default_names(rank: int, count: int) -> str:
     model = make_model()
     optimizer = DistributedOptimizer(sgd(model), codec="int8")

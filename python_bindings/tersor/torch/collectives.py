@@ -166,7 +166,7 @@ def broadcast_parameters(
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in named.items():
         _refuse_shard(name, tensor)
-    _broadcast_all(list(named.values()), root, group, codec)
+    broadcast_all(list(named.values()), root, group, codec)
 
 
 def broadcast_optimizer_state(
@@ -187,7 +187,7 @@ def broadcast_optimizer_state(
     if dist.get_rank(group) != root:
         state = tree_map_only(_Hole, _Hole.filled, told[0])
     tensors = [one for one in tree_leaves(state) if isinstance(one, Tensor)]
-    _broadcast_all(tensors, root, group, "none")
+    broadcast_all(tensors, root, group, "none")
     if dist.get_rank(group) != root:
         optimizer.load_state_dict(state)
 
@@ -207,7 +207,7 @@ def _refuse_shard(name: str, tensor: Tensor) -> None:
         raise InvalidArgument(f"{name} is a shard: it is different on each rank")
 
 
-def _broadcast_all(
+def broadcast_all(
     tensors: list[Tensor], root: int, group: dist.ProcessGroup | None, codec: str
 ) -> None:
     for tensor in tensors:
@@ -215,4 +215,5 @@ def _broadcast_all(
             broadcast(tensor.detach(), root, group=group, codec=codec)
         else:
             with straightened(tensor.detach()) as values:
-                dist.broadcast(values, group=group, group_src=root)
+                # As bytes: gloo does not know all types.
+                dist.broadcast(values.view(-1).view(torch.uint8), group=group, group_src=root)

@@ -25,10 +25,10 @@ from tersor.torch.layout import Straight
 from tersor.torch.parameters import (
     OptimizedParameters,
     Unsupported,
-    average,
     is_supported,
     local_shard,
     reason_of,
+    reduce_uncompressed,
     refuse_sharded,
     report_unsupported,
     shards_of,
@@ -264,7 +264,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
                 "step with: zero_grad() or discard_step() before a step is for all ranks alike"
             )
         if not discards:
-            self._average(somewhere)
+            self._reduce_uncompressed(somewhere)
         return somewhere
 
     def _throw_away(self) -> None:
@@ -304,7 +304,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._ready.clear()
         self._exchange.wait()
         self._straight.write_back()
-        self._average(newcomers)
+        self._reduce_uncompressed(newcomers)
         self.reducer.relearn_order()
 
     def _compressed(self) -> dict[str, torch.Tensor]:
@@ -358,11 +358,12 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             report_unsupported({name: "sparse, sent as a dense one"}, self._unsupported)
         parameter.grad = gradient.to_dense()
 
-    def _average(self, names: Collection[str]) -> None:
+    def _reduce_uncompressed(self, names: Collection[str]) -> None:
         """Those that travel uncompressed."""
+        reduction = self._options.get("reduction", "mean")
         for name in self._uncompressed:
             if name in names:
-                average(self._parameters[name].grad, self._group)
+                reduce_uncompressed(self._parameters[name].grad, self._group, reduction)
 
     def _reduced(self, closure: Closure) -> Closure:
         def evaluate() -> Any:

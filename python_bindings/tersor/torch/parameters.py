@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
 from tersor._options import described
+from tersor.collectives import Reduction
 from tersor.torch.layout import straightened
 
 Unsupported = Literal["warn", "error"]
@@ -182,11 +183,14 @@ def local_shard(values: torch.Tensor) -> torch.Tensor:
     return values.to_local() if isinstance(values, DTensor) else values
 
 
-def average(gradient: torch.Tensor | None, group: dist.ProcessGroup | None) -> None:
-    """By the trainer's own group, uncompressed, as DistributedDataParallel would."""
+def reduce_uncompressed(
+    gradient: torch.Tensor | None, group: dist.ProcessGroup | None, reduction: Reduction
+) -> None:
+    """By the trainer's own group, as DistributedDataParallel would; its mean, or the sum."""
     assert gradient is not None  # whoever asks saw to it
     with straightened(local_shard(gradient)) as values:
-        values.mul_(1 / dist.get_world_size(group))
+        if reduction == "mean":
+            values.mul_(1 / dist.get_world_size(group))
         dist.all_reduce(values, group=group)
 
 

@@ -1,0 +1,270 @@
+"""Horovod's names over what Tersor has, for scripts that were written for ``horovod.torch``.
+
+::
+
+    import tersor.torch.hvd as hvd  # in place of horovod.torch
+
+Calls take what Horovod 0.28's take, in the same order, and mean the same; where a tensor wants a
+gradient they have one. All ranks make the same calls in the same order: ``name`` does not match
+them up; it is compared, as types and shapes are, and TransportError says who differs. They raise
+InvalidArgument before ``init`` and for arguments that are not here, and so does each name of
+Horovod's that is not here: it says what to use instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tersor._core import InvalidArgument
+from tersor._options import expect
+from tersor.collectives import Reduction
+from tersor.torch import collectives
+from tersor.torch.named_calls import ADVICE, Call, as_bytes, differentiable
+from tersor.torch.optimizer import DistributedOptimizer as TersorOptimizer
+from tersor.torch.world import init as init
+from tersor.torch.world import is_initialized as is_initialized
+from tersor.torch.world import local_rank as local_rank
+from tersor.torch.world import local_size as local_size
+from tersor.torch.world import rank as rank
+from tersor.torch.world import shutdown as shutdown
+from tersor.torch.world import size as size
+
+Average: Reduction = "mean"
+Sum: Reduction = "sum"
+Name = str | None
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ADVICE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise InvalidArgument(f"there is no hvd.{name} here: use {ADVICE[name]}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Codec:
+    spec: str
+
+
+class Compression:
+    """How values travel: ``none``, ``fp16``, ``int8``, or ``spec(…)`` of any codec."""
+
+    none = _Codec("none")
+    fp16 = _Codec("f16")
+    int8 = _Codec("int8")
+    spec = _Codec
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: Name = None,
+    compression: _Codec = Compression.none,
+    op: Reduction | None = None,
+    **others: Any,
+) -> Tensor:
+    """The mean over ranks (or sum, as ``op`` says): a new tensor of the same type.
+
+    float32, bfloat16 and float16 by ``compression``; float64 and whole numbers as they are, whose
+    mean is cut off behind the point. ``average`` is the former word for ``op``.
+    """
+    call, how = Call("allreduce", name, others), (_reduction(op, average), _spec(compression))
+
+    def reduce(tensor: Tensor) -> Tensor:
+        return call.reduce_(call.take(tensor).clone(), *how)
+
+    return differentiable(tensor, reduce, reduce)
+
+
+def allreduce_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: Name = None,
+    op: Reduction | None = None,
+    **others: Any,
+) -> Tensor:
+    """As :func:`allreduce`, in place, without a gradient."""
+    call = Call("allreduce_", name, others)
+    call.reduce_(call.take(tensor), _reduction(op, average), "none")
+    return tensor
+
+
+def grouped_allreduce(tensors: Iterable[Tensor], *how: Any, **named: Any) -> list[Tensor]:
+    """:func:`allreduce` of each, which says what else there is."""
+    return [allreduce(one, *how, **named) for one in tensors]
+
+
+def reducescatter(
+    tensor: Tensor,
+    name: Name = None,
+    compression: _Codec = Compression.none,
+    op: Reduction = Average,
+    **others: Any,
+) -> Tensor:
+    """This rank's rows of an :func:`allreduce`, which sends as much; without a gradient. The first
+    ranks have one more where they are not equally many."""
+    call = Call("reducescatter", name, others)
+    values = call.take(tensor, rows=True).clone()
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument("hvd.reducescatter has no gradient: give it tensor.detach()")
+    reduced = call.reduce_(values, _reduction(op), _spec(compression))
+    return reduced.tensor_split(size())[rank()].clone()
+
+
+def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
+    """The rows of all ranks, which may be of different numbers, in the order of ranks."""
+    call = Call("allgather", name, others)
+    counts: list[int] = []
+
+    def gather(tensor: Tensor) -> Tensor:
+        rows = call.take(tensor, rows=True)
+        told = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows)])
+        counts[:] = [one[0] for one in told]
+        longest = rows.new_zeros(max(counts), *rows.shape[1:])
+        longest[: len(rows)] = rows
+        every = rows.new_empty(size(), *longest.shape)
+        call.ask(dist.all_gather_into_tensor, as_bytes(every), as_bytes(longest))
+        return torch.cat([one[:count] for one, count in zip(every, counts, strict=True)])
+
+    def own(gradient: Tensor) -> Tensor:
+        parts: Sequence[Tensor] = torch.split(allreduce(gradient), counts)
+        return parts[rank()]
+
+    return differentiable(tensor, gather, own)
+
+
+def alltoall(
+    tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: Name = None, **others: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Rows to their ranks: ``splits[r]`` to rank r, as they lie (default: equally many).
+
+    Returns those that came, in the order of ranks; with ``splits`` also how many of each.
+    """
+    call = Call("alltoall", name, others)
+    received: list[int] = []
+
+    def exchange(tensor: Tensor) -> Tensor:
+        rows = call.take(tensor, rows=True)
+        sent = [len(rows) // size()] * size() if splits is None else list(map(int, splits))
+        if len(sent) != size():
+            raise InvalidArgument(f"splits={sent} of hvd.alltoall are not {size()}, one a rank")
+        told = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows), *sent])
+        for other, (count, *parts) in enumerate(told):
+            if min(parts) < 0 or sum(parts) != count:
+                raise InvalidArgument(f"rank {other} splits {count} rows into {parts}")
+        received[:] = [one[1 + rank()] for one in told]
+        output = rows.new_empty(sum(received), *rows.shape[1:])
+        row = math.prod(rows.shape[1:]) * rows.element_size()
+        lengths = [[row * one for one in counts] for counts in (received, sent)]
+        call.ask(dist.all_to_all_single, as_bytes(output), as_bytes(rows), *lengths)
+        return output
+
+    output = differentiable(tensor, exchange, lambda gradient: alltoall(gradient, received)[0])
+    like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
+    return output if splits is None else (output, like.new_tensor(received))
+
+
+def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
+    """Rank ``root_rank``'s values, in a new tensor."""
+
+    def spread(tensor: Tensor) -> Tensor:
+        return broadcast_(tensor.clone(), root_rank, name, **others)
+
+    def at_root(gradient: Tensor) -> Tensor:
+        return allreduce(gradient) * (rank() == root_rank)
+
+    return differentiable(tensor, spread, at_root)
+
+
+def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
+    """Rank ``root_rank``'s values, in place, without a gradient."""
+    _broadcast(Call("broadcast", name, others), {"": tensor}, root_rank)
+    return tensor
+
+
+def broadcast_parameters(
+    params: Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]], root_rank: int = 0
+) -> None:
+    """Rank ``root_rank``'s values, in place: of ``model.state_dict()``, or of a list of tensors or
+    of pairs of a name and a tensor."""
+    listed = sorted(params.items()) if isinstance(params, Mapping) else list(params)
+    named = dict(one if isinstance(one, tuple) else (str(i), one) for i, one in enumerate(listed))
+    _broadcast(Call("broadcast_parameters", None, {}), named, root_rank)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: nn.Module | None = None
+) -> None:
+    """State and settings of rank ``root_rank``'s optimizer on all ranks. ``model``: not needed."""
+    call = Call("broadcast_optimizer_state", None, {})
+    call.agree(_root(root_rank))
+    call.ask(collectives.broadcast_optimizer_state, optimizer, root_rank)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: Any) -> Any:
+    """Rank ``root_rank``'s object on all ranks, by pickle."""
+    call = Call("broadcast_object", name, others)
+    call.agree(_root(root_rank))
+    told = [obj]
+    call.ask(dist.broadcast_object_list, told, group_src=root_rank)
+    return told[0]
+
+
+def barrier(**others: Any) -> None:
+    """Waits until all ranks are here."""
+    Call("barrier", None, others).agree()
+
+
+def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
+    compression: _Codec = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Reduction = Average,
+    **options: Any,
+) -> TersorOptimizer:
+    """A :class:`tersor.torch.DistributedOptimizer`, with any of its ``options``.
+
+    Gradients of several passes are added up, sparse ones made dense (``sparse_as_dense`` or not).
+    ``fp16`` is for all parameters; other codecs are for those that they are for without ``rules``.
+    """
+    options.pop("sparse_as_dense", None)
+    Call("DistributedOptimizer", None, {key: options.pop(key) for key in ADVICE.keys() & options})
+    codec = _spec(compression)
+    if codec == Compression.fp16.spec:
+        options.setdefault("rules", [("*", codec)])
+    passes = {"backward_passes_per_step": backward_passes_per_step}
+    told = {"codec": codec, "reduction": _reduction(op), **passes, **options}
+    return TersorOptimizer(optimizer, named_parameters, **told)
+
+
+def _broadcast(call: Call, named: Mapping[str, Tensor], root_rank: int) -> None:
+    tensors = [call.take(one) for one in named.values()]
+    call.agree(_root(root_rank), [*named], [(one.dtype, [*one.shape]) for one in tensors])
+    call.ask(collectives.broadcast_all, tensors, root_rank, None, "none")
+
+
+def _root(root_rank: int) -> str:
+    if root_rank not in range(size()):
+        raise InvalidArgument(f"root_rank={root_rank!r} is none of {size()} ranks")
+    return f"root_rank={root_rank}"
+
+
+def _reduction(op: Reduction | None, average: bool | None = None) -> Reduction:
+    if average is not None and (op is not None or not isinstance(average, bool)):
+        raise InvalidArgument(f"average={average!r}: say op=hvd.Average or op=hvd.Sum alone")
+    if op not in (None, Average, Sum):
+        raise InvalidArgument(f"op={op!r} is neither hvd.Average nor hvd.Sum")
+    return Sum if average is False else op or Average
+
+
+def _spec(compression: _Codec) -> str:
+    wanted = "compression is hvd.Compression.none, .fp16, .int8 or .spec(…)"
+    expect(compression, _Codec, wanted)
+    return compression.spec
