@@ -10,6 +10,7 @@ import datetime
 import fcntl
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import re
@@ -42,7 +43,9 @@ def green(*packages: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 def note(versions: Mapping[str, str]) -> None:
     """Adds them to the file, which several processes may do at once."""
-    beside = f"PyTorch {importlib.metadata.version('torch')}, Python {platform.python_version()}"
+    beside = f"Python {platform.python_version()}"
+    if importlib.util.find_spec("torch") is not None:
+        beside = f"PyTorch {importlib.metadata.version('torch')}, {beside}"
     rows = {
         name: [version, beside, datetime.date.today().isoformat()]
         for name, version in versions.items()

@@ -19,14 +19,14 @@ torch = pytest.importorskip("torch")
 
 PAGE = "docs/adopt.md"
 RANKS = 2
-# `torch` and `mpi` in test_docs_torch.py and test_docs_python.py, the others below.
-KINDS = {"torch", "mpi", "transformers", "accelerate", "lightning", "hvd"}
-NOT_THERE_YET = {"tensorflow"}  # TO BE REMOVED at the merge with it, where a test runs the program
+# `torch` and `mpi` in test_docs_torch.py and test_docs_python.py, `tensorflow` in
+# test_tensorflow.py, the others below.
+KINDS = {"torch", "mpi", "transformers", "accelerate", "lightning", "hvd", "tensorflow"}
 
 
 def test_every_program_of_the_page_is_run() -> None:
     kinds = re.findall(r"^```python *(.*)$", (SOURCES / PAGE).read_text(), re.MULTILINE)
-    assert set(kinds) == KINDS | NOT_THERE_YET
+    assert set(kinds) == KINDS
 
 
 def test_every_section_says_first_what_is_not_compressed() -> None:
@@ -174,5 +174,4 @@ def test_the_program_for_lightning_runs(body: Any, tmp_path: pathlib.Path) -> No
 
 
 def test_the_program_for_horovod_runs(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("tersor.torch.hvd", reason="TO BE REMOVED at the merge with it")
     check(run_horovod, tmp_path)

@@ -12,7 +12,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+import frameworks
 import pytest
+from pages import programs
 
 pytestmark = [
     pytest.mark.long,
@@ -164,6 +166,26 @@ def test_keras_learns_the_same_on_all_ranks_for_fewer_bytes(tmp_path: pathlib.Pa
         assert first[1] == second[1]
     assert short[0][0] == pytest.approx(plain[0][0], rel=0.01)
     assert plain[0][2] > 2.5 * short[0][2]
+
+
+@frameworks.green("tensorflow_cpu", "keras")
+def test_the_pages_program_runs(tmp_path: pathlib.Path) -> None:
+    before = """
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(256), keras.layers.Dense(1)])
+"""
+    after = """
+x = np.random.default_rng(tersor.tensorflow.transport().rank).standard_normal((64, 32))
+model.fit(x, x[:, 0], verbose=0)
+digest = [float(np.abs(one.numpy()).sum()) for one in model.trainable_variables]
+print(json.dumps([*digest, optimizer.reducer.statistics().steps]))
+tersor.tensorflow.shutdown()
+"""
+    script = before + programs("docs/adopt.md", "tensorflow")[0] + after
+    first, second = told(run(tmp_path, script, environments=of_two()))
+    assert first == second
+    assert first[-1] == 2
 
 
 def test_a_rank_that_dies_ends_the_other_by_name(tmp_path: pathlib.Path) -> None:

@@ -68,6 +68,11 @@ class ModuleLayout:
         )
 
     @property
+    def ranks(self) -> int:
+        """Among how many a parameter is sharded."""
+        return 1 if self._group is None else int(self._group.mesh_info.shard_mesh_size)
+
+    @property
     def scatter_group(self) -> dist.ProcessGroup:
         """Among whose ranks parameters are sharded: that which gradients go through, which may be
         another than weights do from 2.15 on."""
