@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -216,8 +218,11 @@ def test_parameters_and_optimizers_begin_alike(rank: int, count: int) -> None:
     with started():
         model = network(seed=rank)
         model[1].num_batches_tracked += rank
-        for params in (model.state_dict(), list(model.named_parameters()), model.parameters()):
+        twice = [("weight", torch.tensor(rank)), ("weight", torch.tensor(rank))]
+        named = list(model.named_parameters())
+        for params in (model.state_dict(), named, model.parameters(), twice):
             hvd.broadcast_parameters(params, root_rank=1)
+        assert [one.item() for _, one in twice] == [1, 1]
         for one, other in zip(model.parameters(), network(seed=1).parameters(), strict=True):
             assert torch.equal(one, other)
         assert model[1].num_batches_tracked == 1
@@ -301,6 +306,9 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
         }.items():
             with pytest.raises(tersor.InvalidArgument, match=words):
                 call()
+        shard = distribute_tensor(one, init_device_mesh("cpu", (1,)), [Shard(0)])
+        with pytest.raises(tersor.InvalidArgument, match=r"hvd\.broadcast_parameters is a shard"):
+            hvd.broadcast_parameters({"weight": shard})
         for words, call in {
             "takes a tensor, not 1.0": lambda: hvd.allreduce(1.0),  # type: ignore[arg-type]
             "compression is hvd.*'fp16'": lambda: hvd.allreduce(one, compression="fp16"),  # type: ignore[arg-type]

@@ -165,7 +165,7 @@ def broadcast_parameters(
     expect(model, nn.Module, "broadcast_parameters() takes the model")
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in named.items():
-        _refuse_shard(name, tensor)
+        refuse_shard(name, tensor)
     broadcast_all(list(named.values()), root, group, codec)
 
 
@@ -180,7 +180,7 @@ def broadcast_optimizer_state(
     expect(optimizer, torch.optim.Optimizer, "broadcast_optimizer_state() takes the optimizer")
     for settings in optimizer.param_groups:
         for parameter in settings["params"]:
-            _refuse_shard("a parameter of the optimizer", parameter)
+            refuse_shard("a parameter of the optimizer", parameter)
     state = optimizer.state_dict()
     told = [tree_map_only(Tensor, _Hole, state)]
     dist.broadcast_object_list(told, group=group, group_src=root)
@@ -202,7 +202,8 @@ class _Hole:
         return torch.empty(self._shape, dtype=self._dtype, device=self._place)
 
 
-def _refuse_shard(name: str, tensor: Tensor) -> None:
+def refuse_shard(name: str, tensor: Tensor) -> None:
+    """Raises InvalidArgument where no rank has the whole tensor."""
     if isinstance(tensor, DTensor):
         raise InvalidArgument(f"{name} is a shard: it is different on each rank")
 

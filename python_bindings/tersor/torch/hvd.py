@@ -26,7 +26,15 @@ from tersor._core import InvalidArgument
 from tersor._options import expect
 from tersor.collectives import Reduction
 from tersor.torch import collectives
-from tersor.torch.named_calls import ADVICE, Call, as_bytes, differentiable
+from tersor.torch.named_calls import (
+    ADVICE,
+    Call,
+    Op,
+    as_bytes,
+    differentiable,
+    reduction_of,
+    root_of,
+)
 from tersor.torch.optimizer import DistributedOptimizer as TersorOptimizer
 from tersor.torch.world import init as init
 from tersor.torch.world import is_initialized as is_initialized
@@ -66,7 +74,7 @@ def allreduce(
     average: bool | None = None,
     name: Name = None,
     compression: _Codec = Compression.none,
-    op: Reduction | None = None,
+    op: Op = None,
     **others: Any,
 ) -> Tensor:
     """The mean over ranks (or sum, as ``op`` says): a new tensor of the same type.
@@ -74,7 +82,7 @@ def allreduce(
     float32, bfloat16 and float16 by ``compression``; float64 and whole numbers as they are, whose
     mean is cut off behind the point. ``average`` is the former word for ``op``.
     """
-    call, how = Call("allreduce", name, others), (_reduction(op, average), _spec(compression))
+    call, how = Call("allreduce", name, others), (reduction_of(op, average), _spec(compression))
 
     def reduce(tensor: Tensor) -> Tensor:
         return call.reduce_(call.take(tensor).clone(), *how)
@@ -83,15 +91,11 @@ def allreduce(
 
 
 def allreduce_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: Name = None,
-    op: Reduction | None = None,
-    **others: Any,
+    tensor: Tensor, average: bool | None = None, name: Name = None, op: Op = None, **others: Any
 ) -> Tensor:
     """As :func:`allreduce`, in place, without a gradient."""
     call = Call("allreduce_", name, others)
-    call.reduce_(call.take(tensor), _reduction(op, average), "none")
+    call.reduce_(call.take(tensor), reduction_of(op, average), "none")
     return tensor
 
 
@@ -113,7 +117,7 @@ def reducescatter(
     values = call.take(tensor, rows=True).clone()
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidArgument("hvd.reducescatter has no gradient: give it tensor.detach()")
-    reduced = call.reduce_(values, _reduction(op), _spec(compression))
+    reduced = call.reduce_(values, reduction_of(op), _spec(compression))
     return reduced.tensor_split(size())[rank()].clone()
 
 
@@ -172,19 +176,16 @@ def alltoall(
 
 def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
     """Rank ``root_rank``'s values, in a new tensor."""
-
-    def spread(tensor: Tensor) -> Tensor:
-        return broadcast_(tensor.clone(), root_rank, name, **others)
-
-    def at_root(gradient: Tensor) -> Tensor:
-        return allreduce(gradient) * (rank() == root_rank)
-
-    return differentiable(tensor, spread, at_root)
+    return differentiable(
+        tensor,
+        lambda tensor: broadcast_(torch.clone(tensor), root_rank, name, **others),
+        lambda gradient: allreduce(gradient) * (rank() == root_rank),
+    )
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
     """Rank ``root_rank``'s values, in place, without a gradient."""
-    _broadcast(Call("broadcast", name, others), {"": tensor}, root_rank)
+    Call("broadcast", name, others).broadcast_([("", tensor)], root_rank)
     return tensor
 
 
@@ -194,8 +195,8 @@ def broadcast_parameters(
     """Rank ``root_rank``'s values, in place: of ``model.state_dict()``, or of a list of tensors or
     of pairs of a name and a tensor."""
     listed = sorted(params.items()) if isinstance(params, Mapping) else list(params)
-    named = dict(one if isinstance(one, tuple) else (str(i), one) for i, one in enumerate(listed))
-    _broadcast(Call("broadcast_parameters", None, {}), named, root_rank)
+    named = [one if isinstance(one, tuple) else ("", one) for one in listed]
+    Call("broadcast_parameters", None, {}).broadcast_(named, root_rank)
 
 
 def broadcast_optimizer_state(
@@ -203,14 +204,14 @@ def broadcast_optimizer_state(
 ) -> None:
     """State and settings of rank ``root_rank``'s optimizer on all ranks. ``model``: not needed."""
     call = Call("broadcast_optimizer_state", None, {})
-    call.agree(_root(root_rank))
+    call.agree(root_of(root_rank))
     call.ask(collectives.broadcast_optimizer_state, optimizer, root_rank)
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: Any) -> Any:
     """Rank ``root_rank``'s object on all ranks, by pickle."""
     call = Call("broadcast_object", name, others)
-    call.agree(_root(root_rank))
+    call.agree(root_of(root_rank))
     told = [obj]
     call.ask(dist.broadcast_object_list, told, group_src=root_rank)
     return told[0]
@@ -239,32 +240,11 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
     codec = _spec(compression)
     if codec == Compression.fp16.spec:
         options.setdefault("rules", [("*", codec)])
-    passes = {"backward_passes_per_step": backward_passes_per_step}
-    told = {"codec": codec, "reduction": _reduction(op), **passes, **options}
-    return TersorOptimizer(optimizer, named_parameters, **told)
-
-
-def _broadcast(call: Call, named: Mapping[str, Tensor], root_rank: int) -> None:
-    tensors = [call.take(one) for one in named.values()]
-    call.agree(_root(root_rank), [*named], [(one.dtype, [*one.shape]) for one in tensors])
-    call.ask(collectives.broadcast_all, tensors, root_rank, None, "none")
-
-
-def _root(root_rank: int) -> str:
-    if root_rank not in range(size()):
-        raise InvalidArgument(f"root_rank={root_rank!r} is none of {size()} ranks")
-    return f"root_rank={root_rank}"
-
-
-def _reduction(op: Reduction | None, average: bool | None = None) -> Reduction:
-    if average is not None and (op is not None or not isinstance(average, bool)):
-        raise InvalidArgument(f"average={average!r}: say op=hvd.Average or op=hvd.Sum alone")
-    if op not in (None, Average, Sum):
-        raise InvalidArgument(f"op={op!r} is neither hvd.Average nor hvd.Sum")
-    return Sum if average is False else op or Average
+    options |= {"codec": codec, "reduction": reduction_of(op)}
+    options["backward_passes_per_step"] = backward_passes_per_step
+    return TersorOptimizer(optimizer, named_parameters, **options)
 
 
 def _spec(compression: _Codec) -> str:
-    wanted = "compression is hvd.Compression.none, .fp16, .int8 or .spec(…)"
-    expect(compression, _Codec, wanted)
+    expect(compression, _Codec, "compression is hvd.Compression.none, .fp16, .int8 or .spec(…)")
     return compression.spec

@@ -17,6 +17,7 @@ from tersor.torch import collectives, group
 from tersor.torch.parameters import DTYPES
 from tersor.torch.world import SOME_RANKS, place
 
+Op = Reduction | None
 Change = Callable[[Tensor], Tensor]
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -105,6 +106,7 @@ class Call:
     def take(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
         """The tensor without its history. Raises InvalidArgument where no rank could send it."""
         expect(tensor, Tensor, f"{self.what} takes a tensor")
+        collectives.refuse_shard(f"a tensor of {self.what}", tensor)
         if tensor.device.type not in _devices() or tensor.layout != torch.strided:
             raise InvalidArgument(
                 f"{self.what} takes dense tensors on {' or '.join(_devices())}, not one of "
@@ -136,6 +138,29 @@ class Call:
                 f"{self.what}: a sum is too large for {tensor.dtype}: use .long()"
             )
         return tensor.copy_(found)
+
+    def broadcast_(self, named: list[tuple[str, Tensor]], root_rank: int) -> None:
+        """In place."""
+        tensors = [self.take(one) for _, one in named]
+        kinds = [(one.dtype, list(one.shape)) for one in tensors]
+        self.agree(root_of(root_rank), [name for name, _ in named], kinds)
+        self.ask(collectives.broadcast_all, tensors, root_rank, None, "none")
+
+
+def reduction_of(op: Op, average: bool | None = None) -> Reduction:
+    """Raises InvalidArgument for what is neither the mean nor the sum, or both."""
+    if average is not None and (op is not None or not isinstance(average, bool)):
+        raise InvalidArgument(f"average={average!r}: say op=hvd.Average or op=hvd.Sum alone")
+    if op not in (None, "mean", "sum"):
+        raise InvalidArgument(f"op={op!r} is neither hvd.Average nor hvd.Sum")
+    return "sum" if average is False else op or "mean"
+
+
+def root_of(rank: int) -> str:
+    """What ranks agree on. Raises InvalidArgument for a rank that is none."""
+    if rank not in range(dist.get_world_size()):
+        raise InvalidArgument(f"root_rank={rank!r} is none of {dist.get_world_size()} ranks")
+    return f"root_rank={rank}"
 
 
 def _devices() -> list[str]:
