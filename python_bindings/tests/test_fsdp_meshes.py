@@ -90,7 +90,7 @@ def on_two_meshes(rank: int, count: int) -> None:
 
     fully_shard(model, mesh=init_device_mesh("cpu", (count,)), shard_placement_fn=place)
     assert len(model._get_fsdp_state()._fsdp_param_groups) == 2
-    with pytest.raises(tersor.InvalidArgument, match=r"\(root\) has parameters on 2 meshes"):
+    with pytest.raises(tersor.InvalidArgument, match=r"\(root\) has .* 2 meshes.*\"tersor\""):
         tersor.torch.compress(model)
 
 

@@ -14,6 +14,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -49,24 +50,43 @@ _LEAST_BUCKETS = 8  # of a model: with fewer, nothing is left to send while the 
 Options = TypeVar("Options", ReducerOptions, CollectiveOptions, dict[str, Any])
 
 
-class _Connection:
-    """What was made for one group of the trainer's."""
+@dataclass(frozen=True)
+class Members:
+    """The ranks of a group, as far as they need to know each other to meet."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+    store: Store
+    rank: int
+    ranks: int
+    seconds: float  #: the group's time limit
+    nccl: bool  #: whether device memory goes over NCCL
+
+
+class Connection:
+    """What was made for one group of the trainer's. Making it is a collective call.
+
+    Raises TransportError that names a rank which does not come in the group's time.
+    """
+
+    def __init__(self, members: Members) -> None:
         self.process = os.getpid()
+        self._members = members
         self._devices: dict[int, Transport] = {}
-        self.host = _meet(group)
+        self.host = _meet(members)
 
     def of(self, device: torch.device) -> Transport:
         """The transport for memory on a device, which is made by the first call; collective."""
-        if device.type != "cuda" or not _uses_nccl(self.group):
+        if device.type != "cuda" or not self._members.nccl:
             return self.host
         number = torch.cuda.current_device() if device.index is None else device.index
         if number not in self._devices:
             with torch.cuda.device(number):
-                self._devices[number] = _core.nccl_transport(self.host, seconds_of(self.group))
+                self._devices[number] = _core.nccl_transport(self.host, self._members.seconds)
         return self._devices[number]
+
+    def poison(self, cause: str) -> None:
+        """Ends what is under way, on all ranks, with this as its TransportError; any thread."""
+        for transport in (*self._devices.values(), self.host):
+            transport.poison(cause)
 
     def close(self) -> None:
         if self.process != os.getpid():
@@ -77,7 +97,7 @@ class _Connection:
         self.host.close()
 
 
-_connections: dict[dist.ProcessGroup, _Connection] = {}
+_connections: dict[dist.ProcessGroup, Connection] = {}
 
 
 def transport(
@@ -110,11 +130,16 @@ def with_message_sizes(
     """Options for a reducer with messages as long as pay on this transport, unless they say."""
     if not isinstance(ranks, TcpTransport):
         return options
-    least, most = _CHUNK_COUNTS
-    count = min(max(least, _PART_COUNT * ranks.ranks), most)
+    count = chunk_count(ranks.ranks)
     model_bytes = sum(one.numel() * one.element_size() for one in parameters)
     bucket_bytes = min(max(_LEAST_BUCKET_BYTES, model_bytes // _LEAST_BUCKETS), 4 * count)
     return {"chunk_count": count, "bucket_bytes": bucket_bytes, **options}
+
+
+def chunk_count(ranks: int) -> int:
+    """Values of a chunk that pay among so many ranks over TCP."""
+    least, most = _CHUNK_COUNTS
+    return min(max(least, _PART_COUNT * ranks), most)
 
 
 def seconds_of(process_group: dist.ProcessGroup | None = None) -> float:
@@ -146,10 +171,13 @@ def _close(groups: Iterable[dist.ProcessGroup]) -> None:
         _connections.pop(group).close()
 
 
-def _connection(group: dist.ProcessGroup) -> _Connection:
+def _connection(group: dist.ProcessGroup) -> Connection:
     if group not in _connections:
         _close([one for one in _connections if not _is_alive(one)])  # the trainer destroyed them
-        _connections[group] = _Connection(group)
+        members = Members(
+            _store_of(group), group.rank(), group.size(), seconds_of(group), _uses_nccl(group)
+        )
+        _connections[group] = Connection(members)
     return _connections[group]
 
 
@@ -187,15 +215,13 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _meet(group: dist.ProcessGroup) -> TcpTransport:
-    """Raises TransportError that names a rank which does not come in the group's time."""
-    store = _store_of(group)
-    seconds = seconds_of(group)
+def _meet(members: Members) -> TcpTransport:
+    rank, ranks, seconds = members.rank, members.ranks, members.seconds
     variable, address = _own_address()
-    meeting = Meeting(store, group.rank(), group.size())
+    meeting = Meeting(members.store, rank, ranks)
     try:
         meeting.join(seconds)
-        return TcpTransport(meeting, group.rank(), group.size(), address, seconds)
+        return TcpTransport(meeting, rank, ranks, address, seconds)
     except Exception as error:
         meeting.give_up(str(error))
         if not isinstance(error, TransportError):
@@ -230,4 +256,10 @@ def _own_address() -> tuple[str, str]:
 
 
 def _uses_nccl(group: dist.ProcessGroup) -> bool:
-    return _core.has_nccl() and "nccl" in str(dist.get_backend_config(group))
+    made = str(dist.get_backend_config(group))
+    return _core.has_nccl() and ("nccl" in made or ("cuda:tersor" in made and nccl_is_there()))
+
+
+def nccl_is_there() -> bool:
+    """Whether the back end ``tersor`` hands what lies on devices on to NCCL."""
+    return dist.is_nccl_available() and torch.cuda.is_available()

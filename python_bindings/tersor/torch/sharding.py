@@ -225,16 +225,21 @@ def _groups(module: FSDPModule) -> list[Any] | None:
 def refuse_meshes(name: str, module: FSDPModule) -> None:
     """Raises InvalidArgument for a module whose gradients no reduce-scatter of one mesh takes."""
     groups = _groups(module) or []
+    backend = (
+        'or take the back end, which encodes without feedback: init_process_group("tersor"), '
+        "PyTorch 2.15 or newer"
+    )
     if len(groups) > 1:
         raise InvalidArgument(
             f"module {name} has parameters on {len(groups)} meshes (shard_placement_fn): call "
-            "fully_shard on those of each mesh as a module of their own, experts for one"
+            "fully_shard on those of each mesh as a module of their own, experts for one; "
+            + backend
         )
     if any(not hasattr(one.mesh_info, "shard_mesh_size") for one in groups):
         raise InvalidArgument(
             f"module {name} went through replicate(), whose all-reduce cannot be encoded: use "
             "DistributedDataParallel; or fully_shard on a mesh of (ranks, 1), of names "
-            '("replicate", "shard"), which replicates, too'
+            f'("replicate", "shard"), which replicates, too; {backend}'
         )
 
 

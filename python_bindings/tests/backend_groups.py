@@ -1,0 +1,95 @@
+"""Groups of the back end of torch.distributed on several processes at once, for its tests."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib
+import inspect
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+
+SECONDS = 30.0
+COUNT = 3000
+
+
+def start(rank: int, count: int, meeting: str, **options: Any) -> None:
+    """Initialises torch.distributed with it, as configured; from 4 KiB on, unrounded by default."""
+    from tersor.torch import backend
+
+    torch.set_num_threads(1)
+    backend.register()
+    backend.configure(**{"codec": "none", "min_bytes": 4096, **options})
+    limit = datetime.timedelta(seconds=SECONDS)
+    place = {"init_method": f"file://{meeting}", "rank": rank, "world_size": count}
+    dist.init_process_group("tersor", timeout=limit, **place)  # type: ignore[arg-type]
+
+
+def _begun(
+    rank: int, count: int, meeting: str, body: tuple[str, str], options: dict[str, Any]
+) -> Any:
+    start(rank, count, meeting, **options)
+    try:
+        module, name = body
+        return inspect.unwrap(getattr(importlib.import_module(module), name))(rank, count)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def outcomes(
+    body: Callable[[int, int], Any], count: int, folder: pathlib.Path, **options: Any
+) -> list[ranks.Outcome]:
+    """What became of a function of rank and ranks on so many; ``options``: of ``configure``."""
+    name = (body.__module__, body.__name__)
+    return ranks.outcomes(_begun, count, str(folder / "store"), name, options, group=False)
+
+
+def on(count: int, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a test of a function of rank and ranks, whose default group is of this back end."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def test(tmp_path: pathlib.Path) -> None:
+            for outcome in outcomes(function, count, tmp_path, **options):
+                assert outcome.error is None, outcome.traceback
+                assert outcome.finished
+
+        parameter = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
+        test.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def values(rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Those of one rank."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(count, generator=generator).to(dtype)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64), nn.Linear(64, 8))
+
+
+def losses(trained: nn.Module, rank: int) -> list[float]:
+    """Of five steps."""
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(100 + rank)
+    found = []
+    for _ in range(5):
+        inputs = torch.randn(16, 32, generator=generator)
+        loss = nn.functional.cross_entropy(trained(inputs), inputs[:, :8].argmax(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
