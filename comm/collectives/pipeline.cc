@@ -136,7 +136,7 @@ void Pipeline::update_wire_clock() {
     wire_since_ = Clock::now();
   } else {
     wire_seconds_ += seconds_since(wire_since_);
-    if (context_.trace != nullptr)
+    if (context_.trace != nullptr && !context_.on_device())
       context_.trace->record(
           {Traced::kWire, context_.step_on_host(), 0, wire_since_, Clock::now()});
   }

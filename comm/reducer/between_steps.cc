@@ -313,6 +313,8 @@ void GradientReducer::relearn_order() { impl_->between_steps()->forget_order(); 
 
 void GradientReducer::scale_residuals(float factor) {
   const auto lock = impl_->between_steps();
+  if (impl_->residence_ == nullptr) return;
+  const Residence::Entry entry(*impl_->residence_);
   impl_->parameters_.residuals.scale(factor);
 }
 

@@ -104,8 +104,9 @@ struct GradientReducer::Impl {
   ExchangeContext context_;
   Parameters parameters_;
   Ways ways_;  ///< before the channel, a collective call: wrong rules are found without it
-  Transport& transport_;                ///< the trainer's
-  std::unique_ptr<Transport> channel_;  ///< of the driving thread
+  std::unique_ptr<ReducerTrace> trace_;  ///< where one is asked for
+  Transport& transport_;                 ///< the trainer's
+  std::unique_ptr<Transport> channel_;   ///< of the driving thread
   std::unique_ptr<Transport>
       control_;  ///< of the trainer's thread: what "auto" agrees on, checkpoints
   Threads threads_;
@@ -113,7 +114,6 @@ struct GradientReducer::Impl {
   std::size_t taken_in_ = 0;              ///< so many parameters are part of steps
   Gradients gradients_;
   Totals totals_;
-  std::unique_ptr<ReducerTrace> trace_;  ///< where one is asked for
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
   std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
 

@@ -29,6 +29,12 @@ std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptio
   return std::make_unique<Hierarchy>(channel, *std::move(hosts.groups), std::move(hosts.codec));
 }
 
+std::unique_ptr<ReducerTrace> find_trace(const ReducerOptions& options, int rank,
+                                         const Parameters& parameters) {
+  if (options.trace.empty()) return nullptr;
+  return std::make_unique<ReducerTrace>(options.trace, rank, parameters);
+}
+
 ReducerOptions with_chunk_count(ReducerOptions options, const Transport& transport) {
   options.chunk_count = chunk_count_of(transport, options.chunk_count);
   return options;
@@ -40,6 +46,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
     : options_(with_chunk_count(std::move(wanted), transport)),
       parameters_(options_, context_),
       ways_(parameters_),
+      trace_(find_trace(options_, transport.rank(), parameters_)),
       transport_(transport),
       channel_(transport.channel()),
       threads_(options_.threads),
@@ -60,9 +67,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.threads = &threads_;
   hierarchy_ = find_hierarchy(*channel_, options_, ways_);
   context_.hierarchy = hierarchy_.get();
-  if (options_.trace.empty()) return;
-  trace_ = std::make_unique<ReducerTrace>(options_.trace, context_.rank, parameters_);
-  context_.trace = &trace_->sender;
+  context_.trace = trace_ == nullptr ? nullptr : &trace_->sender;
 }
 
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {

@@ -90,7 +90,6 @@ ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) co
 }
 
 std::vector<double> Residuals::norms() const {
-  if (entries_.empty()) return {};
   std::vector<ConstValueSpan> senders;
   for (std::size_t i = 0; i < entries_.size(); ++i) senders.push_back(current_sender(i));
   return residence_->norms(senders);

@@ -53,13 +53,16 @@ std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
 
 std::vector<double> GradientReducer::residual_norms() const {
   const auto lock = impl_->between_steps();
+  if (impl_->residence_ == nullptr) return {};
+  const Residence::Entry entry(*impl_->residence_);
   return impl_->parameters_.residuals.norms();
 }
 
+// Waits for nothing, and what ended an exchange is no hindrance: then a trace is wanted most.
 void GradientReducer::write_trace() const {
-  const auto lock = impl_->between_steps();
   if (impl_->trace_ == nullptr)
     throw InvalidArgument("this reducer keeps no trace: set ReducerOptions::trace to a file");
+  const LockedStep lock = impl_->step_.lock();
   impl_->trace_->write();
 }
 

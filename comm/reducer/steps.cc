@@ -103,7 +103,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   for (std::size_t i = 0; i < together.size(); ++i) {
     gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
     handles[i] = handle_of(step, together[i].parameter);
-    trace(Traced::kReady, step->number(), together[i].parameter, Clock::now());
+    trace(Traced::kReady, training_step(step), together[i].parameter, Clock::now());
   }
   if (request(step, parameters)) {  // before the lock is let go, and so before anybody takes them
     residence_->follow_trainer();
@@ -168,7 +168,7 @@ void GradientReducer::Impl::wait() {
   residence_->lead_trainer();
   step->set_awaited();
   note_waited();
-  note_exposed(step->number() - 1, start);
+  note_exposed(training_step(step) - 1, start);
 }
 
 void GradientReducer::Impl::trace(Traced what, std::uint32_t step, std::uint32_t parameter,
@@ -214,7 +214,7 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t numb
   }
   residence_->lead_trainer();
   if (number != step->number()) note_waited();
-  note_exposed(number, start);
+  note_exposed(number + steps_before_, start);
 }
 
 bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t number) {

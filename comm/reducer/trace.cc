@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace tersor {
@@ -127,11 +128,12 @@ nanoseconds epoch_of_the_steady_clock() {
 
 ReducerTrace::ReducerTrace(const std::filesystem::path& path, int rank,
                            const Parameters& parameters)
-    : file_(files().take(path, ".rank" + std::to_string(rank))),
+    : file_(files().take(std::filesystem::absolute(path).lexically_normal(),
+                         ".rank" + std::to_string(rank))),
       rank_(rank),
       parameters_(parameters),
       epoch_(epoch_of_the_steady_clock()) {
-  if (std::ofstream(file_)) return;
+  if (std::ofstream(file_, std::ios::app)) return;
   files().give_back(file_);
   throw InvalidArgument("a trace cannot be written to \"" + file_.string() + "\"");
 }
@@ -145,7 +147,8 @@ ReducerTrace::~ReducerTrace() {
 }
 
 void ReducerTrace::write() const {
-  std::ofstream file(file_);
+  const std::filesystem::path whole = file_.string() + ".part";
+  std::ofstream file(whole);
   file << "{\"traceEvents\":[";
   TraceWriter writer(file, rank_, epoch_);
   writer.name("process_name", 0, "rank " + std::to_string(rank_));
@@ -156,7 +159,10 @@ void ReducerTrace::write() const {
   for (const TraceRing* ring : {&trainer, &sender})
     ring->for_each([&](const TraceEvent& event) { writer.event(event); });
   file << "\n]}\n";
-  if (!file.flush()) throw Error("the trace could not be written to \"" + file_.string() + "\"");
+  file.close();
+  std::error_code failed;
+  if (file) std::filesystem::rename(whole, file_, failed);
+  if (!file || failed) throw Error("the trace could not be written to \"" + file_.string() + "\"");
 }
 
 }  // namespace tersor

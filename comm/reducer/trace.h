@@ -9,8 +9,8 @@
 
 namespace tersor {
 
-/// What the sender and the trainer did, each in a ring of its own: the first without a lock, the
-/// second with the step's. Both stand still between two steps.
+/// What the sender and the trainer did, each in a ring of its own: the first records without a
+/// lock, the second with the step's.
 class ReducerTrace {
  public:
   /// "trace.json" is "trace.rank3.json" on rank 3, and "trace.2.rank3.json" of the second reducer
@@ -22,7 +22,8 @@ class ReducerTrace {
   ReducerTrace& operator=(const ReducerTrace&) = delete;
 
   /// Chrome's format, in place of what stood there: a row for the trainer, one for the wire, one
-  /// for each parameter. Times are of the system's clock. Throws Error where that fails.
+  /// for each parameter. Times are of the system's clock. With the step locked. Throws Error where
+  /// that fails.
   void write() const;
 
   TraceRing sender{std::size_t{1} << 16};

@@ -248,7 +248,8 @@ class GradientReducer {
   void load_state(std::span<const std::byte> state);
 
   ReducerStatistics statistics() const;
-  /// The same of the steps that are complete, on a device too. Any thread; never waits.
+  /// The same of the steps that are complete, on a device too. Any thread; waits for no step, and
+  /// for what the trainer's thread does between two at most.
   ReducerStatistics statistics_so_far() const;
   std::vector<ReducerStatistics> parameter_statistics() const;
   /// The Euclidean norm of what error feedback keeps of each parameter of this rank, as many as

@@ -152,7 +152,7 @@ void bind_reducer(nb::module_& module) {
   bind_state(reducer);
   reducer.def("statistics", &waiting<&GradientReducer::statistics>, "Of all parameters together.")
       .def("statistics_so_far", &waiting<&GradientReducer::statistics_so_far>,
-           "The same of the steps that are complete. From any thread; never waits.")
+           "The same of the steps that are complete. From any thread; waits for no step.")
       .def("parameter_statistics", &waiting<&GradientReducer::parameter_statistics>,
            "Of each parameter, in the order in which they were added.")
       .def("residual_norms", &waiting<&GradientReducer::residual_norms>,

@@ -87,10 +87,14 @@ def lasting(options: ReducerOptions) -> ReducerOptions:
     return {**options, "rules": list(options["rules"])} if "rules" in options else options
 
 
-def _write_trace(alive: weakref.ref[GradientReducer]) -> None:
+_traced: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+
+
+@atexit.register
+def _write_traces() -> None:
     """What Python still holds when it ends is not taken down."""
-    if (reducer := alive()) is not None:
-        with contextlib.suppress(_core.Error):  # what ended the exchange was told already
+    for reducer in _traced:
+        with contextlib.suppress(_core.Error):
             reducer.write_trace()
 
 
@@ -111,4 +115,4 @@ class GradientReducer(_core.GradientReducer):
         )
         super().__init__(transport, fill(_core.ReducerOptions(), options))
         if options.get("trace"):
-            atexit.register(_write_trace, weakref.ref(self))
+            _traced.add(self)

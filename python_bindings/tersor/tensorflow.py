@@ -12,6 +12,7 @@ gradients; inputs are sharded by whoever makes the dataset.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import multiprocessing.managers
 import os
@@ -52,6 +53,7 @@ __all__ = [
 
 _SHORTEST_SECRET = 16
 _world: list[Transport] = []
+_servers: list[Any] = []
 
 
 class _Manager(multiprocessing.managers.BaseManager):
@@ -89,7 +91,8 @@ def init(
     the port behind its own) or from ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``,
     as torchrun sets them. ``address``: ``"host:port"`` of rank 0, where ranks find each other.
     ``secret``, by default ``TERSOR_SECRET``: a word of at least 16 letters that only the ranks
-    know. Raises InvalidArgument where something is missing, TransportError where a rank does not
+    know, in a network that they trust: what they say while they meet is not encrypted. Raises
+    InvalidArgument where something is missing, TransportError where a rank does not
     come within ``timeout`` seconds.
     """
     if not _world:
@@ -112,18 +115,15 @@ def shutdown() -> None:
     """Says goodbye to the other ranks."""
     while _world:
         _world.pop().close()  # type: ignore[attr-defined]
+    while _servers:
+        server = _servers.pop()
+        server.stop_event.set()
+        server.listener.close()
 
 
 def _from_environment() -> dict[str, Any]:
     if "TF_CONFIG" in os.environ:
-        config = json.loads(os.environ["TF_CONFIG"])
-        workers = config["cluster"]["worker"]
-        host, _, port = workers[0].rpartition(":")
-        return {
-            "rank": int(config["task"]["index"]),
-            "ranks": len(workers),
-            "address": f"{host}:{int(port) + 1}",
-        }
+        return _from_tf_config(json.loads(os.environ["TF_CONFIG"]))
     names = {"rank": "RANK", "ranks": "WORLD_SIZE"}
     found: dict[str, Any] = {
         key: int(os.environ[name]) for key, name in names.items() if name in os.environ
@@ -131,6 +131,21 @@ def _from_environment() -> dict[str, Any]:
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         found["address"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     return found
+
+
+def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A chief is rank 0, workers come behind it."""
+    cluster, task = config.get("cluster", {}), config.get("task", {})
+    chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
+    if not chiefs + workers or task.get("type") not in ("chief", "worker"):
+        raise InvalidArgument("TF_CONFIG: a rank is a worker or the chief, and there is no other")
+    host, _, port = (chiefs + workers)[0].rpartition(":")
+    before = len(chiefs) if task["type"] == "worker" else 0
+    return {
+        "rank": before + int(task["index"]),
+        "ranks": len(chiefs) + len(workers),
+        "address": f"{host}:{int(port) + 1}",
+    }
 
 
 def _chosen(name: str, given: Any, found: dict[str, Any]) -> Any:
@@ -158,6 +173,7 @@ def _words(address: str, secret: bytes, rank: int, timeout: float) -> Any:
         words: dict[str, str] = {}
         _Manager.register("words", callable=lambda: words, exposed=["update", "get"])
         server = _Manager(("", int(port)), secret).get_server()
+        _servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return words
     _Manager.register("words", exposed=["update", "get"])
@@ -169,14 +185,18 @@ def _words(address: str, secret: bytes, rank: int, timeout: float) -> Any:
             return manager.words()  # type: ignore[attr-defined]
         except multiprocessing.AuthenticationError:
             raise InvalidArgument("rank 0 knows another TERSOR_SECRET") from None
-        except OSError as error:
+        except (OSError, EOFError) as error:
             if time.monotonic() >= until:
                 raise TransportError(f"rank 0 is not to be reached at {address}: {error}") from None
             time.sleep(0.1)
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
-    """Gives all ranks the root's values, as they are: before the first step."""
+    """Gives all ranks the root's values, as they are: before the first step.
+
+    Of a model ``model.weights``: ``model.variables`` has the state of its random generators, too,
+    which is to differ from rank to rank.
+    """
     for variable in variables:
         value = np.array(variable)
         flat = np.frombuffer(value.tobytes(), np.uint8)
@@ -190,16 +210,19 @@ class Reducer:
     """The mean (or sum) of gradients over ranks, for custom loops and under ``tf.function``.
 
     ``gradients = reducer(tape.gradient(loss, variables), names)``; None stays None, on all ranks
-    alike. Options are those of ``tersor.GradientReducer``. What ends an exchange is raised by
-    TensorFlow as an error that holds Tersor's text.
+    alike, and keeps its residual. Sparse gradients are made dense. Options are those of
+    ``tersor.GradientReducer``. What ends an exchange is raised by TensorFlow as an error that holds
+    Tersor's text.
     """
 
     def __init__(self, **options: Unpack[ReducerOptions]) -> None:
         self.core = GradientReducer(transport(), **options)
-        self._known: set[str] = set()
+        self._known: dict[str, Any] = {}  # an array of zeros for each
 
     def __call__(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """Gradients of these names, in one order on all ranks."""
+        if tf.distribute.get_strategy().num_replicas_in_sync > transport().ranks:
+            raise InvalidArgument("a rank is one replica: start a process for each")
         taken = [i for i, gradient in enumerate(gradients) if gradient is not None]
         dense = [tf.convert_to_tensor(gradients[i]) for i in taken]
         if not dense:
@@ -207,6 +230,7 @@ class Reducer:
         exchange = functools.partial(self._exchange, [names[i] for i in taken])
         reduced: list[Any] = list(gradients)
         results = tf.numpy_function(exchange, dense, [one.dtype for one in dense])
+        results = tf.nest.flatten(results)  # of one tensor there is no list
         for i, one, result in zip(taken, dense, results, strict=True):
             result.set_shape(one.shape)
             reduced[i] = result
@@ -217,9 +241,11 @@ class Reducer:
         for name, value in zip(names, values, strict=True):
             if name not in self._known:
                 self.core.add(name, value)
-                self._known.add(name)
+                self._known[name] = np.zeros_like(value)
         for name, value in reversed(list(zip(names, values, strict=True))):
             self.core.ready(name, value)
+        for name in self._known.keys() - set(names):
+            self.core.ready(name, self._known[name], "none")
         self.core.wait()
         return values
 
@@ -229,20 +255,38 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
 
     Options are those of ``tersor.GradientReducer``; its ``reducer`` has ``save_state`` and
     ``load_state`` for the residuals. ``model.compile(…, jit_compile=False)``: XLA has no way to the
-    host. Variables start equal: ``broadcast_variables(model.variables)``.
+    host. Variables start equal: ``broadcast_variables(model.weights)``. Raises InvalidArgument for
+    an optimizer that has trained already, whose state a copy would not have, and under
+    ``mixed_float16``, where Keras lets a rank leave out a step by itself: take ``mixed_bfloat16``.
     """
+    if optimizer.built:
+        raise InvalidArgument("give an optimizer that has not trained yet: its state would be lost")
+    if tf.keras.config.dtype_policy().compute_dtype == "float16":
+        raise InvalidArgument(
+            "mixed_float16: Keras scales losses by itself, and a rank whose gradients overflow "
+            "would leave out a step that others wait for; use mixed_bfloat16"
+        )
     kind: Any = type(optimizer)
     reducer = Reducer(**options)
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         variables = trainable_variables or self._trainable_variables
-        names = [f"{i}:{one.path}" for i, one in enumerate(variables)]
-        return kind.apply(self, reducer(grads, names), trainable_variables)
+        return kind.apply(self, reducer(grads, _names(variables)), trainable_variables)
 
     made: Any = type(kind.__name__, (kind,), {"apply": apply, "__module__": kind.__module__})
     result = made.from_config(optimizer.get_config())
     result.reducer = reducer.core
     return result
+
+
+def _names(variables: Iterable[Any]) -> list[str]:
+    """Their paths; a number tells equal ones apart."""
+    seen: dict[str, int] = {}
+    names = []
+    for one in variables:
+        seen[one.path] = number = seen.get(one.path, 0) + 1
+        names.append(one.path if number == 1 else f"{one.path}:{number}")
+    return names
 
 
 class CrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
@@ -262,6 +306,7 @@ class CrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
             )
         self._least_bytes = least_bytes
         self._plain = tf.distribute.ReductionToOneDevice()
+        self._calls = itertools.count()
 
     def reduce_implementation(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
@@ -298,7 +343,11 @@ class CrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
         )
 
     def _sum(self, *values: Any) -> Any:
-        payloads = [self._codec.encode(np.ascontiguousarray(value)) for value in values]
+        call = next(self._calls) % 2**32  # else all draw the same random numbers
+        payloads = [
+            self._codec.encode(np.ascontiguousarray(value), seed=replica, step=call)
+            for replica, value in enumerate(values)
+        ]
         total = np.empty_like(values[0])
         self._codec.decode(payloads, out=total)
         return total

@@ -118,7 +118,7 @@ def test_sums_are_of_all_and_the_norm_is_of_all_residuals_together() -> None:
     (one, *_) = counted(3, codec="int8+ef", measure_error=True)
     told = one.totals(residual_norms=True)
     added = statistics.add_up(one.statistics(residual_norms=True))
-    for field in set(told) - {"name", "codec", "reason", "algorithm", "sent_bytes"}:
+    for field in set(told) - {*"name codec reason algorithm sent_bytes codec_changes".split()}:
         assert added[field] == pytest.approx(told[field])  # type: ignore[literal-required]
     assert added["codec"] == statistics.SEVERAL
     assert added["residual_norm"] > 0
@@ -129,13 +129,7 @@ def test_sums_have_nothing_that_no_entry_knows() -> None:
     (one, *_) = counted(2, codec="int8")
     known = statistics.add_up(one.statistics())
     assert known["relative_error"] is None
-    optional = (
-        "hidden_seconds",
-        "exposed_seconds",
-        "overflows",
-        "codec_changes",
-        "steps_discarded",
-    )
+    optional = ("hidden_seconds", "exposed_seconds", "overflows", "steps_discarded")
     entries = one.statistics()
     for entry in entries:
         for field in (*optional, "relative_error"):

@@ -33,7 +33,7 @@ KERAS = """
     keras.utils.set_random_seed(1 + transport.rank)
     model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(256), keras.layers.Dense(10)])
     optimizer = tt.DistributedOptimizer(keras.optimizers.SGD(0.05), codec=codec, timeout=20.0)
-    tt.broadcast_variables(model.variables)
+    tt.broadcast_variables(model.weights)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=optimizer, loss=loss)
     x = np.random.default_rng(0).standard_normal((512, 32)).astype("f4")
@@ -186,6 +186,43 @@ tersor.tensorflow.shutdown()
     first, second = told(run(tmp_path, script, environments=of_two()))
     assert first == second
     assert first[-1] == 2
+
+
+FROZEN = """
+    import numpy as np
+    import tensorflow as tf
+    import tersor.tensorflow as tt
+    transport = tt.init(timeout=60)
+    reduce = tt.Reducer(codec="int8+ef", timeout=20.0)
+    generator = np.random.default_rng(transport.rank)
+    for step in range(4):
+        gradients = [tf.constant(generator.standard_normal((90, 100)), tf.float32) for _ in "ab"]
+        if step == 2:
+            gradients[0] = None
+        reduced = reduce(gradients, ["a", "b"])
+    print(json.dumps([[one is None for one in reduced], float(tf.reduce_sum(reduced[0]))]))
+    policy = tf.keras.config.dtype_policy()
+    refused = []
+    for name in ("mixed_float16", policy.name):
+        optimizer = tf.keras.optimizers.SGD()
+        if name == policy.name:
+            optimizer.build([tf.Variable([1.0])])
+        tf.keras.config.set_dtype_policy(name)
+        try:
+            tt.DistributedOptimizer(optimizer)
+        except ValueError as error:
+            refused.append(str(error))
+    print(json.dumps([[one is None for one in reduced], float(tf.reduce_sum(reduced[0])), refused]))
+    tt.shutdown()
+"""
+
+
+def test_gradients_may_be_missing_for_a_step(tmp_path: pathlib.Path) -> None:
+    first, second = told(run(tmp_path, FROZEN, environments=of_two()))
+    assert first == second
+    assert first[0] == [False, False]
+    assert "mixed_bfloat16" in first[2][0]
+    assert "has not trained yet" in first[2][1]
 
 
 def test_a_rank_that_dies_ends_the_other_by_name(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping
 
 import torch
@@ -45,6 +46,9 @@ class TensorExchange:
         told: ReducerOptions = {**self.options, **options}
         if self.stream is not None:
             told["stream"] = self.stream
+        if "trace" in told and self.transport.ranks != dist.get_world_size():
+            path = pathlib.PurePath(told["trace"])  # other groups have ranks of these numbers, too
+            told["trace"] = str(path.with_stem(f"{path.stem}.of{dist.get_rank()}"))
         return GradientReducer(self.transport, **told)
 
     def hold(

@@ -108,7 +108,9 @@ class ShardedHandle(Reporting):
         """The same of all parameters together."""
         found = super().totals(residual_norms=residual_norms)
         if reducers := self._reducers:  # which do not count overflows by parameter
-            found["overflows"] = sum(one.core.statistics().overflows for one in reducers)
+            every = [one.core.statistics() for one in reducers]
+            found["overflows"] = sum(one.overflows for one in every)
+            found["codec_changes"] = sum(one.codec_changes for one in every)
         return found
 
     def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:

@@ -37,8 +37,8 @@ class Reporting(ABC):
         of this rank, which ``reducer.reset_statistics()`` begins anew. Counted: ``overflows``,
         ``skipped_steps``, ``steps_discarded``, ``codec_changes`` of ``"auto"``. With
         ``measure_error`` ``relative_error``, with ``residual_norm`` that of all residuals, for
-        which they are read. Before the first step nothing. Without ``residual_norm`` it never
-        waits, and any thread may ask: it tells of the steps that are complete.
+        which they are read. Before the first step nothing. Without ``residual_norm`` it
+        waits for no step, and any thread may ask: it tells of the steps that are complete.
         """
         totals = self._totals_of_all(residual_norm)
         return {} if totals is None else scalars(totals, getattr(self, "skipped_steps", 0))
@@ -100,11 +100,11 @@ class ReducerReporting(Reporting):
         return of_parameter(self.reducer.statistics(), self._ranks(), norm)
 
     def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
-        if self._exchange is None:
+        if (made := self._exchange) is None:
             return None
         if residual_norm:
             return self.totals(residual_norms=True)
-        return of_parameter(self.reducer.statistics_so_far(), self._ranks())
+        return of_parameter(made.reducer.statistics_so_far(), made.transport.ranks)
 
     def write_trace(self) -> None:
         """Writes the file of ``trace=`` now; without, it is written at the end."""

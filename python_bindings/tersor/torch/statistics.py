@@ -90,6 +90,8 @@ def of_parameter(
     told: Any = {field: getattr(one, field, None) for field in fields}
     if residual_norm is not None:
         told["residual_norm"] = residual_norm
+    if one.name:
+        del told["codec_changes"]
     told["uncompressed_bytes"] = one.gradient_bytes * 2 * (ranks - 1) / ranks
     told["relative_error"] = one.relative_error or None
     return cast(ParameterStatistics, told)
@@ -137,6 +139,8 @@ def per_step(one: ParameterStatistics, field: str) -> float | None:
 
 def scalars(totals: ParameterStatistics, skipped_steps: int) -> dict[str, float]:
     """What monitoring takes of all parameters together; see ``Reporting.scalars``."""
+    if not totals["steps"]:
+        return {}
     told: dict[str, float | None] = {
         "steps": totals["steps"],
         **{field: per_step(totals, field) for field in (*_BYTES, *_SECONDS)},
