@@ -260,7 +260,7 @@ class Constructors:
             return
         from_outside = caller.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
         if from_outside and tensor.nbytes >= LEAST_BYTES:
-            line = f"{os.path.relpath(caller.f_code.co_filename)}:{caller.f_lineno}"
+            line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
             counted = self.all_reduces.setdefault(line, [0, 0])
             counted[0] += 1
             counted[1] += tensor.nbytes
