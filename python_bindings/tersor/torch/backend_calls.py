@@ -72,6 +72,8 @@ class Call(Work):
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TransportError(f"the call did not end within {timeout.total_seconds():g} s")
         if self._error is not None:
+            with contextlib.suppress(Exception):  # by then the future says so, too
+                self._result.wait()
             raise self._error
         self._result.wait()  # on a device the current stream does
         return True
