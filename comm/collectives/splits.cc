@@ -2,6 +2,7 @@
 
 #include "comm/collectives/planner.h"
 #include "comm/transport/arguments.h"
+#include "kernels/host/checksum.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -81,6 +82,10 @@ std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
 
 using Counts = std::vector<std::uint64_t>;
 
+std::uint64_t checksum_of(const std::uint64_t* counts, std::size_t count) {
+  return kernels::checksum(counts, count * sizeof *counts / sizeof(std::uint32_t), 0);
+}
+
 /// What a rank tells those of its group, one behind the other: the rows of the lanes that it sends
 /// them.
 Counts announced(const Party& party, const Rows& rows) {
@@ -90,13 +95,25 @@ Counts announced(const Party& party, const Rows& rows) {
   return counts;
 }
 
+/// Of each part of so many counts the checksum behind it: there is room to be made for what they
+/// say.
+Counts with_checksums(const Counts& counts, std::size_t each) {
+  Counts all;
+  for (std::size_t first = 0; first < counts.size(); first += each) {
+    all.insert(all.end(), &counts[first], &counts[first] + each);
+    all.push_back(checksum_of(&counts[first], each));
+  }
+  return all;
+}
+
 /// The part for this rank of what each of an ascending group announces. Over a library that moves
 /// no other host memory everybody hears everything.
 std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
                          std::span<const int> group, const Counts& own) {
   const auto index = static_cast<std::size_t>(index_in(group, context.rank));
-  const std::size_t each = own.size() / group.size(), bytes = each * sizeof own.front();
-  const auto all = std::as_bytes(std::span(own));
+  const std::size_t each = own.size() / group.size(), bytes = (each + 1) * sizeof own.front();
+  const Counts announced = with_checksums(own, each);
+  const auto all = std::as_bytes(std::span(announced));
   std::vector<SendTo> sends;
   std::vector<ReceiveFrom> receives;
   for (std::size_t i = 0; i < group.size(); ++i) {
@@ -112,7 +129,7 @@ std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
   Handle handle = everything ? transport.all_gather(operation, all, all.size())
                              : transport.exchange(operation, sends, receives);
   handle.wait_synchronize();
-  std::vector<Counts> counts(group.size(), Counts(each));
+  std::vector<Counts> counts(group.size(), Counts(each + 1));
   for (std::size_t i = 0; i < group.size(); ++i) {
     ConstByteSpan from = i == index ? all : handle.received(group[i]);
     if (from.size() < (i == index || everything ? all.size() : bytes))
@@ -120,6 +137,11 @@ std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
                            " told the rows of too few ranks");
     if (i == index || everything) from = from.subspan(index * bytes);
     std::memcpy(counts[i].data(), from.first(bytes).data(), bytes);
+    if (counts[i].back() != checksum_of(counts[i].data(), each))
+      throw WireError(std::string(context.name) + " on rank " + std::to_string(context.rank) +
+                      ": what rank " + std::to_string(group[i]) +
+                      " told of its rows was damaged on its way");
+    counts[i].pop_back();
   }
   return counts;
 }

@@ -130,7 +130,7 @@ std::vector<std::string> Judge::causes() const {
     case FaultKind::kOtherRoot:
       return {" with another signature"};
     case FaultKind::kDamage:
-      return {"frame of " + who};
+      return {"frame of " + who, "what " + who + " told of its rows"};
     default:
       return silences();
   }
