@@ -71,12 +71,12 @@ class Call(Work):
         """Raises what the call raised; TransportError where it did not end in time."""
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TransportError(f"the call did not end within {timeout.total_seconds():g} s")
-        if self._error is not None:
-            with contextlib.suppress(Exception):  # by then the future says so, too
-                self._result.wait()
-            raise self._error
-        self._result.wait()  # on a device the current stream does
-        return True
+        if self._error is None:
+            self._result.wait()  # on a device the current stream does
+            return True
+        with contextlib.suppress(Exception):
+            self._result.wait()  # so that the handle says it, too
+        raise self._error
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         return self._result
