@@ -71,7 +71,7 @@ class Parts(unittest.TestCase):
             self.assertRegex(calls, "ctest|test-python")
 
     def test_a_build_that_breaks_is_a_failure(self) -> None:
-        for part in set(self.parts()) - {"push", "wheel", "python-long", "oldest-torch"}:
+        for part in set(self.parts()) - {"push", "wheel", "python-long", "oldest-torch", "frameworks"}:
             done, calls = self.run_test("--part", part, BROKEN_BUILD="yes")
             self.assertEqual(done.returncode, 1, part)
             self.assertEqual(done.stdout.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
@@ -84,7 +84,7 @@ class Parts(unittest.TestCase):
     def test_all_runs_each(self) -> None:
         done, calls = self.run_test("--all")
         self.assertEqual(done.returncode, 0)
-        for what in ("newest", "long", "oldest", "wheel", "split-long", "grid-long", "preset fuzz"):
+        for what in ("newest", "long", "oldest", "frameworks", "wheel", "split-long", "grid-long", "preset fuzz"):
             self.assertIn(what, calls)
 
     def test_each_stands_in_the_table(self) -> None:
