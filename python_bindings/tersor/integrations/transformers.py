@@ -157,5 +157,5 @@ def _read(checkpoint: pathlib.Path) -> tuple[dict[str, Any] | None, str]:
             try:
                 return torch.load(file, map_location="cpu", weights_only=True), ""
             except Exception as error:  # the other ranks are told
-                return None, f"{file} cannot be read ({error})"
+                return None, f"{file} cannot be read ({type(error).__name__})"
     return None, f"{checkpoint} {_ABSENT} of rank {dist.get_rank()}, {_file_of_rank()} or {_FILE}"
