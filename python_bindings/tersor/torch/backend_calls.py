@@ -59,6 +59,7 @@ class Call(Work):
             except BaseException as error:
                 self._error = error
             self._inputs = ()
+            caller.made += 1  # who waits for it may end the caller at once
             self._ended.set()
             self._made.set_result(None)
 
@@ -110,7 +111,7 @@ class Caller:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.taken = self._made = 0  # calls
+        self.taken = self.made = 0  # calls
         self._ended = ""  # why
 
     def take(self, call: Call) -> Call:
@@ -185,7 +186,7 @@ class Caller:
 
     def leave(self) -> None:
         """Ends as the process does: nobody else hears of it but those who wait for its calls."""
-        if self.taken > self._made:
+        if self.taken > self.made:
             self.abort()
         else:
             self.finish()
@@ -210,7 +211,6 @@ class Caller:
         call = self._calls.get()
         if call is not None:
             call.perform(self)
-            self._made += 1
         return call is not None
 
 
