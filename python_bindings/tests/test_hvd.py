@@ -100,7 +100,7 @@ def ported_script(compression: Any) -> list[float]:
 
 
 def plain_script(rank: int, count: int) -> list[float]:
-    model = DistributedDataParallel(network(seed=rank), broadcast_buffers=False)
+    model = DistributedDataParallel(network(seed=rank))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * count, momentum=0.5)
     return trained(model, optimizer, loader(rank, count))
 
@@ -358,32 +358,38 @@ def test_names_of_nobodys_are_unknown() -> None:
 
 
 def variables(launcher: str, rank: int, count: int, port: int) -> dict[str, str]:
-    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     own, every, local = world._VARIABLES[launcher]
-    told = {own: str(rank), every: str(count)}
+    told = {own: str(rank), every: str(count), "MASTER_PORT": str(port)}
     if launcher == "srun":
-        return {**told, "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(port)}
-    return {**told, **meeting, local: str(count - 1 - rank)}
+        return {**told, "SLURM_STEP_NODELIST": "localhost"}
+    return {**told, "MASTER_ADDR": "localhost", local: str(count - 1 - rank)}
 
 
-def place_under(rank: int, count: int, launcher: str, port: int) -> tuple[int, ...]:
-    with mock.patch.dict(os.environ, variables(launcher, rank, count, port), clear=True):
-        for _ in range(2):
+def place_under(rank: int, count: int, launcher: str, ports: list[int]) -> tuple[int, ...]:
+    """Where this rank is; it begins and ends as often as there are ports."""
+    for port in ports:
+        with mock.patch.dict(os.environ, variables(launcher, rank, count, port), clear=True):
             assert not hvd.is_initialized()
             with started():
                 hvd.init()
                 place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
                 assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2, 2]
-            os.environ["MASTER_PORT"] = str(port + 1)
-        assert not dist.is_initialized()
+            assert not dist.is_initialized()
     return place
+
+
+def free_ports() -> list[int]:
+    with contextlib.ExitStack() as servers:
+        both = [servers.enter_context(socket.create_server(("localhost", 0))) for _ in range(2)]
+        return [one.getsockname()[1] for one in both]
 
 
 @pytest.mark.parametrize("launcher", world._VARIABLES)
 def test_launchers_say_who_is_who(launcher: str) -> None:
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    found = ranks.outcomes(place_under, 2, launcher, port, group=False)
+    for _ in range(3):
+        found = ranks.outcomes(place_under, 2, launcher, free_ports(), group=False)
+        if not any("failed to listen" in one.traceback for one in found):
+            break  # else somebody else took the port meanwhile
     local = [0, 1] if launcher == "srun" else [1, 0]
     assert [one.value for one in found] == [(0, 2, local[0], 2), (1, 2, local[1], 2)], found
 
