@@ -80,7 +80,9 @@ class TersorBackend(c10d.Backend):
         )
         agree(members, self._configuration)
         self._inners = _inners(made, options)
+        self._only = self._inners["cpu"] if len(self._distinct()) == 1 else None
         self._least = self._configuration.least_bytes if ranks > 1 else math.inf
+        self._least_count = self._least / torch.float32.itemsize
         self._caller = Caller(members)
         self._leave = weakref.finalize(
             self, _end, self._distinct(), self._caller.leave, os.getpid()
@@ -91,6 +93,9 @@ class TersorBackend(c10d.Backend):
     def allreduce(self, tensors: list[Tensor], options: Any) -> Work:
         """As torch.distributed's; encoded where the configuration says so, and so the next ones."""
         tensor = tensors[0]
+        if tensor.numel() < self._least_count and self._only is not None:
+            short: Work = self._only.allreduce(tensors, options)  # what is short is to be quick
+            return short
         way = self._way("allreduce", tensor, _bytes(tensor), options)
         if way is None or len(tensors) != 1:
             return self._hand_on("allreduce", tensors, options)
@@ -179,7 +184,7 @@ class TersorBackend(c10d.Backend):
     # What is handed on.
 
     def _hand_on(self, name: str, *arguments: Any) -> Work:
-        place = _place(arguments)
+        place = "cpu" if self._only is not None else _place(arguments)
         work: Work = getattr(self._inners[place], name)(*arguments)
         if self._coalesced is not None and self._inners[place] is not self._inners["cuda"]:
             self._coalesced.append(work)
