@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from tersor.reducer import ReducerOptions
 
-if transformers.__version__.split(".")[0] not in ("4", "5"):
-    warnings.warn(f"transformers {transformers.__version__}: tried were 4 and 5", stacklevel=2)
+if transformers.__version__.split(".")[0] != "5":
+    warnings.warn(f"transformers {transformers.__version__}: only 5 was tried", stacklevel=2)
 
 _FILE = "tersor.pt"
 _ABSENT = "has no file"
