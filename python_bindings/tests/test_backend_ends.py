@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 import ranks
 import tersor
 
+pytestmark = pytest.mark.long  # how processes end, many of them
+
 if torch.__version__ < (2, 15):  # type: ignore[operator]
     pytest.skip("PyTorch finds back ends from 2.15 on", allow_module_level=True)
 

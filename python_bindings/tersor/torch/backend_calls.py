@@ -177,12 +177,11 @@ class Caller:
     def abort(self) -> None:
         """Ends with what was taken, on all ranks, by TransportError."""
         self._store.cause = "the process group was aborted on this rank, or its process ended"
-        self._end(self._store.cause)
-        if self._thread is None:
-            return
-        if self._connection is not None:
+        if self._connection is not None:  # before its thread closes it, so that others hear why
             self._connection.poison(self._store.cause)
-        self._thread.join(_ABORT_SECONDS)
+        self._end(self._store.cause)
+        if self._thread is not None:
+            self._thread.join(_ABORT_SECONDS)
 
     def leave(self) -> None:
         """Ends as the process does: nobody else hears of it but those who wait for its calls."""
