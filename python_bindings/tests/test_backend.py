@@ -204,24 +204,6 @@ def test_calls_that_depend_on_each_other(rank: int, count: int) -> None:
     torch.testing.assert_close(found, 4 * (values(0) + values(1)))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL takes a device for each rank")
-@on(2)
-def test_on_devices(rank: int, count: int) -> None:
-    torch.cuda.set_device(rank)
-    wanted = (values(0) + values(1)).cuda()
-    for _ in range(3):
-        found = values(rank).cuda()
-        work = dist.all_reduce(found, async_op=True)
-        assert work is not None
-        work.wait()
-        assert torch.equal(found, wanted)
-    assert encoded_calls() == 3
-    short = torch.ones(3, device="cuda")
-    dist.all_reduce(short)
-    assert short.tolist() == [2, 2, 2]
-
-
 @on(4)
 def test_groups_of_some_of_the_ranks(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 2], group_desc="even"), dist.new_group([1, 3])]

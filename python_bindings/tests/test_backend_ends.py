@@ -163,7 +163,24 @@ def starts_and_ends_alone(rank: int, count: int, folder: str) -> tuple[int, int]
     return starts_and_ends(rank, count, folder, 20)
 
 
-# How PyTorch finds it.
+# On devices, and how PyTorch finds it.
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL takes a device for each rank")
+@on(2)
+def test_on_devices(rank: int, count: int) -> None:
+    torch.cuda.set_device(rank)
+    wanted = (values(0) + values(1)).cuda()
+    for _ in range(3):
+        found = values(rank).cuda()
+        work = dist.all_reduce(found, async_op=True)
+        assert work is not None
+        work.wait()
+        assert torch.equal(found, wanted)
+    short = torch.ones(3, device="cuda")
+    dist.all_reduce(short)
+    assert short.tolist() == [2, 2, 2]
 
 
 def finds_it(rank: int, count: int, folder: str) -> str:
