@@ -394,6 +394,24 @@ def test_launchers_say_who_is_who(launcher: str) -> None:
     assert [one.value for one in found] == [(0, 2, local[0], 2), (1, 2, local[1], 2)], found
 
 
+def places_of_two_groups(_: int, __: int) -> list[int]:
+    """The trainer's own group, which it destroys and makes anew without a word to us."""
+    sizes = []
+    for port in free_ports():
+        dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=0, world_size=1)
+        assert not hvd.is_initialized()
+        hvd.init()
+        sizes.append(hvd.size())
+        dist.destroy_process_group()
+        assert not hvd.is_initialized()
+    return sizes
+
+
+def test_a_group_that_is_there_is_used() -> None:
+    (found,) = ranks.outcomes(places_of_two_groups, 1, group=False)
+    assert found.value == [1, 1], found.traceback
+
+
 def refusals(_: int, __: int) -> tuple[int, int]:
     mistakes = {
         "mpirun does not say where 2 ranks meet: set MASTER_ADDR.*MASTER_PORT": {
