@@ -219,7 +219,8 @@ def test_pytorch_finds_it_by_the_entry_point(tmp_path: pathlib.Path) -> None:
 def test_the_pages_program_runs(tmp_path: pathlib.Path) -> None:
     install(tmp_path)
     (program,) = pages.programs("docs/python.md", "backend")
-    assert pages.output_by_torchrun(program, tmp_path).split() == ["0.5", "0.5"]
+    output = pages.output_by_torchrun(program, tmp_path)
+    assert "".join(output.split()) == "0.50.5"  # lines of two ranks may meet
 
 
 def on_an_older_pytorch(rank: int, count: int) -> str:
