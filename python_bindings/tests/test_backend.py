@@ -143,7 +143,11 @@ def test_scattered_sums(rank: int, count: int) -> None:
     within = whole.view(count, COUNT)[rank]
     dist.reduce_scatter_tensor(within, whole)
     torch.testing.assert_close(within, wanted)
-    assert encoded_calls() == 4
+    whole = values(rank, count * COUNT)
+    elsewhere = whole.view(count, COUNT)[rank - 1]
+    dist.reduce_scatter_tensor(elsewhere, whole)
+    torch.testing.assert_close(elsewhere, wanted)
+    assert encoded_calls() == 5
 
 
 @on(3)

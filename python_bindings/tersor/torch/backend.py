@@ -93,7 +93,8 @@ class TersorBackend(c10d.Backend):
     def allreduce(self, tensors: list[Tensor], options: Any) -> Work:
         """As torch.distributed's; encoded where the configuration says so, and so the next ones."""
         tensor = tensors[0]
-        if tensor.numel() < self._least_count and self._only is not None:
+        short_enough = tensor.numel() < self._least_count and self._coalesced is None
+        if short_enough and self._only is not None:
             short: Work = self._only.allreduce(tensors, options)  # what is short is to be quick
             return short
         way = self._way("allreduce", tensor, _bytes(tensor), options)
