@@ -25,10 +25,10 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]
 
 def encoded_calls() -> int:
     """How many calls of the default group were encoded so far."""
-    from tersor.torch.backend import TersorBackend
+    from tersor.torch.backend import TersorGroup
 
-    made = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    assert isinstance(made, TersorBackend)
+    made = dist.group.WORLD
+    assert isinstance(made, TersorGroup)
     return made._caller.taken
 
 
@@ -200,6 +200,32 @@ def test_handles_of_encoded_calls(rank: int, count: int) -> None:
 
 
 @on(2)
+def test_callers_of_the_group_itself(rank: int, count: int) -> None:
+    group: Any = dist.group.WORLD
+    found, whole = values(rank), torch.cat([values(0), values(1)])
+    group.allreduce(found).wait()
+    group.allreduce([found], dist.ReduceOp.AVG).wait()
+    group.allreduce(found, op=dist.ReduceOp.MAX).wait()  # handed on
+    assert torch.equal(found, values(0) + values(1))
+    group.reduce_scatter(found, list(whole.chunk(count))).wait()
+    assert torch.equal(found, 2 * values(rank))
+    group.all_to_all_single(whole.clone(), whole, [], []).wait()
+    group.broadcast(found, 0).wait()  # handed on
+    assert encoded_calls() == 4
+
+
+@on(2)
+def test_what_is_coalesced_is_handed_on(rank: int, count: int) -> None:
+    found, parts = values(rank), [values(0), values(1)]
+    with dist._coalescing_manager():
+        dist.reduce_scatter(found, parts)
+    assert torch.equal(found, 2 * values(rank))
+    assert encoded_calls() == 0
+    dist.reduce_scatter(found, parts)
+    assert encoded_calls() == 1
+
+
+@on(2)
 def test_calls_that_depend_on_each_other(rank: int, count: int) -> None:
     found = values(rank)
     for _ in range(3):
@@ -244,11 +270,13 @@ def test_split_groups(rank: int, count: int) -> None:
     assert torch.equal(found, values(rank) + values(rank ^ 1))
     assert tersor.torch.group.seconds_of(part) == 7
     assert dist.get_process_group_ranks(part) == [rank & 2, rank | 1]
+    part = dist.split_group(None, [[1, 0]], group_desc="turned")
     if rank > 1:
-        with pytest.raises(tersor.InvalidArgument, match="use new_group"):
-            dist.split_group(None, [[0, 1]])
-    else:
-        dist.split_group(None, [[0, 1]])
+        assert part == dist.GroupMember.NON_GROUP_MEMBER
+        return
+    assert (part.rank(), part.group_desc) == (1 - rank, "turned")
+    dist.all_reduce(found, group=part)
+    assert torch.equal(found, 2 * (values(0) + values(1)))
 
 
 def ddp_beside_gloo(rank: int) -> tuple[list[float], list[float]]:

@@ -27,10 +27,18 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]
     pytest.skip("PyTorch finds back ends from 2.15 on", allow_module_level=True)
 
 
+def kill_rank_1(rank: int, count: int) -> None:
+    """When the others have all that it sent them, some of which could be lost with it."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"rank {rank} is through", "")
+    if rank == 1:
+        store.wait([f"rank {one} is through" for one in range(count)])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def killed(rank: int, count: int) -> str:
     dist.all_reduce(values(rank))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    kill_rank_1(rank, count)
     with pytest.raises(tersor.TransportError) as caught:
         dist.all_reduce(values(rank))
     with pytest.raises(tersor.TransportError):
@@ -48,8 +56,7 @@ def test_a_killed_rank_is_named(tmp_path: pathlib.Path) -> None:
 def in_ddp(rank: int, count: int) -> str:
     trained = DistributedDataParallel(model())
     losses(trained, rank)
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    kill_rank_1(rank, count)
     with pytest.raises(RuntimeError, match="TransportError") as caught:
         losses(trained, rank)
     return str(caught.value)

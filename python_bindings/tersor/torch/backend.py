@@ -15,11 +15,11 @@ PyTorch 2.15 finds it by the entry point of the installed package.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,20 +30,12 @@ from torch.distributed import ReduceOp, Work
 
 from tersor import _core, collectives
 from tersor._core import InvalidArgument
-from tersor.torch.backend_calls import Call, Caller, Way, mend_handles
-from tersor.torch.backend_configuration import (
-    PASS,
-    Choice,
-    Configuration,
-    agree,
-    configure,
-    in_force,
-)
-from tersor.torch.group import Members, nccl_is_there
-from tersor.torch.layout import straightened
+from tersor.torch.backend_calls import Call, Caller, Way
+from tersor.torch.backend_configuration import PASS, Configuration, agree, configure, in_force
+from tersor.torch.group import Members, nccl_is_there, seconds_of
 from tersor.torch.parameters import DTYPES
 
-__all__ = ["Configuration", "TersorBackend", "configure", "register"]
+__all__ = ["Configuration", "TersorGroup", "configure", "register"]
 
 if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it so
     raise InvalidArgument(
@@ -55,93 +47,84 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it
 _LEAST_ROW_BYTES = 1024
 _REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
 _DTYPE_WORDS = dict(zip(DTYPES, ("f32", "bf16", "f16"), strict=True))
+_OPTIONS = (c10d.AllreduceOptions, c10d.ReduceScatterOptions, c10d.AllToAllOptions)
 
 
-class TersorBackend(c10d.Backend):
+def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
+    """PyTorch writes out what a caller of the group itself has left out, and calls it again."""
+
+    @functools.wraps(method)
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
+        if keywords or not isinstance(arguments[-1], _OPTIONS):
+            work: Work = getattr(dist.ProcessGroup, method.__name__)(self, *arguments, **keywords)
+            return work
+        return method(self, *arguments)
+
+    return call
+
+
+class TersorGroup(dist.ProcessGroup):
     """What torch.distributed makes for each group; nobody else needs to.
 
-    Works raise TransportError, WireError or CudaError from ``wait``; after one the group's encoded
-    calls all do, until it is destroyed and made anew. Making it is collective; raises
-    InvalidArgument or TransportError, with both named, where ranks are configured differently.
+    Hands on to a group of gloo and NCCL, but for calls that are encoded. Works raise
+    TransportError, WireError or CudaError from ``wait``; after one the group's encoded calls all
+    do, until it is destroyed and made anew. Making it is collective; raises InvalidArgument or
+    TransportError, with both named, where ranks are configured differently.
     """
 
     def __init__(self, made: Any, options: object = None) -> None:
         """``made``: a ``_DistributedBackendOptions``; ``options``: of NCCL."""
-        super().__init__(made.group_rank, made.group_size)
         store, rank, ranks = made.store, made.group_rank, made.group_size
-        self._name = made.group_id
-        self._global_ranks = made.global_ranks_in_group or list(range(ranks))
-        self._options = c10d.Backend.Options("tersor", made.timeout)
-        self._configuration = in_force() if ranks > 1 else Configuration((("*", PASS, 0),))
-        self._choices: dict[tuple[str, torch.dtype], Choice] = {}
-        self._coalesced: list[Work] | None = None
-        members = Members(
-            store.clone(), rank, ranks, self._seconds(), _core.has_nccl() and nccl_is_there()
-        )
+        super().__init__(store, rank, ranks)
+        self._configuration = in_force()
+        self._least_bytes = self._configuration.least_bytes if ranks > 1 else math.inf
+        nccl, seconds = nccl_is_there(), made.timeout.total_seconds() or math.inf
+        members = Members(store.clone(), rank, ranks, seconds, nccl and _core.has_nccl())
         agree(members, self._configuration)
-        self._inners = _inners(made, options)
-        self._only = self._inners["cpu"] if len(self._distinct()) == 1 else None
-        self._least = self._configuration.least_bytes if ranks > 1 else math.inf
-        self._least_count = self._least / torch.float32.itemsize
         self._caller = Caller(members)
-        self._leave = weakref.finalize(
-            self, _end, self._distinct(), self._caller.leave, os.getpid()
-        )
+        gloo = _inner("gloo", made, None)
+        self._inners = [gloo, _inner("nccl", made, options)] if nccl else [gloo]
+        kinds = dist.ProcessGroup.BackendType
+        kind = kinds.NCCL if nccl else kinds.GLOO
+        self._plain: dist.ProcessGroup = made.process_group
+        for group in (self, self._plain):
+            group._set_default_backend(kind)
+            group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+            group._register_backend(torch.device("cuda"), kind, self._inners[-1])
+        self._leave = weakref.finalize(self, _end, self._inners, self._caller.leave, os.getpid())
 
-    # What is encoded.
-
+    @_in_full
     def allreduce(self, tensors: list[Tensor], options: Any) -> Work:
         """As torch.distributed's; encoded where the configuration says so, and so the next ones."""
-        tensor = tensors[0]
-        short_enough = tensor.numel() < self._least_count and self._coalesced is None
-        if short_enough and self._only is not None:
-            short: Work = self._only.allreduce(tensors, options)  # what is short is to be quick
-            return short
-        way = self._way("allreduce", tensor, _bytes(tensor), options)
+        way = self._way("allreduce", tensors[0], _bytes(tensors[0]), options)
         if way is None or len(tensors) != 1:
-            return self._hand_on("allreduce", tensors, options)
+            return self._plain.allreduce(tensors, options)
+        return self._caller.take(Call(collectives.allreduce, tensors[0], [], way))
 
-        def make(caller: Caller) -> None:
-            with straightened(tensor.detach()) as values:
-                caller.run(collectives.allreduce, (values,), values.numel(), way)
-
-        return self._caller.take(Call(make, tensors))
-
+    @_in_full
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any
     ) -> Work:
         """``inputs``: of each rank as many values, or all of them are handed on."""
         output, parts = outputs[0], inputs[0]
         like = [one.dtype == output.dtype and one.numel() == output.numel() for one in parts]
-        bytes = len(parts) * _bytes(output)
-        way = self._way("reduce_scatter", output, bytes, options)
+        way = self._way("reduce_scatter", output, len(parts) * _bytes(output), options)
         if way is None or len(outputs) != 1 or not all(like) or len(like) != self.size():
-            return self._hand_on("reduce_scatter", outputs, inputs, options)
-        return self._scatter(output, parts, way)
+            return self._plain.reduce_scatter(outputs, inputs, options)
+        return self._caller.take(Call(collectives.reduce_scatter, output, parts, way))
 
+    @_in_full
     def reduce_scatter_single(self, output: Tensor, input: Tensor, options: Any) -> Work:
         """``input``: ranks times as many values as ``output``."""
         way = self._way("reduce_scatter", input, _bytes(input), options)
         fits = input.numel() == self.size() * output.numel() and input.dtype == output.dtype
         if way is None or not fits:
-            return self._hand_on("reduce_scatter_single", output, input, options)
-        return self._scatter(output, [input], way)
+            return self._plain.reduce_scatter_single(output, input, options)
+        return self._caller.take(Call(collectives.reduce_scatter, output, [input], way))
 
-    def _scatter(self, output: Tensor, inputs: list[Tensor], way: Way) -> Work:
-        def make(caller: Caller) -> None:
-            values = _apart(inputs, output)
-            with straightened(output.detach()) as shard:
-                caller.run(collectives.reduce_scatter, (values, shard), values.numel(), way)
-
-        return self._caller.take(Call(make, [output], inputs))
-
+    @_in_full
     def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,
-        received: list[int],
-        sent: list[int],
-        options: Any,
+        self, output: Tensor, input: Tensor, received: list[int], sent: list[int], options: Any
     ) -> Work:
         """With splits, which other ranks do not know, rows from 1 KiB on are encoded."""
         columns = math.prod(input.shape[1:]) if input.dim() else 0
@@ -150,186 +133,84 @@ class TersorBackend(c10d.Backend):
             bytes = math.inf if columns * input.element_size() >= _LEAST_ROW_BYTES else 0
         way = self._way("all_to_all", input, bytes, options)
         if way is None or not _rows_fit((output, received), (input, sent), columns, self.size()):
-            return self._hand_on("all_to_all_single", output, input, received, sent, options)
-        way = {**way, "sent": sent, "received": received}
-        way.pop("reduction")
-
-        def make(caller: Caller) -> None:
-            values = _apart([input], output)
-            with straightened(output.detach()) as rows:
-                caller.run(collectives.all_to_all, (values, rows, columns), columns, way)
-
-        return self._caller.take(Call(make, [output], [input]))
+            return self._plain.all_to_all_single(output, input, received, sent, options)
+        way = {**way, "columns": columns, "sent": sent, "received": received}
+        return self._caller.take(Call(collectives.all_to_all, output, [input], way))
 
     def _way(self, kind: str, like: Tensor, bytes: float, options: Any) -> Way | None:
         """The options of a call that is encoded; None: it is handed on."""
-        if bytes < self._least or like.dtype not in _DTYPE_WORDS or self._coalesced is not None:
+        if bytes < self._least_bytes or like.dtype not in _DTYPE_WORDS:
             return None
         asked = getattr(options, "reduceOp", ReduceOp.SUM)
         reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
-        codec, least = self._choice(kind, like.dtype)
-        if reduction is None or codec == PASS or bytes < least:
+        call = f"{kind}/{_DTYPE_WORDS[like.dtype]}/{self.group_desc}"
+        codec, least = self._configuration.choice(call)
+        coalesced = self in dist.distributed_c10d._world.pg_coalesce_state  # waits for NCCL's alone
+        if reduction is None or codec == PASS or bytes < least or coalesced:
             return None
         seconds = options.timeout.total_seconds()
-        limit = seconds if seconds > 0 else self._seconds()
+        limit = seconds if seconds > 0 else seconds_of(self)
         return {"codec": codec, "reduction": reduction, "timeout": limit}
 
-    def _choice(self, kind: str, dtype: torch.dtype) -> Choice:
-        if (kind, dtype) not in self._choices:
-            known = c10d._is_process_group_registered(self._name)
-            group = c10d._resolve_process_group(self._name).group_desc if known else ""
-            call = f"{kind}/{_DTYPE_WORDS[dtype]}/{group}"
-            self._choices[kind, dtype] = self._configuration.choice(call)
-        return self._choices[kind, dtype]
-
-    # What is handed on.
-
-    def _hand_on(self, name: str, *arguments: Any) -> Work:
-        place = "cpu" if self._only is not None else _place(arguments)
-        work: Work = getattr(self._inners[place], name)(*arguments)
-        if self._coalesced is not None and self._inners[place] is not self._inners["cuda"]:
-            self._coalesced.append(work)
-        return work
-
-    def barrier(self, options: Any) -> Work:
-        """On the device that the options say; ``options``: of PyTorch."""
-        place = "cpu" if options.device is None else options.device.type
-        work: Work = self._inners[place].barrier(options)
-        return work
-
-    def start_coalescing(self) -> None:
-        """Until its end nothing is encoded."""
-        self._inners["cuda"]._start_coalescing()
-        self._coalesced = []
-
-    def end_coalescing(self) -> Work:
-        """What was handed on to gloo since is waited for, too."""
-        works, self._coalesced = self._coalesced or [], None
-        last: Work | None = self._inners["cuda"]._end_coalescing()
-        if last is not None and not works:
-            return last
-        both = works if last is None else [*works, last]
-        return c10d.PythonCallbackWork(lambda _: all(work.wait() for work in both))
-
-    # What PyTorch asks of every back end.
-
-    def getBackendName(self) -> str:  # noqa: N802  # as PyTorch looks for it
-        return "tersor"
-
-    @property
-    def options(self) -> Any:
-        return self._options
-
-    @property
-    def supports_splitting(self) -> bool:
-        return True
-
-    @property
-    def supports_coalescing(self) -> bool:
-        return bool(self._inners["cuda"].supports_coalescing)
-
-    def split(self, store: Any, ranks: list[int], options: Any) -> TersorBackend:
-        """A part of the ranks. Raises InvalidArgument on a rank of no part."""
+    def split_group(  # type: ignore[override]
+        self, ranks: list[int], **told: Any
+    ) -> TersorGroup | None:
+        """A part of the ranks, for all devices; ``told`` as by ``dist.split_group``."""
         if self.rank() not in ranks:
-            raise InvalidArgument(
-                f"rank {self.rank()} is in none of split_group's parts, which PyTorch does not "
-                "tell back ends in Python: name all ranks, or use new_group"
-            )
+            return None
+        name, own = told["group_name"], dist.get_process_group_ranks(self)
         made = c10d._DistributedBackendOptions()
-        made.store = store.clone()
+        made.store = c10d.PrefixStore(f"{name}/", self.get_group_store().clone())
         made.group_rank, made.group_size = ranks.index(self.rank()), len(ranks)
-        made.timeout, made.group_id = options._timeout, options.group_name
-        made.global_ranks_in_group = [self._global_ranks[rank] for rank in ranks]
-        return TersorBackend(made)
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Nothing: no communicator is split."""
-
-    def eager_connect_single_device(self, device: torch.device | None) -> None:
-        self._inners[device.type if device else "cuda"].eager_connect_single_device(device)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """For the calls that follow."""
-        self._options._timeout = timeout
-        for inner in self._distinct():
-            inner.set_timeout(timeout)
-
-    def get_error(self) -> Any:
-        errors = [inner.get_error() for inner in self._distinct()]
-        return next((one for one in errors if one != c10d.ErrorType.SUCCESS), errors[0])
+        made.timeout, made.group_id = told["timeout"], name
+        made.process_group = dist.ProcessGroup(made.store, made.group_rank, made.group_size)
+        made.global_ranks_in_group = [own[rank] for rank in ranks]
+        part = TersorGroup(made, told["opts"])
+        part._set_group_name(name)
+        part._set_group_desc(told["group_desc"] or f"{self.group_desc}:split")
+        return part
 
     def shutdown(self) -> None:
         """Makes what is queued, then ends all connections."""
         if self._leave.detach() is not None:
-            _end(self._distinct(), self._caller.finish)
+            _end(self._inners, self._caller.finish)
 
     def abort(self) -> None:
         """Ends what is under way, on all ranks, with TransportError."""
         if self._leave.detach() is not None:
-            for inner in self._distinct():
+            for inner in self._inners:
                 inner.abort()
-            _end(self._distinct(), self._caller.abort)
-
-    def _distinct(self) -> list[Any]:
-        gloo, other = self._inners["cpu"], self._inners["cuda"]
-        return [gloo] if other is gloo else [gloo, other]
-
-    def _seconds(self) -> float:
-        return float(self._options._timeout.total_seconds()) or math.inf
+            _end(self._inners, self._caller.abort)
 
 
 def _handed_on(name: str) -> Callable[..., Work]:
-    def call(self: TersorBackend, *arguments: Any) -> Work:
-        return self._hand_on(name, *arguments)
+    """What PyTorch does itself for a class in Python, it does with the interpreter locked."""
+
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
+        work: Work = getattr(self._plain, name)(*arguments, **keywords)
+        return work
 
     return call
 
 
 for _name in (
-    "all_gather_single", "all_gather_single_coalesced", "allgather", "allgather_coalesced",
-    "allreduce_coalesced", "allreduce_sparse", "alltoall", "broadcast", "gather", "recv",
-    "recv_anysource", "reduce", "reduce_scatter_single_coalesced", "scatter", "send",
+    "all_gather_single", "all_gather_single_coalesced", "allgather", "allreduce_coalesced",
+    "alltoall", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce",
+    "reduce_scatter_single_coalesced", "scatter", "send",
 ):  # fmt: skip
-    setattr(TersorBackend, _name, _handed_on(_name))
+    setattr(TersorGroup, _name, _handed_on(_name))
 
 
-def _inners(made: Any, options: object) -> dict[str, Any]:
-    """For each type of device what is handed on to."""
-    store, made.split_from = made.store, None
-    gloo = _inner("gloo", made, store, None)
-    return {
-        "cpu": gloo,
-        "cuda": _inner("nccl", made, store, options) if nccl_is_there() else gloo,
-    }
-
-
-def _inner(name: str, made: Any, store: Any, options: object) -> Any:
+def _inner(name: str, made: Any, options: object) -> Any:
+    """What is handed on to. ``made``: which this changes."""
     dist.Backend._ensure_backend_registered(name)
-    made.store = c10d.PrefixStore(name, store)
+    made.store = c10d.PrefixStore(name, made.store)
+    made.split_from = None
     return dist.Backend._plugins[name.upper()].creator_fn(made, options)
 
 
-def _place(arguments: Any) -> str:
-    """The type of the device of the first tensor; lists may be empty."""
-    for one in arguments:
-        if isinstance(one, Tensor):
-            return one.device.type
-        if isinstance(one, list | tuple) and one and (found := _place(one)):
-            return found
-    return ""
-
-
 def _bytes(tensor: Tensor) -> int:
-    return tensor.nbytes if tensor.layout == torch.strided else 0
-
-
-def _apart(inputs: list[Tensor], output: Tensor) -> Tensor:
-    """Contiguous values of all inputs, which do not share the output's memory."""
-    if len(inputs) > 1:
-        return torch.cat([one.detach().reshape(-1) for one in inputs])
-    values = inputs[0].detach().contiguous()
-    shared = values.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
-    return values.clone() if shared else values
+    return tensor.nbytes if tensor.layout == torch.strided else -1  # fewer than any rule says
 
 
 def _rows_fit(
@@ -357,7 +238,4 @@ def _end(inners: list[Any], caller: Callable[[], None], process: int | None = No
 
 def register() -> None:
     """Makes the back end known to torch.distributed; the entry point calls this."""
-    mend_handles()
-    dist.Backend.register_backend(
-        "tersor", TersorBackend, extended_api=True, devices=["cpu", "cuda"]
-    )
+    dist.Backend.register_backend("tersor", TersorGroup, extended_api=True, devices=["cpu", "cuda"])

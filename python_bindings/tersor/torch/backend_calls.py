@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from torch.distributed import Work
 from tersor import collectives
 from tersor._core import TcpTransport, Transport, TransportError, Workspace
 from tersor.torch.group import Connection, Members, chunk_count
+from tersor.torch.layout import straightened
 
-__all__ = ["Call", "Caller", "Way", "mend_handles"]
+__all__ = ["Call", "Caller", "Way"]
 
 Way = dict[str, Any]  # options of a collective
 _WORKSPACES = 16  # that are kept
@@ -29,33 +31,27 @@ class Call(Work):
     """What is to be done, and the handle of who waits for it."""
 
     def __init__(
-        self,
-        make: Callable[[Caller], None],
-        outputs: Sequence[Tensor],
-        inputs: Sequence[Tensor] = (),
+        self, entry: Callable[..., Any], output: Tensor, inputs: Sequence[Tensor], way: Way
     ) -> None:
+        """``entry``: of ``collectives``, whose ``inputs`` go together; none: ``output`` is it."""
         super().__init__()
-        self._make: Callable[[Caller], None] | None = make
-        self._outputs = list(outputs)
-        self._inputs = inputs
+        self._entry, self._output, self._inputs, self._way = entry, output, inputs, way
         self._error: BaseException | None = None
         self._ended = threading.Event()
-        self.device = outputs[0].device
-        on_device = self.device.type == "cuda"
+        device, on_device = output.device, output.device.type == "cuda"
         self._made: torch.futures.Future[None] = torch.futures.Future(
-            devices=[self.device] if on_device else None
+            devices=[device] if on_device else None
         )
         self._result = self._made.then(self._told)
-        self.queued = torch.cuda.current_stream(self.device).record_event() if on_device else None
+        self._queued = torch.cuda.current_stream(device).record_event() if on_device else None
 
     def perform(self, caller: Caller) -> None:
         """Once, on the caller's thread; raises nothing."""
-        make, self._make = self._make, None
-        assert make is not None
-        with caller.behind(self.queued, (*self._outputs, *self._inputs)):
+        with caller.behind(self._queued, (self._output, *self._inputs)):
             try:
-                with torch.inference_mode():
-                    make(caller)
+                with torch.inference_mode(), straightened(self._output.detach()) as output:
+                    values = [_apart(self._inputs, output)] if self._inputs else []
+                    caller.run(self._entry, (*values, output), self._way)
             except BaseException as error:
                 self._error = error
             self._inputs = ()
@@ -66,24 +62,35 @@ class Call(Work):
     def _told(self, _: Any) -> list[Tensor]:
         if self._error is not None:
             raise self._error
-        return self._outputs
+        return [self._output]
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Raises what the call raised; TransportError where it did not end in time."""
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TransportError(f"the call did not end within {timeout.total_seconds():g} s")
-        if self._error is None:
+        try:
             self._result.wait()  # on a device the current stream does
-            return True
-        with contextlib.suppress(Exception):
-            self._result.wait()  # so that the handle says it, too
-        raise self._error
+        except Exception as error:  # has lost its type
+            raise self._error or error from None
+        return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         return self._result
 
     def is_completed(self) -> bool:
         return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._error is None
+
+
+def _apart(inputs: Sequence[Tensor], output: Tensor) -> Tensor:
+    """Contiguous values of all inputs, which do not share the output's memory."""
+    if len(inputs) > 1:
+        return torch.cat([one.detach().reshape(-1) for one in inputs])
+    values = inputs[0].detach().contiguous()
+    shared = values.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
+    return values.clone() if shared else values
 
 
 class _Store:
@@ -106,7 +113,7 @@ class Caller:
         self._store = _Store(members.store)
         self._members = dataclasses.replace(members, store=self._store)
         self._connection: Connection | None = None
-        self._workspaces: dict[Any, Workspace] = {}
+        self._workspace = functools.lru_cache(_WORKSPACES)(lambda *_: Workspace())
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -126,19 +133,18 @@ class Caller:
             self._calls.put(call)
         return call
 
-    def run(
-        self, entry: Callable[..., Any], arguments: tuple[Any, ...], count: int, way: Way
-    ) -> None:
-        """One collective. ``count``: values, or of a row, by which its buffers are known again."""
-        like = arguments[0]
+    def run(self, entry: Callable[..., Any], tensors: tuple[Tensor, ...], way: Way) -> None:
+        """One collective, whose buffers are known again by its values, or those of its rows."""
+        like = tensors[0]
         transport = self._transport(like.device)
-        key = (entry, like.device, like.dtype, count, way["codec"], way.get("reduction"))
-        told = {**way, "workspace": self._workspace(key)}
+        count = way.get("columns", like.numel())
+        same = entry, like.device, like.dtype, count, way["codec"], way["reduction"]
+        told = {**way, "workspace": self._workspace(*same)}
         if entry is collectives.allreduce:
             told["algorithm"] = "two-shot"  # sums in f32, whatever the values are
         if isinstance(transport, TcpTransport):
             told["chunk_count"] = chunk_count(transport.ranks)
-        entry(transport, *arguments, **told)
+        entry(transport, *tensors, **told)
 
     def _transport(self, device: torch.device) -> Transport:
         if self._connection is None:
@@ -146,13 +152,6 @@ class Caller:
             if self._store.cause:
                 self._connection.poison(self._store.cause)
         return self._connection.of(device)
-
-    def _workspace(self, key: Any) -> Workspace:
-        if key not in self._workspaces:
-            if len(self._workspaces) >= _WORKSPACES:
-                self._workspaces.clear()
-            self._workspaces[key] = Workspace()
-        return self._workspaces[key]
 
     @contextlib.contextmanager
     def behind(self, queued: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -171,17 +170,13 @@ class Caller:
     def finish(self) -> None:
         """Makes what was taken, then ends."""
         self._end("the process group was shut down")
-        if self._thread is not None:
-            self._thread.join()
 
     def abort(self) -> None:
         """Ends with what was taken, on all ranks, by TransportError."""
         self._store.cause = "the process group was aborted on this rank, or its process ended"
         if self._connection is not None:  # before its thread closes it, so that others hear why
             self._connection.poison(self._store.cause)
-        self._end(self._store.cause)
-        if self._thread is not None:
-            self._thread.join(_ABORT_SECONDS)
+        self._end(self._store.cause, _ABORT_SECONDS)
 
     def leave(self) -> None:
         """Ends as the process does: nobody else hears of it but those who wait for its calls."""
@@ -190,53 +185,20 @@ class Caller:
         else:
             self.finish()
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, seconds: float | None = None) -> None:
         with self._lock:
             if not self._ended:
                 self._ended = why
                 self._calls.put(None)
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def _serve(self) -> None:
         try:
-            while self._serve_one():
-                pass
+            for call in iter(self._calls.get, None):
+                call.perform(self)
+                del call  # nor what it made is kept while this waits for the next
         finally:
-            self._workspaces.clear()
+            self._workspace.cache_clear()
             if self._connection is not None:
                 self._connection.close()
-
-    def _serve_one(self) -> bool:
-        """What it made is not kept while it waits for the next."""
-        call = self._calls.get()
-        if call is not None:
-            call.perform(self)
-        return call is not None
-
-
-_is_completed, _is_success = Work.is_completed, Work.is_success
-
-
-def mend_handles() -> None:
-    """Has ``Work.is_completed`` and ``is_success`` ask the futures of works in Python, too.
-
-    PyTorch 2.15 wraps what a back end in Python returns and asks it for ``wait`` and
-    ``get_future`` alone: the others' answers would be "no" and "yes" for ever.
-    """
-    handles = cast(Any, Work)
-    handles.is_completed = lambda work: _is_completed(work) or _future_says(work, ended=True)
-    handles.is_success = lambda work: _is_success(work) and not _future_says(work, ended=False)
-
-
-def _future_says(work: Work, *, ended: bool) -> bool:
-    """Whether a work has ended, or has failed."""
-    try:
-        future = work.get_future()
-    except RuntimeError:  # this one has none
-        return False
-    if ended or not future.done():
-        return bool(ended and future.done())
-    try:
-        future.wait()
-    except Exception:
-        return True
-    return False

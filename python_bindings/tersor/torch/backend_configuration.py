@@ -104,14 +104,14 @@ def _difference(rank: int, ours: str, theirs: str) -> str:
 
 def _of_text(text: str) -> Configuration:
     """``codec=int8,min_bytes=1048576,rules=*/bf16/* bf16;*/*/mesh_tp pass 0``."""
-    told = dict.fromkeys(_KEYS, "")
-    for entry in filter(str.strip, _BORDER.split(text)):
-        key, _, value = entry.strip().partition("=")
-        if key not in _KEYS:
+    told = {"codec": "int8", "min_bytes": str(1 << 20), "rules": ""}
+    for entry in filter(None, map(str.strip, _BORDER.split(text))):
+        key, _, value = entry.partition("=")
+        if key not in told:
             raise InvalidArgument(f"{VARIABLE} has {entry!r}; there are: {', '.join(_KEYS)}")
         told[key] = value
     rules = [_rule_of_text(rule) for rule in told["rules"].split(";") if rule.strip()]
-    return _checked(told["codec"] or "int8", _number(told["min_bytes"] or str(1 << 20)), rules)
+    return _checked(told["codec"], _number(told["min_bytes"]), rules)
 
 
 def _rule_of_text(text: str) -> Rule:
