@@ -150,6 +150,16 @@ def test_scattered_sums(rank: int, count: int) -> None:
     assert encoded_calls() == 5
 
 
+def test_inputs_are_copied_where_the_output_shares_their_memory() -> None:
+    from tersor.torch.backend_calls import _apart
+
+    input = values(0)
+    for output, copied in ((input[:10], True), (values(1), False)):
+        found = _apart([input], output)
+        assert torch.equal(found, input)
+        assert (found.data_ptr() != input.data_ptr()) == copied
+
+
 @on(3)
 def test_rows_go_to_their_ranks(rank: int, count: int) -> None:
     columns = 256
