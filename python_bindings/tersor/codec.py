@@ -48,12 +48,11 @@ def _option(text: str) -> CodecOption:
 class Codec:
     """Turns gradients into payloads and back; see ``docs/wire-format.md`` for the bytes.
 
-    A codec has options and no state, and may be used from several threads at once. Calls release
-    the GIL. Arrays are taken from any library with DLPack or the buffer protocol, without a copy,
-    and worked on where they lie, on the host or on a CUDA device; those of one call lie together.
-    Calls on a device are queued on ``stream`` (None: the current stream of the array's library)
-    and return at once; arrays stay as they are, and results are used on that stream or behind it,
-    until it has come past them.
+    A codec has options and no state; several threads may use it at once. Calls release the GIL.
+    Arrays are of any library with DLPack or the buffer protocol, and worked on where they lie, on
+    the host or on a CUDA device; those of one call lie together. Calls on a device are queued on
+    ``stream`` (None: the current stream of the array's library) and return at once; arrays stay as
+    they are, and results are used on that stream or behind it, until it has come past them.
 
     Args:
         spec: ``name[:key=value[,key=value]…][+ef]``, as in ``"int8"`` or
@@ -126,16 +125,13 @@ class Codec:
         Args:
             array: f32, bf16 or f16, contiguous, of any shape; or a list of such of one dtype.
             out: where to write: uint8, flat, at least ``max_payload_bytes(array)`` long and 16-byte
-                aligned. None: a new array of ``array``'s library (NumPy's for JAX). A loop that
-                passes one saves the time in which the system finds fresh memory.
+                aligned. None: a new array of ``array``'s library (NumPy's for JAX).
             residual: updated in place; f32 or bf16, as many values as ``array``; one for each
                 array of a list. Needed with "+ef", refused without.
-            parameter: index of the gradient's parameter, of the first one of a list; random numbers
-                depend on it.
+            parameter, seed, step: what random numbers depend on: the index of the gradient's
+                parameter (of the first one of a list), of stochastic rounding, of training.
             first_index: where the gradient begins in its parameter, in values; one for each array
                 of a list.
-            seed: of stochastic rounding.
-            step: of training; makes the random numbers of each step others.
             checksum: whether the payload carries one.
             signature: a number below 2**64 that ``decode`` then demands.
 

@@ -13,33 +13,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tersor._core import InProcessWorld, InvalidArgument, Transport, TransportError
 
 __all__ = ["InProcessWorld", "run"]
 
 Result = TypeVar("Result")
-
-
-class _Rank(threading.Thread, Generic[Result]):
-    """One rank: its thread, and what came of it."""
-
-    def __init__(self, transport: Transport, function: Callable[[Transport], Result]) -> None:
-        super().__init__(name=f"rank {transport.rank}", daemon=True)
-        self._transport: Transport | None = transport
-        self._function = function
-        self.results: list[Result] = []
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        transport, self._transport = self._transport, None
-        assert transport is not None
-        try:
-            self.results.append(self._function(transport))
-        except BaseException as error:
-            self.error = error
-            transport.poison(f"rank {transport.rank} raised {type(error).__name__}: {error}")
 
 
 def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "none") -> list[Result]:
@@ -52,18 +32,24 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
     if ranks < 1:
         raise InvalidArgument(f"a world has at least one rank, not {ranks}")
     world = InProcessWorld(ranks, link)
-    threads = [_Rank(world.transport(rank), function) for rank in range(ranks)]
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
+
+    def run_one(transport: Transport) -> None:
+        try:
+            results[transport.rank] = function(transport)
+        except BaseException as error:
+            errors[transport.rank] = error
+            transport.poison(f"rank {transport.rank} raised {type(error).__name__}: {error}")
+
+    threads = [
+        threading.Thread(target=run_one, args=(world.transport(rank),), daemon=True)
+        for rank in range(ranks)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    _raise_first(threads)
-    return [result for thread in threads for result in thread.results]
-
-
-def _raise_first(threads: list[_Rank[Result]]) -> None:
-    """Of several errors the cause, not its echo: ranks that were told raise TransportError."""
-    errors = [thread.error for thread in threads if thread.error is not None]
-    causes = [error for error in errors if not isinstance(error, TransportError)]
-    for error in causes or errors:
-        raise error
+    if errors:  # the cause, not its echo: ranks that were told raise TransportError
+        raise errors[min(errors, key=lambda rank: (isinstance(errors[rank], TransportError), rank))]
+    return [results[rank] for rank in range(ranks)]

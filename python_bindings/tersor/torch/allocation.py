@@ -60,7 +60,12 @@ def allocate(
         raise InvalidArgument(
             "no parameter has a gradient: call allocate() after backward(), before zero_grad()"
         )
-    _warn_of_zeros([one.name for one in found if one.energy == 0])
+    if zeros := ", ".join(one.name for one in found if one.energy == 0):
+        warnings.warn(
+            f"all gradients are zeros of {zeros}, which get the fewest bytes: call "
+            "allocate() after steps that use them",
+            stacklevel=2,
+        )
     return _core.allocate(found, bits).rules
 
 
@@ -103,17 +108,6 @@ def _over_ranks(own: Measured | str, group: dist.ProcessGroup | None) -> list[Al
         if not isinstance(measured, dict):
             raise InvalidArgument(f"rank {rank}: {measured}")
         for name, sample in measured.items():
-            if name in total:
+            if total.setdefault(name, sample) is not sample:
                 total[name].add(sample)
-            else:
-                total[name] = sample
     return list(total.values())
-
-
-def _warn_of_zeros(names: Sequence[str]) -> None:
-    if names:
-        warnings.warn(
-            f"all gradients are zeros of {', '.join(names)}, which get the fewest bytes: call "
-            "allocate() after steps that use them",
-            stacklevel=3,
-        )

@@ -133,20 +133,17 @@ def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
     and how much of the rows of ``residuals`` and ``owners`` is its own (the rest is 0)."""
     mesh = DeviceMesh.from_group(group, "cpu")
     places = [state.rank]
-    residuals, owners, memories = {}, {}, {}
+    rows: dict[str, Any] = {"residuals": {}, "owners": {}, "memories": {}}
     for one in state.parameters:
         places += [one.residual_first, len(one.residual), len(one.owner)]
-        if one.longest_residual:
-            own = torch.from_numpy(one.residual)
-            residuals[one.name] = side_by_side(own, mesh, one.longest_residual)
-        if one.longest_owner:
-            own = torch.from_numpy(one.owner)
-            owners[one.name] = side_by_side(own, mesh, one.longest_owner)
-        if len(one.memory):  # as long on all ranks
-            memories[one.name] = side_by_side(torch.from_numpy(one.memory), mesh)
-    places_row = side_by_side(torch.tensor(places, device="cpu"), mesh)
-    rows = {"places": places_row, "residuals": residuals, "owners": owners}
-    return {**rows, "memories": memories}
+        for entry, own, longest in (
+            ("residuals", one.residual, one.longest_residual),
+            ("owners", one.owner, one.longest_owner),
+            ("memories", one.memory, len(one.memory)),  # as long on all ranks
+        ):
+            if longest:
+                rows[entry][one.name] = side_by_side(torch.from_numpy(own), mesh, longest)
+    return {"places": side_by_side(torch.tensor(places, device="cpu"), mesh), **rows}
 
 
 def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
@@ -166,11 +163,12 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
 
 
 def _sums(state: ReducerState) -> dict[str, Any]:
-    def held(entry: Literal["residual", "memory"]) -> dict[str, Tensor]:
-        values = {one.name: getattr(one, entry) for one in state.parameters}
-        return {name: torch.from_numpy(one) for name, one in values.items() if len(one)}
-
-    return {"residuals": held("residual"), "memories": held("memory")}
+    sums: dict[str, Any] = {"residuals": {}, "memories": {}}
+    for one in state.parameters:
+        for entry, values in (("residuals", one.residual), ("memories", one.memory)):
+            if len(values):
+                sums[entry][one.name] = torch.from_numpy(values)
+    return sums
 
 
 def _read(saved: Mapping[str, Any], rank: int) -> ReducerState:

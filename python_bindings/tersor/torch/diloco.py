@@ -17,11 +17,10 @@ import torch.distributed as dist
 
 from tersor._core import InvalidArgument
 from tersor._options import described, expect
-from tersor.collectives import Reduction, allreduce
 from tersor.reducer import ReducerOptions
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.collectives import allreduce, broadcast
 from tersor.torch.exchange import TensorExchange
-from tersor.torch.layout import straightened
 from tersor.torch.parameters import (
     local_shard,
     only_device,
@@ -112,7 +111,8 @@ class DiLoCo(ReducerReporting):
         self._group = group
         self._check(self._parameters)
         self._exchange = TensorExchange(group, only_device(self._parameters), options)
-        _broadcast(self._exchange, self._parameters)
+        for shard in shards_of(self._parameters).values():
+            broadcast(shard, group=group, timeout=self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
         self._take_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
@@ -204,10 +204,11 @@ class DiLoCo(ReducerReporting):
         if not newcomers:
             return
         every = self._every()
-        shards = shards_of({name: every[name] for name in newcomers})
-        self._check({name: every[name] for name in newcomers})
-        for shard in shards.values():
-            _allreduce(self._exchange, shard, "mean")
+        new = {name: every[name] for name in newcomers}
+        self._check(new)
+        limit = self._exchange.options["timeout"]
+        for shard in shards_of(new).values():
+            allreduce(shard, codec="none", reduction="mean", group=self._group, timeout=limit)
         self._parameters = {
             name: one for name, one in every.items() if name in self._start or name in newcomers
         }
@@ -225,19 +226,3 @@ class DiLoCo(ReducerReporting):
             name: before[name] if name in before else torch.nn.Parameter(shard.clone())
             for name, shard in shards_of(parameters).items()
         }
-
-
-@torch.no_grad()
-def _broadcast(exchange: TensorExchange, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Rank 0's values to all: a sum to which the others add zeros."""
-    for shard in shards_of(parameters).values():
-        if exchange.transport.rank != 0:
-            shard.zero_()
-        _allreduce(exchange, shard, "sum")
-
-
-def _allreduce(exchange: TensorExchange, shard: torch.Tensor, reduction: Reduction) -> None:
-    """Uncompressed."""
-    limit = exchange.options["timeout"]
-    with straightened(shard) as values:
-        allreduce(exchange.transport, values, codec="none", reduction=reduction, timeout=limit)
