@@ -7,6 +7,8 @@ import gzip
 import json
 import pathlib
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from tersor import _text  # noqa: E402  torch comes first
 from tersor.bench import data, hooks, sharded_hooks  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
-from tersor.bench.models import ConvolutionalNet, Gpt, GptShape, NormalisedNet  # noqa: E402
+from tersor.bench.models import Gpt, GptShape, convolutional_net, normalised_net  # noqa: E402
 from tersor.bench.records import RecordFile  # noqa: E402
 from tersor.bench.tasks import TASKS, Recipe, Share, TaskOptions, TextTask  # noqa: E402
 
@@ -147,15 +149,15 @@ def test_the_gpt_sees_nothing_of_what_it_predicts() -> None:
     assert same.tolist() == [True] * 5 + [False] * 3
 
 
-@pytest.mark.parametrize("net", [ConvolutionalNet, NormalisedNet])
-def test_a_convolutional_net_has_the_parameters_that_it_says(net: type[torch.nn.Module]) -> None:
+@pytest.mark.parametrize("net", [convolutional_net, normalised_net])
+def test_a_convolutional_net_has_the_parameters_that_it_says(net: Callable[..., Any]) -> None:
     count = hooks.parameter_count(net(classes=10))
     assert f"{count:,} parameters" in (net.__doc__ or "")
 
 
 def test_norms_look_at_one_image_alone() -> None:
     torch.manual_seed(0)
-    net, images = NormalisedNet(classes=10), torch.randn(3, 1, 28, 28)
+    net, images = normalised_net(classes=10), torch.randn(3, 1, 28, 28)
     torch.testing.assert_close(net(images)[1:2], net(images[1:2]))
 
 

@@ -6,7 +6,6 @@ to what NumPy's copy moves per second, slices on as many threads. For NumPy arra
 
 import argparse
 import concurrent.futures
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -15,20 +14,12 @@ from typing import Any
 import numpy as np
 
 from tersor import _text
+from tersor.arrays import empty_bytes
 from tersor.bench.errors import BenchmarkError, check_error, stateless_codec
 from tersor.bench.records import Record, RecordFile, add_option
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
 Action = Callable[[], object]
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """What is timed, and the bytes that it must move."""
-
-    name: str
-    bytes: int
-    run: Action
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,30 +47,36 @@ def run(chosen: argparse.Namespace) -> int:
 def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
     gradient = np.random.default_rng(1).standard_normal(chosen.mib * 2**18, dtype=np.float32)
     codec = stateless_codec(spec, chosen.threads)
-    room = np.empty(codec.max_payload_bytes(gradient) + 64, dtype=np.uint8)
-    frame = room[-room.ctypes.data % 64 :]  # frames begin at a multiple of 16
+    frame = empty_bytes(codec.max_payload_bytes(gradient), gradient)
     decoded = np.zeros_like(gradient)
     payload = codec.encode(gradient, out=frame)
     codec.decode(payload, out=decoded)
     error = float(np.linalg.norm(decoded - gradient) / np.linalg.norm(gradient))
     check_error(spec, "what was decoded", error)
+    actions: dict[str, Action] = {
+        "encode, Python": lambda: codec.encode(gradient, out=frame),
+        "decode, Python": lambda: codec.decode(payload, out=decoded),
+    }
     moved_bytes = gradient.nbytes + payload.nbytes
-    operations = [
-        Operation("encode, Python", moved_bytes, lambda: codec.encode(gradient, out=frame)),
-        Operation("decode, Python", moved_bytes, lambda: codec.decode(payload, out=decoded)),
-    ]
+    told = {"payload_bytes": payload.nbytes, "relative_error": error, "count": gradient.size}
     return [
-        _record(spec, operation, chosen)
-        | {"payload_bytes": payload.nbytes, "relative_error": error, "count": gradient.size}
-        for operation in operations
+        {
+            "codec": spec,
+            "operation": name,
+            **_times(action, moved_bytes, chosen.threads, chosen.repetitions),
+            **told,
+        }
+        for name, action in actions.items()
     ]
 
 
-def _time(operation: Operation, chosen: argparse.Namespace) -> tuple[float, float]:
-    """Medians of the operation and of a copy of as many bytes, read and written, in turns."""
-    source = np.ones(operation.bytes // 2 // 4, dtype=np.float32)
+def _times(action: Action, moved_bytes: int, threads: int, repetitions: int) -> Record:
+    """Medians of the action and of a copy of as many bytes, read and written, in turns.
+
+    As ``tersor-bench codecs`` writes them; frames carry a checksum, the library's default.
+    """
+    source = np.ones(moved_bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)
-    threads: int = chosen.threads
     parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
 
@@ -90,34 +87,27 @@ def _time(operation: Operation, chosen: argparse.Namespace) -> tuple[float, floa
             for done in [pool.submit(np.copyto, *part) for part in parts]:
                 done.result()
 
-        pairs = [(_seconds(operation.run), _seconds(copy)) for _ in range(1 + chosen.repetitions)]
-    own, copies = zip(*pairs[1:], strict=True)  # the first touches memory for the first time
-    return statistics.median(own), statistics.median(copies)
+        pairs = [(_seconds(action), _seconds(copy)) for _ in range(1 + repetitions)]
+    runs = zip(*pairs[1:], strict=True)  # the first touches memory for the first time
+    seconds, copy_seconds = map(statistics.median, runs)
+    return {
+        "benchmark": "codecs",
+        "dtype": "f32",
+        "isa": "best",
+        "threads": threads,
+        "seconds": seconds,
+        "baseline": "copy",
+        "baseline_seconds": copy_seconds,
+        "ratio": copy_seconds / seconds,
+        "gigabytes_per_second": moved_bytes / seconds / 1e9,
+        "checksum": True,
+    }
 
 
 def _seconds(action: Action) -> float:
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
-
-
-def _record(spec: str, operation: Operation, chosen: argparse.Namespace) -> Record:
-    """As ``tersor-bench codecs`` writes them; frames carry a checksum, the library's default."""
-    seconds, copy_seconds = _time(operation, chosen)
-    return {
-        "benchmark": "codecs",
-        "codec": spec,
-        "operation": operation.name,
-        "dtype": "f32",
-        "isa": "best",
-        "threads": chosen.threads,
-        "seconds": seconds,
-        "baseline": "copy",
-        "baseline_seconds": copy_seconds,
-        "ratio": copy_seconds / seconds,
-        "gigabytes_per_second": operation.bytes / seconds / 1e9,
-        "checksum": True,
-    }
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:

@@ -15,14 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 import tersor.torch
 from tersor.bench import hooks, split_hooks
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.mixture import MixtureOfExperts
+from tersor.bench.mixture import Carrier, MixtureOfExperts
 from tersor.bench.split_hooks import CASTS, SplitHook, Waits
 from tersor.bench.timing import Mark, Span, mark_of
 from tersor.torch import group
 
 
-class Rows(abc.ABC):
-    """A `Carrier` between all ranks, each of which waits for what comes."""
+class Rows(Carrier, abc.ABC):
+    """Between all ranks, each of which waits for what comes."""
 
     def __init__(self, waits: Waits) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -53,7 +53,7 @@ class Rows(abc.ABC):
     def sent_bytes(self) -> float:
         """By this rank, until now."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Ends what was made to send."""
 
 

@@ -208,21 +208,14 @@ class AdamWHook(CountedHook):
 class DiLoCoHook(CountedHook):
     """Ours: every rank's own optimizer moves the weights, and every so many steps they meet."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        codec: str,
-        every: int,
-        rate: float,
-        momentum: float,
-        residual: float,
-    ) -> None:
-        """The last three: of the outer optimizer, SGD (Nesterov's, with momentum), and of +ef."""
-        outer = functools.partial(
-            torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0
+    def __init__(self, module: nn.Module, codec: str, every: int, outer: dict[str, float]) -> None:
+        """``outer``: as `OUTER_DEFAULTS`, of SGD (Nesterov's, with momentum), and of +ef."""
+        momentum = outer["momentum"]
+        sgd = functools.partial(
+            torch.optim.SGD, lr=outer["rate"], momentum=momentum, nesterov=momentum > 0
         )
         self._own = tersor.torch.DiLoCo(
-            module, every=every, outer_optimizer=outer, residual_factor=residual, codec=codec
+            module, every=every, outer_optimizer=sgd, residual_factor=outer["residual"], codec=codec
         )
         super().__init__(module, self._own)
         self.period = every
@@ -318,7 +311,7 @@ def _attach_optimizer(module: nn.Module, name: str) -> Hook:
     every, *given = options.split(",")
     pairs = (one.split("=") for one in given)
     chosen = OUTER_DEFAULTS | {key: float(value) for key, value in pairs}
-    return DiLoCoHook(module, codec, int(every), **chosen)
+    return DiLoCoHook(module, codec, int(every), chosen)
 
 
 def _ring(model: DistributedDataParallel, value_bytes: int) -> PyTorchHook:

@@ -1,37 +1,24 @@
 """A mixture of experts: a router sends each row of values to one of several pairs of layers."""
 
-import typing
-
 import torch
 from torch import Tensor, nn
 
 BALANCING_RATE = 0.001  # Wang et al.'s
 
 
-class Carrier(typing.Protocol):
-    """Brings rows to experts that ranks share: in order, as many on each rank."""
-
-    rank: int
-    ranks: int
-
-    def loads(self, counts: Tensor) -> Tensor:
-        """This rank's rows for each expert (experts) to those of all ranks (ranks, experts)."""
-
-    def carry(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
-        """The rows that came, in the order of ranks; gradients go back. Of rows, rank r gets
-        `sent[r]`, likewise in order."""
-
-
-class OneRank:
-    """All experts are here."""
+class Carrier:
+    """Brings rows to experts that ranks share: in order, as many on each. This is of one rank."""
 
     rank = 0
     ranks = 1
 
     def loads(self, counts: Tensor) -> Tensor:
+        """This rank's rows for each expert (experts) to those of all ranks (ranks, experts)."""
         return counts[None]
 
     def carry(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        """The rows that came, in the order of ranks; gradients go back. Of rows, rank r gets
+        `sent[r]`, likewise in order."""
         return rows
 
 
@@ -50,7 +37,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(feed_forward(width, hidden) for _ in range(experts))
         self.register_buffer("likings", torch.zeros(experts))
-        self.carrier: Carrier = OneRank()
+        self.carrier = Carrier()
 
     def forward(self, states: Tensor) -> Tensor:
         """(…, width) to the same shape."""

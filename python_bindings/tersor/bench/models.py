@@ -11,58 +11,41 @@ from tersor.bench.mixture import MixtureOfExperts, feed_forward
 Batch = tuple[Tensor, Tensor]  # what a model sees, and the classes that it should say
 
 
-class ImageNet(nn.Module):
-    """Layers for images, one behind the other."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes (batch, classes)."""
-        scores: Tensor = self.layers(images)
-        return scores
-
-
-class ConvolutionalNet(ImageNet):
+def convolutional_net(classes: int) -> nn.Sequential:
     """Two convolutions and two linear layers for images (batch, 1, 28, 28): 409,034 parameters.
 
     Nearly all of its bytes are ready early in the backward pass, since the linear layers come last
     in the network: they can travel while the convolutions are differentiated.
     """
-
-    def __init__(self, classes: int) -> None:
-        super().__init__(
-            nn.Conv2d(1, 16, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(32 * 7 * 7, 256),
-            nn.ReLU(),
-            nn.Linear(256, classes),
-        )
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 256),
+        nn.ReLU(),
+        nn.Linear(256, classes),
+    )
 
 
-class NormalisedNet(ImageNet):
+def normalised_net(classes: int) -> nn.Sequential:
     """Four convolutions for images (batch, 1, 28, 28), a group norm (Wu and He 2018) behind each,
     and the mean over what is left of the image: 98,938 parameters.
 
-    No matrix holds most of them, as in `ConvolutionalNet`, and the norms' are vectors.
+    No matrix holds most of them, as in `convolutional_net`, and the norms' are vectors.
     """
-
-    def __init__(self, classes: int) -> None:
-        super().__init__(
-            *_convolution(1, 16, kernel=5, stride=2),
-            *_convolution(16, 32, kernel=3, stride=2),
-            *_convolution(32, 64, kernel=3, stride=1),
-            *_convolution(64, 128, kernel=3, stride=2),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(128, classes),
-        )
+    return nn.Sequential(
+        *_convolution(1, 16, kernel=5, stride=2),
+        *_convolution(16, 32, kernel=3, stride=2),
+        *_convolution(32, 64, kernel=3, stride=1),
+        *_convolution(64, 128, kernel=3, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, classes),
+    )
 
 
 def _convolution(channels: int, outputs: int, *, kernel: int, stride: int) -> list[nn.Module]:

@@ -14,7 +14,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import tersor.torch
 from tersor.bench import split_hooks
-from tersor.bench.errors import BenchmarkError
 from tersor.bench.hooks import Traffic
 from tersor.bench.models import Batch, Gpt, GptStage
 from tersor.bench.split_hooks import CASTS, SplitHook, Waits
@@ -31,7 +30,6 @@ class StageHook(SplitHook):
         device = next(gpt.parameters()).device
         super().__init__(gpt, name, Waits(mark_of(device)))
         self._rank, ranks = dist.get_rank(), dist.get_world_size()
-        check_ranks(len(gpt.blocks), ranks)
         self._dtype = CASTS.get(name, torch.float32)
         self._parts = [GptStage(gpt, index, ranks, self._dtype) for index in range(ranks)]
         self._stage = PipelineStage(self._parts[self._rank], self._rank, ranks, device)
@@ -81,18 +79,6 @@ class StageHook(SplitHook):
         if self._handle is not None:
             return Traffic(self._handle.sent_bytes)
         return Traffic(self._handed_count * self._dtype.itemsize)
-
-
-def check_ranks(layers: int, ranks: int) -> None:
-    """Raises BenchmarkError where stages cannot have equally many layers."""
-    if layers % ranks:
-        raise BenchmarkError(f"{layers} layers cannot be cut into {ranks} equal stages")
-
-
-def check_batch(batch: int) -> None:
-    """Raises BenchmarkError where microbatches cannot be equal."""
-    if batch % MICROBATCHES:
-        raise BenchmarkError(f"a batch of {batch} cannot be cut into {MICROBATCHES} microbatches")
 
 
 def _loss(scores: Tensor, classes: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 
 from tersor.bench import data, expert_hooks, hooks, stage_hooks
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.models import Batch, ConvolutionalNet, Gpt, GptShape, NormalisedNet
+from tersor.bench.models import Batch, Gpt, GptShape, convolutional_net, normalised_net
 
 Indices = npt.NDArray[np.int64]
 
@@ -102,7 +102,7 @@ class ImageTask(Task):
     """Fashion-MNIST, or other images in the same four files."""
 
     name = "cnn"
-    net: typing.ClassVar[type[ConvolutionalNet] | type[NormalisedNet]] = ConvolutionalNet
+    net = staticmethod(convolutional_net)
     learning_rate = 0.1
     momentum = 0.5
     epochs = 3
@@ -149,7 +149,7 @@ class NormalisedImageTask(ImageTask):
     """The same images, a net with norms, and the momentum that is customary."""
 
     name = "convnet"
-    net = NormalisedNet
+    net = staticmethod(normalised_net)
     learning_rate = 0.05
     momentum = 0.9
     epochs = 2
@@ -219,8 +219,11 @@ class StageTask(TextTask):
 
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
-        stage_hooks.check_ranks(self._shape.layers, options.ranks)
-        stage_hooks.check_batch(self.recipe.batch)
+        layers, ranks, batch = self._shape.layers, options.ranks, self.recipe.batch
+        if layers % ranks:
+            raise BenchmarkError(f"{layers} layers cannot be cut into {ranks} equal stages")
+        if batch % (count := stage_hooks.MICROBATCHES):
+            raise BenchmarkError(f"a batch of {batch} cannot be cut into {count} microbatches")
 
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
         return stage_hooks.StageHook(typing.cast(Gpt, model), hook)

@@ -1,40 +1,29 @@
 """Clocks: of the host, and of a CUDA device, where work is queued and done later."""
 
+import functools
 import time
-import typing
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 
-class Mark(typing.Protocol):
-    """A point in time."""
+class Mark:
+    """A point in time: now, or on a CUDA device when that has done what is queued on the current
+    stream now."""
 
-    def seconds_until(self, later: typing.Any) -> float:
-        """To a mark of the same kind. May wait until that has come."""
-
-
-class HostMark:
-    """Now."""
-
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._seconds = time.perf_counter()
+        self._event: Any = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._event.record()
 
-    def seconds_until(self, later: "HostMark") -> float:
-        """Of this host's clock."""
-        return later._seconds - self._seconds
-
-
-class DeviceMark:
-    """When the device has done what is queued on the current stream now."""
-
-    def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._event.record()
-
-    def seconds_until(self, later: "DeviceMark") -> float:
-        """Waits until the device has come to `later`."""
+    def seconds_until(self, later: "Mark") -> float:
+        """To a mark of the same device. Waits until that has come."""
+        if self._event is None:
+            return later._seconds - self._seconds
         later._event.synchronize()
         return float(self._event.elapsed_time(later._event)) / 1000
 
@@ -44,8 +33,8 @@ Span = tuple[Mark, Mark]  # from, until
 
 
 def mark_of(device: torch.device) -> MarkKind:
-    """The kind of mark that tells when work on this device was done."""
-    return DeviceMark if device.type == "cuda" else HostMark
+    """Marks when work on this device was done."""
+    return functools.partial(Mark, device)
 
 
 class LastGradient:

@@ -30,14 +30,6 @@ class Epoch:
     traffic: hooks.Traffic
 
 
-@dataclasses.dataclass(frozen=True)
-class StepMarks:
-    """When a step was, and when it waited for other ranks."""
-
-    whole: Span
-    exposed: list[Span]
-
-
 class Training:
     """A model that is trained by a hook, always the same for the same seed."""
 
@@ -72,12 +64,12 @@ class Training:
         self.world.meet()
         sent_before = self._interface.sent_bytes()
         start = self._mark()
-        losses, marks = self._steps(range((number - 1) * steps, number * steps))
+        loss, *spans = self._steps(range((number - 1) * steps, number * steps))
         self.world.meet()
         seconds = start.seconds_until(self._mark())
         interface_bytes = (self._interface.sent_bytes() - sent_before) / self.world.ranks_here
-        step, exposed = _mean_times(marks)
-        means = self.world.mean([float(losses), step, exposed, interface_bytes / steps])
+        totals = [*map(_seconds, spans), interface_bytes]
+        means = self.world.mean([float(loss), *(total / steps for total in totals)])
         return Epoch(
             epoch=number,
             seconds=seconds_before + seconds,
@@ -89,18 +81,19 @@ class Training:
             traffic=self.hook.traffic(steps).mean(steps, self.world),
         )
 
-    def _steps(self, steps: range) -> tuple[Tensor, list[StepMarks]]:
-        """The mean loss, and when everything was."""
+    def _steps(self, steps: range) -> tuple[Tensor, list[Span], list[Span]]:
+        """The mean loss, when the steps were, and when they waited for other ranks."""
         loss = torch.zeros((), device=self.world.device)
-        marks = []
+        whole: list[Span] = []
+        exposed: list[Span] = []
         for step in steps:
             start = self._mark()
             loss += self._backward(step)
             reduced = self._mark()
             self._optimizer_step(step)
-            exposed = self.hook.exposed(self._last_gradient.mark, reduced)
-            marks.append(StepMarks((start, self._mark()), exposed))
-        return loss / len(steps), marks
+            exposed += self.hook.exposed(self._last_gradient.mark, reduced)
+            whole.append((start, self._mark()))
+        return loss / len(steps), whole, exposed
 
     def _backward(self, step: int) -> Tensor:
         """Forward and backward pass; returns the loss."""
@@ -135,13 +128,6 @@ class Training:
         for name, values in self._module.named_parameters():
             if not self.world.same_everywhere(values):
                 raise BenchmarkError(f"ranks ended with different values of {name}")
-
-
-def _mean_times(marks: list[StepMarks]) -> tuple[float, float]:
-    """Seconds of a step, and of them exposed."""
-    step = _seconds(mark.whole for mark in marks)
-    exposed = _seconds(span for mark in marks for span in mark.exposed)
-    return step / len(marks), exposed / len(marks)
 
 
 def _seconds(spans: Iterable[Span]) -> float:

@@ -52,7 +52,7 @@ class World:
 
     def mean(self, values: list[float]) -> list[float]:
         """Over the ranks, value by value."""
-        return [value / self.ranks for value in self._reduced(values, dist.ReduceOp.SUM)]
+        return [value / self.ranks for value in self.total(values)]
 
     def mean_of(self, values: torch.Tensor) -> torch.Tensor:
         """Over the ranks, in `values` itself."""
