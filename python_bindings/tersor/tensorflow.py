@@ -11,6 +11,7 @@ gradients; inputs are sharded by whoever makes the dataset.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -18,6 +19,7 @@ import multiprocessing.managers
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,29 +54,35 @@ __all__ = [
 ]
 
 _SHORTEST_SECRET = 16
+_FLOATS = (tf.float32, tf.bfloat16, tf.float16)
 _world: list[Transport] = []
-_servers: list[Any] = []
-
-
-class _Manager(multiprocessing.managers.BaseManager):
-    """Serves rank 0's dictionary of words to the others, which know the secret."""
+_ends = contextlib.ExitStack()  # of what init() began
 
 
 class _Store:
     """Words that ranks leave each other, as ``TcpTransport`` takes them."""
 
-    def __init__(self, words: Any) -> None:
-        self._words = words
+    def __init__(self) -> None:
+        self._words: dict[str, str] = {}
 
     def set(self, key: str, value: str) -> None:
-        self._words.update({key: value})
+        self._words[key] = value
 
     def get(self, key: str, seconds: float) -> str | None:
-        found: str | None
         until = time.monotonic() + seconds
-        while (found := self._words.get(key)) is None and time.monotonic() < until:
+        while key not in self._words and time.monotonic() < until:
             time.sleep(0.01)
-        return found
+        return self._words.get(key)
+
+
+_store = functools.cache(_Store)  # that of rank 0
+
+
+class _Manager(multiprocessing.managers.BaseManager):
+    """Serves rank 0's store to the others, which know the secret."""
+
+
+_Manager.register("store", callable=_store, exposed=["set", "get"])
 
 
 def init(
@@ -88,19 +96,25 @@ def init(
     """Meets the other ranks; a second call returns what the first one made.
 
     What is not given comes from ``TF_CONFIG`` (its workers; the address is that of the first one,
-    the port behind its own) or from ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``,
-    as torchrun sets them. ``address``: ``"host:port"`` of rank 0, where ranks find each other.
-    ``secret``, by default ``TERSOR_SECRET``: a word of at least 16 letters that only the ranks
-    know, in a network that they trust: what they say while they meet is not encrypted. Raises
-    InvalidArgument where something is missing, TransportError where a rank does not
-    come within ``timeout`` seconds.
+    the port behind its own) or from torchrun's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
+    ``MASTER_PORT``. ``address``: ``"host:port"`` of rank 0. ``secret``, by default
+    ``TERSOR_SECRET``: at least 16 letters that only the ranks know, in a network that they trust:
+    what they say while they meet is not encrypted. Raises InvalidArgument where something is
+    missing, TransportError where a rank does not come within ``timeout`` seconds.
     """
     if not _world:
-        found = _from_environment()
-        rank, ranks = _chosen("rank", rank, found), _chosen("ranks", ranks, found)
-        words = _words(_chosen("address", address, found), _checked(secret), rank, timeout)
+        given = {"rank": rank, "ranks": ranks, "address": address}
+        found = _from_environment() | {key: one for key, one in given.items() if one is not None}
+        if missing := ", ".join(f"{key}=" for key in given if key not in found):
+            raise InvalidArgument(
+                f"init() does not know {missing}: give it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT"
+            )
+        store = _store_at(found["address"], _checked(secret), found["rank"], timeout)
         own = os.environ.get("TERSOR_TCP_ADDRESS", "")
-        _world.append(_core.TcpTransport(_Store(words), rank, ranks, own, timeout))
+        made = _core.TcpTransport(store, found["rank"], found["ranks"], own, timeout)
+        _ends.callback(made.close)
+        _world.append(made)
     return _world[0]
 
 
@@ -113,48 +127,30 @@ def transport() -> Transport:
 
 def shutdown() -> None:
     """Says goodbye to the other ranks."""
-    while _world:
-        _world.pop().close()  # type: ignore[attr-defined]
-    while _servers:
-        server = _servers.pop()
-        server.stop_event.set()
-        server.listener.close()
+    _world.clear()
+    _ends.close()
 
 
 def _from_environment() -> dict[str, Any]:
-    if "TF_CONFIG" in os.environ:
-        return _from_tf_config(json.loads(os.environ["TF_CONFIG"]))
+    told = os.environ
+    if "TF_CONFIG" in told:
+        return _from_tf_config(json.loads(told["TF_CONFIG"]))
     names = {"rank": "RANK", "ranks": "WORLD_SIZE"}
-    found: dict[str, Any] = {
-        key: int(os.environ[name]) for key, name in names.items() if name in os.environ
-    }
-    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
-        found["address"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    found: dict[str, Any] = {key: int(told[name]) for key, name in names.items() if name in told}
+    if "MASTER_ADDR" in told and "MASTER_PORT" in told:
+        found["address"] = f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
     return found
 
 
 def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
     """A chief is rank 0, workers come behind it."""
     cluster, task = config.get("cluster", {}), config.get("task", {})
-    chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
-    if not chiefs + workers or task.get("type") not in ("chief", "worker"):
+    kinds = [kind for kind in ("chief", "worker") for _ in cluster.get(kind, ())]
+    if task.get("type") not in kinds:
         raise InvalidArgument("TF_CONFIG: a rank is a worker or the chief, and there is no other")
-    host, _, port = (chiefs + workers)[0].rpartition(":")
-    before = len(chiefs) if task["type"] == "worker" else 0
-    return {
-        "rank": before + int(task["index"]),
-        "ranks": len(chiefs) + len(workers),
-        "address": f"{host}:{int(port) + 1}",
-    }
-
-
-def _chosen(name: str, given: Any, found: dict[str, Any]) -> Any:
-    if given is None and name not in found:
-        raise InvalidArgument(
-            f"init() does not know {name}=: give it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
-            "MASTER_ADDR and MASTER_PORT"
-        )
-    return found[name] if given is None else given
+    host, _, port = cluster[kinds[0]][0].rpartition(":")
+    rank = kinds.index(task["type"]) + int(task["index"])
+    return {"rank": rank, "ranks": len(kinds), "address": f"{host}:{int(port) + 1}"}
 
 
 def _checked(secret: str | None) -> bytes:
@@ -167,22 +163,21 @@ def _checked(secret: str | None) -> bytes:
     return word.encode()
 
 
-def _words(address: str, secret: bytes, rank: int, timeout: float) -> Any:
+def _store_at(address: str, secret: bytes, rank: int, timeout: float) -> Any:
     host, _, port = address.rpartition(":")
     if rank == 0:
-        words: dict[str, str] = {}
-        _Manager.register("words", callable=lambda: words, exposed=["update", "get"])
-        server = _Manager(("", int(port)), secret).get_server()
-        _servers.append(server)
+        _store.cache_clear()
+        server: Any = _Manager(("", int(port)), secret).get_server()
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        return words
-    _Manager.register("words", exposed=["update", "get"])
+        _ends.callback(server.listener.close)
+        _ends.callback(server.stop_event.set)
+        return _store()
     manager = _Manager((host, int(port)), secret)
     until = time.monotonic() + timeout
     while True:
         try:
             manager.connect()
-            return manager.words()  # type: ignore[attr-defined]
+            return manager.store()  # type: ignore[attr-defined]
         except multiprocessing.AuthenticationError:
             raise InvalidArgument("rank 0 knows another TERSOR_SECRET") from None
         except (OSError, EOFError) as error:
@@ -223,17 +218,15 @@ class Reducer:
         """Gradients of these names, in one order on all ranks."""
         if tf.distribute.get_strategy().num_replicas_in_sync > transport().ranks:
             raise InvalidArgument("a rank is one replica: start a process for each")
-        taken = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        dense = [tf.convert_to_tensor(gradients[i]) for i in taken]
-        if not dense:
-            return list(gradients)
-        exchange = functools.partial(self._exchange, [names[i] for i in taken])
-        reduced: list[Any] = list(gradients)
-        results = tf.numpy_function(exchange, dense, [one.dtype for one in dense])
-        results = tf.nest.flatten(results)  # of one tensor there is no list
-        for i, one, result in zip(taken, dense, results, strict=True):
-            result.set_shape(one.shape)
-            reduced[i] = result
+        dense = {i: tf.convert_to_tensor(x) for i, x in enumerate(gradients) if x is not None}
+        reduced = list(gradients)
+        if dense:
+            exchange = functools.partial(self._exchange, [names[i] for i in dense])
+            given = list(dense.values())
+            results = tf.numpy_function(exchange, given, [one.dtype for one in given])
+            for i, result in zip(dense, tf.nest.flatten(results), strict=True):  # one is no list
+                result.set_shape(dense[i].shape)
+                reduced[i] = result
         return reduced
 
     def _exchange(self, names: Sequence[str], *arrays: Any) -> list[Any]:
@@ -281,15 +274,15 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
 
 def _names(variables: Iterable[Any]) -> list[str]:
     """Their paths; a number tells equal ones apart."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     names = []
     for one in variables:
-        seen[one.path] = number = seen.get(one.path, 0) + 1
-        names.append(one.path if number == 1 else f"{one.path}:{number}")
+        seen[one.path] += 1
+        names.append(one.path if seen[one.path] == 1 else f"{one.path}:{seen[one.path]}")
     return names
 
 
-class CrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
+class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
     """For ``MirroredStrategy(cross_device_ops=…)``: sums of what a codec makes of each replica's.
 
     Floats of at least ``least_bytes`` bytes are encoded, the rest goes as TensorFlow sends it. It
@@ -297,7 +290,7 @@ class CrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
     """
 
     def __init__(self, codec: str = "int8", least_bytes: int = 1 << 16) -> None:
-        super().__init__()
+        super().__init__(accumulation_fn=self._total)
         self._codec = Codec(codec)
         if self._codec.has_feedback:
             raise InvalidArgument(
@@ -305,42 +298,21 @@ class CrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
                 "kept; leave out +ef, or use DistributedOptimizer with a process a rank"
             )
         self._least_bytes = least_bytes
-        self._plain = tf.distribute.ReductionToOneDevice()
         self._calls = itertools.count()
 
-    def reduce_implementation(
-        self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
-    ) -> Any:
-        """What TensorFlow calls."""
-        values = getattr(per_replica_value, "values", None)
-        if values is None or not all(self._takes(one) for one in values):
-            return self._plain.reduce_implementation(
-                reduce_op, per_replica_value, destinations, options
-            )
+    def _total(self, values: Sequence[Any]) -> Any:
+        """What TensorFlow asks for, of dense tensors."""
+        if not all(self._takes(one) for one in values):
+            return tf.add_n(values)
         total = tf.numpy_function(self._sum, list(values), values[0].dtype)
         total.set_shape(values[0].shape)
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            total /= len(values)
-        return self.broadcast(total, destinations)
-
-    def batch_reduce_implementation(
-        self, reduce_op: Any, value_destination_pairs: Any, options: Any
-    ) -> list[Any]:
-        """The same of several."""
-        return [
-            self.reduce_implementation(reduce_op, value, destination, options)
-            for value, destination in value_destination_pairs
-        ]
-
-    def _gather_implementation(self, *arguments: Any) -> Any:
-        return self._plain._gather_implementation(*arguments)
+        return total
 
     def _takes(self, value: Any) -> bool:
-        return (
-            isinstance(value, tf.Tensor)
-            and value.dtype in (tf.float32, tf.bfloat16, tf.float16)
-            and (value.shape.num_elements() or 0) * value.dtype.size >= self._least_bytes
-        )
+        if not isinstance(value, tf.Tensor) or value.dtype not in _FLOATS:
+            return False
+        bytes: int = (value.shape.num_elements() or 0) * value.dtype.size
+        return bytes >= self._least_bytes
 
     def _sum(self, *values: Any) -> Any:
         call = next(self._calls) % 2**32  # else all draw the same random numbers
