@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -286,6 +287,29 @@ def test_parameters_may_be_unfrozen(rank: int, count: int) -> None:
     found, wanted = (handle.state_dict()["residuals"] for handle in handles)
     assert found.keys() == wanted.keys() == {"second.weight"}
     assert torch.equal(found["second.weight"].to_local(), wanted["second.weight"].to_local())
+
+
+@ranks.on(2)
+def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
+    """A module that comes with more parameters within a step leaves its reducer to the others."""
+    model = Branches()
+    model.second.bias.requires_grad_(False)
+    for part in (model.first, model.second, model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (count,)))
+    handle = fsdp.compress(model, **FEEDBACK)
+    inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
+    model(inputs).square().sum().backward()
+    model.second.bias.requires_grad_(True)
+    reducers, (before,) = handle._sender.reducers, handle._sender.reducers.all()
+    before._ready.add("first.weight")
+    (second,) = [one for one in handle._gradients if one.name == "second"]
+    assert reducers.of(second, second.expected_kind()) is not before
+    before._ready.clear()
+    model(inputs).square().sum().backward()
+    assert len(reducers.all()) == 2
+    norms = [one["residual_norm"] for one in handle.statistics(residual_norms=True)]
+    told = handle.scalars(residual_norm=True)["tersor/residual_norm"]
+    assert told == pytest.approx(math.hypot(*norms))
 
 
 @ranks.on(2)
