@@ -132,8 +132,9 @@ class ShardedReducer:
         """Of all of them together, in the steps that are complete."""
         norm = None
         if residual_norm:  # of those that did not move to another
-            own = self.statistics(residual_norms=True)
-            norm = math.hypot(*(one["residual_norm"] for one in own))
+            names = [one.name for one in self.core.parameter_statistics()]
+            norms = zip(names, self.core.residual_norms(), strict=True)
+            norm = math.hypot(*(one for name, one in norms if name in self.parameters))
         return self._counted(self.core.statistics_so_far(), norm)
 
     def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
